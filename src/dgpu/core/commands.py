@@ -1,0 +1,127 @@
+"""What may be asked of the core. `at` is stamped by the service: milliseconds since 1970, never going back."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId, TenantId
+from dgpu.core.node import Gpu
+from dgpu.core.settings import Settings
+from dgpu.core.task import Outcome, Pool, TaskSpec, TaskStatus
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    at: int = 0
+
+
+class BeginEpoch(Command, frozen=True, kw_only=True):
+    """A scheduler took over: after every start, before anything else."""
+
+    settings: Settings
+
+
+class SubmitTasks(Command, frozen=True, kw_only=True):
+    """All or nothing. Each entry is a number of equal tasks."""
+
+    entries: tuple[tuple[int, TaskSpec], ...]
+    idempotency_key: str = ""
+    fingerprint: str = ""  # of the request's body: the same key with another body is refused
+
+
+class CancelTasks(Command, frozen=True, kw_only=True):
+    """By ids, or by filters when `task_ids` is None. Unknown ids are refused, ended ones are left as they are."""
+
+    task_ids: tuple[TaskId, ...] | None = None
+    status: TaskStatus | None = None
+    tenant_id: TenantId | None = None
+    pool: Pool | None = None
+    priority: int | None = None
+
+
+class HeldLease(msgspec.Struct, frozen=True, kw_only=True):
+    lease_id: LeaseId
+    task_id: TaskId
+    running: bool  # False: starting, or ended with its report still to come
+
+
+class RegisterNode(Command, frozen=True, kw_only=True):
+    node_id: NodeId
+    boot_id: str
+    address: str = ""
+    agent_version: str = ""
+    cpus_milli: int
+    ram_mb: int
+    labels: dict[str, str] = {}
+    gpus: tuple[Gpu, ...]
+    held: tuple[HeldLease, ...] = ()
+
+
+class ChangeInventory(Command, frozen=True, kw_only=True):
+    """The node's list of GPUs changed while it is connected."""
+
+    node_id: NodeId
+    gpus: tuple[Gpu, ...]
+
+
+class ObserveGpu(Command, frozen=True, kw_only=True):
+    """Sent only when the step of foreign memory or the fault changed."""
+
+    gpu_id: GpuId
+    foreign_mb: int
+    fault: str = ""
+
+
+class LoseNode(Command, frozen=True, kw_only=True):
+    """No heartbeat for too long. Its GPUs are out; its tasks keep their leases until their end is certain."""
+
+    node_id: NodeId
+    reason: str
+
+
+class ReleaseNode(Command, frozen=True, kw_only=True):
+    """What ran on a lost node cannot be running any more: leases over, fenced, or an operator's word."""
+
+    node_id: NodeId
+    reason: str
+
+
+class DrainNode(Command, frozen=True, kw_only=True):
+    node_id: NodeId
+    reason: str = ""
+
+
+class ResumeNode(Command, frozen=True, kw_only=True):
+    node_id: NodeId
+
+
+class RemoveNode(Command, frozen=True, kw_only=True):
+    """Forget a node that is offline and holds no lease."""
+
+    node_id: NodeId
+
+
+class ReportStarted(Command, frozen=True, kw_only=True):
+    lease_id: LeaseId
+    ago_ms: int = 0
+
+
+class ReportFinished(Command, frozen=True, kw_only=True):
+    lease_id: LeaseId
+    outcome: Outcome
+    exit_code: int = 0
+    signal: int = 0
+    error: str = ""
+    ago_ms: int = 0
+    stuck_gpus: tuple[GpuId, ...] = ()
+
+
+class RunPass(Command, frozen=True, kw_only=True):
+    """Place what can be placed, at most `limit` tasks."""
+
+    limit: int = 1_000
+
+
+class Tick(Command, frozen=True, kw_only=True):
+    """Time passed: allocations end, finished tasks and old idempotency keys are forgotten, in bounded portions."""
+
+    history_index: int = 0  # what the history is known to hold; tasks that ended later are kept

@@ -1,0 +1,27 @@
+"""Names of things. Numbers come from counters in the state and are never reused."""
+
+from typing import NewType
+
+TaskId = NewType("TaskId", int)
+LeaseId = NewType("LeaseId", int)  # the fence: a report on any other lease of a task is stale
+ShapeId = NewType("ShapeId", int)
+NodeId = NewType("NodeId", str)
+GpuId = NewType("GpuId", str)  # the card's UUID: indexes move when a card dies
+TenantId = NewType("TenantId", str)
+
+NO_LEASE = LeaseId(0)
+
+_PREFIX = "task-"
+_MOST_DIGITS = 18
+
+
+def task_name(task_id: TaskId) -> str:
+    return f"{_PREFIX}{task_id}"
+
+
+def parse_task_id(text: str) -> TaskId | None:
+    """`task-42` or `42`; None for anything else."""
+    digits = text.removeprefix(_PREFIX)
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > _MOST_DIGITS:
+        return None
+    return TaskId(int(digits)) if int(digits) > 0 else None

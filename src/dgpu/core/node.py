@@ -1,0 +1,56 @@
+"""Nodes and their GPUs: facts only. What a GPU's status is follows from the facts."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from dgpu.core.ids import GpuId, NodeId
+
+
+class NodeStatus(enum.StrEnum):
+    READY = "ready"
+    DRAINING = "draining"
+    OFFLINE = "offline"
+
+
+class GpuStatus(enum.StrEnum):
+    IDLE = "idle"
+    BUSY = "busy"
+    OFFLINE = "offline"
+    ERROR = "error"
+    DRAINING = "draining"
+    RESERVED = "reserved"
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    id: NodeId
+    boot_id: str
+    address: str = ""
+    agent_version: str = ""
+    cpus_milli: int = 0
+    ram_mb: int = 0
+    labels: dict[str, str] = {}
+    registered_at: int = 0
+    offline_since: int = 0  # 0: connected
+    draining: bool = False
+    drain_reason: str = ""
+
+    @property
+    def status(self) -> NodeStatus:
+        if self.offline_since:
+            return NodeStatus.OFFLINE
+        return NodeStatus.DRAINING if self.draining else NodeStatus.READY
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    id: GpuId
+    node_id: NodeId
+    index: int
+    model: str
+    memory_mb: int
+    reserved: bool = False
+    fault: str = ""  # empty: healthy
+    gone: bool = False  # no longer in the node's list, but a lease still names it
+    foreign_mb: int = 0  # used by processes that are not ours, in steps of 256

@@ -1,0 +1,104 @@
+"""A task: what was asked for (shape, detail) and where its life stands."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from dgpu.core.ids import NO_LEASE, GpuId, LeaseId, NodeId, ShapeId, TaskId, TenantId
+
+PRIORITY_LEVELS = {"low": 10, "normal": 50, "high": 80, "critical": 100}
+MEMORY_STEP_MB = 256  # demands are rounded up to it, so that near-equal tasks share a shape
+
+
+class Pool(enum.StrEnum):
+    ONLINE = "online"
+    BATCH = "batch"
+
+
+class TaskStatus(enum.StrEnum):
+    PENDING = "pending"
+    RUNNING = "running"  # from placement on: it holds a lease
+    SUCCESS = "success"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        return self not in {TaskStatus.PENDING, TaskStatus.RUNNING}
+
+
+class Restart(enum.StrEnum):
+    NEVER = "never"
+    ON_FAILURE = "on-failure"  # an exit code other than 0 is retried like an infrastructure failure
+    ALWAYS = "always"  # a service: starts again whenever it ends
+
+
+class Outcome(enum.StrEnum):
+    """How an attempt ended, as its agent saw it."""
+
+    EXITED = "exited"  # by itself, with an exit code
+    SIGNALED = "signaled"  # by a signal that we did not send
+    TIMEOUT = "timeout"
+    STOPPED = "stopped"  # on our order
+    CANNOT_START = "cannot_start"  # the task's own fault: no such command, no such directory
+    NODE_FAULT = "node_fault"  # the node's fault: keeper gone, disk full, out of processes
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All that placement looks at. Tasks of one shape are interchangeable but for their age."""
+
+    tenant_id: TenantId
+    pool: Pool
+    priority: int
+    gpus: int
+    gpu_models: tuple[str, ...] = ()  # alternatives; empty: any
+    gpu_memory_mb: int = 0  # needed on each GPU
+    cpus_milli: int = 0  # 0: not counted
+    ram_mb: int = 0
+
+
+class TaskDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What placement never looks at. It stays one encoded blob until an agent or a person needs it."""
+
+    name: str = ""
+    command: str | tuple[str, ...] = ""  # a string is for the shell, a list is argv
+    env: dict[str, str] = {}
+    workdir: str = ""
+    labels: dict[str, str] = {}
+
+
+class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A submitted task, normalised."""
+
+    shape: Shape
+    detail: bytes  # TaskDetail as JSON
+    timeout_ms: int | None = None  # None: the pool's default; 0: no limit
+    max_retries: int = 3
+    restart: Restart = Restart.NEVER
+    allocation: bool = False  # holds its GPUs, runs nothing
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    id: TaskId
+    shape_id: ShapeId
+    detail: bytes
+    created_at: int
+    timeout_ms: int = 0  # 0: no limit
+    max_retries: int = 0
+    restart: Restart = Restart.NEVER
+    allocation: bool = False
+    status: TaskStatus = TaskStatus.PENDING
+    attempt: int = 0  # of the current or last placement, from 1
+    retries: int = 0  # attempts that counted against max_retries
+    eligible_at: int = 0  # back-off: not placed before
+    lease_id: LeaseId = NO_LEASE
+    node_id: NodeId | None = None  # of the current or last placement
+    gpu_ids: tuple[GpuId, ...] = ()
+    started_at: int = 0
+    finished_at: int = 0
+    exit_code: int | None = None
+    reason: str = ""  # one word for programs: timeout, exit_code, signal, cancelled, node_lost, ...
+    error: str = ""  # one line for people
+    cancelling: bool = False
