@@ -1,0 +1,48 @@
+# The two commands: `make demo` and `make test`. Both work from a bare clone with Python 3.11+ and make.
+BIN := .venv/bin
+BUILD_INPUTS := pyproject.toml hatch_build.py $(wildcard src/dgpu/wire/proto/*.proto)
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test setup check bench up format clean
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+demo: setup ## starts a scheduler and simulated nodes, runs a mixed workload, shows what happened
+	@$(BIN)/dgpu demo
+
+test: .venv/dev.stamp ## installs what the tests need and runs all of them
+	@scripts/test-packages
+	$(PYTEST)
+
+setup: .venv/run.stamp ## makes .venv with dgpu in .venv/bin
+
+check: .venv/dev.stamp ## formatting, lint, types, layering, fast tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(PYTEST) -q -m "not slow" tests/unit tests/golden
+
+bench: setup ## measures; one JSON line per figure on stdout, a table on stderr
+	@$(BIN)/python benchmarks/run.py $(ONLY)
+
+up: setup ## scheduler and agent for this machine
+	@$(BIN)/dgpu up
+
+format: .venv/dev.stamp ## formats the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## removes what make made
+	rm -rf .venv .mypy_cache .ruff_cache .hypothesis
+
+.venv/run.stamp: requirements/run.lock $(BUILD_INPUTS)
+	@scripts/venv requirements/run.lock
+	@touch $@
+
+# dev.lock holds all of run.lock in the same versions.
+.venv/dev.stamp: requirements/dev.lock requirements/run.lock $(BUILD_INPUTS)
+	@scripts/venv requirements/dev.lock
+	@touch $@ .venv/run.stamp
