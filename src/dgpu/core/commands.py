@@ -116,12 +116,13 @@ class ReportFinished(Command, frozen=True, kw_only=True):
 
 
 class RunPass(Command, frozen=True, kw_only=True):
-    """Place what can be placed, at most `limit` tasks."""
+    """Place what can be placed, at most `limit` tasks. Only what a change may have let in is tried, unless `full`."""
 
     limit: int = 1_000
+    full: bool = False
 
 
 class Tick(Command, frozen=True, kw_only=True):
     """Time passed: allocations end, finished tasks and old idempotency keys are forgotten, in bounded portions."""
 
-    history_index: int = 0  # what the history is known to hold; tasks that ended later are kept
+    history_at: int = 0  # the history holds all up to this time; tasks that ended later are kept

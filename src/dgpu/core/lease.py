@@ -7,7 +7,7 @@ import msgspec
 from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId
 
 
-class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     id: LeaseId
     task_id: TaskId
     node_id: NodeId

@@ -44,7 +44,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return NodeStatus.DRAINING if self.draining else NodeStatus.READY
 
 
-class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     id: GpuId
     node_id: NodeId
     index: int

@@ -114,3 +114,10 @@ class StorageFull(Rejection, frozen=True, kw_only=True):
     """The journal has no room for new tasks. Said by the service, before anything is decided."""
 
     code: ClassVar[str] = "storage_full"
+
+
+class TooBusy(Rejection, frozen=True, kw_only=True):
+    """More commands wait to be decided than may wait. Said by the service; asking again later helps."""
+
+    code: ClassVar[str] = "too_busy"
+    queued: int

@@ -14,3 +14,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     keep_finished_ms: int = 3_600_000
     idempotency_ms: int = 86_400_000
     most_waiting: int = 1_000_000  # a bound on memory; beyond it submits are refused
+    most_leases: int = (
+        512  # on one node: tasks that ask for neither GPUs nor cpus would else all start at once
+    )

@@ -46,7 +46,7 @@ class Outcome(enum.StrEnum):
     NODE_FAULT = "node_fault"  # the node's fault: keeper gone, disk full, out of processes
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Shape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """All that placement looks at. Tasks of one shape are interchangeable but for their age."""
 
     tenant_id: TenantId
@@ -67,9 +67,12 @@ class TaskDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     env: dict[str, str] = {}
     workdir: str = ""
     labels: dict[str, str] = {}
+    model_name: str = ""
+    task_type: str = ""
+    structure_n_atoms: int = 0
 
 
-class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A submitted task, normalised."""
 
     shape: Shape
@@ -80,7 +83,9 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     allocation: bool = False  # holds its GPUs, runs nothing
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """gc=False here and elsewhere: values are acyclic, so the collector need not know the many thousands of them."""
+
     id: TaskId
     shape_id: ShapeId
     detail: bytes
@@ -102,3 +107,6 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""  # one word for programs: timeout, exit_code, signal, cancelled, node_lost, ...
     error: str = ""  # one line for people
     cancelling: bool = False
+    ended_at: int = (
+        0  # when its end was journaled; `finished_at` may be much earlier on a node that was cut off
+    )

@@ -1,0 +1,219 @@
+"""The core alone: what a decision costs, whatever the size of the cluster.
+
+A decision here is the decide and apply of one placement (`RunPass(limit=1)`) in a full cluster where one GPU was
+just released. Every figure is a JSON line; `run()` gives them to a common runner.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from dgpu.core.commands import BeginEpoch, RegisterNode, ReportFinished, RunPass, SubmitTasks
+from dgpu.core.execute import execute
+from dgpu.core.ids import GpuId, NodeId, TenantId
+from dgpu.core.node import Gpu
+from dgpu.core.settings import Settings
+from dgpu.core.state import ClusterState
+from dgpu.core.task import Outcome, Pool, Shape, TaskDetail, TaskSpec
+
+GPUS_PER_NODE = 8
+ROUNDS = 10_000
+WARM_UP = 1_000
+
+
+def run() -> Iterator[dict[str, Any]]:
+    # The service runs so too: values are acyclic, and a full collection waits for an idle moment.
+    gc.collect()
+    gc.disable()
+    try:
+        small = decision(nodes=200)
+        yield small
+        large = decision(nodes=20_000)
+        yield large
+        yield figure(
+            "decision p50 at 20,000 nodes against 200", large["p50_us"] / small["p50_us"], "ratio", 2
+        )
+        yield mixed_pass(nodes=200)
+        yield bulk_submit()
+        yield from idle_pass()
+    finally:
+        gc.enable()
+
+
+def decision(nodes: int) -> dict[str, Any]:
+    """Steady load: 50 shapes wait, a task ends, the next in order takes its GPU."""
+    state = full_cluster(nodes)
+    gc.freeze()
+    took: list[int] = []
+    leases = sorted(state.leases)
+    for turn in range(WARM_UP + ROUNDS):
+        at = state.last_at + 1
+        # Ends come from all over the cluster, in no order that would suit a heap.
+        released = leases[turn * 7_919 % len(leases)]
+        execute(state, ReportFinished(at=at, lease_id=released, outcome=Outcome.EXITED))
+        command = RunPass(at=at, limit=1)
+        start = time.perf_counter_ns()
+        events = execute(state, command)
+        took.append(time.perf_counter_ns() - start)
+        (placed,) = events
+        leases[turn * 7_919 % len(leases)] = placed.lease_id
+        if turn % 100 == 0:
+            _top_up(state, at)
+    gc.unfreeze()
+    return percentiles(
+        f"decision, {nodes:,} nodes x {GPUS_PER_NODE} GPUs, 10,000 waiting in 50 shapes", took[WARM_UP:]
+    )
+
+
+def mixed_pass(nodes: int) -> dict[str, Any]:
+    """The honest whole: a release and the pass after it to its end, all other shapes tried or known not to fit."""
+    state = full_cluster(nodes)
+    gc.freeze()
+    took: list[int] = []
+    leases = sorted(state.leases)
+    for turn in range(WARM_UP + ROUNDS):
+        at = state.last_at + 1
+        released = leases[turn * 7_919 % len(leases)]
+        start = time.perf_counter_ns()
+        execute(state, ReportFinished(at=at, lease_id=released, outcome=Outcome.EXITED))
+        events = execute(state, RunPass(at=at))
+        took.append(time.perf_counter_ns() - start)
+        leases[turn * 7_919 % len(leases)] = events[0].lease_id
+        if turn % 100 == 0:
+            _top_up(state, at)
+    gc.unfreeze()
+    return percentiles(f"report of an end and a whole pass, {nodes:,} nodes", took[WARM_UP:])
+
+
+def bulk_submit() -> dict[str, Any]:
+    state = _cluster(200)
+    command = SubmitTasks(at=10, entries=tuple((1, _spec(number % 50, number)) for number in range(10_000)))
+    start = time.perf_counter()
+    for _ in range(10):
+        execute(state, command)
+    return figure(
+        "bulk submit in the core, distinct tasks", 100_000 / (time.perf_counter() - start), "tasks/s", None
+    )
+
+
+def idle_pass() -> Iterator[dict[str, Any]]:
+    """100,000 tasks wait in a full cluster."""
+    import tracemalloc
+
+    state = full_cluster(200, waiting=0)
+    commands = [
+        SubmitTasks(at=20, entries=tuple((1, _spec(number % 50, first + number)) for number in range(10_000)))
+        for first in range(0, 100_000, 10_000)
+    ]
+    blobs = sum(sys.getsizeof(spec.detail) for command in commands for _, spec in command.entries)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for command in commands:
+        execute(state, command)
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    yield figure("memory of a waiting task in the core, detail apart", grown / 100_000, "bytes", 500)
+    yield figure("detail of a waiting task, as encoded", blobs / 100_000, "bytes", None)
+    execute(state, RunPass(at=21))
+    yield timed("pass over 100,000 waiting, nothing changed", lambda: execute(state, RunPass(at=22)))
+    yield timed(
+        "full pass over 100,000 waiting, nothing to place", lambda: execute(state, RunPass(at=22, full=True))
+    )
+    yield timed("fork at 100,000 waiting", state.fork)
+
+
+def full_cluster(nodes: int, waiting: int = 10_000) -> ClusterState:
+    state = _cluster(nodes)
+    gpus = nodes * GPUS_PER_NODE
+    for start in range(0, gpus, 10_000):
+        execute(state, SubmitTasks(at=3, entries=((min(10_000, gpus - start), _spec(0, 0)),)))
+    while execute(state, RunPass(at=4, limit=10_000)):
+        pass
+    assert len(state.leases) == gpus
+    for number in range(0, waiting, 1_000):
+        entries = tuple((1, _spec(each % 50, number + each)) for each in range(1_000))
+        execute(state, SubmitTasks(at=5, entries=entries))
+    return state
+
+
+def _cluster(nodes: int) -> ClusterState:
+    state = ClusterState()
+    execute(state, BeginEpoch(at=1, settings=Settings(most_waiting=10_000_000)))
+    for number in range(nodes):
+        name = NodeId(f"node-{number:05d}")
+        gpus = tuple(
+            Gpu(
+                id=GpuId(f"GPU-{number:05d}-{index}"),
+                node_id=name,
+                index=index,
+                model="A100",
+                memory_mb=81_920,
+            )
+            for index in range(GPUS_PER_NODE)
+        )
+        execute(
+            state,
+            RegisterNode(at=2, node_id=name, boot_id="b", cpus_milli=128_000, ram_mb=1_048_576, gpus=gpus),
+        )
+    return state
+
+
+def _top_up(state: ClusterState, at: int) -> None:
+    """As many come as went, spread over the shapes."""
+    missing = 10_000 - state.waiting_count
+    if missing > 0:
+        entries = tuple((1, _spec((at + each) % 50, at + each)) for each in range(missing))
+        execute(state, SubmitTasks(at=at, entries=entries))
+
+
+def _spec(kind: int, number: int) -> TaskSpec:
+    """50 shapes: 5 tenants, 5 priorities, 2 sizes of memory; of one GPU, but for a tenth that wants 2 to 8."""
+    wide = kind % 10 == 9
+    shape = Shape(
+        tenant_id=TenantId(f"tenant-{kind % 5}"),
+        pool=Pool.BATCH,
+        priority=10 + 10 * (kind // 10),
+        gpus=2 + kind // 10 if wide else 1,
+        gpu_memory_mb=16_384 * (1 + kind % 2),
+        cpus_milli=1_000 * (kind % 3),
+    )
+    detail = TaskDetail(name=f"train-{number}", command=("python", "train.py", f"--seed={number}"))
+    return TaskSpec(shape=shape, detail=msgspec.json.encode(detail))
+
+
+def percentiles(name: str, took_ns: list[int]) -> dict[str, Any]:
+    took_ns.sort()
+    p50, p99 = median(took_ns) / 1_000, took_ns[len(took_ns) * 99 // 100] / 1_000
+    return {
+        "figure": name,
+        "p50_us": round(p50, 2),
+        "p99_us": round(p99, 2),
+        "aim_p50_us": 10,
+        "aim_p99_us": 50,
+    }
+
+
+def figure(name: str, value: float, unit: str, aim: float | None) -> dict[str, Any]:
+    return {"figure": name, "value": round(value, 3), "unit": unit, "aim": aim}
+
+
+def timed(name: str, work: Callable[[], object]) -> dict[str, Any]:
+    took = []
+    for _ in range(5):
+        start = time.perf_counter()
+        work()
+        took.append((time.perf_counter() - start) * 1_000)
+    return figure(name, median(took), "ms", None)
+
+
+if __name__ == "__main__":
+    for line in run():
+        print(json.dumps(line), flush=True)

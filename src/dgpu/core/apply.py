@@ -1,0 +1,57 @@
+"""apply(state, event): the one place where the state changes. What happened is never refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dgpu.core import events
+from dgpu.core.apply_node import (
+    apply_draining,
+    apply_epoch,
+    apply_inventory,
+    apply_lost,
+    apply_observation,
+    apply_registered,
+    apply_removed,
+    apply_resumed,
+)
+from dgpu.core.apply_task import (
+    apply_cancel_requested,
+    apply_cancelled,
+    apply_finished,
+    apply_forgotten,
+    apply_keys_forgotten,
+    apply_placed,
+    apply_requeued,
+    apply_started,
+    apply_submitted,
+)
+from dgpu.core.events import Event
+from dgpu.core.state import ClusterState
+
+
+def apply(state: ClusterState, event: Event) -> None:
+    APPLIERS[type(event)](state, event)
+    state.last_at = max(state.last_at, event.at)
+
+
+APPLIERS: dict[type[Event], Callable[[ClusterState, Any], None]] = {
+    events.EpochBegan: apply_epoch,
+    events.TasksSubmitted: apply_submitted,
+    events.TaskPlaced: apply_placed,
+    events.TaskStarted: apply_started,
+    events.TaskFinished: apply_finished,
+    events.TaskRequeued: apply_requeued,
+    events.TaskCancelRequested: apply_cancel_requested,
+    events.TasksCancelled: apply_cancelled,
+    events.TasksForgotten: apply_forgotten,
+    events.KeysForgotten: apply_keys_forgotten,
+    events.NodeRegistered: apply_registered,
+    events.InventoryChanged: apply_inventory,
+    events.NodeLost: apply_lost,
+    events.NodeDraining: apply_draining,
+    events.NodeResumed: apply_resumed,
+    events.NodeRemoved: apply_removed,
+    events.ObservationChanged: apply_observation,
+}

@@ -1,0 +1,88 @@
+"""What events do to nodes, their GPUs and the scheduler's own settings."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from dgpu.core.events import (
+    EpochBegan,
+    InventoryChanged,
+    NodeDraining,
+    NodeLost,
+    NodeRegistered,
+    NodeRemoved,
+    NodeResumed,
+    ObservationChanged,
+)
+from dgpu.core.ids import NodeId
+from dgpu.core.node import Gpu
+from dgpu.core.state import ClusterState
+
+
+def apply_epoch(state: ClusterState, event: EpochBegan) -> None:
+    state.epoch = event.epoch
+    state.settings = event.settings
+    state.rooms.limit_leases(event.settings.most_leases)
+
+
+def apply_registered(state: ClusterState, event: NodeRegistered) -> None:
+    state.nodes[event.node.id] = event.node
+    _list_gpus(state, event.node.id, event.gpus)
+
+
+def apply_inventory(state: ClusterState, event: InventoryChanged) -> None:
+    _list_gpus(state, event.node_id, event.gpus)
+
+
+def apply_observation(state: ClusterState, event: ObservationChanged) -> None:
+    gpu = replace(state.gpus[event.gpu_id], foreign_mb=event.foreign_mb, fault=event.fault)
+    state.gpus[gpu.id] = gpu
+    state.rooms.refresh(gpu.node_id)
+
+
+def apply_lost(state: ClusterState, event: NodeLost) -> None:
+    state.nodes[event.node_id] = replace(state.nodes[event.node_id], offline_since=max(1, event.at))
+    state.rooms.refresh(event.node_id)
+
+
+def apply_draining(state: ClusterState, event: NodeDraining) -> None:
+    node = replace(state.nodes[event.node_id], draining=True, drain_reason=event.reason)
+    state.nodes[node.id] = node
+    state.rooms.refresh(node.id)
+
+
+def apply_resumed(state: ClusterState, event: NodeResumed) -> None:
+    node = replace(state.nodes[event.node_id], draining=False, drain_reason="")
+    state.nodes[node.id] = node
+    state.rooms.refresh(node.id)
+
+
+def apply_removed(state: ClusterState, event: NodeRemoved) -> None:
+    for gpu in state.node_gpus(event.node_id):
+        del state.gpus[gpu.id]
+    del state.nodes[event.node_id]
+    state.rooms.remove(event.node_id)
+    state.fits_empty.clear()
+
+
+def _list_gpus(state: ClusterState, node_id: NodeId, listed: tuple[Gpu, ...]) -> None:
+    """The whole list of a node. What is missing from it has gone, at once or with its lease."""
+    moved_from = {
+        known.node_id
+        for gpu in listed
+        if (known := state.gpus.get(gpu.id)) is not None and known.node_id != node_id
+    }
+    moved = {gpu.id for gpu in listed}
+    for other in sorted(moved_from):
+        state.rooms.refresh(other, [gpu for gpu in state.node_gpus(other) if gpu.id not in moved])
+    gpus = {gpu.id: gpu for gpu in listed}
+    for gpu in state.node_gpus(node_id):
+        if gpu.id in gpus:
+            continue
+        if gpu.id in state.rooms.holders:
+            gpus[gpu.id] = replace(gpu, gone=True)
+        else:
+            del state.gpus[gpu.id]
+    state.gpus.update(gpus)
+    state.rooms.refresh(node_id, list(gpus.values()))
+    state.fits_empty.clear()

@@ -1,0 +1,54 @@
+"""decide(state, command): what happens, or why not. Nothing is changed here, and nothing is asked of the world."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dgpu.core import commands
+from dgpu.core.commands import Command, RunPass
+from dgpu.core.decide_cancel import decide_cancel
+from dgpu.core.decide_node import (
+    decide_drain,
+    decide_inventory,
+    decide_lose,
+    decide_observe,
+    decide_register,
+    decide_release,
+    decide_remove,
+    decide_resume,
+)
+from dgpu.core.decide_report import decide_finished, decide_started
+from dgpu.core.decide_submit import decide_submit
+from dgpu.core.decide_time import decide_begin_epoch, decide_tick
+from dgpu.core.decision import Decision
+from dgpu.core.policy.place import first_grant
+from dgpu.core.state import ClusterState
+
+
+def decide(state: ClusterState, command: Command) -> Decision:
+    """For RunPass: the next grant alone, since each grant changes what the following may have."""
+    return DECIDERS[type(command)](state, command)
+
+
+def decide_pass(state: ClusterState, command: RunPass) -> Decision:
+    return first_grant(state, command.at) if command.limit > 0 else ()
+
+
+DECIDERS: dict[type[Command], Callable[[ClusterState, Any], Decision]] = {
+    commands.BeginEpoch: decide_begin_epoch,
+    commands.SubmitTasks: decide_submit,
+    commands.CancelTasks: decide_cancel,
+    commands.RegisterNode: decide_register,
+    commands.ChangeInventory: decide_inventory,
+    commands.ObserveGpu: decide_observe,
+    commands.LoseNode: decide_lose,
+    commands.ReleaseNode: decide_release,
+    commands.DrainNode: decide_drain,
+    commands.ResumeNode: decide_resume,
+    commands.RemoveNode: decide_remove,
+    commands.ReportStarted: decide_started,
+    commands.ReportFinished: decide_finished,
+    commands.RunPass: decide_pass,
+    commands.Tick: decide_tick,
+}

@@ -1,0 +1,194 @@
+"""The life of nodes and their GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from dgpu.core.commands import (
+    ChangeInventory,
+    DrainNode,
+    LoseNode,
+    ObserveGpu,
+    RegisterNode,
+    ReleaseNode,
+    RemoveNode,
+    ResumeNode,
+)
+from dgpu.core.decision import Decision
+from dgpu.core.endings import requeued
+from dgpu.core.events import (
+    Event,
+    InventoryChanged,
+    NodeDraining,
+    NodeLost,
+    NodeRegistered,
+    NodeRemoved,
+    NodeResumed,
+    ObservationChanged,
+)
+from dgpu.core.ids import NodeId
+from dgpu.core.node import Gpu, Node
+from dgpu.core.rejections import GpuClaimed, NodeBusy, NodeNotOffline, UnknownGpu, UnknownNode
+from dgpu.core.state import ClusterState
+from dgpu.core.task import MEMORY_STEP_MB, Restart
+
+
+def decide_register(state: ClusterState, command: RegisterNode) -> Decision:
+    claimed = _claimed(state, command.node_id, command.gpus)
+    if claimed is not None:
+        return claimed
+    known = state.nodes.get(command.node_id)
+    node = Node(
+        id=command.node_id,
+        boot_id=command.boot_id,
+        address=command.address,
+        agent_version=command.agent_version,
+        cpus_milli=command.cpus_milli,
+        ram_mb=command.ram_mb,
+        labels=command.labels,
+        registered_at=command.at,
+        # A drain is an operator's word: it outlives the node's connection.
+        draining=known is not None and known.draining,
+        drain_reason=known.drain_reason if known is not None else "",
+    )
+    return (
+        *_gone_attempts(state, command, known),
+        NodeRegistered(at=command.at, node=node, gpus=_listed(state, command.node_id, command.gpus)),
+    )
+
+
+def decide_inventory(state: ClusterState, command: ChangeInventory) -> Decision:
+    if command.node_id not in state.nodes:
+        return UnknownNode(node_id=command.node_id)
+    claimed = _claimed(state, command.node_id, command.gpus)
+    if claimed is not None:
+        return claimed
+    gpus = _listed(state, command.node_id, command.gpus)
+    if _by_index(gpus) == _by_index(gpu for gpu in state.node_gpus(command.node_id) if not gpu.gone):
+        return ()
+    return (InventoryChanged(at=command.at, node_id=command.node_id, gpus=gpus),)
+
+
+def decide_observe(state: ClusterState, command: ObserveGpu) -> Decision:
+    gpu = state.gpus.get(command.gpu_id)
+    if gpu is None:
+        return UnknownGpu(gpu_id=command.gpu_id)
+    # Rounded up: what is promised to a task must be there.
+    foreign_mb = -(-max(0, command.foreign_mb) // MEMORY_STEP_MB) * MEMORY_STEP_MB
+    if gpu.gone or (gpu.foreign_mb == foreign_mb and gpu.fault == command.fault):
+        return ()
+    return (ObservationChanged(at=command.at, gpu_id=gpu.id, foreign_mb=foreign_mb, fault=command.fault),)
+
+
+def decide_lose(state: ClusterState, command: LoseNode) -> Decision:
+    node = state.nodes.get(command.node_id)
+    if node is None:
+        return UnknownNode(node_id=command.node_id)
+    if node.offline_since:
+        return ()
+    # Services are replaced at once, two replicas do no harm. All others keep their leases until their end is certain.
+    services = (
+        task
+        for lease in state.node_leases(node.id)
+        if (task := state.tasks[lease.task_id]).restart is Restart.ALWAYS and not task.allocation
+    )
+    return (
+        NodeLost(at=command.at, node_id=node.id, reason=command.reason),
+        *(
+            requeued(task, command.at, reason="node_lost", error=_lost(node.id, command.reason))
+            for task in services
+        ),
+    )
+
+
+def decide_release(state: ClusterState, command: ReleaseNode) -> Decision:
+    node = state.nodes.get(command.node_id)
+    if node is None:
+        return UnknownNode(node_id=command.node_id)
+    if not node.offline_since:
+        return NodeNotOffline(node_id=node.id)
+    error = _lost(node.id, command.reason)
+    return tuple(
+        requeued(state.tasks[lease.task_id], command.at, reason="node_lost", error=error)
+        for lease in state.node_leases(node.id)
+    )
+
+
+def decide_drain(state: ClusterState, command: DrainNode) -> Decision:
+    node = state.nodes.get(command.node_id)
+    if node is None:
+        return UnknownNode(node_id=command.node_id)
+    if node.draining and node.drain_reason == command.reason:
+        return ()
+    return (NodeDraining(at=command.at, node_id=node.id, reason=command.reason),)
+
+
+def decide_resume(state: ClusterState, command: ResumeNode) -> Decision:
+    node = state.nodes.get(command.node_id)
+    if node is None:
+        return UnknownNode(node_id=command.node_id)
+    return (NodeResumed(at=command.at, node_id=node.id),) if node.draining else ()
+
+
+def decide_remove(state: ClusterState, command: RemoveNode) -> Decision:
+    node = state.nodes.get(command.node_id)
+    if node is None:
+        return UnknownNode(node_id=command.node_id)
+    leases = len(state.node_leases(node.id))
+    if leases or not node.offline_since:
+        return NodeBusy(node_id=node.id, leases=leases, status=node.status.value)
+    return (NodeRemoved(at=command.at, node_id=node.id),)
+
+
+def _gone_attempts(state: ClusterState, command: RegisterNode, known: Node | None) -> list[Event]:
+    """What the node was given and cannot be running any more."""
+    if known is None:
+        return []
+    rebooted = known.boot_id != command.boot_id
+    held = {each.lease_id for each in command.held}
+    events = []
+    for lease in state.node_leases(command.node_id):
+        task = state.tasks[lease.task_id]
+        # An allocation lives in the state alone. What never started is not lost: the order to start is sent again.
+        if task.allocation or (not rebooted and (lease.id in held or not lease.started)):
+            continue
+        why = "was restarted" if rebooted else "does not know it any more"
+        events.append(requeued(task, command.at, reason="node_lost", error=f"node {command.node_id} {why}"))
+    return events
+
+
+def _claimed(state: ClusterState, node_id: NodeId, gpus: tuple[Gpu, ...]) -> GpuClaimed | None:
+    """A card is in one node at a time. It may have moved if its old node is off and nothing is leased on it."""
+    seen = set()
+    for gpu in gpus:
+        if gpu.id in seen:
+            return GpuClaimed(gpu_id=gpu.id, node_id=node_id, holder=node_id)
+        seen.add(gpu.id)
+        known = state.gpus.get(gpu.id)
+        if known is None or known.node_id == node_id:
+            continue
+        if not state.nodes[known.node_id].offline_since or gpu.id in state.rooms.holders:
+            return GpuClaimed(gpu_id=gpu.id, node_id=node_id, holder=known.node_id)
+    return None
+
+
+def _listed(state: ClusterState, node_id: NodeId, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    """As the node lists them; foreign memory stays as last observed unless the list says more."""
+    listed = []
+    for gpu in gpus:
+        known = state.gpus.get(gpu.id)
+        foreign_mb = gpu.foreign_mb
+        if known is not None and known.node_id == node_id and not foreign_mb:
+            foreign_mb = known.foreign_mb
+        listed.append(replace(gpu, node_id=node_id, foreign_mb=foreign_mb, gone=False))
+    return tuple(listed)
+
+
+def _by_index(gpus: Iterable[Gpu]) -> list[Gpu]:
+    return sorted(gpus, key=lambda gpu: (gpu.index, gpu.id))
+
+
+def _lost(node_id: NodeId, reason: str) -> str:
+    return f"node {node_id} was lost: {reason}" if reason else f"node {node_id} was lost"

@@ -1,0 +1,78 @@
+"""Submitting: all or nothing."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from dgpu.core.commands import SubmitTasks
+from dgpu.core.decision import Decision
+from dgpu.core.events import TasksSubmitted
+from dgpu.core.policy.capacity import never_fits
+from dgpu.core.policy.fit import demand_of
+from dgpu.core.rejections import AlreadySubmitted, KeyReused, QueueFull, Rejection, TimeoutTooLong
+from dgpu.core.settings import Settings
+from dgpu.core.state import ClusterState
+from dgpu.core.task import Pool, TaskSpec
+
+
+def decide_submit(state: ClusterState, command: SubmitTasks) -> Decision:
+    repeated = _repeated(state, command)
+    if repeated is not None:
+        return repeated
+    count = sum(number for number, _ in command.entries)
+    if state.waiting_count + count > state.settings.most_waiting:
+        return QueueFull(waiting=state.waiting_count, submitted=count, limit=state.settings.most_waiting)
+    entries: list[tuple[int, TaskSpec]] = []
+    for entry, (number, spec) in enumerate(command.entries):
+        timeout_ms = resolve_timeout(state.settings, spec)
+        if timeout_ms is None:
+            return TimeoutTooLong(
+                entry=entry, timeout_ms=spec.timeout_ms or 0, max_timeout_ms=state.settings.max_timeout_ms
+            )
+        # Without any node yet, nobody knows what will come: it waits.
+        if state.nodes:
+            refusal = never_fits(state, demand_of(spec.shape), entry)
+            if refusal is not None:
+                return refusal
+        if number > 0:
+            entries.append(
+                (number, spec if spec.timeout_ms == timeout_ms else replace(spec, timeout_ms=timeout_ms))
+            )
+    if not entries:
+        return ()
+    return (
+        TasksSubmitted(
+            at=command.at,
+            first_id=state.next_task_id,
+            entries=tuple(entries),
+            idempotency_key=command.idempotency_key,
+            fingerprint=command.fingerprint,
+        ),
+    )
+
+
+def resolve_timeout(settings: Settings, spec: TaskSpec) -> int | None:
+    """In ms, 0 for no limit; None if it is beyond what is allowed. Online tasks may run for ever, batch tasks only
+    where there is no maximum.
+    """
+    limit_ms = settings.max_timeout_ms
+    timeout_ms = spec.timeout_ms
+    if timeout_ms is None:
+        if spec.shape.pool is Pool.ONLINE:
+            return 0
+        timeout_ms = settings.default_timeout_ms
+        return min(timeout_ms or limit_ms, limit_ms) if limit_ms else timeout_ms
+    if limit_ms and (timeout_ms > limit_ms or (timeout_ms == 0 and spec.shape.pool is Pool.BATCH)):
+        return None
+    return timeout_ms
+
+
+def _repeated(state: ClusterState, command: SubmitTasks) -> Rejection | None:
+    if not command.idempotency_key:
+        return None
+    known = state.keys.get(command.idempotency_key)
+    if known is None or known.created_at + state.settings.idempotency_ms <= command.at:
+        return None
+    if known.fingerprint != command.fingerprint:
+        return KeyReused(key=command.idempotency_key)
+    return AlreadySubmitted(first_id=known.first_id, count=known.count, created_at=known.created_at)

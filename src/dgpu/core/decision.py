@@ -1,0 +1,10 @@
+"""What deciding gives: events, or a refusal. None of both changes the state."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from dgpu.core.events import Event
+from dgpu.core.rejections import Rejection
+
+Decision: TypeAlias = tuple[Event, ...] | Rejection

@@ -1,0 +1,24 @@
+"""A fingerprint of a state. Equal journals give equal digests, on any machine, whatever the order of its dicts."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from dgpu.core.state import ClusterState, Parts
+
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
+
+
+def digest(state: ClusterState) -> str:
+    """sha256 over all that is not derived: each part by name, each dict by its sorted keys."""
+    seen = hashlib.sha256()
+    buffer = bytearray()
+    for name, part in zip(Parts._fields, state.parts(), strict=True):
+        seen.update(_encoder.encode((name, len(part) if isinstance(part, dict) else part)))
+        if isinstance(part, dict):
+            for key in sorted(part):
+                _encoder.encode_into((key, part[key]), buffer)
+                seen.update(buffer)
+    return seen.hexdigest()

@@ -1,0 +1,103 @@
+"""Why a task waits: every blocker that holds, with numbers."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dgpu.core.ids import TaskId, task_name
+from dgpu.core.policy.blockers import Blocker, Nearest, blockers_of, nearest_node, plural
+from dgpu.core.policy.order import position, queue
+from dgpu.core.rejections import UnknownTask
+from dgpu.core.state import ClusterState
+from dgpu.core.task import Task, TaskStatus
+
+MOST_AHEAD = 100
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    task_id: TaskId
+    status: TaskStatus
+    summary: str  # one sentence for people
+    position: int | None = None  # 1: first in the queue; None: it does not wait
+    ahead: tuple[TaskId, ...] = ()  # in order, the first `MOST_AHEAD`
+    ahead_total: int = 0
+    blockers: tuple[Blocker, ...] = ()
+    nearest: Nearest | None = None  # the node that lacks least
+
+
+def explain(state: ClusterState, task_id: TaskId, at: int) -> Explanation | UnknownTask:
+    task = state.tasks.get(task_id)
+    if task is None:
+        return UnknownTask(task_id=task_id)
+    if task.status is TaskStatus.PENDING:
+        return _waiting(state, task, at)
+    if task.status is TaskStatus.RUNNING:
+        return _running(state, task)
+    return Explanation(task_id=task_id, status=task.status, summary=_ended(task))
+
+
+def _waiting(state: ClusterState, task: Task, at: int) -> Explanation:
+    place = position(state, task.id) or 1
+    ahead = place - 1
+    demand = state.waiting.lines[task.shape_id].crowd.demand
+    blockers = blockers_of(state, demand)
+    if task.eligible_at > at:
+        blockers.append(_back_off(task, at))
+    if ahead:
+        detail = f"{plural(ahead, 'task')} of the same or a higher priority {'come' if ahead > 1 else 'comes'} first"
+        blockers.append(Blocker(code="tasks_ahead", detail=detail, numbers={"ahead": ahead}))
+    if blockers:
+        summary = f"{task_name(task.id)} waits: {'; '.join(blocker.detail for blocker in blockers)}"
+    else:
+        summary = f"{task_name(task.id)} is placed in the next pass"
+    return Explanation(
+        task_id=task.id,
+        status=task.status,
+        summary=summary,
+        position=place,
+        ahead=tuple(queue(state, limit=min(ahead, MOST_AHEAD))),
+        ahead_total=ahead,
+        blockers=tuple(blockers),
+        nearest=nearest_node(state, demand) if blockers else None,
+    )
+
+
+def _back_off(task: Task, at: int) -> Blocker:
+    left_ms = task.eligible_at - at
+    last = f" after: {task.error}" if task.error else ""
+    return Blocker(
+        code="back_off",
+        detail=f"it is tried again in {-(-left_ms // 1_000)} s{last}",
+        numbers={
+            "eligible_at": task.eligible_at,
+            "left_ms": left_ms,
+            "retries": task.retries,
+            "max_retries": task.max_retries,
+        },
+    )
+
+
+def _running(state: ClusterState, task: Task) -> Explanation:
+    lease = state.leases[task.lease_id]
+    node = state.nodes[lease.node_id]
+    name = task_name(task.id)
+    if node.offline_since:
+        detail = f"node {node.id} is unreachable; the task keeps its lease until its end is certain"
+        unreachable = Blocker(
+            code="node_unreachable", detail=detail, numbers={"node": node.id, "since": node.offline_since}
+        )
+        return Explanation(
+            task_id=task.id, status=task.status, summary=f"{name}: {detail}", blockers=(unreachable,)
+        )
+    if task.cancelling:
+        summary = f"{name} is being stopped on node {node.id}"
+    elif not lease.started:
+        summary = f"{name} is starting on node {node.id}"
+    else:
+        summary = f"{name} runs on node {node.id}, attempt {task.attempt}"
+    return Explanation(task_id=task.id, status=task.status, summary=summary)
+
+
+def _ended(task: Task) -> str:
+    because = f": {task.error or task.reason}" if task.error or task.reason else ""
+    return f"{task_name(task.id)} is over ({task.status}){because}"

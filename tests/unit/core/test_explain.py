@@ -1,0 +1,146 @@
+"""Why a task waits."""
+
+from __future__ import annotations
+
+from building import cluster, do, finished, gpu, lease, node, run_pass, task
+from dgpu.core.commands import CancelTasks, DrainNode, LoseNode, ObserveGpu
+from dgpu.core.policy.explain import Explanation, explain
+from dgpu.core.rejections import UnknownTask
+from dgpu.core.settings import Settings
+from dgpu.core.task import Outcome
+
+
+def why(state, task_id: int) -> Explanation:
+    told = explain(state, task_id, state.last_at)
+    assert isinstance(told, Explanation)
+    return told
+
+
+def blockers(state, task_id: int) -> dict[str, dict]:
+    return {blocker.code: blocker.numbers for blocker in why(state, task_id).blockers}
+
+
+def test_without_nodes_it_says_so() -> None:
+    assert blockers(cluster(task()), 1) == {"no_nodes": {}}
+
+
+def test_what_could_start_now_has_no_blocker() -> None:
+    told = why(cluster(node("n1"), task()), 1)
+    assert (told.blockers, told.position, told.nearest) == ((), 1, None)
+    assert told.summary == "task-1 is placed in the next pass"
+
+
+def test_busy_gpus_come_with_numbers_and_the_nearest_node() -> None:
+    state = cluster(
+        node("n1", gpus=2), node("n2", gpus=2), task(count=2), lease(1, on="n1"), lease(2, on="n2")
+    )
+    do(state, task(2))
+    told = why(state, 3)
+    assert blockers(state, 3) == {
+        "gpus_busy": {"needed": 2, "most_free_on_one_node": 1, "free": 2, "busy": 2}
+    }
+    assert (told.nearest.node_id, told.nearest.lacks) == ("n1", {"gpus": 1})
+    assert told.blockers[0].detail == "needs 2 GPUs on one node; at most 1 free on one, 2 in all, 2 busy"
+
+
+def test_every_blocker_that_holds_is_named_at_once() -> None:
+    cards = (
+        gpu("a", index=0, reserved=True),
+        gpu("b", index=1, fault="ecc"),
+        gpu("c", index=2),
+        gpu("d", index=3, foreign_mb=12_288),
+    )
+    state = cluster(
+        node("n1", gpus=cards, cpus=4), node("n2"), node("n3"), node("n4", model="T4"), task(0, cpus=4)
+    )
+    do(state, task(memory_mb=8_192))
+    for number, on in ((1, "n1"), (2, "n1")):
+        lease(number, on=on)(state)
+    do(state, DrainNode(node_id="n2"))
+    do(state, LoseNode(node_id="n3", reason="silent"))
+    do(state, task(priority=90, models=("V100",), memory_mb=8_192, cpus=2))
+    do(state, task(models=("V100",), memory_mb=8_192, cpus=2))
+    found = blockers(state, 4)
+    assert found == {
+        "offline": {"nodes": 1, "gpus": 1},
+        "draining": {"nodes": 1, "gpus": 1},
+        "gpus_busy": {"needed": 1, "most_free_on_one_node": 0, "free": 0, "busy": 1},
+        "gpu_model": {"asked": "V100", "other": "T4", "idle": 1},
+        "gpu_memory": {"asked_mb": 8_192, "most_free_mb": 4_096, "idle": 1},
+        "reserved": {"gpus": 1},
+        "faulty": {"gpus": 1},
+        "cpus": {"needed_milli": 2_000, "most_free_milli": 0},
+        "tasks_ahead": {"ahead": 1},
+    }
+    assert why(state, 4).ahead == (3,)
+
+
+def test_ram_and_the_limit_of_tasks_on_a_node_are_named() -> None:
+    state = cluster(node("n1", ram_mb=1_000), task(0, ram_mb=600), settings=Settings(most_leases=1))
+    run_pass(state)
+    do(state, task(0, ram_mb=600))
+    assert blockers(state, 2) == {"ram": {"needed_mb": 600, "most_free_mb": 400}, "node_full": {"limit": 1}}
+
+
+def test_a_back_off_says_how_long_and_why() -> None:
+    state = cluster(node("n1"), task())
+    run_pass(state)
+    do(state, finished(1, outcome=Outcome.NODE_FAULT, error="disk full"))
+    (blocker,) = why(state, 1).blockers
+    assert blocker.detail == "it is tried again in 1 s after: the node failed: disk full"
+    assert blocker.numbers["eligible_at"] == state.last_at + 1_000
+    assert explain(state, 1, state.last_at + 1_000).blockers == ()
+
+
+def test_what_no_node_can_hold_any_more_says_what_is_lacking() -> None:
+    state = cluster(
+        task(8),
+        task(models=("H100",)),
+        task(2),
+        node("n1", gpus=(gpu("a"), gpu("b", index=1, reserved=True))),
+    )
+    assert blockers(state, 1)["gpus_per_node"] == {"requested": 8, "largest": 1}
+    assert blockers(state, 2)["gpu_model"] == {"requested": "H100", "largest": "V100"}
+    assert blockers(state, 3) == {
+        "gpus_per_node": {"requested": 2, "largest": 1},
+        "reserved": {"gpus": 1},
+        "tasks_ahead": {"ahead": 2},
+    }
+
+
+def test_who_is_ahead_is_listed_up_to_a_hundred_and_counted_in_full() -> None:
+    state = cluster(task(count=300), task(priority=90, count=5))
+    told = why(state, 300)
+    assert told.position == 305
+    assert told.ahead_total == 304
+    assert told.ahead == (301, 302, 303, 304, 305, *range(1, 96))
+
+
+def test_a_running_task_on_a_lost_node_says_that_it_cannot_be_reached() -> None:
+    state = cluster(node("n1"), task())
+    run_pass(state)
+    assert why(state, 1).summary == "task-1 is starting on node n1"
+    do(state, LoseNode(node_id="n1", reason="silent"))
+    assert blockers(state, 1) == {"node_unreachable": {"node": "n1", "since": state.last_at}}
+
+
+def test_a_running_and_a_finished_task_get_a_clear_answer() -> None:
+    state = cluster(node("n1"), task(count=2))
+    run_pass(state)
+    do(state, CancelTasks(task_ids=(1,)))
+    assert why(state, 1).summary == "task-1 is being stopped on node n1"
+    do(state, finished(1, exit_code=3))
+    run_pass(state)
+    do(state, finished(2, exit_code=3))
+    assert why(state, 2).summary == "task-2 is over (failed): exited with code 3"
+    assert why(state, 2).position is None
+
+
+def test_an_unknown_task_is_refused() -> None:
+    assert explain(cluster(), 7, 0) == UnknownTask(task_id=7)
+
+
+def test_memory_used_by_others_is_a_blocker_with_the_most_that_is_free() -> None:
+    state = cluster(node("n1"), task(memory_mb=16_384))
+    do(state, ObserveGpu(gpu_id="GPU-n1-0", foreign_mb=256))
+    assert blockers(state, 1) == {"gpu_memory": {"asked_mb": 16_384, "most_free_mb": 16_128, "idle": 1}}

@@ -1,0 +1,46 @@
+"""The order of the queue."""
+
+from __future__ import annotations
+
+from building import cluster, do, finished, lease, node, run_pass, task
+from dgpu.core.commands import CancelTasks
+from dgpu.core.policy.order import position, queue
+from dgpu.core.task import Outcome
+
+
+def test_the_queue_is_by_priority_then_age_over_all_shapes() -> None:
+    state = cluster(task(count=2), task(2), task(priority=90), task(priority=10), task(3))
+    assert queue(state, limit=10) == [4, 1, 2, 3, 6, 5]
+    assert [position(state, number) for number in (4, 1, 2, 3, 6, 5)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_pages_follow_one_another() -> None:
+    state = cluster(task(count=3), task(2, count=3), task(priority=90, count=3), task(priority=10, count=3))
+    pages, after = [], None
+    while page := queue(state, limit=5, after=after):
+        pages.append(page)
+        after = page[-1]
+    assert pages == [[7, 8, 9, 1, 2], [3, 4, 5, 6, 10], [11, 12]]
+
+
+def test_a_page_can_follow_a_task_that_is_gone() -> None:
+    state = cluster(task(count=3), task(priority=90))
+    do(state, CancelTasks(task_ids=(1,)))
+    assert queue(state, limit=10, after=1) == [2, 3]
+    assert queue(state, limit=10, after=99, after_priority=60) == [2, 3]
+    assert queue(state, limit=10, after=99) == [4, 2, 3]
+
+
+def test_a_task_that_backs_off_keeps_its_place() -> None:
+    state = cluster(node("n1"), task(count=3), lease(2, on="n1"))
+    do(state, finished(1, outcome=Outcome.NODE_FAULT))
+    assert queue(state, limit=10) == [1, 2, 3]
+    assert position(state, 2) == 2
+    assert run_pass(state) == [1]
+    assert queue(state, limit=10) == [2, 3]
+
+
+def test_who_does_not_wait_has_no_position() -> None:
+    state = cluster(node("n1"), task(), lease(1, on="n1"))
+    assert position(state, 1) is None
+    assert position(state, 5) is None

@@ -1,0 +1,118 @@
+"""What the passing of time does."""
+
+from __future__ import annotations
+
+from building import START, cluster, do, finished, node, run_pass, task
+from dgpu.core.commands import BeginEpoch, CancelTasks, Tick
+from dgpu.core.events import KeysForgotten, TaskFinished, TasksForgotten
+from dgpu.core.settings import Settings
+from dgpu.core.state import next_tick_at
+from dgpu.core.task import TaskStatus
+
+LATER = START + 10_000_000
+
+
+def test_an_allocation_ends_when_its_time_is_over() -> None:
+    state = cluster(node("n1"), task(allocation=True, timeout_ms=60_000))
+    run_pass(state)
+    over_at = state.last_at + 60_000
+    assert next_tick_at(state) == over_at
+    assert do(state, Tick(), at=over_at - 1) == ()
+    (event,) = do(state, Tick(), at=over_at + 5)
+    assert isinstance(event, TaskFinished)
+    assert (event.status, event.reason, event.finished_at) == (TaskStatus.SUCCESS, "time_over", over_at)
+    assert state.leases == {}
+    assert next_tick_at(state) is None
+
+
+def test_an_allocation_cancelled_before_does_not_end_again() -> None:
+    state = cluster(node("n1"), task(allocation=True, timeout_ms=60_000))
+    run_pass(state)
+    do(state, CancelTasks(task_ids=(1,)))
+    assert next_tick_at(state) is None
+    assert do(state, Tick(), at=state.last_at + 60_000) == ()
+
+
+def test_tasks_that_are_over_are_forgotten_when_old_once_the_history_has_them() -> None:
+    state = cluster(task(count=2), settings=Settings(keep_finished_ms=1_000))
+    do(state, CancelTasks())
+    ended_at = state.last_at
+    assert do(state, Tick(history_at=ended_at - 1), at=LATER) == ()
+    assert do(state, Tick(history_at=LATER), at=ended_at + 999) == ()
+    (event,) = do(state, Tick(history_at=ended_at), at=LATER)
+    assert event == TasksForgotten(at=LATER, task_ids=(1, 2))
+    assert (state.tasks, state.shapes) == ({}, {})
+
+
+def test_the_oldest_are_forgotten_when_there_are_too_many() -> None:
+    state = cluster(task(count=5), settings=Settings(keep_finished=2))
+    for number in (4, 2, 5, 1):
+        do(state, CancelTasks(task_ids=(number,)))
+    do(state, Tick(history_at=state.last_at))
+    assert sorted(state.tasks) == [1, 3, 5]
+
+
+def test_an_end_reported_late_is_kept_until_the_history_has_its_report() -> None:
+    """The node was cut off: the task ended long before anybody heard of it."""
+    state = cluster(node("n1"), task(), settings=Settings(keep_finished=0))
+    run_pass(state)
+    do(state, finished(1, ago_ms=50_000), at=state.last_at + 60_000)
+    assert state.tasks[1].finished_at < state.last_at
+    assert do(state, Tick(history_at=state.last_at - 1)) == ()
+    do(state, Tick(history_at=state.last_at))
+    assert state.tasks == {}
+
+
+def test_forgetting_goes_in_portions() -> None:
+    state = cluster(task(count=2_500), settings=Settings(keep_finished=0))
+    do(state, CancelTasks())
+    sizes = []
+    while state.tasks:
+        (event,) = do(state, Tick(history_at=LATER), at=LATER)
+        sizes.append(len(event.task_ids))
+    assert sizes == [1_000, 1_000, 500]
+
+
+def test_a_shape_is_known_as_long_as_a_task_has_it() -> None:
+    state = cluster(task(count=2), settings=Settings(keep_finished=0))
+    do(state, CancelTasks(task_ids=(1,)))
+    do(state, Tick(history_at=LATER))
+    assert len(state.shapes) == 1
+    do(state, CancelTasks(task_ids=(2,)))
+    do(state, Tick(history_at=LATER))
+    assert state.shapes == {}
+    do(state, task())
+    assert list(state.shapes) == [2]
+
+
+def test_keys_are_forgotten_after_their_time() -> None:
+    state = cluster(task(key="a"), settings=Settings(idempotency_ms=1_000))
+    do(state, task(key="b"), at=state.last_at + 500)
+    assert do(state, Tick(), at=state.last_at + 499) == ()
+    do(state, Tick(), at=state.last_at + 500)
+    assert list(state.keys) == ["b"]
+
+
+def test_keys_go_in_portions_too_and_those_of_one_moment_together() -> None:
+    state = cluster(settings=Settings(idempotency_ms=1_000))
+    for number in range(1_500):
+        do(state, task(key=str(number)), at=START + number // 3)
+    left = []
+    while state.keys:
+        (event,) = do(state, Tick(), at=LATER)
+        assert isinstance(event, KeysForgotten)
+        left.append(len(state.keys))
+    assert left == [501, 0]
+
+
+def test_a_new_epoch_brings_its_settings() -> None:
+    state = cluster()
+    do(state, BeginEpoch(settings=Settings(most_leases=7)))
+    assert (state.epoch, state.settings.most_leases) == (2, 7)
+
+
+def test_a_higher_limit_of_tasks_on_a_node_lets_waiting_ones_in() -> None:
+    state = cluster(node("n1"), task(0, count=3), settings=Settings(most_leases=1))
+    assert run_pass(state) == [1]
+    do(state, BeginEpoch(settings=Settings(most_leases=2)))
+    assert run_pass(state) == [2]
