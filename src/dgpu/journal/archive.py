@@ -1,0 +1,148 @@
+"""Sealed segments, packed and kept for a while, with a state now and then so that a replay can begin at each of them."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import os
+from pathlib import Path
+
+import msgspec
+
+from dgpu.journal.durable import make_folder, sync_folder, write_file
+from dgpu.journal.errors import CorruptJournal, SnapshotDamaged
+from dgpu.journal.segments import (
+    ARCHIVE_FOLDER,
+    JOURNAL_FOLDER,
+    Segment,
+    archived_name,
+    archived_segments,
+    chain,
+    live_segments,
+)
+from dgpu.journal.snapshot import (
+    PREVIOUS_NAME,
+    SNAPSHOT_NAME,
+    Snapshot,
+    archived_snapshot_name,
+    archived_snapshots,
+    load_snapshot,
+    no_snapshot,
+    snapshot_index,
+)
+
+# Measured on 16 MiB of small submits and reports: level 1 packs to 23.8 % in 0.13 s, level 6 to 21.0 % in 0.45 s, level 9
+# to 20.7 % in 2.9 s. An eighth less space is not worth three times the work on a machine that is busy with tasks.
+PACK_LEVEL = 1
+_MOST_TORN_FILES = 16
+_DAY_MS = 86_400_000
+
+
+class Retention(msgspec.Struct, frozen=True, kw_only=True):
+    most_bytes: int = 10 << 30
+    most_age_ms: int = 30 * _DAY_MS
+
+
+def pack_covered(directory: Path, covered_index: int) -> list[Path]:
+    """Pack the sealed segments whose groups are all at or below `covered_index`: both snapshots and the history
+    have them. The segment being written is never touched.
+    """
+    make_folder(directory / ARCHIVE_FOLDER)
+    segments = live_segments(directory)
+    packed: list[Path] = []
+    for segment, following in itertools.pairwise(segments):
+        last_index = following.first_index - 1
+        if last_index > covered_index:
+            break
+        packed.append(_pack(directory, segment, last_index))
+    return packed
+
+
+def prune(directory: Path, retention: Retention, *, now_ms: int) -> list[Path]:
+    """Remove the oldest until the rest is within bounds, and the states that nothing follows any more."""
+    sizes = {path: path.stat().st_size for path in (directory / ARCHIVE_FOLDER).glob("*.gz")}
+    total_bytes = sum(sizes.values())
+    segments = archived_segments(directory)
+    removed: list[Path] = []
+    while segments:
+        age_ms = now_ms - segments[0].path.stat().st_mtime_ns // 1_000_000
+        if total_bytes <= retention.most_bytes and age_ms <= retention.most_age_ms:
+            break
+        oldest = segments.pop(0)
+        doomed = [oldest.path, *_states_before(directory, oldest.last_index or 0)]
+        for path in doomed:
+            total_bytes -= sizes.pop(path, 0)
+            path.unlink(missing_ok=True)
+        removed += doomed
+    torn = sorted((directory / JOURNAL_FOLDER).glob("torn-*"), key=lambda path: path.stat().st_mtime_ns)
+    for path in torn[:-_MOST_TORN_FILES]:
+        path.unlink(missing_ok=True)
+        removed.append(path)
+    return removed
+
+
+def earliest_state(directory: Path) -> Snapshot:
+    """The oldest state from which every later group can still be replayed."""
+    return _first_complete(directory, [None, *_snapshots(directory)])
+
+
+def latest_state(directory: Path, *, upto_index: int) -> Snapshot | None:
+    """The newest state at or before `upto_index`, or None if replaying cannot begin that early any more."""
+    candidates = [path for path in reversed(_snapshots(directory)) if _claimed_index(path) <= upto_index]
+    try:
+        return _first_complete(directory, [*candidates, None])
+    except CorruptJournal:
+        return None
+
+
+def _first_complete(directory: Path, candidates: list[Path | None]) -> Snapshot:
+    gap: CorruptJournal | None = None
+    for path in candidates:
+        try:
+            chain(directory, 0 if path is None else _claimed_index(path))
+            return no_snapshot() if path is None else load_snapshot(path)
+        except CorruptJournal as error:
+            gap = gap or error
+        except SnapshotDamaged:
+            continue  # the scheduler reported it when it recovered
+    raise gap or CorruptJournal(str(directory), 0, "there is no state to begin with")
+
+
+def _snapshots(directory: Path) -> list[Path]:
+    """Oldest first."""
+    usual = [directory / PREVIOUS_NAME, directory / SNAPSHOT_NAME]
+    return [*(path for _, path in archived_snapshots(directory)), *(path for path in usual if path.exists())]
+
+
+def _claimed_index(path: Path) -> int:
+    return int(path.name.split("-")[1].split(".")[0]) if path.suffix == ".gz" else snapshot_index(path)
+
+
+def _pack(directory: Path, segment: Segment, last_index: int) -> Path:
+    archive = directory / ARCHIVE_FOLDER
+    written_at = segment.path.stat().st_mtime_ns
+    target = archive / archived_name(segment.first_index, last_index)
+    write_file(target, gzip.compress(segment.path.read_bytes(), PACK_LEVEL, mtime=0))
+    os.utime(target, ns=(written_at, written_at))
+    _keep_state(directory, segment.first_index)
+    sync_folder(archive)
+    segment.path.unlink()
+    sync_folder(segment.path.parent)
+    return target
+
+
+def _keep_state(directory: Path, first_index: int) -> None:
+    """One state for each packed segment: so that when older segments are gone, a replay can begin behind it."""
+    previous = directory / PREVIOUS_NAME
+    index = snapshot_index(previous)
+    kept = archived_snapshots(directory)
+    if not index or (kept and kept[-1][0] >= first_index):
+        return
+    write_file(
+        directory / ARCHIVE_FOLDER / archived_snapshot_name(index),
+        gzip.compress(previous.read_bytes(), PACK_LEVEL, mtime=0),
+    )
+
+
+def _states_before(directory: Path, index: int) -> list[Path]:
+    return [path for state_index, path in archived_snapshots(directory) if state_index < index]

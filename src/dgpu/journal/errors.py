@@ -1,0 +1,41 @@
+# ruff: noqa: N818 - the names say what is the matter with the thing
+"""What can go wrong with a journal.
+
+JournalError
+├── JournalBroken     a write or an fsync failed: the process must end, nothing may be acknowledged any more
+├── JournalLocked     another process uses the directory
+├── CorruptJournal    bytes that were durable once are damaged or missing: refused, with file and offset
+└── SnapshotDamaged   one snapshot file cannot be trusted; an older one may do
+"""
+
+from __future__ import annotations
+
+
+class JournalError(Exception):
+    pass
+
+
+class JournalBroken(JournalError):
+    """The OSError is the cause. After a failed fsync the kernel may have dropped the pages: never try again."""
+
+
+class JournalLocked(JournalError):
+    def __init__(self, directory: str, holder: str) -> None:
+        super().__init__(f"{directory} is in use already, by process {holder}")
+        self.directory = directory
+        self.holder = holder
+
+
+class CorruptJournal(JournalError):
+    def __init__(self, file: str, offset: int, why: str) -> None:
+        super().__init__(f"{file}, offset {offset}: {why}")
+        self.file = file
+        self.offset = offset
+        self.why = why
+
+
+class SnapshotDamaged(JournalError):
+    def __init__(self, file: str, why: str) -> None:
+        super().__init__(f"{file}: {why}")
+        self.file = file
+        self.why = why

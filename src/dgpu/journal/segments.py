@@ -1,0 +1,241 @@
+"""Segment files: their names, where they lie, and reading them in order.
+
+A live segment is `journal/segment-<first index>.journal`. Once the snapshots and the history cover it, it is packed into
+`archive/segment-<first index>-<last index>.journal.gz`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from dgpu.journal.errors import CorruptJournal
+from dgpu.journal.format import HEADER_BYTES, Record, Scan, record_at, record_bytes, scan
+from dgpu.journal.journal import Group
+from dgpu.wire.records import UnreadableGroup, decode_group
+
+JOURNAL_FOLDER = "journal"
+ARCHIVE_FOLDER = "archive"
+
+_LIVE = re.compile(r"segment-(\d{20})\.journal")
+_ARCHIVED = re.compile(r"segment-(\d{20})-(\d{20})\.journal\.gz")
+_CHUNK_BYTES = 1 << 17
+_MOST_READ_BYTES = 8 << 20
+_NO_HEADER = bytes(HEADER_BYTES)
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    path: Path
+    first_index: int
+    last_index: int | None = None  # known for archived ones
+
+
+class Chain(msgspec.Struct, frozen=True, kw_only=True):
+    """Segments that follow each other without a gap; the last is the one being written."""
+
+    segments: tuple[Segment, ...]
+    after_index: int  # groups up to here are not wanted
+
+
+def live_name(first_index: int) -> str:
+    return f"segment-{first_index:020}.journal"
+
+
+def archived_name(first_index: int, last_index: int) -> str:
+    return f"segment-{first_index:020}-{last_index:020}.journal.gz"
+
+
+def live_segments(directory: Path) -> list[Segment]:
+    folder = directory / JOURNAL_FOLDER
+    found = [(path, _LIVE.fullmatch(path.name)) for path in _entries(folder)]
+    segments = [Segment(path=path, first_index=int(name[1])) for path, name in found if name]
+    return sorted(segments, key=lambda segment: segment.first_index)
+
+
+def archived_segments(directory: Path) -> list[Segment]:
+    folder = directory / ARCHIVE_FOLDER
+    found = [(path, _ARCHIVED.fullmatch(path.name)) for path in _entries(folder)]
+    segments = [
+        Segment(path=path, first_index=int(name[1]), last_index=int(name[2])) for path, name in found if name
+    ]
+    return sorted(segments, key=lambda segment: segment.first_index)
+
+
+def chain(directory: Path, after_index: int) -> Chain:
+    """What must be read to get every group after `after_index`. A gap is refused."""
+    # An archived copy is written before the live file is removed, so both may be there: the live one is cheaper.
+    by_first = {segment.first_index: segment for segment in archived_segments(directory)}
+    by_first.update({segment.first_index: segment for segment in live_segments(directory)})
+    wanted: list[Segment] = []
+    for first_index in sorted(by_first, reverse=True):
+        wanted.append(by_first[first_index])
+        if first_index <= after_index + 1:
+            break
+    wanted.reverse()
+    if wanted and wanted[0].first_index > after_index + 1:
+        lost = f"groups {after_index + 1} to {wanted[0].first_index - 1} are in no segment"
+        raise CorruptJournal(str(wanted[0].path), 0, lost)
+    return Chain(segments=tuple(wanted), after_index=after_index)
+
+
+def read_segment(segment: Segment) -> bytes:
+    try:
+        content = segment.path.read_bytes()
+    except FileNotFoundError:
+        # The follower packed it between our look at the folder and now.
+        moved = _archived_twin(segment)
+        if moved is None:
+            raise
+        segment, content = moved, moved.path.read_bytes()
+    if segment.last_index is None:
+        return content
+    try:
+        return gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise CorruptJournal(str(segment.path), 0, f"cannot be unpacked: {error}") from error
+
+
+def scans(
+    segments: tuple[Segment, ...], *, scanned_last: Scan | None = None
+) -> Iterator[tuple[Segment, Scan]]:
+    """Scan segments in order. Only the last one may end torn, and none may be missing between them."""
+    expected, epoch = (segments[0].first_index if segments else 1), 0
+    for number, segment in enumerate(segments):
+        is_last = number == len(segments) - 1
+        if segment.first_index != expected:
+            raise CorruptJournal(
+                str(segment.path),
+                0,
+                f"begins with group {segment.first_index}, but group {expected} is missing",
+            )
+        if is_last and scanned_last is not None:
+            result = scanned_last
+        else:
+            result = scan(
+                read_segment(segment), file=str(segment.path), first_index=expected, least_epoch=epoch
+            )
+        if result.torn_bytes and not is_last:
+            why = f"group {expected + len(result.records)} is damaged; later segments exist"
+            raise CorruptJournal(str(segment.path), result.end, why)
+        yield segment, result
+        if result.records:
+            expected, epoch = expected + len(result.records), result.records[-1].epoch
+
+
+def group_of(record: Record, file: str) -> Group:
+    try:
+        events = decode_group(record.payload, record.schema)
+    except UnreadableGroup as error:
+        raise CorruptJournal(file, record.offset, f"group {record.index} cannot be read: {error}") from error
+    return Group(index=record.index, epoch=record.epoch, events=events)
+
+
+class StoredGroups:
+    """Groups of a chain, decoded while iterated, so that a long archive never has to fit in memory."""
+
+    def __init__(self, wanted: Chain, *, scanned_last: Scan | None = None) -> None:
+        self._wanted = wanted
+        self._scanned_last = scanned_last
+
+    def __iter__(self) -> Iterator[Group]:
+        for segment, result in scans(self._wanted.segments, scanned_last=self._scanned_last):
+            for record in result.records:
+                if record.index > self._wanted.after_index:
+                    yield group_of(record, str(segment.path))
+
+
+class JournalTail:
+    """Reads live segments while a scheduler writes them. Told what is committed, it never reads beyond."""
+
+    def __init__(self, directory: Path, *, after_index: int) -> None:
+        self._directory = directory
+        self._index = after_index
+        self._segment: Segment | None = None
+        self._offset = 0
+
+    @property
+    def index(self) -> int:
+        return self._index
+
+    def read(self, *, upto_index: int, most_groups: int) -> list[Group]:
+        """The next groups, at most `most_groups` and about 8 MiB of them; empty when `upto_index` is reached."""
+        if self._segment is None and self._index < upto_index:
+            self._find_place()
+        groups: list[Group] = []
+        read_bytes = 0
+        while self._segment is not None and self._index < upto_index and len(groups) < most_groups:
+            if read_bytes >= _MOST_READ_BYTES:
+                break
+            before = self._offset
+            found = self._read_chunk(self._segment, upto_index, most_groups - len(groups))
+            groups += found
+            read_bytes += self._offset - before
+            if not found:
+                self._turn_over(self._segment)
+        return groups
+
+    def _find_place(self) -> None:
+        """The first read starts inside a segment: pass over what is known already."""
+        segment = next(
+            (one for one in reversed(live_segments(self._directory)) if one.first_index <= self._index + 1),
+            None,
+        )
+        if segment is None:
+            raise CorruptJournal(
+                str(self._directory / JOURNAL_FOLDER), 0, f"group {self._index + 1} is in no segment"
+            )
+        self._segment, self._offset = segment, 0
+        wanted, self._index = self._index, segment.first_index - 1
+        while self._index < wanted:
+            if not self._read_chunk(segment, wanted, wanted - self._index, decode=False):
+                raise CorruptJournal(str(segment.path), self._offset, f"group {self._index + 1} is missing")
+
+    def _turn_over(self, segment: Segment) -> None:
+        path = segment.path.with_name(live_name(self._index + 1))
+        if not path.exists() or path == segment.path:
+            why = f"group {self._index + 1} is committed, but neither here nor in the next segment"
+            raise CorruptJournal(str(segment.path), self._offset, why)
+        self._segment, self._offset = Segment(path=path, first_index=self._index + 1), 0
+
+    def _read_chunk(
+        self, segment: Segment, upto_index: int, most_groups: int, *, decode: bool = True
+    ) -> list[Group]:
+        groups: list[Group] = []
+        size = _CHUNK_BYTES
+        if not segment.path.exists():
+            return groups  # read to its end, and packed since
+        with segment.path.open("rb") as file:
+            while not groups:
+                file.seek(self._offset)
+                content = memoryview(file.read(size))
+                place = 0
+                while self._index < upto_index and len(groups) < most_groups:
+                    record = record_at(content, place)
+                    if record is None or record.index != self._index + 1:
+                        break
+                    if decode:
+                        groups.append(group_of(record, str(segment.path)))
+                    else:
+                        groups.append(Group(index=record.index, epoch=record.epoch, events=[]))
+                    place += record_bytes(len(record.payload))
+                    self._index = record.index
+                self._offset += place
+                if len(content) < size or content[place : place + HEADER_BYTES] == _NO_HEADER:
+                    break  # the end of the file, or of its records
+                size *= 8  # a record larger than the chunk
+        return groups
+
+
+def _archived_twin(segment: Segment) -> Segment | None:
+    directory = segment.path.parent.parent
+    twins = [one for one in archived_segments(directory) if one.first_index == segment.first_index]
+    return twins[0] if twins else None
+
+
+def _entries(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []

@@ -1,0 +1,246 @@
+"""The whole state at one journal index, as JSON that people can read: one line for each task, node, GPU and lease.
+
+The file ends with a line that carries the CRC-32 of everything before it. The digest inside is compared with the state
+that was read: a snapshot is believed only when both are right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+
+from dgpu.core.digest import digest
+from dgpu.core.lease import Lease
+from dgpu.core.node import Gpu, Node
+from dgpu.core.state import ClusterState, Parts
+from dgpu.core.task import Task
+from dgpu.journal.durable import sync_folder, write_file
+from dgpu.journal.errors import SnapshotDamaged
+from dgpu.journal.journal import collector_off
+from dgpu.journal.segments import ARCHIVE_FOLDER
+
+FORMAT = "dgpu-snapshot-1"
+SNAPSHOT_NAME = "snapshot.json"
+PREVIOUS_NAME = "snapshot.prev.json"
+
+_ARCHIVED = re.compile(r"snapshot-(\d{20})\.json\.gz")
+_SEAL = re.compile(rb'\n,"crc":"([0-9a-f]{8})"}\n')
+_SEAL_BYTES = len(b'\n,"crc":"00000000"}\n')
+
+# A task as it is, but for its detail: JSON inside JSON instead of a string of base64, so that it can be read.
+_StoredTask: Any = msgspec.defstruct(
+    "StoredTask",
+    [
+        (field.name, msgspec.Raw) if field.name == "detail" else
+        (field.name, field.type) if field.required else (field.name, field.type, field.default)
+        for field in msgspec.structs.fields(Task)
+    ],
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    gc=False,
+)  # fmt: skip
+
+
+_BY_ID = {
+    "tasks": _StoredTask,
+    "nodes": Node,
+    "gpus": Gpu,
+    "leases": Lease,
+}  # lists: each value knows its own id
+
+
+def _stored_type(name: str, part: Any) -> Any:
+    return list[_BY_ID[name]] if name in _BY_ID else part  # type: ignore[valid-type]
+
+
+_StoredState: Any = msgspec.defstruct(
+    "StoredState",
+    [(name, _stored_type(name, part)) for name, part in get_type_hints(Parts).items()],
+    frozen=True,
+    kw_only=True,
+)
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True):
+    format: str
+    index: int
+    epoch: int
+    at: int
+    digest: str
+    state: _StoredState
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    file: str
+    index: int
+    epoch: int
+    at: int
+    state: ClusterState
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(_File)
+
+
+def encode_snapshot(state: ClusterState, *, index: int, epoch: int) -> bytes:
+    head = {"format": FORMAT, "index": index, "epoch": epoch, "at": state.last_at, "digest": digest(state)}
+    # Small things first: who looks into the file sees the numbers before a hundred thousand tasks.
+    names = sorted(Parts._fields, key=lambda name: (isinstance(getattr(state, name), dict), name))
+    members = (b'"%b":%b' % (name.encode(), _encode_part(name, getattr(state, name))) for name in names)
+    body = b'%b,"state":{\n%b}' % (_encoder.encode(head)[:-1], b",\n".join(members))
+    return b'%b\n,"crc":"%08x"}\n' % (body, zlib.crc32(body))
+
+
+def decode_snapshot(content: bytes, file: str) -> Snapshot:
+    """Raises SnapshotDamaged for anything that is not exactly what was written."""
+    body, seal = content[:-_SEAL_BYTES], _SEAL.fullmatch(content[-_SEAL_BYTES:])
+    if seal is None:
+        raise SnapshotDamaged(file, "is cut short or its last line is damaged")
+    if int(seal[1], 16) != zlib.crc32(body):
+        raise SnapshotDamaged(file, "does not match its CRC")
+    with collector_off():
+        try:
+            stored = _decoder.decode(content)
+        except msgspec.DecodeError as error:
+            raise SnapshotDamaged(file, f"cannot be read by this version: {error}") from error
+        if stored.format != FORMAT:
+            raise SnapshotDamaged(file, f"has the format {stored.format!r}, this version reads {FORMAT!r}")
+        state = _state(stored.state)
+        if digest(state) != stored.digest:
+            raise SnapshotDamaged(file, "does not give the state it was taken of (digests differ)")
+    return Snapshot(file=file, index=stored.index, epoch=stored.epoch, at=stored.at, state=state)
+
+
+def write_snapshot(directory: Path, state: ClusterState, *, index: int, epoch: int) -> None:
+    """Replace the newest snapshot, keep the one before. A failure leaves both as they were."""
+    newest, previous = directory / SNAPSHOT_NAME, directory / PREVIOUS_NAME
+    ready = directory / "snapshot.new.json"
+    content = encode_snapshot(state, index=index, epoch=epoch)
+    _decoder.decode(
+        content
+    )  # 40 ms for 100,000 tasks: never put what cannot be read in the place of what can
+    write_file(ready, content)
+    if newest.exists():
+        # A second name for the old file instead of a rename: there is never a moment without a newest snapshot.
+        twin = directory / "snapshot.prev.new.json"
+        with contextlib.suppress(FileNotFoundError):
+            twin.unlink()
+        os.link(newest, twin)
+        twin.replace(previous)
+    ready.replace(newest)
+    sync_folder(directory)
+
+
+def load_snapshot(path: Path) -> Snapshot:
+    try:
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise SnapshotDamaged(str(path), f"cannot be read: {error}") from error
+    return decode_snapshot(content, str(path))
+
+
+def snapshot_index(path: Path) -> int:
+    """The index that a snapshot claims, from its first line; 0 if there is none. For bounds, not for trust."""
+    try:
+        with path.open("rb") as file:
+            found = re.search(rb'"index":(\d+)', file.read(200))
+    except OSError:
+        return 0
+    return int(found[1]) if found else 0
+
+
+def archived_snapshots(directory: Path) -> list[tuple[int, Path]]:
+    """States kept beside the archived segments, so that a replay can begin in the middle; oldest first."""
+    folder = directory / ARCHIVE_FOLDER
+    if not folder.is_dir():
+        return []
+    found = [(_ARCHIVED.fullmatch(path.name), path) for path in folder.iterdir()]
+    return sorted((int(name[1]), path) for name, path in found if name)
+
+
+def archived_snapshot_name(index: int) -> str:
+    return f"snapshot-{index:020}.json.gz"
+
+
+def load_newest(directory: Path) -> tuple[Snapshot, tuple[str, ...]]:
+    """The newest snapshot that can be trusted, and what to tell about those that cannot.
+
+    Without any, everything is replayed from the first group; if that is not possible the journal says so.
+    """
+    notes: list[str] = []
+    usual = [directory / SNAPSHOT_NAME, directory / PREVIOUS_NAME]
+    paths = [path for path in usual if path.exists()]
+    if paths and paths[0] != usual[0]:
+        notes.append(f"{usual[0]} is missing")
+    archived = [path for _, path in reversed(archived_snapshots(directory))]
+    for path in [*paths, *archived]:
+        try:
+            snapshot = load_snapshot(path)
+        except SnapshotDamaged as error:
+            notes.append(f"{error}; an older state is used")
+        else:
+            if notes:
+                notes.append(f"recovering from {path}, group {snapshot.index}")
+            return snapshot, tuple(notes)
+    if notes:
+        notes.append("no snapshot can be used; replaying from the first group")
+    return no_snapshot(), tuple(notes)
+
+
+def no_snapshot() -> Snapshot:
+    """Where a journal begins: an empty state."""
+    return Snapshot(file="", index=0, epoch=0, at=0, state=ClusterState())
+
+
+def _encode_part(name: str, part: Any) -> bytes:
+    encode = _encoder.encode
+    if name == "tasks":
+        return b"[\n%b\n]" % b",\n".join(_task_lines(part.values()))
+    if name in _BY_ID:
+        return b"[\n%b\n]" % b",\n".join(map(encode, part.values()))
+    if isinstance(part, dict):
+        members = (encode(str(key)) + b":" + encode(value) for key, value in part.items())
+        return b"{\n%b\n}" % b",\n".join(members)
+    return encode(part)
+
+
+def _task_lines(tasks: Iterable[Task]) -> Iterator[bytes]:
+    encode, as_dict, raw = _encoder.encode, msgspec.structs.asdict, msgspec.Raw
+    for task in tasks:
+        fields = as_dict(task)
+        detail = task.detail
+        fields["detail"] = raw(detail if detail.startswith(b"{") else encode(detail))
+        yield encode(_StoredTask(**fields))
+
+
+def _state(stored: Any) -> ClusterState:
+    parts = {name: getattr(stored, name) for name in Parts._fields}
+    for name in _BY_ID.keys() - {"tasks"}:
+        parts[name] = {value.id: value for value in parts[name]}
+    parts["tasks"] = {task.id: task for task in map(_task_of({}), parts["tasks"])}
+    return ClusterState.from_parts(Parts(**parts))
+
+
+def _task_of(details: dict[bytes, bytes]) -> Callable[[Any], Task]:
+    """Equal details become one object again: a batch of 10,000 equal tasks holds one copy of its command."""
+    as_dict = msgspec.structs.asdict
+
+    def convert(stored: Any) -> Task:
+        fields = as_dict(stored)
+        raw = bytes(fields["detail"])
+        detail = raw if raw.startswith(b"{") else msgspec.json.decode(raw, type=bytes)
+        fields["detail"] = details.setdefault(detail, detail)
+        return Task(**fields)
+
+    return convert

@@ -1,0 +1,72 @@
+"""A commit group as bytes: the payload of one journal record. This is a file format; old ones are upcast."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Union
+
+import msgspec
+
+from dgpu.core import events
+from dgpu.core.events import Event
+from dgpu.wire.upcast import upcast
+
+SCHEMA = 1
+
+EVENT_TYPES: tuple[type[Event], ...] = (
+    events.EpochBegan,
+    events.TasksSubmitted,
+    events.TaskPlaced,
+    events.TaskStarted,
+    events.TaskFinished,
+    events.TaskRequeued,
+    events.TaskCancelRequested,
+    events.TasksCancelled,
+    events.TasksForgotten,
+    events.KeysForgotten,
+    events.NodeRegistered,
+    events.InventoryChanged,
+    events.NodeLost,
+    events.NodeDraining,
+    events.NodeResumed,
+    events.NodeRemoved,
+    events.ObservationChanged,
+)
+
+_GROUP = list[Union[EVENT_TYPES]]  # type: ignore[valid-type]  # noqa: UP007 - built from the tuple above
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_GROUP)
+
+
+class UnreadableGroup(ValueError):  # noqa: N818 - it names the thing
+    """The bytes are whole, but this version cannot make events of them."""
+
+
+def encode_group(group: Sequence[Event]) -> bytes:
+    return _encoder.encode(group)
+
+
+def join_groups(parts: Sequence[tuple[int, bytes]]) -> bytes:
+    """One group out of several encoded ones, each with its number of events. Nothing is encoded again."""
+    if len(parts) == 1:
+        return parts[0][1]
+    count = sum(events_count for events_count, _ in parts)
+    bodies = [encoded[len(_array_header(events_count)) :] for events_count, encoded in parts]
+    return b"".join((_array_header(count), *bodies))
+
+
+def _array_header(count: int) -> bytes:
+    if count < 16:
+        return bytes((0x90 | count,))
+    return b"\xdc" + count.to_bytes(2, "big") if count < 1 << 16 else b"\xdd" + count.to_bytes(4, "big")
+
+
+def decode_group(payload: bytes, schema: int) -> list[Event]:
+    if schema > SCHEMA:
+        raise UnreadableGroup(f"written in schema {schema} by a newer version; this one reads up to {SCHEMA}")
+    try:
+        if schema == SCHEMA:
+            return _decoder.decode(payload)
+        return msgspec.convert(upcast(msgspec.msgpack.decode(payload), schema, SCHEMA), _GROUP)
+    except msgspec.DecodeError as error:
+        raise UnreadableGroup(f"schema {schema}: {error}") from error

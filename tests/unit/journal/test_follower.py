@@ -1,0 +1,181 @@
+"""The follower, without its process: it follows what is committed, whatever it finds when it begins."""
+
+import shutil
+
+import pytest
+
+from dgpu.core.digest import digest
+from dgpu.journal.archive import Retention
+from dgpu.journal.errors import JournalLocked
+from dgpu.journal.file import FileJournal
+from dgpu.journal.segments import archived_segments, live_segments
+from dgpu.journal.snapshot import load_newest, load_snapshot
+from dgpu.service.follower import Follower, FollowerSettings
+from dgpu.service.history import HISTORY_NAME, History, TaskFilters
+from dgpu.service.history_rebuild import rebuild_history
+from dgpu.service.history_writer import remove_history
+from unit.journal.samples import append_groups, busy_cluster, write_journal
+
+EAGER = FollowerSettings(snapshot_interval_ms=0)
+
+
+def follow(directory, committed: int, settings=EAGER, *, final_snapshot: bool = True) -> tuple[str, list]:
+    said: list = []
+    follower = Follower(directory, settings, said.append)
+    follower.commit_seen(committed)
+    follower.finish(final_snapshot=final_snapshot)
+    follower.close()
+    return digest(follower.state), said
+
+
+def rows(directory) -> list:
+    """All that a history says, to compare two of them."""
+    history = History(directory / HISTORY_NAME)
+    tasks = history.list_tasks(TaskFilters(), live=True, limit=1000)
+    found = [(task, history.task_events(task.id), history.attempts(task.id)) for task in tasks]
+    found.append((history.node_events("n1"), history.node_events("n2")))
+    history.close()
+    return found
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    cluster = busy_cluster(7, steps=150)
+    write_journal(tmp_path, cluster.groups, segment_bytes=1 << 13)
+    return cluster
+
+
+def test_it_reaches_the_state_of_the_scheduler_and_snapshots_it(tmp_path, cluster) -> None:
+    found, said = follow(tmp_path, len(cluster.groups))
+    assert found == digest(cluster.state)
+    assert {"snapshot": len(cluster.groups)} in said
+    snapshot, notes = load_newest(tmp_path)
+    assert (snapshot.index, notes) == (len(cluster.groups), ())
+    assert digest(snapshot.state) == digest(cluster.state)
+
+
+def test_it_never_goes_beyond_what_is_committed(tmp_path, cluster) -> None:
+    follow(tmp_path, 30)
+    assert load_newest(tmp_path)[0].index == 30
+    assert History(tmp_path / HISTORY_NAME).reach().index == 30
+
+
+def test_beginning_again_and_again_gives_the_same_history_as_going_through(tmp_path, cluster) -> None:
+    shutil.copytree(tmp_path / "journal", tmp_path / "once" / "journal")
+    follow(tmp_path / "once", len(cluster.groups))
+    for committed in (1, 17, 18, 60, 61, 100, len(cluster.groups)):
+        found, _ = follow(tmp_path, committed, final_snapshot=committed % 2 == 0)
+    assert found == digest(cluster.state)
+    assert rows(tmp_path) == rows(tmp_path / "once")
+
+
+def test_sealed_segments_are_packed_once_both_snapshots_cover_them(tmp_path, cluster) -> None:
+    segments = live_segments(tmp_path)
+    follow(tmp_path, segments[2].first_index)
+    assert archived_segments(tmp_path) == []
+    follow(tmp_path, len(cluster.groups))
+    assert [one.first_index for one in archived_segments(tmp_path)] == [
+        one.first_index for one in segments[:2]
+    ]
+
+
+def test_without_its_history_it_is_made_again_from_archive_and_journal(tmp_path, cluster) -> None:
+    for committed in (40, 80, 110, len(cluster.groups)):
+        follow(tmp_path, committed)
+    assert archived_segments(tmp_path)
+    before = rows(tmp_path)
+    remove_history(tmp_path / HISTORY_NAME)
+    found, _ = follow(tmp_path, len(cluster.groups))
+    assert found == digest(cluster.state)
+    assert rows(tmp_path) == before
+
+
+def test_without_its_history_and_its_archive_it_says_how_far_it_reaches(tmp_path, cluster) -> None:
+    settings = FollowerSettings(snapshot_interval_ms=0, retention=Retention(most_bytes=0))
+    for committed in (40, 80, 110, len(cluster.groups)):
+        follow(tmp_path, committed, settings)
+    assert archived_segments(tmp_path) == []
+    remove_history(tmp_path / HISTORY_NAME)
+    found, said = follow(tmp_path, len(cluster.groups), settings)
+    assert found == digest(cluster.state)
+    assert any("reaches back to group" in message.get("note", "") for message in said)
+    history = History(tmp_path / HISTORY_NAME)
+    assert history.reach().from_index > 0
+    assert all(history.task(task_id) is not None for task_id in cluster.state.tasks)
+
+
+def test_a_damaged_history_is_made_again(tmp_path, cluster) -> None:
+    follow(tmp_path, len(cluster.groups))
+    before = rows(tmp_path)
+    path = tmp_path / HISTORY_NAME
+    remove_history(path)
+    path.write_bytes(b"rubbish" * 1000)
+    _, said = follow(tmp_path, len(cluster.groups))
+    assert any("made again" in message.get("note", "") for message in said)
+    assert rows(tmp_path) == before
+
+
+def test_a_history_that_knows_more_than_the_journal_is_an_error_and_made_again(tmp_path, cluster) -> None:
+    """Groups that were acknowledged are missing: somebody must hear of it."""
+    follow(tmp_path, len(cluster.groups), final_snapshot=False, settings=FollowerSettings())
+    _, said = follow(tmp_path, 50, final_snapshot=False, settings=FollowerSettings())
+    assert any("knows group" in message.get("error", "") for message in said)
+    assert History(tmp_path / HISTORY_NAME).reach().index == 50
+
+
+def test_a_damaged_snapshot_costs_time_and_nothing_else(tmp_path, cluster) -> None:
+    follow(tmp_path, 60)
+    follow(tmp_path, 90)
+    (tmp_path / "snapshot.json").write_bytes(b"{")
+    found, _ = follow(tmp_path, len(cluster.groups))
+    assert found == digest(cluster.state)
+    assert load_snapshot(tmp_path / "snapshot.json").index == len(cluster.groups)
+
+
+def test_what_it_says_it_has_seen_is_in_the_history(tmp_path, cluster) -> None:
+    _, said = follow(tmp_path, len(cluster.groups))
+    seen = [message for message in said if "seen" in message]
+    assert seen[-1]["seen"] == len(cluster.groups)
+    # The next group may carry the time of this one: what ends then is not in the history yet.
+    assert seen[-1]["at"] == cluster.state.last_at - 1
+
+
+def test_a_rebuilt_history_says_what_the_followed_one_said(tmp_path, cluster) -> None:
+    for committed in (40, 80, len(cluster.groups)):
+        follow(tmp_path, committed)
+    before = rows(tmp_path)
+    reports: list[str] = []
+    rebuild_history(tmp_path, reports.append)
+    assert rows(tmp_path) == before
+    assert "first group" in reports[0]
+    assert f"group {len(cluster.groups)}" in reports[-1]
+    found, _ = follow(tmp_path, len(cluster.groups))
+    assert found == digest(cluster.state)
+
+
+def test_a_rebuild_tells_from_when_on_it_can_know(tmp_path, cluster) -> None:
+    settings = FollowerSettings(snapshot_interval_ms=0, retention=Retention(most_bytes=0))
+    for committed in (40, 80, 110, len(cluster.groups)):
+        follow(tmp_path, committed, settings)
+    reports: list[str] = []
+    rebuild_history(tmp_path, reports.append)
+    assert "older segments are gone" in reports[0]
+    assert "2023-11-14T" in reports[0]
+
+
+def test_a_rebuild_is_refused_while_a_scheduler_runs(tmp_path, cluster) -> None:
+    journal = FileJournal.open(tmp_path)
+    with pytest.raises(JournalLocked):
+        rebuild_history(tmp_path, print)
+    journal.close()
+
+
+def test_a_directory_without_a_single_group_is_fine(tmp_path) -> None:
+    directory = tmp_path / "new"
+    journal = FileJournal.open(directory, segment_bytes=1 << 14, reserve_bytes=1 << 13)
+    journal.recover()
+    _, said = follow(directory, 0)
+    assert all("error" not in message for message in said)
+    assert not (directory / "snapshot.json").exists()
+    append_groups(journal, busy_cluster(steps=5).groups)
+    journal.close()

@@ -1,0 +1,75 @@
+"""Groups as bytes: every event survives, old schemas are read, newer ones are refused by name."""
+
+import msgspec
+import pytest
+
+from dgpu.core import events
+from dgpu.core.node import Node
+from dgpu.core.settings import Settings
+from dgpu.core.task import TaskStatus
+from dgpu.wire.records import EVENT_TYPES, SCHEMA, UnreadableGroup, decode_group, encode_group
+from dgpu.wire.upcast import upcast
+from unit.journal.samples import busy_cluster, gpus, spec
+
+
+def test_every_kind_of_event_is_known_to_the_decoder() -> None:
+    declared = {
+        kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, events.Event)
+    }
+    assert set(EVENT_TYPES) == declared - {events.Event}
+
+
+def test_every_kind_of_event_survives() -> None:
+    group = [
+        events.EpochBegan(1, 2, Settings(keep_finished=7)),
+        events.TasksSubmitted(1, 5, ((3, spec()),), "key", "print"),
+        events.TaskPlaced(1, 5, 9, 1, "n1", ("GPU-1",)),
+        events.TaskStarted(2, 5, 9, 2),
+        events.TaskFinished(3, 5, 9, TaskStatus.FAILED, 3, 1, "exit_code", "it failed"),
+        events.TaskRequeued(3, 6, 10, 4, True, "node_fault", "disk"),
+        events.TaskCancelRequested(4, 6, 10),
+        events.TasksCancelled(4, (6, 7)),
+        events.TasksForgotten(5, (5,)),
+        events.KeysForgotten(5, 1),
+        events.NodeRegistered(6, Node(id="n1", boot_id="b"), gpus("n1", 2)),
+        events.InventoryChanged(7, "n1", gpus("n1", 1)),
+        events.NodeLost(8, "n1", "silent"),
+        events.NodeDraining(9, "n1", "fan"),
+        events.NodeResumed(10, "n1"),
+        events.NodeRemoved(11, "n1"),
+        events.ObservationChanged(12, "GPU-n1-0", 512, "xid"),
+    ]
+    assert {type(event) for event in group} == set(EVENT_TYPES)
+    assert decode_group(encode_group(group), SCHEMA) == group
+
+
+def test_groups_of_a_busy_cluster_survive() -> None:
+    for group in busy_cluster(steps=40).groups:
+        assert tuple(decode_group(encode_group(group), SCHEMA)) == group
+
+
+def test_a_field_that_is_new_at_the_end_gets_its_default_from_an_old_record() -> None:
+    old = msgspec.msgpack.encode([["TaskCancelRequested", 4, 6]])
+    assert decode_group(old, SCHEMA) == [events.TaskCancelRequested(4, 6)]
+
+
+def test_a_record_of_a_newer_schema_is_refused_by_name() -> None:
+    with pytest.raises(UnreadableGroup, match="newer version"):
+        decode_group(b"", SCHEMA + 1)
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xc1", msgspec.msgpack.encode([["Unheard", 1]]), b"\x93"])
+def test_bytes_that_are_no_group_are_refused(payload: bytes) -> None:
+    with pytest.raises(UnreadableGroup):
+        decode_group(payload, SCHEMA)
+
+
+def test_an_old_group_walks_through_every_step() -> None:
+    steps = {1: lambda group: [*group, "one"], 2: lambda group: [*group, "two"]}
+    assert upcast(["event"], 1, 3, steps) == ["event", "one", "two"]
+    assert upcast(["event"], 2, 3, steps) == ["event", "two"]
+
+
+def test_a_missing_step_is_said() -> None:
+    with pytest.raises(ValueError, match="from schema 1 to 2"):
+        upcast([], 1, 2, {})
