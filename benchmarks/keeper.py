@@ -1,0 +1,129 @@
+"""Starts of `true` through the keeper, beside a bare posix_spawn loop in the same run. Compare the ratio."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+from dgpu.agent.frames import Decoder, encode
+from dgpu.agent.keeper import KeeperSettings
+from dgpu.agent.keeper_link import connect, launch
+
+ROUNDS = 3
+SPAWNS = 1_000
+IN_FLIGHT = 8
+IDLE_STARTS = 50
+
+
+def run() -> Iterator[dict]:
+    with Bench() as bench:
+        bench.drain(100)
+        ratios, rates, bare = [], [], []
+        for _ in range(ROUNDS):
+            bare.append(direct(SPAWNS // 2))
+            rates.append(bench.drain(SPAWNS))
+            ratios.append(rates[-1] / bare[-1])
+        yield {"name": "spawn.direct", "value": round(max(bare)), "unit": "tasks/s"}
+        yield {"name": "spawn.keeper", "value": round(max(rates)), "unit": "tasks/s", "aim": 1_300}
+        yield {
+            "name": "spawn.ratio",
+            "value": round(sorted(ratios)[len(ratios) // 2], 3),
+            "unit": "keeper/direct",
+        }
+        delays = sorted(bench.idle_start_ms() for _ in range(IDLE_STARTS))
+        yield {"name": "spawn.idle_start_p50", "value": round(delays[len(delays) // 2], 3), "unit": "ms"}
+
+
+def direct(count: int) -> float:
+    """Eight at a time, waited for in any order, as the keeper does."""
+    begun = time.perf_counter()
+    started = ended = 0
+    while ended < count:
+        while started < count and started - ended < IN_FLIGHT:
+            os.posix_spawn("/bin/true", ["true"], {}, setsid=True)
+            started += 1
+        os.wait()
+        ended += 1
+    return count / (time.perf_counter() - begun)
+
+
+class Bench:
+    def __enter__(self) -> Self:
+        self._directory = Path(tempfile.mkdtemp(prefix="dgpu-bench-"))
+        launch(
+            KeeperSettings(
+                directory=str(self._directory / "keeper"),
+                work_dir=str(self._directory / "tasks"),
+                output_dir=str(self._directory / "output"),
+                idle_exit_ms=1_000,
+            )
+        )
+        self._link = connect(self._directory / "keeper")
+        self._decoder = Decoder()
+        self._next_lease = 1
+        self._receive()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._link.sendall(encode({"shutdown": True}))
+        self._link.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def drain(self, count: int) -> float:
+        begun = time.perf_counter()
+        started = ended = 0
+        while ended < count:
+            room = min(IN_FLIGHT - (started - ended), count - started)
+            if room:
+                self._order(room)
+                started += room
+            done = [end["lease"] for frame in self._receive() for end in frame.get("ended", ())]
+            if done:
+                self._link.sendall(encode({"forget": done}))
+            ended += len(done)
+        return count / (time.perf_counter() - begun)
+
+    def idle_start_ms(self) -> float:
+        time.sleep(0.05)
+        begun = time.perf_counter()
+        self._order(1)
+        delay = 0.0
+        while True:
+            for frame in self._receive():
+                if frame.get("started"):
+                    delay = delay or (time.perf_counter() - begun) * 1_000
+                if frame.get("ended"):
+                    return delay
+
+    def _order(self, count: int) -> None:
+        orders = []
+        for _ in range(count):
+            orders.append(
+                {
+                    "lease": self._next_lease,
+                    "task": self._next_lease,
+                    "attempt": 1,
+                    "node": "bench",
+                    "gpus": [],
+                    "argv": ["true"],
+                    "env": {"PATH": "/usr/bin:/bin", "DGPU_LEASE_ID": str(self._next_lease)},
+                    "cwd": "/tmp",
+                    "timeout_ms": 0,
+                    "grace_ms": 1_000,
+                }
+            )
+            self._next_lease += 1
+        self._link.sendall(encode({"spawn": orders}))
+
+    def _receive(self) -> list[dict]:
+        return self._decoder.feed(self._link.recv(256 * 1024))
+
+
+if __name__ == "__main__":
+    for figure in run():
+        print(figure)

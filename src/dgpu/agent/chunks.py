@@ -1,0 +1,106 @@
+"""What a task has written, on disk: files named by the offset of their first byte. Standard library only.
+
+The oldest files go when an attempt has written more than its cap, so the last bytes are always there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+DEFAULT_CAP_BYTES = 64 * 1024 * 1024
+_FILES_PER_CAP = 8
+
+
+class ChunkWriter:
+    """Appends without ever failing: when the disk is full the bytes are dropped, and a mark says how many."""
+
+    def __init__(self, directory: Path, cap_bytes: int = DEFAULT_CAP_BYTES) -> None:
+        self._directory = directory
+        self._cap_bytes = max(cap_bytes, _FILES_PER_CAP)
+        self._file_bytes = self._cap_bytes // _FILES_PER_CAP
+        self._fd = -1
+        self._starts: list[int] = []
+        self.total_bytes = 0
+        self.dropped_bytes = 0
+
+    def append(self, output: bytes) -> None:
+        if self.dropped_bytes:
+            mark = b"\n[dgpu: %d bytes of output dropped, no room on disk]\n" % self.dropped_bytes
+            if not self._write(mark):
+                self.dropped_bytes += len(output)
+                return
+            self.dropped_bytes = 0
+        view = memoryview(output)
+        while view:
+            room = self._file_bytes - (self.total_bytes - self._starts[-1]) if self._starts else 0
+            piece = view[: room if room > 0 else self._file_bytes]
+            if not self._write(piece):
+                self.dropped_bytes += len(view)
+                return
+            view = view[len(piece) :]
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _write(self, piece: bytes | memoryview) -> bool:
+        try:
+            if self._fd < 0 or self.total_bytes - self._starts[-1] >= self._file_bytes:
+                self._next_file()
+            written = os.write(self._fd, piece)
+        except OSError:
+            return False
+        self.total_bytes += written
+        return written == len(piece)
+
+    def _next_file(self) -> None:
+        if not self._starts:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+        fd = os.open(self._directory / f"{self.total_bytes:016d}", flags, 0o600)
+        self.close()
+        self._fd = fd
+        if not self._starts or self._starts[-1] != self.total_bytes:
+            self._starts.append(self.total_bytes)
+        while self.total_bytes - self._starts[0] > self._cap_bytes - self._file_bytes:
+            oldest = self._starts.pop(0)
+            with contextlib.suppress(OSError):
+                (self._directory / f"{oldest:016d}").unlink()
+
+
+def extent(directory: Path) -> tuple[int, int]:
+    """First kept offset and end of what an attempt has written; (0, 0) when it wrote nothing."""
+    starts = _starts(directory)
+    for last in reversed(starts):
+        with contextlib.suppress(OSError):
+            return starts[0], last + (directory / f"{last:016d}").stat().st_size
+    return 0, 0
+
+
+def read_at(directory: Path, offset: int, most_bytes: int) -> tuple[int, bytes]:
+    """Bytes from `offset` on, or from the first kept byte if that has gone. Empty at the end."""
+    starts = _starts(directory)
+    for number, start in enumerate(starts):
+        following = starts[number + 1] if number + 1 < len(starts) else None
+        if following is not None and following <= offset:
+            continue
+        begin = max(start, offset)
+        try:
+            with (directory / f"{start:016d}").open("rb") as file:
+                file.seek(begin - start)
+                found = file.read(most_bytes)
+        except OSError:
+            continue  # rotated away while we looked
+        if found or following is None:
+            return begin, found
+    return offset, b""
+
+
+def _starts(directory: Path) -> list[int]:
+    try:
+        return sorted(int(entry.name) for entry in directory.iterdir() if entry.name.isdigit())
+    except OSError:
+        return []

@@ -1,0 +1,47 @@
+"""Length-prefixed JSON between an agent and its keeper. Standard library only: the keeper imports nothing else."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+PROTOCOL = 1
+MOST_FRAME_BYTES = 64 * 1024 * 1024
+_LENGTH = struct.Struct(">I")
+
+Frame = dict[str, Any]  # keys are verbs, values are batches; see keeper_link.py for the list
+
+
+class FrameTooLarge(Exception):  # noqa: N818 - a fact about the peer
+    pass
+
+
+def encode(frame: Frame) -> bytes:
+    body = json.dumps(frame, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    return _LENGTH.pack(len(body)) + body
+
+
+class Decoder:
+    """Bytes in, whole frames out."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, received: bytes) -> list[Frame]:
+        buffer = self._buffer
+        buffer += received
+        frames: list[Frame] = []
+        start = 0
+        while len(buffer) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(buffer, start)
+            if length > MOST_FRAME_BYTES:
+                raise FrameTooLarge(f"a frame of {length} bytes")
+            end = start + _LENGTH.size + length
+            if len(buffer) < end:
+                break
+            frames.append(json.loads(buffer[start + _LENGTH.size : end].decode("utf-8", "surrogatepass")))
+            start = end
+        if start:
+            del buffer[:start]
+        return frames

@@ -1,0 +1,170 @@
+"""The keeper's parent: when the keeper dies, its tasks fall to the guard, which ends them all. Standard library only.
+
+A lock on the node's directory is held by both. Whoever gets it next can be sure that no task of the last keeper
+runs any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from dgpu.agent.corral import destroy
+from dgpu.agent.keeper import Keeper, KeeperSettings
+from dgpu.agent.tree import Survey, send
+
+LOCK_WAIT_SECONDS = 60
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def main(settings_json: str) -> int:
+    """Returns in the starting process: 0 once the keeper listens, 1 with a line on stderr otherwise."""
+    settings = KeeperSettings(**json.loads(settings_json))
+    ready, tell = os.pipe()
+    if os.fork() == 0:
+        os.close(ready)
+        _be_guard(settings, tell)
+    os.close(tell)
+    answer = b""
+    while piece := os.read(ready, 4096):
+        answer += piece
+    if answer == b"ready":
+        return 0
+    sys.stderr.write((answer.decode(errors="replace") or "the keeper ended before it was ready") + "\n")
+    return 1
+
+
+def _be_guard(settings: KeeperSettings, tell: int) -> None:
+    os.setsid()
+    _become_subreaper()
+    directory = Path(settings.directory)
+    _detach_output(directory / "keeper.log")
+    try:
+        lock = _lock(directory / "keeper.lock")
+        end_predecessor(directory)
+    except OSError as error:
+        os.write(tell, f"keeper: {error.strerror}: {directory}".encode())
+        os._exit(1)
+    keeper = os.fork()
+    if keeper == 0:
+        _be_keeper(settings, tell)
+    os.close(tell)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda got, _frame: _pass_on(keeper, got))
+    _wait_for(keeper)
+    end_all_descendants()
+    end_predecessor(directory)
+    os.close(lock)
+    os._exit(0)
+
+
+def _be_keeper(settings: KeeperSettings, tell: int) -> None:
+    code = 1
+    try:
+        _become_subreaper()
+        keeper = Keeper(settings)
+        os.write(tell, b"ready")
+        os.close(tell)
+        keeper.run()
+        code = 0
+    except BaseException as error:  # noqa: BLE001 - the last line of the process: say it, then end
+        with contextlib.suppress(OSError):
+            os.write(tell, f"keeper: {error}".encode())
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def end_all_descendants() -> None:
+    """Kills until no child is left. A process that cannot die (waiting for a broken disk) is waited for."""
+    me = os.getpid()
+    while True:
+        for pid, proc in Survey().with_descendants([me]).items():
+            if pid != me and not proc.dead:
+                send(proc, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.01)
+
+
+def end_predecessor(directory: Path) -> None:
+    """Ends what a keeper left behind whose guard was killed as well: its groups, and processes with its mark."""
+    try:
+        left = json.loads((directory / "keeper.json").read_text())
+    except (OSError, ValueError):
+        return
+    destroy(left.get("cgroup", ""))
+    keeper_id = left.get("id", "")
+    for _ in range(200):
+        if not keeper_id:
+            break
+        survey = Survey()
+        found = [survey.procs[pid] for pid in survey.marked(keeper_id) if not survey.procs[pid].dead]
+        if not found:
+            break
+        for proc in found:
+            send(proc, signal.SIGKILL)
+        time.sleep(0.02)
+    with contextlib.suppress(OSError):
+        (directory / "keeper.json").unlink()
+
+
+def _become_subreaper() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "cannot become a subreaper")
+
+
+def _detach_output(log: Path) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    out = os.open(log, flags, 0o600)
+    null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    os.dup2(null, 0)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.close(null)
+    os.close(out)
+
+
+def _lock(path: Path) -> int:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + LOCK_WAIT_SECONDS
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in {errno.EAGAIN, errno.EACCES}:
+                raise
+            if time.monotonic() > deadline:
+                raise OSError(errno.EAGAIN, "another keeper holds the directory") from error
+            time.sleep(0.01)
+        else:
+            return fd
+
+
+def _pass_on(keeper: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(keeper, number)
+
+
+def _wait_for(keeper: int) -> None:
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+        if pid == keeper:
+            return

@@ -1,0 +1,178 @@
+"""One lease in the keeper, and what can be done to the processes of its tree. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from typing import Any
+
+from dgpu.agent.chunks import ChunkWriter
+from dgpu.agent.corral import Corral
+from dgpu.agent.tree import OrphanWatch, Proc, Survey, markers, send
+
+_SIGNAL_ROUNDS = 3  # of killing by signal before a group is used: only a tree that keeps forking needs one
+_MOST_FREEZE_ROUNDS = 20
+
+
+class Held:
+    """A task's process from its start to the end of its whole tree."""
+
+    __slots__ = (
+        "cause",
+        "deadline_ms",
+        "error",
+        "exit_status",
+        "frozen_since_ms",
+        "grace_ms",
+        "grouped",
+        "kill_at_ms",
+        "kill_rounds",
+        "lease",
+        "node",
+        "output",
+        "output_fd",
+        "pid",
+        "start_ticks",
+        "started_ms",
+        "unkilled",
+    )
+
+    def __init__(
+        self, order: dict[str, Any], *, pid: int, output_fd: int, output: ChunkWriter, now_ms: int, ticks: int
+    ) -> None:
+        self.lease: int = order["lease"]
+        self.node: str = order["node"]
+        self.grace_ms: int = order["grace_ms"]
+        self.deadline_ms: int = now_ms + order["timeout_ms"] if order["timeout_ms"] else 0
+        self.pid = pid
+        self.output_fd = output_fd
+        self.output = output
+        self.started_ms = now_ms
+        self.start_ticks = ticks
+        self.exit_status: int | None = None  # of the main process, as waitpid gives it
+        self.cause = ""  # timeout | stopped | lease_over; empty: it ended by itself
+        self.error = ""
+        self.kill_at_ms = 0
+        self.kill_rounds = 0
+        self.frozen_since_ms = 0
+        self.grouped = False
+        self.unkilled = 0
+
+
+class Trees:
+    """Signals to whole trees. One survey of /proc serves all that happens in one round of the keeper's loop."""
+
+    def __init__(
+        self, *, keeper_id: str, mains: dict[int, Held], live: dict[int, Held], corral: Corral
+    ) -> None:
+        self._keeper_id = keeper_id
+        self._mains = mains  # by pid, until waited for
+        self._live = live  # by lease, until the whole tree has gone
+        self._corral = corral
+        self._me = os.getpid()
+        self._watch = OrphanWatch()
+        self._survey: Survey | None = None
+        self._strays: set[int] = set()  # adopted, and nobody's so far
+
+    def next_round(self) -> None:
+        self._survey = None
+
+    def may_have_left(self, held: Held) -> bool:
+        if held.grouped or self._strays:
+            return True
+        return self._watch.may_have_left(held.pid, self._mains)
+
+    def members(self, held: Held, *, marked: bool = False) -> list[Proc]:
+        """All living processes of a lease. `marked`: look beyond our descendants for its mark as well."""
+        survey = self._survey = self._survey or Survey()
+        ours = survey.with_descendants([self._me])
+        self._strays = {pid for pid in self._strays if pid in ours and not ours[pid].dead}
+        roots = [pid for pid, proc in ours.items() if proc.sid == held.pid]
+        if held.exit_status is None:
+            roots.append(held.pid)
+        roots.extend(
+            orphan.pid
+            for orphan in survey.children(self._me)
+            if orphan.pid not in self._mains and not orphan.dead and self._owns(held, orphan)
+        )
+        if marked:
+            roots.extend(survey.marked(self._keeper_id, held.lease))
+        found = survey.with_descendants(roots)
+        return [
+            proc
+            for pid, proc in found.items()
+            if not proc.dead and pid != self._me and self._mains.get(pid, held) is held
+        ]
+
+    def terminate(self, held: Held) -> None:
+        for proc in self.members(held, marked=True):
+            send(proc, signal.SIGTERM)
+
+    def kill(self, held: Held) -> None:
+        """One round; the caller comes back until nobody is left."""
+        members = self.members(held, marked=True)
+        held.kill_rounds += 1
+        if held.exit_status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(held.pid, signal.SIGKILL)  # our own child, not yet waited for: the pid is its own
+        if (held.kill_rounds > _SIGNAL_ROUNDS or held.grouped) and self._corral.usable:
+            self._corral.gather(held.lease, [proc.pid for proc in members])
+            held.grouped = True
+            self._corral.kill(held.lease)
+        for proc in members:
+            send(proc, signal.SIGKILL)
+        self._survey = None
+
+    def freeze(self, held: Held, now_ms: int) -> None:
+        held.frozen_since_ms = now_ms
+        seen: set[int] = set()
+        for _ in range(_MOST_FREEZE_ROUNDS):
+            self._survey = None
+            fresh = [proc for proc in self.members(held, marked=True) if proc.pid not in seen]
+            if not fresh:
+                return
+            seen.update(proc.pid for proc in fresh)
+            if self._corral.gather(held.lease, [proc.pid for proc in fresh]):
+                held.grouped = True
+                if self._corral.freeze(held.lease):
+                    continue
+            for proc in fresh:
+                send(proc, signal.SIGSTOP)
+
+    def thaw(self, held: Held, now_ms: int) -> None:
+        if not held.frozen_since_ms:
+            return
+        if held.deadline_ms:
+            held.deadline_ms += now_ms - held.frozen_since_ms  # the pause was not the task's
+        held.frozen_since_ms = 0
+        if held.grouped:
+            self._corral.thaw(held.lease)
+        for proc in self.members(held, marked=True):
+            send(proc, signal.SIGCONT)
+
+    def release(self, held: Held) -> None:
+        if held.grouped:
+            self._corral.release(held.lease)
+
+    def _owns(self, held: Held, orphan: Proc) -> bool:
+        """Whether an adopted process came from this lease.
+
+        Its session or its mark say so. One that shed both belongs to the only lease that is old enough to have
+        started it; while there are several, nobody is blamed, and it goes with the last of them.
+        """
+        if orphan.sid == held.pid:
+            return True
+        if any(other.pid == orphan.sid for other in self._live.values()):
+            return False
+        lease, keeper_id = markers(orphan.pid)
+        if lease and keeper_id == self._keeper_id:
+            return lease == str(held.lease)
+        if held.start_ticks > orphan.start_ticks + 1:
+            return False
+        if any(
+            other is not held and other.start_ticks <= orphan.start_ticks + 1 for other in self._live.values()
+        ):
+            self._strays.add(orphan.pid)
+            return False
+        return True

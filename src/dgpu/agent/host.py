@@ -1,0 +1,93 @@
+"""An agent: one process, one keeper, one node of a real machine or many simulated ones."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import structlog
+
+from dgpu.agent import machine
+from dgpu.agent.epoch import EpochFile
+from dgpu.agent.keeper import KeeperSettings
+from dgpu.agent.node_host import NodeHost
+from dgpu.agent.options import AgentOptions
+from dgpu.agent.run.null import NullRunner
+from dgpu.agent.run.process import ProcessRunner
+from dgpu.agent.run.runner import Runner, RunnerWord
+from dgpu.core.ids import NodeId
+
+_log = structlog.get_logger("dgpu.agent")
+
+
+class AgentRunningError(Exception):
+    """Another agent uses the same directory."""
+
+
+async def serve_agent(options: AgentOptions, *, stop: asyncio.Event | None = None) -> None:
+    """Runs until `stop` is set; without one, until SIGTERM or SIGINT. Tasks go on unless `stop_tasks` says otherwise.
+
+    Raises AgentRunningError, KeeperError or OSError when it cannot begin.
+    """
+    if stop is None:
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    options.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _lock(options.state_dir / "agent.lock"):
+        output_dir = options.state_dir / "output"
+        epoch = EpochFile(options.state_dir / "epoch")
+        boot_id = machine.boot_id()
+        nodes = {
+            node.id: NodeHost(options, node, epoch=epoch, output_dir=output_dir, boot_id=boot_id)
+            for node in options.nodes
+        }
+        runner = _runner(options, nodes, output_dir)
+        try:
+            for node in nodes.values():
+                await node.find_gpus()
+                node.attach(runner)
+            await runner.open()
+            await stop.wait()
+        finally:
+            _log.info("agent_stopping", stop_tasks=options.stop_tasks)
+            # Ends that a stop brings about are still reported: the streams close last.
+            await runner.close(stop_tasks=options.stop_tasks)
+            if options.stop_tasks:
+                await asyncio.gather(*(node.say_goodbye() for node in nodes.values()))
+            for node in nodes.values():
+                await node.close()
+
+
+def _runner(options: AgentOptions, nodes: dict[NodeId, NodeHost], output_dir: Path) -> Runner:
+    def say(node_id: NodeId, words: Sequence[RunnerWord]) -> None:
+        nodes[node_id].hear(words)
+
+    if options.runner == "null":
+        return NullRunner(node_ids=tuple(nodes), say=say, run_ms=options.null_run_ms)
+    settings = KeeperSettings(
+        directory=str(options.state_dir),
+        work_dir=str(options.work_dir or options.state_dir / "tasks"),
+        output_dir=str(output_dir),
+        output_cap_bytes=options.output_cap_bytes,
+        idle_exit_ms=options.keeper_idle_exit_ms,
+    )
+    return ProcessRunner(settings=settings, node_ids=tuple(nodes), say=say, grace_ms=options.grace_ms)
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise AgentRunningError(f"another agent uses {path.parent}") from error
+        yield
+    finally:
+        os.close(fd)

@@ -1,0 +1,481 @@
+"""The parent of all tasks of a node. Standard library only, one thread, no waiting but for the next event.
+
+It outlives the agent, which talks to it in frames over a Unix socket and finds exit codes after a restart. It ends
+trees (on order, at a time limit, when a main process leaves others behind), writes output to files, and enforces
+the task lease when no scheduler has been heard for too long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import heapq
+import json
+import os
+import select
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from dgpu.agent.chunks import DEFAULT_CAP_BYTES, ChunkWriter
+from dgpu.agent.corral import Corral
+from dgpu.agent.door import Door
+from dgpu.agent.frames import PROTOCOL, Frame
+from dgpu.agent.held import Held, Trees
+from dgpu.agent.spawn import CannotStart, Spawner
+from dgpu.agent.store import LeaseLog, Record
+from dgpu.agent.tree import TICKS_PER_SECOND
+from dgpu.agent.workdirs import WorkDirs
+
+_SPAWNS_PER_ROUND = 32  # so that exits and output are served between them
+_READ_BYTES = 64 * 1024
+_MOST_LAST_READS = 16  # of a pipe after its tree has ended
+_CHECK_MS = 25
+_SLOW_CHECK_MS = 500
+_UNKILLABLE_MS = 60_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KeeperSettings:
+    directory: str  # socket, lock, lease log
+    work_dir: str  # a directory per task, named by its lease
+    output_dir: str
+    output_cap_bytes: int = DEFAULT_CAP_BYTES
+    idle_exit_ms: int = 600_000  # without an agent and without a running task
+
+
+def boot_ms() -> int:
+    """Milliseconds since boot, time asleep included: what a lease is counted in."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
+
+class Keeper:
+    def __init__(self, settings: KeeperSettings) -> None:
+        self._settings = settings
+        directory = Path(settings.directory)
+        self.id = os.urandom(8).hex()
+        self._log = LeaseLog(directory / "leases.log")
+        self._mains: dict[int, Held] = {}
+        self._live: dict[int, Held] = {}
+        self._pipes: dict[int, Held] = {}
+        self._queue: dict[int, dict[str, Any]] = {}  # ordered, not started yet, in order
+        self._timers: list[tuple[int, int]] = []  # (at, lease), outdated entries do no harm
+        self._words: dict[str, tuple[int, str]] = {}  # node: when its task lease is over, and what then
+        self._ends: dict[int, Record] = {}  # of this round
+        self._started: list[list[int]] = []
+        self._frozen: list[int] = []
+        self._untold: dict[int, None] = {}  # ended, still to be said to the connected agent
+        self._stopping = False
+        self._stop_asked = False
+        self._word_timer_ms = 0
+        self._agent_left_ms = boot_ms()
+        self._corral = Corral(self.id)
+        self._trees = Trees(keeper_id=self.id, mains=self._mains, live=self._live, corral=self._corral)
+        self._work_dirs = WorkDirs(Path(settings.work_dir))
+        self._spawner = Spawner(self._work_dirs)
+        self._epoll = select.epoll()
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._epoll.register(self._wake_read, select.EPOLLIN)
+        self._door = Door(directory / "keeper.sock", self._epoll)
+        self._recover()
+        (directory / "keeper.json").write_text(
+            json.dumps({"id": self.id, "pid": os.getpid(), "cgroup": self._corral.path})
+        )
+
+    def run(self) -> None:
+        os.chdir("/")
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        while not self._is_over():
+            self._round()
+        self._corral.close()
+        self._door.close()
+        self._log.close()
+
+    # -- the loop
+
+    def _on_sigterm(self, *_: object) -> None:
+        self._stop_asked = True  # obeyed by the loop: a signal may arrive in the middle of anything
+
+    def _round(self) -> None:
+        events = self._epoll.poll(self._patience())
+        self._trees.next_round()
+        children = False
+        for fd, mask in events:
+            held = self._pipes.get(fd)
+            if held is not None:
+                self._read_output(held)
+            elif fd == self._wake_read:
+                children = True
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_read, 4096)
+            else:
+                self._serve_door(fd, mask)
+        if children:
+            self._reap()
+        if self._stop_asked:
+            self._stop_asked = False
+            self._stop_all()
+        if self._queue:
+            self._start_some()
+        self._fire_timers(boot_ms())
+        if self._ends:
+            self._record_ends()
+        self._tell()
+
+    def _patience(self) -> float:
+        if self._queue:
+            return 0
+        waits = [self._timers[0][0]] if self._timers else []
+        if not self._door.connected and not self._live:
+            waits.append(self._agent_left_ms + self._settings.idle_exit_ms)
+        if not waits:
+            return -1
+        return max(0, min(waits) - boot_ms()) / 1000 + 0.001
+
+    def _is_over(self) -> bool:
+        if self._live or self._queue:
+            return False
+        if self._stopping:
+            return True
+        idle_ms = boot_ms() - self._agent_left_ms
+        return not self._door.connected and idle_ms >= self._settings.idle_exit_ms
+
+    def _serve_door(self, fd: int, mask: int) -> None:
+        arrived = self._door.serve(fd, mask)
+        if arrived.joined:
+            self._greet()
+        for frame in arrived.frames:
+            self._obey(frame)
+        if arrived.left:
+            self._agent_left_ms = boot_ms()
+            self._untold.clear()
+            self._started.clear()
+            self._frozen.clear()
+
+    # -- what the agent orders
+
+    def _obey(self, frame: Frame) -> None:
+        now_ms = boot_ms()
+        for node, at_ms, lease_ms, action in frame.get("word", ()):
+            over_ms = at_ms + lease_ms if action != "never" and lease_ms else 0
+            self._words[node] = (over_ms, action)
+            if over_ms:
+                self._wake_for_word(over_ms)
+        for lease in frame.get("thaw", ()):
+            if lease not in self._live:
+                continue
+            over_ms, _ = self._words.get(self._live[lease].node, (0, ""))
+            if over_ms and now_ms >= over_ms:
+                self._frozen.append(lease)  # read too late: the lease may have been given away by now
+                continue
+            self._trees.thaw(self._live[lease], now_ms)
+            self._tend_at(lease, now_ms)
+        for order in frame.get("spawn", ()):
+            self._accept(order)
+        for lease, grace_ms, cause in frame.get("stop", ()):
+            if lease in self._queue:
+                order = self._queue.pop(lease)
+                self._end(lease, {"outcome": "stopped", "error": "stopped before it was started"}, order)
+            elif lease in self._live:
+                self._stop(self._live[lease], cause, grace_ms, now_ms)
+        if forgotten := frame.get("forget"):
+            self._log.forget([lease for lease in forgotten if lease not in self._live])
+        if "shutdown" in frame:
+            self._stop_all()
+
+    def _accept(self, order: dict[str, Any]) -> None:
+        """A repeated order is answered by what is known, never by a second process."""
+        lease = order["lease"]
+        if lease in self._live:
+            self._started.append([lease, self._live[lease].started_ms])
+        elif lease in self._log.live and "end" in self._log.live[lease]:
+            self._untold[lease] = None
+        elif lease not in self._queue and not self._stopping:
+            self._queue[lease] = order
+
+    def _stop(self, held: Held, cause: str, grace_ms: int, now_ms: int) -> None:
+        if held.exit_status is None:
+            held.cause = held.cause or cause
+        kill_at_ms = now_ms + grace_ms
+        if held.frozen_since_ms:
+            kill_at_ms = now_ms  # whoever else holds the task now must not meet it awake
+        first = not held.kill_at_ms
+        held.kill_at_ms = min(held.kill_at_ms, kill_at_ms) if held.kill_at_ms else kill_at_ms
+        if first and held.kill_at_ms > now_ms:
+            self._trees.terminate(held)
+        self._tend_at(held.lease, held.kill_at_ms)
+
+    def _stop_all(self) -> None:
+        self._stopping = True
+        now_ms = boot_ms()
+        for lease in list(self._queue):
+            order = self._queue.pop(lease)
+            self._end(lease, {"outcome": "stopped", "error": "the node is stopping"}, order)
+        for held in self._live.values():
+            self._stop(held, "stopped", held.grace_ms, now_ms)
+
+    # -- starting
+
+    def _start_some(self) -> None:
+        orders = [self._queue.pop(lease) for lease in list(self._queue)[:_SPAWNS_PER_ROUND]]
+        now_ms = boot_ms()
+        try:
+            self._log.begin([_record(order, now_ms) for order in orders])
+        except OSError as error:
+            why = f"cannot keep a record: {error.strerror}"
+            for order in orders:
+                self._end(order["lease"], {"outcome": "node_fault", "error": why}, order)
+            return
+        for order in orders:
+            self._start(order)
+        os.chdir("/")
+
+    def _start(self, order: dict[str, Any]) -> None:
+        lease = order["lease"]
+        over_ms, _ = self._words.get(order["node"], (0, ""))
+        now_ms = boot_ms()
+        if over_ms and now_ms >= over_ms:
+            # The order was read too late: the scheduler may have given the lease to another node by now.
+            self._end(lease, {"outcome": "node_fault", "error": "the task lease was over before the start"})
+            return
+        child = self._spawner.spawn(order)
+        if isinstance(child, CannotStart):
+            self._end(lease, {"outcome": child.outcome, "exit_code": child.exit_code, "error": child.error})
+            return
+        held = Held(
+            order,
+            pid=child.pid,
+            output_fd=child.output_fd,
+            output=ChunkWriter(
+                Path(f"{self._settings.output_dir}/{lease:d}"), self._settings.output_cap_bytes
+            ),
+            now_ms=boot_ms(),
+            ticks=now_ms * TICKS_PER_SECOND // 1000,
+        )
+        self._mains[held.pid] = held
+        self._live[lease] = held
+        self._pipes[held.output_fd] = held
+        self._epoll.register(held.output_fd, select.EPOLLIN)
+        self._log.live[lease]["started_ms"] = held.started_ms
+        self._started.append([lease, held.started_ms])
+        if held.deadline_ms:
+            self._tend_at(lease, held.deadline_ms)
+
+    # -- ending
+
+    def _reap(self) -> None:
+        now_ms = boot_ms()
+        adopted = False
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if not pid:
+                break
+            held = self._mains.pop(pid, None)
+            if held is None:
+                adopted = True
+                continue
+            held.exit_status = status
+            if self._trees.may_have_left(held):
+                self._tend_at(held.lease, now_ms)
+            else:
+                self._finish(held)
+        if adopted:
+            for held in list(self._live.values()):
+                if held.exit_status is not None:
+                    self._tend_at(held.lease, now_ms)
+
+    def _fire_timers(self, now_ms: int) -> None:
+        timers = self._timers
+        while timers and timers[0][0] <= now_ms:
+            _, lease = heapq.heappop(timers)
+            if lease:
+                held = self._live.get(lease)
+                if held is not None:
+                    self._tend(held, now_ms)
+            else:
+                self._enforce_words(now_ms)
+
+    def _tend(self, held: Held, now_ms: int) -> None:
+        """Whatever is due for one lease; safe to call at any time."""
+        if held.exit_status is not None:
+            if not self._trees.members(held):
+                self._finish(held)
+                return
+            if not held.kill_at_ms:
+                held.kill_at_ms = now_ms + held.grace_ms
+                self._trees.terminate(held)
+        elif held.deadline_ms and now_ms >= held.deadline_ms and not held.cause and not held.frozen_since_ms:
+            self._stop(held, "timeout", held.grace_ms, now_ms)
+        if not held.kill_at_ms:
+            return
+        if now_ms < held.kill_at_ms:
+            self._tend_at(held.lease, min(held.kill_at_ms, now_ms + _SLOW_CHECK_MS))
+            return
+        self._trees.kill(held)
+        if now_ms - held.kill_at_ms > _UNKILLABLE_MS and held.exit_status is not None:
+            held.unkilled = len(self._trees.members(held))
+            held.error = f"{held.unkilled} processes could not be killed"
+            self._finish(held)
+            return
+        self._tend_at(held.lease, now_ms + (_CHECK_MS if held.kill_rounds < 10 else _SLOW_CHECK_MS))
+
+    def _finish(self, held: Held) -> None:
+        """The whole tree has gone: the end may be told."""
+        for _ in range(_MOST_LAST_READS):
+            if held.output_fd < 0 or not self._read_output(held):
+                break
+        self._close_output(held)
+        held.output.close()
+        self._trees.release(held)
+        del self._live[held.lease]
+        status = held.exit_status or 0
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        end: Record = {
+            "outcome": "signaled" if number else "exited",
+            "exit_code": 128 + number if number else os.WEXITSTATUS(status),
+            "signal": number,
+            "error": held.error,
+            "output_bytes": held.output.total_bytes,
+            "unkilled": held.unkilled,
+        }
+        if held.cause == "lease_over":
+            end["outcome"] = "node_fault"
+            end["error"] = held.error or "no scheduler was heard for the time of the task lease"
+        elif held.cause:
+            end["outcome"] = held.cause
+        self._end(held.lease, end)
+
+    def _end(self, lease: int, end: Record, order: dict[str, Any] | None = None) -> None:
+        end["ended_ms"] = boot_ms()
+        if left := self._work_dirs.give_back(lease):
+            end["work"] = left
+        self._ends[lease] = end
+        if order is not None and lease not in self._log.live:
+            self._log.live[lease] = _record(order, 0)  # never begun; known until it is forgotten
+
+    def _record_ends(self) -> None:
+        """To the file first, to the agent afterwards."""
+        self._log.end(self._ends)
+        self._untold.update(dict.fromkeys(self._ends))
+        self._ends = {}
+
+    def _recover(self) -> None:
+        """What the last keeper had running is gone: its guard saw to that before this one could start."""
+        lost = [lease for lease, record in self._log.live.items() if "end" not in record]
+        for lease in lost:
+            self._end(lease, {"outcome": "node_fault", "error": "the keeper died, and its tasks with it"})
+        if self._ends:
+            self._log.end(self._ends)
+            self._ends = {}
+
+    # -- the task lease
+
+    def _wake_for_word(self, over_ms: int) -> None:
+        """One timer for all nodes, at the earliest end; it is set again when it fires."""
+        if not self._word_timer_ms or over_ms < self._word_timer_ms:
+            self._word_timer_ms = over_ms
+            heapq.heappush(self._timers, (over_ms, 0))
+
+    def _enforce_words(self, now_ms: int) -> None:
+        self._word_timer_ms = 0
+        later = [over_ms for over_ms, _ in self._words.values() if over_ms > now_ms]
+        if later:
+            self._wake_for_word(min(later))
+        for held in list(self._live.values()):
+            over_ms, action = self._words.get(held.node, (0, ""))
+            if not over_ms or now_ms < over_ms or held.frozen_since_ms:
+                continue
+            if action == "stop" or held.kill_at_ms:
+                # One that is ending already has no more grace: its task may be given to another node soon.
+                self._stop(held, "lease_over", 0, now_ms)
+            else:
+                self._trees.freeze(held, now_ms)
+                self._frozen.append(held.lease)
+
+    def _tend_at(self, lease: int, at_ms: int) -> None:
+        heapq.heappush(self._timers, (at_ms, lease))
+
+    # -- output
+
+    def _read_output(self, held: Held) -> bool:
+        try:
+            output = os.read(held.output_fd, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            output = b""
+        if not output:
+            self._close_output(held)
+            return False
+        held.output.append(output)
+        return True
+
+    def _close_output(self, held: Held) -> None:
+        if held.output_fd >= 0:
+            self._epoll.unregister(held.output_fd)
+            del self._pipes[held.output_fd]
+            os.close(held.output_fd)
+            held.output_fd = -1
+
+    # -- what the agent is told
+
+    def _greet(self) -> None:
+        leases = []
+        for lease, record in self._log.live.items():
+            held = self._live.get(lease)
+            leases.append(record | {"frozen": bool(held and held.frozen_since_ms)})
+        self._untold.clear()
+        self._started.clear()
+        self._frozen.clear()
+        hello = {
+            "protocol": PROTOCOL,
+            "keeper": self.id,
+            "pid": os.getpid(),
+            "leases": leases,
+            "dirs": self._work_dirs.names(),
+        }
+        self._door.send({"hello": hello})
+
+    def _tell(self) -> None:
+        if not (self._started or self._untold or self._frozen):
+            return
+        if not self._door.connected:
+            self._started.clear()
+            self._frozen.clear()
+            self._untold.clear()
+            return
+        if not self._door.has_room:
+            return
+        frame: Frame = {}
+        if self._started:
+            frame["started"], self._started = self._started, []
+        if self._frozen:
+            frame["frozen"], self._frozen = self._frozen, []
+        if self._untold:
+            live = self._log.live
+            frame["ended"] = [
+                {"lease": lease, **live[lease]["end"]}
+                for lease in self._untold
+                if "end" in live.get(lease, {})
+            ]
+            self._untold = {}
+        self._door.send(frame)
+
+
+def _record(order: dict[str, Any], now_ms: int) -> Record:
+    return {
+        "lease": order["lease"],
+        "task": order["task"],
+        "attempt": order["attempt"],
+        "node": order["node"],
+        "gpus": order["gpus"],
+        "started_ms": now_ms,
+    }

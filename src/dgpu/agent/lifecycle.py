@@ -1,0 +1,466 @@
+"""Every lease on a node, from the order to start it to the day nobody needs it any more. A machine without I/O.
+
+RECEIVED  ordered, not started yet (the runner is being replaced, or a GPU is still being cleared)
+STARTING  given to the runner
+RUNNING   its process exists
+STOPPING  told to end
+RELEASING its processes have ended; the memory of its GPUs is not confirmed free yet
+ENDED     its report waits for an acknowledgement
+ACKED     the end is durable at the scheduler; its output is not stored there yet
+(gone)    forgotten but for its number
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+from collections.abc import Iterable
+
+import msgspec
+
+from dgpu.agent.run.runner import (
+    KnownRun,
+    RunEnd,
+    RunnerLost,
+    RunnerWord,
+    RunOrder,
+    RunsEnded,
+    RunsFrozen,
+    RunsListed,
+    RunsStarted,
+    StopOrder,
+)
+from dgpu.core.ids import GpuId, LeaseId, TaskId
+from dgpu.core.task import Outcome
+
+RELEASE_MS = 10_000  # allowed to a GPU to give its memory back
+DEFAULT_GRACE_MS = 10_000
+_MOST_REMEMBERED = 4_096
+
+
+class LeaseState(enum.StrEnum):
+    RECEIVED = "received"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    RELEASING = "releasing"
+    ENDED = "ended"
+    ACKED = "acked"
+
+
+# -- inputs, beside the words of the runner
+
+
+class Welcomed(msgspec.Struct, frozen=True, kw_only=True):
+    """A scheduler knows us again. What it does not keep was given away, or has long ended for it."""
+
+    keep: frozenset[LeaseId]
+
+
+class Ordered(msgspec.Struct, frozen=True, kw_only=True):
+    starts: tuple[RunOrder, ...] = ()
+    stops: tuple[tuple[LeaseId, str], ...] = ()  # with the reason: cancelled | timeout
+
+
+class Acked(msgspec.Struct, frozen=True, kw_only=True):
+    started: tuple[LeaseId, ...] = ()
+    finished: tuple[LeaseId, ...] = ()
+
+
+class GpusReleased(msgspec.Struct, frozen=True, kw_only=True):
+    released: tuple[
+        tuple[LeaseId, tuple[GpuId, ...]], ...
+    ]  # with the GPUs that did not, in spite of the time given
+
+
+class OutputStored(msgspec.Struct, frozen=True, kw_only=True):
+    """At the scheduler, or dropped: either way nobody will ask for it again."""
+
+    lease_ids: tuple[LeaseId, ...]
+
+
+LifecycleInput = RunnerWord | Welcomed | Ordered | Acked | GpusReleased | OutputStored
+
+# -- outputs
+
+
+class StartRuns(msgspec.Struct, frozen=True, kw_only=True):
+    orders: tuple[RunOrder, ...]
+
+
+class StopRuns(msgspec.Struct, frozen=True, kw_only=True):
+    orders: tuple[StopOrder, ...]
+
+
+class ThawRuns(msgspec.Struct, frozen=True, kw_only=True):
+    lease_ids: tuple[LeaseId, ...]
+
+
+class ForgetRuns(msgspec.Struct, frozen=True, kw_only=True):
+    lease_ids: tuple[LeaseId, ...]
+
+
+class CheckRelease(msgspec.Struct, frozen=True, kw_only=True):
+    """Answered by GpusReleased, all together or one by one."""
+
+    leases: tuple[tuple[LeaseId, tuple[GpuId, ...]], ...]
+    until_ms: int
+
+
+class KeepOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt with output has ended: its last bytes are to be brought to the scheduler."""
+
+    lease_id: LeaseId
+    task_id: TaskId
+    attempt: int
+
+
+class FinishedRun(msgspec.Struct, frozen=True, kw_only=True):
+    end: RunEnd
+    stuck: tuple[GpuId, ...] = ()
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    started: tuple[tuple[LeaseId, int], ...] = ()
+    finished: tuple[FinishedRun, ...] = ()
+
+
+LifecycleOutput = StartRuns | StopRuns | ThawRuns | ForgetRuns | CheckRelease | KeepOutput | Report
+
+
+class HeldRun(msgspec.Struct, frozen=True, kw_only=True):
+    lease_id: LeaseId
+    task_id: TaskId
+    state: LeaseState
+
+
+class _Lease:
+    __slots__ = (
+        "end",
+        "frozen",
+        "order",
+        "reported",
+        "started_acked",
+        "started_at_ms",
+        "started_told",
+        "state",
+        "stored",
+        "stuck",
+    )
+
+    def __init__(self, order: RunOrder, state: LeaseState) -> None:
+        self.order = order
+        self.state = state
+        self.started_at_ms = 0
+        self.started_told = False  # to the scheduler of the current session
+        self.started_acked = False
+        self.frozen = False
+        self.end: RunEnd | None = None
+        self.stuck: tuple[GpuId, ...] = ()
+        self.stored = False
+        self.reported = True  # False: given up by the scheduler, which wants no report
+
+
+class Lifecycle:
+    def __init__(self, *, grace_ms: int = DEFAULT_GRACE_MS) -> None:
+        self._grace_ms = grace_ms
+        self._leases: dict[LeaseId, _Lease] = {}
+        self._waiting: dict[LeaseId, _Lease] = {}  # those RECEIVED
+        self._abandoned: dict[LeaseId, _Lease] = {}  # given up, their processes not yet gone
+        self._runner_up = False
+        self._gone: collections.OrderedDict[LeaseId, None] = collections.OrderedDict()
+
+    def on_input(self, value: LifecycleInput, now_ms: int) -> list[LifecycleOutput]:
+        match value:
+            case Ordered():
+                return self._on_ordered(value, now_ms)
+            case RunsStarted():
+                return self._on_started(value)
+            case RunsEnded():
+                return self._on_ended(value.ended, now_ms)
+            case Acked():
+                return self._on_acked(value)
+            case GpusReleased():
+                return self._on_released(value)
+            case OutputStored():
+                return self._on_stored(value)
+            case Welcomed():
+                return self._on_welcomed(value)
+            case RunsListed():
+                return self._on_listed(value, now_ms)
+            case RunsFrozen():
+                for lease_id in value.lease_ids:
+                    if lease_id in self._leases:
+                        self._leases[lease_id].frozen = True
+                return []
+            case RunnerLost():
+                self._runner_up = False
+                return []
+
+    def held(self) -> list[HeldRun]:
+        """What a registration tells: everything whose end is not acknowledged."""
+        return [
+            HeldRun(lease_id=lease_id, task_id=lease.order.task_id, state=lease.state)
+            for lease_id, lease in self._leases.items()
+            if lease.state is not LeaseState.ACKED and lease.reported
+        ]
+
+    def busy_gpus(self) -> frozenset[GpuId]:
+        return frozenset(
+            gpu_id
+            for lease in self._leases.values()
+            if lease.state not in {LeaseState.ENDED, LeaseState.ACKED}
+            for gpu_id in lease.order.gpu_ids
+        )
+
+    def thaw_frozen(self) -> list[ThawRuns]:
+        """A scheduler that still counts on us answered: what stands may run."""
+        frozen = [lease_id for lease_id, lease in self._leases.items() if lease.frozen and lease.reported]
+        for lease_id in frozen:
+            self._leases[lease_id].frozen = False
+        return [ThawRuns(lease_ids=tuple(frozen))] if frozen else []
+
+    def state_of(self, lease_id: LeaseId) -> LeaseState | None:
+        lease = self._leases.get(lease_id)
+        return None if lease is None else lease.state
+
+    # -- the scheduler's words
+
+    def _on_ordered(self, ordered: Ordered, now_ms: int) -> list[LifecycleOutput]:
+        repeated: list[_Lease] = []
+        for order in ordered.starts:
+            known = self._leases.get(order.lease_id)
+            if known is not None:
+                repeated.append(known)
+            elif order.lease_id not in self._gone:
+                lease = self._leases[order.lease_id] = _Lease(order, LeaseState.RECEIVED)
+                self._waiting[order.lease_id] = lease
+        outputs = self._start_ready()
+        stops: list[StopOrder] = []
+        unstarted: list[RunEnd] = []
+        for lease_id, reason in ordered.stops:
+            cause = Outcome.TIMEOUT if reason == "timeout" else Outcome.STOPPED
+            stopped = self._leases.get(lease_id)
+            if stopped is None and lease_id not in self._gone:
+                # Its start never came: the answer is an end, and a late start finds it.
+                order = RunOrder(lease_id=lease_id, task_id=TaskId(0), attempt=0)
+                stopped = self._leases[lease_id] = _Lease(order, LeaseState.RECEIVED)
+            if stopped is None:
+                continue
+            if stopped.state is LeaseState.RECEIVED:
+                self._waiting.pop(lease_id, None)
+                unstarted.append(_unstarted(lease_id, cause, now_ms))
+            elif stopped.state in {LeaseState.STARTING, LeaseState.RUNNING}:
+                stopped.state = LeaseState.STOPPING
+                stops.append(StopOrder(lease_id=lease_id, grace_ms=self._grace_ms, cause=cause))
+            elif stopped.state is LeaseState.ENDED:
+                repeated.append(stopped)
+        if stops:
+            outputs.append(StopRuns(orders=tuple(stops)))
+        return outputs + self._on_ended(tuple(unstarted), now_ms) + _reports(repeated)
+
+    def _on_welcomed(self, welcomed: Welcomed) -> list[LifecycleOutput]:
+        outputs: list[LifecycleOutput] = []
+        stops: list[StopOrder] = []
+        thaws: list[LeaseId] = []
+        kept: list[_Lease] = []
+        for lease_id, lease in list(self._leases.items()):
+            if lease.state is LeaseState.ACKED:
+                continue
+            if lease_id in welcomed.keep and lease.reported:
+                kept.append(lease)
+                lease.started_told = lease.started_acked
+                if lease.frozen:
+                    thaws.append(lease_id)
+                    lease.frozen = False
+            else:
+                outputs += self._give_up(lease_id, lease, stops)
+        if stops:
+            outputs.append(StopRuns(orders=tuple(stops)))
+        if thaws:
+            outputs.append(ThawRuns(lease_ids=tuple(thaws)))
+        return outputs + self._start_ready() + _reports(kept)
+
+    def _give_up(self, lease_id: LeaseId, lease: _Lease, stops: list[StopOrder]) -> list[LifecycleOutput]:
+        lease.reported = False
+        if lease.state is LeaseState.RECEIVED:
+            self._waiting.pop(lease_id, None)
+            return self._forget([lease_id])
+        if lease.state is LeaseState.ENDED:
+            return self._settle([lease_id])
+        self._abandoned[lease_id] = lease
+        if lease.state in {LeaseState.STARTING, LeaseState.RUNNING, LeaseState.STOPPING}:
+            lease.state = LeaseState.STOPPING
+            # No grace: the task may run elsewhere by now, and must not meet its past.
+            stops.append(StopOrder(lease_id=lease_id, grace_ms=0, cause=Outcome.STOPPED))
+        return []
+
+    def _on_acked(self, acked: Acked) -> list[LifecycleOutput]:
+        for lease_id in acked.started:
+            lease = self._leases.get(lease_id)
+            if lease is not None:
+                lease.started_acked = True
+        return self._settle(acked.finished)
+
+    # -- the runner's words
+
+    def _on_started(self, value: RunsStarted) -> list[LifecycleOutput]:
+        fresh: list[_Lease] = []
+        for lease_id, at_ms in value.started:
+            lease = self._leases.get(lease_id)
+            if lease is None or lease.started_at_ms:
+                continue
+            lease.started_at_ms = at_ms
+            if lease.state is LeaseState.STARTING:
+                lease.state = LeaseState.RUNNING
+            fresh.append(lease)
+        return _reports(fresh)
+
+    def _on_ended(self, ended: Iterable[RunEnd], now_ms: int) -> list[LifecycleOutput]:
+        outputs: list[LifecycleOutput] = []
+        over: list[_Lease] = []
+        releasing: list[tuple[LeaseId, tuple[GpuId, ...]]] = []
+        for end in ended:
+            lease = self._leases.get(end.lease_id)
+            if lease is None or lease.end is not None:
+                continue
+            order = lease.order
+            lease.end = end
+            lease.frozen = False
+            lease.stored = end.output_bytes == 0
+            if end.output_bytes:
+                outputs.append(
+                    KeepOutput(lease_id=end.lease_id, task_id=order.task_id, attempt=order.attempt)
+                )
+            if end.unkilled:
+                lease.stuck = order.gpu_ids
+            if order.gpu_ids and lease.started_at_ms and not end.unkilled:
+                lease.state = LeaseState.RELEASING
+                releasing.append((end.lease_id, order.gpu_ids))
+            else:
+                lease.state = LeaseState.ENDED
+                over.append(lease)
+        if releasing:
+            outputs.append(CheckRelease(leases=tuple(releasing), until_ms=now_ms + RELEASE_MS))
+        return outputs + self._conclude(over)
+
+    def _on_released(self, value: GpusReleased) -> list[LifecycleOutput]:
+        over: list[_Lease] = []
+        for lease_id, stuck in value.released:
+            lease = self._leases.get(lease_id)
+            if lease is not None and lease.state is LeaseState.RELEASING:
+                lease.stuck = stuck
+                lease.state = LeaseState.ENDED
+                over.append(lease)
+        return self._conclude(over)
+
+    def _on_listed(self, listed: RunsListed, now_ms: int) -> list[LifecycleOutput]:
+        self._runner_up = True
+        outputs: list[LifecycleOutput] = []
+        known = {run.lease_id: run for run in listed.runs}
+        lost: list[RunEnd] = []
+        for lease_id, lease in self._leases.items():
+            run = known.pop(lease_id, None)
+            if lease.end is not None or lease.state is LeaseState.RECEIVED:
+                continue
+            if run is None:
+                lost.append(_lost(lease_id, now_ms))
+            else:
+                outputs += self._catch_up(lease, run, lost)
+        for run in known.values():
+            if run.lease_id in self._gone:
+                outputs.append(ForgetRuns(lease_ids=(run.lease_id,)))  # it did not hear us the first time
+            else:
+                outputs += self._adopt(run, lost)
+        return outputs + self._on_ended(lost, now_ms) + self._start_ready()
+
+    def _catch_up(self, lease: _Lease, run: KnownRun, ends: list[RunEnd]) -> list[LifecycleOutput]:
+        lease.frozen = run.frozen
+        if run.end is not None:
+            ends.append(run.end)
+        if run.started_at_ms and not lease.started_at_ms:
+            return self._on_started(RunsStarted(started=((run.lease_id, run.started_at_ms),)))
+        return []
+
+    def _adopt(self, run: KnownRun, ends: list[RunEnd]) -> list[LifecycleOutput]:
+        order = RunOrder(lease_id=run.lease_id, task_id=run.task_id, attempt=run.attempt, gpu_ids=run.gpu_ids)
+        lease = self._leases[run.lease_id] = _Lease(order, LeaseState.STARTING)
+        return self._catch_up(lease, run, ends)
+
+    # -- leaves
+
+    def _start_ready(self) -> list[LifecycleOutput]:
+        """All that wait and need no GPU that an abandoned task still holds."""
+        if not self._waiting or not self._runner_up:
+            return []
+        clearing = {gpu_id for lease in self._abandoned.values() for gpu_id in lease.order.gpu_ids}
+        ready = [lease for lease in self._waiting.values() if clearing.isdisjoint(lease.order.gpu_ids)]
+        for lease in ready:
+            del self._waiting[lease.order.lease_id]
+            lease.state = LeaseState.STARTING
+        return [StartRuns(orders=tuple(lease.order for lease in ready))] if ready else []
+
+    def _conclude(self, over: list[_Lease]) -> list[LifecycleOutput]:
+        """Ends that are complete: told, or settled at once when nobody wants to hear them."""
+        silent = [lease.order.lease_id for lease in over if not lease.reported]
+        outputs = _reports([lease for lease in over if lease.reported])
+        if silent:
+            for lease_id in silent:
+                self._abandoned.pop(lease_id, None)
+            outputs += self._settle(silent)
+            outputs += self._start_ready()
+        return outputs
+
+    def _settle(self, lease_ids: Iterable[LeaseId]) -> list[LifecycleOutput]:
+        """The scheduler needs no report of these any more."""
+        done: list[LeaseId] = []
+        for lease_id in lease_ids:
+            lease = self._leases.get(lease_id)
+            if lease is None or lease.state is not LeaseState.ENDED:
+                continue
+            lease.state = LeaseState.ACKED
+            if lease.stored:
+                done.append(lease_id)
+        return self._forget(done)
+
+    def _on_stored(self, value: OutputStored) -> list[LifecycleOutput]:
+        done: list[LeaseId] = []
+        for lease_id in value.lease_ids:
+            lease = self._leases.get(lease_id)
+            if lease is None:
+                continue
+            lease.stored = True
+            if lease.state is LeaseState.ACKED:
+                done.append(lease_id)
+        return self._forget(done)
+
+    def _forget(self, lease_ids: list[LeaseId]) -> list[LifecycleOutput]:
+        for lease_id in lease_ids:
+            del self._leases[lease_id]
+            self._gone[lease_id] = None
+        while len(self._gone) > _MOST_REMEMBERED:
+            self._gone.popitem(last=False)
+        return [ForgetRuns(lease_ids=tuple(lease_ids))] if lease_ids else []
+
+
+def _reports(leases: list[_Lease]) -> list[LifecycleOutput]:
+    """What these leases have to tell: starts once per session, ends as often as they are asked for."""
+    started: list[tuple[LeaseId, int]] = []
+    finished: list[FinishedRun] = []
+    for lease in leases:
+        if not lease.reported:
+            continue
+        if lease.started_at_ms and not lease.started_told:
+            lease.started_told = True
+            started.append((lease.order.lease_id, lease.started_at_ms))
+        if lease.state is LeaseState.ENDED and lease.end is not None:
+            finished.append(FinishedRun(end=lease.end, stuck=lease.stuck))
+    return [Report(started=tuple(started), finished=tuple(finished))] if started or finished else []
+
+
+def _unstarted(lease_id: LeaseId, cause: Outcome, now_ms: int) -> RunEnd:
+    return RunEnd(lease_id=lease_id, outcome=cause, at_ms=now_ms, error="stopped before it was started")
+
+
+def _lost(lease_id: LeaseId, now_ms: int) -> RunEnd:
+    return RunEnd(lease_id=lease_id, outcome=Outcome.NODE_FAULT, at_ms=now_ms, error="its keeper died")

@@ -1,0 +1,136 @@
+"""A node: its session and its leases, joined. A machine without I/O; the host and the simulator drive it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dgpu.agent.lifecycle import (
+    Acked,
+    CheckRelease,
+    ForgetRuns,
+    GpusReleased,
+    KeepOutput,
+    Lifecycle,
+    LifecycleInput,
+    Ordered,
+    OutputStored,
+    Report,
+    StartRuns,
+    StopRuns,
+    ThawRuns,
+    Welcomed,
+)
+from dgpu.agent.run.runner import RunnerLost, RunsEnded, RunsFrozen, RunsListed, RunsStarted
+from dgpu.agent.session import Session
+from dgpu.agent.session_words import (
+    Begin,
+    Connected,
+    Dial,
+    Disconnected,
+    EpochSaved,
+    Flush,
+    GpusFound,
+    HangUp,
+    Heard,
+    Note,
+    Opened,
+    Received,
+    Sampled,
+    SaveEpoch,
+    Send,
+    SessionInput,
+    TakeSamples,
+    Woke,
+    Written,
+)
+
+
+class StreamOpened(msgspec.Struct, frozen=True, kw_only=True):
+    """The call was taken. What is held is added here, not by the one who dials."""
+
+
+NodeInput = (
+    StreamOpened
+    | Received
+    | Written
+    | Disconnected
+    | EpochSaved
+    | Sampled
+    | GpusFound
+    | Woke
+    | Flush
+    | RunsListed
+    | RunsStarted
+    | RunsEnded
+    | RunsFrozen
+    | RunnerLost
+    | GpusReleased
+    | OutputStored
+)
+
+NodeOutput = (
+    Dial
+    | Send
+    | HangUp
+    | SaveEpoch
+    | TakeSamples
+    | Heard
+    | Opened
+    | Note
+    | StartRuns
+    | StopRuns
+    | ThawRuns
+    | ForgetRuns
+    | CheckRelease
+    | KeepOutput
+)
+
+_FOR_LIFECYCLE = (RunsListed, RunsStarted, RunsEnded, RunsFrozen, RunnerLost, GpusReleased, OutputStored)
+
+
+class NodeMachine:
+    """Outputs are to be carried out in order: a `Heard` precedes the starts that rely on it.
+
+    Reports leave at the next Flush, so that what happened together travels together.
+    """
+
+    def __init__(self, *, session: Session, lifecycle: Lifecycle) -> None:
+        self.session = session
+        self.lifecycle = lifecycle
+
+    @property
+    def wake_at_ms(self) -> int:
+        return self.session.wake_at_ms
+
+    def on_input(self, value: NodeInput, now_ms: int) -> list[NodeOutput]:
+        if isinstance(value, _FOR_LIFECYCLE):
+            outputs = self._to_lifecycle(value, now_ms)
+            if isinstance(value, RunsListed):
+                # Not before: a registration tells what is held.
+                outputs += self._to_session(Begin(), now_ms)
+            return outputs
+        if isinstance(value, StreamOpened):
+            return self._to_session(Connected(held=tuple(self.lifecycle.held())), now_ms)
+        return self._to_session(value, now_ms)
+
+    def _to_session(self, value: SessionInput, now_ms: int) -> list[NodeOutput]:
+        outputs: list[NodeOutput] = []
+        for output in self.session.on_input(value, now_ms):
+            if isinstance(output, Welcomed | Ordered | Acked):
+                outputs += self._to_lifecycle(output, now_ms)
+            else:
+                outputs.append(output)
+        if any(isinstance(output, Heard) for output in outputs):
+            # What was frozen and is not given up goes on. It may have been frozen just before its keeper heard that we
+            # are welcome again, with the word of it still under way: then the next heartbeat's answer thaws it.
+            outputs += self.lifecycle.thaw_frozen()
+        return outputs
+
+    def _to_lifecycle(self, value: LifecycleInput, now_ms: int) -> list[NodeOutput]:
+        outputs: list[NodeOutput] = []
+        for output in self.lifecycle.on_input(value, now_ms):
+            if isinstance(output, Report):
+                outputs += self._to_session(output, now_ms)
+            else:
+                outputs.append(output)
+        return outputs

@@ -1,0 +1,358 @@
+"""Carries out what one node's machine asks for: streams, probe, runner, timer. asyncio, and no decisions."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from random import SystemRandom
+
+import structlog
+
+from dgpu import __version__
+from dgpu.agent import machine
+from dgpu.agent.epoch import EpochFile
+from dgpu.agent.keeper import boot_ms
+from dgpu.agent.lifecycle import (
+    CheckRelease,
+    ForgetRuns,
+    GpusReleased,
+    KeepOutput,
+    LeaseState,
+    Lifecycle,
+    OutputStored,
+    StartRuns,
+    StopRuns,
+    ThawRuns,
+)
+from dgpu.agent.node import NodeInput, NodeMachine, NodeOutput, StreamOpened
+from dgpu.agent.options import AgentOptions, NodeOptions
+from dgpu.agent.output import OutputSender
+from dgpu.agent.probe.detect import GpuSelection, detect
+from dgpu.agent.probe.probe import FoundGpu, Probe, ProbeError, Sample
+from dgpu.agent.probe.simulated import SimulatedProbe
+from dgpu.agent.run.runner import Runner, RunnerWord
+from dgpu.agent.session import NEVER_MS, Session
+from dgpu.agent.session_words import (
+    Dial,
+    Disconnected,
+    EpochSaved,
+    Flush,
+    GpusFound,
+    HangUp,
+    Heard,
+    Identity,
+    NodeGpu,
+    Note,
+    Opened,
+    Received,
+    Sampled,
+    SaveEpoch,
+    Send,
+    SessionSettings,
+    TakeSamples,
+    Woke,
+    Written,
+)
+from dgpu.agent.stream import MainStream, OutputStream
+from dgpu.core.ids import GpuId, LeaseId
+
+_RELEASE_LOOK_SECONDS = 0.05
+_GOODBYE_SECONDS = 5.0
+_LIVE = {LeaseState.RECEIVED, LeaseState.STARTING, LeaseState.RUNNING, LeaseState.STOPPING}
+
+
+class NodeHost:
+    def __init__(
+        self, options: AgentOptions, node: NodeOptions, *, epoch: EpochFile, output_dir: Path, boot_id: str
+    ) -> None:
+        self.id = node.id
+        self._options = options
+        self._node = node
+        self._epoch = epoch
+        self._log = structlog.get_logger("dgpu.agent").bind(node=node.id)
+        self._runner: Runner | None = None
+        self._probe: Probe | None = None
+        self._selection: GpuSelection | None = None
+        self._sees_pids = machine.in_first_pid_namespace()
+        self._machine = _machine(options, node, epoch.highest, boot_id)
+        self._sender = OutputSender(
+            node_id=node.id,
+            directory=output_dir,
+            limit_bytes=options.unsent_output_bytes,
+            is_running=lambda lease_id: self._machine.lifecycle.state_of(lease_id) in _LIVE,
+            on_settled=self._on_output_settled,
+        )
+        self._inbox: collections.deque[NodeInput] = collections.deque()
+        self._working = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_ms = NEVER_MS
+        self._stream: MainStream | None = None
+        self._output: OutputStream | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def find_gpus(self) -> None:
+        found = await asyncio.to_thread(
+            detect, self._node.detection_method, node_id=self._node.id, simulated=self._node.simulated
+        )
+        self._probe = found.probe
+        if found.probe is None:
+            self._log.warning("no_gpus", reason=found.why_none)
+        self._selection = GpuSelection.resolve(
+            found.gpus, gpu_ids=self._node.gpu_ids, reserved_gpu_ids=self._node.reserved_gpu_ids
+        )
+        for missing in self._selection.missing:
+            self._log.warning("configured_gpu_missing", gpu=missing)
+        self._feed_gpus(found.gpus)
+
+    def attach(self, runner: Runner) -> None:
+        self._runner = runner
+        if self._probe is not None:
+            self._spawn(self._check_health())
+
+    def hear(self, words: Sequence[RunnerWord]) -> None:
+        self._feed(*words)
+
+    async def say_goodbye(self) -> None:
+        """Waits until every end is acknowledged, if somebody listens."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_GOODBYE_SECONDS):
+                while self._machine.session.open and self._machine.lifecycle.held():  # noqa: ASYNC110 - once in a life
+                    await asyncio.sleep(0.02)
+
+    async def close(self) -> None:
+        """Leaves the scheduler: it will notice by silence, or by our return."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._close_streams()
+        for task in list(self._tasks):
+            task.cancel()
+        if self._probe is not None:
+            await asyncio.to_thread(self._probe.close)
+
+    # -- the machine
+
+    def _feed(self, *values: NodeInput) -> None:
+        """Inputs that arise while outputs are carried out take their turn; reports leave when none is left."""
+        self._inbox.extend(values)
+        if self._working:
+            return
+        self._working = True
+        try:
+            while self._inbox:
+                while self._inbox:
+                    self._step(self._inbox.popleft())
+                self._step(Flush())
+        finally:
+            self._working = False
+        self._set_timer()
+
+    def _step(self, value: NodeInput) -> None:
+        for output in self._machine.on_input(value, boot_ms()):
+            self._carry_out(output)
+
+    def _carry_out(self, output: NodeOutput) -> None:  # one line per kind
+        assert self._runner is not None  # noqa: S101 - the runner's list comes first of all
+        match output:
+            case Send():
+                if self._stream is not None:
+                    self._stream.send(output.message)
+            case StartRuns():
+                self._runner.start(self.id, output.orders)
+            case CheckRelease():
+                self._check_release(output)
+            case ForgetRuns():
+                self._runner.forget(output.lease_ids)
+            case StopRuns():
+                self._runner.stop(output.orders)
+            case ThawRuns():
+                self._runner.thaw(output.lease_ids)
+            case KeepOutput():
+                self._sender.keep(output)
+                if self._output is not None:
+                    self._output.look()
+            case Heard():
+                self._runner.heard(
+                    self.id, at_ms=output.at_ms, lease_ms=output.lease_ms, action=output.action
+                )
+            case TakeSamples():
+                self._take_samples()
+            case SaveEpoch():
+                self._epoch.save(output.epoch)
+                self._feed(EpochSaved(epoch=output.epoch))
+            case Dial():
+                self._dial(output.address)
+            case HangUp():
+                self._close_streams()
+                self._feed(Disconnected(reason=output.reason))
+            case Opened():
+                if self._stream is not None:
+                    self._output = OutputStream(self._stream.channel, self._sender, output.session_id)
+            case Note():
+                self._log.info(output.event, detail=output.detail)
+
+    def _set_timer(self) -> None:
+        wake_at_ms = self._machine.wake_at_ms
+        if wake_at_ms == self._timer_at_ms:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_at_ms = wake_at_ms
+        if wake_at_ms < NEVER_MS:
+            pause = max(0, wake_at_ms - boot_ms()) / 1_000 + 0.001
+            self._timer = asyncio.get_running_loop().call_later(pause, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._timer_at_ms = NEVER_MS
+        self._feed(Woke())
+
+    # -- streams
+
+    def _dial(self, address: str) -> None:
+        self._close_streams()
+        self._stream = MainStream(
+            address,
+            on_open=lambda: self._feed(StreamOpened()),
+            on_message=lambda message: self._feed(Received(message=message)),
+            on_written=lambda: self._feed(Written()),
+            on_end=self._on_stream_end,
+        )
+
+    def _on_stream_end(self, reason: str) -> None:
+        self._close_streams()
+        self._feed(Disconnected(reason=reason))
+
+    def _close_streams(self) -> None:
+        if self._output is not None:
+            self._output.close()
+            self._output = None
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def _on_output_settled(self, lease_id: LeaseId) -> None:
+        self._feed(OutputStored(lease_ids=(lease_id,)))
+
+    # -- the cards
+
+    def _feed_gpus(self, found: Sequence[FoundGpu]) -> None:
+        assert self._selection is not None  # noqa: S101 - resolved before
+        gpus = tuple(
+            NodeGpu(
+                id=picked.gpu.id,
+                index=picked.gpu.index,
+                model=picked.gpu.model,
+                memory_mb=picked.gpu.memory_mb,
+                reserved=picked.reserved,
+                fault=picked.gpu.fault,
+            )
+            for picked in self._selection.pick(found)
+        )
+        if self._runner is None:
+            self._machine.on_input(GpusFound(gpus=gpus), boot_ms())
+        else:
+            self._feed(GpusFound(gpus=gpus))
+
+    async def _check_health(self) -> None:
+        assert self._probe is not None  # noqa: S101 - started only with one
+        while True:
+            await asyncio.sleep(self._options.health_check_ms / 1_000)
+            try:
+                self._feed_gpus(await asyncio.to_thread(self._probe.list_gpus))
+            except ProbeError as error:
+                self._log.warning("probe_failed", error=str(error))
+
+    def _take_samples(self) -> None:
+        if isinstance(self._probe, SimulatedProbe):
+            busy = dict.fromkeys(self._machine.lifecycle.busy_gpus(), frozenset[int]())
+            self._feed(Sampled(samples=tuple(self._probe.sample(busy))))
+        elif self._probe is not None:
+            self._spawn(self._sample())
+
+    async def _sample(self) -> None:
+        busy_gpus = self._machine.lifecycle.busy_gpus()
+        try:
+            samples = await asyncio.to_thread(self._sample_now, busy_gpus)
+        except ProbeError as error:
+            self._log.warning("probe_failed", error=str(error))
+        else:
+            self._feed(Sampled(samples=samples))
+
+    def _sample_now(self, busy_gpus: frozenset[GpuId]) -> tuple[Sample, ...]:
+        assert self._probe is not None  # noqa: S101 - asked for before
+        assert self._runner is not None  # noqa: S101 - attached before any session
+        pids = self._runner.pids() if busy_gpus else frozenset()
+        return tuple(self._probe.sample(dict.fromkeys(busy_gpus, pids)))
+
+    def _check_release(self, check: CheckRelease) -> None:
+        """At once where nothing blocks, in a thread where a driver is asked."""
+        if self._probe is None or not (self._sees_pids or isinstance(self._probe, SimulatedProbe)):
+            self._feed(GpusReleased(released=tuple((lease_id, ()) for lease_id, _ in check.leases)))
+            return
+        waiting: list[tuple[LeaseId, tuple[GpuId, ...]]] = []
+        free: list[tuple[LeaseId, tuple[GpuId, ...]]] = []
+        for lease_id, gpu_ids in check.leases:
+            if isinstance(self._probe, SimulatedProbe) and not _clinging(self._probe, gpu_ids):
+                free.append((lease_id, ()))
+            else:
+                waiting.append((lease_id, gpu_ids))
+        if free:
+            self._feed(GpusReleased(released=tuple(free)))
+        for lease_id, gpu_ids in waiting:
+            self._spawn(self._wait_for_release(lease_id, gpu_ids, check.until_ms))
+
+    async def _wait_for_release(self, lease_id: LeaseId, gpu_ids: tuple[GpuId, ...], until_ms: int) -> None:
+        assert self._probe is not None  # noqa: S101 - asked for before
+        while stuck := await asyncio.to_thread(_clinging, self._probe, gpu_ids):
+            if boot_ms() >= until_ms:
+                self._log.error("gpu_memory_not_released", lease=lease_id, gpus=stuck)
+                break
+            await asyncio.sleep(_RELEASE_LOOK_SECONDS)
+        self._feed(GpusReleased(released=((lease_id, stuck),)))
+
+    def _spawn(self, work: collections.abc.Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _clinging(probe: Probe, gpu_ids: tuple[GpuId, ...]) -> tuple[GpuId, ...]:
+    """GPUs whose memory is still held by processes that have ended: the driver has not finished with them."""
+    found = []
+    for gpu_id in gpu_ids:
+        try:
+            holders = probe.holders(gpu_id)
+        except ProbeError:
+            continue  # nobody can say; the next sample will tell of a fault
+        if any(not Path(f"/proc/{pid}").exists() for pid in holders):
+            found.append(gpu_id)
+    return tuple(found)
+
+
+def _machine(options: AgentOptions, node: NodeOptions, highest_epoch: int, boot_id: str) -> NodeMachine:
+    session = Session(
+        identity=Identity(
+            node_id=node.id,
+            boot_id=boot_id,
+            cpus_milli=node.cpus_milli or machine.cpus_milli(),
+            ram_mb=node.ram_mb or machine.ram_mb(),
+            agent_version=__version__,
+            address=node.address,
+            labels=node.labels,
+        ),
+        settings=SessionSettings(
+            addresses=options.addresses,
+            heartbeat_ms=options.heartbeat_ms,
+            retry_ms=options.retry_ms,
+            max_retry_ms=options.max_retry_ms,
+        ),
+        highest_epoch=highest_epoch,
+        jitter=SystemRandom().random,
+        new_session_id=lambda: secrets.token_hex(8),
+    )
+    return NodeMachine(session=session, lifecycle=Lifecycle(grace_ms=options.grace_ms))

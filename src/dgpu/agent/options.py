@@ -1,0 +1,44 @@
+"""What an agent host needs to know. The entry maps a configuration file to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from dgpu.agent.chunks import DEFAULT_CAP_BYTES
+from dgpu.agent.lifecycle import DEFAULT_GRACE_MS
+from dgpu.agent.probe.detect import DetectionMethod
+from dgpu.agent.probe.models import SimulatedCards
+from dgpu.core.ids import NodeId
+
+
+class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    id: NodeId
+    address: str = ""  # where other nodes reach this one
+    labels: dict[str, str] = {}
+    detection_method: DetectionMethod = DetectionMethod.AUTO
+    simulated: tuple[SimulatedCards, ...] = ()
+    gpu_ids: tuple[int | str, ...] = ()  # empty: all
+    reserved_gpu_ids: tuple[int | str, ...] = ()
+    cpus_milli: int = 0  # 0: what the machine has
+    ram_mb: int = 0  # 0: what the machine has
+
+
+class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
+    nodes: tuple[NodeOptions, ...]  # more than one only with simulated cards
+    addresses: tuple[str, ...]  # of the schedulers: master, standby
+    state_dir: Path  # keeper, lease log, epoch, output
+    work_dir: Path | None = None  # default: `tasks` under state_dir
+    heartbeat_ms: int = 5_000
+    retry_ms: int = 1_000
+    max_retry_ms: int = 30_000
+    health_check_ms: int = 30_000
+    runner: Literal["process", "null"] = "process"
+    null_run_ms: int = 0  # how long a null task takes
+    grace_ms: int = DEFAULT_GRACE_MS
+    output_cap_bytes: int = DEFAULT_CAP_BYTES
+    unsent_output_bytes: int = 2 * 1024**3
+    keeper_idle_exit_ms: int = 600_000
+    stop_tasks: bool = False  # at a clean stop: end them instead of leaving them to the keeper

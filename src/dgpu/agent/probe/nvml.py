@@ -1,0 +1,247 @@
+"""The cards as NVML shows them, by UUID: indexes move when a card dies.
+
+Two kinds of bad answer are kept apart. A number that a card does not offer is 0 and harms nobody. A card that
+answers no question about its memory, or that the driver calls lost, has a fault.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pynvml
+
+from dgpu.agent.probe.foreign import foreign_mb
+from dgpu.agent.probe.probe import BusyGpus, FoundGpu, ProbeError, ProbeUnavailableError, Sample
+from dgpu.core.ids import GpuId
+
+_log = logging.getLogger("dgpu.probe")
+
+_MIB = 1024 * 1024
+_SIZE_RETRIES = 3  # the list of processes may grow between asking for its size and reading it
+
+_NOT_OFFERED = frozenset(
+    {
+        pynvml.NVML_ERROR_NOT_SUPPORTED,
+        pynvml.NVML_ERROR_NO_PERMISSION,
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        pynvml.NVML_ERROR_NO_DATA,
+        pynvml.NVML_ERROR_NOT_READY,
+        pynvml.NVML_ERROR_DEPRECATED,
+        pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+    }
+)
+_CARD_IS_BROKEN = {
+    pynvml.NVML_ERROR_GPU_IS_LOST: "the card is lost: it fell off the bus, or its driver gave it up",
+    pynvml.NVML_ERROR_RESET_REQUIRED: "the card needs a reset",
+    pynvml.NVML_ERROR_INSUFFICIENT_POWER: "the card's external power cables are not connected",
+    pynvml.NVML_ERROR_IRQ_ISSUE: "the kernel cannot get the card's interrupts",
+    pynvml.NVML_ERROR_NOT_FOUND: "the driver no longer knows the card",
+    pynvml.NVML_ERROR_GPU_NOT_FOUND: "the driver no longer knows the card",
+    pynvml.NVML_ERROR_INVALID_ARGUMENT: "the driver no longer knows the card",
+}
+_CANNOT_BEGIN = {
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 was not found: no NVIDIA driver is installed here",
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA kernel driver is not loaded",
+    pynvml.NVML_ERROR_NO_PERMISSION: "no permission to talk to the NVIDIA driver (see /dev/nvidiactl)",
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
+        "the NVIDIA library and the loaded kernel driver are of different versions: reboot, or reload the driver"
+    ),
+}
+
+
+class NvmlProbe:
+    """Raises ProbeUnavailableError where NVML cannot be used at all."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._started = False
+        self._clean = True  # the last look met no broken card
+        self._known: dict[GpuId, FoundGpu] = {}
+        self._start()
+
+    def list_gpus(self) -> list[FoundGpu]:
+        with self._lock:
+            if not self._clean or not self._started:
+                # NVML lists cards when it starts. Only a new start sees one leave or return; it is not done
+                # without need, because it can wake every idle card of the machine.
+                self._stop()
+                self._start()
+            found = self._look()
+            self._known = {gpu.id: gpu for gpu in found}
+            return found
+
+    def sample(self, busy: BusyGpus) -> list[Sample]:
+        if not self._known:
+            self.list_gpus()
+        with self._lock:
+            return [self._sample_one(gpu_id, busy.get(gpu_id, frozenset())) for gpu_id in self._known]
+
+    def holders(self, gpu_id: GpuId) -> frozenset[int]:
+        with self._lock:
+            try:
+                return frozenset(_memory_by_pid(pynvml.nvmlDeviceGetHandleByUUID(gpu_id)))
+            except pynvml.NVMLError as error:
+                raise ProbeError(f"{gpu_id}: {_fault_text(error)}") from error
+
+    def close(self) -> None:
+        with self._lock:
+            self._stop()
+
+    def _start(self) -> None:
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            text = _CANNOT_BEGIN.get(error.value) or f"NVML does not start: {error}"
+            raise ProbeUnavailableError(text) from error
+        self._started = True
+
+    def _stop(self) -> None:
+        if self._started:
+            self._started = False
+            try:
+                pynvml.nvmlShutdown()
+            except pynvml.NVMLError as error:
+                _log.debug("nvml_shutdown_failed: %s", error)
+
+    def _look(self) -> list[FoundGpu]:
+        try:
+            count = pynvml.nvmlDeviceGetCount()
+        except pynvml.NVMLError as error:
+            self._clean = False
+            raise ProbeError(f"NVML cannot count the cards: {error}") from error
+        found: list[FoundGpu] = []
+        broken: dict[int, str] = {}
+        for index in range(count):
+            try:
+                found.append(self._with_what_was_known(_read_card(index)))
+            except pynvml.NVMLError as error:
+                broken[index] = _fault_text(error)
+        found.extend(self._name_broken(broken, {gpu.id for gpu in found}))
+        self._clean = bool(found) and not broken and not any(gpu.fault for gpu in found)
+        return sorted(found, key=lambda gpu: (gpu.index, gpu.id))
+
+    def _with_what_was_known(self, gpu: FoundGpu) -> FoundGpu:
+        before = self._known.get(gpu.id)
+        if not gpu.fault or before is None:
+            return gpu
+        return msgspec.structs.replace(before, index=gpu.index, fault=gpu.fault)
+
+    def _name_broken(self, broken: dict[int, str], healthy: set[GpuId]) -> list[FoundGpu]:
+        """A lost card cannot say who it is: it is one of those known before that did not answer now."""
+        missing = {gpu.index: gpu for gpu in self._known.values() if gpu.id not in healthy}
+        named = []
+        for index, fault in broken.items():
+            gpu = missing.pop(index, None)
+            if gpu is None:
+                _log.warning(
+                    "gpu_error index=%d fault=%s (its UUID was never seen: not listed)", index, fault
+                )
+            else:
+                named.append(msgspec.structs.replace(gpu, fault=fault))
+        return named
+
+    def _sample_one(self, gpu_id: GpuId, ours: frozenset[int]) -> Sample:
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(gpu_id)
+            used_mb = _memory_mb(handle)[1]
+            holders = _memory_by_pid(handle)
+            sample = Sample(
+                gpu_id=gpu_id,
+                utilization_percent=_offered(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+                memory_used_mb=used_mb,
+                memory_foreign_mb=foreign_mb(used_mb=used_mb, holders=holders, ours=ours),
+                temperature_c=_offered(lambda: _temperature_c(handle)),
+                power_w=_offered(lambda: round(pynvml.nvmlDeviceGetPowerUsage(handle) / 1000)),
+            )
+        except pynvml.NVMLError as error:
+            self._clean = False
+            return Sample(gpu_id=gpu_id, fault=_fault_text(error))
+        return sample
+
+
+def _read_card(index: int) -> FoundGpu:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    gpu_id = GpuId(pynvml.nvmlDeviceGetUUID(handle))
+    try:
+        memory_mb, fault = _memory_mb(handle)[0], ""
+    except pynvml.NVMLError as error:
+        memory_mb, fault = 0, _fault_text(error)
+    model = _model(handle)
+    return FoundGpu(id=gpu_id, index=index, model=model, memory_mb=memory_mb, fault=fault)
+
+
+def _model(handle: Any) -> str:
+    try:
+        return str(pynvml.nvmlDeviceGetName(handle)).removeprefix("NVIDIA ").strip()
+    except pynvml.NVMLError:
+        return "unknown"
+
+
+def _memory_mb(handle: Any) -> tuple[int, int]:
+    """Total and used. The second version of the call leaves out what the driver keeps for itself."""
+    try:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+    except pynvml.NVMLError as error:
+        if error.value not in _NOT_OFFERED:
+            raise
+        try:
+            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        except pynvml.NVMLError as again:
+            if again.value not in _NOT_OFFERED:
+                raise
+            return 0, 0
+    return int(memory.total) // _MIB, int(memory.used) // _MIB
+
+
+def _temperature_c(handle: Any) -> int:
+    try:
+        return int(pynvml.nvmlDeviceGetTemperatureV(handle, pynvml.NVML_TEMPERATURE_GPU))
+    except pynvml.NVMLError as error:
+        if error.value not in _NOT_OFFERED:
+            raise
+        return int(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))
+
+
+def _offered(ask: Callable[[], int]) -> int:
+    """0 for a number that this card does not offer; only a broken card is an error."""
+    try:
+        return max(int(ask()), 0)
+    except pynvml.NVMLError as error:
+        if error.value in _CARD_IS_BROKEN:
+            raise
+        return 0
+
+
+def _memory_by_pid(handle: Any) -> dict[int, int | None]:
+    """Compute, graphics and MPS processes. One that is in two lists counts once, with the larger figure."""
+    merged: dict[int, int | None] = {}
+    for kind in ("Compute", "Graphics", "MPSCompute"):
+        for process in _processes(handle, kind):
+            used = process.usedGpuMemory
+            memory = None if used is None else int(used) // _MIB
+            before = merged.get(int(process.pid))
+            merged[int(process.pid)] = memory if before is None else max(before, memory or 0)
+    return merged
+
+
+def _processes(handle: Any, kind: str) -> list[Any]:
+    for version in ("_v3", "_v2"):
+        ask = getattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses{version}")
+        for _ in range(_SIZE_RETRIES):
+            try:
+                return list(ask(handle))
+            except pynvml.NVMLError as error:
+                if error.value == pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
+                    continue
+                if error.value not in _NOT_OFFERED:
+                    raise
+                break  # an older driver: ask the older way
+    return []
+
+
+def _fault_text(error: Any) -> str:
+    return _CARD_IS_BROKEN.get(error.value) or f"the driver cannot read the card: {error}"

@@ -1,0 +1,331 @@
+"""Tasks as processes, through the keeper."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pwd
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+from dgpu.agent.frames import Frame
+from dgpu.agent.keeper import KeeperSettings, boot_ms
+from dgpu.agent.keeper_link import KeeperError, KeeperLink
+from dgpu.agent.run.runner import (
+    KnownRun,
+    RunEnd,
+    RunnerLost,
+    RunnerWord,
+    RunOrder,
+    RunsEnded,
+    RunsFrozen,
+    RunsListed,
+    RunsStarted,
+    StopOrder,
+)
+from dgpu.agent.spawn import SHELL
+from dgpu.agent.tree import KEEPER_MARKER, LEASE_MARKER, Survey
+from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId, task_name
+from dgpu.core.task import Outcome, TaskDetail
+
+_RETRY_SECONDS = 1.0
+_STOP_SECONDS = 60.0
+_STALE = ".old"
+_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+_log = structlog.get_logger("dgpu.agent")
+_decode_detail = msgspec.json.Decoder(TaskDetail).decode
+
+
+class ProcessRunner:
+    def __init__(
+        self,
+        *,
+        settings: KeeperSettings,
+        node_ids: Sequence[NodeId],
+        say: Callable[[NodeId, Sequence[RunnerWord]], None],
+        grace_ms: int,
+    ) -> None:
+        self._settings = settings
+        self._node_ids = tuple(node_ids)
+        self._say = say
+        self._grace_ms = grace_ms
+        self._surroundings = base_environment()
+        self._link: KeeperLink | None = None
+        self._keeper_id = ""
+        self._keeper_pid = 0
+        self._nodes: dict[LeaseId, NodeId] = {}
+        self._remains: dict[LeaseId, list[Path]] = {}  # of ended leases, deleted when they are forgotten
+        self._words: dict[
+            NodeId, list[Any]
+        ] = {}  # the last word of a scheduler, for a keeper that is replaced
+        self._greeted: asyncio.Future[dict[str, Any]] | None = None
+        self._early: list[Frame] | None = None  # came while the hello was still being read
+        self._reopening: asyncio.Task[None] | None = None
+        self._gone = asyncio.Event()
+        self._closing = False
+        self._deleting: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Raises KeeperError when there is no keeper to be had."""
+        self._greeted = asyncio.get_running_loop().create_future()
+        self._early = []
+        self._link = await KeeperLink.open(self._settings, on_frame=self._on_frame, on_lost=self._on_lost)
+        self._on_hello(await self._greeted)
+        early, self._early = self._early, None
+        for frame in early:
+            self._on_frame(frame)
+
+    def start(self, node_id: NodeId, orders: Sequence[RunOrder]) -> None:
+        spawns: list[dict[str, Any]] = []
+        failed: list[RunEnd] = []
+        for order in orders:
+            self._nodes[order.lease_id] = node_id
+            try:
+                spawns.append(self._spawn(node_id, order))
+            except (msgspec.DecodeError, ValueError) as error:
+                end = RunEnd(
+                    lease_id=order.lease_id,
+                    outcome=Outcome.CANNOT_START,
+                    at_ms=boot_ms(),
+                    exit_code=126,
+                    error=str(error),
+                )
+                failed.append(end)
+        self._send({"spawn": spawns})
+        if failed:
+            self._say(node_id, [RunsEnded(ended=tuple(failed))])
+
+    def stop(self, orders: Sequence[StopOrder]) -> None:
+        self._send({"stop": [[order.lease_id, order.grace_ms, order.cause.value] for order in orders]})
+
+    def thaw(self, lease_ids: Sequence[LeaseId]) -> None:
+        self._send({"thaw": list(lease_ids)})
+
+    def forget(self, lease_ids: Sequence[LeaseId]) -> None:
+        self._send({"forget": list(lease_ids)})
+        remains: list[Path] = []
+        for lease_id in lease_ids:
+            self._nodes.pop(lease_id, None)
+            remains += self._remains.pop(lease_id, ())
+        self._delete(remains)
+
+    def heard(self, node_id: NodeId, *, at_ms: int, lease_ms: int, action: str) -> None:
+        word = self._words[node_id] = [node_id, at_ms, lease_ms, action]
+        self._send({"word": [word]})
+
+    def pids(self) -> frozenset[int]:
+        return frozenset(Survey().with_descendants([self._keeper_pid])) if self._keeper_pid else frozenset()
+
+    async def close(self, *, stop_tasks: bool) -> None:
+        self._closing = True
+        if self._reopening is not None:
+            self._reopening.cancel()
+        if self._link is None:
+            return
+        if stop_tasks:
+            self._send({"shutdown": True})
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._gone.wait(), _STOP_SECONDS)
+        else:
+            _log.info("tasks_go_on", leases=len(self._nodes), keeper_pid=self._keeper_pid)
+        if self._link is not None:
+            self._link.close()
+        if self._deleting:
+            await asyncio.wait(self._deleting, timeout=5)
+
+    # -- to the keeper
+
+    def _spawn(self, node_id: NodeId, order: RunOrder) -> dict[str, Any]:
+        detail = _decode_detail(order.detail)
+        command = detail.command
+        argv = [SHELL, "-c", command] if isinstance(command, str) else list(command)
+        if not argv or not command:
+            raise ValueError("the task has no command")
+        env = {
+            **self._surroundings,
+            **detail.env,
+            "CUDA_VISIBLE_DEVICES": ",".join(order.gpu_ids),
+            "DGPU_TASK_ID": task_name(order.task_id),
+            "DGPU_ATTEMPT": str(order.attempt),
+            "DGPU_NODE": node_id,
+            LEASE_MARKER: str(order.lease_id),
+            KEEPER_MARKER: self._keeper_id,
+        }
+        return {
+            "lease": order.lease_id,
+            "task": order.task_id,
+            "attempt": order.attempt,
+            "node": node_id,
+            "gpus": order.gpu_ids,
+            "argv": argv,
+            "env": env,
+            "cwd": detail.workdir,
+            "timeout_ms": order.timeout_ms,
+            "grace_ms": self._grace_ms,
+        }
+
+    def _send(self, frame: Frame) -> None:
+        if self._link is not None:
+            self._link.send(frame)
+
+    # -- from the keeper
+
+    def _on_frame(self, frame: Frame) -> None:
+        if self._greeted is not None and not self._greeted.done():
+            if "hello" in frame:
+                self._greeted.set_result(frame["hello"])
+            else:
+                self._greeted.set_exception(KeeperError(f"the keeper refused: {frame.get('refused')}"))
+            return
+        if self._early is not None:
+            self._early.append(frame)
+            return
+        words: dict[NodeId, list[RunnerWord]] = {}
+        for node_id, started in self._by_node(frame.get("started", ()), lambda each: each[0]):
+            word = RunsStarted(started=tuple((LeaseId(lease), at_ms) for lease, at_ms in started))
+            words.setdefault(node_id, []).append(word)
+        for node_id, frozen in self._by_node(frame.get("frozen", ()), lambda each: each):
+            words.setdefault(node_id, []).append(RunsFrozen(lease_ids=tuple(frozen)))
+        for node_id, ended in self._by_node(frame.get("ended", ()), lambda each: each["lease"]):
+            for each in ended:
+                self._note_remains(each["lease"], each)
+            words.setdefault(node_id, []).append(RunsEnded(ended=tuple(_end(each) for each in ended)))
+        for node_id, said in words.items():
+            self._say(node_id, said)
+
+    def _by_node(
+        self, entries: Iterable[Any], lease_of: Callable[[Any], int]
+    ) -> Iterable[tuple[NodeId, list[Any]]]:
+        found: dict[NodeId, list[Any]] = {}
+        for entry in entries:
+            node_id = self._nodes.get(LeaseId(lease_of(entry)))
+            if node_id is not None:
+                found.setdefault(node_id, []).append(entry)
+        return found.items()
+
+    def _on_hello(self, hello: dict[str, Any]) -> None:
+        self._keeper_id = hello["keeper"]
+        self._keeper_pid = hello["pid"]
+        runs: dict[NodeId, list[KnownRun]] = {node_id: [] for node_id in self._node_ids}
+        for record in hello["leases"]:
+            node_id = NodeId(record["node"])
+            if node_id not in runs:
+                _log.warning("lease_of_unknown_node", lease=record["lease"], node=node_id)
+                continue
+            self._nodes[LeaseId(record["lease"])] = node_id
+            self._note_remains(record["lease"], record.get("end", {}))
+            runs[node_id].append(_known(record))
+        self._sweep(hello)
+        self._send({"word": list(self._words.values())})
+        for node_id, known in runs.items():
+            self._say(node_id, [RunsListed(runs=tuple(known))])
+
+    def _on_lost(self) -> None:
+        self._link = None
+        self._gone.set()
+        if self._closing:
+            return
+        for node_id in self._node_ids:
+            self._say(node_id, [RunnerLost()])
+        if self._greeted is not None and not self._greeted.done():
+            self._greeted.set_exception(KeeperError("the keeper hung up"))
+            return
+        _log.error("keeper_lost", pid=self._keeper_pid)
+        self._reopening = asyncio.get_running_loop().create_task(self._reopen())
+
+    async def _reopen(self) -> None:
+        """A new keeper listens only once nothing of the dead one runs any more."""
+        while True:
+            try:
+                await self.open()
+            except Exception as error:  # noqa: BLE001 - a node without a keeper must go on trying, whatever the cause
+                _log.warning(
+                    "keeper_not_started", error=str(error), exc_info=not isinstance(error, KeeperError)
+                )
+                await asyncio.sleep(_RETRY_SECONDS)
+            else:
+                _log.info("keeper_started", pid=self._keeper_pid)
+                return
+
+    # -- directories
+
+    def _note_remains(self, lease: int, end: dict[str, Any]) -> None:
+        remains: list[Path] = []
+        if end.get("work"):
+            remains.append(Path(self._settings.work_dir) / end["work"])
+        if end.get("output_bytes"):
+            remains.append(Path(f"{self._settings.output_dir}/{lease:d}"))
+        if remains:
+            self._remains[LeaseId(lease)] = remains
+
+    def _sweep(self, hello: dict[str, Any]) -> None:
+        """Directories that nobody knows any more: left by a crash between forgetting and deleting."""
+        leases = {str(record["lease"]) for record in hello["leases"]}
+        work = {*hello["dirs"], *(record.get("end", {}).get("work", "") for record in hello["leases"])}
+        stale: list[Path] = []
+        for directory, known in ((self._settings.output_dir, leases), (self._settings.work_dir, work)):
+            for entry in Path(directory).iterdir():
+                if entry.name.isdigit() and entry.name not in known:
+                    stale.append(entry.rename(entry.with_suffix(_STALE)))
+                elif entry.suffix == _STALE:
+                    stale.append(entry)
+        self._delete(stale)
+
+    def _delete(self, paths: list[Path]) -> None:
+        if not paths:
+            return
+
+        def delete() -> None:
+            for path in paths:
+                shutil.rmtree(path, ignore_errors=True)
+
+        task = asyncio.get_running_loop().create_task(asyncio.to_thread(delete))
+        self._deleting.add(task)
+        task.add_done_callback(self._deleting.discard)
+
+
+def base_environment() -> dict[str, str]:
+    """What a task finds besides its own variables: a little of the agent's, nothing else of it."""
+    try:
+        user = pwd.getpwuid(os.geteuid())
+        found = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name, "SHELL": user.pw_shell}
+    except KeyError:
+        found = {"HOME": "/", "USER": str(os.geteuid())}
+    return {
+        **found,
+        "PATH": os.environ.get("PATH", _DEFAULT_PATH),
+        "LANG": os.environ.get("LANG", "C.UTF-8"),
+    }
+
+
+def _known(record: dict[str, Any]) -> KnownRun:
+    end = record.get("end")
+    return KnownRun(
+        lease_id=LeaseId(record["lease"]),
+        task_id=TaskId(record["task"]),
+        attempt=record["attempt"],
+        gpu_ids=tuple(GpuId(gpu) for gpu in record["gpus"]),
+        started_at_ms=record["started_ms"],
+        frozen=record.get("frozen", False),
+        end=_end({"lease": record["lease"], **end}) if end else None,
+    )
+
+
+def _end(entry: dict[str, Any]) -> RunEnd:
+    return RunEnd(
+        lease_id=LeaseId(entry["lease"]),
+        outcome=Outcome(entry["outcome"]),
+        at_ms=entry["ended_ms"],
+        exit_code=entry.get("exit_code", 0),
+        signal=entry.get("signal", 0),
+        error=entry.get("error", ""),
+        output_bytes=entry.get("output_bytes", 0),
+        unkilled=entry.get("unkilled", 0),
+    )

@@ -1,0 +1,101 @@
+"""What an agent asks of whatever runs tasks: processes, nothing at all (null), later containers and warm workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId
+from dgpu.core.task import Outcome
+
+
+class RunOrder(msgspec.Struct, frozen=True, kw_only=True):
+    lease_id: LeaseId
+    task_id: TaskId
+    attempt: int
+    gpu_ids: tuple[GpuId, ...] = ()
+    detail: bytes = b"{}"  # core.task.TaskDetail as JSON
+    timeout_ms: int = 0
+
+
+class StopOrder(msgspec.Struct, frozen=True, kw_only=True):
+    lease_id: LeaseId
+    grace_ms: int
+    cause: Outcome  # stopped or timeout
+
+
+class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
+    lease_id: LeaseId
+    outcome: Outcome
+    at_ms: int  # on the node's clock since boot
+    exit_code: int = 0
+    signal: int = 0
+    error: str = ""
+    output_bytes: int = 0
+    unkilled: int = 0  # processes that would not die
+
+
+class KnownRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What a runner still holds of an earlier life of the agent."""
+
+    lease_id: LeaseId
+    task_id: TaskId
+    attempt: int
+    gpu_ids: tuple[GpuId, ...] = ()
+    started_at_ms: int = 0  # 0: was never started
+    frozen: bool = False
+    end: RunEnd | None = None
+
+
+# What a runner says. Batches, in the order of what happened.
+
+
+class RunsListed(msgspec.Struct, frozen=True, kw_only=True):
+    """First of all, and again after the runner had to be replaced: what is not listed is gone."""
+
+    runs: tuple[KnownRun, ...]
+
+
+class RunsStarted(msgspec.Struct, frozen=True, kw_only=True):
+    started: tuple[tuple[LeaseId, int], ...]  # with the time on the node's clock since boot
+
+
+class RunsEnded(msgspec.Struct, frozen=True, kw_only=True):
+    ended: tuple[RunEnd, ...]
+
+
+class RunsFrozen(msgspec.Struct, frozen=True, kw_only=True):
+    lease_ids: tuple[LeaseId, ...]
+
+
+class RunnerLost(msgspec.Struct, frozen=True, kw_only=True):
+    """It is being replaced; a list follows."""
+
+
+RunnerWord = RunsListed | RunsStarted | RunsEnded | RunsFrozen | RunnerLost
+
+
+class Runner(Protocol):
+    """One per agent host, shared by its nodes. Never blocks; answers come as words to the node they concern."""
+
+    async def open(self) -> None:
+        """Connects; each node gets its list before this returns."""
+
+    def start(self, node_id: NodeId, orders: Sequence[RunOrder]) -> None: ...
+
+    def stop(self, orders: Sequence[StopOrder]) -> None: ...
+
+    def thaw(self, lease_ids: Sequence[LeaseId]) -> None: ...
+
+    def forget(self, lease_ids: Sequence[LeaseId]) -> None:
+        """Nothing of these is needed any more: records and directories go."""
+
+    def heard(self, node_id: NodeId, *, at_ms: int, lease_ms: int, action: str) -> None:
+        """A scheduler was certainly in contact at this time; the task lease counts from it."""
+
+    def pids(self) -> frozenset[int]:
+        """All processes of all tasks, to tell our memory on a GPU from others'. May block: for a thread."""
+
+    async def close(self, *, stop_tasks: bool) -> None: ...

@@ -1,0 +1,393 @@
+"""A node's conversation with the scheduler. A machine without I/O.
+
+One stream at a time: dial, register, be welcomed, then heartbeats and reports until the stream ends; then again, after
+a pause that doubles. Orders are obeyed only under the highest epoch ever seen, which is on disk before the first of
+them is obeyed.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+
+from dgpu.agent.lifecycle import Acked, FinishedRun, Ordered, Report, Welcomed
+from dgpu.agent.probe.probe import Sample
+from dgpu.agent.run.runner import RunOrder
+from dgpu.agent.session_words import (
+    Begin,
+    Connected,
+    Dial,
+    Disconnected,
+    EpochSaved,
+    Flush,
+    GpusFound,
+    HangUp,
+    Heard,
+    Identity,
+    NodeGpu,
+    Note,
+    Opened,
+    Received,
+    Sampled,
+    SaveEpoch,
+    Send,
+    SessionInput,
+    SessionOutput,
+    SessionSettings,
+    TakeSamples,
+    Woke,
+    Written,
+    gpu_message,
+    held_message,
+    reports_message,
+    sample_message,
+)
+from dgpu.core.ids import GpuId, LeaseId, TaskId
+from dgpu.wire.proto import agent_pb2 as pb
+
+ANSWER_MS = 10_000  # allowed to a scheduler to take the call and to welcome us
+DEFAULT_SILENCE_MS = 15_000
+SAMPLE_AHEAD_MS = 500
+MOST_REPORTS = 1_000  # in one message
+MOST_UNACKED = 100  # messages with reports under way
+NEVER_MS = 2**62
+
+
+class _State(enum.Enum):
+    IDLE = enum.auto()
+    WAITING = enum.auto()
+    DIALING = enum.auto()
+    REGISTERING = enum.auto()
+    SAVING = enum.auto()  # welcomed by a new epoch that is not on disk yet
+    OPEN = enum.auto()
+    HANGING_UP = enum.auto()
+
+
+class _Stream:
+    """A new stream starts from nothing: sequence numbers are its own, the rest is told again."""
+
+    def __init__(self) -> None:
+        self.welcome: pb.Welcome | None = None
+        self.held_back: list[pb.FromScheduler] = []
+        self.writable = False
+        self.registered_ms = 0
+        self.heard_ms = 0
+        self.last_word_ms = 0
+        self.silence_ms = DEFAULT_SILENCE_MS
+        self.next_beat_ms = NEVER_MS
+        self.beat_due = False
+        self.beat_seq = 0
+        self.beats: dict[int, int] = {}  # when each was sent, until it is acknowledged
+        self.sampling = False
+        self.report_seq = 0
+        self.unacked: dict[int, Report] = {}
+        self.started: list[tuple[LeaseId, int]] = []
+        self.finished: list[FinishedRun] = []
+        self.gpus_changed = False
+
+
+class Session:
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        settings: SessionSettings,
+        highest_epoch: int,
+        jitter: Callable[[], float],
+        new_session_id: Callable[[], str],
+    ) -> None:
+        self._identity = identity
+        self._settings = settings
+        self._jitter = jitter
+        self._new_session_id = new_session_id
+        self._state = _State.IDLE
+        self._turn = 0  # of the addresses
+        self._failures = 0
+        self._gpus: tuple[NodeGpu, ...] = ()
+        self._samples: tuple[Sample, ...] = ()
+        self._stream = _Stream()
+        self.highest_epoch = highest_epoch
+        self.session_id = ""
+        self.wake_at_ms = NEVER_MS
+
+    @property
+    def open(self) -> bool:
+        return self._state is _State.OPEN
+
+    def on_input(self, value: SessionInput, now_ms: int) -> list[SessionOutput]:
+        match value:
+            case Report():
+                return self._on_report(value)
+            case Received():
+                return self._on_received(value.message, now_ms)
+            case Written():
+                self._stream.writable = True
+                return self._write(now_ms)
+            case Flush():
+                return self._write(now_ms)
+            case Woke():
+                return self._on_woke(now_ms)
+            case Sampled():
+                self._samples = value.samples
+                return []
+            case GpusFound():
+                return self._on_gpus(value)
+            case Connected():
+                return self._register(value, now_ms)
+            case Disconnected():
+                return self._on_disconnected(value, now_ms)
+            case EpochSaved():
+                return self._on_saved(value, now_ms)
+            case Begin():
+                return self._dial(now_ms) if self._state is _State.IDLE else []
+
+    # -- getting there
+
+    @property
+    def _address(self) -> str:
+        return self._settings.addresses[self._turn % len(self._settings.addresses)]
+
+    def _dial(self, now_ms: int) -> list[SessionOutput]:
+        self._state = _State.DIALING
+        self.wake_at_ms = now_ms + ANSWER_MS
+        return [Dial(address=self._address)]
+
+    def _register(self, connected: Connected, now_ms: int) -> list[SessionOutput]:
+        if self._state is not _State.DIALING:
+            return []
+        self._stream = _Stream()
+        self._state = _State.REGISTERING
+        self._stream.registered_ms = now_ms
+        self.session_id = self._new_session_id()
+        self.wake_at_ms = now_ms + ANSWER_MS
+        identity = self._identity
+        register = pb.Register(
+            node_id=identity.node_id,
+            boot_id=identity.boot_id,
+            session_id=self.session_id,
+            agent_version=identity.agent_version,
+            address=identity.address,
+            highest_epoch=self.highest_epoch,
+            cpus_milli=identity.cpus_milli,
+            ram_mb=identity.ram_mb,
+            labels=identity.labels,
+            gpus=[gpu_message(gpu) for gpu in self._gpus],
+            leases=[held_message(run) for run in connected.held],
+        )
+        self._stream.gpus_changed = False
+        return [Send(message=pb.FromAgent(register=register))]
+
+    def _on_disconnected(self, value: Disconnected, now_ms: int) -> list[SessionOutput]:
+        if self._state in {_State.IDLE, _State.WAITING}:
+            return []
+        if self._state is not _State.OPEN:
+            self._turn += (
+                1  # a scheduler that restarts is worth another call; one that refuses or is silent is not
+            )
+        self._stream = _Stream()
+        # With two addresses both are tried before the pause grows.
+        rounds = min(self._failures // len(self._settings.addresses), 16)
+        self._failures += 1
+        pause_ms = min(self._settings.retry_ms * 2**rounds, self._settings.max_retry_ms)
+        pause_ms = int(pause_ms * (0.5 + 0.5 * self._jitter()))
+        self._state = _State.WAITING
+        self.wake_at_ms = now_ms + pause_ms
+        return [Note(event="scheduler_unreachable", detail=f"{value.reason}; next try in {pause_ms} ms")]
+
+    def _hang_up(self, reason: str, now_ms: int) -> list[SessionOutput]:
+        self._state = _State.HANGING_UP
+        self.wake_at_ms = now_ms + ANSWER_MS
+        return [HangUp(reason=reason)]
+
+    # -- what the scheduler says
+
+    def _on_received(self, message: pb.FromScheduler, now_ms: int) -> list[SessionOutput]:
+        self._stream.last_word_ms = now_ms
+        kind = message.WhichOneof("body")
+        if self._state is _State.SAVING:
+            self._stream.held_back.append(message)
+            return []
+        if self._state is _State.REGISTERING:
+            if kind == "welcome":
+                return self._on_welcome(message.welcome, now_ms)
+            reason = message.refused.reason if kind == "refused" else f"answered a registration by {kind}"
+            return [Note(event="registration_refused", detail=reason), *self._hang_up(reason, now_ms)]
+        if self._state is not _State.OPEN:
+            return []
+        if kind == "orders":
+            return self._on_orders(message.orders, now_ms)
+        if kind == "reports_ack":
+            return self._on_reports_ack(message.reports_ack.seq, now_ms)
+        if kind == "heartbeat_ack":
+            return self._on_heartbeat_ack(message.heartbeat_ack.seq, now_ms)
+        if kind == "refused":
+            return self._hang_up(message.refused.reason, now_ms)
+        return []
+
+    def _on_welcome(self, welcome: pb.Welcome, now_ms: int) -> list[SessionOutput]:
+        if welcome.epoch < self.highest_epoch:
+            reason = f"epoch {welcome.epoch} is older than {self.highest_epoch}"
+            return [Note(event="stale_scheduler", detail=reason), *self._hang_up(reason, now_ms)]
+        self._stream.welcome = welcome
+        if welcome.epoch > self.highest_epoch:
+            self._state = _State.SAVING
+            return [SaveEpoch(epoch=welcome.epoch)]
+        return self._enter(welcome, now_ms)
+
+    def _on_saved(self, saved: EpochSaved, now_ms: int) -> list[SessionOutput]:
+        self.highest_epoch = max(self.highest_epoch, saved.epoch)
+        if self._state is not _State.SAVING or self._stream.welcome is None:
+            return []
+        outputs = self._enter(self._stream.welcome, now_ms)
+        waiting, self._stream.held_back = self._stream.held_back, []
+        for message in waiting:
+            outputs += self._on_received(message, now_ms)
+        return outputs
+
+    def _enter(self, welcome: pb.Welcome, now_ms: int) -> list[SessionOutput]:
+        self._state = _State.OPEN
+        self._failures = 0
+        self._stream.last_word_ms = now_ms
+        self._stream.silence_ms = welcome.heartbeat_timeout_ms or DEFAULT_SILENCE_MS
+        self._stream.next_beat_ms = now_ms + self._settings.heartbeat_ms
+        outputs: list[SessionOutput] = [
+            Note(event="registered", detail=f"{self._address}, epoch {welcome.epoch}"),
+            *self._heard(self._stream.registered_ms),
+            Opened(address=self._address, session_id=self.session_id),
+            Welcomed(keep=frozenset(LeaseId(lease_id) for lease_id in welcome.keep)),
+        ]
+        if not self._samples:
+            outputs.append(TakeSamples())
+        self._set_wake()
+        return outputs + self._write(now_ms)
+
+    def _on_orders(self, orders: pb.Orders, now_ms: int) -> list[SessionOutput]:
+        welcome = self._stream.welcome
+        lease_ms = welcome.task_lease_ms if welcome is not None and welcome.lease_action != "never" else 0
+        if lease_ms and now_ms - self._stream.heard_ms >= lease_ms:
+            # Read too late: these leases may have been given away. A new registration tells what stands.
+            return self._hang_up("orders arrived after the task lease was over", now_ms)
+        starts = tuple(
+            RunOrder(
+                lease_id=LeaseId(start.lease_id),
+                task_id=TaskId(start.task_id),
+                attempt=start.attempt,
+                gpu_ids=tuple(GpuId(uuid) for uuid in start.gpu_uuids),
+                detail=start.detail,
+                timeout_ms=start.timeout_ms,
+            )
+            for start in orders.starts
+        )
+        stops = tuple((LeaseId(stop.lease_id), stop.reason) for stop in orders.stops)
+        return [Ordered(starts=starts, stops=stops)]
+
+    def _on_reports_ack(self, seq: int, now_ms: int) -> list[SessionOutput]:
+        started: list[LeaseId] = []
+        finished: list[LeaseId] = []
+        for number in [number for number in self._stream.unacked if number <= seq]:
+            report = self._stream.unacked.pop(number)
+            started.extend(lease_id for lease_id, _ in report.started)
+            finished.extend(run.end.lease_id for run in report.finished)
+        outputs: list[SessionOutput] = []
+        if started or finished:
+            outputs.append(Acked(started=tuple(started), finished=tuple(finished)))
+        return outputs + self._write(now_ms)
+
+    def _on_heartbeat_ack(self, seq: int, now_ms: int) -> list[SessionOutput]:
+        sent_ms = self._stream.beats.get(seq)
+        if sent_ms is None:
+            return []
+        self._stream.beats = {number: at_ms for number, at_ms in self._stream.beats.items() if number > seq}
+        outputs = self._heard(sent_ms)
+        self._stream.last_word_ms = now_ms
+        self._set_wake()
+        return outputs
+
+    def _heard(self, at_ms: int) -> list[SessionOutput]:
+        self._stream.heard_ms = max(self._stream.heard_ms, at_ms)
+        if self._stream.welcome is None:
+            return []
+        lease_ms, action = self._stream.welcome.task_lease_ms, self._stream.welcome.lease_action or "never"
+        return [Heard(at_ms=self._stream.heard_ms, lease_ms=lease_ms, action=action)]
+
+    # -- what the node says
+
+    def _on_report(self, report: Report) -> list[SessionOutput]:
+        if self._state is not _State.OPEN:
+            return []  # the lifecycle tells everything again once we are welcomed
+        self._stream.started.extend(report.started)
+        self._stream.finished.extend(report.finished)
+        return []
+
+    def _on_gpus(self, found: GpusFound) -> list[SessionOutput]:
+        if found.gpus == self._gpus:
+            return []
+        self._gpus = found.gpus
+        self._stream.gpus_changed = True
+        return []
+
+    def _on_woke(self, now_ms: int) -> list[SessionOutput]:
+        if now_ms < self.wake_at_ms:
+            return []
+        if self._state is _State.WAITING:
+            return self._dial(now_ms)
+        if self._state in {_State.DIALING, _State.REGISTERING}:
+            return self._hang_up("no answer", now_ms)
+        if self._state is not _State.OPEN:
+            self.wake_at_ms = now_ms + ANSWER_MS
+            return []
+        if now_ms - self._stream.last_word_ms >= self._stream.silence_ms:
+            return self._hang_up(f"nothing heard for {self._stream.silence_ms} ms", now_ms)
+        outputs: list[SessionOutput] = []
+        if not self._stream.sampling and now_ms >= self._stream.next_beat_ms - SAMPLE_AHEAD_MS:
+            self._stream.sampling = True
+            outputs.append(TakeSamples())
+        if now_ms >= self._stream.next_beat_ms:
+            self._stream.beat_due = True
+            self._stream.sampling = False
+            self._stream.next_beat_ms = now_ms + self._settings.heartbeat_ms
+            outputs += self._write(now_ms)
+        self._set_wake()
+        return outputs
+
+    def _write(self, now_ms: int) -> list[SessionOutput]:
+        """One message at a time: what gathers while it is under way leaves together in the next."""
+        if self._state is not _State.OPEN or not self._stream.writable:
+            return []
+        message = self._next_message(now_ms)
+        if message is None:
+            return []
+        self._stream.writable = False
+        return [Send(message=message)]
+
+    def _next_message(self, now_ms: int) -> pb.FromAgent | None:
+        if self._stream.beat_due:
+            self._stream.beat_due = False
+            self._stream.beat_seq += 1
+            self._stream.beats[self._stream.beat_seq] = now_ms
+            beat = pb.Heartbeat(
+                seq=self._stream.beat_seq, samples=[sample_message(sample) for sample in self._samples]
+            )
+            return pb.FromAgent(heartbeat=beat)
+        has_reports = self._stream.started or self._stream.finished
+        if has_reports and len(self._stream.unacked) < MOST_UNACKED:
+            report = Report(
+                started=tuple(self._stream.started[:MOST_REPORTS]),
+                finished=tuple(self._stream.finished[:MOST_REPORTS]),
+            )
+            del self._stream.started[:MOST_REPORTS], self._stream.finished[:MOST_REPORTS]
+            self._stream.report_seq += 1
+            self._stream.unacked[self._stream.report_seq] = report
+            return pb.FromAgent(reports=reports_message(self._stream.report_seq, report, now_ms))
+        if self._stream.gpus_changed:
+            self._stream.gpus_changed = False
+            return pb.FromAgent(inventory=pb.Inventory(gpus=[gpu_message(gpu) for gpu in self._gpus]))
+        return None
+
+    # -- leaves
+
+    def _set_wake(self) -> None:
+        sample_ms = NEVER_MS if self._stream.sampling else self._stream.next_beat_ms - SAMPLE_AHEAD_MS
+        self.wake_at_ms = min(
+            self._stream.next_beat_ms, sample_ms, self._stream.last_word_ms + self._stream.silence_ms
+        )

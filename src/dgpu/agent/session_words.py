@@ -1,0 +1,208 @@
+"""What goes in and out of a session, and how it looks on the wire."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dgpu.agent.lifecycle import Acked, HeldRun, LeaseState, Ordered, Report, Welcomed
+from dgpu.agent.probe.probe import Sample
+from dgpu.core.ids import GpuId, NodeId
+from dgpu.wire.proto import agent_pb2 as pb
+
+_HELD_STATES = {
+    LeaseState.RECEIVED: pb.HeldLease.STARTING,
+    LeaseState.STARTING: pb.HeldLease.STARTING,
+    LeaseState.RUNNING: pb.HeldLease.RUNNING,
+    LeaseState.STOPPING: pb.HeldLease.RUNNING,
+    LeaseState.RELEASING: pb.HeldLease.RUNNING,
+    LeaseState.ENDED: pb.HeldLease.FINISHED,
+}
+
+
+class NodeGpu(msgspec.Struct, frozen=True, kw_only=True):
+    id: GpuId
+    index: int
+    model: str
+    memory_mb: int
+    reserved: bool = False
+    fault: str = ""
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    node_id: NodeId
+    boot_id: str
+    cpus_milli: int
+    ram_mb: int
+    agent_version: str = ""
+    address: str = ""
+    labels: dict[str, str] = {}
+
+
+class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    addresses: tuple[str, ...]  # master, standby
+    heartbeat_ms: int = 5_000
+    retry_ms: int = 1_000
+    max_retry_ms: int = 30_000
+
+
+# -- inputs
+
+
+class Begin(msgspec.Struct, frozen=True, kw_only=True):
+    """The node knows what it holds; it may dial."""
+
+
+class Connected(msgspec.Struct, frozen=True, kw_only=True):
+    """The stream is open."""
+
+    held: tuple[HeldRun, ...] = ()
+
+
+class Received(msgspec.Struct, frozen=True, kw_only=True):
+    message: pb.FromScheduler
+
+
+class Written(msgspec.Struct, frozen=True, kw_only=True):
+    """The last message has left: there is room for one more."""
+
+
+class Disconnected(msgspec.Struct, frozen=True, kw_only=True):
+    reason: str = ""
+
+
+class EpochSaved(msgspec.Struct, frozen=True, kw_only=True):
+    epoch: int
+
+
+class Sampled(msgspec.Struct, frozen=True, kw_only=True):
+    samples: tuple[Sample, ...]
+
+
+class GpusFound(msgspec.Struct, frozen=True, kw_only=True):
+    gpus: tuple[NodeGpu, ...]
+
+
+class Flush(msgspec.Struct, frozen=True, kw_only=True):
+    """No more inputs are at hand: reports that gathered may leave, as one message."""
+
+
+class Woke(msgspec.Struct, frozen=True, kw_only=True):
+    """`wake_at_ms` has come."""
+
+
+SessionInput = (
+    Begin
+    | Flush
+    | Connected
+    | Received
+    | Written
+    | Disconnected
+    | EpochSaved
+    | Sampled
+    | GpusFound
+    | Woke
+    | Report
+)
+
+# -- outputs, beside those for the lifecycle (Welcomed, Ordered, Acked)
+
+
+class Dial(msgspec.Struct, frozen=True, kw_only=True):
+    address: str
+
+
+class Send(msgspec.Struct, frozen=True, kw_only=True):
+    message: pb.FromAgent
+
+
+class HangUp(msgspec.Struct, frozen=True, kw_only=True):
+    """Answered by Disconnected, like any other end of a stream."""
+
+    reason: str
+
+
+class SaveEpoch(msgspec.Struct, frozen=True, kw_only=True):
+    epoch: int
+
+
+class TakeSamples(msgspec.Struct, frozen=True, kw_only=True):
+    pass
+
+
+class Heard(msgspec.Struct, frozen=True, kw_only=True):
+    """A scheduler took a message that we sent at this time: the task lease counts from it."""
+
+    at_ms: int
+    lease_ms: int
+    action: str
+
+
+class Opened(msgspec.Struct, frozen=True, kw_only=True):
+    """Registered: the stream for output may be opened to the same address."""
+
+    address: str
+    session_id: str
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True):
+    """Something an operator wants to read."""
+
+    event: str
+    detail: str = ""
+
+
+SessionOutput = (
+    Dial | Send | HangUp | SaveEpoch | TakeSamples | Heard | Opened | Note | Welcomed | Ordered | Acked
+)
+
+
+# -- on the wire
+
+
+def held_message(run: HeldRun) -> pb.HeldLease:
+    return pb.HeldLease(lease_id=run.lease_id, task_id=run.task_id, state=_HELD_STATES[run.state])
+
+
+def gpu_message(gpu: NodeGpu) -> pb.Gpu:
+    return pb.Gpu(
+        uuid=gpu.id,
+        index=gpu.index,
+        model=gpu.model,
+        memory_mb=gpu.memory_mb,
+        reserved=gpu.reserved,
+        fault=gpu.fault,
+    )
+
+
+def sample_message(sample: Sample) -> pb.GpuSample:
+    return pb.GpuSample(
+        uuid=sample.gpu_id,
+        utilization_percent=sample.utilization_percent,
+        memory_used_mb=sample.memory_used_mb,
+        memory_foreign_mb=sample.memory_foreign_mb,
+        temperature_c=sample.temperature_c,
+        power_w=sample.power_w,
+        fault=sample.fault,
+    )
+
+
+def reports_message(seq: int, report: Report, now_ms: int) -> pb.Reports:
+    return pb.Reports(
+        seq=seq,
+        started=[
+            pb.Started(lease_id=lease_id, ago_ms=max(0, now_ms - at_ms)) for lease_id, at_ms in report.started
+        ],
+        finished=[
+            pb.Finished(
+                lease_id=run.end.lease_id,
+                outcome=run.end.outcome.value,
+                exit_code=run.end.exit_code,
+                signal=run.end.signal,
+                error=run.end.error[:1_000],
+                ago_ms=max(0, now_ms - run.end.at_ms),
+                output_bytes=run.end.output_bytes,
+                stuck_gpus=run.stuck,
+            )
+            for run in report.finished
+        ],
+    )

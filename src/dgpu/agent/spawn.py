@@ -1,0 +1,160 @@
+"""Starting one process of a task. Standard library only; runs in the keeper, which is single-threaded.
+
+chdir is done by the keeper itself before the spawn: posix_spawn cannot do it, and the keeper has no directory of
+its own to lose.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import signal
+from typing import Any, NamedTuple
+
+from dgpu.agent.workdirs import WorkDirs
+
+SHELL = "/bin/sh"
+_DEFAULT_SIGNALS = [
+    signal.SIGPIPE,
+    signal.SIGXFSZ,
+    signal.SIGCHLD,
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+]
+_NODE_ERRORS = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EIO}
+_MOST_ERROR_CHARACTERS = 500
+
+
+class Child(NamedTuple):
+    pid: int
+    output_fd: int  # the reading end, non-blocking
+
+
+class CannotStart(NamedTuple):
+    outcome: str  # of core.task.Outcome: cannot_start or node_fault
+    exit_code: int
+    error: str
+
+
+class Spawner:
+    def __init__(self, work_dirs: WorkDirs) -> None:
+        self._work_dirs = work_dirs
+        self._null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        self._limits = raise_file_limit()
+
+    def spawn(self, order: dict[str, Any]) -> Child | CannotStart:
+        failure = self._enter(order["cwd"], order["lease"])
+        if failure is not None:
+            return failure
+        argv: list[str] = order["argv"]
+        env: dict[str, str] = order["env"]
+        found = find_program(argv[0], env.get("PATH", os.defpath))
+        if isinstance(found, CannotStart):
+            return found
+        try:
+            read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        except OSError as error:
+            return _failure(error, argv[0])
+        try:
+            pid = self._execute(found, argv, env, write_end)
+            os.set_blocking(read_end, False)
+        except (OSError, ValueError) as error:
+            os.close(read_end)
+            return _failure(error, argv[0])
+        finally:
+            os.close(write_end)
+        if self._limits is not None:
+            with contextlib.suppress(OSError):  # over already
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, self._limits)
+        return Child(pid, read_end)
+
+    def _enter(self, cwd: str, lease: int) -> CannotStart | None:
+        if cwd and not cwd.startswith("/"):
+            return CannotStart("cannot_start", 126, f"workdir {_short(cwd)} is not an absolute path")
+        try:
+            os.chdir(cwd or self._work_dirs.take(lease))
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            if cwd:
+                return CannotStart("cannot_start", 126, f"workdir {_short(cwd)}: {why}")
+            return CannotStart("node_fault", 126, f"cannot make the task's directory: {why}")
+        return None
+
+    def _execute(self, path: str, argv: list[str], env: dict[str, str], output: int) -> int:
+        actions = [
+            (os.POSIX_SPAWN_DUP2, self._null, 0),
+            (os.POSIX_SPAWN_DUP2, output, 1),
+            (os.POSIX_SPAWN_DUP2, output, 2),
+        ]
+        try:
+            return os.posix_spawn(
+                path, argv, env, file_actions=actions, setsid=True, setsigmask=[], setsigdef=_DEFAULT_SIGNALS
+            )
+        except OSError as error:
+            if error.errno != errno.ENOEXEC:
+                raise
+        # A script without a first line that names its interpreter: what a shell does with it.
+        argv = [SHELL, path, *argv[1:]]
+        return os.posix_spawn(
+            SHELL, argv, env, file_actions=actions, setsid=True, setsigmask=[], setsigdef=_DEFAULT_SIGNALS
+        )
+
+
+def find_program(name: str, search_path: str) -> str | CannotStart:
+    """The file to execute, looked up in the task's own PATH as a shell would; relative to the current directory."""
+    if not name or "\0" in name:
+        return CannotStart("cannot_start", 127, "the command is empty or holds a NUL")
+    if "/" in name:
+        return name
+    refused = False
+    for directory in search_path.split(":"):
+        path = f"{directory or '.'}/{name}"
+        if os.access(path, os.X_OK) and not os.path.isdir(path):  # noqa: PTH112 - as above
+            return path
+        refused = refused or os.path.isfile(path)  # noqa: PTH113 - as above
+    if refused:
+        return CannotStart("cannot_start", 126, f"{_short(name)}: not executable")
+    return CannotStart("cannot_start", 127, f"{_short(name)}: command not found")
+
+
+def _failure(error: OSError | ValueError, name: str) -> CannotStart:
+    name = _short(name)
+    if not isinstance(error, OSError):
+        return CannotStart("cannot_start", 126, f"{name}: {error}")
+    if error.errno in _NODE_ERRORS:
+        return CannotStart("node_fault", 126, f"{name}: {error.strerror}")
+    if error.errno == errno.ENOENT:
+        exists = os.path.exists(error.filename or "") or os.path.exists(name)  # noqa: PTH110 - as above
+        why = "its interpreter was not found" if exists else "command not found"
+        return CannotStart("cannot_start", 127, f"{name}: {why}")
+    if error.errno == errno.E2BIG:
+        return CannotStart(
+            "cannot_start", 126, f"{name}: command and environment are too large for the system"
+        )
+    if error.errno == errno.EACCES:
+        return CannotStart("cannot_start", 126, f"{name}: not executable")
+    return CannotStart("cannot_start", 126, f"{name}: {error.strerror}")
+
+
+def _short(text: str) -> str:
+    """One printable line."""
+    line = "".join(
+        character if character.isprintable() else "?" for character in text[:_MOST_ERROR_CHARACTERS]
+    )
+    return line if len(text) <= _MOST_ERROR_CHARACTERS else line + "…"
+
+
+def raise_file_limit() -> tuple[int, int] | None:
+    """A pipe and a file per task need more than the usual soft limit. Returns what tasks are to be given back."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return None
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError):
+        return None
+    return soft, hard

@@ -1,0 +1,107 @@
+"""What the keeper must know again after its own death: one append-only file, one line per batch.
+
+Standard library only. A line is written before the processes of its batch are started, and before their ends are
+told to anyone. Nothing is fsynced: the file outlives processes, not the kernel, and with the kernel the tasks are
+gone anyway. It holds no command and no environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]  # of a lease: lease, task, attempt, node, gpus, started_ms; "end" once it has ended
+
+_COMPACT_BYTES = 8 * 1024 * 1024
+
+
+class LeaseLog:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.live: dict[int, Record] = _read(path)
+        self._fd = -1
+        self._bytes = 0
+        self._compact()
+
+    def begin(self, records: list[Record]) -> None:
+        """Raises OSError when the disk is full: then nothing of the batch may be started."""
+        self._append({"begin": records})
+        for record in records:
+            self.live[record["lease"]] = record
+
+    def end(self, ends: dict[int, Record]) -> None:
+        for lease, end in ends.items():
+            record = self.live.get(lease)
+            if record is not None:
+                record["end"] = end
+        # Known in memory and told all the same: a full disk must not hide an end.
+        with contextlib.suppress(OSError):
+            self._append({"end": [[lease, end] for lease, end in ends.items()]})
+
+    def forget(self, leases: list[int]) -> None:
+        for lease in leases:
+            self.live.pop(lease, None)
+        with contextlib.suppress(OSError):
+            self._append({"forget": leases})
+        if self._bytes > _COMPACT_BYTES:
+            with contextlib.suppress(OSError):
+                self._compact()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _append(self, line: Record) -> None:
+        encoded = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        written = os.write(self._fd, encoded)
+        self._bytes += written
+        if written < len(encoded):
+            # A cut line would swallow the next one.
+            with contextlib.suppress(OSError):
+                os.write(self._fd, b"\n")
+            raise OSError(28, "no space left for the lease log")
+
+    def _compact(self) -> None:
+        fresh = self._path.with_suffix(".new")
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        old, old_bytes = self._fd, self._bytes
+        self._fd, self._bytes = fd, 0
+        try:
+            if self.live:
+                self._append({"begin": list(self.live.values())})
+            fresh.replace(self._path)
+        except OSError:
+            os.close(fd)
+            self._fd, self._bytes = old, old_bytes
+            if old < 0:
+                raise
+            return
+        if old >= 0:
+            os.close(old)
+
+
+def _read(path: Path) -> dict[int, Record]:
+    live: dict[int, Record] = {}
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return live
+    for encoded in text.split(b"\n"):
+        try:
+            line = json.loads(encoded)
+        except ValueError:
+            continue  # cut by a full disk or a power failure
+        if not isinstance(line, dict):
+            continue
+        for record in line.get("begin", ()):
+            live[record["lease"]] = record
+        for lease, end in line.get("end", ()):
+            if lease in live:
+                live[lease]["end"] = end
+        for lease in line.get("forget", ()):
+            live.pop(lease, None)
+    return live

@@ -1,0 +1,180 @@
+"""The two gRPC streams of a node, as bytes in and out. No decision is made here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from dgpu.agent.keeper import boot_ms
+from dgpu.agent.output import OutputSender
+from dgpu.wire.proto import agent_pb2 as pb
+
+CONNECT = "/dgpu.agent.v1.Agents/Connect"
+OUTPUT = "/dgpu.agent.v1.Agents/Output"
+MOST_MESSAGE_BYTES = 16 * 1024 * 1024
+_REOPEN_SECONDS = 2.0
+
+_CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    # Pauses between calls are ours: a shared subchannel would add its own, up to two minutes.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MOST_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+]
+
+
+class MainStream:
+    """One call to one scheduler. Each callback stops once the stream is closed; `on_end` is called at most once."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        on_open: Callable[[], None],
+        on_message: Callable[[pb.FromScheduler], None],
+        on_written: Callable[[], None],
+        on_end: Callable[[str], None],
+    ) -> None:
+        self._address = address
+        self._on_open = on_open
+        self._on_message = on_message
+        self._on_written = on_written
+        self._on_end = on_end
+        self._outgoing: asyncio.Queue[pb.FromAgent] = asyncio.Queue()
+        self._closed = False
+        self.channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self._call: Any = None
+        self._tasks = [asyncio.get_running_loop().create_task(self._run())]
+
+    def send(self, message: pb.FromAgent) -> None:
+        self._outgoing.put_nowait(message)
+
+    def close(self) -> None:
+        """Without a word to the callbacks."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._call is not None:
+            self._call.cancel()
+        for task in self._tasks:
+            task.cancel()
+        self._tasks.append(asyncio.get_running_loop().create_task(self.channel.close()))
+
+    async def _run(self) -> None:
+        reason = "the scheduler ended the stream"
+        try:
+            await self._reach()
+            method = self.channel.stream_stream(
+                CONNECT,
+                request_serializer=pb.FromAgent.SerializeToString,
+                response_deserializer=pb.FromScheduler.FromString,
+            )
+            self._call = method()
+            self._tasks.append(asyncio.get_running_loop().create_task(self._write()))
+            self._on_open()
+            while (message := await self._call.read()) is not grpc.aio.EOF:
+                if self._closed:
+                    return
+                self._on_message(message)
+        except grpc.RpcError as error:
+            reason = _reason(error)
+        except ConnectionError as error:
+            reason = str(error)
+        self._finish(reason)
+
+    async def _reach(self) -> None:
+        """One attempt: when and whether to try again is the session's decision."""
+        while True:
+            state = self.channel.get_state(try_to_connect=True)
+            if state is grpc.ChannelConnectivity.READY:
+                return
+            if state in {grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN}:
+                raise ConnectionError(f"{self._address} cannot be reached")
+            await self.channel.wait_for_state_change(state)
+
+    async def _write(self) -> None:
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # the reader tells why
+            while True:
+                message = await self._outgoing.get()
+                await self._call.write(message)
+                if not self._closed:
+                    self._on_written()
+
+    def _finish(self, reason: str) -> None:
+        if not self._closed:
+            self.close()
+            self._on_end(reason)
+
+
+class OutputStream:
+    """Carries what the sender offers, for as long as the main stream lives."""
+
+    def __init__(self, channel: grpc.aio.Channel, sender: OutputSender, session_id: str) -> None:
+        self._channel = channel
+        self._sender = sender
+        self._session_id = session_id
+        self._turn = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def look(self) -> None:
+        """There may be something to send."""
+        self._turn.set()
+
+    def close(self) -> None:
+        self._sender.closed()
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+                await self._one_call()
+            self._sender.closed()
+            await asyncio.sleep(_REOPEN_SECONDS)
+
+    async def _one_call(self) -> None:
+        method = self._channel.stream_stream(
+            OUTPUT,
+            request_serializer=pb.FromAgentOutput.SerializeToString,
+            response_deserializer=pb.FromSchedulerOutput.FromString,
+        )
+        call: Any = method()
+        self._sender.opened(self._session_id)
+        reading = asyncio.get_running_loop().create_task(self._read(call))
+        try:
+            while not reading.done():
+                message = self._sender.next_message(boot_ms())
+                if message is not None:
+                    await call.write(message)
+                    continue
+                now_ms = boot_ms()
+                pause = min(self._sender.wake_at_ms(now_ms) - now_ms, 3_600_000) / 1_000
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.005, pause)):
+                        await self._turn.wait()
+                self._turn.clear()
+        finally:
+            reading.cancel()
+            call.cancel()
+
+    async def _read(self, call: Any) -> None:
+        try:
+            while (message := await call.read()) is not grpc.aio.EOF:
+                self._sender.on_message(message)
+                self._turn.set()
+        except grpc.RpcError:
+            pass
+        finally:
+            self._turn.set()
+
+
+def _reason(error: grpc.RpcError) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name.lower()}: {error.details()}"
+    return str(error)

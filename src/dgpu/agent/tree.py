@@ -1,0 +1,155 @@
+"""Finding every process of a task, however it tried to leave: children, sessions, orphans, marked environments.
+
+Standard library only. All of a task's processes stay descendants of the keeper, because the keeper is a subreaper:
+whoever loses its parent becomes the keeper's own child. Processes are signalled through a pidfd and only if their
+start time is still the one that was seen, so a reused pid is never hit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Container, Iterable, Iterator
+from typing import NamedTuple
+
+LEASE_MARKER = "DGPU_LEASE_ID"
+KEEPER_MARKER = "DGPU_KEEPER"
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+_MOST_CANDIDATES = 64  # beyond it one look at all of /proc is cheaper
+_MOST_LOOKS = 4
+
+
+class Proc(NamedTuple):
+    pid: int
+    ppid: int
+    sid: int
+    start_ticks: int  # since boot
+    dead: bool
+
+
+def read_proc(pid: int | str) -> Proc | None:
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        text = os.read(fd, 1024)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    # The name in parentheses may hold spaces and parentheses of its own.
+    fields = text[text.rfind(b")") + 2 :].split()
+    if len(fields) < 20:
+        return None
+    return Proc(int(pid), int(fields[1]), int(fields[3]), int(fields[19]), fields[0] in {b"Z", b"X"})
+
+
+def markers(pid: int) -> tuple[str, str]:
+    """The lease and the keeper that a process was started under, by its environment; empty where it says nothing."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - many of these are opened in a row
+            entries = file.read().split(b"\0")
+    except OSError:
+        return "", ""
+    found = {LEASE_MARKER: "", KEEPER_MARKER: ""}
+    for entry in entries:
+        name, _, value = entry.partition(b"=")
+        if name == LEASE_MARKER.encode() or name == KEEPER_MARKER.encode():
+            found[name.decode()] = value.decode(errors="replace")
+    return found[LEASE_MARKER], found[KEEPER_MARKER]
+
+
+def send(proc: Proc, number: int) -> None:
+    """Signals this very process; one that has gone is fine."""
+    with contextlib.suppress(OSError):
+        fd = os.pidfd_open(proc.pid)
+        try:
+            now = read_proc(proc.pid)
+            if now is not None and now.start_ticks == proc.start_ticks:
+                signal.pidfd_send_signal(fd, number)
+        finally:
+            os.close(fd)
+
+
+class Survey:
+    """One look at all processes of the machine."""
+
+    def __init__(self) -> None:
+        self.procs: dict[int, Proc] = {}
+        self._children: dict[int, list[int]] = {}
+        for name in os.listdir("/proc"):  # noqa: PTH208 - as above
+            if not name.isdigit():
+                continue
+            proc = read_proc(name)
+            if proc is not None:
+                self.procs[proc.pid] = proc
+                self._children.setdefault(proc.ppid, []).append(proc.pid)
+
+    def children(self, pid: int) -> list[Proc]:
+        return [self.procs[child] for child in self._children.get(pid, ())]
+
+    def with_descendants(self, roots: Iterable[int]) -> dict[int, Proc]:
+        found: dict[int, Proc] = {}
+        waiting = list(roots)
+        while waiting:
+            pid = waiting.pop()
+            if pid in found or pid not in self.procs:
+                continue
+            found[pid] = self.procs[pid]
+            waiting.extend(self._children.get(pid, ()))
+        return found
+
+    def marked(self, keeper: str, lease: int | None = None) -> Iterator[int]:
+        """Processes that carry the keeper's mark, and the lease's if one is given."""
+        for pid in self.procs:
+            by_lease, by_keeper = markers(pid)
+            if by_keeper == keeper and (lease is None or by_lease == str(lease)):
+                yield pid
+
+
+class OrphanWatch:
+    """Tells cheaply whether a process that just ended may have left others behind.
+
+    The kernel hands out pids in a circle. Whatever a task started has a pid between the task's own and the newest
+    one, so only the few unknown pids in between need a look. The roots of a left-over tree are the keeper's own
+    children by then.
+    """
+
+    def __init__(self) -> None:
+        self._keeper = os.getpid()
+        self._loadavg = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)
+
+    def newest_pid(self) -> int:
+        return int(os.pread(self._loadavg, 128, 0).split()[4])
+
+    def may_have_left(self, since_pid: int, mains: Container[int]) -> bool:
+        checked = since_pid
+        for _ in range(_MOST_LOOKS):
+            newest = self.newest_pid()
+            if newest == checked:
+                return False
+            if newest < checked or newest - checked > _MOST_CANDIDATES:
+                return True
+            for pid in range(checked + 1, newest + 1):
+                if pid in mains:
+                    continue
+                proc = read_proc(pid)
+                if proc is not None and proc.ppid == self._keeper and not proc.dead and not is_thread(pid):
+                    return True
+            checked = newest
+        return True  # pids move too fast to be sure: a full look decides
+
+
+def is_thread(pid: int) -> bool:
+    """Threads take pids as well and can be opened, but are not listed."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:  # noqa: PTH123 - as above
+            for line in file:
+                if line.startswith(b"Tgid:"):
+                    return int(line.split()[1]) != pid
+    except OSError:
+        pass
+    return False

@@ -1,0 +1,147 @@
+"""A scheduler that says only what a test tells it to, over real gRPC, and remembers what it heard."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Self
+
+import grpc
+import grpc.aio
+import msgspec
+
+from dgpu.core.task import TaskDetail
+from dgpu.wire.proto import agent_pb2 as pb
+
+PATIENCE_SECONDS = 60.0
+
+
+async def until(what: Callable[[], Any]) -> Any:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not (found := what()):  # noqa: ASYNC110 - what is waited for happens in other processes
+            await asyncio.sleep(0.01)
+    return found
+
+
+def start(
+    lease: int, command: str, *, gpus: tuple[str, ...] = (), timeout_ms: int = 0, **detail: Any
+) -> pb.Start:
+    return pb.Start(
+        lease_id=lease,
+        task_id=100 + lease,
+        attempt=1,
+        gpu_uuids=gpus,
+        detail=msgspec.json.encode(TaskDetail(command=command, **detail)),
+        timeout_ms=timeout_ms,
+    )
+
+
+class ScriptedScheduler:
+    def __init__(self, *, epoch: int = 1, lease_ms: int = 3_600_000, action: str = "freeze") -> None:
+        self.epoch = epoch
+        self.lease_ms = lease_ms
+        self.action = action
+        self.acks = True
+        self.give_up: set[int] = set()
+        self.registrations: list[pb.Register] = []
+        self.heartbeats: list[pb.Heartbeat] = []
+        self.inventories: list[pb.Inventory] = []
+        self.started: dict[int, pb.Started] = {}
+        self.finished: dict[int, list[pb.Finished]] = {}
+        self.chunks: dict[int, list[pb.OutputChunk]] = {}  # by lease, of those to be kept
+        self.answers: dict[int, list[pb.OutputChunk]] = {}  # by request
+        self.stores = True
+        self._link: Any = None
+        self._output: Any = None
+        self.port = 0
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        self._server = grpc.aio.server()
+        methods = {
+            "Connect": grpc.stream_stream_rpc_method_handler(
+                self._connect,
+                request_deserializer=pb.FromAgent.FromString,
+                response_serializer=pb.FromScheduler.SerializeToString,
+            ),
+            "Output": grpc.stream_stream_rpc_method_handler(
+                self._on_output,
+                request_deserializer=pb.FromAgentOutput.FromString,
+                response_serializer=pb.FromSchedulerOutput.SerializeToString,
+            ),
+        }
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("dgpu.agent.v1.Agents", methods),)
+        )
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        await self._server.start()
+
+    async def close(self) -> None:
+        self._link = self._output = None
+        await self._server.stop(0)
+
+    async def say(self, message: pb.FromScheduler) -> None:
+        await until(lambda: self._link is not None)
+        await self._link.write(message)
+
+    async def order(self, *starts: pb.Start, stops: tuple[int, ...] = ()) -> None:
+        stopping = [pb.Stop(lease_id=lease, reason="cancelled") for lease in stops]
+        await self.say(pb.FromScheduler(orders=pb.Orders(starts=starts, stops=stopping)))
+
+    async def fetch(self, request: int, lease: int, **facts: Any) -> None:
+        await until(lambda: self._output is not None)
+        fetch = pb.Fetch(request_id=request, lease_id=lease, **facts)
+        await self._output.write(pb.FromSchedulerOutput(fetch=fetch))
+
+    async def _connect(self, requests: Any, context: Any) -> None:
+        async for message in requests:
+            kind = message.WhichOneof("body")
+            if kind == "register":
+                self.registrations.append(message.register)
+                await context.write(pb.FromScheduler(welcome=self._welcome(message.register)))
+                self._link = context
+            elif kind == "heartbeat":
+                self.heartbeats.append(message.heartbeat)
+                ack = pb.HeartbeatAck(seq=message.heartbeat.seq)
+                await context.write(pb.FromScheduler(heartbeat_ack=ack))
+            elif kind == "inventory":
+                self.inventories.append(message.inventory)
+            elif kind == "reports":
+                self.started.update({each.lease_id: each for each in message.reports.started})
+                for each in message.reports.finished:
+                    self.finished.setdefault(each.lease_id, []).append(each)
+                if self.acks:
+                    ack = pb.ReportsAck(seq=message.reports.seq)
+                    await context.write(pb.FromScheduler(reports_ack=ack))
+
+    def _welcome(self, register: pb.Register) -> pb.Welcome:
+        return pb.Welcome(
+            epoch=self.epoch,
+            task_lease_ms=self.lease_ms,
+            lease_action=self.action,
+            heartbeat_timeout_ms=15_000,
+            keep=[lease.lease_id for lease in register.leases if lease.lease_id not in self.give_up],
+        )
+
+    async def _on_output(self, requests: Any, context: Any) -> None:
+        async for message in requests:
+            if message.WhichOneof("body") == "hello":
+                await context.write(pb.FromSchedulerOutput(credit=pb.Credit(bytes=256 * 1024)))
+                self._output = context
+                continue
+            chunk = message.chunk
+            if chunk.request_id:
+                self.answers.setdefault(chunk.request_id, []).append(chunk)
+            else:
+                self.chunks.setdefault(chunk.lease_id, []).append(chunk)
+            if chunk.data:
+                await context.write(pb.FromSchedulerOutput(credit=pb.Credit(bytes=len(chunk.data))))
+            if chunk.last and not chunk.request_id and self.stores:
+                stored = pb.Stored(lease_id=chunk.lease_id)
+                await context.write(pb.FromSchedulerOutput(stored=stored))

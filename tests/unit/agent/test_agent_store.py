@@ -1,0 +1,66 @@
+"""What a keeper and an agent must know again after a crash."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from dgpu.agent import store
+from dgpu.agent.epoch import EpochFile
+from dgpu.agent.store import LeaseLog
+
+
+def record(lease: int) -> dict:
+    return {"lease": lease, "task": lease, "attempt": 1, "node": "n", "gpus": [], "started_ms": 1}
+
+
+def test_begun_and_ended_leases_are_known_after_a_crash(tmp_path) -> None:
+    log = LeaseLog(tmp_path / "leases.log")
+    log.begin([record(1), record(2), record(3)])
+    log.end({2: {"exit_code": 5}})
+    log.forget([3])
+    assert LeaseLog(tmp_path / "leases.log").live == {1: record(1), 2: record(2) | {"end": {"exit_code": 5}}}
+
+
+@pytest.mark.parametrize("tail", [b'{"begin":[{"lea', b"\0\0\0\0", b"[]\n", b"\xff\xfe\n"])
+def test_a_line_that_was_cut_is_passed_over(tmp_path, tail) -> None:
+    log = LeaseLog(tmp_path / "leases.log")
+    log.begin([record(1)])
+    log.close()
+    with (tmp_path / "leases.log").open("ab") as file:
+        file.write(tail)
+    assert LeaseLog(tmp_path / "leases.log").live == {1: record(1)}
+
+
+def test_without_room_for_the_record_nothing_may_be_started(tmp_path, monkeypatch) -> None:
+    log = LeaseLog(tmp_path / "leases.log")
+
+    def full(fd: int, text: bytes) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="full"):
+        log.begin([record(1)])
+    assert log.live == {}
+
+
+def test_the_file_stays_small_however_many_leases_pass_through(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(store, "_COMPACT_BYTES", 5_000)
+    log = LeaseLog(tmp_path / "leases.log")
+    log.begin([record(1)])
+    for lease in range(2, 500):
+        log.begin([record(lease)])
+        log.end({lease: {"exit_code": 0}})
+        log.forget([lease])
+    assert (tmp_path / "leases.log").stat().st_size < 6_000
+    assert LeaseLog(tmp_path / "leases.log").live == {1: record(1)}
+
+
+def test_the_highest_epoch_is_remembered_and_never_goes_back(tmp_path) -> None:
+    epoch = EpochFile(tmp_path / "epoch")
+    assert epoch.highest == 0
+    epoch.save(7)
+    epoch.save(3)
+    assert EpochFile(tmp_path / "epoch").highest == 7

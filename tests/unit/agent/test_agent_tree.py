@@ -1,0 +1,114 @@
+"""Looking at processes, and what a machine has to give."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from dgpu.agent import machine
+from dgpu.agent.frames import Decoder, FrameTooLarge, encode
+from dgpu.agent.spawn import CannotStart, find_program
+from dgpu.agent.tree import OrphanWatch, Survey, is_thread, markers, read_proc, send
+
+
+@pytest.fixture
+def child():
+    environment = {"DGPU_LEASE_ID": "12", "DGPU_KEEPER": "k"}
+    process = subprocess.Popen(["/bin/sleep", "1000"], env=environment)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_process_is_read_whatever_its_name(tmp_path) -> None:
+    program = tmp_path / "a) (b"
+    program.symlink_to("/bin/sleep")
+    process = subprocess.Popen([str(program), "1000"])
+    try:
+        proc = read_proc(process.pid)
+        assert proc is not None
+        assert (proc.pid, proc.ppid, proc.dead) == (process.pid, os.getpid(), False)
+    finally:
+        process.kill()
+        process.wait()
+    assert read_proc(process.pid) is None
+
+
+def test_a_survey_finds_children_and_marks(child) -> None:
+    survey = Survey()
+    assert child.pid in survey.with_descendants([os.getpid()])
+    assert markers(child.pid) == ("12", "k")
+    assert list(survey.marked("k", 12)) == [child.pid]
+    assert list(survey.marked("k", 13)) == []
+
+
+def test_a_reused_pid_is_not_signalled(child) -> None:
+    proc = read_proc(child.pid)
+    assert proc is not None
+    send(proc._replace(start_ticks=proc.start_ticks - 1), 9)
+    assert child.poll() is None
+    send(proc, 9)
+    assert child.wait() == -9
+
+
+def test_a_thread_is_not_taken_for_a_process() -> None:
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    assert thread.native_id is not None
+    assert is_thread(thread.native_id)
+    assert not is_thread(os.getpid())
+    done.set()
+    thread.join()
+
+
+def test_a_child_started_later_is_noticed(child) -> None:
+    watch = OrphanWatch()
+    assert watch.may_have_left(child.pid - 1, mains=())
+
+
+def test_programs_are_found_in_the_tasks_own_path(tmp_path) -> None:
+    program = tmp_path / "mine"
+    program.write_text("")
+    refused = find_program("mine", f"/nowhere:{tmp_path}")
+    assert refused == CannotStart("cannot_start", 126, "mine: not executable")
+    program.chmod(0o755)
+    assert find_program("mine", f"/nowhere:{tmp_path}") == str(program)
+    assert find_program("./mine", "") == "./mine"
+    assert find_program("mine\n", "/bin") == CannotStart("cannot_start", 127, "mine?: command not found")
+
+
+def test_frames_arrive_whole_however_they_are_cut() -> None:
+    frames = [{"spawn": [{"lease": 1, "env": {"A": "ä\ud800"}}]}, {}, {"stop": [[1, 0, "stopped"]]}]
+    stream = b"".join(encode(frame) for frame in frames)
+    decoder = Decoder()
+    found = [frame for at in range(len(stream)) for frame in decoder.feed(stream[at : at + 1])]
+    assert found == frames
+
+
+def test_a_frame_without_measure_is_refused() -> None:
+    with pytest.raises(FrameTooLarge):
+        Decoder().feed(b"\xff\xff\xff\xff")
+
+
+def test_the_machine_knows_what_it_has() -> None:
+    assert 0 < machine.cpus_milli() <= (os.cpu_count() or 1) * 1_000
+    assert 0 < machine.ram_mb() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
+    assert len(machine.boot_id()) == 36
+
+
+def test_the_keeper_needs_the_standard_library_only() -> None:
+    """It must start fast, stay small, and not break with an installed package."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import dgpu.agent.guard; "
+        "print(sorted({name.split('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)))"
+    )
+    root = os.path.dirname(os.path.dirname(os.path.dirname(machine.__file__)))  # noqa: PTH120
+    found = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, root], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "['__main__', 'dgpu']"
