@@ -1,0 +1,322 @@
+"""Sessions of agents, without I/O: messages and committed events in, messages and commands out.
+
+A session begins with Register, which becomes a command like any other. Nothing is said to the node before that is
+durable. Orders leave after the commit of what they follow from; reports are acknowledged after theirs. A node that
+reconnects names the leases it holds; what it never got is ordered again. See contact.py for silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from dgpu.core.commands import ChangeInventory, Command, LoseNode, ObserveGpu, RegisterNode
+from dgpu.core.events import Event, TaskCancelRequested, TaskPlaced
+from dgpu.core.ids import GpuId, LeaseId, NodeId
+from dgpu.core.node import Gpu
+from dgpu.core.rejections import GpuClaimed, Rejection
+from dgpu.core.state import ClusterState
+from dgpu.service import agent_words as words
+from dgpu.service.agent_words import GpuSample, Malformed
+from dgpu.service.contact import AgentRules, Contacts, NodeContact
+from dgpu.service.outputs import HangUp, Output, Remark, Tell
+from dgpu.wire.proto import agent_pb2 as pb
+
+_MOST_UNACKED = 1_000  # report messages of one session; an agent that sends more does not listen
+_OBSERVE_EVERY_MS = 5_000  # per GPU and step of foreign memory
+_FAULT_EVERY_MS = 1_000  # per GPU and fault
+_STEP_SLACK_MB = 64  # memory at the edge of a step must not flip it with every heartbeat
+
+
+class Registering(msgspec.Struct, frozen=True, kw_only=True):
+    connection_id: int
+
+
+class Reported(msgspec.Struct, frozen=True, kw_only=True):
+    connection_id: int
+    seq: int
+
+
+Origin: TypeAlias = Registering | Reported
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """A command for the pipeline. Without a command, just the turn: its origin hears when it comes."""
+
+    command: Command | None
+    origin: Origin | None = None
+
+
+Effect: TypeAlias = Output | Ask
+Result: TypeAlias = tuple[Event, ...] | Rejection | None  # None: a turn, or a command that met a bug
+
+
+class _Session:
+    __slots__ = ("boot_id", "connection_id", "held", "node_id", "unacked", "welcomed")
+
+    def __init__(self, connection_id: int, command: RegisterNode) -> None:
+        self.connection_id = connection_id
+        self.node_id = command.node_id
+        self.boot_id = command.boot_id
+        self.held = frozenset(held.lease_id for held in command.held)
+        self.welcomed = False
+        self.unacked = 0
+
+
+class Agents:
+    def __init__(self, state: ClusterState, rules: AgentRules, started_at: int) -> None:
+        self.telemetry: dict[GpuId, GpuSample] = {}
+        self._state = state
+        self._rules = rules
+        self._contacts = Contacts(state, rules, started_at)
+        self._sessions: dict[int, _Session] = {}
+        self._by_node: dict[NodeId, _Session] = {}
+        self._observed_at: dict[GpuId, int] = {}
+
+    def contact(self, node_id: NodeId) -> NodeContact:
+        session = self._by_node.get(node_id)
+        connected = session is not None and session.welcomed
+        return NodeContact(connected=connected, heard_at=self._contacts.heard_at(node_id))
+
+    def on_said(self, connection_id: int, message: pb.FromAgent, now: int) -> list[Effect]:
+        session = self._sessions.get(connection_id)
+        try:
+            if session is None:
+                return self._on_first(connection_id, message, now)
+            self._contacts.heard(session.node_id, now)
+            return self._on_later(session, message, now)
+        except Malformed as error:
+            if session is not None:
+                self._drop(session)
+            return [HangUp(connection_id=connection_id, reason=str(error), fault=True)]
+
+    def on_left(self, connection_id: int) -> list[Effect]:
+        """The node may be back in a moment: only silence makes it lost."""
+        session = self._sessions.get(connection_id)
+        if session is not None:
+            self._drop(session)
+        return []
+
+    def on_time(self, now: int) -> list[Effect]:
+        effects: list[Effect] = []
+        for command in self._contacts.overdue(now):
+            if isinstance(command, LoseNode):
+                # The old stream must not bring the node back half-way: it has to register again.
+                session = self._by_node.get(command.node_id)
+                if session is not None:
+                    self._drop(session)
+                    effects.append(HangUp(connection_id=session.connection_id, reason=command.reason))
+                effects.append(
+                    Remark(event="agent_offline", facts={"node": command.node_id, "reason": command.reason})
+                )
+            effects.append(Ask(command=command))
+        self._forget_removed()
+        return effects
+
+    def on_released(
+        self, results: Iterable[tuple[Origin, Result]], events: Sequence[Event], now: int
+    ) -> list[Effect]:
+        """A group is durable: answers first, then the orders that follow from it."""
+        effects: list[Effect] = []
+        welcomed: set[NodeId] = set()
+        acks: dict[int, int] = {}  # an acknowledgement holds for all numbers below it
+        for origin, result in results:
+            session = self._sessions.get(origin.connection_id)
+            if session is None:
+                continue  # replaced or gone: it will say all that again
+            if isinstance(origin, Reported):
+                session.unacked -= 1
+                acks[origin.connection_id] = origin.seq
+            elif isinstance(result, tuple):
+                welcomed.add(session.node_id)
+                effects += self._welcome(session, now)
+            else:
+                effects += self._refuse(session, result)
+        for connection_id, seq in acks.items():
+            ack = pb.FromScheduler(reports_ack=pb.ReportsAck(seq=seq))
+            effects.append(self._tell(self._sessions[connection_id], ack, now))
+        effects += self._dispatch(events, welcomed, now)
+        return effects
+
+    # Messages
+
+    def _on_first(self, connection_id: int, message: pb.FromAgent, now: int) -> list[Effect]:
+        if message.WhichOneof("body") != "register":
+            raise Malformed("the first message must be Register")
+        register = message.register
+        command = words.registration(register)
+        if register.highest_epoch > self._state.epoch:
+            reason = (
+                f"this scheduler is at epoch {self._state.epoch}, the node has seen {register.highest_epoch}"
+            )
+            return [_refused(connection_id, reason), HangUp(connection_id=connection_id, reason=reason)]
+        effects: list[Effect] = []
+        older = self._by_node.get(command.node_id)
+        if older is not None:
+            if older.boot_id != command.boot_id and self._contacts.is_fresh(command.node_id, now):
+                reason = f"another machine is connected as {command.node_id}; give this one an id of its own"
+                return [_refused(connection_id, reason), HangUp(connection_id=connection_id, reason=reason)]
+            self._drop(older)
+            effects.append(HangUp(connection_id=older.connection_id, reason="replaced by a newer connection"))
+        session = _Session(connection_id, command)
+        self._sessions[connection_id] = session
+        self._by_node[session.node_id] = session
+        self._contacts.heard(session.node_id, now)
+        effects.append(Ask(command=command, origin=Registering(connection_id=connection_id)))
+        return effects
+
+    def _on_later(self, session: _Session, message: pb.FromAgent, now: int) -> list[Effect]:
+        body = message.WhichOneof("body")
+        if body == "heartbeat":
+            return self._on_heartbeat(session, message.heartbeat, now)
+        if not session.welcomed:
+            raise Malformed("nothing but Heartbeat may follow Register before Welcome")
+        if body == "reports":
+            return self._on_reports(session, message.reports)
+        if body == "inventory":
+            gpus = words.inventory(session.node_id, message.inventory.gpus)
+            return [Ask(command=ChangeInventory(node_id=session.node_id, gpus=gpus))]
+        raise Malformed("unknown or repeated message")
+
+    def _on_heartbeat(self, session: _Session, heartbeat: pb.Heartbeat, now: int) -> list[Effect]:
+        effects: list[Effect] = []
+        if not session.welcomed:
+            return effects
+        ack = pb.FromScheduler(heartbeat_ack=pb.HeartbeatAck(seq=heartbeat.seq))
+        effects.append(self._tell(session, ack, now))
+        for reading in heartbeat.samples:
+            gpu = self._state.gpus.get(GpuId(reading.uuid))
+            if gpu is not None and gpu.node_id == session.node_id:
+                sample = words.sample(reading, now)
+                self.telemetry[gpu.id] = sample
+                effects += self._observe(gpu, sample, now)
+        return effects
+
+    def _observe(self, gpu: Gpu, sample: GpuSample, now: int) -> list[Effect]:
+        step_mb = words.foreign_step_mb(sample.memory_foreign_mb)
+        if step_mb < gpu.foreign_mb:
+            step_mb = min(gpu.foreign_mb, words.foreign_step_mb(sample.memory_foreign_mb + _STEP_SLACK_MB))
+        every_ms = _OBSERVE_EVERY_MS if sample.fault == gpu.fault else _FAULT_EVERY_MS
+        is_known = step_mb == gpu.foreign_mb and sample.fault == gpu.fault
+        if is_known or now - self._observed_at.get(gpu.id, 0) < every_ms:
+            return []
+        self._observed_at[gpu.id] = now
+        return [Ask(command=ObserveGpu(gpu_id=gpu.id, foreign_mb=step_mb, fault=sample.fault))]
+
+    def _on_reports(self, session: _Session, reports: pb.Reports) -> list[Effect]:
+        session.unacked += 1
+        if session.unacked > _MOST_UNACKED:
+            raise Malformed(f"more than {_MOST_UNACKED} reports without waiting for their acknowledgement")
+        effects: list[Effect] = [
+            Ask(command=words.started(report))
+            for report in reports.started
+            if self._may_report(session, LeaseId(report.lease_id))
+        ]
+        effects += [
+            Ask(command=words.finished(report))
+            for report in reports.finished
+            if self._may_report(session, LeaseId(report.lease_id))
+        ]
+        # A report on a released lease changes nothing, but whether it was released is known for sure only after the
+        # commit of what released it. So every acknowledgement takes its turn.
+        turn = Reported(connection_id=session.connection_id, seq=reports.seq)
+        effects.append(Ask(command=None, origin=turn))
+        return effects
+
+    def _may_report(self, session: _Session, lease_id: LeaseId) -> bool:
+        lease = self._state.leases.get(lease_id)
+        return lease is None or lease.node_id == session.node_id
+
+    # After a commit
+
+    def _welcome(self, session: _Session, now: int) -> list[Effect]:
+        session.welcomed = True
+        stand = {lease.id: lease for lease in self._state.node_leases(session.node_id)}
+        welcome = pb.Welcome(
+            epoch=self._state.epoch,
+            task_lease_ms=self._rules.task_lease_ms,
+            lease_action=self._rules.lease_action,
+            heartbeat_timeout_ms=self._rules.heartbeat_timeout_ms,
+            keep=sorted(session.held & stand.keys()),
+        )
+        starts: list[pb.Start] = []
+        stops: list[pb.Stop] = []
+        for lease in sorted(stand.values(), key=lambda lease: lease.id):
+            task = self._state.tasks[lease.task_id]
+            if task.allocation:
+                continue
+            if lease.id not in session.held:
+                starts.append(words.start(task, lease))
+            if task.cancelling:
+                stops.append(pb.Stop(lease_id=lease.id, reason="cancelled"))
+        effects: list[Effect] = [
+            Remark(event="agent_registered", facts={"node": session.node_id, "held": len(session.held)}),
+            self._tell(session, pb.FromScheduler(welcome=welcome), now),
+        ]
+        effects += [self._tell(session, message, now) for message in words.orders(starts, stops)]
+        session.held = frozenset()
+        return effects
+
+    def _refuse(self, session: _Session, result: Rejection | None) -> list[Effect]:
+        self._drop(session)
+        reason = _why_refused(result)
+        return [
+            _refused(session.connection_id, reason),
+            HangUp(connection_id=session.connection_id, reason=reason),
+            Remark(event="agent_refused", facts={"node": session.node_id, "reason": reason}),
+        ]
+
+    def _dispatch(self, events: Sequence[Event], welcomed: set[NodeId], now: int) -> list[Effect]:
+        """Orders for the nodes that are listening; the others get theirs with Welcome."""
+        starts: dict[NodeId, list[pb.Start]] = {}
+        stops: dict[NodeId, list[pb.Stop]] = {}
+        for event in events:
+            if not isinstance(event, TaskPlaced | TaskCancelRequested):
+                continue
+            lease = self._state.leases.get(event.lease_id)
+            if lease is None or lease.node_id in welcomed or not self._listens(lease.node_id):
+                continue
+            task = self._state.tasks[lease.task_id]
+            if task.allocation:
+                continue
+            if isinstance(event, TaskPlaced):
+                starts.setdefault(lease.node_id, []).append(words.start(task, lease))
+            else:
+                stops.setdefault(lease.node_id, []).append(pb.Stop(lease_id=lease.id, reason="cancelled"))
+        return [
+            self._tell(self._by_node[node_id], message, now)
+            for node_id in dict.fromkeys((*starts, *stops))
+            for message in words.orders(starts.get(node_id, ()), stops.get(node_id, ()))
+        ]
+
+    def _forget_removed(self) -> None:
+        self._contacts.forget_removed()
+        if len(self.telemetry) > len(self._state.gpus):
+            for gpu_id in [gpu_id for gpu_id in self.telemetry if gpu_id not in self._state.gpus]:
+                del self.telemetry[gpu_id]
+                self._observed_at.pop(gpu_id, None)
+
+    def _listens(self, node_id: NodeId) -> bool:
+        session = self._by_node.get(node_id)
+        return session is not None and session.welcomed
+
+    def _tell(self, session: _Session, message: pb.FromScheduler, now: int) -> Tell:
+        self._contacts.told(session.node_id, now)
+        return Tell(connection_id=session.connection_id, message=message)
+
+    def _drop(self, session: _Session) -> None:
+        self._sessions.pop(session.connection_id, None)
+        if self._by_node.get(session.node_id) is session:
+            del self._by_node[session.node_id]
+
+
+def _refused(connection_id: int, reason: str) -> Tell:
+    return Tell(connection_id=connection_id, message=pb.FromScheduler(refused=pb.Refused(reason=reason)))
+
+
+def _why_refused(result: Rejection | None) -> str:
+    if isinstance(result, GpuClaimed):
+        return f"GPU {result.gpu_id} belongs to node {result.holder}, which has it registered"
+    return f"registration refused: {result.code}" if result else "registration failed inside the scheduler"

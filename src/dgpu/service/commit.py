@@ -1,0 +1,184 @@
+"""The commit pipeline, without I/O: commands in, one journal record per group out, answers after it is durable.
+
+While a group is in flight, commands queue undecided. So when a group is committed, the state is exactly what the
+journal holds, and whoever reads at that moment sees nothing that could still be lost.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TypeAlias
+
+import msgspec
+
+from dgpu.core.apply import apply
+from dgpu.core.commands import Command, RunPass, SubmitTasks
+from dgpu.core.decide import decide
+from dgpu.core.events import Event, TaskPlaced
+from dgpu.core.execute import execute
+from dgpu.core.rejections import Rejection, StorageFull
+from dgpu.core.state import ClusterState, pass_due
+from dgpu.journal.journal import Room
+from dgpu.wire.records import encode_group, join_groups
+
+MOST_QUEUED = 10_000
+MOST_QUEUED_BYTES = 64 << 20
+MOST_COMMAND_BYTES = 14 << 20  # far above what REST lets in, and sure to fit in a fresh segment
+MOST_GROUP_COMMANDS = 1_000
+MOST_GROUP_BYTES = 4 << 20
+MOST_PLACED = 1_000
+
+_COMMAND_BYTES = 200  # about what a small command leaves in the journal
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True):
+    """Deciding met a bug. Nothing was applied."""
+
+    error: str
+
+
+Result: TypeAlias = tuple[Event, ...] | Rejection | Failed | None  # None: a turn without a command
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """Decided and applied in memory. `index` 0: nothing happened, so there is nothing to write."""
+
+    index: int
+    events: tuple[Event, ...]
+    results: tuple[tuple[object, Result], ...]
+    payload: bytes
+
+
+class CommitPipeline:
+    def __init__(self, state: ClusterState, last_index: int) -> None:
+        self.last_index = last_index  # committed
+        self.room = Room.OK
+        self.sure_bytes = 4 * MOST_GROUP_BYTES
+        self.in_flight: Group | None = None
+        self._state = state
+        self._queue: deque[tuple[object, Command | None, int]] = deque()
+        self._queued_bytes = 0
+        self._pass_due = False
+        self._full_pass_due = False
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    def has_room_for(self, command: Command) -> bool:
+        """For those who can be told to come back. Agents are bounded per session instead."""
+        size_bytes = _size_bytes(command)
+        return (
+            len(self._queue) < MOST_QUEUED
+            and size_bytes <= MOST_COMMAND_BYTES
+            and self._queued_bytes + size_bytes <= MOST_QUEUED_BYTES
+        )
+
+    def offer(self, origin: object, command: Command | None) -> None:
+        size_bytes = 0 if command is None else _size_bytes(command)
+        self._queue.append((origin, command, size_bytes))
+        self._queued_bytes += size_bytes
+
+    def ask_for_pass(self, *, full: bool) -> None:
+        self._pass_due = True
+        self._full_pass_due = self._full_pass_due or full
+
+    def decide(self, now: int) -> Group | None:
+        """The next group, or None: one is in flight, nothing waits, or there is no room for anything."""
+        if self.in_flight is not None or self.room is Room.NONE or not (self._queue or self._pass_due):
+            return None
+        at = max(self._state.last_at, now)
+        decided = _Decided(self._state, at)
+        self._take_queued(decided)
+        self._run_pass(decided)
+        if not decided.results and not decided.events:
+            return None
+        index = self.last_index + 1 if decided.events else 0
+        group = Group(
+            index=index,
+            events=tuple(decided.events),
+            results=tuple(decided.results),
+            payload=join_groups(decided.parts) if index else b"",
+        )
+        if index:
+            self.in_flight = group
+        return group
+
+    def commit(self, index: int) -> Group:
+        group = self.in_flight
+        if group is None or group.index != index:
+            raise AssertionError(
+                f"record {index} was committed, {group.index if group else 'none'} was in flight"
+            )
+        self.in_flight = None
+        self.last_index = index
+        return group
+
+    def _take_queued(self, decided: _Decided) -> None:
+        # Sizes are estimates; a record may come to twice as much.
+        sure_bytes = self.sure_bytes // 2
+        budget_bytes = min(MOST_GROUP_BYTES, sure_bytes)
+        while self._queue and len(decided.results) < MOST_GROUP_COMMANDS:
+            origin, command, size_bytes = self._queue[0]
+            is_refused = isinstance(command, SubmitTasks) and self.room is not Room.OK
+            if not is_refused and size_bytes > budget_bytes and (decided.results or size_bytes > sure_bytes):
+                break  # for the next group, or until the next segment is there
+            self._queue.popleft()
+            self._queued_bytes -= size_bytes
+            budget_bytes -= size_bytes
+            if is_refused:
+                decided.results.append((origin, StorageFull()))
+            else:
+                decided.take(origin, command)
+
+    def _run_pass(self, decided: _Decided) -> None:
+        # The reserve is for reports on what runs already. Placing more would use it up.
+        if self.room is not Room.OK or not (self._pass_due or pass_due(self._state)):
+            return
+        full = self._full_pass_due
+        self._pass_due = self._full_pass_due = False
+        events = execute(self._state, RunPass(at=decided.at, limit=MOST_PLACED, full=full))
+        if isinstance(events, Rejection):
+            raise AssertionError(f"a pass was refused: {events}")  # noqa: TRY004 - a bug, not a wrong type
+        if events:
+            decided.keep(events)
+        if sum(isinstance(event, TaskPlaced) for event in events) >= MOST_PLACED:
+            self._pass_due = True  # the loop gets a turn first
+
+
+class _Decided:
+    """What a group has come to so far."""
+
+    def __init__(self, state: ClusterState, at: int) -> None:
+        self.at = at
+        self.events: list[Event] = []
+        self.parts: list[tuple[int, bytes]] = []
+        self.results: list[tuple[object, Result]] = []
+        self._state = state
+
+    def take(self, origin: object, command: Command | None) -> None:
+        self.results.append((origin, None if command is None else self._decide(command)))
+
+    def keep(self, events: tuple[Event, ...], encoded: bytes | None = None) -> None:
+        self.events += events
+        self.parts.append((len(events), encoded or encode_group(events)))
+
+    def _decide(self, command: Command) -> Result:
+        """A command that cannot be decided or written down is refused before it changes anything."""
+        try:
+            events = decide(self._state, msgspec.structs.replace(command, at=self.at))
+            if isinstance(events, Rejection) or not events:
+                return events
+            encoded = encode_group(events)
+        except Exception as error:  # noqa: BLE001 - any bug in deciding must not take the neighbours along
+            return Failed(error=f"{type(command).__name__}: {type(error).__name__}: {error}")
+        for event in events:
+            apply(self._state, event)
+        self.keep(events, encoded)
+        return events
+
+
+def _size_bytes(command: Command) -> int:
+    if isinstance(command, SubmitTasks):
+        return sum(_COMMAND_BYTES + len(spec.detail) for _, spec in command.entries)
+    return _COMMAND_BYTES

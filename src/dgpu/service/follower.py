@@ -1,0 +1,308 @@
+"""The follower: a process that replays the committed journal and writes what need not be written in the scheduler.
+
+It makes the snapshots and the history and packs old segments. The scheduler tells it over stdin how far the journal is
+committed; it answers over stdout, one JSON value a line. It ends when stdin closes. Killed at any moment it loses
+nothing: it begins again from the last snapshot and the journal.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import sqlite3
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dgpu.core.apply import apply
+from dgpu.core.state import ClusterState
+from dgpu.journal.archive import Retention, earliest_state, latest_state, pack_covered, prune
+from dgpu.journal.errors import JournalError
+from dgpu.journal.journal import Group, collector_off
+from dgpu.journal.lock import FolderLock
+from dgpu.journal.segments import JournalTail, Segment, chain, group_of, scans
+from dgpu.journal.snapshot import (
+    PREVIOUS_NAME,
+    SNAPSHOT_NAME,
+    Snapshot,
+    load_newest,
+    snapshot_index,
+    write_snapshot,
+)
+from dgpu.service.history import HISTORY_NAME
+from dgpu.service.history_writer import MOST_TASKS, HistoryUnusable, HistoryWriter, remove_history
+
+LOCK_NAME = "follower.lock"
+_LOCK_PATIENCE_S = 30  # the follower of a scheduler that was killed sees its stdin close and goes
+_MOST_GROUPS = 500  # in one step
+_MOST_ROWS = 20_000  # in one transaction, about
+_RETRY_S = 2.0  # after a full disk
+_NICENESS = 10
+
+Say = Callable[[dict[str, Any]], None]
+
+
+class FollowerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    snapshot_interval_ms: int = 30_000
+    retention: Retention = Retention()
+    history_tasks: int = MOST_TASKS
+    history_age_ms: int | None = None  # None: only the number counts
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """A line from the scheduler."""
+
+    committed: int | None = None
+    stop: bool = False
+    final_snapshot: bool = False
+
+
+class Follower:
+    def __init__(self, directory: Path, settings: FollowerSettings, say: Say) -> None:
+        self._directory = directory
+        self._settings = settings
+        self._say = say
+        self._committed = 0
+        self._told = False
+        self._said: dict[str, int] = {}
+        self._snapshot_index = 0
+        self._snapshot_due_s = time.monotonic() + settings.snapshot_interval_ms / 1000
+        self._commit_due_s = 0.0
+        self._history = self._open_history()
+        base = self._choose_base()
+        self._state = base.state
+        self._epoch = base.epoch
+        self._index = base.index  # of the last group applied
+        with collector_off():
+            self._read_archive()
+        gc.freeze()
+        self._tail = JournalTail(directory, after_index=self._index)
+
+    @property
+    def state(self) -> ClusterState:
+        return self._state
+
+    def commit_seen(self, index: int) -> None:
+        """The scheduler says: committed up to here."""
+        first, self._told = not self._told, True
+        if first and index < self._history.index:
+            # Groups that were acknowledged once are missing from the journal.
+            self._say(
+                {"error": f"the history knows group {self._history.index}, the journal ends at {index}"}
+            )
+            self._restart_history()
+        self._committed = max(self._committed, index)
+
+    @property
+    def behind(self) -> bool:
+        return self._index < self._committed or self._unsaved
+
+    @property
+    def _unsaved(self) -> bool:
+        """Applied, but not in the history yet."""
+        return self._history.index < self._index
+
+    @property
+    def wait_s(self) -> float:
+        """How long nothing is due."""
+        now_s = time.monotonic()
+        if self._unsaved:
+            return max(0.0, self._commit_due_s - now_s)
+        if self._index < self._committed:
+            return 0.0
+        if self._index == self._snapshot_index:
+            return 3600.0
+        return max(0.0, self._snapshot_due_s - now_s)
+
+    def step(self) -> None:
+        """A bounded piece of what is due."""
+        if self._unsaved and not self._commit():
+            return
+        for group in self._tail.read(upto_index=self._committed, most_groups=_MOST_GROUPS):
+            self._follow(group)
+            if self._history.pending_rows >= _MOST_ROWS and not self._commit():
+                self._tail = JournalTail(self._directory, after_index=self._index)
+                return
+        if self._unsaved and not self._commit():
+            return
+        self.say_seen()
+        if time.monotonic() >= self._snapshot_due_s and self._index > self._snapshot_index:
+            self.snapshot()
+
+    def snapshot(self) -> None:
+        """Failing leaves the old ones; it is tried again soon."""
+        try:
+            self._history.settle()
+            write_snapshot(self._directory, self._state, index=self._index, epoch=self._epoch)
+            self._snapshot_index = self._index
+            self._snapshot_due_s = time.monotonic() + self._settings.snapshot_interval_ms / 1000
+            self._say({"snapshot": self._index})
+            covered = min(snapshot_index(self._directory / PREVIOUS_NAME), self._history.index)
+            pack_covered(self._directory, covered)
+            prune(self._directory, self._settings.retention, now_ms=self._state.last_at)
+            while self._history.trim(self._state.last_at):
+                pass
+        except (OSError, sqlite3.OperationalError) as error:
+            self._snapshot_due_s = time.monotonic() + _RETRY_S
+            self._say({"error": f"snapshot or archive: {error}"})
+        except msgspec.DecodeError as error:
+            self._snapshot_due_s = time.monotonic() + self._settings.snapshot_interval_ms / 1000
+            self._say({"error": f"a snapshot that cannot be read was thrown away: {error}"})
+
+    def finish(self, *, final_snapshot: bool) -> None:
+        """A clean stop: everything committed is replayed and, if wanted, in a snapshot."""
+        while self.behind:
+            self.step()
+            if self._unsaved:
+                break  # no room for the history; the journal has it all
+        if final_snapshot and self._index > self._snapshot_index and not self._unsaved:
+            self.snapshot()
+
+    def say_seen(self) -> None:
+        """`at`: everything up to this time is in the history. The next group may carry the time of the last one."""
+        seen = {"seen": self._history.index, "at": max(0, self._state.last_at - 1)}
+        if seen != self._said:
+            self._said = seen
+            self._say(seen)
+
+    def close(self) -> None:
+        self._history.close()
+
+    # beginning
+
+    def _open_history(self) -> HistoryWriter:
+        path = self._directory / HISTORY_NAME
+        limits = {"most_tasks": self._settings.history_tasks, "most_age_ms": self._settings.history_age_ms}
+        try:
+            return HistoryWriter(path, **limits)  # type: ignore[arg-type]
+        except HistoryUnusable as error:
+            self._say({"note": f"{error}; the history is made again"})
+            remove_history(path)
+            return HistoryWriter(path, **limits)  # type: ignore[arg-type]
+
+    def _choose_base(self) -> Snapshot:
+        """The newest state that is not ahead of the history. If there is none, the history begins anew."""
+        newest, _ = load_newest(self._directory)
+        self._snapshot_index = newest.index if newest.file.endswith(SNAPSHOT_NAME) else 0
+        if newest.index <= self._history.index:
+            return newest
+        base = latest_state(self._directory, upto_index=self._history.index)
+        return base if base is not None else self._begin_anew()
+
+    def _begin_anew(self) -> Snapshot:
+        base = earliest_state(self._directory)
+        self._history.close()
+        remove_history(self._directory / HISTORY_NAME)
+        self._history = self._open_history()
+        if base.index:
+            self._history.seed(base.state, index=base.index)
+            self._say(
+                {"note": f"the history reaches back to group {base.index}, which is where the archive begins"}
+            )
+        return base
+
+    def _restart_history(self) -> None:
+        base = self._begin_anew()
+        self._state, self._epoch, self._index = base.state, base.epoch, base.index
+        self._read_archive()
+        self._tail = JournalTail(self._directory, after_index=self._index)
+
+    def _read_archive(self) -> None:
+        """Packed segments were committed long ago; they are read before the scheduler has said anything."""
+        segments = chain(self._directory, self._index).segments
+        packed: tuple[Segment, ...] = tuple(one for one in segments if one.last_index is not None)
+        for segment, result in scans(packed):
+            for record in result.records:
+                if record.index > self._index:
+                    self._follow(group_of(record, str(segment.path)))
+                    if self._history.pending_rows >= _MOST_ROWS:
+                        self._history.commit(self._index)
+        if self._unsaved:
+            self._history.commit(self._index)
+
+    # going on
+
+    def _follow(self, group: Group) -> None:
+        for position, event in enumerate(group.events):
+            apply(self._state, event)
+            if group.index > self._history.index:
+                self._history.note(event, self._state, index=group.index, position=position)
+        self._index, self._epoch = group.index, group.epoch
+
+    def _commit(self) -> bool:
+        if time.monotonic() < self._commit_due_s:
+            return False
+        try:
+            self._history.commit(self._index)
+        except sqlite3.OperationalError as error:
+            self._commit_due_s = time.monotonic() + _RETRY_S
+            self._say({"error": f"history: {error}"})
+            return False
+        return True
+
+
+def main(arguments: list[str]) -> int:
+    """`python -m dgpu.service.follower DIRECTORY SETTINGS`, the settings as JSON."""
+    os.nice(_NICENESS)
+    # A service's stop signal goes to all of its processes; the scheduler still wants a last snapshot from us.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    directory = Path(arguments[0])
+    settings = msgspec.json.decode(arguments[1], type=FollowerSettings)
+    say = _Speaker(1)
+    try:
+        lock = FolderLock(directory, LOCK_NAME, patience_s=_LOCK_PATIENCE_S)
+        try:
+            _serve(Follower(directory, settings, say))
+        finally:
+            lock.close()
+    except (JournalError, OSError, sqlite3.OperationalError) as error:
+        say({"error": str(error)})
+        return 1
+    except sqlite3.DatabaseError as error:
+        remove_history(directory / HISTORY_NAME)
+        say({"error": f"the history is damaged and will be made again: {error}"})
+        return 1
+    return 0
+
+
+class _Speaker:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __call__(self, message: dict[str, Any]) -> None:
+        try:
+            os.write(self._descriptor, msgspec.json.encode(message) + b"\n")
+        except BrokenPipeError:
+            sys.exit(0)  # the scheduler is gone
+
+
+def _serve(follower: Follower) -> None:
+    follower.say_seen()
+    unread = b""
+    while True:
+        ready, _, _ = select.select([0], [], [], follower.wait_s)
+        if ready:
+            received = os.read(0, 65_536)
+            if not received:
+                return
+            *lines, unread = (unread + received).split(b"\n")
+            for line in lines:
+                order = msgspec.json.decode(line, type=Order)
+                if order.committed is not None:
+                    follower.commit_seen(order.committed)
+                if order.stop:
+                    follower.finish(final_snapshot=order.final_snapshot)
+                    follower.close()
+                    return
+        follower.step()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

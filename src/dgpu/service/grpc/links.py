@@ -1,0 +1,80 @@
+"""Streams with a bounded line of messages. What does not drain is cut, so that one slow peer costs a bounded memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from typing import Any, Generic, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+M = TypeVar("M", bound=Message)
+
+MOST_QUEUED = 1_000
+MOST_QUEUED_BYTES = 32 << 20
+_LAST_WORDS_S = 2.0
+
+
+class Link(Generic[M]):
+    """Our end of one stream: `send` and `hang_up` never wait; `run` writes until it is over."""
+
+    def __init__(self, context: grpc.aio.ServicerContext[Any, M]) -> None:
+        self._context = context
+        self._queue: deque[M] = deque()
+        self._queued_bytes = 0
+        self._filled = asyncio.Event()
+        self._closing = False
+        self._cut: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._status = grpc.StatusCode.OK
+        self._reason = ""
+
+    def send(self, message: M) -> None:
+        if self._closing:
+            return
+        self._queue.append(message)
+        self._queued_bytes += message.ByteSize()
+        if len(self._queue) > MOST_QUEUED or self._queued_bytes > MOST_QUEUED_BYTES:
+            self._queue.clear()
+            self._end(grpc.StatusCode.RESOURCE_EXHAUSTED, "this agent does not read what it is sent")
+            self.cut()
+        self._filled.set()
+
+    def hang_up(self, reason: str, *, fault: bool) -> None:
+        """After what was sent before."""
+        self._end(grpc.StatusCode.INVALID_ARGUMENT if fault else grpc.StatusCode.UNAVAILABLE, reason)
+
+    def cut(self) -> None:
+        """Now."""
+        if not self._cut.done():
+            self._cut.set_result(None)
+
+    async def run(self) -> None:
+        """Until hung up, cut, or cancelled. Ends the call with the status that fits."""
+        writing = asyncio.ensure_future(self._write())
+        try:
+            await asyncio.wait({writing, self._cut}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            writing.cancel()
+        if self._status is not grpc.StatusCode.OK:
+            await self._context.abort(self._status, self._reason)
+
+    def _end(self, status: grpc.StatusCode, reason: str) -> None:
+        if not self._closing:
+            self._closing = True
+            self._status, self._reason = status, reason
+            self._filled.set()
+            asyncio.get_running_loop().call_later(_LAST_WORDS_S, self.cut)
+
+    async def _write(self) -> None:
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+            while True:
+                while self._queue:
+                    message = self._queue.popleft()
+                    self._queued_bytes -= message.ByteSize()
+                    await self._context.write(message)
+                if self._closing:
+                    return
+                self._filled.clear()
+                await self._filled.wait()

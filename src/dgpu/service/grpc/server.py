@@ -1,0 +1,151 @@
+"""The gRPC server for agents: bytes to messages and back. All decisions are the scheduler machine's.
+
+Handlers are generic: they need the generated messages, not generated stubs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError, Message
+
+from dgpu.core.ids import NodeId
+from dgpu.service.grpc.links import Link
+from dgpu.service.output import OutputStreams
+from dgpu.service.runtime import Runtime
+from dgpu.wire.proto import agent_pb2 as pb
+
+SERVICE = "dgpu.agent.v1.Agents"
+MOST_MESSAGE_BYTES = 16 << 20
+MOST_STREAMS = 20_000
+_STOP_S = 1.0
+
+# A peer that vanished without a word is noticed after about 20 s, by pings on an idle connection too.
+_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MOST_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 4_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.so_reuseport", 0),  # a second scheduler on the same port must fail, not share
+]
+
+_log = structlog.get_logger("dgpu.grpc")
+_M = TypeVar("_M", bound=Message)
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class AgentServer:
+    def __init__(self, runtime: Runtime, output: OutputStreams) -> None:
+        self._runtime = runtime
+        self._output = output
+        self._live: set[Link[Any]] = set()
+        self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MOST_STREAMS)
+        self._server.add_generic_rpc_handlers(
+            (
+                grpc.method_handlers_generic_handler(
+                    SERVICE,
+                    {
+                        "Connect": _stream(self._connect, pb.FromAgent),
+                        "Output": _stream(self._output_stream, pb.FromAgentOutput),
+                    },
+                ),
+            )
+        )
+
+    async def start(self, host: str, port: int) -> int:
+        """Returns the port. Raises OSError when it cannot be had."""
+        host = host or "[::]"
+        address = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+        try:
+            bound = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {address} for agents: {error}") from error
+        await self._server.start()
+        return bound
+
+    async def stop(self) -> None:
+        """Agents are told that it is on purpose; they dial again."""
+        for link in tuple(self._live):
+            link.hang_up("the scheduler is stopping", fault=False)
+        await self._server.stop(_STOP_S)
+
+    async def _connect(self, _requests: object, context: _Context) -> None:
+        link: Link[pb.FromScheduler] = Link(context)
+        connection_id = self._runtime.connect_agent(link)
+
+        def on_message(message: pb.FromAgent) -> None:
+            self._runtime.agent_said(connection_id, message)
+
+        await self._serve(context, link, on_message, lambda: self._runtime.agent_left(connection_id))
+
+    async def _output_stream(self, _requests: object, context: _Context) -> None:
+        link: Link[pb.FromSchedulerOutput] = Link(context)
+        hello = await context.read()
+        if not isinstance(hello, pb.FromAgentOutput) or hello.WhichOneof("body") != "hello":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be OutputHello")
+        stream = self._output.attach(NodeId(hello.hello.node_id), link.send)
+
+        def on_message(message: pb.FromAgentOutput) -> None:
+            if message.WhichOneof("body") != "chunk":
+                link.hang_up("only OutputChunk may follow OutputHello", fault=True)
+                return
+            self._output.on_chunk(stream, message.chunk)
+
+        await self._serve(context, link, on_message, lambda: self._output.detach(stream))
+
+    async def _serve(
+        self,
+        context: _Context,
+        link: Link[Any],
+        on_message: Callable[[Any], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        """Reads in a task of its own while the link writes; the end of either ends both."""
+        reading = asyncio.ensure_future(_read(context, link, on_message))
+        self._live.add(link)
+        try:
+            await link.run()
+        finally:
+            reading.cancel()
+            self._live.discard(link)
+            on_end()
+
+
+async def _read(context: _Context, link: Link[Any], on_message: Callable[[Any], None]) -> None:
+    try:
+        with contextlib.suppress(grpc.RpcError):
+            while (message := await context.read()) is not grpc.aio.EOF:
+                if message is None:
+                    link.hang_up("a message could not be decoded", fault=True)
+                    return
+                on_message(message)
+        link.cut()
+    except Exception:  # noqa: BLE001 - a bug met by one agent's message ends that agent's stream alone
+        _log.exception("agent_message_failed")
+        link.hang_up("the scheduler met a bug", fault=False)
+
+
+def _stream(
+    behaviour: Callable[[Any, _Context], Awaitable[None]], request: type[_M]
+) -> grpc.RpcMethodHandler[Any, Any]:
+    def decode(content: bytes) -> _M | None:
+        try:
+            return request.FromString(content)
+        except DecodeError:
+            return None
+
+    handler: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(
+        behaviour,
+        request_deserializer=decode,
+        response_serializer=lambda message: message.SerializeToString(),
+    )
+    return handler

@@ -1,0 +1,278 @@
+"""The history: a SQLite file derived from the journal, read here. `history_writer` fills it, in the follower.
+
+Live tasks are in memory and answered from there; what the core has forgotten is marked and listed from here. Values of
+a task's environment never get in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from dgpu.core.ids import GpuId, NodeId, TaskId, TenantId
+from dgpu.core.task import Pool, Restart, TaskStatus
+
+HISTORY_NAME = "history.sqlite"
+HISTORY_VERSION = 1
+MOST_ROWS = 1_000
+
+# Indexes of tasks cover the forgotten only: a task enters them once, when nothing about it changes any more.
+SCHEMA_SQL = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE tasks (
+    id INTEGER PRIMARY KEY, name TEXT NOT NULL, tenant TEXT NOT NULL, pool TEXT NOT NULL, priority INTEGER NOT NULL,
+    gpus INTEGER NOT NULL, gpu_models TEXT NOT NULL, gpu_memory_mb INTEGER NOT NULL, cpus_milli INTEGER NOT NULL,
+    ram_mb INTEGER NOT NULL, timeout_ms INTEGER NOT NULL, max_retries INTEGER NOT NULL, restart TEXT NOT NULL,
+    allocation INTEGER NOT NULL, command TEXT NOT NULL, workdir TEXT NOT NULL, labels TEXT NOT NULL,
+    created_at INTEGER NOT NULL, submitted_index INTEGER NOT NULL,
+    status TEXT NOT NULL, node TEXT, gpu_ids TEXT NOT NULL, attempt INTEGER NOT NULL, retries INTEGER NOT NULL,
+    started_at INTEGER NOT NULL, finished_at INTEGER NOT NULL, exit_code INTEGER, reason TEXT NOT NULL,
+    error TEXT NOT NULL, forgotten INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX tasks_forgotten ON tasks (id) WHERE forgotten = 1;
+CREATE INDEX tasks_by_status ON tasks (status, id) WHERE forgotten = 1;
+CREATE INDEX tasks_by_tenant ON tasks (tenant, id) WHERE forgotten = 1;
+CREATE INDEX tasks_by_priority ON tasks (priority, id) WHERE forgotten = 1;
+CREATE TABLE attempts (
+    lease_id INTEGER PRIMARY KEY, task_id INTEGER NOT NULL, attempt INTEGER NOT NULL, node TEXT NOT NULL,
+    gpu_ids TEXT NOT NULL, placed_at INTEGER NOT NULL, started_at INTEGER NOT NULL DEFAULT 0,
+    ended_at INTEGER NOT NULL DEFAULT 0, exit_code INTEGER, reason TEXT NOT NULL DEFAULT '', error TEXT NOT NULL DEFAULT ''
+);
+CREATE INDEX attempts_by_task ON attempts (task_id);
+CREATE TABLE task_events (
+    task_id INTEGER NOT NULL, journal_index INTEGER NOT NULL, position INTEGER NOT NULL, at INTEGER NOT NULL,
+    type TEXT NOT NULL, body TEXT NOT NULL, PRIMARY KEY (task_id, journal_index, position)
+) WITHOUT ROWID;
+CREATE TABLE node_events (
+    node TEXT NOT NULL, journal_index INTEGER NOT NULL, position INTEGER NOT NULL, at INTEGER NOT NULL,
+    type TEXT NOT NULL, body TEXT NOT NULL, PRIMARY KEY (node, journal_index, position)
+) WITHOUT ROWID;
+CREATE INDEX node_events_by_index ON node_events (journal_index);
+"""
+
+
+class TaskFilters(msgspec.Struct, frozen=True, kw_only=True):
+    status: TaskStatus | None = None
+    priority: int | None = None
+    tenant_id: TenantId | None = None
+    pool: Pool | None = None
+
+
+class PastTask(msgspec.Struct, frozen=True, kw_only=True):
+    """A task as the history knows it. Times are 0 where the thing never happened."""
+
+    id: TaskId
+    name: str
+    tenant_id: TenantId
+    pool: Pool
+    priority: int
+    gpus: int
+    gpu_models: tuple[str, ...]
+    gpu_memory_mb: int
+    cpus_milli: int
+    ram_mb: int
+    timeout_ms: int
+    max_retries: int
+    restart: Restart
+    allocation: bool
+    command: str | tuple[str, ...]
+    workdir: str
+    labels: dict[str, str]
+    created_at: int
+    status: TaskStatus
+    node_id: NodeId | None
+    gpu_ids: tuple[GpuId, ...]
+    attempt: int
+    retries: int
+    started_at: int
+    finished_at: int
+    exit_code: int | None
+    reason: str
+    error: str
+    forgotten: bool  # False: the core still has it, and knows better
+
+
+class PastAttempt(msgspec.Struct, frozen=True, kw_only=True):
+    lease_id: int
+    attempt: int
+    node_id: NodeId
+    gpu_ids: tuple[GpuId, ...]
+    placed_at: int
+    started_at: int
+    ended_at: int
+    exit_code: int | None
+    reason: str
+    error: str
+
+
+class PastEvent(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    at: int
+    type: str
+    body: dict[str, Any]
+
+
+class HistoryReach(msgspec.Struct, frozen=True, kw_only=True):
+    from_index: int  # 0: everything since the beginning
+    from_at: int
+    index: int  # the last group in it
+
+
+class ForgottenPage(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it seen at one moment: after the group `index`."""
+
+    tasks: list[PastTask]
+    total: int
+    index: int
+
+
+class History:
+    """Reads, from any thread. A history that does not exist yet is empty."""
+
+    def __init__(self, path: Path | str) -> None:
+        self._path = Path(path)
+        self._lock = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+        self._inode = 0
+
+    def task(self, task_id: TaskId) -> PastTask | None:
+        """Also one that is still live."""
+        rows = self._rows("SELECT * FROM tasks WHERE id = ?", (task_id,))
+        return _task(rows[0]) if rows else None
+
+    def list_tasks(
+        self, filters: TaskFilters, *, before_id: int | None = None, limit: int = 100, live: bool = False
+    ) -> list[PastTask]:
+        """Newest first, from below `before_id`. `live` adds those that the core still has."""
+        where, values = _where(filters, live=live)
+        if before_id is not None:
+            where, values = [*where, "id < ?"], [*values, before_id]
+        query = f"SELECT * FROM tasks {_all_of(where)} ORDER BY id DESC LIMIT ?"  # noqa: S608 - words of ours
+        return [_task(row) for row in self._rows(query, (*values, min(limit, MOST_ROWS)))]
+
+    def forgotten_page(
+        self, filters: TaskFilters, *, before_id: int | None, limit: int, live: bool = False
+    ) -> ForgottenPage:
+        with self._lock:
+            connection = self._connect()
+            if connection is None:
+                return ForgottenPage(tasks=[], total=0, index=0)
+            connection.execute("BEGIN")
+            try:
+                return ForgottenPage(
+                    index=self.reach().index,
+                    tasks=self.list_tasks(filters, before_id=before_id, limit=limit, live=live),
+                    total=self.count_tasks(filters),
+                )
+            finally:
+                connection.execute("COMMIT")
+
+    def count_tasks(self, filters: TaskFilters, *, live: bool = False) -> int:
+        where, values = _where(filters, live=live)
+        rows = self._rows(f"SELECT count(*) AS n FROM tasks {_all_of(where)}", tuple(values))  # noqa: S608 - the same
+        return int(rows[0]["n"]) if rows else 0
+
+    def task_events(self, task_id: TaskId, *, limit: int = MOST_ROWS) -> list[PastEvent]:
+        """In order. The submit is not stored a second time for each task of a batch: it is in the task's row."""
+        query = """
+            SELECT submitted_index AS journal_index, -1 AS position, created_at AS at, 'TasksSubmitted' AS type,
+                   '{}' AS body FROM tasks WHERE id = ?1
+            UNION ALL SELECT journal_index, position, at, type, body FROM task_events WHERE task_id = ?1
+            ORDER BY journal_index, position LIMIT ?2"""
+        return [_event(row) for row in self._rows(query, (task_id, min(limit, MOST_ROWS)))]
+
+    def node_events(self, node_id: NodeId, *, limit: int = MOST_ROWS) -> list[PastEvent]:
+        """The latest, in order."""
+        query = "SELECT * FROM node_events WHERE node = ? ORDER BY journal_index DESC, position DESC LIMIT ?"
+        return [_event(row) for row in reversed(self._rows(query, (node_id, min(limit, MOST_ROWS))))]
+
+    def attempts(self, task_id: TaskId, *, limit: int = MOST_ROWS) -> list[PastAttempt]:
+        query = "SELECT * FROM attempts WHERE task_id = ? ORDER BY attempt, lease_id LIMIT ?"
+        return [_attempt(row) for row in self._rows(query, (task_id, min(limit, MOST_ROWS)))]
+
+    def reach(self) -> HistoryReach:
+        meta = {row["name"]: int(row["value"]) for row in self._rows("SELECT name, value FROM meta", ())}
+        return HistoryReach(
+            from_index=meta.get("from_index", 0), from_at=meta.get("from_at", 0), index=meta.get("index", 0)
+        )
+
+    def close(self) -> None:
+        with self._lock:
+            self._disconnect()
+
+    def _rows(self, query: str, values: tuple[Any, ...]) -> list[sqlite3.Row]:
+        with self._lock:
+            connection = self._connect()
+            return [] if connection is None else connection.execute(query, values).fetchall()
+
+    def _connect(self) -> sqlite3.Connection | None:
+        """A rebuilt history is another file under the same name: follow the name."""
+        try:
+            inode = self._path.stat().st_ino
+        except FileNotFoundError:
+            self._disconnect()
+            return None
+        if self._connection is not None and inode == self._inode:
+            return self._connection
+        self._disconnect()
+        with contextlib.suppress(sqlite3.OperationalError):  # being created this very moment: still empty
+            connection = sqlite3.connect(
+                f"file:{quote(str(self._path))}?mode=ro", uri=True, check_same_thread=False, timeout=5
+            )
+            connection.row_factory = sqlite3.Row
+            if connection.execute("PRAGMA user_version").fetchone()[0] == HISTORY_VERSION:
+                self._connection, self._inode = connection, inode
+                return connection
+            connection.close()
+        return None
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _where(filters: TaskFilters, *, live: bool) -> tuple[list[str], list[Any]]:
+    columns = {
+        "status": filters.status,
+        "priority": filters.priority,
+        "tenant": filters.tenant_id,
+        "pool": filters.pool,
+    }
+    wanted = {column: value for column, value in columns.items() if value is not None}
+    where = [] if live else ["forgotten = 1"]
+    return [*where, *(f"{column} = ?" for column in wanted)], [
+        value if isinstance(value, int) else str(value) for value in wanted.values()
+    ]
+
+
+def _all_of(where: list[str]) -> str:
+    return "WHERE " + " AND ".join(where) if where else ""
+
+
+def _task(row: sqlite3.Row) -> PastTask:
+    fields = dict(row)
+    del fields["submitted_index"]
+    fields["tenant_id"], fields["node_id"] = fields.pop("tenant"), fields.pop("node")
+    for name in ("gpu_models", "gpu_ids", "command", "labels"):
+        fields[name] = msgspec.json.decode(fields[name])
+    return msgspec.convert(fields, PastTask, strict=False)
+
+
+def _attempt(row: sqlite3.Row) -> PastAttempt:
+    fields = dict(row)
+    fields["node_id"] = fields.pop("node")
+    fields["gpu_ids"] = msgspec.json.decode(fields["gpu_ids"])
+    return msgspec.convert(fields, PastAttempt)
+
+
+def _event(row: sqlite3.Row) -> PastEvent:
+    return PastEvent(
+        index=row["journal_index"], at=row["at"], type=row["type"], body=msgspec.json.decode(row["body"])
+    )

@@ -1,0 +1,314 @@
+"""Fills the history from replayed events. Runs in the follower only; all of it can be made again from the journal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dgpu.core import events
+from dgpu.core.events import Event
+from dgpu.core.state import ClusterState
+from dgpu.core.task import Shape, Task, TaskDetail
+from dgpu.journal.durable import PRIVATE_FILE
+from dgpu.service.history import HISTORY_VERSION, SCHEMA_SQL
+
+MOST_TASKS = 1_000_000
+_TRIM_TASKS = 5_000  # in one transaction
+_TRIM_SLACK = 1_000  # so that trimming does not run for every task
+_KEEP_NODE_EVENTS = 100_000
+
+_FIXED = (
+    "id", "name", "tenant", "pool", "priority", "gpus", "gpu_models", "gpu_memory_mb", "cpus_milli", "ram_mb",
+    "timeout_ms", "max_retries", "restart", "allocation", "command", "workdir", "labels", "created_at",
+    "submitted_index",
+)  # fmt: skip
+_CHANGING = (
+    "status", "node", "gpu_ids", "attempt", "retries", "started_at", "finished_at", "exit_code", "reason", "error",
+)  # fmt: skip
+_ATTEMPT = (
+    "lease_id", "task_id", "attempt", "node", "gpu_ids", "placed_at", "started_at", "ended_at", "exit_code", "reason",
+    "error",
+)  # fmt: skip
+_EVENT = ("journal_index", "position", "at", "type", "body")
+
+_json = msgspec.json.Encoder()
+_detail = msgspec.json.Decoder(TaskDetail)
+
+_TASK_EVENTS = (
+    events.TaskPlaced,
+    events.TaskStarted,
+    events.TaskFinished,
+    events.TaskRequeued,
+    events.TaskCancelRequested,
+)
+_NODE_EVENTS = (
+    events.NodeRegistered,
+    events.InventoryChanged,
+    events.NodeLost,
+    events.NodeDraining,
+    events.NodeResumed,
+    events.NodeRemoved,
+    events.ObservationChanged,
+)
+
+
+def _insert(table: str, columns: Iterable[str]) -> str:
+    names = tuple(columns)
+    return f"INSERT OR REPLACE INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"  # noqa: S608
+
+
+_INSERT_TASK = _insert("tasks", (*_FIXED, *_CHANGING))
+_UPDATE_TASK = f"UPDATE tasks SET {', '.join(f'{name} = ?' for name in _CHANGING)} WHERE id = ?"  # noqa: S608
+_INSERT_ATTEMPT = _insert("attempts", _ATTEMPT)
+_INSERT_TASK_EVENT = _insert("task_events", ("task_id", *_EVENT))
+_INSERT_NODE_EVENT = _insert("node_events", ("node", *_EVENT))
+_FORGET_TASK = "UPDATE tasks SET forgotten = 1 WHERE id = ?"
+_START_ATTEMPT = "UPDATE attempts SET started_at = ? WHERE lease_id = ?"
+_END_ATTEMPT = "UPDATE attempts SET ended_at = ?, exit_code = ?, reason = ?, error = ? WHERE lease_id = ?"
+
+
+class HistoryUnusable(Exception):  # noqa: N818 - it names the thing
+    """Another version's file, or a damaged one: make it again."""
+
+
+class HistoryWriter:
+    """Collects rows while events are applied; `commit` writes them with the index they reach, in one transaction.
+
+    A commit that fails (a full disk) leaves the rows collected: it can be tried again.
+    """
+
+    def __init__(self, path: Path, *, most_tasks: int = MOST_TASKS, most_age_ms: int | None = None) -> None:
+        self._most_tasks = most_tasks
+        self._most_age_ms = most_age_ms
+        self._connection = _open(path)
+        self.index = self._meta("index")
+        self._tasks = int(self._connection.execute("SELECT count(*) FROM tasks").fetchone()[0])
+        self._clear()
+
+    @property
+    def pending_rows(self) -> int:
+        return len(self._touched) + len(self._task_events) + len(self._node_events) + len(self._forgotten)
+
+    def seed(self, state: ClusterState, *, index: int) -> None:
+        """Begin in the middle: what is alive at `index` is known, what ended before is not."""
+        for task in state.tasks.values():
+            self._touched[task.id] = (task, state.shapes[task.shape_id])
+            self._new[task.id] = index
+        self._meta_values.update(from_index=index, from_at=state.last_at, index=index)
+        self.commit(index)
+
+    def note(self, event: Event, state: ClusterState, *, index: int, position: int) -> None:
+        """After the event was applied to `state`."""
+        if isinstance(event, events.TasksSubmitted):
+            count = sum(entry[0] for entry in event.entries)
+            for task_id in range(event.first_id, event.first_id + count):
+                self._new[task_id] = index
+                self._touch(task_id, state)
+        elif isinstance(event, events.TasksForgotten):
+            self._forgotten += event.task_ids
+        elif isinstance(event, events.TasksCancelled):
+            for task_id in event.task_ids:
+                self._touch(task_id, state)
+                self._task_events.append((task_id, index, position, event.at, "TasksCancelled", "{}"))
+        elif isinstance(event, _NODE_EVENTS):
+            self._note_node(event, state, index, position)
+        elif isinstance(event, _TASK_EVENTS):
+            self._touch(event.task_id, state)
+            row = (event.task_id, index, position, event.at, type(event).__name__, _body(event, "task_id"))
+            self._task_events.append(row)
+            self._note_attempt(event)
+
+    def commit(self, index: int) -> None:
+        """Raises sqlite3.Error; then nothing was written and everything is still collected."""
+        connection = self._connection
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            self._write_tasks()
+            connection.executemany(_INSERT_ATTEMPT, map(tuple, self._attempts.values()))
+            for statement, row in self._attempt_updates:
+                connection.execute(statement, row)
+            connection.executemany(_INSERT_TASK_EVENT, self._task_events)
+            connection.executemany(_INSERT_NODE_EVENT, self._node_events)
+            connection.executemany(_FORGET_TASK, ((task_id,) for task_id in self._forgotten))
+            meta = {**self._meta_values, "index": index}
+            connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta.items())
+            connection.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+            raise
+        self._tasks += len(self._new)
+        self.index = index
+        self._clear()
+
+    def trim(self, now_ms: int) -> int:
+        """Remove the oldest forgotten tasks beyond the bounds, in portions. Returns how many went."""
+        excess = self._tasks - self._most_tasks
+        doomed: list[int] = []
+        if excess >= min(_TRIM_SLACK, max(1, self._most_tasks // 10)):
+            doomed += self._oldest("", (), min(excess, _TRIM_TASKS))
+        if not doomed and self._most_age_ms is not None:
+            doomed += self._oldest("AND created_at < ?", (now_ms - self._most_age_ms,), _TRIM_TASKS)
+        if doomed:
+            self._remove(doomed)
+        return len(doomed)
+
+    def settle(self) -> None:
+        """Sync what was committed: a snapshot must not get ahead of the history in a power cut."""
+        self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _clear(self) -> None:
+        self._new: dict[int, int] = {}  # task id → index of its submit
+        self._touched: dict[int, tuple[Task, Shape]] = {}
+        self._forgotten: list[int] = []
+        self._attempts: dict[int, list[Any]] = {}
+        self._attempt_updates: list[tuple[str, tuple[Any, ...]]] = []
+        self._task_events: list[tuple[Any, ...]] = []
+        self._node_events: list[tuple[Any, ...]] = []
+        self._meta_values: dict[str, int] = {}
+
+    def _touch(self, task_id: int, state: ClusterState) -> None:
+        task = state.tasks.get(task_id)  # type: ignore[call-overload]
+        if task is not None:
+            self._touched[task_id] = (task, state.shapes[task.shape_id])
+
+    def _note_attempt(self, event: Event) -> None:
+        if isinstance(event, events.TaskPlaced):
+            gpus = _text(event.gpu_ids)
+            self._attempts[event.lease_id] = [
+                event.lease_id, event.task_id, event.attempt, event.node_id, gpus, event.at, 0, 0, None, "", "",
+            ]  # fmt: skip
+        elif isinstance(event, events.TaskStarted):
+            if (row := self._attempts.get(event.lease_id)) is not None:
+                row[6] = event.started_at
+            else:
+                self._attempt_updates.append((_START_ATTEMPT, (event.started_at, event.lease_id)))
+        elif isinstance(event, events.TaskFinished) and event.lease_id:
+            self._end_attempt(event.lease_id, (event.finished_at, event.exit_code, event.reason, event.error))
+        elif isinstance(event, events.TaskRequeued):
+            self._end_attempt(event.lease_id, (event.at, None, event.reason, event.error))
+
+    def _end_attempt(self, lease_id: int, ended: tuple[Any, ...]) -> None:
+        if (row := self._attempts.get(lease_id)) is not None:
+            row[7:] = ended
+        else:
+            self._attempt_updates.append((_END_ATTEMPT, (*ended, lease_id)))
+
+    def _note_node(self, event: Any, state: ClusterState, index: int, position: int) -> None:
+        if isinstance(event, events.NodeRegistered):
+            node_id = event.node.id
+        elif isinstance(event, events.ObservationChanged):
+            gpu = state.gpus.get(event.gpu_id)
+            node_id = gpu.node_id if gpu else ""  # type: ignore[assignment]
+        else:
+            node_id = event.node_id
+        row = (node_id, index, position, event.at, type(event).__name__, _body(event, "node_id"))
+        self._node_events.append(row)
+
+    def _write_tasks(self) -> None:
+        inserts: list[tuple[Any, ...]] = []
+        updates: list[tuple[Any, ...]] = []
+        blob, parsed = b"", TaskDetail()
+        for task_id, (task, shape) in self._touched.items():
+            submitted_index = self._new.get(task_id)
+            if submitted_index is None:
+                updates.append((*_changing(task), task_id))
+                continue
+            if task.detail != blob:  # tasks of one batch share it
+                blob, parsed = task.detail, _detail.decode(task.detail or b"{}")
+            inserts.append((*_fixed(task, shape, parsed, submitted_index), *_changing(task)))
+        self._connection.executemany(_INSERT_TASK, inserts)
+        self._connection.executemany(_UPDATE_TASK, updates)
+
+    def _oldest(self, also: str, values: tuple[Any, ...], limit: int) -> list[int]:
+        query = f"SELECT id FROM tasks WHERE forgotten = 1 {also} ORDER BY id LIMIT ?"  # noqa: S608 - words of ours
+        return [row[0] for row in self._connection.execute(query, (*values, limit))]
+
+    def _remove(self, task_ids: list[int]) -> None:
+        rows = [(task_id,) for task_id in task_ids]
+        connection = self._connection
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            connection.executemany("DELETE FROM task_events WHERE task_id = ?", rows)
+            connection.executemany("DELETE FROM attempts WHERE task_id = ?", rows)
+            connection.executemany("DELETE FROM tasks WHERE id = ?", rows)
+            connection.execute(
+                "DELETE FROM node_events WHERE journal_index < (SELECT journal_index FROM node_events "
+                "ORDER BY journal_index DESC LIMIT 1 OFFSET ?)",
+                (_KEEP_NODE_EVENTS,),
+            )
+            connection.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+            raise
+        self._tasks -= len(task_ids)
+
+    def _meta(self, name: str) -> int:
+        row = self._connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+        return int(row[0]) if row else 0
+
+
+def remove_history(path: Path) -> None:
+    """The main file first: without it the others mean nothing, while an old log beside a new file would spoil it."""
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    os.close(
+        os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
+    )  # SQLite's own mode would be 0644
+    connection = sqlite3.connect(path, isolation_level=None, timeout=10)
+    try:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version not in {0, HISTORY_VERSION}:
+            raise HistoryUnusable(f"{path} is of version {version}")  # noqa: TRY301
+        connection.execute("PRAGMA journal_mode = WAL")
+        # A power cut may take the last transactions; they are replayed from the journal.
+        connection.execute("PRAGMA synchronous = NORMAL")
+        if version == 0:
+            connection.executescript(f"BEGIN; {SCHEMA_SQL} PRAGMA user_version = {HISTORY_VERSION}; COMMIT;")
+        connection.execute("SELECT count(*) FROM meta").fetchone()
+    except (sqlite3.DatabaseError, HistoryUnusable) as error:
+        connection.close()
+        if isinstance(error, sqlite3.OperationalError):
+            raise  # a full disk or a lock: the file itself may be sound
+        raise HistoryUnusable(f"{path}: {error}") from error
+    return connection
+
+
+def _fixed(task: Task, shape: Shape, detail: TaskDetail, submitted_index: int) -> tuple[Any, ...]:
+    return (
+        task.id, detail.name, shape.tenant_id, str(shape.pool), shape.priority, shape.gpus, _text(shape.gpu_models),
+        shape.gpu_memory_mb, shape.cpus_milli, shape.ram_mb, task.timeout_ms, task.max_retries, str(task.restart),
+        int(task.allocation), _text(detail.command), detail.workdir, _text(detail.labels), task.created_at,
+        submitted_index,
+    )  # fmt: skip
+
+
+def _changing(task: Task) -> tuple[Any, ...]:
+    return (
+        str(task.status), task.node_id, _text(task.gpu_ids), task.attempt, task.retries, task.started_at,
+        task.finished_at, task.exit_code, task.reason, task.error,
+    )  # fmt: skip
+
+
+def _text(value: Any) -> str:
+    return _json.encode(value).decode()
+
+
+def _body(event: Event, left_out: str) -> str:
+    fields = msgspec.structs.asdict(event)
+    fields.pop(left_out, None)
+    del fields["at"]
+    return _text(fields)

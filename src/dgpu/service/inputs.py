@@ -1,0 +1,65 @@
+"""What the scheduler machine is told. One value each; the adapters translate sockets and threads into these."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dgpu.core.commands import Command
+from dgpu.core.settings import Settings
+from dgpu.journal.journal import Room
+from dgpu.wire.proto.agent_pb2 import FromAgent
+
+
+class Input(msgspec.Struct, frozen=True, kw_only=True):
+    pass
+
+
+class Begin(Input, frozen=True, kw_only=True):
+    """The journal was read: a new epoch starts under these settings."""
+
+    settings: Settings
+
+
+class Execute(Input, frozen=True, kw_only=True):
+    """Somebody waits for the answer to a command."""
+
+    request_id: int
+    command: Command
+
+
+class Read(Input, frozen=True, kw_only=True):
+    """Somebody wants to look at the state at a committed point."""
+
+    request_id: int
+
+
+class DecideQueued(Input, frozen=True, kw_only=True):
+    """The adapter delivered what it had: decide the next group, if none is in flight."""
+
+
+class Committed(Input, frozen=True, kw_only=True):
+    index: int
+
+
+class RoomChanged(Input, frozen=True, kw_only=True):
+    room: Room
+    sure_bytes: int  # a record of this size is sure to fit
+
+
+class HistoryAdvanced(Input, frozen=True, kw_only=True):
+    """The history holds everything up to this time: what ended before it may leave the memory."""
+
+    at: int
+
+
+class TimePassed(Input, frozen=True, kw_only=True):
+    """At least once a second."""
+
+
+class AgentSaid(Input, frozen=True, kw_only=True):
+    connection_id: int
+    message: FromAgent
+
+
+class AgentLeft(Input, frozen=True, kw_only=True):
+    connection_id: int

@@ -1,0 +1,66 @@
+"""What the service is told at its start. The entry maps the configuration file to this."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from dgpu.core.settings import Settings
+from dgpu.service.contact import AgentRules
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True):
+    host: str  # empty: every interface
+    port: int  # 0: any free one
+
+    @property
+    def is_loopback(self) -> bool:
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
+    data_dir: Path
+    http: Address = Address(host="127.0.0.1", port=8080)
+    grpc: Address = Address(host="127.0.0.1", port=9090)
+    auth_mode: Literal["", "none"] = ""  # "none" has to be written out
+    allowed_hosts: tuple[str, ...] = ()  # beside the local names, for the Host header
+    settings: Settings = Settings()
+    rules: AgentRules = AgentRules()
+    schedule_interval_ms: int = 5_000
+    snapshot_interval_ms: int = 30_000
+    journal_retention_bytes: int = 10 << 30
+    journal_retention_ms: int = 30 * 86_400_000
+    log_retention_bytes: int = 10 << 30
+    log_retention_ms: int = 30 * 86_400_000
+    segment_bytes: int = 32 << 20  # of one journal file
+
+
+class OptionsRefused(ValueError):  # noqa: N818 - it says what happened
+    """The service does not start like this; the text says what to change."""
+
+
+def check_options(options: ServiceOptions) -> None:
+    for key, address in (("server.http_address", options.http), ("server.grpc_address", options.grpc)):
+        if not address.is_loopback and options.auth_mode != "none":
+            raise OptionsRefused(
+                f"{key} is {str(address)!r}, which others can reach, and there is no access control yet: "
+                f"anybody there could run commands on your nodes. Bind to 127.0.0.1, or write `auth: {{mode: none}}` "
+                f"into the configuration if you mean it."
+            )
+    if options.rules.task_lease_ms < options.rules.heartbeat_timeout_ms:
+        raise OptionsRefused(
+            "agent.task_lease_seconds must not be shorter than agent.heartbeat_timeout: "
+            "tasks would be frozen on nodes that are well"
+        )

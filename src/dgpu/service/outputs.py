@@ -1,0 +1,70 @@
+"""What the scheduler machine wants done. The adapters carry these out in order and decide nothing."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dgpu.core.events import Event
+from dgpu.core.rejections import Rejection
+from dgpu.wire.proto.agent_pb2 import FromScheduler
+
+
+class CommittedGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """One journal record that is durable."""
+
+    index: int
+    events: tuple[Event, ...]
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    pass
+
+
+class Append(Output, frozen=True, kw_only=True):
+    """Make this durable, then say Committed. At most one is under way."""
+
+    index: int
+    epoch: int
+    payload: bytes
+
+
+class Reply(Output, frozen=True, kw_only=True):
+    request_id: int
+    result: tuple[Event, ...] | Rejection
+
+
+class ReplyFailed(Output, frozen=True, kw_only=True):
+    """A bug met while deciding. Nothing of the command happened."""
+
+    request_id: int
+    error: str
+
+
+class ReadNow(Output, frozen=True, kw_only=True):
+    """The state is at a committed point until the next input."""
+
+    request_id: int
+
+
+class Publish(Output, frozen=True, kw_only=True):
+    group: CommittedGroup
+
+
+class Tell(Output, frozen=True, kw_only=True):
+    connection_id: int
+    message: FromScheduler
+
+
+class HangUp(Output, frozen=True, kw_only=True):
+    """End the connection; what was told before still goes out. `fault` says that the agent broke the protocol."""
+
+    connection_id: int
+    reason: str
+    fault: bool = False
+
+
+class Remark(Output, frozen=True, kw_only=True):
+    """A line for the operator's log."""
+
+    event: str
+    facts: dict[str, str | int]

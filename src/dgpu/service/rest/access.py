@@ -1,0 +1,173 @@
+"""Who may ask for what. Decided before anything of a request is read; no token is ever logged or shown."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from dgpu.wire.answers import Problem
+
+OPEN_PATHS = frozenset({"/health", "/ready"})  # they tell nothing worth hiding, and probes have no token
+READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
+MOST_FAILURES = 10
+FAILURE_SECONDS = 60.0
+MOST_WATCHED = 1_024
+_TOKEN_BYTES = 32
+
+
+class Peer(NamedTuple):
+    """The other end of a connection. `uid` None: not on this machine, or not to be told."""
+
+    uid: int | None
+
+
+class Access:
+    """`loopback`: the scheduler's own user and root need no token, everybody else does. `none`: everybody may."""
+
+    def __init__(
+        self,
+        *,
+        mode: Literal["loopback", "none"],
+        token: str,
+        clock: Callable[[], float],
+        hosts: frozenset[str] = frozenset(),
+        own_uid: int | None = None,
+    ) -> None:
+        self.mode = mode
+        self._token = token.encode()
+        self._clock = clock
+        self._hosts = hosts | {"localhost"}
+        self._good_hosts: set[bytes] = set()  # headers that were found good, as they were sent
+        self._trusted = frozenset({0, os.getuid() if own_uid is None else own_uid})
+        self._failures: dict[int | None, tuple[float, int]] = {}
+
+    def refuse(self, method: str, path: str, headers: dict[bytes, bytes], peer: Peer) -> Problem | None:
+        """Why this request is not carried out; None: it may be."""
+        if path in OPEN_PATHS and method in READING_METHODS:
+            return None
+        return (
+            self._wrong_host(headers)
+            or (None if method in READING_METHODS else _wrong_origin(headers))
+            or self._unknown_person(headers, peer)
+            or (_wrong_content(headers) if method in BODY_METHODS else None)
+        )
+
+    def _wrong_host(self, headers: dict[bytes, bytes]) -> Problem | None:
+        """A name that is not ours means a page that was led to this address by DNS; addresses cannot be led."""
+        given = headers.get(b"host", b"")
+        if given in self._good_hosts:
+            return None
+        host = _host_name(given.decode("latin-1"))
+        if host in self._hosts or _is_address(host):
+            if len(self._good_hosts) < MOST_WATCHED:
+                self._good_hosts.add(given)
+            return None
+        return _problem(
+            421,
+            "wrong_host",
+            "Wrong host",
+            f"This scheduler is not called {host[:100]!r}. Use its address or localhost.",
+        )
+
+    def _unknown_person(self, headers: dict[bytes, bytes], peer: Peer) -> Problem | None:
+        if self.mode == "none" or (peer.uid is not None and peer.uid in self._trusted):
+            return None
+        if self._is_limited(peer.uid):
+            return _problem(
+                429, "too_many_failures", "Too many failures", "Too many wrong tokens. Try again in a minute."
+            )
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        if not given:
+            return _problem(
+                401,
+                "token_needed",
+                "A token is needed",
+                "Only the scheduler's own user needs no token. Send Authorization: Bearer with its token.",
+            )
+        if scheme.lower() == b"bearer" and self._token and hmac.compare_digest(given.strip(), self._token):
+            self._failures.pop(peer.uid, None)
+            return None
+        self._count_failure(peer.uid)
+        return _problem(403, "wrong_token", "The token is wrong", "This token is not the scheduler's.")
+
+    def _is_limited(self, uid: int | None) -> bool:
+        since, number = self._failures.get(uid, (0.0, 0))
+        return number >= MOST_FAILURES and self._clock() - since < FAILURE_SECONDS
+
+    def _count_failure(self, uid: int | None) -> None:
+        now = self._clock()
+        since, number = self._failures.get(uid, (now, 0))
+        if now - since >= FAILURE_SECONDS:
+            since, number = now, 0
+        if uid not in self._failures and len(self._failures) >= MOST_WATCHED:
+            del self._failures[next(iter(self._failures))]
+        self._failures[uid] = (since, number + 1)
+
+
+def load_token(path: Path) -> str:
+    """The token of this data directory, made at the first start; readable by its owner only."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        path.chmod(0o600)
+        token = path.read_text(encoding="ascii").strip()
+        if len(token) >= _TOKEN_BYTES:
+            return token
+        # a crash while it was written: nobody can have it
+        path.unlink()
+        return load_token(path)
+    token = secrets.token_urlsafe(_TOKEN_BYTES)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(token + "\n")
+    return token
+
+
+def _wrong_origin(headers: dict[bytes, bytes]) -> Problem | None:
+    """A browser names the page that sends a write. Only pages of this server may."""
+    origin = headers.get(b"origin")
+    site = headers.get(b"sec-fetch-site", b"none")
+    if origin is None and site in {b"none", b"same-origin"}:
+        return None
+    host = headers.get(b"host", b"")
+    if origin in {b"http://" + host, b"https://" + host} and site in {b"none", b"same-origin"}:
+        return None
+    return _problem(
+        403, "foreign_origin", "Foreign origin", "Web pages of another origin may not change anything here."
+    )
+
+
+def _wrong_content(headers: dict[bytes, bytes]) -> Problem | None:
+    kind, _, parameters = headers.get(b"content-type", b"").partition(b";")
+    charset = parameters.strip().lower()
+    if kind.strip().lower() == b"application/json" and charset in {b"", b"charset=utf-8", b'charset="utf-8"'}:
+        return None
+    return _problem(
+        415,
+        "json_needed",
+        "JSON is needed",
+        "Send the body as UTF-8 JSON with Content-Type: application/json.",
+    )
+
+
+def _host_name(header: str) -> str:
+    if header.startswith("["):
+        return header.partition("]")[0][1:]
+    return header.partition(":")[0].lower().rstrip(".")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _problem(status: int, code: str, title: str, detail: str) -> Problem:
+    return Problem(status=status, code=code, title=title, detail=detail)

@@ -1,0 +1,82 @@
+"""What the calls work with, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from dgpu.core.commands import Command
+from dgpu.core.events import Event
+from dgpu.core.rejections import Rejection
+from dgpu.service.history import History
+from dgpu.service.output import OutputStreams
+from dgpu.service.rest.feed import EventFeed
+from dgpu.service.runtime import Runtime
+from dgpu.service.views import Views
+from dgpu.wire.answers import Problem
+from dgpu.wire.problem import problem_of
+
+
+class RestOptions(msgspec.Struct, frozen=True, kw_only=True):
+    version: str = ""
+    role: str = "master"
+    heartbeat_seconds: float = 15.0
+    most_streams: int = 1_000  # followers of logs and events together
+
+
+class ProblemError(Exception):
+    """An answer that is a problem, raised to where answers are written."""
+
+    def __init__(self, problem: Problem, headers: dict[str, str] | None = None) -> None:
+        super().__init__(problem.detail)
+        self.problem = problem
+        self.headers = headers or {}
+
+
+class Backend:
+    def __init__(
+        self, runtime: Runtime, views: Views, history: History, output: OutputStreams, options: RestOptions
+    ) -> None:
+        self.runtime = runtime
+        self.views = views
+        self.history = history
+        self.output = output
+        self.options = options
+        self.feed = EventFeed(views)
+        self.streams = 0
+        self._describe: Callable[[], dict[str, Any]] | None = None
+        self._description: dict[str, Any] = {}
+
+    def describe_with(self, describe: Callable[[], dict[str, Any]]) -> None:
+        self._describe = describe
+
+    def description(self) -> dict[str, Any]:
+        """Made when it is first asked for: a start does not wait for it."""
+        if not self._description and self._describe is not None:
+            self._description = self._describe()
+        return self._description
+
+    async def do(self, command: Command) -> tuple[Event, ...]:
+        """The events of a command; a refusal is raised as the problem it means."""
+        result = await self.runtime.execute(command)
+        if isinstance(result, Rejection):
+            raise ProblemError(problem_of(result))
+        return result
+
+    def open_stream(self) -> None:
+        if self.streams >= self.options.most_streams:
+            raise ProblemError(
+                Problem(
+                    status=503,
+                    code="too_many_streams",
+                    title="Too many streams",
+                    detail=f"{self.streams} streams of logs and events are open already. Try again later.",
+                ),
+                {"retry-after": "5"},
+            )
+        self.streams += 1
+
+    def close_stream(self) -> None:
+        self.streams -= 1

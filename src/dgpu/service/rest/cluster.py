@@ -1,0 +1,171 @@
+"""The calls on nodes, GPUs, the queue and the service itself."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+import msgspec
+from litestar import Request, Response, delete, get, post
+from litestar.params import Parameter
+
+from dgpu.core.commands import Command, DrainNode, ReleaseNode, RemoveNode, ResumeNode
+from dgpu.core.ids import NodeId
+from dgpu.core.policy.order import queue
+from dgpu.core.rejections import UnknownNode
+from dgpu.core.state import ClusterState
+from dgpu.journal.journal import Room
+from dgpu.service.rest import listing
+from dgpu.service.rest.backend import Backend, ProblemError
+from dgpu.service.rest.tasks import Given, LimitQuery
+from dgpu.service.views_cluster import gpu_list, node_answer, node_list
+from dgpu.service.views_tasks import queue_entry
+from dgpu.wire import fields
+from dgpu.wire.answers import GpuList, Health, NodeAnswer, NodeList, QueuePage, Ready, Removed
+from dgpu.wire.fields import Unacceptable
+from dgpu.wire.json_body import BadRequest, parse_json
+from dgpu.wire.problem import problem_of
+
+NodeIdText = Annotated[str, Parameter(description="The node's id.")]
+
+
+@get("/api/v1/queue", summary="The queue", description="Waiting tasks in the order in which they are tried.")
+async def show_queue(rest: Given, limit: LimitQuery = None) -> QueuePage:
+    most = listing.parse_limit(limit)
+
+    def look(state: ClusterState) -> QueuePage:
+        tasks = [state.tasks[task_id] for task_id in queue(state, limit=most)]
+        entries = [
+            queue_entry(task, state.shapes[task.shape_id], place) for place, task in enumerate(tasks, 1)
+        ]
+        return QueuePage(queue=entries, total=state.waiting_count)
+
+    return await rest.runtime.read(look)
+
+
+@get("/api/v1/gpus", summary="List GPUs", description="With the latest sample of each, by node and index.")
+async def list_gpus(rest: Given) -> GpuList:
+    return await rest.runtime.read(lambda state: gpu_list(state, rest.runtime.telemetry))
+
+
+@get("/api/v1/nodes", summary="List nodes", description="All that have registered, lost ones too.")
+async def list_nodes(rest: Given) -> NodeList:
+    return await rest.runtime.read(node_list)
+
+
+@get("/api/v1/nodes/{node_id:str}", summary="Show a node", description="Its GPUs are in the list of GPUs.")
+async def get_node(rest: Given, node_id: NodeIdText) -> NodeAnswer:
+    return await _node(rest, node_id)
+
+
+@post(
+    "/api/v1/nodes/{node_id:str}/drain",
+    summary="Drain a node",
+    description="What runs there goes on; nothing new is placed. Body: {} or {reason}.",
+    status_code=200,
+)
+async def drain_node(rest: Given, node_id: NodeIdText, request: Request[Any, Any, Any]) -> NodeAnswer:
+    reason = await _reason(request)
+    return await _order(rest, node_id, DrainNode(node_id=NodeId(node_id), reason=reason))
+
+
+@post(
+    "/api/v1/nodes/{node_id:str}/resume",
+    summary="Resume a node",
+    description="Ends a drain. Body: {}.",
+    status_code=200,
+)
+async def resume_node(rest: Given, node_id: NodeIdText, request: Request[Any, Any, Any]) -> NodeAnswer:
+    await _reason(request)
+    return await _order(rest, node_id, ResumeNode(node_id=NodeId(node_id)))
+
+
+@post(
+    "/api/v1/nodes/{node_id:str}/lost",
+    summary="Give a lost node up",
+    description="You know that nothing runs there any more: its tasks may start elsewhere at once. "
+    "Refused while the node is connected. Body: {} or {reason}.",
+    status_code=200,
+)
+async def give_up_node(rest: Given, node_id: NodeIdText, request: Request[Any, Any, Any]) -> NodeAnswer:
+    reason = await _reason(request) or "an operator says that it is lost"
+    return await _order(rest, node_id, ReleaseNode(node_id=NodeId(node_id), reason=reason))
+
+
+@delete(
+    "/api/v1/nodes/{node_id:str}",
+    summary="Forget a node",
+    description="One that is offline and runs nothing.",
+    status_code=200,
+)
+async def remove_node(rest: Given, node_id: NodeIdText) -> Removed:
+    await rest.do(RemoveNode(node_id=NodeId(node_id)))
+    return Removed(id=node_id)
+
+
+async def _order(rest: Backend, node_id: str, command: Command) -> NodeAnswer:
+    await rest.do(command)
+    return await _node(rest, node_id)
+
+
+async def _node(rest: Backend, node_id: str) -> NodeAnswer:
+    def look(state: ClusterState) -> NodeAnswer | None:
+        node = state.nodes.get(NodeId(node_id))
+        return None if node is None else node_answer(state, node)
+
+    answer = await rest.runtime.read(look)
+    if answer is None:
+        raise ProblemError(problem_of(UnknownNode(node_id=NodeId(node_id[:100]))))
+    return answer
+
+
+async def _reason(request: Request[Any, Any, Any]) -> str:
+    body = await request.body()
+    raw = parse_json(body) if body.strip() else {}
+    if type(raw) is not dict or raw.keys() - {"reason"}:
+        raise BadRequest("malformed_request", 'The body must be {} or {"reason": "..."}.')
+    try:
+        return str(fields.name(raw.get("reason") or ""))
+    except Unacceptable as bad:
+        raise BadRequest("invalid_field", f"reason: Expected {bad.expected}.") from None
+
+
+@get("/health", summary="Is it alive", description="Answers as long as the process does.")
+async def health(rest: Given) -> Health:
+    return Health(status="ok", version=rest.options.version)
+
+
+@get("/ready", summary="Can it serve", description="503 when it cannot take tasks; says why.")
+async def ready(rest: Given) -> Response[Ready]:
+    runtime = rest.runtime
+    index = runtime.committed_index
+    seen = await asyncio.to_thread(lambda: rest.history.reach().index)
+    detail = ""
+    if not runtime.ready:
+        detail = "The journal is being read."
+    elif runtime.room is not Room.OK:
+        detail = "The disk is full: no new tasks are taken."
+    answer = Ready(
+        ready=not detail,
+        role=rest.options.role,
+        epoch=runtime.epoch,
+        journal_index=index,
+        storage_full=runtime.room is not Room.OK,
+        history_lag=max(0, index - seen),
+        detail=detail,
+    )
+    return Response(msgspec.to_builtins(answer), status_code=503 if detail else 200)
+
+
+ROUTES: tuple[Any, ...] = (
+    show_queue,
+    list_gpus,
+    list_nodes,
+    get_node,
+    drain_node,
+    resume_node,
+    give_up_node,
+    remove_node,
+    health,
+    ready,
+)

@@ -1,0 +1,233 @@
+"""The API's description: what Litestar knows of its routes, and the hot calls from the table of fields."""
+
+from __future__ import annotations
+
+import html
+import json
+from typing import Any
+
+from litestar import MediaType, Response, get
+
+from dgpu.service.rest.tasks import Given
+from dgpu.wire.task_fields import TASK_FIELDS
+
+TITLE = "dgpu scheduler"
+_JSON = "application/json"
+_PROBLEM: dict[str, Any] = {
+    "type": "object",
+    "required": ["type", "title", "status", "detail", "code"],
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "code": {"type": "string"},
+        "request_id": {"type": "string"},
+        "errors": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "path": {"type": "string"},
+                    "detail": {"type": "string"},
+                    "code": {"type": "string"},
+                },
+            },
+        },
+    },
+}
+_REFUSALS = {
+    "400": "The body is not what was expected; `errors` names the fields.",
+    "413": "The body is too large.",
+    "415": "Content-Type is not application/json.",
+    "422": "It can never run here, or a limit forbids it, or it is not supported yet.",
+    "429": "Too many tasks wait.",
+    "503": "Too busy; try again.",
+    "507": "The disk is full.",
+}
+
+
+def task_schema() -> dict[str, Any]:
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            name: {**field.schema, "description": field.about} for name, field in TASK_FIELDS.items()
+        },
+    }
+
+
+def complete(schema: dict[str, Any]) -> dict[str, Any]:
+    """Adds what Litestar cannot see."""
+    schema = json.loads(json.dumps(schema, default=str))
+    schemas = schema.setdefault("components", {}).setdefault("schemas", {})
+    schemas["Task"] = task_schema()
+    schemas["Problem"] = _PROBLEM
+    task = {"$ref": "#/components/schemas/Task"}
+    batch = {
+        "oneOf": [
+            {
+                "type": "object",
+                "required": ["tasks"],
+                "properties": {"tasks": {"type": "array", "items": task, "minItems": 1, "maxItems": 10_000}},
+            },
+            {
+                "type": "object",
+                "required": ["task", "count"],
+                "properties": {"task": task, "count": {"type": "integer", "minimum": 1, "maximum": 10_000}},
+            },
+        ]
+    }
+    one = {"task_id": {"type": "string"}, "status": {"type": "string"}, "created_at": {"type": "string"}}
+    many = {"task_ids": {"type": "array", "items": {"type": "string"}}}
+    paths = schema["paths"]
+    paths.setdefault("/api/v1/tasks", {})["post"] = _call(
+        "Submit a task", "201 means that it is on disk.", task, one, key=True
+    )
+    paths["/api/v1/tasks/batch"] = {
+        "post": _call("Submit many tasks", "All or nothing; at most 8 MiB.", batch, many, key=True)
+    }
+    paths.setdefault("/api/tasks", {})["post"] = _call(
+        "Submit a task (workstation form)",
+        "Without a command the task is an allocation.",
+        task,
+        one,
+        key=True,
+    )
+    _describe_cancel(paths)
+    for item in paths.values():
+        for operation in item.values():
+            if isinstance(operation, dict) and "responses" in operation:
+                operation["responses"]["default"] = _answer(
+                    "A problem.", {"$ref": "#/components/schemas/Problem"}, "application/problem+json"
+                )
+    return schema
+
+
+def _describe_cancel(paths: dict[str, Any]) -> None:
+    names = ("status", "tenant", "pool", "priority")
+    body = {
+        "type": "object",
+        "properties": {
+            "task_ids": {"type": "array", "items": {"type": "string"}},
+            **{name: {"description": "As in the list of tasks."} for name in names},
+        },
+    }
+    paths["/api/v1/tasks/cancel"]["post"]["requestBody"] = {
+        "required": True,
+        "content": {_JSON: {"schema": body}},
+    }
+
+
+def _call(summary: str, about: str, body: Any, answer: dict[str, Any], *, key: bool) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "summary": summary,
+        "description": about,
+        "requestBody": {"required": True, "content": {_JSON: {"schema": body}}},
+        "responses": {
+            "201": _answer("Accepted and durable.", {"type": "object", "properties": answer}, _JSON),
+            **{
+                status: _answer(text, {"$ref": "#/components/schemas/Problem"}, "application/problem+json")
+                for status, text in _REFUSALS.items()
+            },
+        },
+    }
+    if key:
+        operation["parameters"] = [
+            {
+                "name": "Idempotency-Key",
+                "in": "header",
+                "schema": {"type": "string", "maxLength": 200},
+                "description": "Makes a retry safe for 24 hours.",
+            }
+        ]
+    return operation
+
+
+def _answer(text: str, schema: Any, media_type: str) -> dict[str, Any]:
+    return {"description": text, "content": {media_type: {"schema": schema}}}
+
+
+@get("/openapi.json", include_in_schema=False)
+async def openapi_json(rest: Given) -> Response[bytes]:
+    return Response(json.dumps(rest.description()).encode(), media_type=_JSON)
+
+
+@get("/docs", include_in_schema=False)
+async def docs(rest: Given) -> Response[str]:
+    return Response(docs_page(rest.description()), media_type=MediaType.HTML)
+
+
+@get("/", include_in_schema=False)
+async def home(rest: Given) -> Response[str]:
+    role, version = html.escape(rest.options.role), html.escape(rest.options.version)
+    body = (
+        f"<h1>dgpu</h1><p>A scheduler ({role}) of version {version} runs here.</p>"
+        '<p><a href="/docs">The API</a> · <a href="/openapi.json">its description</a> · '
+        '<a href="/api/v1/gpus">GPUs</a> · <a href="/api/v1/tasks">tasks</a></p>'
+    )
+    return Response(_page("dgpu", body), media_type=MediaType.HTML)
+
+
+def docs_page(schema: dict[str, Any]) -> str:
+    parts = [
+        f"<h1>{TITLE}</h1><p>Version {html.escape(schema['info']['version'])}. <a href='/openapi.json'>OpenAPI</a></p>"
+    ]
+    for path in sorted(schema["paths"]):
+        for method, operation in schema["paths"][path].items():
+            if isinstance(operation, dict) and "responses" in operation:
+                parts.append(_operation(path, method, operation))
+    parts.append("<h2>A task as submitted</h2><table><tr><th>field</th><th>meaning</th></tr>")
+    parts += [
+        f"<tr><td><code>{name}</code></td><td>{html.escape(field.about)}</td></tr>"
+        for name, field in TASK_FIELDS.items()
+    ]
+    parts.append("</table>")
+    return _page(f"{TITLE}: API", "".join(parts))
+
+
+def _operation(path: str, method: str, operation: dict[str, Any]) -> str:
+    summary = html.escape(operation.get("summary", ""))
+    about = html.escape(operation.get("description", ""))
+    queries = [
+        f"<li><code>{html.escape(p['name'])}</code> {html.escape(p.get('description', ''))}</li>"
+        for p in operation.get("parameters", ())
+        if p["in"] != "path"
+    ]
+    listed = f"<ul>{''.join(queries)}</ul>" if queries else ""
+    curl = html.escape(curl_line(path, method))
+    return (
+        f"<h3><code>{method.upper()} {html.escape(path)}</code></h3><p><b>{summary}.</b> {about}</p>{listed}"
+        f"<pre>{curl}</pre>"
+    )
+
+
+_EXAMPLES = {
+    "/api/v1/tasks": '{"command": "nvidia-smi", "gpu_count": 1}',
+    "/api/v1/tasks/batch": '{"task": {"command": "sleep 1"}, "count": 100}',
+    "/api/v1/tasks/cancel": '{"task_ids": ["task-42"]}',
+    "/api/tasks": '{"tenant_id": "lab", "name": "hold", "gpu_request": 1, "memory_mb": 8000, "priority": 50}',
+}
+
+
+def curl_line(path: str, method: str) -> str:
+    url = f"http://127.0.0.1:8080{path.replace('{task_id}', 'task-42').replace('{node_id}', 'node-1')}"
+    if method == "post":
+        example = _EXAMPLES.get(path, "{}")
+        return f"curl -H 'Content-Type: application/json' -d '{example}' {url}"
+    return f"curl -X DELETE {url}" if method == "delete" else f"curl {url}"
+
+
+def _page(title: str, body: str) -> str:
+    style = (
+        "body{font:16px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem}"
+        "pre{background:#eee;padding:.5rem;overflow:auto}td,th{text-align:left;vertical-align:top;padding:.2rem .6rem}"
+        "@media(prefers-color-scheme:dark){body{background:#111;color:#ddd}pre{background:#222}a{color:#8bf}}"
+    )
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        f"<style>{style}</style></head><body>{body}</body></html>"
+    )
+
+
+ROUTES: tuple[Any, ...] = (openapi_json, docs, home)

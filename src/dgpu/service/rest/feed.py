@@ -1,0 +1,104 @@
+"""Events for many listeners: each group is encoded once, listeners that are slow are told what they missed, not waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+
+from dgpu.service.outputs import CommittedGroup
+from dgpu.service.views import Views
+from dgpu.service.views_events import event_stream_text
+
+MOST_UNREAD = 512  # pieces of one listener
+MOST_UNREAD_BYTES = 1 << 20
+_BEAT = b": still here\n\n"
+
+
+class _Listener:
+    __slots__ = ("arrived", "lagged", "pieces", "unread_bytes")
+
+    def __init__(self) -> None:
+        self.pieces: deque[bytes] = deque()
+        self.unread_bytes = 0
+        self.lagged = False
+        self.arrived = asyncio.Event()
+
+    def offer(self, piece: bytes) -> None:
+        if len(self.pieces) >= MOST_UNREAD or self.unread_bytes + len(piece) > MOST_UNREAD_BYTES:
+            # what it has not read is stale anyway: it has to read the whole again
+            self.pieces.clear()
+            self.unread_bytes = 0
+            self.lagged = True
+        else:
+            self.pieces.append(piece)
+            self.unread_bytes += len(piece)
+        self.arrived.set()
+
+    def take(self) -> bytes:
+        taken = b"".join(self.pieces)
+        self.pieces.clear()
+        self.unread_bytes = 0
+        self.arrived.clear()
+        return taken
+
+
+class EventFeed:
+    def __init__(self, views: Views) -> None:
+        self._views = views
+        self._listeners: set[_Listener] = set()
+        self._stop_listening: Callable[[], None] | None = None
+
+    @property
+    def listeners(self) -> int:
+        return len(self._listeners)
+
+    async def stream(self, after: int | None, beat_seconds: float) -> AsyncGenerator[bytes, None]:
+        """From behind the journal index `after` on, or from now on."""
+        listener = _Listener()
+        self._add(listener)
+        try:
+            yield self._opening(after)
+            while True:
+                try:
+                    async with asyncio.timeout(beat_seconds):
+                        await listener.arrived.wait()
+                except TimeoutError:
+                    yield _BEAT
+                    continue
+                if listener.lagged:
+                    listener.lagged = False
+                    yield self._lagged()
+                if taken := listener.take():
+                    yield taken
+        finally:
+            self._remove(listener)
+
+    def _opening(self, after: int | None) -> bytes:
+        if after is None:
+            return b"retry: 1000\nid: %d\n\n" % self._views.last_index
+        missed = self._views.recent_after(after)
+        if missed is None:
+            return self._lagged()
+        return b"retry: 1000\n\n" + b"".join(event_stream_text(group) for group in missed)
+
+    def _lagged(self) -> bytes:
+        index = self._views.last_index
+        return b'event: lagged\ndata: {"index":%d,"type":"lagged"}\nid: %d\n\n' % (index, index)
+
+    def _on_group(self, group: CommittedGroup) -> None:
+        piece = event_stream_text(group)
+        if piece:
+            for listener in self._listeners:
+                listener.offer(piece)
+
+    def _add(self, listener: _Listener) -> None:
+        self._listeners.add(listener)
+        if self._stop_listening is None:
+            self._stop_listening = self._views.listen(self._on_group)
+
+    def _remove(self, listener: _Listener) -> None:
+        self._listeners.discard(listener)
+        if not self._listeners and self._stop_listening is not None:
+            self._stop_listening()
+            self._stop_listening = None

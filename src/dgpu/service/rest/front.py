@@ -1,0 +1,158 @@
+"""The first to see a request: who asks, the hot calls, and on every answer the same headers."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import structlog
+
+from dgpu.service.rest import submit
+from dgpu.service.rest.access import Access, Peer
+from dgpu.service.rest.backend import Backend, ProblemError
+from dgpu.wire.answers import PROBLEM_JSON, Problem
+from dgpu.wire.json_body import BadRequest
+from dgpu.wire.problem import problem_of_bad_request
+
+Scope = Any
+Receive = Any
+Send = Any
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+HotCall = Callable[[Backend, dict[bytes, bytes], Receive], Awaitable[bytes]]
+
+HOT_CALLS: dict[str, HotCall] = {
+    "/api/v1/tasks": submit.submit_task,
+    "/api/v1/tasks/batch": submit.submit_batch,
+    "/api/tasks": submit.submit_task_of_workstation,
+}
+_ONLY_POST = frozenset({"/api/v1/tasks/batch", "/api/tasks"})
+_SAFETY_HEADERS = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+    (
+        b"content-security-policy",
+        b"default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'",
+    ),
+]
+_NOBODY = Peer(uid=None)
+_log = structlog.get_logger("dgpu.rest")
+
+
+class Front:
+    def __init__(self, backend: Backend, access: Access, rest: App) -> None:
+        self._backend = backend
+        self._access = access
+        self._rest = rest
+        self._start = secrets.token_hex(4)
+        self._numbers = itertools.count(1)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        request_id = f"{self._start}-{next(self._numbers):x}"
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        method, path = scope["method"], scope["path"]
+        peer = scope.get("state", {}).get("peer", _NOBODY)
+        refused = self._access.refuse(method, path, headers, peer)
+        if refused is not None:
+            await send_problem(send, refused, request_id, _headers_of(refused))
+        elif method == "POST" and (call := HOT_CALLS.get(path.rstrip("/"))) is not None:
+            await self._hot(call, headers, receive, send, request_id)
+        elif path.rstrip("/") in _ONLY_POST:
+            await send_problem(send, wrong_method(method, path), request_id, {"allow": "POST"})
+        elif path.startswith("/schema"):  # pages of the frame, which are not ours
+            await send_problem(send, no_such_call(path), request_id, {})
+        else:
+            await self._framed(scope, receive, send, request_id)
+
+    async def _hot(
+        self, call: HotCall, headers: dict[bytes, bytes], receive: Receive, send: Send, request_id: str
+    ) -> None:
+        try:
+            body = await call(self._backend, headers, receive)
+        except ConnectionResetError:
+            return
+        except Exception as error:  # noqa: BLE001 - every failure has to become an answer
+            problem, extra = problem_for(error, request_id)
+            await send_problem(send, problem, request_id, extra)
+            return
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 201,
+                "headers": [
+                    (b"content-type", b"application/json"),
+                    (b"content-length", b"%d" % len(body)),
+                    (b"x-request-id", request_id.encode()),
+                    *_SAFETY_HEADERS[:2],
+                ],
+            }
+        )
+        await send({"type": "http.response.body", "body": body})
+
+    async def _framed(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+        scope["state"] = {**scope.get("state", {}), "request_id": request_id}
+        started = False
+
+        async def send_with_headers(message: Any) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                extra = [(b"x-request-id", request_id.encode()), *_SAFETY_HEADERS]
+                message = {**message, "headers": [*message.get("headers", ()), *extra]}
+            await send(message)
+
+        try:
+            await self._rest(scope, receive, send_with_headers)
+        except Exception as error:  # the frame's own failure
+            if started:
+                raise
+            problem, extra = problem_for(error, request_id)
+            await send_problem(send, problem, request_id, extra)
+
+
+def problem_for(error: BaseException, request_id: str) -> tuple[Problem, dict[str, str]]:
+    """What went wrong, in the words of the API. What is our own fault is logged, and named by the request's id only."""
+    if isinstance(error, BadRequest):
+        return problem_of_bad_request(error), {}
+    if isinstance(error, ProblemError):
+        return error.problem, {**_headers_of(error.problem), **error.headers}
+    _log.error("request_failed", request_id=request_id, error=type(error).__name__, exc_info=error)
+    detail = "The scheduler met an error of its own. Its log has the request's id."
+    return Problem(status=500, title="Internal error", code="internal_error", detail=detail), {}
+
+
+def no_such_call(path: str) -> Problem:
+    detail = f"There is no {path[:200]!r} here. /docs lists what there is."
+    return Problem(status=404, title="No such call", code="unknown_call", detail=detail)
+
+
+def wrong_method(method: str, path: str) -> Problem:
+    detail = f"{method} is not possible on {path[:200]!r}."
+    return Problem(status=405, title="Method not allowed", code="method_not_allowed", detail=detail)
+
+
+def _headers_of(problem: Problem) -> dict[str, str]:
+    if problem.status == 401:
+        return {"www-authenticate": 'Bearer realm="dgpu"'}
+    if problem.status in {429, 503}:
+        return {"retry-after": "60" if problem.code == "too_many_failures" else "1"}
+    return {}
+
+
+async def send_problem(send: Send, problem: Problem, request_id: str, extra: dict[str, str]) -> None:
+    body = msgspec.json.encode(msgspec.structs.replace(problem, request_id=request_id))
+    headers = [
+        (b"content-type", PROBLEM_JSON.encode()),
+        (b"content-length", b"%d" % len(body)),
+        (b"x-request-id", request_id.encode()),
+        *_SAFETY_HEADERS,
+        *((name.encode(), value.encode()) for name, value in extra.items()),
+    ]
+    await send({"type": "http.response.start", "status": problem.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,235 @@
+"""Pages of tasks: from memory what is alive, from the history what was forgotten, merged by id, newest first.
+
+The memory is read first. What is forgotten by then is in the history already, marked or (for a moment) not yet marked;
+the views know the latter. A task that is forgotten in between comes from both and is shown once, as the memory had it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from typing import Any, NamedTuple
+
+from dgpu.core.ids import ShapeId, TaskId, TenantId, parse_task_id
+from dgpu.core.policy.blockers import Blocker, blockers_of
+from dgpu.core.policy.explain import explain
+from dgpu.core.policy.fit import Demand, demand_of
+from dgpu.core.rejections import Rejection, UnknownTask
+from dgpu.core.state import ClusterState
+from dgpu.core.task import Pool, Task, TaskStatus
+from dgpu.service.history import PastTask, TaskFilters
+from dgpu.service.rest.backend import Backend, ProblemError
+from dgpu.service.views import Filter, Forgotten
+from dgpu.service.views_tasks import past_task_answer, task_answer
+from dgpu.wire import fields
+from dgpu.wire.answers import FieldError, Problem, TaskAnswer, TaskPage
+from dgpu.wire.fields import Check, Unacceptable
+from dgpu.wire.json_body import BadRequest, shorten
+from dgpu.wire.problem import problem_of
+
+MOST_PER_PAGE = 1_000
+MOST_EXPLAINED = 8  # different demands of one page; each may look at every node
+
+
+class _Live(NamedTuple):
+    answers: list[tuple[TaskId, TaskAnswer]]
+    total: int
+
+
+async def list_page(backend: Backend, wanted: Filter, before: int | None, limit: int) -> TaskPage:
+    views = backend.views
+    live = await backend.runtime.read(lambda state: _live_part(backend, state, wanted, before, limit + 1))
+    merged = dict(live.answers)
+    total = live.total
+    may_be_past = wanted.status is None or wanted.status.is_final
+    if may_be_past and views.highest_forgotten:
+        past, past_total = await _past_part(backend, wanted, before, limit + 1)
+        total += past_total
+        for task_id, answer in past:
+            merged.setdefault(task_id, answer)
+    ids = sorted(merged, reverse=True)
+    more = len(ids) > limit
+    return TaskPage(
+        tasks=[merged[task_id] for task_id in ids[:limit]],
+        total=total,
+        next_cursor=encode_cursor(ids[limit - 1]) if more else None,
+    )
+
+
+def _live_part(
+    backend: Backend, state: ClusterState, wanted: Filter, before: int | None, limit: int
+) -> _Live:
+    tasks = backend.views.newest(wanted, before, limit)
+    reasons = _Reasons(state)
+    answers = [
+        (task.id, task_answer(task, state.shapes[task.shape_id], **reasons.of(task))) for task in tasks
+    ]
+    return _Live(answers, backend.views.live_total(wanted))
+
+
+class _Reasons:
+    """Why tasks of a page wait. Tasks that ask for the same wait for the same."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._by_shape: dict[ShapeId, dict[str, str]] = {}
+        self._by_demand: dict[Demand, Blocker | None] = {}
+
+    def of(self, task: Task) -> dict[str, str]:
+        if task.status is not TaskStatus.PENDING:
+            return {}
+        reason = self._by_shape.get(task.shape_id)
+        if reason is None:
+            reason = self._by_shape[task.shape_id] = self._of_demand(
+                demand_of(self._state.shapes[task.shape_id])
+            )
+        return reason
+
+    def _of_demand(self, demand: Demand) -> dict[str, str]:
+        if demand not in self._by_demand:
+            if len(self._by_demand) >= MOST_EXPLAINED:
+                return {}
+            blockers = blockers_of(self._state, demand)
+            self._by_demand[demand] = blockers[0] if blockers else None
+        blocker = self._by_demand[demand]
+        if blocker is None:
+            return {"waiting_code": "tasks_ahead", "waiting": "its turn has not come"}
+        return {"waiting_code": blocker.code, "waiting": blocker.detail}
+
+
+async def _past_part(
+    backend: Backend, wanted: Filter, before: int | None, limit: int
+) -> tuple[list[tuple[TaskId, TaskAnswer]], int]:
+    views, history = backend.views, backend.history
+    filters = TaskFilters(
+        status=wanted.status,
+        priority=wanted.priority,
+        tenant_id=TenantId(wanted.tenant) if wanted.tenant is not None else None,
+        pool=Pool(wanted.pool) if wanted.pool is not None else None,
+    )
+    page = await asyncio.to_thread(history.forgotten_page, filters, before_id=before, limit=limit)
+    if page.index < views.first_index:
+        # it still reads what was forgotten before this start: take its rows unmarked
+        page = await asyncio.to_thread(
+            history.forgotten_page, filters, before_id=before, limit=limit, live=True
+        )
+    rows = {row.id: row for row in page.tasks if row.status.is_final}
+    unmarked = views.forgotten_after(page.index, wanted)
+    missing = [
+        gone for gone in unmarked if gone.task_id not in rows and (before is None or gone.task_id < before)
+    ]
+    missing.sort(key=lambda gone: -gone.task_id)
+    if missing:
+        rows.update(await asyncio.to_thread(_rows_of, backend, missing[:limit]))
+    return [(row.id, past_task_answer(row)) for row in rows.values()], page.total + len(unmarked)
+
+
+def _rows_of(backend: Backend, missing: list[Forgotten]) -> dict[TaskId, PastTask]:
+    found = (backend.history.task(gone.task_id) for gone in missing)
+    return {row.id: row for row in found if row is not None}
+
+
+async def find_task(backend: Backend, task_id: TaskId) -> TaskAnswer:
+    def look(state: ClusterState) -> TaskAnswer | None:
+        task = state.tasks.get(task_id)
+        if task is None:
+            return None
+        code = text = ""
+        if task.status is TaskStatus.PENDING:
+            why = explain(state, task_id, max(state.last_at, backend.runtime.now_ms()))
+            if not isinstance(why, Rejection) and why.blockers:
+                code = why.blockers[0].code
+                text = "; ".join(blocker.detail for blocker in why.blockers)
+        return task_answer(task, state.shapes[task.shape_id], waiting_code=code, waiting=text)
+
+    answer = await backend.runtime.read(look)
+    if answer is None:
+        row = await asyncio.to_thread(backend.history.task, task_id)
+        if row is None or not row.status.is_final:
+            raise unknown_task(task_id)
+        answer = past_task_answer(row)
+    return answer
+
+
+def unknown_task(task_id: TaskId) -> ProblemError:
+    return ProblemError(problem_of(UnknownTask(task_id=task_id)))
+
+
+def task_id_of(text: str) -> TaskId:
+    task_id = parse_task_id(text)
+    if task_id is None:
+        detail = f"{shorten(text)} is not a task's id; ids look like task-42."
+        raise ProblemError(Problem(status=404, title="No such task", code="unknown_task", detail=detail))
+    return task_id
+
+
+# queries
+
+
+def parse_filter(status: str | None, priority: str | None, tenant: str | None, pool: str | None) -> Filter:
+    return Filter(
+        status=None if status is None else TaskStatus(query_value("status", status, _status)),
+        priority=None
+        if priority is None
+        else query_value("priority", _number_or_text(priority), fields.priority),
+        tenant=None if tenant is None else query_value("tenant", tenant, fields.tenant),
+        pool=None if pool is None else query_value("pool", pool, fields.pool),
+    )
+
+
+def parse_limit(text: str | None, default: int = 100, most: int = MOST_PER_PAGE) -> int:
+    return default if text is None else parse_whole("limit", text, 1, most)
+
+
+def parse_whole(name: str, text: str, low: int, high: int) -> int:
+    value = int(text) if text.isascii() and text.isdigit() and len(text) < 18 else text
+    return int(query_value(name, value, fields.whole(low, high)))
+
+
+def parse_flag(name: str, text: str | None) -> bool:
+    if text is None or text in {"false", "0"}:
+        return False
+    if text in {"true", "1", ""}:
+        return True
+    raise _bad_query(name, text, "true or false")
+
+
+def query_value(name: str, value: object, check: Check) -> Any:
+    try:
+        return check(value)
+    except Unacceptable as bad:
+        raise _bad_query(name, value, bad.expected) from None
+
+
+def _status(value: Any) -> str:
+    try:
+        return TaskStatus(value).value
+    except ValueError:
+        raise Unacceptable("pending, running, success, failed or cancelled") from None
+
+
+def _number_or_text(text: str) -> int | str:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
+
+
+def _bad_query(name: str, value: object, expected: str) -> BadRequest:
+    detail = f"Expected {expected}, got {shorten(value)}."
+    return BadRequest("invalid_query", f"{name}: {detail}", errors=[FieldError(path=name, detail=detail)])
+
+
+def encode_cursor(task_id: int) -> str:
+    return base64.urlsafe_b64encode(b"v1:%d" % task_id).decode().rstrip("=")
+
+
+def decode_cursor(text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        plain = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        plain = b""
+    number = plain.removeprefix(b"v1:")
+    if len(text) > 64 or not plain.startswith(b"v1:") or not number.isdigit() or len(number) > 18:
+        raise _bad_query("cursor", text, "a next_cursor of an earlier answer")
+    return int(number)

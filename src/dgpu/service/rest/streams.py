@@ -1,0 +1,160 @@
+"""Answers that go on for a while: output of tasks, and events as they happen."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Annotated, Any
+
+from litestar import Request, get
+from litestar.params import Parameter
+from litestar.response import Stream
+
+from dgpu.core.ids import TaskId
+from dgpu.service.output_reading import OutputUnavailable
+from dgpu.service.rest import listing
+from dgpu.service.rest.backend import Backend, ProblemError
+from dgpu.service.rest.tasks import Given, TaskIdText
+from dgpu.wire.answers import Problem
+from dgpu.wire.json_body import BadRequest
+
+MOST_TAIL_LINES = 1_000_000
+MOST_TAIL_BYTES = 4 << 20
+TAIL_LINE_BYTES = 1_024  # what a line is guessed to have, to ask the agent for enough
+
+FollowQuery = Annotated[
+    str | None, Parameter(description="true: stay until the task is over.", required=False)
+]
+TailQuery = Annotated[str | None, Parameter(description="Only the last so many lines.", required=False)]
+AttemptQuery = Annotated[
+    str | None, Parameter(description="1 is the first; the latest if absent.", required=False)
+]
+
+
+@get(
+    "/api/v1/tasks/{task_id:str}/logs",
+    summary="Output of a task",
+    description="stdout and stderr as text. With follow it is streamed until the task is over; a task that waits is waited for.",
+    media_type="text/plain",
+)
+async def task_logs(
+    rest: Given,
+    task_id: TaskIdText,
+    follow: FollowQuery = None,
+    tail: TailQuery = None,
+    attempt: AttemptQuery = None,
+) -> Stream:
+    number = listing.task_id_of(task_id)
+    follows = listing.parse_flag("follow", follow)
+    lines = None if tail is None else listing.parse_whole("tail", tail, 0, MOST_TAIL_LINES)
+    which = 0 if attempt is None else listing.parse_whole("attempt", attempt, 1, 1_000_000)
+    await listing.find_task(rest, number)  # unknown: 404 before anything is streamed
+    rest.open_stream()
+    pieces = _pieces(rest, number, which, lines, follows=follows)
+    try:
+        first = await anext(pieces, None)
+    except OutputUnavailable as error:
+        await pieces.aclose()
+        problem = Problem(
+            status=404,
+            title="No output",
+            code="output_unavailable",
+            detail=f"The output cannot be had: {error}.",
+        )
+        raise ProblemError(problem) from None
+    except BaseException:
+        await pieces.aclose()
+        raise
+    return Stream(
+        _rest_of(first, pieces), media_type="text/plain; charset=utf-8", headers={"x-accel-buffering": "no"}
+    )
+
+
+async def _rest_of(first: bytes | None, pieces: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+    try:
+        if first:
+            yield first
+        async for piece in pieces:
+            yield piece
+    except OutputUnavailable as error:
+        yield f"\n[dgpu: the rest of the output cannot be had: {error}]\n".encode()
+    finally:
+        await pieces.aclose()
+
+
+async def _pieces(
+    rest: Backend, task_id: TaskId, attempt: int, lines: int | None, *, follows: bool
+) -> AsyncGenerator[bytes, None]:
+    """The first piece comes as soon as it is known that there is one; while following, that may be nothing."""
+    try:
+        if lines == 0 and not follows:
+            return
+        tail_bytes = 0 if lines is None else min(MOST_TAIL_BYTES, max(1, lines) * TAIL_LINE_BYTES)
+        pieces = rest.output.read(task_id, attempt, tail_bytes, follow=follows)
+        if follows and lines is None:
+            yield b""  # the answer begins at once, though the task may wait for hours
+        if lines is None:
+            async for piece in pieces:
+                yield piece
+        else:
+            async for piece in _last_lines(pieces, lines, follows=follows):
+                yield piece
+    finally:
+        rest.close_stream()
+
+
+async def _last_lines(pieces: AsyncIterator[bytes], lines: int, *, follows: bool) -> AsyncIterator[bytes]:
+    """The first piece of a followed tail holds what there was; a finished one is cut as a whole."""
+    if follows:
+        async for piece in pieces:
+            yield tail_of(piece, lines)
+            break
+        async for piece in pieces:
+            yield piece
+        return
+    yield tail_of(b"".join([piece async for piece in pieces]), lines)
+
+
+def tail_of(text: bytes, lines: int) -> bytes:
+    if lines == 0:
+        return b""
+    place = len(text) - 1 if text.endswith(b"\n") else len(text)
+    for _ in range(lines):
+        place = text.rfind(b"\n", 0, place)
+        if place < 0:
+            return text
+    return text[place + 1 :]
+
+
+@get(
+    "/api/v1/events",
+    summary="Events as they happen",
+    description="Server-sent events, all in one stream. `id` is the journal index; Last-Event-ID goes on behind it. "
+    "`lagged` says that some were left out: read again what you keep.",
+    media_type="text/event-stream",
+)
+async def stream_events(rest: Given, request: Request[Any, Any, Any]) -> Stream:
+    given = request.headers.get("last-event-id")
+    after = None
+    if given:
+        if not (given.isascii() and given.isdigit() and len(given) < 18):
+            raise BadRequest("invalid_header", "Last-Event-ID must be the number of an event of this stream.")
+        after = int(given)
+    rest.open_stream()
+    return Stream(
+        _events(rest, after),
+        media_type="text/event-stream; charset=utf-8",
+        headers={"x-accel-buffering": "no"},
+    )
+
+
+async def _events(rest: Backend, after: int | None) -> AsyncIterator[bytes]:
+    stream = rest.feed.stream(after, rest.options.heartbeat_seconds)
+    try:
+        async for piece in stream:
+            yield piece
+    finally:
+        await stream.aclose()
+        rest.close_stream()
+
+
+ROUTES: tuple[Any, ...] = (task_logs, stream_events)

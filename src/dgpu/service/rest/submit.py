@@ -1,0 +1,141 @@
+"""The hottest calls, without a framework around them: bytes in, one command, bytes out."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import Any
+
+import msgspec
+
+from dgpu.core.commands import SubmitTasks
+from dgpu.core.events import TasksSubmitted
+from dgpu.core.ids import TaskId, task_name
+from dgpu.core.rejections import AlreadySubmitted, Rejection
+from dgpu.service.rest.backend import Backend, ProblemError
+from dgpu.wire.answers import Problem, instant
+from dgpu.wire.json_body import BadRequest
+from dgpu.wire.problem import problem_of
+from dgpu.wire.requests import MOST_BATCH_BYTES, MOST_BODY_BYTES, Entries, decode_batch, decode_task
+
+MOST_KEY_CHARS = 200
+BODY_SECONDS = 30.0
+
+Receive = Any
+Headers = dict[bytes, bytes]
+
+
+async def submit_task(backend: Backend, headers: Headers, receive: Receive) -> bytes:
+    return await _submit_one(backend, headers, receive, bare_means_allocation=False)
+
+
+async def submit_task_of_workstation(backend: Backend, headers: Headers, receive: Receive) -> bytes:
+    """S2's form: no command means an allocation."""
+    return await _submit_one(backend, headers, receive, bare_means_allocation=True)
+
+
+async def _submit_one(
+    backend: Backend, headers: Headers, receive: Receive, *, bare_means_allocation: bool
+) -> bytes:
+    key = _key_of(headers)
+    body = await read_body(headers, receive, MOST_BODY_BYTES)
+    spec = decode_task(body, bare_means_allocation=bare_means_allocation)
+    first_id, _, created_at = await _submit(backend, ((1, spec),), key, body, batch=False)
+    return b'{"task_id":"%b","status":"pending","created_at":"%b"}' % (
+        task_name(first_id).encode(),
+        instant(created_at).encode(),
+    )
+
+
+async def submit_batch(backend: Backend, headers: Headers, receive: Receive) -> bytes:
+    key = _key_of(headers)
+    body = await read_body(headers, receive, MOST_BATCH_BYTES)
+    entries = decode_batch(body)
+    first_id, count, _ = await _submit(backend, entries, key, body, batch=True)
+    return msgspec.json.encode(
+        {"task_ids": [f"task-{number}" for number in range(first_id, first_id + count)]}
+    )
+
+
+async def _submit(
+    backend: Backend, entries: Entries, key: str, body: bytes, *, batch: bool
+) -> tuple[TaskId, int, int]:
+    command = SubmitTasks(entries=entries)
+    if key:
+        # per tenant: one tenant cannot find out or take another's keys
+        tenant = entries[0][1].shape.tenant_id
+        command = SubmitTasks(
+            entries=entries, idempotency_key=f"{tenant}/{key}", fingerprint=hashlib.sha256(body).hexdigest()
+        )
+    result = await backend.runtime.execute(command)
+    if isinstance(result, AlreadySubmitted):
+        return result.first_id, result.count, result.created_at
+    if isinstance(result, Rejection):
+        raise ProblemError(problem_of(result, batch=batch))
+    submitted = result[0]
+    if not isinstance(submitted, TasksSubmitted):
+        raise TypeError(f"a submit came to {type(submitted).__name__}")
+    return submitted.first_id, sum(number for number, _ in submitted.entries), submitted.at
+
+
+def _key_of(headers: Headers) -> str:
+    given = headers.get(b"idempotency-key")
+    if given is None:
+        return ""
+    key = given.decode("latin-1").strip()
+    if not key or len(key) > MOST_KEY_CHARS or not (key.isascii() and key.isprintable()):
+        raise BadRequest(
+            "invalid_idempotency_key",
+            f"The Idempotency-Key header takes 1 to {MOST_KEY_CHARS} printable ASCII characters.",
+        )
+    return key
+
+
+async def read_body(headers: Headers, receive: Receive, most_bytes: int) -> bytes:
+    """Refused by its announced length before a byte is read, and while it comes if it announced none."""
+    length = headers.get(b"content-length", b"")
+    if length.isdigit() and (len(length) > 12 or int(length) > most_bytes):
+        raise too_large(most_bytes)
+    message = await receive()
+    if message["type"] == "http.request" and not message.get("more_body"):
+        body: bytes = message.get("body", b"")
+        if len(body) > most_bytes:
+            raise too_large(most_bytes)
+        return body
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await _read_parts(message, receive, most_bytes)
+    except TimeoutError:
+        problem = Problem(
+            status=408,
+            code="too_slow",
+            title="Too slow",
+            detail=f"The body did not come within {BODY_SECONDS:g} s.",
+        )
+        raise ProblemError(problem, {"connection": "close"}) from None
+
+
+async def _read_parts(message: Any, receive: Receive, most_bytes: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        if message["type"] != "http.request":
+            raise ConnectionResetError("the client left before its request was complete")
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > most_bytes:
+            raise too_large(most_bytes)
+        if not message.get("more_body"):
+            return b"".join(parts)
+        message = await receive()
+
+
+def too_large(most_bytes: int) -> ProblemError:
+    return ProblemError(
+        Problem(
+            status=413,
+            code="body_too_large",
+            title="The request is too large",
+            detail=f"The body may have at most {most_bytes:,} bytes. Send the tasks in parts.",
+        )
+    )

@@ -1,0 +1,197 @@
+"""The calls on tasks that are not hot."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from litestar import Request, delete, get, post
+from litestar.di import NamedDependency
+from litestar.params import Parameter, SkipValidation
+
+from dgpu.core.commands import CancelTasks
+from dgpu.core.events import TaskCancelRequested, TaskFinished, TasksCancelled
+from dgpu.core.ids import TaskId, task_name
+from dgpu.core.policy.explain import Explanation, explain
+from dgpu.core.rejections import Rejection, TaskEnded, UnknownTask
+from dgpu.core.state import ClusterState
+from dgpu.core.task import TaskStatus
+from dgpu.service.rest import listing
+from dgpu.service.rest.backend import Backend, ProblemError
+from dgpu.service.views_events import events_of_task, past_task_event
+from dgpu.wire.answers import Cancelled, TaskAnswer, TaskEvents, TaskPage, Why
+from dgpu.wire.problem import problem_of
+from dgpu.wire.requests import decode_cancel
+
+Given = NamedDependency[SkipValidation[Backend]]
+TaskIdText = Annotated[str, Parameter(description="task-42, or 42.")]
+
+StatusQuery = Annotated[
+    str | None, Parameter(description="pending, running, success, failed or cancelled.", required=False)
+]
+PriorityQuery = Annotated[str | None, Parameter(description="0 to 100, or a level's name.", required=False)]
+TenantQuery = Annotated[str | None, Parameter(description="Whose tasks.", required=False)]
+PoolQuery = Annotated[str | None, Parameter(description="online or batch.", required=False)]
+LimitQuery = Annotated[str | None, Parameter(description="1 to 1000; 100 if absent.", required=False)]
+CursorQuery = Annotated[
+    str | None, Parameter(description="next_cursor of the page before this one.", required=False)
+]
+
+
+@get(
+    "/api/v1/tasks",
+    summary="List tasks",
+    description="Newest first. `total` counts all that the filters take.",
+)
+async def list_tasks(
+    rest: Given,
+    status: StatusQuery = None,
+    priority: PriorityQuery = None,
+    tenant: TenantQuery = None,
+    pool: PoolQuery = None,
+    limit: LimitQuery = None,
+    cursor: CursorQuery = None,
+) -> TaskPage:
+    wanted = listing.parse_filter(status, priority, tenant, pool)
+    before = listing.decode_cursor(cursor)
+    return await listing.list_page(rest, wanted, before, listing.parse_limit(limit))
+
+
+@get("/api/v1/tasks/{task_id:str}", summary="Show a task", description="Also one that ended long ago.")
+async def get_task(rest: Given, task_id: TaskIdText) -> TaskAnswer:
+    return await listing.find_task(rest, listing.task_id_of(task_id))
+
+
+@get(
+    "/api/tasks/{task_id:str}",
+    summary="Show a task (workstation form)",
+    description="The same as /api/v1/tasks/{task_id}.",
+)
+async def get_task_of_workstation(rest: Given, task_id: TaskIdText) -> TaskAnswer:
+    return await listing.find_task(rest, listing.task_id_of(task_id))
+
+
+@delete(
+    "/api/v1/tasks/{task_id:str}",
+    summary="Cancel a task",
+    description="Waiting or running. One that is over already is refused with 409; one that is cancelled is not.",
+    status_code=200,
+)
+async def cancel_task(rest: Given, task_id: TaskIdText) -> TaskAnswer:
+    number = listing.task_id_of(task_id)
+    result = await rest.runtime.execute(CancelTasks(task_ids=(number,)))
+    if isinstance(result, UnknownTask):
+        past = await listing.find_task(rest, number)
+        result = TaskEnded(task_id=number, status=past.status)
+    # asked again after a lost answer, it is as was wanted
+    if isinstance(result, Rejection) and not _is_cancelled(result):
+        raise ProblemError(problem_of(result))
+    return await listing.find_task(rest, number)
+
+
+def _is_cancelled(rejection: Rejection) -> bool:
+    return isinstance(rejection, TaskEnded) and rejection.status == TaskStatus.CANCELLED
+
+
+@post(
+    "/api/v1/tasks/cancel",
+    summary="Cancel many tasks",
+    description="By ids, or by the filters of the list. Tasks that are over are left as they are.",
+    status_code=200,
+)
+async def cancel_tasks(rest: Given, request: Request[Any, Any, Any]) -> Cancelled:
+    command = decode_cancel(await request.body())
+    result = await rest.runtime.execute(command)
+    if isinstance(result, TaskEnded):
+        return Cancelled(cancelled=0)
+    if isinstance(result, UnknownTask) and command.task_ids is not None:
+        return await _cancel_known(rest, command.task_ids)
+    if isinstance(result, Rejection):
+        raise ProblemError(problem_of(result))
+    return Cancelled(cancelled=_number_cancelled(result))
+
+
+async def _cancel_known(rest: Backend, task_ids: tuple[TaskId, ...]) -> Cancelled:
+    """Some are out of memory. Those that the history has are over; one that nobody has is an error."""
+    live = await rest.runtime.read(lambda state: [task_id for task_id in task_ids if task_id in state.tasks])
+    gone = set(task_ids).difference(live)
+    for task_id in sorted(gone):
+        if await asyncio.to_thread(rest.history.task, task_id) is None:
+            raise listing.unknown_task(task_id)
+    if not live:
+        return Cancelled(cancelled=0)
+    result = await rest.runtime.execute(CancelTasks(task_ids=tuple(live)))
+    if isinstance(result, TaskEnded):
+        return Cancelled(cancelled=0)
+    if isinstance(result, Rejection):
+        raise ProblemError(problem_of(result))
+    return Cancelled(cancelled=_number_cancelled(result))
+
+
+def _number_cancelled(events: tuple[Any, ...]) -> int:
+    number = 0
+    for event in events:
+        if isinstance(event, TasksCancelled):
+            number += len(event.task_ids)
+        elif isinstance(event, TaskCancelRequested | TaskFinished):
+            number += 1
+    return number
+
+
+@get(
+    "/api/v1/tasks/{task_id:str}/why",
+    summary="Why a task waits",
+    description="Every blocker with its numbers, the place in the queue, and who is ahead.",
+)
+async def why_task(rest: Given, task_id: TaskIdText) -> Why:
+    number = listing.task_id_of(task_id)
+
+    def look(state: ClusterState) -> Explanation | Rejection:
+        return explain(state, number, max(state.last_at, rest.runtime.now_ms()))
+
+    found = await rest.runtime.read(look)
+    if isinstance(found, Rejection):
+        past = await listing.find_task(rest, number)
+        return Why(
+            task_id=past.task_id, status=past.status, summary=f"{past.task_id} is over ({past.status})."
+        )
+    return Why(
+        task_id=task_name(number),
+        status=found.status.value,
+        summary=found.summary,
+        position=found.position,
+        ahead=[task_name(task_id) for task_id in found.ahead],
+        ahead_total=found.ahead_total,
+        blockers=[{"code": b.code, "detail": b.detail, **b.numbers} for b in found.blockers],
+        nearest=None
+        if found.nearest is None
+        else {"node": found.nearest.node_id, "lacks": found.nearest.lacks},
+    )
+
+
+@get("/api/v1/tasks/{task_id:str}/events", summary="What happened to a task", description="In order.")
+async def task_events(rest: Given, task_id: TaskIdText) -> TaskEvents:
+    number = listing.task_id_of(task_id)
+    # the latest first: what the history takes in meanwhile is then seen twice, and never missed
+    is_live = await rest.runtime.read(lambda state: number in state.tasks)
+    lately = events_of_task(list(rest.views.recent), number)
+    past = [
+        past_task_event(event, number) for event in await asyncio.to_thread(rest.history.task_events, number)
+    ]
+    if not past and not lately and not is_live:
+        raise listing.unknown_task(number)
+    seen = max((event.index for event in past), default=0)
+    return TaskEvents(
+        task_id=task_name(number), events=past + [event for event in lately if event.index > seen]
+    )
+
+
+ROUTES: tuple[Any, ...] = (
+    list_tasks,
+    get_task,
+    get_task_of_workstation,
+    cancel_task,
+    cancel_tasks,
+    why_task,
+    task_events,
+)

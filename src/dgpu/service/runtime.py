@@ -1,0 +1,318 @@
+"""The scheduler machine on an asyncio loop: futures for answers, a thread for the journal, a timer for the beat.
+
+Nothing here decides. Inputs of one turn of the loop are gathered; the machine decides them as one group at its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeVar
+
+import structlog
+
+from dgpu.core.commands import Command
+from dgpu.core.events import Event
+from dgpu.core.ids import GpuId, NodeId
+from dgpu.core.rejections import Rejection
+from dgpu.core.settings import Settings
+from dgpu.core.state import ClusterState
+from dgpu.journal.journal import Journal, Room
+from dgpu.service.agent_words import GpuSample
+from dgpu.service.clock import Clock
+from dgpu.service.contact import NodeContact
+from dgpu.service.inputs import (
+    AgentLeft,
+    AgentSaid,
+    Begin,
+    Committed,
+    DecideQueued,
+    Execute,
+    HistoryAdvanced,
+    Input,
+    Read,
+    RoomChanged,
+    TimePassed,
+)
+from dgpu.service.journal_thread import JournalThread, end_process
+from dgpu.service.outputs import (
+    Append,
+    CommittedGroup,
+    HangUp,
+    Output,
+    Publish,
+    ReadNow,
+    Remark,
+    Reply,
+    ReplyFailed,
+    Tell,
+)
+from dgpu.service.scheduler import Scheduler
+from dgpu.wire.proto.agent_pb2 import FromAgent, FromScheduler
+
+T = TypeVar("T")
+Answer = tuple[Event, ...] | Rejection
+
+_IDLE_BEATS_BEFORE_COLLECTING = 5
+_ROOM_RETRY_S = 0.02
+_STOP_PATIENCE_S = 10.0
+
+_log = structlog.get_logger("dgpu.scheduler")
+
+
+class CommandFailed(RuntimeError):  # noqa: N818 - it says what happened
+    """A bug met while deciding a command. Nothing of it happened."""
+
+
+class AgentLink(Protocol):
+    """The scheduler's end of one agent's stream."""
+
+    def send(self, message: FromScheduler) -> None: ...
+
+    def hang_up(self, reason: str, *, fault: bool) -> None: ...
+
+
+class Runtime:
+    def __init__(self, scheduler: Scheduler, journal: Journal, clock: Clock) -> None:
+        self._scheduler = scheduler
+        self._journal = journal
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._thread = JournalThread(journal, self._loop, self._on_committed)
+        self._next_id = 0
+        self._futures: dict[int, asyncio.Future[Answer]] = {}
+        self._reads: dict[int, Callable[[], None]] = {}
+        self._links: dict[int, AgentLink] = {}
+        self._subscribers: list[Callable[[CommittedGroup], None]] = []
+        self._decide_handle: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0
+        self._idle_beats = 0
+        self._is_tidy = False
+        self._started: asyncio.Future[None] = self._loop.create_future()
+        self._carry_out: dict[type[Output], Callable[..., None]] = {
+            Reply: self._reply,
+            Append: self._append,
+            Publish: self._publish,
+            Tell: self._tell,
+            ReadNow: self._read_now,
+            HangUp: self._hang_up,
+            ReplyFailed: self._reply_failed,
+            Remark: _remark,
+        }
+
+    async def start(self, settings: Settings) -> None:
+        """Returns when the new epoch is durable."""
+        self._put(Begin(settings=settings))
+        self._on_beat()
+        await self._started
+
+    async def stop(self) -> None:
+        """Commits what was asked for; nothing new should come. Tasks and agents are left alone."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STOP_PATIENCE_S):
+                while self._scheduler.in_flight or (
+                    self._scheduler.queued and self._scheduler.room is Room.OK
+                ):
+                    self._want_decision()
+                    await asyncio.sleep(0.001)
+        if self._timer is not None:
+            self._timer.cancel()
+        await asyncio.to_thread(self._thread.stop)
+
+    # What REST and gRPC use
+
+    @property
+    def ready(self) -> bool:
+        return self._scheduler.ready
+
+    @property
+    def epoch(self) -> int:
+        return self._scheduler.state.epoch
+
+    @property
+    def committed_index(self) -> int:
+        return self._scheduler.committed_index
+
+    @property
+    def room(self) -> Room:
+        return self._scheduler.room
+
+    @property
+    def telemetry(self) -> dict[GpuId, GpuSample]:
+        return self._scheduler.telemetry
+
+    def node_contact(self, node_id: NodeId) -> NodeContact:
+        return self._scheduler.contact(node_id)
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms()
+
+    def execute(self, command: Command) -> asyncio.Future[Answer]:
+        """Await it: the answer comes after the commit."""
+        self._next_id = request_id = self._next_id + 1
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        self._futures[request_id] = future
+        self._put(Execute(request_id=request_id, command=command))
+        return future
+
+    async def read(self, look: Callable[[ClusterState], T]) -> T:
+        """At a committed point: at once, or right after the group in flight. `look` must not keep the state."""
+        if not self._scheduler.in_flight:
+            return look(self._scheduler.state)
+        self._next_id = request_id = self._next_id + 1
+        future: asyncio.Future[T] = self._loop.create_future()
+
+        def run() -> None:
+            if not future.done():
+                try:
+                    future.set_result(look(self._scheduler.state))
+                except Exception as error:  # noqa: BLE001 - it belongs to the one who asked
+                    future.set_exception(error)
+
+        self._reads[request_id] = run
+        self._put(Read(request_id=request_id))
+        return await future
+
+    def subscribe(self, callback: Callable[[CommittedGroup], None]) -> Callable[[], None]:
+        """Called in order after each commit, while the state is exactly as of that group. Returns how to stop it."""
+        self._subscribers.append(callback)
+
+        def unsubscribe() -> None:
+            with contextlib.suppress(ValueError):
+                self._subscribers.remove(callback)
+
+        return unsubscribe
+
+    def connect_agent(self, link: AgentLink) -> int:
+        self._next_id = connection_id = self._next_id + 1
+        self._links[connection_id] = link
+        return connection_id
+
+    def agent_said(self, connection_id: int, message: FromAgent) -> None:
+        if connection_id in self._links:
+            self._put(AgentSaid(connection_id=connection_id, message=message))
+
+    def agent_left(self, connection_id: int) -> None:
+        if self._links.pop(connection_id, None) is not None:
+            self._put(AgentLeft(connection_id=connection_id))
+
+    def history_advanced(self, at: int) -> None:
+        self._put(HistoryAdvanced(at=at))
+
+    # Driving the machine
+
+    def _put(self, value: Input) -> None:
+        outputs = self._scheduler.on_input(value, self._clock.now_ms())
+        if outputs:
+            self._carry(outputs)
+        if self._decide_handle is None and not self._scheduler.in_flight:
+            self._want_decision()
+
+    def _want_decision(self) -> None:
+        # Not at once: what else this turn of the loop brings shares the group, and its fsync.
+        if self._decide_handle is None:
+            self._decide_handle = self._loop.call_soon(self._decide)
+
+    def _decide(self) -> None:
+        self._decide_handle = None
+        if self._scheduler.in_flight:
+            return
+        now = self._clock.now_ms()
+        room = RoomChanged(room=self._journal.room, sure_bytes=self._journal.sure_payload_bytes)
+        with _or_end():
+            self._carry(self._scheduler.on_input(room, now))
+            self._carry(self._scheduler.on_input(DecideQueued(), now))
+        if not self._scheduler.in_flight and self._scheduler.queued:
+            self._beat_at(now + int(_ROOM_RETRY_S * 1_000))
+        else:
+            self._beat_at(self._scheduler.wake_at())
+
+    def _on_committed(self, index: int) -> None:
+        with _or_end():
+            self._carry(self._scheduler.on_input(Committed(index=index), self._clock.now_ms()))
+        if self._scheduler.ready and not self._started.done():
+            self._started.set_result(None)
+        if self._decide_handle is None:
+            self._decide()
+
+    def _beat_at(self, at: int) -> None:
+        if self._timer is not None:
+            if self._timer_at <= at:
+                return
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_later(max(0, at - self._clock.now_ms()) / 1_000, self._on_beat)
+
+    def _on_beat(self) -> None:
+        self._timer = None
+        self._beat_at(self._clock.now_ms() + 1_000)
+        if self._scheduler.room is not Room.OK:
+            self._thread.make_room()
+        self._collect_garbage_when_idle()
+        self._put(TimePassed())
+
+    def _collect_garbage_when_idle(self) -> None:
+        """A full collection walks everything that is not frozen: never while somebody waits."""
+        self._idle_beats += 1
+        if self._idle_beats >= _IDLE_BEATS_BEFORE_COLLECTING and not self._is_tidy:
+            gc.collect()
+            gc.freeze()
+            self._is_tidy = True
+
+    # Carrying out
+
+    def _carry(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            self._carry_out[type(output)](output)
+
+    def _append(self, output: Append) -> None:
+        self._idle_beats = 0
+        self._is_tidy = False
+        self._thread.append(output)
+
+    def _reply(self, output: Reply) -> None:
+        future = self._futures.pop(output.request_id)
+        if not future.done():
+            future.set_result(output.result)
+
+    def _reply_failed(self, output: ReplyFailed) -> None:
+        future = self._futures.pop(output.request_id)
+        if not future.done():
+            future.set_exception(CommandFailed(output.error))
+
+    def _read_now(self, output: ReadNow) -> None:
+        self._reads.pop(output.request_id)()
+
+    def _publish(self, output: Publish) -> None:
+        for callback in tuple(self._subscribers):
+            try:
+                callback(output.group)
+            except Exception:  # noqa: BLE001 - one subscriber's bug is not the others'
+                _log.exception("subscriber_failed", index=output.group.index)
+
+    def _tell(self, output: Tell) -> None:
+        link = self._links.get(output.connection_id)
+        if link is not None:
+            link.send(output.message)
+
+    def _hang_up(self, output: HangUp) -> None:
+        link = self._links.pop(output.connection_id, None)
+        if link is not None:
+            link.hang_up(output.reason, fault=output.fault)
+
+
+@contextlib.contextmanager
+def _or_end() -> Iterator[None]:
+    """After a bug in here, memory and journal may differ; only reading the journal again makes them agree."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - see above
+        _log.exception("scheduler_failed")
+        end_process(f"a bug in the scheduler: {error}")
+
+
+def _remark(output: Remark) -> None:
+    _log.info(output.event, **output.facts)

@@ -1,0 +1,223 @@
+"""The scheduler as a machine without I/O: inputs and a time in, outputs to be carried out in order.
+
+It joins the commit pipeline (commit.py) and the sessions of the agents (agents.py), and keeps the beat: what is due
+every second, every few seconds, and when a back-off ends. The service and the simulator drive this same machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dgpu.core.commands import BeginEpoch, Tick
+from dgpu.core.ids import GpuId, NodeId
+from dgpu.core.rejections import Rejection, StorageFull, TooBusy
+from dgpu.core.state import ClusterState, next_tick_at, next_wake_at
+from dgpu.journal.journal import Room
+from dgpu.service.agent_words import GpuSample
+from dgpu.service.agents import Agents, Ask, Effect, Origin, Registering, Reported
+from dgpu.service.agents import Result as AgentResult
+from dgpu.service.commit import CommitPipeline, Failed, Group, Result
+from dgpu.service.contact import AgentRules, NodeContact
+from dgpu.service.inputs import (
+    AgentLeft,
+    AgentSaid,
+    Begin,
+    Committed,
+    DecideQueued,
+    Execute,
+    HistoryAdvanced,
+    Input,
+    Read,
+    RoomChanged,
+    TimePassed,
+)
+from dgpu.service.outputs import (
+    Append,
+    CommittedGroup,
+    Output,
+    Publish,
+    ReadNow,
+    Remark,
+    Reply,
+    ReplyFailed,
+)
+
+TICK_MS = 1_000
+FULL_PASS_MS = 5_000
+
+
+class Scheduler:
+    """`on_input` is the only way in. After Committed the caller carries out the outputs, then says DecideQueued."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        *,
+        last_index: int,
+        rules: AgentRules,
+        started_at: int,
+        full_pass_ms: int = FULL_PASS_MS,
+    ) -> None:
+        self.state = state
+        self.ready = False  # its epoch is durable
+        self._commit = CommitPipeline(state, last_index)
+        self._agents = Agents(state, rules, started_at)
+        self._full_pass_ms = full_pass_ms
+        self._ticked_at = started_at
+        self._full_pass_at = started_at
+        self._history_at = 0
+        self._waiting_reads: list[int] = []
+        self._on: dict[type[Input], Callable[[Any, int], list[Output]]] = {
+            Execute: self._on_execute,
+            DecideQueued: self._on_decide,
+            Committed: self._on_committed,
+            Read: self._on_read,
+            AgentSaid: self._on_agent_said,
+            AgentLeft: self._on_agent_left,
+            TimePassed: self._on_time,
+            RoomChanged: self._on_room,
+            HistoryAdvanced: self._on_history,
+            Begin: self._on_begin,
+        }
+
+    @property
+    def in_flight(self) -> bool:
+        return self._commit.in_flight is not None
+
+    @property
+    def committed_index(self) -> int:
+        return self._commit.last_index
+
+    @property
+    def room(self) -> Room:
+        return self._commit.room
+
+    @property
+    def queued(self) -> int:
+        return self._commit.queued
+
+    @property
+    def telemetry(self) -> dict[GpuId, GpuSample]:
+        return self._agents.telemetry
+
+    def contact(self, node_id: NodeId) -> NodeContact:
+        return self._agents.contact(node_id)
+
+    def wake_at(self) -> int:
+        """When TimePassed should come at the latest."""
+        beat = self._ticked_at + TICK_MS
+        return min(beat, next_wake_at(self.state) or beat, next_tick_at(self.state) or beat)
+
+    def on_input(self, value: Input, now: int) -> list[Output]:
+        return self._on[type(value)](value, now)
+
+    # Commands and reads
+
+    def _on_begin(self, value: Begin, _now: int) -> list[Output]:
+        self._commit.offer(value, BeginEpoch(settings=value.settings))
+        return []
+
+    def _on_execute(self, value: Execute, _now: int) -> list[Output]:
+        if self._commit.room is Room.NONE:
+            return [Reply(request_id=value.request_id, result=StorageFull())]
+        if not self._commit.has_room_for(value.command):
+            return [Reply(request_id=value.request_id, result=TooBusy(queued=self._commit.queued))]
+        self._commit.offer(value.request_id, value.command)
+        return []
+
+    def _on_read(self, value: Read, _now: int) -> list[Output]:
+        if self._commit.in_flight is None:
+            return [ReadNow(request_id=value.request_id)]
+        self._waiting_reads.append(value.request_id)
+        return []
+
+    # The pipeline
+
+    def _on_decide(self, _value: DecideQueued, now: int) -> list[Output]:
+        outputs: list[Output] = []
+        while (group := self._commit.decide(now)) is not None:
+            if group.index:
+                outputs.append(Append(index=group.index, epoch=self.state.epoch, payload=group.payload))
+                break
+            outputs += self._release(group, now)  # only refusals: nothing to wait for
+        return outputs
+
+    def _on_committed(self, value: Committed, now: int) -> list[Output]:
+        group = self._commit.commit(value.index)
+        outputs = self._release(group, now)
+        outputs.append(Publish(group=CommittedGroup(index=group.index, events=group.events)))
+        outputs += [ReadNow(request_id=request_id) for request_id in self._waiting_reads]
+        self._waiting_reads = []
+        return outputs
+
+    def _release(self, group: Group, now: int) -> list[Output]:
+        outputs: list[Output] = []
+        for_agents: list[tuple[Origin, AgentResult]] = []
+        for origin, result in group.results:
+            if isinstance(origin, int):
+                outputs.append(_reply(origin, result))
+            elif isinstance(origin, Registering | Reported):
+                for_agents.append((origin, None if isinstance(result, Failed) else result))
+            elif isinstance(origin, Begin):
+                self.ready = True
+            if isinstance(result, Failed):
+                outputs.append(Remark(event="command_failed", facts={"error": result.error}))
+        outputs += self._route(self._agents.on_released(for_agents, group.events, now))
+        return outputs
+
+    def _on_room(self, value: RoomChanged, _now: int) -> list[Output]:
+        self._commit.sure_bytes = value.sure_bytes
+        if value.room is self._commit.room:
+            return []
+        self._commit.room = value.room
+        if value.room is Room.OK:
+            self._commit.ask_for_pass(full=False)
+        return [Remark(event="storage_room_changed", facts={"room": value.room.value})]
+
+    # Agents and time
+
+    def _on_agent_said(self, value: AgentSaid, now: int) -> list[Output]:
+        return self._route(self._agents.on_said(value.connection_id, value.message, now))
+
+    def _on_agent_left(self, value: AgentLeft, _now: int) -> list[Output]:
+        return self._route(self._agents.on_left(value.connection_id))
+
+    def _on_time(self, _value: TimePassed, now: int) -> list[Output]:
+        # Without room nothing is decided; asking every second would only fill the queue.
+        if not self.ready or self._commit.room is Room.NONE:
+            return []
+        if now - self._ticked_at >= TICK_MS or _is_due(next_tick_at(self.state), now):
+            self._ticked_at = now
+            self._commit.offer(None, Tick(history_at=self._history_at))
+        if now - self._full_pass_at >= self._full_pass_ms:
+            self._full_pass_at = now
+            self._commit.ask_for_pass(full=True)
+        elif _is_due(next_wake_at(self.state), now):
+            self._commit.ask_for_pass(full=False)
+        return self._route(self._agents.on_time(now))
+
+    def _on_history(self, value: HistoryAdvanced, _now: int) -> list[Output]:
+        self._history_at = max(self._history_at, value.at)
+        return []
+
+    def _route(self, effects: list[Effect]) -> list[Output]:
+        outputs: list[Output] = []
+        for effect in effects:
+            if isinstance(effect, Ask):
+                self._commit.offer(effect.origin, effect.command)
+            else:
+                outputs.append(effect)
+        return outputs
+
+
+def _is_due(at: int | None, now: int) -> bool:
+    return at is not None and at <= now
+
+
+def _reply(request_id: int, result: Result) -> Output:
+    if isinstance(result, Failed):
+        return ReplyFailed(request_id=request_id, error=result.error)
+    if isinstance(result, tuple | Rejection):
+        return Reply(request_id=request_id, result=result)
+    raise AssertionError("a request without a command")

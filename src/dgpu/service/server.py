@@ -1,0 +1,231 @@
+"""The whole service in one loop: journal, machine, gRPC for agents, HTTP for people, follower beside.
+
+Listening starts first, so that whoever connects during the recovery waits instead of failing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
+import structlog
+
+from dgpu.journal.archive import Retention
+from dgpu.journal.file import FileJournal
+from dgpu.service.clock import Clock
+from dgpu.service.follower import FollowerSettings
+from dgpu.service.follower_link import FollowerLink
+from dgpu.service.logstore import LogStore
+from dgpu.service.options import Address, ServiceOptions, check_options
+from dgpu.service.output import OutputStreams
+from dgpu.service.outputs import CommittedGroup
+from dgpu.service.runtime import Runtime
+from dgpu.service.scheduler import Scheduler
+from dgpu.service.views import Views
+
+_BACKLOG = 1_024
+_HISTORY_LOOK_S = 1.0
+_SWITCH_INTERVAL_S = 0.0005  # the journal's thread gets its turn soon after an fsync, also under load
+
+_log = structlog.get_logger("dgpu.server")
+
+
+class ServedAt(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the service is to be found; free ports are known by now."""
+
+    http: Address
+    grpc: Address
+    epoch: int
+
+
+async def serve(
+    options: ServiceOptions,
+    ready_callback: Callable[[ServedAt], None] | None = None,
+    *,
+    on_committed: Callable[[CommittedGroup], None] | None = None,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Until SIGTERM, SIGINT or `stop`. Raises OptionsRefused, JournalError or OSError when it cannot start."""
+    check_options(options)
+    stop = stop or asyncio.Event()
+    _stop_on_signals(stop)
+    http_socket = _listen(options.http)
+    async with (
+        _state(options, on_committed) as (runtime, views, follower),
+        _output(options, runtime) as output,
+        _agents(options, runtime, output) as grpc_port,
+        _http(options, runtime, views, output, http_socket),
+    ):
+        at = ServedAt(
+            http=Address(host=options.http.host, port=http_socket.getsockname()[1]),
+            grpc=Address(host=options.grpc.host, port=grpc_port),
+            epoch=runtime.epoch,
+        )
+        follower.start(runtime.committed_index)  # last: its own start must not delay the first answer
+        _log.info("scheduler_ready", http=str(at.http), grpc=str(at.grpc), epoch=at.epoch)
+        if ready_callback is not None:
+            ready_callback(at)
+        await stop.wait()
+        _log.info("scheduler_stopping")
+
+
+@contextlib.asynccontextmanager
+async def _state(
+    options: ServiceOptions, on_committed: Callable[[CommittedGroup], None] | None
+) -> AsyncIterator[tuple[Runtime, Views, FollowerLink]]:
+    """Recovered and running; at the end everything is committed, and the follower writes the last snapshot."""
+    began_s = time.monotonic()
+    gc.disable()
+    journal = FileJournal.open(options.data_dir, segment_bytes=options.segment_bytes)
+    try:
+        recovery = journal.recover()
+        for note in recovery.notes:
+            _log.warning("recovery_note", detail=note)
+        if recovery.cut is not None:
+            cut = recovery.cut
+            _log.warning(
+                "journal_tail_cut", index=cut.index, file=cut.file, offset=cut.offset, kept_at=cut.kept_at
+            )
+        state = recovery.replayed()
+        views = Views(state, recovery.index)
+        _settle_collector()
+        clock = Clock(state.last_at)
+        scheduler = Scheduler(
+            state,
+            last_index=recovery.index,
+            rules=options.rules,
+            started_at=clock.now_ms(),
+            full_pass_ms=options.schedule_interval_ms,
+        )
+        runtime = Runtime(scheduler, journal, clock)
+        follower = FollowerLink(options.data_dir, _follower_settings(options))
+        runtime.subscribe(views.on_group)
+        runtime.subscribe(lambda group: follower.notify(group.index))
+        if on_committed is not None:
+            runtime.subscribe(on_committed)
+        await runtime.start(options.settings)
+        milliseconds = round((time.monotonic() - began_s) * 1_000)
+        _log.info("state_recovered", index=recovery.index, tasks=len(state.tasks), ms=milliseconds)
+        looking = asyncio.create_task(_watch_history(follower, runtime))
+        try:
+            yield runtime, views, follower
+        finally:
+            looking.cancel()
+            await runtime.stop()
+            await follower.stop(final_snapshot=True)
+    finally:
+        journal.close()
+
+
+@contextlib.asynccontextmanager
+async def _output(options: ServiceOptions, runtime: Runtime) -> AsyncIterator[OutputStreams]:
+    store = LogStore(
+        options.data_dir / "logs",
+        retention_bytes=options.log_retention_bytes,
+        retention_ms=options.log_retention_ms,
+    )
+    output = OutputStreams(store, runtime)
+    try:
+        yield output
+    finally:
+        await output.close()
+
+
+@contextlib.asynccontextmanager
+async def _agents(options: ServiceOptions, runtime: Runtime, output: OutputStreams) -> AsyncIterator[int]:
+    # Only the follower is forked off, and it execs at once: gRPC need not prepare for forks, nor warn about them.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+    from dgpu.service.grpc.server import AgentServer
+
+    server = AgentServer(runtime, output)
+    port = await server.start(options.grpc.host, options.grpc.port)
+    try:
+        yield port
+    finally:
+        await server.stop()
+
+
+@contextlib.asynccontextmanager
+async def _http(
+    options: ServiceOptions, runtime: Runtime, views: Views, output: OutputStreams, listening: socket.socket
+) -> AsyncIterator[None]:
+    from dgpu import __version__
+    from dgpu.service.history import History
+    from dgpu.service.rest.access import Access, load_token
+    from dgpu.service.rest.app import create_app
+    from dgpu.service.rest.backend import RestOptions
+    from dgpu.service.rest.protocol import HttpServer
+
+    access = Access(
+        mode="none" if options.auth_mode == "none" else "loopback",
+        token=load_token(options.data_dir / "token"),
+        clock=time.monotonic,
+        hosts=frozenset(options.allowed_hosts),
+    )
+    history = History(options.data_dir / "history.sqlite")
+    app = create_app(runtime, views, history, output, access, RestOptions(version=__version__))
+    server = HttpServer(app)
+    await server.start(listening)
+    try:
+        yield
+    finally:
+        await server.stop()
+        history.close()
+
+
+async def _watch_history(follower: FollowerLink, runtime: Runtime) -> None:
+    """What the history holds may leave the memory."""
+    while True:
+        await asyncio.sleep(_HISTORY_LOOK_S)
+        runtime.history_advanced(follower.seen_at)
+
+
+def _follower_settings(options: ServiceOptions) -> FollowerSettings:
+    return FollowerSettings(
+        snapshot_interval_ms=options.snapshot_interval_ms,
+        retention=Retention(
+            most_bytes=options.journal_retention_bytes, most_age_ms=options.journal_retention_ms
+        ),
+    )
+
+
+def _listen(address: Address) -> socket.socket:
+    host = address.host or "::"
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if host == "::":
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listening.bind((host, address.port))
+        listening.listen(_BACKLOG)
+        listening.setblocking(False)
+    except OSError as error:
+        listening.close()
+        raise OSError(error.errno, f"cannot listen on {address} for HTTP: {error.strerror}") from error
+    return listening
+
+
+def _stop_on_signals(stop: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with contextlib.suppress(
+            ValueError, RuntimeError
+        ):  # not the main thread: a test stops it by the event
+            loop.add_signal_handler(number, stop.set)
+
+
+def _settle_collector() -> None:
+    """The recovered state stays: the collector need not walk it. Full collections come when nobody waits."""
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 10_000)
+    gc.enable()
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)

@@ -1,0 +1,126 @@
+"""Events as people and programs read them. What a task was told in its environment is not among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from dgpu.core import events as e
+from dgpu.core.ids import TaskId, task_name
+from dgpu.service.history import PastEvent
+from dgpu.service.outputs import CommittedGroup
+from dgpu.wire.answers import TaskEvent, instant, instant_or_none
+
+MOST_IDS_SHOWN = 100
+
+NAMES: dict[type[e.Event], str] = {
+    e.EpochBegan: "epoch_began",
+    e.TasksSubmitted: "task_submitted",
+    e.TaskPlaced: "task_scheduled",
+    e.TaskStarted: "task_started",
+    e.TaskFinished: "task_finished",
+    e.TaskRequeued: "task_requeued",
+    e.TaskCancelRequested: "task_cancel_requested",
+    e.TasksCancelled: "task_cancelled",
+    e.NodeRegistered: "agent_registered",
+    e.InventoryChanged: "gpus_changed",
+    e.NodeLost: "agent_offline",
+    e.NodeDraining: "node_draining",
+    e.NodeResumed: "node_resumed",
+    e.NodeRemoved: "node_removed",
+    e.ObservationChanged: "gpu_observed",
+}
+_BY_CLASS_NAME = {kind.__name__: name for kind, name in NAMES.items()}
+# our own housekeeping: nothing happened to anybody
+SILENT: tuple[type[e.Event], ...] = (e.TasksForgotten, e.KeysForgotten)
+
+
+def facts(event: e.Event) -> dict[str, Any]:
+    if isinstance(event, e.TasksSubmitted):
+        count = sum(number for number, _ in event.entries)
+        return {"first_task_id": task_name(event.first_id), "count": count}
+    if isinstance(event, e.TasksCancelled):
+        shown = [task_name(task_id) for task_id in event.task_ids[:MOST_IDS_SHOWN]]
+        return {"count": len(event.task_ids), "task_ids": shown}
+    if isinstance(event, e.NodeRegistered):
+        return {"node": event.node.id, "gpus": len(event.gpus), "address": event.node.address}
+    if isinstance(event, e.InventoryChanged):
+        return {"node": event.node_id, "gpus": len(event.gpus)}
+    if isinstance(event, e.EpochBegan):
+        return {"epoch": event.epoch}
+    return _plain_facts(event)
+
+
+_RENAMED = {"node_id": "node", "gpu_ids": "allocated_gpus", "gpu_id": "gpu"}
+_TIMES = frozenset({"started_at", "finished_at", "eligible_at"})
+
+
+def _plain_facts(event: e.Event) -> dict[str, Any]:
+    return _shown({name: getattr(event, name) for name in event.__struct_fields__})
+
+
+def _shown(fields: Mapping[str, Any]) -> dict[str, Any]:
+    shown: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name == "at" or value == "" or value is None:
+            continue
+        if name == "task_id":
+            shown[name] = task_name(value)
+        elif name in _TIMES:
+            shown[name] = instant_or_none(value)
+        else:
+            shown[_RENAMED.get(name, name)] = value
+    return shown
+
+
+def past_task_event(event: PastEvent, task_id: TaskId) -> TaskEvent:
+    """From the history, which knows events by the names of their classes."""
+    told = {"task_id": task_id, **event.body}
+    return TaskEvent(
+        index=event.index, at=instant(event.at), type=_BY_CLASS_NAME[event.type], facts=_shown(told)
+    )
+
+
+def event_stream_text(group: CommittedGroup) -> bytes:
+    """The group as server-sent events. Its index stands at the last one only: who lost the rest gets it all again."""
+    shown = [event for event in group.events if not isinstance(event, SILENT)]
+    if not shown:
+        return b""
+    parts = []
+    for event in shown:
+        kind = NAMES[type(event)]
+        told = {"index": group.index, "at": instant(event.at), "type": kind, **facts(event)}
+        parts.append(b"event: %b\ndata: %b\n" % (kind.encode(), msgspec.json.encode(told)))
+    return b"\n".join(parts) + b"id: %d\n\n" % group.index
+
+
+def events_of_task(groups: list[CommittedGroup], task_id: TaskId) -> list[TaskEvent]:
+    return [
+        task_event(group.index, event, task_id)
+        for group in groups
+        for event in group.events
+        if concerns(event, task_id)
+    ]
+
+
+def concerns(event: e.Event, task_id: TaskId) -> bool:
+    if isinstance(event, e.TasksSubmitted):
+        return event.first_id <= task_id < event.first_id + sum(number for number, _ in event.entries)
+    if isinstance(event, e.TasksCancelled):
+        return task_id in event.task_ids
+    return getattr(event, "task_id", None) == task_id
+
+
+def task_event(index: int, event: e.Event, task_id: TaskId) -> TaskEvent:
+    if isinstance(event, e.TasksSubmitted | e.TasksCancelled):
+        shown: dict[str, Any] = {"task_id": task_name(task_id)}
+    else:
+        shown = facts(event)
+    return TaskEvent(index=index, at=instant(event.at), type=NAMES[type(event)], facts=shown)
+
+
+def all_event_types() -> Iterator[type[e.Event]]:
+    yield from NAMES
+    yield from SILENT

@@ -1,0 +1,103 @@
+"""Tasks as answers. Values of the environment stop here: only their names go on."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dgpu.core.ids import task_name
+from dgpu.core.task import Shape, Task, TaskDetail, TaskStatus
+from dgpu.service.history import PastTask
+from dgpu.wire.answers import QueueEntry, TaskAnswer, instant, instant_or_none
+
+_decode_detail = msgspec.json.Decoder(TaskDetail).decode
+
+
+def task_answer(task: Task, shape: Shape, *, waiting_code: str = "", waiting: str = "") -> TaskAnswer:
+    detail = _decode_detail(task.detail)
+    command = detail.command
+    pending = task.status is TaskStatus.PENDING
+    return TaskAnswer(
+        task_id=task_name(task.id),
+        name=detail.name,
+        tenant_id=shape.tenant_id,
+        pool=shape.pool.value,
+        status=task.status.value,
+        priority=shape.priority,
+        gpu_count=shape.gpus,
+        gpu_model=list(shape.gpu_models),
+        gpu_memory_mb=shape.gpu_memory_mb,
+        cpus=shape.cpus_milli / 1000,
+        ram_mb=shape.ram_mb,
+        allocated_gpus=[] if pending else list(task.gpu_ids),
+        node=task.node_id,
+        attempt=task.attempt,
+        retries=task.retries,
+        max_retries=task.max_retries,
+        restart=task.restart.value,
+        allocation=task.allocation,
+        cancelling=task.cancelling,
+        created_at=instant(task.created_at),
+        started_at=instant_or_none(task.started_at),
+        finished_at=instant_or_none(task.finished_at),
+        exit_code=task.exit_code,
+        error=task.error,
+        reason=task.reason or (waiting_code if pending else ""),
+        waiting=waiting if pending else "",
+        command=command if isinstance(command, str) else list(command),
+        env=sorted(detail.env),
+        workdir=detail.workdir,
+        timeout_seconds=task.timeout_ms / 1000 if task.timeout_ms else None,
+        labels=detail.labels,
+        model_name=detail.model_name,
+        task_type=detail.task_type,
+        structure_n_atoms=detail.structure_n_atoms,
+    )
+
+
+def queue_entry(task: Task, shape: Shape, position: int) -> QueueEntry:
+    return QueueEntry(
+        position=position,
+        task_id=task_name(task.id),
+        name=_decode_detail(task.detail).name,
+        tenant_id=shape.tenant_id,
+        pool=shape.pool.value,
+        priority=shape.priority,
+        gpu_count=shape.gpus,
+        created_at=instant(task.created_at),
+        eligible_at=instant_or_none(task.eligible_at),
+    )
+
+
+def past_task_answer(task: PastTask) -> TaskAnswer:
+    """The history keeps neither the environment nor what was only for show."""
+    command = task.command
+    return TaskAnswer(
+        task_id=task_name(task.id),
+        name=task.name,
+        tenant_id=task.tenant_id,
+        pool=task.pool.value,
+        status=task.status.value,
+        priority=task.priority,
+        gpu_count=task.gpus,
+        gpu_model=list(task.gpu_models),
+        gpu_memory_mb=task.gpu_memory_mb,
+        cpus=task.cpus_milli / 1000,
+        ram_mb=task.ram_mb,
+        allocated_gpus=list(task.gpu_ids),
+        node=task.node_id,
+        attempt=task.attempt,
+        retries=task.retries,
+        max_retries=task.max_retries,
+        restart=task.restart.value,
+        allocation=task.allocation,
+        created_at=instant(task.created_at),
+        started_at=instant_or_none(task.started_at),
+        finished_at=instant_or_none(task.finished_at),
+        exit_code=task.exit_code,
+        error=task.error,
+        reason=task.reason,
+        command=command if isinstance(command, str) else list(command),
+        workdir=task.workdir,
+        timeout_seconds=task.timeout_ms / 1000 if task.timeout_ms else None,
+        labels=task.labels,
+    )

@@ -1,0 +1,234 @@
+"""The rules of single fields of a submitted task: what is accepted, and the words for what was expected.
+
+A check takes a decoded JSON value and returns it normalised, or raises `Unacceptable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dgpu.core.ids import TenantId
+from dgpu.core.task import MEMORY_STEP_MB, PRIORITY_LEVELS, Pool, Restart
+
+MOST_GPUS = 1024
+MOST_ARGUMENTS = 4096
+MOST_ARGUMENT_BYTES = 131_071  # the kernel's limit of one argument, less its closing NUL
+MOST_ENV_ENTRIES = 4096
+MOST_ENV_BYTES = 262_144
+MOST_LABELS = 64
+MOST_NAME_CHARS = 256
+MOST_PATH_CHARS = 4096
+MOST_RETRIES = 100
+MOST_TIMEOUT_SECONDS = 315_360_000  # ten years; the operator's own limit is the core's matter
+MOST_MB = 1_000_000_000
+MOST_CPUS = 1_000_000
+MOST_MODELS = 32
+_ID_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
+
+Check = Callable[[Any], Any]
+
+
+class Unacceptable(Exception):  # noqa: N818 - it says what the value is
+    """`at` is the path below the field, `secret` keeps the value out of the answer."""
+
+    def __init__(self, expected: str, *, at: str = "", value: object = None, secret: bool = False) -> None:
+        super().__init__(expected)
+        self.expected = expected
+        self.at = at
+        self.value = value
+        self.secret = secret
+
+
+def whole(low: int, high: int) -> Check:
+    expected = f"a whole number from {low} to {high}"
+
+    def check(value: Any) -> int:
+        # bool is an int in Python; it is not a number of anything here
+        if type(value) is int and low <= value <= high:
+            return value
+        raise Unacceptable(expected)
+
+    return check
+
+
+def megabytes(value: Any) -> int:
+    if type(value) is int and 0 <= value <= MOST_MB:
+        return -(-value // MEMORY_STEP_MB) * MEMORY_STEP_MB
+    raise Unacceptable(f"a whole number of MB from 0 to {MOST_MB}")
+
+
+def _line(most: int) -> Check:
+    expected = f"text of at most {most} characters, without line breaks or control characters"
+
+    def check(value: Any) -> str:
+        if type(value) is str and len(value) <= most and (value.isprintable() or not _has_controls(value)):
+            return value
+        raise Unacceptable(expected)
+
+    return check
+
+
+def _has_controls(text: str) -> bool:
+    """Control characters and the two separators that terminals take for line breaks."""
+    return any(c < " " or "\x7f" <= c <= "\x9f" or c in "\u2028\u2029" for c in text)
+
+
+name = _line(MOST_NAME_CHARS)
+short_line = _line(128)
+
+
+def tenant(value: Any) -> TenantId:
+    if type(value) is str and 0 < len(value) <= 64 and _ID_CHARS.issuperset(value) and value[0].isalnum():
+        return TenantId(value)
+    raise Unacceptable("1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit")
+
+
+def priority(value: Any) -> int:
+    if type(value) is int and 0 <= value <= 100:
+        return value
+    if type(value) is str:
+        level = PRIORITY_LEVELS.get(value.lower())
+        if level is not None:
+            return level
+    raise Unacceptable("a whole number from 0 to 100, or one of low, normal, high, critical")
+
+
+def pool(value: Any) -> Pool:
+    if value == "online":
+        return Pool.ONLINE
+    if value == "batch":
+        return Pool.BATCH
+    raise Unacceptable("online or batch")
+
+
+def restart(value: Any) -> Restart:
+    try:
+        return Restart(value)
+    except ValueError:
+        raise Unacceptable("never, on-failure or always") from None
+
+
+def flag(value: Any) -> bool:
+    if type(value) is bool:
+        return value
+    raise Unacceptable("true or false")
+
+
+def models(value: Any) -> tuple[str, ...]:
+    """One model or a list of alternatives."""
+    items = value if type(value) is list else [value]
+    if not items or len(items) > MOST_MODELS:
+        raise Unacceptable(f"a model's name, or a list of 1 to {MOST_MODELS} names")
+    for number, item in enumerate(items):
+        if type(item) is not str or not 0 < len(item) <= 128 or _has_controls(item):
+            at = f"[{number}]" if type(value) is list else ""
+            raise Unacceptable("a model's name of 1 to 128 characters", at=at, value=item)
+    return tuple(dict.fromkeys(items))
+
+
+def milli_cpus(value: Any) -> int:
+    if type(value) in {int, float} and 0 <= value <= MOST_CPUS:
+        milli: int = round(value * 1000)
+        # a decimal fraction is not exact in binary: 0.07 * 1000 is 70.00000000000001
+        if abs(milli - value * 1000) < 1e-6 * max(1, milli):
+            return milli
+    raise Unacceptable(f"a number from 0 to {MOST_CPUS} with at most 3 decimals")
+
+
+def timeout_ms(value: Any) -> int:
+    if type(value) in {int, float} and 0 < value <= MOST_TIMEOUT_SECONDS:
+        milli: int = round(value * 1000)
+        return max(1, milli)
+    raise Unacceptable(f"a number of seconds above 0, at most {MOST_TIMEOUT_SECONDS}")
+
+
+def command(value: Any) -> str | tuple[str, ...]:
+    if type(value) is str:
+        if not value or value.isspace():
+            raise Unacceptable("a command that is not empty")
+        _argument(value, "")
+        return value
+    if type(value) is not list or not value:
+        raise Unacceptable("a string for the shell, or a list of 1 to 4096 strings")
+    if len(value) > MOST_ARGUMENTS:
+        raise Unacceptable(f"at most {MOST_ARGUMENTS} arguments", value=f"{len(value)} items")
+    for number, item in enumerate(value):
+        if type(item) is not str:
+            raise Unacceptable("a string", at=f"[{number}]", value=item)
+        _argument(item, f"[{number}]")
+    if not value[0]:
+        raise Unacceptable("the name of a program", at="[0]", value="")
+    return tuple(value)
+
+
+def _argument(text: str, at: str) -> None:
+    if "\0" in text:
+        raise Unacceptable("text without NUL characters", at=at, value=text)
+    if len(text) > MOST_ARGUMENT_BYTES // 4 and len(text.encode()) > MOST_ARGUMENT_BYTES:
+        raise Unacceptable(f"at most {MOST_ARGUMENT_BYTES} bytes", at=at, value=text)
+
+
+def env(value: Any) -> dict[str, str]:
+    if type(value) is not dict:
+        raise Unacceptable("an object of names and texts", secret=True)
+    if len(value) > MOST_ENV_ENTRIES:
+        raise Unacceptable(f"at most {MOST_ENV_ENTRIES} entries", value=f"{len(value)} entries")
+    size = 0
+    for key, text in value.items():
+        if not key or len(key) > 256 or "=" in key or _has_controls(key):
+            expected = "a name of 1 to 256 characters without '=', NUL or control characters"
+            raise Unacceptable(expected, at=f".{key[:64]}", value=key)
+        if type(text) is not str or "\0" in text:
+            raise Unacceptable("text without NUL characters", at=f".{key}", secret=True)
+        size += len(key) + (len(text) if text.isascii() else len(text.encode())) + 2
+    if size > MOST_ENV_BYTES:
+        raise Unacceptable(f"at most {MOST_ENV_BYTES} bytes in all", value=f"{size} bytes")
+    return value
+
+
+def labels(value: Any) -> dict[str, str]:
+    if type(value) is not dict or len(value) > MOST_LABELS:
+        raise Unacceptable(f"an object of at most {MOST_LABELS} names and texts")
+    for key, text in value.items():
+        if not 0 < len(key) <= 128 or _has_controls(key):
+            raise Unacceptable(
+                "a name of 1 to 128 characters without control characters", at=f".{key[:64]}", value=key
+            )
+        if type(text) is not str or len(text) > 256 or _has_controls(text):
+            raise Unacceptable(
+                "text of at most 256 characters without control characters", at=f".{key}", value=text
+            )
+    return value
+
+
+def workdir(value: Any) -> str:
+    if (
+        type(value) is str
+        and value.startswith("/")
+        and len(value) <= MOST_PATH_CHARS
+        and not _has_controls(value)
+        and ".." not in value.split("/")
+    ):
+        return value
+    raise Unacceptable(f"an absolute path of at most {MOST_PATH_CHARS} characters, without '..' parts")
+
+
+def count(most: int) -> Check:
+    return whole(1, most)
+
+
+def not_yet(accepted: tuple[object, ...], what: str) -> Check:
+    """A field of the contract whose feature is not built: only its neutral values are taken."""
+
+    def check(value: Any) -> None:
+        for neutral in accepted:
+            if type(value) is type(neutral) and value == neutral:
+                return
+        raise NotSupportedYet(what)
+
+    return check
+
+
+class NotSupportedYet(Unacceptable):
+    """Understood, and not built. Taking it silently would run something else than was asked for."""

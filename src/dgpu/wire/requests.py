@@ -1,0 +1,279 @@
+"""What people and programs send: bytes in, values of the core out, or `BadRequest` that says what is wrong and where."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from dgpu.core.commands import CancelTasks
+from dgpu.core.ids import TaskId, parse_task_id
+from dgpu.core.task import PRIORITY_LEVELS, Pool, Restart, Shape, TaskDetail, TaskSpec, TaskStatus
+from dgpu.wire import fields
+from dgpu.wire.answers import FieldError
+from dgpu.wire.fields import Check, NotSupportedYet, Unacceptable
+from dgpu.wire.json_body import BadRequest, parse_json, shorten
+from dgpu.wire.task_fields import DEFAULT_TENANT, TASK_FIELDS
+
+MOST_BODY_BYTES = 1 << 20
+MOST_BATCH_BYTES = 8 << 20
+MOST_BATCH_TASKS = 10_000
+MOST_ERRORS_TOLD = 20
+ONLINE_FROM_PRIORITY = PRIORITY_LEVELS["high"]
+
+Entries = tuple[tuple[int, TaskSpec], ...]
+
+
+_DETAIL_NAMES = frozenset(TaskDetail.__struct_fields__)
+_RULES = {
+    name: (field.target, field.check, field.target in _DETAIL_NAMES) for name, field in TASK_FIELDS.items()
+}
+_encode_detail = msgspec.json.Encoder().encode
+
+
+def decode_task(body: bytes, *, bare_means_allocation: bool = False) -> TaskSpec:
+    """One task. On the workstation form a task without a command is an allocation."""
+    return _spec(parse_json(body), "", bare_means_allocation=bare_means_allocation)
+
+
+def decode_batch(body: bytes) -> Entries:
+    """`{tasks: [...]}` or `{task: {...}, count: N}`."""
+    raw = parse_json(body)
+    if type(raw) is not dict:
+        raise BadRequest("malformed_request", 'The body must be an object: {"tasks": [...]}.')
+    if raw.keys() == {"tasks"}:
+        return _decode_list(raw["tasks"])
+    if raw.keys() == {"task", "count"}:
+        try:
+            number = fields.count(MOST_BATCH_TASKS)(raw["count"])
+        except Unacceptable as bad:
+            raise invalid([_field_error("count", raw["count"], bad)]) from None
+        return ((number, _spec(raw["task"], "task")),)
+    unknown = sorted(raw.keys() - {"tasks", "task", "count"})
+    raise BadRequest(
+        "malformed_request",
+        'A batch is {"tasks": [...]} or {"task": {...}, "count": N}.',
+        errors=[
+            FieldError(path=path[:64], detail="This field is not known here.")
+            for path in unknown[:MOST_ERRORS_TOLD]
+        ],
+    )
+
+
+def _decode_list(tasks: object) -> Entries:
+    if type(tasks) is not list or not tasks:
+        raise BadRequest(
+            "malformed_request",
+            "`tasks` must be a list of at least one task.",
+            errors=[FieldError(path="tasks", detail="Expected a list of at least one task.")],
+        )
+    if len(tasks) > MOST_BATCH_TASKS:
+        raise BadRequest(
+            "too_many_tasks",
+            f"{len(tasks):,} tasks in one batch, at most {MOST_BATCH_TASKS:,} are taken. Send them in parts.",
+            status=413,
+            errors=[FieldError(path="tasks", detail=f"Expected at most {MOST_BATCH_TASKS} tasks.")],
+        )
+    return tuple([(1, _spec(raw, number)) for number, raw in enumerate(tasks)])
+
+
+def _spec(raw: object, where: str | int, *, bare_means_allocation: bool = False) -> TaskSpec:
+    if type(raw) is not dict:
+        raise invalid([_field_error(_path(where, ""), raw, Unacceptable("an object: the task"))])
+    values: dict[str, Any] = {}
+    detail: dict[
+        str, Any
+    ] = {}  # what TaskDetail reads; making one just to encode it would cost as much again
+    for name, value in raw.items():
+        rule = _RULES.get(name)
+        if rule is None:
+            raise invalid(_all_errors(raw, where))
+        if value is None:
+            continue
+        target, check, is_detail = rule
+        try:
+            checked = check(value)
+        except Unacceptable:
+            raise invalid(_all_errors(raw, where)) from None
+        if is_detail:
+            detail[target] = checked
+            continue
+        if target in values and target:
+            raise invalid(_all_errors(raw, where))
+        values[target] = checked
+    asked = _asked(tuple(values.items()))
+    allocation = asked.allocation
+    if ("command" in detail) is allocation:
+        if allocation or not bare_means_allocation:
+            raise invalid([_no_command(where, allocation=allocation)])
+        allocation = True
+    return TaskSpec(
+        shape=asked.shape,
+        detail=_encode_detail(detail),
+        timeout_ms=asked.timeout_ms,
+        max_retries=asked.max_retries,
+        restart=asked.restart,
+        allocation=allocation,
+    )
+
+
+class _Asked(NamedTuple):
+    """All of a task but its detail."""
+
+    shape: Shape
+    timeout_ms: int | None
+    max_retries: int
+    restart: Restart
+    allocation: bool
+
+
+@functools.lru_cache(maxsize=4096)
+def _asked(items: tuple[tuple[str, Any], ...]) -> _Asked:
+    """Most tasks of a batch ask for the same: one value serves them all."""
+    values = dict(items)
+    priority = values.get("priority", PRIORITY_LEVELS["normal"])
+    pool = values.get("pool") or (Pool.ONLINE if priority >= ONLINE_FROM_PRIORITY else Pool.BATCH)
+    shape = Shape(
+        tenant_id=values.get("tenant_id", DEFAULT_TENANT),
+        pool=pool,
+        priority=priority,
+        gpus=values.get("gpus", 1),
+        gpu_models=values.get("gpu_models", ()),
+        gpu_memory_mb=values.get("gpu_memory_mb", 0),
+        cpus_milli=values.get("cpus_milli", 0),
+        ram_mb=values.get("ram_mb", 0),
+    )
+    return _Asked(
+        shape=shape,
+        timeout_ms=values.get("timeout_ms"),
+        max_retries=values.get("max_retries", 3),
+        restart=values.get("restart", Restart.NEVER),
+        allocation=values.get("allocation", False),
+    )
+
+
+def decode_cancel(body: bytes) -> CancelTasks:
+    """`{task_ids: [...]}`, or at least one filter of the list: everything at once is never meant by an empty body."""
+    raw = parse_json(body)
+    if type(raw) is not dict or not raw:
+        raise BadRequest(
+            "malformed_request",
+            'Say what to cancel: {"task_ids": [...]}, or filters: status, tenant, pool, priority.',
+        )
+    if "task_ids" in raw:
+        if len(raw) > 1:
+            raise BadRequest("malformed_request", "task_ids cannot be combined with filters.")
+        return CancelTasks(task_ids=_task_ids(raw["task_ids"]))
+    checks: dict[str, tuple[str, Check]] = {
+        "status": ("status", _live_status),
+        "tenant": ("tenant_id", fields.tenant),
+        "tenant_id": ("tenant_id", fields.tenant),
+        "pool": ("pool", fields.pool),
+        "priority": ("priority", fields.priority),
+    }
+    values: dict[str, Any] = {}
+    for name, value in raw.items():
+        if name not in checks:
+            raise invalid([_unknown_field(name, "", checks)])
+        target, check = checks[name]
+        try:
+            values[target] = check(value)
+        except Unacceptable as bad:
+            raise invalid([_field_error(name, value, bad)]) from None
+    return CancelTasks(**values)
+
+
+def _live_status(value: object) -> TaskStatus:
+    if value in {"pending", "running"}:
+        return TaskStatus(value)
+    raise Unacceptable("pending or running: the others are over")
+
+
+def _task_ids(value: object) -> tuple[TaskId, ...]:
+    if type(value) is not list or not value or len(value) > MOST_BATCH_TASKS:
+        raise invalid(
+            [_field_error("task_ids", None, Unacceptable(f"a list of 1 to {MOST_BATCH_TASKS} task ids"))]
+        )
+    ids = []
+    for number, item in enumerate(value):
+        task_id = parse_task_id(str(item)) if type(item) in {str, int} else None
+        if task_id is None:
+            raise invalid([_field_error(f"task_ids[{number}]", item, Unacceptable("an id like task-42"))])
+        ids.append(task_id)
+    return tuple(dict.fromkeys(ids))
+
+
+def invalid(errors: list[FieldError]) -> BadRequest:
+    unsupported = all(error.code == NOT_SUPPORTED_YET for error in errors)
+    detail = "; ".join(
+        f"{error.path}: {error.detail}" if error.path else error.detail for error in errors[:3]
+    )
+    if len(errors) > 3:
+        detail += f"; and {len(errors) - 3} more"
+    return BadRequest(
+        NOT_SUPPORTED_YET if unsupported else "invalid_field",
+        detail,
+        status=422 if unsupported else 400,
+        errors=errors[:MOST_ERRORS_TOLD],
+    )
+
+
+NOT_SUPPORTED_YET = "not_supported_yet"
+
+
+def _all_errors(raw: dict[str, Any], where: str | int) -> list[FieldError]:
+    """The slow way, walked only after something was found wrong: every error with its path."""
+    errors = []
+    seen: dict[str, str] = {}
+    for name, value in raw.items():
+        field = TASK_FIELDS.get(name)
+        if field is None:
+            errors.append(_unknown_field(name, where, TASK_FIELDS))
+            continue
+        if value is None:
+            continue
+        try:
+            field.check(value)
+        except Unacceptable as bad:
+            errors.append(_field_error(_path(where, name), value, bad))
+        if field.target and field.target in seen:
+            detail = f"Means the same as {seen[field.target]}; give one of them."
+            errors.append(FieldError(path=_path(where, name), detail=detail))
+        seen[field.target] = name
+    return errors
+
+
+def _unknown_field(name: str, where: str | int, known: Iterable[str]) -> FieldError:
+    close = difflib.get_close_matches(name[:64], list(known), n=1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    return FieldError(
+        path=_path(where, name[:64]), detail=f"This field is not known.{hint}", code="unknown_field"
+    )
+
+
+def _no_command(where: str | int, *, allocation: bool) -> FieldError:
+    if allocation:
+        return FieldError(
+            path=_path(where, "command"),
+            detail="An allocation runs nothing; leave out command or allocation.",
+        )
+    return FieldError(
+        path=_path(where, "command"),
+        detail="Required: a string for the shell or a list; or set allocation to true.",
+    )
+
+
+def _field_error(path: str, value: object, bad: Unacceptable) -> FieldError:
+    if isinstance(bad, NotSupportedYet):
+        return FieldError(path=path, detail=f"Not supported yet: {bad.expected}.", code=NOT_SUPPORTED_YET)
+    shown = bad.value if bad.at or bad.value is not None else value
+    got = "" if bad.secret else f", got {shorten(shown)}"
+    return FieldError(path=path + bad.at, detail=f"Expected {bad.expected}{got}.")
+
+
+def _path(where: str | int, name: str) -> str:
+    prefix = f"tasks[{where}]" if isinstance(where, int) else where
+    return f"{prefix}.{name}" if prefix and name else prefix or name

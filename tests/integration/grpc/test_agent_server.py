@@ -1,0 +1,343 @@
+"""A real grpc.aio server and client on a free port; the agent is written here, message by message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from dgpu.core.commands import CancelTasks
+from dgpu.core.ids import NodeId, TaskId
+from dgpu.core.settings import Settings
+from dgpu.core.task import TaskStatus
+from dgpu.journal.memory import MemoryJournal
+from dgpu.service.clock import Clock
+from dgpu.service.contact import AgentRules
+from dgpu.service.grpc import links
+from dgpu.service.grpc.server import SERVICE, AgentServer
+from dgpu.service.logstore import LogStore
+from dgpu.service.output import OutputStreams, OutputUnavailable
+from dgpu.service.runtime import Runtime
+from dgpu.service.scheduler import Scheduler
+from dgpu.wire.proto import agent_pb2 as pb
+from unit.service.cluster import heartbeat, register, reports, submit
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Service:
+    def __init__(self, runtime: Runtime, output: OutputStreams, port: int) -> None:
+        self.runtime = runtime
+        self.output = output
+        self.port = port
+        self._channels: list[grpc.aio.Channel] = []
+
+    def call(self, method: str = "Connect", **options: Any) -> Any:
+        channel = grpc.aio.insecure_channel(f"127.0.0.1:{self.port}", **options)
+        self._channels.append(channel)
+        answer = pb.FromScheduler if method == "Connect" else pb.FromSchedulerOutput
+        return channel.stream_stream(
+            f"/{SERVICE}/{method}",
+            request_serializer=lambda message: (
+                message if isinstance(message, bytes) else message.SerializeToString()
+            ),
+            response_deserializer=answer.FromString,
+        )()
+
+    async def submit(self, **values: Any) -> TaskId:
+        (submitted, *_) = await self.runtime.execute(submit(**values))
+        return submitted.first_id
+
+    async def status(self, task_id: TaskId) -> TaskStatus:
+        return await self.runtime.read(lambda state: state.tasks[task_id].status)
+
+    async def close(self) -> None:
+        for channel in self._channels:
+            await channel.close()
+
+
+@pytest.fixture
+async def service(tmp_path: Path) -> AsyncIterator[Service]:
+    journal = MemoryJournal()
+    recovery = journal.recover()
+    clock = Clock()
+    scheduler = Scheduler(
+        recovery.replayed(), last_index=recovery.index, rules=AgentRules(), started_at=clock.now_ms()
+    )
+    runtime = Runtime(scheduler, journal, clock)
+    await runtime.start(Settings())
+    output = OutputStreams(LogStore(tmp_path / "logs"), runtime)
+    server = AgentServer(runtime, output)
+    service = Service(runtime, output, await server.start("127.0.0.1", 0))
+    yield service
+    await service.close()
+    await server.stop()
+    await runtime.stop()
+    await output.close()
+
+
+async def connected(service: Service, **values: Any) -> Any:
+    call = service.call()
+    await call.write(register(**values))
+    welcome = await call.read()
+    assert welcome.welcome.epoch == 1
+    return call
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - what is waited for has no event to wait on
+        await asyncio.sleep(0.01)
+
+
+async def ended(call: Any) -> tuple[grpc.StatusCode, str]:
+    """What the call ended with, after all that was sent on it."""
+    try:
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    except grpc.aio.AioRpcError as error:
+        return error.code(), error.details() or ""
+    return await call.code(), await call.details()
+
+
+async def test_a_task_goes_from_submit_to_its_end_through_an_agent(service: Service) -> None:
+    agent = await connected(service)
+    task_id = await service.submit()
+    (start,) = (await agent.read()).orders.starts
+    assert start.task_id == task_id
+    await agent.write(reports(1, started=(start.lease_id,), finished=(start.lease_id,)))
+    assert (await agent.read()).reports_ack.seq == 1
+    assert await service.status(task_id) is TaskStatus.SUCCESS
+
+
+async def test_heartbeats_are_acknowledged(service: Service) -> None:
+    agent = await connected(service)
+    await agent.write(heartbeat(3, GPU_n1_0={"utilization_percent": 40}))
+    assert (await agent.read()).heartbeat_ack.seq == 3
+    assert service.runtime.telemetry["GPU-n1-0"].utilization_percent == 40
+    assert service.runtime.node_contact(NodeId("n1")).connected
+
+
+async def test_a_cancel_reaches_the_agent(service: Service) -> None:
+    agent = await connected(service)
+    task_id = await service.submit()
+    (start,) = (await agent.read()).orders.starts
+    await service.runtime.execute(CancelTasks(task_ids=(task_id,)))
+    (stop,) = (await agent.read()).orders.stops
+    assert stop.lease_id == start.lease_id
+
+
+async def test_an_agent_that_leaves_is_noticed(service: Service) -> None:
+    agent = await connected(service)
+    agent.cancel()
+    await until(lambda: not service.runtime.node_contact(NodeId("n1")).connected)
+    assert service.runtime.node_contact(NodeId("n1")).heard_at > 0
+
+
+async def test_bytes_that_are_no_message_end_the_stream_with_a_clean_status(service: Service) -> None:
+    call = service.call()
+    await call.write(b"\xff\xff\xff\xff")
+    assert await ended(call) == (grpc.StatusCode.INVALID_ARGUMENT, "a message could not be decoded")
+
+
+async def test_a_first_message_that_is_not_register_ends_the_stream(service: Service) -> None:
+    call = service.call()
+    await call.write(heartbeat())
+    assert (await ended(call))[0] is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_the_reason_of_a_refusal_arrives_before_the_stream_ends(service: Service) -> None:
+    await connected(service)
+    other = service.call()
+    await other.write(register(boot="boot-2"))
+    assert "another machine" in (await other.read()).refused.reason
+    assert (await ended(other))[0] is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_message_beyond_the_limit_is_refused_and_the_server_goes_on(service: Service) -> None:
+    call = service.call(options=[("grpc.max_send_message_length", 64 << 20)])
+    await call.write(b"\x0a" + b"x" * (17 << 20))
+    assert (await ended(call))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+    await connected(service)
+
+
+async def test_an_agent_that_does_not_read_is_cut(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "MOST_QUEUED_BYTES", 1 << 20)
+    agent = await connected(service, gpus=64)
+    # Orders far larger than what the stream's window holds, and nobody reads them.
+    for _ in range(64):
+        await service.submit(detail=b"x" * 500_000)
+    await until(lambda: not service.runtime.node_contact(NodeId("n1")).connected)
+    assert agent is not None
+
+
+async def output_stream(service: Service, node: str = "n1") -> Any:
+    call = service.call("Output")
+    await call.write(pb.FromAgentOutput(hello=pb.OutputHello(node_id=node, session_id="s")))
+    assert (await call.read()).credit.bytes == 1 << 20
+    return call
+
+
+def chunk(
+    content: bytes,
+    *,
+    lease: int,
+    task: int,
+    offset: int = 0,
+    request: int = 0,
+    last: bool = False,
+    error: str = "",
+):
+    return pb.FromAgentOutput(
+        chunk=pb.OutputChunk(
+            lease_id=lease,
+            task_id=task,
+            attempt=1,
+            request_id=request,
+            offset=offset,
+            data=content,
+            last=last,
+            error=error,
+        )
+    )
+
+
+async def running_task(service: Service) -> tuple[Any, TaskId, int]:
+    agent = await connected(service)
+    task_id = await service.submit()
+    (start,) = (await agent.read()).orders.starts
+    await agent.write(reports(1, started=(start.lease_id,)))
+    await agent.read()
+    return agent, task_id, start.lease_id
+
+
+async def test_the_output_of_an_ended_attempt_is_stored_and_outlives_its_node(service: Service) -> None:
+    agent, task_id, lease = await running_task(service)
+    stream = await output_stream(service)
+    await agent.write(reports(2, finished=(lease,)))
+    await stream.write(chunk(b"hello ", lease=lease, task=task_id, offset=10))
+    await stream.write(chunk(b"world\n", lease=lease, task=task_id, offset=16, last=True))
+    assert (await stream.read()).stored.lease_id == lease
+    stream.cancel()
+    agent.cancel()
+    assert [piece async for piece in service.output.read(task_id)] == [b"hello world\n"]
+    assert [piece async for piece in service.output.read(task_id, tail_bytes=6)] == [b"world\n"]
+
+
+async def test_following_a_running_task_ends_with_it(service: Service) -> None:
+    agent, task_id, lease = await running_task(service)
+    stream = await output_stream(service)
+    reading = asyncio.create_task(_all(service.output.read(task_id, follow=True)))
+    fetch = (await stream.read()).fetch
+    assert (fetch.lease_id, fetch.follow, fetch.offset) == (lease, True, 0)
+    await stream.write(chunk(b"one\n", lease=lease, task=task_id, request=fetch.request_id))
+    await stream.write(
+        chunk(b"two\n", lease=lease, task=task_id, request=fetch.request_id, offset=4, last=True)
+    )
+    await agent.write(reports(2, finished=(lease,)))
+    assert await reading == b"one\ntwo\n"
+
+
+async def test_following_goes_on_from_the_store_when_the_stream_breaks_as_the_task_ends(
+    service: Service,
+) -> None:
+    agent, task_id, lease = await running_task(service)
+    stream = await output_stream(service)
+    reading = asyncio.create_task(_all(service.output.read(task_id, follow=True)))
+    fetch = (await stream.read()).fetch
+    await stream.write(chunk(b"one\n", lease=lease, task=task_id, request=fetch.request_id))
+    await stream.write(chunk(b"one\ntwo\n", lease=lease, task=task_id, last=True))
+    assert (await stream.read()).stored.lease_id == lease
+    stream.cancel()
+    await agent.write(reports(2, finished=(lease,)))
+    assert await reading == b"one\ntwo\n"
+
+
+async def test_following_survives_a_new_output_stream(service: Service) -> None:
+    _agent, task_id, lease = await running_task(service)
+    first = await output_stream(service)
+    pieces = service.output.read(task_id, follow=True)
+    reading = asyncio.create_task(anext(pieces))
+    fetch = (await first.read()).fetch
+    await first.write(chunk(b"one\n", lease=lease, task=task_id, request=fetch.request_id))
+    assert await reading == b"one\n"
+    reading = asyncio.create_task(anext(pieces))
+    await asyncio.sleep(0)
+    first.cancel()
+    second = await output_stream(service)
+    fetch = (await second.read()).fetch
+    assert fetch.offset == 4
+    await second.write(chunk(b"two\n", lease=lease, task=task_id, request=fetch.request_id, offset=4))
+    assert await reading == b"two\n"
+    await pieces.aclose()
+    assert (await second.read()).cancel_fetch.request_id == fetch.request_id
+
+
+async def test_a_slow_reader_pauses_its_own_fetch_and_nobody_elses(service: Service) -> None:
+    _agent, task_id, lease = await running_task(service)
+    stream = await output_stream(service)
+    pieces = service.output.read(task_id, follow=True)
+    reading = asyncio.create_task(anext(pieces))
+    fetch = (await stream.read()).fetch
+    piece = b"x" * (64 << 10)
+    await stream.write(chunk(piece, lease=lease, task=task_id, request=fetch.request_id))
+    assert await reading == piece
+    for number in range(1, 7):
+        await stream.write(
+            chunk(piece, lease=lease, task=task_id, request=fetch.request_id, offset=number * len(piece))
+        )
+    answers = [await stream.read() for _ in range(2)]
+    assert sorted(answer.WhichOneof("body") for answer in answers) == ["cancel_fetch", "credit"]
+    assert len(await anext(pieces)) == 6 * len(piece)
+    reading = asyncio.create_task(anext(pieces))
+    again = (await stream.read()).fetch
+    assert (again.offset, again.request_id) == (7 * len(piece), fetch.request_id + 1)
+    reading.cancel()
+
+
+async def test_output_on_a_node_that_is_away_is_refused_with_the_reason(service: Service) -> None:
+    agent, task_id, _lease = await running_task(service)
+    agent.cancel()
+    with pytest.raises(OutputUnavailable, match="node n1 is not connected"):
+        await _all(service.output.read(task_id))
+
+
+async def test_a_task_that_wrote_nothing_has_empty_output(service: Service) -> None:
+    agent, task_id, lease = await running_task(service)
+    stream = await output_stream(service)
+    await agent.write(reports(2, finished=(lease,)))
+    await agent.read()
+    reading = asyncio.create_task(_all(service.output.read(task_id)))
+    fetch = (await stream.read()).fetch
+    await stream.write(
+        chunk(b"", lease=lease, task=task_id, request=fetch.request_id, last=True, error="unknown lease")
+    )
+    assert await reading == b""
+
+
+async def test_a_full_disk_keeps_the_agent_from_deleting(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, task_id, lease = await running_task(service)
+    stream = await output_stream(service)
+    store = service.output._store
+    working = store.append
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store, "append", full)
+    await stream.write(chunk(b"hello\n", lease=lease, task=task_id, last=True))
+    await agent.write(heartbeat(9))
+    assert (await agent.read()).heartbeat_ack.seq == 9  # the scheduler is well
+    await until(lambda: service.output._storing is None)
+    monkeypatch.setattr(store, "append", working)
+    await stream.write(chunk(b"hello\n", lease=lease, task=task_id, last=True))
+    assert (await stream.read()).stored.lease_id == lease
+
+
+async def _all(pieces: AsyncIterator[bytes]) -> bytes:
+    return b"".join([piece async for piece in pieces])

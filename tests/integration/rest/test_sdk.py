@@ -1,0 +1,235 @@
+"""The SDK against the real service, and against one whose answers get lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from dgpu.client import AsyncClient, BadRequest, Client, NotFound, Refused, Unreachable, WaitedTooLong
+from rest_world import TOKEN
+
+
+@pytest.fixture
+def client(world):
+    with Client(world.url) as connected:
+        yield connected
+
+
+class LossyProxy:
+    """Passes requests on and closes the connection instead of passing the answer back, the first times."""
+
+    def __init__(self, port: int, losses: int) -> None:
+        self._to = port
+        self.losses = losses
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def close(self) -> None:
+        self._listening.close()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listening.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with (
+            client,
+            socket.create_connection(("127.0.0.1", self._to)) as server,
+            contextlib.suppress(OSError),
+        ):
+            threading.Thread(target=self._requests, args=(client, server), daemon=True).start()
+            while answer := server.recv(1 << 20):
+                if self.losses > 0:
+                    self.losses -= 1
+                    client.shutdown(socket.SHUT_RDWR)
+                    return
+                client.sendall(answer)
+
+    def _requests(self, client: socket.socket, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while request := client.recv(1 << 20):
+                server.sendall(request)
+            server.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def lossy(world) -> Iterator[LossyProxy]:
+    proxy = LossyProxy(world.port, losses=2)
+    yield proxy
+    proxy.close()
+
+
+def test_a_task_from_submit_to_its_end(world, client) -> None:
+    world.add_node()
+    submitted = client.submit(command="true", name="x", gpu_count=1, env={"A": "1"})
+    assert client.get(submitted.task_id).status == "running"
+    with pytest.raises(WaitedTooLong):
+        client.wait(submitted.task_id, timeout_seconds=0.05)
+    world.finish_running()
+    (ended,) = client.wait(submitted.task_id, timeout_seconds=30)
+    assert (ended.status, ended.exit_code) == ("success", 0)
+    assert [event.type for event in client.task_events(submitted.task_id)][-1] == "task_finished"
+
+
+def test_an_answer_that_got_lost_does_not_submit_twice(world, lossy) -> None:
+    with Client(lossy.url) as client:
+        assert client.submit(command="x").task_id == "task-1"
+    assert lossy.losses == 0
+    lossy.losses = 2
+    with Client(lossy.url) as client:
+        assert client.submit_many([{"command": "a"}, {"command": "b"}]) == ["task-2", "task-3"]
+    lossy.losses = 1
+    with Client(lossy.url) as client:
+        assert client.submit_copies(2, command="c") == ["task-4", "task-5"]
+    assert world.read(lambda state: len(state.tasks)) == 5
+
+
+def test_the_async_client_does_not_submit_twice_either(world, lossy) -> None:
+    async def run() -> None:
+        async with AsyncClient(lossy.url) as client:
+            assert (await client.submit(command="x")).task_id == "task-1"
+
+    asyncio.run(run())
+    assert lossy.losses == 0
+    assert world.read(lambda state: len(state.tasks)) == 1
+
+
+def test_a_cancel_whose_answer_got_lost_is_repeated_without_harm(world, client, lossy) -> None:
+    client.submit(command="x")
+    with Client(lossy.url) as other:
+        assert other.cancel("task-1") == 0  # the first try did it
+    assert client.get(1).status == "cancelled"
+
+
+def test_lists_run_over_pages(world, client) -> None:
+    client.submit_copies(25, command="x")
+    assert [task.task_id for task in client.list(page_size=10)] == [f"task-{i}" for i in range(25, 0, -1)]
+    assert len(list(client.list(status="pending", tenant="default"))) == 25
+    assert client.page(limit=1, status="pending").total == 25
+
+
+def test_more_than_a_batch_holds_is_sent_in_parts(world, client) -> None:
+    ids = client.submit_many({"command": "x"} for _ in range(10_050))
+    assert len(set(ids)) == 10_050
+    assert client.cancel_where(status="pending") == 10_050
+
+
+def test_a_refused_part_names_what_was_accepted_before_it(world, client) -> None:
+    tasks = [{"command": "x"}] * 10_000 + [{"command": ""}]
+    with pytest.raises(BadRequest) as caught:
+        client.submit_many(tasks)
+    assert len(caught.value.submitted) == 10_000
+
+
+def test_errors_say_what_kind_they_are(world, client) -> None:
+    world.add_node(gpus=1)
+    with pytest.raises(NotFound):
+        client.get("task-99")
+    with pytest.raises(BadRequest) as bad:
+        client.submit(command="x", gpu_count=-1)
+    assert bad.value.errors[0].path == "gpu_count"
+    with pytest.raises(Refused) as never:
+        client.submit(command="x", gpu_count=9)
+    assert never.value.code == "never_fits"
+    with pytest.raises(NotFound):
+        list(client.logs("task-99"))
+
+
+def test_nobody_there_is_unreachable() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(Unreachable, match=str(port)):
+        Client(f"http://127.0.0.1:{port}", retries=1).health()
+
+    async def run() -> None:
+        async with AsyncClient(f"http://127.0.0.1:{port}", retries=1) as client:
+            await client.health()
+
+    with pytest.raises(Unreachable, match=str(port)):
+        asyncio.run(run())
+
+
+def test_the_cluster(world, client) -> None:
+    world.add_node("n1", gpus=2)
+    assert client.gpus().idle == 2
+    assert client.drain("n1", reason="fan").drain_reason == "fan"
+    assert client.nodes().nodes[0].status == "draining"
+    assert client.resume("n1").status == "ready"
+    with pytest.raises(Refused):
+        client.give_up("n1")
+    with pytest.raises(Refused):
+        client.remove_node("n1")
+    client.submit_copies(4, command="x")
+    assert client.queue().total == 2
+    assert client.why("task-4").position == 2
+    assert client.health().status == "ok"
+    assert client.ready().ready
+
+
+def test_events_and_logs_are_streamed(world, client) -> None:
+    events = client.events()
+    client.submit(command="x")
+    event = next(events)
+    while event.type != "task_submitted":
+        event = next(events)
+    assert event.facts["first_task_id"] == "task-1"
+    events.close()
+    again = client.events(after=str(int(event.id) - 1))
+    assert next(again).type == "task_submitted"
+    again.close()
+    client.cancel(1)
+    assert list(client.logs(1)) == []
+
+
+def test_the_async_client_does_the_same(world) -> None:
+    async def run() -> None:
+        async with AsyncClient(world.url) as client:
+            await client.submit(command="x")
+            assert await client.submit_many([{"command": "y"}]) == ["task-2"]
+            assert await client.submit_copies(2, command="z") == ["task-3", "task-4"]
+            assert [task.task_id async for task in client.list(page_size=3)] == [
+                f"task-{i}" for i in range(4, 0, -1)
+            ]
+            events = client.events()
+            first = asyncio.ensure_future(anext(events))
+            await asyncio.sleep(0.1)
+            assert await client.cancel(1) == 1
+            assert (await asyncio.wait_for(first, 30)).type == "task_cancelled"
+            await events.aclose()  # type: ignore[attr-defined]
+            assert await client.cancel_where(status="pending") == 3
+            (ended,) = await client.wait(1, timeout_seconds=30)
+            assert ended.status == "cancelled"
+            assert [piece async for piece in client.logs(1)] == []
+            assert (await client.why(1)).status == "cancelled"
+            assert (
+                (await client.gpus()).total
+                == (await client.nodes()).total
+                == (await client.queue()).total
+                == 0
+            )
+            assert (await client.health()).status == "ok"
+            assert (await client.ready()).ready
+            with pytest.raises(NotFound):
+                await client.drain("nowhere")
+
+    asyncio.run(run())
+
+
+def test_a_token_is_sent(world) -> None:
+    """Root needs none; that it arrives is seen in the one place that looks at it."""
+    seen: list[bytes | None] = []
+    real = world.access.refuse
+    world.access.refuse = lambda method, path, headers, peer: (
+        seen.append(headers.get(b"authorization")),
+        real(method, path, headers, peer),
+    )[1]
+    Client(world.url, token=TOKEN).page()
+    assert seen == [f"Bearer {TOKEN}".encode()]

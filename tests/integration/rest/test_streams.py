@@ -1,0 +1,229 @@
+"""Output and events as they come."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import threading
+
+import pytest
+
+from dgpu.core.ids import NodeId, TaskId
+from dgpu.service.rest.backend import RestOptions
+from dgpu.service.rest.streams import tail_of
+from dgpu.wire.proto import agent_pb2 as pb
+from rest_world import RestWorld
+
+
+class AgentOutput:
+    """An agent's output stream, told by the test what its tasks have written."""
+
+    def __init__(self, world: RestWorld, node: str = "n1") -> None:
+        self._world = world
+        self.fetches: list[pb.Fetch] = []
+        self.asked = threading.Event()
+        self.cancelled = threading.Event()
+        attached = threading.Event()
+
+        def attach() -> None:
+            self._link = world.output.attach(NodeId(node), self._on_message)
+            attached.set()
+
+        world.loop.call_soon_threadsafe(attach)
+        assert attached.wait(30)
+
+    def _on_message(self, message: pb.FromSchedulerOutput) -> None:
+        if message.HasField("fetch"):
+            self.fetches.append(message.fetch)
+            self.asked.set()
+        if message.HasField("cancel_fetch"):
+            self.cancelled.set()
+
+    def write(self, text: bytes, *, offset: int = 0, last: bool = False) -> None:
+        assert self.asked.wait(30)
+        fetch = self.fetches[-1]
+        chunk = pb.OutputChunk(
+            lease_id=fetch.lease_id, request_id=fetch.request_id, offset=offset, data=text, last=last
+        )
+        self._world.loop.call_soon_threadsafe(self._world.output.on_chunk, self._link, chunk)
+
+    def store(self, task: int, attempt: int, text: bytes) -> None:
+        chunk = pb.OutputChunk(lease_id=task, task_id=task, attempt=attempt, data=text, last=True)
+        self._world.loop.call_soon_threadsafe(self._world.output.on_chunk, self._link, chunk)
+
+
+def open_stream(
+    world: RestWorld, path: str, **headers: str
+) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    connection = http.client.HTTPConnection("127.0.0.1", world.port, timeout=30)
+    connection.request(
+        "GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()}
+    )
+    return connection, connection.getresponse()
+
+
+def wait_until(condition) -> None:
+    done = threading.Event()
+    for _ in range(3_000):
+        if condition():
+            return
+        done.wait(0.01)
+    raise AssertionError("it did not come to that")
+
+
+def test_output_of_a_finished_task_is_kept_though_its_node_is_gone(world) -> None:
+    world.add_node()
+    world.submit()
+    agent = AgentOutput(world)
+    agent.store(1, 1, b"one\ntwo\nthree\n")
+    world.finish_running()
+    wait_until(lambda: world.run(world.output.stored(TaskId(1), 1)) is not None)
+    assert world.ask("GET", "/api/v1/tasks/1/logs").body == "one\ntwo\nthree\n"
+    assert world.ask("GET", "/api/v1/tasks/1/logs?tail=2").body == "two\nthree\n"
+    assert world.ask("GET", "/api/v1/tasks/1/logs?tail=0").body == ""
+    assert world.ask("GET", "/api/v1/tasks/1/logs?follow=true").body == "one\ntwo\nthree\n"
+    reply = world.ask("GET", "/api/v1/tasks/1/logs?attempt=1")
+    assert reply.headers["content-type"] == "text/plain; charset=utf-8"
+
+
+def test_followed_output_comes_as_it_is_written_and_ends_with_the_task(world) -> None:
+    world.add_node()
+    world.submit()
+    agent = AgentOutput(world)
+    connection, response = open_stream(world, "/api/v1/tasks/1/logs?follow=true")
+    agent.write(b"first ")
+    assert response.read1() == b"first "
+    agent.write(b"second", offset=6, last=True)
+    assert response.read1() == b"second"
+    world.finish_running()
+    assert response.read() == b""
+    connection.close()
+
+
+def test_following_a_task_that_waits_begins_when_it_starts(world) -> None:
+    world.submit()
+    connection, response = open_stream(world, "/api/v1/tasks/1/logs?follow=true")
+    assert response.status == 200
+    agent = AgentOutput(world)
+    world.add_node()
+    agent.write(b"at last", last=True)
+    assert response.read1() == b"at last"
+    world.finish_running()
+    assert response.read() == b""
+    connection.close()
+
+
+def test_a_reader_that_leaves_is_let_go(world) -> None:
+    world.add_node()
+    world.submit()
+    agent = AgentOutput(world)
+    connection, response = open_stream(world, "/api/v1/tasks/1/logs?follow=true")
+    agent.write(b"x")
+    assert response.read1() == b"x"
+    response.close()
+    connection.close()
+    assert agent.cancelled.wait(30)
+
+
+def test_output_that_cannot_be_had_is_a_problem(world) -> None:
+    world.add_node()
+    world.submit()
+    world.finish_running()
+    reply = world.ask("GET", "/api/v1/tasks/1/logs")
+    assert (reply.status, reply.body["code"]) == (404, "output_unavailable")
+    assert world.ask("GET", "/api/v1/tasks/9/logs").body["code"] == "unknown_task"
+    assert world.ask("GET", "/api/v1/tasks/9/logs?follow=true").status == 404
+    for query in ("tail=-1", "tail=x", "attempt=0", "follow=maybe", "folow=true"):
+        assert world.ask("GET", f"/api/v1/tasks/1/logs?{query}").body["code"] == "invalid_query"
+
+
+@pytest.mark.parametrize(
+    ("text", "lines", "expected"),
+    [
+        (b"a\nb\nc\n", 1, b"c\n"),
+        (b"a\nb\nc", 1, b"c"),
+        (b"a\nb\nc", 2, b"b\nc"),
+        (b"a\nb\n", 5, b"a\nb\n"),
+        (b"", 3, b""),
+        (b"\n\n\n", 2, b"\n\n"),
+        (b"x", 0, b""),
+    ],
+)
+def test_the_last_lines(text, lines, expected) -> None:
+    assert tail_of(text, lines) == expected
+
+
+def read_event(response: http.client.HTTPResponse) -> dict[str, str]:
+    """Fields of the next event that has some."""
+    event: dict[str, str] = {}
+    while True:
+        line = response.readline().decode().rstrip("\n")
+        if not line and event:
+            return event
+        if line and not line.startswith(":"):
+            name, _, value = line.partition(": ")
+            event[name] = value
+
+
+def test_events_are_streamed_and_resumed_by_their_id(world) -> None:
+    connection, response = open_stream(world, "/api/v1/events")
+    assert response.getheader("content-type", "").startswith("text/event-stream")
+    assert "retry" in read_event(response)
+    world.submit(env={"A": "s3cret"})
+    event = read_event(response)
+    assert event["event"] == "task_submitted"
+    told = json.loads(event["data"])
+    assert (told["first_task_id"], told["count"]) == ("task-1", 1)
+    connection.close()
+    world.submit()
+    world.ask("DELETE", "/api/v1/tasks/1")
+    connection, response = open_stream(world, "/api/v1/events", Last_Event_ID=event["id"])
+    read_event(response)
+    again = [read_event(response) for _ in range(2)]
+    assert [each["event"] for each in again] == ["task_submitted", "task_cancelled"]
+    connection.close()
+
+
+def test_a_resume_from_the_beginning_or_from_nonsense(world) -> None:
+    connection, response = open_stream(world, "/api/v1/events", Last_Event_ID="0")
+    read_event(response)
+    assert read_event(response)["event"] == "epoch_began"
+    connection.close()
+    assert world.ask("GET", "/api/v1/events", headers={"Last-Event-ID": "x"}).status == 400
+
+
+def test_silence_is_filled_with_heartbeats(tmp_path) -> None:
+    with RestWorld(tmp_path, options=RestOptions(version="t", heartbeat_seconds=0.05)) as world:
+        connection, response = open_stream(world, "/api/v1/events")
+        lines = [response.readline() for _ in range(6)]
+        assert any(line.startswith(b":") for line in lines)
+        connection.close()
+
+
+def test_streams_have_a_bound_and_are_given_back(tmp_path) -> None:
+    with RestWorld(tmp_path, options=RestOptions(version="t", most_streams=2)) as world:
+        open_ones = [open_stream(world, "/api/v1/events") for _ in range(2)]
+        refused = world.ask("GET", "/api/v1/events")
+        assert (refused.status, refused.body["code"]) == (503, "too_many_streams")
+        for connection, response in open_ones:
+            response.close()
+            connection.close()
+
+        def one_more() -> bool:
+            connection, response = open_stream(world, "/api/v1/events")
+            status = response.status
+            response.close()
+            connection.close()
+            return status == 200
+
+        wait_until(one_more)
+
+
+def test_a_stop_ends_the_streams(tmp_path) -> None:
+    with RestWorld(tmp_path) as world:
+        connection, response = open_stream(world, "/api/v1/events")
+        read_event(response)
+    with contextlib.suppress(http.client.IncompleteRead):
+        assert response.read() is not None
+    connection.close()

@@ -1,0 +1,138 @@
+"""The whole service in a process of its own: started, used, stopped, killed, started again."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+PROGRAM = """
+import sys
+from pathlib import Path
+import msgspec, uvloop
+from dgpu.service.options import Address, ServiceOptions
+from dgpu.service.server import serve
+
+any_port = Address(host="127.0.0.1", port=0)
+options = ServiceOptions(data_dir=Path(sys.argv[1]), http=any_port, grpc=any_port)
+uvloop.run(serve(options, lambda at: print(msgspec.json.encode(at).decode(), file=sys.stderr, flush=True)))
+"""
+
+
+class Served:
+    def __init__(self, data_dir: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(data_dir)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if line.startswith('{"http"'):
+                self.at = json.loads(line)
+                return
+        raise AssertionError(f"it did not start: {self.process.wait()}")
+
+    def ask(self, path: str, body: Any = None) -> Any:
+        url = f"http://127.0.0.1:{self.at['http']['port']}{path}"
+        content = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(url, content, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+
+    def end(self, number: int) -> int:
+        self.process.send_signal(number)
+        code = self.process.wait(60)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return code
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[], Served]]:
+    started: list[Served] = []
+
+    def begin() -> Served:
+        started.append(Served(tmp_path / "state"))
+        return started[-1]
+
+    yield begin
+    for served in started:
+        if served.process.poll() is None:
+            served.end(signal.SIGKILL)
+
+
+def test_a_clean_stop_ends_with_0_and_leaves_a_snapshot_of_everything(
+    start: Callable[[], Served], tmp_path: Path
+) -> None:
+    served = start()
+    for _ in range(3):
+        served.ask("/api/v1/tasks", {"command": "true"})
+    assert served.end(signal.SIGTERM) == 0
+    snapshot = json.loads((tmp_path / "state" / "snapshot.json").read_text())
+    assert "tasks" in json.dumps(snapshot)
+    again = start()
+    assert again.at["epoch"] == 2
+    assert again.ask("/api/v1/tasks?limit=10")["total"] == 3
+
+
+def test_killed_in_the_middle_of_submits_it_loses_none_that_was_acknowledged(
+    start: Callable[[], Served],
+) -> None:
+    acknowledged: list[str] = []
+    for _ in range(3):
+        served = start()
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            acknowledged.append(served.ask("/api/v1/tasks", {"command": "true"})["task_id"])
+        served.end(signal.SIGKILL)
+    served = start()
+    known = {served.ask(f"/api/v1/tasks/{task_id}")["task_id"] for task_id in acknowledged}
+    assert known == set(acknowledged)
+    assert len(acknowledged) == len(known)
+
+
+def test_a_second_scheduler_on_the_same_directory_does_not_start(
+    start: Callable[[], Served], tmp_path: Path
+) -> None:
+    served = start()
+    second = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "state")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert second.returncode != 0
+    assert f"in use already, by process {served.process.pid}" in second.stderr
+    assert served.ask("/ready")["ready"]
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        program = PROGRAM.replace("http=any_port", f'http=Address(host="127.0.0.1", port={port})')
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path / "state")],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode != 0
+    assert f"cannot listen on 127.0.0.1:{port} for HTTP" in done.stderr

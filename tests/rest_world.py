@@ -1,0 +1,219 @@
+"""A real scheduler with its REST service on a free port, in a thread; the journal is in memory, the nodes are told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, NamedTuple, Self, TypeVar
+
+from dgpu.core.apply import apply
+from dgpu.core.commands import Command, RegisterNode, ReportFinished, ReportStarted, Tick
+from dgpu.core.digest import digest
+from dgpu.core.ids import GpuId, NodeId
+from dgpu.core.node import Gpu
+from dgpu.core.rejections import Rejection
+from dgpu.core.settings import Settings
+from dgpu.core.state import ClusterState
+from dgpu.core.task import Outcome
+from dgpu.journal.memory import MemoryDisk, MemoryJournal
+from dgpu.service.clock import Clock
+from dgpu.service.contact import AgentRules
+from dgpu.service.history import HISTORY_NAME, History
+from dgpu.service.history_writer import HistoryWriter
+from dgpu.service.logstore import LogStore
+from dgpu.service.output import OutputStreams
+from dgpu.service.outputs import CommittedGroup
+from dgpu.service.rest.access import Access
+from dgpu.service.rest.app import create_app
+from dgpu.service.rest.backend import RestOptions
+from dgpu.service.rest.protocol import HttpServer
+from dgpu.service.runtime import Runtime
+from dgpu.service.scheduler import Scheduler
+from dgpu.service.views import Views
+
+T = TypeVar("T")
+TOKEN = "test-token-of-more-than-thirty-two-characters"
+NEVER_LOST = AgentRules(heartbeat_timeout_ms=10**9, task_lease_ms=10**9, lease_action="never")
+
+
+class Reply(NamedTuple):
+    status: int
+    body: Any
+    headers: dict[str, str]
+    raw: bytes
+
+
+class InProcessFollower:
+    """Fills the history as the follower does, when told to."""
+
+    def __init__(self, path: Path) -> None:
+        self._writer = HistoryWriter(path)
+        self._state = ClusterState()
+        self._waiting: list[CommittedGroup] = []
+        self.paused = False
+        self.seen_at = 0
+
+    def on_group(self, group: CommittedGroup) -> None:
+        self._waiting.append(group)
+        if not self.paused:
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        for group in self._waiting:
+            for position, event in enumerate(group.events):
+                apply(self._state, event)
+                self._writer.note(event, self._state, index=group.index, position=position)
+                self.seen_at = event.at
+            self._writer.commit(group.index)
+        self._waiting = []
+
+
+class RestWorld:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        settings: Settings | None = None,
+        disk: MemoryDisk | None = None,
+        access_mode: str = "loopback",
+        options: RestOptions | None = None,
+        follower: bool = True,
+    ) -> None:
+        self.folder = folder
+        self.settings = settings or Settings()
+        self.journal = MemoryJournal(disk)
+        self.access_mode = access_mode
+        self.options = options or RestOptions(version="test")
+        self.with_follower = follower
+        self._ready = threading.Event()
+        self._stop: asyncio.Event
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+        self.error: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._ready.wait(30)
+        if self.error:
+            raise self.error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(30)
+
+    async def _run(self) -> None:
+        try:
+            await self._serve()
+        except BaseException as error:
+            self.error = error
+            self._ready.set()
+            raise
+
+    async def _serve(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        recovery = self.journal.recover()
+        self.state = recovery.replayed()
+        clock = Clock()
+        scheduler = Scheduler(
+            self.state, last_index=recovery.index, rules=NEVER_LOST, started_at=clock.now_ms()
+        )
+        self.runtime = Runtime(scheduler, self.journal, clock)
+        self.views = Views(self.state, recovery.index)
+        self.runtime.subscribe(self.views.on_group)
+        if self.with_follower:
+            self.follower = InProcessFollower(self.folder / HISTORY_NAME)
+            self.runtime.subscribe(self.follower.on_group)
+        self.history = History(self.folder / HISTORY_NAME)
+        self.output = OutputStreams(LogStore(self.folder / "logs"), self.runtime)
+        self.access = Access(mode=self.access_mode, token=TOKEN, clock=time.monotonic)  # type: ignore[arg-type]
+        await self.runtime.start(self.settings)
+        app = create_app(self.runtime, self.views, self.history, self.output, self.access, self.options)
+        server = HttpServer(app)
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("127.0.0.1", 0))
+        self.port = sock.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        await server.start(sock)
+        self._ready.set()
+        await self._stop.wait()
+        await server.stop(0.2)
+        await self.runtime.stop()
+        await self.output.close()
+
+    # from the test's thread
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+
+    def execute(self, command: Command) -> Any:
+        async def do() -> Any:
+            return await self.runtime.execute(command)
+
+        result = self.run(do())
+        assert not isinstance(result, Rejection), result
+        return result
+
+    def read(self, look: Callable[[ClusterState], T]) -> T:
+        return self.run(self.runtime.read(look))
+
+    def digest(self) -> str:
+        return self.read(digest)
+
+    def add_node(self, name: str = "n1", gpus: int = 1, memory_mb: int = 32_768, model: str = "V100") -> None:
+        cards = tuple(
+            Gpu(id=GpuId(f"GPU-{name}-{i}"), node_id=NodeId(name), index=i, model=model, memory_mb=memory_mb)
+            for i in range(gpus)
+        )
+        self.execute(
+            RegisterNode(node_id=NodeId(name), boot_id="boot", cpus_milli=64_000, ram_mb=262_144, gpus=cards)
+        )
+
+    def finish_running(self, exit_code: int = 0) -> int:
+        leases = self.read(lambda state: list(state.leases))
+        for lease_id in leases:
+            self.execute(ReportStarted(lease_id=lease_id))
+            self.execute(ReportFinished(lease_id=lease_id, outcome=Outcome.EXITED, exit_code=exit_code))
+        return len(leases)
+
+    def forget(self) -> None:
+        """A tick with a history that has seen all."""
+        self.execute(Tick(history_at=self.follower.seen_at))
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: dict[str, str] | None = None,
+        *,
+        raw: bytes | None = None,
+    ) -> Reply:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        sent = {"Content-Type": "application/json"} if method in {"POST", "PUT", "PATCH"} else {}
+        sent.update(headers or {})
+        content = raw if raw is not None else (None if body is None else json.dumps(body).encode())
+        with contextlib.closing(connection):
+            connection.request(method, path, content, {k: v for k, v in sent.items() if v is not None})
+            response = connection.getresponse()
+            answer = response.read()
+        told = {name.lower(): value for name, value in response.getheaders()}
+        decoded = (
+            json.loads(answer)
+            if "json" in told.get("content-type", "")
+            else answer.decode("utf-8", "replace")
+        )
+        return Reply(response.status, decoded, told, answer)
+
+    def submit(self, **task: Any) -> str:
+        reply = self.ask("POST", "/api/v1/tasks", {"command": "true", **task})
+        assert reply.status == 201, reply
+        return str(reply.body["task_id"])

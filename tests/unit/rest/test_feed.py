@@ -1,0 +1,122 @@
+"""The stream of events: shared, resumable, and never waiting for a slow listener."""
+
+from __future__ import annotations
+
+import asyncio
+
+from dgpu.client.stream import EventParser
+from dgpu.core import events
+from dgpu.core.events import Event, NodeResumed, TasksForgotten, TasksSubmitted
+from dgpu.core.ids import NodeId, TaskId, TenantId
+from dgpu.core.state import ClusterState
+from dgpu.core.task import Pool, Shape, TaskSpec
+from dgpu.service.outputs import CommittedGroup
+from dgpu.service.rest import feed
+from dgpu.service.rest.feed import EventFeed
+from dgpu.service.views import Views
+from dgpu.service.views_events import all_event_types, event_stream_text
+
+
+def group(index: int, *told: Event) -> CommittedGroup:
+    return CommittedGroup(index=index, events=told or (NodeResumed(at=index, node_id=NodeId(f"n{index}")),))
+
+
+async def first(stream, pieces: int) -> list[bytes]:
+    return [await asyncio.wait_for(anext(stream), 10) for _ in range(pieces)]
+
+
+def test_every_event_has_a_name_or_is_silent_on_purpose() -> None:
+    def kinds(of: type[Event]) -> set[type[Event]]:
+        return {found for kind in of.__subclasses__() for found in {kind, *kinds(kind)}}
+
+    assert set(all_event_types()) == {
+        kind for kind in kinds(events.Event) if kind.__module__ == "dgpu.core.events"
+    }
+
+
+def test_the_environment_of_a_task_is_not_told() -> None:
+    shape = Shape(tenant_id=TenantId("t"), pool=Pool.BATCH, priority=1, gpus=0)
+    spec = TaskSpec(shape=shape, detail=b'{"command":"x","env":{"K":"s3cret"}}')
+    text = event_stream_text(group(1, TasksSubmitted(at=1, first_id=TaskId(1), entries=((3, spec),))))
+    assert b"s3cret" not in text
+    assert b'"count":3' in text
+
+
+def test_the_index_stands_at_the_last_event_of_a_group_only() -> None:
+    text = event_stream_text(
+        group(7, NodeResumed(at=1, node_id=NodeId("a")), NodeResumed(at=1, node_id=NodeId("b")))
+    )
+    assert text.count(b"\n\n") == 2
+    assert text.endswith(b"id: 7\n\n")
+    assert text.count(b"id: ") == 1
+
+
+def test_housekeeping_is_not_told() -> None:
+    assert event_stream_text(group(1, TasksForgotten(at=1, task_ids=(TaskId(1),)))) == b""
+
+
+async def test_listeners_get_what_happens_and_nobody_listens_after_they_left() -> None:
+    views = Views(ClusterState())
+    events_feed = EventFeed(views)
+    one, two = events_feed.stream(None, 60), events_feed.stream(None, 60)
+    await first(one, 1)
+    await first(two, 1)
+    views.on_group(group(1))
+    assert (await first(one, 1)) == (await first(two, 1))
+    await one.aclose()
+    await two.aclose()
+    assert events_feed.listeners == 0
+    assert views._listeners == []
+
+
+async def test_a_listener_that_comes_back_gets_what_it_missed() -> None:
+    views = Views(ClusterState())
+    for index in range(1, 5):
+        views.on_group(group(index))
+    stream = EventFeed(views).stream(2, 60)
+    (opening,) = await first(stream, 1)
+    assert b"id: 3\n" in opening
+    assert b"id: 4\n" in opening
+    assert b"id: 2\n" not in opening
+    await stream.aclose()
+
+
+async def test_one_that_was_away_too_long_is_told_so(monkeypatch) -> None:
+    monkeypatch.setattr("dgpu.service.views.MOST_RECENT_GROUPS", 2)
+    views = Views(ClusterState())
+    for index in range(1, 9):
+        views.on_group(group(index))
+    stream = EventFeed(views).stream(2, 60)
+    (opening,) = await first(stream, 1)
+    assert opening.startswith(b"event: lagged\n")
+    await stream.aclose()
+
+
+async def test_a_slow_listener_costs_a_bounded_amount_and_is_told(monkeypatch) -> None:
+    monkeypatch.setattr(feed, "MOST_UNREAD", 10)
+    views = Views(ClusterState())
+    events_feed = EventFeed(views)
+    stream = events_feed.stream(None, 60)
+    await first(stream, 1)
+    for index in range(1, 100):
+        views.on_group(group(index))
+    (listener,) = events_feed._listeners
+    assert len(listener.pieces) <= 10
+    (piece,) = await first(stream, 1)
+    assert piece.startswith(b"event: lagged\n")
+    await stream.aclose()
+
+
+async def test_silence_is_filled_with_comments() -> None:
+    stream = EventFeed(Views(ClusterState())).stream(None, 0.01)
+    opening, beat = await first(stream, 2)
+    assert opening.startswith(b"retry:")
+    assert beat.startswith(b":")
+    await stream.aclose()
+
+
+def test_the_sdk_reads_what_the_feed_writes() -> None:
+    parser = EventParser()
+    lines = event_stream_text(group(7)).decode().split("\n")
+    found = [event for line in lines if (event := parser.on_line(line)) is not None]
+    assert [(event.id, event.type, event.facts["node"]) for event in found] == [("7", "node_resumed", "n7")]

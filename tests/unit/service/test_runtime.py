@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+
+from dgpu.core.commands import CancelTasks, RemoveNode
+from dgpu.core.ids import NodeId, TaskId
+from dgpu.core.rejections import StorageFull, UnknownNode
+from dgpu.core.settings import Settings
+from dgpu.journal.journal import Room
+from dgpu.journal.memory import MemoryJournal
+from dgpu.service import journal_thread
+from dgpu.service.clock import Clock
+from dgpu.service.contact import AgentRules
+from dgpu.service.outputs import CommittedGroup
+from dgpu.service.runtime import CommandFailed, Runtime
+from dgpu.service.scheduler import Scheduler
+from dgpu.wire.proto.agent_pb2 import FromScheduler
+from unit.service.cluster import register, submit
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class SlowJournal(MemoryJournal):
+    """Appends wait while the gate is shut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.appends = 0
+
+    def append(self, epoch: int, index: int, payload: bytes) -> None:
+        self.gate.wait()
+        super().append(epoch, index, payload)
+        self.appends += 1
+
+
+class Peer:
+    def __init__(self) -> None:
+        self.heard: list[FromScheduler] = []
+        self.ended = ""
+
+    def send(self, message: FromScheduler) -> None:
+        self.heard.append(message)
+
+    def hang_up(self, reason: str, *, fault: bool) -> None:
+        self.ended = reason
+
+
+@pytest.fixture
+def journal() -> SlowJournal:
+    return SlowJournal()
+
+
+@pytest.fixture
+async def runtime(journal: SlowJournal) -> AsyncIterator[Runtime]:
+    recovery = journal.recover()
+    clock = Clock()
+    scheduler = Scheduler(
+        recovery.replayed(), last_index=recovery.index, rules=AgentRules(), started_at=clock.now_ms()
+    )
+    runtime = Runtime(scheduler, journal, clock)
+    await runtime.start(Settings())
+    yield runtime
+    journal.gate.set()
+    await runtime.stop()
+
+
+async def test_it_is_ready_when_its_epoch_is_durable(runtime: Runtime, journal: SlowJournal) -> None:
+    assert runtime.ready
+    assert (runtime.epoch, runtime.committed_index, journal.appends) == (1, 1, 1)
+
+
+async def test_a_command_is_answered_after_its_commit(runtime: Runtime, journal: SlowJournal) -> None:
+    journal.gate.clear()
+    answer = runtime.execute(submit())
+    await asyncio.sleep(0.05)
+    assert not answer.done()
+    journal.gate.set()
+    (event,) = await answer
+    assert event.first_id == 1
+    assert await runtime.execute(RemoveNode(node_id=NodeId("x"))) == UnknownNode(node_id=NodeId("x"))
+
+
+async def test_what_comes_in_one_turn_of_the_loop_shares_a_record(
+    runtime: Runtime, journal: SlowJournal
+) -> None:
+    before = journal.appends
+    await asyncio.gather(*(runtime.execute(submit()) for _ in range(100)))
+    assert journal.appends - before == 1
+
+
+async def test_a_read_sees_only_what_is_durable(runtime: Runtime, journal: SlowJournal) -> None:
+    journal.gate.clear()
+    answer = runtime.execute(submit())
+    await asyncio.sleep(0.01)  # decided and applied by now, but not durable
+    read = asyncio.create_task(runtime.read(lambda state: len(state.tasks)))
+    await asyncio.sleep(0.05)
+    assert not read.done()
+    journal.gate.set()
+    assert await read == 1
+    await answer
+
+
+async def test_a_read_that_fails_fails_for_its_reader_alone(runtime: Runtime, journal: SlowJournal) -> None:
+    journal.gate.clear()
+    answer = runtime.execute(submit())
+    await asyncio.sleep(0.01)
+    bad = asyncio.create_task(runtime.read(lambda state: state.tasks[TaskId(99)]))
+    good = asyncio.create_task(runtime.read(lambda state: len(state.tasks)))
+    await asyncio.sleep(0.01)
+    journal.gate.set()
+    with pytest.raises(KeyError):
+        await bad
+    assert await good == 1
+    await answer
+
+
+async def test_subscribers_hear_of_every_group_in_order_while_the_state_is_of_that_group(
+    runtime: Runtime,
+) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def look(group: CommittedGroup) -> None:
+        seen.append((group.index, len(runtime._scheduler.state.tasks)))
+
+    def fail(_group: CommittedGroup) -> None:
+        raise ValueError("a subscriber's bug")
+
+    runtime.subscribe(fail)
+    unsubscribe = runtime.subscribe(look)
+    for _ in range(3):
+        await runtime.execute(submit())
+    unsubscribe()
+    await runtime.execute(submit())
+    assert seen == [(2, 1), (3, 2), (4, 3)]
+
+
+async def test_a_command_that_meets_a_bug_fails_for_its_caller_alone(runtime: Runtime) -> None:
+    bad = runtime.execute(CancelTasks(task_ids=("x",)))  # type: ignore[arg-type]
+    broken = runtime.execute(submit("many"))  # type: ignore[arg-type]
+    good = runtime.execute(submit())
+    assert len(await good) == 1
+    with pytest.raises(CommandFailed):
+        await broken
+    assert (await bad).code == "unknown_task"
+
+
+async def test_a_caller_who_left_does_not_stop_the_others(runtime: Runtime, journal: SlowJournal) -> None:
+    journal.gate.clear()
+    leaving, staying = runtime.execute(submit()), runtime.execute(submit())
+    await asyncio.sleep(0.01)
+    leaving.cancel()
+    journal.gate.set()
+    assert len(await staying) == 1
+    assert await runtime.read(lambda state: len(state.tasks)) == 2
+
+
+async def test_without_room_submits_are_refused_until_there_is_room_again(
+    runtime: Runtime, journal: SlowJournal
+) -> None:
+    await runtime.execute(submit())
+    journal.room = Room.RESERVE
+    assert await runtime.execute(submit()) == StorageFull()
+    assert len(await runtime.execute(CancelTasks(task_ids=(TaskId(1),)))) == 1
+    journal.room = Room.OK
+    assert len(await runtime.execute(submit())) == 1
+
+
+async def test_agents_are_told_through_their_links_and_hung_up_on(runtime: Runtime) -> None:
+    first, second = Peer(), Peer()
+    one = runtime.connect_agent(first)
+    runtime.agent_said(one, register())
+    await runtime.execute(submit())
+    assert [message.WhichOneof("body") for message in first.heard] == ["welcome", "orders"]
+    assert runtime.node_contact(NodeId("n1")).connected
+    runtime.agent_said(runtime.connect_agent(second), register())
+    assert first.ended == "replaced by a newer connection"
+    runtime.agent_left(one)  # too late to matter
+    await runtime.execute(submit())
+    assert second.heard[0].WhichOneof("body") == "welcome"
+
+
+async def test_stopping_commits_what_was_asked_for(journal: SlowJournal) -> None:
+    clock = Clock()
+    recovery = journal.recover()
+    scheduler = Scheduler(recovery.replayed(), last_index=0, rules=AgentRules(), started_at=clock.now_ms())
+    runtime = Runtime(scheduler, journal, clock)
+    await runtime.start(Settings())
+    answer = runtime.execute(submit())
+    await runtime.stop()
+    assert answer.done()
+    assert len(list(journal.groups())) == 2
+
+
+async def test_a_broken_journal_ends_the_process_before_anything_is_answered(
+    runtime: Runtime, journal: SlowJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(journal_thread.os, "_exit", ended.append)
+    journal.broken = True
+    answer = runtime.execute(submit())
+    await asyncio.sleep(0.1)
+    assert ended == [74]
+    assert not answer.done()
+    runtime._scheduler._commit.in_flight = None  # the real process is gone by now; let the fixture stop
+
+
+def test_the_clock_never_starts_behind_the_journal() -> None:
+    ahead = Clock().now_ms() + 3_600_000
+    assert Clock(ahead).now_ms() >= ahead
