@@ -1,0 +1,110 @@
+"""What must hold, whatever happened. Told of every process, every acknowledgement and every commit."""
+
+from __future__ import annotations
+
+import json
+
+from dgpu.core.digest import digest
+from dgpu.core.events import Event, TaskFinished, TasksCancelled
+from dgpu.core.ids import LeaseId, NodeId, TaskId
+from dgpu.core.invariants import check_invariants
+from dgpu.core.state import ClusterState
+from dgpu.core.task import TaskStatus
+
+_CHECK_EVERY = 16  # commits; checking all would take most of the time
+
+
+class Violation(AssertionError):  # noqa: N818 - it names what was found
+    """A promise was broken."""
+
+
+class Checkers:
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._awake: dict[TaskId, dict[LeaseId, NodeId]] = {}  # processes that are neither frozen nor over
+        self._ended: dict[TaskId, TaskStatus] = {}
+        self._exits: dict[LeaseId, int] = {}
+        self._commits = 0
+        self.acknowledged: dict[str, tuple[TaskId, ...]] = {}  # by idempotency key
+        self.runs = 0
+        self.freezes = 0
+
+    # told by the keepers
+
+    def on_awake(self, task_id: TaskId, lease_id: LeaseId, node_id: NodeId) -> None:
+        """A process started, or goes on after it was frozen."""
+        others = {lease: node for lease, node in self._awake.get(task_id, {}).items() if lease != lease_id}
+        if others:
+            raise self._violation(
+                f"task {task_id} runs under lease {lease_id} on {node_id} and under {others}"
+            )
+        if self._ended.get(task_id) is TaskStatus.SUCCESS:
+            raise self._violation(f"task {task_id} was over, and runs again on {node_id}")
+        self._awake.setdefault(task_id, {})[lease_id] = node_id
+        self.runs += 1
+
+    def on_asleep(self, task_id: TaskId, lease_id: LeaseId) -> None:
+        self._awake.get(task_id, {}).pop(lease_id, None)
+
+    def on_exit(self, lease_id: LeaseId, code: int) -> None:
+        self._exits[lease_id] = code
+
+    # told by clients and the scheduler
+
+    def on_acknowledged(self, key: str, task_ids: tuple[TaskId, ...]) -> None:
+        known = self.acknowledged.setdefault(key, task_ids)
+        if known != task_ids:
+            raise self._violation(f"submit {key} was answered by {known}, then by {task_ids}")
+
+    def on_committed(self, state: ClusterState, events: tuple[Event, ...]) -> None:
+        for event in events:
+            if isinstance(event, TaskFinished):
+                self._check_end(event)
+                self._ended[event.task_id] = event.status
+            elif isinstance(event, TasksCancelled):
+                self._ended.update(dict.fromkeys(event.task_ids, TaskStatus.CANCELLED))
+        self._commits += 1
+        if self._commits % _CHECK_EVERY == 0:
+            check_invariants(state)
+
+    def _check_end(self, event: TaskFinished) -> None:
+        if event.task_id in self._ended:
+            raise self._violation(f"task {event.task_id} ended twice")
+        if event.status is TaskStatus.SUCCESS and self._exits.get(event.lease_id) != 0:
+            raise self._violation(
+                f"task {event.task_id} succeeded, but no process under {event.lease_id} did"
+            )
+
+    # asked at a start and at the end
+
+    def check_recovered(self, state: ClusterState) -> None:
+        check_invariants(state)
+        for key, task_ids in self.acknowledged.items():
+            for task_id in task_ids:
+                task = state.tasks.get(task_id)
+                if task is None:
+                    raise self._violation(f"task {task_id} of {key} was acknowledged and is lost")
+                if task_id in self._ended and task.status is not self._ended[task_id]:
+                    raise self._violation(f"the end of task {task_id} is lost")
+
+    def check_at_rest(self, state: ClusterState, replayed: ClusterState) -> None:
+        self.check_recovered(state)
+        for task in state.tasks.values():
+            if not task.status.is_final:
+                raise self._violation(
+                    f"task {task.id} never ended: {task.status}, {task.reason or task.error}"
+                )
+            detail = json.loads(task.detail)
+            if task.status is not TaskStatus.CANCELLED and not detail.get("may_fail", False):
+                wanted = TaskStatus.SUCCESS if detail["code"] == 0 else TaskStatus.FAILED
+                if task.status is not wanted:
+                    raise self._violation(f"task {task.id} should be {wanted}: {task.status}, {task.error}")
+        if len(state.tasks) != sum(len(ids) for ids in self.acknowledged.values()):
+            raise self._violation("there are tasks that nobody was told of")
+        if digest(state) != digest(replayed):
+            raise self._violation("the journal makes another state than the one in memory")
+        if state.leases:
+            raise self._violation(f"leases are left: {sorted(state.leases)}")
+
+    def _violation(self, what: str) -> Violation:
+        return Violation(f"seed {self._seed}: {what}")

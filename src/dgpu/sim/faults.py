@@ -1,0 +1,97 @@
+"""What goes wrong, and when. Every fault ends by itself; after the last one the world must come to rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dgpu.sim.network import Network
+from dgpu.sim.node_host import NodeHost
+from dgpu.sim.scheduler_host import SchedulerHost
+from dgpu.sim.world import World
+
+
+class Faults:
+    def __init__(
+        self, world: World, network: Network, scheduler: SchedulerHost, nodes: list[NodeHost]
+    ) -> None:
+        self._world = world
+        self._network = network
+        self._scheduler = scheduler
+        self._nodes = nodes
+        self.happened: dict[str, int] = {}
+
+    def plan(self, faults: int, over_ms: int) -> None:
+        kinds: list[Callable[[NodeHost], None]] = [
+            self.scheduler_dies,
+            self.scheduler_dies_writing,
+            self.scheduler_dies_writing,
+            self.agent_dies,
+            self.agent_sleeps,
+            self.falls_asleep_and_is_cut_off,
+            self.keeper_dies,
+            self.node_restarts,
+            self.connection_breaks,
+            self.node_is_cut_off,
+            self.node_is_cut_off,
+            self.network_is_slow,
+            self.snapshot,
+        ]
+        for _ in range(faults):
+            kind = self._world.chance.choice(kinds)
+            node = self._world.chance.choice(self._nodes)
+            self._world.after(self._world.between(0, over_ms), lambda k=kind, n=node: self._do(k, n))  # type: ignore[misc]
+
+    def heal(self) -> None:
+        self._network.heal()
+        self._scheduler.start()
+        for node in self._nodes:
+            node.start_agent()
+
+    def _do(self, kind: Callable[[NodeHost], None], node: NodeHost) -> None:
+        self.happened[kind.__name__] = self.happened.get(kind.__name__, 0) + 1
+        kind(node)
+
+    def scheduler_dies(self, _node: NodeHost) -> None:
+        self._scheduler.crash()
+        down_ms = self._world.between(100, 90_000) if self._world.chance.random() < 0.3 else 500
+        self._world.after(down_ms, self._scheduler.start)
+
+    def scheduler_dies_writing(self, _node: NodeHost) -> None:
+        self._scheduler.dies_at_next_write = True
+
+    def agent_dies(self, node: NodeHost) -> None:
+        node.crash_agent()
+        self._world.after(self._world.between(100, 20_000), node.start_agent)
+
+    def agent_sleeps(self, node: NodeHost) -> None:
+        node.pause_agent(self._world.between(1_000, 100_000))
+
+    def falls_asleep_and_is_cut_off(self, node: NodeHost) -> None:
+        """It wakes in the dark, with an old answer in its buffer."""
+        self._network.slow_down(8_000)
+        asleep_at_ms = self._world.between(1_000, 6_000)
+        self._world.after(asleep_at_ms, lambda: node.pause_agent(self._world.between(20_000, 59_000)))
+        self._world.after(asleep_at_ms + 2_000, lambda: self._network.cut_off(node.name))
+        self._world.after(asleep_at_ms + 150_000, lambda: self._network.heal(node.name))
+
+    def keeper_dies(self, node: NodeHost) -> None:
+        node.crash_keeper()
+
+    def node_restarts(self, node: NodeHost) -> None:
+        node.reboot()
+        self._world.after(self._world.between(5_000, 60_000), node.start_agent)
+
+    def connection_breaks(self, node: NodeHost) -> None:
+        for connection in self._network.connections:
+            if connection.name == node.name:
+                connection.cut()
+
+    def node_is_cut_off(self, node: NodeHost) -> None:
+        self._network.cut_off(node.name)
+        self._world.after(self._world.between(1_000, 150_000), lambda: self._network.heal(node.name))
+
+    def network_is_slow(self, _node: NodeHost) -> None:
+        self._network.slow_down(self._world.between(1_000, 20_000))
+
+    def snapshot(self, _node: NodeHost) -> None:
+        self._scheduler.disk.take_snapshot()

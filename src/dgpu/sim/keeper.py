@@ -1,0 +1,188 @@
+"""A keeper in the simulation: processes are numbers that run down, unless they are frozen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+from dgpu.agent.run.runner import (
+    KnownRun,
+    RunEnd,
+    RunnerWord,
+    RunOrder,
+    RunsEnded,
+    RunsFrozen,
+    RunsListed,
+    RunsStarted,
+    StopOrder,
+)
+from dgpu.core.ids import LeaseId, NodeId
+from dgpu.core.task import Outcome
+from dgpu.sim.checkers import Checkers
+from dgpu.sim.world import World
+
+
+class _Process:
+    def __init__(self, order: RunOrder, started_ms: int, started_at: int) -> None:
+        detail = json.loads(order.detail)
+        self.order = order
+        self.started_ms = started_ms  # on the node's clock
+        self.code = int(detail["code"])
+        self.left_ms = int(detail["ms"])
+        self.runs_since = started_at
+        self.frozen = False
+        self.turn = 0  # a planned end of an earlier turn is void
+
+
+class SimKeeper:
+    def __init__(
+        self,
+        world: World,
+        checkers: Checkers,
+        node_id: NodeId,
+        clock: Callable[[], int],
+        to_world: Callable[[int], int],
+    ) -> None:
+        self._world = world
+        self._checkers = checkers
+        self._node_id = node_id
+        self._clock = clock
+        self._to_world = to_world
+        self._processes: dict[LeaseId, _Process] = {}
+        self._ends: dict[LeaseId, tuple[RunOrder, RunEnd]] = {}
+        self._over_ms = 0
+        self._action = "never"
+        self.tell: Callable[[RunnerWord], None] | None = None  # None: no agent is connected
+
+    def listed(self) -> RunsListed:
+        runs = [
+            KnownRun(
+                lease_id=lease_id,
+                task_id=process.order.task_id,
+                attempt=process.order.attempt,
+                gpu_ids=process.order.gpu_ids,
+                started_at_ms=process.started_ms,
+                frozen=process.frozen,
+            )
+            for lease_id, process in self._processes.items()
+        ]
+        runs += [
+            KnownRun(
+                lease_id=lease_id,
+                task_id=order.task_id,
+                attempt=order.attempt,
+                gpu_ids=order.gpu_ids,
+                started_at_ms=1,
+                end=end,
+            )
+            for lease_id, (order, end) in self._ends.items()
+        ]
+        return RunsListed(runs=tuple(runs))
+
+    def start(self, orders: Sequence[RunOrder]) -> None:
+        for order in orders:
+            if order.lease_id in self._processes or order.lease_id in self._ends:
+                continue
+            if self._is_lease_over():
+                self._end(order, Outcome.NODE_FAULT, error="the task lease was over before the start")
+                continue
+            process = _Process(order, self._clock(), self._world.now)
+            self._processes[order.lease_id] = process
+            self._checkers.on_awake(order.task_id, order.lease_id, self._node_id)
+            self._plan_end(process)
+            self._say(RunsStarted(started=((order.lease_id, process.started_ms),)))
+
+    def stop(self, orders: Sequence[StopOrder]) -> None:
+        for order in orders:
+            process = self._processes.get(order.lease_id)
+            if process is not None:
+                delay_ms = self._world.between(0, min(order.grace_ms, 1_000))
+                self._world.after(delay_ms, lambda p=process, c=order.cause: self._finish(p, c))  # type: ignore[misc]
+
+    def thaw(self, lease_ids: Sequence[LeaseId]) -> None:
+        for lease_id in lease_ids:
+            process = self._processes.get(lease_id)
+            if process is not None and process.frozen and self._is_lease_over():
+                self._say(RunsFrozen(lease_ids=(lease_id,)))
+            elif process is not None and process.frozen:
+                process.frozen = False
+                process.runs_since = self._world.now
+                self._checkers.on_awake(process.order.task_id, lease_id, self._node_id)
+                self._plan_end(process)
+
+    def forget(self, lease_ids: Sequence[LeaseId]) -> None:
+        for lease_id in lease_ids:
+            self._ends.pop(lease_id, None)
+
+    def heard(self, at_ms: int, lease_ms: int, action: str) -> None:
+        self._over_ms, self._action = at_ms + lease_ms, action
+        if action != "never":
+            over_ms = self._over_ms
+            self._world.at(self._to_world(over_ms), lambda: self._enforce(over_ms))
+
+    def die(self) -> None:
+        """With all its processes; what had ended is on disk."""
+        for process in list(self._processes.values()):
+            self._checkers.on_asleep(process.order.task_id, process.order.lease_id)
+        self._processes.clear()
+        self._over_ms, self._action = 0, "never"
+
+    def forget_all(self) -> None:
+        self.die()
+        self._ends.clear()
+
+    def _is_lease_over(self) -> bool:
+        return self._action != "never" and self._clock() >= self._over_ms
+
+    def _enforce(self, over_ms: int) -> None:
+        if over_ms != self._over_ms or not self._is_lease_over():
+            return
+        frozen = [p for p in self._processes.values() if not p.frozen]
+        for process in frozen:
+            if self._action == "stop":
+                self._finish(process, Outcome.NODE_FAULT)
+                continue
+            process.frozen = True
+            process.turn += 1
+            process.left_ms = max(0, process.left_ms - (self._world.now - process.runs_since))
+            self._checkers.on_asleep(process.order.task_id, process.order.lease_id)
+            self._checkers.freezes += 1
+        if frozen and self._action != "stop":
+            self._say(RunsFrozen(lease_ids=tuple(process.order.lease_id for process in frozen)))
+
+    def _plan_end(self, process: _Process) -> None:
+        process.turn += 1
+        turn = process.turn
+
+        def end() -> None:
+            if process.turn == turn:
+                self._finish(process, Outcome.EXITED)
+
+        self._world.after(process.left_ms, end)
+
+    def _finish(self, process: _Process, outcome: Outcome) -> None:
+        lease_id = process.order.lease_id
+        if self._processes.get(lease_id) is not process:
+            return
+        del self._processes[lease_id]
+        process.turn += 1
+        self._checkers.on_asleep(process.order.task_id, lease_id)
+        if outcome is Outcome.EXITED:
+            self._checkers.on_exit(lease_id, process.code)
+        self._end(process.order, outcome, code=process.code if outcome is Outcome.EXITED else 0)
+
+    def _end(self, order: RunOrder, outcome: Outcome, *, code: int = 0, error: str = "") -> None:
+        end = RunEnd(
+            lease_id=order.lease_id,
+            outcome=outcome,
+            at_ms=self._clock(),
+            exit_code=code,
+            error=error,
+            output_bytes=self._world.between(0, 1),
+        )
+        self._ends[order.lease_id] = (order, end)
+        self._say(RunsEnded(ended=(end,)))
+
+    def _say(self, word: RunnerWord) -> None:
+        if self.tell is not None:
+            self.tell(word)

@@ -1,0 +1,105 @@
+"""Connections that delay, stall and break. Within one connection order holds, as on TCP; between two it does not.
+
+A partition holds messages back; when it ends in time they arrive late, as a retransmission does. Nothing is lost
+but by the end of a connection, which the two sides notice at different times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from dgpu.sim.world import World
+from dgpu.wire.proto.agent_pb2 import FromAgent, FromScheduler
+
+_RETRANSMIT_MS = 200
+
+
+class End(Protocol):
+    def on_message(self, connection: Connection, content: bytes) -> None: ...
+
+    def on_broken(self, connection: Connection) -> None: ...
+
+
+class Connection:
+    def __init__(self, network: Network, name: str, agent: End, scheduler: End) -> None:
+        self._network = network
+        self.name = name
+        self.ends = {"agent": agent, "scheduler": scheduler}
+        self.open = {"agent": True, "scheduler": True}
+        self._arrives_at = {"agent": 0, "scheduler": 0}
+
+    def send_up(self, message: FromAgent) -> None:
+        self._send("scheduler", message.SerializeToString())
+
+    def send_down(self, message: FromScheduler) -> None:
+        self._send("agent", message.SerializeToString())
+
+    def close(self, side: str) -> None:
+        """One side is done; the other one notices when the network lets it."""
+        if self.open[side]:
+            self.open[side] = False
+            other = "agent" if side == "scheduler" else "scheduler"
+            self._deliver(other, lambda: self._break(other))
+
+    def cut(self) -> None:
+        for side in ("agent", "scheduler"):
+            self._network.world.after(self._network.delay_ms(), lambda side=side: self._break(side))  # type: ignore[misc]
+
+    def _break(self, side: str) -> None:
+        if self.open[side]:
+            self.open[side] = False
+            self.ends[side].on_broken(self)
+
+    def _send(self, to: str, content: bytes) -> None:
+        sender = "agent" if to == "scheduler" else "scheduler"
+        if self.open[sender]:
+            self._deliver(to, lambda: self._arrive(to, content))
+
+    def _arrive(self, to: str, content: bytes) -> None:
+        if self.open[to]:
+            self.ends[to].on_message(self, content)
+
+    def _deliver(self, to: str, action: Callable[[], None]) -> None:
+        world = self._network.world
+        self._arrives_at[to] = max(self._arrives_at[to], world.now + self._network.delay_ms())
+
+        def attempt() -> None:
+            if self._network.is_cut_off(self.name):
+                self._arrives_at[to] = max(self._arrives_at[to], world.now + _RETRANSMIT_MS)
+                world.at(self._arrives_at[to], attempt)
+            else:
+                action()
+
+        world.at(self._arrives_at[to], attempt)
+
+
+class Network:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.connections: list[Connection] = []
+        self._cut_off: set[str] = set()
+        self._slow_until = 0
+
+    def connect(self, name: str, agent: End, scheduler: End) -> Connection:
+        connection = Connection(self, name, agent, scheduler)
+        self.connections = [c for c in self.connections if any(c.open.values())]
+        self.connections.append(connection)
+        return connection
+
+    def is_cut_off(self, name: str) -> bool:
+        return name in self._cut_off
+
+    def cut_off(self, name: str) -> None:
+        self._cut_off.add(name)
+
+    def heal(self, name: str | None = None) -> None:
+        self._cut_off = self._cut_off - {name} if name else set()
+
+    def slow_down(self, ms: int) -> None:
+        self._slow_until = self.world.now + ms
+
+    def delay_ms(self) -> int:
+        return (
+            self.world.between(20, 2_000) if self.world.now < self._slow_until else self.world.between(0, 5)
+        )

@@ -1,0 +1,277 @@
+"""A node in the simulation: an agent that can die, a keeper that outlives it, a machine that can restart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dgpu.agent.lifecycle import (
+    CheckRelease,
+    ForgetRuns,
+    GpusReleased,
+    KeepOutput,
+    Lifecycle,
+    OutputStored,
+    StartRuns,
+    StopRuns,
+    ThawRuns,
+)
+from dgpu.agent.node import NodeInput, NodeMachine, NodeOutput, StreamOpened
+from dgpu.agent.run.runner import RunnerLost, RunnerWord
+from dgpu.agent.session import NEVER_MS, Session
+from dgpu.agent.session_words import (
+    Dial,
+    Disconnected,
+    EpochSaved,
+    GpusFound,
+    HangUp,
+    Heard,
+    Identity,
+    NodeGpu,
+    Received,
+    Sampled,
+    SaveEpoch,
+    Send,
+    SessionSettings,
+    TakeSamples,
+    Woke,
+    Written,
+)
+from dgpu.core.ids import GpuId, NodeId
+from dgpu.sim.checkers import Checkers
+from dgpu.sim.keeper import SimKeeper
+from dgpu.sim.network import Connection, Network
+from dgpu.sim.scheduler_host import SchedulerHost
+from dgpu.sim.world import World
+from dgpu.wire.proto.agent_pb2 import FromScheduler
+
+
+class NodeHost:
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        scheduler: SchedulerHost,
+        checkers: Checkers,
+        name: str,
+        gpus: int,
+    ) -> None:
+        self._world = world
+        self._network = network
+        self._scheduler = scheduler
+        self.name = name
+        self._gpus = tuple(
+            NodeGpu(id=GpuId(f"GPU-{name}-{index}"), index=index, model="V100", memory_mb=16_384)
+            for index in range(gpus)
+        )
+        self._boots = 0
+        self._booted_at = world.now
+        self._rate = 1 + world.chance.uniform(-0.001, 0.001)  # no two crystals are alike
+        self._epoch_on_disk = 0
+        self.keeper = SimKeeper(world, checkers, NodeId(name), self.clock, self.to_world)
+        self._machine: NodeMachine | None = None
+        self._connection: Connection | None = None
+        self._waking_at = 0
+        self._keeper_arrives_at = 0
+        self._last_heard: Heard | None = None  # for a keeper that is replaced
+        self._paused: list[Callable[[], None]] | None = None
+
+    def clock(self) -> int:
+        """Milliseconds since boot, as this node counts them."""
+        return int((self._world.now - self._booted_at) * self._rate) + 1_000
+
+    def to_world(self, node_ms: int) -> int:
+        return self._booted_at + int((node_ms - 1_000) / self._rate) + 1
+
+    # What can happen to it
+
+    def start_agent(self) -> None:
+        if self._machine is not None:
+            return
+        session = Session(
+            identity=Identity(
+                node_id=NodeId(self.name),
+                boot_id=f"{self.name}-{self._boots}",
+                cpus_milli=8_000,
+                ram_mb=64_000,
+            ),
+            settings=SessionSettings(addresses=("scheduler",)),
+            highest_epoch=self._epoch_on_disk,
+            jitter=self._world.chance.random,
+            new_session_id=lambda: f"s{self._world.between(0, 1 << 30)}",
+        )
+        self._machine = NodeMachine(session=session, lifecycle=Lifecycle())
+        self._put(GpusFound(gpus=self._gpus))
+        self._meet_keeper()
+
+    def crash_agent(self) -> None:
+        self._machine = None
+        self._last_heard = None
+        self._paused = None
+        self.keeper.tell = None
+        self._waking_at = 0
+        if self._connection is not None:
+            self._connection.close("agent")
+            self._connection = None
+
+    def crash_keeper(self) -> None:
+        """What the agent orders is lost until it notices and has met the next one."""
+        self.keeper.die()
+        self.keeper.tell = None
+        machine = self._machine
+
+        def notice() -> None:
+            self._put(RunnerLost())
+            self._later(self._world.between(10, 500), machine, self._meet_keeper)
+
+        self._later(self._keeper_delay_ms(), machine, notice)
+
+    def reboot(self) -> None:
+        self.crash_agent()
+        self.keeper.forget_all()
+        self._boots += 1
+        self._booted_at = self._world.now
+
+    def pause_agent(self, ms: int) -> None:
+        """SIGSTOP of the agent alone: the keeper goes on."""
+        if self._machine is None or self._paused is not None:
+            return
+        self._paused = []
+        machine = self._machine
+
+        def resume() -> None:
+            if self._machine is machine and self._paused is not None:
+                waiting, self._paused = self._paused, None
+                for action in waiting:
+                    action()
+
+        self._world.after(ms, resume)
+
+    # The network's side
+
+    def on_message(self, connection: Connection, content: bytes) -> None:
+        if connection is self._connection:
+            self._put(Received(message=FromScheduler.FromString(content)))
+
+    def on_broken(self, connection: Connection) -> None:
+        if connection is self._connection:
+            self._connection = None
+            self._put(Disconnected(reason="broken"))
+
+    # Driving the machine
+
+    def _put(self, value: NodeInput) -> None:
+        if self._machine is None:
+            return
+        if self._paused is not None:
+            self._paused.append(lambda: self._put(value))
+            return
+        for output in self._machine.on_input(value, self.clock()):
+            self._carry(output)
+        self._wake_later()
+
+    def _wake_later(self) -> None:
+        if self._machine is None or self._machine.wake_at_ms >= NEVER_MS:
+            return
+        at = max(self._world.now + 1, self.to_world(self._machine.wake_at_ms))
+        if self._waking_at == at:
+            return
+        self._waking_at = at
+        machine = self._machine
+
+        def wake() -> None:
+            if machine is self._machine and self._waking_at == at:
+                self._waking_at = 0
+                self._put(Woke())
+
+        self._world.at(at, wake)
+
+    def _meet_keeper(self) -> None:
+        self.keeper.tell = self._on_keeper
+        if self._last_heard is not None:
+            self._order(self._last_heard)
+        self._put(self.keeper.listed())
+
+    def _on_keeper(self, word: RunnerWord) -> None:
+        self._later(self._keeper_delay_ms(), self._machine, lambda: self._put(word))
+
+    def _keeper_delay_ms(self) -> int:
+        """A socket: in order."""
+        self._keeper_arrives_at = max(self._keeper_arrives_at, self._world.now + self._world.between(0, 20))
+        return self._keeper_arrives_at - self._world.now
+
+    def _later(self, ms: int, machine: NodeMachine | None, action: Callable[[], None]) -> None:
+        """By the agent, if it is still the same; one that is stopped does it when it wakes."""
+
+        def act() -> None:
+            if machine is None or machine is not self._machine:
+                return
+            if self._paused is not None:
+                self._paused.append(action)
+            else:
+                action()
+
+        self._world.after(ms, act)
+
+    def _carry(self, output: NodeOutput) -> None:
+        machine = self._machine
+        match output:
+            case Dial():
+                self._dial()
+            case Send():
+                if self._connection is not None:
+                    self._connection.send_up(output.message)
+                self._later(self._world.between(0, 2), machine, lambda: self._put(Written()))
+            case HangUp():
+                if self._connection is not None:
+                    self._connection.close("agent")
+                    self._connection = None
+                self._later(0, machine, lambda: self._put(Disconnected(reason="hung up")))
+            case SaveEpoch():
+                self._later(self._world.between(0, 10), machine, lambda: self._save(output.epoch))
+            case TakeSamples():
+                self._later(1, machine, lambda: self._put(Sampled(samples=())))
+            case Heard() | StartRuns() | StopRuns() | ThawRuns() | ForgetRuns():
+                if isinstance(output, Heard):
+                    self._last_heard = output
+                if self.keeper.tell is not None:
+                    self._order(output)
+            case CheckRelease():
+                released = GpusReleased(released=tuple((lease_id, ()) for lease_id, _ in output.leases))
+                self._later(self._world.between(0, 100), machine, lambda: self._put(released))
+            case KeepOutput():
+                stored = OutputStored(lease_ids=(output.lease_id,))
+                self._later(self._world.between(0, 3_000), machine, lambda: self._put(stored))
+            case _:
+                pass  # notes, and the stream for output, which is no part of this world
+
+    def _order(self, output: Heard | StartRuns | StopRuns | ThawRuns | ForgetRuns) -> None:
+        match output:
+            case Heard():
+                self.keeper.heard(output.at_ms, output.lease_ms, output.action)
+            case StartRuns():
+                self.keeper.start(output.orders)
+            case StopRuns():
+                self.keeper.stop(output.orders)
+            case ThawRuns():
+                self.keeper.thaw(output.lease_ids)
+            case ForgetRuns():
+                self.keeper.forget(output.lease_ids)
+
+    def _save(self, epoch: int) -> None:
+        self._epoch_on_disk = max(self._epoch_on_disk, epoch)
+        self._put(EpochSaved(epoch=epoch))
+
+    def _dial(self) -> None:
+        machine = self._machine
+
+        def answered() -> None:
+            if self._network.is_cut_off(self.name):
+                return  # nobody answers; the session's own patience ends it
+            if not self._scheduler.is_up:
+                self._put(Disconnected(reason="refused"))
+                return
+            self._connection = self._network.connect(self.name, self, self._scheduler)
+            self._scheduler.accept(self._connection)
+            self._put(StreamOpened())
+
+        self._later(self._network.delay_ms(), machine, answered)

@@ -1,0 +1,191 @@
+"""The scheduler's process in the simulation: what the asyncio adapter does, on virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dgpu.core.commands import Command
+from dgpu.core.settings import Settings
+from dgpu.core.state import ClusterState
+from dgpu.service.contact import AgentRules
+from dgpu.service.inputs import (
+    AgentLeft,
+    AgentSaid,
+    Begin,
+    Committed,
+    DecideQueued,
+    Execute,
+    Input,
+    TimePassed,
+)
+from dgpu.service.outputs import Append, HangUp, Output, Publish, Reply, ReplyFailed, Tell
+from dgpu.service.scheduler import Scheduler
+from dgpu.sim.checkers import Checkers, Violation
+from dgpu.sim.disk import SimDisk
+from dgpu.sim.network import Connection
+from dgpu.sim.world import World
+from dgpu.wire.proto.agent_pb2 import FromAgent
+
+WALL_MS = 1_700_000_000_000
+_HOUR_MS = 3_600_000
+
+Answer = Callable[[object], None]
+MakeScheduler = Callable[..., Scheduler]
+
+
+class SchedulerHost:
+    def __init__(
+        self,
+        world: World,
+        checkers: Checkers,
+        rules: AgentRules,
+        settings: Settings,
+        make_scheduler: MakeScheduler = Scheduler,
+    ) -> None:
+        self._world = world
+        self._checkers = checkers
+        self._rules = rules
+        self._settings = settings
+        self._make = make_scheduler
+        self.disk = SimDisk(world)
+        self.scheduler: Scheduler | None = None
+        self.starts = 0
+        self.dies_at_next_write = False
+        self._clock_offset = 0
+        self._deciding = False
+        self._waking_at = 0
+        self._next_id = 0
+        self._answers: dict[int, Answer] = {}
+        self._connections: dict[int, Connection] = {}
+
+    @property
+    def is_up(self) -> bool:
+        return self.scheduler is not None
+
+    @property
+    def state(self) -> ClusterState:
+        if self.scheduler is None:
+            raise AssertionError("the scheduler is down")
+        return self.scheduler.state
+
+    def start(self) -> None:
+        if self.scheduler is not None:
+            return
+        self.starts += 1
+        state, index = self.disk.recover()
+        self._checkers.check_recovered(state)
+        # Somebody may have set the wall clock meanwhile. It never goes back behind what is journaled.
+        wall = WALL_MS + self._world.now + self._world.between(-_HOUR_MS, _HOUR_MS)
+        self._clock_offset = max(wall, state.last_at) - self._world.now
+        self.scheduler = self._make(
+            state, last_index=index, rules=self._rules, started_at=self._now(), full_pass_ms=5_000
+        )
+        self._waking_at = 0
+        self._put(Begin(settings=self._settings))
+        self._wake_later(self._world.now + 1_000)
+
+    def crash(self) -> None:
+        """Like kill -9: memory is gone, the disk keeps what it has, the kernel closes the sockets."""
+        if self.scheduler is None:
+            return
+        self.scheduler = None
+        self._deciding = False
+        self.disk.crash()
+        self._answers.clear()
+        connections, self._connections = self._connections, {}
+        for connection in connections.values():
+            connection.close("scheduler")
+
+    def execute(self, command: Command, answer: Answer) -> None:
+        if self.scheduler is not None:
+            self._next_id += 1
+            self._answers[self._next_id] = answer
+            self._put(Execute(request_id=self._next_id, command=command))
+
+    # The network's side
+
+    def accept(self, connection: Connection) -> None:
+        self._next_id += 1
+        self._connections[self._next_id] = connection
+
+    def on_message(self, connection: Connection, content: bytes) -> None:
+        connection_id = self._id_of(connection)
+        if connection_id is not None:
+            self._put(AgentSaid(connection_id=connection_id, message=FromAgent.FromString(content)))
+
+    def on_broken(self, connection: Connection) -> None:
+        connection_id = self._id_of(connection)
+        if connection_id is not None:
+            del self._connections[connection_id]
+            self._put(AgentLeft(connection_id=connection_id))
+
+    def _id_of(self, connection: Connection) -> int | None:
+        return next((key for key, known in self._connections.items() if known is connection), None)
+
+    # Driving the machine
+
+    def _now(self) -> int:
+        return self._world.now + self._clock_offset
+
+    def _put(self, value: Input) -> None:
+        scheduler = self.scheduler
+        if scheduler is None:
+            return
+        self._carry(scheduler.on_input(value, self._now()))
+        if not scheduler.in_flight and not self._deciding:
+            self._deciding = True
+            self._world.after(0, lambda: self._decide(scheduler))
+
+    def _decide(self, scheduler: Scheduler) -> None:
+        if scheduler is not self.scheduler:
+            return
+        self._deciding = False
+        if not scheduler.in_flight:
+            self._carry(scheduler.on_input(DecideQueued(), self._now()))
+            self._wake_later(scheduler.wake_at() - self._clock_offset)
+
+    def _wake_later(self, at: int) -> None:
+        if self._waking_at and self._waking_at <= at:
+            return
+        self._waking_at = at
+        scheduler = self.scheduler
+
+        def wake() -> None:
+            if scheduler is self.scheduler and scheduler is not None and self._waking_at == at:
+                self._waking_at = 0
+                self._wake_later(self._world.now + 1_000)
+                self._put(TimePassed())
+
+        self._world.at(at, wake)
+
+    def _carry(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            if isinstance(output, Append):
+                self._append(output)
+            elif isinstance(output, Reply):
+                self._answers.pop(output.request_id)(output.result)
+            elif isinstance(output, ReplyFailed):
+                raise Violation(f"a command met a bug: {output.error}")
+            elif isinstance(output, Tell):
+                connection = self._connections.get(output.connection_id)
+                if connection is not None:
+                    connection.send_down(output.message)
+            elif isinstance(output, HangUp):
+                connection = self._connections.pop(output.connection_id, None)
+                if connection is not None:
+                    connection.close("scheduler")
+            elif isinstance(output, Publish):
+                self._checkers.on_committed(self.state, output.group.events)
+
+    def _append(self, group: Append) -> None:
+        scheduler = self.scheduler
+        self.disk.append(group, lambda: self._on_durable(scheduler, group.index))
+        if self.dies_at_next_write:
+            self.dies_at_next_write = False
+            self._world.after(0, self.crash)
+            self._world.after(500, self.start)
+
+    def _on_durable(self, scheduler: Scheduler | None, index: int) -> None:
+        if scheduler is not None and scheduler is self.scheduler:
+            self._carry(scheduler.on_input(Committed(index=index), self._now()))
+            self._decide(scheduler)

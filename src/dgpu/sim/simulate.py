@@ -1,0 +1,87 @@
+"""One seed, one world: a workload, faults, then peace; the checkers have the last word."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dgpu.core.settings import Settings
+from dgpu.service.contact import AgentRules, LeaseAction
+from dgpu.service.scheduler import Scheduler
+from dgpu.sim.checkers import Checkers, Violation
+from dgpu.sim.faults import Faults
+from dgpu.sim.network import Network
+from dgpu.sim.node_host import NodeHost
+from dgpu.sim.scheduler_host import MakeScheduler, SchedulerHost
+from dgpu.sim.workload import Workload
+from dgpu.sim.world import World
+
+TROUBLE_MS = 240_000
+PEACE_MS = 3_600_000
+NODES = 3
+SUBMITS = 25
+FAULTS = 14
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    seed: int
+    tasks: int
+    runs: int
+    freezes: int
+    scheduler_starts: int
+    torn_tails: int
+    faults: dict[str, int]
+    ended_at_ms: int
+    journal_bytes: int
+
+
+def simulate(seed: int, *, make_scheduler: MakeScheduler = Scheduler) -> Summary:
+    """Raises Violation (or an assertion of the core) when a promise is broken."""
+    world = World(seed)
+    checkers = Checkers(seed)
+    network = Network(world)
+    actions: tuple[LeaseAction, ...] = ("freeze", "freeze", "stop")
+    rules = AgentRules(lease_action=world.chance.choice(actions))
+    scheduler = SchedulerHost(
+        world, checkers, rules, Settings(default_timeout_ms=0, max_timeout_ms=0), make_scheduler
+    )
+    nodes = [
+        NodeHost(world, network, scheduler, checkers, f"n{number}", gpus=world.between(1, 3) if number else 2)
+        for number in range(NODES)  # the first is large enough for any task
+    ]
+    workload = Workload(world, scheduler, checkers)
+    faults = Faults(world, network, scheduler, nodes)
+    scheduler.start()
+    for node in nodes:
+        world.after(world.between(0, 3_000), node.start_agent)
+    workload.plan(SUBMITS, TROUBLE_MS)
+    faults.plan(FAULTS, TROUBLE_MS)
+
+    world.run_until(TROUBLE_MS)
+    faults.heal()
+    world.run_until(TROUBLE_MS + PEACE_MS, lambda: _is_at_rest(scheduler, workload))
+    if not scheduler.is_up or not workload.is_answered:
+        raise Violation(f"seed {seed}: the scheduler did not come back, or does not answer")
+    checkers.check_at_rest(scheduler.state, scheduler.disk.replayed())
+    return Summary(
+        seed=seed,
+        tasks=len(scheduler.state.tasks),
+        runs=checkers.runs,
+        freezes=checkers.freezes,
+        scheduler_starts=scheduler.starts,
+        torn_tails=scheduler.disk.torn,
+        faults=faults.happened,
+        ended_at_ms=world.now,
+        journal_bytes=len(scheduler.disk.memory.segment),
+    )
+
+
+def _is_at_rest(scheduler: SchedulerHost, workload: Workload) -> bool:
+    machine = scheduler.scheduler
+    return (
+        machine is not None
+        and workload.is_answered
+        and machine.ready
+        and not machine.in_flight
+        and not machine.queued
+        and machine.state.ended_count == len(machine.state.tasks)
+    )

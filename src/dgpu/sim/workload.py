@@ -1,0 +1,83 @@
+"""Clients that submit, sometimes cancel, and ask again with the same key until they have an answer."""
+
+from __future__ import annotations
+
+import json
+
+from dgpu.core.commands import CancelTasks, SubmitTasks
+from dgpu.core.events import TasksSubmitted
+from dgpu.core.ids import TaskId, TenantId
+from dgpu.core.rejections import AlreadySubmitted, NeverFits
+from dgpu.core.task import Pool, Shape, TaskSpec
+from dgpu.sim.checkers import Checkers, Violation
+from dgpu.sim.scheduler_host import SchedulerHost
+from dgpu.sim.world import World
+
+_ASK_AGAIN_MS = 2_000
+
+
+class Workload:
+    def __init__(self, world: World, scheduler: SchedulerHost, checkers: Checkers) -> None:
+        self._world = world
+        self._scheduler = scheduler
+        self._checkers = checkers
+        self._unanswered: set[str] = set()
+        self.submits = 0
+
+    @property
+    def is_answered(self) -> bool:
+        return not self._unanswered
+
+    def plan(self, submits: int, over_ms: int) -> None:
+        for number in range(submits):
+            command = self._submit(f"key-{number}")
+            self._world.after(self._world.between(0, over_ms), lambda c=command: self._ask(c))  # type: ignore[misc]
+        self.submits += submits
+
+    def _submit(self, key: str) -> SubmitTasks:
+        chance = self._world.chance
+        long = chance.random() < 0.35
+        detail = {
+            "ms": self._world.between(30_000, 120_000) if long else self._world.between(10, 8_000),
+            "code": 1 if chance.random() < 0.1 else 0,
+        }
+        shape = Shape(
+            tenant_id=TenantId("default"),
+            pool=Pool.BATCH,
+            priority=chance.choice((10, 50, 50, 80)),
+            gpus=chance.choice((0, 1, 1, 1, 2)),
+        )
+        spec = TaskSpec(shape=shape, detail=json.dumps(detail).encode(), timeout_ms=0, max_retries=1_000)
+        count = self._world.between(1, 3)
+        return SubmitTasks(entries=((count, spec),), idempotency_key=key, fingerprint=key)
+
+    def _ask(self, command: SubmitTasks) -> None:
+        key = command.idempotency_key
+        self._unanswered.add(key)
+
+        def answer(result: object) -> None:
+            if isinstance(result, AlreadySubmitted):
+                self._told(key, result.first_id, result.count)
+            elif isinstance(result, tuple) and isinstance(result[0], TasksSubmitted):
+                self._told(key, result[0].first_id, sum(count for count, _ in command.entries))
+            elif isinstance(result, NeverFits):
+                self._unanswered.discard(key)  # no node that is large enough had registered by then
+            else:
+                raise Violation(f"submit {key} was answered by {result}")
+
+        def again() -> None:
+            if key in self._unanswered:
+                self._ask(command)
+
+        self._scheduler.execute(command, answer)
+        self._world.after(_ASK_AGAIN_MS, again)
+
+    def _told(self, key: str, first_id: TaskId, count: int) -> None:
+        self._unanswered.discard(key)
+        task_ids = tuple(TaskId(first_id + number) for number in range(count))
+        self._checkers.on_acknowledged(key, task_ids)
+        if self._world.chance.random() < 0.15:
+            cancel = CancelTasks(task_ids=task_ids[:1])
+            self._world.after(
+                self._world.between(0, 5_000), lambda: self._scheduler.execute(cancel, lambda _: None)
+            )
