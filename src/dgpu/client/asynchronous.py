@@ -1,0 +1,228 @@
+"""The client for services. Needs httpx, which is imported when the first client is made."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+
+from dgpu.client import calls
+from dgpu.client.calls import Call, Filters, TaskFields
+from dgpu.client.errors import DgpuError, Unreachable, WaitedTooLong
+from dgpu.client.server import locate
+from dgpu.client.stream import EventParser, ServerEvent
+from dgpu.wire import answers
+
+if TYPE_CHECKING:
+    import httpx
+
+T = TypeVar("T")
+
+_FIRST_POLL_SECONDS = 0.02
+_LONGEST_POLL_SECONDS = 0.5
+
+
+class AsyncClient:
+    """The same calls as `Client`, awaited. Retries cannot submit twice here either."""
+
+    def __init__(
+        self,
+        server: str | None = None,
+        *,
+        token: str | None = None,
+        timeout_seconds: float = 30.0,
+        retries: int = calls.RETRIES,
+    ) -> None:
+        import httpx
+
+        self._server = locate(server, token)
+        self._retries = retries
+        # no proxies from the environment: the scheduler is near
+        self._http = httpx.AsyncClient(base_url=self._server.url, timeout=timeout_seconds, trust_env=False)
+        self._broken = (httpx.TransportError,)
+        self._no_timeout = httpx.Timeout(timeout_seconds, read=None)
+
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    # tasks
+
+    async def submit(
+        self, *, idempotency_key: str | None = None, **task: Unpack[TaskFields]
+    ) -> answers.Submitted:
+        return await self._do(calls.submit(task, idempotency_key))
+
+    async def submit_copies(
+        self, count: int, *, idempotency_key: str | None = None, **task: Unpack[TaskFields]
+    ) -> list[str]:
+        """`count` equal tasks, all or nothing; at most 10,000."""
+        return (await self._do(calls.submit_copies(task, count, idempotency_key))).task_ids
+
+    async def submit_many(self, tasks: Iterable[Mapping[str, Any]]) -> list[str]:
+        """In parts of at most 10,000 tasks or 8 MiB. All or nothing holds for each part; the error's
+        `submitted` names the tasks of the parts before it.
+        """
+        submitted: list[str] = []
+        for call in calls.submit_parts(tasks):
+            try:
+                submitted += (await self._do(call)).task_ids
+            except DgpuError as error:
+                error.submitted = submitted
+                raise
+        return submitted
+
+    async def get(self, task_id: str | int) -> answers.TaskAnswer:
+        return await self._do(calls.get(task_id))
+
+    async def page(
+        self, *, limit: int = 100, cursor: str | None = None, **filters: Unpack[Filters]
+    ) -> answers.TaskPage:
+        return await self._do(calls.page(filters, limit, cursor))
+
+    async def list(
+        self, *, page_size: int = 500, **filters: Unpack[Filters]
+    ) -> AsyncIterator[answers.TaskAnswer]:
+        """Newest first, page by page as it is read."""
+        cursor: str | None = None
+        while True:
+            page = await self.page(limit=page_size, cursor=cursor, **filters)
+            for task in page.tasks:
+                yield task
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    async def cancel(self, *task_ids: str | int) -> int:
+        return (await self._do(calls.cancel(task_ids))).cancelled
+
+    async def cancel_where(self, **filters: Unpack[Filters]) -> int:
+        return (await self._do(calls.cancel_where(filters))).cancelled
+
+    async def why(self, task_id: str | int) -> answers.Why:
+        return await self._do(calls.why(task_id))
+
+    async def task_events(self, task_id: str | int) -> Sequence[answers.TaskEvent]:
+        return (await self._do(calls.task_events(task_id))).events
+
+    async def wait(
+        self, *task_ids: str | int, timeout_seconds: float | None = None
+    ) -> Sequence[answers.TaskAnswer]:
+        """Returns when all are over, in the order asked for."""
+        until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        return [await self._wait_for(task_id, until) for task_id in task_ids]
+
+    async def _wait_for(self, task_id: str | int, until: float | None) -> answers.TaskAnswer:
+        pause = _FIRST_POLL_SECONDS
+        while True:
+            task = await self.get(task_id)
+            if task.status in calls.FINAL:
+                return task
+            if until is not None and time.monotonic() + pause > until:
+                raise WaitedTooLong(f"{task.task_id} is still {task.status}.")
+            await asyncio.sleep(pause)
+            pause = min(_LONGEST_POLL_SECONDS, pause * 1.5)
+
+    async def logs(
+        self,
+        task_id: str | int,
+        *,
+        follow: bool = False,
+        tail: int | None = None,
+        attempt: int | None = None,
+    ) -> AsyncIterator[bytes]:
+        """The output in pieces as they come; with `follow` until the task is over."""
+        path = calls.logs_path(task_id, follow=follow, tail=tail, attempt=attempt)
+        async with self._stream(path) as response:
+            async for piece in response.aiter_raw():
+                yield piece
+
+    # cluster
+
+    async def queue(self, *, limit: int = 100) -> answers.QueuePage:
+        return await self._do(calls.queue(limit))
+
+    async def gpus(self) -> answers.GpuList:
+        return await self._do(calls.gpus())
+
+    async def nodes(self) -> answers.NodeList:
+        return await self._do(calls.nodes())
+
+    async def drain(self, node_id: str, *, reason: str = "") -> answers.NodeAnswer:
+        return await self._do(calls.node_order(node_id, "drain", reason))
+
+    async def resume(self, node_id: str) -> answers.NodeAnswer:
+        return await self._do(calls.node_order(node_id, "resume"))
+
+    async def give_up(self, node_id: str, *, reason: str = "") -> answers.NodeAnswer:
+        """Says that nothing runs on a lost node any more, so that its tasks can start elsewhere."""
+        return await self._do(calls.node_order(node_id, "lost", reason))
+
+    async def remove_node(self, node_id: str) -> None:
+        await self._do(calls.remove_node(node_id))
+
+    async def health(self) -> answers.Health:
+        return await self._do(calls.health())
+
+    async def ready(self) -> answers.Ready:
+        return await self._do(calls.ready())
+
+    async def events(self, *, after: str | None = None) -> AsyncIterator[ServerEvent]:
+        """All events as they happen, until the connection ends; `lagged` means: read again what you keep."""
+        parser = EventParser()
+        async with self._stream("/api/v1/events", {"Last-Event-ID": after} if after else {}) as response:
+            async for line in response.aiter_lines():
+                event = parser.on_line(line)
+                if event is not None:
+                    yield event
+
+    # the exchange
+
+    async def _do(self, call: Call[T]) -> T:
+        headers = calls.headers_of(call, self._server.token)
+        pauses = calls.pauses(self._retries)
+        while True:
+            try:
+                response = await self._http.request(
+                    call.method, call.path, content=call.body, headers=headers
+                )
+            except self._broken as error:
+                pause = next(pauses, None)
+                if pause is None:
+                    raise self._unreachable(error) from error
+            else:
+                pause = next(pauses, None) if calls.is_worth_repeating(response.status_code) else None
+                if pause is None:
+                    return calls.parse(call, response.status_code, response.content)
+            await asyncio.sleep(pause)
+
+    @asynccontextmanager
+    async def _stream(
+        self, path: str, headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[httpx.Response]:
+        sent = {**(headers or {}), **calls.bearer(self._server.token), "Accept-Encoding": "identity"}
+        try:
+            async with self._http.stream("GET", path, headers=sent, timeout=self._no_timeout) as response:
+                if response.status_code != 200:
+                    raise calls.failure(response.status_code, await response.aread())
+                yield response
+        except self._broken as error:
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: BaseException) -> Unreachable:
+        why = str(error) or type(error).__name__
+        return Unreachable(f"No scheduler answers at {self._server.url} ({why}).")

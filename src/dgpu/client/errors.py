@@ -1,0 +1,85 @@
+# ruff: noqa: N818 - named for what happened
+"""What can go wrong between a program and the scheduler.
+
+DgpuError
+├── Unreachable      nobody answered, or the connection broke and did not come back
+├── BadRequest       400, 405, 413, 415: the request itself is wrong; sending it again cannot help
+├── NotPermitted     401, 403, 421: a token is missing or does not allow this
+├── NotFound         404: no such task, node or call
+├── Refused          409, 422, 429, 507: understood, and not done (impossible, a limit, full)
+├── ServerFailed     any other answer that is not a success
+└── WaitedTooLong    `wait` gave up; the tasks go on
+"""
+
+from __future__ import annotations
+
+from dgpu.wire.answers import FieldError, Problem
+
+
+class DgpuError(Exception):
+    def __init__(self, message: str, *, problem: Problem | None = None) -> None:
+        super().__init__(message)
+        self.problem = problem
+        # of submit_many: the tasks of earlier parts, which were accepted and stay so
+        self.submitted: list[str] = []
+
+    @property
+    def code(self) -> str:
+        return self.problem.code if self.problem else ""
+
+    @property
+    def status(self) -> int:
+        return self.problem.status if self.problem else 0
+
+    @property
+    def errors(self) -> list[FieldError]:
+        return self.problem.errors if self.problem else []
+
+
+class Unreachable(DgpuError):
+    pass
+
+
+class BadRequest(DgpuError):
+    pass
+
+
+class NotPermitted(DgpuError):
+    pass
+
+
+class NotFound(DgpuError):
+    pass
+
+
+class Refused(DgpuError):
+    pass
+
+
+class ServerFailed(DgpuError):
+    pass
+
+
+class WaitedTooLong(DgpuError):
+    pass
+
+
+_BY_STATUS: dict[int, type[DgpuError]] = {
+    400: BadRequest,
+    401: NotPermitted,
+    403: NotPermitted,
+    404: NotFound,
+    405: BadRequest,
+    409: Refused,
+    413: BadRequest,
+    415: BadRequest,
+    421: NotPermitted,
+    422: Refused,
+    429: Refused,
+    507: Refused,
+}
+
+
+def error_of(problem: Problem) -> DgpuError:
+    kind = _BY_STATUS.get(problem.status, ServerFailed)
+    return kind(problem.detail or problem.title, problem=problem)

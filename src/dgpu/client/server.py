@@ -1,0 +1,71 @@
+"""Which scheduler to talk to, and with which token."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+
+
+class Server(NamedTuple):
+    url: str
+    token: str
+
+    def __repr__(self) -> str:
+        return f"Server(url={self.url!r})"  # a token must not reach a log by way of a repr
+
+
+class _UpRecord(msgspec.Struct, frozen=True):
+    url: str
+    token_file: str = ""
+
+
+def locate(server: str | None = None, token: str | None = None) -> Server:
+    """The argument, else DGPU_SERVER, else what `dgpu up` recorded, else the default address."""
+    record = _read_record()
+    url = server or os.environ.get("DGPU_SERVER") or (record.url if record else "") or DEFAULT_URL
+    url = _with_scheme(url).rstrip("/")
+    token = token or os.environ.get("DGPU_TOKEN") or ""
+    # The recorded token opens the recorded scheduler only; no other server may ever see it.
+    if not token and record and record.url.rstrip("/") == url:
+        token = _read_token(record.token_file)
+    return Server(url=url, token=token)
+
+
+def state_dir() -> Path:
+    chosen = os.environ.get("DGPU_DATA_DIR")
+    if chosen:
+        return Path(chosen)
+    home = os.environ.get("XDG_STATE_HOME") or ""
+    root = Path(home) if home.startswith("/") else Path.home() / ".local" / "state"
+    return root / "dgpu"
+
+
+def _read_record() -> _UpRecord | None:
+    try:
+        return msgspec.json.decode((state_dir() / "up.json").read_bytes(), type=_UpRecord)
+    except (OSError, RuntimeError, msgspec.MsgspecError):
+        return None
+
+
+def _read_token(path: str) -> str:
+    if not path:
+        return ""
+    try:
+        return Path(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _with_scheme(url: str) -> str:
+    if "://" not in url:
+        url = f"http://{url}"
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError(f"{url!r} is not a scheduler's address; expected something like {DEFAULT_URL}")
+    return url
