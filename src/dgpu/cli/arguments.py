@@ -1,0 +1,108 @@
+"""What people type, as values: durations, memory, ids, environment. Each refusal says what would be right."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+
+import typer
+
+from dgpu.core.ids import parse_task_id, task_name
+
+_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)([smhdw]?)")
+_MEGABYTES = {"": 1.0, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
+_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+_LONGEST_SECONDS = 10 * 365 * 86_400
+_PLAIN_WORD = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+# What a shell's environment decides about the meaning of `python train.py`.
+SHELL_VARIABLES = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH")
+
+
+def parse_duration(text: str) -> float:
+    """Seconds. `90`, `90s`, `15m`, `1h30m`, `2d`."""
+    wanted = text.strip().lower()
+    parts = _DURATION_PART.findall(wanted)
+    if not parts or "".join(number + unit for number, unit in parts) != wanted:
+        raise typer.BadParameter(f"{text!r} is not a duration; write for example 90s, 15m, 2h or 1d")
+    if len(parts) > 1 and not all(unit for _, unit in parts):
+        raise typer.BadParameter(f"{text!r} lacks a unit; write for example 1h30m")
+    seconds = sum(float(number) * _SECONDS[unit or "s"] for number, unit in parts)
+    if not 0 < seconds <= _LONGEST_SECONDS:
+        raise typer.BadParameter(f"{text!r} is out of range: more than 0, at most ten years")
+    return int(seconds) if seconds == int(seconds) else seconds
+
+
+def parse_memory_mb(text: str) -> int:
+    """`8000` and `8000M` are megabytes, `8G` is 8192."""
+    match = _MEMORY.fullmatch(text.strip())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is not an amount of memory; write for example 8000 (MB) or 8G")
+    megabytes = float(match[1]) * _MEGABYTES[match[2].lower()]
+    if megabytes > 1 << 40:
+        raise typer.BadParameter(f"{text!r} is more memory than there is")
+    if megabytes and megabytes < 1:
+        raise typer.BadParameter(f"{text!r} is less than 1 MB")
+    return round(megabytes)
+
+
+def parse_ids(texts: Sequence[str]) -> list[str]:
+    """`7` or `task-7`, in the order given, each once."""
+    names: dict[str, None] = {}
+    for text in texts:
+        task_id = parse_task_id(text)
+        if task_id is None:
+            raise typer.BadParameter(f"{text!r} is not a task id; write for example 7 or task-7")
+        names[task_name(task_id)] = None
+    return list(names)
+
+
+def parse_priority(text: str) -> int | str:
+    """A level or 0 to 100; the server knows the bounds."""
+    word = text.strip().lower()
+    if re.fullmatch(r"-?\d{1,9}", word):
+        return int(word)
+    if word.isalpha():
+        return word
+    raise typer.BadParameter(f"{text!r} is no priority; write low, normal, high, critical or 0 to 100")
+
+
+def parse_env(entries: Sequence[str], environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """`K=V`, or `K` alone for the value it has here."""
+    here = os.environ if environ is None else environ
+    env: dict[str, str] = {}
+    for entry in entries:
+        name, equals, value = entry.partition("=")
+        if not _ENV_NAME.fullmatch(name):
+            raise typer.BadParameter(f"{name!r} is not the name of a variable; write K=V", param_hint="--env")
+        if not equals and name not in here:
+            raise typer.BadParameter(f"{name} has no value here; write {name}=VALUE", param_hint="--env")
+        env[name] = value if equals else here[name]
+    return env
+
+
+def parse_labels(entries: Sequence[str]) -> dict[str, str]:
+    labels: dict[str, str] = {}
+    for entry in entries:
+        name, equals, value = entry.partition("=")
+        if not name or not equals:
+            raise typer.BadParameter(f"{entry!r} is no label; write K=V", param_hint="--label")
+        labels[name] = value
+    return labels
+
+
+def parse_command(words: Sequence[str]) -> str | list[str]:
+    """Several words are run as they are; a single one with blanks or signs in it is for the shell."""
+    if len(words) == 1 and not _PLAIN_WORD.fullmatch(words[0]):
+        return words[0]
+    return list(words)
+
+
+def command_text(command: str | Sequence[str] | None) -> str:
+    if command is None:
+        return ""
+    return command if isinstance(command, str) else shlex.join(command)

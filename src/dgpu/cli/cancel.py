@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dgpu.cli.arguments import parse_ids
+from dgpu.cli.connection import connect
+from dgpu.cli.failures import note
+from dgpu.cli.flags import flags_of
+from dgpu.cli.formats import plural
+from dgpu.cli.output import print_document
+
+app = typer.Typer(add_completion=False)
+
+STATES = ("pending", "running")
+
+
+@app.command()
+def cancel(
+    ctx: typer.Context,
+    ids: Annotated[list[str] | None, typer.Argument(metavar="ID...", help="42 or task-42.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All tasks, or those of -A and -s.")] = False,
+    tenant: Annotated[
+        str | None, typer.Option("--tenant", "-A", metavar="T", help="With --all: of one tenant.")
+    ] = None,
+    status: Annotated[
+        str | None,
+        typer.Option("--status", "-s", metavar="STATE", help="With --all: pending or running only."),
+    ] = None,
+) -> None:
+    """Cancel tasks, waiting or running. Those that are over stay as they are."""
+    flags = flags_of(ctx)
+    if bool(ids) == everything:
+        raise typer.BadParameter("write the ids of tasks, or --all")
+    if not everything and (tenant or status):
+        raise typer.BadParameter("-A and -s go with --all")
+    if status is not None and status not in STATES:
+        raise typer.BadParameter(f"{status!r} is neither pending nor running", param_hint="--status")
+    client = connect(flags)
+    names = parse_ids(ids or ())
+    number = client.cancel_where(tenant=tenant, status=status) if everything else client.cancel(*names)
+    if flags.output in {"json", "yaml"}:
+        print_document({"cancelled": number}, flags)
+        return
+    if not everything and number:
+        over = [name for name in names if client.get(name).status in {"success", "failed"}]
+        typer.echo("\n".join(name for name in names if name not in over))
+    if number < len(names) or everything or not number:
+        note(
+            f"{plural(number, 'task')} cancelled." + (" The others were over." if number < len(names) else "")
+        )

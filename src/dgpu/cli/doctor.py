@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dgpu.cli.flags import flags_of
+from dgpu.cli.output import Column, print_rows
+
+app = typer.Typer(add_completion=False)
+
+COLUMNS = (
+    Column("CHECK", lambda row: str(row["name"])),
+    Column("STATUS", lambda row: str(row["status"])),
+    Column(
+        "DETAIL",
+        lambda row: row["detail"] + (f" → {row['advice']}" if row["advice"] else ""),
+        stretches=True,
+        wraps=True,
+    ),
+)
+
+
+@app.command()
+def doctor(
+    ctx: typer.Context,
+    data_dir: Annotated[
+        Path | None, typer.Option("--data-dir", metavar="D", help="The directory of up.")
+    ] = None,
+) -> int:
+    """Check this machine and its scheduler: ok, warn or fail, and what to do. Exit code 1 if anything fails."""
+    import os
+
+    import msgspec
+
+    from dgpu.entry.doctor import Verdict, examine
+
+    flags = flags_of(ctx)
+    checks = examine(flags.server or os.environ.get("DGPU_SERVER"), data_dir)
+    rows: list[dict[str, Any]] = msgspec.to_builtins(checks)
+    print_rows({"checks": rows}, rows, COLUMNS, "name", flags)
+    return 1 if any(check.status is Verdict.FAIL for check in checks) else 0

@@ -1,0 +1,86 @@
+"""What went wrong, in one or two lines: what, why, what to do. And the exit code that says it to scripts."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dgpu.client.errors import DgpuError
+
+
+class ExitCode(enum.IntEnum):
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    NOT_PERMITTED = 4
+    NOT_FOUND = 5
+    REFUSED = 6
+    TIMEOUT = 7
+    TASK_TIMEOUT = 124
+    OWN_FAILURE = 125  # of verbs that otherwise return a task's code
+    INTERRUPTED = 130
+
+
+class CliFailure(Exception):  # noqa: N818  a refusal is not always an error
+    def __init__(self, message: str, exit_code: int = ExitCode.FAILED) -> None:
+        super().__init__(message)
+        self.message = message
+        self.exit_code = int(exit_code)
+
+
+def translated(error: Exception) -> CliFailure | None:
+    """A failure of the SDK in the words of the command line; None for anything else."""
+    if isinstance(error, CliFailure):
+        return error
+    errors = sys.modules.get("dgpu.client.errors")  # not imported: then it is none of its errors
+    if errors is None or not isinstance(error, errors.DgpuError):
+        return None
+    return CliFailure(_message(error), _exit_code(error))
+
+
+def _exit_code(error: DgpuError) -> ExitCode:
+    from dgpu.client import errors
+
+    codes = {
+        errors.Unreachable: ExitCode.TIMEOUT
+        if isinstance(error.__cause__, TimeoutError)
+        else ExitCode.UNREACHABLE,
+        errors.BadRequest: ExitCode.USAGE,
+        errors.NotPermitted: ExitCode.NOT_PERMITTED,
+        errors.NotFound: ExitCode.NOT_FOUND,
+        errors.Refused: ExitCode.REFUSED,
+        errors.WaitedTooLong: ExitCode.TIMEOUT,
+    }
+    return codes.get(type(error), ExitCode.FAILED)
+
+
+def _message(error: DgpuError) -> str:
+    from dgpu.client import errors
+
+    text = str(error).strip()
+    if isinstance(error, errors.Unreachable):
+        if isinstance(error.__cause__, TimeoutError):
+            return f"{text}\nIt may be very busy. Try again, or look: dgpu doctor"
+        local = "//127." in text or "//localhost" in text or "//[::1]" in text
+        return f"{text}\n" + (
+            "Start one: dgpu up" if local else "Check the address: --server URL or DGPU_SERVER"
+        )
+    if isinstance(error, errors.NotPermitted):
+        return f"{text}\nGive a token: DGPU_TOKEN or --token"
+    return text
+
+
+def complain(message: str) -> None:
+    sys.stdout.flush()
+    sys.stderr.write(f"dgpu: {message}\n")
+    sys.stderr.flush()
+
+
+def note(message: str) -> None:
+    """For people; never data."""
+    sys.stdout.flush()
+    sys.stderr.write(f"{message}\n")
+    sys.stderr.flush()

@@ -1,0 +1,125 @@
+"""The flags that every verb understands, before the verb or after it; the later one counts."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from typer._click.core import Parameter
+
+OUTPUTS = ("table", "wide", "json", "yaml", "name")
+WATCH_SECONDS = 2.0
+
+
+@dataclasses.dataclass(kw_only=True)
+class Flags:
+    """Filled while the line is being read, then only looked at."""
+
+    server: str | None = None
+    token: str | None = None
+    output: str = "table"
+    watch: bool = False
+    is_service: bool = False  # its faults go to a log, whole
+    returns_task_code: bool = False  # so our own failures need a code that no task has
+
+    @property
+    def is_table(self) -> bool:
+        return self.output in {"table", "wide"}
+
+
+def flags_of(ctx: typer.Context) -> Flags:
+    return ctx.find_root().ensure_object(Flags)
+
+
+def _keep_server(ctx: typer.Context, value: str | None) -> None:
+    if value is not None:
+        flags_of(ctx).server = value
+
+
+def _keep_token(ctx: typer.Context, value: str | None) -> None:
+    if value is not None:
+        flags_of(ctx).token = value
+
+
+def _keep_output(ctx: typer.Context, value: str | None) -> None:
+    if value is None:
+        return
+    if value not in OUTPUTS:
+        raise typer.BadParameter(f"{value!r} is none of {', '.join(OUTPUTS)}")
+    flags_of(ctx).output = value
+
+
+def _keep_json(ctx: typer.Context, value: bool) -> None:
+    if value:
+        flags_of(ctx).output = "json"
+
+
+def _keep_watch(ctx: typer.Context, value: bool) -> None:
+    if value:
+        flags_of(ctx).watch = True
+
+
+def shared(
+    server: Annotated[
+        str | None,
+        typer.Option(
+            "--server",
+            metavar="URL",
+            callback=_keep_server,
+            expose_value=False,
+            help="Where the scheduler is.",
+        ),
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            "--token", metavar="TOKEN", callback=_keep_token, expose_value=False, help="Better: DGPU_TOKEN."
+        ),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="|".join(OUTPUTS),
+            callback=_keep_output,
+            expose_value=False,
+            help="Form.",
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", callback=_keep_json, expose_value=False, help="The same as -o json.")
+    ] = False,
+) -> None:
+    """Carries the options; never called."""
+
+
+def watching(
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch", callback=_keep_watch, expose_value=False, help="Show it anew every 2 s, until Ctrl-C."
+        ),
+    ] = False,
+) -> None:
+    """Carries the option; never called."""
+
+
+@functools.cache
+def shared_parameters() -> tuple[Parameter, ...]:
+    return parameters_of(shared)
+
+
+@functools.cache
+def watch_parameters() -> tuple[Parameter, ...]:
+    return parameters_of(watching)
+
+
+def parameters_of(function: object) -> tuple[Parameter, ...]:
+    app = typer.Typer(add_completion=False)
+    app.command()(function)  # type: ignore[type-var]
+    return tuple(typer.main.get_command(app).params)

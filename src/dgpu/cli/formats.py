@@ -1,0 +1,98 @@
+"""Numbers and times for people. Machines get them exactly, from json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+_STEPS = ((86_400, "d"), (3_600, "h"), (60, "m"))
+
+
+def duration(seconds: float | None) -> str:
+    """Two units at most: `0.4s`, `12s`, `3m05s`, `2h10m`, `4d03h`."""
+    if seconds is None:
+        return ""
+    seconds = max(0.0, seconds)
+    if seconds < 9.95:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3_600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86_400:
+        return f"{whole // 3_600}h{whole % 3_600 // 60:02d}m"
+    return f"{whole // 86_400}d{whole % 86_400 // 3_600:02d}h"
+
+
+def limit(seconds: float | None) -> str:
+    """A time limit as one would type it: `15m`, `2h`, `90s`."""
+    if not seconds:
+        return "none"
+    for step, unit in _STEPS:
+        if seconds >= step and seconds % step == 0:
+            return f"{int(seconds // step)}{unit}"
+    return f"{seconds:g}s"
+
+
+def memory(megabytes: float | None) -> str:
+    if megabytes is None:
+        return ""
+    if megabytes < 1_024:
+        return f"{megabytes:.0f}M"
+    gigabytes = megabytes / 1_024
+    return f"{gigabytes:.0f}G" if gigabytes == int(gigabytes) or gigabytes >= 100 else f"{gigabytes:.1f}G"
+
+
+def moment(value: str | datetime | None) -> datetime | None:
+    """RFC 3339, or None."""
+    if not value:
+        return None
+    if isinstance(value, datetime):
+        return value if value.tzinfo else value.replace(tzinfo=UTC)
+    try:
+        parsed = datetime.fromisoformat(value)
+    except ValueError:
+        return None
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+
+
+def clock(value: str | datetime | None, now: datetime | None = None) -> str:
+    """Local time; the day only when it is another one."""
+    at = moment(value)
+    if at is None:
+        return ""
+    local = at.astimezone()
+    today = (now or datetime.now(UTC)).astimezone().date()
+    return local.strftime("%H:%M:%S" if local.date() == today else "%Y-%m-%d %H:%M:%S")
+
+
+def since(value: str | datetime | None, now: datetime | None = None) -> float | None:
+    at = moment(value)
+    if at is None:
+        return None
+    return ((now or datetime.now(UTC)) - at).total_seconds()
+
+
+def between(start: str | datetime | None, end: str | datetime | None) -> float | None:
+    first, last = moment(start), moment(end)
+    if first is None or last is None:
+        return None
+    return (last - first).total_seconds()
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def listed(words: Iterable[str], most: int = 6) -> str:
+    """`a, b, c and 4 more`."""
+    given = list(words)
+    if len(given) <= most:
+        return ", ".join(given)
+    return f"{', '.join(given[:most])} and {len(given) - most:,} more"
+
+
+def one_line(text: str) -> str:
+    """A name with a newline or an escape sequence in it must not draw on the terminal."""
+    return "".join(sign if sign.isprintable() else "?" for sign in text)

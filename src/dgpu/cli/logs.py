@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dgpu.cli.arguments import parse_ids
+from dgpu.cli.connection import connect
+from dgpu.cli.failures import note
+from dgpu.cli.flags import flags_of
+from dgpu.cli.following import follow_output, write_output
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def logs(
+    ctx: typer.Context,
+    task: Annotated[str, typer.Argument(metavar="ID", help="42 or task-42.")],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the task ends.")] = False,
+    tail: Annotated[
+        int | None, typer.Option("--tail", "-n", metavar="N", min=0, help="Only the last N lines.")
+    ] = None,
+    attempt: Annotated[
+        int | None, typer.Option("--attempt", metavar="N", min=1, help="Of an earlier attempt.")
+    ] = None,
+) -> None:
+    """What a task has written, both stdout and stderr; also after it has ended and its node is gone."""
+    client = connect(flags_of(ctx))
+    (task_id,) = parse_ids([task])
+    if follow:
+        follow_output(client, task_id, attempt, tail=tail)
+        return
+    empty = True
+    for piece in client.logs(task_id, tail=tail, attempt=attempt):
+        empty = False
+        write_output(piece)
+    if empty:
+        found = client.get(task_id)
+        state = found.waiting if found.status == "pending" else f"it is {found.status}"
+        note(f"{task_id} has written nothing: {state or found.status}")

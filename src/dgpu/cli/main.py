@@ -1,0 +1,156 @@
+"""`dgpu VERB`. A verb's module is imported when the verb is used, so that a short answer stays a fast one."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from dgpu.cli.failures import CliFailure, ExitCode, complain, translated
+from dgpu.cli.flags import Flags, shared_parameters, watch_parameters
+from dgpu.cli.lightness import lighten
+
+if TYPE_CHECKING:
+    from typer._click.core import Command, Context
+
+
+class Verb(NamedTuple):
+    summary: str
+    asks: bool = True  # takes the shared flags
+    watches: bool = False
+    describes: bool = False  # takes the flags that describe a task
+
+
+VERBS = {
+    "up": Verb("Start a scheduler and an agent for this machine.", asks=False),
+    "down": Verb("End what up started.", asks=False),
+    "demo": Verb("A tour on simulated GPUs: a mixed load, crashes, nothing lost.", asks=False),
+    "submit": Verb("Queue a command.", describes=True),
+    "run": Verb("Queue a command, show its output, end with its exit code.", describes=True),
+    "ps": Verb("Tasks: where they run, or why they wait.", watches=True),
+    "why": Verb("Why a task waits, and what would start it sooner."),
+    "show": Verb("All about a task."),
+    "logs": Verb("The output of a task."),
+    "cancel": Verb("Cancel tasks, waiting or running."),
+    "wait": Verb("Wait for tasks to end."),
+    "queue": Verb("The waiting tasks in the order of their turn.", watches=True),
+    "nodes": Verb("Nodes; drain, resume, lost, remove.", watches=True),
+    "gpus": Verb("GPUs and what is on them.", watches=True),
+    "scheduler": Verb("The scheduler service.", asks=False),
+    "agent": Verb("The agent service of a node.", asks=False),
+    "install-service": Verb("A systemd unit.", asks=False),
+    "doctor": Verb("Check this machine and the scheduler."),
+    "completion": Verb("Completion for bash, zsh or fish.", asks=False),
+    "version": Verb("The version."),
+}
+
+
+class LazyVerbs(TyperGroup):
+    """Help and completion of verbs read the table above; only the verb that is used gets imported."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for name, verb in VERBS.items():
+            self.commands[name] = TyperCommand(name, help=verb.summary, rich_markup_mode=None)
+
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, load_verb(name) if name in VERBS else command, rest
+
+
+def load_verb(name: str) -> Command:
+    module = importlib.import_module(f"dgpu.cli.{name.replace('-', '_')}")
+    app: typer.Typer = module.app
+    app.rich_markup_mode = None
+    command = typer.main.get_command(app)
+    verb = VERBS[name]
+    if verb.describes:
+        from dgpu.cli.submission import task_parameters
+
+        command.params[1:1] = task_parameters()  # after CMD, before the verb's own
+    if verb.asks:
+        _add_parameters(command, watches=verb.watches)
+    lighten(command)
+    return command
+
+
+def _add_parameters(command: Command, *, watches: bool) -> None:
+    command.params.extend(shared_parameters())
+    if watches:
+        command.params.extend(watch_parameters())
+    for inner in getattr(command, "commands", {}).values():
+        _add_parameters(inner, watches=False)
+
+
+app = typer.Typer(
+    cls=LazyVerbs,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def root() -> None:
+    """A GPU scheduler that explains itself. First steps: dgpu up, dgpu submit -- python train.py, dgpu ps."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The whole command line as a function: arguments in, exit code out."""
+    command = typer.main.get_command(app)
+    command.params.extend(shared_parameters())
+    lighten(command)
+    flags = Flags()
+    try:
+        code = command.main(args=list(arguments), prog_name="dgpu", standalone_mode=False, obj=flags)
+    except typer.TyperException as refused:
+        return _complain_usage(refused)
+    except typer.Abort:
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        return _reader_gone()
+    except Exception as error:  # noqa: BLE001  the last line of defence: never a traceback for a person
+        failure = translated(error) or _own_fault(error, flags)
+        complain(failure.message)
+        return ExitCode.OWN_FAILURE if flags.returns_task_code else failure.exit_code
+    return code if isinstance(code, int) else ExitCode.OK
+
+
+def _own_fault(error: Exception, flags: Flags) -> CliFailure:
+    if flags.is_service or os.environ.get("DGPU_DEBUG"):
+        raise error
+    return CliFailure(
+        f"A fault of dgpu itself: {type(error).__name__}: {error}\nFor a report, add: DGPU_DEBUG=1"
+    )
+
+
+def _complain_usage(refused: typer.TyperException) -> int:
+    path = getattr(getattr(refused, "ctx", None), "command_path", "dgpu")
+    if type(refused).__name__ == "NoArgsIsHelpError":
+        sys.stderr.write(refused.format_message() + "\n")
+    else:
+        complain(f"{refused.format_message()}\nTry: {path} --help")
+    return ExitCode.USAGE if refused.exit_code == 2 else refused.exit_code
+
+
+def _reader_gone() -> int:
+    # `dgpu ps | head` closes our stdout early; the interpreter must not complain about it at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def main() -> None:
+    try:
+        code = run(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = _reader_gone()
+    except KeyboardInterrupt:
+        code = ExitCode.INTERRUPTED
+    sys.exit(code)

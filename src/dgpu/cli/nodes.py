@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from dgpu.cli.connection import builtins, connect
+from dgpu.cli.failures import CliFailure, ExitCode, note
+from dgpu.cli.flags import Flags, flags_of
+from dgpu.cli.formats import clock, duration, listed, memory, plural, since
+from dgpu.cli.output import Column, Row, print_rows, repeat
+
+app = typer.Typer(add_completion=False)
+
+Names = Annotated[list[str], typer.Argument(metavar="NODE...")]
+Reason = Annotated[str, typer.Option("--reason", "-r", metavar="R", help="Shown to everybody who asks.")]
+
+
+def _remark(row: Row) -> str:
+    if row["offline_since"]:
+        return f"unreachable for {duration(since(row['offline_since']))}"
+    if row["draining"]:
+        running = len(row["tasks"])
+        left = f"{plural(running, 'task')} left" if running else "empty"
+        return f"{row['drain_reason']} ({left})" if row["drain_reason"] else left
+    return ""
+
+
+COLUMNS = (
+    Column("NODE", lambda row: str(row["id"]), stretches=True),
+    Column("STATUS", lambda row: str(row["status"])),
+    Column("GPUS", lambda row: str(row["gpus"]), right=True),
+    Column("FREE", lambda row: str(row["gpus_free"]), right=True),
+    Column("MODELS", lambda row: ", ".join(row["gpu_models"]), stretches=True),
+    Column("TASKS", lambda row: str(len(row["tasks"])), right=True),
+    Column("CPUS", lambda row: f"{row['cpus']:g}", right=True, wide=True),
+    Column("RAM", lambda row: memory(row["ram_mb"]), right=True, wide=True),
+    Column("ADDRESS", lambda row: str(row["address"]), wide=True),
+    Column("VERSION", lambda row: str(row["agent_version"]), wide=True),
+    Column("SINCE", lambda row: clock(row["registered_at"]), wide=True),
+    Column("REMARK", _remark, stretches=True),
+)
+
+
+@app.callback(invoke_without_command=True)
+def nodes(ctx: typer.Context) -> None:
+    """Nodes and their GPUs. Subcommands drain, resume, lost and remove act on one or more of them."""
+    if ctx.invoked_subcommand is not None:
+        return
+    flags = flags_of(ctx)
+    client = connect(flags)
+
+    def draw() -> None:
+        answer = builtins(client.nodes())
+        print_rows(answer, answer["nodes"], COLUMNS, "id", flags)
+        if flags.is_table and not answer["nodes"]:
+            note("No node has registered. Start an agent: dgpu agent --config F, or everything: dgpu up")
+
+    repeat(draw, flags)
+
+
+@app.command("list")
+def list_nodes(ctx: typer.Context) -> None:
+    """All nodes; the same as without a subcommand."""
+    flags = flags_of(ctx)
+    answer = builtins(connect(flags).nodes())
+    print_rows(answer, answer["nodes"], COLUMNS, "id", flags)
+
+
+@app.command()
+def drain(ctx: typer.Context, names: Names, reason: Reason = "") -> None:
+    """Start nothing new on it; what runs there goes on."""
+    flags = flags_of(ctx)
+    client = connect(flags)
+    answers = [builtins(client.drain(_checked(name), reason=reason)) for name in names]
+    _print(answers, flags)
+    for node in answers:
+        left = f"{listed(node['tasks'])} still running there" if node["tasks"] else "nothing runs there"
+        note(f"{node['id']} takes no new tasks; {left}. Back to work: dgpu nodes resume {node['id']}")
+
+
+@app.command()
+def resume(ctx: typer.Context, names: Names) -> None:
+    """Put a drained node back to work."""
+    flags = flags_of(ctx)
+    client = connect(flags)
+    _print([builtins(client.resume(_checked(name))) for name in names], flags)
+
+
+@app.command()
+def lost(
+    ctx: typer.Context,
+    names: Names,
+    reason: Reason = "",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Say that an unreachable node is really dead, so that its tasks start elsewhere.
+
+    A task may run twice if the node is only cut off and its tasks live on.
+    """
+    flags = flags_of(ctx)
+    client = connect(flags)
+    for name in names:
+        _checked(name)
+    if not yes:
+        _ask(f"Are all processes on {', '.join(names)} certainly gone? Otherwise tasks may run twice.")
+    _print([builtins(client.give_up(name, reason=reason)) for name in names], flags)
+
+
+@app.command()
+def remove(ctx: typer.Context, names: Names) -> None:
+    """Forget a node that is offline and holds no task."""
+    flags = flags_of(ctx)
+    client = connect(flags)
+    for name in names:
+        client.remove_node(_checked(name))
+        if flags.is_table or flags.output == "name":
+            typer.echo(name)
+    if not flags.is_table and flags.output != "name":
+        from dgpu.cli.output import print_document
+
+        print_document({"removed": names}, flags)
+
+
+def _print(answers: list[dict[str, Any]], flags: Flags) -> None:
+    print_rows(answers[0] if len(answers) == 1 else answers, answers, COLUMNS, "id", flags)
+
+
+def _checked(name: str) -> str:
+    if not name or "/" in name:
+        raise typer.BadParameter(f"{name!r} is not the name of a node; see: dgpu nodes")
+    return name
+
+
+def _ask(question: str) -> None:
+    import sys
+
+    if not sys.stdin.isatty():
+        raise CliFailure(f"{question}\nIf so, say it: --yes", ExitCode.USAGE)
+    typer.confirm(question, abort=True, err=True)

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dgpu.cli.arguments import command_text, parse_priority
+from dgpu.cli.connection import builtins, connect
+from dgpu.cli.failures import note
+from dgpu.cli.flags import Flags, flags_of
+from dgpu.cli.formats import between, clock, duration, limit, memory, since
+from dgpu.cli.output import Column, Row, print_rows, repeat
+
+if TYPE_CHECKING:
+    from dgpu.client.sync import Client
+
+app = typer.Typer(add_completion=False)
+
+STATES = ("pending", "running", "success", "failed", "cancelled")
+_SCREEN_ROWS = 100
+_PAGE = 500
+
+
+def name_of(row: Row) -> str:
+    return str(row["name"] or command_text(row["command"]) or ("allocation" if row["allocation"] else ""))
+
+
+def place_of(row: Row) -> str:
+    """Where it runs, why it waits, or how it ended."""
+    if row["status"] == "pending":
+        return str(row["waiting"] or row["reason"] or "waits for its turn")
+    if row["status"] == "running":
+        stopping = ", being cancelled" if row["cancelling"] else ""
+        return f"{row['node'] or 'being placed'}{stopping}"
+    if row["status"] == "success":
+        return str(row["node"] or "")
+    return str(row["error"] or row["reason"] or "")
+
+
+def time_of(row: Row) -> str:
+    """How long it has waited, has run, or took."""
+    if row["status"] == "pending":
+        return duration(since(row["created_at"]))
+    if row["status"] == "running":
+        return duration(since(row["started_at"])) or "starting"
+    return duration(between(row["started_at"], row["finished_at"]))
+
+
+def exit_of(row: Row) -> str:
+    return "" if row["exit_code"] is None else str(row["exit_code"])
+
+
+COLUMNS = (
+    Column("ID", lambda row: str(row["task_id"])),
+    Column("NAME", name_of, stretches=True),
+    Column("STATUS", lambda row: str(row["status"])),
+    Column("PRI", lambda row: str(row["priority"]), right=True),
+    Column("GPUS", lambda row: str(row["gpu_count"]), right=True),
+    Column("TIME", time_of, right=True),
+    Column("TENANT", lambda row: str(row["tenant_id"]), wide=True),
+    Column("POOL", lambda row: str(row["pool"]), wide=True),
+    Column("MEM", lambda row: memory(row["gpu_memory_mb"] or None), wide=True, right=True),
+    Column("LIMIT", lambda row: limit(row["timeout_seconds"]), wide=True, right=True),
+    Column("TRY", lambda row: str(row["attempt"]), wide=True, right=True),
+    Column("EXIT", exit_of, wide=True, right=True),
+    Column("SUBMITTED", lambda row: clock(row["created_at"]), wide=True),
+    Column("WHERE OR WHY", place_of, stretches=True),
+    Column("GPU IDS", lambda row: ",".join(row["allocated_gpus"]), wide=True),
+)
+
+
+@app.command()
+def ps(
+    ctx: typer.Context,
+    all_tasks: Annotated[bool, typer.Option("--all", "-a", help="Ended tasks too.")] = False,
+    tenant: Annotated[str | None, typer.Option("--tenant", "-A", metavar="T", help="Of one tenant.")] = None,
+    states: Annotated[
+        list[str] | None, typer.Option("--status", "-s", metavar="STATE", help=f"One of {', '.join(STATES)}.")
+    ] = None,
+    pool: Annotated[str | None, typer.Option("--pool", metavar="online|batch")] = None,
+    priority: Annotated[
+        str | None, typer.Option("--priority", "-p", metavar="P", help="Of one priority.")
+    ] = None,
+    most: Annotated[
+        int | None, typer.Option("--limit", metavar="N", min=0, help="At most so many rows; 0: all.")
+    ] = None,
+) -> None:
+    """Tasks that run or wait, with where a task runs or why it waits. -a shows ended ones too."""
+    flags = flags_of(ctx)
+    for state in states or ():
+        if state not in STATES:
+            raise typer.BadParameter(f"{state!r} is none of {', '.join(STATES)}", param_hint="--status")
+    wanted = tuple(states) if states else (() if all_tasks else ("running", "pending"))
+    filters = {"tenant": tenant, "pool": pool, "priority": parse_priority(priority) if priority else None}
+    if most is None:
+        most = _SCREEN_ROWS if sys.stdout.isatty() and flags.is_table else 0
+    client = connect(flags)
+    repeat(lambda: _draw(client, wanted, filters, most, flags), flags)
+
+
+def _draw(client: Client, states: tuple[str, ...], filters: dict[str, Any], most: int, flags: Flags) -> None:
+    rows: list[dict[str, Any]] = []
+    total = 0
+    for state in states or (None,):
+        found, number = _collect(client, {**filters, "status": state}, most - len(rows) if most else 0)
+        rows += sorted(found, key=_number)  # the newest come first; a reader looks at the end
+        total += number
+    print_rows({"tasks": rows, "total": total}, rows, COLUMNS, "task_id", flags)
+    if flags.is_table:
+        _tell(len(rows), total, "running" in states)
+
+
+def _collect(client: Client, filters: dict[str, Any], most: int) -> tuple[list[dict[str, Any]], int]:
+    """Rows of the server's pages until there are enough (0: all of them)."""
+    rows: list[dict[str, Any]] = []
+    cursor: str | None = None
+    while True:
+        size = min(_PAGE, most - len(rows)) if most > 0 else _PAGE
+        page = client.page(limit=max(1, size), cursor=cursor, **filters)
+        rows += builtins(page.tasks)
+        cursor = page.next_cursor
+        if cursor is None or (most > 0 and len(rows) >= most) or most < 0:
+            return rows, page.total
+
+
+def _number(row: Row) -> int:
+    return int(row["task_id"].removeprefix("task-"))
+
+
+def _tell(shown: int, total: int, only_active: bool) -> None:
+    if not total and only_active:
+        note("No task runs or waits. Ended ones: dgpu ps -a")
+    elif not total:
+        note("No such task.")
+    elif shown < total:
+        note(f"{total - shown:,} more; all of them: --limit 0")

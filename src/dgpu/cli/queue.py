@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dgpu.cli.connection import builtins, connect
+from dgpu.cli.failures import note
+from dgpu.cli.flags import flags_of
+from dgpu.cli.formats import clock, duration, since
+from dgpu.cli.output import Column, print_rows, repeat
+
+app = typer.Typer(add_completion=False)
+
+COLUMNS = (
+    Column("PLACE", lambda row: str(row["position"]), right=True),
+    Column("ID", lambda row: str(row["task_id"])),
+    Column("NAME", lambda row: str(row["name"]), stretches=True),
+    Column("PRI", lambda row: str(row["priority"]), right=True),
+    Column("GPUS", lambda row: str(row["gpu_count"]), right=True),
+    Column("WAITED", lambda row: duration(since(row["created_at"])), right=True),
+    Column("TENANT", lambda row: str(row["tenant_id"]), wide=True),
+    Column("POOL", lambda row: str(row["pool"]), wide=True),
+    Column("SUBMITTED", lambda row: clock(row["created_at"]), wide=True),
+    Column("NOT BEFORE", lambda row: clock(row["eligible_at"])),
+)
+
+
+@app.command()
+def queue(
+    ctx: typer.Context,
+    most: Annotated[
+        int, typer.Option("--limit", metavar="N", min=1, max=1000, help="At most so many.")
+    ] = 100,
+) -> None:
+    """The waiting tasks in the order of their turn."""
+    flags = flags_of(ctx)
+    client = connect(flags)
+
+    def draw() -> None:
+        page = builtins(client.queue(limit=most))
+        print_rows(page, page["queue"], COLUMNS, "task_id", flags)
+        if flags.is_table and not page["queue"]:
+            note("No task waits.")
+        elif flags.is_table and page["total"] > len(page["queue"]):
+            note(f"{page['total'] - len(page['queue']):,} more; see --limit")
+
+    repeat(draw, flags)

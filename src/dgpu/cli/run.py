@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import functools
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import typer
+
+from dgpu.cli import submission as s
+from dgpu.cli.connection import connect, is_final, patiently, poll, task_code
+from dgpu.cli.failures import ExitCode, note
+from dgpu.cli.flags import flags_of
+from dgpu.cli.following import follow_output
+
+if TYPE_CHECKING:
+    from dgpu.client.sync import Client
+    from dgpu.wire.answers import TaskAnswer
+
+app = typer.Typer(add_completion=False)
+
+_SILENT_SECONDS = 0.5  # a wait as short as this needs no word
+
+
+@app.command(context_settings=s.CONTEXT)
+def run(
+    ctx: typer.Context,
+    command: s.Command = None,
+) -> int:
+    """Queue a command, show its output as it comes, and end with its exit code. Ctrl-C cancels the task."""
+    flags = flags_of(ctx)
+    flags.returns_task_code = True
+    if not command:
+        raise typer.BadParameter("there is nothing to run; write for example: dgpu run -- python train.py")
+    client = connect(flags)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended by others, it takes its task with it
+    task = s.task_fields(ctx, command, client.url)
+    task_id = client.submit(**task).task_id
+    try:
+        ended = _follow(client, task_id)
+    except KeyboardInterrupt:
+        return _cancel(client, task_id)
+    if ended.status != "success":
+        note(f"dgpu: {task_id} {ended.status}: {ended.error or ended.reason}")
+    return task_code(ended)
+
+
+def _follow(client: Client, task_id: str) -> TaskAnswer:
+    """Attempt by attempt: one that failed with its node is followed by the next."""
+    waiting = _WaitNotes(task_id)
+    while True:
+        task = poll(client, task_id, lambda task: task.status != "pending", waiting.see)
+        if task.attempt:
+            follow_output(client, task_id, task.attempt)
+        task = poll(client, task_id, functools.partial(_is_past, task.attempt))
+        if is_final(task):
+            return task
+
+
+def _is_past(attempt: int, task: TaskAnswer) -> bool:
+    return task.status != "running" or task.attempt > attempt
+
+
+class _WaitNotes:
+    """Says why a task waits: once it has waited for a moment, and when the reason changes."""
+
+    def __init__(self, task_id: str) -> None:
+        self._task_id = task_id
+        self._since = time.monotonic()
+        self._said = ""
+
+    def see(self, task: TaskAnswer) -> None:
+        if task.status != "pending" or time.monotonic() - self._since < _SILENT_SECONDS:
+            return
+        if task.waiting != self._said:
+            self._said = task.waiting
+            note(f"{self._task_id} waits: {task.waiting}")
+
+
+def _cancel(client: Client, task_id: str) -> int:
+    note(f"\ndgpu: cancelling {task_id}")
+    try:
+        patiently(lambda: client.cancel(task_id))
+        poll(client, task_id, is_final)
+    except KeyboardInterrupt:
+        note(f"dgpu: not waiting for its end; look: dgpu show {task_id}")
+    sys.stdout.flush()
+    return ExitCode.INTERRUPTED

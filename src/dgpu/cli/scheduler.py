@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def scheduler(
+    ctx: typer.Context,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", metavar="F", help="scheduler.yaml; without it: defaults.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Read the configuration, say what is wrong, end.")
+    ] = False,
+    rebuild_history: Annotated[
+        bool, typer.Option("--rebuild-history", help="Make the history anew from the journal, then end.")
+    ] = False,
+) -> int:
+    """The scheduler service, in the foreground. SIGTERM stops it and harms no task."""
+    from dgpu.cli.failures import CliFailure, ExitCode, note
+    from dgpu.cli.flags import flags_of
+    from dgpu.entry.config import ConfigError, load_scheduler_config
+
+    flags_of(ctx).is_service = True
+    try:
+        settings = load_scheduler_config(config)
+    except ConfigError as error:
+        raise CliFailure(str(error), ExitCode.USAGE) from None
+    if check:
+        note("The configuration is good.")
+        return ExitCode.OK
+    if rebuild_history:
+        from dgpu.entry.history import rebuild
+
+        return rebuild(settings)
+    from dgpu.entry.scheduler import run_scheduler
+
+    return run_scheduler(settings)

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from dgpu.cli.arguments import command_text, parse_ids
+from dgpu.cli.connection import builtins, connect
+from dgpu.cli.failures import note
+from dgpu.cli.flags import flags_of
+from dgpu.cli.formats import between, clock, duration, limit, memory
+from dgpu.cli.output import print_document, print_fields
+
+app = typer.Typer(add_completion=False)
+
+PLAIN = ("name", "tenant_id", "pool", "status", "reason", "error", "waiting", "priority", "gpu_count")
+MORE = ("model_name", "task_type", "structure_n_atoms")
+
+
+@app.command()
+def show(
+    ctx: typer.Context, ids: Annotated[list[str], typer.Argument(metavar="ID...", help="42 or task-42.")]
+) -> None:
+    """All about tasks: what was asked for, where it ran, how it ended."""
+    flags = flags_of(ctx)
+    client = connect(flags)
+    tasks: list[dict[str, Any]] = [builtins(client.get(task_id)) for task_id in parse_ids(ids)]
+    if flags.output == "name":
+        typer.echo("\n".join(task["task_id"] for task in tasks))
+    elif not flags.is_table:
+        print_document(tasks[0] if len(tasks) == 1 else tasks, flags)
+    else:
+        for place, task in enumerate(tasks):
+            if place:
+                typer.echo()
+            print_fields(fields(task))
+        if len(tasks) == 1 and tasks[0]["status"] == "pending":
+            note(f"All about the wait: dgpu why {tasks[0]['task_id'].removeprefix('task-')}")
+
+
+def fields(task: dict[str, Any]) -> list[tuple[str, str]]:
+    exit_code = task["exit_code"]
+    flags = [name for name in ("allocation", "cancelling") if task[name]]
+    return [
+        ("task", task["task_id"]),
+        *((name.removesuffix("_id").replace("_", " "), _text(task[name])) for name in PLAIN),
+        ("gpu model", " or ".join(task["gpu_model"])),
+        ("gpu memory", memory(task["gpu_memory_mb"] or None)),
+        ("cpus", _text(task["cpus"] or "")),
+        ("ram", memory(task["ram_mb"] or None)),
+        ("node", task["node"] or ""),
+        ("gpus", "\n".join(task["allocated_gpus"])),
+        ("attempt", f"{task['attempt']} ({task['retries']} of {task['max_retries']} retries used)"),
+        ("restart", task["restart"]),
+        ("exit code", "" if exit_code is None else str(exit_code)),
+        ("submitted", clock(task["created_at"])),
+        ("waited", duration(between(task["created_at"], task["started_at"]))),
+        ("started", clock(task["started_at"])),
+        ("finished", clock(task["finished_at"])),
+        ("ran", duration(between(task["started_at"], task["finished_at"]))),
+        ("time limit", limit(task["timeout_seconds"])),
+        ("command", command_text(task["command"])),
+        ("workdir", task["workdir"]),
+        ("env", ", ".join(sorted(task["env"]))),
+        ("labels", ", ".join(f"{name}={value}" for name, value in task["labels"].items())),
+        *((name.replace("_", " "), _text(task[name] or "")) for name in MORE),
+        ("also", ", ".join(flags)),
+    ]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,123 @@
+"""The flags of `submit` and `run`, and the task they describe."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dgpu.cli.arguments import (
+    SHELL_VARIABLES,
+    parse_command,
+    parse_duration,
+    parse_env,
+    parse_ids,
+    parse_labels,
+    parse_memory_mb,
+    parse_priority,
+)
+from dgpu.cli.connection import is_same_host
+from dgpu.cli.flags import parameters_of
+
+if TYPE_CHECKING:
+    from typer._click.core import Parameter
+
+# The first word of CMD ends our flags: `dgpu run -G 2 python train.py --lr 3` gives --lr to train.py.
+CONTEXT = {"allow_interspersed_args": False}
+
+Command = Annotated[list[str] | None, typer.Argument(metavar="CMD", show_default=False)]
+_KEPT = "dgpu.task"
+
+
+def _keep(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> None:
+    if value is not None and value is not False and value != []:
+        ctx.meta.setdefault(_KEPT, {})[param.name] = value
+
+
+def _option(*names: str, metavar: str | None = None, help: str = "") -> Any:  # noqa: A002  typer's own word
+    return typer.Option(*names, metavar=metavar, help=help, callback=_keep, expose_value=False)
+
+
+def describing(
+    gpu_count: Annotated[
+        int | None, _option("--gpus", "-G", metavar="N", help="GPUs of one node. [1]")
+    ] = None,
+    gpu_model: Annotated[
+        list[str] | None, _option("--gpu-type", metavar="M", help="A model; repeated: any of them.")
+    ] = None,
+    gpu_memory_mb: Annotated[
+        str | None, _option("--mem", metavar="MB", help="Memory of each GPU: 8000 or 8G.")
+    ] = None,
+    shared: Annotated[bool, _option("--shared", help="Share a GPU with others.")] = False,
+    timeout_seconds: Annotated[
+        str | None, _option("--timeout", "-t", metavar="T", help="90, 90s, 15m, 2h, 1d.")
+    ] = None,
+    name: Annotated[str | None, _option("--name", "-J", metavar="NAME")] = None,
+    tenant_id: Annotated[str | None, _option("--tenant", "-A", metavar="T", help="Whose task it is.")] = None,
+    priority: Annotated[
+        str | None, _option("--priority", "-p", metavar="P", help="low, normal, high, critical or 0 to 100.")
+    ] = None,
+    pool: Annotated[str | None, _option("--pool", metavar="online|batch")] = None,
+    model_name: Annotated[str | None, _option("--model", metavar="NAME", help="What it works with.")] = None,
+    nodes: Annotated[int | None, _option("--nodes", metavar="N", help="Over so many nodes. [1]")] = None,
+    array: Annotated[str | None, _option("--array", metavar="0-9%3", help="Many, 3 at a time.")] = None,
+    after: Annotated[
+        list[str] | None, _option("--after", metavar="ID", help="Start after this task.")
+    ] = None,
+    max_retries: Annotated[int | None, _option("--retries", metavar="N", help="If a node fails. [3]")] = None,
+    restart: Annotated[str | None, _option("--restart", metavar="never|on-failure|always")] = None,
+    env: Annotated[
+        list[str] | None, _option("--env", "-e", metavar="K=V", help="K alone: as it is here.")
+    ] = None,
+    labels: Annotated[list[str] | None, _option("--label", metavar="K=V")] = None,
+    workdir: Annotated[str | None, _option("--workdir", "-w", metavar="D", help="[here]")] = None,
+    cpus: Annotated[float | None, _option("--cpus", metavar="N", help="CPUs; not counted if absent.")] = None,
+    ram_mb: Annotated[str | None, _option("--ram", metavar="MB", help="Main memory: 16000 or 16G.")] = None,
+    clean_env: Annotated[
+        bool, _option("--clean-env", help="Do not send this directory and PATH, VIRTUAL_ENV and the like.")
+    ] = False,
+) -> None:
+    """Carries the options, named as the server names them; never called."""
+
+
+@functools.cache
+def task_parameters() -> tuple[Parameter, ...]:
+    return parameters_of(describing)
+
+
+_READ: dict[str, Callable[[Any], Any]] = {
+    "gpu_model": lambda models: models[0] if len(models) == 1 else models,
+    "gpu_memory_mb": parse_memory_mb,
+    "ram_mb": parse_memory_mb,
+    "timeout_seconds": parse_duration,
+    "priority": parse_priority,
+    "after": parse_ids,
+    "labels": parse_labels,
+    "env": parse_env,
+}
+
+
+def task_fields(ctx: typer.Context, command: Sequence[str], url: str) -> dict[str, Any]:
+    """The body of the request; what was not given is left to the server's defaults."""
+    given: dict[str, Any] = dict(ctx.meta.get(_KEPT, {}))
+    here = is_same_host(url) and not given.pop("clean_env", False)
+    task = {name: _READ[name](value) if name in _READ else value for name, value in given.items()}
+    if command:
+        task["command"] = parse_command(command)
+    shell = {name: os.environ[name] for name in SHELL_VARIABLES if name in os.environ} if here else {}
+    if variables := shell | task.pop("env", {}):
+        task["env"] = variables
+    directory = task.pop("workdir", _here() if here else None)
+    if directory is not None:
+        task["workdir"] = os.path.normpath(os.path.join(_here() or "/", directory))  # noqa: PTH118
+    return task
+
+
+def _here() -> str | None:
+    try:
+        return os.getcwd()  # noqa: PTH109  a string is sent
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dgpu.cli import submission as s
+from dgpu.cli.connection import builtins, connect, is_final, poll, task_code
+from dgpu.cli.failures import CliFailure, ExitCode, note
+from dgpu.cli.flags import Flags, flags_of
+from dgpu.cli.formats import plural
+from dgpu.cli.output import print_document
+
+if TYPE_CHECKING:
+    from dgpu.client.sync import Client
+    from dgpu.wire.answers import TaskAnswer
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(context_settings=s.CONTEXT)
+def submit(
+    ctx: typer.Context,
+    command: s.Command = None,
+    count: Annotated[
+        int, typer.Option("--count", metavar="N", min=1, max=10_000, help="So many equal tasks.")
+    ] = 1,
+    allocation: Annotated[
+        bool,
+        typer.Option("--allocation", help="Hold the GPUs and run nothing, until cancelled or -t is over."),
+    ] = False,
+    key: Annotated[
+        str | None,
+        typer.Option("--key", metavar="K", help="Submitting again with the same key changes nothing."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would happen, submit nothing.")
+    ] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for the end; return the task's exit code.")
+    ] = False,
+) -> int:
+    """Queue a command. Prints the task's id; whether it runs or why it waits goes to stderr.
+
+    Several words are run as they are, a single quoted text goes to the shell:
+    dgpu submit -G 2 -- python train.py, or dgpu submit "make data && python train.py".
+    """
+    flags = flags_of(ctx)
+    flags.returns_task_code = wait
+    client = connect(flags)
+    if not command and not allocation:
+        raise typer.BadParameter("there is nothing to run; write for example: dgpu submit -- python train.py")
+    if dry_run:
+        raise CliFailure(
+            "--dry-run: the scheduler cannot yet say what would happen; it needs what-if", ExitCode.REFUSED
+        )
+    task = s.task_fields(ctx, command or (), client.url)
+    if allocation:
+        task["allocation"] = True
+    if count > 1:
+        ids = client.submit_copies(count, idempotency_key=key, **task)
+        _print_ids(ids, {"task_ids": ids}, flags)
+        note(f"{plural(count, 'task')} submitted. Look: dgpu ps")
+    else:
+        answer = client.submit(idempotency_key=key, **task)
+        ids = [answer.task_id]
+        _print_ids(ids, builtins(answer), flags)
+        if flags.is_table and not wait:
+            note(verdict(client.get(answer.task_id)))
+    return _wait(client, ids) if wait else 0
+
+
+def _print_ids(ids: list[str], document: dict[str, Any], flags: Flags) -> None:
+    if flags.is_table or flags.output == "name":
+        typer.echo("\n".join(ids))
+    else:
+        print_document(document, flags)
+
+
+def verdict(task: TaskAnswer) -> str:
+    if task.status == "pending":
+        return f"It waits: {task.waiting or 'its turn will come'}"
+    if task.status == "running":
+        return f"It runs on {task.node}." if not task.cancelling else "It is being cancelled."
+    return f"It is over: {task.status}."
+
+
+def _wait(client: Client, ids: list[str]) -> int:
+    codes = [task_code(poll(client, task_id, is_final)) for task_id in ids]
+    return next((code for code in codes if code), 0)

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def up(
+    fake: Annotated[
+        str | None, typer.Option("--fake", metavar="4xV100", help="Simulated cards: 4xV100, or 2xA100,4xT4.")
+    ] = None,
+    nodes: Annotated[
+        int, typer.Option("--nodes", min=1, max=500, help="Simulated nodes, each with these cards.")
+    ] = 1,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option("--data-dir", metavar="D", help="Where the state is kept. [~/.local/state/dgpu]"),
+    ] = None,
+    http_port: Annotated[
+        int, typer.Option("--http-port", min=0, max=65535, help="A free one if it is taken.")
+    ] = 8080,
+    grpc_port: Annotated[
+        int, typer.Option("--grpc-port", min=0, max=65535, help="A free one if it is taken.")
+    ] = 9090,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when it is ready.")] = False,
+) -> int:
+    """Start a scheduler and an agent for this machine.
+
+    Real GPUs are used if there are any; otherwise they are simulated, and that is said. Ctrl-C stops both services
+    and leaves running tasks running; the next `dgpu up` takes them back.
+    """
+    from dgpu.entry.up import UpOptions, up, up_detached
+
+    options = UpOptions(fake=fake, nodes=nodes, data_dir=data_dir, http_port=http_port, grpc_port=grpc_port)
+    try:
+        return up_detached(options) if detach else up(options)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    except OSError as error:
+        from dgpu.cli.failures import CliFailure
+
+        raise CliFailure(
+            f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
+        ) from None

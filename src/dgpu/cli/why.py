@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from dgpu.cli.arguments import parse_ids
+from dgpu.cli.connection import builtins, connect
+from dgpu.cli.flags import flags_of
+from dgpu.cli.formats import clock, duration, listed, one_line, plural, since
+from dgpu.cli.output import print_document
+from dgpu.cli.ps import place_of
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def why(
+    ctx: typer.Context, ids: Annotated[list[str], typer.Argument(metavar="ID...", help="42 or task-42.")]
+) -> None:
+    """Why a task waits: every blocker with numbers, its place in the queue, and what would start it sooner."""
+    flags = flags_of(ctx)
+    client = connect(flags)
+    pages: list[dict[str, Any]] = []
+    for place, task_id in enumerate(parse_ids(ids)):
+        answer: dict[str, Any] = builtins(client.why(task_id))
+        pages.append(answer)
+        if flags.is_table:
+            typer.echo(("\n" if place else "") + "\n".join(page(answer, builtins(client.get(task_id)))))
+    if flags.output == "name":
+        typer.echo("\n".join(answer["task_id"] for answer in pages))
+    elif not flags.is_table:
+        print_document(pages[0] if len(pages) == 1 else pages, flags)
+
+
+def page(answer: dict[str, Any], task: dict[str, Any]) -> list[str]:
+    name = f" ({one_line(task['name'])})" if task["name"] else ""
+    head = f"{answer['task_id']}{name}"
+    if answer["status"] == "running":
+        return [f"{head} runs on {place_of(task)} for {duration(since(task['started_at'])) or 'a moment'}."]
+    if answer["status"] != "pending":
+        ended = f"{head} is over: {answer['status']}"
+        return [f"{ended}{', ' + place_of(task) if answer['status'] != 'success' else ''}."]
+    asks = plural(task["gpu_count"], "GPU")
+    lines = [f"{head} has waited for {duration(since(task['created_at']))}; it asks for {asks}."]
+    if answer["position"] is not None:
+        ahead = f", behind {listed(answer['ahead'], 5)}" if answer["ahead"] else ", next in line"
+        lines.append(f"Place in the queue: {answer['position']}{ahead}.")
+    if answer["blockers"]:
+        lines += ["", "It waits because"]
+        lines += [
+            f"  - {one_line(str(blocker.get('detail') or blocker.get('code')))}"
+            for blocker in answer["blockers"]
+        ]
+    lines += ["", f"Expected start: {_expected(answer['expected_start'])}"]
+    if answer["sooner"]:
+        lines += ["", "It would start sooner with"]
+        lines += [f"  - {one_line(change['detail'] or change['change'])}" for change in answer["sooner"]]
+    return lines
+
+
+def _expected(expected: dict[str, Any] | None) -> str:
+    if expected is None:
+        return "unknown"
+    error = expected["median_error_seconds"]
+    past = f"; such guesses were off by {duration(error)}" if error is not None else ""
+    return f"{clock(expected['p50'])} (by {clock(expected['p90'])} in 9 of 10 cases{past})"

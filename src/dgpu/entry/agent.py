@@ -1,0 +1,80 @@
+"""The agent service of a node: its configuration becomes the agent's options."""
+
+from __future__ import annotations
+
+import re
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dgpu.agent.probe.models import SimulatedCards, parse_cards
+from dgpu.core.ids import NodeId
+from dgpu.entry.config_types import AgentConfig
+
+if TYPE_CHECKING:
+    from dgpu.agent.options import AgentOptions, NodeOptions
+
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def run_agent(config: AgentConfig) -> int:
+    """Serves until SIGTERM or Ctrl-C; its tasks go on. Returns the exit code."""
+    import asyncio
+
+    from dgpu.agent.host import AgentRunningError, serve_agent
+    from dgpu.agent.keeper_link import KeeperError
+    from dgpu.entry.logs import set_up_logging
+
+    set_up_logging(config.logging)
+    try:
+        asyncio.run(serve_agent(agent_options(config)))
+    except (AgentRunningError, KeeperError, OSError) as error:
+        sys.stderr.write(f"dgpu agent: {error}\n")
+        return 1
+    return 0
+
+
+def agent_options(config: AgentConfig, *, host_name: str | None = None) -> AgentOptions:
+    from dgpu.agent.options import AgentOptions, NodeOptions
+
+    host = _NOT_IN_A_NAME.sub("-", host_name or socket.gethostname()) or "node"
+    node = NodeOptions(
+        id=NodeId(config.agent.id or host),
+        address=config.agent.address or host,
+        labels=config.agent.labels,
+        detection_method=config.gpu.detection_method,
+        simulated=_cards(config.gpu.simulated),
+        gpu_ids=config.gpu.gpu_ids,
+        reserved_gpu_ids=config.gpu.reserved_gpu_ids,
+    )
+    return AgentOptions(
+        nodes=_nodes(node, config.agent.simulated_nodes),
+        addresses=tuple(filter(None, (config.scheduler.master_address, config.scheduler.standby_address))),
+        state_dir=Path(config.executor.work_dir).expanduser().absolute(),
+        heartbeat_ms=_ms(config.agent.heartbeat_interval),
+        retry_ms=_ms(config.scheduler.retry_interval),
+        max_retry_ms=_ms(config.scheduler.max_retry_interval),
+        health_check_ms=_ms(config.gpu.health_check_interval),
+        grace_ms=_ms(config.executor.stop_grace_seconds),
+        output_cap_bytes=config.executor.max_output_mb << 20,
+    )
+
+
+def _nodes(node: NodeOptions, count: int) -> tuple[NodeOptions, ...]:
+    if count == 1:
+        return (node,)
+    # Numbers of equal length, so that nodes sort as people count.
+    width = len(str(count))
+    ids = (NodeId(f"{node.id}-{number:0{width}d}") for number in range(1, count + 1))
+    return tuple(msgspec.structs.replace(node, id=node_id) for node_id in ids)
+
+
+def _cards(simulated: str | tuple[SimulatedCards, ...]) -> tuple[SimulatedCards, ...]:
+    return parse_cards(simulated) if isinstance(simulated, str) else simulated
+
+
+def _ms(seconds: float) -> int:
+    return max(round(seconds * 1000), 1)

@@ -1,0 +1,79 @@
+"""Short questions to a scheduler on this machine: is it ready, how many nodes. Never through a proxy."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+
+class Answer(NamedTuple):
+    status: int
+    body: Any  # decoded JSON, or None
+
+
+def ask(
+    url: str,
+    path: str,
+    *,
+    method: str = "GET",
+    body: Any = None,
+    token: str = "",
+    timeout_seconds: float = 2.0,
+) -> Answer | None:
+    """None: nobody answers there."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(
+        parts.hostname or "127.0.0.1", parts.port or 80, timeout=timeout_seconds
+    )
+    headers = {"Accept": "application/json"}
+    if body is not None:
+        headers["Content-Type"] = "application/json"
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    try:
+        connection.request(method, path, json.dumps(body) if body is not None else None, headers)
+        response = connection.getresponse()
+        return Answer(status=response.status, body=_decoded(response.read(1 << 20)))
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+
+
+def is_ready(url: str) -> bool:
+    answer = ask(url, "/ready")
+    return answer is not None and answer.status == 200
+
+
+def registrations(url: str) -> dict[str, str]:
+    """Nodes that can be reached, with the time of their last registration."""
+    answer = ask(url, "/api/v1/nodes")
+    if answer is None or answer.status != 200 or not isinstance(answer.body, dict):
+        return {}
+    nodes = answer.body.get("nodes", ())
+    return {node["id"]: str(node.get("registered_at")) for node in nodes if node.get("status") != "offline"}
+
+
+def running_tasks(url: str) -> list[str] | None:
+    """Ids of at most 1,000 tasks that run; None when the scheduler cannot say."""
+    answer = ask(url, "/api/v1/tasks?status=running&limit=1000")
+    if answer is None or answer.status != 200 or not isinstance(answer.body, dict):
+        return None
+    return [task["task_id"] for task in answer.body.get("tasks", ())]
+
+
+def read_token(token_file: str | Path) -> str:
+    try:
+        return Path(token_file).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _decoded(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError:
+        return None

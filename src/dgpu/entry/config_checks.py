@@ -1,0 +1,180 @@
+"""What a type cannot say: addresses, keys that depend on each other, and values that this version cannot fulfil."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from dgpu.agent.probe.detect import DetectionMethod
+from dgpu.agent.probe.models import check_cards, parse_cards
+from dgpu.entry.config_types import AgentConfig, Docker, Replication, SchedulerConfig, Section
+
+_MOST_PORT = 65_535
+
+
+class Problem(NamedTuple):
+    path: str
+    text: str
+
+
+class Address(NamedTuple):
+    host: str  # empty: every interface
+    port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+def parse_address(text: str) -> Address:
+    """`host:port`, `:port` for every interface, `[::1]:port`. ValueError says what was expected."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > _MOST_PORT:
+        raise ValueError(f"expected host:port, got {text!r}")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f"expected [address]:port for IPv6, got {text!r}")
+    if any(character.isspace() or character in "/[]@" for character in host):
+        raise ValueError(f"expected host:port, got {text!r}")
+    return Address(host, int(port))
+
+
+def check_scheduler(config: SchedulerConfig) -> Iterator[Problem]:
+    yield from _check_server(config)
+    rules = config.scheduler
+    longest, default = rules.max_task_timeout_seconds, rules.default_task_timeout_seconds
+    if longest and default > longest:
+        yield Problem(
+            "scheduler.default_task_timeout_seconds",
+            f"is {default:g}, more than scheduler.max_task_timeout_seconds ({longest:g})",
+        )
+    if rules.max_retry_delay_seconds < rules.retry_delay_seconds:
+        yield Problem("scheduler.max_retry_delay_seconds", "is less than scheduler.retry_delay_seconds")
+    if config.agent.task_lease_seconds < config.agent.heartbeat_timeout:
+        yield Problem(
+            "agent.task_lease_seconds",
+            "is shorter than agent.heartbeat_timeout: tasks of nodes that are well would be frozen",
+        )
+    if not config.storage.snapshot_dir:
+        yield Problem("storage.snapshot_dir", "expected a directory, got an empty text")
+    yield from _check_logging(config.logging.output)
+    yield from _scheduler_not_yet(config)
+
+
+def check_agent(config: AgentConfig) -> Iterator[Problem]:
+    yield from _check_address("scheduler.master_address", config.scheduler.master_address, dialled=True)
+    if config.scheduler.standby_address:
+        yield _not_yet("scheduler.standby_address", "a standby scheduler")
+    if config.scheduler.max_retry_interval < config.scheduler.retry_interval:
+        yield Problem("scheduler.max_retry_interval", "is less than scheduler.retry_interval")
+    if config.executor.execution_method == "docker":
+        yield _not_yet("executor.execution_method", "running tasks in containers")
+    for name in Docker.__struct_fields__:
+        yield from _only_default(
+            "executor.docker", config.executor.docker, name, "running tasks in containers"
+        )
+    if not config.executor.work_dir:
+        yield Problem("executor.work_dir", "expected a directory, got an empty text")
+    yield from _check_gpu(config)
+    yield from _check_logging(config.logging.output)
+
+
+def _check_gpu(config: AgentConfig) -> Iterator[Problem]:
+    gpu = config.gpu
+    try:
+        if isinstance(gpu.simulated, str):
+            parse_cards(gpu.simulated)
+        else:
+            check_cards(gpu.simulated)
+    except ValueError as error:
+        yield Problem("gpu.simulated", str(error))
+    simulated = gpu.detection_method is DetectionMethod.SIMULATED
+    if simulated and not gpu.simulated:
+        yield Problem(
+            "gpu.simulated", "expected at least one card, because gpu.detection_method is simulated"
+        )
+    if config.agent.simulated_nodes > 1 and not simulated:
+        yield Problem("agent.simulated_nodes", "more than 1 needs gpu.detection_method: simulated")
+
+
+def _check_server(config: SchedulerConfig) -> Iterator[Problem]:
+    parsed: dict[str, Address] = {}
+    for path, text in (
+        ("server.grpc_address", config.server.grpc_address),
+        ("server.http_address", config.server.http_address),
+    ):
+        problems = list(_check_address(path, text, dialled=False))
+        yield from problems
+        if problems:
+            continue
+        address = parsed[path] = parse_address(text)
+        if not address.is_loopback and config.auth.mode != "none":
+            yield Problem(
+                path,
+                f"{text!r} can be reached from other machines, and this version cannot tell users apart there "
+                "(tokens, roles and TLS are not available yet). Use 127.0.0.1, or write auth.mode: none to let "
+                "everyone who can reach it run commands",
+            )
+    if len(parsed) > 1 and len(set(parsed.values())) == 1 and parsed["server.http_address"].port:
+        yield Problem("server.http_address", "is the same as server.grpc_address")
+
+
+def _check_address(path: str, text: str, *, dialled: bool) -> Iterator[Problem]:
+    try:
+        address = parse_address(text)
+    except ValueError as error:
+        yield Problem(path, str(error))
+        return
+    if dialled and (not address.host or not address.port):
+        yield Problem(path, f"expected the host and port to connect to, got {text!r}")
+
+
+def _check_logging(output: str) -> Iterator[Problem]:
+    if not output:
+        yield Problem("logging.output", "expected stderr, stdout or a file, got an empty text")
+
+
+def _scheduler_not_yet(config: SchedulerConfig) -> Iterator[Problem]:
+    """A value that asks for what is missing is refused, so that nobody relies on it."""
+    if config.scheduler.role == "standby":
+        yield _not_yet("scheduler.role", "a standby scheduler")
+    if config.storage.journal == "etcd":
+        yield _not_yet("storage.journal", "a journal in etcd")
+    if config.auth.mode == "token":
+        yield _not_yet("auth.mode", "tokens with roles")
+    if config.tenants:
+        yield _not_yet("tenants", "a list of tenants")
+    if config.alerts:
+        yield _not_yet("alerts", "alerts")
+    if config.quota.reclaim == "stop":
+        yield _not_yet("quota.reclaim", "stopping tasks to reclaim their GPUs")
+    for name in ("online_percent", "batch_percent"):
+        yield from _only_default("quota", config.quota, name, "a quota")
+    for name in Replication.__struct_fields__:
+        yield from _only_default("replication", config.replication, name, "replication")
+    for name in ("memory_safety_margin_mb", "max_models_per_gpu", "model_cache_ttl_seconds"):
+        yield from _only_default(
+            "scheduler", config.scheduler, name, "sharing a GPU and keeping models loaded"
+        )
+    for name in ("worker_heartbeat_interval_seconds", "worker_heartbeat_timeout_seconds"):
+        yield from _only_default("scheduler", config.scheduler, name, "warm workers")
+
+
+def _only_default(section: str, values: Section, name: str, feature: str) -> Iterator[Problem]:
+    default: Any = getattr(type(values)(), name)
+    if getattr(values, name) != default:
+        yield Problem(
+            f"{section}.{name}",
+            f"{feature} is not available yet in this version; only the default ({default!r}) is accepted",
+        )
+
+
+def _not_yet(path: str, feature: str) -> Problem:
+    return Problem(path, f"{feature} is not available yet in this version")

@@ -1,0 +1,150 @@
+"""Every key of scheduler.yaml and agent.yaml, with its default. Durations are seconds unless the name says otherwise."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from dgpu.agent.probe.detect import DetectionMethod
+from dgpu.agent.probe.models import SimulatedCards
+
+_YEAR = 31_536_000.0
+_Seconds = Annotated[float, msgspec.Meta(gt=0, le=_YEAR)]
+_SecondsOrNone = Annotated[float, msgspec.Meta(ge=0, le=_YEAR)]  # 0: no limit
+_Positive = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
+_NotNegative = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
+_Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
+_Name = Annotated[str, msgspec.Meta(max_length=253, pattern=r"^[A-Za-z0-9._-]*$")]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A mapping of the file. Its fields are keys or further sections."""
+
+
+class Retention(Section, frozen=True, kw_only=True):
+    """The first limit that is reached counts."""
+
+    days: Annotated[float, msgspec.Meta(gt=0, le=36_500)] = 30
+    gib: Annotated[float, msgspec.Meta(gt=0, le=1_000_000)] = 10
+
+
+class Logging(Section, frozen=True, kw_only=True):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+    output: str = "stderr"  # stderr, stdout or a file
+
+
+class Server(Section, frozen=True, kw_only=True):
+    grpc_address: str = "127.0.0.1:9090"
+    http_address: str = "127.0.0.1:8080"  # ":8080" means every interface
+    allowed_hosts: tuple[str, ...] = ()  # names that a request's Host may carry beside the local ones
+
+
+class SchedulerRules(Section, frozen=True, kw_only=True):
+    role: Literal["master", "standby"] = "master"
+    schedule_interval: _Seconds = 5
+    snapshot_interval: _Seconds = 30
+    memory_safety_margin_mb: _NotNegative = 2000
+    max_models_per_gpu: _Positive = 2
+    model_cache_ttl_seconds: _Seconds = 3600
+    default_task_timeout_seconds: _SecondsOrNone = 3600  # batch; online has none
+    max_task_timeout_seconds: _SecondsOrNone = 86400
+    worker_heartbeat_interval_seconds: _Seconds = 10
+    worker_heartbeat_timeout_seconds: _Seconds = 30
+    retry_delay_seconds: _Seconds = 1  # doubles per retry
+    max_retry_delay_seconds: _Seconds = 60
+    max_waiting_tasks: _Positive = 1_000_000  # a bound on memory; beyond it submits are refused
+    keep_finished_tasks: _NotNegative = 10_000  # in memory; older ones are in the history
+    keep_finished_seconds: _Seconds = 3600
+
+
+class Replication(Section, frozen=True, kw_only=True):
+    heartbeat_interval: _Seconds = 2
+    heartbeat_timeout: _Seconds = 6
+
+
+class Quota(Section, frozen=True, kw_only=True):
+    online_percent: _Fraction = 0.7
+    batch_percent: _Fraction = 0.3
+    mode: Literal["strict", "borrow"] = "strict"
+    reclaim: Literal["wait", "stop"] = "wait"
+
+
+class AgentRules(Section, frozen=True, kw_only=True):
+    heartbeat_timeout: _Seconds = 15
+    task_lease_seconds: _Seconds = 60
+    lease_action: Literal["freeze", "stop", "never"] = "freeze"
+
+
+class Storage(Section, frozen=True, kw_only=True):
+    snapshot_dir: str = "/var/lib/dgpu-scheduler/state"
+    journal: Literal["file", "etcd"] = "file"
+    segment_mb: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 32
+    journal_retention: Retention = Retention()
+    log_retention: Retention = Retention()
+
+
+class Auth(Section, frozen=True, kw_only=True):
+    mode: Literal["local", "none", "token"] = "local"
+
+
+class SchedulerConfig(Section, frozen=True, kw_only=True):
+    server: Server = Server()
+    scheduler: SchedulerRules = SchedulerRules()
+    replication: Replication = Replication()
+    quota: Quota = Quota()
+    agent: AgentRules = AgentRules()
+    storage: Storage = Storage()
+    tenants: tuple[dict[str, object], ...] = ()
+    auth: Auth = Auth()
+    alerts: dict[str, object] = {}
+    logging: Logging = Logging()
+
+
+class AgentNode(Section, frozen=True, kw_only=True):
+    id: _Name = ""  # empty: the host's name
+    address: str = ""  # where other nodes reach this one; empty: the host's name
+    heartbeat_interval: _Seconds = 5
+    labels: dict[str, str] = {}
+    simulated_nodes: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = (
+        1  # with simulated GPUs: nodes in this process
+    )
+
+
+class AgentScheduler(Section, frozen=True, kw_only=True):
+    master_address: str = "127.0.0.1:9090"
+    standby_address: str = ""
+    retry_interval: _Seconds = 1
+    max_retry_interval: _Seconds = 30
+
+
+class AgentGpu(Section, frozen=True, kw_only=True):
+    detection_method: DetectionMethod = DetectionMethod.AUTO
+    simulated: (
+        str | tuple[SimulatedCards, ...]
+    ) = ()  # a list of {model, count, memory_mb}, or a text like 4xV100
+    gpu_ids: tuple[int | str, ...] = ()  # indexes or UUIDs; empty: all
+    reserved_gpu_ids: tuple[int | str, ...] = ()  # shown, never used
+    health_check_interval: _Seconds = 30
+
+
+class Docker(Section, frozen=True, kw_only=True):
+    socket: str = "/var/run/docker.sock"
+    default_image: str = ""
+
+
+class Executor(Section, frozen=True, kw_only=True):
+    execution_method: Literal["process", "docker"] = "process"
+    work_dir: str = "/var/lib/dgpu-agent/tasks"
+    stop_grace_seconds: _Seconds = 10  # between SIGTERM and SIGKILL
+    max_output_mb: Annotated[int, msgspec.Meta(ge=1, le=1_048_576)] = 64  # kept on the node per attempt
+    docker: Docker = Docker()
+
+
+class AgentConfig(Section, frozen=True, kw_only=True):
+    agent: AgentNode = AgentNode()
+    scheduler: AgentScheduler = AgentScheduler()
+    gpu: AgentGpu = AgentGpu()
+    executor: Executor = Executor()
+    logging: Logging = Logging()

@@ -1,0 +1,248 @@
+"""`dgpu doctor`: what this machine can do, what runs on it, and what to do about what does not."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from dgpu import __version__
+from dgpu.entry.ask import ask
+from dgpu.entry.processes import is_alive
+from dgpu.entry.stack import GRPC_PORT, HOST, HTTP_PORT
+from dgpu.entry.state_dir import StateDir, UpRecord
+
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_GET_CHILD_SUBREAPER = 37
+_CLOCK_UNSYNCHRONISED = 5
+_LITTLE_MB, _TOO_LITTLE_MB = 2_048, 200
+
+
+class Verdict(enum.StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    status: Verdict
+    detail: str
+    advice: str = ""  # what to do
+
+
+def examine(server: str | None, data_dir: Path | None = None) -> list[Check]:
+    """Every check is made, whatever the others say."""
+    state_dir = StateDir(data_dir)
+    record = state_dir.read_record()
+    url = server or (record.url if record else f"http://{HOST}:{HTTP_PORT}")
+    steps: list[Callable[[], Iterator[Check]]] = [
+        _python,
+        lambda: _data_dir(state_dir),
+        lambda: _scheduler(url),
+        lambda: _ports(record, url),
+        _gpus,
+        _kernel,
+        _clock,
+        lambda: _leftovers(state_dir, record),
+    ]
+    checks: list[Check] = []
+    for step in steps:
+        checks.extend(step())
+    return checks
+
+
+def _ok(name: str, detail: str) -> Check:
+    return Check(name=name, status=Verdict.OK, detail=detail)
+
+
+def _warn(name: str, detail: str, advice: str) -> Check:
+    return Check(name=name, status=Verdict.WARN, detail=detail, advice=advice)
+
+
+def _fail(name: str, detail: str, advice: str) -> Check:
+    return Check(name=name, status=Verdict.FAIL, detail=detail, advice=advice)
+
+
+def _python() -> Iterator[Check]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < (3, 11):  # noqa: UP036  said kindly instead of failing later
+        yield _fail("python", version, "Install Python 3.11 or newer.")
+    else:
+        yield _ok("python", f"{version} ({sys.executable})")
+    if not sys.platform.startswith("linux"):
+        yield _fail("system", sys.platform, "Agents and dgpu up need Linux; the command line works anywhere.")
+
+
+def _data_dir(state_dir: StateDir) -> Iterator[Check]:
+    path = state_dir.path
+    standing = next(parent for parent in (path, *path.parents) if parent.exists())
+    try:
+        with tempfile.TemporaryFile(dir=standing):
+            pass
+    except OSError as error:
+        advice = (
+            f"Give yourself the right to write, or choose another: dgpu up --data-dir D ({error.strerror})."
+        )
+        yield _fail("data directory", f"{path} is not writable", advice)
+        return
+    free_mb = shutil.disk_usage(standing).free >> 20
+    detail = f"{path}, {free_mb / 1024:.1f} GiB free"
+    if free_mb < _TOO_LITTLE_MB:
+        yield _fail("data directory", detail, "Make room: without it submits are refused (507).")
+    elif free_mb < _LITTLE_MB:
+        yield _warn(
+            "data directory", detail, "Make room soon: journal, history and output of tasks grow there."
+        )
+    else:
+        yield _ok("data directory", detail)
+
+
+def _scheduler(url: str) -> Iterator[Check]:
+    health = ask(url, "/health")
+    if health is None:
+        yield _warn("scheduler", f"none answers at {url}", "Start one: dgpu up")
+        return
+    version = (health.body or {}).get("version", "") if isinstance(health.body, dict) else ""
+    if health.status != 200 or not version:
+        yield _fail("scheduler", f"{url} is no dgpu scheduler", "Give the right address: --server URL.")
+        return
+    ready = ask(url, "/ready")
+    state = ready.body if ready and isinstance(ready.body, dict) else {}
+    if ready is None or ready.status != 200:
+        detail = f"{url}, version {version}, not ready: {state.get('detail') or 'no reason given'}"
+        yield _fail("scheduler", detail, "Wait a moment; then look into its log.")
+    elif state.get("storage_full"):
+        yield _fail("scheduler", f"{url} has no room for new tasks", "Make room on its disk.")
+    elif version != __version__:
+        detail = f"{url} has version {version}, this is {__version__}"
+        yield _warn("scheduler", detail, "Restart it with this version: dgpu down, dgpu up.")
+    else:
+        yield _ok("scheduler", f"{url}, version {version}, ready, {state.get('role', 'master')}")
+
+
+def _ports(record: UpRecord | None, url: str) -> Iterator[Check]:
+    ours = {f"{HOST}:{url.rpartition(':')[2]}", record.grpc_address if record else ""}
+    for name, port in (("http port", HTTP_PORT), ("grpc port", GRPC_PORT)):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, port))
+            except OSError as error:
+                if f"{HOST}:{port}" in ours:
+                    yield _ok(name, f"{port}, held by dgpu")
+                else:
+                    yield _warn(
+                        name,
+                        f"{port}: {error.strerror}",
+                        "No harm: dgpu up takes another one and says which.",
+                    )
+            else:
+                yield _ok(name, f"{port} is free")
+
+
+def _gpus() -> Iterator[Check]:
+    from dgpu.agent.probe.detect import DetectionMethod, detect
+
+    found = 0
+    for method in (DetectionMethod.NVML, DetectionMethod.NVIDIA_SMI):
+        detection = detect(method)
+        if detection.probe is None:
+            yield _warn(f"gpus by {method}", detection.attempts[-1].reason, _gpu_advice(found))
+            continue
+        detection.probe.close()
+        found += len(detection.gpus)
+        models = sorted({gpu.model for gpu in detection.gpus})
+        faults = [f"GPU {gpu.index}: {gpu.fault}" for gpu in detection.gpus if gpu.fault]
+        detail = f"{len(detection.gpus)} ({', '.join(models)})"
+        if faults:
+            yield _warn(
+                f"gpus by {method}", f"{detail}; {'; '.join(faults)}", "See nvidia-smi and the kernel log."
+            )
+        else:
+            yield _ok(f"gpus by {method}", detail)
+
+
+def _gpu_advice(found: int) -> str:
+    return (
+        "The other way works."
+        if found
+        else "Without a GPU, dgpu up simulates some; with one, check its driver."
+    )
+
+
+def _kernel() -> Iterator[Check]:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+        yield _ok("pidfd", "available")
+    except (OSError, AttributeError) as error:
+        yield _fail("pidfd", str(error), "Needs Linux 5.3 or newer.")
+    libc = ctypes.CDLL(None, use_errno=True)
+    value = ctypes.c_int()
+    if libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(value), 0, 0, 0) == 0:
+        yield _ok("subreaper", "available: runaway children of tasks are found")
+    else:
+        yield _fail("subreaper", os.strerror(ctypes.get_errno()), "A sandbox forbids prctl; allow it.")
+    yield _cgroup()
+
+
+def _cgroup() -> Check:
+    root = Path("/sys/fs/cgroup")
+    if not (root / "cgroup.controllers").exists():
+        return _warn(
+            "cgroup",
+            "no cgroup v2 here",
+            "Trees of processes are found by subreaper and environment instead.",
+        )
+    try:
+        own = Path("/proc/self/cgroup").read_text(encoding="ascii").rpartition("::")[2].strip()
+    except OSError:
+        own = "/"
+    here = root / own.lstrip("/")
+    if os.access(here, os.W_OK):
+        return _ok("cgroup", f"v2, writable at {here}")
+    advice = "Trees of processes are found otherwise. For cgroups: dgpu install-service."
+    return _warn("cgroup", "v2, but not writable for you", advice)
+
+
+def _clock() -> Iterator[Check]:
+    libc = ctypes.CDLL(None, use_errno=True)
+    timex = ctypes.create_string_buffer(256)  # larger than struct timex; mode 0 only reads
+    try:
+        state = libc.adjtimex(timex)
+    except AttributeError:
+        state = -1
+    if state == _CLOCK_UNSYNCHRONISED:
+        advice = (
+            "Start a time service (chrony, systemd-timesyncd); dgpu keeps order without it, people cannot."
+        )
+        yield _warn("clock", "not synchronised", advice)
+    else:
+        yield _ok("clock", "synchronised" if state >= 0 else "cannot be asked here")
+
+
+def _leftovers(state_dir: StateDir, record: UpRecord | None) -> Iterator[Check]:
+    if record is None:
+        yield _ok("leftovers", "none")
+        return
+    alive = [
+        f"{name} {ref.pid}"
+        for name, ref in (("scheduler", record.scheduler), ("agent", record.agent))
+        if ref is not None and is_alive(ref)
+    ]
+    if is_alive(record.supervisor):
+        yield _ok("leftovers", f"none; dgpu up runs (pid {record.pid})")
+    elif alive:
+        detail = f"dgpu up was killed, but {' and '.join(alive)} still run"
+        yield _warn("leftovers", detail, "dgpu up takes over; dgpu down ends them.")
+    else:
+        detail = f"{state_dir.record_file} names processes that are gone"
+        yield _warn("leftovers", detail, "No harm: dgpu up takes over; dgpu down clears it.")

@@ -1,0 +1,46 @@
+"""The keepers below an agent's work directory: the parents of tasks, which outlive their agent on purpose."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from dgpu.entry.processes import ProcessRef, is_alive, process_ref
+
+_SCRIPT = b"keeper_main"  # in the command line of every keeper
+
+
+def find_keepers(tasks_dir: Path) -> list[ProcessRef]:
+    """Living ones only. A pid that went to another program since is not taken for a keeper."""
+    found = []
+    for pattern in ("keeper.json", "*/keeper.json", "*/*/keeper.json"):
+        for file in sorted(tasks_dir.glob(pattern)):
+            ref = _keeper_of(file)
+            if ref is not None:
+                found.append(ref)
+    return found
+
+
+def _keeper_of(file: Path) -> ProcessRef | None:
+    try:
+        pid = int(json.loads(file.read_text(encoding="utf-8"))["pid"])
+        if _SCRIPT not in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return process_ref(pid)
+
+
+def end_keepers(tasks_dir: Path, seconds: float = 20.0) -> int:
+    """Ends them and with them every task they hold. Returns how many are left: 0 unless something hangs."""
+    keepers = find_keepers(tasks_dir)
+    for ref in keepers:
+        if is_alive(ref):
+            os.kill(ref.pid, signal.SIGTERM)
+    deadline = time.monotonic() + seconds
+    while any(map(is_alive, keepers)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return sum(map(is_alive, keepers))

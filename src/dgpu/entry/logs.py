@@ -1,0 +1,124 @@
+"""Log lines of the two services: text or JSON, to a stream or a file, without secrets.
+
+Event names are those people search for: task_submitted, task_scheduled, task_finished, task_failed, agent_registered,
+agent_offline and so on. A value can never start a new line: names come from strangers.
+"""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+from dgpu.entry.config_types import Logging
+
+_HIDDEN = "[hidden]"
+_SECRET_KEY = re.compile(r"token|authorization|password|secret|cookie|^env(ironment)?$", re.IGNORECASE)
+_SECRET_TEXT = re.compile(r"\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}", re.IGNORECASE)
+_PLAIN = re.compile(r"[A-Za-z0-9_./:@%+,\-]+")
+_MOST_DEPTH = 6
+_MOST_TEXT = 2_000  # of one value
+
+# Libraries that tell every request, or the same thing twice.
+_QUIET = ("uvicorn.access", "httpx", "httpcore", "asyncio", "watchfiles")
+
+_EventDict = MutableMapping[str, Any]
+
+
+def set_up_logging(settings: Logging) -> None:
+    """Lines of libraries that use the standard module come out in the same form."""
+    shared: list[Callable[[Any, str, _EventDict], Any]] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+        structlog.processors.format_exc_info,
+        redact,
+    ]
+    level = getattr(logging, settings.level.upper())
+    render = _render_json if settings.format == "json" else _render_text
+    lines = _open_output(settings.output)
+    lines.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, render],
+        )
+    )
+    root = logging.getLogger()
+    for old in root.handlers[:]:
+        root.removeHandler(old)
+    root.addHandler(lines)
+    root.setLevel(level)
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(max(level, logging.WARNING))
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,  # first: a line below the level costs nothing more
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
+
+
+def redact(_logger: Any, _method: str, event: _EventDict) -> _EventDict:
+    return {key: _redacted(key, value, 0) for key, value in event.items()}
+
+
+def _redacted(key: str, value: Any, depth: int) -> Any:
+    if key.startswith("_"):  # structlog's own
+        return value
+    if _SECRET_KEY.search(key):
+        return _HIDDEN
+    if isinstance(value, str):
+        text = _SECRET_TEXT.sub(lambda match: f"{match[1]} {_HIDDEN}", value)
+        return text if len(text) <= _MOST_TEXT or key == "exception" else text[:_MOST_TEXT] + "..."
+    if depth >= _MOST_DEPTH:
+        return "..."
+    if isinstance(value, Mapping):
+        return {str(name): _redacted(str(name), inner, depth + 1) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_redacted(key, inner, depth + 1) for inner in value]
+    return value
+
+
+def _render_json(_logger: Any, _method: str, event: _EventDict) -> str:
+    return msgspec.json.encode(event, enc_hook=str).decode()
+
+
+def _render_text(_logger: Any, _method: str, event: _EventDict) -> str:
+    fields = dict(event)
+    head = f"{fields.pop('time', '')} {fields.pop('level', ''):<7} {_one_line(str(fields.pop('event', '')))}"
+    exception = fields.pop("exception", None)
+    pairs = " ".join(f"{key}={_text_value(value)}" for key, value in fields.items())
+    line = f"{head} {pairs}".rstrip()
+    return line if exception is None else f"{line}\n{exception}"
+
+
+def _text_value(value: Any) -> str:
+    text = value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
+    return (
+        text if _PLAIN.fullmatch(text) or not isinstance(value, str) else msgspec.json.encode(text).decode()
+    )
+
+
+def _one_line(text: str) -> str:
+    return text if text.isprintable() else msgspec.json.encode(text).decode()
+
+
+def _open_output(output: str) -> logging.Handler:
+    if output in {"stderr", "stdout"}:
+        return logging.StreamHandler(sys.stderr if output == "stderr" else sys.stdout)
+    path = Path(output).expanduser().absolute()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+    return logging.handlers.WatchedFileHandler(path, encoding="utf-8")  # follows a rotation by others

@@ -1,0 +1,162 @@
+"""Processes that may outlive us: named by pid and start time, so that a reused pid is never taken for ours."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+LOG_BYTES = 8 << 20  # a service's log file is turned over beyond it; one older file is kept
+_POLL_SECONDS = 0.05
+
+
+class ProcessRef(msgspec.Struct, frozen=True, kw_only=True):
+    pid: int
+    start_ticks: int  # since boot
+    boot_id: str
+
+
+def boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def process_ref(pid: int) -> ProcessRef | None:
+    """None when there is no such process, or only its remains."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()  # the name before it may hold anything
+    if fields[0] in {"Z", "X"}:
+        return None
+    return ProcessRef(pid=pid, start_ticks=int(fields[19]), boot_id=boot_id())
+
+
+def is_alive(ref: ProcessRef | None) -> bool:
+    return ref is not None and process_ref(ref.pid) == ref
+
+
+def stop_process(ref: ProcessRef, grace_seconds: float = 15.0) -> bool:
+    """SIGTERM, then SIGKILL. False: it was already gone."""
+    if not is_alive(ref):
+        return False
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(ref.pid, signal.SIGTERM)
+    if not _wait(lambda: not is_alive(ref), grace_seconds):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(ref.pid, signal.SIGKILL)
+        _wait(lambda: not is_alive(ref), 5.0)
+    return True
+
+
+def _wait(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
+class Service:
+    """A child process of ours with a log file. It has a session of its own: Ctrl-C reaches us, not it."""
+
+    def __init__(
+        self, name: str, arguments: Sequence[str], log_file: Path, environ: Mapping[str, str]
+    ) -> None:
+        self.name = name
+        self.arguments = list(arguments)
+        self.log_file = log_file
+        self.environ = dict(environ)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.ref: ProcessRef | None = None
+        self.started_at = 0.0
+
+    def start(self) -> None:
+        with open(self.log_file, "ab", opener=_private) as log:
+            self.process = subprocess.Popen(
+                self.arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self.environ,
+                cwd="/",  # a data directory that is removed must not be anyone's working directory
+                start_new_session=True,
+            )
+        self.ref = process_ref(self.process.pid)
+        self.started_at = time.monotonic()
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self.process.poll() if self.process is not None else -1
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def uptime_seconds(self) -> float:
+        return time.monotonic() - self.started_at
+
+    def signal(self, number: int) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def stop(self, grace_seconds: float = 15.0) -> None:
+        self.signal(signal.SIGTERM)
+        self.reap(grace_seconds)
+
+    def reap(self, grace_seconds: float = 15.0) -> None:
+        if self.process is None:
+            return
+        try:
+            self.process.wait(grace_seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def tail(self, lines: int = 12) -> str:
+        return tail(self.log_file, lines)
+
+
+def set_aside(log_file: Path) -> None:
+    """Begin a new file; one older file is kept."""
+    with contextlib.suppress(FileNotFoundError):
+        log_file.replace(log_file.with_suffix(".log.1"))
+
+
+def bound_log(log_file: Path) -> None:
+    """The writer has the file open: copy and cut. It appends, so its next line lands at the start."""
+    try:
+        if log_file.stat().st_size <= LOG_BYTES:
+            return
+        with log_file.open("rb+") as log, log_file.with_suffix(".log.1").open("wb") as older:
+            log.seek(-LOG_BYTES // 2, os.SEEK_END)
+            older.write(log.read(LOG_BYTES // 2))
+            log.truncate(0)
+    except OSError:
+        return  # a log is never worth a service
+
+
+def tail(log_file: Path, lines: int) -> str:
+    try:
+        with log_file.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - 16_384))
+            text = log.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,218 @@
+"""A scheduler and an agent of this machine on one state directory: used by `up` and by `demo`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from dgpu.agent.probe.models import SimulatedCards, parse_cards
+from dgpu.entry.ask import is_ready, registrations
+from dgpu.entry.processes import Service, set_aside
+from dgpu.entry.state_dir import StateDir, write_private
+
+HOST = "127.0.0.1"
+HTTP_PORT = 8080
+GRPC_PORT = 9090
+DEFAULT_CARDS = "4xV100"
+READY_SECONDS = 60.0
+_POLL_SECONDS = 0.03
+
+
+class StartFailed(Exception):  # noqa: N818  it says what happened
+    """Text for people: what did not start, and the end of its log."""
+
+
+class StartStopped(Exception):  # noqa: N818
+    """Somebody asked to stop while we were still starting."""
+
+
+class Cards(msgspec.Struct, frozen=True, kw_only=True):
+    """The GPUs of the stack: real ones, or simulated ones on a number of nodes."""
+
+    words: str
+    simulated: tuple[SimulatedCards, ...] = ()
+    nodes: int = 1
+    why_simulated: str = ""  # empty: real cards, or simulated ones were asked for
+
+
+def choose_cards(fake: str | None, nodes: int) -> Cards:
+    """ValueError for a list that cannot be read. Looks for real cards only when none were made up."""
+    if fake is not None:
+        return _simulated_cards(fake, nodes)
+    from dgpu.agent.probe.detect import detect
+
+    found = detect()
+    if found.probe is None:
+        return _simulated_cards(DEFAULT_CARDS, nodes, why=found.why_none)
+    found.probe.close()
+    if nodes > 1:
+        raise ValueError("several nodes on one machine are simulated ones; add for example --fake 4xV100")
+    models: dict[str, int] = {}
+    for gpu in found.gpus:
+        models[gpu.model] = models.get(gpu.model, 0) + 1
+    return Cards(words=", ".join(f"{count} x {model}" for model, count in models.items()))
+
+
+def _simulated_cards(text: str, nodes: int, why: str = "") -> Cards:
+    cards = parse_cards(text)
+    words = ", ".join(f"{entry.count} x {entry.model}" for entry in cards)
+    return Cards(
+        words=f"{words}, simulated" if nodes == 1 else f"{words} on each of {nodes} nodes, simulated",
+        simulated=cards,
+        nodes=nodes,
+        why_simulated=why,
+    )
+
+
+def free_port(wanted: int, taken: int = 0) -> int:
+    """The wanted port, or any free one when somebody has it."""
+    for port in (wanted, 0, 0, 0):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            found = int(probe.getsockname()[1])
+            if found != taken:
+                return found
+    raise StartFailed(f"No free port on {HOST}.")
+
+
+class Stack:
+    """Knows how to start, watch and stop the two services. Prints nothing."""
+
+    def __init__(
+        self,
+        state_dir: StateDir,
+        cards: Cards,
+        *,
+        http_port: int,
+        grpc_port: int,
+        storage: Mapping[str, Any] | None = None,  # further settings of that section
+    ) -> None:
+        self.state_dir = state_dir
+        self._storage = dict(storage or {})
+        self.cards = cards
+        self.http_port = http_port
+        self.grpc_port = grpc_port
+        self.should_stop: Callable[[], bool] = lambda: False
+        environ = _environment()
+        self.scheduler = self._service("scheduler", environ)
+        self.agent = self._service("agent", environ)
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.http_port}"
+
+    @property
+    def grpc_address(self) -> str:
+        return f"{HOST}:{self.grpc_port}"
+
+    def _service(self, name: str, environ: Mapping[str, str]) -> Service:
+        arguments = [sys.executable, "-m", "dgpu", name, "--config", str(self.state_dir.config_file(name))]
+        return Service(name, arguments, self.state_dir.log_file(name), environ)
+
+    def prepare(self) -> None:
+        self.state_dir.create()
+        self.write_config()
+        for service in (self.scheduler, self.agent):
+            set_aside(service.log_file)
+
+    def write_config(self) -> None:
+        for name, settings in (("scheduler", self._scheduler_settings()), ("agent", self._agent_settings())):
+            write_private(self.state_dir.config_file(name), msgspec.yaml.encode(settings))
+
+    def _scheduler_settings(self) -> dict[str, Any]:
+        # A small machine: no GPU idles while a task waits, nothing is cut off, and there is no cable to be cut.
+        return {
+            "server": {"http_address": f"{HOST}:{self.http_port}", "grpc_address": self.grpc_address},
+            "scheduler": {"default_task_timeout_seconds": 0, "max_task_timeout_seconds": 0},
+            "quota": {"mode": "borrow", "reclaim": "wait"},
+            "agent": {"lease_action": "never"},
+            "storage": {"snapshot_dir": str(self.state_dir.scheduler_dir), **self._storage},
+        }
+
+    def _agent_settings(self) -> dict[str, Any]:
+        gpu: dict[str, Any] = {"detection_method": "auto"}
+        if self.cards.simulated:
+            gpu = {
+                "detection_method": "simulated",
+                "simulated": [msgspec.to_builtins(entry) for entry in self.cards.simulated],
+            }
+        return {
+            "agent": {"simulated_nodes": self.cards.nodes},
+            # The scheduler is next door: looking for it again costs nothing.
+            "scheduler": {
+                "master_address": self.grpc_address,
+                "retry_interval": 0.2,
+                "max_retry_interval": 2,
+            },
+            "gpu": gpu,
+            "executor": {"work_dir": str(self.state_dir.tasks_dir)},
+        }
+
+    def start_scheduler(self) -> None:
+        self.scheduler.start()
+        self._await(self.scheduler, lambda: is_ready(self.url))
+
+    def start_agent(self) -> None:
+        """Ready when every node has registered anew: the scheduler may still count those of before as connected."""
+        before = registrations(self.url)
+        self.agent.start()
+
+        def registered() -> bool:
+            now = registrations(self.url)
+            return sum(1 for name, at in now.items() if before.get(name) != at) >= self.cards.nodes
+
+        self._await(self.agent, registered)
+
+    def _await(self, service: Service, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + READY_SECONDS
+        while not condition():
+            if self.should_stop():
+                raise StartStopped
+            if not service.is_running:
+                raise StartFailed(_told(f"The {service.name} ended with code {service.exit_code}.", service))
+            if time.monotonic() > deadline:
+                raise StartFailed(
+                    _told(f"The {service.name} is not ready after {READY_SECONDS:.0f} s.", service)
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def stop(self) -> None:
+        """Running tasks go on under their keeper. Both get the word at once; each is then waited for."""
+        for service in (self.agent, self.scheduler):
+            service.signal(signal.SIGTERM)
+        for service in (self.agent, self.scheduler):
+            service.reap()
+
+
+def _environment() -> dict[str, str]:
+    """Overrides like DGPU__SCHEDULER__... pass through; addresses and directories are decided here."""
+    decided = {
+        "DGPU__SERVER__HTTP_ADDRESS",
+        "DGPU__SERVER__GRPC_ADDRESS",
+        "DGPU__STORAGE__SNAPSHOT_DIR",
+        "DGPU__SCHEDULER__MASTER_ADDRESS",
+        "DGPU__EXECUTOR__WORK_DIR",
+    }
+    kept = {name: value for name, value in os.environ.items() if name.upper() not in decided}
+    return kept | {"PYTHONUNBUFFERED": "1"}
+
+
+def _told(what: str, service: Service) -> str:
+    end = service.tail()
+    log = (
+        f" Its log ({service.log_file}) ends with:\n{end}"
+        if end
+        else f" Its log is empty: {service.log_file}"
+    )
+    return what + log

@@ -1,0 +1,111 @@
+"""Where `dgpu up` keeps what it must find again: one directory, one lock, one record of what runs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import msgspec
+
+from dgpu.entry.processes import ProcessRef
+
+
+class UpRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """up.json: read by the command line and the SDK (url, token_file), by `down` and by the next `up`."""
+
+    url: str
+    token_file: str
+    grpc_address: str
+    version: str
+    started_at: str
+    ready: bool = False
+    pid: int = 0
+    supervisor: ProcessRef | None = None
+    scheduler: ProcessRef | None = None
+    agent: ProcessRef | None = None
+    nodes: int = 0
+    gpus: str = ""  # in words
+
+
+def default_state_dir() -> Path:
+    """Where the SDK looks too."""
+    chosen = os.environ.get("DGPU_DATA_DIR")
+    if chosen:
+        return Path(chosen)
+    home = os.environ.get("XDG_STATE_HOME") or ""
+    root = Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "state"
+    return root / "dgpu"
+
+
+class StateDir:
+    def __init__(self, path: Path | None) -> None:
+        self.is_default = path is None
+        self.path = (path or default_state_dir()).absolute()
+
+    @property
+    def scheduler_dir(self) -> Path:
+        return self.path / "scheduler"
+
+    @property
+    def tasks_dir(self) -> Path:
+        return self.path / "agent"
+
+    @property
+    def token_file(self) -> Path:
+        return self.scheduler_dir / "token"
+
+    @property
+    def record_file(self) -> Path:
+        return self.path / "up.json"
+
+    def log_file(self, name: str) -> Path:
+        return self.path / f"{name}.log"
+
+    def config_file(self, name: str) -> Path:
+        return self.path / f"{name}.yaml"
+
+    def create(self) -> None:
+        for directory in (self.path, self.scheduler_dir, self.tasks_dir):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def lock(self) -> int | None:
+        """A descriptor to keep open, or None when another `up` holds it."""
+        descriptor = os.open(self.path / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        return descriptor
+
+    def is_locked(self) -> bool:
+        if not (self.path / "up.lock").exists():
+            return False
+        descriptor = self.lock()
+        if descriptor is None:
+            return True
+        os.close(descriptor)
+        return False
+
+    def read_record(self) -> UpRecord | None:
+        try:
+            return msgspec.json.decode(self.record_file.read_bytes(), type=UpRecord)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def write_record(self, record: UpRecord) -> None:
+        write_private(self.record_file, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+
+    def remove_record(self) -> None:
+        self.record_file.unlink(missing_ok=True)
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Whole or not at all, for the owner only."""
+    draft = path.with_name(path.name + ".new")
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    draft.replace(path)

@@ -1,0 +1,157 @@
+"""Keeps the two services of `up` running, and the record of them true."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from dgpu import __version__
+from dgpu.entry.ask import ask
+from dgpu.entry.processes import Service, bound_log, process_ref
+from dgpu.entry.stack import Stack, StartFailed, free_port
+from dgpu.entry.state_dir import UpRecord
+
+DRAINED_BY_DOWN = "stopped by dgpu down --stop-tasks"
+_QUICK_SECONDS = 60.0  # a service that lived longer starts its count of deaths anew
+_MOST_QUICK_DEATHS = 10
+_LONGEST_DELAY_SECONDS = 30.0
+_LOOK_SECONDS = 1.0
+_START_ATTEMPTS = 3
+
+
+class StopSignals:
+    """SIGINT, SIGTERM and SIGHUP as something to wait for; the end of a child wakes the wait too."""
+
+    def __init__(self) -> None:
+        self.received = False
+        self._reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._keep)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def _keep(self, *_: object) -> None:
+        self.received = True
+
+    def wait(self, seconds: float) -> None:
+        select.select([self._reading], [], [], seconds)
+        try:
+            os.read(self._reading, 4096)
+        except BlockingIOError:
+            return
+
+
+class Supervisor:
+    def __init__(self, stack: Stack, signals: StopSignals, say: Callable[[str], None]) -> None:
+        self.stack = stack
+        self._signals = signals
+        self._say = say
+        self._deaths = {"scheduler": 0, "agent": 0}
+        self._restart_at: dict[str, float] = {}
+        self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        stack.should_stop = lambda: signals.received
+
+    def start(self) -> None:
+        """Ports are looked for before they are used, so somebody may be faster: then look again."""
+        wanted_http, wanted_grpc = self.stack.http_port, self.stack.grpc_port
+        for attempt in range(_START_ATTEMPTS):
+            self.stack.http_port = free_port(wanted_http)
+            self.stack.grpc_port = free_port(wanted_grpc, taken=self.stack.http_port)
+            self.stack.prepare()
+            self._record(ready=False)
+            try:
+                self.stack.start_scheduler()
+                break
+            except StartFailed:
+                self.stack.stop()
+                if attempt + 1 == _START_ATTEMPTS or not self._ports_taken():
+                    raise
+        for name, wanted, used in (
+            ("HTTP", wanted_http, self.stack.http_port),
+            ("gRPC", wanted_grpc, self.stack.grpc_port),
+        ):
+            if wanted not in {0, used}:
+                self._say(f"Port {wanted} ({name}) is taken by another program; using {used}.")
+        self._record(ready=False)
+        self.stack.start_agent()
+        self._resume_drained()
+        self._record(ready=False)
+
+    def tell_ready(self) -> None:
+        """Last: whoever waits for it reads what was announced before."""
+        self._record(ready=True)
+
+    def _ports_taken(self) -> bool:
+        ports = (self.stack.http_port, self.stack.grpc_port)
+        return any(free_port(port) != port for port in ports)
+
+    def _resume_drained(self) -> None:
+        answer = ask(self.stack.url, "/api/v1/nodes")
+        for node in (answer.body or {}).get("nodes", ()) if answer else ():
+            if node.get("drain_reason") == DRAINED_BY_DOWN:
+                ask(self.stack.url, f"/api/v1/nodes/{node['id']}/resume", method="POST", body={})
+
+    def watch(self) -> int:
+        """Until a signal (0), or until a service keeps dying (1)."""
+        while not self._signals.received:
+            for service in (self.stack.scheduler, self.stack.agent):
+                bound_log(service.log_file)
+                if not service.is_running and not self._restarted(service):
+                    return 1
+            self._signals.wait(_LOOK_SECONDS)
+        return 0
+
+    def _restarted(self, service: Service) -> bool:
+        """False: it has died too often to go on."""
+        name = service.name
+        due = self._restart_at.get(name)
+        if due is None:
+            quick = service.uptime_seconds < _QUICK_SECONDS
+            self._deaths[name] = self._deaths[name] + 1 if quick else 1
+            if self._deaths[name] > _MOST_QUICK_DEATHS:
+                self._say(
+                    f"The {name} died {_MOST_QUICK_DEATHS} times in a row; giving up. Its log ends with:"
+                )
+                self._say(service.tail())
+                return False
+            delay = min(_LONGEST_DELAY_SECONDS, 0.25 * 2 ** (self._deaths[name] - 1))
+            self._restart_at[name] = time.monotonic() + delay
+            self._say(
+                f"The {name} ended unexpectedly ({_how(service.exit_code)}); starting it again in {delay:g} s."
+            )
+        elif time.monotonic() >= due:
+            del self._restart_at[name]
+            service.start()
+            self._record(ready=True)
+        return True
+
+    def _record(self, *, ready: bool) -> None:
+        stack = self.stack
+        stack.state_dir.write_record(
+            UpRecord(
+                url=stack.url,
+                token_file=str(stack.state_dir.token_file),
+                grpc_address=stack.grpc_address,
+                version=__version__,
+                started_at=self._started_at,
+                ready=ready,
+                pid=os.getpid(),
+                supervisor=process_ref(os.getpid()),
+                scheduler=stack.scheduler.ref,
+                agent=stack.agent.ref,
+                nodes=stack.cards.nodes,
+                gpus=stack.cards.words,
+            )
+        )
+
+
+def _how(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "running"
+    if exit_code < 0:
+        return f"signal {-exit_code}"
+    return f"exit code {exit_code}"

@@ -1,0 +1,236 @@
+"""`dgpu up` and `dgpu down`: a scheduler and an agent for this machine, kept running and found again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from dgpu.entry.ask import ask, running_tasks
+from dgpu.entry.keepers import end_keepers, find_keepers
+from dgpu.entry.processes import is_alive, set_aside, stop_process, tail
+from dgpu.entry.stack import (
+    GRPC_PORT,
+    HTTP_PORT,
+    READY_SECONDS,
+    Stack,
+    StartFailed,
+    StartStopped,
+    choose_cards,
+)
+from dgpu.entry.state_dir import StateDir, UpRecord
+from dgpu.entry.supervisor import DRAINED_BY_DOWN, StopSignals, Supervisor
+
+_STOP_TASKS_SECONDS = 60.0
+_STOP_SECONDS = 45.0  # more than the supervisor gives its services
+
+
+class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
+    fake: str | None = None
+    nodes: int = 1
+    data_dir: Path | None = None
+    http_port: int = HTTP_PORT
+    grpc_port: int = GRPC_PORT
+
+
+def say(message: str) -> None:
+    sys.stderr.write(f"{message}\n")
+    sys.stderr.flush()
+
+
+def up(options: UpOptions) -> int:
+    """In the foreground, until Ctrl-C or SIGTERM. ValueError: the wish cannot be fulfilled."""
+    cards = choose_cards(options.fake, options.nodes)
+    state_dir = StateDir(options.data_dir)
+    state_dir.create()
+    lock = state_dir.lock()
+    if lock is None:
+        say(f"dgpu: {_already_up(state_dir)}")
+        return 1
+    signals = StopSignals()
+    try:
+        _end_leftovers(state_dir)
+        if cards.why_simulated:
+            say(f"No GPU was found ({cards.why_simulated}).")
+            say(
+                f"Simulating {cards.words.removesuffix(', simulated')}: tasks run for real, the cards are made up."
+            )
+        stack = Stack(state_dir, cards, http_port=options.http_port, grpc_port=options.grpc_port)
+        return _serve(Supervisor(stack, signals, say), state_dir)
+    finally:
+        os.close(lock)
+
+
+def _serve(supervisor: Supervisor, state_dir: StateDir) -> int:
+    stack = supervisor.stack
+    try:
+        supervisor.start()
+        _announce(state_dir, stack)
+        supervisor.tell_ready()
+        code = supervisor.watch()
+        running = running_tasks(stack.url)
+    except StartFailed as failure:
+        say(f"dgpu: {failure}")
+        return 1
+    except StartStopped:
+        code, running = 0, None
+    finally:
+        stack.stop()
+        state_dir.remove_record()
+    if running == []:
+        end_keepers(state_dir.tasks_dir)
+    say(_what_remains(running, state_dir))
+    return code
+
+
+def _announce(state_dir: StateDir, stack: Stack) -> None:
+    sys.stdout.write(f"dgpu is up at {stack.url} with {stack.cards.words}.\n")
+    sys.stdout.flush()
+    if not state_dir.is_default:
+        say(f"In another terminal: export DGPU_SERVER={stack.url}")
+    kept = running_tasks(stack.url)
+    if kept:
+        say(f"{_count(len(kept))} went on while dgpu was down: {', '.join(kept[:5])}.")
+    first = "sleep 60" if stack.cards.simulated else "nvidia-smi"
+    say(f"Try: dgpu submit -- {first}    dgpu ps    dgpu gpus    dgpu why 1")
+    say("Ctrl-C stops the scheduler and the agent; running tasks go on.")
+
+
+def _what_remains(running: list[str] | None, state_dir: StateDir) -> str:
+    again = "dgpu up" if state_dir.is_default else f"dgpu up --data-dir {state_dir.path}"
+    if not running:
+        return f"dgpu is down. The queue is kept; {again} goes on with it."
+    shown = ", ".join(running[:5]) + (" and more" if len(running) > 5 else "")
+    return f"dgpu is down. {_count(len(running))} still running ({shown}); {again} takes them back."
+
+
+def _count(tasks: int) -> str:
+    return "1 task" if tasks == 1 else f"{tasks} tasks"
+
+
+def _already_up(state_dir: StateDir) -> str:
+    record = state_dir.read_record()
+    if record is None:
+        return f"Another dgpu up is starting or ending in {state_dir.path}."
+    return (
+        f"Already up at {record.url} (pid {record.pid}, since {record.started_at}, {record.gpus}).\n"
+        f"Use it, or end it: {_down_command(state_dir)}"
+    )
+
+
+def _down_command(state_dir: StateDir) -> str:
+    return "dgpu down" if state_dir.is_default else f"dgpu down --data-dir {state_dir.path}"
+
+
+def _end_leftovers(state_dir: StateDir) -> None:
+    """A supervisor that was killed leaves its services behind; theirs are the lock and the ports we need."""
+    record = state_dir.read_record()
+    if record is None:
+        return
+    for name, ref in (("agent", record.agent), ("scheduler", record.scheduler)):
+        if ref is not None and stop_process(ref):
+            say(f"A former dgpu up had left its {name} behind (pid {ref.pid}); ended it.")
+    state_dir.remove_record()
+
+
+def up_detached(options: UpOptions) -> int:
+    choose_cards(options.fake, options.nodes)
+    state_dir = StateDir(options.data_dir)
+    state_dir.create()
+    if state_dir.is_locked():
+        say(f"dgpu: {_already_up(state_dir)}")
+        return 0  # what was asked for is so
+    log_file = state_dir.log_file("up")
+    set_aside(log_file)
+    with log_file.open("ab") as log:
+        process = subprocess.Popen(
+            _foreground_command(options),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + 2 * READY_SECONDS + 5
+    while process.poll() is None and time.monotonic() < deadline:
+        record = state_dir.read_record()
+        if record is not None and record.ready and record.pid == process.pid:
+            sys.stdout.write(tail(log_file, 20) + "\n")
+            return 0
+        time.sleep(0.05)
+    say(f"dgpu: It did not start. Its log ({log_file}) ends with:\n{tail(log_file, 20)}")
+    return 1
+
+
+def _foreground_command(options: UpOptions) -> list[str]:
+    command = [sys.executable, "-m", "dgpu", "up", "--nodes", str(options.nodes)]
+    command += ["--http-port", str(options.http_port), "--grpc-port", str(options.grpc_port)]
+    if options.fake is not None:
+        command += ["--fake", options.fake]
+    if options.data_dir is not None:
+        command += ["--data-dir", str(options.data_dir.absolute())]
+    return command
+
+
+def down(data_dir: Path | None, *, stop_tasks: bool) -> int:
+    state_dir = StateDir(data_dir)
+    record = state_dir.read_record()
+    if record is None:
+        return _down_already(state_dir, stop_tasks=stop_tasks)
+    running = running_tasks(record.url) if is_alive(record.scheduler) else None
+    if stop_tasks and running is not None:
+        running = _stop_tasks(record)
+    if not _end(record):
+        say(f"dgpu: Process {record.pid} does not end. Its log: {state_dir.log_file('up')}")
+        return 1
+    state_dir.remove_record()
+    if running == [] or stop_tasks:
+        end_keepers(state_dir.tasks_dir)
+        running = []
+    say(_what_remains(running, state_dir))
+    return 0
+
+
+def _down_already(state_dir: StateDir, *, stop_tasks: bool) -> int:
+    left = find_keepers(state_dir.tasks_dir)
+    if left and stop_tasks:
+        end_keepers(state_dir.tasks_dir)
+        say("The tasks that were still running are ended.")
+    elif left:
+        say(f"Nothing is up in {state_dir.path}; tasks may still be running. To end them: add --stop-tasks")
+    else:
+        say(f"Nothing is up in {state_dir.path}.")
+    return 0
+
+
+def _stop_tasks(record: UpRecord) -> list[str] | None:
+    """Drained first: otherwise the next tasks of the queue would start where these end."""
+    answer = ask(record.url, "/api/v1/nodes")
+    for node in (answer.body or {}).get("nodes", ()) if answer else ():
+        if not node.get("draining"):
+            ask(
+                record.url,
+                f"/api/v1/nodes/{node['id']}/drain",
+                method="POST",
+                body={"reason": DRAINED_BY_DOWN},
+            )
+    ask(record.url, "/api/v1/tasks/cancel", method="POST", body={"status": "running"})
+    deadline = time.monotonic() + _STOP_TASKS_SECONDS
+    running = running_tasks(record.url)
+    while running and time.monotonic() < deadline:
+        time.sleep(0.1)
+        running = running_tasks(record.url)
+    return running
+
+
+def _end(record: UpRecord) -> bool:
+    if record.supervisor is not None:
+        stop_process(record.supervisor, _STOP_SECONDS)
+    for ref in (record.agent, record.scheduler):
+        if ref is not None:
+            stop_process(ref)
+    return not any(is_alive(ref) for ref in (record.supervisor, record.agent, record.scheduler))

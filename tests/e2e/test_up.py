@@ -1,0 +1,163 @@
+"""`dgpu up` and `dgpu down`: what they start, what they leave running, and what they find again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+
+import pytest
+
+from dgpu.entry.processes import process_ref
+
+from .conftest import PATIENCE_SECONDS, eventually
+
+pytestmark = pytest.mark.slow
+
+
+def test_ctrl_c_leaves_tasks_running_and_the_next_up_takes_them_back(site):
+    site.up()
+    release = site.home / "release"
+    script = f"while [ ! -e {release} ]; do sleep 0.05; done; exit 5"
+    task_id = site.submit("--", "sh", "-c", script)
+    site.started(task_id)
+    code, said = site.interrupt()
+    assert code == 0, said
+    assert task_id in said
+    assert "still running" in said
+    assert not (site.data_dir / "up.json").exists()
+    assert site.dgpu("ps").code == 3
+    site.up()
+    assert site.task(task_id)["status"] == "running"
+    release.touch()
+    assert site.dgpu("wait", task_id).code == 5
+    assert site.task(task_id)["attempt"] == 1
+
+
+def test_a_task_that_ends_while_dgpu_is_down_has_its_own_exit_code(site):
+    site.up()
+    release = site.home / "release"
+    script = f"while [ ! -e {release} ]; do sleep 0.05; done; touch {release}.seen; exit 7"
+    task_id = site.submit("--", "sh", "-c", script)
+    site.started(task_id)
+    site.interrupt()
+    release.touch()
+    eventually((site.home / "release.seen").exists, "the task to end")
+    site.up()
+    assert site.dgpu("wait", task_id).code == 7
+
+
+def test_a_second_up_says_where_the_first_one_runs(site):
+    site.up()
+    url = site.record["url"]
+    second = site.dgpu("up", "--fake", "2xV100")
+    assert (second.code, second.out) == (1, "")
+    assert url in second.err
+    detached = site.dgpu("up", "--fake", "2xV100", "--detach")
+    assert detached.code == 0
+    assert url in detached.err
+
+
+def test_a_taken_port_gives_a_free_one(site):
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+        http, grpc = first.getsockname()[1], second.getsockname()[1]
+        site.up("--fake", "1xT4", "--http-port", str(http), "--grpc-port", str(grpc))
+        assert f":{http}" not in site.record["url"]
+        assert site.good("nodes", "-o", "name").out.strip()
+
+
+def test_detached_up_returns_when_ready_and_down_ends_it(site):
+    answer = site.good(
+        "up", "--fake", "2xV100", "--nodes", "3", "--http-port", "0", "--grpc-port", "0", "--detach"
+    )
+    assert "dgpu is up at" in answer.out
+    record = site.record
+    assert len(site.json("nodes")["nodes"]) == 3
+    down = site.good("down")
+    assert "dgpu is down" in down.err
+    for part in ("supervisor", "scheduler", "agent"):
+        assert process_ref(record[part]["pid"]) is None
+    assert site.keepers() == []
+    assert "Nothing is up" in site.good("down").err
+
+
+def test_secrets_are_for_the_owner_only(site):
+    site.up()
+    for name in ("up.json", "scheduler/token", "scheduler.yaml", "scheduler.log"):
+        mode = stat.S_IMODE((site.data_dir / name).stat().st_mode)
+        assert mode == 0o600, name
+    assert stat.S_IMODE(site.data_dir.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("service", ["scheduler", "agent"])
+def test_a_service_that_dies_is_started_again_and_its_tasks_go_on(site, service):
+    site.up()
+    release = site.home / "release"
+    task_id = site.submit("--", "sh", "-c", f"while [ ! -e {release} ]; do sleep 0.05; done")
+    site.started(task_id)
+    before = site.record[service]["pid"]
+    os.kill(before, signal.SIGKILL)
+    eventually(lambda: site.record[service]["pid"] != before, f"the {service} to be started again")
+    eventually(lambda: site.dgpu("ps").code == 0, "the scheduler to answer")
+    release.touch()
+    assert site.dgpu("wait", task_id).code == 0
+    assert site.task(task_id)["attempt"] == 1
+    _, said = site.interrupt()
+    assert f"The {service} ended unexpectedly" in said
+
+
+def test_down_ends_services_whose_supervisor_was_killed(site):
+    site.up()
+    record = site.record
+    os.kill(site.supervisor.pid, signal.SIGKILL)
+    site.supervisor.communicate(timeout=PATIENCE_SECONDS)
+    site.supervisor = None
+    assert site.good("ps").out == "", "the services live on"
+    site.good("down")
+    for part in ("scheduler", "agent"):
+        assert process_ref(record[part]["pid"]) is None
+
+
+def test_up_takes_over_from_a_supervisor_that_was_killed(site):
+    site.up()
+    task_id = site.submit("--", "sleep", "600")
+    site.started(task_id)
+    os.kill(site.supervisor.pid, signal.SIGKILL)
+    site.supervisor.communicate(timeout=PATIENCE_SECONDS)
+    site.up()
+    assert site.task(task_id)["status"] == "running"
+    assert site.task(task_id)["attempt"] == 1
+
+
+def test_down_with_stop_tasks_ends_them_and_keeps_the_queue(site):
+    site.up()
+    running = site.submit("-G", "2", "--", "sleep", "600")
+    waiting = site.submit("-G", "2", "--", "true")
+    site.started(running)
+    said = site.good("down", "--stop-tasks").err
+    assert "still running" not in said
+    site.supervisor.communicate(timeout=PATIENCE_SECONDS)
+    assert site.keepers() == []
+    site.up()
+    assert site.task(running)["status"] == "cancelled"
+    assert site.dgpu("wait", waiting).code == 0
+
+
+def test_a_start_that_fails_shows_the_end_of_the_log(site):
+    failed = site.dgpu("up", "--fake", "2xV100", env={"DGPU__SCHEDULER__SCHEDULE_INTERVAL": "often"})
+    assert failed.code == 1
+    assert "schedule_interval" in failed.err
+    assert "Traceback" not in failed.err
+    assert failed.out == ""
+
+
+def test_without_a_gpu_it_says_so_and_simulates(site):
+    """On a machine with one, it uses that one."""
+    line = site.up("--http-port", "0")
+    gpus = site.json("gpus")["gpus"]
+    assert gpus
+    if "simulated" in line:
+        code, said = site.interrupt()
+        assert code == 0
+        assert "No GPU was found" in said

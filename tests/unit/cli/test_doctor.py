@@ -1,0 +1,69 @@
+"""`dgpu doctor` says what is so, what is wrong, and what to do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+from dgpu.entry.doctor import Verdict, examine
+from dgpu.entry.processes import process_ref
+from dgpu.entry.state_dir import StateDir, UpRecord
+
+from .conftest import problem
+
+
+def checks(server_url, data_dir):
+    return {check.name: check for check in examine(server_url, data_dir)}
+
+
+def test_a_ready_scheduler_of_this_version_is_ok(server, tmp_path):
+    from dgpu import __version__
+
+    server.answers["GET", "/health"] = (200, {"status": "ok", "version": __version__})
+    server.answers["GET", "/ready"] = (200, {"ready": True, "role": "master", "epoch": 1})
+    assert checks(server.url, tmp_path)["scheduler"].status is Verdict.OK
+
+
+def test_another_version_is_a_warning_and_a_strange_server_a_failure(server, tmp_path):
+    server.answers["GET", "/health"] = (200, {"status": "ok", "version": "99.0"})
+    server.answers["GET", "/ready"] = (200, {"ready": True, "role": "master", "epoch": 1})
+    assert checks(server.url, tmp_path)["scheduler"].status is Verdict.WARN
+    server.answers["GET", "/health"] = (200, b"<html>")
+    assert checks(server.url, tmp_path)["scheduler"].status is Verdict.FAIL
+    server.answers["GET", "/health"] = (404, problem(404, "x", "y"))
+    assert checks(server.url, tmp_path)["scheduler"].status is Verdict.FAIL
+
+
+def test_whatever_is_not_ok_comes_with_advice(tmp_path):
+    for check in examine("http://127.0.0.1:1", tmp_path / "none"):
+        assert check.detail
+        assert check.advice or check.status is Verdict.OK, check
+
+
+def test_services_without_their_supervisor_are_leftovers(tmp_path):
+    process = subprocess.Popen(["sleep", "600"])
+    try:
+        gone = process_ref(1)
+        record = UpRecord(
+            url="http://127.0.0.1:1",
+            token_file="",
+            grpc_address="",
+            version="1",
+            started_at="",
+            scheduler=process_ref(process.pid),
+            supervisor=None if gone is None else type(gone)(pid=1, start_ticks=-1, boot_id=""),
+        )
+        StateDir(tmp_path).write_record(record)
+        found = checks("http://127.0.0.1:1", tmp_path)["leftovers"]
+        assert found.status is Verdict.WARN
+        assert str(process.pid) in found.detail
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_verb_prints_the_checks_and_fails_when_one_does(dgpu, server):
+    server.answers["GET", "/health"] = (200, b"<html>")
+    code, out, _ = dgpu("doctor", "--json", "--server", server.url)
+    assert code == 1
+    assert {check["status"] for check in json.loads(out)["checks"]} <= {"ok", "warn", "fail"}

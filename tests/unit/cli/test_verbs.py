@@ -1,0 +1,276 @@
+"""What each verb sends, and what it shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from .conftest import task
+
+SUBMITTED = (201, {"task_id": "task-7", "status": "pending", "created_at": "2026-05-04T10:00:00.000Z"})
+
+
+@pytest.fixture
+def submit(dgpu, server, monkeypatch, tmp_path):
+    """Submits with these flags and returns the body that was sent."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/somewhere/bin")
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    server.answers["POST", "/api/v1/tasks"] = SUBMITTED
+    server.answers["GET", "/api/v1/tasks/task-7"] = (200, task(7, waiting="4 of 4 GPUs are busy"))
+
+    def call(*arguments):
+        code, out, err = dgpu("--server", server.url, "submit", *arguments)
+        assert code == 0, err
+        assert out == "task-7\n"
+        return server.sent("POST", "/api/v1/tasks")[-1]
+
+    return call
+
+
+def test_a_bare_submit_sends_where_and_with_what_the_shell_would_run_it(submit, tmp_path):
+    assert submit("--", "python", "train.py") == {
+        "command": ["python", "train.py"],
+        "workdir": str(tmp_path),
+        "env": {"PATH": "/somewhere/bin"},
+    }
+
+
+def test_a_clean_environment_sends_neither(submit):
+    assert submit("--clean-env", "--", "true") == {"command": ["true"]}
+
+
+def test_every_flag_reaches_the_server_under_its_name(submit, tmp_path):
+    body = submit(
+        "-G", "2", "--gpu-type", "A100", "--gpu-type", "H100", "--mem", "8G", "--shared", "-t", "15m",
+        "-J", "night", "-A", "team", "-p", "high", "--pool", "online", "--model", "mace", "--nodes", "3",
+        "--array", "0-9%3", "--after", "4", "--after", "task-5", "--retries", "1", "--restart", "on-failure",
+        "-e", "A=1", "--label", "k=v", "-w", "sub", "--cpus", "1.5", "--ram", "16G", "train.sh", "-G", "9",
+    )  # fmt: skip
+    assert body == {
+        "command": ["train.sh", "-G", "9"],
+        "gpu_count": 2,
+        "gpu_model": ["A100", "H100"],
+        "gpu_memory_mb": 8_192,
+        "shared": True,
+        "timeout_seconds": 900,
+        "name": "night",
+        "tenant_id": "team",
+        "priority": "high",
+        "pool": "online",
+        "model_name": "mace",
+        "nodes": 3,
+        "array": "0-9%3",
+        "after": ["task-4", "task-5"],
+        "max_retries": 1,
+        "restart": "on-failure",
+        "env": {"PATH": "/somewhere/bin", "A": "1"},
+        "labels": {"k": "v"},
+        "workdir": str(tmp_path / "sub"),
+        "cpus": 1.5,
+        "ram_mb": 16_384,
+    }
+
+
+def test_zero_gpus_and_zero_retries_are_said_and_not_left_out(submit):
+    body = submit("-G", "0", "--retries", "0", "--", "true")
+    assert (body["gpu_count"], body["max_retries"]) == (0, 0)
+
+
+def test_a_single_text_goes_to_the_shell(submit):
+    assert submit("--clean-env", "echo $HOME | wc")["command"] == "echo $HOME | wc"
+
+
+def test_the_verdict_is_a_note_so_that_the_id_can_be_kept_in_a_variable(dgpu, server):
+    server.answers["POST", "/api/v1/tasks"] = SUBMITTED
+    server.answers["GET", "/api/v1/tasks/task-7"] = (200, task(7, waiting="4 of 4 GPUs are busy"))
+    _, out, err = dgpu("--server", server.url, "submit", "--", "true")
+    assert out == "task-7\n"
+    assert "4 of 4 GPUs are busy" in err
+
+
+def test_many_equal_tasks_are_one_request(dgpu, server):
+    server.answers["POST", "/api/v1/tasks/batch"] = (201, {"task_ids": ["task-1", "task-2"]})
+    _, out, _ = dgpu("--server", server.url, "submit", "--clean-env", "--count", "2", "--", "true")
+    assert out == "task-1\ntask-2\n"
+    assert server.sent("POST", "/api/v1/tasks/batch") == [{"task": {"command": ["true"]}, "count": 2}]
+
+
+def listed(server, tasks):
+    server.answers["GET", "/api/v1/tasks"] = (200, {"tasks": tasks, "total": len(tasks), "next_cursor": None})
+
+
+def test_ps_shows_where_a_task_runs_or_why_it_waits(dgpu, server):
+    running = task(1, "running", name="a", node="box", started_at="2026-05-04T10:00:01.000Z")
+    server.answers["GET", "/api/v1/tasks"] = [
+        (200, {"tasks": [running], "total": 1}),
+        (200, {"tasks": [task(2, name="b", waiting="box: 4 of 4 GPUs are busy")], "total": 1}),
+    ]
+    _, out, _ = dgpu("ps", "--server", server.url)
+    header, first, second = out.splitlines()
+    assert header.split()[:3] == ["ID", "NAME", "STATUS"]
+    assert first.startswith("task-1")
+    assert first.endswith("box")
+    assert second.endswith("box: 4 of 4 GPUs are busy")
+
+
+def test_ps_as_json_yaml_and_names(dgpu, server):
+    listed(server, [task(1, "failed", name="x", error="exit code 3")])
+    as_json = json.loads(dgpu("ps", "-a", "--json", "--server", server.url)[1])
+    assert as_json["total"] == 1
+    assert as_json["tasks"][0]["created_at"] == "2026-05-04T10:00:00.000Z"
+    assert yaml.safe_load(dgpu("ps", "-a", "-o", "yaml", "--server", server.url)[1]) == as_json
+    assert dgpu("ps", "-a", "-o", "name", "--server", server.url)[1] == "task-1\n"
+
+
+def test_an_empty_list_prints_nothing_on_stdout(dgpu, server):
+    listed(server, [])
+    code, out, err = dgpu("ps", "--server", server.url)
+    assert (code, out) == (0, "")
+    assert "ps -a" in err
+
+
+def test_a_name_cannot_draw_on_the_terminal(dgpu, server):
+    listed(server, [task(1, name="evil\x1b[2J")])
+    _, out, _ = dgpu("ps", "-a", "--server", server.url)
+    assert "\x1b" not in out
+
+
+def test_why_is_a_page_with_every_blocker_and_what_would_help(dgpu, server):
+    server.answers["GET", "/api/v1/tasks/task-3"] = (200, task(3, gpu_count=2))
+    server.answers["GET", "/api/v1/tasks/task-3/why"] = (
+        200,
+        {
+            "task_id": "task-3",
+            "status": "pending",
+            "position": 2,
+            "ahead": ["task-2"],
+            "blockers": [{"code": "gpus_busy", "detail": "needs 2 GPUs of one node, 1 is free"}],
+            "expected_start": None,
+            "sooner": [{"change": "gpus", "detail": "1 GPU instead of 2"}],
+        },
+    )
+    _, out, _ = dgpu("why", "3", "--server", server.url)
+    for part in ("Place in the queue: 2, behind task-2", "needs 2 GPUs", "unknown", "1 GPU instead of 2"):
+        assert part in out
+
+
+def test_show_hides_what_is_empty_and_tells_the_rest(dgpu, server):
+    server.answers["GET", "/api/v1/tasks/task-3"] = (
+        200,
+        task(3, "failed", command=["python", "a b.py"], exit_code=3, error="exit code 3", env=["PATH", "A"]),
+    )
+    _, out, _ = dgpu("show", "3", "--server", server.url)
+    assert "python 'a b.py'" in out
+    assert "A, PATH" in out
+    assert "labels" not in out
+
+
+def test_logs_are_passed_on_byte_by_byte(dgpu, server):
+    server.answers["GET", "/api/v1/tasks/task-3/logs"] = (200, b"a\x00\xc3\xa9\n")
+    assert dgpu("logs", "3", "--server", server.url)[1] == "a\x00é\n"
+
+
+def test_cancel_all_sends_the_filters(dgpu, server):
+    server.answers["POST", "/api/v1/tasks/cancel"] = (200, {"cancelled": 5})
+    _, out, err = dgpu("cancel", "--all", "-A", "team", "-s", "pending", "--server", server.url)
+    assert server.sent("POST", "/api/v1/tasks/cancel") == [{"tenant": "team", "status": "pending"}]
+    assert (out, err) == ("", "5 tasks cancelled.\n")
+
+
+def test_a_token_is_sent_and_never_shown(dgpu, server):
+    server.answers["GET", "/api/v1/nodes"] = (
+        403,
+        {"title": "x", "status": 403, "detail": "No.", "code": "x"},
+    )
+    code, out, err = dgpu("nodes", "--token", "s3cret", "--server", server.url)
+    assert code == 4
+    assert "s3cret" not in out + err
+
+
+def test_node_orders_print_the_node_they_changed(dgpu, server):
+    node = {
+        "id": "box",
+        "status": "draining",
+        "gpus": 4,
+        "gpus_free": 0,
+        "draining": True,
+        "tasks": ["task-1"],
+    }
+    server.answers["POST", "/api/v1/nodes/box/drain"] = (200, node)
+    _, out, err = dgpu("nodes", "drain", "box", "--reason", "new fan", "--server", server.url)
+    assert server.sent("POST", "/api/v1/nodes/box/drain") == [{"reason": "new fan"}]
+    assert "draining" in out
+    assert "task-1" in err
+
+
+def test_giving_up_a_node_asks_first(dgpu, server):
+    """Said too early, its tasks may run twice."""
+    code, _, err = dgpu("nodes", "lost", "box", "--server", server.url)
+    assert code == 2
+    assert "--yes" in err
+    assert server.requests == []
+
+
+def test_help_and_version_import_nothing_heavy():
+    program = (
+        "import sys; from dgpu.cli.main import run; run(sys.argv[1:]);"
+        "print([name for name in ('httpx', 'rich', 'pydantic', 'litestar', 'grpc', 'yaml', 'msgspec', 'asyncio', 'ssl') "
+        "if name in sys.modules], file=sys.stderr)"
+    )
+    for arguments in (["version"], ["--help"], ["submit", "--help"]):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+        assert done.stderr.strip().splitlines()[-1] == "[]", arguments
+
+
+def test_ps_imports_nothing_heavy_when_piped(server):
+    listed(server, [task(1)])
+    program = (
+        "import sys; from dgpu.cli.main import run; run(sys.argv[1:]);"
+        "print([name for name in ('httpx', 'rich', 'pydantic', 'litestar', 'grpc', 'yaml', 'asyncio') if name in sys.modules],"
+        "file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "ps", "--server", server.url],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stderr.strip().splitlines()[-1] == "[]"
+
+
+def test_completion_offers_verbs_and_flags():
+    def offers(words):
+        env = {
+            **os.environ,
+            "_DGPU_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split()) - 1),
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "dgpu"], env=env, capture_output=True, text=True, timeout=60, check=False
+        )
+        return done.stdout.split()
+
+    assert offers("dgpu su") == ["submit"]
+    assert "--gpu-type" in offers("dgpu submit --g")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_are_printed(dgpu, shell):
+    code, out, _ = dgpu("completion", shell)
+    assert code == 0
+    assert "_DGPU_COMPLETE" in out
