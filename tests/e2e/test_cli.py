@@ -160,8 +160,9 @@ def test_many_are_cancelled_at_once(running_site):
     running_site.good("submit", "--count", "20", "-A", "team", "--", "sleep", "600")
     assert json.loads(running_site.good("cancel", "--all", "-A", "team", "--json").out) == {"cancelled": 20}
     assert running_site.task(holder)["status"] == "running"
-    running_site.good("cancel", holder)
-    running_site.dgpu("wait", holder)
+    running_site.good("submit", "--count", "3", "--", "sleep", "600")
+    assert json.loads(running_site.good("cancel", "--all", "--json").out) == {"cancelled": 4}
+    assert running_site.dgpu("wait", holder).code == 130
 
 
 def test_a_drained_node_takes_nothing_new_until_it_is_resumed(running_site):

@@ -161,3 +161,18 @@ def test_without_a_gpu_it_says_so_and_simulates(site):
         code, said = site.interrupt()
         assert code == 0
         assert "No GPU was found" in said
+
+
+def test_run_outlives_the_scheduler_and_shows_every_line_once(site):
+    site.up()
+    release = site.home / "release"
+    script = f"echo one; while [ ! -e {release} ]; do sleep 0.05; done; echo two; exit 9"
+    runner = site.start("run", "--", "sh", "-c", script)
+    assert runner.stdout.readline() == "one\n"
+    before = site.record["scheduler"]["pid"]
+    os.kill(before, signal.SIGKILL)
+    eventually(lambda: site.record["scheduler"]["pid"] != before, "the scheduler to be started again")
+    eventually(lambda: site.dgpu("ps").code == 0, "the scheduler to answer")
+    release.touch()
+    out, err = runner.communicate(timeout=PATIENCE_SECONDS)
+    assert (runner.returncode, out) == (9, "two\n"), err

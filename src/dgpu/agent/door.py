@@ -13,6 +13,7 @@ from typing import NamedTuple
 from dgpu.agent.frames import Decoder, Frame, FrameTooLarge, encode
 
 _READ_BYTES = 256 * 1024
+_MOST_READS = 256
 _MOST_UNSENT_BYTES = 4 * 1024 * 1024  # an agent that does not read is told later, from what is known then
 
 
@@ -41,24 +42,38 @@ class Door:
         return len(self._unsent) < _MOST_UNSENT_BYTES
 
     def serve(self, fd: int, mask: int) -> Arrived:
+        """Frames first, then a leaving, then a joining: an agent that was killed may have left all three at once."""
         if fd == self._listener.fileno():
-            return Arrived([], joined=self._accept())
+            had_agent = self.connected
+            frames = self._receive(
+                _MOST_READS
+            )  # one that has gone is noticed before its successor is refused
+            left = had_agent and not self.connected
+            return Arrived(frames, left=left, joined=self._accept())
         if self._agent is None or fd != self._agent.fileno():
             return Arrived([])
         if mask & select.EPOLLOUT:
             self._push()
+        if not mask & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+            return Arrived([])
+        frames = self._receive(1)
+        return Arrived(frames, left=not self.connected)
+
+    def _receive(self, most_reads: int) -> list[Frame]:
         frames: list[Frame] = []
-        if mask & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+        for _ in range(most_reads):
+            if self._agent is None:
+                break
             try:
                 received = self._agent.recv(_READ_BYTES)
-                frames = self._decoder.feed(received)
+                frames += self._decoder.feed(received)
             except BlockingIOError:
-                return Arrived([])
+                break
             except (OSError, ValueError, FrameTooLarge):
                 received = b""
             if not received:
                 self._hang_up()
-        return Arrived(frames, left=self._agent is None)
+        return frames
 
     def send(self, frame: Frame) -> None:
         self._unsent += encode(frame)

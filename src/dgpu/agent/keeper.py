@@ -147,8 +147,6 @@ class Keeper:
 
     def _serve_door(self, fd: int, mask: int) -> None:
         arrived = self._door.serve(fd, mask)
-        if arrived.joined:
-            self._greet()
         for frame in arrived.frames:
             self._obey(frame)
         if arrived.left:
@@ -156,6 +154,8 @@ class Keeper:
             self._untold.clear()
             self._started.clear()
             self._frozen.clear()
+        if arrived.joined:
+            self._greet()
 
     # -- what the agent orders
 
@@ -432,6 +432,8 @@ class Keeper:
         for lease, record in self._log.live.items():
             held = self._live.get(lease)
             leases.append(record | {"frozen": bool(held and held.frozen_since_ms)})
+        # Orders of a predecessor that are still queued will run: its successor must know them.
+        leases += [_record(order, 0) for order in self._queue.values()]
         self._untold.clear()
         self._started.clear()
         self._frozen.clear()

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +10,9 @@ from dgpu.cli.failures import note
 from dgpu.cli.flags import flags_of
 from dgpu.cli.formats import plural
 from dgpu.cli.output import print_document
+
+if TYPE_CHECKING:
+    from dgpu.client.sync import Client
 
 app = typer.Typer(add_completion=False)
 
@@ -39,7 +42,7 @@ def cancel(
         raise typer.BadParameter(f"{status!r} is neither pending nor running", param_hint="--status")
     client = connect(flags)
     names = parse_ids(ids or ())
-    number = client.cancel_where(tenant=tenant, status=status) if everything else client.cancel(*names)
+    number = _cancel_all(client, tenant, status) if everything else client.cancel(*names)
     if flags.output in {"json", "yaml"}:
         print_document({"cancelled": number}, flags)
         return
@@ -50,3 +53,8 @@ def cancel(
         note(
             f"{plural(number, 'task')} cancelled." + (" The others were over." if number < len(names) else "")
         )
+
+
+def _cancel_all(client: Client, tenant: str | None, status: str | None) -> int:
+    """Waiting ones first: otherwise they would start where running ones end."""
+    return sum(client.cancel_where(tenant=tenant, status=state) for state in ([status] if status else STATES))

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from dgpu.cli.failures import ExitCode
+from dgpu.cli.failures import ExitCode, note
 from dgpu.cli.flags import Flags
 
 if TYPE_CHECKING:
@@ -66,12 +66,16 @@ def patiently(ask: Callable[[], T]) -> T:
     from dgpu.client.errors import Unreachable
 
     deadline = time.monotonic() + _PATIENCE_SECONDS
+    told = False
     while True:
         try:
             return ask()
         except Unreachable:
             if time.monotonic() > deadline:
                 raise
+            if not told:
+                note("dgpu: the scheduler does not answer; waiting for it")
+                told = True
             time.sleep(_LONGEST_POLL_SECONDS)
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 _SILENT_SECONDS = 0.5  # a wait as short as this needs no word
+_REPEAT_SECONDS = 15.0
 
 
 @app.command(context_settings=s.CONTEXT)
@@ -63,19 +64,19 @@ def _is_past(attempt: int, task: TaskAnswer) -> bool:
 
 
 class _WaitNotes:
-    """Says why a task waits: once it has waited for a moment, and when the reason changes."""
+    """Says why a task waits: once it has waited for a moment, and now and then when the reason changes."""
 
     def __init__(self, task_id: str) -> None:
         self._task_id = task_id
-        self._since = time.monotonic()
+        self._due = time.monotonic() + _SILENT_SECONDS
         self._said = ""
 
     def see(self, task: TaskAnswer) -> None:
-        if task.status != "pending" or time.monotonic() - self._since < _SILENT_SECONDS:
+        if task.status != "pending" or task.waiting == self._said or time.monotonic() < self._due:
             return
-        if task.waiting != self._said:
-            self._said = task.waiting
-            note(f"{self._task_id} waits: {task.waiting}")
+        self._said = task.waiting
+        self._due = time.monotonic() + _REPEAT_SECONDS
+        note(f"{self._task_id} waits: {task.waiting}")
 
 
 def _cancel(client: Client, task_id: str) -> int:

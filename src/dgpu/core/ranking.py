@@ -30,11 +30,14 @@ class Ranking:
         heapify(self.heap)
 
     def catch_up(self, changes: list[Room]) -> None:
-        if self.seen == len(changes):
-            return
-        ranks = self.ranks
+        ranks, demand, most_leases = self.ranks, self.demand, self.most_leases
+        last = None
         for room in changes[self.seen :]:
-            value = rank(room, self.demand, self.most_leases)
+            # An end and the next grant often follow one another on the same node.
+            if room is last:
+                continue
+            last = room
+            value = rank(room, demand, most_leases)
             node_id = room.node_id
             if value is None:
                 ranks.pop(node_id, None)

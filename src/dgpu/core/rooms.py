@@ -171,7 +171,8 @@ class Rooms:
         ranking = self._rankings.get(demand)
         if ranking is None:
             ranking = self._new_ranking(demand)
-        ranking.catch_up(self._changes)
+        if ranking.seen != len(self._changes):
+            ranking.catch_up(self._changes)
         top = ranking.best()
         if top is None or not has_memory(top[0], demand):
             return None
@@ -203,8 +204,9 @@ class Rooms:
         return ranking
 
     def _changed(self, room: Room) -> None:
-        self._changes.append(room)
-        if len(self._changes) > max(_FEWEST_CHANGES, 2 * len(self.by_node)):
+        changes = self._changes
+        changes.append(room)
+        if len(changes) > _FEWEST_CHANGES and len(changes) > 2 * len(self.by_node):
             self._forget_changes()
 
     def _forget_changes(self) -> None:

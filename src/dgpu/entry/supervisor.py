@@ -19,6 +19,7 @@ DRAINED_BY_DOWN = "stopped by dgpu down --stop-tasks"
 _QUICK_SECONDS = 60.0  # a service that lived longer starts its count of deaths anew
 _MOST_QUICK_DEATHS = 10
 _LONGEST_DELAY_SECONDS = 30.0
+_LONGEST_DELAY_AFTER_KILL_SECONDS = 1.0
 _LOOK_SECONDS = 1.0
 _START_ATTEMPTS = 3
 
@@ -112,13 +113,16 @@ class Supervisor:
         if due is None:
             quick = service.uptime_seconds < _QUICK_SECONDS
             self._deaths[name] = self._deaths[name] + 1 if quick else 1
-            if self._deaths[name] > _MOST_QUICK_DEATHS:
+            # Killed by a signal is somebody else's doing, not a start that cannot work: never give up on that.
+            killed = (service.exit_code or 0) < 0
+            if self._deaths[name] > _MOST_QUICK_DEATHS and not killed:
                 self._say(
                     f"The {name} died {_MOST_QUICK_DEATHS} times in a row; giving up. Its log ends with:"
                 )
                 self._say(service.tail())
                 return False
-            delay = min(_LONGEST_DELAY_SECONDS, 0.25 * 2 ** (self._deaths[name] - 1))
+            longest = _LONGEST_DELAY_AFTER_KILL_SECONDS if killed else _LONGEST_DELAY_SECONDS
+            delay = min(longest, 0.25 * 2 ** (self._deaths[name] - 1))
             self._restart_at[name] = time.monotonic() + delay
             self._say(
                 f"The {name} ended unexpectedly ({_how(service.exit_code)}); starting it again in {delay:g} s."

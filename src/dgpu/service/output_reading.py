@@ -12,6 +12,7 @@ from dgpu.core.ids import LeaseId, NodeId, TaskId
 from dgpu.core.task import TaskStatus
 from dgpu.service.logstore import AttemptOutput
 
+_SETTLE_S = 3.0
 _PATIENCE_S = 30.0  # for a node to come back while its task is being followed
 
 
@@ -61,17 +62,20 @@ class Reading:
         self._follow = follow
         self._offset = 0  # behind the last byte that was read
         self._is_done = False  # with the attempt
+        self._was_running = False  # the attempt, when this reader looked
+        self._give_up_at = 0.0
+        self._back_since = 0.0
 
     async def pieces(self) -> AsyncIterator[bytes]:
         while await self._find_attempt():
             self._is_done = False
-            give_up_at = asyncio.get_running_loop().time() + _PATIENCE_S
+            self._be_patient()
             while not self._is_done:
                 before = self._offset
                 async for piece in self._pieces_at_hand():
                     yield piece
                 if not self._is_done and self._offset == before:
-                    await self._wait_for_node(give_up_at)
+                    await self._wait_for_node()
             if not self._follow or not await self._has_another():
                 return
 
@@ -108,6 +112,7 @@ class Reading:
                 self._offset, self._tail_bytes = offset, 0
                 yield piece
             self._is_done = self._source.is_attached(place.node_id)
+            self._be_patient()  # the node was there until now, however long the task has run
         except OutputUnavailable:
             # It has not come there yet. Or the agent let go of it: stored a moment ago, or nothing to store.
             self._is_done = not self._follow or not await self._is_running()
@@ -125,16 +130,32 @@ class Reading:
             return seen.place
         return self._source.place(self._task_id, self._attempt)
 
-    async def _wait_for_node(self, give_up_at: float) -> None:
+    def _has_settled(self) -> bool:
+        """Whether its node has been back for long enough to have sent what it had."""
+        now = asyncio.get_running_loop().time()
+        self._back_since = self._back_since or now
+        return now >= self._back_since + _SETTLE_S
+
+    def _be_patient(self) -> None:
+        self._give_up_at = asyncio.get_running_loop().time() + _PATIENCE_S
+
+    async def _wait_for_node(self) -> None:
+        is_patient = self._follow and asyncio.get_running_loop().time() < self._give_up_at
         seen = await self._source.look(self._task_id)
         is_current = seen is not None and seen.attempt == self._attempt
         if seen is not None and is_current and seen.status is TaskStatus.RUNNING:
-            if self._follow and asyncio.get_running_loop().time() < give_up_at:
+            self._was_running = True
+            if is_patient:
                 await self._source.wait_for_change(self._task_id)
                 return
             raise OutputUnavailable(f"node {seen.node_id} is not connected, and its output is there")
         node_id = seen.node_id if seen is not None and is_current else None
-        if node_id is not None and self._source.is_attached(node_id):
+        is_there = node_id is not None and self._source.is_attached(node_id)
+        if self._was_running and is_patient and not (is_there and self._has_settled()):
+            # It ended under our eyes while its node was away: its last bytes may be on their way to the store.
+            await self._source.wait_for_change(self._task_id)
+            return
+        if is_there:
             self._is_done = True  # its node has nothing to send: it wrote nothing
             return
         where = f"node {node_id} is not connected, and" if node_id else "its node is not known here, and"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,8 +40,8 @@ class Kept:
         launch(self.settings)
         self.connect()
 
-    def connect(self) -> None:
-        self._link = connect(self.directory / "keeper")
+    def connect(self, link: socket.socket | None = None) -> None:
+        self._link = link or connect(self.directory / "keeper")
         self._link.settimeout(PATIENCE_SECONDS)
         self._decoder = Decoder()
         self._frames: list[Frame] = []

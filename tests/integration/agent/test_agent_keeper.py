@@ -66,6 +66,17 @@ def test_a_task_finds_its_environment_an_empty_stdin_and_a_directory_of_its_own(
     assert int(lines[2].split()[4], 8) == mask
 
 
+def test_a_directory_that_a_task_left_empty_goes_to_the_next_one(kept, tmp_path) -> None:
+    kept.spawn(1, "pwd")
+    assert "work" not in kept.wait_ended(1)
+    kept.spawn(2, "pwd; touch mine")
+    assert kept.wait_ended(2)["work"] == "1"
+    kept.spawn(3, "pwd; ls")
+    kept.wait_ended(3)
+    assert kept.output(2).decode() == f"{tmp_path}/tasks/1\n"
+    assert kept.output(3).decode() == f"{tmp_path}/tasks/3\n"
+
+
 def test_a_signal_from_elsewhere_is_not_taken_for_ours(kept) -> None:
     kept.spawn(1, "kill -KILL $$")
     end = kept.wait_ended(1)
@@ -138,6 +149,20 @@ def test_tasks_and_exit_codes_survive_the_agent(kept) -> None:
     kept.disconnect()
     kept.connect()
     assert set(kept.known) == {3}
+
+
+def test_a_successor_is_welcome_at_once_and_the_last_orders_of_the_dead_are_carried_out(kept) -> None:
+    """Both sockets become readable in the same moment; the order in which they are looked at must not matter."""
+    for lease in range(1, 21):
+        os.kill(kept.pid, signal.SIGSTOP)
+        kept.spawn(lease, f"exit {lease}")
+        kept.disconnect()
+        successor = connect(kept.directory / "keeper")
+        os.kill(kept.pid, signal.SIGCONT)
+        kept.connect(successor)
+        assert lease in kept.known
+        end = kept.known[lease].get("end") or kept.wait_ended(lease)
+        assert end["exit_code"] == lease
 
 
 def test_only_one_agent_at_a_time_and_only_we_may_open_the_socket(kept) -> None:
@@ -297,7 +322,7 @@ def test_a_frozen_task_whose_lease_was_given_away_never_wakes(kept, tmp_path) ->
     kept.send(word(lease_ms=300, action="freeze"))
     kept.spawn(1, f"trap 'touch {tmp_path}/woke' TERM; while :; do sleep 0.05; done")
     kept.wait_frozen(1)
-    kept.send({"stop": [[1, 5_000, "stopped"]]})
+    kept.send({"stop": [[1, 3_600_000, "stopped"]]})  # grace is for those who are awake
     assert kept.wait_ended(1)["signal"] == signal.SIGKILL
     assert not (tmp_path / "woke").exists()
 

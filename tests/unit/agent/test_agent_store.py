@@ -10,6 +10,7 @@ import pytest
 from dgpu.agent import store
 from dgpu.agent.epoch import EpochFile
 from dgpu.agent.store import LeaseLog
+from dgpu.agent.workdirs import WorkDirs
 
 
 def record(lease: int) -> dict:
@@ -64,3 +65,16 @@ def test_the_highest_epoch_is_remembered_and_never_goes_back(tmp_path) -> None:
     epoch.save(7)
     epoch.save(3)
     assert EpochFile(tmp_path / "epoch").highest == 7
+
+
+def test_a_work_directory_that_was_tampered_with_is_not_used_again(tmp_path) -> None:
+    """A task can swap its directory for a link, or close it; the next task must not follow."""
+    work_dirs = WorkDirs(tmp_path)
+    first = work_dirs.take(1)
+    assert work_dirs.give_back(1) == ""
+    (tmp_path / "1").rmdir()
+    (tmp_path / "1").symlink_to("/")
+    assert work_dirs.take(2) == f"{tmp_path}/2" != first
+    (tmp_path / "2").chmod(0o500)
+    assert work_dirs.give_back(2) == "2"
+    assert work_dirs.names() == []

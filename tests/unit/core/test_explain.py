@@ -144,3 +144,9 @@ def test_memory_used_by_others_is_a_blocker_with_the_most_that_is_free() -> None
     state = cluster(node("n1"), task(memory_mb=16_384))
     do(state, ObserveGpu(gpu_id="GPU-n1-0", foreign_mb=256))
     assert blockers(state, 1) == {"gpu_memory": {"asked_mb": 16_384, "most_free_mb": 16_128, "idle": 1}}
+
+
+def test_memory_used_by_others_is_named_beside_busy_gpus() -> None:
+    state = cluster(node("n1", gpus=3), task(), lease(1, on="n1"), task(2, memory_mb=16_384))
+    do(state, ObserveGpu(gpu_id="GPU-n1-1", foreign_mb=256))
+    assert set(blockers(state, 2)) == {"gpus_busy", "gpu_memory"}

@@ -184,3 +184,11 @@ def test_cpus_and_ram_come_back_with_the_lease() -> None:
     assert run_pass(state) == [1]
     do(state, finished(1))
     assert run_pass(state) == [2]
+
+
+def test_the_weakest_card_of_those_given_decides_for_a_node() -> None:
+    """A node with one large card is no better for a task that needs two."""
+    uneven = (gpu("big", on="n1", memory_mb=81_920), gpu("small", on="n1", index=1, memory_mb=8_192))
+    state = cluster(node("n1", gpus=uneven), node("n2", gpus=2), task(2))
+    run_pass(state)
+    assert state.tasks[1].node_id == "n2"

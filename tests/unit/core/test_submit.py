@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from building import cluster, do, gpu, node, spec, task, tried
-from dgpu.core.commands import LoseNode, SubmitTasks
+from dgpu.core.commands import CancelTasks, ChangeInventory, LoseNode, RemoveNode, SubmitTasks
 from dgpu.core.digest import digest
 from dgpu.core.rejections import AlreadySubmitted, KeyReused, NeverFits, QueueFull, TimeoutTooLong
 from dgpu.core.settings import Settings
@@ -137,3 +137,15 @@ def test_a_key_that_is_over_counts_as_new() -> None:
 def test_a_batch_of_nothing_is_nothing() -> None:
     state = cluster()
     assert do(state, SubmitTasks(entries=())) == ()
+
+
+def test_what_can_run_follows_the_nodes_that_are_there() -> None:
+    state = cluster(node("n1", gpus=1), node("n2", gpus=4), task(4))
+    do(state, CancelTasks())
+    do(state, LoseNode(node_id="n2", reason="sold"))
+    do(state, RemoveNode(node_id="n2"))
+    assert tried(state, task(4)) == NeverFits(entry=0, lacks="gpus", requested=4, largest=1)
+    do(state, node("n2", gpus=4))
+    do(state, task(4))
+    do(state, ChangeInventory(node_id="n2", gpus=()))
+    assert tried(state, task(4)) == NeverFits(entry=0, lacks="gpus", requested=4, largest=1)

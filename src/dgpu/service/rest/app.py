@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
-
-import msgspec
-from litestar import Litestar, Request, Response
-from litestar.connection import ASGIConnection
-from litestar.di import Provide
-from litestar.exceptions import HTTPException
-from litestar.handlers import BaseRouteHandler
-from litestar.openapi.config import OpenAPIConfig
 
 from dgpu.service.history import History
 from dgpu.service.output import OutputStreams
-from dgpu.service.rest import cluster, describe, streams, tasks
 from dgpu.service.rest.access import Access
 from dgpu.service.rest.backend import Backend, RestOptions
-from dgpu.service.rest.front import HOT_CALLS, App, Front, no_such_call, problem_for, wrong_method
-from dgpu.service.rest.submit import too_large
+from dgpu.service.rest.front import App, Front
 from dgpu.service.runtime import Runtime
 from dgpu.service.views import Views
-from dgpu.wire.answers import PROBLEM_JSON, FieldError, Problem
-from dgpu.wire.json_body import BadRequest
-from dgpu.wire.requests import MOST_BODY_BYTES
 
 
 def create_app(
@@ -34,67 +22,26 @@ def create_app(
     access: Access,
     options: RestOptions,
 ) -> App:
-    """`views` must be told of every group that `runtime` commits."""
+    """Call it in the loop that serves. `views` must be told of every group that `runtime` commits.
+
+    Submits and probes are answered from the first moment; the other calls wait until the frame is there.
+    """
     backend = Backend(runtime, views, history, output, options)
-    rest = _litestar(backend)
-    backend.describe_with(lambda: describe.complete(rest.openapi_schema.to_schema()))
-    return Front(backend, access, rest)
+    return Front(backend, access, _LaterFrame(backend))
 
 
-def _litestar(backend: Backend) -> Litestar:
-    return Litestar(
-        route_handlers=[*tasks.ROUTES, *cluster.ROUTES, *streams.ROUTES, *describe.ROUTES],
-        dependencies={"rest": Provide(lambda: backend, sync_to_thread=False)},
-        guards=[only_known_queries],
-        exception_handlers={Exception: answer_with_problem},
-        openapi_config=OpenAPIConfig(title=describe.TITLE, version=backend.options.version, path="/schema"),
-        request_max_body_size=MOST_BODY_BYTES,
-        logging_config=None,
-    )
+class _LaterFrame:
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._frame: App | None = None
+        self._making = asyncio.get_running_loop().run_in_executor(None, self._make)
 
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if self._frame is None:
+            self._frame = await asyncio.shield(self._making)
+        await self._frame(scope, receive, send)
 
-def only_known_queries(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-    """A filter with a typing error must not mean "all"."""
-    known = handler.parsed_fn_signature.parameters.keys()
-    given = [name for name, _ in connection.query_params.multi_items()]
-    for name in given:
-        if name not in known or name in {"rest", "request"}:
-            detail = "This parameter is not known here."
-        elif given.count(name) > 1:
-            detail = "Given more than once."
-        else:
-            continue
-        raise BadRequest(
-            "invalid_query", f"{name[:64]}: {detail}", errors=[FieldError(path=name[:64], detail=detail)]
-        )
+    def _make(self) -> App:
+        from dgpu.service.rest.frame import make_frame
 
-
-def answer_with_problem(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
-    request_id = request.scope.get("state", {}).get("request_id", "")
-    if isinstance(error, HTTPException):
-        problem, headers = _of_framework(request, error)
-    else:
-        problem, headers = problem_for(error, request_id)
-    return Response(
-        msgspec.structs.replace(problem, request_id=request_id),
-        status_code=problem.status,
-        media_type=PROBLEM_JSON,
-        headers=headers,
-    )
-
-
-def _of_framework(request: Request[Any, Any, Any], error: HTTPException) -> tuple[Problem, dict[str, str]]:
-    path = request.scope["path"]
-    headers = dict(error.headers or {})
-    if error.status_code == 404:
-        return no_such_call(path), headers
-    if error.status_code == 405:
-        if path.rstrip("/") in HOT_CALLS:
-            headers["allow"] = f"{headers.get('allow', '')}, POST"
-        return wrong_method(request.method, path), headers
-    if error.status_code == 413:
-        return too_large(MOST_BODY_BYTES).problem, headers
-    problem = Problem(
-        status=error.status_code, title="Bad request", code="bad_request", detail=str(error.detail)
-    )
-    return problem, headers
+        return make_frame(self._backend)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any
 
-import msgspec
 from litestar import Request, Response, delete, get, post
 from litestar.params import Parameter
 
@@ -14,8 +12,7 @@ from dgpu.core.ids import NodeId
 from dgpu.core.policy.order import queue
 from dgpu.core.rejections import UnknownNode
 from dgpu.core.state import ClusterState
-from dgpu.journal.journal import Room
-from dgpu.service.rest import listing
+from dgpu.service.rest import listing, probes
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.tasks import Given, LimitQuery
 from dgpu.service.views_cluster import gpu_list, node_answer, node_list
@@ -131,30 +128,14 @@ async def _reason(request: Request[Any, Any, Any]) -> str:
 
 
 @get("/health", summary="Is it alive", description="Answers as long as the process does.")
-async def health(rest: Given) -> Health:
-    return Health(status="ok", version=rest.options.version)
+async def get_health(rest: Given) -> Health:
+    return (await probes.health(rest))[1]
 
 
 @get("/ready", summary="Can it serve", description="503 when it cannot take tasks; says why.")
-async def ready(rest: Given) -> Response[Ready]:
-    runtime = rest.runtime
-    index = runtime.committed_index
-    seen = await asyncio.to_thread(lambda: rest.history.reach().index)
-    detail = ""
-    if not runtime.ready:
-        detail = "The journal is being read."
-    elif runtime.room is not Room.OK:
-        detail = "The disk is full: no new tasks are taken."
-    answer = Ready(
-        ready=not detail,
-        role=rest.options.role,
-        epoch=runtime.epoch,
-        journal_index=index,
-        storage_full=runtime.room is not Room.OK,
-        history_lag=max(0, index - seen),
-        detail=detail,
-    )
-    return Response(msgspec.to_builtins(answer), status_code=503 if detail else 200)
+async def get_readiness(rest: Given) -> Response[Ready]:
+    status, answer = await probes.readiness(rest)
+    return Response(answer, status_code=status)
 
 
 ROUTES: tuple[Any, ...] = (
@@ -166,6 +147,6 @@ ROUTES: tuple[Any, ...] = (
     resume_node,
     give_up_node,
     remove_node,
-    health,
-    ready,
+    get_health,
+    get_readiness,
 )

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from dgpu.service.rest import submit
+from dgpu.service.rest import probes, submit
 from dgpu.service.rest.access import Access, Peer
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.wire.answers import PROBLEM_JSON, Problem
@@ -27,6 +27,10 @@ HOT_CALLS: dict[str, HotCall] = {
     "/api/v1/tasks": submit.submit_task,
     "/api/v1/tasks/batch": submit.submit_batch,
     "/api/tasks": submit.submit_task_of_workstation,
+}
+_PROBES: dict[str, Callable[[Backend], Awaitable[tuple[int, Any]]]] = {
+    "/health": probes.health,
+    "/ready": probes.readiness,
 }
 _ONLY_POST = frozenset({"/api/v1/tasks/batch", "/api/tasks"})
 _SAFETY_HEADERS = [
@@ -63,6 +67,9 @@ class Front:
             await send_problem(send, refused, request_id, _headers_of(refused))
         elif method == "POST" and (call := HOT_CALLS.get(path.rstrip("/"))) is not None:
             await self._hot(call, headers, receive, send, request_id)
+        elif method == "GET" and (probe := _PROBES.get(path)) is not None:
+            status, answer = await probe(self._backend)
+            await self._send(send, status, msgspec.json.encode(answer), request_id)
         elif path.rstrip("/") in _ONLY_POST:
             await send_problem(send, wrong_method(method, path), request_id, {"allow": "POST"})
         elif path.startswith("/schema"):  # pages of the frame, which are not ours
@@ -81,18 +88,16 @@ class Front:
             problem, extra = problem_for(error, request_id)
             await send_problem(send, problem, request_id, extra)
             return
-        await send(
-            {
-                "type": "http.response.start",
-                "status": 201,
-                "headers": [
-                    (b"content-type", b"application/json"),
-                    (b"content-length", b"%d" % len(body)),
-                    (b"x-request-id", request_id.encode()),
-                    *_SAFETY_HEADERS[:2],
-                ],
-            }
-        )
+        await self._send(send, 201, body, request_id)
+
+    async def _send(self, send: Send, status: int, body: bytes, request_id: str) -> None:
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"x-request-id", request_id.encode()),
+            *_SAFETY_HEADERS[:2],  # the others are for pages
+        ]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
     async def _framed(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:

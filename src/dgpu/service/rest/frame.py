@@ -1,0 +1,86 @@
+"""Most calls are Litestar's. Importing it takes longer than recovering a day's work, so it comes in later, in a thread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from litestar import Litestar, Request, Response
+from litestar.connection import ASGIConnection
+from litestar.di import Provide
+from litestar.exceptions import HTTPException
+from litestar.handlers import BaseRouteHandler
+from litestar.openapi.config import OpenAPIConfig
+
+from dgpu.service.rest import cluster, describe, streams, tasks
+from dgpu.service.rest.backend import Backend
+from dgpu.service.rest.front import HOT_CALLS, App, no_such_call, problem_for, wrong_method
+from dgpu.service.rest.submit import too_large
+from dgpu.wire.answers import PROBLEM_JSON, FieldError, Problem
+from dgpu.wire.json_body import BadRequest
+from dgpu.wire.requests import MOST_BODY_BYTES
+
+
+def make_frame(backend: Backend) -> App:
+    frame = _litestar(backend)
+    backend.describe_with(lambda: describe.complete(frame.openapi_schema.to_schema()))
+    return frame
+
+
+def _litestar(backend: Backend) -> Litestar:
+    return Litestar(
+        route_handlers=[*tasks.ROUTES, *cluster.ROUTES, *streams.ROUTES, *describe.ROUTES],
+        dependencies={"rest": Provide(lambda: backend, sync_to_thread=False)},
+        guards=[only_known_queries],
+        exception_handlers={Exception: answer_with_problem},
+        openapi_config=OpenAPIConfig(title=describe.TITLE, version=backend.options.version, path="/schema"),
+        request_max_body_size=MOST_BODY_BYTES,
+        logging_config=None,
+    )
+
+
+def only_known_queries(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+    """A filter with a typing error must not mean "all"."""
+    known = handler.parsed_fn_signature.parameters.keys()
+    given = [name for name, _ in connection.query_params.multi_items()]
+    for name in given:
+        if name not in known or name in {"rest", "request"}:
+            detail = "This parameter is not known here."
+        elif given.count(name) > 1:
+            detail = "Given more than once."
+        else:
+            continue
+        raise BadRequest(
+            "invalid_query", f"{name[:64]}: {detail}", errors=[FieldError(path=name[:64], detail=detail)]
+        )
+
+
+def answer_with_problem(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
+    request_id = request.scope.get("state", {}).get("request_id", "")
+    if isinstance(error, HTTPException):
+        problem, headers = _of_framework(request, error)
+    else:
+        problem, headers = problem_for(error, request_id)
+    return Response(
+        msgspec.structs.replace(problem, request_id=request_id),
+        status_code=problem.status,
+        media_type=PROBLEM_JSON,
+        headers=headers,
+    )
+
+
+def _of_framework(request: Request[Any, Any, Any], error: HTTPException) -> tuple[Problem, dict[str, str]]:
+    path = request.scope["path"]
+    headers = dict(error.headers or {})
+    if error.status_code == 404:
+        return no_such_call(path), headers
+    if error.status_code == 405:
+        if path.rstrip("/") in HOT_CALLS:
+            headers["allow"] = f"{headers.get('allow', '')}, POST"
+        return wrong_method(request.method, path), headers
+    if error.status_code == 413:
+        return too_large(MOST_BODY_BYTES).problem, headers
+    problem = Problem(
+        status=error.status_code, title="Bad request", code="bad_request", detail=str(error.detail)
+    )
+    return problem, headers
