@@ -58,6 +58,7 @@ def agent_options(config: AgentConfig, *, host_name: str | None = None) -> Agent
         retry_ms=_ms(config.scheduler.retry_interval),
         max_retry_ms=_ms(config.scheduler.max_retry_interval),
         health_check_ms=_ms(config.gpu.health_check_interval),
+        runner="null" if config.executor.execution_method == "simulated" else "process",
         grace_ms=_ms(config.executor.stop_grace_seconds),
         output_cap_bytes=config.executor.max_output_mb << 20,
     )

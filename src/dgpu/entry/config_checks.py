@@ -76,6 +76,12 @@ def check_agent(config: AgentConfig) -> Iterator[Problem]:
         yield Problem("scheduler.max_retry_interval", "is less than scheduler.retry_interval")
     if config.executor.execution_method == "docker":
         yield _not_yet("executor.execution_method", "running tasks in containers")
+    simulated_cards = config.gpu.detection_method is DetectionMethod.SIMULATED
+    if config.executor.execution_method == "simulated" and not simulated_cards:
+        yield Problem(
+            "executor.execution_method",
+            "simulated needs gpu.detection_method: simulated, so that no real card is given to a task that runs nothing",
+        )
     for name in Docker.__struct_fields__:
         yield from _only_default(
             "executor.docker", config.executor.docker, name, "running tasks in containers"

@@ -135,7 +135,7 @@ class Docker(Section, frozen=True, kw_only=True):
 
 
 class Executor(Section, frozen=True, kw_only=True):
-    execution_method: Literal["process", "docker"] = "process"
+    execution_method: Literal["process", "docker", "simulated"] = "process"  # simulated: tasks run nothing
     work_dir: str = "/var/lib/dgpu-agent/tasks"
     stop_grace_seconds: _Seconds = 10  # between SIGTERM and SIGKILL
     max_output_mb: Annotated[int, msgspec.Meta(ge=1, le=1_048_576)] = 64  # kept on the node per attempt

@@ -108,9 +108,6 @@ class Agents:
                 if session is not None:
                     self._drop(session)
                     effects.append(HangUp(connection_id=session.connection_id, reason=command.reason))
-                effects.append(
-                    Remark(event="agent_offline", facts={"node": command.node_id, "reason": command.reason})
-                )
             effects.append(Ask(command=command))
         self._forget_removed()
         return effects
@@ -252,7 +249,6 @@ class Agents:
             if task.cancelling:
                 stops.append(pb.Stop(lease_id=lease.id, reason="cancelled"))
         effects: list[Effect] = [
-            Remark(event="agent_registered", facts={"node": session.node_id, "held": len(session.held)}),
             self._tell(session, pb.FromScheduler(welcome=welcome), now),
         ]
         effects += [self._tell(session, message, now) for message in words.orders(starts, stops)]

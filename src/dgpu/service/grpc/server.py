@@ -122,7 +122,8 @@ class AgentServer:
 
 async def _read(context: _Context, link: Link[Any], on_message: Callable[[Any], None]) -> None:
     try:
-        with contextlib.suppress(grpc.RpcError):
+        # AbortError: we hung up ourselves, on purpose.
+        with contextlib.suppress(grpc.RpcError, grpc.aio.AbortError):
             while (message := await context.read()) is not grpc.aio.EOF:
                 if message is None:
                     link.hang_up("a message could not be decoded", fault=True)
