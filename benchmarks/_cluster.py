@@ -50,7 +50,7 @@ class Server:
     def wait_for_nodes(self, number: int) -> None:
         def all_there() -> bool:
             nodes = self.get("/api/v1/nodes")["nodes"]
-            return len(nodes) == number and all(node["status"] == "online" for node in nodes)
+            return len(nodes) == number and all(node["status"] == "ready" for node in nodes)
 
         self._wait(all_there, f"{number} nodes")
 
