@@ -31,6 +31,7 @@ class Door:
         self._agent: socket.socket | None = None
         self._decoder = Decoder()
         self._unsent = bytearray()
+        self._watched = 0  # what epoll tells of the agent's socket
         epoll.register(self._listener, select.EPOLLIN)
 
     @property
@@ -103,7 +104,8 @@ class Door:
         self._agent = peer
         self._decoder = Decoder()
         self._unsent.clear()
-        self._epoll.register(peer, select.EPOLLIN)
+        self._watched = select.EPOLLIN
+        self._epoll.register(peer, self._watched)
         return True
 
     def _push(self) -> None:
@@ -118,8 +120,10 @@ class Door:
         except OSError:
             self._unsent.clear()  # the reading side will notice
         wanted = select.EPOLLIN | (select.EPOLLOUT if self._unsent else 0)
-        with contextlib.suppress(OSError):
-            self._epoll.modify(self._agent, wanted)
+        if wanted != self._watched:
+            self._watched = wanted
+            with contextlib.suppress(OSError):
+                self._epoll.modify(self._agent, wanted)
 
     def _hang_up(self) -> None:
         if self._agent is not None:

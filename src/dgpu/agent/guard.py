@@ -73,6 +73,7 @@ def _be_keeper(settings: KeeperSettings, tell: int) -> None:
         keeper = Keeper(settings)
         os.write(tell, b"ready")
         os.close(tell)
+        tell = -1  # its number may soon be a task's pipe: nothing more is written there
         keeper.run()
         code = 0
     except BaseException as error:  # noqa: BLE001 - the last line of the process: say it, then end

@@ -75,7 +75,7 @@ class Trees:
         self._survey: Survey | None = None
         self._strays: set[int] = set()  # adopted, and nobody's so far
 
-    def next_round(self) -> None:
+    def look_anew(self) -> None:
         self._survey = None
 
     def may_have_left(self, held: Held) -> bool:
@@ -122,23 +122,32 @@ class Trees:
             self._corral.kill(held.lease)
         for proc in members:
             send(proc, signal.SIGKILL)
-        self._survey = None
 
-    def freeze(self, held: Held, now_ms: int) -> None:
-        held.frozen_since_ms = now_ms
+    def freeze(self, trees: list[Held], now_ms: int) -> None:
+        """All at once: one by one, the last of many would run on past the scheduler's margin."""
+        for held in trees:
+            held.frozen_since_ms = now_ms
         seen: set[int] = set()
         for _ in range(_MOST_FREEZE_ROUNDS):
             self._survey = None
-            fresh = [proc for proc in self.members(held, marked=True) if proc.pid not in seen]
-            if not fresh:
+            fresh = [
+                (held, [proc for proc in self.members(held, marked=True) if proc.pid not in seen])
+                for held in trees
+            ]
+            for held, procs in fresh:
+                seen.update(proc.pid for proc in procs)
+                if procs:
+                    self._pause(held, procs)
+            if not any(procs for _, procs in fresh):
                 return
-            seen.update(proc.pid for proc in fresh)
-            if self._corral.gather(held.lease, [proc.pid for proc in fresh]):
-                held.grouped = True
-                if self._corral.freeze(held.lease):
-                    continue
-            for proc in fresh:
-                send(proc, signal.SIGSTOP)
+
+    def _pause(self, held: Held, procs: list[Proc]) -> None:
+        if self._corral.gather(held.lease, [proc.pid for proc in procs]):
+            held.grouped = True
+            if self._corral.freeze(held.lease):
+                return
+        for proc in procs:
+            send(proc, signal.SIGSTOP)
 
     def thaw(self, held: Held, now_ms: int) -> None:
         if not held.frozen_since_ms:

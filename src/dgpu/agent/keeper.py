@@ -32,6 +32,7 @@ _SPAWNS_PER_ROUND = 32  # so that exits and output are served between them
 _READ_BYTES = 64 * 1024
 _MOST_LAST_READS = 16  # of a pipe after its tree has ended
 _CHECK_MS = 25
+_STARTS_WAIT_MS = 10  # so that the start of a short task is told together with its end
 _SLOW_CHECK_MS = 500
 _UNKILLABLE_MS = 60_000
 
@@ -64,6 +65,7 @@ class Keeper:
         self._words: dict[str, tuple[int, str]] = {}  # node: when its task lease is over, and what then
         self._ends: dict[int, Record] = {}  # of this round
         self._started: list[list[int]] = []
+        self._started_due_ms = 0
         self._frozen: list[int] = []
         self._untold: dict[int, None] = {}  # ended, still to be said to the connected agent
         self._stopping = False
@@ -103,7 +105,7 @@ class Keeper:
 
     def _round(self) -> None:
         events = self._epoll.poll(self._patience())
-        self._trees.next_round()
+        self._trees.look_anew()
         children = False
         for fd, mask in events:
             held = self._pipes.get(fd)
@@ -133,6 +135,8 @@ class Keeper:
         waits = [self._timers[0][0]] if self._timers else []
         if not self._door.connected and not self._live:
             waits.append(self._agent_left_ms + self._settings.idle_exit_ms)
+        if self._started and self._door.has_room:
+            waits.append(self._started_due_ms)
         if not waits:
             return -1
         return max(0, min(waits) - boot_ms()) / 1000 + 0.001
@@ -192,7 +196,7 @@ class Keeper:
         """A repeated order is answered by what is known, never by a second process."""
         lease = order["lease"]
         if lease in self._live:
-            self._started.append([lease, self._live[lease].started_ms])
+            self._note_started(self._live[lease])
         elif lease in self._log.live and "end" in self._log.live[lease]:
             self._untold[lease] = None
         elif lease not in self._queue and not self._stopping:
@@ -262,9 +266,14 @@ class Keeper:
         self._pipes[held.output_fd] = held
         self._epoll.register(held.output_fd, select.EPOLLIN)
         self._log.live[lease]["started_ms"] = held.started_ms
-        self._started.append([lease, held.started_ms])
+        self._note_started(held)
         if held.deadline_ms:
             self._tend_at(lease, held.deadline_ms)
+
+    def _note_started(self, held: Held) -> None:
+        if not self._started:
+            self._started_due_ms = boot_ms() + _STARTS_WAIT_MS
+        self._started.append([held.lease, held.started_ms])
 
     # -- ending
 
@@ -287,6 +296,8 @@ class Keeper:
                 self._tend_at(held.lease, now_ms)
             else:
                 self._finish(held)
+        # What those who ended left behind may be younger than a look that this round has taken before.
+        self._trees.look_anew()
         if adopted:
             for held in list(self._live.values()):
                 if held.exit_status is not None:
@@ -321,6 +332,7 @@ class Keeper:
             return
         self._trees.kill(held)
         if now_ms - held.kill_at_ms > _UNKILLABLE_MS and held.exit_status is not None:
+            self._trees.look_anew()
             held.unkilled = len(self._trees.members(held))
             held.error = f"{held.unkilled} processes could not be killed"
             self._finish(held)
@@ -389,6 +401,7 @@ class Keeper:
         later = [over_ms for over_ms, _ in self._words.values() if over_ms > now_ms]
         if later:
             self._wake_for_word(min(later))
+        to_freeze: list[Held] = []
         for held in list(self._live.values()):
             over_ms, action = self._words.get(held.node, (0, ""))
             if not over_ms or now_ms < over_ms or held.frozen_since_ms:
@@ -397,8 +410,9 @@ class Keeper:
                 # One that is ending already has no more grace: its task may be given to another node soon.
                 self._stop(held, "lease_over", 0, now_ms)
             else:
-                self._trees.freeze(held, now_ms)
-                self._frozen.append(held.lease)
+                to_freeze.append(held)
+        self._trees.freeze(to_freeze, now_ms)
+        self._frozen += [held.lease for held in to_freeze]
 
     def _tend_at(self, lease: int, at_ms: int) -> None:
         heapq.heappush(self._timers, (at_ms, lease))
@@ -455,6 +469,8 @@ class Keeper:
             self._untold.clear()
             return
         if not self._door.has_room:
+            return
+        if not (self._untold or self._frozen) and boot_ms() < self._started_due_ms:
             return
         frame: Frame = {}
         if self._started:

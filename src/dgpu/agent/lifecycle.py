@@ -144,6 +144,7 @@ class _Lease:
         "started_at_ms",
         "started_told",
         "state",
+        "stop",
         "stored",
         "stuck",
     )
@@ -156,6 +157,7 @@ class _Lease:
         self.started_acked = False
         self.frozen = False
         self.end: RunEnd | None = None
+        self.stop: StopOrder | None = None  # the last one given to the runner
         self.stuck: tuple[GpuId, ...] = ()
         self.stored = False
         self.reported = True  # False: given up by the scheduler, which wants no report
@@ -251,8 +253,7 @@ class Lifecycle:
                 self._waiting.pop(lease_id, None)
                 unstarted.append(_unstarted(lease_id, cause, now_ms))
             elif stopped.state in {LeaseState.STARTING, LeaseState.RUNNING}:
-                stopped.state = LeaseState.STOPPING
-                stops.append(StopOrder(lease_id=lease_id, grace_ms=self._grace_ms, cause=cause))
+                stops.append(_stop(stopped, self._grace_ms, cause))
             elif stopped.state is LeaseState.ENDED:
                 repeated.append(stopped)
         if stops:
@@ -290,9 +291,8 @@ class Lifecycle:
             return self._settle([lease_id])
         self._abandoned[lease_id] = lease
         if lease.state in {LeaseState.STARTING, LeaseState.RUNNING, LeaseState.STOPPING}:
-            lease.state = LeaseState.STOPPING
             # No grace: the task may run elsewhere by now, and must not meet its past.
-            stops.append(StopOrder(lease_id=lease_id, grace_ms=0, cause=Outcome.STOPPED))
+            stops.append(_stop(lease, 0, Outcome.STOPPED))
         return []
 
     def _on_acked(self, acked: Acked) -> list[LifecycleOutput]:
@@ -359,14 +359,19 @@ class Lifecycle:
         outputs: list[LifecycleOutput] = []
         known = {run.lease_id: run for run in listed.runs}
         lost: list[RunEnd] = []
+        missed: list[StopOrder] = []
         for lease_id, lease in self._leases.items():
             run = known.pop(lease_id, None)
             if lease.end is not None or lease.state is LeaseState.RECEIVED:
                 continue
             if run is None:
                 lost.append(_lost(lease_id, now_ms))
-            else:
-                outputs += self._catch_up(lease, run, lost)
+                continue
+            outputs += self._catch_up(lease, run, lost)
+            if lease.stop is not None and run.end is None:
+                missed.append(lease.stop)  # perhaps said while nobody listened
+        if missed:
+            outputs.append(StopRuns(orders=tuple(missed)))
         for run in known.values():
             if run.lease_id in self._gone:
                 outputs.append(ForgetRuns(lease_ids=(run.lease_id,)))  # it did not hear us the first time
@@ -456,6 +461,12 @@ def _reports(leases: list[_Lease]) -> list[LifecycleOutput]:
         if lease.state is LeaseState.ENDED and lease.end is not None:
             finished.append(FinishedRun(end=lease.end, stuck=lease.stuck))
     return [Report(started=tuple(started), finished=tuple(finished))] if started or finished else []
+
+
+def _stop(lease: _Lease, grace_ms: int, cause: Outcome) -> StopOrder:
+    lease.state = LeaseState.STOPPING
+    lease.stop = StopOrder(lease_id=lease.order.lease_id, grace_ms=grace_ms, cause=cause)
+    return lease.stop
 
 
 def _unstarted(lease_id: LeaseId, cause: Outcome, now_ms: int) -> RunEnd:

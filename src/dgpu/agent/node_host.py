@@ -181,8 +181,7 @@ class NodeHost:
             case TakeSamples():
                 self._take_samples()
             case SaveEpoch():
-                self._epoch.save(output.epoch)
-                self._feed(EpochSaved(epoch=output.epoch))
+                self._save_epoch(output.epoch)
             case Dial():
                 self._dial(output.address)
             case HangUp():
@@ -193,6 +192,15 @@ class NodeHost:
                     self._output = OutputStream(self._stream.channel, self._sender, output.session_id)
             case Note():
                 self._log.info(output.event, detail=output.detail)
+
+    def _save_epoch(self, epoch: int) -> None:
+        try:
+            self._epoch.save(epoch)
+        except OSError as error:
+            # Not obeyed: after a crash an older scheduler would be. The next call tries again.
+            self._on_stream_end(f"epoch {epoch} cannot be saved: {error}")
+        else:
+            self._feed(EpochSaved(epoch=epoch))
 
     def _set_timer(self) -> None:
         wake_at_ms = self._machine.wake_at_ms

@@ -279,7 +279,8 @@ class Session:
             for start in orders.starts
         )
         stops = tuple((LeaseId(stop.lease_id), stop.reason) for stop in orders.stops)
-        return [Ordered(starts=starts, stops=stops)]
+        acked = self._on_reports_ack(orders.reports_ack, now_ms) if orders.reports_ack else []
+        return [*acked, Ordered(starts=starts, stops=stops)]
 
     def _on_reports_ack(self, seq: int, now_ms: int) -> list[SessionOutput]:
         started: list[LeaseId] = []
@@ -331,7 +332,7 @@ class Session:
             return []
         if self._state is _State.WAITING:
             return self._dial(now_ms)
-        if self._state in {_State.DIALING, _State.REGISTERING}:
+        if self._state in {_State.DIALING, _State.REGISTERING, _State.SAVING}:
             return self._hang_up("no answer", now_ms)
         if self._state is not _State.OPEN:
             self.wake_at_ms = now_ms + ANSWER_MS

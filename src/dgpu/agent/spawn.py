@@ -51,12 +51,12 @@ class Spawner:
             return failure
         argv: list[str] = order["argv"]
         env: dict[str, str] = order["env"]
-        found = find_program(argv[0], env.get("PATH", os.defpath))
-        if isinstance(found, CannotStart):
-            return found
         try:
+            found = find_program(argv[0], env.get("PATH", os.defpath))
+            if isinstance(found, CannotStart):
+                return found
             read_end, write_end = os.pipe2(os.O_CLOEXEC)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             return _failure(error, argv[0])
         try:
             pid = self._execute(found, argv, env, write_end)

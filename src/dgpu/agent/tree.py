@@ -80,6 +80,7 @@ class Survey:
     def __init__(self) -> None:
         self.procs: dict[int, Proc] = {}
         self._children: dict[int, list[int]] = {}
+        self._marks: dict[tuple[str, str], list[int]] = {}  # by keeper and lease, once somebody asked
         for name in os.listdir("/proc"):  # noqa: PTH208 - as above
             if not name.isdigit():
                 continue
@@ -104,10 +105,17 @@ class Survey:
 
     def marked(self, keeper: str, lease: int | None = None) -> Iterator[int]:
         """Processes that carry the keeper's mark, and the lease's if one is given."""
-        for pid in self.procs:
-            by_lease, by_keeper = markers(pid)
-            if by_keeper == keeper and (lease is None or by_lease == str(lease)):
-                yield pid
+        if not self._marks:
+            # Every environment is read once, however many leases are asked for.
+            for pid in self.procs:
+                by_lease, by_keeper = markers(pid)
+                self._marks.setdefault((by_keeper, by_lease), []).append(pid)
+        if lease is not None:
+            yield from self._marks.get((keeper, str(lease)), ())
+            return
+        for (by_keeper, _), pids in self._marks.items():
+            if by_keeper == keeper:
+                yield from pids
 
 
 class OrphanWatch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from dgpu.agent.epoch import EpochFile
 from dgpu.agent.host import AgentRunningError, serve_agent
 from dgpu.agent.options import NodeOptions
 from dgpu.agent.probe.detect import DetectionMethod
@@ -250,3 +252,31 @@ async def test_a_scheduler_of_an_older_epoch_is_not_obeyed(tmp_path) -> None:
         scheduler.epoch = 9
         await until(lambda: scheduler.heartbeats)
         assert scheduler.started == {}
+
+
+async def test_an_epoch_that_finds_no_room_on_disk_is_tried_again(tmp_path, monkeypatch) -> None:
+    """A full disk must not leave a node out for ever, and without the record nothing is obeyed."""
+    save = EpochFile.save
+    tries: list[int] = []
+
+    def save_later(self: EpochFile, epoch: int) -> None:
+        tries.append(epoch)
+        if len(tries) < 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(self, epoch)
+
+    monkeypatch.setattr(EpochFile, "save", save_later)
+    async with ScriptedScheduler() as scheduler, agent(tmp_path, scheduler, retry_ms=10):
+        await until(lambda: len(scheduler.registrations) == 3 and scheduler.heartbeats)
+        await scheduler.order(start(1, "exit 4"))
+        (finished,) = await until(lambda: scheduler.finished.get(1))
+        assert finished.exit_code == 4
+
+
+async def test_a_directory_that_could_not_be_deleted_does_not_keep_an_agent_from_starting(tmp_path) -> None:
+    for name in ("5", "5.old"):
+        (tmp_path / "tasks" / name).mkdir(parents=True)
+        (tmp_path / "tasks" / name / "file").touch()
+    async with ScriptedScheduler() as scheduler, agent(tmp_path, scheduler):
+        await until(lambda: not (tmp_path / "tasks" / "5.old").exists())
+        assert scheduler.registrations

@@ -412,3 +412,18 @@ def _greeted(kept: Kept) -> socket.socket | None:
 
 def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_search_path_that_no_system_call_takes_harms_that_task_alone(kept) -> None:
+    kept.spawn(1, "sleep 1000")
+    kept.wait_started(1)
+    kept.spawn(2, ["true"], env={"PATH": "/bin\0/usr/bin"})
+    assert kept.wait_ended(2)["outcome"] == "cannot_start"
+    assert kept.processes(1)
+
+
+def test_no_end_is_told_before_its_start(kept) -> None:
+    kept.send({"spawn": [kept.order(lease, ["true"]) for lease in range(1, 21)]})
+    for lease in range(1, 21):
+        kept.wait_ended(lease)
+        assert lease in kept.started

@@ -213,3 +213,21 @@ def test_a_runner_that_missed_a_forget_is_told_again() -> None:
     lifecycle.on_input(Acked(finished=(L1,)), 60)
     known = KnownRun(lease_id=L1, task_id=TaskId(11), attempt=1, started_at_ms=5, end=end())
     assert lifecycle.on_input(RunsListed(runs=(known,)), 70) == [ForgetRuns(lease_ids=(L1,))]
+
+
+def test_a_stop_that_the_runner_may_have_missed_is_told_again() -> None:
+    """Given away, it may run elsewhere by now."""
+    lifecycle = running(order(L1), order(L2))
+    lifecycle.on_input(RunnerLost(), 40)
+    lifecycle.on_input(Welcomed(keep=frozenset({L2})), 41)
+    lifecycle.on_input(Ordered(stops=((L2, "timeout"),)), 42)
+    known = tuple(
+        KnownRun(lease_id=lease, task_id=TaskId(10 + lease), attempt=1, started_at_ms=5) for lease in (L1, L2)
+    )
+    again = StopRuns(
+        orders=(
+            StopOrder(lease_id=L1, grace_ms=0, cause=Outcome.STOPPED),
+            StopOrder(lease_id=L2, grace_ms=7_000, cause=Outcome.TIMEOUT),
+        )
+    )
+    assert lifecycle.on_input(RunsListed(runs=known), 50) == [again]

@@ -272,3 +272,26 @@ def test_a_changed_list_of_gpus_is_told_once() -> None:
     machine.on_input(Written(), 310)
     machine.on_input(GpusFound(gpus=()), 320)
     assert machine.on_input(Flush(), 320) == []
+
+
+def test_an_epoch_that_cannot_be_saved_is_not_waited_for_for_ever() -> None:
+    machine = session(epoch=4)
+    machine.on_input(Begin(), 0)
+    machine.on_input(Connected(), 100)
+    assert machine.on_input(welcome(epoch=5), 200) == [SaveEpoch(epoch=5)]
+    assert machine.on_input(Woke(), 10_100) == [HangUp(reason="no answer")]
+    machine.on_input(Disconnected(), 10_101)
+    assert machine.on_input(Woke(), machine.wake_at_ms) == [Dial(address="m:1")]
+
+
+def test_an_acknowledgement_that_came_with_orders_is_heard_before_them() -> None:
+    machine = opened()
+    machine.on_input(report(1), 300)
+    machine.on_input(Flush(), 300)
+    start = pb.Start(lease_id=2, task_id=12, attempt=1, detail=b"{}")
+    orders = pb.Orders(starts=[start], reports_ack=1)
+    outputs = machine.on_input(Received(message=pb.FromScheduler(orders=orders)), 310)
+    assert outputs == [
+        Acked(started=(LeaseId(1),), finished=(LeaseId(1),)),
+        Ordered(starts=(RunOrder(lease_id=LeaseId(2), task_id=TaskId(12), attempt=1),)),
+    ]

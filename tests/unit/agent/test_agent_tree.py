@@ -9,7 +9,9 @@ import threading
 
 import pytest
 
-from dgpu.agent import machine
+from dgpu.agent import held, machine
+from dgpu.agent.chunks import ChunkWriter
+from dgpu.agent.corral import Corral
 from dgpu.agent.frames import Decoder, FrameTooLarge, encode
 from dgpu.agent.spawn import CannotStart, find_program
 from dgpu.agent.tree import OrphanWatch, Survey, is_thread, markers, read_proc, send
@@ -112,3 +114,39 @@ def test_the_keeper_needs_the_standard_library_only() -> None:
         [sys.executable, "-I", "-S", "-c", code, root], capture_output=True, text=True, check=True
     )
     assert found.stdout.strip() == "['__main__', 'dgpu']"
+
+
+def test_many_trees_are_frozen_with_as_few_looks_as_one(tmp_path, monkeypatch) -> None:
+    """The scheduler gives their leases away five seconds later, however many there are."""
+    looks: list[int] = []
+
+    class CountedSurvey(Survey):
+        def __init__(self) -> None:
+            looks.append(1)
+            super().__init__()
+
+    monkeypatch.setattr(held, "Survey", CountedSurvey)
+    processes = [subprocess.Popen(["/bin/sleep", "1000"], start_new_session=True) for _ in range(5)]
+    corral = Corral("test")
+    try:
+        trees = {
+            process.pid: held.Held(
+                {"lease": process.pid, "node": "n1", "grace_ms": 0, "timeout_ms": 0},
+                pid=process.pid,
+                output_fd=-1,
+                output=ChunkWriter(tmp_path),
+                now_ms=0,
+                ticks=0,
+            )
+            for process in processes
+        }
+        keeping = held.Trees(keeper_id="test", mains=trees, live=trees, corral=corral)
+        keeping.freeze(list(trees.values()), 1)
+        assert len(looks) == 2
+        assert {tree.frozen_since_ms for tree in trees.values()} == {1}
+    finally:
+        for process in processes:
+            process.kill()
+        corral.close()
+        for process in processes:
+            process.wait()

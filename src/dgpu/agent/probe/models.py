@@ -85,5 +85,6 @@ def check_cards(cards: Sequence[SimulatedCards]) -> None:
 
 
 def _key(name: str) -> str:
-    words = [word for word in re.split(r"[\s_]+", name.lower()) if word not in _WORDS_LEFT_OUT]
+    spaced = re.sub(r"\b(rtx|gtx)(?=\d)", r"\1 ", name.lower())  # RTX4090 is RTX 4090
+    words = [word for word in re.split(r"[\s_]+", spaced) if word not in _WORDS_LEFT_OUT]
     return re.sub(r"-(?:sxm\d?|pcie)\b", "", "-".join(words)).replace("-ti", "ti")

@@ -273,7 +273,9 @@ class ProcessRunner:
         for directory, known in ((self._settings.output_dir, leases), (self._settings.work_dir, work)):
             for entry in Path(directory).iterdir():
                 if entry.name.isdigit() and entry.name not in known:
-                    stale.append(entry.rename(entry.with_suffix(_STALE)))
+                    # One that could not be deleted may stand there: then this one's turn comes another time.
+                    with contextlib.suppress(OSError):
+                        stale.append(entry.rename(entry.with_suffix(_STALE)))
                 elif entry.suffix == _STALE:
                     stale.append(entry)
         self._delete(stale)
