@@ -104,6 +104,7 @@ class FileJournal:
         groups = StoredGroups(chain(self._directory, snapshot.index), scanned_last=result)
         cut = self._cut_tail(last, result) if result.torn_bytes else None
         self._continue(last.path, result.end)
+        self._sync_what_was_read()
         return Recovery(
             snapshot_state=snapshot.state,
             snapshot_index=snapshot.index,
@@ -166,6 +167,13 @@ class FileJournal:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._descriptor, self._offset, self._capacity = descriptor, offset, os.fstat(descriptor).st_size
         self._spares.make_in_thread(lambda: None)
+
+    def _sync_what_was_read(self) -> None:
+        """A killed process may have written a last group and not synced it: from now on it counts."""
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise JournalBroken(f"the journal that was read could not be made durable: {error}") from error
 
     def _turn_over(self, *, first_index: int, need_bytes: int) -> None:
         path = self._spares.take(first_index=first_index, need_bytes=need_bytes)

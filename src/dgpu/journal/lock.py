@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
@@ -11,6 +12,7 @@ from dgpu.journal.durable import PRIVATE_FILE, make_folder
 from dgpu.journal.errors import JournalLocked
 
 _RETRY_S = 0.05
+_HOLDER_BYTES = 32
 
 
 class FolderLock:
@@ -22,12 +24,13 @@ class FolderLock:
         give_up_at = time.monotonic() + patience_s
         while not self._try():
             if time.monotonic() >= give_up_at:
-                holder = os.pread(self._descriptor, 32, 0).decode("ascii", "replace").strip()
+                holder = os.pread(self._descriptor, _HOLDER_BYTES, 0).decode("ascii", "replace").strip()
                 os.close(self._descriptor)
                 raise JournalLocked(str(folder), holder or "unknown")
             time.sleep(_RETRY_S)
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+        # For people only, and always of one length: rewriting it needs no room on a full disk.
+        with contextlib.suppress(OSError):
+            os.pwrite(self._descriptor, f"{os.getpid():<{_HOLDER_BYTES - 1}}\n".encode(), 0)
 
     def _try(self) -> bool:
         try:

@@ -83,8 +83,8 @@ class Spares:
             # Larger than any spare: the one case where the append itself has to wait for a new file.
             _allocate(path, need_bytes)
             return path
-        self._ready[name] = False
         (self._folder / name).rename(path)
+        self._ready[name] = False  # not before: a maker beside us would put a new file under the old name
         sync_folder(self._folder)
         return path
 

@@ -131,10 +131,15 @@ class Agents:
                 effects += self._welcome(session, now)
             else:
                 effects += self._refuse(session, result)
+        orders = self._dispatch(events, welcomed, now)
+        for order in orders:
+            # One message instead of two: the end of a task is mostly followed by the start of another in its place.
+            if seq := acks.pop(order.connection_id, 0):
+                order.message.orders.reports_ack = seq
         for connection_id, seq in acks.items():
             ack = pb.FromScheduler(reports_ack=pb.ReportsAck(seq=seq))
             effects.append(self._tell(self._sessions[connection_id], ack, now))
-        effects += self._dispatch(events, welcomed, now)
+        effects += orders
         return effects
 
     # Messages
@@ -264,7 +269,7 @@ class Agents:
             Remark(event="agent_refused", facts={"node": session.node_id, "reason": reason}),
         ]
 
-    def _dispatch(self, events: Sequence[Event], welcomed: set[NodeId], now: int) -> list[Effect]:
+    def _dispatch(self, events: Sequence[Event], welcomed: set[NodeId], now: int) -> list[Tell]:
         """Orders for the nodes that are listening; the others get theirs with Welcome."""
         starts: dict[NodeId, list[pb.Start]] = {}
         stops: dict[NodeId, list[pb.Stop]] = {}
@@ -288,7 +293,7 @@ class Agents:
         ]
 
     def _forget_removed(self) -> None:
-        self._contacts.forget_removed()
+        self._contacts.forget_removed(self._by_node)
         if len(self.telemetry) > len(self._state.gpus):
             for gpu_id in [gpu_id for gpu_id in self.telemetry if gpu_id not in self._state.gpus]:
                 del self.telemetry[gpu_id]

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import msgspec
 
 from dgpu.core.apply import apply
-from dgpu.core.commands import Command, RunPass, SubmitTasks
+from dgpu.core.commands import CancelTasks, Command, RegisterNode, ReportFinished, RunPass, SubmitTasks
 from dgpu.core.decide import decide
 from dgpu.core.events import Event, TaskPlaced
 from dgpu.core.execute import execute
@@ -179,6 +179,14 @@ class _Decided:
 
 
 def _size_bytes(command: Command) -> int:
-    if isinstance(command, SubmitTasks):
-        return sum(_COMMAND_BYTES + len(spec.detail) for _, spec in command.entries)
-    return _COMMAND_BYTES
+    match command:
+        case SubmitTasks():
+            return sum(_COMMAND_BYTES + len(spec.detail) for _, spec in command.entries)
+        case ReportFinished():
+            return _COMMAND_BYTES + 2 * len(command.error)
+        case RegisterNode():
+            return _COMMAND_BYTES * (1 + len(command.gpus) + len(command.held))
+        case CancelTasks(task_ids=tuple() as task_ids):
+            return _COMMAND_BYTES + 40 * len(task_ids)
+        case _:
+            return _COMMAND_BYTES

@@ -12,7 +12,8 @@ Why a task never runs twice at the same time because of a lost node:
 3. ReleaseNode is asked for at `told_at + task_lease + margin`, never before. Only ReleaseNode, a new boot of the
    machine, a registration that does not name the lease, or an operator gives a lease away.
 4. A scheduler that just started does not know what its predecessor said; it counts as if it had spoken to every node
-   at its own start, and the predecessor was dead by then (it holds a lock, or a higher epoch fences it).
+   at its own start, and the predecessor was dead by then (it holds a lock, or a higher epoch fences it). It gives its
+   agents the time of the task lease to come back before it counts one of them as lost.
 5. A node that comes back is told in Welcome which of its leases still stand, after that is durable. It thaws those and
    kills the others, before it starts anything new.
 
@@ -21,7 +22,7 @@ With `lease_action: never` the keeper freezes nothing, so time alone proves noth
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Literal
 
 import msgspec
@@ -96,8 +97,8 @@ class Contacts:
                 times.release_asked_at = now
                 yield ReleaseNode(node_id=node_id, reason="task lease over")
 
-    def forget_removed(self) -> None:
-        for node_id in [n for n in self._times if n not in self._state.nodes]:
+    def forget_removed(self, registering: Container[NodeId]) -> None:
+        for node_id in [n for n in self._times if n not in self._state.nodes and n not in registering]:
             del self._times[node_id]
 
     def _of(self, node_id: NodeId) -> _Times:
@@ -107,7 +108,11 @@ class Contacts:
         return times
 
     def _is_silent(self, times: _Times, now: int) -> bool:
-        return now - max(times.heard_at, self._awake_since) >= self._rules.heartbeat_timeout_ms
+        rules = self._rules
+        if not times.heard_at:
+            # Agents look for a scheduler less and less often while there is none; it is not theirs to answer for.
+            return now - self._awake_since >= max(rules.heartbeat_timeout_ms, rules.task_lease_ms)
+        return now - max(times.heard_at, self._awake_since) >= rules.heartbeat_timeout_ms
 
     def _is_release_due(self, node_id: NodeId, times: _Times, now: int) -> bool:
         return (

@@ -31,6 +31,7 @@ class JournalThread:
         self._loop = loop
         self._on_committed = on_committed
         self._queue: queue.SimpleQueue[Append | str] = queue.SimpleQueue()
+        self._making_room = False
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
 
@@ -38,7 +39,10 @@ class JournalThread:
         self._queue.put(group)
 
     def make_room(self) -> None:
-        self._queue.put("room")
+        """Without effect while an earlier try is under way."""
+        if not self._making_room:
+            self._making_room = True
+            self._queue.put("room")
 
     def stop(self) -> None:
         """After what is queued. Blocks until then."""
@@ -53,6 +57,7 @@ class JournalThread:
                     self._loop.call_soon_threadsafe(self._on_committed, item.index)
                 else:
                     self._journal.prepare()
+                    self._making_room = False
         except BaseException as error:  # noqa: BLE001 - whatever it is, nothing may be acknowledged any more
             end_process(f"the journal cannot be written: {error}")
 

@@ -62,7 +62,8 @@ class Reading:
         self._follow = follow
         self._offset = 0  # behind the last byte that was read
         self._is_done = False  # with the attempt
-        self._was_running = False  # the attempt, when this reader looked
+        self._was_running = False  # the attempt, when this reader waited for its node
+        self._was_over = False  # the attempt, before this reader looked for what it has written
         self._give_up_at = 0.0
         self._back_since = 0.0
 
@@ -72,6 +73,7 @@ class Reading:
             self._be_patient()
             while not self._is_done:
                 before = self._offset
+                self._was_over = not await self._is_running()
                 async for piece in self._pieces_at_hand():
                     yield piece
                 if not self._is_done and self._offset == before:
@@ -103,7 +105,14 @@ class Reading:
             yield self._rest_of(stored)
             return
         place = await self._place()
-        if place is None or not self._source.is_attached(place.node_id):
+        if place is None:
+            # A place is forgotten when the output is stored: perhaps between these two looks.
+            stored = await self._source.stored(self._task_id, self._attempt)
+            if stored is not None:
+                self._is_done = True
+                yield self._rest_of(stored)
+            return
+        if not self._source.is_attached(place.node_id):
             return
         try:
             async for offset, piece in self._source.fetch(
@@ -115,10 +124,12 @@ class Reading:
             self._be_patient()  # the node was there until now, however long the task has run
         except OutputUnavailable:
             # It has not come there yet. Or the agent let go of it: stored a moment ago, or nothing to store.
-            self._is_done = not self._follow or not await self._is_running()
             stored = await self._source.stored(self._task_id, self._attempt)
             if stored is not None:
                 yield self._rest_of(stored)
+            # What ended only after the agent was asked may have written since: then it is asked again.
+            is_all = self._was_over or (not self._follow and await self._is_running())
+            self._is_done = is_all or stored is not None
 
     async def _is_running(self) -> bool:
         seen = await self._source.look(self._task_id)
@@ -149,6 +160,8 @@ class Reading:
                 await self._source.wait_for_change(self._task_id)
                 return
             raise OutputUnavailable(f"node {seen.node_id} is not connected, and its output is there")
+        if not self._was_over:
+            return  # it ended just now: look again, this time at all it has written
         node_id = seen.node_id if seen is not None and is_current else None
         is_there = node_id is not None and self._source.is_attached(node_id)
         if self._was_running and is_patient and not (is_there and self._has_settled()):
@@ -158,6 +171,8 @@ class Reading:
         if is_there:
             self._is_done = True  # its node has nothing to send: it wrote nothing
             return
+        if seen is not None and seen.attempt < self._attempt:
+            raise OutputUnavailable(f"there was no attempt {self._attempt}, the latest is {seen.attempt}")
         where = f"node {node_id} is not connected, and" if node_id else "its node is not known here, and"
         raise OutputUnavailable(f"{where} nothing of attempt {self._attempt} was stored")
 

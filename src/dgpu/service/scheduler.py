@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dgpu.core.commands import BeginEpoch, Tick
+from dgpu.core.commands import BeginEpoch, LoseNode, ObserveGpu, RegisterNode, ReleaseNode, Tick
 from dgpu.core.ids import GpuId, NodeId
 from dgpu.core.rejections import Rejection, StorageFull, TooBusy
 from dgpu.core.state import ClusterState, next_tick_at, next_wake_at
@@ -35,6 +35,7 @@ from dgpu.service.inputs import (
 from dgpu.service.outputs import (
     Append,
     CommittedGroup,
+    HangUp,
     Output,
     Publish,
     ReadNow,
@@ -42,6 +43,8 @@ from dgpu.service.outputs import (
     Reply,
     ReplyFailed,
 )
+
+_COMES_AGAIN = (RegisterNode, ObserveGpu, LoseNode, ReleaseNode)
 
 TICK_MS = 1_000
 FULL_PASS_MS = 5_000
@@ -204,11 +207,21 @@ class Scheduler:
     def _route(self, effects: list[Effect]) -> list[Output]:
         outputs: list[Output] = []
         for effect in effects:
-            if isinstance(effect, Ask):
-                self._commit.offer(effect.origin, effect.command)
-            else:
+            if not isinstance(effect, Ask):
                 outputs.append(effect)
+            elif self._is_welcome(effect):
+                self._commit.offer(effect.origin, effect.command)
+            elif isinstance(effect.origin, Registering):
+                connection_id = effect.origin.connection_id
+                self._agents.on_left(connection_id)
+                reason = "too much waits to be decided; try again"
+                outputs.append(HangUp(connection_id=connection_id, reason=reason))
         return outputs
+
+    def _is_welcome(self, ask: Ask) -> bool:
+        """What comes again by itself is let in only while there is room. Reports are bounded by their sessions."""
+        command = ask.command
+        return not isinstance(command, _COMES_AGAIN) or self._commit.has_room_for(command)
 
 
 def _is_due(at: int | None, now: int) -> bool:

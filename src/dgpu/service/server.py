@@ -145,7 +145,7 @@ async def _agents(options: ServiceOptions, runtime: Runtime, output: OutputStrea
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     from dgpu.service.grpc.server import AgentServer
 
-    server = AgentServer(runtime, output)
+    server = AgentServer(runtime, output, trusts_all=options.auth_mode == "none")
     port = await server.start(options.grpc.host, options.grpc.port)
     try:
         yield port

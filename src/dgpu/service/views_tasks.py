@@ -13,6 +13,7 @@ _decode_detail = msgspec.json.Decoder(TaskDetail).decode
 
 
 def task_answer(task: Task, shape: Shape, *, waiting_code: str = "", waiting: str = "") -> TaskAnswer:
+    """`waiting` says what holds up a task that waits, or one whose node cannot be reached."""
     detail = _decode_detail(task.detail)
     command = detail.command
     pending = task.status is TaskStatus.PENDING
@@ -41,8 +42,8 @@ def task_answer(task: Task, shape: Shape, *, waiting_code: str = "", waiting: st
         finished_at=instant_or_none(task.finished_at),
         exit_code=task.exit_code,
         error=task.error,
-        reason=task.reason or (waiting_code if pending else ""),
-        waiting=waiting if pending else "",
+        reason=task.reason or waiting_code,
+        waiting=waiting,
         command=command if isinstance(command, str) else list(command),
         env=sorted(detail.env),
         workdir=detail.workdir,

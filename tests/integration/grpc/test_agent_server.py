@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,21 @@ from dgpu.wire.proto import agent_pb2 as pb
 from unit.service.cluster import heartbeat, register, reports, submit
 
 pytestmark = pytest.mark.timeout(60)
+
+CALL_AS_NOBODY = """
+import os, sys, encodings.idna
+import grpc
+from dgpu.wire.proto import agent_pb2 as pb
+os.setgid(65534); os.setuid(65534)
+method, first = sys.argv[2], bytes.fromhex(sys.argv[3])
+channel = grpc.insecure_channel(f"127.0.0.1:{sys.argv[1]}")
+try:
+    for answer in channel.stream_stream(method)(iter([first])):
+        print("answered", answer.hex())
+        break
+except grpc.RpcError as error:
+    print(error.code().name, error.details())
+"""
 
 
 class Service:
@@ -341,3 +359,17 @@ async def test_a_full_disk_keeps_the_agent_from_deleting(
 
 async def _all(pieces: AsyncIterator[bytes]) -> bytes:
     return b"".join([piece async for piece in pieces])
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+async def test_another_user_of_the_machine_cannot_pose_as_an_agent(service: Service) -> None:
+    """He would be given commands and environments of others, and could end their tasks."""
+    hello = pb.FromAgentOutput(hello=pb.OutputHello(node_id="n1", session_id="s"))
+    for method, first in (("Connect", register()), ("Output", hello)):
+        arguments = [str(service.port), f"/{SERVICE}/{method}", first.SerializeToString().hex()]
+        nobody = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", CALL_AS_NOBODY, *arguments, stdout=subprocess.PIPE
+        )
+        said = (await nobody.communicate())[0].decode()
+        assert said.startswith("PERMISSION_DENIED"), said
+    assert await service.runtime.read(lambda state: list(state.nodes)) == []

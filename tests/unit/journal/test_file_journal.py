@@ -403,3 +403,21 @@ def test_the_journal_in_memory_keeps_the_same_promises() -> None:
     disk.segment[60] ^= 1
     with pytest.raises(CorruptJournal):
         MemoryJournal(disk).recover()
+
+
+def test_what_a_killed_process_had_not_synced_is_synced_before_it_counts(tmp_path, monkeypatch) -> None:
+    """The next group may go to a new segment, whose sync does not reach the old one."""
+    write_journal(tmp_path, busy_cluster(steps=5).groups)
+    synced: list[int] = []
+    sync = os.fdatasync
+
+    def counted(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", counted)
+    journal = reopen(tmp_path)
+    recovery = journal.recover()
+    assert recovery.index > 0
+    assert synced == [live_segments(tmp_path)[-1].path.stat().st_ino]
+    journal.close()

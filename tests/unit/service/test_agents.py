@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import pytest
+
 from dgpu.core.commands import CancelTasks, DrainNode
 from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId
 from dgpu.core.node import NodeStatus
 from dgpu.core.task import Restart, TaskStatus
-from dgpu.service import agents
-from dgpu.service.inputs import AgentSaid
+from dgpu.journal.journal import Room
+from dgpu.service import agents, commit
+from dgpu.service.inputs import AgentSaid, RoomChanged, TimePassed
 from dgpu.service.outputs import HangUp, Tell
 from dgpu.wire.proto import agent_pb2 as pb
 from unit.service.cluster import (
@@ -420,3 +423,72 @@ def test_messages_to_a_connection_that_was_lost_do_not_bring_the_node_back() -> 
     bench.wait(15_000)
     assert [type(o) for o in bench.say(1, heartbeat())] == [HangUp]
     assert bench.state.nodes[N1].status is NodeStatus.OFFLINE
+
+
+def test_a_service_survives_a_restart_of_the_scheduler_that_its_agent_notices_late() -> None:
+    """After a long outage agents look for a scheduler every 30 s only; a healthy service must not be replaced meanwhile."""
+    bench = Bench()
+    bench.say(1, register())
+    bench.ask(submit(restart=Restart.ALWAYS))
+    (lease,) = starts(bench.settle())
+    bench.say(1, reports(started=(lease,)))
+    again = Bench(bench.state, last_index=len(bench.appended))
+    again.wait(40_000)
+    outputs = again.say(2, register(held=(lease,)))
+    assert list(told(outputs)[0].welcome.keep) == [lease]
+    assert starts(outputs) == []
+
+
+def test_a_node_whose_registration_waits_for_the_disk_is_not_lost_for_that() -> None:
+    bench = Bench()
+    bench.wait(61_000)
+    bench.ask(submit())
+    bench.decide()
+    bench.put(AgentSaid(connection_id=1, message=register()))
+    bench.now += 1_000
+    bench.put(TimePassed())
+    bench.commit()
+    bench.settle()
+    bench.wait(2_000)
+    assert bench.state.nodes[N1].status is NodeStatus.READY
+
+
+def test_without_room_the_words_of_agents_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk may be full for days. What is said again anyway need not be kept, and who registers can come back."""
+    monkeypatch.setattr(commit, "MOST_QUEUED", 10)
+    bench = Bench()
+    bench.say(1, register())
+    bench.put(RoomChanged(room=Room.NONE, sure_bytes=0))
+    for beat in range(20):
+        bench.now += 5_000
+        bench.say(
+            1, heartbeat(beat, GPU_n1_0={"memory_foreign_mb": 512}, GPU_n1_1={"memory_foreign_mb": 512})
+        )
+    outputs = [output for number in range(2, 22) for output in bench.say(number, register(f"n{number}"))]
+    assert bench.scheduler.queued <= 10
+    assert {reason for _, reason in hung_up(outputs)} == {"too much waits to be decided; try again"}
+    bench.put(RoomChanged(room=Room.OK, sure_bytes=32 << 20))
+    bench.settle()
+    assert told(bench.say(40, register("n40")))[0].WhichOneof("body") == "welcome"
+
+
+def test_an_acknowledgement_travels_with_the_order_that_follows_the_end() -> None:
+    bench = Bench()
+    bench.say(1, register(gpus=1))
+    bench.ask(submit(2))
+    (first,) = starts(bench.settle())
+    (message,) = told(bench.say(1, reports(5, started=(first,), finished=(first,))))
+    assert message.orders.reports_ack == 5
+    assert [start.task_id for start in message.orders.starts] == [2]
+
+
+def test_an_acknowledgement_goes_to_the_node_that_reported() -> None:
+    bench = Bench()
+    bench.say(1, register("n1", gpus=1))
+    bench.say(2, register("n2", gpus=0))
+    bench.ask(submit(2))
+    (first,) = starts(bench.settle())
+    bench.put(AgentSaid(connection_id=2, message=reports(9)))
+    outputs = bench.say(1, reports(5, finished=(first,)))
+    assert [message.orders.reports_ack for message in told(outputs, 1)] == [5]
+    assert [message.reports_ack.seq for message in told(outputs, 2)] == [9]

@@ -2,20 +2,21 @@ from __future__ import annotations
 
 import pytest
 
-from dgpu.core.commands import CancelTasks, DrainNode, RemoveNode, SubmitTasks
+from dgpu.core.commands import CancelTasks, DrainNode, RemoveNode, ReportFinished, SubmitTasks
 from dgpu.core.digest import digest
 from dgpu.core.events import TasksSubmitted
-from dgpu.core.ids import NodeId, TaskId
+from dgpu.core.ids import LeaseId, NodeId, TaskId
 from dgpu.core.rejections import StorageFull, TooBusy, UnknownNode, UnknownTask
 from dgpu.core.replay import replay
 from dgpu.core.state import ClusterState
+from dgpu.core.task import Outcome
 from dgpu.journal.journal import Room
 from dgpu.service import commit as pipeline
 from dgpu.service.commit import CommitPipeline
 from dgpu.service.inputs import Execute, Read, RoomChanged
 from dgpu.service.outputs import Append, Publish, ReadNow, Reply, ReplyFailed
 from dgpu.wire.records import SCHEMA, decode_group
-from unit.service.cluster import START, Bench, spec, submit
+from unit.service.cluster import START, Bench, register, spec, starts, submit
 
 
 def test_nobody_hears_of_a_submit_before_it_is_durable() -> None:
@@ -168,3 +169,23 @@ def test_a_commit_out_of_turn_is_a_bug() -> None:
 
 def test_unknown_tasks_are_refused_by_id() -> None:
     assert Bench().run(CancelTasks(task_ids=(TaskId(4),))) == UnknownTask(task_id=TaskId(4))
+
+
+def test_reports_with_long_errors_do_not_outgrow_the_reserve() -> None:
+    """A group that does not fit where room was promised would end the process."""
+    state = ClusterState()
+    bench = Bench(state)
+    bench.say(1, register(gpus=0))
+    bench.ask(submit(500, gpus=0))
+    leases = starts(bench.settle())
+    commits = CommitPipeline(state, 0)
+    commits.room = Room.RESERVE
+    commits.sure_bytes = 256 << 10
+    for lease in leases:
+        commits.offer(
+            lease, ReportFinished(lease_id=LeaseId(lease), outcome=Outcome.CANNOT_START, error="x" * 1_000)
+        )
+    group = commits.decide(START)
+    assert group is not None
+    assert len(group.results) < len(leases) == 500
+    assert len(group.payload) <= commits.sure_bytes

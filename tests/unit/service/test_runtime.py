@@ -213,3 +213,21 @@ async def test_a_broken_journal_ends_the_process_before_anything_is_answered(
 def test_the_clock_never_starts_behind_the_journal() -> None:
     ahead = Clock().now_ms() + 3_600_000
     assert Clock(ahead).now_ms() >= ahead
+
+
+async def test_tries_for_room_do_not_pile_up_before_the_appends() -> None:
+    """On a full and slow disk the beat asks more often than the disk answers."""
+    gate = threading.Event()
+    tries: list[int] = []
+
+    class FullJournal(MemoryJournal):
+        def prepare(self) -> None:
+            gate.wait()
+            tries.append(1)
+
+    thread = journal_thread.JournalThread(FullJournal(), asyncio.get_running_loop(), lambda _: None)
+    for _ in range(100):
+        thread.make_room()
+    gate.set()
+    thread.stop()
+    assert 1 <= len(tries) <= 2

@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError, Message
 
 from dgpu.core.ids import NodeId
 from dgpu.service.grpc.links import Link
+from dgpu.service.grpc.peers import is_ours
 from dgpu.service.output import OutputStreams
 from dgpu.service.runtime import Runtime
 from dgpu.wire.proto import agent_pb2 as pb
@@ -44,9 +45,11 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class AgentServer:
-    def __init__(self, runtime: Runtime, output: OutputStreams) -> None:
+    def __init__(self, runtime: Runtime, output: OutputStreams, *, trusts_all: bool = False) -> None:
         self._runtime = runtime
         self._output = output
+        self._trusts_all = trusts_all
+        self._address = ("", 0)
         self._live: set[Link[Any]] = set()
         self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MOST_STREAMS)
         self._server.add_generic_rpc_handlers(
@@ -69,6 +72,7 @@ class AgentServer:
             bound = self._server.add_insecure_port(address)
         except RuntimeError as error:
             raise OSError(f"cannot listen on {address} for agents: {error}") from error
+        self._address = (host, bound)
         await self._server.start()
         return bound
 
@@ -79,6 +83,7 @@ class AgentServer:
         await self._server.stop(_STOP_S)
 
     async def _connect(self, _requests: object, context: _Context) -> None:
+        await self._refuse_strangers(context)
         link: Link[pb.FromScheduler] = Link(context)
         connection_id = self._runtime.connect_agent(link)
 
@@ -88,6 +93,7 @@ class AgentServer:
         await self._serve(context, link, on_message, lambda: self._runtime.agent_left(connection_id))
 
     async def _output_stream(self, _requests: object, context: _Context) -> None:
+        await self._refuse_strangers(context)
         link: Link[pb.FromSchedulerOutput] = Link(context)
         hello = await context.read()
         if not isinstance(hello, pb.FromAgentOutput) or hello.WhichOneof("body") != "hello":
@@ -101,6 +107,12 @@ class AgentServer:
             self._output.on_chunk(stream, message.chunk)
 
         await self._serve(context, link, on_message, lambda: self._output.detach(stream))
+
+    async def _refuse_strangers(self, context: _Context) -> None:
+        if not (self._trusts_all or is_ours(context.peer(), *self._address)):
+            _log.warning("stranger_refused", peer=context.peer())
+            reason = "only agents of the scheduler's own user or of root may connect"
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
 
     async def _serve(
         self,

@@ -18,7 +18,7 @@ from dgpu.service.rest.tasks import Given, LimitQuery
 from dgpu.service.views_cluster import gpu_list, node_answer, node_list
 from dgpu.service.views_tasks import queue_entry
 from dgpu.wire import fields
-from dgpu.wire.answers import GpuList, Health, NodeAnswer, NodeList, QueuePage, Ready, Removed
+from dgpu.wire.answers import FieldError, GpuList, Health, NodeAnswer, NodeList, QueuePage, Ready, Removed
 from dgpu.wire.fields import Unacceptable
 from dgpu.wire.json_body import BadRequest, parse_json
 from dgpu.wire.problem import problem_of
@@ -124,7 +124,9 @@ async def _reason(request: Request[Any, Any, Any]) -> str:
     try:
         return str(fields.name(raw.get("reason") or ""))
     except Unacceptable as bad:
-        raise BadRequest("invalid_field", f"reason: Expected {bad.expected}.") from None
+        detail = f"Expected {bad.expected}."
+        error = FieldError(path="reason", detail=detail)
+        raise BadRequest("invalid_field", f"reason: {detail}", errors=[error]) from None
 
 
 @get("/health", summary="Is it alive", description="Answers as long as the process does.")

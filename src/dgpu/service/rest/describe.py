@@ -6,7 +6,7 @@ import html
 import json
 from typing import Any
 
-from litestar import MediaType, Response, get
+from litestar import MediaType, Request, Response, get
 
 from dgpu.service.rest.tasks import Given
 from dgpu.wire.task_fields import TASK_FIELDS
@@ -154,8 +154,9 @@ async def openapi_json(rest: Given) -> Response[bytes]:
 
 
 @get("/docs", include_in_schema=False)
-async def docs(rest: Given) -> Response[str]:
-    return Response(docs_page(rest.description()), media_type=MediaType.HTML)
+async def docs(rest: Given, request: Request[Any, Any, Any]) -> Response[str]:
+    page = docs_page(rest.description(), host=request.headers["host"])
+    return Response(page, media_type=MediaType.HTML)
 
 
 @get("/", include_in_schema=False)
@@ -169,14 +170,14 @@ async def home(rest: Given) -> Response[str]:
     return Response(_page("dgpu", body), media_type=MediaType.HTML)
 
 
-def docs_page(schema: dict[str, Any]) -> str:
+def docs_page(schema: dict[str, Any], *, host: str) -> str:
     parts = [
         f"<h1>{TITLE}</h1><p>Version {html.escape(schema['info']['version'])}. <a href='/openapi.json'>OpenAPI</a></p>"
     ]
-    for path in sorted(schema["paths"]):
+    for path in sorted(schema["paths"], key=_by_use):
         for method, operation in schema["paths"][path].items():
             if isinstance(operation, dict) and "responses" in operation:
-                parts.append(_operation(path, method, operation))
+                parts.append(_operation(path, method, operation, host))
     parts.append("<h2>A task as submitted</h2><table><tr><th>field</th><th>meaning</th></tr>")
     parts += [
         f"<tr><td><code>{name}</code></td><td>{html.escape(field.about)}</td></tr>"
@@ -186,7 +187,12 @@ def docs_page(schema: dict[str, Any]) -> str:
     return _page(f"{TITLE}: API", "".join(parts))
 
 
-def _operation(path: str, method: str, operation: dict[str, Any]) -> str:
+def _by_use(path: str) -> tuple[bool, bool, str]:
+    """Tasks come first, other forms of the same last."""
+    return not path.startswith("/api/v1/tasks"), not path.startswith("/api/v1/"), path
+
+
+def _operation(path: str, method: str, operation: dict[str, Any], host: str) -> str:
     summary = html.escape(operation.get("summary", ""))
     about = html.escape(operation.get("description", ""))
     queries = [
@@ -195,7 +201,7 @@ def _operation(path: str, method: str, operation: dict[str, Any]) -> str:
         if p["in"] != "path"
     ]
     listed = f"<ul>{''.join(queries)}</ul>" if queries else ""
-    curl = html.escape(curl_line(path, method))
+    curl = html.escape(curl_line(path, method, host))
     return (
         f"<h3><code>{method.upper()} {html.escape(path)}</code></h3><p><b>{summary}.</b> {about}</p>{listed}"
         f"<pre>{curl}</pre>"
@@ -210,8 +216,8 @@ _EXAMPLES = {
 }
 
 
-def curl_line(path: str, method: str) -> str:
-    url = f"http://127.0.0.1:8080{path.replace('{task_id}', 'task-42').replace('{node_id}', 'node-1')}"
+def curl_line(path: str, method: str, host: str) -> str:
+    url = f"http://{host}{path.replace('{task_id}', 'task-42').replace('{node_id}', 'node-1')}"
     if method == "post":
         example = _EXAMPLES.get(path, "{}")
         return f"curl -H 'Content-Type: application/json' -d '{example}' {url}"

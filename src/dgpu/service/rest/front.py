@@ -67,7 +67,7 @@ class Front:
             await send_problem(send, refused, request_id, _headers_of(refused))
         elif method == "POST" and (call := HOT_CALLS.get(path.rstrip("/"))) is not None:
             await self._hot(call, headers, receive, send, request_id)
-        elif method == "GET" and (probe := _PROBES.get(path)) is not None:
+        elif method in {"GET", "HEAD"} and (probe := _PROBES.get(path)) is not None:
             status, answer = await probe(self._backend)
             await self._send(send, status, msgspec.json.encode(answer), request_id)
         elif path.rstrip("/") in _ONLY_POST:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from dgpu.core.ids import ShapeId, TaskId, TenantId, parse_task_id
 from dgpu.core.policy.blockers import Blocker, blockers_of
-from dgpu.core.policy.explain import explain
+from dgpu.core.policy.explain import back_off, explain
 from dgpu.core.policy.fit import Demand, demand_of
 from dgpu.core.rejections import Rejection, UnknownTask
 from dgpu.core.state import ClusterState
@@ -23,7 +23,7 @@ from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.views import Filter, Forgotten
 from dgpu.service.views_tasks import past_task_answer, task_answer
 from dgpu.wire import fields
-from dgpu.wire.answers import FieldError, Problem, TaskAnswer, TaskPage
+from dgpu.wire.answers import FieldError, Problem, TaskAnswer, TaskPage, instant
 from dgpu.wire.fields import Check, Unacceptable
 from dgpu.wire.json_body import BadRequest, shorten
 from dgpu.wire.problem import problem_of
@@ -61,7 +61,7 @@ def _live_part(
     backend: Backend, state: ClusterState, wanted: Filter, before: int | None, limit: int
 ) -> _Live:
     tasks = backend.views.newest(wanted, before, limit)
-    reasons = _Reasons(state)
+    reasons = _Reasons(state, max(state.last_at, backend.runtime.now_ms()))
     answers = [
         (task.id, task_answer(task, state.shapes[task.shape_id], **reasons.of(task))) for task in tasks
     ]
@@ -71,14 +71,18 @@ def _live_part(
 class _Reasons:
     """Why tasks of a page wait. Tasks that ask for the same wait for the same."""
 
-    def __init__(self, state: ClusterState) -> None:
+    def __init__(self, state: ClusterState, at: int) -> None:
         self._state = state
+        self._at = at
         self._by_shape: dict[ShapeId, dict[str, str]] = {}
         self._by_demand: dict[Demand, Blocker | None] = {}
 
     def of(self, task: Task) -> dict[str, str]:
         if task.status is not TaskStatus.PENDING:
-            return {}
+            return _unreachable(self._state, task)
+        if task.eligible_at > self._at:  # its own reason, whatever its shape waits for
+            blocker = back_off(task, self._at)
+            return {"waiting_code": blocker.code, "waiting": blocker.detail}
         reason = self._by_shape.get(task.shape_id)
         if reason is None:
             reason = self._by_shape[task.shape_id] = self._of_demand(
@@ -96,6 +100,15 @@ class _Reasons:
         if blocker is None:
             return {"waiting_code": "tasks_ahead", "waiting": "its turn has not come"}
         return {"waiting_code": blocker.code, "waiting": blocker.detail}
+
+
+def _unreachable(state: ClusterState, task: Task) -> dict[str, str]:
+    """Of a task that runs: whether anybody can tell that it still does."""
+    node = state.nodes.get(task.node_id) if task.status is TaskStatus.RUNNING else None
+    if node is None or not node.offline_since:
+        return {}
+    since = instant(node.offline_since)
+    return {"waiting_code": "node_unreachable", "waiting": f"node {node.id} unreachable since {since}"}
 
 
 async def _past_part(
@@ -135,13 +148,13 @@ async def find_task(backend: Backend, task_id: TaskId) -> TaskAnswer:
         task = state.tasks.get(task_id)
         if task is None:
             return None
-        code = text = ""
+        reason = _unreachable(state, task)
         if task.status is TaskStatus.PENDING:
             why = explain(state, task_id, max(state.last_at, backend.runtime.now_ms()))
             if not isinstance(why, Rejection) and why.blockers:
-                code = why.blockers[0].code
                 text = "; ".join(blocker.detail for blocker in why.blockers)
-        return task_answer(task, state.shapes[task.shape_id], waiting_code=code, waiting=text)
+                reason = {"waiting_code": why.blockers[0].code, "waiting": text}
+        return task_answer(task, state.shapes[task.shape_id], **reason)
 
     answer = await backend.runtime.read(look)
     if answer is None:
