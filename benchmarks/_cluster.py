@@ -55,7 +55,7 @@ class Server:
         self._wait(all_there, f"{number} nodes")
 
     def kill(self) -> None:
-        """kill -9, as a power switch for one process."""
+        """With -9, as a power switch for one process."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
@@ -88,6 +88,10 @@ class Server:
         pages = Path(f"/proc/{self.pid}/statm").read_text().split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
+    def cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def _wait(self, condition: Any, what: str) -> None:
         assert self._process is not None
         deadline = time.monotonic() + 60
@@ -97,7 +101,9 @@ class Server:
                     return
             self._connection.close()
             if self._process.poll() is not None:
-                raise SystemExit(f"the scheduler ended: {(self.folder / 'scheduler.log').read_text()[-2_000:]}")
+                raise SystemExit(
+                    f"the scheduler ended: {(self.folder / 'scheduler.log').read_text()[-2_000:]}"
+                )
             time.sleep(0.02)
         raise SystemExit(f"waited in vain for {what}")
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from statistics import median
@@ -21,6 +23,7 @@ CASES = (  # waiting, how they are submitted, aim in seconds
 )
 WAYS = {"single": "one request each", "hundred": "a hundred each"}
 JOURNAL_ONLY = "scheduler: {snapshot_interval: 86400}"
+IMPORTS = ("dgpu.cli.main", "dgpu.service.server", "dgpu.service.grpc.server", "dgpu.service.rest.frame")
 SNAPSHOTS = "scheduler: {snapshot_interval: 1}"  # so that the last one is about as old as in a long life
 
 
@@ -37,7 +40,7 @@ def run() -> Iterator[dict[str, Any]]:
 
 
 def recovered(server: Server, number: int, aim: float, how: str) -> dict[str, Any]:
-    ready, listed, lost = [], [], 0
+    ready, listed, cpu, imports, lost = [], [], [], [], 0
     for _ in range(ROUNDS):
         server.kill()
         began = time.perf_counter()
@@ -46,7 +49,9 @@ def recovered(server: Server, number: int, aim: float, how: str) -> dict[str, An
         ready.append(time.perf_counter() - began)
         page = answer(server, "/api/v1/tasks?limit=1", began)
         listed.append(time.perf_counter() - began)
+        cpu.append(server.cpu_seconds())
         lost = max(lost, number - page["total"])
+        imports.append(imports_alone_s())
     return {
         "figure": f"kill -9 to serving again, {number:,} waiting, {how}",
         "value": round(median(listed), 3),
@@ -54,8 +59,17 @@ def recovered(server: Server, number: int, aim: float, how: str) -> dict[str, An
         "aim": aim,
         "ready_s": round(median(ready), 3),
         "worst_s": round(max(listed), 3),
+        "cpu_s": round(median(cpu), 3),
+        "imports_alone_s": round(median(imports), 3),
         "lost": lost,
     }
+
+
+def imports_alone_s() -> float:
+    """The part that has nothing to do with how much waits, at the same moment: it tells a busy machine from slow code."""
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", f"import {', '.join(IMPORTS)}"], check=True)
+    return time.perf_counter() - began
 
 
 def answer(server: Server, path: str, began: float) -> dict[str, Any]:
@@ -81,7 +95,7 @@ def wait_for_snapshot(server: Server) -> None:
     path = server.folder / "state" / "snapshot.json"
     wanted = server.get("/api/v1/tasks?limit=1")["total"] + 1
     for _ in range(600):
-        if path.exists() and json.loads(path.read_bytes()).get("next_task_id", wanted) >= wanted:
+        if path.exists() and json.loads(path.read_bytes())["state"]["next_task_id"] >= wanted:
             return
         time.sleep(0.1)
     raise SystemExit("the follower wrote no snapshot")

@@ -38,12 +38,15 @@ def main() -> None:
             raise SystemExit(f"no benchmark named {name}; there are: {', '.join(ORDER)}")
         print(f"\n{name}", file=sys.stderr)
         for figure in figures(name):
+            figure["load"] = round(
+                os.getloadavg()[0], 1
+            )  # of the last minute: what else the machine had to do
             print(json.dumps({"benchmark": name, **figure}), flush=True)
             shown = "  ".join(
                 f"{key}={value}" for key, value in figure.items() if key not in {"figure", "value", "unit"}
             )
-            value = f"{figure.get('value')} {figure.get('unit', '')}"
-            print(f"  {figure.get('figure', ''):<52} {value:>22}  {shown}", file=sys.stderr, flush=True)
+            value = f"{figure.get('value', '')} {figure.get('unit', '')}"
+            print(f"  {figure['figure']:<74} {value:>16}  {shown}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
