@@ -208,7 +208,7 @@ class RestWorld:
         told = {name.lower(): value for name, value in response.getheaders()}
         decoded = (
             json.loads(answer)
-            if "json" in told.get("content-type", "")
+            if answer and "json" in told.get("content-type", "")
             else answer.decode("utf-8", "replace")
         )
         return Reply(response.status, decoded, told, answer)

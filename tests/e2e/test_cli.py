@@ -143,6 +143,8 @@ def test_the_last_lines_only(running_site):
     task_id = running_site.submit("--", "seq", "1", "100")
     running_site.good("wait", task_id)
     assert running_site.good("logs", task_id, "--tail", "2").out == "99\n100\n"
+    nothing = running_site.good("logs", task_id, "--tail", "0")
+    assert (nothing.out, nothing.err) == ("", "")
 
 
 def test_ctrl_c_on_run_cancels_the_task(running_site):
@@ -153,6 +155,27 @@ def test_ctrl_c_on_run_cancels_the_task(running_site):
     assert runner.returncode == 130
     tasks = running_site.json("ps", "-a")["tasks"]
     assert next(task for task in tasks if task["name"] == "interrupted")["status"] == "cancelled"
+
+
+def test_what_a_cancelled_task_says_at_its_end_is_shown(running_site):
+    script = 'trap "echo saved; exit 0" TERM; echo ready; while true; do sleep 0.05; done'
+    runner = running_site.start("run", "--", "sh", "-c", script)
+    assert runner.stdout.readline() == "ready\n"
+    os.killpg(runner.pid, signal.SIGINT)
+    out, err = runner.communicate(timeout=PATIENCE_SECONDS)
+    assert runner.returncode == 130, err
+    assert out.endswith("saved\n")  # some shells also tell that their child was terminated
+
+
+def test_who_no_longer_waits_is_told_that_the_task_goes_on(running_site):
+    waiter = running_site.start("submit", "--wait", "--", "sleep", "600")
+    task_id = waiter.stdout.readline().strip()
+    running_site.started(task_id)
+    os.killpg(waiter.pid, signal.SIGINT)
+    _, err = waiter.communicate(timeout=PATIENCE_SECONDS)
+    assert waiter.returncode == 130
+    assert f"{task_id} goes on" in err
+    running_site.good("cancel", task_id)
 
 
 def test_many_are_cancelled_at_once(running_site):

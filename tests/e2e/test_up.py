@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import stat
+import subprocess
 
 import pytest
 
@@ -176,3 +178,34 @@ def test_run_outlives_the_scheduler_and_shows_every_line_once(site):
     release.touch()
     out, err = runner.communicate(timeout=PATIENCE_SECONDS)
     assert (runner.returncode, out) == (9, "two\n"), err
+
+
+@pytest.fixture
+def small_disk(site):
+    """The state directory on a file system of its own, with room for the journal and little else."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small tmpfs needs root")
+    site.data_dir.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=96m", "tmpfs", str(site.data_dir)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a tmpfs here: {mounted.stderr.strip()}")
+    yield site.data_dir
+    site.dgpu("down", "--stop-tasks")
+    subprocess.run(["umount", "-l", str(site.data_dir)], check=True)
+
+
+def test_a_full_disk_does_not_end_up_when_a_service_dies(site, small_disk):
+    site.up()
+    before = site.record["scheduler"]["pid"]
+    ballast = small_disk / "ballast"
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    os.kill(before, signal.SIGKILL)
+    eventually(lambda: process_ref(before) is None, "the scheduler to be gone")
+    eventually(lambda: site.dgpu("ps").code == 0, "the scheduler to be back on a full disk")
+    assert site.supervisor.poll() is None
+    ballast.unlink()
+    eventually(lambda: site.record["scheduler"]["pid"] != before, "the record to be written again")
+    assert site.dgpu("run", "--", "echo", "goes on").out == "goes on\n"

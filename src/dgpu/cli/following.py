@@ -13,27 +13,40 @@ _BREAKS = 240  # as long as a scheduler is waited for, at two a second
 _PAUSE_SECONDS = 0.5
 
 
-def follow_output(client: Client, task_id: str, attempt: int | None, *, tail: int | None = None) -> None:
-    from dgpu.client.errors import NotFound, Unreachable
+class OutputFollower:
+    def __init__(
+        self, client: Client, task_id: str, attempt: int | None = None, *, tail: int | None = None
+    ) -> None:
+        self._client = client
+        self._task_id = task_id
+        self._attempt = attempt
+        self._tail = tail
+        self._shown = 0
 
-    shown = 0
-    for _ in range(_BREAKS):
-        try:
-            # Asked again it starts from the beginning, so what was shown already is passed over.
-            skip = shown
-            for piece in client.logs(task_id, follow=True, tail=tail, attempt=attempt):
-                fresh = piece[skip:]
-                skip = max(0, skip - len(piece))
-                shown += len(fresh)
-                write_output(fresh)
-        except Unreachable:
-            if tail is not None and shown:
-                tail, shown = 0, 0  # what came in between is lost, rather than shown twice
-            time.sleep(_PAUSE_SECONDS)
-        except NotFound:
-            return  # it has written nothing
-        else:
-            return
+    def follow(self) -> None:
+        """Until the task ends. Interrupted and called again, it goes on where it was."""
+        from dgpu.client.errors import NotFound, Unreachable
+
+        for _ in range(_BREAKS):
+            try:
+                self._show()
+            except Unreachable:
+                if self._tail is not None and self._shown:
+                    self._tail, self._shown = 0, 0  # what came in between is lost, rather than shown twice
+                time.sleep(_PAUSE_SECONDS)
+            except NotFound:
+                return  # it has written nothing
+            else:
+                return
+
+    def _show(self) -> None:
+        # Asked again it starts from the beginning, so what was shown already is passed over.
+        skip = self._shown
+        for piece in self._client.logs(self._task_id, follow=True, tail=self._tail, attempt=self._attempt):
+            fresh = piece[skip:]
+            skip = max(0, skip - len(piece))
+            self._shown += len(fresh)
+            write_output(fresh)
 
 
 def write_output(piece: bytes) -> None:

@@ -8,7 +8,7 @@ from dgpu.cli.arguments import parse_ids
 from dgpu.cli.connection import connect
 from dgpu.cli.failures import note
 from dgpu.cli.flags import flags_of
-from dgpu.cli.following import follow_output, write_output
+from dgpu.cli.following import OutputFollower, write_output
 
 app = typer.Typer(add_completion=False)
 
@@ -29,13 +29,13 @@ def logs(
     client = connect(flags_of(ctx))
     (task_id,) = parse_ids([task])
     if follow:
-        follow_output(client, task_id, attempt, tail=tail)
+        OutputFollower(client, task_id, attempt, tail=tail).follow()
         return
     empty = True
     for piece in client.logs(task_id, tail=tail, attempt=attempt):
         empty = False
         write_output(piece)
-    if empty:
+    if empty and tail != 0:
         found = client.get(task_id)
         state = found.waiting if found.status == "pending" else f"it is {found.status}"
         note(f"{task_id} has written nothing: {state or found.status}")

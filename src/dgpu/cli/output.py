@@ -15,6 +15,7 @@ from dgpu.cli.formats import one_line
 Row = Mapping[str, Any]
 
 _LEAST_WIDTH = 12
+_WIDEST_PLAIN = 120  # what is longer is shown whole, but not lined up
 
 STATUS_STYLES = {
     "running": "green",
@@ -81,6 +82,11 @@ def print_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
 def plain_table(cells: Sequence[Sequence[str]], columns: Sequence[Column]) -> str:
     titles = [column.title for column in columns]
     widths = [max(map(len, place)) for place in zip(titles, *cells, strict=True)]
+    # One very long command must not fill every other line with spaces: it alone stands out.
+    most = [
+        _WIDEST_PLAIN if column.stretches else width for column, width in zip(columns, widths, strict=True)
+    ]
+    widths = list(map(min, widths, most))
     lines = []
     for line in (titles, *cells):
         parts = [

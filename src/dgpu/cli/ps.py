@@ -32,7 +32,7 @@ def place_of(row: Row) -> str:
         return str(row["waiting"] or row["reason"] or "waits for its turn")
     if row["status"] == "running":
         stopping = ", being cancelled" if row["cancelling"] else ""
-        return f"{row['node'] or 'being placed'}{stopping}"
+        return f"{row['waiting'] or row['node'] or 'being placed'}{stopping}"
     if row["status"] == "success":
         return str(row["node"] or "")
     return str(row["error"] or row["reason"] or "")

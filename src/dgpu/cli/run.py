@@ -12,7 +12,7 @@ from dgpu.cli import submission as s
 from dgpu.cli.connection import connect, is_final, patiently, poll, task_code
 from dgpu.cli.failures import ExitCode, note
 from dgpu.cli.flags import flags_of
-from dgpu.cli.following import follow_output
+from dgpu.cli.following import OutputFollower
 
 if TYPE_CHECKING:
     from dgpu.client.sync import Client
@@ -38,25 +38,39 @@ def run(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended by others, it takes its task with it
     task = s.task_fields(ctx, command, client.url)
     task_id = client.submit(**task).task_id
+    attempts = _Attempts(client, task_id)
     try:
-        ended = _follow(client, task_id)
+        ended = attempts.follow()
     except KeyboardInterrupt:
-        return _cancel(client, task_id)
+        return _cancel(client, task_id, attempts)
     if ended.status != "success":
         note(f"dgpu: {task_id} {ended.status}: {ended.error or ended.reason}")
     return task_code(ended)
 
 
-def _follow(client: Client, task_id: str) -> TaskAnswer:
-    """Attempt by attempt: one that failed with its node is followed by the next."""
-    waiting = _WaitNotes(task_id)
-    while True:
-        task = poll(client, task_id, lambda task: task.status != "pending", waiting.see)
-        if task.attempt:
-            follow_output(client, task_id, task.attempt)
-        task = poll(client, task_id, functools.partial(_is_past, task.attempt))
-        if is_final(task):
-            return task
+class _Attempts:
+    """The output, attempt by attempt: one that failed with its node is followed by the next."""
+
+    def __init__(self, client: Client, task_id: str) -> None:
+        self._client = client
+        self._task_id = task_id
+        self._output: OutputFollower | None = None  # of the attempt that is being shown
+
+    def follow(self) -> TaskAnswer:
+        waiting = _WaitNotes(self._task_id)
+        while True:
+            task = poll(self._client, self._task_id, lambda task: task.status != "pending", waiting.see)
+            if task.attempt:
+                self._output = OutputFollower(self._client, self._task_id, task.attempt)
+                self._output.follow()
+            task = poll(self._client, self._task_id, functools.partial(_is_past, task.attempt))
+            if is_final(task):
+                return task
+
+    def show_last_words(self) -> None:
+        """What a task says while it is being stopped is often what one wants to know."""
+        if self._output is not None:
+            self._output.follow()
 
 
 def _is_past(attempt: int, task: TaskAnswer) -> bool:
@@ -79,10 +93,11 @@ class _WaitNotes:
         note(f"{self._task_id} waits: {task.waiting}")
 
 
-def _cancel(client: Client, task_id: str) -> int:
+def _cancel(client: Client, task_id: str, attempts: _Attempts) -> int:
     note(f"\ndgpu: cancelling {task_id}")
     try:
         patiently(lambda: client.cancel(task_id))
+        attempts.show_last_words()
         poll(client, task_id, is_final)
     except KeyboardInterrupt:
         note(f"dgpu: not waiting for its end; look: dgpu show {task_id}")

@@ -80,11 +80,20 @@ def _print_ids(ids: list[str], document: dict[str, Any], flags: Flags) -> None:
 def verdict(task: TaskAnswer) -> str:
     if task.status == "pending":
         return f"It waits: {task.waiting or 'its turn will come'}"
+    if task.status == "running" and task.allocation:
+        return f"It holds {', '.join(task.allocated_gpus) or 'its place'} on {task.node}."
     if task.status == "running":
         return f"It runs on {task.node}." if not task.cancelling else "It is being cancelled."
-    return f"It is over: {task.status}."
+    return f"It is over: {task.error or task.status}."
 
 
 def _wait(client: Client, ids: list[str]) -> int:
-    codes = [task_code(poll(client, task_id, is_final)) for task_id in ids]
+    try:
+        codes = [task_code(poll(client, task_id, is_final)) for task_id in ids]
+    except KeyboardInterrupt:
+        it = ids[0] if len(ids) == 1 else "the tasks"
+        note(
+            f"dgpu: not waiting any longer; {it} {'goes' if len(ids) == 1 else 'go'} on. To end: dgpu cancel ID"
+        )
+        raise
     return next((code for code in codes if code), 0)

@@ -37,6 +37,8 @@ def page(answer: dict[str, Any], task: dict[str, Any]) -> list[str]:
     name = f" ({one_line(task['name'])})" if task["name"] else ""
     head = f"{answer['task_id']}{name}"
     if answer["status"] == "running":
+        if answer["blockers"]:
+            return [f"{head} was running, and nobody can tell now:", *_blockers(answer)]
         return [f"{head} runs on {place_of(task)} for {duration(since(task['started_at'])) or 'a moment'}."]
     if answer["status"] != "pending":
         ended = f"{head} is over: {answer['status']}"
@@ -47,16 +49,18 @@ def page(answer: dict[str, Any], task: dict[str, Any]) -> list[str]:
         ahead = f", behind {listed(answer['ahead'], 5)}" if answer["ahead"] else ", next in line"
         lines.append(f"Place in the queue: {answer['position']}{ahead}.")
     if answer["blockers"]:
-        lines += ["", "It waits because"]
-        lines += [
-            f"  - {one_line(str(blocker.get('detail') or blocker.get('code')))}"
-            for blocker in answer["blockers"]
-        ]
+        lines += ["", "It waits because", *_blockers(answer)]
     lines += ["", f"Expected start: {_expected(answer['expected_start'])}"]
     if answer["sooner"]:
         lines += ["", "It would start sooner with"]
         lines += [f"  - {one_line(change['detail'] or change['change'])}" for change in answer["sooner"]]
     return lines
+
+
+def _blockers(answer: dict[str, Any]) -> list[str]:
+    return [
+        f"  - {one_line(str(blocker.get('detail') or blocker.get('code')))}" for blocker in answer["blockers"]
+    ]
 
 
 def _expected(expected: dict[str, Any] | None) -> str:

@@ -7,6 +7,7 @@ import enum
 import msgspec
 
 from dgpu.core.ids import GpuId, NodeId
+from dgpu.core.task import in_steps
 
 
 class NodeStatus(enum.StrEnum):
@@ -38,6 +39,11 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     drain_reason: str = ""
 
     @property
+    def ram_in_steps_mb(self) -> int:
+        """What demands, which are rounded up, are held against: otherwise all of a node could never be had."""
+        return in_steps(self.ram_mb)
+
+    @property
     def status(self) -> NodeStatus:
         if self.offline_since:
             return NodeStatus.OFFLINE
@@ -54,3 +60,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     fault: str = ""  # empty: healthy
     gone: bool = False  # no longer in the node's list, but a lease still names it
     foreign_mb: int = 0  # used by processes that are not ours, in steps of 256
+
+    @property
+    def memory_in_steps_mb(self) -> int:
+        return in_steps(self.memory_mb)

@@ -98,7 +98,7 @@ class Rooms:
         room.ready = not node.offline_since and not node.draining
         leases = [self._leases[lease_id] for lease_id in room.leases]
         room.cpus_free_milli = node.cpus_milli - sum(lease.cpus_milli for lease in leases)
-        room.ram_free_mb = node.ram_mb - sum(lease.ram_mb for lease in leases)
+        room.ram_free_mb = node.ram_in_steps_mb - sum(lease.ram_mb for lease in leases)
         room.cards = {gpu.id: _card(gpu) for gpu in gpus if not (gpu.reserved or gpu.fault or gpu.gone)}
         room.idle = (
             sorted(card for gpu_id, card in room.cards.items() if gpu_id not in self.holders)
@@ -234,7 +234,7 @@ def status_of(gpu: Gpu, node: Node, *, leased: bool) -> GpuStatus:
 
 
 def _card(gpu: Gpu) -> Card:
-    return (-max(0, gpu.memory_mb - gpu.foreign_mb), gpu.index, gpu.id, gpu.model)
+    return (-max(0, gpu.memory_in_steps_mb - gpu.foreign_mb), gpu.index, gpu.id, gpu.model)
 
 
 def _by_index(gpu: Gpu) -> tuple[int, GpuId]:

@@ -12,6 +12,10 @@ PRIORITY_LEVELS = {"low": 10, "normal": 50, "high": 80, "critical": 100}
 MEMORY_STEP_MB = 256  # demands are rounded up to it, so that near-equal tasks share a shape
 
 
+def in_steps(memory_mb: int) -> int:
+    return -(-memory_mb // MEMORY_STEP_MB) * MEMORY_STEP_MB
+
+
 class Pool(enum.StrEnum):
     ONLINE = "online"
     BATCH = "batch"

@@ -22,7 +22,7 @@ _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 def run_agent(config: AgentConfig) -> int:
     """Serves until SIGTERM or Ctrl-C; its tasks go on. Returns the exit code."""
-    import asyncio
+    import uvloop
 
     from dgpu.agent.host import AgentRunningError, serve_agent
     from dgpu.agent.keeper_link import KeeperError
@@ -30,7 +30,7 @@ def run_agent(config: AgentConfig) -> int:
 
     set_up_logging(config.logging)
     try:
-        asyncio.run(serve_agent(agent_options(config)))
+        uvloop.run(serve_agent(agent_options(config)))
     except (AgentRunningError, KeeperError, OSError) as error:
         sys.stderr.write(f"dgpu agent: {error}\n")
         return 1

@@ -119,9 +119,9 @@ def _scheduler(url: str) -> Iterator[Check]:
     state = ready.body if ready and isinstance(ready.body, dict) else {}
     if ready is None or ready.status != 200:
         detail = f"{url}, version {version}, not ready: {state.get('detail') or 'no reason given'}"
-        yield _fail("scheduler", detail, "Wait a moment; then look into its log.")
-    elif state.get("storage_full"):
-        yield _fail("scheduler", f"{url} has no room for new tasks", "Make room on its disk.")
+        is_full = state.get("storage_full")
+        todo = "Make room on its disk." if is_full else "Wait a moment; then look into its log."
+        yield _fail("scheduler", detail, todo)
     elif version != __version__:
         detail = f"{url} has version {version}, this is {__version__}"
         yield _warn("scheduler", detail, "Restart it with this version: dgpu down, dgpu up.")

@@ -80,7 +80,7 @@ def _command(options: UnitOptions) -> list[str]:
     program = [sys.executable, "-m", "dgpu", options.role]
     if options.role == "up":
         data_dir = options.data_dir or (Path("/var/lib/dgpu") if options.system else None)
-        return program + (["--data-dir", str(data_dir)] if data_dir else [])
+        return program + (["--data-dir", str(data_dir.absolute())] if data_dir else [])
     if options.config is None:
         raise ValueError(f"the {options.role} needs its configuration; add --config F")
     if not options.config.is_file():

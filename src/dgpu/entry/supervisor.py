@@ -53,6 +53,7 @@ class Supervisor:
         self._say = say
         self._deaths = {"scheduler": 0, "agent": 0}
         self._restart_at: dict[str, float] = {}
+        self._is_recorded = True
         self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
         stack.should_stop = lambda: signals.received
 
@@ -103,6 +104,8 @@ class Supervisor:
                 bound_log(service.log_file)
                 if not service.is_running and not self._restarted(service):
                     return 1
+            if not self._is_recorded:
+                self._record_if_possible()
             self._signals.wait(_LOOK_SECONDS)
         return 0
 
@@ -130,8 +133,19 @@ class Supervisor:
         elif time.monotonic() >= due:
             del self._restart_at[name]
             service.start()
-            self._record(ready=True)
+            self._record_if_possible()
         return True
+
+    def _record_if_possible(self) -> None:
+        """A full disk must not end what runs on it: the record of before serves until there is room."""
+        try:
+            self._record(ready=True)
+        except OSError as error:
+            if self._is_recorded:
+                self._say(f"The record of what runs could not be written ({error.strerror}); trying again.")
+            self._is_recorded = False
+        else:
+            self._is_recorded = True
 
     def _record(self, *, ready: bool) -> None:
         stack = self.stack

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -38,8 +39,9 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def say(message: str) -> None:
-    sys.stderr.write(f"{message}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # a log on a full disk, a terminal that is gone: no reason to end
+        sys.stderr.write(f"{message}\n")
+        sys.stderr.flush()
 
 
 def up(options: UpOptions) -> int:
@@ -97,7 +99,8 @@ def _announce(state_dir: StateDir, stack: Stack) -> None:
         say(f"{_count(len(kept))} went on while dgpu was down: {', '.join(kept[:5])}.")
     first = "sleep 60" if stack.cards.simulated else "nvidia-smi"
     say(f"Try: dgpu submit -- {first}    dgpu ps    dgpu gpus    dgpu why 1")
-    say("Ctrl-C stops the scheduler and the agent; running tasks go on.")
+    ends = "Ctrl-C stops" if sys.stdin.isatty() else f"To stop: {_down_command(state_dir)}. It ends"
+    say(f"{ends} the scheduler and the agent; running tasks go on.")
 
 
 def _what_remains(running: list[str] | None, state_dir: StateDir) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dgpu.core.ids import TenantId
-from dgpu.core.task import MEMORY_STEP_MB, PRIORITY_LEVELS, Pool, Restart
+from dgpu.core.task import PRIORITY_LEVELS, Pool, Restart, in_steps
 
 MOST_GPUS = 1024
 MOST_ARGUMENTS = 4096
@@ -54,7 +54,7 @@ def whole(low: int, high: int) -> Check:
 
 def megabytes(value: Any) -> int:
     if type(value) is int and 0 <= value <= MOST_MB:
-        return -(-value // MEMORY_STEP_MB) * MEMORY_STEP_MB
+        return in_steps(value)
     raise Unacceptable(f"a whole number of MB from 0 to {MOST_MB}")
 
 

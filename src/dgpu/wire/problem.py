@@ -6,6 +6,7 @@ from typing import NamedTuple, assert_never
 
 from dgpu.core import rejections as r
 from dgpu.core.ids import task_name
+from dgpu.core.task import MEMORY_STEP_MB
 from dgpu.wire.answers import FieldError, Problem
 from dgpu.wire.json_body import BadRequest
 
@@ -170,7 +171,8 @@ def _never_fits(rejection: r.NeverFits, *, batch: bool) -> Meaning:
             f"No node has a GPU of model {rejection.requested!r}; there are: {rejection.largest or 'none'}."
         )
     else:
-        detail = f"Asks for {rejection.requested} {unit}; the largest node has {rejection.largest}."
+        steps = f" (in steps of {MEMORY_STEP_MB} MB)" if field.endswith("_mb") else ""
+        detail = f"Asks for {rejection.requested} {unit}{steps}; the largest node has {rejection.largest}."
     path = _entry(rejection.entry, field, batch=batch)
     return Meaning(
         422,

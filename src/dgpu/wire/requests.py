@@ -187,7 +187,7 @@ def decode_cancel(body: bytes) -> CancelTasks:
 
 
 def _live_status(value: object) -> TaskStatus:
-    if value in {"pending", "running"}:
+    if isinstance(value, str) and value in {"pending", "running"}:
         return TaskStatus(value)
     raise Unacceptable("pending or running: the others are over")
 
@@ -195,7 +195,7 @@ def _live_status(value: object) -> TaskStatus:
 def _task_ids(value: object) -> tuple[TaskId, ...]:
     if type(value) is not list or not value or len(value) > MOST_BATCH_TASKS:
         raise invalid(
-            [_field_error("task_ids", None, Unacceptable(f"a list of 1 to {MOST_BATCH_TASKS} task ids"))]
+            [_field_error("task_ids", value, Unacceptable(f"a list of 1 to {MOST_BATCH_TASKS} task ids"))]
         )
     ids = []
     for number, item in enumerate(value):

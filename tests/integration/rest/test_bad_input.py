@@ -42,6 +42,9 @@ BAD_BODIES = [
     ("/api/v1/tasks/cancel", b"{}", 400),
     ("/api/v1/tasks/cancel", b'{"task_ids": ["../1"]}', 400),
     ("/api/v1/tasks/cancel", b'{"task_ids": ["1"], "x": "' + b"z" * (1 << 20) + b'"}', 413),
+    ("/api/v1/tasks/cancel", b'{"task_ids": {}}', 400),
+    ("/api/v1/tasks/cancel", b'{"status": []}', 400),
+    ("/api/v1/tasks/cancel", b'{"status": {}}', 400),
     ("/api/v1/nodes/n1/drain", b'{"reason": "a\\nb"}', 400),
     ("/api/v1/nodes/n1/drain", b"[", 400),
 ]
@@ -218,3 +221,18 @@ def test_a_client_that_leaves_in_the_middle_leaves_nothing(world) -> None:
         client.sendall(head + b'Content-Length: 50\r\n\r\n{"command": "x"}')
     assert world.ask("GET", "/health").status == 200
     assert world.digest() == before
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/api/v1/nodes/n1/drain", {"reason": "two\nlines"}, "reason"),
+        ("/api/v1/tasks/cancel", {"task_ids": []}, "task_ids"),
+        ("/api/v1/tasks/cancel", {"status": []}, "status"),
+    ],
+)
+def test_the_path_of_a_bad_field_is_named(world, path, body, field) -> None:
+    reply = world.ask("POST", path, body)
+    assert reply.status == 400
+    assert [error["path"] for error in reply.body["errors"]] == [field]
+    assert "got null" not in reply.body["detail"]

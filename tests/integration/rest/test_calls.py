@@ -227,6 +227,12 @@ def test_health_and_readiness(world) -> None:
     assert (ready["ready"], ready["role"], ready["epoch"]) == (True, "master", 1)
 
 
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_probes_may_ask_for_the_head_alone(world, path) -> None:
+    reply = world.ask("HEAD", path)
+    assert (reply.status, reply.raw) == (200, b"")
+
+
 def test_every_answer_has_an_id_and_safety_headers(world) -> None:
     seen = set()
     for method, path in (
@@ -267,7 +273,8 @@ def test_the_description_names_every_call_and_the_pages_need_no_other_host(world
         assert page.headers["content-type"].startswith("text/html")
         assert "<script" not in page.body
         assert "https://" not in page.body
-    assert "curl " in page.body
+    assert f"curl {world.url}/api/v1/gpus" in page.body
+    assert page.body.index("POST /api/v1/tasks<") < page.body.index("POST /api/tasks<")
     assert json.dumps(described)
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from dgpu.core.commands import LoseNode, ReportFinished, ReportStarted
+from dgpu.core.ids import NodeId
 from dgpu.core.settings import Settings
+from dgpu.core.task import Outcome
 from rest_world import RestWorld
 
 
@@ -139,3 +142,28 @@ def test_bad_queries_are_named(world, query, path) -> None:
     reply = world.ask("GET", f"/api/v1/tasks?{query}")
     assert (reply.status, reply.body["code"]) == (400, "invalid_query")
     assert reply.body["errors"][0]["path"] == path
+
+
+def test_a_task_that_is_tried_again_says_so_in_the_list_too(world) -> None:
+    world.add_node()
+    world.submit()
+    world.submit(name="its neighbour")
+    (lease_id,) = world.read(lambda state: list(state.leases))
+    world.execute(ReportStarted(lease_id=lease_id))
+    world.execute(ReportFinished(lease_id=lease_id, outcome=Outcome.NODE_FAULT, error="its disk is full"))
+    page = world.ask("GET", "/api/v1/tasks?status=pending").body
+    failed = next(task for task in page["tasks"] if task["task_id"] == "task-1")
+    assert failed["waiting"].startswith("it is tried again in")
+    assert "its disk is full" in failed["waiting"]
+
+
+def test_a_running_task_whose_node_is_away_says_so(world) -> None:
+    world.add_node()
+    task_id = world.submit()
+    assert world.ask("GET", "/api/v1/tasks?status=running").body["tasks"][0]["waiting"] == ""
+    world.execute(LoseNode(node_id=NodeId("n1"), reason="no heartbeat"))
+    (listed,) = world.ask("GET", "/api/v1/tasks?status=running").body["tasks"]
+    for shown in (listed, world.ask("GET", f"/api/v1/tasks/{task_id}").body):
+        assert shown["status"] == "running"
+        assert shown["reason"] == "node_unreachable"
+        assert shown["waiting"].startswith("node n1 unreachable since 20")

@@ -79,3 +79,11 @@ def test_on_a_narrow_terminal_the_columns_that_stretch_give_way():
     assert fitted([7, 7, 300], COLUMNS, 80) == [7, 7, 62]
     assert fitted([7, 7, 20], COLUMNS, 80) == [7, 7, 20]
     assert fitted([7, 7, 300], COLUMNS, 10) == [7, 7, 12]
+
+
+def test_one_very_long_text_does_not_pad_the_other_lines():
+    columns = (Column("ID", str), Column("NAME", str, stretches=True), Column("STATUS", str))
+    long, short = "x" * 100_000, "short"
+    lines = plain_table([["1", long, "running"], ["2", short, "pending"]], columns).splitlines()
+    assert long in lines[1]
+    assert all(len(line) < 200 for line in (lines[0], lines[2]))

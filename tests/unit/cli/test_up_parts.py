@@ -6,6 +6,7 @@ import os
 import socket
 import stat
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -134,6 +135,12 @@ def test_a_unit_leaves_tasks_alone_when_it_stops():
     assert "KillMode=process" in text
     assert "ExecStart=" in text
     assert text.endswith("WantedBy=default.target\n")
+
+
+def test_a_unit_names_its_directory_in_full():
+    """What systemd starts does not run in this directory."""
+    text = service_unit.unit_text(service_unit.UnitOptions(data_dir=Path("state")))
+    assert f"--data-dir {Path.cwd()}/state" in text
 
 
 def test_a_system_unit_of_an_agent_names_its_configuration(tmp_path):

@@ -142,6 +142,25 @@ def test_a_name_cannot_draw_on_the_terminal(dgpu, server):
     assert "\x1b" not in out
 
 
+def test_a_task_on_a_node_that_is_away_is_not_said_to_run(dgpu, server):
+    away = task(
+        4, "running", node="box", started_at="2026-05-04T10:00:01.000Z", waiting="node box unreachable"
+    )
+    server.answers["GET", "/api/v1/tasks/task-4"] = (200, away)
+    server.answers["GET", "/api/v1/tasks/task-4/why"] = (
+        200,
+        {
+            "task_id": "task-4",
+            "status": "running",
+            "position": None,
+            "blockers": [{"code": "node_unreachable", "detail": "node box is unreachable"}],
+        },
+    )
+    _, out, _ = dgpu("why", "4", "--server", server.url)
+    assert "nobody can tell" in out
+    assert out.endswith("  - node box is unreachable\n")
+
+
 def test_why_is_a_page_with_every_blocker_and_what_would_help(dgpu, server):
     server.answers["GET", "/api/v1/tasks/task-3"] = (200, task(3, gpu_count=2))
     server.answers["GET", "/api/v1/tasks/task-3/why"] = (

@@ -75,3 +75,12 @@ def test_simulated_nodes_are_numbered_so_that_they_sort() -> None:
 
 def test_a_host_name_with_odd_characters_still_gives_a_node_name() -> None:
     assert agent_options(AgentConfig(), host_name="my box!").nodes[0].id == "my-box-"
+
+
+def test_simulated_execution_is_the_runner_that_runs_nothing() -> None:
+    environ = {
+        "DGPU__GPU__DETECTION_METHOD": "simulated",
+        "DGPU__GPU__SIMULATED": "4xV100",
+        "DGPU__EXECUTOR__EXECUTION_METHOD": "simulated",
+    }
+    assert agent_options(load_agent_config(None, environ)).runner == "null"

@@ -221,6 +221,12 @@ def test_what_this_versions_agent_cannot_do_is_refused_instead_of_ignored(
     assert "not available yet" in refusal(agent, tmp_path, yaml_text)
 
 
+def test_tasks_that_run_nothing_never_get_a_real_card(tmp_path: Path) -> None:
+    text = refusal(agent, tmp_path, "executor: {execution_method: simulated}")
+    assert "executor.execution_method" in text
+    assert "needs gpu.detection_method: simulated" in text
+
+
 def test_the_settings_of_a_small_machine_are_accepted(tmp_path: Path) -> None:
     config = scheduler(
         tmp_path,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from building import cluster, do, gpu, node, spec, task, tried
+from building import cluster, do, gpu, node, run_pass, spec, task, tried
 from dgpu.core.commands import CancelTasks, ChangeInventory, LoseNode, RemoveNode, SubmitTasks
 from dgpu.core.digest import digest
 from dgpu.core.rejections import AlreadySubmitted, KeyReused, NeverFits, QueueFull, TimeoutTooLong
 from dgpu.core.settings import Settings
-from dgpu.core.task import Pool
+from dgpu.core.task import Pool, TaskStatus, in_steps
 
 HOUR = 3_600_000
 
@@ -54,6 +54,17 @@ def test_what_no_node_could_ever_hold_is_refused_with_what_the_best_offers(
     assert tried(state, task(**asked)) == NeverFits(
         entry=0, lacks=lacks, requested=requested, largest=largest
     )
+
+
+def test_all_of_a_card_and_all_of_a_nodes_memory_can_be_had() -> None:
+    """Demands are rounded up to steps; what nodes report is not, and must not lose its last step by that."""
+    card = gpu("a", on="n1", index=0, memory_mb=24_564)
+    state = cluster(node("n1", gpus=(card,), ram_mb=24_103))
+    do(state, task(1, memory_mb=in_steps(24_564), ram_mb=in_steps(24_103)))
+    run_pass(state)
+    assert state.tasks[1].status is TaskStatus.RUNNING
+    refusal = tried(state, task(1, memory_mb=in_steps(24_564) + 1))
+    assert refusal == NeverFits(entry=0, lacks="gpu_memory_mb", requested=24_577, largest=24_564)
 
 
 def test_no_single_node_that_has_both_is_as_good_as_none() -> None:

@@ -45,6 +45,11 @@ def test_a_product_is_found_under_its_usual_names(name: str) -> None:
     assert card_model(name).memory_mb == 32_768
 
 
+@pytest.mark.parametrize("name", ["4090", "RTX4090", "RTX 4090", "NVIDIA GeForce RTX 4090", "rtx_4090"])
+def test_the_card_of_a_workstation_is_found_however_it_is_written(name: str) -> None:
+    assert card_model(name).memory_mb == 24_576
+
+
 def test_a_model_nobody_knows_is_a_card_of_16_gib() -> None:
     assert card_model("Imagination 9000") == UNKNOWN_MODEL
 

@@ -96,7 +96,7 @@ def _weigh(tally: _Tally, state: ClusterState, node: Node, room: Room, demand: D
         tally.most_free = max(tally.most_free, good)
         _weigh_rules(tally, room, demand)
     could = good + sum(number for way, number in ways.items() if way not in {"model", "too_small"})
-    if could < demand.gpus or node.cpus_milli < demand.cpus_milli or node.ram_mb < demand.ram_mb:
+    if could < demand.gpus or node.cpus_milli < demand.cpus_milli or node.ram_in_steps_mb < demand.ram_mb:
         return
     if node.offline_since:
         tally.nodes["offline"] += 1
@@ -141,7 +141,7 @@ def _weigh_shares(tally: _Tally, state: ClusterState, room: Room, demand: Demand
 def _in_the_way(state: ClusterState, gpu: Gpu, demand: Demand) -> str:
     if demand.gpu_models and gpu.model not in demand.gpu_models:
         return "model"
-    if gpu.memory_mb < demand.gpu_memory_mb:
+    if gpu.memory_in_steps_mb < demand.gpu_memory_mb:
         return "too_small"
     if gpu.reserved:
         return "reserved"
@@ -149,7 +149,7 @@ def _in_the_way(state: ClusterState, gpu: Gpu, demand: Demand) -> str:
         return "faulty"
     if gpu.id in state.rooms.holders:
         return "busy"
-    return "" if gpu.memory_mb - gpu.foreign_mb >= demand.gpu_memory_mb else "foreign"
+    return "" if gpu.memory_in_steps_mb - gpu.foreign_mb >= demand.gpu_memory_mb else "foreign"
 
 
 def _suits(model: str, free_mb: int, demand: Demand) -> bool:
@@ -241,7 +241,7 @@ _IMPOSSIBLE = {
 def _reserved_suiting(state: ClusterState, demand: Demand) -> list[Blocker]:
     """Cards that would do, were they not reserved."""
     suiting = sum(
-        gpu.reserved and not gpu.gone and _suits(gpu.model, gpu.memory_mb, demand)
+        gpu.reserved and not gpu.gone and _suits(gpu.model, gpu.memory_in_steps_mb, demand)
         for gpu in state.gpus.values()
     )
     return _set_apart("reserved", suiting) if demand.gpus else []

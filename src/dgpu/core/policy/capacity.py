@@ -8,6 +8,7 @@ from dgpu.core.node import Gpu, Node
 from dgpu.core.policy.fit import Demand
 from dgpu.core.rejections import NeverFits
 from dgpu.core.state import ClusterState
+from dgpu.core.task import in_steps
 
 _MOST_REMEMBERED = 1_024
 
@@ -45,10 +46,12 @@ def never_fits(state: ClusterState, demand: Demand, entry: int = 0) -> NeverFits
     if demand.gpus:
         nodes = [(node, gpus) for node, gpus in nodes if len(gpus) >= demand.gpus]
         best = max(weakest_of_best(gpus, demand.gpus) for _, gpus in nodes)
-        if best < demand.gpu_memory_mb:
+        if in_steps(best) < demand.gpu_memory_mb:
             return lacks("gpu_memory_mb", demand.gpu_memory_mb, best)
         nodes = [
-            (node, gpus) for node, gpus in nodes if weakest_of_best(gpus, demand.gpus) >= demand.gpu_memory_mb
+            (node, gpus)
+            for node, gpus in nodes
+            if in_steps(weakest_of_best(gpus, demand.gpus)) >= demand.gpu_memory_mb
         ]
     most = max(node.cpus_milli for node, _ in nodes)
     if most < demand.cpus_milli:
@@ -74,11 +77,12 @@ def cpus(milli: int) -> int | str:
 
 
 def _holds(node: Node, gpus: Sequence[Gpu], demand: Demand) -> bool:
-    if node.cpus_milli < demand.cpus_milli or node.ram_mb < demand.ram_mb:
+    if node.cpus_milli < demand.cpus_milli or node.ram_in_steps_mb < demand.ram_mb:
         return False
     fitting = sum(
         1
         for gpu in configured(gpus)
-        if gpu.memory_mb >= demand.gpu_memory_mb and (not demand.gpu_models or gpu.model in demand.gpu_models)
+        if gpu.memory_in_steps_mb >= demand.gpu_memory_mb
+        and (not demand.gpu_models or gpu.model in demand.gpu_models)
     )
     return fitting >= demand.gpus

@@ -42,7 +42,7 @@ def _waiting(state: ClusterState, task: Task, at: int) -> Explanation:
     demand = state.waiting.lines[task.shape_id].crowd.demand
     blockers = blockers_of(state, demand)
     if task.eligible_at > at:
-        blockers.append(_back_off(task, at))
+        blockers.append(back_off(task, at))
     if ahead:
         detail = f"{plural(ahead, 'task')} of the same or a higher priority {'come' if ahead > 1 else 'comes'} first"
         blockers.append(Blocker(code="tasks_ahead", detail=detail, numbers={"ahead": ahead}))
@@ -62,7 +62,7 @@ def _waiting(state: ClusterState, task: Task, at: int) -> Explanation:
     )
 
 
-def _back_off(task: Task, at: int) -> Blocker:
+def back_off(task: Task, at: int) -> Blocker:
     left_ms = task.eligible_at - at
     last = f" after: {task.error}" if task.error else ""
     return Blocker(
