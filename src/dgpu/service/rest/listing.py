@@ -104,8 +104,10 @@ class _Reasons:
 
 def _unreachable(state: ClusterState, task: Task) -> dict[str, str]:
     """Of a task that runs: whether anybody can tell that it still does."""
-    node = state.nodes.get(task.node_id) if task.status is TaskStatus.RUNNING else None
-    if node is None or not node.offline_since:
+    if task.status is not TaskStatus.RUNNING or task.node_id is None:
+        return {}
+    node = state.nodes[task.node_id]
+    if not node.offline_since:
         return {}
     since = instant(node.offline_since)
     return {"waiting_code": "node_unreachable", "waiting": f"node {node.id} unreachable since {since}"}
