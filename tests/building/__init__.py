@@ -8,6 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 from dgpu.core.apply import apply
+from dgpu.core.array import ArrayPlan, parse_array, size
 from dgpu.core.commands import (
     BeginEpoch,
     Command,
@@ -17,7 +18,8 @@ from dgpu.core.commands import (
     RunPass,
     SubmitTasks,
 )
-from dgpu.core.events import Event, TaskPlaced
+from dgpu.core.dependencies import Dependency, When
+from dgpu.core.events import Event, GangPlaced, TaskPlaced
 from dgpu.core.execute import execute
 from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId, TenantId
 from dgpu.core.node import Gpu
@@ -25,7 +27,7 @@ from dgpu.core.policy.fit import chosen_cards
 from dgpu.core.rejections import Rejection
 from dgpu.core.settings import Settings
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Outcome, Pool, Restart, Shape, TaskDetail, TaskSpec
+from dgpu.core.task import Constraint, Outcome, Pool, Restart, Shape, TaskDetail, TaskSpec
 
 Step: TypeAlias = Command | Callable[[ClusterState], None]
 
@@ -33,9 +35,11 @@ START = 1_000_000  # ms; small, so that differences are easy to read
 
 
 def cluster(*steps: Step, settings: Settings | None = None) -> ClusterState:
-    """A state in which all of these happened, a millisecond apart."""
+    """A state in which all of these happened, a millisecond apart. Without settings no memory is held back, so that
+    numbers are easy to read.
+    """
     state = ClusterState()
-    do(state, BeginEpoch(at=START, settings=settings or Settings()))
+    do(state, BeginEpoch(at=START, settings=settings or Settings(memory_margin_mb=0)))
     for step in steps:
         if isinstance(step, Command):
             do(state, step)
@@ -80,6 +84,7 @@ def node(
     ram_mb: int = 262_144,
     boot: str = "boot-1",
     held: tuple[int, ...] = (),
+    labels: dict[str, str] | None = None,
 ) -> RegisterNode:
     listed = gpus_of(name, gpus, model=model, memory_mb=memory_mb) if isinstance(gpus, int) else gpus
     return RegisterNode(
@@ -88,6 +93,7 @@ def node(
         cpus_milli=cpus * 1_000,
         ram_mb=ram_mb,
         gpus=listed,
+        labels=labels or {},
         held=tuple(HeldLease(lease_id=LeaseId(each), task_id=TaskId(0), running=True) for each in held),
     )
 
@@ -102,6 +108,10 @@ def shape(
     memory_mb: int = 0,
     cpus: int = 0,
     ram_mb: int = 0,
+    nodes: int = 1,
+    share: float = 1,
+    constraints: tuple[Constraint, ...] = (),
+    model: str = "",
 ) -> Shape:
     return Shape(
         tenant_id=TenantId(tenant),
@@ -112,6 +122,10 @@ def shape(
         gpu_memory_mb=memory_mb,
         cpus_milli=cpus * 1_000,
         ram_mb=ram_mb,
+        nodes=nodes,
+        share_milli=round(share * 1_000),
+        constraints=constraints,
+        model=model,
     )
 
 
@@ -123,20 +137,39 @@ def spec(
     restart: Restart = Restart.NEVER,
     allocation: bool = False,
     command: str = "true",
+    held: bool = False,
+    after: tuple[Dependency, ...] = (),
+    array: str = "",
+    model: str = "",
+    task_type: str = "",
+    atoms: int = 0,
     **more,
 ) -> TaskSpec:
+    plan = parse_array(array) if array else ArrayPlan((), 0)
     return TaskSpec(
-        shape=shape(gpus, **more),
-        detail=msgspec.json.encode(TaskDetail(command=command)),
+        shape=shape(gpus, model=model, **more),
+        detail=msgspec.json.encode(
+            TaskDetail(command=command, model_name=model, task_type=task_type, structure_n_atoms=atoms)
+        ),
         timeout_ms=timeout_ms,
         max_retries=max_retries,
         restart=restart,
         allocation=allocation,
+        held=held,
+        after=after,
+        array=plan.ranges,
+        array_limit=plan.limit,
     )
 
 
+def on(task_id: int, when: str = "ok") -> Dependency:
+    return Dependency(task_id=TaskId(task_id), when=When(when))
+
+
 def task(gpus: int = 1, *, count: int = 1, key: str = "", fingerprint: str = "", **more) -> SubmitTasks:
-    return SubmitTasks(entries=((count, spec(gpus, **more)),), idempotency_key=key, fingerprint=fingerprint)
+    asked = spec(gpus, **more)
+    count = size(asked.array) if asked.array else count
+    return SubmitTasks(entries=((count, asked),), idempotency_key=key, fingerprint=fingerprint)
 
 
 def lease(task: int, on: str) -> Callable[[ClusterState], None]:
@@ -163,7 +196,8 @@ def lease(task: int, on: str) -> Callable[[ClusterState], None]:
 
 def run_pass(state: ClusterState, at: int | None = None, **more) -> list[int]:
     """The tasks that a pass places, in order."""
-    return [event.task_id for event in do(state, RunPass(**more), at) if isinstance(event, TaskPlaced)]
+    placed = TaskPlaced | GangPlaced
+    return [event.task_id for event in do(state, RunPass(**more), at) if isinstance(event, placed)]
 
 
 def finished(lease_id: int, exit_code: int = 0, **more) -> ReportFinished:

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec.structs import replace
 
 from building import START, finished, gpu, gpus_of, node, shape, spec, task
+from building.oracle import Oracle
 from dgpu.core.commands import (
     BeginEpoch,
     CancelTasks,
@@ -29,12 +30,12 @@ from dgpu.core.commands import (
 )
 from dgpu.core.decide import decide
 from dgpu.core.digest import digest
-from dgpu.core.events import Event, TaskPlaced
+from dgpu.core.events import Event, GangPlaced, TaskPlaced
 from dgpu.core.execute import execute
 from dgpu.core.invariants import check_invariants
 from dgpu.core.node import Gpu, NodeStatus
 from dgpu.core.policy.explain import Explanation, explain
-from dgpu.core.policy.fit import demand_of, has_memory, rank
+from dgpu.core.policy.fit import demand_of, rank
 from dgpu.core.policy.order import position, queue
 from dgpu.core.rejections import Rejection, StaleLease
 from dgpu.core.replay import replay
@@ -99,6 +100,7 @@ class Cluster(RuleBasedStateMachine):
         self.state = ClusterState()
         self.events: list[Event] = []
         self.at = START
+        self.rules = RULES
 
     def send(self, command: Command) -> tuple[Event, ...] | Rejection:
         before = digest(self.state)
@@ -113,7 +115,7 @@ class Cluster(RuleBasedStateMachine):
 
     @initialize(nodes=st.integers(0, 3))
     def begin(self, nodes: int) -> None:
-        self.send(BeginEpoch(at=self.at, settings=RULES))
+        self.send(BeginEpoch(at=self.at, settings=self.rules))
         for name in NODES[:nodes]:
             self.send(replace(node(name, gpus=gpus_of(name, 3), cpus=4, ram_mb=2_048), at=self.at))
 
@@ -208,7 +210,7 @@ class Cluster(RuleBasedStateMachine):
         self.send(LoseNode(at=self.at, node_id=name, reason="silent"))
         if after == "given up":
             self.send(ReleaseNode(at=self.at, node_id=name, reason="lease over"))
-            assert not self.state.node_leases(name)
+            assert all(lease.ended for lease in self.state.node_leases(name))  # ranks wait for their gang
         elif after != "silence":
             self.register(data, name, "boot-3" if after == "reboot" else self.state.nodes[name].boot_id, 4)
 
@@ -246,14 +248,14 @@ class Cluster(RuleBasedStateMachine):
         planned = _plan(self.state, self.at, limit)
         decision = self.send(RunPass(at=self.at, limit=limit, full=full))
         assert isinstance(decision, tuple)
-        placed = [event for event in decision if isinstance(event, TaskPlaced)]
+        placed = [event for event in decision if isinstance(event, TaskPlaced | GangPlaced)]
         assert placed == planned, "the indexes choose otherwise than a plain search does"
 
     @rule(behind_ms=st.sampled_from([0, 0, 500, 100_000]), takes_over=st.integers(0, 4))
     def tick(self, behind_ms: int, takes_over: int) -> None:
         self.send(Tick(at=self.at, history_at=self.at - behind_ms))
         if takes_over == 0:
-            self.send(BeginEpoch(at=self.at, settings=RULES))
+            self.send(BeginEpoch(at=self.at, settings=self.rules))
 
     # what holds after each step
 
@@ -292,8 +294,12 @@ class Cluster(RuleBasedStateMachine):
             told = explain(self.state, task_id, self.at)
             assert isinstance(told, Explanation)
             in_the_way = {blocker.code for blocker in told.blockers} - {"tasks_ahead"}
+            oracle = Oracle(self.state, self.at)
+            waiting = self.state.tasks[task_id]
             fits = (
-                _place(self.state, task_id) is not None and self.state.tasks[task_id].eligible_at <= self.at
+                _place(self.state, task_id) is not None
+                and oracle.is_ready(waiting)
+                and oracle.admits(waiting)
             )
             assert fits == (not in_the_way), (task_id, told)
             if not told.blockers:
@@ -301,46 +307,49 @@ class Cluster(RuleBasedStateMachine):
 
     @invariant()
     def a_back_off_has_its_wake_up(self) -> None:
-        later = [each.eligible_at for each in self.state.tasks.values() if each.eligible_at > self.at]
+        tasks = [each for each in self.state.tasks.values() if not self.state.is_apart(each)]
+        later = [each.eligible_at for each in tasks if each.eligible_at > self.at]
         wake_at = next_wake_at(self.state)
         assert not later or (wake_at is not None and wake_at <= min(later))
 
 
-def _turn(state: ClusterState, task_id: int) -> tuple[int, int]:
-    return (-state.shapes[state.tasks[task_id].shape_id].priority, task_id)
+def _turn(state: ClusterState, task_id: int) -> tuple[int, int, int]:
+    shape = state.shapes[state.tasks[task_id].shape_id]
+    point_ms = state.settings.ageing_ms
+    aged = state.tasks[task_id].created_at // point_ms if point_ms else 0
+    return (aged - shape.priority, state.accounts.by_tenant[shape.tenant_id].share, task_id)
 
 
-def _place(state: ClusterState, task_id: int) -> str | None:
-    """The node a task goes to, found by looking at every one."""
+def _place(state: ClusterState, task_id: int) -> list[str] | None:
+    """The nodes a task goes to, found by looking at every one."""
     demand = demand_of(state.shapes[state.tasks[task_id].shape_id])
     ranked = []
     for node_id, room in state.rooms.by_node.items():
         value = rank(room, demand, state.settings.most_leases)
-        if value is not None and has_memory(value, demand):
+        if value is not None:
             ranked.append((value, node_id))
-    return min(ranked)[1] if ranked else None
+    return [node_id for _, node_id in sorted(ranked)[: demand.nodes]] if len(ranked) >= demand.nodes else None
 
 
-def _plan(state: ClusterState, at: int, limit: int) -> list[TaskPlaced]:
+def _plan(state: ClusterState, at: int, limit: int) -> list[TaskPlaced | GangPlaced]:
     """What a pass must do, by the plainest of means: of all that fit, the first in order, again and again."""
     fork = state.fork()
-    planned: list[TaskPlaced] = []
+    planned: list[TaskPlaced | GangPlaced] = []
     while len(planned) < limit:
-        ready = [
-            each.id
-            for each in fork.tasks.values()
-            if each.status is TaskStatus.PENDING and each.eligible_at <= at
-        ]
-        fitting = [each for each in ready if _place(fork, each) is not None]
+        oracle = Oracle(fork, at)
+        admitted = [each.id for each in oracle.ready() if oracle.admits(each)]
+        fitting = [each for each in admitted if _place(fork, each) is not None]
         if not fitting:
             break
         first = min(fitting, key=lambda each: _turn(fork, each))
         events = decide(fork, RunPass(at=at))
         assert isinstance(events, tuple)
         (placed, *_) = events
-        assert isinstance(placed, TaskPlaced)
-        assert (placed.task_id, placed.node_id) == (first, _place(fork, first))
-        _fits_there(fork, placed)
+        assert isinstance(placed, TaskPlaced | GangPlaced)
+        ranks = placed.ranks if isinstance(placed, GangPlaced) else (placed,)
+        assert (placed.task_id, [rank.node_id for rank in ranks]) == (first, _place(fork, first))
+        for each in ranks:
+            _fits_there(fork, each)
         replay(events, fork)
         planned.append(placed)
     return planned

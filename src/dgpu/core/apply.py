@@ -6,6 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from dgpu.core import events
+from dgpu.core.apply_dependencies import apply_held, apply_released
+from dgpu.core.apply_gang import apply_gang_placed, apply_rank_ended
+from dgpu.core.apply_health import (
+    apply_blamed,
+    apply_health,
+    apply_run_succeeded,
+    apply_stop_requested,
+)
+from dgpu.core.apply_learning import apply_condition, apply_demand, apply_learned, apply_typical
 from dgpu.core.apply_node import (
     apply_draining,
     apply_epoch,
@@ -23,11 +32,13 @@ from dgpu.core.apply_task import (
     apply_forgotten,
     apply_keys_forgotten,
     apply_placed,
+    apply_priority,
     apply_requeued,
     apply_started,
     apply_submitted,
 )
 from dgpu.core.events import Event
+from dgpu.core.holdings import apply_charged, apply_quota, apply_tenant_removed, apply_tenant_set
 from dgpu.core.state import ClusterState
 
 
@@ -45,6 +56,11 @@ APPLIERS: dict[type[Event], Callable[[ClusterState, Any], None]] = {
     events.TaskRequeued: apply_requeued,
     events.TaskCancelRequested: apply_cancel_requested,
     events.TasksCancelled: apply_cancelled,
+    events.GangPlaced: apply_gang_placed,
+    events.RankEnded: apply_rank_ended,
+    events.TasksHeld: apply_held,
+    events.TasksReleased: apply_released,
+    events.PriorityChanged: apply_priority,
     events.TasksForgotten: apply_forgotten,
     events.KeysForgotten: apply_keys_forgotten,
     events.NodeRegistered: apply_registered,
@@ -54,4 +70,16 @@ APPLIERS: dict[type[Event], Callable[[ClusterState, Any], None]] = {
     events.NodeResumed: apply_resumed,
     events.NodeRemoved: apply_removed,
     events.ObservationChanged: apply_observation,
+    events.TaskStopRequested: apply_stop_requested,
+    events.GpuHealthChanged: apply_health,
+    events.GpuBlamed: apply_blamed,
+    events.GpuRunSucceeded: apply_run_succeeded,
+    events.QuotaChanged: apply_quota,
+    events.TenantSet: apply_tenant_set,
+    events.TenantRemoved: apply_tenant_removed,
+    events.UsageCharged: apply_charged,
+    events.ConditionChanged: apply_condition,
+    events.TypicalChanged: apply_typical,
+    events.EstimateLearned: apply_learned,
+    events.DemandChanged: apply_demand,
 }

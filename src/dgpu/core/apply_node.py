@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from dgpu.core.apply_health import forget_node, note_listed, note_observed
 from dgpu.core.events import (
     EpochBegan,
     InventoryChanged,
@@ -14,34 +15,46 @@ from dgpu.core.events import (
     NodeResumed,
     ObservationChanged,
 )
+from dgpu.core.holdings import adopt_settings
 from dgpu.core.ids import NodeId
 from dgpu.core.node import Gpu
 from dgpu.core.state import ClusterState
 
 
 def apply_epoch(state: ClusterState, event: EpochBegan) -> None:
+    adopt_settings(state, event)
     state.epoch = event.epoch
     state.settings = event.settings
-    state.rooms.limit_leases(event.settings.most_leases)
+    state.rooms.configure(event.settings)
+    state.waiting.age_by(event.settings.ageing_ms)
+    state.fits_empty.clear()
+    state.health_changed = True
 
 
 def apply_registered(state: ClusterState, event: NodeRegistered) -> None:
     state.nodes[event.node.id] = event.node
-    _list_gpus(state, event.node.id, event.gpus)
+    _list_gpus(state, event.node.id, event.gpus, event.at)
 
 
 def apply_inventory(state: ClusterState, event: InventoryChanged) -> None:
-    _list_gpus(state, event.node_id, event.gpus)
+    _list_gpus(state, event.node_id, event.gpus, event.at)
 
 
 def apply_observation(state: ClusterState, event: ObservationChanged) -> None:
-    gpu = replace(state.gpus[event.gpu_id], foreign_mb=event.foreign_mb, fault=event.fault)
+    gpu = replace(
+        state.gpus[event.gpu_id],
+        foreign_mb=event.foreign_mb,
+        fault=event.fault,
+        fault_cause=event.fault_cause,
+    )
     state.gpus[gpu.id] = gpu
+    note_observed(state, gpu, event.at)
     state.rooms.refresh(gpu.node_id)
 
 
 def apply_lost(state: ClusterState, event: NodeLost) -> None:
     state.nodes[event.node_id] = replace(state.nodes[event.node_id], offline_since=max(1, event.at))
+    state.health_changed = True
     state.rooms.refresh(event.node_id)
 
 
@@ -61,11 +74,12 @@ def apply_removed(state: ClusterState, event: NodeRemoved) -> None:
     for gpu in state.node_gpus(event.node_id):
         del state.gpus[gpu.id]
     del state.nodes[event.node_id]
+    forget_node(state, event.node_id)
     state.rooms.remove(event.node_id)
     state.fits_empty.clear()
 
 
-def _list_gpus(state: ClusterState, node_id: NodeId, listed: tuple[Gpu, ...]) -> None:
+def _list_gpus(state: ClusterState, node_id: NodeId, listed: tuple[Gpu, ...], at: int) -> None:
     """The whole list of a node. What is missing from it has gone, at once or with its lease."""
     moved_from = {
         known.node_id
@@ -75,7 +89,7 @@ def _list_gpus(state: ClusterState, node_id: NodeId, listed: tuple[Gpu, ...]) ->
     moved = {gpu.id for gpu in listed}
     for other in sorted(moved_from):
         state.rooms.refresh(other, [gpu for gpu in state.node_gpus(other) if gpu.id not in moved])
-    gpus = {gpu.id: gpu for gpu in listed}
+    gpus = {gpu.id: gpu for gpu in note_listed(state, node_id, listed, at)}
     for gpu in state.node_gpus(node_id):
         if gpu.id in gpus:
             continue

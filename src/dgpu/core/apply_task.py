@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from msgspec.structs import replace
 
+from dgpu.core.apply_dependencies import await_others, tell_dependents, wait_no_more
+from dgpu.core.apply_health import note_freed
+from dgpu.core.array import indexes
 from dgpu.core.events import (
     KeysForgotten,
+    PriorityChanged,
     TaskCancelRequested,
     TaskFinished,
     TaskPlaced,
@@ -17,10 +21,11 @@ from dgpu.core.events import (
     TasksSubmitted,
     TaskStarted,
 )
+from dgpu.core.holdings import note_released
 from dgpu.core.idempotency import IdempotencyKey
-from dgpu.core.ids import NO_LEASE, LeaseId, ShapeId, TaskId
+from dgpu.core.ids import NO_LEASE, GpuId, LeaseId, NodeId, TaskId
 from dgpu.core.lease import Lease
-from dgpu.core.line import Line
+from dgpu.core.run_times import note_run
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Shape, Task, TaskSpec, TaskStatus
 
@@ -47,44 +52,66 @@ def apply_submitted(state: ClusterState, event: TasksSubmitted) -> None:
 
 def apply_placed(state: ClusterState, event: TaskPlaced) -> None:
     task = state.tasks[event.task_id]
-    shape = state.shapes[task.shape_id]
-    lease = Lease(
+    lease = lease_of(event, state.shapes[task.shape_id])
+    state.next_lease_id = LeaseId(event.lease_id + 1)
+    state.leases[lease.id] = lease
+    put_on(state, task, event, event.gpu_ids)
+    state.rooms.grant(lease)
+    state.hold(lease)
+
+
+def lease_of(event: TaskPlaced, shape: Shape, rank: int = 0) -> Lease:
+    return Lease(
         id=event.lease_id,
-        task_id=task.id,
+        task_id=event.task_id,
         node_id=event.node_id,
         gpu_ids=event.gpu_ids,
         cpus_milli=shape.cpus_milli,
         ram_mb=shape.ram_mb,
         granted_at=event.at,
+        share_milli=event.share_milli,
+        gpu_memory_mb=event.gpu_memory_mb,
+        rank=rank,
     )
-    state.next_lease_id = LeaseId(event.lease_id + 1)
-    state.leases[lease.id] = lease
+
+
+def put_on(
+    state: ClusterState,
+    task: Task,
+    event: TaskPlaced,
+    gpu_ids: tuple[GpuId, ...],
+    node_ids: tuple[NodeId, ...] = (),
+) -> None:
+    """The task no longer waits: it holds a lease, or several."""
     state.tasks[task.id] = replace(
         task,
         status=_RUNNING,
         attempt=event.attempt,
         eligible_at=0,
-        lease_id=lease.id,
+        lease_id=event.lease_id,
         node_id=event.node_id,
-        gpu_ids=event.gpu_ids,
+        gpu_ids=gpu_ids,
+        node_ids=node_ids,
         started_at=0,
         reason="",
         error="",
     )
     state.waiting.remove(task.shape_id, task.id)
-    state.rooms.grant(lease)
+    if task.array_id:
+        _count_running(state, task, 1)
 
 
 def apply_started(state: ClusterState, event: TaskStarted) -> None:
-    task = replace(state.tasks[event.task_id], started_at=event.started_at)
-    state.tasks[task.id] = task
     state.leases[event.lease_id] = replace(state.leases[event.lease_id], started=True)
-    state.note_expiry(task)
+    task = state.tasks[event.task_id]
+    if not task.started_at:  # of a gang, the first rank counts
+        task = state.tasks[task.id] = replace(task, started_at=event.started_at)
+        state.note_expiry(task)
 
 
 def apply_finished(state: ClusterState, event: TaskFinished) -> None:
     task = state.tasks[event.task_id]
-    _release(state, event.lease_id)
+    _release_all(state, task, event.at)
     _end(
         state,
         replace(
@@ -99,16 +126,18 @@ def apply_finished(state: ClusterState, event: TaskFinished) -> None:
             ended_at=event.at,
         ),
     )
+    note_run(state.run_times, state.shapes[task.shape_id], state.tasks[task.id], event.at)
 
 
 def apply_requeued(state: ClusterState, event: TaskRequeued) -> None:
     task = state.tasks[event.task_id]
-    _release(state, event.lease_id)
+    _release_all(state, task, event.at)
     state.tasks[task.id] = replace(
         task,
         status=_PENDING,
         lease_id=NO_LEASE,
         gpu_ids=(),
+        node_ids=(),
         started_at=0,
         retries=task.retries + event.counted,
         eligible_at=event.eligible_at,
@@ -125,7 +154,12 @@ def apply_cancel_requested(state: ClusterState, event: TaskCancelRequested) -> N
 def apply_cancelled(state: ClusterState, event: TasksCancelled) -> None:
     tasks = [state.tasks[task_id] for task_id in event.task_ids]
     state.waiting.remove_many((task.shape_id, task.id) for task in tasks)
-    for task in tasks:
+    errors = [_broken(state, task) for task in tasks] if state.after else [""] * len(tasks)
+    if state.after:
+        # All of them before any is over: one may have waited for another.
+        for task in tasks:
+            wait_no_more(state, task)
+    for task, error in zip(tasks, errors, strict=True):
         _end(
             state,
             replace(
@@ -133,8 +167,9 @@ def apply_cancelled(state: ClusterState, event: TasksCancelled) -> None:
                 status=TaskStatus.CANCELLED,
                 eligible_at=0,
                 finished_at=event.at,
-                reason="cancelled",
-                error="",
+                reason=event.reason,
+                error=error,
+                held=False,
                 ended_at=event.at,
             ),
         )
@@ -143,13 +178,15 @@ def apply_cancelled(state: ClusterState, event: TasksCancelled) -> None:
 def apply_forgotten(state: ClusterState, event: TasksForgotten) -> None:
     for task_id in event.task_ids:
         task = state.tasks.pop(task_id)
-        line = state.waiting.lines[task.shape_id]
-        line.uses -= 1
-        if not line.uses:
-            state.waiting.close_line(task.shape_id)
-            del state.shapes[task.shape_id]
+        state.leave_line(task.shape_id)
+    left = len(event.task_ids)
     while state.ended and state.ended[0][1] not in state.tasks:
         heappop(state.ended)
+        left -= 1
+    if left:
+        # Others ended in the same moment and stand before them. What is left here would be forgotten a second time.
+        state.ended = [entry for entry in state.ended if entry[1] in state.tasks]
+        heapify(state.ended)
 
 
 def apply_keys_forgotten(state: ClusterState, event: KeysForgotten) -> None:
@@ -162,13 +199,35 @@ def apply_keys_forgotten(state: ClusterState, event: KeysForgotten) -> None:
         del state.keys[key]
 
 
+def reshape(state: ClusterState, task_id: TaskId, shape: Shape) -> None:
+    """A waiting task asks for something else from now on; its age stays."""
+    task = state.tasks[task_id]
+    line = state.line_of(shape)
+    if line.shape_id == task.shape_id:
+        return
+    state.waiting.remove(task.shape_id, task_id)
+    line.uses += 1
+    state.tasks[task_id] = replace(task, shape_id=line.shape_id)
+    state.waiting.add(line.shape_id, task_id, task.eligible_at, apart=state.is_apart(task))
+    state.leave_line(task.shape_id)
+
+
+def apply_priority(state: ClusterState, event: PriorityChanged) -> None:
+    for task_id, _ in event.tasks:
+        shape = state.shapes[state.tasks[task_id].shape_id]
+        reshape(state, task_id, replace(shape, priority=event.priority))
+
+
 def _add_tasks(state: ClusterState, first_id: TaskId, count: int, spec: TaskSpec, at: int) -> None:
-    line = _line(state, spec.shape)
+    shape = spec.shape
+    if spec.array_limit:
+        shape = replace(shape, array_id=first_id, array_limit=spec.array_limit)
+    line = state.line_of(shape)
     line.uses += count
     shape_id = line.shape_id
     tasks = state.tasks
     detail, timeout_ms = spec.detail, spec.timeout_ms or 0
-    max_retries, restart, allocation = spec.max_retries, spec.restart, spec.allocation
+    max_retries, restart, allocation, held = spec.max_retries, spec.restart, spec.allocation, spec.held
     task_ids = [TaskId(number) for number in range(first_id, first_id + count)]
     for task_id in task_ids:
         tasks[task_id] = Task(
@@ -180,25 +239,54 @@ def _add_tasks(state: ClusterState, first_id: TaskId, count: int, spec: TaskSpec
             max_retries=max_retries,
             restart=restart,
             allocation=allocation,
+            held=held,
         )
-    state.waiting.extend(line, task_ids)
+    if spec.array:
+        for task_id, index in zip(task_ids, indexes(spec.array), strict=True):
+            tasks[task_id] = replace(tasks[task_id], array_id=first_id, array_index=index, array_count=count)
+    if spec.after:
+        await_others(state, task_ids, spec.after)
+    if held or spec.after:
+        state.waiting.set_apart(line, task_ids)
+    else:
+        state.waiting.extend(line, task_ids)
 
 
-def _line(state: ClusterState, shape: Shape) -> Line:
-    shape_id = state.waiting.by_shape.get(shape)
-    if shape_id is not None:
-        return state.waiting.lines[shape_id]
-    shape_id = state.next_shape_id
-    state.next_shape_id = ShapeId(shape_id + 1)
-    state.shapes[shape_id] = shape
-    return state.waiting.open_line(shape_id, shape)
+def _broken(state: ClusterState, task: Task) -> str:
+    """Why a task that waited for others can never start."""
+    awaited = state.after.get(task.id)
+    if awaited is None or awaited.broken is None:
+        return ""
+    return f"it waited for {awaited.broken.in_words()}, which ended otherwise"
 
 
-def _release(state: ClusterState, lease_id: LeaseId) -> None:
+def _count_running(state: ClusterState, task: Task, change: int) -> None:
+    shape = state.shapes[task.shape_id]
+    if shape.array_id:
+        state.waiting.count_running(shape, change)
+
+
+def _release_all(state: ClusterState, task: Task, at: int) -> None:
+    if task.array_id:
+        _count_running(state, task, -1)
+    gang = state.gangs.pop(task.id, None) if state.gangs else None
+    if gang is None:
+        _release(state, task.lease_id, at)
+        return
+    state.other_ranks -= len(gang.leases) - 1
+    for lease_id in gang.leases:
+        _release(state, lease_id, at)
+
+
+def _release(state: ClusterState, lease_id: LeaseId, at: int) -> None:
     lease = state.leases.pop(lease_id)
     state.rooms.release(lease)
+    note_freed(state, lease)
+    note_released(state, lease, at)
     # A card that left its node while leased is forgotten with its lease.
-    gone = [gpu_id for gpu_id in lease.gpu_ids if state.gpus[gpu_id].gone]
+    gone = [
+        gpu_id for gpu_id in lease.gpu_ids if state.gpus[gpu_id].gone and gpu_id not in state.rooms.holders
+    ]
     if gone:
         for gpu_id in gone:
             del state.gpus[gpu_id]
@@ -209,3 +297,5 @@ def _release(state: ClusterState, lease_id: LeaseId) -> None:
 def _end(state: ClusterState, task: Task) -> None:
     state.tasks[task.id] = task
     heappush(state.ended, (task.ended_at, task.id))
+    if state.after:
+        tell_dependents(state, task)

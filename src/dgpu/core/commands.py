@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
+from dgpu.core.dependencies import Dependency
 from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId, TenantId
 from dgpu.core.node import Gpu
+from dgpu.core.quota import QuotaMode, Reclaim
 from dgpu.core.settings import Settings
 from dgpu.core.task import Outcome, Pool, TaskSpec, TaskStatus
+from dgpu.core.tenant import Tenant
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +29,9 @@ class SubmitTasks(Command, frozen=True, kw_only=True):
     entries: tuple[tuple[int, TaskSpec], ...]
     idempotency_key: str = ""
     fingerprint: str = ""  # of the request's body: the same key with another body is refused
+    met: tuple[
+        Dependency, ...
+    ] = ()  # on tasks out of memory: the service looked up that they ended as wanted
 
 
 class CancelTasks(Command, frozen=True, kw_only=True):
@@ -36,6 +42,27 @@ class CancelTasks(Command, frozen=True, kw_only=True):
     tenant_id: TenantId | None = None
     pool: Pool | None = None
     priority: int | None = None
+    array_id: TaskId | None = None
+
+
+class HoldTasks(Command, frozen=True, kw_only=True):
+    """Waiting tasks stay where they are in the queue and are not placed. By ids, or all of an array that wait."""
+
+    task_ids: tuple[TaskId, ...] = ()
+    array_id: TaskId | None = None
+
+
+class ReleaseTasks(Command, frozen=True, kw_only=True):
+    task_ids: tuple[TaskId, ...] = ()
+    array_id: TaskId | None = None
+
+
+class ChangePriority(Command, frozen=True, kw_only=True):
+    """Of waiting tasks. The pool stays."""
+
+    priority: int
+    task_ids: tuple[TaskId, ...] = ()
+    array_id: TaskId | None = None
 
 
 class HeldLease(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +96,34 @@ class ObserveGpu(Command, frozen=True, kw_only=True):
     gpu_id: GpuId
     foreign_mb: int
     fault: str = ""
+    fault_cause: str = ""
+
+
+class ReportCheck(Command, frozen=True, kw_only=True):
+    """An agent checked a card that we asked about. `number` is that of the question."""
+
+    gpu_id: GpuId
+    number: int
+    ok: bool
+    evidence: str
+
+
+class RecoverGpu(Command, frozen=True, kw_only=True):
+    """An operator's word: it was looked after, check it again. Earlier quarantines no longer count."""
+
+    gpu_id: GpuId
+    reason: str = ""
+
+
+class ObserveCondition(Command, frozen=True, kw_only=True):
+    """Sent only when a step or band changed, and not for each small change."""
+
+    gpu_id: GpuId
+    over_mb: int = 0
+    load_band: int = 0
+    heat_band: int = 0
+    rest_band: int = 0
+    warm: tuple[str, ...] = ()
 
 
 class LoseNode(Command, frozen=True, kw_only=True):
@@ -113,6 +168,26 @@ class ReportFinished(Command, frozen=True, kw_only=True):
     error: str = ""
     ago_ms: int = 0
     stuck_gpus: tuple[GpuId, ...] = ()
+    peak_memory_mb: int = 0  # on the GPU where it was highest; 0: not seen
+
+
+class SetQuota(Command, frozen=True, kw_only=True):
+    """What is None stays as it is."""
+
+    online_ppm: int | None = None
+    mode: QuotaMode | None = None
+    reclaim: Reclaim | None = None
+
+
+class SetTenant(Command, frozen=True, kw_only=True):
+    """All of its limits; those left out are none."""
+
+    tenant: Tenant
+    is_new: bool = False  # refused if it is known already
+
+
+class RemoveTenant(Command, frozen=True, kw_only=True):
+    tenant_id: TenantId
 
 
 class RunPass(Command, frozen=True, kw_only=True):

@@ -8,6 +8,8 @@ from typing import Any
 from dgpu.core import commands
 from dgpu.core.commands import Command, RunPass
 from dgpu.core.decide_cancel import decide_cancel
+from dgpu.core.decide_health import decide_check, decide_recover
+from dgpu.core.decide_learning import decide_condition, decide_end
 from dgpu.core.decide_node import (
     decide_drain,
     decide_inventory,
@@ -18,9 +20,11 @@ from dgpu.core.decide_node import (
     decide_remove,
     decide_resume,
 )
-from dgpu.core.decide_report import decide_finished, decide_started
+from dgpu.core.decide_quota import decide_remove_tenant, decide_set_quota, decide_set_tenant
+from dgpu.core.decide_report import decide_started
 from dgpu.core.decide_submit import decide_submit
 from dgpu.core.decide_time import decide_begin_epoch, decide_tick
+from dgpu.core.decide_waiting import decide_hold, decide_let_go, decide_priority
 from dgpu.core.decision import Decision
 from dgpu.core.policy.place import first_grant
 from dgpu.core.state import ClusterState
@@ -32,6 +36,7 @@ def decide(state: ClusterState, command: Command) -> Decision:
 
 
 def decide_pass(state: ClusterState, command: RunPass) -> Decision:
+    state.waiting.advance(command.at)  # an index catches up with time; nothing that counts changes
     return first_grant(state, command.at) if command.limit > 0 else ()
 
 
@@ -39,16 +44,25 @@ DECIDERS: dict[type[Command], Callable[[ClusterState, Any], Decision]] = {
     commands.BeginEpoch: decide_begin_epoch,
     commands.SubmitTasks: decide_submit,
     commands.CancelTasks: decide_cancel,
+    commands.HoldTasks: decide_hold,
+    commands.ReleaseTasks: decide_let_go,
+    commands.ChangePriority: decide_priority,
     commands.RegisterNode: decide_register,
     commands.ChangeInventory: decide_inventory,
     commands.ObserveGpu: decide_observe,
+    commands.ReportCheck: decide_check,
+    commands.RecoverGpu: decide_recover,
+    commands.ObserveCondition: decide_condition,
     commands.LoseNode: decide_lose,
     commands.ReleaseNode: decide_release,
     commands.DrainNode: decide_drain,
     commands.ResumeNode: decide_resume,
     commands.RemoveNode: decide_remove,
     commands.ReportStarted: decide_started,
-    commands.ReportFinished: decide_finished,
+    commands.ReportFinished: decide_end,
+    commands.SetQuota: decide_set_quota,
+    commands.SetTenant: decide_set_tenant,
+    commands.RemoveTenant: decide_remove_tenant,
     commands.RunPass: decide_pass,
     commands.Tick: decide_tick,
 }

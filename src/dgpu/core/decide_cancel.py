@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from dgpu.core.commands import CancelTasks
+from dgpu.core.decide_waiting import array_tasks
 from dgpu.core.decision import Decision
 from dgpu.core.events import Event, TaskCancelRequested, TaskFinished, TasksCancelled
 from dgpu.core.ids import TaskId
-from dgpu.core.rejections import TaskEnded, UnknownTask
+from dgpu.core.rejections import TaskEnded, UnknownArray, UnknownTask
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Shape, TaskStatus
 
 
 def decide_cancel(state: ClusterState, command: CancelTasks) -> Decision:
     if command.task_ids is None:
+        if command.array_id is not None and not any(array_tasks(state, command.array_id)):
+            return UnknownArray(array_id=command.array_id)
         return _cancel(state, _filtered(state, command), command.at)
     task_ids = sorted(set(command.task_ids))
     for task_id in task_ids:
@@ -54,6 +57,12 @@ def _cancel(state: ClusterState, task_ids: Iterable[TaskId], at: int) -> tuple[E
 
 
 def _filtered(state: ClusterState, command: CancelTasks) -> Iterator[TaskId]:
+    if command.array_id is not None:
+        for task in array_tasks(state, command.array_id):
+            fits = _matches(state.shapes[task.shape_id], command)
+            if fits and command.status in {None, task.status} and not task.status.is_final:
+                yield task.id
+        return
     shape_ids = {shape_id for shape_id, shape in state.shapes.items() if _matches(shape, command)}
     if command.status in {None, TaskStatus.PENDING}:
         yield from sorted(
@@ -62,7 +71,7 @@ def _filtered(state: ClusterState, command: CancelTasks) -> Iterator[TaskId]:
             for task_id in state.waiting.lines[shape_id].after(TaskId(0))
         )
     if command.status in {None, TaskStatus.RUNNING}:
-        running = (lease.task_id for lease in state.leases.values())
+        running = {lease.task_id for lease in state.leases.values()}
         yield from sorted(task_id for task_id in running if state.tasks[task_id].shape_id in shape_ids)
 
 

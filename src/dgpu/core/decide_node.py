@@ -16,8 +16,9 @@ from dgpu.core.commands import (
     RemoveNode,
     ResumeNode,
 )
+from dgpu.core.decide_health import fall_ill, fault_news, once_per_lease
 from dgpu.core.decision import Decision
-from dgpu.core.endings import requeued
+from dgpu.core.endings import lose_attempt
 from dgpu.core.events import (
     Event,
     InventoryChanged,
@@ -28,6 +29,7 @@ from dgpu.core.events import (
     NodeResumed,
     ObservationChanged,
 )
+from dgpu.core.health import Cause, Health, cause_of
 from dgpu.core.ids import NodeId
 from dgpu.core.node import Gpu, Node
 from dgpu.core.rejections import GpuClaimed, NodeBusy, NodeNotOffline, UnknownGpu, UnknownNode
@@ -53,10 +55,10 @@ def decide_register(state: ClusterState, command: RegisterNode) -> Decision:
         draining=known is not None and known.draining,
         drain_reason=known.drain_reason if known is not None else "",
     )
-    return (
-        *_gone_attempts(state, command, known),
-        NodeRegistered(at=command.at, node=node, gpus=_listed(state, command.node_id, command.gpus)),
-    )
+    gpus = _listed(state, command.node_id, command.gpus)
+    registered = NodeRegistered(at=command.at, node=node, gpus=gpus)
+    ill = _fallen_ill(state, command.at, gpus)
+    return tuple(once_per_lease((*_gone_attempts(state, command, known), registered, *ill)))
 
 
 def decide_inventory(state: ClusterState, command: ChangeInventory) -> Decision:
@@ -68,7 +70,9 @@ def decide_inventory(state: ClusterState, command: ChangeInventory) -> Decision:
     gpus = _listed(state, command.node_id, command.gpus)
     if _by_index(gpus) == _by_index(gpu for gpu in state.node_gpus(command.node_id) if not gpu.gone):
         return ()
-    return (InventoryChanged(at=command.at, node_id=command.node_id, gpus=gpus),)
+    changed = InventoryChanged(at=command.at, node_id=command.node_id, gpus=gpus)
+    ill = (*_fallen_ill(state, command.at, gpus), *_vanished(state, command.at, command.node_id, gpus))
+    return tuple(once_per_lease((changed, *ill)))
 
 
 def decide_observe(state: ClusterState, command: ObserveGpu) -> Decision:
@@ -79,7 +83,17 @@ def decide_observe(state: ClusterState, command: ObserveGpu) -> Decision:
     foreign_mb = -(-max(0, command.foreign_mb) // MEMORY_STEP_MB) * MEMORY_STEP_MB
     if gpu.gone or (gpu.foreign_mb == foreign_mb and gpu.fault == command.fault):
         return ()
-    return (ObservationChanged(at=command.at, gpu_id=gpu.id, foreign_mb=foreign_mb, fault=command.fault),)
+    observed = ObservationChanged(
+        at=command.at,
+        gpu_id=gpu.id,
+        foreign_mb=foreign_mb,
+        fault=command.fault,
+        fault_cause=command.fault_cause if command.fault else "",
+    )
+    if not command.fault or command.fault == gpu.fault:
+        return (observed,)
+    cause = cause_of(command.fault_cause)
+    return (observed, *fall_ill(state, command.at, gpu.id, gpu.node_id, cause, command.fault))
 
 
 def decide_lose(state: ClusterState, command: LoseNode) -> Decision:
@@ -89,16 +103,18 @@ def decide_lose(state: ClusterState, command: LoseNode) -> Decision:
     if node.offline_since:
         return ()
     # Services are replaced at once, two replicas do no harm. All others keep their leases until their end is certain.
+    error = _lost(node.id, command.reason)
     services = (
-        task
+        lease
         for lease in state.node_leases(node.id)
         if (task := state.tasks[lease.task_id]).restart is Restart.ALWAYS and not task.allocation
     )
     return (
         NodeLost(at=command.at, node_id=node.id, reason=command.reason),
         *(
-            requeued(task, command.at, reason="node_lost", error=_lost(node.id, command.reason))
-            for task in services
+            event
+            for lease in services
+            for event in lose_attempt(state, lease, command.at, reason="node_lost", error=error)
         ),
     )
 
@@ -111,8 +127,9 @@ def decide_release(state: ClusterState, command: ReleaseNode) -> Decision:
         return NodeNotOffline(node_id=node.id)
     error = _lost(node.id, command.reason)
     return tuple(
-        requeued(state.tasks[lease.task_id], command.at, reason="node_lost", error=error)
+        event
         for lease in state.node_leases(node.id)
+        for event in lose_attempt(state, lease, command.at, reason="node_lost", error=error)
     )
 
 
@@ -148,14 +165,15 @@ def _gone_attempts(state: ClusterState, command: RegisterNode, known: Node | Non
         return []
     rebooted = known.boot_id != command.boot_id
     held = {each.lease_id for each in command.held}
-    events = []
+    events: list[Event] = []
     for lease in state.node_leases(command.node_id):
         task = state.tasks[lease.task_id]
         # An allocation lives in the state alone. What never started is not lost: the order to start is sent again.
         if task.allocation or (not rebooted and (lease.id in held or not lease.started)):
             continue
         why = "was restarted" if rebooted else "does not know it any more"
-        events.append(requeued(task, command.at, reason="node_lost", error=f"node {command.node_id} {why}"))
+        error = f"node {command.node_id} {why}"
+        events += lose_attempt(state, lease, command.at, reason="node_lost", error=error)
     return events
 
 
@@ -182,8 +200,29 @@ def _listed(state: ClusterState, node_id: NodeId, gpus: tuple[Gpu, ...]) -> tupl
         foreign_mb = gpu.foreign_mb
         if known is not None and known.node_id == node_id and not foreign_mb:
             foreign_mb = known.foreign_mb
-        listed.append(replace(gpu, node_id=node_id, foreign_mb=foreign_mb, gone=False))
+        past = state.health.get(gpu.id)
+        health = Health.TRUSTED if past is None else past.state
+        listed.append(replace(gpu, node_id=node_id, foreign_mb=foreign_mb, gone=False, health=health))
     return tuple(listed)
+
+
+def _fallen_ill(state: ClusterState, at: int, listed: tuple[Gpu, ...]) -> list[Event]:
+    """Cards of a list with a fault that is news."""
+    events: list[Event] = []
+    for gpu in listed:
+        if fault_news(state, gpu):
+            events += fall_ill(state, at, gpu.id, gpu.node_id, cause_of(gpu.fault_cause), gpu.fault)
+    return events
+
+
+def _vanished(state: ClusterState, at: int, node_id: NodeId, listed: tuple[Gpu, ...]) -> list[Event]:
+    """A connected node lists a card no longer. (After a restart of its agent it may be meant to: `gpu_ids`.)"""
+    still = {gpu.id for gpu in listed}
+    events: list[Event] = []
+    for gpu in state.node_gpus(node_id):
+        if gpu.id not in still and not gpu.gone:
+            events += fall_ill(state, at, gpu.id, node_id, Cause.LOST, "its node no longer lists it")
+    return events
 
 
 def _by_index(gpus: Iterable[Gpu]) -> list[Gpu]:

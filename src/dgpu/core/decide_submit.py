@@ -5,9 +5,12 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from dgpu.core.commands import SubmitTasks
+from dgpu.core.decide_after import resolve_after
+from dgpu.core.decide_quota import new_tenants, refused_by_number, refused_by_quota
 from dgpu.core.decision import Decision
 from dgpu.core.events import TasksSubmitted
 from dgpu.core.policy.capacity import never_fits
+from dgpu.core.policy.estimate import with_estimate
 from dgpu.core.policy.fit import demand_of
 from dgpu.core.rejections import AlreadySubmitted, KeyReused, QueueFull, Rejection, TimeoutTooLong
 from dgpu.core.settings import Settings
@@ -23,7 +26,8 @@ def decide_submit(state: ClusterState, command: SubmitTasks) -> Decision:
     if state.waiting_count + count > state.settings.most_waiting:
         return QueueFull(waiting=state.waiting_count, submitted=count, limit=state.settings.most_waiting)
     entries: list[tuple[int, TaskSpec]] = []
-    for entry, (number, spec) in enumerate(command.entries):
+    for entry, (number, submitted) in enumerate(command.entries):
+        spec = with_estimate(state, submitted)
         timeout_ms = resolve_timeout(state.settings, spec)
         if timeout_ms is None:
             return TimeoutTooLong(
@@ -31,15 +35,29 @@ def decide_submit(state: ClusterState, command: SubmitTasks) -> Decision:
             )
         # Without any node yet, nobody knows what will come: it waits.
         if state.nodes:
-            refusal = never_fits(state, demand_of(spec.shape), entry)
+            refusal: Rejection | None = never_fits(state, demand_of(spec.shape), entry)
             if refusal is not None:
                 return refusal
+        refusal = refused_by_quota(state, spec.shape, entry)
+        if refusal is not None:
+            return refusal
         if number > 0:
-            entries.append(
-                (number, spec if spec.timeout_ms == timeout_ms else replace(spec, timeout_ms=timeout_ms))
-            )
+            if spec.timeout_ms != timeout_ms:
+                spec = replace(spec, timeout_ms=timeout_ms)
+            if spec.after:
+                left = resolve_after(state, spec, number, entry, command.met)
+                if isinstance(left, Rejection):
+                    return left
+                spec = replace(spec, after=left)
+            entries.append((number, spec))
     if not entries:
         return ()
+    created = new_tenants(state, entries, command.at)
+    if isinstance(created, Rejection):
+        return created
+    refusal = refused_by_number(state, entries) if state.tenants else None
+    if refusal is not None:
+        return refusal
     return (
         TasksSubmitted(
             at=command.at,
@@ -48,6 +66,7 @@ def decide_submit(state: ClusterState, command: SubmitTasks) -> Decision:
             idempotency_key=command.idempotency_key,
             fingerprint=command.fingerprint,
         ),
+        *created,
     )
 
 

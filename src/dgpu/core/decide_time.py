@@ -6,6 +6,8 @@ from heapq import nsmallest
 from itertools import islice
 
 from dgpu.core.commands import BeginEpoch, Tick
+from dgpu.core.decide_health import due_steps
+from dgpu.core.decide_quota import charge_due
 from dgpu.core.decision import Decision
 from dgpu.core.endings import time_over
 from dgpu.core.events import EpochBegan, Event, KeysForgotten, TasksForgotten
@@ -20,7 +22,13 @@ def decide_begin_epoch(state: ClusterState, command: BeginEpoch) -> Decision:
 
 def decide_tick(state: ClusterState, command: Tick) -> Decision:
     events: list[Event] = [time_over(task, command.at) for task in islice(state.expired(command.at), PORTION)]
-    return (*events, *_forget_tasks(state, command), *_forget_keys(state, command))
+    events += islice(due_steps(state, command.at), PORTION)
+    return (
+        *charge_due(state, command.at),
+        *events,
+        *_forget_tasks(state, command),
+        *_forget_keys(state, command),
+    )
 
 
 def _forget_tasks(state: ClusterState, command: Tick) -> tuple[Event, ...]:

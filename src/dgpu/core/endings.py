@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from dgpu.core.commands import ReportFinished
-from dgpu.core.events import Event, TaskFinished, TaskRequeued
+from dgpu.core.events import Event, RankEnded, TaskFinished, TaskRequeued
+from dgpu.core.gang import failure_of
 from dgpu.core.lease import Lease
 from dgpu.core.settings import Settings
+from dgpu.core.state import ClusterState
 from dgpu.core.task import Outcome, Restart, Task, TaskStatus
 
 _SIGNALS = {
@@ -13,8 +17,74 @@ _SIGNALS = {
     9: "SIGKILL", 10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM",
     24: "SIGXCPU", 25: "SIGXFSZ", 31: "SIGSYS",
 }  # fmt: skip
-_OWN_FAILURES = {Outcome.EXITED, Outcome.SIGNALED, Outcome.TIMEOUT}
+_OWN_FAILURES = {Outcome.EXITED, Outcome.SIGNALED, Outcome.TIMEOUT, Outcome.OUT_OF_MEMORY}
 _MOST_DOUBLINGS = 32  # keeps the number small; the delay's own bound comes first
+
+
+def end_attempt(state: ClusterState, task: Task, lease: Lease, report: ReportFinished) -> tuple[Event, ...]:
+    """An attempt ended as its agent says. Of a gang it is one rank that ended; the whole ends with the last of them."""
+    if task.id not in state.gangs:
+        return (settle(state.settings, task, lease, report),)
+    return _end_rank(
+        state,
+        task,
+        lease,
+        RankEnded(
+            at=report.at,
+            task_id=task.id,
+            lease_id=lease.id,
+            outcome=report.outcome,
+            finished_at=min(report.at, max(report.at - report.ago_ms, lease.granted_at)),
+            exit_code=report.exit_code,
+            signal=report.signal,
+            error=report.error,
+        ),
+    )
+
+
+def lose_attempt(state: ClusterState, lease: Lease, at: int, *, reason: str, error: str) -> tuple[Event, ...]:
+    """What ran under this lease cannot be running any more. The other ranks of a gang still do: they are stopped."""
+    task = state.tasks[lease.task_id]
+    if task.allocation or task.id not in state.gangs:
+        return (requeued(task, at, reason=reason, error=error),)
+    if lease.ended:
+        return ()
+    outcome = Outcome.NODE_FAULT
+    ended = RankEnded(
+        at=at,
+        task_id=task.id,
+        lease_id=lease.id,
+        outcome=outcome,
+        finished_at=at,
+        error=error,
+        reason=reason,
+    )
+    return _end_rank(state, task, lease, ended)
+
+
+def _end_rank(state: ClusterState, task: Task, lease: Lease, ended: RankEnded) -> tuple[Event, ...]:
+    gang = state.gangs[task.id]
+    if any(not state.leases[each].ended for each in gang.leases if each != lease.id):
+        return (ended,)
+    failed = gang.failed or failure_of(ended, lease.rank)
+    if failed is None:
+        report = ReportFinished(at=ended.at, lease_id=task.lease_id, outcome=Outcome.EXITED)
+        return (ended, settle(state.settings, task, lease, report))
+    if failed.reason:
+        return (ended, requeued(task, ended.at, reason=failed.reason, error=failed.error))
+    report = ReportFinished(
+        at=ended.at,
+        lease_id=task.lease_id,
+        outcome=failed.outcome,
+        exit_code=failed.exit_code,
+        signal=failed.signal,
+        error=failed.error,
+        ago_ms=ended.at - failed.finished_at,
+    )
+    ending = settle(state.settings, task, lease, report)
+    if isinstance(ending, TaskFinished | TaskRequeued) and ending.error:
+        ending = replace(ending, error=f"rank {failed.rank}: {ending.error}")
+    return (ended, ending)
 
 
 def settle(settings: Settings, task: Task, lease: Lease, report: ReportFinished) -> Event:
@@ -24,7 +94,8 @@ def settle(settings: Settings, task: Task, lease: Lease, report: ReportFinished)
     if task.cancelling:
         return cancelled(task, at, finished_at, f"cancelled while running; {in_words(task, report)}")
     if report.outcome is Outcome.STOPPED:
-        return requeued(task, at, reason="stopped", error=report.error)
+        reason = "reclaimed" if lease.stop_for else "stopped"
+        return requeued(task, at, reason=reason, error=report.error)
     if task.restart is Restart.ALWAYS:
         return _restarted(settings, task, report)
     error = in_words(task, report)
@@ -109,6 +180,8 @@ def in_words(task: Task, report: ReportFinished) -> str:
             words = "could not be started"
         case Outcome.NODE_FAULT:
             words = "the node failed"
+        case Outcome.OUT_OF_MEMORY:
+            words = "ran out of GPU memory"
     return f"{words}: {report.error}" if report.error else words
 
 
@@ -135,6 +208,8 @@ def _finished(
         exit_code = report.exit_code
     elif report.outcome is Outcome.SIGNALED:
         exit_code = 128 + report.signal
+    elif report.outcome is Outcome.OUT_OF_MEMORY:
+        exit_code = 128 + report.signal if report.signal else report.exit_code
     return TaskFinished(
         at=report.at,
         task_id=task.id,

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import msgspec
 
-from dgpu.core.ids import NO_LEASE, GpuId, LeaseId, NodeId, TaskId
+from dgpu.core.estimates import Estimate
+from dgpu.core.health import Blame, Health
+from dgpu.core.ids import NO_LEASE, NO_TASK, GpuId, LeaseId, NodeId, TaskId, TenantId
 from dgpu.core.node import Gpu, Node
+from dgpu.core.policy.fragment import Typical
+from dgpu.core.quota import Quota
 from dgpu.core.settings import Settings
-from dgpu.core.task import TaskSpec, TaskStatus
+from dgpu.core.task import Outcome, TaskSpec, TaskStatus
+from dgpu.core.tenant import Tenant
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -35,6 +40,8 @@ class TaskPlaced(Event, frozen=True, array_like=True, tag=True):
     attempt: int
     node_id: NodeId
     gpu_ids: tuple[GpuId, ...]
+    share_milli: int = 1_000  # of each GPU
+    gpu_memory_mb: int = 0  # held on each GPU; 0: all that is free
 
 
 class TaskStarted(Event, frozen=True, array_like=True, tag=True):
@@ -75,6 +82,42 @@ class TasksCancelled(Event, frozen=True, array_like=True, tag=True):
     """Waiting tasks, cancelled together."""
 
     task_ids: tuple[TaskId, ...]
+    reason: str = "cancelled"  # or dependency_failed: what they waited for cannot come any more
+
+
+class GangPlaced(Event, frozen=True, array_like=True, tag=True):
+    """All ranks of a task over several nodes, or none."""
+
+    task_id: TaskId
+    ranks: tuple[TaskPlaced, ...]  # by rank
+
+
+class RankEnded(Event, frozen=True, array_like=True, tag=True):
+    """One rank of a gang is over. If it did not end well, the others are to be stopped."""
+
+    task_id: TaskId
+    lease_id: LeaseId
+    outcome: Outcome
+    finished_at: int
+    exit_code: int = 0
+    signal: int = 0
+    error: str = ""
+    reason: str = ""  # see gang.RankEnd
+
+
+class TasksHeld(Event, frozen=True, array_like=True, tag=True):
+    task_ids: tuple[TaskId, ...]
+
+
+class TasksReleased(Event, frozen=True, array_like=True, tag=True):
+    task_ids: tuple[TaskId, ...]
+
+
+class PriorityChanged(Event, frozen=True, array_like=True, tag=True):
+    """Of waiting tasks, each with the priority it had."""
+
+    priority: int
+    tasks: tuple[tuple[TaskId, int], ...]
 
 
 class TasksForgotten(Event, frozen=True, array_like=True, tag=True):
@@ -119,3 +162,89 @@ class ObservationChanged(Event, frozen=True, array_like=True, tag=True):
     gpu_id: GpuId
     foreign_mb: int
     fault: str
+    fault_cause: str = ""
+
+
+class TaskStopRequested(Event, frozen=True, array_like=True, tag=True):
+    """We end a running attempt for a reason of our own; `lease.stopping` keeps it until the end is reported."""
+
+    task_id: TaskId
+    lease_id: LeaseId
+    reason: str  # gpu_fault: counted as an infrastructure failure; any other: requeued, not counted
+    error: str = ""  # one line for people
+    for_task: TaskId = NO_TASK  # of a stop that gives quota back: the task that waits for it
+
+
+class GpuHealthChanged(Event, frozen=True, array_like=True, tag=True):
+    """One step along `health.STEPS`."""
+
+    gpu_id: GpuId
+    node_id: NodeId
+    before: Health
+    after: Health
+    cause: str  # health.Cause, or what led on: recovered, check, good_runs, time, operator
+    evidence: str
+    quarantines: int = 0  # within the window, this one included
+    checks: int = 0  # the number of the check that is asked for, on the way to PROBING
+
+
+class GpuBlamed(Event, frozen=True, array_like=True, tag=True):
+    """A task failed on it that may not be the one at fault."""
+
+    gpu_id: GpuId
+    node_id: NodeId
+    blame: Blame
+
+
+class GpuRunSucceeded(Event, frozen=True, array_like=True, tag=True):
+    """A task ended well on a card with a past: blames are forgotten, a parole advances."""
+
+    gpu_id: GpuId
+    run_of: TaskId
+
+
+class ConditionChanged(Event, frozen=True, array_like=True, tag=True):
+    """How a card is: what placement looks at besides its faults, in steps and bands."""
+
+    gpu_id: GpuId
+    over_mb: int = 0
+    load_band: int = 0
+    heat_band: int = 0
+    rest_band: int = 0
+    warm: tuple[str, ...] = ()
+
+
+class TypicalChanged(Event, frozen=True, array_like=True, tag=True):
+    """A new table of the tasks we know: `placement: pack` chooses by it."""
+
+    typical: Typical
+
+
+class EstimateLearned(Event, frozen=True, array_like=True, tag=True):
+    key: str
+    estimate: Estimate
+
+
+class DemandChanged(Event, frozen=True, array_like=True, tag=True):
+    """A waiting task needs more memory than it thought. This is given to a task once."""
+
+    task_id: TaskId
+    gpu_memory_mb: int
+
+
+class QuotaChanged(Event, frozen=True, array_like=True, tag=True):
+    quota: Quota
+
+
+class TenantSet(Event, frozen=True, array_like=True, tag=True):
+    """New, or with other limits than before."""
+
+    tenant: Tenant
+
+
+class TenantRemoved(Event, frozen=True, array_like=True, tag=True):
+    tenant_id: TenantId
+
+
+class UsageCharged(Event, frozen=True, array_like=True, tag=True):
+    """What runs was charged to its tenants up to this time."""

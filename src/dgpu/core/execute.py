@@ -5,11 +5,29 @@ from __future__ import annotations
 from dgpu.core.apply import apply
 from dgpu.core.commands import Command, RunPass
 from dgpu.core.decide import decide
+from dgpu.core.decide_learning import typical_due
+from dgpu.core.decide_time import PORTION
+from dgpu.core.decide_waiting import end_broken
 from dgpu.core.decision import Decision
 from dgpu.core.events import Event
+from dgpu.core.line import Line
 from dgpu.core.policy.place import grant
+from dgpu.core.policy.preempt import stops_due
+from dgpu.core.policy.quota import (
+    claim_of,
+    claim_of_grant,
+    free_milli,
+    has_quota,
+    is_kept,
+    settle_pools,
+    within_limits,
+)
 from dgpu.core.rejections import Rejection
+from dgpu.core.room import Slot
 from dgpu.core.state import ClusterState
+from dgpu.core.task import WHOLE_MILLI
+
+_IDLE = int(Slot.IDLE)
 
 
 def execute(state: ClusterState, command: Command) -> Decision:
@@ -34,7 +52,12 @@ def run_pass(state: ClusterState, command: RunPass) -> tuple[Event, ...]:
         state.rooms.improved.clear()
     else:
         waiting.wake_fitting(state.rooms)
-    events: list[Event] = []
+    events: list[Event] = [*typical_due(state, command.at)]
+    for event in events:
+        apply(state, event)
+    if state.dependents.broken:
+        events += end_dependents(state, command.at)
+    _settle(state)
     for _ in range(command.limit):
         granted = next_grant(state, command.at)
         if not granted:
@@ -42,15 +65,108 @@ def run_pass(state: ClusterState, command: RunPass) -> tuple[Event, ...]:
         for event in granted:
             apply(state, event)
         events.extend(granted)
-    return tuple(events)
+    else:
+        return tuple(events)
+    for event in (stops := stops_due(state, command.at)):
+        apply(state, event)
+    return (*events, *stops)
+
+
+def end_dependents(state: ClusterState, at: int) -> list[Event]:
+    """Of tasks that ended otherwise than was waited for, and of those in turn; at most a portion. A pass is due until
+    none is left.
+    """
+    events: list[Event] = []
+    left = PORTION
+    while left > 0 and (ended := end_broken(state, at, left)):
+        for event in ended:
+            apply(state, event)
+            left -= len(event.task_ids)
+        events += ended
+    return events
 
 
 def next_grant(state: ClusterState, at: int) -> tuple[Event, ...]:
     waiting = state.waiting
-    while (first := waiting.first_awake()) is not None:
-        crowd, task_id = first
-        granted = grant(state, task_id, crowd.demand, at)
-        if granted:
+    idle_milli = state.rooms.counts[_IDLE] * WHOLE_MILLI
+    _reopen(state)
+    while (line := waiting.first_awake()) is not None:
+        crowd = line.crowd
+        if crowd.milli > idle_milli and not crowd.takes_part_of_a_card:
+            # No need to look at nodes, nor at the others if no GPU is idle.
+            if idle_milli:
+                waiting.block(crowd)
+            else:
+                waiting.block_whole()
+            continue
+        if crowd.milli and not has_quota(state, crowd.lane, crowd.milli):
+            _close(state, line)
+            continue
+        if state.tenants and not _tenant_admits(state, line):
+            waiting.bar(line)
+            continue
+        granted = grant(state, line.head, crowd.demand, at)
+        if not granted:
+            waiting.block(crowd)
+        elif crowd.takes_part_of_a_card and not _admits_grant(state, line, granted):
+            continue
+        else:
             return granted
-        waiting.block(crowd)
     return ()
+
+
+# what keeps lines from being tried, and lets them again
+
+
+def _settle(state: ClusterState) -> None:
+    """Before a pass: the indexes learn what changed since the last."""
+    if state.rooms.refreshed or state.limits_changed:
+        settle_pools(state)
+    if state.accounts.dropped:
+        state.waiting.reorder()
+    if state.stirred:
+        state.stirred = False
+        if state.waiting.barred:
+            _unbar(state)
+
+
+def _reopen(state: ClusterState) -> None:
+    """A grant can leave more to others: quota that its tenant's tasks in the other pool no longer need."""
+    for lane in state.waiting.lanes.values():
+        if lane.closed or lane.gated:
+            free = free_milli(state, lane)
+            lane.closed = lane.closed and free <= 0
+            lane.ungate(free)
+    if state.accounts.guaranteed and state.waiting.barred:
+        _unbar(state)
+
+
+def _unbar(state: ClusterState) -> None:
+    for line in list(state.waiting.barred.values()):
+        if _tenant_admits(state, line):
+            state.waiting.unbar(line)
+
+
+def _close(state: ClusterState, line: Line) -> None:
+    lane = line.crowd.lane
+    if free_milli(state, lane) <= 0:
+        lane.closed = True
+    else:
+        lane.gate(line.crowd, line.crowd.milli)
+
+
+def _tenant_admits(state: ClusterState, line: Line) -> bool:
+    claim = claim_of(line.shape)
+    return within_limits(state, line.account, claim) and not is_kept(state, line.account, claim)
+
+
+def _admits_grant(state: ClusterState, line: Line, granted: tuple[Event, ...]) -> bool:
+    """A share on this very card may be more than the least it could have been."""
+    claim = claim_of_grant(granted)
+    if not has_quota(state, line.crowd.lane, claim.milli):
+        line.crowd.lane.gate(line.crowd, 0)
+        return False
+    if not within_limits(state, line.account, claim) or is_kept(state, line.account, claim):
+        state.waiting.bar(line)
+        return False
+    return True

@@ -10,6 +10,7 @@ GpuId = NewType("GpuId", str)  # the card's UUID: indexes move when a card dies
 TenantId = NewType("TenantId", str)
 
 NO_LEASE = LeaseId(0)
+NO_TASK = TaskId(0)
 
 _PREFIX = "task-"
 _MOST_DIGITS = 18

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dgpu.core.ids import NO_LEASE, GpuId, NodeId
+from dgpu.core.health import Health
+from dgpu.core.ids import NO_LEASE, GpuId, NodeId, TenantId
+from dgpu.core.policy.quota import settle_pools
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Task, TaskStatus
+from dgpu.core.task import WHOLE_MILLI, Pool, Task, TaskStatus
 from dgpu.core.waiting import Waiting
 
 
 def check_invariants(state: ClusterState) -> None:
     _check_tasks(state)
     _check_leases(state)
+    _check_gangs(state)
+    _check_waiting(state)
     _check_gpus(state)
     _check_numbers(state)
     _check_indexes(state)
@@ -39,13 +43,18 @@ def _check_leases(state: ClusterState) -> None:
     holders: dict[GpuId, int] = {}
     for lease_id, lease in state.leases.items():
         task = state.tasks.get(lease.task_id)
-        _hold(task is not None and task.lease_id == lease_id, f"lease {lease_id} is of no running task")
+        _hold(
+            task is not None and lease_id in state.leases_of(task), f"lease {lease_id} is of no running task"
+        )
         _hold(lease.node_id in state.nodes, f"lease {lease_id} is on no node")
-        if task is not None:
+        if task is not None and task.id not in state.gangs:
             _hold(_agree(state, task), f"lease {lease_id} differs from its task")
         for gpu_id in lease.gpu_ids:
-            _hold(gpu_id not in holders, f"GPU {gpu_id} is leased twice: {holders.get(gpu_id)}, {lease_id}")
-            holders[gpu_id] = lease_id
+            held = holders.get(gpu_id, 0) + lease.share_milli
+            _hold(
+                held <= WHOLE_MILLI, f"GPU {gpu_id} is leased twice: {held} of {WHOLE_MILLI} with {lease_id}"
+            )
+            holders[gpu_id] = held
             gpu = state.gpus.get(gpu_id)
             _hold(
                 gpu is not None and gpu.node_id == lease.node_id,
@@ -64,11 +73,74 @@ def _agree(state: ClusterState, task: Task) -> bool:
     )
 
 
+def _check_gangs(state: ClusterState) -> None:
+    """All ranks of a gang have their leases, on nodes of their own, until the whole is over."""
+    for task_id, gang in state.gangs.items():
+        task, shape = state.tasks[task_id], state.shapes[state.tasks[task_id].shape_id]
+        leases = [state.leases[lease_id] for lease_id in gang.leases]
+        _hold(task.status is TaskStatus.RUNNING, f"gang {task_id} is {task.status}")
+        _hold(task.lease_id == gang.leases[0], f"gang {task_id} is not known by its rank 0")
+        _hold(len(leases) == shape.nodes > 1, f"gang {task_id} has {len(leases)} of {shape.nodes} ranks")
+        _hold([lease.rank for lease in leases] == list(range(shape.nodes)), f"gang {task_id} is out of order")
+        _hold(tuple(lease.node_id for lease in leases) == task.node_ids, f"gang {task_id} is elsewhere")
+        _hold(len(set(task.node_ids)) == shape.nodes, f"gang {task_id} has two ranks on a node")
+        _hold(
+            tuple(gpu_id for lease in leases for gpu_id in lease.gpu_ids) == task.gpu_ids
+            and all(len(lease.gpu_ids) == shape.gpus for lease in leases),
+            f"the GPUs of gang {task_id} differ from its leases",
+        )
+        _hold(any(not lease.ended for lease in leases), f"gang {task_id} is over and still there")
+        _hold(
+            gang.failed is None or all(lease.ended or lease.stopping for lease in leases),
+            f"gang {task_id} failed, and a rank of it goes on",
+        )
+    for task in state.tasks.values():
+        is_gang = task.status is TaskStatus.RUNNING and state.shapes[task.shape_id].nodes > 1
+        _hold(is_gang == (task.id in state.gangs), f"task {task.id} is a gang without ranks")
+    ranks = sum(len(gang.leases) - 1 for gang in state.gangs.values())
+    _hold(state.other_ranks == ranks, "the count of ranks is wrong")
+
+
+def _check_waiting(state: ClusterState) -> None:
+    """Who is held or waits for others is not ready; arrays keep to their limits."""
+    ready = {task_id for line in state.waiting.lines.values() for task_id in line.ready}
+    for task in state.tasks.values():
+        waits = task.status is TaskStatus.PENDING
+        _hold(waits or not state.is_apart(task), f"task {task.id} is {task.status}, held or waits for others")
+        _hold(not (state.is_apart(task) and task.id in ready), f"task {task.id} is held and ready")
+        known = task.id in ready or task.id in state.waiting.delayed_until
+        _hold(not waits or known != state.is_apart(task), f"task {task.id} waits and is forgotten")
+    for task_id, awaited in state.after.items():
+        _hold(bool(awaited.on) != (awaited.broken is not None), f"task {task_id} waits for nothing")
+        for dependency in awaited.on:
+            other = state.tasks.get(dependency.task_id)
+            _hold(
+                other is not None and not other.status.is_final and other.id < task_id,
+                f"task {task_id} waits for {dependency.task_id}, which is over",
+            )
+    running: dict[int, int] = {}
+    for task in state.tasks.values():
+        shape = state.shapes[task.shape_id]
+        if shape.array_id and task.status is TaskStatus.RUNNING:
+            running[shape.array_id] = running.get(shape.array_id, 0) + 1
+            _hold(running[shape.array_id] <= shape.array_limit, f"array {shape.array_id} runs too many")
+    _hold(running == state.waiting.arrays, "the count of running tasks of arrays is wrong")
+    for line in state.waiting.lines.values():
+        shape = line.shape
+        full = bool(shape.array_id) and running.get(shape.array_id, 0) >= shape.array_limit
+        _hold(line.shut == full, f"line {line.shape_id} is {'shut' if line.shut else 'open'}")
+
+
 def _check_gpus(state: ClusterState) -> None:
     leased = {gpu_id for lease in state.leases.values() for gpu_id in lease.gpu_ids}
     for gpu_id, gpu in state.gpus.items():
         _hold(gpu.id == gpu_id and gpu.node_id in state.nodes, f"GPU {gpu_id} is on no node")
         _hold(not gpu.gone or gpu_id in leased, f"GPU {gpu_id} is gone and not leased")
+        past = state.health.get(gpu_id)
+        health = Health.TRUSTED if past is None else past.state
+        _hold(gpu.health is health, f"GPU {gpu_id} is {gpu.health}, its past says {health}")
+    for gpu_id, past in state.health.items():
+        _hold(past.gpu_id == gpu_id and past.node_id in state.nodes, f"the health of {gpu_id} is of no node")
 
 
 def _check_numbers(state: ClusterState) -> None:
@@ -95,7 +167,15 @@ def _check_indexes(state: ClusterState) -> None:
     _hold(state.waiting.count == anew.waiting.count, "the count of waiting tasks differs from a rebuild")
     _hold(state.waiting.by_shape == anew.waiting.by_shape, "the interned shapes differ from a rebuild")
     _hold(sorted(state.ended) == sorted(anew.ended), "the index of ended tasks differs from a rebuild")
+    _hold(state.dependents.facts() == anew.dependents.facts(), "the dependents differ from a rebuild")
     _hold(_expiring(state) == _expiring(anew), "the ends of allocations differ from a rebuild")
+    _hold(_accounts(state) == _accounts(anew), "the accounts of tenants differ from a rebuild")
+    # Who may be placed depends on how far time went in this index: not compared while somebody backs off.
+    settled = not state.waiting.delayed_until and not anew.waiting.delayed_until
+    _hold(
+        _lanes(state, ready=settled) == _lanes(anew, ready=settled), "what pools hold differs from a rebuild"
+    )
+    _hold(state.reclaims == anew.reclaims, "the stops that give quota back differ from a rebuild")
     pending = sum(task.status is TaskStatus.PENDING for task in state.tasks.values())
     _hold(state.waiting.count == pending, "the count of waiting tasks is wrong")
     for task_id, eligible_at in state.waiting.delayed_until.items():
@@ -111,6 +191,23 @@ def _lines(waiting: Waiting) -> dict[int, tuple[object, ...]]:
     return {
         shape_id: (line.shape, line.uses, sorted(line.ready + line.delayed))
         for shape_id, line in waiting.lines.items()
+    }
+
+
+def _accounts(state: ClusterState) -> dict[TenantId, tuple[object, ...]]:
+    """Of tenants that have tasks. What they hold must be what their leases say."""
+    return {
+        tenant_id: account.facts()
+        for tenant_id, account in state.accounts.by_tenant.items()
+        if account.lines or account.milli
+    }
+
+
+def _lanes(state: ClusterState, *, ready: bool) -> dict[Pool | None, tuple[int, int, list[int]]]:
+    settle_pools(state)
+    return {
+        pool: (lane.used_milli, lane.limit_milli, sorted(lane.ready) if ready else [])
+        for pool, lane in state.waiting.lanes.items()
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId
+from dgpu.core.ids import NO_TASK, GpuId, LeaseId, NodeId, TaskId
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -16,3 +16,15 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     ram_mb: int = 0
     granted_at: int = 0
     started: bool = False
+    stop_for: TaskId = NO_TASK  # of a stop that gives quota back: who waits for it
+    stopping: str = ""  # why its node was told to end it; empty: it was not. See events.TaskStopRequested
+    share_milli: int = 1_000  # of each GPU; below 1,000 others may live beside it
+    gpu_memory_mb: int = 0  # promised on each GPU; 0: an exclusive task has all that is free
+
+    rank: int = 0  # of a gang
+    ended: bool = False  # this rank is over; its GPUs are freed with those of the others
+
+    @property
+    def gpu_milli(self) -> int:
+        """What quota, limits and fair share count."""
+        return len(self.gpu_ids) * self.share_milli

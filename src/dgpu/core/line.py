@@ -1,99 +1,156 @@
-"""A line: the waiting tasks of one shape, by age. A crowd: the lines of one demand, which fit or fail together."""
+"""A line: the waiting tasks of one shape, by age. A crowd: the lines of one demand, which fit or fail together.
+
+With ageing, waiting counts as priority: all tasks gain a point in the same time, so who stands before whom never
+changes. The level of a task is its priority less the number of such times that had passed when it was submitted.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
+from dgpu.core.account import Account
 from dgpu.core.ids import ShapeId, TaskId
 from dgpu.core.policy.fit import Demand
-from dgpu.core.task import Shape
+from dgpu.core.task import WHOLE_MILLI, Pool, Shape, Task
+
+if TYPE_CHECKING:
+    from dgpu.core.lane import Lane
 
 NOBODY = TaskId(0)
 SLACK = 64  # stale entries tolerated in a heap beyond its live ones
 
-# The place of a line in the order: highest priority first, then the oldest head.
-Turn: TypeAlias = tuple[int, TaskId, ShapeId]  # (-priority, head, shape)
+# The place of a line in the order: highest level first, then the tenant with the least share, then the oldest head.
+Turn: TypeAlias = tuple[int, int, TaskId, ShapeId]  # (-level, share, head, shape)
+CrowdKey: TypeAlias = tuple[Demand, Pool | None]  # tasks without GPUs are of no pool here
+
+
+class Ageing:
+    """What the lines of an index share: when tasks came, and how long a point takes. 0: priority alone counts."""
+
+    __slots__ = ("point_ms", "tasks")
+
+    def __init__(self, tasks: Mapping[TaskId, Task], point_ms: int) -> None:
+        self.tasks = tasks
+        self.point_ms = point_ms
 
 
 class Crowd:
-    """Awake: its first task in order may fit. Blocked: it fits nowhere until a node has more to give."""
+    """Awake: its first task in order may fit. Blocked: it fits nowhere until a node has more to give. Gated: its pool
+    has not enough left.
+    """
 
-    __slots__ = ("_turns", "awake_as", "blocked", "demand", "lines")
+    __slots__ = (
+        "_turns",
+        "awake_as",
+        "blocked",
+        "demand",
+        "gated_at",
+        "key",
+        "lane",
+        "lines",
+        "milli",
+        "takes_part_of_a_card",
+    )
 
-    def __init__(self, demand: Demand) -> None:
-        self.demand = demand
+    def __init__(self, key: CrowdKey, lane: Lane) -> None:
+        self.key = key
+        self.lane = lane
+        self.demand = demand = key[0]
+        self.milli = demand.gpus * demand.nodes * demand.share_milli  # for a share: what it holds at least
+        self.takes_part_of_a_card = (
+            demand.share_milli < WHOLE_MILLI
+        )  # what it counts for is known only with the card
         self.lines: dict[ShapeId, Line] = {}
-        self.awake_as: Turn | None = None  # the turn that the order of all crowds knows it by
+        self.awake_as: Turn | None = None  # the turn that its lane knows it by
         self.blocked = False
+        self.gated_at: int | None = None
         self._turns: list[Turn] = []  # heap, stale ones too
 
-    def list_line(self, line: Line) -> None:
-        """After its head changed. One listed with an older head is put right when its turn comes."""
-        head = line.head
-        if not head or 0 < line.listed_as <= head:
-            return
-        line.listed_as = head
-        heappush(self._turns, (-line.priority, head, line.shape_id))
+    def list_line(self, line: Line) -> bool:
+        """After its turn changed: does it come earlier now? One listed with an earlier turn is put right when that
+        comes.
+        """
+        turn = line.turn()
+        if turn is None or (line.listed is not None and line.listed <= turn):
+            return False
+        line.listed = turn
+        heappush(self._turns, turn)
         if len(self._turns) > 2 * len(self.lines) + SLACK:
-            self._turns = [
-                (-each.priority, each.listed_as, each.shape_id)
-                for each in self.lines.values()
-                if each.listed_as
-            ]
-            heapify(self._turns)
+            self.relist()
+        return True
+
+    def relist(self) -> None:
+        self._turns = []
+        for line in self.lines.values():
+            line.listed = line.turn()
+            if line.listed is not None:
+                self._turns.append(line.listed)
+        heapify(self._turns)
 
     def first(self) -> Turn | None:
         turns = self._turns
         while turns:
             turn = turns[0]
-            line = self.lines.get(turn[2])
-            if line is None or line.listed_as != turn[1]:
+            line = self.lines.get(turn[3])
+            if line is None or line.listed is not turn:
                 heappop(turns)
                 continue
-            head = line.head
-            if head == turn[1]:
+            if line.head == turn[2] and line.account.share == turn[1] and not line.barred:
                 return turn
-            line.listed_as = head
-            if head:
-                heapreplace(turns, (turn[0], head, turn[2]))
+            line.listed = line.turn()
+            if line.listed is not None:
+                heapreplace(turns, line.listed)
             else:
                 heappop(turns)
         return None
 
 
 class Line:
-    """The tasks that back off are apart: nobody waits behind them."""
+    """Tasks that back off, are held or wait for others are apart: nobody waits behind them. A line that is shut (its
+    array runs as many as it may) has no head. One that is barred waits for its tenant.
+    """
 
     __slots__ = (
         "_ready",
         "_start",
+        "account",
+        "ageing",
+        "barred",
         "crowd",
         "delayed",
         "head",
-        "listed_as",
+        "listed",
         "priority",
         "shape",
         "shape_id",
+        "shut",
         "uses",
     )
 
-    def __init__(self, shape_id: ShapeId, shape: Shape, crowd: Crowd) -> None:
+    def __init__(
+        self, shape_id: ShapeId, shape: Shape, crowd: Crowd, account: Account, ageing: Ageing
+    ) -> None:
         self.shape_id = shape_id
         self.shape = shape
         self.priority = shape.priority
         self.crowd = crowd
+        self.account = account
+        self.ageing = ageing
+        self.shut = False
+        self.barred = False
         self.uses = 0  # tasks of this shape in the state, whatever their status
         self.head = NOBODY  # the oldest that is ready
-        self.listed_as = NOBODY  # the head that its crowd knows it by
+        self.listed: Turn | None = None  # the turn that its crowd knows it by
         self.delayed: list[TaskId] = []  # sorted
         self._ready: list[TaskId] = []  # sorted from `_start` on; what is before was taken
         self._start = 0
 
-    def copy(self, crowd: Crowd) -> Line:
-        twin = Line(self.shape_id, self.shape, crowd)
+    def copy(self, crowd: Crowd, account: Account, ageing: Ageing) -> Line:
+        twin = Line(self.shape_id, self.shape, crowd, account, ageing)
+        twin.shut = self.shut
         twin.uses = self.uses
         twin.delayed = self.delayed.copy()
         twin._ready = self.ready
@@ -104,8 +161,40 @@ class Line:
         return len(self._ready) - self._start + len(self.delayed)
 
     @property
+    def ready_count(self) -> int:
+        """Those that may be placed, as far as the line knows."""
+        return 0 if self.shut else len(self._ready) - self._start
+
+    def turn(self) -> Turn | None:
+        head = self.head
+        if not head or self.barred:
+            return None
+        return (-self.level(head), self.account.share, head, self.shape_id)
+
+    @property
     def ready(self) -> list[TaskId]:
         return self._ready[self._start :]
+
+    def level(self, task_id: TaskId) -> int:
+        point_ms = self.ageing.point_ms
+        if not point_ms:
+            return self.priority
+        return self.priority - self.ageing.tasks[task_id].created_at // point_ms
+
+    def above(self, level: int) -> int:
+        """How many tasks of this line stand above a level. They are the oldest ones."""
+        if not self.ageing.point_ms:
+            return len(self) if self.priority > level else 0
+
+        def below(task_id: TaskId) -> bool:
+            return self.level(task_id) <= level
+
+        ready = bisect_left(self._ready, True, self._start, key=below) - self._start
+        return ready + bisect_left(self.delayed, True, key=below)
+
+    def shut_if(self, full: bool) -> None:
+        self.shut = full
+        self._find_head()
 
     def rank(self, task_id: TaskId) -> int:
         """How many tasks of this line are older."""
@@ -128,7 +217,7 @@ class Line:
     def extend(self, task_ids: list[TaskId]) -> None:
         """New tasks are younger than all others."""
         self._ready.extend(task_ids)
-        self.head = self._ready[self._start]
+        self._find_head()
 
     def add(self, task_id: TaskId) -> None:
         ready = self._ready
@@ -139,7 +228,7 @@ class Line:
             ready[self._start] = task_id
         else:
             insort(ready, task_id, self._start)
-        self.head = ready[self._start]
+        self._find_head()
 
     def remove(self, task_id: TaskId) -> None:
         ready, start = self._ready, self._start
@@ -151,7 +240,7 @@ class Line:
                 self._start = 0
                 self.head = NOBODY
                 return
-            self.head = ready[start]
+            self.head = NOBODY if self.shut else ready[start]
             if start >= 512 and start * 2 > len(ready):
                 del ready[:start]
                 self._start = 0
@@ -165,5 +254,13 @@ class Line:
     def remove_all(self, task_ids: set[TaskId]) -> None:
         self._ready = [task_id for task_id in self.ready if task_id not in task_ids]
         self._start = 0
-        self.head = self._ready[0] if self._ready else NOBODY
         self.delayed = [task_id for task_id in self.delayed if task_id not in task_ids]
+        self._find_head()
+
+    def set_apart(self, task_ids: list[TaskId]) -> None:
+        """New tasks, younger than all others, that may not be placed yet."""
+        self.delayed.extend(task_ids)
+
+    def _find_head(self) -> None:
+        is_empty = self._start == len(self._ready)
+        self.head = NOBODY if self.shut or is_empty else self._ready[self._start]

@@ -6,6 +6,7 @@ import enum
 
 import msgspec
 
+from dgpu.core.health import Health
 from dgpu.core.ids import GpuId, NodeId
 from dgpu.core.task import in_steps
 
@@ -60,6 +61,16 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     fault: str = ""  # empty: healthy
     gone: bool = False  # no longer in the node's list, but a lease still names it
     foreign_mb: int = 0  # used by processes that are not ours, in steps of 256
+    fault_cause: str = ""  # one word for the fault; see health.Cause
+    health: Health = Health.TRUSTED  # the step it stands at; `ClusterState.health` holds the rest
+    over_mb: int = 0  # used by shared tasks beyond what they reserved, in steps of 256
+    load_band: int = 0  # utilisation, temperature and time without a task; see policy.score
+    heat_band: int = 0
+    rest_band: int = 0
+    warm: tuple[str, ...] = ()  # models that are loaded
+    near: tuple[
+        tuple[GpuId, int], ...
+    ] = ()  # other cards of the node, the nearer the higher; none told: equal
 
     @property
     def memory_in_steps_mb(self) -> int:

@@ -29,15 +29,18 @@ class Ranking:
         self.heap = [(value, node_id) for node_id, value in self.ranks.items()]
         heapify(self.heap)
 
+    def copy(self) -> Ranking:
+        """For rooms that are as they are now, with no changes yet."""
+        twin = Ranking(self.demand, self.most_leases, (), 0)
+        twin.ranks, twin.heap = self.ranks.copy(), self.heap.copy()
+        return twin
+
     def catch_up(self, changes: list[Room]) -> None:
-        ranks, demand, most_leases = self.ranks, self.demand, self.most_leases
-        last = None
-        for room in changes[self.seen :]:
-            # An end and the next grant often follow one another on the same node.
-            if room is last:
-                continue
-            last = room
-            value = rank(room, demand, most_leases)
+        if self.seen == len(changes):
+            return
+        ranks = self.ranks
+        for room in dict.fromkeys(changes[self.seen :]):  # how a room is now counts, not how often it changed
+            value = rank(room, self.demand, self.most_leases)
             node_id = room.node_id
             if value is None:
                 ranks.pop(node_id, None)

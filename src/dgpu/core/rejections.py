@@ -6,7 +6,8 @@ from typing import ClassVar
 
 import msgspec
 
-from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId
+from dgpu.core.dependencies import Dependency
+from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId, TenantId
 
 
 class Rejection(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +69,55 @@ class TaskEnded(Rejection, frozen=True, kw_only=True):
     status: str
 
 
+class TaskNotWaiting(Rejection, frozen=True, kw_only=True):
+    """Holding, releasing or re-ordering what runs already or is over."""
+
+    code: ClassVar[str] = "task_not_waiting"
+    task_id: TaskId
+    status: str
+
+
+class UnknownArray(Rejection, frozen=True, kw_only=True):
+    code: ClassVar[str] = "unknown_array"
+    array_id: TaskId
+
+
+class UnknownDependency(Rejection, frozen=True, kw_only=True):
+    """`after` names a task that was never submitted, or one that is so old that nobody knows how it ended."""
+
+    code: ClassVar[str] = "unknown_dependency"
+    entry: int
+    task_id: TaskId
+    forgotten: bool = False
+
+
+class DependencyForgotten(Rejection, frozen=True, kw_only=True):
+    """`after` names tasks that ended and are out of memory. The service looks up how, and asks again."""
+
+    code: ClassVar[str] = "dependency_forgotten"
+    entry: int
+    on: tuple[Dependency, ...]
+
+
+class DependencyNeverMet(Rejection, frozen=True, kw_only=True):
+    """What the task is to wait for cannot come: the other one ended otherwise."""
+
+    code: ClassVar[str] = "dependency_never_met"
+    entry: int
+    task_id: TaskId
+    when: str
+    status: str
+
+
+class TooManyDependencies(Rejection, frozen=True, kw_only=True):
+    """Tasks times what each of them waits for: a bound on memory."""
+
+    code: ClassVar[str] = "too_many_dependencies"
+    entry: int
+    number: int
+    limit: int
+
+
 class UnknownNode(Rejection, frozen=True, kw_only=True):
     code: ClassVar[str] = "unknown_node"
     node_id: NodeId
@@ -76,6 +126,22 @@ class UnknownNode(Rejection, frozen=True, kw_only=True):
 class UnknownGpu(Rejection, frozen=True, kw_only=True):
     code: ClassVar[str] = "unknown_gpu"
     gpu_id: GpuId
+
+
+class GpuInService(Rejection, frozen=True, kw_only=True):
+    """Only a card that was taken out of service can be put back."""
+
+    code: ClassVar[str] = "gpu_in_service"
+    gpu_id: GpuId
+    state: str
+
+
+class StaleCheck(Rejection, frozen=True, kw_only=True):
+    """The answer to a check that is no longer asked for."""
+
+    code: ClassVar[str] = "stale_check"
+    gpu_id: GpuId
+    number: int
 
 
 class NodeBusy(Rejection, frozen=True, kw_only=True):
@@ -121,3 +187,92 @@ class TooBusy(Rejection, frozen=True, kw_only=True):
 
     code: ClassVar[str] = "too_busy"
     queued: int
+
+
+class ExceedsQuota(Rejection, frozen=True, kw_only=True):
+    """Asks for more GPUs than its tenant or pool may ever hold; waiting cannot help."""
+
+    code: ClassVar[str] = "exceeds_quota"
+    entry: int
+    holder: str  # tenant NAME, online pool, batch pool
+    milli_requested: int
+    gpus_quota: int
+
+
+class ExceedsMemory(Rejection, frozen=True, kw_only=True):
+    """Asks for more GPU memory than its tenant may ever hold."""
+
+    code: ClassVar[str] = "exceeds_memory_quota"
+    entry: int
+    tenant_id: TenantId
+    requested_mb: int
+    quota_mb: int
+
+
+class MemoryNotStated(Rejection, frozen=True, kw_only=True):
+    """Its tenant's GPU memory is limited, and it does not say how much it needs."""
+
+    code: ClassVar[str] = "memory_not_stated"
+    entry: int
+    tenant_id: TenantId
+    quota_mb: int
+
+
+class PoolNotAllowed(Rejection, frozen=True, kw_only=True):
+    code: ClassVar[str] = "pool_not_allowed"
+    entry: int
+    tenant_id: TenantId
+    pool: str
+    pools: str
+
+
+class PriorityTooHigh(Rejection, frozen=True, kw_only=True):
+    code: ClassVar[str] = "priority_too_high"
+    entry: int
+    tenant_id: TenantId
+    priority: int
+    max_priority: int
+
+
+class TenantQueueFull(Rejection, frozen=True, kw_only=True):
+    """As many tasks of the tenant wait as may."""
+
+    code: ClassVar[str] = "tenant_queue_full"
+    tenant_id: TenantId
+    waiting: int
+    submitted: int
+    limit: int
+
+
+class UnknownTenant(Rejection, frozen=True, kw_only=True):
+    code: ClassVar[str] = "unknown_tenant"
+    tenant_id: TenantId
+    entry: int = -1  # of a submit
+
+
+class TenantExists(Rejection, frozen=True, kw_only=True):
+    code: ClassVar[str] = "tenant_exists"
+    tenant_id: TenantId
+
+
+class TenantBusy(Rejection, frozen=True, kw_only=True):
+    """It still has tasks."""
+
+    code: ClassVar[str] = "tenant_busy"
+    tenant_id: TenantId
+    waiting: int
+    running: int
+
+
+class TooManyTenants(Rejection, frozen=True, kw_only=True):
+    code: ClassVar[str] = "too_many_tenants"
+    limit: int
+
+
+class QuotaInUse(Rejection, frozen=True, kw_only=True):
+    """Running tasks hold more than the new quota gives; nothing is stopped for it."""
+
+    code: ClassVar[str] = "quota_in_use"
+    pool: str
+    used_milli: int
+    quota: int

@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import enum
-from typing import TypeAlias
+from typing import NamedTuple
 
 from dgpu.core.ids import GpuId, LeaseId, NodeId
 from dgpu.core.node import GpuStatus
-
-# A card that may be given away, in the order of choice: most free memory first, then by index and id.
-Card: TypeAlias = tuple[int, int, GpuId, str]  # (-free_mb, index, id, model)
+from dgpu.core.task import WHOLE_MILLI
 
 STATUSES = tuple(GpuStatus)
+
+
+class Kind(NamedTuple):
+    """GPUs of one kind are interchangeable. A node whose GPUs differ has a part for each kind."""
+
+    model: str
+    memory_mb: int  # what a task may use: without the safety margin and foreign memory
+    parole: bool = False  # for tasks of low priority only
+
+
+class Card(NamedTuple):
+    """A GPU that may be given away, in the order of liking: by `key`, then by place and id."""
+
+    key: int  # the smaller, the better liked while idle; see policy.score
+    place: int  # its index in the node
+    id: GpuId
+    model: str
+    usable_mb: int  # what may be promised: without the safety margin and foreign memory
+    parole: bool = False  # for tasks of low priority only
+    over_mb: int = 0  # used by shared tasks beyond what they reserved
+    warm: tuple[str, ...] = ()  # models that are loaded
+    most_warm: int = 0
+    kind: Kind = Kind("", 0)
 
 
 class Slot(enum.IntEnum):
@@ -21,17 +42,34 @@ class Slot(enum.IntEnum):
     BUSY = STATUSES.index(GpuStatus.BUSY)
 
 
+class Used(NamedTuple):
+    """What shared tasks hold of a card."""
+
+    milli: int
+    memory_mb: int
+    leases: int
+
+
+_NOTHING = Used(0, 0, 0)
+
+
 class Room:
     __slots__ = (
         "cards",
         "counts",
         "cpus_free_milli",
+        "flat",
         "gpu_ids",
         "idle",
+        "labels",
         "leases",
+        "mixed",
+        "near",
         "node_id",
         "ram_free_mb",
         "ready",
+        "used",
+        "warm",
     )
 
     def __init__(self, node_id: NodeId) -> None:
@@ -39,23 +77,52 @@ class Room:
         self.ready = False  # connected and not draining
         self.cpus_free_milli = 0
         self.ram_free_mb = 0
+        self.labels: dict[str, str] = {}
         self.idle: list[Card] = []  # sorted; empty unless ready
+        self.used: dict[GpuId, Used] = {}  # cards that shared tasks live on; empty unless ready
         self.cards: dict[GpuId, Card] = {}  # all that are neither reserved nor faulty nor gone, leased or not
         self.gpu_ids: tuple[GpuId, ...] = ()  # all of the node, by index
         self.leases: dict[LeaseId, None] = {}
         self.counts: list[int] = [0] * len(STATUSES)  # GPUs per status
+        self.mixed = False  # its cards differ in model, memory or trust
+        self.warm = False  # models are loaded on some card
+        self.flat = True  # no two cards are nearer to each other than any other two
+        self.near: dict[GpuId, dict[GpuId, int]] = {}
 
     def copy(self) -> Room:
-        twin = Room(self.node_id)
-        twin.ready = self.ready
-        twin.cpus_free_milli = self.cpus_free_milli
-        twin.ram_free_mb = self.ram_free_mb
+        twin = Room.__new__(Room)  # one by one: forks of large clusters are made of this
+        twin.node_id, twin.ready, twin.gpu_ids = self.node_id, self.ready, self.gpu_ids
+        twin.cpus_free_milli, twin.ram_free_mb = self.cpus_free_milli, self.ram_free_mb
+        # These are replaced, never changed.
+        twin.labels, twin.cards, twin.near = self.labels, self.cards, self.near
+        twin.mixed, twin.warm, twin.flat = self.mixed, self.warm, self.flat
         twin.idle = self.idle.copy()
-        twin.cards = self.cards  # replaced, never changed
-        twin.gpu_ids = self.gpu_ids
+        twin.used = self.used.copy()
         twin.leases = self.leases.copy()
         twin.counts = self.counts.copy()
         return twin
+
+    def use(self, gpu_id: GpuId, milli: int, memory_mb: int) -> None:
+        """A shared task holds so much of a card; negative: no more."""
+        used = self.used.get(gpu_id, _NOTHING)
+        leases = used.leases + (1 if milli > 0 else -1)
+        if leases:
+            self.used[gpu_id] = Used(used.milli + milli, used.memory_mb + memory_mb, leases)
+        else:
+            del self.used[gpu_id]
+
+    def free_milli(self, card: Card) -> int:
+        """Of a card that shared tasks live on: by share and by memory, whichever is less."""
+        used = self.used[card.id]
+        free = WHOLE_MILLI - used.milli
+        if card.usable_mb:
+            free = min(free, (card.usable_mb - used.memory_mb - card.over_mb) * WHOLE_MILLI // card.usable_mb)
+        return max(0, free)
+
+    @property
+    def most_gpus(self) -> int:
+        """More than this many GPUs cannot be had here now."""
+        return len(self.idle) or bool(self.used)
 
     def facts(self) -> tuple[object, ...]:
         """For comparison with a room rebuilt from scratch."""
@@ -64,7 +131,9 @@ class Room:
             self.ready,
             self.cpus_free_milli,
             self.ram_free_mb,
+            self.labels,
             self.idle,
+            dict(sorted(self.used.items())),
             self.cards,
             self.gpu_ids,
             sorted(self.leases),

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from bisect import insort
-from typing import TYPE_CHECKING
+from heapq import nsmallest
+from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
+from dgpu.core.cards import deal, status_of
 from dgpu.core.ids import GpuId, LeaseId, NodeId
 from dgpu.core.lease import Lease
-from dgpu.core.node import Gpu, GpuStatus, Node
-from dgpu.core.policy.fit import Demand, has_memory
+from dgpu.core.node import Gpu, Node
+from dgpu.core.packing import Packing, pack_cards
+from dgpu.core.policy.fit import Demand, chosen_cards, fits, milli_on, reserved_mb
+from dgpu.core.policy.fragment import Typical
 from dgpu.core.ranking import Ranking
 from dgpu.core.room import STATUSES, Card, Room, Slot
+from dgpu.core.settings import Placement, Settings
+from dgpu.core.task import WHOLE_MILLI
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,6 +28,17 @@ _MOST_RANKED = 2_000_000  # entries over all rankings: a bound on memory
 _FEWEST_RANKINGS = 16
 _MOST_RANKINGS = 1_024
 _FEWEST_CHANGES = 4_096  # kept before rankings must catch up or go
+_ANY_MB = 1 << 60
+_FEW = 8  # rooms that are looked at one by one instead of through a ranking
+
+
+class Spot(NamedTuple):
+    """Where a task would go."""
+
+    room: Room
+    cards: list[Card]
+    share_milli: int  # of each card
+    gpu_memory_mb: int  # held on each card
 
 
 class Rooms:
@@ -29,13 +46,21 @@ class Rooms:
         "_changes",
         "_gpus",
         "_leases",
-        "_most_leases",
+        "_least_mb",
+        "_mixed",
         "_nodes",
+        "_origin",
+        "_packing",
+        "_parole",
         "_rankings",
+        "_settings",
+        "_typical",
+        "_warm",
         "by_node",
         "counts",
         "holders",
         "improved",
+        "refreshed",
     )
 
     def __init__(
@@ -43,24 +68,37 @@ class Rooms:
         nodes: Mapping[NodeId, Node],
         gpus: Mapping[GpuId, Gpu],
         leases: Mapping[LeaseId, Lease],
-        most_leases: int,
+        settings: Settings,
+        typical: Typical,
     ) -> None:
         self._nodes = nodes
         self._gpus = gpus
         self._leases = leases
-        self._most_leases = most_leases
+        self._settings = settings
+        self._typical = typical
         self.by_node: dict[NodeId, Room] = {}
-        self.holders: dict[GpuId, LeaseId] = {}
+        self.holders: dict[GpuId, tuple[LeaseId, ...]] = {}  # several where tasks share
         self.counts: list[int] = [0] * len(STATUSES)
         self.improved: dict[NodeId, Room] = {}  # may have more to give than when they were last looked at
         self._rankings: dict[Demand, Ranking] = {}
         self._changes: list[Room] = []
+        self._origin: tuple[Rooms, list[Room], int] | None = (
+            None  # of a copy: the original, and its changes then
+        )
+        self.refreshed: dict[
+            NodeId, None
+        ] = {}  # worked out anew: cards may count for the quota or not any more
+        self._packing: Packing | None = None  # made when it is first asked
+        self._least_mb = _ANY_MB  # no card can promise less
+        self._mixed = False  # some node has cards of several kinds
+        self._warm = False  # models are loaded somewhere
+        self._parole = False  # some card is on parole
 
     def rebuild(self) -> None:
         for lease_id, lease in self._leases.items():
             self._room(lease.node_id).leases[lease_id] = None
             for gpu_id in lease.gpu_ids:
-                self.holders[gpu_id] = lease_id
+                self.holders[gpu_id] = (*self.holders.get(gpu_id, ()), lease_id)
         by_node: dict[NodeId, list[Gpu]] = {node_id: [] for node_id in self._nodes}
         for gpu in self._gpus.values():
             by_node[gpu.node_id].append(gpu)
@@ -70,19 +108,35 @@ class Rooms:
     def copy(
         self, nodes: Mapping[NodeId, Node], gpus: Mapping[GpuId, Gpu], leases: Mapping[LeaseId, Lease]
     ) -> Rooms:
-        """Rankings are not copied: they come back when they are asked for."""
-        twin = Rooms(nodes, gpus, leases, self._most_leases)
+        """Rankings are copied when they are asked for, and only while the original stays as it is."""
+        twin = Rooms(nodes, gpus, leases, self._settings, self._typical)
         twin.by_node = {node_id: room.copy() for node_id, room in self.by_node.items()}
         twin.holders = self.holders.copy()
         twin.counts = self.counts.copy()
+        twin.refreshed = self.refreshed.copy()
+        twin._least_mb, twin._mixed = self._least_mb, self._mixed
+        twin._warm, twin._parole = self._warm, self._parole
         twin.improved = {node_id: twin.by_node[node_id] for node_id in self.improved}
+        twin._origin = (self, self._changes, len(self._changes))
         return twin
 
-    def limit_leases(self, most_leases: int) -> None:
-        if most_leases != self._most_leases:
-            self._most_leases = most_leases
-            self._rankings.clear()
-            self.improved.update(self.by_node)
+    def configure(self, settings: Settings) -> None:
+        """New rules: what may be promised and how nodes are liked may differ."""
+        if settings == self._settings:
+            return
+        self._settings = settings
+        self._rankings.clear()
+        self._origin = None
+        self._packing = None
+        self._least_mb, self._warm, self._parole = _ANY_MB, False, False
+        for node_id in self.by_node:
+            if node_id in self._nodes:
+                self.refresh(node_id)
+
+    def learn(self, typical: Typical) -> None:
+        self._typical = typical
+        if self._packing is not None:
+            self._packing.learn(typical)
 
     # what changes
 
@@ -96,26 +150,25 @@ class Rooms:
             gpus.sort(key=_by_index)
             room.gpu_ids = tuple(gpu.id for gpu in gpus)
         room.ready = not node.offline_since and not node.draining
+        room.labels = {**node.labels, "node": node_id}
         leases = [self._leases[lease_id] for lease_id in room.leases]
         room.cpus_free_milli = node.cpus_milli - sum(lease.cpus_milli for lease in leases)
         room.ram_free_mb = node.ram_in_steps_mb - sum(lease.ram_mb for lease in leases)
-        room.cards = {gpu.id: _card(gpu) for gpu in gpus if not (gpu.reserved or gpu.fault or gpu.gone)}
-        room.idle = (
-            sorted(card for gpu_id, card in room.cards.items() if gpu_id not in self.holders)
-            if room.ready
-            else []
-        )
+        deal(room, gpus, leases, self.holders, self._settings)
+        self._tell_apart(room)
         counts = [0] * len(STATUSES)
         for gpu in gpus:
             counts[STATUSES.index(status_of(gpu, node, leased=gpu.id in self.holders))] += 1
         self._count(room, counts)
         self._changed(room)
+        self.refreshed[node_id] = None
         if room.ready:
             self.improved[node_id] = room
 
     def remove(self, node_id: NodeId) -> None:
         room = self.by_node.pop(node_id)
         self.improved.pop(node_id, None)
+        self.refreshed[node_id] = None
         room.ready = False
         self._count(room, [0] * len(STATUSES))
         self._changed(room)
@@ -125,10 +178,13 @@ class Rooms:
         room.leases[lease.id] = None
         room.cpus_free_milli -= lease.cpus_milli
         room.ram_free_mb -= lease.ram_mb
+        if lease.share_milli < WHOLE_MILLI:
+            self._grant_share(room, lease)
+            return
         taken = 0
         idle = room.idle
         for gpu_id in lease.gpu_ids:
-            self.holders[gpu_id] = lease.id
+            self.holders[gpu_id] = (lease.id,)
             for place, card in enumerate(idle):
                 if card[2] == gpu_id:
                     del idle[place]
@@ -138,9 +194,7 @@ class Rooms:
             self.refresh(lease.node_id)
             return
         if taken:
-            for counts in (room.counts, self.counts):
-                counts[_IDLE] -= taken
-                counts[_BUSY] += taken
+            self._shift(room, taken)
         self._changed(room)
 
     def release(self, lease: Lease) -> None:
@@ -148,6 +202,9 @@ class Rooms:
         del room.leases[lease.id]
         room.cpus_free_milli += lease.cpus_milli
         room.ram_free_mb += lease.ram_mb
+        if lease.share_milli < WHOLE_MILLI:
+            self._release_share(room, lease)
+            return
         for gpu_id in lease.gpu_ids:
             del self.holders[gpu_id]
         cards = [room.cards.get(gpu_id) for gpu_id in lease.gpu_ids]
@@ -158,25 +215,106 @@ class Rooms:
             if card is not None:
                 insort(room.idle, card)
         if cards:
-            for counts in (room.counts, self.counts):
-                counts[_IDLE] += len(cards)
-                counts[_BUSY] -= len(cards)
+            self._shift(room, -len(cards))
         self._changed(room)
         self.improved[room.node_id] = room
+
+    def _grant_share(self, room: Room, lease: Lease) -> None:
+        (gpu_id,) = lease.gpu_ids
+        first = gpu_id not in self.holders
+        self.holders[gpu_id] = (*self.holders.get(gpu_id, ()), lease.id)
+        card = room.cards.get(gpu_id)
+        if not room.ready or card is None or (first and card not in room.idle):
+            self.refresh(room.node_id)
+            return
+        if first:
+            room.idle.remove(card)
+            self._shift(room, 1)
+        room.use(gpu_id, lease.share_milli, lease.gpu_memory_mb)
+        self._changed(room)
+
+    def _release_share(self, room: Room, lease: Lease) -> None:
+        (gpu_id,) = lease.gpu_ids
+        left = tuple(each for each in self.holders.pop(gpu_id) if each != lease.id)
+        if left:
+            self.holders[gpu_id] = left
+        card = room.cards.get(gpu_id)
+        if not room.ready or card is None:
+            self.refresh(room.node_id)
+            return
+        room.use(gpu_id, -lease.share_milli, -lease.gpu_memory_mb)
+        if not left:
+            insort(room.idle, card)
+            self._shift(room, -1)
+        self._changed(room)
+        self.improved[room.node_id] = room
+
+    def _shift(self, room: Room, taken: int) -> None:
+        """So many cards were idle and are busy; negative: the other way."""
+        for counts in (room.counts, self.counts):
+            counts[_IDLE] -= taken
+            counts[_BUSY] += taken
 
     # what is asked
 
     def best(self, demand: Demand) -> Room | None:
         """The node that a task of this demand goes to, or None if it fits nowhere now."""
+        if self._settings.placement is Placement.PACK and _is_packed(demand):
+            found = self._packed().best(demand)
+            if found is not None:
+                return self.by_node[NodeId(found.node_id)]
+            if not self._may_mix(demand):
+                return None
+        return self._ranked(demand)
+
+    def _ranked(self, demand: Demand) -> Room | None:
         ranking = self._rankings.get(demand)
         if ranking is None:
             ranking = self._new_ranking(demand)
         if ranking.seen != len(self._changes):
             ranking.catch_up(self._changes)
         top = ranking.best()
-        if top is None or not has_memory(top[0], demand):
-            return None
-        return self.by_node[top[1]]
+        return None if top is None else self.by_node[top[1]]
+
+    def find(self, demand: Demand) -> Spot | None:
+        """The node and the cards on it."""
+        if self._settings.placement is Placement.PACK and _is_packed(demand):
+            found = self._packed().best(demand)
+            if found is not None:
+                room = self.by_node[NodeId(found.node_id)]
+                return _spot(room, demand, pack_cards(room, demand, found.kind, found.from_milli))
+            if not self._may_mix(demand):
+                return None
+        best = self._ranked(demand)
+        return None if best is None else _spot(best, demand, chosen_cards(best, demand))
+
+    def find_gang(self, demand: Demand) -> list[Spot]:
+        """A node for each rank, the best liked first; empty if too few have room now."""
+        ranks = self.fitting(demand)
+        if len(ranks) < demand.nodes:
+            return []
+        chosen = nsmallest(demand.nodes, ((value, node_id) for node_id, value in ranks.items()))
+        rooms = [self.by_node[node_id] for _, node_id in chosen]
+        return [_spot(room, demand, chosen_cards(room, demand)) for room in rooms]
+
+    def fitting(self, demand: Demand) -> Mapping[NodeId, int]:
+        """The nodes with room for it now, each with its rank."""
+        ranking = self._rankings.get(demand)
+        if ranking is None:
+            ranking = self._new_ranking(demand)
+        ranking.catch_up(self._changes)
+        return ranking.ranks
+
+    def _may_mix(self, demand: Demand) -> bool:
+        """Packing looks at cards of one kind. Where none has enough of them, different ones may do."""
+        return demand.gpus > 1 and self._mixed
+
+    def lets_in(self, demand: Demand, improved: list[Room]) -> bool:
+        """Does it fit, if only these rooms have more to give than when it last did not?"""
+        if len(improved) > _FEW:
+            return self.best(demand) is not None
+        most_leases = self._settings.most_leases
+        return any(fits(room, demand, most_leases) for room in improved)
 
     # leaves
 
@@ -186,27 +324,72 @@ class Rooms:
             room = self.by_node[node_id] = Room(node_id)
         return room
 
+    def _tell_apart(self, room: Room) -> None:
+        """A card may differ from all others in what no demand had to look at before. Rankings start anew then."""
+        least_mb = min((card.usable_mb for card in room.cards.values()), default=self._least_mb)
+        self._mixed = self._mixed or room.mixed
+        parole = self._parole or any(card.parole for card in room.cards.values())
+        if least_mb < self._least_mb or room.warm > self._warm or parole > self._parole:
+            self._rankings.clear()
+            self._least_mb = min(least_mb, self._least_mb)
+            self._warm = self._warm or room.warm
+            self._parole = parole
+
     def _count(self, room: Room, counts: list[int]) -> None:
         for slot, (before, now) in enumerate(zip(room.counts, counts, strict=True)):
             self.counts[slot] += now - before
         room.counts = counts
 
+    def _plain(self, demand: Demand) -> Demand:
+        """Without what makes no difference here: demands that the nodes cannot tell apart share a ranking."""
+        whole = demand.share_milli == WHOLE_MILLI
+        return replace(
+            demand,
+            gpu_memory_mb=0 if whole and demand.gpu_memory_mb <= self._least_mb else demand.gpu_memory_mb,
+            model=demand.model if self._warm else "",
+            parole=demand.parole and self._parole,
+        )
+
     def _new_ranking(self, demand: Demand) -> Ranking:
-        shared = msgspec.structs.replace(demand, gpu_memory_mb=0)
-        ranking = self._rankings.get(shared)
+        plain = self._plain(demand)
+        known = self._rankings.get(plain)
+        if known is not None:
+            self._rankings[demand] = known
+            return known
+        most = max(_FEWEST_RANKINGS, min(_MOST_RANKINGS, _MOST_RANKED // (len(self.by_node) + 1)))
+        if len(self._rankings) >= most:
+            self._rankings.clear()
+        ranking = None
+        if self._origin is not None:
+            # Most demands fit nowhere or on few nodes: a copy costs less than asking every node anew.
+            original, changes, number = self._origin
+            ranking = original.lend(plain, changes, number)
         if ranking is None:
-            most = max(_FEWEST_RANKINGS, min(_MOST_RANKINGS, _MOST_RANKED // (len(self.by_node) + 1)))
-            if len(self._rankings) >= most:
-                self._rankings.clear()
-            ranking = Ranking(shared, self._most_leases, self.by_node.values(), len(self._changes))
-            self._rankings[shared] = ranking
-        self._rankings[demand] = ranking
+            ranking = Ranking(plain, self._settings.most_leases, self.by_node.values(), len(self._changes))
+        self._rankings[demand] = self._rankings[plain] = ranking
         return ranking
 
+    def lend(self, demand: Demand, changes: list[Room], number: int) -> Ranking | None:
+        """A copy of a ranking, if nothing has changed since there were so many changes."""
+        known = self._rankings.get(demand)
+        if known is None or known.demand != demand or self._changes is not changes or len(changes) != number:
+            return None
+        known.catch_up(changes)
+        return known.copy()
+
+    def _packed(self) -> Packing:
+        packing = self._packing
+        if packing is None:
+            packing = self._packing = Packing(self._typical)
+            packing.changed.update(self.by_node)
+        packing.catch_up(self.by_node, self._settings.most_leases)
+        return packing
+
     def _changed(self, room: Room) -> None:
-        changes = self._changes
-        changes.append(room)
-        if len(changes) > _FEWEST_CHANGES and len(changes) > 2 * len(self.by_node):
+        if self._packing is not None:
+            self._packing.changed[room.node_id] = room
+        self._changes.append(room)
+        if len(self._changes) > max(_FEWEST_CHANGES, 2 * len(self.by_node)):
             self._forget_changes()
 
     def _forget_changes(self) -> None:
@@ -219,22 +402,19 @@ class Rooms:
             ranking.seen = 0
         self._rankings = used
         self._changes = []
+        self._origin = None
 
 
-def status_of(gpu: Gpu, node: Node, *, leased: bool) -> GpuStatus:
-    if node.offline_since or gpu.gone:
-        return GpuStatus.OFFLINE
-    if gpu.fault:
-        return GpuStatus.ERROR
-    if leased:
-        return GpuStatus.BUSY
-    if node.draining:
-        return GpuStatus.DRAINING
-    return GpuStatus.RESERVED if gpu.reserved else GpuStatus.IDLE
+def _is_packed(demand: Demand) -> bool:
+    """Tasks that ask for nothing are spread. A constraint picks nodes by name, which no group of equals can tell."""
+    return not demand.constraints and bool(demand.gpus or demand.cpus_milli or demand.ram_mb)
 
 
-def _card(gpu: Gpu) -> Card:
-    return (-max(0, gpu.memory_in_steps_mb - gpu.foreign_mb), gpu.index, gpu.id, gpu.model)
+def _spot(room: Room, demand: Demand, cards: list[Card]) -> Spot:
+    if not cards:
+        return Spot(room, cards, WHOLE_MILLI, 0)
+    usable = cards[0].usable_mb
+    return Spot(room, cards, milli_on(demand, usable), reserved_mb(demand, usable))
 
 
 def _by_index(gpu: Gpu) -> tuple[int, GpuId]:

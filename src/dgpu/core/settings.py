@@ -2,7 +2,35 @@
 
 from __future__ import annotations
 
+import enum
+
 import msgspec
+
+from dgpu.core.health import HealthRules
+from dgpu.core.quota import Quota
+from dgpu.core.tenant import Tenant
+
+
+class Placement(enum.StrEnum):
+    BALANCED = "balanced"  # warm models, free memory, low load: see policy.score
+    PACK = "pack"  # keeps nodes whole and fragments least: see policy.fragment
+
+
+class EstimateRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is assumed of a task's memory until runs have taught better."""
+
+    base_mb: int = 4_000
+    mb_per_atom_milli: int = 2_000
+    atoms: int = 500
+    factors_milli: dict[str, int] = msgspec.field(
+        default_factory=lambda: {
+            "optimization": 1_200,
+            "stability": 1_500,
+            "heat-capacity": 2_000,
+            "bulk-modulus": 1_300,
+        }
+    )  # by task type; 1,000 for any other
+    models_mb: dict[str, int] = {}  # base by model
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -17,3 +45,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     most_leases: int = (
         512  # on one node: tasks that ask for neither GPUs nor cpus would else all start at once
     )
+    health: HealthRules = HealthRules()
+    ageing_ms: int = 0  # so much waiting counts as one point of priority; 0: priority alone decides
+    placement: Placement = Placement.BALANCED
+    memory_margin_mb: int = 2_000  # of each GPU, never promised to a task
+    memory_ramp_up_ms: int = 60_000  # what ended sooner says nothing about how much memory it would need
+    max_models_per_gpu: int = 2
+    estimates: EstimateRules = EstimateRules()
+    quota: Quota = Quota()
+    tenants: tuple[Tenant, ...] = ()
+    creates_tenants: bool = False  # on first use; else unknown ones are refused once any tenant is known
+    fair_share_half_life_ms: int = 86_400_000
+    share_enforcement: str = "report"  # or kill: what outgrows its reservation on a shared GPU

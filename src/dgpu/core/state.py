@@ -6,15 +6,27 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
+from dgpu.core.account import Accounts
+from dgpu.core.cards import status_of
+from dgpu.core.dependencies import Awaited, Dependents
+from dgpu.core.estimates import Estimate
+from dgpu.core.gang import Gang
+from dgpu.core.health import GpuHealth, due_at
 from dgpu.core.idempotency import IdempotencyKey
-from dgpu.core.ids import GpuId, LeaseId, NodeId, ShapeId, TaskId
+from dgpu.core.ids import GpuId, LeaseId, NodeId, ShapeId, TaskId, TenantId
 from dgpu.core.lease import Lease
+from dgpu.core.line import Line
 from dgpu.core.node import Gpu, GpuStatus, Node
 from dgpu.core.policy.fit import Demand
+from dgpu.core.policy.fragment import Typical
+from dgpu.core.quota import Quota
 from dgpu.core.room import STATUSES
-from dgpu.core.rooms import Rooms, status_of
+from dgpu.core.rooms import Rooms
+from dgpu.core.run_times import RunTimes
 from dgpu.core.settings import Settings
-from dgpu.core.task import Shape, Task, TaskStatus
+from dgpu.core.task import Pool, Shape, Task, TaskStatus
+from dgpu.core.tenant import Tenant
+from dgpu.core.usage import Meter, Usage
 from dgpu.core.waiting import Waiting
 
 
@@ -33,26 +45,71 @@ class Parts(NamedTuple):
     next_lease_id: LeaseId
     next_shape_id: ShapeId
     last_at: int
+    health: dict[GpuId, GpuHealth]  # of cards with a past
+    typical: Typical  # the tasks we know, for `placement: pack`
+    estimates: dict[str, Estimate]  # what runs have taught about memory
+    after: dict[TaskId, Awaited]  # of waiting tasks: whose ends they wait for
+    gangs: dict[TaskId, Gang]  # of running tasks over several nodes
+    quota: Quota  # as it holds now; `settings.quota` is what the configuration says
+    tenants: dict[TenantId, Tenant]
+    usages: dict[TenantId, Usage]
+    meter: Meter
+    run_times: dict[str, RunTimes]  # what runs have taught about how long they take
+
+
+# Parts that came after the first snapshots were written, as they are while nothing is in them. An older snapshot lacks
+# them, and their names are in no digest until they hold something.
+LATER_PARTS: dict[str, object] = {
+    "health": {},
+    "typical": Typical(),
+    "estimates": {},
+    "after": {},
+    "gangs": {},
+    "quota": Quota(),
+    "tenants": {},
+    "usages": {},
+    "meter": Meter(),
+    "run_times": {},
+}
 
 
 class ClusterState:
     __slots__ = (
+        "accounts",
+        "after",
+        "away",
+        "dependents",
         "ended",
         "epoch",
+        "estimates",
         "expiring",
         "fits_empty",
+        "gangs",
         "gpus",
+        "health",
+        "health_at",
+        "health_changed",
         "keys",
         "last_at",
         "leases",
+        "limits_changed",
+        "meter",
         "next_lease_id",
         "next_shape_id",
         "next_task_id",
         "nodes",
+        "other_ranks",
+        "quota",
+        "reclaims",
         "rooms",
+        "run_times",
         "settings",
         "shapes",
+        "stirred",
         "tasks",
+        "tenants",
+        "typical",
+        "usages",
         "waiting",
     )
 
@@ -69,6 +126,16 @@ class ClusterState:
         self.next_lease_id = LeaseId(1)
         self.next_shape_id = ShapeId(1)
         self.last_at = 0
+        self.health: dict[GpuId, GpuHealth] = {}
+        self.typical = Typical()
+        self.estimates: dict[str, Estimate] = {}
+        self.after: dict[TaskId, Awaited] = {}
+        self.gangs: dict[TaskId, Gang] = {}
+        self.quota = self.settings.quota
+        self.tenants: dict[TenantId, Tenant] = {}
+        self.usages: dict[TenantId, Usage] = {}
+        self.meter = Meter()
+        self.run_times: dict[str, RunTimes] = {}
         self._derive()
 
     @classmethod
@@ -90,11 +157,18 @@ class ClusterState:
         twin = ClusterState.__new__(ClusterState)
         for name, part in zip(Parts._fields, self.parts(), strict=True):
             setattr(twin, name, part.copy() if isinstance(part, dict) else part)
-        twin.waiting = self.waiting.copy()
+        twin.accounts = self.accounts.copy(twin.tenants)
+        twin.waiting = self.waiting.copy(twin.tasks, twin.accounts)
+        twin.away = self.away.copy()
+        twin.reclaims = self.reclaims.copy()
+        twin.limits_changed = twin.stirred = True
+        twin.dependents = self.dependents.copy()
+        twin.other_ranks = self.other_ranks
         twin.rooms = self.rooms.copy(twin.nodes, twin.gpus, twin.leases)
         twin.ended = self.ended.copy()
         twin.expiring = self.expiring.copy()
         twin.fits_empty = self.fits_empty.copy()
+        twin.health_at, twin.health_changed = self.health_at, self.health_changed
         return twin
 
     def rebuild(self) -> None:
@@ -107,22 +181,50 @@ class ClusterState:
             task = self.tasks[task_id]
             self.waiting.lines[task.shape_id].uses += 1
             if task.status is TaskStatus.PENDING:
-                self.waiting.add(task.shape_id, task_id, task.eligible_at)
+                self.waiting.add(task.shape_id, task_id, task.eligible_at, apart=self.is_apart(task))
             elif task.status is TaskStatus.RUNNING:
+                shape = self.shapes[task.shape_id]
+                if shape.array_id:
+                    self.waiting.count_running(shape, 1)
                 if self.leases[task.lease_id].started:
                     self.note_expiry(task)
             else:
                 self.ended.append((task.ended_at, task_id))
         heapify(self.ended)
+        for lease in self.leases.values():
+            self.hold(lease)
+            if lease.stop_for:
+                self.reclaims[lease.id] = lease.stop_for
+        for task_id, awaited in self.after.items():
+            self.dependents.link(task_id, awaited)
+        self.other_ranks = sum(len(gang.leases) - 1 for gang in self.gangs.values())
 
     def _derive(self) -> None:
-        self.waiting = Waiting()
-        self.rooms = Rooms(self.nodes, self.gpus, self.leases, self.settings.most_leases)
+        self.accounts = Accounts(self.tenants, self.meter)
+        self.accounts.learn(self.usages, self.meter)
+        self.waiting = Waiting(self.tasks, self.accounts, self.settings.ageing_ms)
+        self.away: dict[NodeId, dict[Pool, int]] = {}  # held on cards that are out of reach or faulty
+        self.reclaims: dict[LeaseId, TaskId] = {}  # stops that give quota back, and who waits for it
+        self.limits_changed = True  # the quota is another one than the lanes know
+        self.stirred = True  # use, quota or tenants changed since the last pass
+        self.dependents = Dependents()
+        self.other_ranks = 0  # leases of gangs beyond the first of each
+        self.rooms: Rooms = Rooms(self.nodes, self.gpus, self.leases, self.settings, self.typical)
         self.ended: list[tuple[int, TaskId]] = []  # heap: (ended_at, id) of tasks that are over
         self.expiring: list[tuple[int, TaskId, LeaseId]] = []  # heap: ends of allocations, stale ones too
         self.fits_empty: dict[
             Demand, bool
         ] = {}  # could a registered node hold it when empty? Forgotten when one changes
+        self.health_at: int | None = None  # when time takes the next step with a card
+        self.health_changed = True  # it must be worked out anew
+
+    # what pools and tenants hold
+
+    def hold(self, lease: Lease) -> None:
+        line = self.waiting.lines[self.tasks[lease.task_id].shape_id]
+        milli = lease.gpu_milli
+        line.crowd.lane.used_milli += milli
+        self.accounts.hold(line.account, lease, milli)
 
     # what others ask
 
@@ -135,9 +237,14 @@ class ClusterState:
         room = self.rooms.by_node.get(node_id)
         return () if room is None else tuple(self.leases[lease_id] for lease_id in sorted(room.leases))
 
+    def gpu_leases(self, gpu_id: GpuId) -> tuple[Lease, ...]:
+        """Several where tasks share the card, oldest first."""
+        return tuple(self.leases[lease_id] for lease_id in sorted(self.rooms.holders.get(gpu_id, ())))
+
     def gpu_lease(self, gpu_id: GpuId) -> Lease | None:
-        lease_id = self.rooms.holders.get(gpu_id)
-        return None if lease_id is None else self.leases[lease_id]
+        """The oldest on the card."""
+        leases = self.gpu_leases(gpu_id)
+        return leases[0] if leases else None
 
     def gpu_counts(self) -> dict[GpuStatus, int]:
         return dict(zip(STATUSES, self.rooms.counts, strict=True))
@@ -148,11 +255,40 @@ class ClusterState:
 
     @property
     def running_count(self) -> int:
-        return len(self.leases)
+        return len(self.leases) - self.other_ranks
 
     @property
     def ended_count(self) -> int:
-        return len(self.tasks) - self.waiting.count - len(self.leases)
+        return len(self.tasks) - self.waiting.count - self.running_count
+
+    def is_apart(self, task: Task) -> bool:
+        """A waiting task that may not be placed, whatever there is room for."""
+        return task.held or task.id in self.after
+
+    def leases_of(self, task: Task) -> tuple[LeaseId, ...]:
+        """Of a running task: one, or one for each rank of a gang."""
+        gang = self.gangs.get(task.id)
+        return (task.lease_id,) if gang is None else gang.leases
+
+    # shapes
+
+    def line_of(self, shape: Shape) -> Line:
+        """Of this shape, which is made known if it is new."""
+        shape_id = self.waiting.by_shape.get(shape)
+        if shape_id is not None:
+            return self.waiting.lines[shape_id]
+        shape_id = self.next_shape_id
+        self.next_shape_id = ShapeId(shape_id + 1)
+        self.shapes[shape_id] = shape
+        return self.waiting.open_line(shape_id, shape)
+
+    def leave_line(self, shape_id: ShapeId) -> None:
+        """One task less is of this shape. With the last one it is forgotten."""
+        line = self.waiting.lines[shape_id]
+        line.uses -= 1
+        if not line.uses:
+            self.waiting.close_line(shape_id)
+            del self.shapes[shape_id]
 
     # time
 
@@ -177,6 +313,26 @@ class ClusterState:
             heappop(heap)
         return heap[0][0] if heap else None
 
+    # the health of cards
+
+    def health_due_at(self, known: GpuHealth) -> int | None:
+        """When time takes the next step with a card; None: not while it is out of reach, or a task is ending on it."""
+        gpu = self.gpus.get(known.gpu_id)
+        if gpu is None or gpu.gone or self.nodes[gpu.node_id].offline_since:
+            return None
+        if not known.serves and any(
+            gpu.id in lease.gpu_ids and not lease.ended for lease in self.node_leases(gpu.node_id)
+        ):
+            return None
+        return due_at(known, self.settings.health)
+
+    def next_health_at(self) -> int | None:
+        if self.health_changed:
+            due = map(self.health_due_at, self.health.values())
+            self.health_at = min((at for at in due if at is not None), default=None)
+            self.health_changed = False
+        return self.health_at
+
 
 def gpu_status(state: ClusterState, gpu: Gpu) -> GpuStatus:
     return status_of(gpu, state.nodes[gpu.node_id], leased=gpu.id in state.rooms.holders)
@@ -188,10 +344,17 @@ def next_wake_at(state: ClusterState) -> int | None:
 
 
 def next_tick_at(state: ClusterState) -> int | None:
-    """When the next allocation's time is over: the service sends a Tick then."""
-    return state.next_expiry_at()
+    """When the next allocation's time is over, or a card's next step is due: the service sends a Tick then."""
+    expiry_at, health_at = state.next_expiry_at(), state.next_health_at()
+    if expiry_at is None or health_at is None:
+        return health_at if expiry_at is None else expiry_at
+    return min(expiry_at, health_at)
 
 
 def pass_due(state: ClusterState) -> bool:
     """Did anything change since the last pass that could let a task in?"""
-    return state.waiting.any_awake or bool(state.waiting.count and state.rooms.improved)
+    return (
+        state.waiting.any_awake
+        or bool(state.waiting.count and (state.rooms.improved or state.stirred))
+        or bool(state.dependents.broken)
+    )

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import enum
+from typing import TypeAlias
 
 import msgspec
 
-from dgpu.core.ids import NO_LEASE, GpuId, LeaseId, NodeId, ShapeId, TaskId, TenantId
+from dgpu.core.array import Ranges
+from dgpu.core.dependencies import Dependency
+from dgpu.core.ids import NO_LEASE, NO_TASK, GpuId, LeaseId, NodeId, ShapeId, TaskId, TenantId
 
 PRIORITY_LEVELS = {"low": 10, "normal": 50, "high": 80, "critical": 100}
 MEMORY_STEP_MB = 256  # demands are rounded up to it, so that near-equal tasks share a shape
+
+WHOLE_MILLI = 1_000  # one GPU
+
+# What a node's labels must say: (label, is, values). The label's value is among the values, or with `is` false is not.
+Constraint: TypeAlias = tuple[str, bool, tuple[str, ...]]
 
 
 def in_steps(memory_mb: int) -> int:
@@ -48,6 +56,7 @@ class Outcome(enum.StrEnum):
     STOPPED = "stopped"  # on our order
     CANNOT_START = "cannot_start"  # the task's own fault: no such command, no such directory
     NODE_FAULT = "node_fault"  # the node's fault: keeper gone, disk full, out of processes
+    OUT_OF_MEMORY = "out_of_memory"  # on a GPU: it said so at its end, or outgrew what it shares
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -61,6 +70,12 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     gpu_memory_mb: int = 0  # needed on each GPU
     cpus_milli: int = 0  # 0: not counted
     ram_mb: int = 0
+    share_milli: int = WHOLE_MILLI  # below it: shares its one GPU; the part of its memory counts too
+    constraints: tuple[Constraint, ...] = ()  # sorted; all must hold
+    model: str = ""  # `model_name` of the detail: a GPU that has it loaded is liked
+    nodes: int = 1  # more: a gang; so many nodes are needed at once, each with all of the above
+    array_id: TaskId = NO_TASK  # of an array with a limit: its tasks have a line of their own
+    array_limit: int = 0  # how many of them may run at once
 
 
 class TaskDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -85,6 +100,10 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     max_retries: int = 3
     restart: Restart = Restart.NEVER
     allocation: bool = False  # holds its GPUs, runs nothing
+    held: bool = False  # waits until it is released
+    after: tuple[Dependency, ...] = ()  # sorted by task, each once
+    array: Ranges = ()  # the indexes of an array: a task for each
+    array_limit: int = 0  # 0: none
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -114,3 +133,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     ended_at: int = (
         0  # when its end was journaled; `finished_at` may be much earlier on a node that was cut off
     )
+    held: bool = False  # waits until it is released
+    array_id: TaskId = NO_TASK  # the first task of its array
+    array_index: int = 0
+    array_count: int = 0  # tasks of the array
+    node_ids: tuple[NodeId, ...] = ()  # of a gang, by rank; `node_id` is that of rank 0
+    grown: bool = False  # ran out of memory, and was given a larger demand

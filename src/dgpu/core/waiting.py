@@ -3,50 +3,75 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
-from heapq import heapify, heappop, heappush, heapreplace
+from collections.abc import Iterable, Mapping
+from heapq import heapify, heappop, heappush
 
+from dgpu.core.account import Accounts
 from dgpu.core.ids import ShapeId, TaskId
-from dgpu.core.line import SLACK, Crowd, Line, Turn
-from dgpu.core.policy.fit import Demand, demand_of
+from dgpu.core.lane import Lane
+from dgpu.core.line import SLACK, Ageing, Crowd, CrowdKey, Line, Turn
+from dgpu.core.policy.fit import demand_of
 from dgpu.core.rooms import Rooms
-from dgpu.core.task import Shape
+from dgpu.core.task import Pool, Shape, Task
 
 _FEW = 16  # removals done one by one; more are cheaper in one sweep
 
 
 class Waiting:
     __slots__ = (
+        "_ageing",
+        "_array_lines",
         "_blocked",
-        "_crowds",
         "_delayed_heap",
-        "_order",
+        "accounts",
+        "arrays",
+        "barred",
         "by_shape",
         "count",
         "delayed_until",
+        "lanes",
         "lines",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, tasks: Mapping[TaskId, Task], accounts: Accounts, ageing_ms: int = 0) -> None:
+        self.accounts = accounts
+        self.barred: dict[
+            ShapeId, Line
+        ] = {}  # lines that wait for their tenant, or for the guarantee of another
+        self.lanes: dict[Pool | None, Lane] = {pool: Lane(pool) for pool in (None, *Pool)}
+        online, batch = self.lanes[Pool.ONLINE], self.lanes[Pool.BATCH]
+        online.other, batch.other = batch, online
+        self._ageing = Ageing(tasks, ageing_ms)
+        self.arrays: dict[TaskId, int] = {}  # with a limit: how many of their tasks run; 0 is left out
+        self._array_lines: dict[TaskId, dict[ShapeId, Line]] = {}  # one for each priority of its tasks
         self.lines: dict[ShapeId, Line] = {}
         self.by_shape: dict[Shape, ShapeId] = {}
         self.count = 0
         self.delayed_until: dict[TaskId, int] = {}
-        self._delayed_heap: list[tuple[int, TaskId, ShapeId]] = []
-        self._crowds: dict[Demand, Crowd] = {}
-        self._order: list[Turn] = []  # heap: the first turns of crowds awake, stale ones too
-        self._blocked: dict[int, dict[Demand, Crowd]] = {}  # by number of GPUs
+        self._delayed_heap: list[tuple[int, TaskId]] = []
+        self._blocked: dict[int, dict[CrowdKey, Crowd]] = {}  # by number of GPUs
 
-    def copy(self) -> Waiting:
-        """All crowds of the copy are awake: it knows nothing of what was tried."""
-        twin = Waiting()
+    def copy(self, tasks: Mapping[TaskId, Task], accounts: Accounts) -> Waiting:
+        """What fits nowhere fits nowhere in the copy either; all other crowds of it are awake."""
+        twin = Waiting(tasks, accounts, self._ageing.point_ms)
+        twin.arrays = self.arrays.copy()
         for shape_id, line in self.lines.items():
-            crowd = twin._crowd(line.crowd.demand)
-            crowd.lines[shape_id] = twin.lines[shape_id] = line.copy(crowd)
+            crowd = twin._crowd(line.crowd.key)
+            account = accounts.open(line.shape.tenant_id)
+            copied = line.copy(crowd, account, twin._ageing)
+            crowd.lines[shape_id] = twin.lines[shape_id] = account.lines[shape_id] = copied
+            if line.shape.array_id:
+                twin._array_lines.setdefault(line.shape.array_id, {})[shape_id] = copied
         twin.by_shape = self.by_shape.copy()
         twin.count = self.count
         twin.delayed_until = self.delayed_until.copy()
         twin._delayed_heap = self._delayed_heap.copy()
+        for lane in self.lanes.values():
+            twin.lanes[lane.pool].used_milli = lane.used_milli
+            twin.lanes[lane.pool].limit_milli = lane.limit_milli
+            for crowd in lane.crowds.values():
+                if crowd.blocked:
+                    twin.block(twin.lanes[lane.pool].crowds[crowd.key])
         for line in twin.lines.values():
             twin._list(line)
         return twin
@@ -54,22 +79,35 @@ class Waiting:
     # shapes
 
     def open_line(self, shape_id: ShapeId, shape: Shape) -> Line:
-        crowd = self._crowd(demand_of(shape))
-        line = self.lines[shape_id] = crowd.lines[shape_id] = Line(shape_id, shape, crowd)
+        crowd = self._crowd((demand_of(shape), shape.pool if shape.gpus else None))
+        account = self.accounts.open(shape.tenant_id)
+        line = Line(shape_id, shape, crowd, account, self._ageing)
+        self.lines[shape_id] = crowd.lines[shape_id] = account.lines[shape_id] = line
         self.by_shape[shape] = shape_id
+        if shape.array_id:
+            self._array_lines.setdefault(shape.array_id, {})[shape_id] = line
+            line.shut = self.arrays.get(shape.array_id, 0) >= shape.array_limit
         return line
 
     def close_line(self, shape_id: ShapeId) -> None:
         line = self.lines.pop(shape_id)
         del self.by_shape[line.shape]
-        crowd = line.crowd
+        array_id = line.shape.array_id
+        if array_id:
+            del self._array_lines[array_id][shape_id]
+            if not self._array_lines[array_id]:
+                del self._array_lines[array_id]
+        self.barred.pop(shape_id, None)
+        self.accounts.close(line.account, shape_id)
+        crowd, lane = line.crowd, line.crowd.lane
+        lane.ready.pop(shape_id, None)
         del crowd.lines[shape_id]
         if not crowd.lines:
-            del self._crowds[crowd.demand]
-            self._blocked.get(crowd.demand.gpus, {}).pop(crowd.demand, None)
-        elif crowd.awake_as is not None and crowd.awake_as[2] == shape_id:
+            lane.forget(crowd)
+            self._blocked.get(crowd.demand.gpus, {}).pop(crowd.key, None)
+        elif crowd.awake_as is not None and crowd.awake_as[3] == shape_id:
             crowd.awake_as = None
-            self._wake(crowd)
+            lane.wake(crowd)
 
     # tasks
 
@@ -78,17 +116,41 @@ class Waiting:
         self.count += len(task_ids)
         self._list(line)
 
-    def add(self, shape_id: ShapeId, task_id: TaskId, eligible_at: int) -> None:
+    def set_apart(self, line: Line, task_ids: list[TaskId]) -> None:
+        """New tasks that are held or wait for others."""
+        line.set_apart(task_ids)
+        self.count += len(task_ids)
+
+    def park(self, shape_id: ShapeId, task_id: TaskId) -> None:
+        """A task that waits may not be placed until `unpark`. One that backs off goes on doing so then."""
+        line = self.lines[shape_id]
+        if self.delayed_until.pop(task_id, None) is None:
+            line.remove(task_id)
+            insort(line.delayed, task_id)
+            self._list(line)
+
+    def unpark(self, shape_id: ShapeId, task_id: TaskId, eligible_at: int) -> None:
+        line = self.lines[shape_id]
+        del line.delayed[bisect_left(line.delayed, task_id)]
+        self.count -= 1
+        self.add(shape_id, task_id, eligible_at)
+
+    def add(self, shape_id: ShapeId, task_id: TaskId, eligible_at: int, *, apart: bool = False) -> None:
         line = self.lines[shape_id]
         self.count += 1
-        if eligible_at:
+        if apart:
+            insort(line.delayed, task_id)
+        elif eligible_at:
             self._delay(line, task_id, eligible_at)
         else:
             line.add(task_id)
             self._list(line)
 
     def remove(self, shape_id: ShapeId, task_id: TaskId) -> None:
-        self.lines[shape_id].remove(task_id)
+        line = self.lines[shape_id]
+        line.remove(task_id)
+        if not line.head:
+            line.crowd.lane.ready.pop(shape_id, None)
         self.count -= 1
         if self.delayed_until:
             self.delayed_until.pop(task_id, None)
@@ -102,22 +164,46 @@ class Waiting:
                 for task_id in task_ids:
                     self.remove(shape_id, task_id)
                 continue
-            self.lines[shape_id].remove_all(task_ids)
+            line = self.lines[shape_id]
+            line.remove_all(task_ids)
+            if not line.head:
+                line.crowd.lane.ready.pop(shape_id, None)
             self.count -= len(task_ids)
             for task_id in task_ids:
                 self.delayed_until.pop(task_id, None)
 
+    # arrays
+
+    def count_running(self, shape: Shape, change: int) -> None:
+        """A task of an array with a limit began or ended: its lines are shut while it runs as many as it may."""
+        array_id = shape.array_id
+        running = self.arrays.pop(array_id, 0) + change
+        if running:
+            self.arrays[array_id] = running
+        full = running >= shape.array_limit
+        if full is not (running - change >= shape.array_limit):
+            for line in self._array_lines[array_id].values():
+                line.shut_if(full)
+                self._list(line)
+
     # time
+
+    def age_by(self, point_ms: int) -> None:
+        if point_ms == self._ageing.point_ms:
+            return
+        self._ageing.point_ms = point_ms
+        for lane in self.lanes.values():
+            lane.start_over()
 
     def advance(self, at: int) -> None:
         """Those whose back-off is over join their lines again."""
         heap = self._delayed_heap
         while heap and heap[0][0] <= at:
-            eligible_at, task_id, shape_id = heappop(heap)
+            eligible_at, task_id = heappop(heap)
             if self.delayed_until.get(task_id) != eligible_at:
                 continue
             del self.delayed_until[task_id]
-            line = self.lines[shape_id]
+            line = self.lines[self._ageing.tasks[task_id].shape_id]
             del line.delayed[bisect_left(line.delayed, task_id)]
             line.add(task_id)
             self._list(line)
@@ -133,13 +219,34 @@ class Waiting:
 
     @property
     def any_awake(self) -> bool:
-        return bool(self._order)
+        return any(lane.any_awake for lane in self.lanes.values())
+
+    def reorder(self) -> None:
+        """Lines of tenants whose share fell stand further in front now."""
+        dropped = self.accounts.dropped
+        if not dropped:
+            return
+        for account in dropped.values():
+            for line in account.lines.values():
+                if line.head and line.crowd.list_line(line):
+                    line.crowd.lane.wake(line.crowd)
+        dropped.clear()
+
+    def bar(self, line: Line) -> None:
+        """Its tenant may not have more now, or may not take what is kept for another."""
+        line.barred = True
+        self.barred[line.shape_id] = line
+
+    def unbar(self, line: Line) -> None:
+        line.barred = False
+        del self.barred[line.shape_id]
+        self._list(line)
 
     def wake_all(self) -> None:
         for blocked in self._blocked.values():
             for crowd in blocked.values():
                 crowd.blocked = False
-                self._wake(crowd)
+                crowd.lane.wake(crowd)
         self._blocked.clear()
 
     def wake_fitting(self, rooms: Rooms) -> None:
@@ -147,71 +254,67 @@ class Waiting:
         if not rooms.improved:
             return
         most_idle = -1
-        for room in rooms.improved.values():
-            if room.ready and len(room.idle) > most_idle:
-                most_idle = len(room.idle)
+        improved = list(rooms.improved.values())
+        for room in improved:
+            if room.ready and room.most_gpus > most_idle:
+                most_idle = room.most_gpus
         rooms.improved.clear()
         for gpus, blocked in self._blocked.items():
             if gpus > most_idle:
                 continue
-            for demand in [demand for demand in blocked if rooms.best(demand) is not None]:
-                crowd = blocked.pop(demand)
+            for key in [key for key in blocked if rooms.lets_in(key[0], improved)]:
+                crowd = blocked.pop(key)
                 crowd.blocked = False
-                self._wake(crowd)
+                crowd.lane.wake(crowd)
 
-    def first_awake(self) -> tuple[Crowd, TaskId] | None:
-        """The crowd that is next in order, and its first task."""
-        order = self._order
-        while order:
-            turn = order[0]
-            line = self.lines.get(turn[2])
-            if line is None or line.crowd.awake_as != turn:
-                heappop(order)
-                continue
-            crowd = line.crowd
-            first = crowd.first()
-            if first == turn:
-                return crowd, turn[1]
-            crowd.awake_as = first
-            if first is None:
-                heappop(order)
-            else:
-                heapreplace(order, first)
-        return None
+    def first_awake(self) -> Line | None:
+        """The line that is next in order, of those worth a try."""
+        best: Turn | None = None
+        lines = self.lines
+        for lane in self.lanes.values():
+            if lane.order and not lane.closed:
+                turn = lane.first(lines)
+                if turn is not None and (best is None or turn < best):
+                    best = turn
+        return None if best is None else lines[best[3]]
 
     def block(self, crowd: Crowd) -> None:
         """Nothing of this demand fits now."""
         crowd.awake_as = None
         crowd.blocked = True
-        self._blocked.setdefault(crowd.demand.gpus, {})[crowd.demand] = crowd
+        self._blocked.setdefault(crowd.demand.gpus, {})[crowd.key] = crowd
+
+    def block_whole(self) -> None:
+        """No GPU is idle: nobody who needs a whole one is worth a try."""
+        for lane in self.lanes.values():
+            if lane.pool is None:
+                continue
+            for crowd in lane.take_whole(self.lines):
+                self.block(crowd)
 
     # leaves
 
-    def _crowd(self, demand: Demand) -> Crowd:
-        crowd = self._crowds.get(demand)
+    def _crowd(self, key: CrowdKey) -> Crowd:
+        lane = self.lanes[key[1]]
+        crowd = lane.crowds.get(key)
         if crowd is None:
-            crowd = self._crowds[demand] = Crowd(demand)
+            crowd = lane.crowds[key] = Crowd(key, lane)
         return crowd
 
     def _list(self, line: Line) -> None:
-        """After its head changed."""
+        """After its turn changed."""
+        lane = line.crowd.lane
+        if line.head:
+            lane.ready[line.shape_id] = line
+        else:
+            lane.ready.pop(line.shape_id, None)
         line.crowd.list_line(line)
-        self._wake(line.crowd)
-
-    def _wake(self, crowd: Crowd) -> None:
-        turn = None if crowd.blocked else crowd.first()
-        if turn is None or (crowd.awake_as is not None and crowd.awake_as <= turn):
-            return
-        crowd.awake_as = turn
-        heappush(self._order, turn)
-        if len(self._order) > 2 * len(self._crowds) + SLACK:
-            self._order = [each.awake_as for each in self._crowds.values() if each.awake_as is not None]
-            heapify(self._order)
+        lane.wake(line.crowd)
 
     def _delay(self, line: Line, task_id: TaskId, eligible_at: int) -> None:
         insort(line.delayed, task_id)
         self.delayed_until[task_id] = eligible_at
-        heappush(self._delayed_heap, (eligible_at, task_id, line.shape_id))
+        heappush(self._delayed_heap, (eligible_at, task_id))
         if len(self._delayed_heap) > 2 * len(self.delayed_until) + SLACK:
             self._delayed_heap = [
                 entry for entry in self._delayed_heap if self.delayed_until.get(entry[1]) == entry[0]

@@ -6,7 +6,9 @@ from building import cluster, do, finished, node, run_pass, task, tried
 from dgpu.core.commands import CancelTasks, LoseNode, ReleaseNode
 from dgpu.core.digest import digest
 from dgpu.core.events import TaskCancelRequested, TasksCancelled
+from dgpu.core.quota import Quota
 from dgpu.core.rejections import TaskEnded, UnknownTask
+from dgpu.core.settings import Settings
 from dgpu.core.task import Outcome, Pool, TaskStatus
 
 
@@ -76,6 +78,7 @@ def test_filters_choose_by_status_tenant_pool_and_priority() -> None:
         task(tenant="a"),
         task(tenant="b", pool=Pool.ONLINE),
         task(tenant="b", priority=10),
+        settings=Settings(quota=Quota(online_ppm=0)),
     )
     run_pass(state)
     do(state, CancelTasks(status=TaskStatus.PENDING, tenant_id="a"))

@@ -68,7 +68,7 @@ def test_every_blocker_that_holds_is_named_at_once() -> None:
         "gpu_model": {"asked": "V100", "other": "T4", "idle": 1},
         "gpu_memory": {"asked_mb": 8_192, "most_free_mb": 4_096, "idle": 1},
         "reserved": {"gpus": 1},
-        "faulty": {"gpus": 1},
+        "gpu_health": {"quarantined": 1},
         "cpus": {"needed_milli": 2_000, "most_free_milli": 0},
         "tasks_ahead": {"ahead": 1},
     }

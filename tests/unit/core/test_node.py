@@ -179,13 +179,15 @@ def test_a_leased_card_that_left_is_kept_as_gone_until_its_lease_ends() -> None:
     assert list(state.gpus) == ["GPU-n1-1"]
 
 
-def test_a_card_that_comes_back_is_used_again() -> None:
+def test_a_card_that_comes_back_is_not_trusted_for_that() -> None:
+    """See test_health.py for its way back."""
     state = running()
     do(state, ChangeInventory(node_id="n1", gpus=()))
     do(state, ChangeInventory(node_id="n1", gpus=gpus_of("n1", 2)))
     assert not state.gpus["GPU-n1-0"].gone
+    assert gpu_status(state, state.gpus["GPU-n1-0"]) is GpuStatus.ERROR
     do(state, task())
-    assert run_pass(state) == [2]
+    assert run_pass(state) == []
 
 
 def test_the_same_list_again_is_no_change() -> None:

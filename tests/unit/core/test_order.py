@@ -27,7 +27,7 @@ def test_a_page_can_follow_a_task_that_is_gone() -> None:
     state = cluster(task(count=3), task(priority=90))
     do(state, CancelTasks(task_ids=(1,)))
     assert queue(state, limit=10, after=1) == [2, 3]
-    assert queue(state, limit=10, after=99, after_priority=60) == [2, 3]
+    assert queue(state, limit=10, after=99, after_level=60) == [2, 3]
     assert queue(state, limit=10, after=99) == [4, 2, 3]
 
 

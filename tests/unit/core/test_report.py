@@ -121,7 +121,7 @@ def test_its_own_failure_is_final_by_default() -> None:
 )
 def test_restart_on_failure_retries_its_own_failures_and_keeps_the_last_reason(report) -> None:
     state = running(max_retries=1, restart=Restart.ON_FAILURE)
-    (again,) = do(state, finished(1, **report))
+    again = do(state, finished(1, **report))[-1]
     assert isinstance(again, TaskRequeued)
     assert again.counted
     run_pass(state, at=again.eligible_at)

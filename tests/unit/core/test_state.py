@@ -64,6 +64,8 @@ def test_the_digest_sees_every_part_and_no_order_of_dicts() -> None:
     shuffled = parts._make(dict(reversed(part.items())) if isinstance(part, dict) else part for part in parts)
     assert digest(ClusterState.from_parts(shuffled)) == digest(state)
     for name, part in parts._asdict().items():
+        if part == {}:
+            continue  # left out of the digest
         if isinstance(part, dict):
             other = dict(list(part.items())[1:])
         elif isinstance(part, int):
@@ -163,6 +165,6 @@ def test_the_lists_of_changes_stay_short_where_nobody_runs_a_pass() -> None:
         lease(1 + turn % 2, on="n1")(state)
         do(state, finished(turn + 1, outcome=Outcome.STOPPED))
     assert len(state.rooms._changes) < 5_000
-    assert len(state.waiting._order) < 200
+    assert all(len(lane.order) < 200 for lane in state.waiting.lanes.values())
     assert all(len(line.crowd._turns) < 200 for line in state.waiting.lines.values())
     assert run_pass(state) == [1]

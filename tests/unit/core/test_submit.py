@@ -64,7 +64,7 @@ def test_all_of_a_card_and_all_of_a_nodes_memory_can_be_had() -> None:
     run_pass(state)
     assert state.tasks[1].status is TaskStatus.RUNNING
     refusal = tried(state, task(1, memory_mb=in_steps(24_564) + 1))
-    assert refusal == NeverFits(entry=0, lacks="gpu_memory_mb", requested=24_577, largest=24_564)
+    assert refusal == NeverFits(entry=0, lacks="gpu_memory_mb", requested=24_577, largest=24_576)
 
 
 def test_no_single_node_that_has_both_is_as_good_as_none() -> None:

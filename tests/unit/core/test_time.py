@@ -5,6 +5,7 @@ from __future__ import annotations
 from building import START, cluster, do, finished, node, run_pass, task
 from dgpu.core.commands import BeginEpoch, CancelTasks, Tick
 from dgpu.core.events import KeysForgotten, TaskFinished, TasksForgotten
+from dgpu.core.invariants import check_invariants
 from dgpu.core.settings import Settings
 from dgpu.core.state import next_tick_at
 from dgpu.core.task import TaskStatus
@@ -60,6 +61,20 @@ def test_an_end_reported_late_is_kept_until_the_history_has_its_report() -> None
     assert state.tasks[1].finished_at < state.last_at
     assert do(state, Tick(history_at=state.last_at - 1)) == ()
     do(state, Tick(history_at=state.last_at))
+    assert state.tasks == {}
+
+
+def test_a_task_is_not_forgotten_twice_when_another_ends_in_the_same_moment() -> None:
+    """An allocation whose time is over in the very tick that forgets stands before the forgotten in the order of ends."""
+    state = cluster(node("n1"), task(allocation=True, timeout_ms=60_000), settings=Settings(keep_finished=0))
+    run_pass(state)
+    over_at = state.tasks[1].started_at + 60_000
+    do(state, task(), at=over_at)
+    do(state, CancelTasks(task_ids=(2,)), at=over_at)
+    do(state, Tick(history_at=over_at), at=over_at)
+    assert list(state.tasks) == [1]
+    check_invariants(state)  # nothing of 2 is left in the order of ends
+    do(state, Tick(history_at=over_at), at=over_at + 1)
     assert state.tasks == {}
 
 

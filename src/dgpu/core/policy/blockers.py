@@ -11,14 +11,19 @@ from __future__ import annotations
 from collections import Counter
 
 import msgspec
+from msgspec.structs import replace
 
+from dgpu.core.cards import usable_mb
+from dgpu.core.health import SERVING, Health
 from dgpu.core.ids import NodeId
 from dgpu.core.node import Gpu, Node
-from dgpu.core.policy.capacity import cpus, never_fits
-from dgpu.core.policy.fit import Demand
+from dgpu.core.policy.alike import alike
+from dgpu.core.policy.capacity import cpus, never_fits, promised_mb
+from dgpu.core.policy.fit import Demand, accepts, chosen_cards, fits, holds, milli_on
 from dgpu.core.rejections import NeverFits
 from dgpu.core.room import Room
 from dgpu.core.state import ClusterState
+from dgpu.core.task import WHOLE_MILLI
 
 
 class Blocker(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,20 +51,55 @@ class _Tally:
         self.most_ram_free_mb = 0
         self.other_models: set[str] = set()
         self.most_memory_mb = 0
+        self.most_free_milli = 0  # of a card that is shared already
+
+    def add(self, other: _Tally, times: int) -> None:
+        for way, number in other.nodes.items():
+            self.nodes[way] += times * number
+        for way, number in other.gpus.items():
+            self.gpus[way] += times * number
+        self.free += times * other.free
+        self.other_models |= other.other_models
+        for name in (
+            "most_free",
+            "most_cpus_free_milli",
+            "most_ram_free_mb",
+            "most_memory_mb",
+            "most_free_milli",
+        ):
+            setattr(self, name, max(getattr(self, name), getattr(other, name)))
 
 
 def blockers_of(state: ClusterState, demand: Demand) -> list[Blocker]:
     if not state.nodes:
         return [Blocker(code="no_nodes", detail="no node has registered yet")]
+    if demand.nodes > 1:
+        return _gang_blockers(state, demand)
     if state.rooms.best(demand) is not None:
         return []
     impossible = never_fits(state, demand)
     if impossible is not None:
         return [_impossible(impossible), *_reserved_suiting(state, demand)]
     tally = _Tally()
-    for node_id, node in state.nodes.items():
-        _weigh(tally, state, node, state.rooms.by_node[node_id], demand)
+    for room, number in alike(state, demand):
+        of_one = _Tally()
+        _weigh(of_one, state, state.nodes[room.node_id], room, demand)
+        tally.add(of_one, number)
     return [*_node_blockers(tally), *_card_blockers(tally, demand), *_share_blockers(tally, demand, state)]
+
+
+def _gang_blockers(state: ClusterState, demand: Demand) -> list[Blocker]:
+    """Nodes with room for one rank are there or not; what keeps the others from having it is not told one by one."""
+    free = len(state.rooms.fitting(demand))
+    if free >= demand.nodes:
+        return []
+    impossible = never_fits(state, demand)
+    if impossible is not None:
+        return [_impossible(impossible)]
+    each = f"{plural(demand.gpus, 'GPU')} each"
+    detail = f"needs {demand.nodes} nodes at once with room for {each}; {free} {'has' if free == 1 else 'have'} it now"
+    numbers: dict[str, int | str] = {"needed": demand.nodes, "free": free, "gpus_on_each": demand.gpus}
+    return [Blocker(code="nodes", detail=detail, numbers=numbers)]
 
 
 def nearest_node(state: ClusterState, demand: Demand) -> Nearest | None:
@@ -68,7 +108,12 @@ def nearest_node(state: ClusterState, demand: Demand) -> Nearest | None:
     for node_id, room in state.rooms.by_node.items():
         if not room.ready:
             continue
-        good = sum(_suits(card[3], -card[0], demand) for card in room.idle)
+        if demand.constraints and not holds(room.labels, demand.constraints):
+            continue
+        if room.mixed or room.used:
+            good = sum(accepts(card, demand) for card in room.idle) or bool(chosen_cards(room, demand))
+        else:
+            good = len(room.idle) if room.idle and accepts(room.idle[0], demand) else 0
         short = (
             max(0, demand.gpus - good),
             max(0, demand.cpus_milli - room.cpus_free_milli) if demand.cpus_milli else 0,
@@ -88,6 +133,10 @@ def plural(number: int, word: str) -> str:
 
 
 def _weigh(tally: _Tally, state: ClusterState, node: Node, room: Room, demand: Demand) -> None:
+    if demand.constraints and not holds(room.labels, demand.constraints):
+        anywhere = replace(demand, constraints=())
+        tally.nodes["constraints"] += fits(room, anywhere, state.settings.most_leases)
+        return
     gpus = [gpu for gpu in state.node_gpus(node.id) if not gpu.gone]
     ways = Counter(_in_the_way(state, gpu, demand) for gpu in gpus)
     good = ways.pop("", 0)
@@ -98,16 +147,19 @@ def _weigh(tally: _Tally, state: ClusterState, node: Node, room: Room, demand: D
     could = good + sum(number for way, number in ways.items() if way not in {"model", "too_small"})
     if could < demand.gpus or node.cpus_milli < demand.cpus_milli or node.ram_in_steps_mb < demand.ram_mb:
         return
-    if node.offline_since:
-        tally.nodes["offline"] += 1
-        tally.gpus["offline"] += could
-        return
-    if node.draining:
-        tally.nodes["draining"] += 1
-        tally.gpus["draining"] += could
-        return
+    # Once it is back, what runs there is still in the way: that is told too.
+    for away, holds_now in (("offline", node.offline_since), ("draining", node.draining)):
+        if holds_now:
+            tally.nodes[away] += 1
+            tally.gpus[away] += could
     if good < demand.gpus:
-        for way in ("reserved", "faulty", "busy", "foreign"):
+        tally.most_free_milli = max(
+            [
+                tally.most_free_milli,
+                *(room.free_milli(room.cards[each]) for each in room.used if each in room.cards),
+            ]
+        )
+        for way in ("reserved", *_HEALTH, "busy", "shared", "foreign"):
             if ways[way]:
                 tally.gpus[way] += ways[way]
                 tally.nodes[way] += 1
@@ -116,20 +168,23 @@ def _weigh(tally: _Tally, state: ClusterState, node: Node, room: Room, demand: D
 
 def _weigh_rules(tally: _Tally, room: Room, demand: Demand) -> None:
     """Idle cards that only the task's own rule on model or memory shuts out."""
-    others = [card for card in room.idle if demand.gpu_models and card[3] not in demand.gpu_models]
-    roomy = sum(-card[0] >= demand.gpu_memory_mb for card in room.idle)
-    matching = [card for card in room.idle if not demand.gpu_models or card[3] in demand.gpu_models]
+    trusted = [card for card in room.idle if demand.parole or not card.parole]
+    others = [card for card in trusted if demand.gpu_models and card.model not in demand.gpu_models]
+    roomy = sum(card.usable_mb >= demand.gpu_memory_mb for card in trusted)
+    matching = [card for card in trusted if not demand.gpu_models or card.model in demand.gpu_models]
     if demand.gpus and others and roomy >= demand.gpus:
         tally.gpus["model"] += len(others)
-        tally.other_models.update(card[3] for card in others)
+        tally.other_models.update(card.model for card in others)
     if demand.gpus and len(matching) >= demand.gpus:
-        tally.gpus["memory"] += sum(-card[0] < demand.gpu_memory_mb for card in matching)
-        tally.most_memory_mb = max(tally.most_memory_mb, -matching[demand.gpus - 1][0])
+        tally.gpus["memory"] += sum(card.usable_mb < demand.gpu_memory_mb for card in matching)
+        offers = sorted((card.usable_mb for card in matching), reverse=True)
+        tally.most_memory_mb = max(tally.most_memory_mb, offers[demand.gpus - 1])
 
 
 def _weigh_shares(tally: _Tally, state: ClusterState, room: Room, demand: Demand) -> None:
-    tally.most_cpus_free_milli = max(tally.most_cpus_free_milli, room.cpus_free_milli)
-    tally.most_ram_free_mb = max(tally.most_ram_free_mb, room.ram_free_mb)
+    if room.ready:
+        tally.most_cpus_free_milli = max(tally.most_cpus_free_milli, room.cpus_free_milli)
+        tally.most_ram_free_mb = max(tally.most_ram_free_mb, room.ram_free_mb)
     if demand.cpus_milli and room.cpus_free_milli < demand.cpus_milli:
         tally.nodes["cpus"] += 1
     if demand.ram_mb and room.ram_free_mb < demand.ram_mb:
@@ -141,24 +196,38 @@ def _weigh_shares(tally: _Tally, state: ClusterState, room: Room, demand: Demand
 def _in_the_way(state: ClusterState, gpu: Gpu, demand: Demand) -> str:
     if demand.gpu_models and gpu.model not in demand.gpu_models:
         return "model"
-    if gpu.memory_in_steps_mb < demand.gpu_memory_mb:
+    if demand.gpu_memory_mb and promised_mb(state, gpu) < demand.gpu_memory_mb:
         return "too_small"
     if gpu.reserved:
         return "reserved"
+    if gpu.health not in SERVING:
+        return gpu.health.value
     if gpu.fault:
-        return "faulty"
-    if gpu.id in state.rooms.holders:
+        return "fault"
+    if gpu.health is Health.PAROLE and not demand.parole:
+        return "parole"
+    usable = usable_mb(gpu, state.settings)
+    if gpu.id not in state.rooms.holders:
+        return "" if usable >= demand.gpu_memory_mb else "foreign"
+    room = state.rooms.by_node[gpu.node_id]
+    if demand.share_milli == WHOLE_MILLI or gpu.id not in room.used:
         return "busy"
-    return "" if gpu.memory_in_steps_mb - gpu.foreign_mb >= demand.gpu_memory_mb else "foreign"
+    return "" if milli_on(demand, usable) <= room.free_milli(room.cards[gpu.id]) else "shared"
 
 
-def _suits(model: str, free_mb: int, demand: Demand) -> bool:
-    return (not demand.gpu_models or model in demand.gpu_models) and free_mb >= demand.gpu_memory_mb
+def _suits(state: ClusterState, gpu: Gpu, demand: Demand) -> bool:
+    if demand.gpu_models and gpu.model not in demand.gpu_models:
+        return False
+    return not demand.gpu_memory_mb or promised_mb(state, gpu) >= demand.gpu_memory_mb
 
 
 def _node_blockers(tally: _Tally) -> list[Blocker]:
     words = {"offline": "cannot be reached", "draining": "being drained"}
     found = []
+    if tally.nodes["constraints"]:
+        number = tally.nodes["constraints"]
+        detail = f"its constraints shut out {plural(number, 'node')} with room for it"
+        found.append(Blocker(code="constraints", detail=detail, numbers={"nodes": number}))
     for code, word in words.items():
         nodes, gpus = tally.nodes[code], tally.gpus[code]
         if nodes:
@@ -197,7 +266,43 @@ def _card_blockers(tally: _Tally, demand: Demand) -> list[Blocker]:
         detail = f"asks for {demand.gpu_memory_mb} MB on each GPU; {plural(idle, 'idle GPU')} with less free memory"
         numbers = {"asked_mb": demand.gpu_memory_mb, "most_free_mb": tally.most_memory_mb, "idle": idle}
         found.append(Blocker(code="gpu_memory", detail=detail, numbers=numbers))
-    return [*found, *_set_apart("reserved", gpus["reserved"]), *_set_apart("faulty", gpus["faulty"])]
+    if gpus["shared"]:
+        found.append(_shared_full(tally, demand))
+    return [*found, *_set_apart("reserved", gpus["reserved"]), *_health_blockers(gpus)]
+
+
+# Per state of health: what is said of one card, and of several.
+_HEALTH = {
+    "quarantined": ("is quarantined", "are quarantined"),
+    "probing": ("is being checked", "are being checked"),
+    "out": ("is out of service and waits for a person", "are out of service and wait for a person"),
+    "fault": ("has a fault", "have a fault"),
+    "parole": (
+        "on parole takes only tasks below normal priority",
+        "on parole take only tasks below normal priority",
+    ),
+}
+
+
+def _health_blockers(gpus: Counter[str]) -> list[Blocker]:
+    numbers: dict[str, int | str] = {state: gpus[state] for state in _HEALTH if gpus[state]}
+    if not numbers:
+        return []
+    told = (f"{plural(gpus[state], 'GPU')} {_HEALTH[state][gpus[state] > 1]}" for state in numbers)
+    return [Blocker(code="gpu_health", detail=", ".join(told), numbers=numbers)]
+
+
+def _shared_full(tally: _Tally, demand: Demand) -> Blocker:
+    gpus = tally.gpus["shared"]
+    asked = f"{demand.gpu_memory_mb} MB" if demand.gpu_memory_mb else f"{demand.share_milli / 10:g} %"
+    detail = f"needs {asked} of a GPU; {plural(gpus, 'shared GPU')} with less left, at most {tally.most_free_milli / 10:g} %"
+    numbers: dict[str, int | str] = {
+        "asked_mb": demand.gpu_memory_mb,
+        "asked_milli": demand.share_milli,
+        "most_free_milli": tally.most_free_milli,
+        "gpus": gpus,
+    }
+    return Blocker(code="gpu_share", detail=detail, numbers=numbers)
 
 
 def _set_apart(code: str, gpus: int) -> list[Blocker]:
@@ -230,6 +335,11 @@ def _share_blockers(tally: _Tally, demand: Demand, state: ClusterState) -> list[
 
 
 _IMPOSSIBLE = {
+    "nodes": ("nodes", "needs {requested} nodes with room for one rank each; there are {largest} such nodes"),
+    "constraints": (
+        "constraints",
+        "asks for nodes with {requested}; none of the {largest} nodes is like that",
+    ),
     "gpus": ("gpus_per_node", "needs {requested} GPUs on one node; the largest has {largest}"),
     "gpu_model": ("gpu_model", "asks for {requested}; the nodes have {largest}"),
     "gpu_memory_mb": ("gpu_memory", "asks for {requested} MB on each GPU; the largest offer is {largest}"),
@@ -240,10 +350,7 @@ _IMPOSSIBLE = {
 
 def _reserved_suiting(state: ClusterState, demand: Demand) -> list[Blocker]:
     """Cards that would do, were they not reserved."""
-    suiting = sum(
-        gpu.reserved and not gpu.gone and _suits(gpu.model, gpu.memory_in_steps_mb, demand)
-        for gpu in state.gpus.values()
-    )
+    suiting = sum(gpu.reserved and not gpu.gone and _suits(state, gpu, demand) for gpu in state.gpus.values())
     return _set_apart("reserved", suiting) if demand.gpus else []
 
 

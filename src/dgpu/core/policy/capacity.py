@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from dgpu.core.node import Gpu, Node
-from dgpu.core.policy.fit import Demand
+from dgpu.core.policy.fit import Demand, holds
 from dgpu.core.rejections import NeverFits
 from dgpu.core.state import ClusterState
-from dgpu.core.task import in_steps
+from dgpu.core.task import Constraint
 
 _MOST_REMEMBERED = 1_024
 
@@ -16,7 +18,10 @@ _MOST_REMEMBERED = 1_024
 def fits_empty(state: ClusterState, demand: Demand) -> bool:
     known = state.fits_empty.get(demand)
     if known is None:
-        known = any(_holds(node, state.node_gpus(node_id), demand) for node_id, node in state.nodes.items())
+        holding = (
+            _holds(state, node, state.node_gpus(node_id), demand) for node_id, node in state.nodes.items()
+        )
+        known = any(holding) if demand.nodes == 1 else sum(holding) >= demand.nodes
         if len(state.fits_empty) >= _MOST_REMEMBERED:
             state.fits_empty.clear()
         state.fits_empty[demand] = known
@@ -32,6 +37,14 @@ def never_fits(state: ClusterState, demand: Demand, entry: int = 0) -> NeverFits
     def lacks(what: str, requested: int | str, largest: int | str) -> NeverFits:
         return NeverFits(entry=entry, lacks=what, requested=requested, largest=largest)
 
+    if demand.nodes > 1 and fits_empty(state, replace(demand, nodes=1)):
+        number = sum(_holds(state, node, state.node_gpus(node.id), demand) for node, _ in nodes)
+        return lacks("nodes", demand.nodes, number)
+
+    if demand.constraints:
+        nodes = [(node, gpus) for node, gpus in nodes if holds(labels_of(node), demand.constraints)]
+        if not nodes:
+            return lacks("constraints", in_words(demand.constraints), len(state.nodes))
     most = max((len(gpus) for _, gpus in nodes), default=0)
     if most < demand.gpus:
         return lacks("gpus", demand.gpus, most)
@@ -45,13 +58,13 @@ def never_fits(state: ClusterState, demand: Demand, entry: int = 0) -> NeverFits
             return lacks("gpus", demand.gpus, most)
     if demand.gpus:
         nodes = [(node, gpus) for node, gpus in nodes if len(gpus) >= demand.gpus]
-        best = max(weakest_of_best(gpus, demand.gpus) for _, gpus in nodes)
-        if in_steps(best) < demand.gpu_memory_mb:
+        best = max(weakest_of_best(state, gpus, demand.gpus) for _, gpus in nodes)
+        if best < demand.gpu_memory_mb:
             return lacks("gpu_memory_mb", demand.gpu_memory_mb, best)
         nodes = [
             (node, gpus)
             for node, gpus in nodes
-            if in_steps(weakest_of_best(gpus, demand.gpus)) >= demand.gpu_memory_mb
+            if weakest_of_best(state, gpus, demand.gpus) >= demand.gpu_memory_mb
         ]
     most = max(node.cpus_milli for node, _ in nodes)
     if most < demand.cpus_milli:
@@ -65,9 +78,24 @@ def configured(gpus: Sequence[Gpu]) -> list[Gpu]:
     return [gpu for gpu in gpus if not gpu.reserved and not gpu.gone]
 
 
-def weakest_of_best(gpus: Sequence[Gpu], count: int) -> int:
-    """The memory of the weakest card if the `count` largest are taken."""
-    return sorted((gpu.memory_mb for gpu in gpus), reverse=True)[count - 1]
+def weakest_of_best(state: ClusterState, gpus: Sequence[Gpu], count: int) -> int:
+    """What the weakest card could promise if the `count` largest are taken."""
+    return sorted((promised_mb(state, gpu) for gpu in gpus), reverse=True)[count - 1]
+
+
+def promised_mb(state: ClusterState, gpu: Gpu) -> int:
+    """What a card may promise when nothing else is on it."""
+    return max(0, gpu.memory_in_steps_mb - state.settings.memory_margin_mb)
+
+
+def labels_of(node: Node) -> dict[str, str]:
+    return {**node.labels, "node": node.id}
+
+
+def in_words(constraints: tuple[Constraint, ...]) -> str:
+    return ", ".join(
+        f"{label}{'=' if wanted else '!='}{'|'.join(values)}" for label, wanted, values in constraints
+    )
 
 
 def cpus(milli: int) -> int | str:
@@ -76,13 +104,15 @@ def cpus(milli: int) -> int | str:
     return f"{whole}.{part:03d}".rstrip("0") if part else whole
 
 
-def _holds(node: Node, gpus: Sequence[Gpu], demand: Demand) -> bool:
+def _holds(state: ClusterState, node: Node, gpus: Sequence[Gpu], demand: Demand) -> bool:
     if node.cpus_milli < demand.cpus_milli or node.ram_in_steps_mb < demand.ram_mb:
+        return False
+    if demand.constraints and not holds(labels_of(node), demand.constraints):
         return False
     fitting = sum(
         1
         for gpu in configured(gpus)
-        if gpu.memory_in_steps_mb >= demand.gpu_memory_mb
+        if (not demand.gpu_memory_mb or promised_mb(state, gpu) >= demand.gpu_memory_mb)
         and (not demand.gpu_models or gpu.model in demand.gpu_models)
     )
     return fitting >= demand.gpus

@@ -5,7 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from dgpu.core.ids import TaskId, task_name
+from dgpu.core.policy.barriers import barriers_of
 from dgpu.core.policy.blockers import Blocker, Nearest, blockers_of, nearest_node, plural
+from dgpu.core.policy.conditions import conditions_of
 from dgpu.core.policy.order import position, queue
 from dgpu.core.rejections import UnknownTask
 from dgpu.core.state import ClusterState
@@ -37,10 +39,12 @@ def explain(state: ClusterState, task_id: TaskId, at: int) -> Explanation | Unkn
 
 
 def _waiting(state: ClusterState, task: Task, at: int) -> Explanation:
+    state.waiting.advance(at)  # who backs off no longer wants quota as much as anybody
     place = position(state, task.id) or 1
     ahead = place - 1
-    demand = state.waiting.lines[task.shape_id].crowd.demand
-    blockers = blockers_of(state, demand)
+    line = state.waiting.lines[task.shape_id]
+    demand = line.crowd.demand
+    blockers = [*conditions_of(state, task), *barriers_of(state, line), *blockers_of(state, demand)]
     if task.eligible_at > at:
         blockers.append(back_off(task, at))
     if ahead:
@@ -78,7 +82,11 @@ def back_off(task: Task, at: int) -> Blocker:
 
 
 def _running(state: ClusterState, task: Task) -> Explanation:
-    lease = state.leases[task.lease_id]
+    leases = [state.leases[lease_id] for lease_id in state.leases_of(task)]
+    # Of a gang, the first rank that is not as it should be.
+    lease = min(
+        leases, key=lambda each: (not state.nodes[each.node_id].offline_since, each.started, each.rank)
+    )
     node = state.nodes[lease.node_id]
     name = task_name(task.id)
     if node.offline_since:
@@ -93,6 +101,8 @@ def _running(state: ClusterState, task: Task) -> Explanation:
         summary = f"{name} is being stopped on node {node.id}"
     elif not lease.started:
         summary = f"{name} is starting on node {node.id}"
+    elif task.node_ids:
+        summary = f"{name} runs on nodes {', '.join(task.node_ids)}, attempt {task.attempt}"
     else:
         summary = f"{name} runs on node {node.id}, attempt {task.attempt}"
     return Explanation(task_id=task.id, status=task.status, summary=summary)

@@ -1,38 +1,65 @@
-"""Does a node have room for a task, and which node is liked best?"""
+"""Does a node have room for a task, which of its cards are meant, and how is the node liked?"""
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import msgspec
 
+from dgpu.core.policy.connect import connected
+from dgpu.core.policy.score import affinity, part_key
 from dgpu.core.room import Card, Room
-from dgpu.core.task import Shape
+from dgpu.core.task import PRIORITY_LEVELS, WHOLE_MILLI, Constraint, Shape
+
+_TRUSTED_FROM = PRIORITY_LEVELS["normal"]
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True, gc=False, cache_hash=True):
-    """What a shape asks of one node. Shapes that differ in tenant, pool or priority only share a demand."""
+    """What a shape asks of one node. Shapes that differ in tenant, pool or priority only share a demand, but for
+    tasks of low priority, which may have cards on parole too.
+    """
 
     gpus: int
-    gpu_models: tuple[str, ...]
-    gpu_memory_mb: int
-    cpus_milli: int
-    ram_mb: int
+    gpu_models: tuple[str, ...] = ()  # alternatives; empty: any
+    gpu_memory_mb: int = 0
+    cpus_milli: int = 0
+    ram_mb: int = 0
+    share_milli: int = WHOLE_MILLI  # of one GPU; below 1,000 only with `gpus` = 1
+    constraints: tuple[Constraint, ...] = ()
+    model: str = ""
+    parole: bool = False
+    nodes: int = 1  # of a gang: so many nodes at once, each as above
+
+
+class Asks(Protocol):
+    """The part of a demand that decides how much of a card it takes."""
+
+    @property
+    def share_milli(self) -> int: ...
+
+    @property
+    def gpu_memory_mb(self) -> int: ...
 
 
 def demand_of(shape: Shape) -> Demand:
+    gpus = shape.gpus
     return Demand(
-        gpus=shape.gpus,
-        gpu_models=shape.gpu_models,
-        gpu_memory_mb=shape.gpu_memory_mb if shape.gpus else 0,
+        gpus=gpus,
+        gpu_models=shape.gpu_models if gpus else (),
+        gpu_memory_mb=shape.gpu_memory_mb if gpus else 0,
         cpus_milli=shape.cpus_milli,
         ram_mb=shape.ram_mb,
+        share_milli=shape.share_milli if gpus else WHOLE_MILLI,
+        constraints=shape.constraints,
+        model=shape.model if gpus else "",
+        parole=gpus > 0 and shape.priority < _TRUSTED_FROM,
+        nodes=shape.nodes,
     )
 
 
 def rank(room: Room, demand: Demand, most_leases: int) -> int | None:
-    """The smaller, the better; None: no room. Memory per GPU is not looked at here, for the rank itself tells it:
-    with GPUs it is minus the free memory of the weakest card the task would get. So the node at the top of a
-    ranking has the most memory to give, and serves demands that differ in memory alone.
-    Without GPUs it is the number of leases: such tasks are spread.
+    """The smaller, the better; None: no room. With GPUs it is the sum of the cards' keys (see policy.score), without
+    the number of leases: such tasks are spread.
     """
     if not room.ready or len(room.leases) >= most_leases:
         return None
@@ -40,28 +67,117 @@ def rank(room: Room, demand: Demand, most_leases: int) -> int | None:
         return None
     if demand.ram_mb > room.ram_free_mb and demand.ram_mb:
         return None
+    if demand.constraints and not holds(room.labels, demand.constraints):
+        return None
     gpus = demand.gpus
     if not gpus:
         return len(room.leases)
+    if demand.share_milli < WHOLE_MILLI:
+        best = _best_share(room, demand)
+        return None if best is None else best[0]
     idle = room.idle
     if len(idle) < gpus:
         return None
-    if not demand.gpu_models:
-        return idle[gpus - 1][0]
-    for card in idle:
-        if card[3] in demand.gpu_models:
-            gpus -= 1
-            if not gpus:
-                return card[0]
-    return None
+    if room.mixed or demand.model:
+        cards = _whole_cards(room, demand)
+        return None if cards is None else sum(card[0] - affinity(card, demand.model) for card in cards)
+    # All cards of the room are alike in model, memory and trust: the common case.
+    first = idle[0]
+    if first.usable_mb < demand.gpu_memory_mb:
+        return None
+    if (demand.gpu_models or first.parole) and not _accepts(first, demand):
+        return None
+    return first.key if gpus == 1 else sum(card.key for card in idle[:gpus])
+
+
+def fits(room: Room, demand: Demand, most_leases: int) -> bool:
+    return rank(room, demand, most_leases) is not None
 
 
 def chosen_cards(room: Room, demand: Demand) -> list[Card]:
-    """The cards a task would get: those with the most free memory."""
-    if not demand.gpu_models:
-        return room.idle[: demand.gpus]
-    return [card for card in room.idle if card[3] in demand.gpu_models][: demand.gpus]
+    """The cards that a task would get on this node; empty if it would get none, or needs none."""
+    gpus = demand.gpus
+    if not gpus:
+        return []
+    if demand.share_milli < WHOLE_MILLI:
+        best = _best_share(room, demand)
+        return [] if best is None else [best[1]]
+    return _whole_cards(room, demand) or []
 
 
-def has_memory(rank_value: int, demand: Demand) -> bool:
-    return not demand.gpus or -rank_value >= demand.gpu_memory_mb
+def milli_on(demand: Asks, usable_mb: int) -> int:
+    """A shared task holds the larger of its share and its part of the memory: both are given out as one number."""
+    share = demand.share_milli
+    memory_mb = demand.gpu_memory_mb
+    if share == WHOLE_MILLI or not memory_mb:
+        return share
+    if memory_mb > usable_mb:
+        return WHOLE_MILLI + 1  # more than any card of this kind has
+    return max(share, -(-memory_mb * WHOLE_MILLI // usable_mb))
+
+
+def reserved_mb(demand: Demand, usable_mb: int) -> int:
+    """Memory that a lease holds on each of its cards; 0: all that is free. A share brings its part of the memory."""
+    if demand.share_milli == WHOLE_MILLI:
+        return demand.gpu_memory_mb
+    return max(demand.gpu_memory_mb, usable_mb * demand.share_milli // WHOLE_MILLI)
+
+
+def holds(labels: dict[str, str], constraints: tuple[Constraint, ...]) -> bool:
+    return all((labels.get(label) in values) is wanted for label, wanted, values in constraints)
+
+
+def accepts(card: Card, demand: Demand) -> bool:
+    """By its nature: model, memory, trust. Whether it is free is another question."""
+    return card.usable_mb >= demand.gpu_memory_mb and _accepts(card, demand)
+
+
+def _accepts(card: Card, demand: Demand) -> bool:
+    if demand.gpu_models and card.model not in demand.gpu_models:
+        return False
+    return demand.parole or not card.parole
+
+
+def _has_host(room: Room, demand: Demand, most_leases: int) -> bool:
+    if not room.ready or len(room.leases) >= most_leases:
+        return False
+    if demand.cpus_milli > room.cpus_free_milli and demand.cpus_milli:
+        return False
+    if demand.ram_mb > room.ram_free_mb and demand.ram_mb:
+        return False
+    return not demand.constraints or holds(room.labels, demand.constraints)
+
+
+def _whole_cards(room: Room, demand: Demand) -> list[Card] | None:
+    """Idle cards in the order of liking, the best connected of them if it takes several."""
+    gpus = demand.gpus
+    fitting = [card for card in room.idle if accepts(card, demand)]
+    if len(fitting) < gpus:
+        return None
+    if demand.model and room.warm:
+        fitting.sort(key=lambda card: (card.key - affinity(card, demand.model), card.place, card.id))
+    if gpus == 1 or room.flat or len(fitting) == gpus:
+        return fitting[:gpus]
+    return connected(room, fitting, gpus)
+
+
+def _best_share(room: Room, demand: Demand) -> tuple[int, Card] | None:
+    """Cards in use by other shares are liked, so that whole ones stay whole."""
+    best: tuple[int, int, str, Card] | None = None
+    for gpu_id in room.used:
+        card = room.cards.get(gpu_id)
+        if card is None or not accepts(card, demand):
+            continue
+        free_milli = room.free_milli(card)
+        if milli_on(demand, card.usable_mb) <= free_milli:
+            liked = (part_key(card, free_milli) - affinity(card, demand.model), card.place, card.id, card)
+            if best is None or liked[:3] < best[:3]:
+                best = liked
+    for card in room.idle:
+        if accepts(card, demand) and milli_on(demand, card.usable_mb) <= WHOLE_MILLI:
+            liked = (card.key - affinity(card, demand.model), card.place, card.id, card)
+            if best is None or liked[:3] < best[:3]:
+                best = liked
+            if not demand.model:
+                break  # idle cards stand in the order of liking
+    return None if best is None else (best[0], best[3])

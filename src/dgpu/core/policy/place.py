@@ -4,27 +4,33 @@ from __future__ import annotations
 
 from dgpu.core.events import Event, TaskPlaced, TaskStarted
 from dgpu.core.ids import TaskId
-from dgpu.core.policy.fit import Demand, chosen_cards
+from dgpu.core.policy.fit import Demand
+from dgpu.core.policy.gang import grant_gang
 from dgpu.core.policy.order import heads
+from dgpu.core.policy.quota import admits, claim_of, claim_of_grant
 from dgpu.core.state import ClusterState
 
 
 def first_grant(state: ClusterState, at: int) -> tuple[Event, ...]:
     """The next task in order that fits, whatever was tried before; () if none does."""
     refused: set[Demand] = set()
-    for task_id, demand in heads(state, at):
-        if demand in refused:
+    for task_id, line in heads(state, at):
+        demand = line.crowd.demand
+        if demand in refused or not admits(state, line, claim_of(line.shape)):
             continue
         events = grant(state, task_id, demand, at)
-        if events:
+        if not events:
+            refused.add(demand)
+        elif not line.crowd.takes_part_of_a_card or admits(state, line, claim_of_grant(events)):
             return events
-        refused.add(demand)
     return ()
 
 
 def grant(state: ClusterState, task_id: TaskId, demand: Demand, at: int) -> tuple[Event, ...]:
-    room = state.rooms.best(demand)
-    if room is None:
+    if demand.nodes > 1:
+        return grant_gang(state, task_id, demand, at)
+    spot = state.rooms.find(demand)
+    if spot is None:
         return ()
     task = state.tasks[task_id]
     lease_id = state.next_lease_id
@@ -33,8 +39,10 @@ def grant(state: ClusterState, task_id: TaskId, demand: Demand, at: int) -> tupl
         task_id=task_id,
         lease_id=lease_id,
         attempt=task.attempt + 1,
-        node_id=room.node_id,
-        gpu_ids=tuple([card[2] for card in chosen_cards(room, demand)]),
+        node_id=spot.room.node_id,
+        gpu_ids=tuple([card.id for card in spot.cards]),
+        share_milli=spot.share_milli,
+        gpu_memory_mb=spot.gpu_memory_mb,
     )
     if task.allocation:
         return (placed, TaskStarted(at=at, task_id=task_id, lease_id=lease_id, started_at=at))

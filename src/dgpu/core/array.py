@@ -1,0 +1,62 @@
+"""Arrays: many tasks from one submit, told apart by an index. `0-9%3`: ten tasks, three of them at a time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple, TypeAlias
+
+MOST_TASKS = 10_000  # of one array
+MOST_INDEX = 1_000_000_000
+_MOST_TEXT = 4_096
+_PART = re.compile(r"(\d{1,10})(?:-(\d{1,10})(?::(\d{1,10}))?)?", re.ASCII)
+_LIMIT = re.compile(r"\d{1,10}", re.ASCII)
+
+Ranges: TypeAlias = tuple[tuple[int, int, int], ...]  # (first, last, step)
+
+
+class ArrayPlan(NamedTuple):
+    ranges: Ranges
+    limit: int  # of tasks that run at once; 0: none
+
+
+class NoArray(ValueError):  # noqa: N818 - it says what the text is
+    """The text says what was expected."""
+
+
+def parse_array(text: str) -> ArrayPlan:
+    """`0-9`, `0-9%3`, `1,3,7-20:2%5`. Raises NoArray. Nothing is unrolled before its size is known to be small."""
+    if len(text) > _MOST_TEXT:
+        raise NoArray(f"at most {_MOST_TEXT} characters")
+    listed, percent, limit = text.replace(" ", "").partition("%")
+    if percent and (not _LIMIT.fullmatch(limit) or not 1 <= int(limit) <= MOST_INDEX):
+        raise NoArray("a number of tasks from 1 on behind %, as in 0-9%3")
+    ranges = tuple(_range(part) for part in listed.split(","))
+    number = size(ranges)
+    if number > MOST_TASKS:
+        raise NoArray(f"an array of at most {MOST_TASKS:,} tasks, not of {number:,}")
+    if len(set(indexes(ranges))) < number:
+        raise NoArray("each index once")
+    # A limit that the array cannot reach is none.
+    return ArrayPlan(ranges, int(limit) if percent and int(limit) < number else 0)
+
+
+def size(ranges: Ranges) -> int:
+    return sum((last - first) // step + 1 for first, last, step in ranges)
+
+
+def indexes(ranges: Ranges) -> Iterator[int]:
+    for first, last, step in ranges:
+        yield from range(first, last + 1, step)
+
+
+def _range(part: str) -> tuple[int, int, int]:
+    match = _PART.fullmatch(part)
+    if match is None:
+        raise NoArray("indexes like 0-9, 0-9%3 or 1,3,7-20:2%5")
+    first = int(match[1])
+    last = first if match[2] is None else int(match[2])
+    step = 1 if match[3] is None else int(match[3])
+    if last < first or step < 1 or last > MOST_INDEX:
+        raise NoArray(f"a range that goes up, with indexes up to {MOST_INDEX:,}")
+    return first, last, step

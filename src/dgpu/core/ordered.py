@@ -1,0 +1,74 @@
+"""Sorted entries in blocks: adding and removing cost the same among 20 and among 20,000."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from typing import Generic, TypeAlias, TypeVar
+
+T = TypeVar("T")
+Entry: TypeAlias = tuple[int, str, T]  # (amount, node id, member); no two have the same amount and id
+
+_MOST = 256  # entries in a block; a list of this length moves in a fraction of a microsecond
+
+
+class Ordered(Generic[T]):
+    """By amount, then by node id. Blocks are never empty, but for a first one."""
+
+    __slots__ = ("_blocks", "_lasts")
+
+    def __init__(self) -> None:
+        self._blocks: list[list[Entry[T]]] = [[]]
+        self._lasts: list[tuple[int, str]] = []  # the last entry of each block but the last block
+
+    def __bool__(self) -> bool:
+        return bool(self._blocks[0])
+
+    def __len__(self) -> int:
+        return sum(map(len, self._blocks))
+
+    def add(self, amount: int, node_id: str, member: T) -> None:
+        place = bisect_left(self._lasts, (amount, node_id)) if self._lasts else 0
+        block = self._blocks[place]
+        insort(block, (amount, node_id, member))
+        if len(block) > _MOST:
+            half = len(block) // 2
+            self._blocks.insert(place + 1, block[half:])
+            del block[half:]
+            self._lasts.insert(place, block[-1][:2])
+
+    def remove(self, amount: int, node_id: str) -> None:
+        key = (amount, node_id)
+        place = bisect_left(self._lasts, key) if self._lasts else 0
+        block = self._blocks[place]
+        del block[bisect_left(block, key)]
+        # `_lasts` may now name an entry that is gone: it still parts its block from the next.
+        if not block and self._lasts:
+            del self._blocks[place]
+            del self._lasts[min(place, len(self._lasts) - 1)]
+
+    def first_from(self, amount: int) -> T | None:
+        """The member with the least that is not less than `amount`."""
+        key = (amount,)
+        place = bisect_left(self._lasts, key) if self._lasts else 0
+        block = self._blocks[place]
+        inside = bisect_left(block, key)
+        if inside < len(block):
+            return block[inside][2]
+        # Only where entries were removed from the block's end.
+        return self._blocks[place + 1][0][2] if place + 1 < len(self._blocks) else None
+
+    def last(self) -> T:
+        return self._blocks[-1][-1][2]
+
+    def all_from(self, amount: int) -> Iterator[T]:
+        key = (amount,)
+        place = bisect_left(self._lasts, key) if self._lasts else 0
+        for block in self._blocks[place:]:
+            for entry in block[bisect_left(block, key) :]:
+                yield entry[2]
+
+    def count_from(self, amount: int) -> int:
+        key = (amount,)
+        place = bisect_left(self._lasts, key) if self._lasts else 0
+        return sum(len(block) - bisect_left(block, key) for block in self._blocks[place:])

@@ -1,0 +1,340 @@
+"""The index behind `placement: pack`: finds the node that wastes least without looking at every node.
+
+Nodes are kept in groups by what their GPUs look like from afar: kind, number of whole free GPUs, size of the largest
+part-used one, idle or not. Within a group they are sorted by cpus. A decision takes one candidate from each group that
+can hold the task, by bisection, and scores only those. So its cost follows the number of groups (tens), not of
+nodes or of kinds of demand; and a change touches one group or two, whatever is waiting.
+
+Scores of the GPU side are cached per class of equal nodes (`_CardsClass`), within the class, until the next table.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from dgpu.core.ids import NodeId
+from dgpu.core.ordered import Ordered
+from dgpu.core.policy.connect import connected
+from dgpu.core.policy.fit import Demand
+from dgpu.core.policy.fragment import (
+    IDLE_NODE_MILLI,
+    Cards,
+    Choice,
+    Host,
+    Typical,
+    View,
+    accepts,
+    choose,
+    is_heavy,
+    milli_on,
+    stranding,
+    view_of,
+)
+from dgpu.core.room import Card, Kind, Room
+from dgpu.core.task import WHOLE_MILLI
+
+NodeName: TypeAlias = str
+_LEVEL_MILLI = 250  # part-used GPUs are told apart this finely; measured: finer finds nothing better
+_LEVELS = WHOLE_MILLI // _LEVEL_MILLI + 1
+_SPARE_CLASSES = 4_096  # classes kept that no node is in now: nodes come back to them
+_MOST_DEMANDS = 4_096  # whose accepted kinds are remembered
+_MOST_CHOICES = 256  # in a class: shapes of GPU demands are few, but nobody promises it
+_MILLIONTHS = 1_000  # in a thousandth
+
+
+class Found(NamedTuple):
+    node_id: NodeName
+    kind: Kind
+    from_milli: int  # take (each of) the GPUs from those with this much free
+    score: int
+
+
+class Packing:
+    """Tell it of every change (`put`, `drop`, `learn`), ask it for the `best` place."""
+
+    __slots__ = ("_accepted", "_classes", "_kinds", "_members", "_typical", "_views", "changed")
+
+    def __init__(self, typical: Typical) -> None:
+        self._typical = typical
+        self._views: dict[Kind, View] = {}
+        self._classes: dict[Cards, _CardsClass] = {}
+        self._kinds: dict[Kind, dict[int, _Group]] = {}  # groups that have members only
+        self._members: dict[NodeName, tuple[_Member, ...]] = {}
+        self._accepted: dict[Demand, tuple[Kind, ...]] = {}
+        self.changed: dict[NodeId, Room] = {}  # rooms that `catch_up` will look at
+
+    # what changes
+
+    def catch_up(self, rooms: Mapping[NodeId, Room], most_leases: int) -> None:
+        for node_id, room in self.changed.items():
+            if room.ready and len(room.leases) < most_leases and rooms.get(node_id) is room:
+                host = Host(room.cpus_free_milli, room.ram_free_mb, not room.leases)
+                self.put(node_id, host, parts_of(room))
+            else:
+                self.drop(node_id)
+        self.changed.clear()
+
+    def put(self, node_id: NodeName, host: Host, parts: Sequence[Cards]) -> None:
+        """The node is now like this. `parts`: one per kind of GPU; one without GPUs if it has none."""
+        self.drop(node_id)
+        members = []
+        for cards in parts:
+            each = self._class_of(cards)
+            member = _Member(node_id, host, each, each.slot * 2 + host.idle)
+            groups = self._kinds.get(cards.kind)
+            if groups is None:
+                groups = self._kinds[cards.kind] = {}
+                self._accepted.clear()
+            group = groups.get(member.slot)
+            if group is None:
+                group = groups[member.slot] = _Group(each, idle=host.idle)
+            group.add(member)
+            each.members += 1
+            members.append(member)
+        self._members[node_id] = tuple(members)
+
+    def drop(self, node_id: NodeName) -> None:
+        """The node takes no tasks: gone, draining or full of leases."""
+        for member in self._members.pop(node_id, ()):
+            member.of.members -= 1
+            kind = member.of.cards.kind
+            groups = self._kinds[kind]
+            group = groups[member.slot]
+            group.remove(member)
+            if not group.by_cpus:
+                del groups[member.slot]
+                # A kind stays though it has no member now: its last node is likely to change, not to leave.
+
+    def learn(self, typical: Typical) -> None:
+        """A new table. Scores are not worked out anew here: each class does so when it is next a candidate."""
+        self._typical = typical
+        self._views.clear()
+
+    # what is asked
+
+    def best(self, demand: Demand) -> Found | None:
+        """Least waste; then the fullest node, the fewest cpus left, the lowest id."""
+        best: _Rated | None = None
+        for kind in self._kinds_for(demand):
+            rated = self._best_of(kind, demand)
+            if rated is not None and (best is None or rated.key < best.key):
+                best = rated
+        if best is None:
+            return None
+        return Found(best.member.node_id, best.member.of.cards.kind, best.choice.from_milli, best.key[0])
+
+    # leaves
+
+    def _best_of(self, kind: Kind, demand: Demand) -> _Rated | None:
+        typical, view, gpus = self._typical, self._view(kind), demand.gpus
+        milli = milli_on(demand, kind) if gpus else 0
+        taken_milli = gpus * milli
+        price = view.price * taken_milli
+        spare_per_gpu = typical.cpus_milli_per_gpu if is_heavy(typical, demand, taken_milli) else 0
+        best: tuple[int, int, int, NodeName] | None = None
+        rated: tuple[_Member, Choice] | None = None
+        for group in self._kinds[kind].values():
+            if group.whole < gpus and (milli == WHOLE_MILLI or group.most_milli < milli):
+                continue
+            member = group.candidate(demand, milli, spare_per_gpu=spare_per_gpu)
+            if member is None:
+                continue
+            each = member.of
+            choice = each.choice(view, demand, (gpus, milli))
+            total = each.total_milli
+            waste = (
+                choice.waste
+                + price
+                + _MILLIONTHS * stranding(typical, total, member.host, taken_milli, demand)
+            )
+            if group.idle:
+                waste += _MILLIONTHS * IDLE_NODE_MILLI
+            if best is not None and waste > best[0]:
+                continue
+            key = (waste, total - taken_milli, member.host.cpus_milli - demand.cpus_milli, member.node_id)
+            if best is None or key < best:
+                best, rated = key, (member, choice)
+        if best is None or rated is None:
+            return None
+        return _Rated(best, *rated)
+
+    def _kinds_for(self, demand: Demand) -> tuple[Kind, ...]:
+        kinds = self._accepted.get(demand)
+        if kinds is None:
+            if len(self._accepted) >= _MOST_DEMANDS:
+                self._accepted.clear()
+            kinds = tuple(kind for kind in sorted(self._kinds) if not demand.gpus or accepts(demand, kind))
+            self._accepted[demand] = kinds
+        return kinds
+
+    def _view(self, kind: Kind) -> View:
+        view = self._views.get(kind)
+        if view is None:
+            view = self._views[kind] = view_of(self._typical, kind)
+        return view
+
+    def _class_of(self, cards: Cards) -> _CardsClass:
+        each = self._classes.get(cards)
+        if each is None:
+            if len(self._classes) > 2 * len(self._members) + _SPARE_CLASSES:
+                self._classes = {cards: each for cards, each in self._classes.items() if each.members}
+            each = self._classes[cards] = _CardsClass(cards)
+        return each
+
+
+def parts_of(room: Room) -> tuple[Cards, ...]:
+    """The free shares of a room's cards, by kind."""
+    idle = room.idle
+    if not room.mixed and not room.used:
+        for card in room.cards.values():
+            return (Cards(card.kind, _WHOLE[: len(idle)]),)
+    free: dict[Kind, list[int]] = {card.kind: [] for card in room.cards.values()}
+    for card in idle:
+        free[card.kind].append(WHOLE_MILLI)
+    for gpu_id in room.used:
+        shared = room.cards.get(gpu_id)
+        if shared is not None and (left := room.free_milli(shared)):
+            free[shared.kind].append(left)
+    if not free:
+        return (Cards(_NO_GPUS, ()),)
+    return tuple(Cards(kind, tuple(sorted(left))) for kind, left in sorted(free.items()))
+
+
+def pack_cards(room: Room, demand: Demand, kind: Kind, from_milli: int) -> list[Card]:
+    """Which cards are meant by what `Packing.best` found. Whole ones are for topology to choose."""
+    gpus = demand.gpus
+    if not gpus:
+        return []
+    if from_milli < WHOLE_MILLI:
+        parts = [
+            card
+            for gpu_id in room.used
+            if (card := room.cards.get(gpu_id)) is not None
+            and card.kind == kind
+            and room.free_milli(card) == from_milli
+        ]
+        return [min(parts, key=_by_index)]
+    whole = sorted((card for card in room.idle if card.kind == kind), key=_by_index)
+    if gpus == 1 or room.flat or len(whole) == gpus:
+        return whole[:gpus]
+    return connected(room, whole, gpus)
+
+
+_NO_GPUS = Kind("", 0)
+_WHOLE = (WHOLE_MILLI,) * 1_024  # more cards than any node has
+
+
+def _by_index(card: Card) -> tuple[int, str]:
+    return (card.place, card.id)
+
+
+class _CardsClass:
+    """Nodes whose GPUs are equal share one of these, and with it the scores."""
+
+    __slots__ = ("_choices", "_view", "cards", "largest_milli", "members", "slot", "total_milli", "whole")
+
+    def __init__(self, cards: Cards) -> None:
+        self.cards = cards
+        free = cards.free_milli
+        self.whole = len(free) - bisect_left(free, WHOLE_MILLI)
+        self.largest_milli = free[-self.whole - 1] if self.whole < len(free) else 0  # of the part-used ones
+        self.total_milli = sum(free)
+        self.slot = self.whole * _LEVELS + (
+            self.largest_milli // _LEVEL_MILLI + 1 if self.largest_milli else 0
+        )
+        self.members = 0
+        self._view: View | None = None  # that `_choices` were made with
+        self._choices: dict[tuple[int, int], Choice] = {}
+
+    def choice(self, view: View, demand: Demand, need: tuple[int, int]) -> Choice:
+        """`need`: GPUs and milli of each. Demands that differ in cpus, ram or models only share a choice."""
+        if self._view is not view:
+            self._view = view
+            self._choices = {}
+        choice = self._choices.get(need)
+        if choice is None:
+            found = choose(view, self.cards, demand)
+            if found is None:
+                raise AssertionError("a candidate fits")
+            if len(self._choices) >= _MOST_CHOICES:
+                self._choices = {}
+            choice = self._choices[need] = found
+        return choice
+
+
+class _Member(NamedTuple):
+    node_id: NodeName
+    host: Host
+    of: _CardsClass
+    slot: int  # of its group
+
+
+class _Rated(NamedTuple):
+    key: tuple[int, int, int, NodeName]
+    member: _Member
+    choice: Choice
+
+
+class _Group:
+    """Members sorted by each of the things that a task may run short of."""
+
+    __slots__ = ("about_milli", "by_cpus", "by_part", "by_ram", "idle", "most_milli", "whole")
+
+    def __init__(self, first: _CardsClass, *, idle: bool) -> None:
+        self.whole = first.whole
+        self.idle = idle
+        # The most that a share can get here.
+        part_milli = first.largest_milli - first.largest_milli % _LEVEL_MILLI + _LEVEL_MILLI - 1
+        self.most_milli = WHOLE_MILLI if first.whole else part_milli if first.largest_milli else 0
+        self.about_milli = first.whole * WHOLE_MILLI + (first.slot % _LEVELS) * _LEVEL_MILLI // 2
+        self.by_cpus: Ordered[_Member] = Ordered()
+        self.by_ram: Ordered[_Member] = Ordered()
+        # Only where shares compete for parts: a whole GPU has room for any share, a used up one for none.
+        self.by_part: Ordered[_Member] | None = Ordered() if first.largest_milli and not first.whole else None
+
+    def add(self, member: _Member) -> None:
+        self.by_cpus.add(member.host.cpus_milli, member.node_id, member)
+        self.by_ram.add(member.host.ram_mb, member.node_id, member)
+        if self.by_part is not None:
+            self.by_part.add(member.of.largest_milli, member.node_id, member)
+
+    def remove(self, member: _Member) -> None:
+        self.by_cpus.remove(member.host.cpus_milli, member.node_id)
+        self.by_ram.remove(member.host.ram_mb, member.node_id)
+        if self.by_part is not None:
+            self.by_part.remove(member.of.largest_milli, member.node_id)
+
+    def candidate(self, demand: Demand, milli: int, *, spare_per_gpu: int) -> _Member | None:
+        """The member of the least stranding. For a task light on cpus that is the one with the fewest cpus that
+        fits; for a heavy one (`spare_per_gpu`) the first that keeps so many cpus for each GPU it has left, or else
+        the one with most.
+        """
+        cpus_milli = demand.cpus_milli
+        left_milli = self.about_milli - demand.gpus * milli
+        if spare_per_gpu and left_milli > 0:
+            cpus_milli += left_milli * spare_per_gpu // WHOLE_MILLI
+        member = self.by_cpus.first_from(cpus_milli)
+        if member is None:
+            member = self.by_cpus.last()
+            if member.host.cpus_milli < demand.cpus_milli:
+                return None
+        if member.host.ram_mb >= demand.ram_mb and (self.by_part is None or member.of.largest_milli >= milli):
+            return member
+        return self._any_fitting(demand, milli)
+
+    def _any_fitting(self, demand: Demand, milli: int) -> _Member | None:
+        """The liked one lacks ram or a large enough part. Go through the fewest that have enough of one thing:
+        mostly one thing is scarce and decides alone, and then the first of them is it.
+        """
+        tails = [(self.by_ram, demand.ram_mb), (self.by_cpus, demand.cpus_milli)]
+        if self.by_part is not None:
+            tails.append((self.by_part, milli))
+        scarce, amount = min(tails, key=lambda tail: tail[0].count_from(tail[1]))
+        for member in scarce.all_from(amount):
+            if member.host.cpus_milli < demand.cpus_milli or member.host.ram_mb < demand.ram_mb:
+                continue
+            if self.by_part is None or member.of.largest_milli >= milli:
+                return member
+        return None

@@ -1,0 +1,35 @@
+"""Where the ranks of a gang go: to different nodes, all of them at once or none."""
+
+from __future__ import annotations
+
+from dgpu.core.events import Event, GangPlaced, TaskPlaced, TaskStarted
+from dgpu.core.ids import LeaseId, TaskId
+from dgpu.core.policy.fit import Demand
+from dgpu.core.state import ClusterState
+
+
+def grant_gang(state: ClusterState, task_id: TaskId, demand: Demand, at: int) -> tuple[Event, ...]:
+    spots = state.rooms.find_gang(demand)
+    if not spots:
+        return ()
+    task = state.tasks[task_id]
+    ranks = tuple(
+        TaskPlaced(
+            at=at,
+            task_id=task_id,
+            lease_id=LeaseId(state.next_lease_id + rank),
+            attempt=task.attempt + 1,
+            node_id=spot.room.node_id,
+            gpu_ids=tuple(card.id for card in spot.cards),
+            share_milli=spot.share_milli,
+            gpu_memory_mb=spot.gpu_memory_mb,
+        )
+        for rank, spot in enumerate(spots)
+    )
+    placed = GangPlaced(at=at, task_id=task_id, ranks=ranks)
+    if not task.allocation:
+        return (placed,)
+    return (
+        placed,
+        *(TaskStarted(at=at, task_id=task_id, lease_id=rank.lease_id, started_at=at) for rank in ranks),
+    )
