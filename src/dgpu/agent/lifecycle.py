@@ -13,16 +13,33 @@ ACKED     the end is durable at the scheduler; its output is not stored there ye
 from __future__ import annotations
 
 import collections
-import enum
 from collections.abc import Iterable
 
-import msgspec
-
+from dgpu.agent.lifecycle_words import (
+    Acked,
+    CheckRelease,
+    FinishedRun,
+    ForgetRuns,
+    GpusReleased,
+    HeldRun,
+    KeepOutput,
+    LeaseState,
+    LifecycleInput,
+    LifecycleOutput,
+    MemorySeen,
+    Ordered,
+    OutputStored,
+    Report,
+    StartRuns,
+    StopRuns,
+    ThawRuns,
+    Welcomed,
+)
+from dgpu.agent.reservations import Reservations
 from dgpu.agent.run.runner import (
     KnownRun,
     RunEnd,
     RunnerLost,
-    RunnerWord,
     RunOrder,
     RunsEnded,
     RunsFrozen,
@@ -38,107 +55,12 @@ DEFAULT_GRACE_MS = 10_000
 _MOST_REMEMBERED = 4_096
 
 
-class LeaseState(enum.StrEnum):
-    RECEIVED = "received"
-    STARTING = "starting"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    RELEASING = "releasing"
-    ENDED = "ended"
-    ACKED = "acked"
-
-
-# -- inputs, beside the words of the runner
-
-
-class Welcomed(msgspec.Struct, frozen=True, kw_only=True):
-    """A scheduler knows us again. What it does not keep was given away, or has long ended for it."""
-
-    keep: frozenset[LeaseId]
-
-
-class Ordered(msgspec.Struct, frozen=True, kw_only=True):
-    starts: tuple[RunOrder, ...] = ()
-    stops: tuple[tuple[LeaseId, str], ...] = ()  # with the reason: cancelled | timeout
-
-
-class Acked(msgspec.Struct, frozen=True, kw_only=True):
-    started: tuple[LeaseId, ...] = ()
-    finished: tuple[LeaseId, ...] = ()
-
-
-class GpusReleased(msgspec.Struct, frozen=True, kw_only=True):
-    released: tuple[
-        tuple[LeaseId, tuple[GpuId, ...]], ...
-    ]  # with the GPUs that did not, in spite of the time given
-
-
-class OutputStored(msgspec.Struct, frozen=True, kw_only=True):
-    """At the scheduler, or dropped: either way nobody will ask for it again."""
-
-    lease_ids: tuple[LeaseId, ...]
-
-
-LifecycleInput = RunnerWord | Welcomed | Ordered | Acked | GpusReleased | OutputStored
-
-# -- outputs
-
-
-class StartRuns(msgspec.Struct, frozen=True, kw_only=True):
-    orders: tuple[RunOrder, ...]
-
-
-class StopRuns(msgspec.Struct, frozen=True, kw_only=True):
-    orders: tuple[StopOrder, ...]
-
-
-class ThawRuns(msgspec.Struct, frozen=True, kw_only=True):
-    lease_ids: tuple[LeaseId, ...]
-
-
-class ForgetRuns(msgspec.Struct, frozen=True, kw_only=True):
-    lease_ids: tuple[LeaseId, ...]
-
-
-class CheckRelease(msgspec.Struct, frozen=True, kw_only=True):
-    """Answered by GpusReleased, all together or one by one."""
-
-    leases: tuple[tuple[LeaseId, tuple[GpuId, ...]], ...]
-    until_ms: int
-
-
-class KeepOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt with output has ended: its last bytes are to be brought to the scheduler."""
-
-    lease_id: LeaseId
-    task_id: TaskId
-    attempt: int
-
-
-class FinishedRun(msgspec.Struct, frozen=True, kw_only=True):
-    end: RunEnd
-    stuck: tuple[GpuId, ...] = ()
-
-
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    started: tuple[tuple[LeaseId, int], ...] = ()
-    finished: tuple[FinishedRun, ...] = ()
-
-
-LifecycleOutput = StartRuns | StopRuns | ThawRuns | ForgetRuns | CheckRelease | KeepOutput | Report
-
-
-class HeldRun(msgspec.Struct, frozen=True, kw_only=True):
-    lease_id: LeaseId
-    task_id: TaskId
-    state: LeaseState
-
-
 class _Lease:
     __slots__ = (
         "end",
         "frozen",
         "order",
+        "peak_mb",
         "reported",
         "started_acked",
         "started_at_ms",
@@ -160,6 +82,7 @@ class _Lease:
         self.stop: StopOrder | None = None  # the last one given to the runner
         self.stuck: tuple[GpuId, ...] = ()
         self.stored = False
+        self.peak_mb = 0  # of memory, known when it has ended
         self.reported = True  # False: given up by the scheduler, which wants no report
 
 
@@ -169,6 +92,7 @@ class Lifecycle:
         self._leases: dict[LeaseId, _Lease] = {}
         self._waiting: dict[LeaseId, _Lease] = {}  # those RECEIVED
         self._abandoned: dict[LeaseId, _Lease] = {}  # given up, their processes not yet gone
+        self._memory = Reservations()
         self._runner_up = False
         self._gone: collections.OrderedDict[LeaseId, None] = collections.OrderedDict()
 
@@ -188,6 +112,8 @@ class Lifecycle:
                 return self._on_stored(value)
             case Welcomed():
                 return self._on_welcomed(value)
+            case MemorySeen():
+                return self._on_memory(value)
             case RunsListed():
                 return self._on_listed(value, now_ms)
             case RunsFrozen():
@@ -208,12 +134,16 @@ class Lifecycle:
         ]
 
     def busy_gpus(self) -> frozenset[GpuId]:
-        return frozenset(
-            gpu_id
-            for lease in self._leases.values()
-            if lease.state not in {LeaseState.ENDED, LeaseState.ACKED}
-            for gpu_id in lease.order.gpu_ids
-        )
+        return frozenset(self.gpu_holders())
+
+    def gpu_holders(self) -> dict[GpuId, tuple[LeaseId, ...]]:
+        """Several where tasks share."""
+        found: dict[GpuId, tuple[LeaseId, ...]] = {}
+        for lease_id, lease in self._leases.items():
+            if lease.state not in {LeaseState.ENDED, LeaseState.ACKED}:
+                for gpu_id in lease.order.gpu_ids:
+                    found[gpu_id] = (*found.get(gpu_id, ()), lease_id)
+        return found
 
     def thaw_frozen(self) -> list[ThawRuns]:
         """A scheduler that still counts on us answered: what stands may run."""
@@ -316,6 +246,18 @@ class Lifecycle:
             fresh.append(lease)
         return _reports(fresh)
 
+    def _on_memory(self, seen: MemorySeen) -> list[LifecycleOutput]:
+        stops: list[StopOrder] = []
+        for lease_id, memory_mb in seen.leases_mb:
+            lease = self._leases.get(lease_id)
+            if lease is None or lease.end is not None or not self._memory.look(lease.order, memory_mb):
+                continue
+            if lease.state is LeaseState.RUNNING:
+                lease.state = LeaseState.STOPPING
+                cause = Outcome.OUT_OF_MEMORY
+                stops.append(StopOrder(lease_id=lease_id, grace_ms=self._grace_ms, cause=cause))
+        return [StopRuns(orders=tuple(stops))] if stops else []
+
     def _on_ended(self, ended: Iterable[RunEnd], now_ms: int) -> list[LifecycleOutput]:
         outputs: list[LifecycleOutput] = []
         over: list[_Lease] = []
@@ -326,6 +268,8 @@ class Lifecycle:
                 continue
             order = lease.order
             lease.end = end
+            lease.peak_mb = self._memory.peak_mb(end.lease_id)
+            self._memory.forget(end.lease_id)
             lease.frozen = False
             lease.stored = end.output_bytes == 0
             if end.output_bytes:
@@ -459,7 +403,7 @@ def _reports(leases: list[_Lease]) -> list[LifecycleOutput]:
             lease.started_told = True
             started.append((lease.order.lease_id, lease.started_at_ms))
         if lease.state is LeaseState.ENDED and lease.end is not None:
-            finished.append(FinishedRun(end=lease.end, stuck=lease.stuck))
+            finished.append(FinishedRun(end=lease.end, stuck=lease.stuck, peak_memory_mb=lease.peak_mb))
     return [Report(started=tuple(started), finished=tuple(finished))] if started or finished else []
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
-from dgpu.agent.lifecycle import (
+from dgpu.agent.lifecycle import Lifecycle
+from dgpu.agent.lifecycle_words import (
     Acked,
     CheckRelease,
     ForgetRuns,
     GpusReleased,
     KeepOutput,
-    Lifecycle,
     LifecycleInput,
+    MemorySeen,
     Ordered,
     OutputStored,
     Report,
@@ -24,6 +25,8 @@ from dgpu.agent.run.runner import RunnerLost, RunsEnded, RunsFrozen, RunsListed,
 from dgpu.agent.session import Session
 from dgpu.agent.session_words import (
     Begin,
+    CardChecked,
+    CheckCard,
     Connected,
     Dial,
     Disconnected,
@@ -43,6 +46,7 @@ from dgpu.agent.session_words import (
     Woke,
     Written,
 )
+from dgpu.core.ids import LeaseId
 
 
 class StreamOpened(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +61,7 @@ NodeInput = (
     | EpochSaved
     | Sampled
     | GpusFound
+    | CardChecked
     | Woke
     | Flush
     | RunsListed
@@ -74,6 +79,7 @@ NodeOutput = (
     | HangUp
     | SaveEpoch
     | TakeSamples
+    | CheckCard
     | Heard
     | Opened
     | Note
@@ -111,6 +117,15 @@ class NodeMachine:
             return outputs
         if isinstance(value, StreamOpened):
             return self._to_session(Connected(held=tuple(self.lifecycle.held())), now_ms)
+        if isinstance(value, Sampled):
+            most: dict[LeaseId, int] = {}
+            for sample in value.samples:
+                for lease_id, memory_mb in sample.leases_mb:
+                    most[lease_id] = max(most.get(lease_id, 0), memory_mb)
+            outputs = self._to_session(value, now_ms)
+            if most:
+                outputs += self._to_lifecycle(MemorySeen(leases_mb=tuple(most.items())), now_ms)
+            return outputs
         return self._to_session(value, now_ms)
 
     def _to_session(self, value: SessionInput, now_ms: int) -> list[NodeOutput]:

@@ -16,27 +16,31 @@ from dgpu import __version__
 from dgpu.agent import machine
 from dgpu.agent.epoch import EpochFile
 from dgpu.agent.keeper import boot_ms
-from dgpu.agent.lifecycle import (
+from dgpu.agent.lifecycle import Lifecycle
+from dgpu.agent.lifecycle_words import (
     CheckRelease,
     ForgetRuns,
     GpusReleased,
     KeepOutput,
     LeaseState,
-    Lifecycle,
     OutputStored,
     StartRuns,
     StopRuns,
     ThawRuns,
 )
+from dgpu.agent.memory import with_leases
 from dgpu.agent.node import NodeInput, NodeMachine, NodeOutput, StreamOpened
 from dgpu.agent.options import AgentOptions, NodeOptions
 from dgpu.agent.output import OutputSender
+from dgpu.agent.probe.check import check_card
 from dgpu.agent.probe.detect import GpuSelection, detect
 from dgpu.agent.probe.probe import FoundGpu, Probe, ProbeError, Sample
 from dgpu.agent.probe.simulated import SimulatedProbe
 from dgpu.agent.run.runner import Runner, RunnerWord
 from dgpu.agent.session import NEVER_MS, Session
 from dgpu.agent.session_words import (
+    CardChecked,
+    CheckCard,
     Dial,
     Disconnected,
     EpochSaved,
@@ -96,7 +100,11 @@ class NodeHost:
 
     async def find_gpus(self) -> None:
         found = await asyncio.to_thread(
-            detect, self._node.detection_method, node_id=self._node.id, simulated=self._node.simulated
+            detect,
+            self._node.detection_method,
+            node_id=self._node.id,
+            simulated=self._node.simulated,
+            max_temperature_c=self._node.max_temperature_c,
         )
         self._probe = found.probe
         if found.probe is None:
@@ -180,6 +188,8 @@ class NodeHost:
                 )
             case TakeSamples():
                 self._take_samples()
+            case CheckCard():
+                self._spawn(self._check_card(output))
             case SaveEpoch():
                 self._save_epoch(output.epoch)
             case Dial():
@@ -258,6 +268,8 @@ class NodeHost:
                 memory_mb=picked.gpu.memory_mb,
                 reserved=picked.reserved,
                 fault=picked.gpu.fault,
+                fault_cause=picked.gpu.fault_cause,
+                near=picked.gpu.near,
             )
             for picked in self._selection.pick(found)
         )
@@ -275,6 +287,14 @@ class NodeHost:
             except ProbeError as error:
                 self._log.warning("probe_failed", error=str(error))
 
+    async def _check_card(self, asked: CheckCard) -> None:
+        found = await asyncio.to_thread(check_card, self._probe, asked.gpu_id, self._node.check_command)
+        self._log.info("gpu_checked", gpu=asked.gpu_id, ok=found.ok, found=found.words)
+        # First the sample: the heartbeat that goes before the answer tells whether the fault is gone.
+        if self._probe is not None:
+            await self._sample()
+        self._feed(CardChecked(gpu_id=asked.gpu_id, number=asked.number, ok=found.ok, evidence=found.words))
+
     def _take_samples(self) -> None:
         if isinstance(self._probe, SimulatedProbe):
             busy = dict.fromkeys(self._machine.lifecycle.busy_gpus(), frozenset[int]())
@@ -283,19 +303,20 @@ class NodeHost:
             self._spawn(self._sample())
 
     async def _sample(self) -> None:
-        busy_gpus = self._machine.lifecycle.busy_gpus()
+        holders = self._machine.lifecycle.gpu_holders()
         try:
-            samples = await asyncio.to_thread(self._sample_now, busy_gpus)
+            samples = await asyncio.to_thread(self._sample_now, holders)
         except ProbeError as error:
             self._log.warning("probe_failed", error=str(error))
         else:
             self._feed(Sampled(samples=samples))
 
-    def _sample_now(self, busy_gpus: frozenset[GpuId]) -> tuple[Sample, ...]:
+    def _sample_now(self, holders: dict[GpuId, tuple[LeaseId, ...]]) -> tuple[Sample, ...]:
         assert self._probe is not None  # noqa: S101 - asked for before
         assert self._runner is not None  # noqa: S101 - attached before any session
-        pids = self._runner.pids() if busy_gpus else frozenset()
-        return tuple(self._probe.sample(dict.fromkeys(busy_gpus, pids)))
+        pids = self._runner.pids() if holders else frozenset()
+        samples = self._probe.sample(dict.fromkeys(holders, pids))
+        return with_leases(samples, holders)
 
     def _check_release(self, check: CheckRelease) -> None:
         """At once where nothing blocks, in a thread where a driver is asked."""

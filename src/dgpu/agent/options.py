@@ -22,6 +22,8 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     simulated: tuple[SimulatedCards, ...] = ()
     gpu_ids: tuple[int | str, ...] = ()  # empty: all
     reserved_gpu_ids: tuple[int | str, ...] = ()
+    max_temperature_c: int = 0  # 0: the limit of the card itself
+    check_command: str = ""  # uses a card that is to come back; empty: memory is written and read back
     cpus_milli: int = 0  # 0: what the machine has
     ram_mb: int = 0  # 0: what the machine has
 

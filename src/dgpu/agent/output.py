@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dgpu.agent.chunks import extent, read_at
-from dgpu.agent.lifecycle import KeepOutput
+from dgpu.agent.lifecycle_words import KeepOutput
 from dgpu.core.ids import LeaseId, NodeId
 from dgpu.wire.proto import agent_pb2 as pb
 

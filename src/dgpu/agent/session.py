@@ -10,11 +10,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 
-from dgpu.agent.lifecycle import Acked, FinishedRun, Ordered, Report, Welcomed
+from dgpu.agent.lifecycle_words import Acked, FinishedRun, Ordered, Report, Welcomed
 from dgpu.agent.probe.probe import Sample
 from dgpu.agent.run.runner import RunOrder
 from dgpu.agent.session_words import (
     Begin,
+    CardChecked,
+    CheckCard,
     Connected,
     Dial,
     Disconnected,
@@ -37,13 +39,16 @@ from dgpu.agent.session_words import (
     TakeSamples,
     Woke,
     Written,
+    checked_message,
     gpu_message,
     held_message,
     reports_message,
     sample_message,
 )
 from dgpu.core.ids import GpuId, LeaseId, TaskId
+from dgpu.core.task import WHOLE_MILLI
 from dgpu.wire.proto import agent_pb2 as pb
+from dgpu.wire.ranks import run_number
 
 ANSWER_MS = 10_000  # allowed to a scheduler to take the call and to welcome us
 DEFAULT_SILENCE_MS = 15_000
@@ -84,6 +89,7 @@ class _Stream:
         self.started: list[tuple[LeaseId, int]] = []
         self.finished: list[FinishedRun] = []
         self.gpus_changed = False
+        self.checked: list[CardChecked] = []  # asked for again with the next welcome
 
 
 class Session:
@@ -132,6 +138,11 @@ class Session:
                 return []
             case GpusFound():
                 return self._on_gpus(value)
+            case CardChecked():
+                # The heartbeat leaves first: it tells that a fault is gone, or that it is not.
+                self._stream.beat_due = True
+                self._stream.checked.append(value)
+                return []
             case Connected():
                 return self._register(value, now_ms)
             case Disconnected():
@@ -271,16 +282,21 @@ class Session:
             RunOrder(
                 lease_id=LeaseId(start.lease_id),
                 task_id=TaskId(start.task_id),
-                attempt=start.attempt,
+                attempt=run_number(start.attempt, start.rank),
                 gpu_ids=tuple(GpuId(uuid) for uuid in start.gpu_uuids),
                 detail=start.detail,
                 timeout_ms=start.timeout_ms,
+                gpu_memory_mb=start.gpu_memory_mb,
+                share_milli=start.share_milli or WHOLE_MILLI,
+                kill_outgrown=start.kill_outgrown,
+                env=dict(start.env),
             )
             for start in orders.starts
         )
         stops = tuple((LeaseId(stop.lease_id), stop.reason) for stop in orders.stops)
+        checks = [CheckCard(gpu_id=GpuId(check.uuid), number=check.number) for check in orders.checks]
         acked = self._on_reports_ack(orders.reports_ack, now_ms) if orders.reports_ack else []
-        return [*acked, Ordered(starts=starts, stops=stops)]
+        return [*acked, Ordered(starts=starts, stops=stops), *checks]
 
     def _on_reports_ack(self, seq: int, now_ms: int) -> list[SessionOutput]:
         started: list[LeaseId] = []
@@ -383,6 +399,8 @@ class Session:
         if self._stream.gpus_changed:
             self._stream.gpus_changed = False
             return pb.FromAgent(inventory=pb.Inventory(gpus=[gpu_message(gpu) for gpu in self._gpus]))
+        if self._stream.checked:
+            return pb.FromAgent(checked=checked_message(self._stream.checked.pop(0)))
         return None
 
     # -- leaves

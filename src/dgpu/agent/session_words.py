@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from dgpu.agent.lifecycle import Acked, HeldRun, LeaseState, Ordered, Report, Welcomed
+from dgpu.agent.lifecycle_words import Acked, HeldRun, LeaseState, Ordered, Report, Welcomed
 from dgpu.agent.probe.probe import Sample
 from dgpu.core.ids import GpuId, NodeId
 from dgpu.wire.proto import agent_pb2 as pb
@@ -26,6 +26,8 @@ class NodeGpu(msgspec.Struct, frozen=True, kw_only=True):
     memory_mb: int
     reserved: bool = False
     fault: str = ""
+    fault_cause: str = ""
+    near: tuple[tuple[GpuId, int], ...] = ()
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +84,15 @@ class GpusFound(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[NodeGpu, ...]
 
 
+class CardChecked(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a CheckCard."""
+
+    gpu_id: GpuId
+    number: int
+    ok: bool
+    evidence: str
+
+
 class Flush(msgspec.Struct, frozen=True, kw_only=True):
     """No more inputs are at hand: reports that gathered may leave, as one message."""
 
@@ -100,6 +111,7 @@ SessionInput = (
     | EpochSaved
     | Sampled
     | GpusFound
+    | CardChecked
     | Woke
     | Report
 )
@@ -129,6 +141,13 @@ class TakeSamples(msgspec.Struct, frozen=True, kw_only=True):
     pass
 
 
+class CheckCard(msgspec.Struct, frozen=True, kw_only=True):
+    """The scheduler wants to know whether a card may be used again. Answered by CardChecked."""
+
+    gpu_id: GpuId
+    number: int
+
+
 class Heard(msgspec.Struct, frozen=True, kw_only=True):
     """A scheduler took a message that we sent at this time: the task lease counts from it."""
 
@@ -152,7 +171,18 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SessionOutput = (
-    Dial | Send | HangUp | SaveEpoch | TakeSamples | Heard | Opened | Note | Welcomed | Ordered | Acked
+    Dial
+    | Send
+    | HangUp
+    | SaveEpoch
+    | TakeSamples
+    | CheckCard
+    | Heard
+    | Opened
+    | Note
+    | Welcomed
+    | Ordered
+    | Acked
 )
 
 
@@ -171,6 +201,8 @@ def gpu_message(gpu: NodeGpu) -> pb.Gpu:
         memory_mb=gpu.memory_mb,
         reserved=gpu.reserved,
         fault=gpu.fault,
+        fault_cause=gpu.fault_cause,
+        near=[pb.Near(uuid=uuid, value=value) for uuid, value in gpu.near],
     )
 
 
@@ -183,6 +215,17 @@ def sample_message(sample: Sample) -> pb.GpuSample:
         temperature_c=sample.temperature_c,
         power_w=sample.power_w,
         fault=sample.fault,
+        fault_cause=sample.fault_cause,
+        leases=[
+            pb.LeaseMemory(lease_id=lease_id, memory_mb=memory_mb) for lease_id, memory_mb in sample.leases_mb
+        ],
+        loaded_models=sample.loaded_models,
+    )
+
+
+def checked_message(checked: CardChecked) -> pb.Checked:
+    return pb.Checked(
+        uuid=checked.gpu_id, number=checked.number, ok=checked.ok, evidence=checked.evidence[:1_000]
     )
 
 
@@ -202,6 +245,7 @@ def reports_message(seq: int, report: Report, now_ms: int) -> pb.Reports:
                 ago_ms=max(0, now_ms - run.end.at_ms),
                 output_bytes=run.end.output_bytes,
                 stuck_gpus=run.stuck,
+                peak_memory_mb=run.peak_memory_mb,
             )
             for run in report.finished
         ],

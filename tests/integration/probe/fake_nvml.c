@@ -6,6 +6,9 @@
  *                                           CODE: every question about this card is answered with it (0: none)
  *   proc UUID|pid|used_mb|kind              kind: C compute, G graphics, M MPS client; used_mb -1: not available
  *   fail FUNCTION CODE                      this function fails with CODE
+ *   ecc UUID|count                          memory errors that could not be corrected (no line: not supported)
+ *   limit UUID|celsius                      where the card slows itself down (no line: not supported)
+ *   xid UUID|number|code                    an event, handed out once; number makes equal ones differ
  *
  * As in the real library, cards are enumerated by nvmlInit: one that leaves later is lost until the next nvmlInit.
  * Compiled with -DOLD_DRIVER the newer symbols are missing. */
@@ -15,7 +18,7 @@
 #include <string.h>
 
 #define MOST 16
-enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_FOUND = 6, TOO_SMALL = 7, LOST = 15, UNKNOWN = 999 };
+enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7, TIMEOUT = 10, LOST = 15, UNKNOWN = 999 };
 
 typedef struct {
   char uuid[96], name[96];
@@ -32,7 +35,12 @@ typedef struct {
   int code;
 } Fail;
 typedef struct {
-  int init_code, cards, procs, fails;
+  char uuid[96];
+  unsigned long long number, code;
+} Fact;
+typedef struct {
+  int init_code, cards, procs, fails, eccs, limits, xids;
+  Fact ecc[MOST], limit[MOST], xid[MOST];
   Card card[MOST];
   Proc proc[MOST * 4];
   Fail fail[MOST];
@@ -69,6 +77,10 @@ static void read_world(World *world) {
       proc->kind = kind[0];
       world->procs++;
     }
+    Fact *ecc = &world->ecc[world->eccs], *limit = &world->limit[world->limits], *xid = &world->xid[world->xids];
+    if (world->eccs < MOST && sscanf(line, "ecc %95[^|]|%llu", ecc->uuid, &ecc->number) == 2) world->eccs++;
+    if (world->limits < MOST && sscanf(line, "limit %95[^|]|%llu", limit->uuid, &limit->number) == 2) world->limits++;
+    if (world->xids < MOST && sscanf(line, "xid %95[^|]|%llu|%llu", xid->uuid, &xid->number, &xid->code) == 3) world->xids++;
     if (world->fails < MOST && sscanf(line, "fail %95s %d", fail->function, &fail->code) == 2) world->fails++;
   }
   fclose(file);
@@ -218,6 +230,88 @@ static int processes(const char *function, char kind, Device device, unsigned *c
   }
 PROCESSES(nvmlDeviceGetComputeRunningProcesses_v2, 'C')
 PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2, 'G')
+
+static int told(const char *function, Device device, int limits, unsigned long long *number) {
+  static World world;
+  Card *card;
+  int code = look(function, device, &world, &card);
+  if (code) return code;
+  Fact *facts = limits ? world.limit : world.ecc;
+  for (int i = 0; i < (limits ? world.limits : world.eccs); i++)
+    if (!strcmp(facts[i].uuid, device->uuid)) {
+      *number = facts[i].number;
+      return OK;
+    }
+  return NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetTotalEccErrors(Device device, int type, int counter, unsigned long long *count) {
+  if (type != 1 || counter != 0) return INVALID; /* uncorrected, since the driver was loaded */
+  return told("nvmlDeviceGetTotalEccErrors", device, 0, count);
+}
+
+int nvmlDeviceGetTemperatureThreshold(Device device, int threshold, unsigned *celsius) {
+  unsigned long long number = 0;
+  if (threshold != 1) return INVALID; /* slowdown */
+  int code = told("nvmlDeviceGetTemperatureThreshold", device, 1, &number);
+  *celsius = (unsigned)number;
+  return code;
+}
+
+typedef struct {
+  Device device;
+  unsigned long long type, data;
+  unsigned instance, compute_instance;
+} EventData;
+
+static int registered[MOST], event_sets;
+static Fact handed_out[MOST * 4];
+static int handed_count;
+
+int nvmlEventSetCreate(void **set) {
+  if (!started) return UNINITIALIZED;
+  *set = &event_sets;
+  event_sets++;
+  return OK;
+}
+
+int nvmlEventSetFree(void *set) {
+  (void)set;
+  memset(registered, 0, sizeof registered);
+  return OK;
+}
+
+int nvmlDeviceRegisterEvents(Device device, unsigned long long types, void *set) {
+  static World world;
+  Card *card;
+  int code = look("nvmlDeviceRegisterEvents", device, &world, &card);
+  if (code) return code;
+  if (set != &event_sets || types != 8) return INVALID;
+  registered[device - slots] = 1;
+  return OK;
+}
+
+int nvmlEventSetWait_v2(void *set, EventData *data, unsigned milliseconds) {
+  static World world;
+  (void)milliseconds;
+  if (!started || set != &event_sets) return INVALID;
+  read_world(&world);
+  for (int i = 0; i < world.xids; i++) {
+    Fact *xid = &world.xid[i];
+    int seen = 0;
+    for (int j = 0; j < handed_count; j++)
+      seen |= handed_out[j].number == xid->number && !strcmp(handed_out[j].uuid, xid->uuid);
+    for (int slot = 0; slot < slot_count && !seen; slot++)
+      if (registered[slot] && !strcmp(slots[slot].uuid, xid->uuid)) {
+        if (handed_count < MOST * 4) handed_out[handed_count++] = *xid;
+        data->device = &slots[slot];
+        data->type = 8;
+        data->data = xid->code;
+        return OK;
+      }
+  }
+  return TIMEOUT;
+}
 
 #ifndef OLD_DRIVER
 PROCESSES(nvmlDeviceGetComputeRunningProcesses_v3, 'C')

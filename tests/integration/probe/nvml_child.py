@@ -22,6 +22,8 @@ def answer(probe: NvmlProbe | None, verb: str, argument: Any) -> Any:
         return probe.list_gpus()
     if verb == "sample":
         return probe.sample({gpu_id: frozenset(pids) for gpu_id, pids in argument.items()})
+    if verb == "examine":
+        return probe.examine(argument)
     return sorted(probe.holders(argument))
 
 

@@ -15,8 +15,8 @@ from dgpu.agent.probe.probe import ProbeError, ProbeUnavailableError
 from dgpu.core.ids import GpuId
 
 A, B = GpuId("GPU-aaaa"), GpuId("GPU-bbbb")
-CARD_A = "0, GPU-aaaa, 00000000:0B:00.0, 32768, 1024, 12, 45, 60.42, Tesla V100-SXM2-32GB"
-CARD_B = "1, GPU-bbbb, 00000000:0C:00.0, 32768, 0, 0, 33, 40.00, Tesla V100-SXM2-32GB"
+CARD_A = "0, GPU-aaaa, 00000000:0B:00.0, 32768, 1024, 12, 45, 60.42, [N/A], Tesla V100-SXM2-32GB"
+CARD_B = "1, GPU-bbbb, 00000000:0C:00.0, 32768, 0, 0, 33, 40.00, [N/A], Tesla V100-SXM2-32GB"
 LOST_A = "Unable to determine the device handle for GPU 0000:0B:00.0: GPU is lost.  Reboot the system to recover this GPU"
 
 TOOL = """#!{python}
@@ -74,7 +74,7 @@ def test_cards_and_samples_are_read_from_the_query(tool: Tool) -> None:
 
 def test_units_are_understood_although_none_were_asked_for(tool: Tool) -> None:
     tool.says(
-        "0, GPU-aaaa, 00000000:0B:00.0, 24564 MiB, 512 MiB, 98 %, 71, 449.87 W, NVIDIA GeForce RTX 4090"
+        "0, GPU-aaaa, 00000000:0B:00.0, 24564 MiB, 512 MiB, 98 %, 71, 449.87 W, [N/A], NVIDIA GeForce RTX 4090"
     )
     probe = NvidiaSmiProbe()
     (gpu,) = probe.list_gpus()
@@ -84,7 +84,7 @@ def test_units_are_understood_although_none_were_asked_for(tool: Tool) -> None:
 
 
 def test_a_comma_in_a_name_stays_in_the_name(tool: Tool) -> None:
-    tool.says("0, GPU-aaaa, 00000000:0B:00.0, 1, 1, 1, 1, 1.0, Graphics Device, Rev. 2")
+    tool.says("0, GPU-aaaa, 00000000:0B:00.0, 1, 1, 1, 1, 1.0, [N/A], Graphics Device, Rev. 2")
     assert NvidiaSmiProbe().list_gpus()[0].model == "Graphics Device, Rev. 2"
 
 
@@ -92,7 +92,7 @@ def test_a_comma_in_a_name_stays_in_the_name(tool: Tool) -> None:
     "absent", ["[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "ERR!", "[Insufficient Permissions]"]
 )
 def test_figures_that_are_not_offered_are_zero_and_no_fault(tool: Tool, absent: str) -> None:
-    tool.says(f"0, GPU-aaaa, 00000000:0B:00.0, 24564, 512, {absent}, {absent}, {absent}, T4")
+    tool.says(f"0, GPU-aaaa, 00000000:0B:00.0, 24564, 512, {absent}, {absent}, {absent}, {absent}, T4")
     probe = NvidiaSmiProbe()
     probe.list_gpus()
     (sample,) = probe.sample({})
@@ -101,7 +101,7 @@ def test_figures_that_are_not_offered_are_zero_and_no_fault(tool: Tool, absent: 
 
 
 def test_memory_that_is_not_offered_is_zero_and_no_fault(tool: Tool) -> None:
-    tool.says("0, GPU-aaaa, 0000000F:01:00.0, [N/A], [N/A], 5, 40, 12.0, NVIDIA GB10")
+    tool.says("0, GPU-aaaa, 0000000F:01:00.0, [N/A], [N/A], 5, 40, 12.0, [N/A], NVIDIA GB10")
     (gpu,) = NvidiaSmiProbe().list_gpus()
     assert (gpu.memory_mb, gpu.fault) == (0, "")
 
@@ -121,7 +121,8 @@ def test_a_card_whose_memory_cannot_be_read_has_a_fault_and_keeps_its_size(
     probe = NvidiaSmiProbe()
     probe.list_gpus()
     tool.says(
-        f"0, GPU-aaaa, 00000000:0B:00.0, {memory}, {memory}, ERR!, ERR!, ERR!, Tesla V100-SXM2-32GB", CARD_B
+        f"0, GPU-aaaa, 00000000:0B:00.0, {memory}, {memory}, ERR!, ERR!, ERR!, [N/A], Tesla V100-SXM2-32GB",
+        CARD_B,
     )
     broken, healthy = probe.sample({})
     assert word in broken.fault

@@ -1,125 +1,29 @@
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
-NO_PERMISSION, NOT_SUPPORTED, DRIVER_NOT_LOADED, LOST, RESET_REQUIRED, VERSION_MISMATCH, UNKNOWN = (
-    4,
-    3,
-    9,
-    15,
-    16,
-    18,
-    999,
+from nvml_world import (
+    DRIVER_NOT_LOADED,
+    LOST,
+    NO_PERMISSION,
+    NOT_SUPPORTED,
+    RESET_REQUIRED,
+    UNKNOWN,
+    VERSION_MISMATCH,
+    Card,
+    Nvml,
 )
-
-
-class Card:
-    def __init__(self, uuid: str, name: str = "NVIDIA V100", **figures: int) -> None:
-        self.uuid = uuid
-        self.name = name
-        self.figures = {
-            "total": 32768,
-            "used": 100,
-            "util": 7,
-            "temp": 41,
-            "power": 55_400,
-            "code": 0,
-            **figures,
-        }
-
-    def line(self) -> str:
-        f = self.figures
-        return f"gpu {self.uuid}|{self.name}|{f['total']}|{f['used']}|{f['util']}|{f['temp']}|{f['power']}|{f['code']}"
-
-
-class Nvml:
-    """A process that probes, and the file that tells its NVML what there is."""
-
-    def __init__(self, library: Path, folder: Path) -> None:
-        self.control = folder / "world"
-        self.world(Card("GPU-a"), Card("GPU-b"))
-        self._process = subprocess.Popen(
-            (sys.executable, str(HERE / "nvml_child.py")),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={
-                **os.environ,
-                "LD_LIBRARY_PATH": str(library.parent),
-                "FAKE_NVML_CONTROL": str(self.control),
-                "PATH": str(folder),  # no nvidia-smi of the machine
-            },
-        )
-
-    def world(self, *cards: Card, more: str = "") -> None:
-        fresh = self.control.with_suffix(".new")
-        fresh.write_text("\n".join([*(card.line() for card in cards), more, ""]))
-        fresh.replace(self.control)
-
-    def ask(self, verb: str, argument: Any = None) -> Any:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([verb, argument]) + "\n")
-        self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
-
-    def ok(self, verb: str, argument: Any = None) -> Any:
-        reply = self.ask(verb, argument)
-        assert "ok" in reply, reply
-        return reply["ok"]
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=60)
-
-
-@pytest.fixture(scope="session")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler (cc) to build the NVML of the tests")
-
-    def compile_library(*flags: str) -> Path:
-        library = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
-        subprocess.run(
-            (compiler, "-shared", "-fPIC", "-Wall", "-Werror", *flags, "-o", library, HERE / "fake_nvml.c"),
-            check=True,
-            timeout=120,
-        )
-        return library
-
-    return compile_library
-
-
-@pytest.fixture(scope="session")
-def library(build) -> Path:
-    return build()
-
-
-@pytest.fixture
-def nvml(library: Path, tmp_path: Path) -> Iterator[Nvml]:
-    process = Nvml(library, tmp_path)
-    yield process
-    process.close()
 
 
 def test_cards_are_listed_by_uuid_with_model_and_memory(nvml: Nvml) -> None:
     nvml.world(Card("GPU-a"), Card("GPU-b", "NVIDIA GeForce RTX 4090", total=24564))
     nvml.ok("open")
-    assert nvml.ok("list") == [
-        {"id": "GPU-a", "index": 0, "model": "V100", "memory_mb": 32768, "fault": ""},
-        {"id": "GPU-b", "index": 1, "model": "GeForce RTX 4090", "memory_mb": 24564, "fault": ""},
+    names = ("id", "index", "model", "memory_mb", "fault")
+    assert [tuple(gpu[name] for name in names) for gpu in nvml.ok("list")] == [
+        ("GPU-a", 0, "V100", 32768, ""),
+        ("GPU-b", 1, "GeForce RTX 4090", 24564, ""),
     ]
 
 
@@ -127,17 +31,18 @@ def test_a_sample_carries_the_cards_own_figures(nvml: Nvml) -> None:
     nvml.world(Card("GPU-a", used=9000, util=93, temp=71, power=248_600))
     nvml.ok("open")
     nvml.ok("list")
-    assert nvml.ok("sample", {}) == [
-        {
-            "gpu_id": "GPU-a",
-            "utilization_percent": 93,
-            "memory_used_mb": 9000,
-            "memory_foreign_mb": 0,
-            "temperature_c": 71,
-            "power_w": 249,
-            "fault": "",
-        }
-    ]
+    (sample,) = nvml.ok("sample", {})
+    figures = {
+        "gpu_id": "GPU-a",
+        "utilization_percent": 93,
+        "memory_used_mb": 9000,
+        "memory_foreign_mb": 0,
+        "temperature_c": 71,
+        "power_w": 249,
+        "fault": "",
+        "fault_cause": "",
+    }
+    assert {name: sample[name] for name in figures} == figures
 
 
 def test_memory_of_processes_that_are_not_ours_is_foreign(nvml: Nvml) -> None:

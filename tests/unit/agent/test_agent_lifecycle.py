@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dgpu.agent.lifecycle import (
+from dgpu.agent.lifecycle import Lifecycle
+from dgpu.agent.lifecycle_words import (
     Acked,
     CheckRelease,
     FinishedRun,
@@ -11,7 +12,6 @@ from dgpu.agent.lifecycle import (
     HeldRun,
     KeepOutput,
     LeaseState,
-    Lifecycle,
     Ordered,
     OutputStored,
     Report,

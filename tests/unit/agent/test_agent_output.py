@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dgpu.agent.chunks import ChunkWriter, extent, read_at
-from dgpu.agent.lifecycle import KeepOutput
+from dgpu.agent.lifecycle_words import KeepOutput
 from dgpu.agent.output import CHUNK_BYTES, KEPT_BYTES, LOOK_MS, RESEND_MS, OutputSender
 from dgpu.core.ids import LeaseId, NodeId, TaskId
 from dgpu.wire.proto import agent_pb2 as pb

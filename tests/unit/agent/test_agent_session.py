@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from dgpu.agent.lifecycle import Acked, FinishedRun, HeldRun, LeaseState, Ordered, Report, Welcomed
+from dgpu.agent.lifecycle_words import Acked, FinishedRun, HeldRun, LeaseState, Ordered, Report, Welcomed
 from dgpu.agent.probe.probe import Sample
 from dgpu.agent.run.runner import RunEnd, RunOrder
 from dgpu.agent.session import MOST_UNACKED, Session
 from dgpu.agent.session_words import (
     Begin,
+    CardChecked,
+    CheckCard,
     Connected,
     Dial,
     Disconnected,
@@ -272,6 +274,34 @@ def test_a_changed_list_of_gpus_is_told_once() -> None:
     machine.on_input(Written(), 310)
     machine.on_input(GpusFound(gpus=()), 320)
     assert machine.on_input(Flush(), 320) == []
+
+
+def test_a_check_is_handed_on_and_its_answer_follows_a_fresh_heartbeat() -> None:
+    """The heartbeat tells whether the fault is gone; the answer must not overtake it."""
+    machine = opened()
+    ask = pb.FromScheduler(orders=pb.Orders(checks=[pb.Check(uuid="GPU-a", number=3)]))
+    outputs = machine.on_input(Received(message=ask), 300)
+    assert [output for output in outputs if isinstance(output, CheckCard)] == [
+        CheckCard(gpu_id=GPU.id, number=3)
+    ]
+    machine.on_input(CardChecked(gpu_id=GPU.id, number=3, ok=False, evidence="lost"), 400)
+    (beat,) = sent(machine.on_input(Flush(), 400))
+    assert beat.WhichOneof("body") == "heartbeat"
+    (answer,) = sent(machine.on_input(Written(), 410))
+    assert answer.checked == pb.Checked(uuid="GPU-a", number=3, ok=False, evidence="lost")
+
+
+def test_an_answer_of_an_old_stream_is_not_sent_on_a_new_one() -> None:
+    """The scheduler asks again with its welcome."""
+    machine = opened()
+    machine.on_input(CardChecked(gpu_id=GPU.id, number=3, ok=True, evidence="well"), 400)
+    machine.on_input(Disconnected(), 500)
+    machine.on_input(Woke(), 5_000)
+    machine.on_input(Connected(), 5_100)
+    machine.on_input(Written(), 5_110)
+    machine.on_input(welcome(), 5_200)
+    outputs = sent(machine.on_input(Written(), 5_300)) + sent(machine.on_input(Flush(), 5_400))
+    assert all(message.WhichOneof("body") != "checked" for message in outputs)
 
 
 def test_an_epoch_that_cannot_be_saved_is_not_waited_for_for_ever() -> None:

@@ -48,13 +48,21 @@ def detect(
     simulated: Sequence[SimulatedCards] = (),
     seed: int = 0,
     clock: Callable[[], float] = time.monotonic,
+    max_temperature_c: int = 0,
 ) -> Detection:
     """Auto never simulates: whoever wants cards that do not exist says so."""
     tried: list[Attempt] = []
     for candidate in _candidates(method):
         probe: Probe | None = None
         try:
-            probe = _open(candidate, node_id=node_id, simulated=simulated, seed=seed, clock=clock)
+            probe = _open(
+                candidate,
+                node_id=node_id,
+                simulated=simulated,
+                seed=seed,
+                clock=clock,
+                max_temperature_c=max_temperature_c,
+            )
             gpus = tuple(probe.list_gpus())
         except (ProbeError, ValueError) as error:
             tried.append(Attempt(method=candidate, reason=str(error)))
@@ -119,18 +127,21 @@ def _open(
     simulated: Sequence[SimulatedCards],
     seed: int,
     clock: Callable[[], float],
+    max_temperature_c: int,
 ) -> Probe:
     if method is DetectionMethod.NVML:
         from dgpu.agent.probe.nvml import NvmlProbe
 
-        return NvmlProbe()
+        return NvmlProbe(max_temperature_c=max_temperature_c)
     if method is DetectionMethod.NVIDIA_SMI:
         from dgpu.agent.probe.nvidia_smi import NvidiaSmiProbe
 
-        return NvidiaSmiProbe()
+        return NvidiaSmiProbe(max_temperature_c=max_temperature_c)
     from dgpu.agent.probe.simulated import SimulatedProbe
 
-    return SimulatedProbe(node_id=node_id, cards=simulated, seed=seed, clock=clock)
+    return SimulatedProbe(
+        node_id=node_id, cards=simulated, seed=seed, clock=clock, max_temperature_c=max_temperature_c
+    )
 
 
 def _no_cards(method: DetectionMethod) -> str:

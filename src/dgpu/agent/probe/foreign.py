@@ -9,6 +9,13 @@ MemoryByPid = Mapping[
 ]  # MB; None: the driver does not say (containers, WSL, missing permission)
 
 
+def own_mb(holders: MemoryByPid, ours: frozenset[int]) -> tuple[tuple[int, int], ...]:
+    """Of our processes, where the driver tells."""
+    return tuple(
+        (pid, memory) for pid, memory in sorted(holders.items()) if pid in ours and memory is not None
+    )
+
+
 def foreign_mb(*, used_mb: int, holders: MemoryByPid, ours: frozenset[int]) -> int:
     strangers = [memory for pid, memory in holders.items() if pid not in ours]
     known = sum(memory for memory in strangers if memory is not None)

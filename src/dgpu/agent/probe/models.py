@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -25,6 +26,9 @@ class SimulatedCards(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     model: str
     count: int = 1
     memory_mb: int = 0  # 0: the product's figure
+    links: Literal["", "pairs", "all"] = (
+        ""  # NVLink between neighbours, or between all; "": none, all equally near
+    )
 
 
 # Keys are in the form of `_key`. Idle power is a round figure, the rest is from the makers' data sheets.

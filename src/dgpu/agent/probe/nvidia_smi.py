@@ -17,12 +17,24 @@ import threading
 
 import msgspec
 
-from dgpu.agent.probe.foreign import foreign_mb
-from dgpu.agent.probe.probe import BusyGpus, FoundGpu, ProbeError, ProbeUnavailableError, Sample
+from dgpu.agent.probe.ailments import Ailments, Reading
+from dgpu.agent.probe.foreign import foreign_mb, own_mb
+from dgpu.agent.probe.probe import (
+    BusyGpus,
+    Examination,
+    FoundGpu,
+    ProbeError,
+    ProbeUnavailableError,
+    Sample,
+)
+from dgpu.core.health import Cause
 from dgpu.core.ids import GpuId
 
 # The name comes last: it alone may hold a comma.
-_GPU_FIELDS = "index,uuid,pci.bus_id,memory.total,memory.used,utilization.gpu,temperature.gpu,power.draw,name"
+_GPU_FIELDS = (
+    "index,uuid,pci.bus_id,memory.total,memory.used,utilization.gpu,temperature.gpu,power.draw,"
+    "ecc.errors.uncorrected.volatile.total,name"
+)
 _APP_FIELDS = "gpu_uuid,pid,used_gpu_memory"
 _KILL_GRACE_SECONDS = 2.0
 _MOST_TEXT = 300  # of the tool's words in an error
@@ -43,12 +55,15 @@ class _Card(msgspec.Struct, frozen=True, kw_only=True):
     utilization_percent: int = 0
     temperature_c: int = 0
     power_w: int = 0
+    uncorrected: int | None = None
 
 
 class NvidiaSmiProbe:
     """Raises ProbeUnavailableError where there is no such tool."""
 
-    def __init__(self, *, command: str = "nvidia-smi", timeout_seconds: float = 10.0) -> None:
+    def __init__(
+        self, *, command: str = "nvidia-smi", timeout_seconds: float = 10.0, max_temperature_c: int = 0
+    ) -> None:
         path = shutil.which(command)
         if path is None:
             raise ProbeUnavailableError(f"{command} is not in PATH")
@@ -57,12 +72,13 @@ class NvidiaSmiProbe:
         self._lock = threading.Lock()
         self._known: dict[GpuId, _Card] = {}
         self._stuck: subprocess.Popen[str] | None = None
+        self._ailments = Ailments(max_temperature_c=max_temperature_c)
 
     def list_gpus(self) -> list[FoundGpu]:
         with self._lock:
             cards = self._look()
             self._known = {card.gpu.id: card for card in cards}
-            return [card.gpu for card in cards]
+            return [self._with_ailment(card).gpu for card in cards]
 
     def sample(self, busy: BusyGpus) -> list[Sample]:
         with self._lock:
@@ -70,11 +86,25 @@ class NvidiaSmiProbe:
             if not self._known:
                 self._known = cards
             apps = self._apps(None) if cards else {}
-            return [_sample(gpu_id, cards.get(gpu_id), apps, busy) for gpu_id in self._known]
+            for card in cards.values():
+                self._read(card)
+            return [_sample(gpu_id, self._ailing(cards.get(gpu_id)), apps, busy) for gpu_id in self._known]
 
     def holders(self, gpu_id: GpuId) -> frozenset[int]:
         with self._lock:
             return frozenset(self._apps(gpu_id).get(gpu_id, {}))
+
+    def examine(self, gpu_id: GpuId) -> Examination:
+        with self._lock:
+            card = next((card for card in self._look() if card.gpu.id == gpu_id), None)
+            if card is None:
+                return Examination(ok=False, words="nvidia-smi does not list the card")
+            self._ailments.absolve(gpu_id)
+            self._read(card)
+            card = self._with_ailment(card)
+        if card.gpu.fault:
+            return Examination(ok=False, words=card.gpu.fault)
+        return Examination(ok=True, words=f"nvidia-smi answers, {card.temperature_c} °C")
 
     def close(self) -> None:
         with self._lock:
@@ -99,6 +129,21 @@ class NvidiaSmiProbe:
         cards = [self._with_what_was_known(card) for card in cards]
         return sorted((*cards, *lost_cards), key=lambda card: (card.gpu.index, card.gpu.id))
 
+    def _read(self, card: _Card) -> None:
+        if not card.gpu.fault:
+            reading = Reading(temperature_c=card.temperature_c, uncorrected=card.uncorrected)
+            self._ailments.look(card.gpu.id, reading)
+
+    def _ailing(self, card: _Card | None) -> _Card | None:
+        return None if card is None else self._with_ailment(card)
+
+    def _with_ailment(self, card: _Card) -> _Card:
+        if card.gpu.fault:
+            return card
+        ailment = self._ailments.current(card.gpu.id)
+        gpu = msgspec.structs.replace(card.gpu, fault=ailment.fault, fault_cause=ailment.cause)
+        return msgspec.structs.replace(card, gpu=gpu)
+
     def _name_lost(self, lost: dict[str, str]) -> list[_Card]:
         """A lost card is printed by its place on the bus alone."""
         by_place = {_bus_place(card.bus_id): card for card in self._known.values()}
@@ -106,7 +151,7 @@ class NvidiaSmiProbe:
         for bus_id, fault in lost.items():
             card = by_place.get(_bus_place(bus_id))
             if card is not None:
-                gpu = msgspec.structs.replace(card.gpu, fault=fault)
+                gpu = msgspec.structs.replace(card.gpu, fault=fault, fault_cause=Cause.LOST.value)
                 named.append(_Card(gpu=gpu, bus_id=card.bus_id))
         return named
 
@@ -114,7 +159,9 @@ class NvidiaSmiProbe:
         before = self._known.get(card.gpu.id)
         if not card.gpu.fault or before is None:
             return card
-        gpu = msgspec.structs.replace(before.gpu, index=card.gpu.index, fault=card.gpu.fault)
+        gpu = msgspec.structs.replace(
+            before.gpu, index=card.gpu.index, fault=card.gpu.fault, fault_cause=card.gpu.fault_cause
+        )
         return msgspec.structs.replace(card, gpu=gpu)
 
     def _apps(self, gpu_id: GpuId | None) -> dict[GpuId, dict[int, int | None]]:
@@ -168,7 +215,9 @@ def _sample(
     gpu_id: GpuId, card: _Card | None, apps: dict[GpuId, dict[int, int | None]], busy: BusyGpus
 ) -> Sample:
     if card is None:
-        return Sample(gpu_id=gpu_id, fault="nvidia-smi no longer lists the card")
+        return Sample(
+            gpu_id=gpu_id, fault="nvidia-smi no longer lists the card", fault_cause=Cause.LOST.value
+        )
     return Sample(
         gpu_id=gpu_id,
         utilization_percent=card.utilization_percent,
@@ -179,6 +228,8 @@ def _sample(
         temperature_c=card.temperature_c,
         power_w=card.power_w,
         fault=card.gpu.fault,
+        fault_cause=card.gpu.fault_cause,
+        own_mb=own_mb(apps.get(gpu_id, {}), busy.get(gpu_id, frozenset())),
     )
 
 
@@ -200,13 +251,15 @@ def _parse_cards(output: str) -> tuple[list[_Card], dict[str, str], list[str]]:
 
 
 def _parse_card(fields: list[str]) -> _Card:
-    index, uuid, bus_id, total, used, utilization, temperature, power, name = fields
+    index, uuid, bus_id, total, used, utilization, temperature, power, uncorrected, name = fields
+    fault = _fault(fields, memory=(total, used))
     gpu = FoundGpu(
         id=GpuId(uuid),
         index=int(index),
         model=name.removeprefix("NVIDIA ").strip() or "unknown",
         memory_mb=_number(total),
-        fault=_fault(fields, memory=(total, used)),
+        fault=fault,
+        fault_cause=Cause.FAULT.value if fault else "",
     )
     return _Card(
         gpu=gpu,
@@ -215,6 +268,7 @@ def _parse_card(fields: list[str]) -> _Card:
         utilization_percent=_number(utilization),
         temperature_c=_number(temperature),
         power_w=_number(power),
+        uncorrected=_number(uncorrected) if _NUMBER.fullmatch(uncorrected) else None,
     )
 
 

@@ -14,8 +14,19 @@ from typing import Any
 import msgspec
 import pynvml
 
-from dgpu.agent.probe.foreign import foreign_mb
-from dgpu.agent.probe.probe import BusyGpus, FoundGpu, ProbeError, ProbeUnavailableError, Sample
+from dgpu.agent.probe.ailments import Ailment, Ailments, Reading
+from dgpu.agent.probe.foreign import foreign_mb, own_mb
+from dgpu.agent.probe.nvml_events import XidEvents
+from dgpu.agent.probe.probe import (
+    BusyGpus,
+    Examination,
+    FoundGpu,
+    ProbeError,
+    ProbeUnavailableError,
+    Sample,
+)
+from dgpu.agent.probe.topology import read_topology
+from dgpu.core.health import Cause
 from dgpu.core.ids import GpuId
 
 _log = logging.getLogger("dgpu.probe")
@@ -43,6 +54,14 @@ _CARD_IS_BROKEN = {
     pynvml.NVML_ERROR_GPU_NOT_FOUND: "the driver no longer knows the card",
     pynvml.NVML_ERROR_INVALID_ARGUMENT: "the driver no longer knows the card",
 }
+_CARD_IS_LOST = frozenset(
+    {
+        pynvml.NVML_ERROR_GPU_IS_LOST,
+        pynvml.NVML_ERROR_NOT_FOUND,
+        pynvml.NVML_ERROR_GPU_NOT_FOUND,
+        pynvml.NVML_ERROR_INVALID_ARGUMENT,
+    }
+)
 _CANNOT_BEGIN = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 was not found: no NVIDIA driver is installed here",
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA kernel driver is not loaded",
@@ -56,11 +75,15 @@ _CANNOT_BEGIN = {
 class NvmlProbe:
     """Raises ProbeUnavailableError where NVML cannot be used at all."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_temperature_c: int = 0) -> None:
         self._lock = threading.Lock()
+        self._ailments = Ailments(max_temperature_c=max_temperature_c)
+        self._xids = XidEvents()
         self._started = False
         self._clean = True  # the last look met no broken card
         self._known: dict[GpuId, FoundGpu] = {}
+        self._near: dict[GpuId, tuple[tuple[GpuId, int], ...]] = {}
+        self._near_of: frozenset[GpuId] = frozenset()
         self._start()
 
     def list_gpus(self) -> list[FoundGpu]:
@@ -72,13 +95,18 @@ class NvmlProbe:
                 self._start()
             found = self._look()
             self._known = {gpu.id: gpu for gpu in found}
-            return found
+            self._xids.watch(self._known)
+            return [self._with_ailment(gpu) for gpu in found]
 
     def sample(self, busy: BusyGpus) -> list[Sample]:
         if not self._known:
             self.list_gpus()
         with self._lock:
-            return [self._sample_one(gpu_id, busy.get(gpu_id, frozenset())) for gpu_id in self._known]
+            xids = self._xids.take()
+            return [
+                self._sample_one(gpu_id, busy.get(gpu_id, frozenset()), xids.get(gpu_id, ()))
+                for gpu_id in self._known
+            ]
 
     def holders(self, gpu_id: GpuId) -> frozenset[int]:
         with self._lock:
@@ -86,6 +114,20 @@ class NvmlProbe:
                 return frozenset(_memory_by_pid(pynvml.nvmlDeviceGetHandleByUUID(gpu_id)))
             except pynvml.NVMLError as error:
                 raise ProbeError(f"{gpu_id}: {_fault_text(error)}") from error
+
+    def examine(self, gpu_id: GpuId) -> Examination:
+        with self._lock:
+            if not self._clean or not self._started:
+                self._stop()
+                self._start()
+                self._xids.watch(self._known)
+            # What came before the check is told already; what comes during it counts.
+            self._ailments.look(gpu_id, Reading(xids=self._xids.take().get(gpu_id, ())))
+            self._ailments.absolve(gpu_id)
+            sample = self._sample_one(gpu_id, frozenset(), ())
+        if sample.fault:
+            return Examination(ok=False, words=sample.fault)
+        return Examination(ok=True, words=f"the driver answers, {sample.temperature_c} °C")
 
     def close(self) -> None:
         with self._lock:
@@ -102,6 +144,9 @@ class NvmlProbe:
     def _stop(self) -> None:
         if self._started:
             self._started = False
+            for gpu_id, xids in self._xids.take().items():
+                self._ailments.look(gpu_id, Reading(xids=xids))
+            self._xids.forget()
             try:
                 pynvml.nvmlShutdown()
             except pynvml.NVMLError as error:
@@ -114,52 +159,86 @@ class NvmlProbe:
             self._clean = False
             raise ProbeError(f"NVML cannot count the cards: {error}") from error
         found: list[FoundGpu] = []
-        broken: dict[int, str] = {}
+        broken: dict[int, Ailment] = {}
         for index in range(count):
             try:
                 found.append(self._with_what_was_known(_read_card(index)))
             except pynvml.NVMLError as error:
-                broken[index] = _fault_text(error)
+                broken[index] = _ailment(error)
         found.extend(self._name_broken(broken, {gpu.id for gpu in found}))
         self._clean = bool(found) and not broken and not any(gpu.fault for gpu in found)
+        found = self._with_topology(found)
         return sorted(found, key=lambda gpu: (gpu.index, gpu.id))
+
+    def _with_topology(self, found: list[FoundGpu]) -> list[FoundGpu]:
+        """Read once for each set of cards that are well: it does not change, and it takes a while."""
+        well = frozenset(gpu.id for gpu in found if not gpu.fault)
+        if len(well) > 1 and well != self._near_of:
+            try:
+                self._near = read_topology(
+                    {gpu_id: pynvml.nvmlDeviceGetHandleByUUID(gpu_id) for gpu_id in sorted(well)}
+                )
+                self._near_of = well
+            except pynvml.NVMLError as error:
+                _log.debug("nvml_topology_failed: %s", error)
+        return [msgspec.structs.replace(gpu, near=self._near.get(gpu.id, ())) for gpu in found]
 
     def _with_what_was_known(self, gpu: FoundGpu) -> FoundGpu:
         before = self._known.get(gpu.id)
         if not gpu.fault or before is None:
             return gpu
-        return msgspec.structs.replace(before, index=gpu.index, fault=gpu.fault)
+        return msgspec.structs.replace(before, index=gpu.index, fault=gpu.fault, fault_cause=gpu.fault_cause)
 
-    def _name_broken(self, broken: dict[int, str], healthy: set[GpuId]) -> list[FoundGpu]:
+    def _with_ailment(self, gpu: FoundGpu) -> FoundGpu:
+        if gpu.fault:
+            return gpu
+        ailment = self._ailments.current(gpu.id)
+        return msgspec.structs.replace(gpu, fault=ailment.fault, fault_cause=ailment.cause)
+
+    def _name_broken(self, broken: dict[int, Ailment], healthy: set[GpuId]) -> list[FoundGpu]:
         """A lost card cannot say who it is: it is one of those known before that did not answer now."""
         missing = {gpu.index: gpu for gpu in self._known.values() if gpu.id not in healthy}
         named = []
-        for index, fault in broken.items():
+        for index, ailment in broken.items():
             gpu = missing.pop(index, None)
             if gpu is None:
                 _log.warning(
-                    "gpu_error index=%d fault=%s (its UUID was never seen: not listed)", index, fault
+                    "gpu_error index=%d fault=%s (its UUID was never seen: not listed)", index, ailment.fault
                 )
             else:
-                named.append(msgspec.structs.replace(gpu, fault=fault))
+                named.append(msgspec.structs.replace(gpu, fault=ailment.fault, fault_cause=ailment.cause))
         return named
 
-    def _sample_one(self, gpu_id: GpuId, ours: frozenset[int]) -> Sample:
+    def _sample_one(self, gpu_id: GpuId, ours: frozenset[int], xids: tuple[int, ...]) -> Sample:
         try:
             handle = pynvml.nvmlDeviceGetHandleByUUID(gpu_id)
             used_mb = _memory_mb(handle)[1]
             holders = _memory_by_pid(handle)
+            temperature_c = _offered(lambda: _temperature_c(handle))
+            reading = Reading(
+                temperature_c=temperature_c,
+                limit_c=_offered(lambda: _limit_c(handle)),
+                uncorrected=_uncorrected(handle),
+                xids=xids,
+            )
+            ailment = self._ailments.look(gpu_id, reading)
             sample = Sample(
                 gpu_id=gpu_id,
                 utilization_percent=_offered(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu),
                 memory_used_mb=used_mb,
                 memory_foreign_mb=foreign_mb(used_mb=used_mb, holders=holders, ours=ours),
-                temperature_c=_offered(lambda: _temperature_c(handle)),
+                temperature_c=temperature_c,
                 power_w=_offered(lambda: round(pynvml.nvmlDeviceGetPowerUsage(handle) / 1000)),
+                fault=ailment.fault,
+                fault_cause=ailment.cause,
+                own_mb=own_mb(holders, ours),
             )
         except pynvml.NVMLError as error:
             self._clean = False
-            return Sample(gpu_id=gpu_id, fault=_fault_text(error))
+            if xids:
+                self._ailments.look(gpu_id, Reading(xids=xids))
+            ailment = _ailment(error)
+            return Sample(gpu_id=gpu_id, fault=ailment.fault, fault_cause=ailment.cause)
         return sample
 
 
@@ -167,11 +246,17 @@ def _read_card(index: int) -> FoundGpu:
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     gpu_id = GpuId(pynvml.nvmlDeviceGetUUID(handle))
     try:
-        memory_mb, fault = _memory_mb(handle)[0], ""
+        memory_mb, ailment = _memory_mb(handle)[0], Ailment()
     except pynvml.NVMLError as error:
-        memory_mb, fault = 0, _fault_text(error)
-    model = _model(handle)
-    return FoundGpu(id=gpu_id, index=index, model=model, memory_mb=memory_mb, fault=fault)
+        memory_mb, ailment = 0, _ailment(error)
+    return FoundGpu(
+        id=gpu_id,
+        index=index,
+        model=_model(handle),
+        memory_mb=memory_mb,
+        fault=ailment.fault,
+        fault_cause=ailment.cause,
+    )
 
 
 def _model(handle: Any) -> str:
@@ -204,6 +289,25 @@ def _temperature_c(handle: Any) -> int:
         if error.value not in _NOT_OFFERED:
             raise
         return int(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))
+
+
+def _limit_c(handle: Any) -> int:
+    """Where the card begins to slow itself down."""
+    return int(pynvml.nvmlDeviceGetTemperatureThreshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN))
+
+
+def _uncorrected(handle: Any) -> int | None:
+    """Memory errors that could not be corrected, since the driver was loaded. Most desktop cards do not count them."""
+    try:
+        return int(
+            pynvml.nvmlDeviceGetTotalEccErrors(
+                handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+            )
+        )
+    except pynvml.NVMLError as error:
+        if error.value in _CARD_IS_BROKEN:
+            raise
+        return None
 
 
 def _offered(ask: Callable[[], int]) -> int:
@@ -241,6 +345,11 @@ def _processes(handle: Any, kind: str) -> list[Any]:
                     raise
                 break  # an older driver: ask the older way
     return []
+
+
+def _ailment(error: Any) -> Ailment:
+    cause = Cause.LOST if error.value in _CARD_IS_LOST else Cause.FAULT
+    return Ailment(fault=_fault_text(error), cause=cause.value)
 
 
 def _fault_text(error: Any) -> str:

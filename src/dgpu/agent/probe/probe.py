@@ -14,10 +14,15 @@ from typing import Protocol
 
 import msgspec
 
-from dgpu.core.ids import GpuId
+from dgpu.core.ids import GpuId, LeaseId
 
 # Per leased GPU, the processes that we started on it (empty while none is known). A GPU that is not a key is not leased.
 BusyGpus = Mapping[GpuId, frozenset[int]]
+
+# How near two cards are.
+NVLINK = 100  # plus one for each link between the two
+SWITCH = 20  # a common PCIe switch
+NUMA = 10
 
 
 class ProbeError(Exception):
@@ -34,6 +39,8 @@ class FoundGpu(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     memory_mb: int  # 0: the card does not say
     fault: str = ""  # empty: healthy
+    near: tuple[tuple[GpuId, int], ...] = ()  # other cards, the nearer the higher
+    fault_cause: str = ""  # core.health.Cause
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +53,15 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     temperature_c: int = 0
     power_w: int = 0
     fault: str = ""
+    own_mb: tuple[tuple[int, int], ...] = ()  # of our processes, where the driver tells
+    leases_mb: tuple[tuple[LeaseId, int], ...] = ()  # the same, by lease
+    loaded_models: tuple[str, ...] = ()
+    fault_cause: str = ""
+
+
+class Examination(msgspec.Struct, frozen=True, kw_only=True):
+    ok: bool
+    words: str  # what was found, on one line
 
 
 class Probe(Protocol):
@@ -60,5 +76,8 @@ class Probe(Protocol):
 
         Compare with the processes that were started: a card that drives a display always has holders.
         """
+
+    def examine(self, gpu_id: GpuId) -> Examination:
+        """Asks the card anew, for a check. Faults that were of a moment are forgotten with it."""
 
     def close(self) -> None: ...

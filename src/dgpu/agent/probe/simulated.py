@@ -15,8 +15,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from dgpu.agent.probe.ailments import Ailments, Reading
 from dgpu.agent.probe.models import CardModel, SimulatedCards, card_model, check_cards
-from dgpu.agent.probe.probe import BusyGpus, FoundGpu, ProbeError, Sample
+from dgpu.agent.probe.probe import NUMA, NVLINK, SWITCH, BusyGpus, Examination, FoundGpu, ProbeError, Sample
+from dgpu.core.health import Cause
 from dgpu.core.ids import GpuId, NodeId
 
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "simulated.dgpu")
@@ -39,25 +41,30 @@ class SimulatedProbe:
         cards: Sequence[SimulatedCards],
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        max_temperature_c: int = 0,
     ) -> None:
         check_cards(cards)
+        self._ailments = Ailments(max_temperature_c=max_temperature_c)
         self._clock = clock
         self._lock = threading.Lock()
         self._cards: dict[GpuId, _Card] = {}
+        count = sum(entry.count for entry in cards)
         for entry in cards:
             for _ in range(entry.count):
-                gpu = _found(node_id, len(self._cards), entry)
+                gpu = _found(node_id, len(self._cards), count, entry)
                 self._cards[gpu.id] = _Card(gpu, card_model(entry.model), f"{seed}:{gpu.id}", clock())
 
     def list_gpus(self) -> list[FoundGpu]:
         with self._lock:
-            return [card.gpu for card in self._cards.values() if card.present]
+            return [self._with_ailment(card.gpu) for card in self._cards.values() if card.present]
 
     def sample(self, busy: BusyGpus) -> list[Sample]:
         with self._lock:
             now = self._clock()
             return [
-                card.step(now, leased=card.gpu.id in busy) for card in self._cards.values() if card.present
+                self._sample_one(card, now, leased=card.gpu.id in busy)
+                for card in self._cards.values()
+                if card.present
             ]
 
     def holders(self, gpu_id: GpuId) -> frozenset[int]:
@@ -67,16 +74,63 @@ class SimulatedProbe:
                 raise ProbeError(f"{gpu_id}: no such simulated card")
             return card.holders
 
+    def examine(self, gpu_id: GpuId) -> Examination:
+        with self._lock:
+            card = self._cards.get(gpu_id)
+            if card is None or not card.present:
+                return Examination(ok=False, words="no such simulated card")
+            self._ailments.absolve(gpu_id)
+            sick = self._with_ailment(card.gpu).fault or card.hidden_fault
+        if sick:
+            return Examination(ok=False, words=sick)
+        return Examination(ok=True, words="the simulated card is well")
+
     def close(self) -> None:
         pass
 
+    def _sample_one(self, card: _Card, now: float, *, leased: bool) -> Sample:
+        sample = card.step(now, leased=leased)
+        reading = Reading(
+            temperature_c=sample.temperature_c, uncorrected=card.uncorrected, xids=card.take_xids()
+        )
+        ailment = self._ailments.look(card.gpu.id, reading)
+        if sample.fault:
+            return sample
+        return msgspec.structs.replace(sample, fault=ailment.fault, fault_cause=ailment.cause)
+
+    def _with_ailment(self, gpu: FoundGpu) -> FoundGpu:
+        if gpu.fault:
+            return gpu
+        ailment = self._ailments.current(gpu.id)
+        return msgspec.structs.replace(gpu, fault=ailment.fault, fault_cause=ailment.cause)
+
     # What a test or a demonstration may do to a card.
 
-    def set_fault(self, gpu_id: GpuId, fault: str) -> None:
+    def set_fault(self, gpu_id: GpuId, fault: str, cause: Cause = Cause.LOST) -> None:
         """An empty text heals the card."""
         with self._lock:
             card = self._cards[gpu_id]
-            card.gpu = msgspec.structs.replace(card.gpu, fault=fault)
+            card.gpu = msgspec.structs.replace(
+                card.gpu, fault=fault, fault_cause=cause.value if fault else ""
+            )
+
+    def set_hidden_fault(self, gpu_id: GpuId, fault: str) -> None:
+        """Only a check finds it."""
+        with self._lock:
+            self._cards[gpu_id].hidden_fault = fault
+
+    def raise_xid(self, gpu_id: GpuId, xid: int) -> None:
+        with self._lock:
+            self._cards[gpu_id].xids.append(xid)
+
+    def add_memory_errors(self, gpu_id: GpuId, count: int) -> None:
+        with self._lock:
+            self._cards[gpu_id].uncorrected += count
+
+    def set_heat(self, gpu_id: GpuId, above_c: int) -> None:
+        """So much hotter than its load makes it."""
+        with self._lock:
+            self._cards[gpu_id].extra_c = above_c
 
     def set_present(self, gpu_id: GpuId, *, present: bool) -> None:
         with self._lock:
@@ -97,12 +151,26 @@ def simulated_gpu_id(node_id: NodeId, index: int) -> GpuId:
     return GpuId(f"GPU-{uuid.uuid5(_NAMESPACE, f'{node_id}/{index}')}")
 
 
-def _found(node_id: NodeId, index: int, entry: SimulatedCards) -> FoundGpu:
+def _near(node_id: NodeId, index: int, count: int, links: str) -> tuple[tuple[GpuId, int], ...]:
+    """Pairs: two cards on NVLink, four on a switch, eight on a NUMA node."""
+    near = []
+    for other in range(count):
+        if other == index or not links:
+            continue
+        value = NVLINK + 2
+        if links == "pairs" and other // 2 != index // 2:
+            value = SWITCH if other // 4 == index // 4 else NUMA if other // 8 == index // 8 else 0
+        near.append((simulated_gpu_id(node_id, other), value))
+    return tuple(near)
+
+
+def _found(node_id: NodeId, index: int, count: int, entry: SimulatedCards) -> FoundGpu:
     return FoundGpu(
         id=simulated_gpu_id(node_id, index),
         index=index,
         model=entry.model,
         memory_mb=entry.memory_mb or card_model(entry.model).memory_mb,
+        near=_near(node_id, index, count, entry.links),
     )
 
 
@@ -112,6 +180,10 @@ class _Card:
         self.present = True
         self.foreign_mb = 0
         self.holders: frozenset[int] = frozenset()
+        self.hidden_fault = ""
+        self.xids: list[int] = []
+        self.uncorrected = 0
+        self.extra_c = 0
         self._model = model
         self._random = random.Random(seed)  # noqa: S311  the numbers keep no secret
         self._at = now
@@ -142,10 +214,15 @@ class _Card:
             utilization_percent=round(utilization),
             memory_used_mb=min(round(self._memory_mb) + foreign_mb, self.gpu.memory_mb),
             memory_foreign_mb=foreign_mb,
-            temperature_c=round(self._temperature_c),
+            temperature_c=round(self._temperature_c) + self.extra_c,
             power_w=round(self._power_w),
             fault=self.gpu.fault,
+            fault_cause=self.gpu.fault_cause,
         )
+
+    def take_xids(self) -> tuple[int, ...]:
+        taken, self.xids = tuple(self.xids), []
+        return taken
 
     def _begin(self, *, leased: bool) -> None:
         self._leased = leased

@@ -14,9 +14,11 @@ from typing import Any
 import msgspec
 import structlog
 
+from dgpu.agent.chunks import read_at
 from dgpu.agent.frames import Frame
 from dgpu.agent.keeper import KeeperSettings, boot_ms
 from dgpu.agent.keeper_link import KeeperError, KeeperLink
+from dgpu.agent.oom import TAIL_BYTES, out_of_memory
 from dgpu.agent.run.runner import (
     KnownRun,
     RunEnd,
@@ -33,6 +35,7 @@ from dgpu.agent.spawn import SHELL
 from dgpu.agent.tree import KEEPER_MARKER, LEASE_MARKER, Survey
 from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId, task_name
 from dgpu.core.task import Outcome, TaskDetail
+from dgpu.wire.ranks import attempt_of
 
 _RETRY_SECONDS = 1.0
 _STOP_SECONDS = 60.0
@@ -151,9 +154,10 @@ class ProcessRunner:
         env = {
             **self._surroundings,
             **detail.env,
+            **order.env,
             "CUDA_VISIBLE_DEVICES": ",".join(order.gpu_ids),
             "DGPU_TASK_ID": task_name(order.task_id),
-            "DGPU_ATTEMPT": str(order.attempt),
+            "DGPU_ATTEMPT": str(attempt_of(order.attempt)),
             "DGPU_NODE": node_id,
             LEASE_MARKER: str(order.lease_id),
             KEEPER_MARKER: self._keeper_id,
@@ -196,7 +200,7 @@ class ProcessRunner:
         for node_id, ended in self._by_node(frame.get("ended", ()), lambda each: each["lease"]):
             for each in ended:
                 self._note_remains(each["lease"], each)
-            words.setdefault(node_id, []).append(RunsEnded(ended=tuple(_end(each) for each in ended)))
+            words.setdefault(node_id, []).append(RunsEnded(ended=tuple(self._end(each) for each in ended)))
         for node_id, said in words.items():
             self._say(node_id, said)
 
@@ -221,7 +225,7 @@ class ProcessRunner:
                 continue
             self._nodes[LeaseId(record["lease"])] = node_id
             self._note_remains(record["lease"], record.get("end", {}))
-            runs[node_id].append(_known(record))
+            runs[node_id].append(self._known(record))
         self._sweep(hello)
         self._send({"word": list(self._words.values())})
         for node_id, known in runs.items():
@@ -265,6 +269,32 @@ class ProcessRunner:
         if remains:
             self._remains[LeaseId(lease)] = remains
 
+    def _end(self, entry: dict[str, Any]) -> RunEnd:
+        """As the keeper saw it; where the output says that memory ran out, as that."""
+        end = _end(entry)
+        failed = end.outcome is Outcome.SIGNALED or (end.outcome is Outcome.EXITED and end.exit_code)
+        if not failed or not end.output_bytes:
+            return end
+        directory = Path(f"{self._settings.output_dir}/{end.lease_id:d}")
+        try:
+            _, tail = read_at(directory, max(0, end.output_bytes - TAIL_BYTES), TAIL_BYTES)
+        except OSError:
+            return end
+        said = out_of_memory(tail)
+        return msgspec.structs.replace(end, outcome=Outcome.OUT_OF_MEMORY, error=said) if said else end
+
+    def _known(self, record: dict[str, Any]) -> KnownRun:
+        end = record.get("end")
+        return KnownRun(
+            lease_id=LeaseId(record["lease"]),
+            task_id=TaskId(record["task"]),
+            attempt=record["attempt"],
+            gpu_ids=tuple(GpuId(gpu) for gpu in record["gpus"]),
+            started_at_ms=record["started_ms"],
+            frozen=record.get("frozen", False),
+            end=self._end({"lease": record["lease"], **end}) if end else None,
+        )
+
     def _sweep(self, hello: dict[str, Any]) -> None:
         """Directories that nobody knows any more: left by a crash between forgetting and deleting."""
         leases = {str(record["lease"]) for record in hello["leases"]}
@@ -305,19 +335,6 @@ def base_environment() -> dict[str, str]:
         "PATH": os.environ.get("PATH", _DEFAULT_PATH),
         "LANG": os.environ.get("LANG", "C.UTF-8"),
     }
-
-
-def _known(record: dict[str, Any]) -> KnownRun:
-    end = record.get("end")
-    return KnownRun(
-        lease_id=LeaseId(record["lease"]),
-        task_id=TaskId(record["task"]),
-        attempt=record["attempt"],
-        gpu_ids=tuple(GpuId(gpu) for gpu in record["gpus"]),
-        started_at_ms=record["started_ms"],
-        frozen=record.get("frozen", False),
-        end=_end({"lease": record["lease"], **end}) if end else None,
-    )
 
 
 def _end(entry: dict[str, Any]) -> RunEnd:

@@ -14,16 +14,20 @@ from dgpu.core.task import Outcome
 class RunOrder(msgspec.Struct, frozen=True, kw_only=True):
     lease_id: LeaseId
     task_id: TaskId
-    attempt: int
+    attempt: int  # of a rank of a gang: wire.ranks.run_number
     gpu_ids: tuple[GpuId, ...] = ()
     detail: bytes = b"{}"  # core.task.TaskDetail as JSON
     timeout_ms: int = 0
+    gpu_memory_mb: int = 0  # held on each GPU; 0: all that is free
+    share_milli: int = 1_000
+    kill_outgrown: bool = False
+    env: dict[str, str] = {}  # of the scheduler, beside those of the detail
 
 
 class StopOrder(msgspec.Struct, frozen=True, kw_only=True):
     lease_id: LeaseId
     grace_ms: int
-    cause: Outcome  # stopped or timeout
+    cause: Outcome  # stopped, timeout or out_of_memory
 
 
 class RunEnd(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,32 @@
+"""Does the end of a task's output say that a GPU had no memory left?"""
+
+from __future__ import annotations
+
+import re
+
+TAIL_BYTES = 16_384
+MARK = "DGPU_OUT_OF_MEMORY"  # for programs that catch it themselves: print this and exit with a code other than 0
+_MOST_LINES = 40
+_MOST_CHARS = 300
+
+# PyTorch, CuPy and plain CUDA, the driver's API, JAX and TensorFlow, ONNX Runtime.
+_SAYS_SO = re.compile(
+    rf"{MARK}"
+    r"|cuda(?: error)?:? out of memory"
+    r"|cuda\.OutOfMemoryError|OutOfMemoryError: CUDA"
+    r"|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
+    r"|cudaMalloc failed: out of memory|cuMemAlloc failed: out of memory"
+    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
+    r"|RESOURCE_EXHAUSTED: (?:Out of memory|OOM)|ResourceExhaustedError: OOM"
+    r"|BFCArena.*Failed to allocate memory",
+    re.IGNORECASE,
+)
+
+
+def out_of_memory(tail: bytes) -> str:
+    """The line that says so, or nothing."""
+    lines = tail.decode(errors="replace").splitlines()[-_MOST_LINES:]
+    for line in reversed(lines):
+        if _SAYS_SO.search(line):
+            return " ".join(line.split())[:_MOST_CHARS]
+    return ""
