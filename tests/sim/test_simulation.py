@@ -16,7 +16,11 @@ import msgspec
 import pytest
 
 from dgpu.agent.session import Session
+from dgpu.core import endings
+from dgpu.core.events import Event, RankEnded
+from dgpu.core.lease import Lease
 from dgpu.core.state import ClusterState
+from dgpu.core.task import Task
 from dgpu.service.contact import AgentRules
 from dgpu.service.inputs import AgentSaid, DecideQueued, Input
 from dgpu.service.outputs import Append, Output, Reply, Tell
@@ -28,7 +32,7 @@ from dgpu.wire.proto import agent_pb2 as pb
 SEEDS = int(os.environ.get("DGPU_SIM_SEEDS", "200"))
 FIRST = int(os.environ.get("DGPU_SIM_FIRST", "0"))
 SHARDS = min(8, SEEDS)
-MUTANT_SEEDS = 150
+MUTANT_SEEDS = 300
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
@@ -134,6 +138,16 @@ def test_an_agent_that_counts_its_lease_from_the_arrival_of_an_answer_is_caught(
         return honest(self, seq, now_ms)
 
     monkeypatch.setattr(Session, "_on_heartbeat_ack", from_arrival)
+    assert _is_caught(only_fault="falls_asleep_and_is_cut_off")
+
+
+def test_a_gang_that_starts_again_before_all_its_ranks_have_ended_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def at_once(_state: ClusterState, task: Task, _lease: Lease, ended: RankEnded) -> tuple[Event, ...]:
+        return (ended, endings.requeued(task, ended.at, reason="node_lost"))
+
+    monkeypatch.setattr(endings, "_end_rank", at_once)
     assert _is_caught()
 
 

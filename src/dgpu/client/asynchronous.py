@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from dgpu.client import calls
-from dgpu.client.calls import Call, Filters, TaskFields
+from dgpu.client.calls import Call, Filters, QuotaFields, TaskFields, TenantFields
 from dgpu.client.errors import DgpuError, Unreachable, WaitedTooLong
 from dgpu.client.server import locate
 from dgpu.client.stream import EventParser, ServerEvent
@@ -113,8 +113,27 @@ class AsyncClient:
     async def cancel_where(self, **filters: Unpack[Filters]) -> int:
         return (await self._do(calls.cancel_where(filters))).cancelled
 
+    async def hold(self, task_id: str | int, *, array: bool = False) -> answers.TaskAnswer:
+        """A waiting task is not started before it is released. With `array`, all that wait of the array it begins."""
+        return await self._do(calls.task_order(task_id, "hold", array=array))
+
+    async def release(self, task_id: str | int, *, array: bool = False) -> answers.TaskAnswer:
+        return await self._do(calls.task_order(task_id, "release", array=array))
+
+    async def set_priority(
+        self, task_id: str | int, priority: int | str, *, array: bool = False
+    ) -> answers.TaskAnswer:
+        """Of a waiting task."""
+        return await self._do(calls.set_priority(task_id, priority, array=array))
+
     async def why(self, task_id: str | int) -> answers.Why:
         return await self._do(calls.why(task_id))
+
+    async def whatif(self, change: Mapping[str, Any]) -> answers.WhatifAnswer:
+        """What would happen, without doing it: `{"submit": {...}}`, `{"quota": {"online_percent": 0.6}}`,
+        `{"drain": node}`, `{"lose": node}` or `{"add_nodes": [{"gpus": 8, "model": "A100"}]}`.
+        """
+        return await self._do(calls.whatif(change))
 
     async def task_events(self, task_id: str | int) -> Sequence[answers.TaskEvent]:
         return (await self._do(calls.task_events(task_id))).events
@@ -144,9 +163,10 @@ class AsyncClient:
         follow: bool = False,
         tail: int | None = None,
         attempt: int | None = None,
+        rank: int | None = None,
     ) -> AsyncIterator[bytes]:
         """The output in pieces as they come; with `follow` until the task is over."""
-        path = calls.logs_path(task_id, follow=follow, tail=tail, attempt=attempt)
+        path = calls.logs_path(task_id, follow=follow, tail=tail, attempt=attempt, rank=rank)
         async with self._stream(path) as response:
             async for piece in response.aiter_raw():
                 yield piece
@@ -156,8 +176,23 @@ class AsyncClient:
     async def queue(self, *, limit: int = 100) -> answers.QueuePage:
         return await self._do(calls.queue(limit))
 
+    async def estimates(
+        self,
+        *,
+        tenant: str | None = None,
+        model: str | None = None,
+        task_type: str | None = None,
+        atoms: int | None = None,
+    ) -> answers.EstimateList:
+        """What is known about the memory of models and commands; with a model, type or atoms, what it would need."""
+        return await self._do(calls.estimates(tenant, model, task_type, atoms))
+
     async def gpus(self) -> answers.GpuList:
         return await self._do(calls.gpus())
+
+    async def recover_gpu(self, gpu_id: str, *, reason: str = "") -> answers.GpuAnswer:
+        """Has a card checked that was taken out of service, after somebody looked after it."""
+        return await self._do(calls.recover_gpu(gpu_id, reason))
 
     async def nodes(self) -> answers.NodeList:
         return await self._do(calls.nodes())
@@ -174,6 +209,33 @@ class AsyncClient:
 
     async def remove_node(self, node_id: str) -> None:
         await self._do(calls.remove_node(node_id))
+
+    async def quota(self) -> answers.QuotaAnswer:
+        return await self._do(calls.quota())
+
+    async def set_quota(self, **change: Unpack[QuotaFields]) -> answers.QuotaAnswer:
+        return await self._do(calls.set_quota(change))
+
+    async def try_quota(self, **change: Unpack[QuotaFields]) -> answers.QuotaEffect:
+        """Changes nothing: tells who would start, wait, drain or be stopped."""
+        return await self._do(calls.try_quota(change))
+
+    async def tenants(self) -> Sequence[answers.TenantAnswer]:
+        return (await self._do(calls.tenants())).tenants
+
+    async def tenant(self, tenant_id: str) -> answers.TenantAnswer:
+        return await self._do(calls.tenant(tenant_id))
+
+    async def create_tenant(self, tenant_id: str, **limits: Unpack[TenantFields]) -> answers.TenantAnswer:
+        """Refused if there is one of that name."""
+        return await self._do(calls.create_tenant(tenant_id, limits))
+
+    async def set_tenant(self, tenant_id: str, **limits: Unpack[TenantFields]) -> answers.TenantAnswer:
+        """All of its limits; sets it up if there is none of that name."""
+        return await self._do(calls.set_tenant(tenant_id, limits))
+
+    async def remove_tenant(self, tenant_id: str) -> None:
+        await self._do(calls.remove_tenant(tenant_id))
 
     async def health(self) -> answers.Health:
         return await self._do(calls.health())

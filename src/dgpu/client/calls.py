@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from dgpu.client.errors import DgpuError, error_of
+from dgpu.client.errors import BadRequest, DgpuError, error_of
 from dgpu.wire import answers
 
 T = TypeVar("T")
@@ -50,8 +51,9 @@ class TaskFields(TypedDict, total=False):
     gpu_share: float
     nodes: int
     image: str
-    after: Sequence[str]
+    after: str | Sequence[str | Mapping[str, str]]
     array: str
+    held: bool
     entrypoint: str
     args: Sequence[Any]
     constraints: Sequence[Any]
@@ -63,6 +65,29 @@ class Filters(TypedDict, total=False):
     tenant: str | None
     pool: str | None
     name: str | None
+    array: str | None
+
+
+class QuotaFields(TypedDict, total=False):
+    """What is left out stays as it is."""
+
+    online_percent: float | None
+    mode: Literal["strict", "borrow"] | None
+    reclaim: Literal["wait", "stop"] | None
+
+
+class TenantFields(TypedDict, total=False):
+    """Limits of a tenant. What is left out, or None, is no limit."""
+
+    max_gpus: int | None
+    guaranteed_gpus: int | None
+    weight: float | None
+    max_running: int | None
+    max_waiting: int | None
+    max_gpu_memory_mb: int | None
+    max_priority: int | str | None
+    pools: Sequence[Literal["online", "batch"]] | None
+    gpu_hours_per_month: float | None
 
 
 class Call(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
@@ -80,7 +105,7 @@ def submit(task: Mapping[str, Any], idempotency_key: str | None) -> Call[answers
         method="POST",
         path="/api/v1/tasks",
         answer=answers.Submitted,
-        body=msgspec.json.encode(task),
+        body=_encode(task),
         headers=_key(idempotency_key),
     )
 
@@ -92,7 +117,7 @@ def submit_copies(
         method="POST",
         path="/api/v1/tasks/batch",
         answer=answers.SubmittedMany,
-        body=msgspec.json.encode({"task": task, "count": count}),
+        body=_encode({"task": task, "count": count}),
         headers=_key(idempotency_key),
     )
 
@@ -102,7 +127,7 @@ def submit_parts(tasks: Iterable[Mapping[str, Any]]) -> Iterator[Call[answers.Su
     part: list[bytes] = []
     size = 0
     for task in tasks:
-        encoded = msgspec.json.encode(task)
+        encoded = _encode(task)
         if part and (len(part) == PART_TASKS or size + len(encoded) + 1 > PART_BYTES - 64):
             yield _part(part)
             part, size = [], 0
@@ -148,8 +173,25 @@ def cancel_where(filters: Mapping[str, Any]) -> Call[answers.Cancelled]:
     return Call(method="POST", path="/api/v1/tasks/cancel", answer=answers.Cancelled, body=body)
 
 
+def task_order(
+    task_id: str | int, order: Literal["hold", "release"], *, array: bool = False
+) -> Call[answers.TaskAnswer]:
+    body = msgspec.json.encode({"array": True} if array else {})
+    return Call(method="POST", path=f"{_task(task_id)}/{order}", answer=answers.TaskAnswer, body=body)
+
+
+def set_priority(task_id: str | int, priority: int | str, *, array: bool = False) -> Call[answers.TaskAnswer]:
+    body = msgspec.json.encode({"priority": priority, **({"array": True} if array else {})})
+    return Call(method="POST", path=f"{_task(task_id)}/priority", answer=answers.TaskAnswer, body=body)
+
+
 def why(task_id: str | int) -> Call[answers.Why]:
     return Call(method="GET", path=f"{_task(task_id)}/why", answer=answers.Why)
+
+
+def whatif(change: Mapping[str, Any]) -> Call[answers.WhatifAnswer]:
+    body = _encode(change)
+    return Call(method="POST", path="/api/v1/whatif", answer=answers.WhatifAnswer, body=body)
 
 
 def task_events(task_id: str | int) -> Call[answers.TaskEvents]:
@@ -160,8 +202,24 @@ def queue(limit: int) -> Call[answers.QueuePage]:
     return Call(method="GET", path=f"/api/v1/queue?limit={limit}", answer=answers.QueuePage)
 
 
+def estimates(
+    tenant: str | None, model: str | None, task_type: str | None, atoms: int | None
+) -> Call[answers.EstimateList]:
+    asked = {"tenant": tenant, "model": model, "task_type": task_type, "atoms": atoms}
+    query = urlencode({name: value for name, value in asked.items() if value is not None})
+    return Call(
+        method="GET", path="/api/v1/estimates" + (f"?{query}" if query else ""), answer=answers.EstimateList
+    )
+
+
 def gpus() -> Call[answers.GpuList]:
     return Call(method="GET", path="/api/v1/gpus", answer=answers.GpuList)
+
+
+def recover_gpu(gpu_id: str, reason: str = "") -> Call[answers.GpuAnswer]:
+    body = msgspec.json.encode({"reason": reason} if reason else {})
+    path = f"/api/v1/gpus/{quote(gpu_id, safe='')}/recover"
+    return Call(method="POST", path=path, answer=answers.GpuAnswer, body=body)
 
 
 def nodes() -> Call[answers.NodeList]:
@@ -179,6 +237,40 @@ def remove_node(node_id: str) -> Call[answers.Removed]:
     return Call(method="DELETE", path=_node(node_id), answer=answers.Removed)
 
 
+def quota() -> Call[answers.QuotaAnswer]:
+    return Call(method="GET", path="/api/v1/quota", answer=answers.QuotaAnswer)
+
+
+def set_quota(change: Mapping[str, Any]) -> Call[answers.QuotaAnswer]:
+    return Call(method="PUT", path="/api/v1/quota", answer=answers.QuotaAnswer, body=_given(change))
+
+
+def try_quota(change: Mapping[str, Any]) -> Call[answers.QuotaEffect]:
+    path = "/api/v1/quota?dry_run=true"
+    return Call(method="PUT", path=path, answer=answers.QuotaEffect, body=_given(change))
+
+
+def tenants() -> Call[answers.TenantList]:
+    return Call(method="GET", path="/api/v1/tenants", answer=answers.TenantList)
+
+
+def tenant(tenant_id: str) -> Call[answers.TenantAnswer]:
+    return Call(method="GET", path=_tenant(tenant_id), answer=answers.TenantAnswer)
+
+
+def create_tenant(tenant_id: str, limits: Mapping[str, Any]) -> Call[answers.TenantAnswer]:
+    body = _given({"id": tenant_id, **limits})
+    return Call(method="POST", path="/api/v1/tenants", answer=answers.TenantAnswer, body=body)
+
+
+def set_tenant(tenant_id: str, limits: Mapping[str, Any]) -> Call[answers.TenantAnswer]:
+    return Call(method="PUT", path=_tenant(tenant_id), answer=answers.TenantAnswer, body=_given(limits))
+
+
+def remove_tenant(tenant_id: str) -> Call[answers.Removed]:
+    return Call(method="DELETE", path=_tenant(tenant_id), answer=answers.Removed)
+
+
 def health() -> Call[answers.Health]:
     return Call(method="GET", path="/health", answer=answers.Health)
 
@@ -187,8 +279,10 @@ def ready() -> Call[answers.Ready]:
     return Call(method="GET", path="/ready", answer=answers.Ready)
 
 
-def logs_path(task_id: str | int, *, follow: bool, tail: int | None, attempt: int | None) -> str:
-    query = _query({"follow": "true" if follow else None, "tail": tail, "attempt": attempt})
+def logs_path(
+    task_id: str | int, *, follow: bool, tail: int | None, attempt: int | None, rank: int | None = None
+) -> str:
+    query = _query({"follow": "true" if follow else None, "tail": tail, "attempt": attempt, "rank": rank})
     return f"{_task(task_id)}/logs{query}"
 
 
@@ -198,6 +292,33 @@ def _task(task_id: str | int) -> str:
 
 def _node(node_id: str) -> str:
     return f"/api/v1/nodes/{quote(node_id, safe='')}"
+
+
+def _tenant(tenant_id: str) -> str:
+    return f"/api/v1/tenants/{quote(tenant_id, safe='')}"
+
+
+def _given(values: Mapping[str, Any]) -> bytes:
+    return _encode({key: value for key, value in values.items() if value is not None})
+
+
+def _encode(value: object) -> bytes:
+    """JSON has neither NaN nor infinity. They would go as null, which takes a limit away."""
+    body = msgspec.json.encode(value)
+    if b"null" in body:
+        _check_numbers(value, "")
+    return body
+
+
+def _check_numbers(value: object, path: str) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise BadRequest(f"{path}: Expected a number, got {value}.")
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            _check_numbers(item, f"{path}.{name}" if path else str(name))
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            _check_numbers(item, f"{path}[{number}]")
 
 
 def _query(values: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar, Unpack
 from urllib.parse import urlsplit
 
 from dgpu.client import calls
-from dgpu.client.calls import Call, Filters, TaskFields
+from dgpu.client.calls import Call, Filters, QuotaFields, TaskFields, TenantFields
 from dgpu.client.errors import DgpuError, Unreachable, WaitedTooLong
 from dgpu.client.server import locate
 from dgpu.client.stream import MOST_LINE_BYTES, EventParser, ServerEvent
@@ -113,8 +113,27 @@ class Client:
     def cancel_where(self, **filters: Unpack[Filters]) -> int:
         return self._do(calls.cancel_where(filters)).cancelled
 
+    def hold(self, task_id: str | int, *, array: bool = False) -> answers.TaskAnswer:
+        """A waiting task is not started before it is released. With `array`, all that wait of the array it begins."""
+        return self._do(calls.task_order(task_id, "hold", array=array))
+
+    def release(self, task_id: str | int, *, array: bool = False) -> answers.TaskAnswer:
+        return self._do(calls.task_order(task_id, "release", array=array))
+
+    def set_priority(
+        self, task_id: str | int, priority: int | str, *, array: bool = False
+    ) -> answers.TaskAnswer:
+        """Of a waiting task."""
+        return self._do(calls.set_priority(task_id, priority, array=array))
+
     def why(self, task_id: str | int) -> answers.Why:
         return self._do(calls.why(task_id))
+
+    def whatif(self, change: Mapping[str, Any]) -> answers.WhatifAnswer:
+        """What would happen, without doing it: `{"submit": {...}}`, `{"quota": {"online_percent": 0.6}}`,
+        `{"drain": node}`, `{"lose": node}` or `{"add_nodes": [{"gpus": 8, "model": "A100"}]}`.
+        """
+        return self._do(calls.whatif(change))
 
     def task_events(self, task_id: str | int) -> Sequence[answers.TaskEvent]:
         return self._do(calls.task_events(task_id)).events
@@ -144,9 +163,10 @@ class Client:
         follow: bool = False,
         tail: int | None = None,
         attempt: int | None = None,
+        rank: int | None = None,
     ) -> Generator[bytes, None, None]:
         """The output in pieces as they come; with `follow` until the task is over."""
-        path = calls.logs_path(task_id, follow=follow, tail=tail, attempt=attempt)
+        path = calls.logs_path(task_id, follow=follow, tail=tail, attempt=attempt, rank=rank)
         return _pieces(_Stream(self, path, endless=follow).open())
 
     # cluster
@@ -154,8 +174,23 @@ class Client:
     def queue(self, *, limit: int = 100) -> answers.QueuePage:
         return self._do(calls.queue(limit))
 
+    def estimates(
+        self,
+        *,
+        tenant: str | None = None,
+        model: str | None = None,
+        task_type: str | None = None,
+        atoms: int | None = None,
+    ) -> answers.EstimateList:
+        """What is known about the memory of models and commands; with a model, type or atoms, what it would need."""
+        return self._do(calls.estimates(tenant, model, task_type, atoms))
+
     def gpus(self) -> answers.GpuList:
         return self._do(calls.gpus())
+
+    def recover_gpu(self, gpu_id: str, *, reason: str = "") -> answers.GpuAnswer:
+        """Has a card checked that was taken out of service, after somebody looked after it."""
+        return self._do(calls.recover_gpu(gpu_id, reason))
 
     def nodes(self) -> answers.NodeList:
         return self._do(calls.nodes())
@@ -172,6 +207,33 @@ class Client:
 
     def remove_node(self, node_id: str) -> None:
         self._do(calls.remove_node(node_id))
+
+    def quota(self) -> answers.QuotaAnswer:
+        return self._do(calls.quota())
+
+    def set_quota(self, **change: Unpack[QuotaFields]) -> answers.QuotaAnswer:
+        return self._do(calls.set_quota(change))
+
+    def try_quota(self, **change: Unpack[QuotaFields]) -> answers.QuotaEffect:
+        """Changes nothing: tells who would start, wait, drain or be stopped."""
+        return self._do(calls.try_quota(change))
+
+    def tenants(self) -> Sequence[answers.TenantAnswer]:
+        return self._do(calls.tenants()).tenants
+
+    def tenant(self, tenant_id: str) -> answers.TenantAnswer:
+        return self._do(calls.tenant(tenant_id))
+
+    def create_tenant(self, tenant_id: str, **limits: Unpack[TenantFields]) -> answers.TenantAnswer:
+        """Refused if there is one of that name."""
+        return self._do(calls.create_tenant(tenant_id, limits))
+
+    def set_tenant(self, tenant_id: str, **limits: Unpack[TenantFields]) -> answers.TenantAnswer:
+        """All of its limits; sets it up if there is none of that name."""
+        return self._do(calls.set_tenant(tenant_id, limits))
+
+    def remove_tenant(self, tenant_id: str) -> None:
+        self._do(calls.remove_tenant(tenant_id))
 
     def health(self) -> answers.Health:
         return self._do(calls.health())

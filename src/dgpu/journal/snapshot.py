@@ -20,7 +20,7 @@ import msgspec
 from dgpu.core.digest import digest
 from dgpu.core.lease import Lease
 from dgpu.core.node import Gpu, Node
-from dgpu.core.state import ClusterState, Parts
+from dgpu.core.state import LATER_PARTS, ClusterState, Parts
 from dgpu.core.task import Task
 from dgpu.journal.durable import sync_folder, write_file
 from dgpu.journal.errors import SnapshotDamaged
@@ -62,9 +62,15 @@ def _stored_type(name: str, part: Any) -> Any:
     return list[_BY_ID[name]] if name in _BY_ID else part  # type: ignore[valid-type]
 
 
+def _stored_field(name: str, part: Any) -> tuple[Any, ...]:
+    """A part that a snapshot of an earlier version lacks is as it was then: empty."""
+    empty = (LATER_PARTS[name],) if name in LATER_PARTS else ()  # msgspec gives each value a {} of its own
+    return (name, _stored_type(name, part), *empty)
+
+
 _StoredState: Any = msgspec.defstruct(
     "StoredState",
-    [(name, _stored_type(name, part)) for name, part in get_type_hints(Parts).items()],
+    [_stored_field(name, part) for name, part in get_type_hints(Parts).items()],
     frozen=True,
     kw_only=True,
 )

@@ -7,11 +7,14 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from dgpu.core.commands import HeldLease, RegisterNode, ReportFinished, ReportStarted
+from dgpu.core.commands import HeldLease, RegisterNode, ReportCheck, ReportFinished, ReportStarted
+from dgpu.core.gang import Gang, master_port
+from dgpu.core.health import GpuHealth
 from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId
 from dgpu.core.lease import Lease
 from dgpu.core.node import Gpu
-from dgpu.core.task import MEMORY_STEP_MB, Outcome, Task
+from dgpu.core.state import ClusterState
+from dgpu.core.task import MEMORY_STEP_MB, WHOLE_MILLI, Outcome, Task
 from dgpu.wire.proto import agent_pb2 as pb
 
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -20,8 +23,10 @@ _WORD = re.compile(r"[!-~]{1,128}")  # printable ASCII without blanks: uuids, bo
 _MOST_GPUS = 64
 _MOST_LEASES = 10_000
 _MOST_LABELS = 64
+_MOST_NEAR = 1_000
 _MOST_TEXT = 256
 _MOST_ERROR = 1_000
+_MOST_CAUSE = 32
 _MOST_NUMBER = 1 << 40
 _MOST_AGO_MS = 30 * 86_400_000
 
@@ -39,6 +44,9 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
     temperature_c: int = 0
     power_w: int = 0
     fault: str = ""
+    fault_cause: str = ""
+    leases_mb: tuple[tuple[LeaseId, int], ...] = ()  # of our tasks on it, where the agent can tell
+    loaded_models: tuple[str, ...] = ()
 
 
 class Malformed(Exception):  # noqa: N818 - it names what the message is
@@ -99,6 +107,12 @@ def _gpu(node_id: NodeId, gpu: pb.Gpu) -> Gpu:
         memory_mb=_number(gpu.memory_mb, "memory_mb"),
         reserved=gpu.reserved,
         fault=line(gpu.fault),
+        fault_cause=line(gpu.fault_cause, _MOST_CAUSE) if gpu.fault else "",
+        near=tuple(
+            (GpuId(near.uuid), min(near.value, _MOST_NEAR))
+            for near in gpu.near[:_MOST_GPUS]
+            if _WORD.fullmatch(near.uuid)
+        ),
     )
 
 
@@ -128,6 +142,7 @@ def finished(report: pb.Finished) -> ReportFinished:
         error=error,
         ago_ms=min(report.ago_ms, _MOST_AGO_MS),
         stuck_gpus=tuple(GpuId(uuid) for uuid in report.stuck_gpus[:_MOST_GPUS]),
+        peak_memory_mb=min(report.peak_memory_mb, _MOST_NUMBER),
     )
 
 
@@ -140,6 +155,12 @@ def sample(reading: pb.GpuSample, at: int) -> GpuSample:
         temperature_c=reading.temperature_c,
         power_w=reading.power_w,
         fault=line(reading.fault),
+        fault_cause=line(reading.fault_cause, _MOST_CAUSE) if reading.fault else "",
+        leases_mb=tuple(
+            (LeaseId(each.lease_id), min(each.memory_mb, _MOST_NUMBER))
+            for each in reading.leases[:_MOST_LEASES]
+        ),
+        loaded_models=tuple(line(name) for name in reading.loaded_models[:_MOST_LABELS]),
     )
 
 
@@ -148,8 +169,8 @@ def foreign_step_mb(foreign_mb: int) -> int:
     return -(-foreign_mb // MEMORY_STEP_MB) * MEMORY_STEP_MB
 
 
-def start(task: Task, lease: Lease) -> pb.Start:
-    return pb.Start(
+def start(state: ClusterState, task: Task, lease: Lease) -> pb.Start:
+    order = pb.Start(
         lease_id=lease.id,
         task_id=task.id,
         attempt=task.attempt,
@@ -157,9 +178,46 @@ def start(task: Task, lease: Lease) -> pb.Start:
         detail=task.detail,
         timeout_ms=task.timeout_ms,
     )
+    if lease.share_milli < WHOLE_MILLI:
+        order.share_milli = lease.share_milli
+        order.gpu_memory_mb = lease.gpu_memory_mb
+        order.kill_outgrown = state.settings.share_enforcement == "kill"
+        order.env["DGPU_GPU_SHARE"] = f"{lease.share_milli / WHOLE_MILLI:g}"
+        order.env["DGPU_GPU_MEMORY_MB"] = str(lease.gpu_memory_mb)
+    if task.array_id:
+        order.env["DGPU_ARRAY_INDEX"] = str(task.array_index)
+    gang = state.gangs.get(task.id)
+    if gang is not None:
+        order.rank = lease.rank
+        order.env.update(_places(state, gang, lease))
+    return order
 
 
-def orders(starts: Iterable[pb.Start], stops: Iterable[pb.Stop]) -> list[pb.FromScheduler]:
+def _places(state: ClusterState, gang: Gang, lease: Lease) -> dict[str, str]:
+    """One process on each node, so the rank of the process is that of its node."""
+    first = state.nodes[state.leases[gang.leases[0]].node_id]
+    return {
+        "MASTER_ADDR": first.address or first.id,
+        "MASTER_PORT": str(master_port(gang)),
+        "WORLD_SIZE": str(len(gang.leases)),
+        "RANK": str(lease.rank),
+        "NODE_RANK": str(lease.rank),
+        "LOCAL_RANK": "0",
+    }
+
+
+def checked(gpu_id: GpuId, answer: pb.Checked) -> ReportCheck:
+    evidence = line(answer.evidence, _MOST_ERROR) or "the agent gave no words for it"
+    return ReportCheck(gpu_id=gpu_id, number=answer.number, ok=answer.ok, evidence=evidence)
+
+
+def check(health: GpuHealth) -> pb.Check:
+    return pb.Check(uuid=health.gpu_id, number=health.checks)
+
+
+def orders(
+    starts: Iterable[pb.Start], stops: Iterable[pb.Stop], checks: Iterable[pb.Check] = ()
+) -> list[pb.FromScheduler]:
     """As few messages as their size allows. Stops travel behind the starts they may speak of."""
     messages: list[pb.FromScheduler] = []
     batch = pb.Orders()
@@ -175,6 +233,7 @@ def orders(starts: Iterable[pb.Start], stops: Iterable[pb.Stop]) -> list[pb.From
             messages.append(pb.FromScheduler(orders=batch))
             batch = pb.Orders()
         batch.stops.append(stop)
-    if batch.starts or batch.stops:
+    batch.checks.extend(checks)  # one card of the node each
+    if batch.starts or batch.stops or batch.checks:
         messages.append(pb.FromScheduler(orders=batch))
     return messages

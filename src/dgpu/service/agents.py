@@ -13,13 +13,23 @@ from typing import TypeAlias
 import msgspec
 
 from dgpu.core.commands import ChangeInventory, Command, LoseNode, ObserveGpu, RegisterNode
-from dgpu.core.events import Event, TaskCancelRequested, TaskPlaced
+from dgpu.core.events import (
+    Event,
+    GangPlaced,
+    GpuHealthChanged,
+    RankEnded,
+    TaskCancelRequested,
+    TaskPlaced,
+    TaskStopRequested,
+)
+from dgpu.core.health import Health
 from dgpu.core.ids import GpuId, LeaseId, NodeId
 from dgpu.core.node import Gpu
 from dgpu.core.rejections import GpuClaimed, Rejection
 from dgpu.core.state import ClusterState
 from dgpu.service import agent_words as words
 from dgpu.service.agent_words import GpuSample, Malformed
+from dgpu.service.conditions import Conditions
 from dgpu.service.contact import AgentRules, Contacts, NodeContact
 from dgpu.service.outputs import HangUp, Output, Remark, Tell
 from dgpu.wire.proto import agent_pb2 as pb
@@ -74,6 +84,7 @@ class Agents:
         self._sessions: dict[int, _Session] = {}
         self._by_node: dict[NodeId, _Session] = {}
         self._observed_at: dict[GpuId, int] = {}
+        self._conditions = Conditions(state)
 
     def contact(self, node_id: NodeId) -> NodeContact:
         session = self._by_node.get(node_id)
@@ -180,6 +191,11 @@ class Agents:
         if body == "inventory":
             gpus = words.inventory(session.node_id, message.inventory.gpus)
             return [Ask(command=ChangeInventory(node_id=session.node_id, gpus=gpus))]
+        if body == "checked":
+            checked = self._state.gpus.get(GpuId(message.checked.uuid))
+            if checked is None or checked.node_id != session.node_id:
+                return []  # it left the node's list meanwhile
+            return [Ask(command=words.checked(checked.id, message.checked))]
         raise Malformed("unknown or repeated message")
 
     def _on_heartbeat(self, session: _Session, heartbeat: pb.Heartbeat, now: int) -> list[Effect]:
@@ -194,6 +210,8 @@ class Agents:
                 sample = words.sample(reading, now)
                 self.telemetry[gpu.id] = sample
                 effects += self._observe(gpu, sample, now)
+                for told in self._conditions.look(gpu, sample, now):
+                    effects.append(Ask(command=told) if isinstance(told, Command) else told)
         return effects
 
     def _observe(self, gpu: Gpu, sample: GpuSample, now: int) -> list[Effect]:
@@ -205,7 +223,10 @@ class Agents:
         if is_known or now - self._observed_at.get(gpu.id, 0) < every_ms:
             return []
         self._observed_at[gpu.id] = now
-        return [Ask(command=ObserveGpu(gpu_id=gpu.id, foreign_mb=step_mb, fault=sample.fault))]
+        observed = ObserveGpu(
+            gpu_id=gpu.id, foreign_mb=step_mb, fault=sample.fault, fault_cause=sample.fault_cause
+        )
+        return [Ask(command=observed)]
 
     def _on_reports(self, session: _Session, reports: pb.Reports) -> list[Effect]:
         session.unacked += 1
@@ -235,7 +256,8 @@ class Agents:
 
     def _welcome(self, session: _Session, now: int) -> list[Effect]:
         session.welcomed = True
-        stand = {lease.id: lease for lease in self._state.node_leases(session.node_id)}
+        # A rank that is over is nobody's: if the node still holds it, it is to be killed.
+        stand = {lease.id: lease for lease in self._state.node_leases(session.node_id) if not lease.ended}
         welcome = pb.Welcome(
             epoch=self._state.epoch,
             task_lease_ms=self._rules.task_lease_ms,
@@ -250,13 +272,20 @@ class Agents:
             if task.allocation:
                 continue
             if lease.id not in session.held:
-                starts.append(words.start(task, lease))
+                starts.append(words.start(self._state, task, lease))
             if task.cancelling:
                 stops.append(pb.Stop(lease_id=lease.id, reason="cancelled"))
+            elif lease.stopping:
+                stops.append(pb.Stop(lease_id=lease.id, reason=lease.stopping))
+        checks = [
+            words.check(health)
+            for gpu in self._state.node_gpus(session.node_id)
+            if (health := self._state.health.get(gpu.id)) is not None and health.state is Health.PROBING
+        ]
         effects: list[Effect] = [
             self._tell(session, pb.FromScheduler(welcome=welcome), now),
         ]
-        effects += [self._tell(session, message, now) for message in words.orders(starts, stops)]
+        effects += [self._tell(session, message, now) for message in words.orders(starts, stops, checks)]
         session.held = frozenset()
         return effects
 
@@ -273,24 +302,58 @@ class Agents:
         """Orders for the nodes that are listening; the others get theirs with Welcome."""
         starts: dict[NodeId, list[pb.Start]] = {}
         stops: dict[NodeId, list[pb.Stop]] = {}
+        checks = self._checks(events, welcomed)
         for event in events:
-            if not isinstance(event, TaskPlaced | TaskCancelRequested):
-                continue
-            lease = self._state.leases.get(event.lease_id)
-            if lease is None or lease.node_id in welcomed or not self._listens(lease.node_id):
-                continue
-            task = self._state.tasks[lease.task_id]
-            if task.allocation:
-                continue
-            if isinstance(event, TaskPlaced):
-                starts.setdefault(lease.node_id, []).append(words.start(task, lease))
-            else:
-                stops.setdefault(lease.node_id, []).append(pb.Stop(lease_id=lease.id, reason="cancelled"))
+            for lease_id, stop in self._orders_of(event):
+                lease = self._state.leases.get(lease_id)
+                if lease is None or lease.ended:
+                    continue
+                if lease.node_id in welcomed or not self._listens(lease.node_id):
+                    continue
+                task = self._state.tasks[lease.task_id]
+                if task.allocation:
+                    continue
+                if stop:
+                    stops.setdefault(lease.node_id, []).append(pb.Stop(lease_id=lease.id, reason=stop))
+                else:
+                    starts.setdefault(lease.node_id, []).append(words.start(self._state, task, lease))
         return [
             self._tell(self._by_node[node_id], message, now)
-            for node_id in dict.fromkeys((*starts, *stops))
-            for message in words.orders(starts.get(node_id, ()), stops.get(node_id, ()))
+            for node_id in dict.fromkeys((*starts, *stops, *checks))
+            for message in words.orders(
+                starts.get(node_id, ()), stops.get(node_id, ()), checks.get(node_id, ())
+            )
         ]
+
+    def _orders_of(self, event: Event) -> Iterable[tuple[LeaseId, str]]:
+        """Leases that an event is an order for: to start, or why to stop."""
+        if isinstance(event, TaskPlaced):
+            return ((event.lease_id, ""),)
+        if isinstance(event, GangPlaced):
+            return ((rank.lease_id, "") for rank in event.ranks)
+        if isinstance(event, TaskStopRequested):
+            return ((event.lease_id, event.reason),)
+        if isinstance(event, TaskCancelRequested):
+            gang = self._state.gangs.get(event.task_id)
+            leases = (event.lease_id,) if gang is None else gang.leases
+            return ((lease_id, "cancelled") for lease_id in leases)
+        if isinstance(event, RankEnded):
+            gang = self._state.gangs.get(event.task_id)
+            if gang is not None and gang.failed is not None:
+                return ((lease_id, "rank_ended") for lease_id in gang.leases)
+        return ()
+
+    def _checks(self, events: Sequence[Event], welcomed: set[NodeId]) -> dict[NodeId, list[pb.Check]]:
+        checks: dict[NodeId, list[pb.Check]] = {}
+        for event in events:
+            if not isinstance(event, GpuHealthChanged) or event.after is not Health.PROBING:
+                continue
+            if event.node_id in welcomed or not self._listens(event.node_id):
+                continue
+            health = self._state.health.get(event.gpu_id)
+            if health is not None and health.checks == event.checks:
+                checks.setdefault(event.node_id, []).append(words.check(health))
+        return checks
 
     def _forget_removed(self) -> None:
         self._contacts.forget_removed(self._by_node)
@@ -298,6 +361,7 @@ class Agents:
             for gpu_id in [gpu_id for gpu_id in self.telemetry if gpu_id not in self._state.gpus]:
                 del self.telemetry[gpu_id]
                 self._observed_at.pop(gpu_id, None)
+                self._conditions.forget(gpu_id)
 
     def _listens(self, node_id: NodeId) -> bool:
         session = self._by_node.get(node_id)

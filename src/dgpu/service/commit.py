@@ -14,7 +14,7 @@ import msgspec
 from dgpu.core.apply import apply
 from dgpu.core.commands import CancelTasks, Command, RegisterNode, ReportFinished, RunPass, SubmitTasks
 from dgpu.core.decide import decide
-from dgpu.core.events import Event, TaskPlaced
+from dgpu.core.events import Event, GangPlaced, TaskPlaced
 from dgpu.core.execute import execute
 from dgpu.core.rejections import Rejection, StorageFull
 from dgpu.core.state import ClusterState, pass_due
@@ -142,7 +142,8 @@ class CommitPipeline:
             raise AssertionError(f"a pass was refused: {events}")  # noqa: TRY004 - a bug, not a wrong type
         if events:
             decided.keep(events)
-        if sum(isinstance(event, TaskPlaced) for event in events) >= MOST_PLACED:
+        placed = sum(isinstance(event, TaskPlaced | GangPlaced) for event in events)
+        if placed >= MOST_PLACED or self._state.dependents.broken:
             self._pass_due = True  # the loop gets a turn first
 
 

@@ -1,8 +1,8 @@
 """The follower: a process that replays the committed journal and writes what need not be written in the scheduler.
 
-It makes the snapshots and the history and packs old segments. The scheduler tells it over stdin how far the journal is
-committed; it answers over stdout, one JSON value a line. It ends when stdin closes. Killed at any moment it loses
-nothing: it begins again from the last snapshot and the journal.
+It makes the snapshots and the history, packs old segments, foretells starts, and answers what would be if. The
+scheduler tells it over stdin how far the journal is committed, and asks; it answers over stdout, one JSON value a line.
+It ends when stdin closes. Killed at any moment it loses nothing: it begins again from the last snapshot and the journal.
 """
 
 from __future__ import annotations
@@ -35,8 +35,11 @@ from dgpu.journal.snapshot import (
     snapshot_index,
     write_snapshot,
 )
+from dgpu.service.forecaster import Forecaster
+from dgpu.service.foresight import answer
 from dgpu.service.history import HISTORY_NAME
 from dgpu.service.history_writer import MOST_TASKS, HistoryUnusable, HistoryWriter, remove_history
+from dgpu.wire.questions import Question
 
 LOCK_NAME = "follower.lock"
 _LOCK_PATIENCE_S = 30  # the follower of a scheduler that was killed sees its stdin close and goes
@@ -55,12 +58,19 @@ class FollowerSettings(msgspec.Struct, frozen=True, kw_only=True):
     history_age_ms: int | None = None  # None: only the number counts
 
 
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    id: int
+    at: int
+    question: Question
+
+
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """A line from the scheduler."""
 
     committed: int | None = None
     stop: bool = False
     final_snapshot: bool = False
+    ask: Ask | None = None
 
 
 class Follower:
@@ -75,6 +85,7 @@ class Follower:
         self._snapshot_due_s = time.monotonic() + settings.snapshot_interval_ms / 1000
         self._commit_due_s = 0.0
         self._history = self._open_history()
+        self._forecaster = Forecaster(directory)
         base = self._choose_base()
         self._state = base.state
         self._epoch = base.epoch
@@ -116,9 +127,10 @@ class Follower:
             return max(0.0, self._commit_due_s - now_s)
         if self._index < self._committed:
             return 0.0
-        if self._index == self._snapshot_index:
-            return 3600.0
-        return max(0.0, self._snapshot_due_s - now_s)
+        due_s = now_s + 3600.0 if self._index == self._snapshot_index else self._snapshot_due_s
+        if self._forecaster.lags(self._index):
+            due_s = min(due_s, self._forecaster.due_s)
+        return max(0.0, due_s - now_s)
 
     def step(self) -> None:
         """A bounded piece of what is due."""
@@ -134,6 +146,23 @@ class Follower:
         self.say_seen()
         if time.monotonic() >= self._snapshot_due_s and self._index > self._snapshot_index:
             self.snapshot()
+        elif self._index >= self._committed and self._forecaster.is_due(self._index, time.monotonic()):
+            told = self._forecaster.make(self._state, self._index)
+            if told is not None:
+                self._say({"forecast": told})
+
+    def reply(self, ask: Ask) -> None:
+        """From the state of all that is committed, or of as much as there is room to follow."""
+        before = -1
+        while before < self._index < self._committed:
+            before = self._index
+            self.step()
+        try:
+            told = answer(self._state, ask.question, ask.at, self._index)
+        except Exception as error:  # noqa: BLE001 - whoever asked must hear of it; the follower goes on
+            self._say({"answer": {"id": ask.id, "error": f"{type(error).__name__}: {error}"}})
+            return
+        self._say({"answer": {"id": ask.id, "json": told}})
 
     def snapshot(self) -> None:
         """Failing leaves the old ones; it is tried again soon."""
@@ -173,6 +202,7 @@ class Follower:
 
     def close(self) -> None:
         self._history.close()
+        self._forecaster.close()
 
     # beginning
 
@@ -231,6 +261,7 @@ class Follower:
     def _follow(self, group: Group) -> None:
         for position, event in enumerate(group.events):
             apply(self._state, event)
+            self._forecaster.note(event)
             if group.index > self._history.index:
                 self._history.note(event, self._state, index=group.index, position=position)
         self._index, self._epoch = group.index, group.epoch
@@ -278,7 +309,9 @@ class _Speaker:
 
     def __call__(self, message: dict[str, Any]) -> None:
         try:
-            os.write(self._descriptor, msgspec.json.encode(message) + b"\n")
+            line = msgspec.json.encode(message) + b"\n"
+            while line:
+                line = line[os.write(self._descriptor, line) :]
         except BrokenPipeError:
             sys.exit(0)  # the scheduler is gone
 
@@ -301,6 +334,8 @@ def _serve(follower: Follower) -> None:
                     follower.finish(final_snapshot=order.final_snapshot)
                     follower.close()
                     return
+                if order.ask is not None:
+                    follower.reply(order.ask)
         follower.step()
 
 

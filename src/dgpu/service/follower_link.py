@@ -12,7 +12,9 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from dgpu.service.follower import FollowerSettings
+from dgpu.service.follower import Ask, FollowerSettings
+from dgpu.service.forecasts import Forecasts, Foretold
+from dgpu.wire.questions import Question
 
 _NOTIFY_INTERVAL_S = (
     0.05  # the history may lag this much; a pipe write for each commit would cost more than it gives
@@ -22,8 +24,24 @@ _MOST_DELAY_S = 30.0
 _HEALTHY_S = 60.0  # who lived that long starts again without delay
 _STOP_PATIENCE_S = 60.0
 _MOST_TEXT = 1_000
+_MOST_LINE_BYTES = 32 << 20
+_MOST_ASKED = 64  # at once
 
 _log = structlog.get_logger("dgpu.follower")
+
+
+class FollowerAway(Exception):  # noqa: N818 - it says what is
+    """It is being started, or too much is asked of it, or it took too long."""
+
+
+class AnswerFailed(RuntimeError):  # noqa: N818 - it says what happened
+    """A bug met while answering."""
+
+
+class Answered(msgspec.Struct, frozen=True, kw_only=True):
+    id: int
+    json: msgspec.Raw = msgspec.Raw()
+    error: str = ""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +52,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: int | None = None
     error: str | None = None
     note: str | None = None
+    forecast: Foretold | None = None
+    answer: Answered | None = None
 
 
 class FollowerLink:
@@ -54,6 +74,9 @@ class FollowerLink:
         self.snapshot_index = 0  # of the last snapshot written while we listened
         self.restarts = 0
         self.last_error = ""
+        self.forecasts = Forecasts()
+        self._asked: dict[int, asyncio.Future[bytes]] = {}
+        self._next_ask = 0
 
     @property
     def _stopping(self) -> bool:
@@ -73,6 +96,24 @@ class FollowerLink:
         """Committed up to here. Cheap: many calls become one message."""
         self._committed = index
         self._news.set()
+
+    async def ask(self, question: Question, *, at: int, patience_s: float) -> bytes:
+        """JSON from the state of all that is committed by now. Raises FollowerAway or AnswerFailed."""
+        stdin = None if self._process is None else self._process.stdin
+        if stdin is None or stdin.is_closing() or len(self._asked) >= _MOST_ASKED:
+            raise FollowerAway
+        self._next_ask = number = self._next_ask + 1
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._asked[number] = future
+        try:
+            order = {"committed": self._committed, "ask": Ask(id=number, at=at, question=question)}
+            stdin.write(msgspec.json.encode(order) + b"\n")
+            async with asyncio.timeout(patience_s):
+                return await future
+        except (TimeoutError, ConnectionError):
+            raise FollowerAway from None
+        finally:
+            self._asked.pop(number, None)
 
     async def stop(self, *, final_snapshot: bool = True) -> None:
         """Let it finish what is committed, and write a last snapshot. One that hangs is killed after a minute."""
@@ -121,6 +162,7 @@ class FollowerLink:
                 msgspec.json.encode(self._settings).decode(),
                 stdin=PIPE,
                 stdout=PIPE,
+                limit=_MOST_LINE_BYTES,
                 start_new_session=True,  # Ctrl-C is for the scheduler, which then asks for a last snapshot
             )
         except OSError as error:
@@ -139,6 +181,9 @@ class FollowerLink:
                     process.kill()
                 await process.wait()
             self._process = None
+            for future in self._asked.values():
+                if not future.done():
+                    future.set_exception(FollowerAway())
 
     async def _tell(self, process: Process) -> None:
         stdin = process.stdin
@@ -175,8 +220,22 @@ class FollowerLink:
         if answer.snapshot is not None:
             self.snapshot_index = answer.snapshot
             _log.info("snapshot_written", index=answer.snapshot)
+        if answer.forecast is not None:
+            self.forecasts.take(answer.forecast)
+        if answer.answer is not None:
+            self._pass_on(answer.answer)
         if answer.note is not None:
             _log.info("follower_note", detail=answer.note[:_MOST_TEXT])
         if answer.error is not None:
             self.last_error = answer.error[:_MOST_TEXT]
             _log.error("follower_error", detail=self.last_error)
+
+    def _pass_on(self, answered: Answered) -> None:
+        future = self._asked.get(answered.id)
+        if future is None or future.done():
+            return
+        if answered.error:
+            _log.error("follower_answer_failed", error=answered.error[:_MOST_TEXT])
+            future.set_exception(AnswerFailed(answered.error[:_MOST_TEXT]))
+        else:
+            future.set_result(bytes(answered.json))

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from dgpu.core.ids import GpuId, NodeId, TaskId, TenantId
+from dgpu.core.ids import NO_TASK, GpuId, NodeId, TaskId, TenantId
 from dgpu.core.task import Pool, Restart, TaskStatus
 
 HISTORY_NAME = "history.sqlite"
@@ -33,7 +33,8 @@ CREATE TABLE tasks (
     created_at INTEGER NOT NULL, submitted_index INTEGER NOT NULL,
     status TEXT NOT NULL, node TEXT, gpu_ids TEXT NOT NULL, attempt INTEGER NOT NULL, retries INTEGER NOT NULL,
     started_at INTEGER NOT NULL, finished_at INTEGER NOT NULL, exit_code INTEGER, reason TEXT NOT NULL,
-    error TEXT NOT NULL, forgotten INTEGER NOT NULL DEFAULT 0
+    error TEXT NOT NULL, forgotten INTEGER NOT NULL DEFAULT 0, nodes INTEGER NOT NULL DEFAULT 1,
+    array_id INTEGER NOT NULL DEFAULT 0, array_index INTEGER NOT NULL DEFAULT 0, array_count INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX tasks_forgotten ON tasks (id) WHERE forgotten = 1;
 CREATE INDEX tasks_by_status ON tasks (status, id) WHERE forgotten = 1;
@@ -96,6 +97,10 @@ class PastTask(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     error: str
     forgotten: bool  # False: the core still has it, and knows better
+    nodes: int = 1
+    array_id: TaskId = NO_TASK
+    array_index: int = 0
+    array_count: int = 0
 
 
 class PastAttempt(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from dgpu.core.state import ClusterState
 from dgpu.core.task import Shape, Task, TaskDetail
 from dgpu.journal.durable import PRIVATE_FILE
 from dgpu.service.history import HISTORY_VERSION, SCHEMA_SQL
+from dgpu.service.views_events import gang_facts, named_tasks, shared_facts
 
 MOST_TASKS = 1_000_000
 _TRIM_TASKS = 5_000  # in one transaction
@@ -24,12 +25,12 @@ _TRIM_SLACK = 1_000  # so that trimming does not run for every task
 _KEEP_NODE_EVENTS = 100_000
 
 _FIXED = (
-    "id", "name", "tenant", "pool", "priority", "gpus", "gpu_models", "gpu_memory_mb", "cpus_milli", "ram_mb",
+    "id", "name", "tenant", "pool", "gpus", "gpu_models", "gpu_memory_mb", "cpus_milli", "ram_mb",
     "timeout_ms", "max_retries", "restart", "allocation", "command", "workdir", "labels", "created_at",
-    "submitted_index",
+    "submitted_index", "nodes", "array_id", "array_index", "array_count",
 )  # fmt: skip
 _CHANGING = (
-    "status", "node", "gpu_ids", "attempt", "retries", "started_at", "finished_at", "exit_code", "reason", "error",
+    "priority", "status", "node", "gpu_ids", "attempt", "retries", "started_at", "finished_at", "exit_code", "reason", "error",
 )  # fmt: skip
 _ATTEMPT = (
     "lease_id", "task_id", "attempt", "node", "gpu_ids", "placed_at", "started_at", "ended_at", "exit_code", "reason",
@@ -46,6 +47,10 @@ _TASK_EVENTS = (
     events.TaskFinished,
     events.TaskRequeued,
     events.TaskCancelRequested,
+    events.TaskStopRequested,
+    events.DemandChanged,
+    events.GangPlaced,
+    events.RankEnded,
 )
 _NODE_EVENTS = (
     events.NodeRegistered,
@@ -55,6 +60,8 @@ _NODE_EVENTS = (
     events.NodeResumed,
     events.NodeRemoved,
     events.ObservationChanged,
+    events.GpuHealthChanged,
+    events.GpuBlamed,
 )
 
 
@@ -112,15 +119,19 @@ class HistoryWriter:
                 self._touch(task_id, state)
         elif isinstance(event, events.TasksForgotten):
             self._forgotten += event.task_ids
-        elif isinstance(event, events.TasksCancelled):
-            for task_id in event.task_ids:
+        elif named := named_tasks(event):
+            body = _text(shared_facts(event))
+            for task_id in named:
                 self._touch(task_id, state)
-                self._task_events.append((task_id, index, position, event.at, "TasksCancelled", "{}"))
+                self._task_events.append((task_id, index, position, event.at, type(event).__name__, body))
         elif isinstance(event, _NODE_EVENTS):
             self._note_node(event, state, index, position)
         elif isinstance(event, _TASK_EVENTS):
             self._touch(event.task_id, state)
-            row = (event.task_id, index, position, event.at, type(event).__name__, _body(event, "task_id"))
+            body = (
+                _text(gang_facts(event)) if isinstance(event, events.GangPlaced) else _body(event, "task_id")
+            )
+            row = (event.task_id, index, position, event.at, type(event).__name__, body)
             self._task_events.append(row)
             self._note_attempt(event)
 
@@ -187,6 +198,11 @@ class HistoryWriter:
             self._attempts[event.lease_id] = [
                 event.lease_id, event.task_id, event.attempt, event.node_id, gpus, event.at, 0, 0, None, "", "",
             ]  # fmt: skip
+        elif isinstance(event, events.GangPlaced):
+            for rank in event.ranks:
+                self._note_attempt(rank)
+        elif isinstance(event, events.RankEnded):
+            self._end_attempt(event.lease_id, (event.finished_at, event.exit_code, event.reason, event.error))
         elif isinstance(event, events.TaskStarted):
             if (row := self._attempts.get(event.lease_id)) is not None:
                 row[6] = event.started_at
@@ -221,11 +237,11 @@ class HistoryWriter:
         for task_id, (task, shape) in self._touched.items():
             submitted_index = self._new.get(task_id)
             if submitted_index is None:
-                updates.append((*_changing(task), task_id))
+                updates.append((*_changing(task, shape), task_id))
                 continue
             if task.detail != blob:  # tasks of one batch share it
                 blob, parsed = task.detail, _detail.decode(task.detail or b"{}")
-            inserts.append((*_fixed(task, shape, parsed, submitted_index), *_changing(task)))
+            inserts.append((*_fixed(task, shape, parsed, submitted_index), *_changing(task, shape)))
         self._connection.executemany(_INSERT_TASK, inserts)
         self._connection.executemany(_UPDATE_TASK, updates)
 
@@ -289,16 +305,16 @@ def _open(path: Path) -> sqlite3.Connection:
 
 def _fixed(task: Task, shape: Shape, detail: TaskDetail, submitted_index: int) -> tuple[Any, ...]:
     return (
-        task.id, detail.name, shape.tenant_id, str(shape.pool), shape.priority, shape.gpus, _text(shape.gpu_models),
+        task.id, detail.name, shape.tenant_id, str(shape.pool), shape.gpus, _text(shape.gpu_models),
         shape.gpu_memory_mb, shape.cpus_milli, shape.ram_mb, task.timeout_ms, task.max_retries, str(task.restart),
         int(task.allocation), _text(detail.command), detail.workdir, _text(detail.labels), task.created_at,
-        submitted_index,
+        submitted_index, shape.nodes, task.array_id, task.array_index, task.array_count,
     )  # fmt: skip
 
 
-def _changing(task: Task) -> tuple[Any, ...]:
+def _changing(task: Task, shape: Shape) -> tuple[Any, ...]:
     return (
-        str(task.status), task.node_id, _text(task.gpu_ids), task.attempt, task.retries, task.started_at,
+        shape.priority, str(task.status), task.node_id, _text(task.gpu_ids), task.attempt, task.retries, task.started_at,
         task.finished_at, task.exit_code, task.reason, task.error,
     )  # fmt: skip
 

@@ -80,7 +80,9 @@ class LogStore:
         if attempt:
             query, values = query + " AND attempt = ?", (task_id, attempt)
         with self._lock:
-            row = self._index.execute(query + " ORDER BY attempt DESC LIMIT 1", values).fetchone()
+            # Of the latest attempt, the lowest rank: see wire.ranks.
+            latest = " ORDER BY attempt & 1048575 DESC, attempt LIMIT 1"
+            row = self._index.execute(query + latest, values).fetchone()
         return None if row is None else self._read(row[0], row[1])
 
     def has(self, task_id: TaskId, attempt: int) -> bool:

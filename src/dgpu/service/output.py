@@ -15,13 +15,14 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from dgpu.core.events import TaskPlaced
+from dgpu.core.events import GangPlaced, TaskPlaced
 from dgpu.core.ids import LeaseId, NodeId, TaskId
 from dgpu.core.state import ClusterState
 from dgpu.service.logstore import MOST_ENTRY_BYTES, AttemptOutput, LogStore
-from dgpu.service.output_reading import OutputUnavailable, Place, Reading, Seen
+from dgpu.service.output_reading import OutputUnavailable, Place, RankSource, Reading, Seen
 from dgpu.service.outputs import CommittedGroup
 from dgpu.wire.proto import agent_pb2 as pb
+from dgpu.wire.ranks import run_number
 
 WINDOW_BYTES = 1 << 20  # a stream's credit
 _CREDIT_STEP_BYTES = 256 << 10
@@ -207,24 +208,28 @@ class OutputStreams:
     # Reading
 
     async def read(
-        self, task_id: TaskId, attempt: int = 0, tail_bytes: int = 0, *, follow: bool = False
+        self, task_id: TaskId, attempt: int = 0, tail_bytes: int = 0, *, follow: bool = False, rank: int = 0
     ) -> AsyncIterator[bytes]:
         """An attempt's output; without an attempt, the latest one's, and when following, also of those that come after.
 
         `tail_bytes` 0 means all that is left. Raises OutputUnavailable when there is or was output that cannot be had.
         """
-        reading = Reading(self, task_id, attempt, tail_bytes, follow=follow)
+        source = RankSource(self, rank) if rank else self
+        reading = Reading(source, task_id, attempt, tail_bytes, follow=follow)
         async for piece in reading.pieces():
             yield piece
 
-    async def look(self, task_id: TaskId) -> Seen | None:
+    async def look(self, task_id: TaskId, rank: int = 0) -> Seen | None:
         def look(state: ClusterState) -> Seen | None:
             task = state.tasks.get(task_id)
             if task is None:
                 return None
-            lease = state.leases.get(task.lease_id)
+            gang = state.gangs.get(task_id)
+            lease_id = task.lease_id if gang is None else gang.leases[min(rank, len(gang.leases) - 1)]
+            lease = state.leases.get(lease_id)
             place = None if lease is None or task.allocation else Place(lease.id, lease.node_id)
-            return Seen(task.status, task.attempt, place, task.node_id)
+            node_id = task.node_ids[rank] if rank < len(task.node_ids) else task.node_id
+            return Seen(task.status, task.attempt, place, node_id)
 
         return await self._runtime.read(look)
 
@@ -286,8 +291,10 @@ class OutputStreams:
 
     def _on_group(self, group: CommittedGroup) -> None:
         for event in group.events:
-            if isinstance(event, TaskPlaced):
-                self._places[event.task_id, event.attempt] = Place(event.lease_id, event.node_id)
+            for rank, placed in enumerate(event.ranks if isinstance(event, GangPlaced) else (event,)):
+                if isinstance(placed, TaskPlaced):
+                    number = run_number(placed.attempt, rank)
+                    self._places[placed.task_id, number] = Place(placed.lease_id, placed.node_id)
             if self._changed:
                 changed = self._changed.get(getattr(event, "task_id", TaskId(0)))
                 if changed is not None:

@@ -11,6 +11,7 @@ import msgspec
 from dgpu.core.ids import LeaseId, NodeId, TaskId
 from dgpu.core.task import TaskStatus
 from dgpu.service.logstore import AttemptOutput
+from dgpu.wire.ranks import attempt_of, run_number
 
 _SETTLE_S = 3.0
 _PATIENCE_S = 30.0  # for a node to come back while its task is being followed
@@ -35,7 +36,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class Source(Protocol):
-    async def look(self, task_id: TaskId) -> Seen | None: ...
+    async def look(self, task_id: TaskId, rank: int = 0) -> Seen | None: ...
 
     async def stored(self, task_id: TaskId, attempt: int) -> AttemptOutput | None: ...
 
@@ -48,6 +49,30 @@ class Source(Protocol):
     ) -> AsyncIterator[tuple[int, bytes]]: ...
 
     async def wait_for_change(self, task_id: TaskId) -> None: ...
+
+
+class RankSource:
+    """The output of another rank than the first, asked for as if it were the only one."""
+
+    def __init__(self, source: Source, rank: int) -> None:
+        self._source = source
+        self._rank = rank
+        self.is_attached = source.is_attached
+        self.fetch = source.fetch
+        self.wait_for_change = source.wait_for_change
+
+    async def look(self, task_id: TaskId, rank: int = 0) -> Seen | None:
+        return await self._source.look(task_id, rank or self._rank)
+
+    async def stored(self, task_id: TaskId, attempt: int) -> AttemptOutput | None:
+        latest = attempt
+        if not latest:  # so old that only its output is left
+            first = await self._source.stored(task_id, 0)
+            latest = first.attempt if first is not None else 0
+        return await self._source.stored(task_id, run_number(latest, self._rank))
+
+    def place(self, task_id: TaskId, attempt: int) -> Place | None:
+        return self._source.place(task_id, run_number(attempt, self._rank))
 
 
 class Reading:
@@ -88,7 +113,7 @@ class Reading:
             if seen is None:
                 # So old that only its output is left here.
                 stored = await self._source.stored(self._task_id, 0)
-                self._attempt = stored.attempt if stored else 0
+                self._attempt = attempt_of(stored.attempt) if stored else 0
                 return stored is not None
             self._attempt = seen.attempt
             if not self._attempt:

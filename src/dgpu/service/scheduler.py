@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dgpu.core.commands import BeginEpoch, LoseNode, ObserveGpu, RegisterNode, ReleaseNode, Tick
+from dgpu.core.commands import (
+    BeginEpoch,
+    LoseNode,
+    ObserveCondition,
+    ObserveGpu,
+    RegisterNode,
+    ReleaseNode,
+    Tick,
+)
 from dgpu.core.ids import GpuId, NodeId
 from dgpu.core.rejections import Rejection, StorageFull, TooBusy
 from dgpu.core.state import ClusterState, next_tick_at, next_wake_at
@@ -44,7 +52,7 @@ from dgpu.service.outputs import (
     ReplyFailed,
 )
 
-_COMES_AGAIN = (RegisterNode, ObserveGpu, LoseNode, ReleaseNode)
+_COMES_AGAIN = (RegisterNode, ObserveGpu, ObserveCondition, LoseNode, ReleaseNode)
 
 TICK_MS = 1_000
 FULL_PASS_MS = 5_000

@@ -62,7 +62,7 @@ async def serve(
         _state(options, on_committed) as (runtime, views, follower),
         _output(options, runtime) as output,
         _agents(options, runtime, output) as grpc_port,
-        _http(options, runtime, views, output, http_socket),
+        _http(options, runtime, views, output, follower, http_socket),
     ):
         at = ServedAt(
             http=Address(host=options.http.host, port=http_socket.getsockname()[1]),
@@ -155,7 +155,12 @@ async def _agents(options: ServiceOptions, runtime: Runtime, output: OutputStrea
 
 @contextlib.asynccontextmanager
 async def _http(
-    options: ServiceOptions, runtime: Runtime, views: Views, output: OutputStreams, listening: socket.socket
+    options: ServiceOptions,
+    runtime: Runtime,
+    views: Views,
+    output: OutputStreams,
+    follower: FollowerLink,
+    listening: socket.socket,
 ) -> AsyncIterator[None]:
     from dgpu import __version__
     from dgpu.service.history import History
@@ -171,7 +176,7 @@ async def _http(
         hosts=frozenset(options.allowed_hosts),
     )
     history = History(options.data_dir / "history.sqlite")
-    app = create_app(runtime, views, history, output, access, RestOptions(version=__version__))
+    app = create_app(runtime, views, history, output, access, RestOptions(version=__version__), follower)
     server = HttpServer(app)
     await server.start(listening)
     try:

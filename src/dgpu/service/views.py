@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 from dgpu.core.events import (
     Event,
+    GangPlaced,
+    PriorityChanged,
     TaskFinished,
     TaskPlaced,
     TaskRequeued,
@@ -171,7 +173,7 @@ class Views:
         kind = type(event)
         if kind is TasksSubmitted:
             self._on_submitted(event)  # type: ignore[arg-type]
-        elif kind is TaskPlaced:
+        elif kind is TaskPlaced or kind is GangPlaced:
             self._move(event.task_id, TaskStatus.PENDING, TaskStatus.RUNNING)  # type: ignore[attr-defined]
         elif kind is TaskFinished:
             self._on_finished(event)  # type: ignore[arg-type]
@@ -181,6 +183,8 @@ class Views:
             for task_id in event.task_ids:  # type: ignore[attr-defined]
                 key = self._move(task_id, TaskStatus.PENDING, TaskStatus.CANCELLED)
                 self._ended[task_id] = (key, TaskStatus.CANCELLED)
+        elif kind is PriorityChanged:
+            self._on_priority(event)  # type: ignore[arg-type]
         elif kind is TasksForgotten:
             self._forget(event.task_ids, index)  # type: ignore[attr-defined]
 
@@ -193,6 +197,13 @@ class Views:
         for shape, count in by_shape.items():
             self._add(_key(shape), TaskStatus.PENDING, count)
         self._ids.extend(range(event.first_id, event.first_id + number))
+
+    def _on_priority(self, event: PriorityChanged) -> None:
+        for task_id, before in event.tasks:
+            key = _key(self._state.shapes[self._state.tasks[task_id].shape_id])
+            # It may have changed again in the same group: the event says what it became then.
+            self._add((key[0], key[1], before), TaskStatus.PENDING, -1)
+            self._add((key[0], key[1], event.priority), TaskStatus.PENDING, 1)
 
     def _on_finished(self, event: TaskFinished) -> None:
         before = TaskStatus.PENDING if event.lease_id == NO_LEASE else TaskStatus.RUNNING
@@ -215,9 +226,9 @@ class Views:
 
     def _move(self, task_id: TaskId, before: TaskStatus, after: TaskStatus) -> CountKey:
         key = _key(self._state.shapes[self._state.tasks[task_id].shape_id])
-        by_status = self._counts[key]
-        by_status[before] -= 1
-        by_status[after] = by_status.get(after, 0) + 1
+        # By linear sums, for a priority may change in the same group: the end of it is right, whatever came first.
+        self._add(key, before, -1)
+        self._add(key, after, 1)
         return key
 
     def _add(self, key: CountKey, status: TaskStatus, number: int) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dgpu.core.cards import usable_mb
+from dgpu.core.health import Health
 from dgpu.core.ids import GpuId, task_name
 from dgpu.core.node import Gpu, GpuStatus, Node
 from dgpu.core.state import ClusterState, gpu_status
+from dgpu.core.task import WHOLE_MILLI
 from dgpu.service.agent_words import GpuSample
-from dgpu.wire.answers import GpuAnswer, GpuList, NodeAnswer, NodeList, instant_or_none
+from dgpu.wire.answers import GpuAnswer, GpuHealthAnswer, GpuList, NodeAnswer, NodeList, instant_or_none
 
 
 def gpu_list(state: ClusterState, telemetry: Mapping[GpuId, GpuSample]) -> GpuList:
@@ -24,8 +27,16 @@ def gpu_list(state: ClusterState, telemetry: Mapping[GpuId, GpuSample]) -> GpuLi
     return GpuList(total=len(gpus), gpus=gpus, **{status.value: number for status, number in numbers.items()})
 
 
+def one_gpu(state: ClusterState, gpu_id: GpuId, telemetry: Mapping[GpuId, GpuSample]) -> GpuAnswer | None:
+    gpu = state.gpus.get(gpu_id)
+    return None if gpu is None else _gpu_answer(state, gpu, telemetry.get(gpu_id))
+
+
 def _gpu_answer(state: ClusterState, gpu: Gpu, sample: GpuSample | None) -> GpuAnswer:
-    lease = state.gpu_lease(gpu.id)
+    leases = state.gpu_leases(gpu.id)
+    usable = usable_mb(gpu, state.settings)
+    shared = all(lease.share_milli < WHOLE_MILLI for lease in leases)
+    held = sum(lease.share_milli for lease in leases)
     status = gpu_status(state, gpu)
     if status is GpuStatus.OFFLINE:
         sample = None  # what was measured before it was lost says nothing about now
@@ -38,12 +49,33 @@ def _gpu_answer(state: ClusterState, gpu: Gpu, sample: GpuSample | None) -> GpuA
         memory_total_mb=gpu.memory_mb,
         memory_used_mb=sample.memory_used_mb if sample else None,
         memory_foreign_mb=sample.memory_foreign_mb if sample else gpu.foreign_mb,
+        memory_reserved_mb=sum(lease.gpu_memory_mb for lease in leases) if shared else usable,
+        memory_usable_mb=usable,
+        share_free=max(0, WHOLE_MILLI - held) / WHOLE_MILLI,
         utilization_percent=sample.utilization_percent if sample else None,
         temperature_c=sample.temperature_c if sample else None,
         power_w=sample.power_w if sample else None,
         status=status.value,
         fault=gpu.fault,
-        tasks=[task_name(lease.task_id)] if lease else [],
+        health=gpu_health(state, gpu),
+        tasks=[task_name(lease.task_id) for lease in leases],
+        loaded_models=list(gpu.warm),
+    )
+
+
+def gpu_health(state: ClusterState, gpu: Gpu) -> GpuHealthAnswer:
+    known = state.health.get(gpu.id)
+    if known is None:
+        return GpuHealthAnswer()
+    return GpuHealthAnswer(
+        state=known.state.value,
+        since=instant_or_none(known.since),
+        cause=known.cause,
+        evidence=known.evidence,
+        remark=known.remark,
+        quarantines=known.quarantines,
+        good_runs=known.good_runs,
+        needs_person=known.state is Health.OUT,
     )
 
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
-from dgpu.core.ids import task_name
-from dgpu.core.task import Shape, Task, TaskDetail, TaskStatus
+from dgpu.core.dependencies import Awaited
+from dgpu.core.ids import TaskId, task_name
+from dgpu.core.policy.capacity import in_words
+from dgpu.core.task import WHOLE_MILLI, Shape, Task, TaskDetail, TaskStatus
 from dgpu.service.history import PastTask
-from dgpu.wire.answers import QueueEntry, TaskAnswer, instant, instant_or_none
+from dgpu.wire.answers import Dependency, QueueEntry, TaskAnswer, instant, instant_or_none
 
 _decode_detail = msgspec.json.Decoder(TaskDetail).decode
 
 
-def task_answer(task: Task, shape: Shape, *, waiting_code: str = "", waiting: str = "") -> TaskAnswer:
+def task_answer(
+    task: Task, shape: Shape, *, awaited: Awaited | None = None, waiting_code: str = "", waiting: str = ""
+) -> TaskAnswer:
     """`waiting` says what holds up a task that waits, or one whose node cannot be reached."""
     detail = _decode_detail(task.detail)
     command = detail.command
@@ -27,15 +33,24 @@ def task_answer(task: Task, shape: Shape, *, waiting_code: str = "", waiting: st
         gpu_count=shape.gpus,
         gpu_model=list(shape.gpu_models),
         gpu_memory_mb=shape.gpu_memory_mb,
+        shared=shape.share_milli < WHOLE_MILLI,
+        gpu_share=shape.share_milli / WHOLE_MILLI,
+        constraints=[in_words((each,)) for each in shape.constraints],
         cpus=shape.cpus_milli / 1000,
         ram_mb=shape.ram_mb,
+        nodes=shape.nodes,
         allocated_gpus=[] if pending else list(task.gpu_ids),
+        allocated_nodes=[] if pending else _nodes(task),
         node=task.node_id,
         attempt=task.attempt,
         retries=task.retries,
         max_retries=task.max_retries,
         restart=task.restart.value,
         allocation=task.allocation,
+        held=task.held,
+        after=[] if awaited is None else _after(awaited),
+        **_array(task.array_id, task.array_index, task.array_count),
+        array_limit=shape.array_limit or None,
         cancelling=task.cancelling,
         created_at=instant(task.created_at),
         started_at=instant_or_none(task.started_at),
@@ -53,6 +68,22 @@ def task_answer(task: Task, shape: Shape, *, waiting_code: str = "", waiting: st
         task_type=detail.task_type,
         structure_n_atoms=detail.structure_n_atoms,
     )
+
+
+def _nodes(task: Task) -> list[str]:
+    if task.node_ids:
+        return list(task.node_ids)
+    return [] if task.node_id is None else [task.node_id]
+
+
+def _after(awaited: Awaited) -> list[Dependency]:
+    return [Dependency(task_id=task_name(each.task_id), when=each.when.value) for each in awaited.on]
+
+
+def _array(array_id: TaskId, index: int, count: int) -> dict[str, Any]:
+    if not array_id:
+        return {}
+    return {"array_id": task_name(array_id), "array_index": index, "array_count": count}
 
 
 def queue_entry(task: Task, shape: Shape, position: int) -> QueueEntry:
@@ -84,6 +115,7 @@ def past_task_answer(task: PastTask) -> TaskAnswer:
         gpu_memory_mb=task.gpu_memory_mb,
         cpus=task.cpus_milli / 1000,
         ram_mb=task.ram_mb,
+        nodes=task.nodes,
         allocated_gpus=list(task.gpu_ids),
         node=task.node_id,
         attempt=task.attempt,
@@ -91,6 +123,7 @@ def past_task_answer(task: PastTask) -> TaskAnswer:
         max_retries=task.max_retries,
         restart=task.restart.value,
         allocation=task.allocation,
+        **_array(task.array_id, task.array_index, task.array_count),
         created_at=instant(task.created_at),
         started_at=instant_or_none(task.started_at),
         finished_at=instant_or_none(task.finished_at),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 
+from dgpu.agent.run.runner import RunOrder
 from dgpu.core.digest import digest
 from dgpu.core.events import Event, TaskFinished, TasksCancelled
 from dgpu.core.ids import LeaseId, NodeId, TaskId
 from dgpu.core.invariants import check_invariants
 from dgpu.core.state import ClusterState
 from dgpu.core.task import TaskStatus
+from dgpu.wire.ranks import attempt_of
 
 _CHECK_EVERY = 16  # commits; checking all would take most of the time
 
@@ -21,7 +23,9 @@ class Violation(AssertionError):  # noqa: N818 - it names what was found
 class Checkers:
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._awake: dict[TaskId, dict[LeaseId, NodeId]] = {}  # processes that are neither frozen nor over
+        self._awake: dict[
+            TaskId, dict[LeaseId, tuple[int, NodeId]]
+        ] = {}  # processes that are neither frozen nor over, with their attempt
         self._ended: dict[TaskId, TaskStatus] = {}
         self._exits: dict[LeaseId, int] = {}
         self._commits = 0
@@ -31,16 +35,19 @@ class Checkers:
 
     # told by the keepers
 
-    def on_awake(self, task_id: TaskId, lease_id: LeaseId, node_id: NodeId) -> None:
-        """A process started, or goes on after it was frozen."""
-        others = {lease: node for lease, node in self._awake.get(task_id, {}).items() if lease != lease_id}
-        if others:
+    def on_awake(self, order: RunOrder, node_id: NodeId) -> None:
+        """A process started, or goes on after it was frozen. Ranks of one attempt run together, on nodes of their own."""
+        task_id, lease_id, attempt = order.task_id, order.lease_id, attempt_of(order.attempt)
+        others = {lease: place for lease, place in self._awake.get(task_id, {}).items() if lease != lease_id}
+        if any(other == node_id or number != attempt for number, other in others.values()) or (
+            others and not order.env.get("WORLD_SIZE")
+        ):
             raise self._violation(
                 f"task {task_id} runs under lease {lease_id} on {node_id} and under {others}"
             )
         if self._ended.get(task_id) is TaskStatus.SUCCESS:
             raise self._violation(f"task {task_id} was over, and runs again on {node_id}")
-        self._awake.setdefault(task_id, {})[lease_id] = node_id
+        self._awake.setdefault(task_id, {})[lease_id] = (attempt, node_id)
         self.runs += 1
 
     def on_asleep(self, task_id: TaskId, lease_id: LeaseId) -> None:
@@ -73,6 +80,10 @@ class Checkers:
         if event.status is TaskStatus.SUCCESS and self._exits.get(event.lease_id) != 0:
             raise self._violation(
                 f"task {event.task_id} succeeded, but no process under {event.lease_id} did"
+            )
+        if event.status is TaskStatus.SUCCESS and self._awake.get(event.task_id):
+            raise self._violation(
+                f"task {event.task_id} succeeded, and {self._awake[event.task_id]} still runs"
             )
 
     # asked at a start and at the end

@@ -20,7 +20,8 @@ class Faults:
         self._nodes = nodes
         self.happened: dict[str, int] = {}
 
-    def plan(self, faults: int, over_ms: int) -> None:
+    def plan(self, faults: int, over_ms: int, only: str = "") -> None:
+        """`only` names one kind, for a mutant that no other can catch."""
         kinds: list[Callable[[NodeHost], None]] = [
             self.scheduler_dies,
             self.scheduler_dies_writing,
@@ -36,6 +37,8 @@ class Faults:
             self.network_is_slow,
             self.snapshot,
         ]
+        if only:
+            kinds = [getattr(self, only)]
         for _ in range(faults):
             kind = self._world.chance.choice(kinds)
             node = self._world.chance.choice(self._nodes)

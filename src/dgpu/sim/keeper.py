@@ -88,7 +88,7 @@ class SimKeeper:
                 continue
             process = _Process(order, self._clock(), self._world.now)
             self._processes[order.lease_id] = process
-            self._checkers.on_awake(order.task_id, order.lease_id, self._node_id)
+            self._checkers.on_awake(order, self._node_id)
             self._plan_end(process)
             self._say(RunsStarted(started=((order.lease_id, process.started_ms),)))
 
@@ -107,7 +107,7 @@ class SimKeeper:
             elif process is not None and process.frozen:
                 process.frozen = False
                 process.runs_since = self._world.now
-                self._checkers.on_awake(process.order.task_id, lease_id, self._node_id)
+                self._checkers.on_awake(process.order, self._node_id)
                 self._plan_end(process)
 
     def forget(self, lease_ids: Sequence[LeaseId]) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dgpu.agent.lifecycle import (
+from dgpu.agent.lifecycle import Lifecycle
+from dgpu.agent.lifecycle_words import (
     CheckRelease,
     ForgetRuns,
     GpusReleased,
     KeepOutput,
-    Lifecycle,
     OutputStored,
     StartRuns,
     StopRuns,
@@ -19,6 +19,8 @@ from dgpu.agent.node import NodeInput, NodeMachine, NodeOutput, StreamOpened
 from dgpu.agent.run.runner import RunnerLost, RunnerWord
 from dgpu.agent.session import NEVER_MS, Session
 from dgpu.agent.session_words import (
+    CardChecked,
+    CheckCard,
     Dial,
     Disconnected,
     EpochSaved,
@@ -230,6 +232,11 @@ class NodeHost:
                 self._later(self._world.between(0, 10), machine, lambda: self._save(output.epoch))
             case TakeSamples():
                 self._later(1, machine, lambda: self._put(Sampled(samples=())))
+            case CheckCard():
+                checked = CardChecked(
+                    gpu_id=output.gpu_id, number=output.number, ok=True, evidence="a simulated card"
+                )
+                self._later(self._world.between(0, 1_000), machine, lambda: self._put(checked))
             case Heard() | StartRuns() | StopRuns() | ThawRuns() | ForgetRuns():
                 if isinstance(output, Heard):
                     self._last_heard = output

@@ -34,7 +34,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     journal_bytes: int
 
 
-def simulate(seed: int, *, make_scheduler: MakeScheduler = Scheduler) -> Summary:
+def simulate(seed: int, *, make_scheduler: MakeScheduler = Scheduler, only_fault: str = "") -> Summary:
     """Raises Violation (or an assertion of the core) when a promise is broken."""
     world = World(seed)
     checkers = Checkers(seed)
@@ -54,7 +54,7 @@ def simulate(seed: int, *, make_scheduler: MakeScheduler = Scheduler) -> Summary
     for node in nodes:
         world.after(world.between(0, 3_000), node.start_agent)
     workload.plan(SUBMITS, TROUBLE_MS)
-    faults.plan(FAULTS, TROUBLE_MS)
+    faults.plan(FAULTS, TROUBLE_MS, only_fault)
 
     world.run_until(TROUBLE_MS)
     faults.heal()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 
-from dgpu.core.commands import CancelTasks, SubmitTasks
+from msgspec.structs import replace
+
+from dgpu.core.commands import CancelTasks, ReleaseTasks, SubmitTasks
+from dgpu.core.dependencies import Dependency, When
 from dgpu.core.events import TasksSubmitted
 from dgpu.core.ids import TaskId, TenantId
-from dgpu.core.rejections import AlreadySubmitted, NeverFits
+from dgpu.core.rejections import AlreadySubmitted, DependencyNeverMet, NeverFits
 from dgpu.core.task import Pool, Shape, TaskSpec
 from dgpu.sim.checkers import Checkers, Violation
 from dgpu.sim.scheduler_host import SchedulerHost
@@ -22,6 +25,7 @@ class Workload:
         self._scheduler = scheduler
         self._checkers = checkers
         self._unanswered: set[str] = set()
+        self._is_plain = world.chance.random() < 0.5  # tasks of one node that wait for nobody
         self.submits = 0
 
     @property
@@ -31,7 +35,10 @@ class Workload:
     def plan(self, submits: int, over_ms: int) -> None:
         for number in range(submits):
             command = self._submit(f"key-{number}")
-            self._world.after(self._world.between(0, over_ms), lambda c=command: self._ask(c))  # type: ignore[misc]
+            self._world.after(
+                self._world.between(0, over_ms),
+                lambda c=command: self._ask(self._with_dependency(c)),  # type: ignore[misc]
+            )
         self.submits += submits
 
     def _submit(self, key: str) -> SubmitTasks:
@@ -41,15 +48,36 @@ class Workload:
             "ms": self._world.between(30_000, 120_000) if long else self._world.between(10, 8_000),
             "code": 1 if chance.random() < 0.1 else 0,
         }
+        nodes = 1 if self._is_plain else chance.choice((1, 1, 1, 2, 3))
         shape = Shape(
             tenant_id=TenantId("default"),
             pool=Pool.BATCH,
             priority=chance.choice((10, 50, 50, 80)),
-            gpus=chance.choice((0, 1, 1, 1, 2)),
+            gpus=chance.choice((0, 1, 1, 1, 2)) if nodes == 1 else 1,
+            nodes=nodes,
         )
-        spec = TaskSpec(shape=shape, detail=json.dumps(detail).encode(), timeout_ms=0, max_retries=1_000)
         count = self._world.between(1, 3)
+        is_array = not self._is_plain and chance.random() < 0.2
+        spec = TaskSpec(
+            shape=shape,
+            detail=json.dumps(detail).encode(),
+            timeout_ms=0,
+            max_retries=1_000,
+            held=not self._is_plain and chance.random() < 0.1,
+            array=((1, count, 1),) if is_array else (),
+            array_limit=1 if is_array and count > 1 else 0,
+        )
         return SubmitTasks(entries=((count, spec),), idempotency_key=key, fingerprint=key)
+
+    def _with_dependency(self, command: SubmitTasks) -> SubmitTasks:
+        """After a task that somebody was told of; a repetition asks for the same."""
+        known = sorted(task_id for ids in self._checkers.acknowledged.values() for task_id in ids)
+        if self._is_plain or not known or self._world.chance.random() > 0.2:
+            return command
+        ((count, spec),) = command.entries
+        when = self._world.chance.choice(tuple(When))
+        after = (Dependency(task_id=self._world.chance.choice(known), when=when),)
+        return replace(command, entries=((count, replace(spec, after=after)),))
 
     def _ask(self, command: SubmitTasks) -> None:
         key = command.idempotency_key
@@ -60,8 +88,9 @@ class Workload:
                 self._told(key, result.first_id, result.count)
             elif isinstance(result, tuple) and isinstance(result[0], TasksSubmitted):
                 self._told(key, result[0].first_id, sum(count for count, _ in command.entries))
-            elif isinstance(result, NeverFits):
-                self._unanswered.discard(key)  # no node that is large enough had registered by then
+            elif isinstance(result, NeverFits | DependencyNeverMet):
+                # No node that is large enough had registered by then, or what it waits for ended otherwise.
+                self._unanswered.discard(key)
             else:
                 raise Violation(f"submit {key} was answered by {result}")
 
@@ -72,10 +101,24 @@ class Workload:
         self._scheduler.execute(command, answer)
         self._world.after(_ASK_AGAIN_MS, again)
 
+    def _release(self, task_ids: tuple[TaskId, ...]) -> None:
+        """Whoever is held is let go, sooner or later; asked until there is an answer."""
+        waiting = set(task_ids)
+
+        def ask() -> None:
+            for task_id in sorted(waiting):
+                release = ReleaseTasks(task_ids=(task_id,))
+                self._scheduler.execute(release, lambda _, each=task_id: waiting.discard(each))  # type: ignore[misc]
+            if waiting:
+                self._world.after(_ASK_AGAIN_MS, ask)
+
+        self._world.after(self._world.between(0, 10_000), ask)
+
     def _told(self, key: str, first_id: TaskId, count: int) -> None:
         self._unanswered.discard(key)
         task_ids = tuple(TaskId(first_id + number) for number in range(count))
         self._checkers.on_acknowledged(key, task_ids)
+        self._release(task_ids)
         if self._world.chance.random() < 0.15:
             cancel = CancelTasks(task_ids=task_ids[:1])
             self._world.after(

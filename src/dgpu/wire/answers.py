@@ -34,9 +34,15 @@ class Problem(Answer, frozen=True, kw_only=True):
 
 
 class Submitted(Answer, frozen=True, kw_only=True):
-    task_id: str
+    task_id: str  # of an array: the first
     status: str
     created_at: str
+    count: int = 1  # tasks of an array; their ids are consecutive
+
+    @property
+    def task_ids(self) -> list[str]:
+        first = int(self.task_id.removeprefix("task-"))
+        return [f"task-{number}" for number in range(first, first + self.count)]
 
 
 class SubmittedMany(Answer, frozen=True, kw_only=True):
@@ -45,6 +51,11 @@ class SubmittedMany(Answer, frozen=True, kw_only=True):
 
 class Cancelled(Answer, frozen=True, kw_only=True):
     cancelled: int
+
+
+class Dependency(Answer, frozen=True, kw_only=True):
+    task_id: str
+    when: str
 
 
 class TaskAnswer(Answer, frozen=True, kw_only=True):
@@ -57,15 +68,26 @@ class TaskAnswer(Answer, frozen=True, kw_only=True):
     gpu_count: int
     gpu_model: list[str] = []
     gpu_memory_mb: int = 0
+    shared: bool = False
+    gpu_share: float = 1
+    constraints: list[str] = []
     cpus: float = 0
     ram_mb: int = 0
+    nodes: int = 1  # asked for; more than 1: each has gpu_count GPUs
     allocated_gpus: list[str] = []
-    node: str | None = None
+    allocated_nodes: list[str] = []  # all of them, by rank
+    node: str | None = None  # that of rank 0
     attempt: int = 0
     retries: int = 0
     max_retries: int = 0
     restart: str = "never"
     allocation: bool = False
+    held: bool = False
+    after: list[Dependency] = []  # what it still waits for
+    array_id: str | None = None  # the first task of its array
+    array_index: int | None = None
+    array_count: int | None = None
+    array_limit: int | None = None  # how many of it may run at once
     cancelling: bool = False
     created_at: str
     started_at: str | None = None
@@ -105,12 +127,14 @@ class TaskEvents(Answer, frozen=True, kw_only=True):
 class ExpectedStart(Answer, frozen=True, kw_only=True):
     p50: str
     p90: str
-    median_error_seconds: float | None = None
+    median_error_seconds: float | None = None  # of past predictions; None: none was put to the test yet
+    age_seconds: float = 0.0
 
 
 class Change(Answer, frozen=True, kw_only=True):
     change: str
     detail: str
+    facts: dict[str, Any] = {}
 
 
 class Why(Answer, frozen=True, kw_only=True):
@@ -122,8 +146,51 @@ class Why(Answer, frozen=True, kw_only=True):
     ahead_total: int = 0
     blockers: list[dict[str, Any]] = []  # code, detail and the numbers of each
     expected_start: ExpectedStart | None = None
-    sooner: list[Change] = []
+    sooner: list[Change] = []  # each alone would start it now
+    sooner_known: bool = True  # False: nobody could be asked in time; more may exist
     nearest: dict[str, Any] | None = None  # the node that lacks least, and what
+
+
+class WhatifStart(Answer, frozen=True, kw_only=True):
+    """Would start at once, and would not without the change."""
+
+    task_id: str
+    nodes: list[str]
+    new: bool = False  # one of the submitted
+
+
+class WhatifDelay(Answer, frozen=True, kw_only=True):
+    """Would start later, by the forecast."""
+
+    task_id: str
+    before: str
+    after: str | None  # None: nobody knows when
+    seconds: float | None
+
+
+class WhatifStop(Answer, frozen=True, kw_only=True):
+    task_id: str
+    node: str
+    reason: str
+
+
+class WhatifWait(Answer, frozen=True, kw_only=True):
+    """One of the submitted that would not start at once."""
+
+    task_id: str
+    expected_start: str | None  # None: unknown
+    position: int | None = None
+    blockers: list[dict[str, Any]] = []
+
+
+class WhatifAnswer(Answer, frozen=True, kw_only=True):
+    starts: list[WhatifStart] = []
+    delays: list[WhatifDelay] = []
+    stops: list[WhatifStop] = []
+    waits: list[WhatifWait] = []
+    rejected: Problem | None = None
+    journal_index: int = 0  # of the state that was asked
+    at: str = ""
 
 
 class QueueEntry(Answer, frozen=True, kw_only=True):
@@ -143,6 +210,17 @@ class QueuePage(Answer, frozen=True, kw_only=True):
     total: int
 
 
+class GpuHealthAnswer(Answer, frozen=True, kw_only=True):
+    state: str = "trusted"  # trusted | quarantined | probing | parole | out
+    since: str | None = None
+    cause: str = ""  # why it left service
+    evidence: str = ""
+    remark: str = ""  # what led to this state
+    quarantines: int = 0  # of late
+    good_runs: int = 0  # on parole
+    needs_person: bool = False
+
+
 class GpuAnswer(Answer, frozen=True, kw_only=True):
     id: str
     node: str
@@ -151,14 +229,47 @@ class GpuAnswer(Answer, frozen=True, kw_only=True):
     model: str
     memory_total_mb: int
     memory_used_mb: int | None = None  # None: no sample yet
-    memory_foreign_mb: int = 0
+    memory_foreign_mb: int = 0  # used by processes that are not ours
+    memory_reserved_mb: int = (
+        0  # promised to tasks; all that may be promised, where one has the card to itself
+    )
+    memory_usable_mb: int = 0  # may be promised at all: without the safety margin and foreign memory
+    share_free: float = 1  # what is left for tasks that share
     utilization_percent: int | None = None
     temperature_c: int | None = None
     power_w: int | None = None
     status: str
     fault: str = ""
+    health: GpuHealthAnswer = GpuHealthAnswer()
     tasks: list[str] = []
     loaded_models: list[str] = []
+
+
+class EstimateAnswer(Answer, frozen=True, kw_only=True):
+    tenant_id: str
+    model: str = ""
+    command: str = ""
+    base_mb: int
+    runs: int = 0  # that told their peak
+    ooms: int = 0
+    peak_mb: int = 0
+    updated_at: str | None = None
+
+
+class NeedAnswer(Answer, frozen=True, kw_only=True):
+    gpu_memory_mb: int
+    base_mb: int
+    atoms: int
+    factor: float
+    source: str  # learned | table
+    runs: int = 0
+    ooms: int = 0
+
+
+class EstimateList(Answer, frozen=True, kw_only=True):
+    total: int
+    estimates: list[EstimateAnswer]
+    need: NeedAnswer | None = None  # of the model, type and atoms that were asked about
 
 
 class GpuList(Answer, frozen=True, kw_only=True):
@@ -193,6 +304,69 @@ class NodeAnswer(Answer, frozen=True, kw_only=True):
 class NodeList(Answer, frozen=True, kw_only=True):
     total: int
     nodes: list[NodeAnswer]
+
+
+class PoolQuota(Answer, frozen=True, kw_only=True):
+    """GPUs; shares of one count as parts."""
+
+    quota: int
+    used: float
+    available: float  # what may still be taken, borrowed quota included
+    borrowed: float = 0
+    waiting: int = 0  # tasks
+
+
+class TenantUse(Answer, frozen=True, kw_only=True):
+    tenant_id: str
+    gpus_used: float
+    gpu_memory_mb: int = 0
+    running: int = 0
+    waiting: int = 0
+    gpus_kept: float = 0  # of its guarantee, while it waits for them
+    gpu_hours_this_month: float = 0
+    recent_gpu_hours: float = 0  # decayed: what the fair share looks at
+    share: float = 0  # its weight among all tenants
+
+
+class QuotaAnswer(Answer, frozen=True, kw_only=True):
+    total_gpus: int
+    online_percent: float
+    mode: str
+    reclaim: str
+    online: PoolQuota
+    batch: PoolQuota
+    tenants: list[TenantUse] = []
+
+
+class QuotaEffect(Answer, frozen=True, kw_only=True):
+    """What a change of the quota would do. Task ids, at most 1,000 of each kind."""
+
+    online: PoolQuota
+    batch: PoolQuota
+    starts: list[str] = []
+    waits: list[str] = []
+    drains: list[str] = []  # run beyond what their pool would have
+    stops: list[str] = []
+    rejected: Problem | None = None
+
+
+class TenantAnswer(Answer, frozen=True, kw_only=True):
+    id: str
+    max_gpus: int | None = None
+    guaranteed_gpus: int = 0
+    weight: float = 1
+    max_running: int | None = None
+    max_waiting: int | None = None
+    max_gpu_memory_mb: int | None = None
+    max_priority: int | None = None
+    pools: list[str] = []
+    gpu_hours_per_month: float | None = None
+    use: TenantUse
+
+
+class TenantList(Answer, frozen=True, kw_only=True):
+    total: int
+    tenants: list[TenantAnswer]
 
 
 class Removed(Answer, frozen=True, kw_only=True):

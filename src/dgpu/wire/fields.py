@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dgpu.core.ids import TenantId
-from dgpu.core.task import PRIORITY_LEVELS, Pool, Restart, in_steps
+from dgpu.core.array import ArrayPlan, NoArray, parse_array
+from dgpu.core.dependencies import Dependency, When
+from dgpu.core.ids import TaskId, TenantId, parse_task_id
+from dgpu.core.task import PRIORITY_LEVELS, WHOLE_MILLI, Constraint, Pool, Restart, in_steps
 
 MOST_GPUS = 1024
 MOST_ARGUMENTS = 4096
@@ -24,6 +26,7 @@ MOST_TIMEOUT_SECONDS = 315_360_000  # ten years; the operator's own limit is the
 MOST_MB = 1_000_000_000
 MOST_CPUS = 1_000_000
 MOST_MODELS = 32
+MOST_AFTER = 1_000
 _ID_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 
 Check = Callable[[Any], Any]
@@ -116,8 +119,10 @@ def flag(value: Any) -> bool:
 
 
 def models(value: Any) -> tuple[str, ...]:
-    """One model or a list of alternatives."""
+    """One model, alternatives like A100|H100, or a list of them."""
     items = value if type(value) is list else [value]
+    if type(value) is str and "|" in value:
+        items = [item.strip() for item in value.split("|")]
     if not items or len(items) > MOST_MODELS:
         raise Unacceptable(f"a model's name, or a list of 1 to {MOST_MODELS} names")
     for number, item in enumerate(items):
@@ -125,6 +130,46 @@ def models(value: Any) -> tuple[str, ...]:
             at = f"[{number}]" if type(value) is list else ""
             raise Unacceptable("a model's name of 1 to 128 characters", at=at, value=item)
     return tuple(dict.fromkeys(items))
+
+
+def share_milli(value: Any) -> int:
+    if type(value) in {int, float} and 0.001 <= value <= 1:
+        milli: int = round(value * WHOLE_MILLI)
+        if abs(milli - value * WHOLE_MILLI) < 1e-6:
+            return milli
+    raise Unacceptable("a number from 0.001 to 1 with at most 3 decimals")
+
+
+def constraints(value: Any) -> tuple[Constraint, ...]:
+    """`{"zone": "a", "disk": ["ssd", "nvme"]}`, or a list like `["zone=a", "disk=ssd|nvme", "rack!=7"]`."""
+    if type(value) is dict:
+        entries = [
+            (key, True, text if type(text) is list else [text], f".{key[:64]}") for key, text in value.items()
+        ]
+    elif type(value) is list:
+        entries = [_constraint(text, f"[{number}]") for number, text in enumerate(value)]
+    else:
+        raise Unacceptable('an object like {"zone": "a"}, or a list like ["zone=a", "rack!=7"]')
+    if len(entries) > MOST_LABELS:
+        raise Unacceptable(f"at most {MOST_LABELS} constraints", value=f"{len(entries)} constraints")
+    found = []
+    for key, wanted, values, at in entries:
+        if not 0 < len(key) <= 128 or _has_controls(key):
+            raise Unacceptable("a label's name of 1 to 128 characters", at=at, value=key)
+        if not 0 < len(values) <= MOST_LABELS or any(
+            type(text) is not str or len(text) > 256 or _has_controls(text) for text in values
+        ):
+            raise Unacceptable(f"a text, or a list of 1 to {MOST_LABELS} texts", at=at, value=values)
+        found.append((key, wanted, tuple(sorted(set(values)))))
+    return tuple(sorted(set(found)))
+
+
+def _constraint(text: Any, at: str) -> tuple[str, bool, list[str], str]:
+    if type(text) is not str or "=" not in text:
+        raise Unacceptable("a text like zone=a or rack!=7", at=at, value=text)
+    key, _, values = text.partition("=")
+    wanted = not key.endswith("!")
+    return key.removesuffix("!").strip(), wanted, [each.strip() for each in values.split("|")], at
 
 
 def milli_cpus(value: Any) -> int:
@@ -212,6 +257,46 @@ def workdir(value: Any) -> str:
     ):
         return value
     raise Unacceptable(f"an absolute path of at most {MOST_PATH_CHARS} characters, without '..' parts")
+
+
+def array(value: Any) -> ArrayPlan:
+    """Empty: no array."""
+    if value == "":
+        return ArrayPlan((), 0)
+    if type(value) is not str:
+        raise Unacceptable("indexes like 0-9, 0-9%3 or 1,3,7-20:2%5")
+    try:
+        return parse_array(value)
+    except NoArray as bad:
+        raise Unacceptable(str(bad)) from None
+
+
+def after(value: Any) -> tuple[Dependency, ...]:
+    """A task's id, or a list of ids and of objects with `task_id` and `when`."""
+    items = value if type(value) is list else [value]
+    if len(items) > MOST_AFTER:
+        raise Unacceptable(f"at most {MOST_AFTER} tasks", value=f"{len(items)} items")
+    found: dict[TaskId, Dependency] = {}
+    for number, item in enumerate(items):
+        at = f"[{number}]" if type(value) is list else ""
+        dependency = _dependency(item, at)
+        if found.setdefault(dependency.task_id, dependency) != dependency:
+            raise Unacceptable("each task with one condition", at=at, value=item)
+    return tuple(sorted(found.values()))
+
+
+def _dependency(item: Any, at: str) -> Dependency:
+    raw, when = item, When.OK.value
+    if type(item) is dict:
+        if not item.keys() <= {"task_id", "when"} or "task_id" not in item:
+            raise Unacceptable('{"task_id": "task-42", "when": "ok"}', at=at, value=item)
+        raw, when = item["task_id"], item.get("when", when)
+    task_id = parse_task_id(str(raw)) if type(raw) in {str, int} else None
+    if task_id is None:
+        raise Unacceptable("a task's id like task-42", at=at, value=raw)
+    if when not in {each.value for each in When}:
+        raise Unacceptable("ok, any or failed", at=f"{at}.when", value=when)
+    return Dependency(task_id=task_id, when=When(when))
 
 
 def count(most: int) -> Check:

@@ -26,16 +26,41 @@ OfThings = (
     | r.TaskEnded
     | r.UnknownNode
     | r.UnknownGpu
+    | r.GpuInService
+    | r.StaleCheck
     | r.NodeBusy
     | r.NodeNotOffline
     | r.GpuClaimed
     | r.StaleLease
 )
-AnyRejection = OfSubmits | OfThings
+OfWaiting = (
+    r.TaskNotWaiting
+    | r.UnknownArray
+    | r.UnknownDependency
+    | r.DependencyForgotten
+    | r.DependencyNeverMet
+    | r.TooManyDependencies
+)
+OfTenants = (
+    r.ExceedsQuota
+    | r.ExceedsMemory
+    | r.MemoryNotStated
+    | r.PoolNotAllowed
+    | r.PriorityTooHigh
+    | r.TenantQueueFull
+    | r.UnknownTenant
+    | r.TenantExists
+    | r.TenantBusy
+    | r.TooManyTenants
+    | r.QuotaInUse
+)
+AnyRejection = OfTenants | OfSubmits | OfThings | OfWaiting
 
 _LACKS = {
+    "nodes": ("nodes", "nodes"),
     "gpus": ("gpu_count", "GPUs on one node"),
     "gpu_model": ("gpu_model", "a GPU of that model"),
+    "constraints": ("constraints", "nodes with such labels"),
     "gpu_memory_mb": ("gpu_memory_mb", "MB of memory on each GPU"),
     "cpus": ("cpus", "CPUs on one node"),
     "ram_mb": ("ram_mb", "MB of main memory on one node"),
@@ -78,6 +103,10 @@ def problem_of_bad_request(bad: BadRequest) -> Problem:
 def _meaning(rejection: AnyRejection, *, batch: bool) -> Meaning:
     if isinstance(rejection, OfSubmits):
         return _of_submit(rejection, batch=batch)
+    if isinstance(rejection, OfTenants):
+        return _of_tenant(rejection, batch=batch)
+    if isinstance(rejection, OfWaiting):
+        return _of_waiting(rejection, batch=batch)
     return _of_thing(rejection)
 
 
@@ -122,6 +151,53 @@ def _of_submit(rejection: OfSubmits, *, batch: bool) -> Meaning:
             assert_never(rejection)
 
 
+def _of_waiting(rejection: OfWaiting, *, batch: bool) -> Meaning:
+    match rejection:
+        case r.TaskNotWaiting():
+            name = task_name(rejection.task_id)
+            return Meaning(409, "The task does not wait", f"{name} does not wait: it is {rejection.status}.")
+        case r.UnknownArray():
+            name = task_name(rejection.array_id)
+            return Meaning(404, "No such array", f"There is no array that begins with {name}.")
+        case r.UnknownDependency():
+            name = task_name(rejection.task_id)
+            detail = (
+                f"{name} ended so long ago that nobody knows how."
+                if rejection.forgotten
+                else f"There is no task {name} to wait for."
+            )
+            return _of_after(rejection, "No such task to wait for", detail, batch=batch)
+        case r.DependencyForgotten():
+            names = ", ".join(task_name(each.task_id) for each in rejection.on[:5])
+            detail = f"How {names} ended is not in memory any more."
+            return _of_after(rejection, "What is waited for is long over", detail, batch=batch)
+        case r.DependencyNeverMet():
+            name = task_name(rejection.task_id)
+            detail = (
+                f"{name} is over: {rejection.status}. It can no longer be waited for with `{rejection.when}`."
+            )
+            return _of_after(rejection, "This would wait for ever", detail, batch=batch)
+        case r.TooManyDependencies():
+            detail = (
+                f"{rejection.number:,} dependencies, counted over all tasks; at most {rejection.limit:,} are "
+                "taken in one request."
+            )
+            return _of_after(rejection, "Too many dependencies", detail, batch=batch)
+        case _:
+            assert_never(rejection)
+
+
+def _of_after(
+    rejection: r.UnknownDependency | r.DependencyForgotten | r.DependencyNeverMet | r.TooManyDependencies,
+    title: str,
+    detail: str,
+    *,
+    batch: bool,
+) -> Meaning:
+    path = _entry(rejection.entry, "after", batch=batch)
+    return Meaning(422, title, detail, (FieldError(path=path, detail=detail, code=rejection.code),))
+
+
 def _of_thing(rejection: OfThings) -> Meaning:
     match rejection:
         case r.UnknownTask():
@@ -133,6 +209,18 @@ def _of_thing(rejection: OfThings) -> Meaning:
             return Meaning(404, "No such node", f"There is no node {rejection.node_id!r}.")
         case r.UnknownGpu():
             return Meaning(404, "No such GPU", f"There is no GPU {rejection.gpu_id!r}.")
+        case r.GpuInService():
+            return Meaning(
+                409,
+                "The GPU is in service",
+                f"GPU {rejection.gpu_id} is {rejection.state}; only one that was taken out of service can be recovered.",
+            )
+        case r.StaleCheck():
+            return Meaning(
+                409,
+                "The check is over",
+                f"Check {rejection.number} of GPU {rejection.gpu_id} is not asked for.",
+            )
         case r.NodeBusy():
             return Meaning(
                 409,
@@ -157,6 +245,94 @@ def _of_thing(rejection: OfThings) -> Meaning:
             assert_never(rejection)
 
 
+def _of_tenant(rejection: OfTenants, *, batch: bool) -> Meaning:
+    match rejection:
+        case (
+            r.ExceedsQuota()
+            | r.ExceedsMemory()
+            | r.MemoryNotStated()
+            | r.PoolNotAllowed()
+            | r.PriorityTooHigh()
+        ):
+            return _beyond_tenant(rejection, batch=batch)
+        case r.TenantQueueFull():
+            return Meaning(
+                429,
+                "Too many tasks of the tenant wait",
+                f"{rejection.waiting:,} tasks of tenant {rejection.tenant_id!r} wait; with {rejection.submitted:,} more "
+                f"its limit of {rejection.limit:,} would be passed. Try again when some have run.",
+            )
+        case r.UnknownTenant():
+            detail = f"There is no tenant {rejection.tenant_id!r}."
+            if rejection.entry < 0:
+                return Meaning(404, "No such tenant", detail)
+            path = _entry(rejection.entry, "tenant_id", batch=batch)
+            return Meaning(
+                422,
+                "No such tenant",
+                f"{detail} Here only tenants that an operator has set up may submit.",
+                (FieldError(path=path, detail=detail, code=rejection.code),),
+            )
+        case r.TenantExists():
+            return Meaning(409, "The tenant exists", f"There is a tenant {rejection.tenant_id!r} already.")
+        case r.TenantBusy():
+            return Meaning(
+                409,
+                "The tenant has tasks",
+                f"{rejection.waiting:,} tasks of tenant {rejection.tenant_id!r} wait and {rejection.running:,} run.",
+            )
+        case r.TooManyTenants():
+            return Meaning(409, "Too many tenants", f"At most {rejection.limit:,} tenants are kept.")
+        case r.QuotaInUse():
+            return Meaning(
+                409,
+                "Running tasks hold more",
+                f"The {rejection.pool} pool uses {rejection.used_milli / 1000:g} GPUs and would get {rejection.quota}. "
+                f"Nothing is stopped for a strict quota: wait until enough have ended.",
+            )
+        case _:
+            assert_never(rejection)
+
+
+def _beyond_tenant(
+    rejection: r.ExceedsQuota | r.ExceedsMemory | r.MemoryNotStated | r.PoolNotAllowed | r.PriorityTooHigh,
+    *,
+    batch: bool,
+) -> Meaning:
+    """A field asks for what its tenant or pool may never have."""
+    title = "Beyond what is allowed"
+    match rejection:
+        case r.ExceedsQuota():
+            field = "gpu_count"
+            asked = f"{rejection.milli_requested / 1000:g}"
+            detail = f"Asks for {asked} GPUs; the {rejection.holder} may hold {rejection.gpus_quota} at most."
+        case r.ExceedsMemory():
+            field = "gpu_memory_mb"
+            detail = (
+                f"Asks for {rejection.requested_mb} MB of GPU memory in all; tenant {rejection.tenant_id!r} may hold "
+                f"{rejection.quota_mb} at most."
+            )
+        case r.MemoryNotStated():
+            field, title = "gpu_memory_mb", "The memory is needed"
+            detail = (
+                f"Tenant {rejection.tenant_id!r} may hold {rejection.quota_mb} MB of GPU memory, so each of its tasks "
+                f"must say how much it needs."
+            )
+        case r.PoolNotAllowed():
+            field = "pool"
+            detail = f"Tenant {rejection.tenant_id!r} may not use the {rejection.pool} pool, only: {rejection.pools}."
+        case r.PriorityTooHigh():
+            field = "priority"
+            detail = (
+                f"The priority is {rejection.priority}; tenant {rejection.tenant_id!r} may use "
+                f"{rejection.max_priority} at most."
+            )
+        case _:
+            assert_never(rejection)
+    path = _entry(rejection.entry, field, batch=batch)
+    return Meaning(422, title, detail, (FieldError(path=path, detail=detail, code=rejection.code),))
+
+
 def _timeout_too_long(rejection: r.TimeoutTooLong, *, batch: bool) -> Meaning:
     asked, most = rejection.timeout_ms / 1000, rejection.max_timeout_ms / 1000
     detail = f"timeout_seconds is {asked:g}; at most {most:g} is allowed here."
@@ -170,6 +346,12 @@ def _never_fits(rejection: r.NeverFits, *, batch: bool) -> Meaning:
         detail = (
             f"No node has a GPU of model {rejection.requested!r}; there are: {rejection.largest or 'none'}."
         )
+    elif rejection.lacks == "constraints":
+        detail = (
+            f"Asks for nodes with {rejection.requested}; none of the {rejection.largest} nodes is like that."
+        )
+    elif rejection.lacks == "nodes":
+        detail = f"Asks for {rejection.requested} nodes at once; {rejection.largest} could run a rank of it."
     else:
         steps = f" (in steps of {MEMORY_STEP_MB} MB)" if field.endswith("_mb") else ""
         detail = f"Asks for {rejection.requested} {unit}{steps}; the largest node has {rejection.largest}."

@@ -9,9 +9,20 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from dgpu.core.array import ArrayPlan, size
 from dgpu.core.commands import CancelTasks
+from dgpu.core.dependencies import Dependency
 from dgpu.core.ids import TaskId, parse_task_id
-from dgpu.core.task import PRIORITY_LEVELS, Pool, Restart, Shape, TaskDetail, TaskSpec, TaskStatus
+from dgpu.core.task import (
+    PRIORITY_LEVELS,
+    WHOLE_MILLI,
+    Pool,
+    Restart,
+    Shape,
+    TaskDetail,
+    TaskSpec,
+    TaskStatus,
+)
 from dgpu.wire import fields
 from dgpu.wire.answers import FieldError
 from dgpu.wire.fields import Check, NotSupportedYet, Unacceptable
@@ -39,6 +50,16 @@ def decode_task(body: bytes, *, bare_means_allocation: bool = False) -> TaskSpec
     return _spec(parse_json(body), "", bare_means_allocation=bare_means_allocation)
 
 
+def entry_of(spec: TaskSpec) -> tuple[int, TaskSpec]:
+    """How many tasks it is: as many as its array has, or one."""
+    return (size(spec.array) if spec.array else 1, spec)
+
+
+def task_of(raw: object, where: str) -> TaskSpec:
+    """A task that is part of another body; `where` is its path there."""
+    return _spec(raw, where)
+
+
 def decode_batch(body: bytes) -> Entries:
     """`{tasks: [...]}` or `{task: {...}, count: N}`."""
     raw = parse_json(body)
@@ -50,8 +71,11 @@ def decode_batch(body: bytes) -> Entries:
         try:
             number = fields.count(MOST_BATCH_TASKS)(raw["count"])
         except Unacceptable as bad:
-            raise invalid([_field_error("count", raw["count"], bad)]) from None
-        return ((number, _spec(raw["task"], "task")),)
+            raise invalid([field_error("count", raw["count"], bad)]) from None
+        spec = _spec(raw["task"], "task")
+        if spec.array:
+            raise invalid([FieldError(path="task.array", detail="Leave out array or count.")])
+        return ((number, spec),)
     unknown = sorted(raw.keys() - {"tasks", "task", "count"})
     raise BadRequest(
         "malformed_request",
@@ -77,12 +101,16 @@ def _decode_list(tasks: object) -> Entries:
             status=413,
             errors=[FieldError(path="tasks", detail=f"Expected at most {MOST_BATCH_TASKS} tasks.")],
         )
-    return tuple([(1, _spec(raw, number)) for number, raw in enumerate(tasks)])
+    entries = tuple([entry_of(_spec(raw, number)) for number, raw in enumerate(tasks)])
+    if len(entries) < (number := sum(count for count, _ in entries)) > MOST_BATCH_TASKS:
+        detail = f"With their arrays these are {number:,} tasks, at most {MOST_BATCH_TASKS:,} are taken."
+        raise BadRequest("too_many_tasks", detail, status=413)
+    return entries
 
 
 def _spec(raw: object, where: str | int, *, bare_means_allocation: bool = False) -> TaskSpec:
     if type(raw) is not dict:
-        raise invalid([_field_error(_path(where, ""), raw, Unacceptable("an object: the task"))])
+        raise invalid([field_error(_path(where, ""), raw, Unacceptable("an object: the task"))])
     values: dict[str, Any] = {}
     detail: dict[
         str, Any
@@ -100,10 +128,14 @@ def _spec(raw: object, where: str | int, *, bare_means_allocation: bool = False)
             raise invalid(_all_errors(raw, where)) from None
         if is_detail:
             detail[target] = checked
+            if target == "model_name":
+                values["model"] = checked
             continue
         if target in values and target:
             raise invalid(_all_errors(raw, where))
         values[target] = checked
+    if "shared" in values or "share_milli" in values:
+        _check_sharing(values, detail, where)
     asked = _asked(tuple(values.items()))
     allocation = asked.allocation
     if ("command" in detail) is allocation:
@@ -117,7 +149,33 @@ def _spec(raw: object, where: str | int, *, bare_means_allocation: bool = False)
         max_retries=asked.max_retries,
         restart=asked.restart,
         allocation=allocation,
+        held=asked.held,
+        after=asked.after,
+        array=asked.array.ranges,
+        array_limit=asked.array.limit,
     )
+
+
+def _check_sharing(values: dict[str, Any], detail: dict[str, Any], where: str | int) -> None:
+    """Rules between fields. A share of less than 1 is shared without saying so."""
+    share = values.get("share_milli", WHOLE_MILLI)
+    shared = values.get("shared", share < WHOLE_MILLI)
+    if not shared:
+        if share < WHOLE_MILLI:
+            raise invalid([FieldError(path=_path(where, "shared"), detail="A gpu_share below 1 is shared.")])
+        return
+    if values.get("gpus", 1) != 1 or values.get("nodes", 1) != 1:
+        expected = "Expected 1: a task that shares lives on one GPU."
+        raise invalid([FieldError(path=_path(where, "gpu_count"), detail=expected)])
+    told = (
+        values.get("gpu_memory_mb") or "share_milli" in values or any(name in detail for name in _ESTIMATED)
+    )
+    if not told:
+        expected = "Required with shared: gpu_memory_mb, gpu_share, or a model_name to estimate from."
+        raise invalid([FieldError(path=_path(where, "gpu_memory_mb"), detail=expected)])
+
+
+_ESTIMATED = ("model_name", "task_type", "structure_n_atoms")
 
 
 class _Asked(NamedTuple):
@@ -128,6 +186,12 @@ class _Asked(NamedTuple):
     max_retries: int
     restart: Restart
     allocation: bool
+    held: bool
+    after: tuple[Dependency, ...]
+    array: ArrayPlan
+
+
+_NO_ARRAY = ArrayPlan((), 0)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -145,6 +209,10 @@ def _asked(items: tuple[tuple[str, Any], ...]) -> _Asked:
         gpu_memory_mb=values.get("gpu_memory_mb", 0),
         cpus_milli=values.get("cpus_milli", 0),
         ram_mb=values.get("ram_mb", 0),
+        nodes=values.get("nodes", 1),
+        share_milli=values.get("share_milli", 1 if values.get("shared") else WHOLE_MILLI),
+        constraints=values.get("constraints", ()),
+        model=values.get("model", ""),
     )
     return _Asked(
         shape=shape,
@@ -152,6 +220,9 @@ def _asked(items: tuple[tuple[str, Any], ...]) -> _Asked:
         max_retries=values.get("max_retries", 3),
         restart=values.get("restart", Restart.NEVER),
         allocation=values.get("allocation", False),
+        held=values.get("held", False),
+        after=values.get("after", ()),
+        array=values.get("array", _NO_ARRAY),
     )
 
 
@@ -161,7 +232,7 @@ def decode_cancel(body: bytes) -> CancelTasks:
     if type(raw) is not dict or not raw:
         raise BadRequest(
             "malformed_request",
-            'Say what to cancel: {"task_ids": [...]}, or filters: status, tenant, pool, priority.',
+            'Say what to cancel: {"task_ids": [...]}, or filters: status, tenant, pool, priority, array.',
         )
     if "task_ids" in raw:
         if len(raw) > 1:
@@ -173,17 +244,54 @@ def decode_cancel(body: bytes) -> CancelTasks:
         "tenant_id": ("tenant_id", fields.tenant),
         "pool": ("pool", fields.pool),
         "priority": ("priority", fields.priority),
+        "array": ("array_id", _array_id),
     }
     values: dict[str, Any] = {}
     for name, value in raw.items():
         if name not in checks:
-            raise invalid([_unknown_field(name, "", checks)])
+            raise invalid([unknown_field(name, "", checks)])
         target, check = checks[name]
         try:
             values[target] = check(value)
         except Unacceptable as bad:
-            raise invalid([_field_error(name, value, bad)]) from None
+            raise invalid([field_error(name, value, bad)]) from None
     return CancelTasks(**values)
+
+
+def decode_target(body: bytes) -> bool:
+    """Of hold and release: is the whole array meant? An empty body means the task alone."""
+    raw = parse_json(body) if body else {}
+    return _is_array(raw, set())
+
+
+def decode_priority(body: bytes) -> tuple[int, bool]:
+    """`{priority: N}`, and whether the whole array is meant."""
+    raw = parse_json(body)
+    whole_array = _is_array(raw, {"priority"})
+    if "priority" not in raw:
+        raise invalid([FieldError(path="priority", detail="Required: 0 to 100, or a level's name.")])
+    try:
+        return fields.priority(raw["priority"]), whole_array
+    except Unacceptable as bad:
+        raise invalid([field_error("priority", raw["priority"], bad)]) from None
+
+
+def _is_array(raw: Any, known: set[str]) -> bool:
+    if type(raw) is not dict:
+        raise BadRequest("malformed_request", "The body must be an object.")
+    for name, value in raw.items():
+        if name not in known | {"array"}:
+            raise invalid([unknown_field(name, "", known | {"array"})])
+        if name == "array" and type(value) is not bool:
+            raise invalid([field_error(name, value, Unacceptable("true or false"))])
+    return bool(raw.get("array", False))
+
+
+def _array_id(value: object) -> TaskId:
+    task_id = parse_task_id(str(value)) if type(value) in {str, int} else None
+    if task_id is None:
+        raise Unacceptable("the id of an array: that of its first task, like task-42")
+    return task_id
 
 
 def _live_status(value: object) -> TaskStatus:
@@ -195,13 +303,13 @@ def _live_status(value: object) -> TaskStatus:
 def _task_ids(value: object) -> tuple[TaskId, ...]:
     if type(value) is not list or not value or len(value) > MOST_BATCH_TASKS:
         raise invalid(
-            [_field_error("task_ids", value, Unacceptable(f"a list of 1 to {MOST_BATCH_TASKS} task ids"))]
+            [field_error("task_ids", value, Unacceptable(f"a list of 1 to {MOST_BATCH_TASKS} task ids"))]
         )
     ids = []
     for number, item in enumerate(value):
         task_id = parse_task_id(str(item)) if type(item) in {str, int} else None
         if task_id is None:
-            raise invalid([_field_error(f"task_ids[{number}]", item, Unacceptable("an id like task-42"))])
+            raise invalid([field_error(f"task_ids[{number}]", item, Unacceptable("an id like task-42"))])
         ids.append(task_id)
     return tuple(dict.fromkeys(ids))
 
@@ -231,14 +339,14 @@ def _all_errors(raw: dict[str, Any], where: str | int) -> list[FieldError]:
     for name, value in raw.items():
         field = TASK_FIELDS.get(name)
         if field is None:
-            errors.append(_unknown_field(name, where, TASK_FIELDS))
+            errors.append(unknown_field(name, where, TASK_FIELDS))
             continue
         if value is None:
             continue
         try:
             field.check(value)
         except Unacceptable as bad:
-            errors.append(_field_error(_path(where, name), value, bad))
+            errors.append(field_error(_path(where, name), value, bad))
         if field.target and field.target in seen:
             detail = f"Means the same as {seen[field.target]}; give one of them."
             errors.append(FieldError(path=_path(where, name), detail=detail))
@@ -246,7 +354,7 @@ def _all_errors(raw: dict[str, Any], where: str | int) -> list[FieldError]:
     return errors
 
 
-def _unknown_field(name: str, where: str | int, known: Iterable[str]) -> FieldError:
+def unknown_field(name: str, where: str | int, known: Iterable[str]) -> FieldError:
     close = difflib.get_close_matches(name[:64], list(known), n=1)
     hint = f" Did you mean {close[0]}?" if close else ""
     return FieldError(
@@ -266,7 +374,7 @@ def _no_command(where: str | int, *, allocation: bool) -> FieldError:
     )
 
 
-def _field_error(path: str, value: object, bad: Unacceptable) -> FieldError:
+def field_error(path: str, value: object, bad: Unacceptable) -> FieldError:
     if isinstance(bad, NotSupportedYet):
         return FieldError(path=path, detail=f"Not supported yet: {bad.expected}.", code=NOT_SUPPORTED_YET)
     shown = bad.value if bad.at or bad.value is not None else value

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from dgpu.core.array import MOST_TASKS
+from dgpu.core.dependencies import When
+from dgpu.core.gang import MOST_NODES
 from dgpu.core.ids import TenantId
 from dgpu.core.task import PRIORITY_LEVELS, Restart
 from dgpu.wire import fields
@@ -25,6 +28,11 @@ def _number(low: float, high: float, kind: str = "integer") -> dict[str, Any]:
 
 _TEXT: dict[str, Any] = {"type": "string"}
 _TEXTS: dict[str, Any] = {"type": "object", "additionalProperties": {"type": "string"}}
+_DEPENDENCY: dict[str, Any] = {
+    "type": "object",
+    "required": ["task_id"],
+    "properties": {"task_id": {"type": "string"}, "when": {"enum": [when.value for when in When]}},
+}
 _LATER = "Not supported yet: any other value than the neutral one is refused."
 
 TASK_FIELDS: dict[str, TaskField] = {
@@ -58,7 +66,7 @@ TASK_FIELDS: dict[str, TaskField] = {
     "gpu_count": TaskField(
         "gpus",
         fields.whole(0, fields.MOST_GPUS),
-        "GPUs of one node. 0 runs without any.",
+        "GPUs of one node (of each node, with `nodes`). 0 runs without any.",
         {**_number(0, fields.MOST_GPUS), "default": 1},
     ),
     "gpu_request": TaskField(
@@ -70,13 +78,14 @@ TASK_FIELDS: dict[str, TaskField] = {
     "gpu_model": TaskField(
         "gpu_models",
         fields.models,
-        "A model, or a list of alternatives. Any model if absent.",
+        "A model, or alternatives: a list, or a text like A100|H100. Any model if absent.",
         {"oneOf": [_TEXT, {"type": "array", "items": _TEXT}]},
     ),
     "gpu_memory_mb": TaskField(
         "gpu_memory_mb",
         fields.megabytes,
-        "Memory needed on each GPU; rounded up to 256 MB.",
+        "Memory needed on each GPU; rounded up to 256 MB. If absent: estimated, if a model, task type or number of "
+        "atoms is given; else an idle GPU is enough.",
         _number(0, fields.MOST_MB),
     ),
     "memory_mb": TaskField(
@@ -124,23 +133,71 @@ TASK_FIELDS: dict[str, TaskField] = {
         {"type": "boolean", "default": False},
     ),
     "labels": TaskField("labels", fields.labels, "Names and texts for your own use.", _TEXTS),
-    "model_name": TaskField("model_name", fields.short_line, "Shown, and has no effect yet.", _TEXT),
-    "task_type": TaskField("task_type", fields.short_line, "Shown, and has no effect yet.", _TEXT),
+    "model_name": TaskField(
+        "model_name",
+        fields.short_line,
+        "A GPU that has this model loaded is liked; what its runs need of memory is learned.",
+        _TEXT,
+    ),
+    "task_type": TaskField("task_type", fields.short_line, "Scales the estimate of memory.", _TEXT),
     "structure_n_atoms": TaskField(
         "structure_n_atoms",
         fields.whole(0, 1_000_000_000),
-        "Shown, and has no effect yet.",
+        "Adds to the estimate of memory.",
         _number(0, 1_000_000_000),
     ),
-    "shared": TaskField("", fields.not_yet((False,), "sharing a GPU"), _LATER, {"const": False}),
-    "gpu_share": TaskField("", fields.not_yet((1, 1.0), "a share of a GPU"), _LATER, {"const": 1}),
-    "nodes": TaskField("", fields.not_yet((1,), "a task over several nodes"), _LATER, {"const": 1}),
+    "shared": TaskField(
+        "shared",
+        fields.flag,
+        "true: lives on a GPU beside others, within its gpu_memory_mb (or the estimate), or its gpu_share.",
+        {"type": "boolean", "default": False},
+    ),
+    "gpu_share": TaskField(
+        "share_milli",
+        fields.share_milli,
+        "A part of one GPU and of its memory; below 1 the GPU is shared.",
+        {"type": "number", "minimum": 0.001, "maximum": 1, "default": 1},
+    ),
+    "nodes": TaskField(
+        "nodes",
+        fields.whole(1, MOST_NODES),
+        "More than 1: the task runs on so many nodes at once, with gpu_count GPUs on each, and ends as a whole.",
+        {**_number(1, MOST_NODES), "default": 1},
+    ),
     "image": TaskField("", fields.not_yet(("",), "running in a container"), _LATER, {"const": ""}),
-    "after": TaskField("", fields.not_yet(([],), "waiting for other tasks"), _LATER, {"maxItems": 0}),
-    "array": TaskField("", fields.not_yet(("",), "an array of tasks"), _LATER, {"const": ""}),
+    "after": TaskField(
+        "after",
+        fields.after,
+        "Tasks to wait for: an id, or a list of ids and of {task_id, when}. when: ok (default), any or failed. The id "
+        "of an array means all of its tasks.",
+        {
+            "oneOf": [
+                _TEXT,
+                {"type": "array", "items": {"oneOf": [_TEXT, _DEPENDENCY]}, "maxItems": fields.MOST_AFTER},
+            ]
+        },
+    ),
+    "array": TaskField(
+        "array",
+        fields.array,
+        "Many tasks at once, each with its DGPU_ARRAY_INDEX: 0-9, 1,3,7-20:2; 0-9%3 runs at most 3 at a time. At most "
+        f"{MOST_TASKS:,} tasks.",
+        _TEXT,
+    ),
+    "held": TaskField(
+        "held",
+        fields.flag,
+        "true: it waits until it is released.",
+        {"type": "boolean", "default": False},
+    ),
     "entrypoint": TaskField("", fields.not_yet(("",), "a function in a warm worker"), _LATER, {"const": ""}),
     "args": TaskField(
         "", fields.not_yet(([], {}), "arguments of a function in a warm worker"), _LATER, {"maxItems": 0}
     ),
-    "constraints": TaskField("", fields.not_yet(([], {}), "constraints"), _LATER, {"maxItems": 0}),
+    "constraints": TaskField(
+        "constraints",
+        fields.constraints,
+        'What the labels of a node must be: {"zone": "a"} or ["zone=a", "disk=ssd|nvme", "rack!=7"]. `node` is its id.',
+        {"oneOf": [{"type": "object"}, {"type": "array", "items": _TEXT}]},
+    ),
 }

@@ -31,7 +31,7 @@ BAD_BODIES = [
     (SUBMIT, b'{"command": "x", "command": "y"}', 400),
     (SUBMIT, b'{"command": "\xff"}', 400),
     (SUBMIT, b'{"command": "x", "after": ["task-1"]}', 422),
-    (SUBMIT, b'{"command": "x", "array": "0-9"}', 422),
+    (SUBMIT, b'{"command": "x", "array": "0-9999999"}', 400),
     (SUBMIT, b'{"command": "x", "y": "' + b"z" * (1 << 20) + b'"}', 413),
     (BATCH, b'{"tasks": []}', 400),
     (BATCH, b'{"tasks": [{"command": "x"}, {"command": "x", "gpu_count": -1}]}', 400),

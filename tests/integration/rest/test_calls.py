@@ -278,9 +278,7 @@ def test_the_description_names_every_call_and_the_pages_need_no_other_host(world
     assert json.dumps(described)
 
 
-@pytest.mark.parametrize(
-    "path", ["/api/v1/quota", "/api/v1/whatif", "/metrics", "/api/v1/alerts", "/schema", "/x"]
-)
+@pytest.mark.parametrize("path", ["/metrics", "/api/v1/alerts", "/schema", "/x"])
 def test_calls_that_do_not_exist_are_404_problems(world, path) -> None:
     reply = world.ask("GET", path)
     assert (reply.status, reply.headers["content-type"]) == (404, "application/problem+json")

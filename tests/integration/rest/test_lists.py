@@ -47,10 +47,10 @@ def test_filters_and_totals(world) -> None:
     assert walk(world, "status=running") == []
     assert walk(world, "tenant=nobody") == []
     world.add_node(gpus=2)
-    assert walk(world, "status=running") == names([7, 6])
-    world.ask("DELETE", "/api/v1/tasks/1")
-    assert walk(world, "status=cancelled") == names([1])
-    assert walk(world, "status=pending") == names([12, 11, 10, 9, 8, 5, 4, 3, 2])
+    assert walk(world, "status=running") == names([6, 1])  # one of each pool
+    world.ask("DELETE", "/api/v1/tasks/2")
+    assert walk(world, "status=cancelled") == names([2])
+    assert walk(world, "status=pending") == names([12, 11, 10, 9, 8, 7, 5, 4, 3])
 
 
 def test_what_left_the_memory_is_listed_from_the_history(forgetful) -> None:

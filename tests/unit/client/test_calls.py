@@ -39,6 +39,21 @@ def test_filters_that_are_none_are_not_sent() -> None:
     assert json.loads(calls.cancel_where({"status": "pending", "pool": None}).body) == {"status": "pending"}
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_no_number_is_not_sent_as_nothing(number) -> None:
+    for call, path in (
+        (lambda: calls.submit({"command": "x", "gpu_share": number}, None), "gpu_share"),
+        (lambda: calls.submit_copies({"cpus": number}, 2, None), "task.cpus"),
+        (lambda: list(calls.submit_parts([{"cpus": number}])), "cpus"),
+        (lambda: calls.set_tenant("lab", {"weight": number}), "weight"),
+        (lambda: calls.set_quota({"online_percent": number}), "online_percent"),
+        (lambda: calls.whatif({"add_nodes": [{"gpus": 1, "cpus": number}]}), r"add_nodes\[0\].cpus"),
+    ):
+        with pytest.raises(errors.BadRequest, match=f"^{path}: Expected a number, got"):
+            call()
+    assert calls.submit({"command": "null", "name": None}, None).body == b'{"command":"null","name":null}'
+
+
 @pytest.mark.parametrize(
     ("status", "kind"),
     [

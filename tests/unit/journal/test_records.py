@@ -4,9 +4,15 @@ import msgspec
 import pytest
 
 from dgpu.core import events
+from dgpu.core.estimates import Estimate
+from dgpu.core.health import Blame, Health
 from dgpu.core.node import Node
+from dgpu.core.policy.fragment import Typical
+from dgpu.core.quota import Quota
+from dgpu.core.room import Kind
 from dgpu.core.settings import Settings
-from dgpu.core.task import TaskStatus
+from dgpu.core.task import Outcome, Pool, TaskStatus
+from dgpu.core.tenant import Tenant
 from dgpu.wire.records import EVENT_TYPES, SCHEMA, UnreadableGroup, decode_group, encode_group
 from dgpu.wire.upcast import upcast
 from unit.journal.samples import busy_cluster, gpus, spec
@@ -29,6 +35,11 @@ def test_every_kind_of_event_survives() -> None:
         events.TaskRequeued(3, 6, 10, 4, True, "node_fault", "disk"),
         events.TaskCancelRequested(4, 6, 10),
         events.TasksCancelled(4, (6, 7)),
+        events.GangPlaced(4, 8, (events.TaskPlaced(4, 8, 11, 1, "n1", ("GPU-1",)),)),
+        events.RankEnded(4, 8, 11, Outcome.EXITED, 4, 3, 0, "it failed", ""),
+        events.TasksHeld(4, (9,)),
+        events.TasksReleased(4, (9,)),
+        events.PriorityChanged(4, 60, ((9, 50),)),
         events.TasksForgotten(5, (5,)),
         events.KeysForgotten(5, 1),
         events.NodeRegistered(6, Node(id="n1", boot_id="b"), gpus("n1", 2)),
@@ -38,6 +49,22 @@ def test_every_kind_of_event_survives() -> None:
         events.NodeResumed(10, "n1"),
         events.NodeRemoved(11, "n1"),
         events.ObservationChanged(12, "GPU-n1-0", 512, "xid"),
+        events.TaskStopRequested(13, 6, 10, "gpu_fault", "Xid 79"),
+        events.GpuHealthChanged(
+            13, "GPU-n1-0", "n1", Health.TRUSTED, Health.QUARANTINED, "xid", "Xid 79", 1, 0
+        ),
+        events.GpuBlamed(14, "GPU-n1-0", "n1", Blame("lab", "python t.py", 6, 14)),
+        events.GpuRunSucceeded(15, "GPU-n1-0", 6),
+        events.ConditionChanged(16, "GPU-n1-0", 256, 1, 2, 1, ("llama",)),
+        events.TypicalChanged(
+            16, Typical(cpus_milli_per_gpu=4_000, prices=((Kind("T4", 14_000), 600),), counted=9)
+        ),
+        events.EstimateLearned(17, "a/model/m", Estimate(tenant_id="a", model="m", base_mb=4_800, ooms=1)),
+        events.DemandChanged(17, 6, 6_144),
+        events.QuotaChanged(18, Quota(online_ppm=600_000)),
+        events.TenantSet(18, Tenant(id="lab", max_gpus=4, pools=(Pool.BATCH,))),
+        events.TenantRemoved(19, "lab"),
+        events.UsageCharged(20),
     ]
     assert {type(event) for event in group} == set(EVENT_TYPES)
     assert decode_group(encode_group(group), SCHEMA) == group

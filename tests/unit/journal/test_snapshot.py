@@ -10,7 +10,7 @@ import pytest
 
 from dgpu.core.digest import digest
 from dgpu.core.invariants import check_invariants
-from dgpu.core.state import ClusterState
+from dgpu.core.state import LATER_PARTS, ClusterState
 from dgpu.journal.errors import SnapshotDamaged
 from dgpu.journal.snapshot import (
     PREVIOUS_NAME,
@@ -136,3 +136,24 @@ def test_a_state_that_does_not_fit_its_digest_is_not_believed_even_under_a_right
     body = content[: content.rindex(b"\n,")].replace(b'"next_task_id":', b'"next_task_id":1')
     with pytest.raises(SnapshotDamaged, match="digests differ"):
         decode_snapshot(b'%b\n,"crc":"%08x"}\n' % (body, zlib.crc32(body)), "f")
+
+
+@pytest.mark.parametrize("state", [ClusterState(), busy_cluster().state], ids=["empty", "busy"])
+def test_a_snapshot_from_before_a_part_existed_loads_with_that_part_empty(state: ClusterState) -> None:
+    empty = [name for name, part in LATER_PARTS.items() if getattr(state, name) == part]
+    assert {"tenants", "typical", "quota", "meter"} <= set(empty)
+    assert state.tasks or "health" in empty
+    stored = json.loads(encode_snapshot(state, index=9, epoch=1))
+    for name in empty:
+        del stored["state"][name]
+    del stored["crc"]
+    body = msgspec.json.encode(stored)[:-1]
+    older = decode_snapshot(b'%b\n,"crc":"%08x"}\n' % (body, zlib.crc32(body)), "f").state
+    assert {name: getattr(older, name) for name in empty} == {name: LATER_PARTS[name] for name in empty}
+    assert digest(older) == digest(state)
+    assert all(getattr(older, name) is not LATER_PARTS[name] for name in empty if LATER_PARTS[name] == {})
+
+
+def test_the_parts_that_came_later_are_those_of_an_empty_state() -> None:
+    state = ClusterState()
+    assert {name: getattr(state, name) for name in LATER_PARTS} == LATER_PARTS

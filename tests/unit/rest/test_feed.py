@@ -6,8 +6,9 @@ import asyncio
 
 from dgpu.client.stream import EventParser
 from dgpu.core import events
-from dgpu.core.events import Event, NodeResumed, TasksForgotten, TasksSubmitted
-from dgpu.core.ids import NodeId, TaskId, TenantId
+from dgpu.core.events import Event, GpuHealthChanged, NodeResumed, TasksForgotten, TasksSubmitted
+from dgpu.core.health import Health
+from dgpu.core.ids import GpuId, NodeId, TaskId, TenantId
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Pool, Shape, TaskSpec
 from dgpu.service.outputs import CommittedGroup
@@ -40,6 +41,19 @@ def test_the_environment_of_a_task_is_not_told() -> None:
     text = event_stream_text(group(1, TasksSubmitted(at=1, first_id=TaskId(1), entries=((3, spec),))))
     assert b"s3cret" not in text
     assert b'"count":3' in text
+
+
+def test_a_gpu_that_leaves_service_is_told_as_critical_with_its_evidence() -> None:
+    def told(after: Health) -> bytes:
+        step = GpuHealthChanged(
+            1, GpuId("GPU-1"), NodeId("n1"), Health.PROBING, after, "xid", "Xid 79: off the bus"
+        )
+        return event_stream_text(group(1, step))
+
+    assert b'"severity":"critical"' in told(Health.QUARANTINED)
+    assert b'"evidence":"Xid 79: off the bus"' in told(Health.QUARANTINED)
+    assert b'"severity":"critical"' in told(Health.OUT)
+    assert b'"severity":"info"' in told(Health.PAROLE)
 
 
 def test_the_index_stands_at_the_last_event_of_a_group_only() -> None:

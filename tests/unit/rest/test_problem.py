@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from dgpu.core import rejections
+from dgpu.core.dependencies import Dependency
 from dgpu.core.rejections import NeverFits, Rejection, StorageFull, TimeoutTooLong
 from dgpu.wire.problem import AnyRejection, problem_of
 
@@ -17,7 +18,7 @@ def every_kind(of: type[Rejection] = Rejection) -> list[type[Rejection]]:
 
 
 def example(kind: type[Rejection]) -> Rejection:
-    samples = {int: 7, str: "seven", int | str: 7}
+    samples = {int: 7, str: "seven", int | str: 7, tuple[Dependency, ...]: (Dependency(task_id=7),)}
     hints = typing.get_type_hints(kind, vars(rejections))
     values = {}
     for name in kind.__struct_fields__:

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from dgpu.core.task import Pool, Restart, TaskDetail, TaskSpec
 from dgpu.wire.json_body import BadRequest, parse_json
-from dgpu.wire.requests import decode_batch, decode_cancel, decode_task
+from dgpu.wire.requests import (
+    decode_batch,
+    decode_cancel,
+    decode_priority,
+    decode_target,
+    decode_task,
+    entry_of,
+)
 from dgpu.wire.task_fields import TASK_FIELDS
 
 
@@ -230,14 +237,8 @@ def test_a_value_of_an_unknown_field_is_not_repeated() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("after", ["task-1"]),
-        ("array", "0-9"),
-        ("nodes", 2),
-        ("shared", True),
-        ("gpu_share", 0.5),
         ("image", "pytorch"),
         ("entrypoint", "m:f"),
-        ("constraints", [{"a": 1}]),
         ("args", [1]),
     ],
 )
@@ -345,7 +346,10 @@ def test_a_batch_is_a_list_or_a_task_and_a_count() -> None:
         ({"tasks": [{"command": "x"}] * 10_001}, 413, "tasks"),
         ({"tasks": [{"command": "x"}, {"command": "x", "gpu_count": -1}]}, 400, "tasks[1].gpu_count"),
         ({"tasks": [{"command": "x"}, 5]}, 400, "tasks[1]"),
-        ({"tasks": [{"command": "x"}, {"after": ["1"], "command": "x"}]}, 422, "tasks[1].after"),
+        ({"tasks": [{"command": "x"}, {"image": "x", "command": "x"}]}, 422, "tasks[1].image"),
+        ({"tasks": [{"command": "x"}, {"after": ["x"], "command": "x"}]}, 400, "tasks[1].after[0]"),
+        ({"task": {"command": "x", "array": "0-9"}, "count": 2}, 400, "task.array"),
+        ({"tasks": [{"command": "x", "array": "0-9999"}, {"command": "x"}]}, 413, None),
         ({"task": {"command": "x", "name": 1}, "count": 2}, 400, "task.name"),
         ({"task": {"command": "x"}, "count": 0}, 400, "count"),
         ({"task": {"command": "x"}, "count": 10_001}, 400, "count"),
@@ -386,3 +390,79 @@ def test_cancel_takes_ids_or_filters_but_never_nothing() -> None:
     ):
         with pytest.raises(BadRequest):
             decode_cancel(body)
+
+
+def test_dependencies_are_read_in_all_their_forms() -> None:
+    def after(value: object) -> list[tuple[int, str]]:
+        return [(each.task_id, each.when.value) for each in task(after=value).after]
+
+    assert after("task-3") == [(3, "ok")]
+    assert after(["task-4", "3", {"task_id": "task-9", "when": "any"}]) == [(3, "ok"), (4, "ok"), (9, "any")]
+    assert after([{"task_id": "task-2", "when": "failed"}, {"task_id": 5}]) == [(2, "failed"), (5, "ok")]
+    assert after([]) == []
+    assert after(["task-3", "3"]) == [(3, "ok")]
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        ("job-3", "after"),
+        (["task-1", "task-0"], "after[1]"),
+        ([{"task_id": "task-1", "when": "maybe"}], "after[0].when"),
+        ([{"when": "ok"}], "after[0]"),
+        ([{"task_id": "task-1", "then": "ok"}], "after[0]"),
+        (["task-1", {"task_id": "task-1", "when": "any"}], "after[1]"),
+        ([["task-1"]], "after[0]"),
+        ([1.5], "after[0]"),
+        ([str(each) for each in range(1, 1_002)], "after"),
+    ],
+)
+def test_what_cannot_be_waited_for_is_refused_where_it_stands(value, path) -> None:
+    refused = refusal(after=value)
+    assert refused.status == 400
+    assert [error.path for error in refused.errors] == [path]
+
+
+def test_an_array_is_as_many_tasks_as_it_has_indexes() -> None:
+    spec = task(array="1,3,7-20:2%5")
+    assert entry_of(spec)[0] == 9
+    assert spec.array_limit == 5
+    assert entry_of(task(array=""))[0] == 1
+    assert decode_batch(b'{"tasks":[{"command":"x","array":"0-4"},{"command":"x"}]}')[0][0] == 5
+
+
+@pytest.mark.parametrize("text", ["0-9999999", "9-0", "x", "0-9%0", 5, ["0-9"], "0-9%-1"])
+def test_what_is_no_array_is_refused_in_words(text) -> None:
+    refused = refusal(array=text)
+    assert (refused.status, refused.errors[0].path) == (400, "array")
+    assert "Expected" in refused.errors[0].detail
+
+
+@pytest.mark.parametrize("nodes", [0, -1, 1_025, 1.5, "2", True])
+def test_a_number_of_nodes_that_makes_no_sense_is_refused(nodes) -> None:
+    assert refusal(nodes=nodes).errors[0].path == "nodes"
+
+
+def test_a_gang_asks_for_the_same_of_each_node() -> None:
+    assert task(nodes=4, gpu_count=2).shape.nodes == 4
+    assert task(held=True).held
+
+
+def test_hold_release_and_priority_take_what_they_need_and_nothing_else() -> None:
+    assert decode_target(b"") is False
+    assert decode_target(b"{}") is False
+    assert decode_target(b'{"array": true}') is True
+    assert decode_priority(b'{"priority": "high"}') == (80, False)
+    assert decode_priority(b'{"priority": 3, "array": true}') == (3, True)
+    for body in (b"[]", b'{"arrays": true}', b'{"array": 1}'):
+        with pytest.raises(BadRequest):
+            decode_target(body)
+    for body in (b"{}", b'{"priority": 101}', b'{"priority": 5, "task": 1}', b"5"):
+        with pytest.raises(BadRequest):
+            decode_priority(body)
+
+
+def test_a_whole_array_is_cancelled_by_its_id() -> None:
+    assert decode_cancel(b'{"array": "task-12"}').array_id == 12
+    with pytest.raises(BadRequest):
+        decode_cancel(b'{"array": "x"}')

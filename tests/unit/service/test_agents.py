@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import pytest
-
-from dgpu.core.commands import CancelTasks, DrainNode
+from dgpu.core.commands import CancelTasks, DrainNode, ObserveGpu
+from dgpu.core.health import Health
 from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId
 from dgpu.core.node import NodeStatus
 from dgpu.core.task import Restart, TaskStatus
-from dgpu.journal.journal import Room
-from dgpu.service import agents, commit
-from dgpu.service.inputs import AgentSaid, RoomChanged, TimePassed
+from dgpu.service import agents
+from dgpu.service.inputs import AgentSaid, TimePassed
 from dgpu.service.outputs import HangUp, Tell
 from dgpu.wire.proto import agent_pb2 as pb
 from unit.service.cluster import (
@@ -310,14 +308,55 @@ def test_foreign_memory_is_journaled_by_steps_and_not_more_often_than_needed() -
     assert len(bench.appended) - records == 4
 
 
-def test_a_fault_takes_a_gpu_out_and_its_end_brings_it_back() -> None:
+def test_a_fault_takes_a_gpu_out_and_a_check_brings_it_back() -> None:
     bench = Bench()
     bench.say(1, register(gpus=1))
-    bench.say(1, heartbeat(GPU_n1_0={"fault": "fell off the bus"}))
+    bench.say(1, heartbeat(GPU_n1_0={"fault": "fell off the bus", "fault_cause": "lost"}))
     bench.ask(submit())
     assert starts(bench.settle()) == []
     bench.now += 2_000
-    assert starts(bench.say(1, heartbeat(GPU_n1_0={}))) == [1]
+    assert starts(bench.say(1, heartbeat(GPU_n1_0={}))) == []
+    outputs = bench.wait(31_000, beating={1: 1})
+    (check,) = [check for message in told(outputs) for check in message.orders.checks]
+    answer = pb.Checked(uuid=check.uuid, number=check.number, ok=True, evidence="well")
+    bench.say(1, pb.FromAgent(checked=answer))
+    assert bench.state.gpus[GpuId("GPU-n1-0")].health is Health.PAROLE
+    assert starts(bench.wait(601_000, beating={1: 1})) == [1]
+
+
+def test_a_task_on_a_gpu_that_falls_ill_is_stopped_with_the_reason() -> None:
+    bench = Bench()
+    bench.say(1, register(gpus=1))
+    bench.ask(submit())
+    assert starts(bench.settle()) == [1]
+    outputs = bench.say(1, heartbeat(GPU_n1_0={"fault": "Xid 79", "fault_cause": "xid"}))
+    ordered = [stop for message in told(outputs) for stop in message.orders.stops]
+    assert [(stop.lease_id, stop.reason) for stop in ordered] == [(1, "gpu_fault")]
+
+
+def test_who_reconnects_hears_again_what_to_stop_and_what_to_check() -> None:
+    bench = Bench()
+    bench.say(1, register(gpus=2))
+    bench.ask(submit())
+    bench.settle()
+    sick = {"fault": "Xid 79", "fault_cause": "xid"}
+    bench.say(1, heartbeat(GPU_n1_0=sick, GPU_n1_1=sick))
+    bench.wait(31_000, beating={1: 1})
+    assert bench.state.gpus[GpuId("GPU-n1-1")].health is Health.PROBING, "the other one is still in use"
+    outputs = bench.say(2, register(gpus=2, held=(1,)))
+    assert stops(outputs) == [1]
+    assert [check.uuid for message in told(outputs) for check in message.orders.checks] == ["GPU-n1-1"]
+
+
+def test_an_answer_about_a_card_of_another_node_changes_nothing() -> None:
+    bench = Bench()
+    bench.say(1, register(gpus=1))
+    bench.say(2, register("n2", gpus=1))
+    bench.ask(ObserveGpu(gpu_id=GpuId("GPU-n1-0"), foreign_mb=0, fault="Xid 79", fault_cause="xid"))
+    bench.wait(31_000, beating={1: 1, 2: 1})
+    assert bench.state.gpus[GpuId("GPU-n1-0")].health is Health.PROBING
+    bench.say(2, pb.FromAgent(checked=pb.Checked(uuid="GPU-n1-0", number=1, ok=True, evidence="well")))
+    assert bench.state.gpus[GpuId("GPU-n1-0")].health is Health.PROBING
 
 
 def test_a_changed_inventory_reaches_the_state() -> None:
@@ -451,44 +490,3 @@ def test_a_node_whose_registration_waits_for_the_disk_is_not_lost_for_that() -> 
     bench.settle()
     bench.wait(2_000)
     assert bench.state.nodes[N1].status is NodeStatus.READY
-
-
-def test_without_room_the_words_of_agents_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk may be full for days. What is said again anyway need not be kept, and who registers can come back."""
-    monkeypatch.setattr(commit, "MOST_QUEUED", 10)
-    bench = Bench()
-    bench.say(1, register())
-    bench.put(RoomChanged(room=Room.NONE, sure_bytes=0))
-    for beat in range(20):
-        bench.now += 5_000
-        bench.say(
-            1, heartbeat(beat, GPU_n1_0={"memory_foreign_mb": 512}, GPU_n1_1={"memory_foreign_mb": 512})
-        )
-    outputs = [output for number in range(2, 22) for output in bench.say(number, register(f"n{number}"))]
-    assert bench.scheduler.queued <= 10
-    assert {reason for _, reason in hung_up(outputs)} == {"too much waits to be decided; try again"}
-    bench.put(RoomChanged(room=Room.OK, sure_bytes=32 << 20))
-    bench.settle()
-    assert told(bench.say(40, register("n40")))[0].WhichOneof("body") == "welcome"
-
-
-def test_an_acknowledgement_travels_with_the_order_that_follows_the_end() -> None:
-    bench = Bench()
-    bench.say(1, register(gpus=1))
-    bench.ask(submit(2))
-    (first,) = starts(bench.settle())
-    (message,) = told(bench.say(1, reports(5, started=(first,), finished=(first,))))
-    assert message.orders.reports_ack == 5
-    assert [start.task_id for start in message.orders.starts] == [2]
-
-
-def test_an_acknowledgement_goes_to_the_node_that_reported() -> None:
-    bench = Bench()
-    bench.say(1, register("n1", gpus=1))
-    bench.say(2, register("n2", gpus=0))
-    bench.ask(submit(2))
-    (first,) = starts(bench.settle())
-    bench.put(AgentSaid(connection_id=2, message=reports(9)))
-    outputs = bench.say(1, reports(5, finished=(first,)))
-    assert [message.orders.reports_ack for message in told(outputs, 1)] == [5]
-    assert [message.reports_ack.seq for message in told(outputs, 2)] == [9]

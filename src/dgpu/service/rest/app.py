@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from dgpu.service.follower_link import FollowerLink
 from dgpu.service.history import History
 from dgpu.service.output import OutputStreams
 from dgpu.service.rest.access import Access
@@ -21,12 +22,13 @@ def create_app(
     output: OutputStreams,
     access: Access,
     options: RestOptions,
+    follower: FollowerLink | None = None,
 ) -> App:
     """Call it in the loop that serves. `views` must be told of every group that `runtime` commits.
 
     Submits and probes are answered from the first moment; the other calls wait until the frame is there.
     """
-    backend = Backend(runtime, views, history, output, options)
+    backend = Backend(runtime, views, history, output, options, follower)
     return Front(backend, access, _LaterFrame(backend))
 
 

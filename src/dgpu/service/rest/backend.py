@@ -10,6 +10,7 @@ import msgspec
 from dgpu.core.commands import Command
 from dgpu.core.events import Event
 from dgpu.core.rejections import Rejection
+from dgpu.service.follower_link import FollowerLink
 from dgpu.service.history import History
 from dgpu.service.output import OutputStreams
 from dgpu.service.rest.feed import EventFeed
@@ -37,13 +38,20 @@ class ProblemError(Exception):
 
 class Backend:
     def __init__(
-        self, runtime: Runtime, views: Views, history: History, output: OutputStreams, options: RestOptions
+        self,
+        runtime: Runtime,
+        views: Views,
+        history: History,
+        output: OutputStreams,
+        options: RestOptions,
+        follower: FollowerLink | None = None,
     ) -> None:
         self.runtime = runtime
         self.views = views
         self.history = history
         self.output = output
         self.options = options
+        self.follower = follower  # None: nobody looks ahead
         self.feed = EventFeed(views)
         self.streams = 0
         self._describe: Callable[[], dict[str, Any]] | None = None

@@ -7,23 +7,35 @@ from typing import Annotated, Any
 from litestar import Request, Response, delete, get, post
 from litestar.params import Parameter
 
-from dgpu.core.commands import Command, DrainNode, ReleaseNode, RemoveNode, ResumeNode
-from dgpu.core.ids import NodeId
+from dgpu.core.commands import Command, DrainNode, RecoverGpu, ReleaseNode, RemoveNode, ResumeNode
+from dgpu.core.ids import GpuId, NodeId
 from dgpu.core.policy.order import queue
-from dgpu.core.rejections import UnknownNode
+from dgpu.core.rejections import UnknownGpu, UnknownNode
 from dgpu.core.state import ClusterState
 from dgpu.service.rest import listing, probes
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.tasks import Given, LimitQuery
-from dgpu.service.views_cluster import gpu_list, node_answer, node_list
+from dgpu.service.views_cluster import gpu_list, node_answer, node_list, one_gpu
 from dgpu.service.views_tasks import queue_entry
 from dgpu.wire import fields
-from dgpu.wire.answers import FieldError, GpuList, Health, NodeAnswer, NodeList, QueuePage, Ready, Removed
+from dgpu.wire.answers import (
+    FieldError,
+    GpuAnswer,
+    GpuList,
+    Health,
+    NodeAnswer,
+    NodeList,
+    QueuePage,
+    Ready,
+    Removed,
+)
 from dgpu.wire.fields import Unacceptable
 from dgpu.wire.json_body import BadRequest, parse_json
 from dgpu.wire.problem import problem_of
 
 NodeIdText = Annotated[str, Parameter(description="The node's id.")]
+GpuIdText = Annotated[str, Parameter(description="The GPU's UUID.")]
+_MOST_ID = 128
 
 
 @get("/api/v1/queue", summary="The queue", description="Waiting tasks in the order in which they are tried.")
@@ -43,6 +55,22 @@ async def show_queue(rest: Given, limit: LimitQuery = None) -> QueuePage:
 @get("/api/v1/gpus", summary="List GPUs", description="With the latest sample of each, by node and index.")
 async def list_gpus(rest: Given) -> GpuList:
     return await rest.runtime.read(lambda state: gpu_list(state, rest.runtime.telemetry))
+
+
+@post(
+    "/api/v1/gpus/{gpu_id:str}/recover",
+    summary="Recover a GPU",
+    description="You looked after a card that was taken out of service: it is checked, then gets work of low "
+    "priority, then all. Refused for a card in service. Body: {} or {reason}.",
+    status_code=200,
+)
+async def recover_gpu(rest: Given, gpu_id: GpuIdText, request: Request[Any, Any, Any]) -> GpuAnswer:
+    reason = await _reason(request)
+    await rest.do(RecoverGpu(gpu_id=GpuId(gpu_id[:_MOST_ID]), reason=reason))
+    found = await rest.runtime.read(lambda state: one_gpu(state, GpuId(gpu_id), rest.runtime.telemetry))
+    if found is None:
+        raise ProblemError(problem_of(UnknownGpu(gpu_id=GpuId(gpu_id[:_MOST_ID]))))
+    return found
 
 
 @get("/api/v1/nodes", summary="List nodes", description="All that have registered, lost ones too.")
@@ -143,6 +171,7 @@ async def get_readiness(rest: Given) -> Response[Ready]:
 ROUTES: tuple[Any, ...] = (
     show_queue,
     list_gpus,
+    recover_gpu,
     list_nodes,
     get_node,
     drain_node,

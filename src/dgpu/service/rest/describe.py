@@ -10,6 +10,7 @@ from litestar import MediaType, Request, Response, get
 
 from dgpu.service.rest.tasks import Given
 from dgpu.wire.task_fields import TASK_FIELDS
+from dgpu.wire.tenant_fields import QUOTA_FIELDS, TENANT_FIELDS
 
 TITLE = "dgpu scheduler"
 _JSON = "application/json"
@@ -95,6 +96,8 @@ def complete(schema: dict[str, Any]) -> dict[str, Any]:
         key=True,
     )
     _describe_cancel(paths)
+    _describe_quota(paths)
+    _describe_whatif(paths, task)
     for item in paths.values():
         for operation in item.values():
             if isinstance(operation, dict) and "responses" in operation:
@@ -104,6 +107,54 @@ def complete(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
+def _describe_whatif(paths: dict[str, Any], task: dict[str, Any]) -> None:
+    node = {"type": "string", "description": "A node's id."}
+    kind = {
+        "type": "object",
+        "required": ["gpus", "model"],
+        "properties": {
+            **{name: {"type": "integer"} for name in ("gpus", "count", "memory_mb", "ram_mb")},
+            "model": {"type": "string"},
+            "cpus": {"type": "number"},
+        },
+    }
+    quota = {
+        "type": "object",
+        "properties": {
+            "online_percent": {"type": "number", "minimum": 0, "maximum": 1},
+            "mode": {"enum": ["strict", "borrow"]},
+            "reclaim": {"enum": ["wait", "stop"]},
+        },
+    }
+    changes = {
+        "submit": {
+            "oneOf": [task, {"type": "object", "properties": {"task": task, "count": {"type": "integer"}}}]
+        },
+        "quota": quota,
+        "drain": node,
+        "lose": node,
+        "add_nodes": {"type": "array", "items": kind},
+    }
+    asked = [
+        {"type": "object", "required": [name], "properties": {name: what}} for name, what in changes.items()
+    ]
+    paths["/api/v1/whatif"]["post"]["requestBody"] = {
+        "required": True,
+        "content": {_JSON: {"schema": {"oneOf": asked}}},
+    }
+
+
+def _describe_quota(paths: dict[str, Any]) -> None:
+    for path, method, fields in (
+        ("/api/v1/quota", "put", QUOTA_FIELDS),
+        ("/api/v1/tenants", "post", TENANT_FIELDS),
+        ("/api/v1/tenants/{tenant_id}", "put", TENANT_FIELDS),
+    ):
+        properties = {name: {**field.schema, "description": field.about} for name, field in fields.items()}
+        body = {"type": "object", "additionalProperties": False, "properties": properties}
+        paths[path][method]["requestBody"] = {"required": True, "content": {_JSON: {"schema": body}}}
+
+
 def _describe_cancel(paths: dict[str, Any]) -> None:
     names = ("status", "tenant", "pool", "priority")
     body = {
@@ -111,12 +162,20 @@ def _describe_cancel(paths: dict[str, Any]) -> None:
         "properties": {
             "task_ids": {"type": "array", "items": {"type": "string"}},
             **{name: {"description": "As in the list of tasks."} for name in names},
+            "array": {"type": "string", "description": "The first task of an array."},
         },
     }
     paths["/api/v1/tasks/cancel"]["post"]["requestBody"] = {
         "required": True,
         "content": {_JSON: {"schema": body}},
     }
+    whole: dict[str, Any] = {"array": {"type": "boolean", "default": False}}
+    priority = {**whole, "priority": TASK_FIELDS["priority"].schema}
+    for name, known in (("hold", whole), ("release", whole), ("priority", priority)):
+        paths[f"/api/v1/tasks/{{task_id}}/{name}"]["post"]["requestBody"] = {
+            "required": name == "priority",
+            "content": {_JSON: {"schema": {"type": "object", "properties": known}}},
+        }
 
 
 def _call(summary: str, about: str, body: Any, answer: dict[str, Any], *, key: bool) -> dict[str, Any]:
@@ -209,18 +268,29 @@ def _operation(path: str, method: str, operation: dict[str, Any], host: str) -> 
 
 
 _EXAMPLES = {
+    "/api/v1/tasks/{task_id}/priority": '{"priority": 80}',
+    "/api/v1/quota": '{"online_percent": 0.65}',
+    "/api/v1/tenants": '{"id": "vision", "max_gpus": 16, "weight": 2}',
+    "/api/v1/tenants/{tenant_id}": '{"max_gpus": 16, "weight": 2}',
     "/api/v1/tasks": '{"command": "nvidia-smi", "gpu_count": 1}',
     "/api/v1/tasks/batch": '{"task": {"command": "sleep 1"}, "count": 100}',
+    "/api/v1/whatif": '{"submit": {"command": "nvidia-smi", "gpu_count": 8}}',
     "/api/v1/tasks/cancel": '{"task_ids": ["task-42"]}',
     "/api/tasks": '{"tenant_id": "lab", "name": "hold", "gpu_request": 1, "memory_mb": 8000, "priority": 50}',
 }
 
 
 def curl_line(path: str, method: str, host: str) -> str:
-    url = f"http://{host}{path.replace('{task_id}', 'task-42').replace('{node_id}', 'node-1')}"
+    asked = path
+    examples = {"{task_id}": "task-42", "{node_id}": "node-1", "{gpu_id}": "GPU-7"}
+    for name, example in examples.items():
+        asked = asked.replace(name, example)
+    url = f"http://{host}{asked}"
     if method == "post":
         example = _EXAMPLES.get(path, "{}")
         return f"curl -H 'Content-Type: application/json' -d '{example}' {url}"
+    if method == "put":
+        return f"curl -X PUT -H 'Content-Type: application/json' -d '{_EXAMPLES.get(path, '{}')}' {url}"
     return f"curl -X DELETE {url}" if method == "delete" else f"curl {url}"
 
 

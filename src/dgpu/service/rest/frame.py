@@ -14,13 +14,15 @@ from litestar.openapi.config import OpenAPIConfig
 from litestar.plugins import PluginProtocol
 from litestar.plugins.core import MsgspecDIPlugin
 
-from dgpu.service.rest import cluster, describe, streams, tasks
+from dgpu.service.rest import cluster, describe, estimates, quota, streams, tasks, tenants, waiting, whatif
 from dgpu.service.rest.backend import Backend
 from dgpu.service.rest.front import HOT_CALLS, App, no_such_call, problem_for, wrong_method
 from dgpu.service.rest.submit import too_large
 from dgpu.wire.answers import PROBLEM_JSON, FieldError, Problem
 from dgpu.wire.json_body import BadRequest
 from dgpu.wire.requests import MOST_BODY_BYTES
+
+_PARTS = (tasks, cluster, quota, tenants, streams, waiting, estimates, whatif, describe)
 
 
 def make_frame(backend: Backend) -> App:
@@ -39,7 +41,7 @@ class _Lean(Litestar):
 
 def _litestar(backend: Backend) -> Litestar:
     return _Lean(
-        route_handlers=[*tasks.ROUTES, *cluster.ROUTES, *streams.ROUTES, *describe.ROUTES],
+        route_handlers=[route for part in _PARTS for route in part.ROUTES],
         dependencies={"rest": Provide(lambda: backend, sync_to_thread=False)},
         guards=[only_known_queries],
         exception_handlers={Exception: answer_with_problem},

@@ -12,9 +12,11 @@ import binascii
 from typing import Any, NamedTuple
 
 from dgpu.core.ids import ShapeId, TaskId, TenantId, parse_task_id
+from dgpu.core.policy.barriers import barriers_of
 from dgpu.core.policy.blockers import Blocker, blockers_of
+from dgpu.core.policy.conditions import conditions_of
 from dgpu.core.policy.explain import back_off, explain
-from dgpu.core.policy.fit import Demand, demand_of
+from dgpu.core.policy.fit import Demand
 from dgpu.core.rejections import Rejection, UnknownTask
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Pool, Task, TaskStatus
@@ -63,7 +65,13 @@ def _live_part(
     tasks = backend.views.newest(wanted, before, limit)
     reasons = _Reasons(state, max(state.last_at, backend.runtime.now_ms()))
     answers = [
-        (task.id, task_answer(task, state.shapes[task.shape_id], **reasons.of(task))) for task in tasks
+        (
+            task.id,
+            task_answer(
+                task, state.shapes[task.shape_id], awaited=state.after.get(task.id), **reasons.of(task)
+            ),
+        )
+        for task in tasks
     ]
     return _Live(answers, backend.views.live_total(wanted))
 
@@ -80,15 +88,21 @@ class _Reasons:
     def of(self, task: Task) -> dict[str, str]:
         if task.status is not TaskStatus.PENDING:
             return _unreachable(self._state, task)
+        if conditions := conditions_of(self._state, task):
+            return {"waiting_code": conditions[0].code, "waiting": conditions[0].detail}
         if task.eligible_at > self._at:  # its own reason, whatever its shape waits for
             blocker = back_off(task, self._at)
             return {"waiting_code": blocker.code, "waiting": blocker.detail}
         reason = self._by_shape.get(task.shape_id)
         if reason is None:
-            reason = self._by_shape[task.shape_id] = self._of_demand(
-                demand_of(self._state.shapes[task.shape_id])
-            )
+            reason = self._by_shape[task.shape_id] = self._of_shape(task.shape_id)
         return reason
+
+    def _of_shape(self, shape_id: ShapeId) -> dict[str, str]:
+        line = self._state.waiting.lines[shape_id]
+        if barriers := barriers_of(self._state, line):
+            return {"waiting_code": barriers[0].code, "waiting": barriers[0].detail}
+        return self._of_demand(line.crowd.demand)
 
     def _of_demand(self, demand: Demand) -> dict[str, str]:
         if demand not in self._by_demand:
@@ -156,7 +170,8 @@ async def find_task(backend: Backend, task_id: TaskId) -> TaskAnswer:
             if not isinstance(why, Rejection) and why.blockers:
                 text = "; ".join(blocker.detail for blocker in why.blockers)
                 reason = {"waiting_code": why.blockers[0].code, "waiting": text}
-        return task_answer(task, state.shapes[task.shape_id], **reason)
+        awaited = state.after.get(task_id)
+        return task_answer(task, state.shapes[task.shape_id], awaited=awaited, **reason)
 
     answer = await backend.runtime.read(look)
     if answer is None:

@@ -9,12 +9,13 @@ from litestar import Request, get
 from litestar.params import Parameter
 from litestar.response import Stream
 
+from dgpu.core.gang import MOST_NODES
 from dgpu.core.ids import TaskId
 from dgpu.service.output_reading import OutputUnavailable
 from dgpu.service.rest import listing
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.tasks import Given, TaskIdText
-from dgpu.wire.answers import Problem
+from dgpu.wire.answers import Problem, TaskAnswer
 from dgpu.wire.json_body import BadRequest
 
 MOST_TAIL_LINES = 1_000_000
@@ -25,6 +26,9 @@ FollowQuery = Annotated[
     str | None, Parameter(description="true: stay until the task is over.", required=False)
 ]
 TailQuery = Annotated[str | None, Parameter(description="Only the last so many lines.", required=False)]
+RankQuery = Annotated[
+    str | None, Parameter(description="Of a task over several nodes; 0 if absent.", required=False)
+]
 AttemptQuery = Annotated[
     str | None, Parameter(description="1 is the first; the latest if absent.", required=False)
 ]
@@ -42,14 +46,18 @@ async def task_logs(
     follow: FollowQuery = None,
     tail: TailQuery = None,
     attempt: AttemptQuery = None,
+    rank: RankQuery = None,
 ) -> Stream:
     number = listing.task_id_of(task_id)
     follows = listing.parse_flag("follow", follow)
     lines = None if tail is None else listing.parse_whole("tail", tail, 0, MOST_TAIL_LINES)
     which = 0 if attempt is None else listing.parse_whole("attempt", attempt, 1, 1_000_000)
-    await listing.find_task(rest, number)  # unknown: 404 before anything is streamed
+    which_rank = 0 if rank is None else listing.parse_whole("rank", rank, 0, MOST_NODES - 1)
+    task = await listing.find_task(rest, number)  # unknown: 404 before anything is streamed
+    if which_rank >= task.nodes:
+        raise ProblemError(_no_rank(task))
     rest.open_stream()
-    pieces = _pieces(rest, number, which, lines, follows=follows)
+    pieces = _pieces(rest, number, which, lines, follows=follows, rank=which_rank)
     try:
         first = await anext(pieces, None)
     except OutputUnavailable as error:
@@ -69,6 +77,13 @@ async def task_logs(
     )
 
 
+def _no_rank(task: TaskAnswer) -> Problem:
+    ranks = "only rank 0" if task.nodes == 1 else f"the ranks 0 to {task.nodes - 1}"
+    return Problem(
+        status=404, title="No such rank", code="unknown_rank", detail=f"{task.task_id} has {ranks}."
+    )
+
+
 async def _rest_of(first: bytes | None, pieces: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
     try:
         if first:
@@ -82,14 +97,14 @@ async def _rest_of(first: bytes | None, pieces: AsyncGenerator[bytes, None]) -> 
 
 
 async def _pieces(
-    rest: Backend, task_id: TaskId, attempt: int, lines: int | None, *, follows: bool
+    rest: Backend, task_id: TaskId, attempt: int, lines: int | None, *, follows: bool, rank: int = 0
 ) -> AsyncGenerator[bytes, None]:
     """The first piece comes as soon as it is known that there is one; while following, that may be nothing."""
     try:
         if lines == 0 and not follows:
             return
         tail_bytes = 0 if lines is None else min(MOST_TAIL_BYTES, max(1, lines) * TAIL_LINE_BYTES)
-        pieces = rest.output.read(task_id, attempt, tail_bytes, follow=follows)
+        pieces = rest.output.read(task_id, attempt, tail_bytes, follow=follows, rank=rank)
         if follows and lines is None:
             yield b""  # the answer begins at once, though the task may wait for hours
         if lines is None:

@@ -11,12 +11,13 @@ import msgspec
 from dgpu.core.commands import SubmitTasks
 from dgpu.core.events import TasksSubmitted
 from dgpu.core.ids import TaskId, task_name
-from dgpu.core.rejections import AlreadySubmitted, Rejection
+from dgpu.core.rejections import AlreadySubmitted, DependencyForgotten, Rejection
 from dgpu.service.rest.backend import Backend, ProblemError
+from dgpu.service.rest.waiting import look_up
 from dgpu.wire.answers import Problem, instant
 from dgpu.wire.json_body import BadRequest
 from dgpu.wire.problem import problem_of
-from dgpu.wire.requests import MOST_BATCH_BYTES, MOST_BODY_BYTES, Entries, decode_batch, decode_task
+from dgpu.wire.requests import MOST_BATCH_BYTES, MOST_BODY_BYTES, Entries, decode_batch, decode_task, entry_of
 
 MOST_KEY_CHARS = 200
 BODY_SECONDS = 30.0
@@ -39,11 +40,13 @@ async def _submit_one(
 ) -> bytes:
     key = _key_of(headers)
     body = await read_body(headers, receive, MOST_BODY_BYTES)
-    spec = decode_task(body, bare_means_allocation=bare_means_allocation)
-    first_id, _, created_at = await _submit(backend, ((1, spec),), key, body, batch=False)
-    return b'{"task_id":"%b","status":"pending","created_at":"%b"}' % (
+    entry = entry_of(decode_task(body, bare_means_allocation=bare_means_allocation))
+    first_id, count, created_at = await _submit(backend, (entry,), key, body, batch=False)
+    more = b',"count":%d' % count if entry[1].array else b""
+    return b'{"task_id":"%b","status":"pending","created_at":"%b"%b}' % (
         task_name(first_id).encode(),
         instant(created_at).encode(),
+        more,
     )
 
 
@@ -68,6 +71,13 @@ async def _submit(
             entries=entries, idempotency_key=f"{tenant}/{key}", fingerprint=hashlib.sha256(body).hexdigest()
         )
     result = await backend.runtime.execute(command)
+    while isinstance(result, DependencyForgotten):
+        # Each turn settles at least one dependency for good.
+        known = await look_up(backend, command, result)
+        if isinstance(known, Rejection):
+            raise ProblemError(problem_of(known, batch=batch))
+        command = known
+        result = await backend.runtime.execute(command)
     if isinstance(result, AlreadySubmitted):
         return result.first_id, result.count, result.created_at
     if isinstance(result, Rejection):

@@ -12,14 +12,12 @@ from litestar.params import Parameter, SkipValidation
 from dgpu.core.commands import CancelTasks
 from dgpu.core.events import TaskCancelRequested, TaskFinished, TasksCancelled
 from dgpu.core.ids import TaskId, task_name
-from dgpu.core.policy.explain import Explanation, explain
 from dgpu.core.rejections import Rejection, TaskEnded, UnknownTask
-from dgpu.core.state import ClusterState
 from dgpu.core.task import TaskStatus
 from dgpu.service.rest import listing
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.views_events import events_of_task, past_task_event
-from dgpu.wire.answers import Cancelled, TaskAnswer, TaskEvents, TaskPage, Why
+from dgpu.wire.answers import Cancelled, TaskAnswer, TaskEvents, TaskPage
 from dgpu.wire.problem import problem_of
 from dgpu.wire.requests import decode_cancel
 
@@ -138,37 +136,6 @@ def _number_cancelled(events: tuple[Any, ...]) -> int:
     return number
 
 
-@get(
-    "/api/v1/tasks/{task_id:str}/why",
-    summary="Why a task waits",
-    description="Every blocker with its numbers, the place in the queue, and who is ahead.",
-)
-async def why_task(rest: Given, task_id: TaskIdText) -> Why:
-    number = listing.task_id_of(task_id)
-
-    def look(state: ClusterState) -> Explanation | Rejection:
-        return explain(state, number, max(state.last_at, rest.runtime.now_ms()))
-
-    found = await rest.runtime.read(look)
-    if isinstance(found, Rejection):
-        past = await listing.find_task(rest, number)
-        return Why(
-            task_id=past.task_id, status=past.status, summary=f"{past.task_id} is over ({past.status})."
-        )
-    return Why(
-        task_id=task_name(number),
-        status=found.status.value,
-        summary=found.summary,
-        position=found.position,
-        ahead=[task_name(task_id) for task_id in found.ahead],
-        ahead_total=found.ahead_total,
-        blockers=[{"code": b.code, "detail": b.detail, **b.numbers} for b in found.blockers],
-        nearest=None
-        if found.nearest is None
-        else {"node": found.nearest.node_id, "lacks": found.nearest.lacks},
-    )
-
-
 @get("/api/v1/tasks/{task_id:str}/events", summary="What happened to a task", description="In order.")
 async def task_events(rest: Given, task_id: TaskIdText) -> TaskEvents:
     number = listing.task_id_of(task_id)
@@ -192,6 +159,5 @@ ROUTES: tuple[Any, ...] = (
     get_task_of_workstation,
     cancel_task,
     cancel_tasks,
-    why_task,
     task_events,
 )

@@ -1,0 +1,207 @@
+"""The follower's part in forecasts: makes them when something changed, keeps what was predicted, and scores it.
+
+Predictions are not in the journal, so they are in a file of their own: the history is made anew from the journal, this
+file never is. Losing it loses nothing but the score.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import median_low
+from typing import NamedTuple
+
+from dgpu.core import events
+from dgpu.core.events import Event
+from dgpu.core.ids import TaskId
+from dgpu.core.policy.forecast import Prediction, forecast
+from dgpu.core.state import ClusterState
+from dgpu.journal.durable import PRIVATE_FILE
+from dgpu.service.forecasts import Foretold
+
+FORECASTS_NAME = "forecasts.sqlite"
+_INTERVAL_S = 3.0
+_COST_FACTOR = 10  # it rests so many times as long as it took
+_MOST_SCORED = 1_000  # the last ones make the median
+_MOST_KEPT = 100_000
+_MOST_OF_ONE = 16
+_LEAST_MOVE_MS = 10_000  # a prediction is kept again when it moved by this and by a tenth of the wait
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS predictions (
+    task_id INTEGER NOT NULL, made_at INTEGER NOT NULL, p50_at INTEGER NOT NULL, p90_at INTEGER NOT NULL,
+    started_at INTEGER, error_ms INTEGER, PRIMARY KEY (task_id, made_at)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS predictions_scored ON predictions (started_at) WHERE started_at IS NOT NULL;
+CREATE INDEX IF NOT EXISTS predictions_open ON predictions (task_id) WHERE started_at IS NULL;
+"""
+_GONE = (events.TaskPlaced, events.GangPlaced, events.TasksCancelled)
+
+
+class Forecaster:
+    """A file that cannot be used is no reason to stop: forecasts go on without a score."""
+
+    def __init__(self, directory: Path) -> None:
+        self._connection = _open(directory / FORECASTS_NAME)
+        self._open: dict[TaskId, list[_Kept]] = {}  # of tasks that wait
+        self._scores: deque[int] = deque(maxlen=_MOST_SCORED)
+        self._placed: list[tuple[int, TaskId]] = []
+        self._left: list[TaskId] = []
+        self._index = -1
+        self._had_any = False
+        self._due_s = 0.0
+        self._load()
+
+    @property
+    def due_s(self) -> float:
+        return self._due_s
+
+    @property
+    def median_error_ms(self) -> int | None:
+        return median_low(self._scores) if self._scores else None
+
+    def note(self, event: Event) -> None:
+        """After it was applied. Only what was predicted is looked at."""
+        if not self._open or not isinstance(event, _GONE):
+            return
+        if isinstance(event, events.TasksCancelled):
+            self._left += [task_id for task_id in event.task_ids if task_id in self._open]
+        elif event.task_id in self._open:
+            self._placed.append((event.at, event.task_id))
+
+    def lags(self, index: int) -> bool:
+        """Something happened since the last forecast."""
+        return index != self._index
+
+    def is_due(self, index: int, now_s: float) -> bool:
+        return self.lags(index) and now_s >= self._due_s
+
+    def make(self, state: ClusterState, index: int) -> Foretold | None:
+        """None: there is nothing new to say."""
+        began_s = time.monotonic()
+        found = forecast(state, state.last_at)
+        self._settle(found.predictions, found.at)
+        self._index = index
+        self._due_s = time.monotonic() + max(_INTERVAL_S, _COST_FACTOR * (time.monotonic() - began_s))
+        if not found.predictions and not self._had_any:
+            return None
+        self._had_any = bool(found.predictions)
+        return Foretold(
+            index=index, at=found.at, predictions=found.predictions, median_error_ms=self.median_error_ms
+        )
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    # leaves
+
+    def _settle(self, predictions: Iterable[Prediction], at: int) -> None:
+        """Score what started, keep what is new, in one transaction."""
+        scored = []
+        for started_at, task_id in self._placed:
+            kept_before = self._open.get(task_id, [])
+            # A replay tells of starts that came before the prediction.
+            if kept_before and started_at >= kept_before[0].made_at:
+                del self._open[task_id]
+                self._scores.extend(abs(started_at - each.p50_at) for each in kept_before)
+                scored.append((started_at, started_at, task_id))
+        left = [(task_id,) for task_id in self._left if self._open.pop(task_id, None) is not None]
+        self._placed, self._left = [], []
+        kept = []
+        for each in predictions:
+            before = self._open.setdefault(each.task_id, [])
+            if _is_news(before, each, at):
+                before.append(_Kept(at, each.p50_at))
+                kept.append((each.task_id, at, each.p50_at, each.p90_at))
+        self._write(scored, left, kept)
+
+    def _write(
+        self,
+        scored: list[tuple[int, int, TaskId]],
+        left: list[tuple[TaskId]],
+        kept: list[tuple[TaskId, int, int, int]],
+    ) -> None:
+        connection = self._connection
+        if connection is None or not (scored or left or kept):
+            return
+        with contextlib.suppress(sqlite3.Error):  # a full disk: the score so far is in memory
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                connection.executemany(
+                    "UPDATE predictions SET started_at = ?, error_ms = ? - p50_at "
+                    "WHERE task_id = ? AND started_at IS NULL",
+                    scored,
+                )
+                connection.executemany(
+                    "DELETE FROM predictions WHERE task_id = ? AND started_at IS NULL", left
+                )
+                connection.executemany(
+                    "INSERT OR REPLACE INTO predictions (task_id, made_at, p50_at, p90_at) VALUES (?, ?, ?, ?)",
+                    kept,
+                )
+                connection.execute(
+                    "DELETE FROM predictions WHERE started_at < (SELECT started_at FROM predictions "
+                    "WHERE started_at IS NOT NULL ORDER BY started_at DESC LIMIT 1 OFFSET ?)",
+                    (_MOST_KEPT,),
+                )
+                connection.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+                raise
+
+    def _load(self) -> None:
+        """The scores of late, and what was predicted of tasks that still wait."""
+        if self._connection is None:
+            return
+        with contextlib.suppress(sqlite3.Error):
+            errors = self._connection.execute(
+                "SELECT abs(error_ms) FROM predictions WHERE started_at IS NOT NULL "
+                "ORDER BY started_at DESC LIMIT ?",
+                (_MOST_SCORED,),
+            ).fetchall()
+            self._scores.extend(row[0] for row in reversed(errors))
+            rows = self._connection.execute(
+                "SELECT task_id, made_at, p50_at FROM predictions WHERE started_at IS NULL ORDER BY made_at"
+            )
+            for task_id, made_at, p50_at in rows:
+                self._open.setdefault(TaskId(task_id), []).append(_Kept(made_at, p50_at))
+
+
+class _Kept(NamedTuple):
+    made_at: int
+    p50_at: int
+
+
+def _is_news(before: list[_Kept], now: Prediction, at: int) -> bool:
+    if not before:
+        return True
+    moved = abs(now.p50_at - before[-1].p50_at)
+    return len(before) < _MOST_OF_ONE and moved >= _LEAST_MOVE_MS and moved * 10 >= max(0, now.p50_at - at)
+
+
+def _open(path: Path) -> sqlite3.Connection | None:
+    connection: sqlite3.Connection | None = None
+    for _ in range(2):
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE))
+            connection = sqlite3.connect(path, isolation_level=None, timeout=1)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.executescript(_SCHEMA)
+        except sqlite3.OperationalError:
+            return None  # a full disk, or a lock
+        except sqlite3.DatabaseError:
+            if connection is not None:
+                connection.close()
+            path.unlink(missing_ok=True)  # damaged: only the score is lost
+        except OSError:
+            return None
+        else:
+            return connection
+    return None

@@ -1,0 +1,46 @@
+"""What the follower last said about when tasks will start, kept for those who ask why."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from dgpu.core.ids import TaskId
+from dgpu.core.policy.forecast import Prediction
+from dgpu.wire.answers import ExpectedStart, instant
+
+
+class Foretold(msgspec.Struct, frozen=True, kw_only=True):
+    """A forecast as the follower sends it."""
+
+    index: int  # of the journal, when it was made
+    at: int
+    predictions: tuple[Prediction, ...]
+    median_error_ms: int | None = None  # over past predictions that were put to the test
+
+
+class Forecasts:
+    def __init__(self) -> None:
+        self.index = 0
+        self._heard_s = 0.0
+        self.median_error_ms: int | None = None
+        self._by_task: dict[TaskId, Prediction] = {}
+
+    def take(self, told: Foretold) -> None:
+        self.index, self.median_error_ms = told.index, told.median_error_ms
+        self._heard_s = time.monotonic()
+        self._by_task = {each.task_id: each for each in told.predictions}
+
+    def expected(self, task_id: TaskId, now: int) -> ExpectedStart | None:
+        """None: unknown. A time that has passed becomes now: it has not started."""
+        known = self._by_task.get(task_id)
+        if known is None:
+            return None
+        error_ms = self.median_error_ms
+        return ExpectedStart(
+            p50=instant(max(now, known.p50_at)),
+            p90=instant(max(now, known.p90_at)),
+            median_error_seconds=None if error_ms is None else error_ms / 1_000,
+            age_seconds=round(time.monotonic() - self._heard_s, 1),
+        )

@@ -1,0 +1,106 @@
+"""The calls on tasks that wait: hold, release, another priority. And the look into the history for what they wait for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from litestar import Request, post
+from msgspec.structs import replace
+
+from dgpu.core.commands import ChangePriority, HoldTasks, ReleaseTasks, SubmitTasks
+from dgpu.core.ids import TaskId
+from dgpu.core.rejections import (
+    DependencyForgotten,
+    DependencyNeverMet,
+    Rejection,
+    TaskNotWaiting,
+    UnknownDependency,
+)
+from dgpu.service.rest import listing
+from dgpu.service.rest.backend import Backend, ProblemError
+from dgpu.service.rest.tasks import Given, TaskIdText
+from dgpu.wire.answers import TaskAnswer
+from dgpu.wire.problem import problem_of
+from dgpu.wire.requests import decode_priority, decode_target
+
+_ARRAY_TOO = 'With {"array": true} all tasks of the array that begins with this one, as far as they wait.'
+
+
+@post(
+    "/api/v1/tasks/{task_id:str}/hold",
+    summary="Hold a waiting task",
+    description=f"It keeps its place in the queue and is not started before it is released. {_ARRAY_TOO}",
+    status_code=200,
+)
+async def hold_task(rest: Given, task_id: TaskIdText, request: Request[Any, Any, Any]) -> TaskAnswer:
+    number = listing.task_id_of(task_id)
+    if decode_target(await request.body()):
+        return await _change(rest, number, HoldTasks(array_id=number))
+    return await _change(rest, number, HoldTasks(task_ids=(number,)))
+
+
+@post(
+    "/api/v1/tasks/{task_id:str}/release",
+    summary="Release a task that is held",
+    description=f"One that is not held stays as it is. {_ARRAY_TOO}",
+    status_code=200,
+)
+async def release_task(rest: Given, task_id: TaskIdText, request: Request[Any, Any, Any]) -> TaskAnswer:
+    number = listing.task_id_of(task_id)
+    if decode_target(await request.body()):
+        return await _change(rest, number, ReleaseTasks(array_id=number))
+    return await _change(rest, number, ReleaseTasks(task_ids=(number,)))
+
+
+@post(
+    "/api/v1/tasks/{task_id:str}/priority",
+    summary="Change the priority of a waiting task",
+    description=f"0 to 100, or a level's name. The pool stays as it is. {_ARRAY_TOO}",
+    status_code=200,
+)
+async def change_priority(rest: Given, task_id: TaskIdText, request: Request[Any, Any, Any]) -> TaskAnswer:
+    number = listing.task_id_of(task_id)
+    priority, whole_array = decode_priority(await request.body())
+    if whole_array:
+        return await _change(rest, number, ChangePriority(array_id=number, priority=priority))
+    return await _change(rest, number, ChangePriority(task_ids=(number,), priority=priority))
+
+
+async def _change(
+    rest: Backend, number: TaskId, command: HoldTasks | ReleaseTasks | ChangePriority
+) -> TaskAnswer:
+    result = await rest.runtime.execute(command)
+    task = await listing.find_task(rest, number)  # of one that is long over, too
+    if isinstance(result, Rejection):
+        if command.task_ids and task.status not in {"pending", "running"}:
+            result = TaskNotWaiting(task_id=number, status=task.status)
+        raise ProblemError(problem_of(result))
+    return task
+
+
+async def look_up(
+    backend: Backend, command: SubmitTasks, forgotten: DependencyForgotten
+) -> SubmitTasks | Rejection:
+    """The command with what the history knows of tasks that are out of memory; or why it is refused after all."""
+    number, spec = command.entries[forgotten.entry]
+    after = {each.task_id: each for each in spec.after}
+    for dependency in forgotten.on:
+        task_id = dependency.task_id
+        row = await asyncio.to_thread(backend.history.task, task_id)
+        if row is None or not row.status.is_final:
+            return UnknownDependency(entry=forgotten.entry, task_id=task_id, forgotten=True)
+        if not dependency.is_met_by(row.status):
+            return DependencyNeverMet(
+                entry=forgotten.entry, task_id=task_id, when=dependency.when.value, status=row.status.value
+            )
+        if row.array_id == task_id and task_id in after:
+            # The id of an array means all of its tasks, and only the history knows by now that it was one.
+            for other in range(task_id + 1, task_id + row.array_count):
+                after.setdefault(TaskId(other), replace(dependency, task_id=TaskId(other)))
+    changed = (number, replace(spec, after=tuple(sorted(after.values()))))
+    entries = (*command.entries[: forgotten.entry], changed, *command.entries[forgotten.entry + 1 :])
+    return replace(command, entries=entries, met=(*command.met, *forgotten.on))
+
+
+ROUTES: tuple[Any, ...] = (hold_task, release_task, change_priority)

@@ -1,0 +1,113 @@
+"""Why, when and what if. Long answers come from the follower, small ones from the service's own state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from litestar import Request, get, post
+
+from dgpu.core.ids import TaskId, task_name
+from dgpu.core.policy.explain import Explanation, explain
+from dgpu.core.rejections import Rejection
+from dgpu.core.state import ClusterState
+from dgpu.core.task import TaskStatus
+from dgpu.service.follower_link import FollowerAway
+from dgpu.service.foresight import answer, blockers_told, is_small
+from dgpu.service.rest import listing
+from dgpu.service.rest.backend import Backend, ProblemError
+from dgpu.service.rest.tasks import Given, TaskIdText
+from dgpu.wire.answers import Change, Problem, WhatifAnswer, Why
+from dgpu.wire.questions import Hastening, Question, decode_whatif
+
+_PATIENCE_S = 20.0
+_SOONER_PATIENCE_S = 1.0  # `why` answers without it rather than late
+
+_whatif = msgspec.json.Decoder(WhatifAnswer).decode
+_changes = msgspec.json.Decoder(list[Change]).decode
+
+
+@get(
+    "/api/v1/tasks/{task_id:str}/why",
+    summary="Why a task waits",
+    description="Every blocker with its numbers, the place in the queue and who is ahead, when it is expected to start "
+    "(null: unknown), and what would start it now.",
+)
+async def why_task(rest: Given, task_id: TaskIdText) -> Why:
+    number = listing.task_id_of(task_id)
+
+    def look(state: ClusterState) -> Explanation | Rejection:
+        return explain(state, number, max(state.last_at, rest.runtime.now_ms()))
+
+    found = await rest.runtime.read(look)
+    if isinstance(found, Rejection):
+        past = await listing.find_task(rest, number)
+        return Why(
+            task_id=past.task_id, status=past.status, summary=f"{past.task_id} is over ({past.status})."
+        )
+    waits = found.status is TaskStatus.PENDING
+    sooner = await _sooner(rest, number) if waits and found.blockers else []
+    forecasts = None if rest.follower is None else rest.follower.forecasts
+    return Why(
+        task_id=task_name(number),
+        status=found.status.value,
+        summary=found.summary,
+        position=found.position,
+        ahead=[task_name(task_id) for task_id in found.ahead],
+        ahead_total=found.ahead_total,
+        blockers=blockers_told(found),
+        expected_start=forecasts.expected(number, rest.runtime.now_ms()) if forecasts and waits else None,
+        sooner=sooner or [],
+        sooner_known=sooner is not None,
+        nearest=None
+        if found.nearest is None
+        else {"node": found.nearest.node_id, "lacks": found.nearest.lacks},
+    )
+
+
+@post(
+    "/api/v1/whatif",
+    summary="What would happen if",
+    description="Nothing changes. Body: {submit: task}, {quota: {online_percent}}, {drain: node}, {lose: node} or "
+    "{add_nodes: [{gpus, model}]}. The answer says who would start at once, who would wait longer by the forecast, who "
+    "would be stopped, and why it would be refused.",
+    status_code=200,
+)
+async def what_if(rest: Given, request: Request[Any, Any, Any]) -> WhatifAnswer:
+    question = decode_whatif(await request.body())
+    try:
+        return _whatif(await _ask(rest, question, _PATIENCE_S))
+    except FollowerAway:
+        problem = Problem(
+            status=503,
+            code="foresight_away",
+            title="Nobody can look ahead now",
+            detail="The process that looks ahead is starting or busy. Try again in a moment.",
+        )
+        raise ProblemError(problem, {"retry-after": "1"}) from None
+
+
+async def _sooner(rest: Backend, task_id: TaskId) -> list[Change] | None:
+    try:
+        return _changes(await _ask(rest, Hastening(task_id=task_id), _SOONER_PATIENCE_S))
+    except FollowerAway:
+        return None
+
+
+async def _ask(rest: Backend, question: Question, patience_s: float) -> bytes:
+    now = rest.runtime.now_ms()
+
+    def look(state: ClusterState) -> bytes | None:
+        if not is_small(state, question):
+            return None
+        return bytes(answer(state, question, now, rest.runtime.committed_index))
+
+    told = await rest.runtime.read(look)
+    if told is not None:
+        return told
+    if rest.follower is None:
+        raise FollowerAway
+    return await rest.follower.ask(question, at=now, patience_s=patience_s)
+
+
+ROUTES: tuple[Any, ...] = (why_task, what_if)
