@@ -76,13 +76,16 @@ def test_what_can_never_fit_is_refused_with_6_and_by_run_with_125(running_site):
 
 
 @pytest.mark.parametrize(
-    "flags",
-    [["--array", "0-9%3"], ["--after", "1"], ["--shared"], ["--nodes", "2"]],
+    ("flags", "words"),
+    [
+        (["--after", "99999"], "There is no task task-99999 to wait for"),
+        (["--nodes", "2"], "Asks for 2 nodes at once; 1 could run a rank of it"),
+    ],
 )
-def test_flags_of_features_to_come_are_refused_in_the_servers_words(running_site, flags):
+def test_what_cannot_be_is_refused_in_the_servers_words(running_site, flags, words):
     answer = running_site.dgpu("submit", *flags, "--", "true")
     assert (answer.code, answer.out) == (6, "")
-    assert "ot supported yet" in answer.err
+    assert words in answer.err
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ _LONGEST_SECONDS = 10 * 365 * 86_400
 _PLAIN_WORD = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
+WHENS = ("ok", "any", "failed")
+
 # What a shell's environment decides about the meaning of `python train.py`.
 SHELL_VARIABLES = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH")
 
@@ -59,6 +61,20 @@ def parse_ids(texts: Sequence[str]) -> list[str]:
             raise typer.BadParameter(f"{text!r} is not a task id; write for example 7 or task-7")
         names[task_name(task_id)] = None
     return list(names)
+
+
+def parse_after(texts: Sequence[str]) -> list[str | dict[str, str]]:
+    """`7`, `task-7:any`; each may be repeated."""
+    found: list[str | dict[str, str]] = []
+    for text in texts:
+        name, colon, when = text.partition(":")
+        if colon and when not in WHENS:
+            raise typer.BadParameter(
+                f"{text!r}: write ok, any or failed behind the colon", param_hint="--after"
+            )
+        (task_id,) = parse_ids([name])
+        found.append({"task_id": task_id, "when": when} if colon else task_id)
+    return found
 
 
 def parse_priority(text: str) -> int | str:

@@ -24,6 +24,9 @@ def cancel(
     ctx: typer.Context,
     ids: Annotated[list[str] | None, typer.Argument(metavar="ID...", help="42 or task-42.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All tasks, or those of -A and -s.")] = False,
+    array: Annotated[
+        str | None, typer.Option("--array", metavar="ID", help="All of the array that begins with this task.")
+    ] = None,
     tenant: Annotated[
         str | None, typer.Option("--tenant", "-A", metavar="T", help="With --all: of one tenant.")
     ] = None,
@@ -34,10 +37,18 @@ def cancel(
 ) -> None:
     """Cancel tasks, waiting or running. Those that are over stay as they are."""
     flags = flags_of(ctx)
-    if bool(ids) == everything:
-        raise typer.BadParameter("write the ids of tasks, or --all")
-    if not everything and (tenant or status):
+    if [bool(ids), everything, array is not None].count(True) != 1:
+        raise typer.BadParameter("write the ids of tasks, or --array, or --all")
+    if not everything and (tenant or (status and array is None)):
         raise typer.BadParameter("-A and -s go with --all")
+    if array is not None:
+        (first,) = parse_ids([array])
+        number = connect(flags).cancel_where(array=first, status=status)
+        if flags.output in {"json", "yaml"}:
+            print_document({"cancelled": number}, flags)
+        else:
+            note(f"{plural(number, 'task')} cancelled.")
+        return
     if status is not None and status not in STATES:
         raise typer.BadParameter(f"{status!r} is neither pending nor running", param_hint="--status")
     client = connect(flags)

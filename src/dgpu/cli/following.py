@@ -15,12 +15,19 @@ _PAUSE_SECONDS = 0.5
 
 class OutputFollower:
     def __init__(
-        self, client: Client, task_id: str, attempt: int | None = None, *, tail: int | None = None
+        self,
+        client: Client,
+        task_id: str,
+        attempt: int | None = None,
+        *,
+        tail: int | None = None,
+        rank: int | None = None,
     ) -> None:
         self._client = client
         self._task_id = task_id
         self._attempt = attempt
         self._tail = tail
+        self._rank = rank
         self._shown = 0
 
     def follow(self) -> None:
@@ -42,7 +49,10 @@ class OutputFollower:
     def _show(self) -> None:
         # Asked again it starts from the beginning, so what was shown already is passed over.
         skip = self._shown
-        for piece in self._client.logs(self._task_id, follow=True, tail=self._tail, attempt=self._attempt):
+        pieces = self._client.logs(
+            self._task_id, follow=True, tail=self._tail, attempt=self._attempt, rank=self._rank
+        )
+        for piece in pieces:
             fresh = piece[skip:]
             skip = max(0, skip - len(piece))
             self._shown += len(fresh)

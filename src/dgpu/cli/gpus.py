@@ -5,9 +5,9 @@ from typing import Annotated, Any
 import typer
 
 from dgpu.cli.connection import builtins, connect
-from dgpu.cli.failures import note
+from dgpu.cli.failures import CliFailure, ExitCode, note
 from dgpu.cli.flags import flags_of
-from dgpu.cli.formats import memory
+from dgpu.cli.formats import duration, memory, since
 from dgpu.cli.output import Column, Row, print_rows, repeat
 
 app = typer.Typer(add_completion=False)
@@ -22,6 +22,20 @@ def _memory(row: Row) -> str:
     return f"{used}/{memory(row['memory_total_mb'])}"
 
 
+def _remark(row: Row) -> str:
+    health = row["health"]
+    if health["state"] == "trusted":
+        return str(row["fault"])
+    why = f"{health['state']} for {duration(since(health['since']))}: {health['evidence']}"
+    if health["state"] == "out":
+        return f"{why} ({health['remark']}); needs a person, then: dgpu gpus recover {row['node']}:{row['index']}"
+    if health["state"] == "parole":
+        return (
+            f"{why} ({health['remark']}); takes tasks below normal priority, {health['good_runs']} ended well"
+        )
+    return f"{why} ({health['remark']})" if health["state"] == "probing" else why
+
+
 COLUMNS = (
     Column("NODE", lambda row: str(row["node"]), stretches=True),
     Column("GPU", lambda row: str(row["index"]), right=True),
@@ -29,22 +43,26 @@ COLUMNS = (
     Column("STATUS", lambda row: str(row["status"])),
     Column("UTIL", _number("utilization_percent", "%"), right=True),
     Column("MEMORY", _memory, right=True),
+    Column("RESERVED", lambda row: memory(row["memory_reserved_mb"] or None), right=True, wide=True),
     Column("FOREIGN", lambda row: memory(row["memory_foreign_mb"] or None), right=True, wide=True),
     Column("TEMP", _number("temperature_c", "°C"), right=True),
     Column("POWER", _number("power_w", "W"), right=True, wide=True),
     Column("TASKS", lambda row: ",".join(row["tasks"])),
     Column("UUID", lambda row: str(row["uuid"]), wide=True),
-    Column("FAULT", lambda row: str(row["fault"]), stretches=True),
+    Column("HEALTH", lambda row: str(row["health"]["state"]), wide=True),
+    Column("REMARK", _remark, stretches=True),
 )
 
 
-@app.command()
+@app.callback(invoke_without_command=True)
 def gpus(
     ctx: typer.Context,
     node: Annotated[str | None, typer.Option("--node", metavar="NODE", help="Of one node.")] = None,
     status: Annotated[str | None, typer.Option("--status", "-s", metavar="STATE", help="Only these.")] = None,
 ) -> None:
-    """GPUs, their load and the tasks on them."""
+    """GPUs, their load and the tasks on them. The subcommand recover puts one back that was taken out of service."""
+    if ctx.invoked_subcommand is not None:
+        return
     flags = flags_of(ctx)
     client = connect(flags)
 
@@ -63,6 +81,36 @@ def gpus(
             )
 
     repeat(draw, flags)
+
+
+@app.command()
+def recover(
+    ctx: typer.Context,
+    names: Annotated[
+        list[str], typer.Argument(metavar="GPU...", help="A UUID, its beginning, or NODE:INDEX.")
+    ],
+    reason: Annotated[str, typer.Option("--reason", "-r", metavar="R", help="What was done.")] = "",
+) -> None:
+    """Have a card checked that was taken out of service. It then gets work of low priority, then all."""
+    flags = flags_of(ctx)
+    client = connect(flags)
+    known = builtins(client.gpus())["gpus"]
+    chosen = [_resolved(name, known) for name in names]
+    answers = [builtins(client.recover_gpu(gpu_id, reason=reason)) for gpu_id in chosen]
+    print_rows(answers[0] if len(answers) == 1 else answers, answers, COLUMNS, "id", flags)
+
+
+def _resolved(name: str, known: list[dict[str, Any]]) -> str:
+    matching = [
+        gpu
+        for gpu in known
+        if name == f"{gpu['node']}:{gpu['index']}" or gpu["uuid"].lower().startswith(name.lower())
+    ]
+    if len(matching) != 1:
+        found = "no GPU" if not matching else f"{len(matching)} GPUs"
+        code = ExitCode.USAGE if matching else ExitCode.NOT_FOUND
+        raise CliFailure(f"{name!r} names {found}; see: dgpu gpus -o wide", code)
+    return str(matching[0]["uuid"])
 
 
 def _summary(answer: dict[str, Any]) -> str:

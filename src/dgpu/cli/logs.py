@@ -24,15 +24,18 @@ def logs(
     attempt: Annotated[
         int | None, typer.Option("--attempt", metavar="N", min=1, help="Of an earlier attempt.")
     ] = None,
+    rank: Annotated[
+        int | None, typer.Option("--rank", metavar="N", min=0, help="Of a task over several nodes. [0]")
+    ] = None,
 ) -> None:
     """What a task has written, both stdout and stderr; also after it has ended and its node is gone."""
     client = connect(flags_of(ctx))
     (task_id,) = parse_ids([task])
     if follow:
-        OutputFollower(client, task_id, attempt, tail=tail).follow()
+        OutputFollower(client, task_id, attempt, tail=tail, rank=rank).follow()
         return
     empty = True
-    for piece in client.logs(task_id, tail=tail, attempt=attempt):
+    for piece in client.logs(task_id, tail=tail, attempt=attempt, rank=rank):
         empty = False
         write_output(piece)
     if empty and tail != 0:

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from dgpu.cli.connection import builtins, connect
+from dgpu.cli.effect import print_effect
 from dgpu.cli.failures import CliFailure, ExitCode, note
 from dgpu.cli.flags import Flags, flags_of
 from dgpu.cli.formats import clock, duration, listed, memory, plural, since
@@ -68,15 +69,25 @@ def list_nodes(ctx: typer.Context) -> None:
 
 
 @app.command()
-def drain(ctx: typer.Context, names: Names, reason: Reason = "") -> None:
+def drain(
+    ctx: typer.Context,
+    names: Names,
+    reason: Reason = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen, drain nothing.")] = False,
+) -> int:
     """Start nothing new on it; what runs there goes on."""
     flags = flags_of(ctx)
     client = connect(flags)
+    if dry_run:
+        if len(names) > 1:
+            raise typer.BadParameter("--dry-run looks at one node at a time")
+        return print_effect(builtins(client.whatif({"drain": _checked(names[0])})), flags)
     answers = [builtins(client.drain(_checked(name), reason=reason)) for name in names]
     _print(answers, flags)
     for node in answers:
         left = f"{listed(node['tasks'])} still running there" if node["tasks"] else "nothing runs there"
         note(f"{node['id']} takes no new tasks; {left}. Back to work: dgpu nodes resume {node['id']}")
+    return 0
 
 
 @app.command()

@@ -23,7 +23,13 @@ _PAGE = 500
 
 
 def name_of(row: Row) -> str:
-    return str(row["name"] or command_text(row["command"]) or ("allocation" if row["allocation"] else ""))
+    name = str(row["name"] or command_text(row["command"]) or ("allocation" if row["allocation"] else ""))
+    return name if row["array_index"] is None else f"[{row['array_index']}] {name}"
+
+
+def gpus_of(row: Row) -> str:
+    """Over several nodes: nodes x GPUs of each."""
+    return str(row["gpu_count"]) if row["nodes"] == 1 else f"{row['nodes']}x{row['gpu_count']}"
 
 
 def place_of(row: Row) -> str:
@@ -32,7 +38,8 @@ def place_of(row: Row) -> str:
         return str(row["waiting"] or row["reason"] or "waits for its turn")
     if row["status"] == "running":
         stopping = ", being cancelled" if row["cancelling"] else ""
-        return f"{row['waiting'] or row['node'] or 'being placed'}{stopping}"
+        where = row["waiting"] or ", ".join(row["allocated_nodes"]) or row["node"] or "being placed"
+        return f"{where}{stopping}"
     if row["status"] == "success":
         return str(row["node"] or "")
     return str(row["error"] or row["reason"] or "")
@@ -56,12 +63,13 @@ COLUMNS = (
     Column("NAME", name_of, stretches=True),
     Column("STATUS", lambda row: str(row["status"])),
     Column("PRI", lambda row: str(row["priority"]), right=True),
-    Column("GPUS", lambda row: str(row["gpu_count"]), right=True),
+    Column("GPUS", gpus_of, right=True),
     Column("TIME", time_of, right=True),
     Column("TENANT", lambda row: str(row["tenant_id"]), wide=True),
     Column("POOL", lambda row: str(row["pool"]), wide=True),
     Column("MEM", lambda row: memory(row["gpu_memory_mb"] or None), wide=True, right=True),
     Column("LIMIT", lambda row: limit(row["timeout_seconds"]), wide=True, right=True),
+    Column("ARRAY", lambda row: str(row["array_id"] or ""), wide=True),
     Column("TRY", lambda row: str(row["attempt"]), wide=True, right=True),
     Column("EXIT", exit_of, wide=True, right=True),
     Column("SUBMITTED", lambda row: clock(row["created_at"]), wide=True),

@@ -40,15 +40,20 @@ def show(
 
 def fields(task: dict[str, Any]) -> list[tuple[str, str]]:
     exit_code = task["exit_code"]
-    flags = [name for name in ("allocation", "cancelling") if task[name]]
+    flags = [name for name in ("allocation", "held", "cancelling") if task[name]]
     return [
         ("task", task["task_id"]),
         *((name.removesuffix("_id").replace("_", " "), _text(task[name])) for name in PLAIN),
         ("gpu model", " or ".join(task["gpu_model"])),
         ("gpu memory", memory(task["gpu_memory_mb"] or None)),
+        ("shared", f"{task['gpu_share']:g} of a GPU at least" if task["shared"] else ""),
+        ("constraints", ", ".join(task["constraints"])),
         ("cpus", _text(task["cpus"] or "")),
         ("ram", memory(task["ram_mb"] or None)),
-        ("node", task["node"] or ""),
+        ("nodes", "" if task["nodes"] == 1 else str(task["nodes"])),
+        ("after", ", ".join(f"{each['task_id']} ({each['when']})" for each in task["after"])),
+        ("array", _array(task)),
+        ("node", ", ".join(task["allocated_nodes"]) or task["node"] or ""),
         ("gpus", "\n".join(task["allocated_gpus"])),
         ("attempt", f"{task['attempt']} ({task['retries']} of {task['max_retries']} retries used)"),
         ("restart", task["restart"]),
@@ -66,6 +71,13 @@ def fields(task: dict[str, Any]) -> list[tuple[str, str]]:
         *((name.replace("_", " "), _text(task[name] or "")) for name in MORE),
         ("also", ", ".join(flags)),
     ]
+
+
+def _array(task: dict[str, Any]) -> str:
+    if task["array_id"] is None:
+        return ""
+    most = f", {task['array_limit']} at a time" if task["array_limit"] else ""
+    return f"{task['array_id']}, index {task['array_index']} of {task['array_count']} tasks{most}"
 
 
 def _text(value: Any) -> str:

@@ -11,10 +11,10 @@ import typer
 
 from dgpu.cli.arguments import (
     SHELL_VARIABLES,
+    parse_after,
     parse_command,
     parse_duration,
     parse_env,
-    parse_ids,
     parse_labels,
     parse_memory_mb,
     parse_priority,
@@ -46,12 +46,20 @@ def describing(
         int | None, _option("--gpus", "-G", metavar="N", help="GPUs of one node. [1]")
     ] = None,
     gpu_model: Annotated[
-        list[str] | None, _option("--gpu-type", metavar="M", help="A model; repeated: any of them.")
+        list[str] | None,
+        _option("--gpu-type", metavar="M", help="A model; A100|H100 or repeated: any of them."),
     ] = None,
     gpu_memory_mb: Annotated[
         str | None, _option("--mem", metavar="MB", help="Memory of each GPU: 8000 or 8G.")
     ] = None,
-    shared: Annotated[bool, _option("--shared", help="Share a GPU with others.")] = False,
+    shared: Annotated[bool, _option("--shared", help="Share a GPU with others, within --mem.")] = False,
+    gpu_share: Annotated[
+        float | None, _option("--share", metavar="0.001-1", help="A part of one GPU, shared with others.")
+    ] = None,
+    constraints: Annotated[
+        list[str] | None,
+        _option("--constraint", metavar="LABEL=V", help="Of nodes: zone=a, disk=ssd|nvme, rack!=7, node=n1."),
+    ] = None,
     timeout_seconds: Annotated[
         str | None, _option("--timeout", "-t", metavar="T", help="90, 90s, 15m, 2h, 1d.")
     ] = None,
@@ -65,8 +73,10 @@ def describing(
     nodes: Annotated[int | None, _option("--nodes", metavar="N", help="Over so many nodes. [1]")] = None,
     array: Annotated[str | None, _option("--array", metavar="0-9%3", help="Many, 3 at a time.")] = None,
     after: Annotated[
-        list[str] | None, _option("--after", metavar="ID", help="Start after this task.")
+        list[str] | None,
+        _option("--after", metavar="ID[:ok|any|failed]", help="Start after this task; repeated: after all."),
     ] = None,
+    held: Annotated[bool, _option("--hold", help="Wait until it is released.")] = False,
     max_retries: Annotated[int | None, _option("--retries", metavar="N", help="If a node fails. [3]")] = None,
     restart: Annotated[str | None, _option("--restart", metavar="never|on-failure|always")] = None,
     env: Annotated[
@@ -94,7 +104,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "ram_mb": parse_memory_mb,
     "timeout_seconds": parse_duration,
     "priority": parse_priority,
-    "after": parse_ids,
+    "after": parse_after,
     "labels": parse_labels,
     "env": parse_env,
 }

@@ -6,7 +6,8 @@ import typer
 
 from dgpu.cli import submission as s
 from dgpu.cli.connection import builtins, connect, is_final, poll, task_code
-from dgpu.cli.failures import CliFailure, ExitCode, note
+from dgpu.cli.effect import print_effect
+from dgpu.cli.failures import note
 from dgpu.cli.flags import Flags, flags_of
 from dgpu.cli.formats import plural
 from dgpu.cli.output import print_document
@@ -50,22 +51,27 @@ def submit(
     client = connect(flags)
     if not command and not allocation:
         raise typer.BadParameter("there is nothing to run; write for example: dgpu submit -- python train.py")
-    if dry_run:
-        raise CliFailure(
-            "--dry-run: the scheduler cannot yet say what would happen; it needs what-if", ExitCode.REFUSED
-        )
     task = s.task_fields(ctx, command or (), client.url)
     if allocation:
         task["allocation"] = True
+    if count > 1 and "array" in task:
+        raise typer.BadParameter("--count and --array do not go together; an array has its own number")
+    if dry_run:
+        asked = {"task": task, "count": count} if count > 1 else {"task": task}
+        return print_effect(builtins(client.whatif({"submit": asked})), flags)
     if count > 1:
         ids = client.submit_copies(count, idempotency_key=key, **task)
         _print_ids(ids, {"task_ids": ids}, flags)
         note(f"{plural(count, 'task')} submitted. Look: dgpu ps")
     else:
         answer = client.submit(idempotency_key=key, **task)
-        ids = [answer.task_id]
+        ids = answer.task_ids
         _print_ids(ids, builtins(answer), flags)
-        if flags.is_table and not wait:
+        if "array" in task:
+            note(
+                f"An array of {plural(answer.count, 'task')}. To cancel it: dgpu cancel --array {answer.task_id}"
+            )
+        elif flags.is_table and not wait:
             note(verdict(client.get(answer.task_id)))
     return _wait(client, ids) if wait else 0
 

@@ -7,7 +7,7 @@ import typer
 from dgpu.cli.arguments import parse_ids
 from dgpu.cli.connection import builtins, connect
 from dgpu.cli.flags import flags_of
-from dgpu.cli.formats import clock, duration, listed, one_line, plural, since
+from dgpu.cli.formats import clock, duration, listed, memory, one_line, plural, since
 from dgpu.cli.output import print_document
 from dgpu.cli.ps import place_of
 
@@ -51,10 +51,24 @@ def page(answer: dict[str, Any], task: dict[str, Any]) -> list[str]:
     if answer["blockers"]:
         lines += ["", "It waits because", *_blockers(answer)]
     lines += ["", f"Expected start: {_expected(answer['expected_start'])}"]
+    nearest = answer["nearest"]
+    if nearest and nearest["lacks"]:
+        lines += ["", f"Nearest node: {one_line(nearest['node'])}, which lacks {_lacks(nearest['lacks'])}"]
     if answer["sooner"]:
-        lines += ["", "It would start sooner with"]
+        lines += ["", "It would start"]
         lines += [f"  - {one_line(change['detail'] or change['change'])}" for change in answer["sooner"]]
     return lines
+
+
+def _lacks(lacks: dict[str, int]) -> str:
+    words = {
+        "gpus": lambda number: plural(number, "GPU"),
+        "cpus_milli": lambda number: f"{number / 1_000:g} cpus",
+        "ram_mb": lambda number: f"{memory(number)} of ram",
+    }
+    return ", ".join(
+        words[what](number) if what in words else f"{number} {what}" for what, number in lacks.items()
+    )
 
 
 def _blockers(answer: dict[str, Any]) -> list[str]:
@@ -67,5 +81,9 @@ def _expected(expected: dict[str, Any] | None) -> str:
     if expected is None:
         return "unknown"
     error = expected["median_error_seconds"]
-    past = f"; such guesses were off by {duration(error)}" if error is not None else ""
+    past = (
+        f"; such guesses were off by {duration(error)}" if error is not None else "; no guess was tested yet"
+    )
+    if (age := expected.get("age_seconds", 0)) >= 10:
+        past += f"; looked ahead {duration(age)} ago"
     return f"{clock(expected['p50'])} (by {clock(expected['p90'])} in 9 of 10 cases{past})"

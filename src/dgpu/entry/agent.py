@@ -49,6 +49,8 @@ def agent_options(config: AgentConfig, *, host_name: str | None = None) -> Agent
         simulated=_cards(config.gpu.simulated),
         gpu_ids=config.gpu.gpu_ids,
         reserved_gpu_ids=config.gpu.reserved_gpu_ids,
+        max_temperature_c=config.gpu.max_temperature_c,
+        check_command=config.gpu.check_command,
     )
     return AgentOptions(
         nodes=_nodes(node, config.agent.simulated_nodes),

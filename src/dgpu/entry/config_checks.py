@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from dgpu.agent.probe.detect import DetectionMethod
 from dgpu.agent.probe.models import check_cards, parse_cards
-from dgpu.entry.config_types import AgentConfig, Docker, Replication, SchedulerConfig, Section
+from dgpu.core.tenant import MOST_TENANTS
+from dgpu.entry.config_types import AgentConfig, Docker, Quota, Replication, SchedulerConfig, Section
 
 _MOST_PORT = 65_535
 
@@ -64,6 +65,8 @@ def check_scheduler(config: SchedulerConfig) -> Iterator[Problem]:
         )
     if not config.storage.snapshot_dir:
         yield Problem("storage.snapshot_dir", "expected a directory, got an empty text")
+    yield from _check_quota(config.quota)
+    yield from _check_tenants(config.tenants)
     yield from _check_logging(config.logging.output)
     yield from _scheduler_not_yet(config)
 
@@ -132,6 +135,33 @@ def _check_server(config: SchedulerConfig) -> Iterator[Problem]:
         yield Problem("server.http_address", "is the same as server.grpc_address")
 
 
+def _check_quota(quota: Quota) -> Iterator[Problem]:
+    both = quota.online_percent + quota.batch_percent
+    if abs(both - 1) > 1e-9:
+        yield Problem(
+            "quota.batch_percent",
+            f"is {quota.batch_percent:g}; with quota.online_percent ({quota.online_percent:g}) it must add up to 1",
+        )
+
+
+def _check_tenants(tenants: tuple[dict[str, object], ...]) -> Iterator[Problem]:
+    from dgpu.wire.tenant_fields import tenant_of
+
+    seen: set[object] = set()
+    for number, raw in enumerate(tenants):
+        tenant, errors = tenant_of(raw)
+        for error in errors:
+            yield Problem(
+                f"tenants[{number}].{error.path}", f"{error.detail[:1].lower()}{error.detail[1:-1]}"
+            )
+        if tenant is not None and tenant.id in seen:
+            yield Problem(f"tenants[{number}].id", f"{tenant.id!r} is listed twice")
+        if tenant is not None:
+            seen.add(tenant.id)
+    if len(tenants) > MOST_TENANTS:
+        yield Problem("tenants", f"at most {MOST_TENANTS} can be listed")
+
+
 def _check_address(path: str, text: str, *, dialled: bool) -> Iterator[Problem]:
     try:
         address = parse_address(text)
@@ -155,20 +185,12 @@ def _scheduler_not_yet(config: SchedulerConfig) -> Iterator[Problem]:
         yield _not_yet("storage.journal", "a journal in etcd")
     if config.auth.mode == "token":
         yield _not_yet("auth.mode", "tokens with roles")
-    if config.tenants:
-        yield _not_yet("tenants", "a list of tenants")
     if config.alerts:
         yield _not_yet("alerts", "alerts")
-    if config.quota.reclaim == "stop":
-        yield _not_yet("quota.reclaim", "stopping tasks to reclaim their GPUs")
-    for name in ("online_percent", "batch_percent"):
-        yield from _only_default("quota", config.quota, name, "a quota")
     for name in Replication.__struct_fields__:
         yield from _only_default("replication", config.replication, name, "replication")
-    for name in ("memory_safety_margin_mb", "max_models_per_gpu", "model_cache_ttl_seconds"):
-        yield from _only_default(
-            "scheduler", config.scheduler, name, "sharing a GPU and keeping models loaded"
-        )
+    for name in ("max_models_per_gpu", "model_cache_ttl_seconds"):
+        yield from _only_default("scheduler", config.scheduler, name, "keeping models loaded")
     for name in ("worker_heartbeat_interval_seconds", "worker_heartbeat_timeout_seconds"):
         yield from _only_default("scheduler", config.scheduler, name, "warm workers")
 

@@ -15,6 +15,7 @@ _SecondsOrNone = Annotated[float, msgspec.Meta(ge=0, le=_YEAR)]  # 0: no limit
 _Positive = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
 _NotNegative = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 _Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
+_Factor = Annotated[float, msgspec.Meta(ge=0.001, le=1_000)]
 _Name = Annotated[str, msgspec.Meta(max_length=253, pattern=r"^[A-Za-z0-9._-]*$")]
 
 
@@ -41,11 +42,37 @@ class Server(Section, frozen=True, kw_only=True):
     allowed_hosts: tuple[str, ...] = ()  # names that a request's Host may carry beside the local ones
 
 
+class Estimates(Section, frozen=True, kw_only=True):
+    """(base of the model + MB per atom x atoms) x factor of the task type."""
+
+    default_base_mb: _NotNegative = 4000
+    mb_per_atom: Annotated[float, msgspec.Meta(ge=0, le=1_000_000)] = 2
+    default_atoms: _NotNegative = 500
+    factors: dict[str, _Factor] = msgspec.field(
+        default_factory=lambda: {
+            "optimization": 1.2,
+            "stability": 1.5,
+            "heat-capacity": 2.0,
+            "bulk-modulus": 1.3,
+        }
+    )
+    models: dict[str, _NotNegative] = {}  # base by model
+
+
+class Sharing(Section, frozen=True, kw_only=True):
+    enforce: Literal["report", "kill"] = "report"  # what uses more memory on a shared GPU than it reserved
+
+
 class SchedulerRules(Section, frozen=True, kw_only=True):
     role: Literal["master", "standby"] = "master"
     schedule_interval: _Seconds = 5
     snapshot_interval: _Seconds = 30
+    placement: Literal["balanced", "pack"] = "balanced"
     memory_safety_margin_mb: _NotNegative = 2000
+    memory_ramp_up_seconds: _SecondsOrNone = (
+        60  # a run that ended sooner says nothing about what it would need
+    )
+    estimates: Estimates = Estimates()
     max_models_per_gpu: _Positive = 2
     model_cache_ttl_seconds: _Seconds = 3600
     default_task_timeout_seconds: _SecondsOrNone = 3600  # batch; online has none
@@ -55,6 +82,7 @@ class SchedulerRules(Section, frozen=True, kw_only=True):
     retry_delay_seconds: _Seconds = 1  # doubles per retry
     max_retry_delay_seconds: _Seconds = 60
     max_waiting_tasks: _Positive = 1_000_000  # a bound on memory; beyond it submits are refused
+    ageing_minutes_per_point: Annotated[int, msgspec.Meta(ge=0, le=525_600)] = 0  # 0: priority alone decides
     keep_finished_tasks: _NotNegative = 10_000  # in memory; older ones are in the history
     keep_finished_seconds: _Seconds = 3600
 
@@ -69,6 +97,21 @@ class Quota(Section, frozen=True, kw_only=True):
     batch_percent: _Fraction = 0.3
     mode: Literal["strict", "borrow"] = "strict"
     reclaim: Literal["wait", "stop"] = "wait"
+    unknown_tenants: Literal["refuse", "create"] = "refuse"  # once any tenant is known
+    fair_share_half_life_hours: Annotated[float, msgspec.Meta(ge=0.02, le=8760)] = 24
+
+
+class HealthSection(Section, frozen=True, kw_only=True):
+    """When a GPU leaves service, and how it comes back."""
+
+    cool_down_seconds: _Seconds = 30
+    give_up_seconds: _Seconds = 3600
+    check_timeout_seconds: _Seconds = 120
+    parole_runs: _Positive = 3
+    parole_seconds: _Seconds = 600
+    failures_in_a_row: _NotNegative = 3  # 0: failures of tasks never speak against a card
+    max_quarantines: _NotNegative = 3
+    quarantine_window_seconds: _Seconds = 86400
 
 
 class AgentRules(Section, frozen=True, kw_only=True):
@@ -94,7 +137,9 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
     scheduler: SchedulerRules = SchedulerRules()
     replication: Replication = Replication()
     quota: Quota = Quota()
+    sharing: Sharing = Sharing()
     agent: AgentRules = AgentRules()
+    health: HealthSection = HealthSection()
     storage: Storage = Storage()
     tenants: tuple[dict[str, object], ...] = ()
     auth: Auth = Auth()
@@ -127,6 +172,8 @@ class AgentGpu(Section, frozen=True, kw_only=True):
     gpu_ids: tuple[int | str, ...] = ()  # indexes or UUIDs; empty: all
     reserved_gpu_ids: tuple[int | str, ...] = ()  # shown, never used
     health_check_interval: _Seconds = 30
+    max_temperature_c: Annotated[int, msgspec.Meta(ge=0, le=200)] = 0  # 0: the limit of the card itself
+    check_command: str = ""  # for the shell; empty: memory is written and read back
 
 
 class Docker(Section, frozen=True, kw_only=True):

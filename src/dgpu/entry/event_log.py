@@ -12,19 +12,26 @@ import structlog
 from dgpu.core.events import (
     EpochBegan,
     Event,
+    GangPlaced,
+    GpuHealthChanged,
     NodeDraining,
     NodeLost,
     NodeRegistered,
     NodeRemoved,
     NodeResumed,
     ObservationChanged,
+    QuotaChanged,
     TaskFinished,
     TaskPlaced,
     TaskRequeued,
     TasksCancelled,
     TasksSubmitted,
+    TenantRemoved,
+    TenantSet,
 )
+from dgpu.core.health import SEVERITIES
 from dgpu.core.ids import TaskId, task_name
+from dgpu.core.quota import MILLION
 from dgpu.core.task import TaskStatus
 
 _LINES_PER_SECOND = 50  # of one name
@@ -117,6 +124,17 @@ def _placed(event: TaskPlaced) -> _Line:
     return logging.INFO, "task_scheduled", 1, fields
 
 
+def _gang_placed(event: GangPlaced) -> _Line:
+    fields = {
+        "task": task_name(event.task_id),
+        "nodes": [rank.node_id for rank in event.ranks],
+        "gpus": sum(len(rank.gpu_ids) for rank in event.ranks),
+        "attempt": event.ranks[0].attempt,
+        "lease": event.ranks[0].lease_id,
+    }
+    return logging.INFO, "task_scheduled", 1, fields
+
+
 def _finished(event: TaskFinished) -> _Line:
     fields: dict[str, Any] = {"task": task_name(event.task_id), "status": event.status.value}
     if event.status is TaskStatus.FAILED:
@@ -130,6 +148,8 @@ def _cancelled(event: TasksCancelled) -> _Line | None:
         return None
     count = len(event.task_ids)
     fields = {"status": "cancelled", "count": count, "first": task_name(event.task_ids[0])}
+    if event.reason != "cancelled":
+        return logging.WARNING, "task_failed", count, {**fields, "reason": event.reason}
     return logging.INFO, "task_finished", count, fields
 
 
@@ -155,18 +175,44 @@ def _lost(event: NodeLost) -> _Line:
 def _observed(event: ObservationChanged) -> _Line | None:
     if not event.fault:
         return None
-    return logging.WARNING, "gpu_error", 1, {"gpu": event.gpu_id, "fault": event.fault}
+    return logging.WARNING, "gpu_fault", 1, {"gpu": event.gpu_id, "fault": event.fault}
+
+
+def _health(event: GpuHealthChanged) -> _Line:
+    fields = {
+        "gpu": event.gpu_id,
+        "node": event.node_id,
+        "state": event.after.value,
+        "before": event.before.value,
+        "cause": event.cause,
+        "evidence": event.evidence,
+    }
+    if SEVERITIES.get(event.after) == "critical":
+        return logging.CRITICAL, "gpu_error", 1, fields
+    return logging.INFO, "gpu_health", 1, fields
+
+
+def _quota(event: QuotaChanged) -> _Line:
+    quota = event.quota
+    fields = {
+        "online_percent": quota.online_ppm / MILLION,
+        "mode": quota.mode.value,
+        "reclaim": quota.reclaim.value,
+    }
+    return logging.INFO, "quota_updated", 1, fields
 
 
 _LINES: dict[type[Event], Callable[[Any], _Line | None]] = {
     TasksSubmitted: _submitted,
     TaskPlaced: _placed,
+    GangPlaced: _gang_placed,
     TaskFinished: _finished,
     TasksCancelled: _cancelled,
     TaskRequeued: _requeued,
     NodeRegistered: _registered,
     NodeLost: _lost,
     ObservationChanged: _observed,
+    GpuHealthChanged: _health,
     NodeDraining: lambda event: (
         logging.INFO,
         "node_draining",
@@ -175,17 +221,23 @@ _LINES: dict[type[Event], Callable[[Any], _Line | None]] = {
     ),
     NodeResumed: lambda event: (logging.INFO, "node_resumed", 1, {"node": event.node_id}),
     NodeRemoved: lambda event: (logging.INFO, "node_removed", 1, {"node": event.node_id}),
+    QuotaChanged: _quota,
+    TenantSet: lambda event: (logging.INFO, "tenant_set", 1, {"tenant": event.tenant.id}),
+    TenantRemoved: lambda event: (logging.INFO, "tenant_removed", 1, {"tenant": event.tenant_id}),
     EpochBegan: lambda event: (logging.INFO, "epoch_began", 1, {"epoch": event.epoch}),
 }
 _NEVER_A_WARNING = frozenset(
     {
         TasksSubmitted,
         TaskPlaced,
-        TasksCancelled,
+        GangPlaced,
         NodeRegistered,
         NodeDraining,
         NodeResumed,
         NodeRemoved,
         EpochBegan,
+        QuotaChanged,
+        TenantSet,
+        TenantRemoved,
     }
 )

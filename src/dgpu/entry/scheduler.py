@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dgpu.entry.config_checks import parse_address
-from dgpu.entry.config_types import Retention, SchedulerConfig
+from dgpu.entry.config_types import HealthSection, Retention, SchedulerConfig
 
 if TYPE_CHECKING:
+    from dgpu.core.health import HealthRules
+    from dgpu.core.quota import Quota
     from dgpu.core.settings import Settings
+    from dgpu.core.tenant import Tenant
     from dgpu.service.options import Address, ServiceOptions
 
 _DAY_MS = 86_400_000
@@ -101,7 +104,7 @@ def data_dir(config: SchedulerConfig) -> Path:
 
 
 def _settings(config: SchedulerConfig) -> Settings:
-    from dgpu.core.settings import Settings
+    from dgpu.core.settings import EstimateRules, Placement, Settings
 
     rules = config.scheduler
     return Settings(
@@ -112,7 +115,58 @@ def _settings(config: SchedulerConfig) -> Settings:
         keep_finished=rules.keep_finished_tasks,
         keep_finished_ms=_ms(rules.keep_finished_seconds),
         most_waiting=rules.max_waiting_tasks,
+        ageing_ms=rules.ageing_minutes_per_point * 60_000,
+        health=_health(config.health),
+        quota=_quota(config),
+        tenants=_tenants(config),
+        creates_tenants=config.quota.unknown_tenants == "create",
+        fair_share_half_life_ms=_ms(config.quota.fair_share_half_life_hours * 3_600),
+        placement=Placement(rules.placement),
+        memory_margin_mb=rules.memory_safety_margin_mb,
+        memory_ramp_up_ms=_ms(rules.memory_ramp_up_seconds),
+        max_models_per_gpu=rules.max_models_per_gpu,
+        estimates=EstimateRules(
+            base_mb=rules.estimates.default_base_mb,
+            mb_per_atom_milli=round(rules.estimates.mb_per_atom * 1_000),
+            atoms=rules.estimates.default_atoms,
+            factors_milli={name: round(factor * 1_000) for name, factor in rules.estimates.factors.items()},
+            models_mb=rules.estimates.models,
+        ),
+        share_enforcement=config.sharing.enforce,
     )
+
+
+def _health(section: HealthSection) -> HealthRules:
+    from dgpu.core.health import HealthRules
+
+    return HealthRules(
+        cool_down_ms=_ms(section.cool_down_seconds),
+        give_up_ms=_ms(section.give_up_seconds),
+        check_timeout_ms=_ms(section.check_timeout_seconds),
+        parole_runs=section.parole_runs,
+        parole_ms=_ms(section.parole_seconds),
+        failures_in_a_row=section.failures_in_a_row,
+        most_quarantines=section.max_quarantines,
+        window_ms=_ms(section.quarantine_window_seconds),
+    )
+
+
+def _quota(config: SchedulerConfig) -> Quota:
+    from dgpu.core.quota import MILLION, Quota, QuotaMode, Reclaim
+
+    return Quota(
+        online_ppm=round(config.quota.online_percent * MILLION),
+        mode=QuotaMode(config.quota.mode),
+        reclaim=Reclaim(config.quota.reclaim),
+    )
+
+
+def _tenants(config: SchedulerConfig) -> tuple[Tenant, ...]:
+    """As checked already; sorted, so that another order in the file is no change."""
+    from dgpu.wire.tenant_fields import tenant_of
+
+    tenants = [tenant for raw in config.tenants if (tenant := tenant_of(raw)[0]) is not None]
+    return tuple(sorted(tenants, key=lambda tenant: tenant.id))
 
 
 def _address(text: str) -> Address:

@@ -135,7 +135,7 @@ class Stack:
         return {
             "server": {"http_address": f"{HOST}:{self.http_port}", "grpc_address": self.grpc_address},
             "scheduler": {"default_task_timeout_seconds": 0, "max_task_timeout_seconds": 0},
-            "quota": {"mode": "borrow", "reclaim": "wait"},
+            "quota": {"mode": "borrow", "reclaim": "wait", "unknown_tenants": "create"},
             "agent": {"lease_action": "never"},
             "storage": {"snapshot_dir": str(self.state_dir.scheduler_dir), **self._storage},
         }

@@ -53,7 +53,7 @@ class _Reply(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    do_GET = do_POST = do_DELETE = _reply  # noqa: N815  names of the standard library
+    do_GET = do_POST = do_PUT = do_DELETE = _reply  # noqa: N815  names of the standard library
 
     def log_message(self, *_):
         return

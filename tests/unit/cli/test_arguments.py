@@ -94,3 +94,17 @@ def test_what_is_no_variable_is_refused(entry):
 )
 def test_only_a_single_text_with_signs_in_it_goes_to_the_shell(words, command):
     assert arguments.parse_command(words) == command
+
+
+def test_a_dependency_may_say_which_end_it_waits_for():
+    assert arguments.parse_after(["7", "task-8:any", "9:failed"]) == [
+        "task-7",
+        {"task_id": "task-8", "when": "any"},
+        {"task_id": "task-9", "when": "failed"},
+    ]
+
+
+@pytest.mark.parametrize("text", ["7:maybe", "7:", ":ok", "x", "7:ok:any"])
+def test_what_is_no_dependency_is_refused(text):
+    with pytest.raises(typer.BadParameter):
+        arguments.parse_after([text])

@@ -147,13 +147,6 @@ def test_flags_work_before_and_after_the_verb_and_the_later_one_counts(dgpu, ser
     assert dgpu("nodes", "list", "--server", server.url, "-o", "name")[0] == 0
 
 
-def test_dry_run_is_refused_until_the_scheduler_can_answer_it(dgpu, server):
-    code, out, err = dgpu("--server", server.url, "submit", "--dry-run", "--", "true")
-    assert (code, out) == (6, "")
-    assert "--dry-run" in err
-    assert server.requests == []
-
-
 def test_a_fault_of_our_own_is_a_line_and_not_a_traceback(dgpu, monkeypatch):
     import dgpu.cli.version as module
 

@@ -293,3 +293,73 @@ def test_completion_scripts_are_printed(dgpu, shell):
     code, out, _ = dgpu("completion", shell)
     assert code == 0
     assert "_DGPU_COMPLETE" in out
+
+
+def test_a_gpu_is_recovered_by_its_place_or_the_beginning_of_its_uuid(dgpu, server):
+    card = {
+        "id": "GPU-7a",
+        "uuid": "GPU-7a",
+        "node": "box",
+        "index": 1,
+        "model": "V100",
+        "memory_total_mb": 32768,
+        "status": "error",
+        "health": {
+            "state": "out",
+            "since": "2026-01-01T00:00:00.000Z",
+            "evidence": "Xid 79",
+            "remark": "4 times",
+        },
+    }
+    other = {**card, "id": "GPU-7b", "uuid": "GPU-7b", "index": 2}
+    listed = {"total": 2, "idle": 0, "busy": 0, "offline": 0, "error": 2, "gpus": [card, other]}
+    server.answers["GET", "/api/v1/gpus"] = (200, listed)
+    server.answers["POST", "/api/v1/gpus/GPU-7a/recover"] = (200, {**card, "health": {"state": "probing"}})
+    code, out, _ = dgpu("gpus", "--server", server.url)
+    assert code == 0
+    assert "Xid 79" in out
+    assert "dgpu gpus recover box:1" in out
+    for name in ("box:1", "gpu-7A"):
+        code, out, _ = dgpu("gpus", "recover", name, "--reason", "reseated", "--server", server.url, "--json")
+        assert code == 0
+        assert '"probing"' in out
+    assert server.sent("POST", "/api/v1/gpus/GPU-7a/recover") == [{"reason": "reseated"}] * 2
+    assert dgpu("gpus", "recover", "GPU-7", "--server", server.url)[0] == 2
+    assert dgpu("gpus", "recover", "box:9", "--server", server.url)[0] == 5
+
+
+def test_hold_release_and_priority_say_what_is_meant(dgpu, server):
+    for verb in ("hold", "release", "priority"):
+        server.answers["POST", f"/api/v1/tasks/task-7/{verb}"] = (200, task(7, waiting="it is held"))
+    assert dgpu("hold", "7", "--server", server.url)[:2] == (0, "task-7\n")
+    assert dgpu("release", "7", "--array", "--server", server.url)[0] == 0
+    assert dgpu("priority", "7", "high", "--server", server.url)[0] == 0
+    assert server.sent("POST", "/api/v1/tasks/task-7/hold") == [{}]
+    assert server.sent("POST", "/api/v1/tasks/task-7/release") == [{"array": True}]
+    assert server.sent("POST", "/api/v1/tasks/task-7/priority") == [{"priority": "high"}]
+
+
+def test_an_array_prints_all_its_ids_and_can_be_cancelled_as_one(dgpu, server):
+    server.answers["POST", "/api/v1/tasks"] = (201, {**SUBMITTED[1], "count": 3})
+    server.answers["POST", "/api/v1/tasks/cancel"] = (200, {"cancelled": 3})
+    code, out, err = dgpu("submit", "--array", "0-2", "--server", server.url, "--", "true")
+    assert (code, out) == (0, "task-7\ntask-8\ntask-9\n")
+    assert "dgpu cancel --array task-7" in err
+    assert dgpu("cancel", "--array", "7", "--server", server.url)[0] == 0
+    assert server.sent("POST", "/api/v1/tasks/cancel") == [{"array": "task-7"}]
+    assert dgpu("cancel", "7", "--array", "7", "--server", server.url)[0] == 2
+    assert dgpu("submit", "--array", "0-2", "--count", "2", "--server", server.url, "--", "true")[0] == 2
+
+
+def test_ps_shows_the_index_of_an_array_and_all_nodes_of_a_gang(dgpu, server):
+    row = {"array_id": "task-1", "array_index": 4, "nodes": 2, "allocated_nodes": ["n1", "n2"]}
+    gang = task(5, "running", name="train", started_at="2026-05-04T10:00:01.000Z", **row)
+    server.answers["GET", "/api/v1/tasks"] = [
+        (200, {"tasks": [gang], "total": 1}),
+        (200, {"tasks": [], "total": 0}),
+    ]
+    _, out, _ = dgpu("ps", "--server", server.url)
+    line = out.splitlines()[1]
+    assert "[4] train" in line
+    assert "2x1" in line
+    assert line.endswith("n1, n2")

@@ -194,12 +194,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         "scheduler: {role: standby}",
         "storage: {journal: etcd}",
         "auth: {mode: token}",
-        "tenants: [{id: a}]",
         "alerts: {url: 'http://x'}",
-        "quota: {online_percent: 0.6}",
-        "quota: {reclaim: stop}",
         "replication: {heartbeat_timeout: 7}",
-        "scheduler: {memory_safety_margin_mb: 1}",
+        "scheduler: {model_cache_ttl_seconds: 1}",
         "scheduler: {worker_heartbeat_timeout_seconds: 1}",
     ],
 )
@@ -219,6 +216,36 @@ def test_what_this_versions_agent_cannot_do_is_refused_instead_of_ignored(
     tmp_path: Path, yaml_text: str
 ) -> None:
     assert "not available yet" in refusal(agent, tmp_path, yaml_text)
+
+
+@pytest.mark.parametrize(
+    ("yaml_text", "words"),
+    [
+        (
+            "quota: {online_percent: 0.6}",
+            "quota.batch_percent: is 0.3; with quota.online_percent (0.6) it must add up to 1",
+        ),
+        ("quota: {online_percent: 1.1}", "quota.online_percent: expected"),
+        ("quota: {mode: loose}", "quota.mode: expected one of strict, borrow"),
+        ("quota: {fair_share_half_life_hours: 0}", "quota.fair_share_half_life_hours: expected"),
+        ("tenants: [{id: a}, {id: a}]", "tenants[1].id: 'a' is listed twice"),
+        ("tenants: [{max_gpus: 1}]", "tenants[0].id: required"),
+        ("tenants: [{id: a, weight: 0}]", "tenants[0].weight: expected a number from 0.001 to 1000"),
+        ("tenants: [{id: a, weight: -1}]", "tenants[0].weight: expected"),
+        ("tenants: [{id: a, pools: [fast]}]", "tenants[0].pools: expected online or batch"),
+        (
+            "tenants: [{id: a, max_gpus: 1, guaranteed_gpus: 2}]",
+            "tenants[0].guaranteed_gpus: expected at most max_gpus (1)",
+        ),
+        ("tenants: [{id: a, max_gpu: 1}]", "tenants[0].max_gpu: this field is not known"),
+        ("tenants: [{id: 'a b'}]", "tenants[0].id: expected 1 to 64 letters"),
+        ("tenants: [{id: a, max_priority: urgent}]", "tenants[0].max_priority: expected"),
+    ],
+)
+def test_a_quota_or_tenant_that_makes_no_sense_stops_the_start(
+    tmp_path: Path, yaml_text: str, words: str
+) -> None:
+    assert words in refusal(scheduler, tmp_path, yaml_text)
 
 
 def test_tasks_that_run_nothing_never_get_a_real_card(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from dgpu.core.events import (
     Event,
+    GpuHealthChanged,
     NodeLost,
     NodeRegistered,
     ObservationChanged,
@@ -16,6 +17,7 @@ from dgpu.core.events import (
     TasksCancelled,
     TasksSubmitted,
 )
+from dgpu.core.health import Health
 from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId, TenantId
 from dgpu.core.node import Node
 from dgpu.core.task import Pool, Shape, TaskSpec, TaskStatus
@@ -93,7 +95,16 @@ def test_nodes_and_faults_are_told(story: Story) -> None:
         ObservationChanged(1, GpuId("g"), 0, "the card is lost"),
         ObservationChanged(1, GpuId("g"), 256, ""),
     )
-    assert story.lines.names == ["agent_registered", "agent_offline", "gpu_error"]
+    assert story.lines.names == ["agent_registered", "agent_offline", "gpu_fault"]
+
+
+def test_a_gpu_that_leaves_service_is_critical_and_its_way_back_is_not(story: Story) -> None:
+    left = GpuHealthChanged(1, GpuId("g"), NodeId("n"), Health.TRUSTED, Health.QUARANTINED, "xid", "Xid 79")
+    back = GpuHealthChanged(2, GpuId("g"), NodeId("n"), Health.PROBING, Health.PAROLE, "check", "well")
+    story.commit(left, back)
+    (level, name, fields), (later, _, _) = story.lines.told
+    assert (level, name, fields["evidence"]) == (logging.CRITICAL, "gpu_error", "Xid 79")
+    assert later == logging.INFO
 
 
 def test_a_batch_of_tasks_is_one_line_with_its_number(story: Story) -> None:

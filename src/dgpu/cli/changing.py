@@ -1,0 +1,33 @@
+"""Verbs that change tasks one by one and show what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dgpu.cli.arguments import parse_ids
+from dgpu.cli.connection import builtins
+from dgpu.cli.failures import note
+from dgpu.cli.output import print_document
+
+if TYPE_CHECKING:
+    from dgpu.cli.flags import Flags
+    from dgpu.wire.answers import TaskAnswer
+
+Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="42 or task-42.")]
+Array = Annotated[
+    bool, typer.Option("--array", help="All tasks that wait of the array that begins with this one.")
+]
+
+
+def change_tasks(ids: Sequence[str], flags: Flags, change: Callable[[str], TaskAnswer]) -> None:
+    answers = [change(task_id) for task_id in parse_ids(ids)]
+    if not flags.is_table and flags.output != "name":
+        documents = [builtins(answer) for answer in answers]
+        print_document(documents[0] if len(documents) == 1 else documents, flags)
+        return
+    typer.echo("\n".join(answer.task_id for answer in answers))
+    if flags.is_table and len(answers) == 1 and answers[0].waiting:
+        note(f"It waits: {answers[0].waiting}")
