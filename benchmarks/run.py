@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 
 HERE = pathlib.Path(__file__).parent
-ORDER = ["decision", "journal", "keeper", "rest", "drain", "recovery"]
+ORDER = ["decision", "foresight", "openb", "journal", "keeper", "rest", "drain", "recovery"]
 
 
 def figures(name: str) -> Iterator[dict[str, object]]:
