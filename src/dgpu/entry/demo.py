@@ -35,7 +35,7 @@ _STEP_SECONDS = 60.0
 
 def demo() -> int:
     """0: everything came as it was promised."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    interrupted = _Interrupted()
     home = Path(tempfile.mkdtemp(prefix="dgpu-demo-"))
     http_port = free_port(0)
     stack = Stack(
@@ -47,7 +47,7 @@ def demo() -> int:
     )
     stage = Stage()
     try:
-        return _Demo(stack, stage, home).play()
+        code = _Demo(stack, stage, home).play()
     except (StartFailed, DgpuError, DemoFailed) as failure:
         stage.close_bar()
         sys.stderr.write(f"dgpu: The demo failed: {failure}\n")
@@ -56,9 +56,24 @@ def demo() -> int:
         stage.close_bar()
         sys.stderr.write("\nStopped; cleaning up.\n")
         return 130
+    else:
+        return 130 if interrupted.by_somebody else code
     finally:
         stage.close_bar()
         _clean_up(stack, home)
+
+
+class _Interrupted:
+    """A Ctrl-C that came where Python swallows it (while a value is being disposed of) still counts at the end."""
+
+    def __init__(self) -> None:
+        self.by_somebody = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._note)
+
+    def _note(self, *_: object) -> None:
+        self.by_somebody = True
+        raise KeyboardInterrupt
 
 
 def _clean_up(stack: Stack, home: Path) -> None:
@@ -262,6 +277,7 @@ class _Demo:
                 ("", f"{self.stack.url}/docs is the description of the REST API."),
             ],
         )
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on it is a good end
         with contextlib.suppress(EOFError, KeyboardInterrupt):
             input("Enter or Ctrl-C ends it. ")
 
