@@ -127,7 +127,7 @@ def test_tasks_and_exit_codes_survive_the_agent(kept) -> None:
     kept.wait_started(1)
     kept.wait_ended(2)
     kept.disconnect()
-    kept.connect()
+    kept.connect_again()
     assert "end" not in kept.known[1]
     assert kept.known[1]["started_ms"] > 0
     assert kept.known[2]["end"]["exit_code"] == 6
@@ -135,7 +135,7 @@ def test_tasks_and_exit_codes_survive_the_agent(kept) -> None:
     (kept.directory / "tasks" / "1" / "go").touch()
 
     def ended() -> bool:
-        kept.connect()
+        kept.connect_again()
         if "end" in kept.known[1]:
             return True
         kept.disconnect()
@@ -147,7 +147,7 @@ def test_tasks_and_exit_codes_survive_the_agent(kept) -> None:
     kept.spawn(3, "true")
     kept.wait_ended(3)
     kept.disconnect()
-    kept.connect()
+    kept.connect_again()
     assert set(kept.known) == {3}
 
 
