@@ -13,6 +13,7 @@ from dgpu.core.events import (
     DemandChanged,
     EstimateLearned,
     Event,
+    RankEnded,
     TaskFinished,
     TaskRequeued,
     TypicalChanged,
@@ -52,14 +53,14 @@ def decide_condition(state: ClusterState, command: ObserveCondition) -> Decision
 def decide_end(state: ClusterState, command: ReportFinished) -> Decision:
     """The end of an attempt, and what it teaches about memory."""
     decision = decide_finished(state, command)
-    if isinstance(decision, Rejection) or (
-        command.outcome is not Outcome.OUT_OF_MEMORY and not command.peak_memory_mb
-    ):
+    if isinstance(decision, Rejection):
         return decision
     lease = state.leases[command.lease_id]
     task = state.tasks[lease.task_id]
-    if command.outcome is Outcome.OUT_OF_MEMORY:
+    if _ran_out(state, task, command):
         return _after_oom(state, task, lease, decision)
+    if not command.peak_memory_mb:
+        return decision
     ending = decision[-1]
     if not isinstance(ending, TaskFinished) or ending.status is not TaskStatus.SUCCESS:
         return decision
@@ -67,6 +68,13 @@ def decide_end(state: ClusterState, command: ReportFinished) -> Decision:
     if learned is None:
         return decision
     return (*decision, EstimateLearned(at=command.at, key=learned[0], estimate=learned[1]))
+
+
+def _ran_out(state: ClusterState, task: Task, command: ReportFinished) -> bool:
+    """A gang ends as the first of its ranks that failed, whichever of them reports last."""
+    gang = state.gangs.get(task.id)
+    outcome = command.outcome if gang is None or gang.failed is None else gang.failed.outcome
+    return outcome is Outcome.OUT_OF_MEMORY
 
 
 def typical_due(state: ClusterState, at: int) -> tuple[Event, ...]:
@@ -90,6 +98,8 @@ def typical_due(state: ClusterState, at: int) -> tuple[Event, ...]:
 
 def _after_oom(state: ClusterState, task: Task, lease: Lease, decision: tuple[Event, ...]) -> Decision:
     *before, ending = decision
+    if isinstance(ending, RankEnded):
+        return decision  # other ranks still run; the last of them tells what is learned
     key, learned, demand_mb = after_oom(state, task, lease, ending.at)
     events = [*before, EstimateLearned(at=ending.at, key=key, estimate=learned)]
     larger = demand_mb > state.shapes[task.shape_id].gpu_memory_mb and not task.grown
@@ -104,7 +114,7 @@ def _after_oom(state: ClusterState, task: Task, lease: Lease, decision: tuple[Ev
             TaskRequeued(
                 at=ending.at,
                 task_id=task.id,
-                lease_id=lease.id,
+                lease_id=ending.lease_id,
                 eligible_at=0,
                 counted=True,
                 reason=Outcome.OUT_OF_MEMORY.value,

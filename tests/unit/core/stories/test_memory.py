@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from building import cluster, do, finished, gpu, lease, node, run_pass, spec, task, tried
 from dgpu.core.commands import ObserveGpu, ReportStarted, SubmitTasks
+from dgpu.core.invariants import check_invariants
 from dgpu.core.policy.estimate import estimate, with_estimate
 from dgpu.core.rejections import NeverFits
 from dgpu.core.settings import Settings
@@ -134,3 +137,23 @@ def test_peaks_raise_at_once_and_lower_slowly() -> None:
     assert ran(1_000, ms=1_000) == 7_000  # too short to have shown its peak
     assert ran(1_000) == 6_125
     assert state.estimates["default/model/m"].runs == 4
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["reports first", "reports last"])
+def test_a_gang_that_runs_out_of_memory_is_tried_again_with_more(order: tuple[int, int]) -> None:
+    """Whichever rank reports last: the first failure is the one that counts."""
+    nodes = [node(name, gpus=1, memory_mb=24_576) for name in ("n1", "n2")]
+    state = cluster(*nodes, task(model="m", nodes=2))
+    assert run_pass(state) == [1]
+    ranks = state.gangs[1].leases
+    reports = [oom(ranks[0]), finished(ranks[1], outcome=Outcome.STOPPED)]
+    if order == (1, 0):
+        reports = [finished(ranks[1]), oom(ranks[0])]
+    for report in reports:
+        do(state, report)
+    again = state.tasks[1]
+    assert (again.status, again.reason, again.retries) == (TaskStatus.PENDING, "out_of_memory", 1)
+    assert demand_mb(state, 1) == 6_144
+    assert state.estimates["default/model/m"].ooms == 1
+    check_invariants(state)
+    assert run_pass(state) == [1]
