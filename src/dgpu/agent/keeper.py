@@ -496,4 +496,5 @@ def _record(order: dict[str, Any], now_ms: int) -> Record:
         "node": order["node"],
         "gpus": order["gpus"],
         "started_ms": now_ms,
+        "most_mb": order.get("most_mb", 0),  # kept for an agent that adopts it
     }

@@ -35,7 +35,7 @@ from dgpu.agent.lifecycle_words import (
     ThawRuns,
     Welcomed,
 )
-from dgpu.agent.reservations import Reservations
+from dgpu.agent.reservations import Reservations, after_fault
 from dgpu.agent.run.runner import (
     KnownRun,
     RunEnd,
@@ -290,6 +290,12 @@ class Lifecycle:
 
     def _on_released(self, value: GpusReleased) -> list[LifecycleOutput]:
         over: list[_Lease] = []
+        for fault in value.faults:
+            lease = self._leases.get(fault.lease_id)
+            if lease is not None and lease.state is LeaseState.RELEASING and lease.end is not None:
+                lease.end = after_fault(
+                    lease.end, lease.order, peak_mb=lease.peak_mb, xid=fault.xid, card_mb=fault.card_mb
+                )
         for lease_id, stuck in value.released:
             lease = self._leases.get(lease_id)
             if lease is not None and lease.state is LeaseState.RELEASING:
@@ -332,7 +338,14 @@ class Lifecycle:
         return []
 
     def _adopt(self, run: KnownRun, ends: list[RunEnd]) -> list[LifecycleOutput]:
-        order = RunOrder(lease_id=run.lease_id, task_id=run.task_id, attempt=run.attempt, gpu_ids=run.gpu_ids)
+        order = RunOrder(
+            lease_id=run.lease_id,
+            task_id=run.task_id,
+            attempt=run.attempt,
+            gpu_ids=run.gpu_ids,
+            gpu_memory_mb=run.most_mb,
+            kill_outgrown=run.most_mb > 0,
+        )
         lease = self._leases[run.lease_id] = _Lease(order, LeaseState.STARTING)
         return self._catch_up(lease, run, ends)
 

@@ -39,10 +39,19 @@ class Acked(msgspec.Struct, frozen=True, kw_only=True):
     finished: tuple[LeaseId, ...] = ()
 
 
+class ProgramFault(msgspec.Struct, frozen=True, kw_only=True):
+    """The driver says that a program went wrong on one of the lease's cards."""
+
+    lease_id: LeaseId
+    xid: int
+    card_mb: int
+
+
 class GpusReleased(msgspec.Struct, frozen=True, kw_only=True):
     released: tuple[
         tuple[LeaseId, tuple[GpuId, ...]], ...
     ]  # with the GPUs that did not, in spite of the time given
+    faults: tuple[ProgramFault, ...] = ()
 
 
 class OutputStored(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ from dgpu.agent.lifecycle_words import (
     KeepOutput,
     LeaseState,
     OutputStored,
+    ProgramFault,
     StartRuns,
     StopRuns,
     ThawRuns,
@@ -81,6 +82,7 @@ class NodeHost:
         self._runner: Runner | None = None
         self._probe: Probe | None = None
         self._selection: GpuSelection | None = None
+        self._cards_mb: dict[GpuId, int] = {}  # memory of each
         self._sees_pids = machine.in_first_pid_namespace()
         self._machine = _machine(options, node, epoch.highest, boot_id)
         self._sender = OutputSender(
@@ -260,6 +262,7 @@ class NodeHost:
 
     def _feed_gpus(self, found: Sequence[FoundGpu]) -> None:
         assert self._selection is not None  # noqa: S101 - resolved before
+        self._cards_mb = {gpu.id: gpu.memory_mb for gpu in found}
         gpus = tuple(
             NodeGpu(
                 id=picked.gpu.id,
@@ -325,13 +328,15 @@ class NodeHost:
             return
         waiting: list[tuple[LeaseId, tuple[GpuId, ...]]] = []
         free: list[tuple[LeaseId, tuple[GpuId, ...]]] = []
+        faults: list[ProgramFault] = []
         for lease_id, gpu_ids in check.leases:
             if isinstance(self._probe, SimulatedProbe) and not _clinging(self._probe, gpu_ids):
                 free.append((lease_id, ()))
+                faults += self._program_faults(self._probe, lease_id, gpu_ids)
             else:
                 waiting.append((lease_id, gpu_ids))
         if free:
-            self._feed(GpusReleased(released=tuple(free)))
+            self._feed(GpusReleased(released=tuple(free), faults=tuple(faults)))
         for lease_id, gpu_ids in waiting:
             self._spawn(self._wait_for_release(lease_id, gpu_ids, check.until_ms))
 
@@ -342,7 +347,17 @@ class NodeHost:
                 self._log.error("gpu_memory_not_released", lease=lease_id, gpus=stuck)
                 break
             await asyncio.sleep(_RELEASE_LOOK_SECONDS)
-        self._feed(GpusReleased(released=((lease_id, stuck),)))
+        faults = await asyncio.to_thread(self._program_faults, self._probe, lease_id, gpu_ids)
+        self._feed(GpusReleased(released=((lease_id, stuck),), faults=tuple(faults)))
+
+    def _program_faults(
+        self, probe: Probe, lease_id: LeaseId, gpu_ids: tuple[GpuId, ...]
+    ) -> list[ProgramFault]:
+        return [
+            ProgramFault(lease_id=lease_id, xid=xid, card_mb=self._cards_mb.get(gpu_id, 0))
+            for gpu_id in gpu_ids
+            if (xid := probe.program_xid(gpu_id))
+        ]
 
     def _spawn(self, work: collections.abc.Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

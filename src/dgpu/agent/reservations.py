@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from dgpu.agent.run.runner import RunOrder
+from msgspec.structs import replace
+
+from dgpu.agent.run.runner import RunEnd, RunOrder
 from dgpu.core.ids import LeaseId
+from dgpu.core.task import Outcome
+
+_FULL_PERCENT = 90  # looks are seconds apart: the last one before the end saw a little less
 
 
 class Reservations:
@@ -32,3 +37,15 @@ class Reservations:
     def forget(self, lease_id: LeaseId) -> None:
         self._peaks_mb.pop(lease_id, None)
         self._outgrown.discard(lease_id)
+
+
+def after_fault(end: RunEnd, order: RunOrder, *, peak_mb: int, xid: int, card_mb: int) -> RunEnd:
+    """The driver has no error number for memory that ran out. A program that fails with an error of the driver while
+    it holds all it may hold is taken for one.
+    """
+    most_mb = order.gpu_memory_mb or card_mb
+    failed = end.outcome is Outcome.SIGNALED or (end.outcome is Outcome.EXITED and end.exit_code != 0)
+    if not failed or not most_mb or peak_mb * 100 < most_mb * _FULL_PERCENT:
+        return end
+    error = f"Xid {xid} of the driver while it held {peak_mb} of {most_mb} MB"
+    return replace(end, outcome=Outcome.OUT_OF_MEMORY, error=error)

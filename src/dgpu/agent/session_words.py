@@ -220,6 +220,7 @@ def sample_message(sample: Sample) -> pb.GpuSample:
             pb.LeaseMemory(lease_id=lease_id, memory_mb=memory_mb) for lease_id, memory_mb in sample.leases_mb
         ],
         loaded_models=sample.loaded_models,
+        untold=sample.untold,
     )
 
 

@@ -427,3 +427,10 @@ def test_no_end_is_told_before_its_start(kept) -> None:
     for lease in range(1, 21):
         kept.wait_ended(lease)
         assert lease in kept.started
+
+
+def test_what_a_task_may_hold_is_known_to_the_agent_that_adopts_it(kept) -> None:
+    kept.spawn(1, "sleep 1000", most_mb=4_096)
+    kept.wait_started(1)
+    kept.connect_again()
+    assert kept.known[1]["most_mb"] == 4_096

@@ -24,6 +24,8 @@ def answer(probe: NvmlProbe | None, verb: str, argument: Any) -> Any:
         return probe.sample({gpu_id: frozenset(pids) for gpu_id, pids in argument.items()})
     if verb == "examine":
         return probe.examine(argument)
+    if verb == "program_xid":
+        return probe.program_xid(argument)
     return sorted(probe.holders(argument))
 
 

@@ -44,6 +44,10 @@ def test_a_second_xid_of_the_same_kind_is_news(probing: Nvml) -> None:
 def test_an_xid_that_comes_from_a_program_is_no_fault(probing: Nvml) -> None:
     probing.world(A, more="xid GPU-a|1|31\nxid GPU-a|2|13\nxid GPU-a|3|43")
     assert faults(probing) == [("", "")]
+    assert probing.ok("program_xid", "GPU-a") == 43, "but it is told when the program has ended"
+    assert probing.ok("program_xid", "GPU-a") == 0, "once"
+    probing.world(A, more="xid GPU-a|4|31")
+    assert probing.ok("program_xid", "GPU-a") == 31, "also without a sample in between"
 
 
 def test_an_xid_of_a_card_that_is_lost_is_not_forgotten(probing: Nvml) -> None:

@@ -7,12 +7,12 @@ import os
 import pytest
 
 from dgpu.agent.lifecycle import Lifecycle
-from dgpu.agent.lifecycle_words import MemorySeen, Ordered, StopRuns
+from dgpu.agent.lifecycle_words import GpusReleased, MemorySeen, Ordered, ProgramFault, StopRuns
 from dgpu.agent.memory import with_leases
 from dgpu.agent.oom import out_of_memory
 from dgpu.agent.probe.foreign import own_mb
 from dgpu.agent.probe.probe import Sample
-from dgpu.agent.run.runner import RunEnd, RunOrder, RunsEnded, RunsListed, RunsStarted, StopOrder
+from dgpu.agent.run.runner import KnownRun, RunEnd, RunOrder, RunsEnded, RunsListed, RunsStarted, StopOrder
 from dgpu.core.ids import GpuId, LeaseId, TaskId
 from dgpu.core.task import Outcome
 
@@ -78,6 +78,36 @@ def test_what_outgrows_its_reservation_is_stopped_at_the_second_look() -> None:
     assert machine.on_input(seen(5_000), 50) == []  # once is enough
 
 
+def test_a_task_that_an_agent_adopted_may_not_outgrow_its_reservation_either() -> None:
+    machine = Lifecycle(grace_ms=7_000)
+    run = KnownRun(lease_id=L1, task_id=TaskId(1), attempt=1, gpu_ids=(GPU,), started_at_ms=5, most_mb=4_096)
+    machine.on_input(RunsListed(runs=(run,)), 10)
+    assert machine.on_input(seen(5_000), 20) == []
+    stop = StopOrder(lease_id=L1, grace_ms=7_000, cause=Outcome.OUT_OF_MEMORY)
+    assert machine.on_input(seen(5_000), 30) == [StopRuns(orders=(stop,))]
+
+
+@pytest.mark.parametrize(
+    ("peak_mb", "exit_code", "outcome"),
+    [(4_000, 1, Outcome.OUT_OF_MEMORY), (2_000, 1, Outcome.EXITED), (4_000, 0, Outcome.EXITED)],
+    ids=["full", "not full", "ended well"],
+)
+def test_an_error_of_the_driver_in_full_memory_means_that_memory_ran_out(
+    peak_mb: int, exit_code: int, outcome: Outcome
+) -> None:
+    machine = lifecycle(kill=False)
+    machine.on_input(seen(peak_mb), 10)
+    end = RunEnd(lease_id=L1, outcome=Outcome.EXITED, exit_code=exit_code, at_ms=50)
+    machine.on_input(RunsEnded(ended=(end,)), 60)
+    fault = ProgramFault(lease_id=L1, xid=31, card_mb=16_384)
+    (report,) = machine.on_input(GpusReleased(released=((L1, ()),), faults=(fault,)), 70)
+    told = report.finished[0].end
+    assert told.outcome is outcome
+    assert told.exit_code == exit_code
+    if outcome is Outcome.OUT_OF_MEMORY:
+        assert told.error == "Xid 31 of the driver while it held 4000 of 4096 MB"
+
+
 def test_without_enforcement_it_goes_on() -> None:
     machine = lifecycle(kill=False)
     assert machine.on_input(seen(9_000), 10) == machine.on_input(seen(9_000), 20) == []
@@ -88,8 +118,6 @@ def test_the_peak_travels_with_the_end() -> None:
     for memory_mb in (1_000, 3_000, 2_000):
         machine.on_input(seen(memory_mb), 10)
     machine.on_input(RunsEnded(ended=(RunEnd(lease_id=L1, outcome=Outcome.EXITED, at_ms=50),)), 60)
-    from dgpu.agent.lifecycle_words import GpusReleased
-
     (report,) = machine.on_input(GpusReleased(released=((L1, ()),)), 70)
     assert report.finished[0].peak_memory_mb == 3_000
 

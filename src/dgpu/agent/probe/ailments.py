@@ -47,13 +47,14 @@ HEALTHY = Ailment()
 
 
 class _Card:
-    __slots__ = ("heat", "hot_looks", "latched", "uncorrected", "xids")
+    __slots__ = ("heat", "hot_looks", "latched", "program_xid", "uncorrected", "xids")
 
     def __init__(self) -> None:
         self.latched: Ailment | None = None
         self.heat: Ailment | None = None
         self.hot_looks = 0
         self.uncorrected: int | None = None
+        self.program_xid = 0  # the last one
         self.xids = 0
 
 
@@ -80,6 +81,14 @@ class Ailments:
         card = self._cards.get(gpu_id)
         if card is not None:
             card.latched = None
+
+    def take_program_xid(self, gpu_id: GpuId) -> int:
+        """The last error that a program caused since this was asked; 0: none."""
+        card = self._cards.get(gpu_id)
+        if card is None:
+            return 0
+        taken, card.program_xid = card.program_xid, 0
+        return taken
 
     def _heat(self, card: _Card, reading: Reading) -> None:
         if reading.temperature_c is None:
@@ -110,7 +119,9 @@ class Ailments:
 
     def _driver(self, card: _Card, reading: Reading) -> None:
         for xid in reading.xids:
-            if xid in XIDS:
+            if xid not in XIDS:
+                card.program_xid = xid
+            else:
                 card.xids += 1
                 # The number makes a second error of the same kind news.
                 fault = f"Xid {xid}: {XIDS[xid]} (hardware error {card.xids} since the agent started)"

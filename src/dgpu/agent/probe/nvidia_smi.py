@@ -20,6 +20,7 @@ import msgspec
 from dgpu.agent.probe.ailments import Ailments, Reading
 from dgpu.agent.probe.foreign import foreign_mb, own_mb
 from dgpu.agent.probe.probe import (
+    ALL_NUMBERS,
     BusyGpus,
     Examination,
     FoundGpu,
@@ -56,6 +57,7 @@ class _Card(msgspec.Struct, frozen=True, kw_only=True):
     temperature_c: int = 0
     power_w: int = 0
     uncorrected: int | None = None
+    untold: tuple[str, ...] = ALL_NUMBERS
 
 
 class NvidiaSmiProbe:
@@ -105,6 +107,10 @@ class NvidiaSmiProbe:
         if card.gpu.fault:
             return Examination(ok=False, words=card.gpu.fault)
         return Examination(ok=True, words=f"nvidia-smi answers, {card.temperature_c} °C")
+
+    def program_xid(self, gpu_id: GpuId) -> int:
+        del gpu_id
+        return 0  # the tool does not tell
 
     def close(self) -> None:
         with self._lock:
@@ -216,7 +222,10 @@ def _sample(
 ) -> Sample:
     if card is None:
         return Sample(
-            gpu_id=gpu_id, fault="nvidia-smi no longer lists the card", fault_cause=Cause.LOST.value
+            gpu_id=gpu_id,
+            fault="nvidia-smi no longer lists the card",
+            fault_cause=Cause.LOST.value,
+            untold=ALL_NUMBERS,
         )
     return Sample(
         gpu_id=gpu_id,
@@ -230,6 +239,7 @@ def _sample(
         fault=card.gpu.fault,
         fault_cause=card.gpu.fault_cause,
         own_mb=own_mb(apps.get(gpu_id, {}), busy.get(gpu_id, frozenset())),
+        untold=card.untold,
     )
 
 
@@ -269,6 +279,11 @@ def _parse_card(fields: list[str]) -> _Card:
         temperature_c=_number(temperature),
         power_w=_number(power),
         uncorrected=_number(uncorrected) if _NUMBER.fullmatch(uncorrected) else None,
+        untold=tuple(
+            name
+            for name, text in zip(ALL_NUMBERS, (utilization, used, temperature, power), strict=True)
+            if not _NUMBER.fullmatch(text)
+        ),
     )
 
 

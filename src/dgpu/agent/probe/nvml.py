@@ -129,6 +129,11 @@ class NvmlProbe:
             return Examination(ok=False, words=sample.fault)
         return Examination(ok=True, words=f"the driver answers, {sample.temperature_c} °C")
 
+    def program_xid(self, gpu_id: GpuId) -> int:
+        with self._lock:
+            self._hear_xids()
+            return self._ailments.take_program_xid(gpu_id)
+
     def close(self) -> None:
         with self._lock:
             self._stop()
@@ -144,13 +149,16 @@ class NvmlProbe:
     def _stop(self) -> None:
         if self._started:
             self._started = False
-            for gpu_id, xids in self._xids.take().items():
-                self._ailments.look(gpu_id, Reading(xids=xids))
+            self._hear_xids()
             self._xids.forget()
             try:
                 pynvml.nvmlShutdown()
             except pynvml.NVMLError as error:
                 _log.debug("nvml_shutdown_failed: %s", error)
+
+    def _hear_xids(self) -> None:
+        for gpu_id, xids in self._xids.take().items():
+            self._ailments.look(gpu_id, Reading(xids=xids))
 
     def _look(self) -> list[FoundGpu]:
         try:
@@ -214,21 +222,22 @@ class NvmlProbe:
             handle = pynvml.nvmlDeviceGetHandleByUUID(gpu_id)
             used_mb = _memory_mb(handle)[1]
             holders = _memory_by_pid(handle)
-            temperature_c = _offered(lambda: _temperature_c(handle))
+            numbers = _numbers(handle)
             reading = Reading(
-                temperature_c=temperature_c,
-                limit_c=_offered(lambda: _limit_c(handle)),
+                temperature_c=numbers["temperature"] or 0,
+                limit_c=_offered(lambda: _limit_c(handle)) or 0,
                 uncorrected=_uncorrected(handle),
                 xids=xids,
             )
             ailment = self._ailments.look(gpu_id, reading)
             sample = Sample(
                 gpu_id=gpu_id,
-                utilization_percent=_offered(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+                utilization_percent=numbers["utilization"] or 0,
                 memory_used_mb=used_mb,
                 memory_foreign_mb=foreign_mb(used_mb=used_mb, holders=holders, ours=ours),
-                temperature_c=temperature_c,
-                power_w=_offered(lambda: round(pynvml.nvmlDeviceGetPowerUsage(handle) / 1000)),
+                temperature_c=numbers["temperature"] or 0,
+                power_w=numbers["power"] or 0,
+                untold=tuple(name for name, value in numbers.items() if value is None),
                 fault=ailment.fault,
                 fault_cause=ailment.cause,
                 own_mb=own_mb(holders, ours),
@@ -238,7 +247,9 @@ class NvmlProbe:
             if xids:
                 self._ailments.look(gpu_id, Reading(xids=xids))
             ailment = _ailment(error)
-            return Sample(gpu_id=gpu_id, fault=ailment.fault, fault_cause=ailment.cause)
+            return Sample(
+                gpu_id=gpu_id, fault=ailment.fault, fault_cause=ailment.cause, untold=ALL_NUMBERS
+            )
         return sample
 
 
@@ -310,14 +321,22 @@ def _uncorrected(handle: Any) -> int | None:
         return None
 
 
-def _offered(ask: Callable[[], int]) -> int:
-    """0 for a number that this card does not offer; only a broken card is an error."""
+def _numbers(handle: Any) -> dict[str, int | None]:
+    return {
+        "utilization": _offered(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+        "temperature": _offered(lambda: _temperature_c(handle)),
+        "power": _offered(lambda: round(pynvml.nvmlDeviceGetPowerUsage(handle) / 1000)),
+    }
+
+
+def _offered(ask: Callable[[], int]) -> int | None:
+    """None for a number that this card does not offer; only a broken card is an error."""
     try:
         return max(int(ask()), 0)
     except pynvml.NVMLError as error:
         if error.value in _CARD_IS_BROKEN:
             raise
-        return 0
+        return None
 
 
 def _memory_by_pid(handle: Any) -> dict[int, int | None]:

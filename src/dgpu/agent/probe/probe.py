@@ -25,6 +25,9 @@ SWITCH = 20  # a common PCIe switch
 NUMA = 10
 
 
+ALL_NUMBERS = ("utilization", "memory", "temperature", "power")
+
+
 class ProbeError(Exception):
     """One line for people."""
 
@@ -44,7 +47,7 @@ class FoundGpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """A number is 0 where the card does not say."""
+    """A number is 0 where the card does not say; `untold` then names it."""
 
     gpu_id: GpuId
     utilization_percent: int = 0
@@ -57,6 +60,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     leases_mb: tuple[tuple[LeaseId, int], ...] = ()  # the same, by lease
     loaded_models: tuple[str, ...] = ()
     fault_cause: str = ""
+    untold: tuple[str, ...] = ()  # of ALL_NUMBERS
 
 
 class Examination(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,5 +83,8 @@ class Probe(Protocol):
 
     def examine(self, gpu_id: GpuId) -> Examination:
         """Asks the card anew, for a check. Faults that were of a moment are forgotten with it."""
+
+    def program_xid(self, gpu_id: GpuId) -> int:
+        """The last Xid that a program caused on this card since this was asked; 0: none, or nobody can say."""
 
     def close(self) -> None: ...

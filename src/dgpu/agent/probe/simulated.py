@@ -85,6 +85,13 @@ class SimulatedProbe:
             return Examination(ok=False, words=sick)
         return Examination(ok=True, words="the simulated card is well")
 
+    def program_xid(self, gpu_id: GpuId) -> int:
+        with self._lock:
+            card = self._cards.get(gpu_id)
+            if card is not None and card.xids:
+                self._ailments.look(gpu_id, Reading(xids=card.take_xids()))
+            return self._ailments.take_program_xid(gpu_id)
+
     def close(self) -> None:
         pass
 

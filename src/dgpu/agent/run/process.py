@@ -173,6 +173,7 @@ class ProcessRunner:
             "cwd": detail.workdir,
             "timeout_ms": order.timeout_ms,
             "grace_ms": self._grace_ms,
+            "most_mb": order.gpu_memory_mb if order.kill_outgrown else 0,
         }
 
     def _send(self, frame: Frame) -> None:
@@ -293,6 +294,7 @@ class ProcessRunner:
             started_at_ms=record["started_ms"],
             frozen=record.get("frozen", False),
             end=self._end({"lease": record["lease"], **end}) if end else None,
+            most_mb=record.get("most_mb", 0),
         )
 
     def _sweep(self, hello: dict[str, Any]) -> None:

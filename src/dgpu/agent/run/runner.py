@@ -51,6 +51,7 @@ class KnownRun(msgspec.Struct, frozen=True, kw_only=True):
     started_at_ms: int = 0  # 0: was never started
     frozen: bool = False
     end: RunEnd | None = None
+    most_mb: int = 0  # of GPU memory, where more is a reason to stop it
 
 
 # What a runner says. Batches, in the order of what happened.
