@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple
 
@@ -19,6 +20,9 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 _MOST_CANDIDATES = 64  # beyond it one look at all of /proc is cheaper
 _MOST_LOOKS = 4
+_MOST_LOOKS_AT_CHANGE = 20
+_CHANGE_SECONDS = 0.001
+_KERNEL_THREAD = 0x00200000  # PF_KTHREAD
 
 
 class Proc(NamedTuple):
@@ -49,17 +53,50 @@ def read_proc(pid: int | str) -> Proc | None:
 
 def markers(pid: int) -> tuple[str, str]:
     """The lease and the keeper that a process was started under, by its environment; empty where it says nothing."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - many of these are opened in a row
-            entries = file.read().split(b"\0")
-    except OSError:
-        return "", ""
     found = {LEASE_MARKER: "", KEEPER_MARKER: ""}
-    for entry in entries:
+    for entry in _settled_environ(pid).split(b"\0"):
         name, _, value = entry.partition(b"=")
         if name == LEASE_MARKER.encode() or name == KEEPER_MARKER.encode():
             found[name.decode()] = value.decode(errors="replace")
     return found[LEASE_MARKER], found[KEEPER_MARKER]
+
+
+def _settled_environ(pid: int) -> bytes:
+    """While a process changes its program it shows no environment for a moment. Whoever took that for an answer would
+    leave a marked process behind.
+    """
+    text = _environ(pid)
+    for _ in range(_MOST_LOOKS_AT_CHANGE):
+        if text != b"":
+            break
+        changes = _changes_program(pid)
+        text = _environ(pid)
+        if text or not changes:
+            break
+        time.sleep(_CHANGE_SECONDS)
+    return text or b""
+
+
+def _environ(pid: int) -> bytes | None:
+    """None: it has gone, or is not for us to read."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - many of these are opened in a row
+            return file.read()
+    except OSError:
+        return None
+
+
+def _changes_program(pid: int) -> bool:
+    """Lives, is no kernel thread, and has no place for an environment: not even for an empty one."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - as above
+            text = file.read()
+    except OSError:
+        return False
+    fields = text[text.rfind(b")") + 2 :].split()
+    if len(fields) < 49 or fields[0] in {b"Z", b"X"} or int(fields[6]) & _KERNEL_THREAD:
+        return False
+    return int(fields[48]) == 0  # env_end
 
 
 def send(proc: Proc, number: int) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import subprocess
 import sys
 import threading
 
 import pytest
 
-from dgpu.agent import held, machine
+from dgpu.agent import held, machine, tree
 from dgpu.agent.chunks import ChunkWriter
 from dgpu.agent.corral import Corral
 from dgpu.agent.frames import Decoder, FrameTooLarge, encode
@@ -150,3 +151,29 @@ def test_many_trees_are_frozen_with_as_few_looks_as_one(tmp_path, monkeypatch) -
         corral.close()
         for process in processes:
             process.wait()
+
+
+def test_a_process_that_changes_its_program_keeps_its_mark(tmp_path) -> None:
+    """In the middle of an exec it shows no environment; taken for unmarked, it would outlive its task."""
+    script = tmp_path / "again.sh"
+    script.write_text('exec sh "$0"\n')
+    marked = {**os.environ, tree.LEASE_MARKER: "7", tree.KEEPER_MARKER: "k"}
+    with subprocess.Popen(["sh", str(script)], env=marked) as process:
+        try:
+            while not markers(process.pid)[0]:
+                pass
+            seen = {markers(process.pid) for _ in range(2_000)}
+        finally:
+            process.kill()
+    assert seen == {("7", "k")}
+
+
+def test_an_empty_environment_is_an_answer_and_nobody_waits_for_another() -> None:
+    with subprocess.Popen(["sleep", "1000"], env={}) as process:
+        try:
+            while pathlib.Path(f"/proc/{process.pid}/comm").read_text() != "sleep\n":
+                pass
+            assert not tree._changes_program(process.pid)
+            assert markers(process.pid) == ("", "")
+        finally:
+            process.kill()

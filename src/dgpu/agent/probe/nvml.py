@@ -18,6 +18,7 @@ from dgpu.agent.probe.ailments import Ailment, Ailments, Reading
 from dgpu.agent.probe.foreign import foreign_mb, own_mb
 from dgpu.agent.probe.nvml_events import XidEvents
 from dgpu.agent.probe.probe import (
+    ALL_NUMBERS,
     BusyGpus,
     Examination,
     FoundGpu,
@@ -220,9 +221,9 @@ class NvmlProbe:
     def _sample_one(self, gpu_id: GpuId, ours: frozenset[int], xids: tuple[int, ...]) -> Sample:
         try:
             handle = pynvml.nvmlDeviceGetHandleByUUID(gpu_id)
-            used_mb = _memory_mb(handle)[1]
+            total_mb, used_mb = _memory_mb(handle)
             holders = _memory_by_pid(handle)
-            numbers = _numbers(handle)
+            numbers = {**_numbers(handle), "memory": used_mb if total_mb else None}
             reading = Reading(
                 temperature_c=numbers["temperature"] or 0,
                 limit_c=_offered(lambda: _limit_c(handle)) or 0,
@@ -247,9 +248,7 @@ class NvmlProbe:
             if xids:
                 self._ailments.look(gpu_id, Reading(xids=xids))
             ailment = _ailment(error)
-            return Sample(
-                gpu_id=gpu_id, fault=ailment.fault, fault_cause=ailment.cause, untold=ALL_NUMBERS
-            )
+            return Sample(gpu_id=gpu_id, fault=ailment.fault, fault_cause=ailment.cause, untold=ALL_NUMBERS)
         return sample
 
 
