@@ -15,7 +15,19 @@ import sys
 from collections.abc import Iterator
 
 HERE = pathlib.Path(__file__).parent
-ORDER = ["decision", "foresight", "openb", "journal", "keeper", "rest", "drain", "recovery"]
+ORDER = [
+    "decision",
+    "foresight",
+    "openb",
+    "journal",
+    "keeper",
+    "rest",
+    "metrics",
+    "drain",
+    "recovery",
+    "board",
+    "telemetry",
+]
 
 
 def figures(name: str) -> Iterator[dict[str, object]]:

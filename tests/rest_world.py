@@ -23,6 +23,8 @@ from dgpu.core.settings import Settings
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Outcome
 from dgpu.journal.memory import MemoryDisk, MemoryJournal
+from dgpu.service.alerts.options import AlertOptions
+from dgpu.service.alerts.watch import AlertWatch
 from dgpu.service.clock import Clock
 from dgpu.service.contact import AgentRules
 from dgpu.service.history import HISTORY_NAME, History
@@ -85,6 +87,7 @@ class RestWorld:
         access_mode: str = "loopback",
         options: RestOptions | None = None,
         follower: bool = True,
+        alerts: AlertOptions | None = None,
     ) -> None:
         self.folder = folder
         self.settings = settings or Settings()
@@ -92,6 +95,7 @@ class RestWorld:
         self.access_mode = access_mode
         self.options = options or RestOptions(version="test")
         self.with_follower = follower
+        self.alert_options = alerts
         self._ready = threading.Event()
         self._stop: asyncio.Event
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
@@ -135,7 +139,20 @@ class RestWorld:
         self.output = OutputStreams(LogStore(self.folder / "logs"), self.runtime)
         self.access = Access(mode=self.access_mode, token=TOKEN, clock=time.monotonic)  # type: ignore[arg-type]
         await self.runtime.start(self.settings)
-        app = create_app(self.runtime, self.views, self.history, self.output, self.access, self.options)
+        self.alerts = (
+            AlertWatch(self.alert_options, self.runtime, self.folder) if self.alert_options else None
+        )
+        if self.alerts is not None:
+            await self.alerts.start()
+        app = create_app(
+            self.runtime,
+            self.views,
+            self.history,
+            self.output,
+            self.access,
+            self.options,
+            alerts=self.alerts,
+        )
         server = HttpServer(app)
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -146,6 +163,8 @@ class RestWorld:
         self._ready.set()
         await self._stop.wait()
         await server.stop(0.2)
+        if self.alerts is not None:
+            await self.alerts.stop()
         await self.runtime.stop()
         await self.output.close()
 

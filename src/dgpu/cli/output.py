@@ -33,6 +33,10 @@ STATUS_STYLES = {
     "fail": "red",
     "error": "red",
     "offline": "red",
+    "firing": "red",
+    "critical": "red",
+    "warning": "yellow",
+    "resolved": "dim",
 }
 
 

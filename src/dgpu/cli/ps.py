@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,11 +16,13 @@ from dgpu.cli.output import Column, Row, print_rows, repeat
 
 if TYPE_CHECKING:
     from dgpu.client.sync import Client
+    from dgpu.wire.answers import TaskPage
 
 app = typer.Typer(add_completion=False)
 
 STATES = ("pending", "running", "success", "failed", "cancelled")
 _SCREEN_ROWS = 100
+_PIPE_ROWS = 10_000  # a table of more takes many seconds, and nobody reads it
 _PAGE = 500
 
 
@@ -91,7 +95,13 @@ def ps(
         str | None, typer.Option("--priority", "-p", metavar="P", help="Of one priority.")
     ] = None,
     most: Annotated[
-        int | None, typer.Option("--limit", metavar="N", min=0, help="At most so many rows; 0: all.")
+        int | None,
+        typer.Option(
+            "--limit",
+            metavar="N",
+            min=0,
+            help="At most so many rows; 0: all. A table has 100, in a pipe 10,000.",
+        ),
     ] = None,
 ) -> None:
     """Tasks that run or wait, with where a task runs or why it waits. -a shows ended ones too."""
@@ -102,16 +112,20 @@ def ps(
     wanted = tuple(states) if states else (() if all_tasks else ("running", "pending"))
     filters = {"tenant": tenant, "pool": pool, "priority": parse_priority(priority) if priority else None}
     if most is None:
-        most = _SCREEN_ROWS if sys.stdout.isatty() and flags.is_table else 0
+        most = (_SCREEN_ROWS if sys.stdout.isatty() else _PIPE_ROWS) if flags.is_table else 0
     client = connect(flags)
     repeat(lambda: _draw(client, wanted, filters, most, flags), flags)
 
 
 def _draw(client: Client, states: tuple[str, ...], filters: dict[str, Any], most: int, flags: Flags) -> None:
+    asked: list[dict[str, Any]] = [{**filters, "status": state} for state in states or (None,)]
+    if not most and flags.output in {"json", "name"} and _count(client, asked) > _PIPE_ROWS:
+        _pass_on(client, asked, flags)
+        return
     rows: list[dict[str, Any]] = []
     total = 0
-    for state in states or (None,):
-        found, number = _collect(client, {**filters, "status": state}, most - len(rows) if most else 0)
+    for each in asked:
+        found, number = _collect(client, each, most - len(rows) if most else None)
         rows += sorted(found, key=_number)  # the newest come first; a reader looks at the end
         total += number
     print_rows({"tasks": rows, "total": total}, rows, COLUMNS, "task_id", flags)
@@ -119,17 +133,49 @@ def _draw(client: Client, states: tuple[str, ...], filters: dict[str, Any], most
         _tell(len(rows), total, "running" in states)
 
 
-def _collect(client: Client, filters: dict[str, Any], most: int) -> tuple[list[dict[str, Any]], int]:
-    """Rows of the server's pages until there are enough (0: all of them)."""
+def _count(client: Client, asked: Sequence[dict[str, Any]]) -> int:
+    return sum(client.page(limit=1, **each).total for each in asked)
+
+
+def _collect(client: Client, filters: dict[str, Any], most: int | None) -> tuple[list[dict[str, Any]], int]:
+    """Rows of the server's pages until there are enough (None: all of them), and how many there are."""
     rows: list[dict[str, Any]] = []
+    total = 0
+    for page in _pages(client, filters, _PAGE if most is None else max(1, min(_PAGE, most))):
+        rows += builtins(page.tasks)
+        total = page.total
+        if most is not None and len(rows) >= most:
+            return rows[:most], total
+    return rows, total
+
+
+def _pages(client: Client, filters: dict[str, Any], size: int) -> Iterator[TaskPage]:
     cursor: str | None = None
     while True:
-        size = min(_PAGE, most - len(rows)) if most > 0 else _PAGE
-        page = client.page(limit=max(1, size), cursor=cursor, **filters)
-        rows += builtins(page.tasks)
+        page = client.page(limit=size, cursor=cursor, **filters)
+        yield page
         cursor = page.next_cursor
-        if cursor is None or (most > 0 and len(rows) >= most) or most < 0:
-            return rows, page.total
+        if cursor is None:
+            return
+
+
+def _pass_on(client: Client, asked: Sequence[dict[str, Any]], flags: Flags) -> None:
+    """Page by page as they come, the newest first: nobody keeps 400,000 tasks in memory to print them."""
+    total = 0
+    lead = '{"tasks": [\n'
+    for each in asked:
+        number = 0
+        for page in _pages(client, each, _PAGE):
+            number = page.total
+            for row in builtins(page.tasks):
+                if flags.output == "name":
+                    sys.stdout.write(f"{row['task_id']}\n")
+                else:
+                    sys.stdout.write(lead + json.dumps(row, ensure_ascii=False))
+                    lead = ",\n"
+        total += number
+    if flags.output == "json":
+        sys.stdout.write(f'\n], "total": {total}}}\n')
 
 
 def _number(row: Row) -> int:
@@ -142,4 +188,4 @@ def _tell(shown: int, total: int, only_active: bool) -> None:
     elif not total:
         note("No such task.")
     elif shown < total:
-        note(f"{total - shown:,} more; all of them: --limit 0")
+        note(f"… {total - shown:,} more (dgpu ps --limit 0)")

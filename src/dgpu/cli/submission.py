@@ -113,17 +113,29 @@ _READ: dict[str, Callable[[Any], Any]] = {
 def task_fields(ctx: typer.Context, command: Sequence[str], url: str) -> dict[str, Any]:
     """The body of the request; what was not given is left to the server's defaults."""
     given: dict[str, Any] = dict(ctx.meta.get(_KEPT, {}))
-    here = is_same_host(url) and not given.pop("clean_env", False)
+    clean = given.pop("clean_env", False)
+    here = is_same_host(url) and not clean
     task = {name: _READ[name](value) if name in _READ else value for name, value in given.items()}
     if command:
         task["command"] = parse_command(command)
     shell = {name: os.environ[name] for name in SHELL_VARIABLES if name in os.environ} if here else {}
     if variables := shell | task.pop("env", {}):
         task["env"] = variables
+    if user := "" if clean else _user():
+        task["labels"] = {"user": user, **task.get("labels", {})}  # reports tell users apart by it
     directory = task.pop("workdir", _here() if here else None)
     if directory is not None:
         task["workdir"] = os.path.normpath(os.path.join(_here() or "/", directory))  # noqa: PTH118
     return task
+
+
+def _user() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return ""
 
 
 def _here() -> str | None:

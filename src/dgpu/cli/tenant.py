@@ -13,6 +13,8 @@ from dgpu.cli.output import Column, Row, print_document, print_fields, print_row
 
 app = typer.Typer(add_completion=False)
 
+_POOLS = ("online", "batch")
+
 Name = Annotated[str, typer.Argument(metavar="TENANT")]
 Names = Annotated[list[str], typer.Argument(metavar="TENANT...")]
 
@@ -64,7 +66,7 @@ def list_tenants(ctx: typer.Context) -> None:
 def show(ctx: typer.Context, name: Name) -> None:
     """All about a tenant."""
     flags = flags_of(ctx)
-    _print_one(builtins(connect(flags).tenant(name)), flags)
+    _print_one(builtins(connect(flags).tenant(_checked(name))), flags)
 
 
 @app.command("set")
@@ -106,6 +108,7 @@ def set_tenant(
     """Set a tenant up, or change some of its limits; the others stay."""
     flags = flags_of(ctx)
     client: Any = connect(flags)
+    _checked(name)
     given = {
         "max_gpus": max_gpus,
         "guaranteed_gpus": guaranteed,
@@ -114,7 +117,7 @@ def set_tenant(
         "max_waiting": max_waiting,
         "max_gpu_memory_mb": None if max_memory is None else parse_memory_mb(max_memory),
         "max_priority": None if max_priority is None else parse_priority(max_priority),
-        "pools": None if pools is None else [each.strip() for each in pools.split(",")],
+        "pools": None if pools is None else _pools(pools),
         "gpu_hours_per_month": gpu_hours,
     }
     said = {key: value for key, value in given.items() if value is not None}
@@ -129,11 +132,36 @@ def remove(ctx: typer.Context, names: Names) -> None:
     flags = flags_of(ctx)
     client = connect(flags)
     for name in names:
+        _checked(name)
+    for name in names:
         client.remove_tenant(name)
         if flags.is_table or flags.output == "name":
             typer.echo(name)
     if not flags.is_table and flags.output != "name":
         print_document({"removed": names}, flags)
+
+
+def _checked(name: str) -> str:
+    """Such a name would ask the server for something else altogether."""
+    from dgpu.wire.fields import Unacceptable, tenant
+
+    try:
+        return tenant(name)
+    except Unacceptable as bad:
+        raise typer.BadParameter(
+            f"{name!r} is not a tenant's name; expected {bad.expected}", param_hint="TENANT"
+        ) from None
+
+
+def _pools(text: str) -> list[str]:
+    names = [each.strip() for each in text.split(",")]
+    for name in names:
+        if name not in _POOLS:
+            raise typer.BadParameter(
+                f"{name!r} of {text!r} is no pool; expected online, batch or online,batch",
+                param_hint="--pools",
+            )
+    return names
 
 
 _SHORT = {"guaranteed": "guaranteed_gpus", "max_mem": "max_gpu_memory_mb", "gpu_hours": "gpu_hours_per_month"}

@@ -50,7 +50,7 @@ def page(answer: dict[str, Any], task: dict[str, Any]) -> list[str]:
         lines.append(f"Place in the queue: {answer['position']}{ahead}.")
     if answer["blockers"]:
         lines += ["", "It waits because", *_blockers(answer)]
-    lines += ["", f"Expected start: {_expected(answer['expected_start'])}"]
+    lines += ["", f"Expected start: {_expected(answer)}"]
     nearest = answer["nearest"]
     if nearest and nearest["lacks"]:
         lines += ["", f"Nearest node: {one_line(nearest['node'])}, which lacks {_lacks(nearest['lacks'])}"]
@@ -77,9 +77,10 @@ def _blockers(answer: dict[str, Any]) -> list[str]:
     ]
 
 
-def _expected(expected: dict[str, Any] | None) -> str:
+def _expected(answer: dict[str, Any]) -> str:
+    expected = answer["expected_start"]
     if expected is None:
-        return "unknown"
+        return "unknown" if answer["looked_ahead"] else "not looked ahead yet; ask again in a few seconds"
     error = expected["median_error_seconds"]
     past = (
         f"; such guesses were off by {duration(error)}" if error is not None else "; no guess was tested yet"

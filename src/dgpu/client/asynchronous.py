@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from dgpu.client import calls
+from dgpu.client.alerts import AsyncAlertCalls
 from dgpu.client.calls import Call, Filters, QuotaFields, TaskFields, TenantFields
 from dgpu.client.errors import DgpuError, Unreachable, WaitedTooLong
+from dgpu.client.history import AsyncPastCalls
 from dgpu.client.server import locate
 from dgpu.client.stream import EventParser, ServerEvent
 from dgpu.wire import answers
@@ -25,7 +27,7 @@ _FIRST_POLL_SECONDS = 0.02
 _LONGEST_POLL_SECONDS = 0.5
 
 
-class AsyncClient:
+class AsyncClient(AsyncPastCalls, AsyncAlertCalls):
     """The same calls as `Client`, awaited. Retries cannot submit twice here either."""
 
     def __init__(
@@ -119,6 +121,10 @@ class AsyncClient:
 
     async def release(self, task_id: str | int, *, array: bool = False) -> answers.TaskAnswer:
         return await self._do(calls.task_order(task_id, "release", array=array))
+
+    async def retry(self, task_id: str | int, *, idempotency_key: str | None = None) -> answers.Retried:
+        """Submits a task that is over once more, as a new task with the same environment."""
+        return await self._do(calls.retry(task_id, idempotency_key))
 
     async def set_priority(
         self, task_id: str | int, priority: int | str, *, array: bool = False
@@ -237,6 +243,17 @@ class AsyncClient:
     async def remove_tenant(self, tenant_id: str) -> None:
         await self._do(calls.remove_tenant(tenant_id))
 
+    async def board(self) -> Mapping[str, Any]:
+        """The cluster at a glance, as dashboards get it: see the API's description."""
+        return await self._do(calls.board())
+
+    async def session(self) -> answers.SessionAnswer:
+        return await self._do(calls.session())
+
+    async def session_code(self) -> answers.SessionCode:
+        """Opens the dashboard of somebody else's browser, once."""
+        return await self._do(calls.session_code())
+
     async def health(self) -> answers.Health:
         return await self._do(calls.health())
 
@@ -247,6 +264,15 @@ class AsyncClient:
         """All events as they happen, until the connection ends; `lagged` means: read again what you keep."""
         parser = EventParser()
         async with self._stream("/api/v1/events", {"Last-Event-ID": after} if after else {}) as response:
+            async for line in response.aiter_lines():
+                event = parser.on_line(line)
+                if event is not None:
+                    yield event
+
+    async def board_events(self) -> AsyncGenerator[ServerEvent]:
+        """The dashboard's stream: a `snapshot` of all nodes and GPUs, then a `delta` about once a second."""
+        parser = EventParser()
+        async with self._stream("/api/v1/board/stream") as response:
             async for line in response.aiter_lines():
                 event = parser.on_line(line)
                 if event is not None:

@@ -66,6 +66,10 @@ class Filters(TypedDict, total=False):
     pool: str | None
     name: str | None
     array: str | None
+    q: str | None
+    node: str | None
+    gpu: str | None
+    sort: Literal["newest", "oldest"] | None
 
 
 class QuotaFields(TypedDict, total=False):
@@ -180,6 +184,11 @@ def task_order(
     return Call(method="POST", path=f"{_task(task_id)}/{order}", answer=answers.TaskAnswer, body=body)
 
 
+def retry(task_id: str | int, idempotency_key: str | None) -> Call[answers.Retried]:
+    path = f"{_task(task_id)}/retry"
+    return Call(method="POST", path=path, answer=answers.Retried, body=b"{}", headers=_key(idempotency_key))
+
+
 def set_priority(task_id: str | int, priority: int | str, *, array: bool = False) -> Call[answers.TaskAnswer]:
     body = msgspec.json.encode({"priority": priority, **({"array": True} if array else {})})
     return Call(method="POST", path=f"{_task(task_id)}/priority", answer=answers.TaskAnswer, body=body)
@@ -269,6 +278,18 @@ def set_tenant(tenant_id: str, limits: Mapping[str, Any]) -> Call[answers.Tenant
 
 def remove_tenant(tenant_id: str) -> Call[answers.Removed]:
     return Call(method="DELETE", path=_tenant(tenant_id), answer=answers.Removed)
+
+
+def session() -> Call[answers.SessionAnswer]:
+    return Call(method="GET", path="/api/v1/session", answer=answers.SessionAnswer)
+
+
+def session_code() -> Call[answers.SessionCode]:
+    return Call(method="POST", path="/api/v1/session/code", answer=answers.SessionCode, body=b"{}")
+
+
+def board() -> Call[dict[str, Any]]:
+    return Call(method="GET", path="/api/v1/board", answer=dict[str, Any])
 
 
 def health() -> Call[answers.Health]:

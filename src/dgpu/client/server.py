@@ -37,6 +37,12 @@ def locate(server: str | None = None, token: str | None = None) -> Server:
     return Server(url=url, token=token)
 
 
+def recorded_url() -> str | None:
+    """Where `dgpu up` says that its scheduler is now."""
+    record = _read_record()
+    return None if record is None else record.url.rstrip("/")
+
+
 def state_dir() -> Path:
     chosen = os.environ.get("DGPU_DATA_DIR")
     if chosen:

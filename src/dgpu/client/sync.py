@@ -11,8 +11,10 @@ from typing import Any, Self, TypeVar, Unpack
 from urllib.parse import urlsplit
 
 from dgpu.client import calls
+from dgpu.client.alerts import AlertCalls
 from dgpu.client.calls import Call, Filters, QuotaFields, TaskFields, TenantFields
 from dgpu.client.errors import DgpuError, Unreachable, WaitedTooLong
+from dgpu.client.history import PastCalls
 from dgpu.client.server import locate
 from dgpu.client.stream import MOST_LINE_BYTES, EventParser, ServerEvent
 from dgpu.wire import answers
@@ -24,7 +26,7 @@ _FIRST_POLL_SECONDS = 0.02
 _LONGEST_POLL_SECONDS = 0.5
 
 
-class Client:
+class Client(PastCalls, AlertCalls):
     """Calls may be made from several threads; each thread has a connection of its own.
 
     A call that meets a broken connection or a 503 is repeated a few times. That cannot submit twice: every
@@ -119,6 +121,10 @@ class Client:
 
     def release(self, task_id: str | int, *, array: bool = False) -> answers.TaskAnswer:
         return self._do(calls.task_order(task_id, "release", array=array))
+
+    def retry(self, task_id: str | int, *, idempotency_key: str | None = None) -> answers.Retried:
+        """Submits a task that is over once more, as a new task with the same environment."""
+        return self._do(calls.retry(task_id, idempotency_key))
 
     def set_priority(
         self, task_id: str | int, priority: int | str, *, array: bool = False
@@ -235,6 +241,17 @@ class Client:
     def remove_tenant(self, tenant_id: str) -> None:
         self._do(calls.remove_tenant(tenant_id))
 
+    def board(self) -> Mapping[str, Any]:
+        """The cluster at a glance, as dashboards get it: see the API's description."""
+        return self._do(calls.board())
+
+    def session(self) -> answers.SessionAnswer:
+        return self._do(calls.session())
+
+    def session_code(self) -> answers.SessionCode:
+        """Opens the dashboard of somebody else's browser, once."""
+        return self._do(calls.session_code())
+
     def health(self) -> answers.Health:
         return self._do(calls.health())
 
@@ -248,6 +265,10 @@ class Client:
         """
         headers = {"Last-Event-ID": after} if after else {}
         return _events(_Stream(self, "/api/v1/events", endless=True, headers=headers).open())
+
+    def board_events(self) -> Generator[ServerEvent, None, None]:
+        """The dashboard's stream: a `snapshot` of all nodes and GPUs, then a `delta` about once a second."""
+        return _events(_Stream(self, "/api/v1/board/stream", endless=True, headers={}).open())
 
     # the exchange
 

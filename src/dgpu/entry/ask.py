@@ -57,6 +57,13 @@ def registrations(url: str) -> dict[str, str]:
     return {node["id"]: str(node.get("registered_at")) for node in nodes if node.get("status") != "offline"}
 
 
+def dashboard_url(url: str) -> str:
+    """With a code that lets any browser in, once; the plain address where there is none to be had."""
+    answer = ask(url, "/api/v1/session/code", method="POST", body={})
+    path = (answer.body or {}).get("url_path", "/") if answer is not None and answer.status == 201 else "/"
+    return f"{url}{path}"
+
+
 def running_tasks(url: str) -> list[str] | None:
     """Ids of at most 1,000 tasks that run; None when the scheduler cannot say."""
     answer = ask(url, "/api/v1/tasks?status=running&limit=1000")

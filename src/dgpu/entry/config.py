@@ -22,12 +22,13 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import msgspec
 import yaml
 
-from dgpu.entry.config_checks import Problem, check_agent, check_scheduler
+from dgpu.entry.config_checks import check_agent, check_scheduler
+from dgpu.entry.config_problem import Problem
 from dgpu.entry.config_types import AgentConfig, SchedulerConfig, Section
 
 PREFIX = "DGPU__"
 _MOST_BYTES = 1024 * 1024
-_SECRET = re.compile(r"token|password|secret", re.IGNORECASE)
+_SECRET = re.compile(r"token|password|secret|webhooks|notify", re.IGNORECASE)  # an address may hold a key
 _CONVERT_ERROR = re.compile(r"(?P<what>.*?)(?: - at `(?P<where>.*)`)?", re.DOTALL)
 _TYPE_WORDS = {
     "float": "a number",

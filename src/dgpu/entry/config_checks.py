@@ -9,14 +9,11 @@ from typing import Any, NamedTuple
 from dgpu.agent.probe.detect import DetectionMethod
 from dgpu.agent.probe.models import check_cards, parse_cards
 from dgpu.core.tenant import MOST_TENANTS
+from dgpu.entry.alert_targets import check_alerts
+from dgpu.entry.config_problem import Problem
 from dgpu.entry.config_types import AgentConfig, Docker, Quota, Replication, SchedulerConfig, Section
 
 _MOST_PORT = 65_535
-
-
-class Problem(NamedTuple):
-    path: str
-    text: str
 
 
 class Address(NamedTuple):
@@ -67,6 +64,7 @@ def check_scheduler(config: SchedulerConfig) -> Iterator[Problem]:
         yield Problem("storage.snapshot_dir", "expected a directory, got an empty text")
     yield from _check_quota(config.quota)
     yield from _check_tenants(config.tenants)
+    yield from check_alerts(config.alerts)
     yield from _check_logging(config.logging.output)
     yield from _scheduler_not_yet(config)
 
@@ -185,8 +183,6 @@ def _scheduler_not_yet(config: SchedulerConfig) -> Iterator[Problem]:
         yield _not_yet("storage.journal", "a journal in etcd")
     if config.auth.mode == "token":
         yield _not_yet("auth.mode", "tokens with roles")
-    if config.alerts:
-        yield _not_yet("alerts", "alerts")
     for name in Replication.__struct_fields__:
         yield from _only_default("replication", config.replication, name, "replication")
     for name in ("max_models_per_gpu", "model_cache_ttl_seconds"):

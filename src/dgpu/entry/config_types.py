@@ -126,10 +126,111 @@ class Storage(Section, frozen=True, kw_only=True):
     segment_mb: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 32
     journal_retention: Retention = Retention()
     log_retention: Retention = Retention()
+    telemetry_retention: Retention = Retention(days=91, gib=2)
 
 
 class Auth(Section, frozen=True, kw_only=True):
     mode: Literal["local", "none", "token"] = "local"
+
+
+_Severity = Literal["critical", "warning", "info"]
+
+
+class AlertRule(Section, frozen=True, kw_only=True):
+    enabled: bool = True
+    for_seconds: _SecondsOrNone = 0  # the condition must hold so long before the alert fires
+    severity: _Severity = "critical"
+
+
+class TemperatureRule(Section, frozen=True, kw_only=True):
+    enabled: bool = True
+    limit_c: Annotated[int, msgspec.Meta(ge=1, le=200)] = 85
+    for_seconds: _SecondsOrNone = 60
+    severity: _Severity = "warning"
+
+
+class QuotaRule(Section, frozen=True, kw_only=True):
+    enabled: bool = True
+    percent: _Fraction = 0.9
+    for_seconds: _SecondsOrNone = 300
+    severity: _Severity = "warning"
+
+
+class FailureRule(Section, frozen=True, kw_only=True):
+    enabled: bool = True
+    percent: _Fraction = 0.5
+    min_tasks: _Positive = 20
+    window_seconds: Annotated[float, msgspec.Meta(ge=60, le=86_400)] = 600
+    for_seconds: _SecondsOrNone = 60
+    severity: _Severity = "warning"
+
+
+class WaitRule(Section, frozen=True, kw_only=True):
+    enabled: bool = True
+    limit_seconds: _Seconds = 3600
+    for_seconds: _SecondsOrNone = 60
+    severity: _Severity = "warning"
+
+
+class DiskRule(Section, frozen=True, kw_only=True):
+    enabled: bool = True
+    free_percent: _Fraction = 0.1
+    free_gib: Annotated[float, msgspec.Meta(ge=0, le=1_000_000)] = 20
+    for_seconds: _SecondsOrNone = 60
+    severity: _Severity = "critical"
+
+
+class AlertRules(Section, frozen=True, kw_only=True):
+    agent_offline: AlertRule = AlertRule()
+    gpu_error: AlertRule = AlertRule()
+    gpu_unrecoverable: AlertRule = AlertRule()
+    gpu_temperature: TemperatureRule = TemperatureRule()
+    quota_usage: QuotaRule = QuotaRule()
+    failure_rate: FailureRule = FailureRule()
+    queue_wait: WaitRule = WaitRule()
+    disk_full: DiskRule = DiskRule()
+
+
+class AlertSending(Section, frozen=True, kw_only=True):
+    timeout_seconds: Annotated[float, msgspec.Meta(ge=0.1, le=120)] = 10  # of one attempt of a webhook
+    attempts: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 10
+    retry_seconds: _Seconds = 2  # doubles
+    max_retry_seconds: _Seconds = 300
+    max_queue: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 100  # messages of one target
+
+
+class WebhookTarget(Section, frozen=True, kw_only=True):
+    """One of url, url_file, url_env; and of secret, secret_file, secret_env at most one."""
+
+    name: _Name = ""
+    url: str = ""
+    url_file: str = ""
+    url_env: str = ""
+    secret: str = ""
+    secret_file: str = ""
+    secret_env: str = ""
+
+
+class NotifyTarget(Section, frozen=True, kw_only=True):
+    """A URL of apprise: mail, Slack and many more."""
+
+    name: _Name = ""
+    url: str = ""
+    url_file: str = ""
+    url_env: str = ""
+
+
+class Alerts(Section, frozen=True, kw_only=True):
+    enabled: bool = True
+    interval_seconds: Annotated[float, msgspec.Meta(ge=0.1, le=3_600)] = 5
+    resolve_after_seconds: _SecondsOrNone = 15
+    group_seconds: Annotated[float, msgspec.Meta(ge=0, le=3_600)] = 5
+    repeat_seconds: _SecondsOrNone = 14_400  # 0: never
+    keep_resolved: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 1_000
+    rules: AlertRules = AlertRules()
+    webhooks: tuple[WebhookTarget, ...] = ()
+    notify: tuple[NotifyTarget, ...] = ()
+    sending: AlertSending = AlertSending()
 
 
 class SchedulerConfig(Section, frozen=True, kw_only=True):
@@ -143,7 +244,7 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
     storage: Storage = Storage()
     tenants: tuple[dict[str, object], ...] = ()
     auth: Auth = Auth()
-    alerts: dict[str, object] = {}
+    alerts: Alerts = Alerts()
     logging: Logging = Logging()
 
 

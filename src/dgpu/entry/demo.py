@@ -18,6 +18,7 @@ from pathlib import Path
 from dgpu.client.errors import DgpuError, Refused
 from dgpu.client.sync import Client
 from dgpu.entry import demo_load as load
+from dgpu.entry.ask import dashboard_url
 from dgpu.entry.demo_load import Ledger, Planned
 from dgpu.entry.demo_stage import Stage
 from dgpu.entry.keepers import end_keepers
@@ -274,7 +275,10 @@ class _Demo:
                     "",
                     f"{program} ps -a        {program} gpus        {program} run 'echo on $CUDA_VISIBLE_DEVICES'",
                 ),
-                ("", f"{self.stack.url}/docs is the description of the REST API."),
+                (
+                    "",
+                    f"{dashboard_url(self.stack.url)} is the dashboard, {self.stack.url}/docs the REST API.",
+                ),
             ],
         )
         signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on it is a good end

@@ -10,22 +10,31 @@ from typing import Any, Protocol
 import structlog
 
 from dgpu.core.events import (
+    DemandChanged,
     EpochBegan,
+    EstimateLearned,
     Event,
     GangPlaced,
+    GpuBlamed,
     GpuHealthChanged,
+    InventoryChanged,
     NodeDraining,
     NodeLost,
     NodeRegistered,
     NodeRemoved,
     NodeResumed,
     ObservationChanged,
+    PriorityChanged,
     QuotaChanged,
+    TaskCancelRequested,
     TaskFinished,
     TaskPlaced,
     TaskRequeued,
     TasksCancelled,
+    TasksHeld,
+    TasksReleased,
     TasksSubmitted,
+    TaskStopRequested,
     TenantRemoved,
     TenantSet,
 )
@@ -202,6 +211,38 @@ def _quota(event: QuotaChanged) -> _Line:
     return logging.INFO, "quota_updated", 1, fields
 
 
+def _stopped(event: TaskStopRequested) -> _Line:
+    fields = {"task": task_name(event.task_id), "reason": event.reason, "error": event.error}
+    return logging.WARNING, "task_stop_requested", 1, fields
+
+
+def _blamed(event: GpuBlamed) -> _Line:
+    fields = {"gpu": event.gpu_id, "node": event.node_id, "task": task_name(event.blame.task_id)}
+    return logging.WARNING, "gpu_blamed", 1, fields
+
+
+def _many(name: str, event: TasksHeld | TasksReleased) -> _Line:
+    count = len(event.task_ids)
+    return logging.INFO, name, count, {"count": count, "first": task_name(event.task_ids[0])}
+
+
+def _priority(event: PriorityChanged) -> _Line:
+    count = len(event.tasks)
+    fields = {"count": count, "first": task_name(event.tasks[0][0]), "priority": event.priority}
+    return logging.INFO, "task_priority_changed", count, fields
+
+
+def _learned(event: EstimateLearned) -> _Line:
+    known = event.estimate
+    fields = {"tenant": known.tenant_id, "model": known.model, "base_mb": known.base_mb, "ooms": known.ooms}
+    return logging.INFO, "memory_learned", 1, fields
+
+
+def _demand(event: DemandChanged) -> _Line:
+    fields = {"task": task_name(event.task_id), "gpu_memory_mb": event.gpu_memory_mb}
+    return logging.INFO, "task_demand_changed", 1, {**fields, "cause": "out_of_memory"}
+
+
 _LINES: dict[type[Event], Callable[[Any], _Line | None]] = {
     TasksSubmitted: _submitted,
     TaskPlaced: _placed,
@@ -224,6 +265,25 @@ _LINES: dict[type[Event], Callable[[Any], _Line | None]] = {
     QuotaChanged: _quota,
     TenantSet: lambda event: (logging.INFO, "tenant_set", 1, {"tenant": event.tenant.id}),
     TenantRemoved: lambda event: (logging.INFO, "tenant_removed", 1, {"tenant": event.tenant_id}),
+    TaskStopRequested: _stopped,
+    TaskCancelRequested: lambda event: (
+        logging.INFO,
+        "task_cancel_requested",
+        1,
+        {"task": task_name(event.task_id)},
+    ),
+    TasksHeld: lambda event: _many("task_held", event),
+    TasksReleased: lambda event: _many("task_released", event),
+    PriorityChanged: _priority,
+    InventoryChanged: lambda event: (
+        logging.INFO,
+        "gpus_changed",
+        1,
+        {"node": event.node_id, "gpus": len(event.gpus)},
+    ),
+    GpuBlamed: _blamed,
+    EstimateLearned: _learned,
+    DemandChanged: _demand,
     EpochBegan: lambda event: (logging.INFO, "epoch_began", 1, {"epoch": event.epoch}),
 }
 _NEVER_A_WARNING = frozenset(
@@ -239,5 +299,12 @@ _NEVER_A_WARNING = frozenset(
         QuotaChanged,
         TenantSet,
         TenantRemoved,
+        TaskCancelRequested,
+        TasksHeld,
+        TasksReleased,
+        PriorityChanged,
+        InventoryChanged,
+        EstimateLearned,
+        DemandChanged,
     }
 )

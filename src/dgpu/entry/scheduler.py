@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dgpu.entry.alert_targets import alert_options
 from dgpu.entry.config_checks import parse_address
 from dgpu.entry.config_types import HealthSection, Retention, SchedulerConfig
 
@@ -95,7 +96,10 @@ def service_options(config: SchedulerConfig) -> ServiceOptions:
         journal_retention_ms=_age_ms(config.storage.journal_retention),
         log_retention_bytes=_bytes(config.storage.log_retention),
         log_retention_ms=_age_ms(config.storage.log_retention),
+        telemetry_retention_bytes=_bytes(config.storage.telemetry_retention),
+        telemetry_retention_ms=_age_ms(config.storage.telemetry_retention),
         segment_bytes=config.storage.segment_mb << 20,
+        alerts=alert_options(config.alerts),
     )
 
 

@@ -138,6 +138,7 @@ class Stack:
             "quota": {"mode": "borrow", "reclaim": "wait", "unknown_tenants": "create"},
             "agent": {"lease_action": "never"},
             "storage": {"snapshot_dir": str(self.state_dir.scheduler_dir), **self._storage},
+            "alerts": {"rules": {"quota_usage": {"enabled": False}}},  # all in use is what one wants here
         }
 
     def _agent_settings(self) -> dict[str, Any]:

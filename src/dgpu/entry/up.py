@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from dgpu.entry.ask import ask, running_tasks
+from dgpu.entry.ask import ask, dashboard_url, running_tasks
 from dgpu.entry.keepers import end_keepers, find_keepers
 from dgpu.entry.processes import is_alive, set_aside, stop_process, tail
 from dgpu.entry.stack import (
@@ -92,6 +92,10 @@ def _serve(supervisor: Supervisor, state_dir: StateDir) -> int:
 def _announce(state_dir: StateDir, stack: Stack) -> None:
     sys.stdout.write(f"dgpu is up at {stack.url} with {stack.cards.words}.\n")
     sys.stdout.flush()
+    if sys.stderr.isatty():  # a code is for the eyes of the person, not for a log
+        say(f"Dashboard: {dashboard_url(stack.url)}    (again: dgpu dashboard)")
+    else:
+        say(f"Dashboard: {stack.url}/    (from another user's browser: dgpu dashboard)")
     if not state_dir.is_default:
         say(f"In another terminal: export DGPU_SERVER={stack.url}")
     kept = running_tasks(stack.url)

@@ -30,6 +30,8 @@ _MOST_CAUSE = 32
 _MOST_NUMBER = 1 << 40
 _MOST_AGO_MS = 30 * 86_400_000
 
+_NUMBERS = frozenset({"utilization", "memory", "temperature", "power"})  # of a sample
+
 _MOST_ORDERS = 500
 _MOST_ORDER_BYTES = 1 << 20
 
@@ -47,6 +49,7 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
     fault_cause: str = ""
     leases_mb: tuple[tuple[LeaseId, int], ...] = ()  # of our tasks on it, where the agent can tell
     loaded_models: tuple[str, ...] = ()
+    untold: frozenset[str] = frozenset()  # utilization, memory, temperature, power: the card does not say
 
 
 class Malformed(Exception):  # noqa: N818 - it names what the message is
@@ -161,6 +164,7 @@ def sample(reading: pb.GpuSample, at: int) -> GpuSample:
             for each in reading.leases[:_MOST_LEASES]
         ),
         loaded_models=tuple(line(name) for name in reading.loaded_models[:_MOST_LABELS]),
+        untold=_NUMBERS.intersection(reading.untold) if reading.untold else frozenset(),
     )
 
 

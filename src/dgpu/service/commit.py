@@ -7,7 +7,7 @@ journal holds, and whoever reads at that moment sees nothing that could still be
 from __future__ import annotations
 
 from collections import deque
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import msgspec
 
@@ -49,12 +49,23 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     payload: bytes
 
 
+class Watch(Protocol):
+    """Wants to know how long deciding takes. The pipeline has no clock of its own."""
+
+    def now_ns(self) -> int: ...
+
+    def decided(self, commands: int, took_ns: int) -> None: ...
+
+    def passed(self, placed: int, took_ns: int) -> None: ...
+
+
 class CommitPipeline:
     def __init__(self, state: ClusterState, last_index: int) -> None:
         self.last_index = last_index  # committed
         self.room = Room.OK
         self.sure_bytes = 4 * MOST_GROUP_BYTES
         self.in_flight: Group | None = None
+        self.watch: Watch | None = None
         self._state = state
         self._queue: deque[tuple[object, Command | None, int]] = deque()
         self._queued_bytes = 0
@@ -89,7 +100,10 @@ class CommitPipeline:
             return None
         at = max(self._state.last_at, now)
         decided = _Decided(self._state, at)
+        began_ns = self.watch.now_ns() if self.watch else 0
         self._take_queued(decided)
+        if self.watch and decided.results:
+            self.watch.decided(len(decided.results), self.watch.now_ns() - began_ns)
         self._run_pass(decided)
         if not decided.results and not decided.events:
             return None
@@ -137,12 +151,15 @@ class CommitPipeline:
             return
         full = self._full_pass_due
         self._pass_due = self._full_pass_due = False
+        began_ns = self.watch.now_ns() if self.watch else 0
         events = execute(self._state, RunPass(at=decided.at, limit=MOST_PLACED, full=full))
         if isinstance(events, Rejection):
             raise AssertionError(f"a pass was refused: {events}")  # noqa: TRY004 - a bug, not a wrong type
         if events:
             decided.keep(events)
         placed = sum(isinstance(event, TaskPlaced | GangPlaced) for event in events)
+        if self.watch:
+            self.watch.passed(placed, self.watch.now_ns() - began_ns)
         if placed >= MOST_PLACED or self._state.dependents.broken:
             self._pass_due = True  # the loop gets a turn first
 

@@ -1,6 +1,6 @@
 """The follower: a process that replays the committed journal and writes what need not be written in the scheduler.
 
-It makes the snapshots and the history, packs old segments, foretells starts, and answers what would be if. The
+It makes the snapshots and the history, keeps what cards measured, packs old segments, foretells starts, and answers what would be if. The
 scheduler tells it over stdin how far the journal is committed, and asks; it answers over stdout, one JSON value a line.
 It ends when stdin closes. Killed at any moment it loses nothing: it begins again from the last snapshot and the journal.
 """
@@ -39,6 +39,10 @@ from dgpu.service.forecaster import Forecaster
 from dgpu.service.foresight import answer
 from dgpu.service.history import HISTORY_NAME
 from dgpu.service.history_writer import MOST_TASKS, HistoryUnusable, HistoryWriter, remove_history
+from dgpu.service.telemetry.file import TELEMETRY_NAME
+from dgpu.service.telemetry.store import TelemetryStore
+from dgpu.service.telemetry.tiers import Batch
+from dgpu.service.telemetry.writer import MOST_AGE_MS, MOST_BYTES
 from dgpu.wire.questions import Question
 
 LOCK_NAME = "follower.lock"
@@ -56,6 +60,8 @@ class FollowerSettings(msgspec.Struct, frozen=True, kw_only=True):
     retention: Retention = Retention()
     history_tasks: int = MOST_TASKS
     history_age_ms: int | None = None  # None: only the number counts
+    telemetry_bytes: int = MOST_BYTES
+    telemetry_age_ms: int = MOST_AGE_MS
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +77,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     stop: bool = False
     final_snapshot: bool = False
     ask: Ask | None = None
+    samples: Batch | None = None  # of all cards; goes to the telemetry file, which no replay touches
 
 
 class Follower:
@@ -86,6 +93,12 @@ class Follower:
         self._commit_due_s = 0.0
         self._history = self._open_history()
         self._forecaster = Forecaster(directory)
+        self._telemetry = TelemetryStore(
+            directory / TELEMETRY_NAME,
+            most_bytes=settings.telemetry_bytes,
+            most_age_ms=settings.telemetry_age_ms,
+            say=lambda text: say({"error": text}),
+        )
         base = self._choose_base()
         self._state = base.state
         self._epoch = base.epoch
@@ -164,6 +177,14 @@ class Follower:
             return
         self._say({"answer": {"id": ask.id, "json": told}})
 
+    def record(self, batch: Batch) -> None:
+        self._telemetry.take(batch)
+
+    def tend(self) -> bool:
+        """A bounded piece of work on the telemetry. True: more is due."""
+        self._telemetry.step()
+        return self._telemetry.busy
+
     def snapshot(self) -> None:
         """Failing leaves the old ones; it is tried again soon."""
         try:
@@ -203,6 +224,7 @@ class Follower:
     def close(self) -> None:
         self._history.close()
         self._forecaster.close()
+        self._telemetry.close()
 
     # beginning
 
@@ -319,8 +341,9 @@ class _Speaker:
 def _serve(follower: Follower) -> None:
     follower.say_seen()
     unread = b""
+    more = False
     while True:
-        ready, _, _ = select.select([0], [], [], follower.wait_s)
+        ready, _, _ = select.select([0], [], [], 0.0 if more else follower.wait_s)
         if ready:
             received = os.read(0, 65_536)
             if not received:
@@ -334,9 +357,12 @@ def _serve(follower: Follower) -> None:
                     follower.finish(final_snapshot=order.final_snapshot)
                     follower.close()
                     return
+                if order.samples is not None:
+                    follower.record(order.samples)
                 if order.ask is not None:
                     follower.reply(order.ask)
         follower.step()
+        more = follower.tend()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import structlog
 
 from dgpu.service.follower import Ask, FollowerSettings
 from dgpu.service.forecasts import Forecasts, Foretold
+from dgpu.service.telemetry.tiers import Batch
 from dgpu.wire.questions import Question
 
 _NOTIFY_INTERVAL_S = (
@@ -26,6 +27,7 @@ _STOP_PATIENCE_S = 60.0
 _MOST_TEXT = 1_000
 _MOST_LINE_BYTES = 32 << 20
 _MOST_ASKED = 64  # at once
+_MOST_UNWRITTEN_BYTES = 8 << 20  # batches for a follower that does not read are left out
 
 _log = structlog.get_logger("dgpu.follower")
 
@@ -114,6 +116,14 @@ class FollowerLink:
             raise FollowerAway from None
         finally:
             self._asked.pop(number, None)
+
+    def record(self, batch: Batch) -> None:
+        """For the telemetry file. A gap there harms less than a queue here: nothing is kept for a follower that is away."""
+        stdin = None if self._process is None else self._process.stdin
+        if stdin is None or stdin.is_closing():
+            return
+        if stdin.transport.get_write_buffer_size() <= _MOST_UNWRITTEN_BYTES:
+            stdin.write(msgspec.json.encode({"samples": batch}) + b"\n")
 
     async def stop(self, *, final_snapshot: bool = True) -> None:
         """Let it finish what is committed, and write a last snapshot. One that hangs is killed after a minute."""

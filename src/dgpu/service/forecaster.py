@@ -87,7 +87,7 @@ class Forecaster:
         self._settle(found.predictions, found.at)
         self._index = index
         self._due_s = time.monotonic() + max(_INTERVAL_S, _COST_FACTOR * (time.monotonic() - began_s))
-        if not found.predictions and not self._had_any:
+        if not (found.predictions or self._had_any or state.waiting_count):
             return None
         self._had_any = bool(found.predictions)
         return Foretold(

@@ -23,14 +23,24 @@ class Foretold(msgspec.Struct, frozen=True, kw_only=True):
 class Forecasts:
     def __init__(self) -> None:
         self.index = 0
+        self._at = 0
         self._heard_s = 0.0
         self.median_error_ms: int | None = None
         self._by_task: dict[TaskId, Prediction] = {}
 
     def take(self, told: Foretold) -> None:
         self.index, self.median_error_ms = told.index, told.median_error_ms
+        self._at = told.at
         self._heard_s = time.monotonic()
         self._by_task = {each.task_id: each for each in told.predictions}
+
+    @property
+    def count(self) -> int:
+        return len(self._by_task)
+
+    def knows(self, created_at: int) -> bool:
+        """Whether the latest forecast saw what was submitted then; it may have had nothing to say about it."""
+        return self._at >= created_at
 
     def expected(self, task_id: TaskId, now: int) -> ExpectedStart | None:
         """None: unknown. A time that has passed becomes now: it has not started."""

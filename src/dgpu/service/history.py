@@ -43,7 +43,8 @@ CREATE INDEX tasks_by_priority ON tasks (priority, id) WHERE forgotten = 1;
 CREATE TABLE attempts (
     lease_id INTEGER PRIMARY KEY, task_id INTEGER NOT NULL, attempt INTEGER NOT NULL, node TEXT NOT NULL,
     gpu_ids TEXT NOT NULL, placed_at INTEGER NOT NULL, started_at INTEGER NOT NULL DEFAULT 0,
-    ended_at INTEGER NOT NULL DEFAULT 0, exit_code INTEGER, reason TEXT NOT NULL DEFAULT '', error TEXT NOT NULL DEFAULT ''
+    ended_at INTEGER NOT NULL DEFAULT 0, exit_code INTEGER, reason TEXT NOT NULL DEFAULT '', error TEXT NOT NULL DEFAULT '',
+    share_milli INTEGER NOT NULL DEFAULT 1000
 );
 CREATE INDEX attempts_by_task ON attempts (task_id);
 CREATE TABLE task_events (
@@ -58,11 +59,27 @@ CREATE INDEX node_events_by_index ON node_events (journal_index);
 """
 
 
+# Reports look for what overlaps a time. A history of before they were there gets them when it is next written.
+TIMES_SQL = """
+CREATE INDEX IF NOT EXISTS attempts_by_end ON attempts (ended_at, placed_at);
+CREATE INDEX IF NOT EXISTS tasks_by_finish ON tasks (finished_at) WHERE finished_at > 0;
+CREATE INDEX IF NOT EXISTS tasks_that_wait ON tasks (id) WHERE status = 'pending';
+"""
+
+
 class TaskFilters(msgspec.Struct, frozen=True, kw_only=True):
     status: TaskStatus | None = None
     priority: int | None = None
     tenant_id: TenantId | None = None
     pool: Pool | None = None
+
+
+class Search(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person looks for beyond the filters."""
+
+    words: str = ""  # in the id, name, tenant or command; upper and lower case are the same
+    node_id: str = ""
+    gpu_id: str = ""
 
 
 class PastTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,6 +195,24 @@ class History:
             finally:
                 connection.execute("COMMIT")
 
+    def search(
+        self, filters: TaskFilters, search: Search, *, edge: int | None, limit: int, most: int, oldest: bool
+    ) -> tuple[list[PastTask], int | None]:
+        """Tasks that are over, behind the id `edge`; also those that the core still has. Looks at `most` of them, and
+        tells the id at which it stopped; None: it came to the end.
+        """
+        where, values = _where(filters, live=True)
+        if edge is not None:
+            where, values = [*where, "id > ?" if oldest else "id < ?"], [*values, edge]
+        order = "ASC" if oldest else "DESC"
+        looked_at = f"SELECT * FROM tasks {_all_of(where)} ORDER BY id {order} LIMIT {most}"  # noqa: S608 - words of ours
+        found, wanted = _search_where(search)
+        query = f"SELECT * FROM ({looked_at}) {_all_of(found)} ORDER BY id {order} LIMIT ?"  # noqa: S608 - the same
+        rows = self._rows(query, (*values, *wanted, min(limit, MOST_ROWS)))
+        stops = f"SELECT id FROM tasks {_all_of(where)} ORDER BY id {order} LIMIT 1 OFFSET {most - 1}"  # noqa: S608
+        stopped = self._rows(stops, tuple(values))
+        return [_task(row) for row in rows], int(stopped[0]["id"]) if stopped else None
+
     def count_tasks(self, filters: TaskFilters, *, live: bool = False) -> int:
         where, values = _where(filters, live=live)
         rows = self._rows(f"SELECT count(*) AS n FROM tasks {_all_of(where)}", tuple(values))  # noqa: S608 - the same
@@ -211,7 +246,15 @@ class History:
         with self._lock:
             self._disconnect()
 
-    def _rows(self, query: str, values: tuple[Any, ...]) -> list[sqlite3.Row]:
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    def rows(self, query: str, values: tuple[Any, ...] | dict[str, Any]) -> list[sqlite3.Row]:
+        """For reports (usage.py)."""
+        return self._rows(query, values)
+
+    def _rows(self, query: str, values: tuple[Any, ...] | dict[str, Any]) -> list[sqlite3.Row]:
         with self._lock:
             connection = self._connect()
             return [] if connection is None else connection.execute(query, values).fetchall()
@@ -255,6 +298,23 @@ def _where(filters: TaskFilters, *, live: bool) -> tuple[list[str], list[Any]]:
     return [*where, *(f"{column} = ?" for column in wanted)], [
         value if isinstance(value, int) else str(value) for value in wanted.values()
     ]
+
+
+def _search_where(search: Search) -> tuple[list[str], list[Any]]:
+    where = ["status NOT IN ('pending', 'running')"]
+    values: list[Any] = []
+    if search.words:
+        plain = search.words.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+        columns = ("'task-' || id", "name", "tenant", "command")
+        where.append("(" + " OR ".join(f"{column} LIKE ? ESCAPE '\\'" for column in columns) + ")")
+        values += [f"%{plain}%"] * len(columns)
+    if search.node_id:
+        where.append("node = ?")
+        values.append(search.node_id)
+    if search.gpu_id:
+        where.append("instr(gpu_ids, ?)")
+        values.append(msgspec.json.encode(search.gpu_id).decode())
+    return where, values
 
 
 def _all_of(where: list[str]) -> str:

@@ -16,7 +16,7 @@ from dgpu.core.events import Event
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Shape, Task, TaskDetail
 from dgpu.journal.durable import PRIVATE_FILE
-from dgpu.service.history import HISTORY_VERSION, SCHEMA_SQL
+from dgpu.service.history import HISTORY_VERSION, SCHEMA_SQL, TIMES_SQL
 from dgpu.service.views_events import gang_facts, named_tasks, shared_facts
 
 MOST_TASKS = 1_000_000
@@ -34,7 +34,7 @@ _CHANGING = (
 )  # fmt: skip
 _ATTEMPT = (
     "lease_id", "task_id", "attempt", "node", "gpu_ids", "placed_at", "started_at", "ended_at", "exit_code", "reason",
-    "error",
+    "error", "share_milli",
 )  # fmt: skip
 _EVENT = ("journal_index", "position", "at", "type", "body")
 
@@ -197,6 +197,7 @@ class HistoryWriter:
             gpus = _text(event.gpu_ids)
             self._attempts[event.lease_id] = [
                 event.lease_id, event.task_id, event.attempt, event.node_id, gpus, event.at, 0, 0, None, "", "",
+                event.share_milli,
             ]  # fmt: skip
         elif isinstance(event, events.GangPlaced):
             for rank in event.ranks:
@@ -215,7 +216,7 @@ class HistoryWriter:
 
     def _end_attempt(self, lease_id: int, ended: tuple[Any, ...]) -> None:
         if (row := self._attempts.get(lease_id)) is not None:
-            row[7:] = ended
+            row[7:11] = ended
         else:
             self._attempt_updates.append((_END_ATTEMPT, (*ended, lease_id)))
 
@@ -294,6 +295,7 @@ def _open(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = NORMAL")
         if version == 0:
             connection.executescript(f"BEGIN; {SCHEMA_SQL} PRAGMA user_version = {HISTORY_VERSION}; COMMIT;")
+        _complete(connection)
         connection.execute("SELECT count(*) FROM meta").fetchone()
     except (sqlite3.DatabaseError, HistoryUnusable) as error:
         connection.close()
@@ -301,6 +303,14 @@ def _open(path: Path) -> sqlite3.Connection:
             raise  # a full disk or a lock: the file itself may be sound
         raise HistoryUnusable(f"{path}: {error}") from error
     return connection
+
+
+def _complete(connection: sqlite3.Connection) -> None:
+    """What later versions added, to a history of an earlier one: making it again could reach less far back."""
+    columns = {row[1] for row in connection.execute("PRAGMA table_info(attempts)")}
+    if "share_milli" not in columns:
+        connection.execute("ALTER TABLE attempts ADD COLUMN share_milli INTEGER NOT NULL DEFAULT 1000")
+    connection.executescript(TIMES_SQL)
 
 
 def _fixed(task: Task, shape: Shape, detail: TaskDetail, submitted_index: int) -> tuple[Any, ...]:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 import structlog
@@ -25,7 +26,7 @@ class JournalThread:
         self,
         journal: Journal,
         loop: asyncio.AbstractEventLoop,
-        on_committed: Callable[[int], None],
+        on_committed: Callable[[int, float], None],
     ) -> None:
         self._journal = journal
         self._loop = loop
@@ -53,8 +54,10 @@ class JournalThread:
         try:
             while (item := self._queue.get()) != "stop":
                 if isinstance(item, Append):
+                    began_s = time.perf_counter()
                     self._journal.append(item.epoch, item.index, item.payload)
-                    self._loop.call_soon_threadsafe(self._on_committed, item.index)
+                    took_s = time.perf_counter() - began_s
+                    self._loop.call_soon_threadsafe(self._on_committed, item.index, took_s)
                 else:
                     self._journal.prepare()
                     self._making_room = False

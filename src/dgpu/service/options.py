@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from dgpu.core.settings import Settings
+from dgpu.service.alerts.options import AlertOptions
 from dgpu.service.contact import AgentRules
 
 
@@ -44,7 +45,10 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     journal_retention_ms: int = 30 * 86_400_000
     log_retention_bytes: int = 10 << 30
     log_retention_ms: int = 30 * 86_400_000
+    telemetry_retention_bytes: int = 2 << 30
+    telemetry_retention_ms: int = 91 * 86_400_000
     segment_bytes: int = 32 << 20  # of one journal file
+    alerts: AlertOptions | None = AlertOptions()  # None: nobody watches
 
 
 class OptionsRefused(ValueError):  # noqa: N818 - it says what happened

@@ -37,6 +37,7 @@ from dgpu.service.inputs import (
     TimePassed,
 )
 from dgpu.service.journal_thread import JournalThread, end_process
+from dgpu.service.meters import Meters
 from dgpu.service.outputs import (
     Append,
     CommittedGroup,
@@ -73,6 +74,9 @@ class AgentLink(Protocol):
 
     def hang_up(self, reason: str, *, fault: bool) -> None: ...
 
+    @property
+    def unsent(self) -> int: ...
+
 
 class Runtime:
     def __init__(self, scheduler: Scheduler, journal: Journal, clock: Clock) -> None:
@@ -85,7 +89,9 @@ class Runtime:
         self._futures: dict[int, asyncio.Future[Answer]] = {}
         self._reads: dict[int, Callable[[], None]] = {}
         self._links: dict[int, AgentLink] = {}
-        self._subscribers: list[Callable[[CommittedGroup], None]] = []
+        self.meters = Meters(scheduler.state)
+        scheduler.watch_with(self.meters)
+        self._subscribers: list[Callable[[CommittedGroup], None]] = [self.meters.on_group]
         self._decide_handle: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
@@ -143,6 +149,16 @@ class Runtime:
     @property
     def telemetry(self) -> dict[GpuId, GpuSample]:
         return self._scheduler.telemetry
+
+    @property
+    def unsent(self) -> list[int]:
+        """Messages that wait to be written, of each agent's stream."""
+        return [link.unsent for link in self._links.values()]
+
+    @property
+    def queued(self) -> int:
+        """Commands that wait to be decided."""
+        return self._scheduler.queued
 
     def node_contact(self, node_id: NodeId) -> NodeContact:
         return self._scheduler.contact(node_id)
@@ -230,7 +246,8 @@ class Runtime:
         else:
             self._beat_at(self._scheduler.wake_at())
 
-    def _on_committed(self, index: int) -> None:
+    def _on_committed(self, index: int, took_s: float) -> None:
+        self.meters.fsync.observe(took_s)
         with _or_end():
             self._carry(self._scheduler.on_input(Committed(index=index), self._clock.now_ms()))
         if self._scheduler.ready and not self._started.done():
@@ -271,10 +288,13 @@ class Runtime:
     def _append(self, output: Append) -> None:
         self._idle_beats = 0
         self._is_tidy = False
+        self.meters.journal_bytes += len(output.payload)
         self._thread.append(output)
 
     def _reply(self, output: Reply) -> None:
         future = self._futures.pop(output.request_id)
+        if isinstance(output.result, Rejection):
+            self.meters.on_refused(output.result.code)
         if not future.done():
             future.set_result(output.result)
 

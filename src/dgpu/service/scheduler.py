@@ -25,7 +25,7 @@ from dgpu.journal.journal import Room
 from dgpu.service.agent_words import GpuSample
 from dgpu.service.agents import Agents, Ask, Effect, Origin, Registering, Reported
 from dgpu.service.agents import Result as AgentResult
-from dgpu.service.commit import CommitPipeline, Failed, Group, Result
+from dgpu.service.commit import CommitPipeline, Failed, Group, Result, Watch
 from dgpu.service.contact import AgentRules, NodeContact
 from dgpu.service.inputs import (
     AgentLeft,
@@ -111,6 +111,9 @@ class Scheduler:
     @property
     def telemetry(self) -> dict[GpuId, GpuSample]:
         return self._agents.telemetry
+
+    def watch_with(self, watch: Watch) -> None:
+        self._commit.watch = watch
 
     def contact(self, node_id: NodeId) -> NodeContact:
         return self._agents.contact(node_id)

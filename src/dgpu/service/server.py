@@ -20,6 +20,7 @@ import structlog
 
 from dgpu.journal.archive import Retention
 from dgpu.journal.file import FileJournal
+from dgpu.service.alerts.watch import AlertWatch
 from dgpu.service.clock import Clock
 from dgpu.service.follower import FollowerSettings
 from dgpu.service.follower_link import FollowerLink
@@ -29,6 +30,7 @@ from dgpu.service.output import OutputStreams
 from dgpu.service.outputs import CommittedGroup
 from dgpu.service.runtime import Runtime
 from dgpu.service.scheduler import Scheduler
+from dgpu.service.telemetry.recorder import record_for_ever
 from dgpu.service.views import Views
 
 _BACKLOG = 1_024
@@ -62,7 +64,8 @@ async def serve(
         _state(options, on_committed) as (runtime, views, follower),
         _output(options, runtime) as output,
         _agents(options, runtime, output) as grpc_port,
-        _http(options, runtime, views, output, follower, http_socket),
+        _alerts(options, runtime) as alerts,
+        _http(options, runtime, views, output, follower, alerts, http_socket),
     ):
         at = ServedAt(
             http=Address(host=options.http.host, port=http_socket.getsockname()[1]),
@@ -70,6 +73,7 @@ async def serve(
             epoch=runtime.epoch,
         )
         follower.start(runtime.committed_index)  # last: its own start must not delay the first answer
+        _log.info("role_changed", role="master", epoch=at.epoch, cause="started")
         _log.info("scheduler_ready", http=str(at.http), grpc=str(at.grpc), epoch=at.epoch)
         if ready_callback is not None:
             ready_callback(at)
@@ -115,10 +119,14 @@ async def _state(
         milliseconds = round((time.monotonic() - began_s) * 1_000)
         _log.info("state_recovered", index=recovery.index, tasks=len(state.tasks), ms=milliseconds)
         looking = asyncio.create_task(_watch_history(follower, runtime))
+        recording = asyncio.create_task(
+            record_for_ever(runtime, follower, fresh_ms=options.rules.heartbeat_timeout_ms)
+        )
         try:
             yield runtime, views, follower
         finally:
             looking.cancel()
+            recording.cancel()
             await runtime.stop()
             await follower.stop(final_snapshot=True)
     finally:
@@ -154,12 +162,26 @@ async def _agents(options: ServiceOptions, runtime: Runtime, output: OutputStrea
 
 
 @contextlib.asynccontextmanager
+async def _alerts(options: ServiceOptions, runtime: Runtime) -> AsyncIterator[AlertWatch | None]:
+    if options.alerts is None:
+        yield None
+        return
+    watch = AlertWatch(options.alerts, runtime, options.data_dir)
+    await watch.start()
+    try:
+        yield watch
+    finally:
+        await watch.stop()
+
+
+@contextlib.asynccontextmanager
 async def _http(
     options: ServiceOptions,
     runtime: Runtime,
     views: Views,
     output: OutputStreams,
     follower: FollowerLink,
+    alerts: AlertWatch | None,
     listening: socket.socket,
 ) -> AsyncIterator[None]:
     from dgpu import __version__
@@ -176,7 +198,16 @@ async def _http(
         hosts=frozenset(options.allowed_hosts),
     )
     history = History(options.data_dir / "history.sqlite")
-    app = create_app(runtime, views, history, output, access, RestOptions(version=__version__), follower)
+    app = create_app(
+        runtime,
+        views,
+        history,
+        output,
+        access,
+        RestOptions(version=__version__, journal_dir=options.data_dir),
+        follower,
+        alerts,
+    )
     server = HttpServer(app)
     await server.start(listening)
     try:
@@ -199,6 +230,8 @@ def _follower_settings(options: ServiceOptions) -> FollowerSettings:
         retention=Retention(
             most_bytes=options.journal_retention_bytes, most_age_ms=options.journal_retention_ms
         ),
+        telemetry_bytes=options.telemetry_retention_bytes,
+        telemetry_age_ms=options.telemetry_retention_ms,
     )
 
 

@@ -7,9 +7,10 @@ of a task may be looked up there; what an event changed follows from the event i
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 from dgpu.core.events import (
@@ -134,6 +135,19 @@ class Views:
         else:
             return self._all_ids(before)
         return ids if before is None else [task_id for task_id in ids if task_id < before]
+
+    def some_ids(self, status: TaskStatus | None, edge: int | None, most: int, *, oldest: bool) -> list[int]:
+        """At most so many ids of tasks that may have this status, from the newest on or, with `oldest`, from the
+        oldest; those behind `edge`. For walks that let others have their turn in between.
+        """
+        if not oldest:
+            return list(islice(self._candidates(status, edge), most))
+        if status is TaskStatus.RUNNING or (status is not None and status.is_final):
+            return [
+                each for each in reversed(list(self._candidates(status, None))) if edge is None or each > edge
+            ][:most]
+        place = 0 if edge is None else bisect_right(self._ids, edge)
+        return self._ids[place : place + most].tolist()
 
     def _all_ids(self, before: int | None) -> Iterator[int]:
         ids = self._ids

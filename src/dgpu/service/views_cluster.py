@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from dgpu.core.cards import usable_mb
 from dgpu.core.health import Health
-from dgpu.core.ids import GpuId, task_name
+from dgpu.core.ids import GpuId, NodeId, task_name
 from dgpu.core.node import Gpu, GpuStatus, Node
 from dgpu.core.state import ClusterState, gpu_status
 from dgpu.core.task import WHOLE_MILLI
@@ -14,11 +14,14 @@ from dgpu.service.agent_words import GpuSample
 from dgpu.wire.answers import GpuAnswer, GpuHealthAnswer, GpuList, NodeAnswer, NodeList, instant_or_none
 
 
-def gpu_list(state: ClusterState, telemetry: Mapping[GpuId, GpuSample]) -> GpuList:
-    """By node, then by index."""
+def gpu_list(
+    state: ClusterState, telemetry: Mapping[GpuId, GpuSample], node_id: NodeId | None = None
+) -> GpuList:
+    """By node, then by index; of one node, if it is given."""
+    node_ids = sorted(state.nodes) if node_id is None else [node_id]
     gpus = [
         _gpu_answer(state, gpu, telemetry.get(gpu.id))
-        for node_id in sorted(state.nodes)
+        for node_id in node_ids
         for gpu in state.node_gpus(node_id)
     ]
     numbers = dict.fromkeys(GpuStatus, 0)
@@ -40,6 +43,7 @@ def _gpu_answer(state: ClusterState, gpu: Gpu, sample: GpuSample | None) -> GpuA
     status = gpu_status(state, gpu)
     if status is GpuStatus.OFFLINE:
         sample = None  # what was measured before it was lost says nothing about now
+    untold = sample.untold if sample else frozenset()
     return GpuAnswer(
         id=gpu.id,
         node=gpu.node_id,
@@ -47,14 +51,14 @@ def _gpu_answer(state: ClusterState, gpu: Gpu, sample: GpuSample | None) -> GpuA
         uuid=gpu.id,
         model=gpu.model,
         memory_total_mb=gpu.memory_mb,
-        memory_used_mb=sample.memory_used_mb if sample else None,
+        memory_used_mb=sample.memory_used_mb if sample and "memory" not in untold else None,
         memory_foreign_mb=sample.memory_foreign_mb if sample else gpu.foreign_mb,
         memory_reserved_mb=sum(lease.gpu_memory_mb for lease in leases) if shared else usable,
         memory_usable_mb=usable,
         share_free=max(0, WHOLE_MILLI - held) / WHOLE_MILLI,
-        utilization_percent=sample.utilization_percent if sample else None,
-        temperature_c=sample.temperature_c if sample else None,
-        power_w=sample.power_w if sample else None,
+        utilization_percent=sample.utilization_percent if sample and "utilization" not in untold else None,
+        temperature_c=sample.temperature_c if sample and "temperature" not in untold else None,
+        power_w=sample.power_w if sample and "power" not in untold else None,
         status=status.value,
         fault=gpu.fault,
         health=gpu_health(state, gpu),

@@ -163,6 +163,21 @@ def past_task_event(event: PastEvent, task_id: TaskId) -> TaskEvent:
     )
 
 
+def past_node_facts(event: PastEvent) -> tuple[str, dict[str, Any]]:
+    """Of an event of a node in the history: its name, and what it says."""
+    name = _BY_CLASS_NAME[event.type]
+    told = event.body
+    if event.type == e.NodeRegistered.__name__:
+        return name, {"gpus": len(told["gpus"]), "address": told["node"].get("address", "")}
+    if event.type == e.InventoryChanged.__name__:
+        return name, {"gpus": len(told["gpus"])}
+    if event.type == e.GpuBlamed.__name__:
+        tenant, program, task_id, *_ = told["blame"]
+        failed = {"task": task_name(task_id), "tenant": tenant, "program": program}
+        return name, {"gpu": told["gpu_id"], **failed}
+    return name, _shown(told)
+
+
 def event_stream_text(group: CommittedGroup) -> bytes:
     """The group as server-sent events. Its index stands at the last one only: who lost the rest gets it all again."""
     shown = [event for event in group.events if not isinstance(event, SILENT)]

@@ -45,6 +45,13 @@ class Submitted(Answer, frozen=True, kw_only=True):
         return [f"task-{number}" for number in range(first, first + self.count)]
 
 
+class Retried(Answer, frozen=True, kw_only=True):
+    task_id: str  # of the new task
+    status: str
+    created_at: str
+    retry_of: str
+
+
 class SubmittedMany(Answer, frozen=True, kw_only=True):
     task_ids: list[str]
 
@@ -56,6 +63,19 @@ class Cancelled(Answer, frozen=True, kw_only=True):
 class Dependency(Answer, frozen=True, kw_only=True):
     task_id: str
     when: str
+
+
+class Attempt(Answer, frozen=True, kw_only=True):
+    attempt: int
+    node: str  # that of rank 0
+    nodes: list[str] = []
+    gpus: list[str] = []
+    placed_at: str | None = None
+    started_at: str | None = None
+    ended_at: str | None = None
+    exit_code: int | None = None
+    reason: str = ""
+    error: str = ""
 
 
 class TaskAnswer(Answer, frozen=True, kw_only=True):
@@ -78,6 +98,7 @@ class TaskAnswer(Answer, frozen=True, kw_only=True):
     allocated_nodes: list[str] = []  # all of them, by rank
     node: str | None = None  # that of rank 0
     attempt: int = 0
+    attempts: list[Attempt] = []  # in order, the latest hundred; only where one task is asked about
     retries: int = 0
     max_retries: int = 0
     restart: str = "never"
@@ -109,6 +130,7 @@ class TaskAnswer(Answer, frozen=True, kw_only=True):
 class TaskPage(Answer, frozen=True, kw_only=True):
     tasks: list[TaskAnswer]
     total: int
+    total_is_exact: bool = True  # False: of a search, only those that were found up to this page
     next_cursor: str | None = None
 
 
@@ -146,6 +168,7 @@ class Why(Answer, frozen=True, kw_only=True):
     ahead_total: int = 0
     blockers: list[dict[str, Any]] = []  # code, detail and the numbers of each
     expected_start: ExpectedStart | None = None
+    looked_ahead: bool = True  # False: it came after the latest forecast; ask again in some seconds
     sooner: list[Change] = []  # each alone would start it now
     sooner_known: bool = True  # False: nobody could be asked in time; more may exist
     nearest: dict[str, Any] | None = None  # the node that lacks least, and what
@@ -372,6 +395,18 @@ class TenantList(Answer, frozen=True, kw_only=True):
 class Removed(Answer, frozen=True, kw_only=True):
     id: str
     removed: bool = True
+
+
+class SessionAnswer(Answer, frozen=True, kw_only=True):
+    access: str  # by what the asker is let in: open | user | token | cookie
+
+
+class SessionCode(Answer, frozen=True, kw_only=True):
+    """Opens the dashboard once."""
+
+    code: str
+    url_path: str
+    expires_in_seconds: int
 
 
 class Health(Answer, frozen=True, kw_only=True):

@@ -98,6 +98,7 @@ def test_figures_that_are_not_offered_are_zero_and_no_fault(tool: Tool, absent: 
     (sample,) = probe.sample({})
     assert (sample.utilization_percent, sample.temperature_c, sample.power_w, sample.fault) == (0, 0, 0, "")
     assert sample.memory_used_mb == 512
+    assert sample.untold == ("utilization", "temperature", "power")
 
 
 def test_memory_that_is_not_offered_is_zero_and_no_fault(tool: Tool) -> None:

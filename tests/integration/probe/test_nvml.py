@@ -137,6 +137,7 @@ def test_figures_that_a_card_does_not_offer_are_zero_and_no_fault(nvml: Nvml, co
         "",
     )
     assert sample["memory_used_mb"] == 100
+    assert set(sample["untold"]) == {"utilization", "temperature", "power"}
 
 
 def test_memory_that_a_card_does_not_offer_is_zero_and_no_fault(nvml: Nvml) -> None:

@@ -233,3 +233,31 @@ def test_a_token_is_sent(world) -> None:
     )[1]
     Client(world.url, token=TOKEN).page()
     assert seen == [f"Bearer {TOKEN}".encode()]
+
+
+def test_a_task_is_submitted_once_more_though_the_answer_gets_lost(world) -> None:
+    world.add_node("n1", 1)
+    with Client(world.url) as client:
+        first = client.submit(command="true", env={"K": "v"}).task_id
+        world.finish_running()
+        proxy = LossyProxy(world.port, losses=1)
+        with contextlib.closing(proxy), Client(proxy.url) as lossy:
+            again = lossy.retry(first)
+        assert again.retry_of == first
+        assert [task.task_id for task in client.list()] == [again.task_id, first]
+        assert client.get(first).attempts[0].node == "n1"
+        assert [task.task_id for task in client.list(node="n1", sort="oldest")] == [first, again.task_id]
+        assert client.board()["counts"]["running"] == 1
+        with contextlib.closing(client.board_events()) as events:
+            assert next(events).facts["nodes"]["id"] == ["n1"]
+        assert client.session().access == "user"
+        assert client.session_code().url_path.startswith("/#code=")
+
+    async def look() -> None:
+        async with AsyncClient(world.url) as asking:
+            assert (await asking.board())["nodes"]["id"] == ["n1"]
+            with pytest.raises(Refused) as refused:
+                await asking.retry(again.task_id)
+            assert refused.value.code == "not_ended"
+
+    asyncio.run(look())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ import yaml
 
 from .conftest import task
 
+WHO = pwd.getpwuid(os.getuid()).pw_name
 SUBMITTED = (201, {"task_id": "task-7", "status": "pending", "created_at": "2026-05-04T10:00:00.000Z"})
 
 
@@ -39,7 +41,12 @@ def test_a_bare_submit_sends_where_and_with_what_the_shell_would_run_it(submit, 
         "command": ["python", "train.py"],
         "workdir": str(tmp_path),
         "env": {"PATH": "/somewhere/bin"},
+        "labels": {"user": WHO},
     }
+
+
+def test_who_submits_can_be_said_for_somebody_else(submit):
+    assert submit("--label", "user=ann", "--", "true")["labels"] == {"user": "ann"}
 
 
 def test_a_clean_environment_sends_neither(submit):
@@ -71,7 +78,7 @@ def test_every_flag_reaches_the_server_under_its_name(submit, tmp_path):
         "max_retries": 1,
         "restart": "on-failure",
         "env": {"PATH": "/somewhere/bin", "A": "1"},
-        "labels": {"k": "v"},
+        "labels": {"user": WHO, "k": "v"},
         "workdir": str(tmp_path / "sub"),
         "cpus": 1.5,
         "ram_mb": 16_384,

@@ -194,7 +194,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         "scheduler: {role: standby}",
         "storage: {journal: etcd}",
         "auth: {mode: token}",
-        "alerts: {url: 'http://x'}",
         "replication: {heartbeat_timeout: 7}",
         "scheduler: {model_cache_ttl_seconds: 1}",
         "scheduler: {worker_heartbeat_timeout_seconds: 1}",

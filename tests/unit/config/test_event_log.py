@@ -7,17 +7,24 @@ from typing import Any, NamedTuple
 import pytest
 
 from dgpu.core.events import (
+    DemandChanged,
     Event,
+    GpuBlamed,
     GpuHealthChanged,
     NodeLost,
     NodeRegistered,
     ObservationChanged,
+    PriorityChanged,
+    TaskCancelRequested,
     TaskFinished,
     TaskPlaced,
     TasksCancelled,
+    TasksHeld,
+    TasksReleased,
     TasksSubmitted,
+    TaskStopRequested,
 )
-from dgpu.core.health import Health
+from dgpu.core.health import Blame, Health
 from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId, TenantId
 from dgpu.core.node import Node
 from dgpu.core.task import Pool, Shape, TaskSpec, TaskStatus
@@ -86,6 +93,31 @@ def test_the_life_of_a_task_is_told_under_its_known_names(story: Story) -> None:
     ]
     assert story.lines.told[3][0] == logging.WARNING
     assert story.lines.told[3][2]["exit_code"] == 3
+
+
+def test_what_people_and_the_scheduler_do_to_a_task_is_told_with_its_cause(story: Story) -> None:
+    story.commit(
+        TasksHeld(1, (TaskId(1),)),
+        TasksReleased(1, (TaskId(1),)),
+        PriorityChanged(1, 80, ((TaskId(1), 50),)),
+        TaskCancelRequested(1, TaskId(1)),
+        TaskStopRequested(1, TaskId(2), LeaseId(2), "gpu_fault", "the card is lost"),
+        DemandChanged(1, TaskId(3), 8_192),
+        GpuBlamed(1, GpuId("g"), NodeId("n"), Blame("t", "p", TaskId(4), 1)),
+    )
+    assert story.lines.names == [
+        "task_held",
+        "task_released",
+        "task_priority_changed",
+        "task_cancel_requested",
+        "task_stop_requested",
+        "task_demand_changed",
+        "gpu_blamed",
+    ]
+    stop = story.lines.told[4]
+    assert (stop[0], stop[2]["reason"]) == (logging.WARNING, "gpu_fault")
+    assert story.lines.told[5][2]["cause"] == "out_of_memory"
+    assert story.lines.told[6][2]["task"] == "task-4"
 
 
 def test_nodes_and_faults_are_told(story: Story) -> None:

@@ -279,6 +279,13 @@ def test_heartbeats_are_answered_at_once_and_feed_the_telemetry() -> None:
     assert (sample.utilization_percent, sample.memory_used_mb, sample.temperature_c) == (80, 900, 61)
 
 
+def test_what_a_card_does_not_tell_is_known_as_such() -> None:
+    bench = Bench()
+    bench.say(1, register(gpus=1))
+    bench.say(1, heartbeat(GPU_n1_0={"utilization_percent": 80, "untold": ["power", "a later word"]}))
+    assert bench.scheduler.telemetry[GpuId("GPU-n1-0")].untold == {"power"}
+
+
 def test_samples_of_unknown_or_foreign_gpus_are_ignored() -> None:
     bench = Bench()
     bench.say(1, register())

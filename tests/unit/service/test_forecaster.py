@@ -8,6 +8,7 @@ from building import cluster, do, finished, node, run_pass, task
 from dgpu.core.commands import CancelTasks, Command, ReportStarted, RunPass
 from dgpu.core.policy.forecast import Prediction
 from dgpu.core.state import ClusterState
+from dgpu.core.task import Pool
 from dgpu.service.forecaster import FORECASTS_NAME, Forecaster
 from dgpu.service.forecasts import Forecasts, Foretold
 
@@ -118,3 +119,22 @@ def test_the_service_keeps_the_latest_and_a_time_that_passed_becomes_now() -> No
     assert told.median_error_seconds == 1.5
     assert told.age_seconds >= 0
     assert forecasts.expected(3, now=0) is None
+
+
+def test_what_came_after_the_latest_forecast_was_not_looked_at_yet() -> None:
+    forecasts = Forecasts()
+    assert not forecasts.knows(1)
+    forecasts.take(Foretold(index=3, at=1_000, predictions=()))
+    assert forecasts.knows(1_000)
+    assert not forecasts.knows(1_001)
+
+
+def test_a_look_that_can_say_nothing_about_who_waits_is_told_all_the_same(tmp_path) -> None:
+    """Else nobody could tell a task that was looked at in vain from one that was not looked at."""
+    endless = cluster(node("n1"), task(pool=Pool.ONLINE), task(pool=Pool.ONLINE))
+    run_pass(endless)
+    do(endless, ReportStarted(lease_id=1))
+    told = Forecaster(tmp_path).make(endless, index=1)
+    assert told is not None
+    assert told.predictions == ()
+    assert Forecaster(tmp_path).make(cluster(node("n1")), index=1) is None

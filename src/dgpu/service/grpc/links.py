@@ -30,6 +30,11 @@ class Link(Generic[M]):
         self._status = grpc.StatusCode.OK
         self._reason = ""
 
+    @property
+    def unsent(self) -> int:
+        """Messages that the other end has not taken yet."""
+        return len(self._queue)
+
     def send(self, message: M) -> None:
         if self._closing:
             return

@@ -10,8 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from dgpu.service.rest.sessions import Sessions, cookie_of
 from dgpu.wire.answers import Problem
 
+SESSION_PATH = "/api/v1/session"
+CODE_PATH = "/api/v1/session/code"
 OPEN_PATHS = frozenset({"/health", "/ready"})  # they tell nothing worth hiding, and probes have no token
 READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
@@ -25,6 +28,9 @@ class Peer(NamedTuple):
     """The other end of a connection. `uid` None: not on this machine, or not to be told."""
 
     uid: int | None
+
+
+Admitted = Literal["open", "user", "token", "cookie"]  # by what somebody was let in
 
 
 class Access:
@@ -46,19 +52,25 @@ class Access:
         self._good_hosts: set[bytes] = set()  # headers that were found good, as they were sent
         self._trusted = frozenset({0, os.getuid() if own_uid is None else own_uid})
         self._failures: dict[int | None, tuple[float, int]] = {}
+        self.sessions = Sessions(token, clock)
 
     def refuse(self, method: str, path: str, headers: dict[bytes, bytes], peer: Peer) -> Problem | None:
         """Why this request is not carried out; None: it may be."""
         if path in OPEN_PATHS and method in READING_METHODS:
             return None
-        return (
-            self._wrong_host(headers)
-            or (None if method in READING_METHODS else _wrong_origin(headers))
-            or self._unknown_person(headers, peer)
-            or (_wrong_content(headers) if method in BODY_METHODS else None)
-        )
+        refused = self.wrong_host(headers) or (None if method in READING_METHODS else _wrong_origin(headers))
+        if refused is not None:
+            return refused
+        if path == SESSION_PATH and method == "POST":  # who has a code shows it here
+            refused = self._limited(peer)
+        else:
+            who = self.admit(headers, peer)
+            if isinstance(who, Problem):
+                return who
+            refused = None if method in READING_METHODS else _wrong_cookie_use(who, path, headers)
+        return refused or (_wrong_content(headers) if method in BODY_METHODS else None)
 
-    def _wrong_host(self, headers: dict[bytes, bytes]) -> Problem | None:
+    def wrong_host(self, headers: dict[bytes, bytes]) -> Problem | None:
         """A name that is not ours means a page that was led to this address by DNS; addresses cannot be led."""
         given = headers.get(b"host", b"")
         if given in self._good_hosts:
@@ -75,13 +87,15 @@ class Access:
             f"This scheduler is not called {host[:100]!r}. Use its address or localhost.",
         )
 
-    def _unknown_person(self, headers: dict[bytes, bytes], peer: Peer) -> Problem | None:
-        if self.mode == "none" or (peer.uid is not None and peer.uid in self._trusted):
-            return None
-        if self._is_limited(peer.uid):
-            return _problem(
-                429, "too_many_failures", "Too many failures", "Too many wrong tokens. Try again in a minute."
-            )
+    def admit(self, headers: dict[bytes, bytes], peer: Peer) -> Admitted | Problem:
+        if self.mode == "none":
+            return "open"
+        if peer.uid is not None and peer.uid in self._trusted:
+            return "user"
+        if (cookie := cookie_of(headers)) and self.sessions.knows(cookie):
+            return "cookie"
+        if (limited := self._limited(peer)) is not None:
+            return limited
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
         if not given:
             return _problem(
@@ -92,15 +106,19 @@ class Access:
             )
         if scheme.lower() == b"bearer" and self._token and hmac.compare_digest(given.strip(), self._token):
             self._failures.pop(peer.uid, None)
-            return None
-        self._count_failure(peer.uid)
+            return "token"
+        self.count_failure(peer)
         return _problem(403, "wrong_token", "The token is wrong", "This token is not the scheduler's.")
 
-    def _is_limited(self, uid: int | None) -> bool:
-        since, number = self._failures.get(uid, (0.0, 0))
-        return number >= MOST_FAILURES and self._clock() - since < FAILURE_SECONDS
+    def _limited(self, peer: Peer) -> Problem | None:
+        since, number = self._failures.get(peer.uid, (0.0, 0))
+        if number < MOST_FAILURES or self._clock() - since >= FAILURE_SECONDS:
+            return None
+        detail = "Too many wrong tokens or codes. Try again in a minute."
+        return _problem(429, "too_many_failures", "Too many failures", detail)
 
-    def _count_failure(self, uid: int | None) -> None:
+    def count_failure(self, peer: Peer) -> None:
+        uid = peer.uid
         now = self._clock()
         since, number = self._failures.get(uid, (now, 0))
         if now - since >= FAILURE_SECONDS:
@@ -140,6 +158,19 @@ def _wrong_origin(headers: dict[bytes, bytes]) -> Problem | None:
     return _problem(
         403, "foreign_origin", "Foreign origin", "Web pages of another origin may not change anything here."
     )
+
+
+def _wrong_cookie_use(who: Admitted, path: str, headers: dict[bytes, bytes]) -> Problem | None:
+    """A cookie goes along whoever wrote the request: a write must be known to come from a page of ours."""
+    if who != "cookie":
+        return None
+    if path == CODE_PATH:
+        detail = "Only the scheduler's own user, or its token, can give somebody access."
+        return _problem(403, "not_by_cookie", "Not with a browser's session", detail)
+    if b"origin" in headers or headers.get(b"sec-fetch-site") == b"same-origin":
+        return None  # not foreign: that was looked at before
+    detail = "A browser's session changes things only from the dashboard's own pages; other programs use the token."
+    return _problem(403, "foreign_origin", "Foreign origin", detail)
 
 
 def _wrong_content(headers: dict[bytes, bytes]) -> Problem | None:

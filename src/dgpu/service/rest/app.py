@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from dgpu.service.alerts.watch import AlertWatch
 from dgpu.service.follower_link import FollowerLink
 from dgpu.service.history import History
 from dgpu.service.output import OutputStreams
 from dgpu.service.rest.access import Access
 from dgpu.service.rest.backend import Backend, RestOptions
 from dgpu.service.rest.front import App, Front
+from dgpu.service.rest.pages import BUNDLE, Pages
+from dgpu.service.rest.request_log import RequestLog
 from dgpu.service.runtime import Runtime
 from dgpu.service.views import Views
 
@@ -23,13 +26,17 @@ def create_app(
     access: Access,
     options: RestOptions,
     follower: FollowerLink | None = None,
+    alerts: AlertWatch | None = None,
 ) -> App:
     """Call it in the loop that serves. `views` must be told of every group that `runtime` commits.
 
     Submits and probes are answered from the first moment; the other calls wait until the frame is there.
     """
     backend = Backend(runtime, views, history, output, options, follower)
-    return Front(backend, access, _LaterFrame(backend))
+    if alerts is not None:
+        backend.watch_alerts(alerts)
+    front = Front(backend, access, _LaterFrame(backend), Pages(options.pages_dir or BUNDLE))
+    return RequestLog(front)
 
 
 class _LaterFrame:

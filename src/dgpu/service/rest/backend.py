@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from dgpu.core.commands import Command
 from dgpu.core.events import Event
 from dgpu.core.rejections import Rejection
+from dgpu.service.alerts.watch import AlertWatch
+from dgpu.service.board import Board
 from dgpu.service.follower_link import FollowerLink
 from dgpu.service.history import History
 from dgpu.service.output import OutputStreams
 from dgpu.service.rest.feed import EventFeed
+from dgpu.service.rest.scrape import Scrapes
 from dgpu.service.runtime import Runtime
 from dgpu.service.views import Views
 from dgpu.wire.answers import Problem
 from dgpu.wire.problem import problem_of
+
+if TYPE_CHECKING:
+    from dgpu.service.rest.past import Past
 
 
 class RestOptions(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
     role: str = "master"
     heartbeat_seconds: float = 15.0
-    most_streams: int = 1_000  # followers of logs and events together
+    most_streams: int = 1_000  # followers of logs, events and the board together
+    pages_dir: Path | None = None  # None: the dashboard that was built into the package
+    journal_dir: Path | None = None  # None: no old record can be read again
 
 
 class ProblemError(Exception):
@@ -53,9 +62,22 @@ class Backend:
         self.options = options
         self.follower = follower  # None: nobody looks ahead
         self.feed = EventFeed(views)
+        self.alerts: AlertWatch | None = None  # None: nobody watches
+        self.board = Board(runtime, views, version=options.version, role=options.role)
+        self.board.count_alerts = self._count_alerts
+        self.scrapes = Scrapes(self)
+        self.past: Past | None = None  # what was; opened with the first question
         self.streams = 0
         self._describe: Callable[[], dict[str, Any]] | None = None
         self._description: dict[str, Any] = {}
+
+    def _count_alerts(self) -> dict[str, int] | None:
+        alerts = getattr(self, "alerts", None)
+        return None if alerts is None else alerts.counts()
+
+    def watch_alerts(self, alerts: AlertWatch) -> None:
+        self.alerts = alerts
+        alerts.listen(self.feed.publish)
 
     def describe_with(self, describe: Callable[[], dict[str, Any]]) -> None:
         self._describe = describe

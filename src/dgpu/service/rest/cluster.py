@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from litestar import Request, Response, delete, get, post
-from litestar.params import Parameter
+from litestar.params import PathParameter, QueryParameter
 
 from dgpu.core.commands import Command, DrainNode, RecoverGpu, ReleaseNode, RemoveNode, ResumeNode
 from dgpu.core.ids import GpuId, NodeId
@@ -33,8 +33,11 @@ from dgpu.wire.fields import Unacceptable
 from dgpu.wire.json_body import BadRequest, parse_json
 from dgpu.wire.problem import problem_of
 
-NodeIdText = Annotated[str, Parameter(description="The node's id.")]
-GpuIdText = Annotated[str, Parameter(description="The GPU's UUID.")]
+NodeIdText = Annotated[str, PathParameter(description="The node's id.")]
+GpuIdText = Annotated[str, PathParameter(description="The GPU's UUID.")]
+NodeQuery = Annotated[
+    str | None, QueryParameter(description="Only those of the node with this id.", required=False)
+]
 _MOST_ID = 128
 
 
@@ -53,8 +56,9 @@ async def show_queue(rest: Given, limit: LimitQuery = None) -> QueuePage:
 
 
 @get("/api/v1/gpus", summary="List GPUs", description="With the latest sample of each, by node and index.")
-async def list_gpus(rest: Given) -> GpuList:
-    return await rest.runtime.read(lambda state: gpu_list(state, rest.runtime.telemetry))
+async def list_gpus(rest: Given, node: NodeQuery = None) -> GpuList:
+    only = None if node is None else NodeId((await _node(rest, node)).id)
+    return await rest.runtime.read(lambda state: gpu_list(state, rest.runtime.telemetry, only))
 
 
 @post(

@@ -8,7 +8,9 @@ from typing import Any
 
 from litestar import MediaType, Request, Response, get
 
+from dgpu.service.rest.describe_browser import browser_calls
 from dgpu.service.rest.tasks import Given
+from dgpu.wire.alert_fields import SILENCE_FIELDS
 from dgpu.wire.task_fields import TASK_FIELDS
 from dgpu.wire.tenant_fields import QUOTA_FIELDS, TENANT_FIELDS
 
@@ -98,6 +100,8 @@ def complete(schema: dict[str, Any]) -> dict[str, Any]:
     _describe_cancel(paths)
     _describe_quota(paths)
     _describe_whatif(paths, task)
+    _describe_alerts(paths)
+    paths.update(browser_calls())
     for item in paths.values():
         for operation in item.values():
             if isinstance(operation, dict) and "responses" in operation:
@@ -142,6 +146,20 @@ def _describe_whatif(paths: dict[str, Any], task: dict[str, Any]) -> None:
         "required": True,
         "content": {_JSON: {"schema": {"oneOf": asked}}},
     }
+
+
+def _describe_alerts(paths: dict[str, Any]) -> None:
+    comment = {"comment": SILENCE_FIELDS["comment"]}
+    for path, fields, needed in (
+        ("/api/v1/alerts/silences", SILENCE_FIELDS, ["rule"]),
+        ("/api/v1/alerts/{alert_id}/acknowledge", comment, []),
+        ("/api/v1/alerts/test", {}, []),
+    ):
+        body = {"type": "object", "additionalProperties": False, "required": needed, "properties": fields}
+        paths[path]["post"]["requestBody"] = {
+            "required": bool(needed),
+            "content": {_JSON: {"schema": body}},
+        }
 
 
 def _describe_quota(paths: dict[str, Any]) -> None:
@@ -218,17 +236,6 @@ async def docs(rest: Given, request: Request[Any, Any, Any]) -> Response[str]:
     return Response(page, media_type=MediaType.HTML)
 
 
-@get("/", include_in_schema=False)
-async def home(rest: Given) -> Response[str]:
-    role, version = html.escape(rest.options.role), html.escape(rest.options.version)
-    body = (
-        f"<h1>dgpu</h1><p>A scheduler ({role}) of version {version} runs here.</p>"
-        '<p><a href="/docs">The API</a> · <a href="/openapi.json">its description</a> · '
-        '<a href="/api/v1/gpus">GPUs</a> · <a href="/api/v1/tasks">tasks</a></p>'
-    )
-    return Response(_page("dgpu", body), media_type=MediaType.HTML)
-
-
 def docs_page(schema: dict[str, Any], *, host: str) -> str:
     parts = [
         f"<h1>{TITLE}</h1><p>Version {html.escape(schema['info']['version'])}. <a href='/openapi.json'>OpenAPI</a></p>"
@@ -263,7 +270,7 @@ def _operation(path: str, method: str, operation: dict[str, Any], host: str) -> 
     curl = html.escape(curl_line(path, method, host))
     return (
         f"<h3><code>{method.upper()} {html.escape(path)}</code></h3><p><b>{summary}.</b> {about}</p>{listed}"
-        f"<pre>{curl}</pre>"
+        f"<pre tabindex='0'>{curl}</pre>"  # it scrolls, so the keyboard must get there
     )
 
 
@@ -276,13 +283,20 @@ _EXAMPLES = {
     "/api/v1/tasks/batch": '{"task": {"command": "sleep 1"}, "count": 100}',
     "/api/v1/whatif": '{"submit": {"command": "nvidia-smi", "gpu_count": 8}}',
     "/api/v1/tasks/cancel": '{"task_ids": ["task-42"]}',
+    "/api/v1/alerts/silences": '{"rule": "agent_offline", "subject": "node-1", "seconds": 3600}',
     "/api/tasks": '{"tenant_id": "lab", "name": "hold", "gpu_request": 1, "memory_mb": 8000, "priority": 50}',
 }
 
 
 def curl_line(path: str, method: str, host: str) -> str:
     asked = path
-    examples = {"{task_id}": "task-42", "{node_id}": "node-1", "{gpu_id}": "GPU-7"}
+    examples = {
+        "{task_id}": "task-42",
+        "{node_id}": "node-1",
+        "{gpu_id}": "GPU-7",
+        "{alert_id}": "alert-1",
+        "{silence_id}": "silence-1",
+    }
     for name, example in examples.items():
         asked = asked.replace(name, example)
     url = f"http://{host}{asked}"
@@ -302,8 +316,9 @@ def _page(title: str, body: str) -> str:
     )
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
         f"<style>{style}</style></head><body>{body}</body></html>"
     )
 
 
-ROUTES: tuple[Any, ...] = (openapi_json, docs, home)
+ROUTES: tuple[Any, ...] = (openapi_json, docs)

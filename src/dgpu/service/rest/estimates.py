@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from litestar import get
-from litestar.params import Parameter
+from litestar.params import QueryParameter
 
 from dgpu.core.estimates import Estimate
 from dgpu.core.policy.estimate import Need, estimate
@@ -20,12 +20,12 @@ from dgpu.wire.requests import invalid
 from dgpu.wire.task_fields import DEFAULT_TENANT
 
 _MOST_LISTED = 1_000
-_TenantQuery = Annotated[str | None, Parameter(query="tenant", description="Only of this tenant.")]
+_TenantQuery = Annotated[str | None, QueryParameter(name="tenant", description="Only of this tenant.")]
 _ModelQuery = Annotated[
-    str | None, Parameter(query="model", description="What would a task with this model need?")
+    str | None, QueryParameter(name="model", description="What would a task with this model need?")
 ]
-_TypeQuery = Annotated[str | None, Parameter(query="task_type", description="Of this type.")]
-_AtomsQuery = Annotated[str | None, Parameter(query="atoms", description="Of so many atoms.")]
+_TypeQuery = Annotated[str | None, QueryParameter(name="task_type", description="Of this type.")]
+_AtomsQuery = Annotated[str | None, QueryParameter(name="atoms", description="Of so many atoms.")]
 
 
 @get(

@@ -48,6 +48,12 @@ class EventFeed:
         self._views = views
         self._listeners: set[_Listener] = set()
         self._stop_listening: Callable[[], None] | None = None
+        self.times_lagged = 0
+
+    @property
+    def most_unread_bytes(self) -> int:
+        """Of the slowest listener."""
+        return max((listener.unread_bytes for listener in self._listeners), default=0)
 
     @property
     def listeners(self) -> int:
@@ -83,6 +89,7 @@ class EventFeed:
         return b"retry: 1000\n\n" + b"".join(event_stream_text(group) for group in missed)
 
     def _lagged(self) -> bytes:
+        self.times_lagged += 1
         index = self._views.last_index
         return b'event: lagged\ndata: {"index":%d,"type":"lagged"}\nid: %d\n\n' % (index, index)
 
@@ -91,6 +98,11 @@ class EventFeed:
         if piece:
             for listener in self._listeners:
                 listener.offer(piece)
+
+    def publish(self, piece: bytes) -> None:
+        """What is not in the journal, like alerts: told to those who listen now, and never again."""
+        for listener in self._listeners:
+            listener.offer(piece)
 
     def _add(self, listener: _Listener) -> None:
         self._listeners.add(listener)

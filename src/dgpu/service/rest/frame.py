@@ -14,7 +14,21 @@ from litestar.openapi.config import OpenAPIConfig
 from litestar.plugins import PluginProtocol
 from litestar.plugins.core import MsgspecDIPlugin
 
-from dgpu.service.rest import cluster, describe, estimates, quota, streams, tasks, tenants, waiting, whatif
+from dgpu.service.rest import (
+    again,
+    alerts,
+    cluster,
+    describe,
+    estimates,
+    history_calls,
+    monitor,
+    quota,
+    streams,
+    tasks,
+    tenants,
+    waiting,
+    whatif,
+)
 from dgpu.service.rest.backend import Backend
 from dgpu.service.rest.front import HOT_CALLS, App, no_such_call, problem_for, wrong_method
 from dgpu.service.rest.submit import too_large
@@ -22,7 +36,21 @@ from dgpu.wire.answers import PROBLEM_JSON, FieldError, Problem
 from dgpu.wire.json_body import BadRequest
 from dgpu.wire.requests import MOST_BODY_BYTES
 
-_PARTS = (tasks, cluster, quota, tenants, streams, waiting, estimates, whatif, describe)
+_PARTS = (
+    tasks,
+    again,
+    cluster,
+    quota,
+    tenants,
+    streams,
+    waiting,
+    estimates,
+    whatif,
+    alerts,
+    monitor,
+    history_calls,
+    describe,
+)
 
 
 def make_frame(backend: Backend) -> App:
@@ -53,7 +81,11 @@ def _litestar(backend: Backend) -> Litestar:
 
 def only_known_queries(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
     """A filter with a typing error must not mean "all"."""
-    known = handler.parsed_fn_signature.parameters.keys()
+    known = {
+        # `state` is a name that the frame keeps for itself: such a query has another name in the function
+        getattr(field.kwarg_definition, "name", None) or name
+        for name, field in handler.parsed_fn_signature.parameters.items()
+    }
     given = [name for name, _ in connection.query_params.multi_items()]
     for name in given:
         if name not in known or name in {"rest", "request"}:

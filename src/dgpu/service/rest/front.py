@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 import structlog
 
-from dgpu.service.rest import probes, submit
+from dgpu.service.metrics_text import CONTENT_TYPE as METRICS_TYPE
+from dgpu.service.rest import board_calls, probes, session_calls, submit
 from dgpu.service.rest.access import Access, Peer
 from dgpu.service.rest.backend import Backend, ProblemError
+from dgpu.service.rest.pages import Page, Pages
 from dgpu.wire.answers import PROBLEM_JSON, Problem
 from dgpu.wire.json_body import BadRequest
 from dgpu.wire.problem import problem_of_bad_request
@@ -40,7 +40,7 @@ _SAFETY_HEADERS = [
     (b"x-frame-options", b"DENY"),
     (
         b"content-security-policy",
-        b"default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'",
+        b"default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; base-uri 'none'",
     ),
 ]
 _NOBODY = Peer(uid=None)
@@ -48,28 +48,39 @@ _log = structlog.get_logger("dgpu.rest")
 
 
 class Front:
-    def __init__(self, backend: Backend, access: Access, rest: App) -> None:
+    def __init__(self, backend: Backend, access: Access, rest: App, pages: Pages | None = None) -> None:
         self._backend = backend
         self._access = access
         self._rest = rest
-        self._start = secrets.token_hex(4)
-        self._numbers = itertools.count(1)
+        self._pages = Pages() if pages is None else pages
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        request_id = f"{self._start}-{next(self._numbers):x}"
+        request_id = scope["state"]["request_id"]
         headers: dict[bytes, bytes] = dict(scope["headers"])
         method, path = scope["method"], scope["path"]
         peer = scope.get("state", {}).get("peer", _NOBODY)
-        refused = self._access.refuse(method, path, headers, peer)
+        # pages tell nothing worth hiding, and who opens them has no token yet
+        page = None if path.startswith("/api") else self._pages.find(method, path, headers)
+        refused = (
+            self._access.refuse(method, path, headers, peer)
+            if page is None
+            else self._access.wrong_host(headers)
+        )
         if refused is not None:
             await send_problem(send, refused, request_id, _headers_of(refused))
+        elif page is not None:
+            await _send_page(send, page, method, request_id)
         elif method == "POST" and (call := HOT_CALLS.get(path.rstrip("/"))) is not None:
             await self._hot(call, headers, receive, send, request_id)
         elif method in {"GET", "HEAD"} and (probe := _PROBES.get(path)) is not None:
             status, answer = await probe(self._backend)
             await self._send(send, status, msgspec.json.encode(answer), request_id)
+        elif method in {"GET", "HEAD"} and path == "/metrics":
+            await self._metrics(scope["query_string"], send, request_id)
+        elif path in board_calls.PATHS or path in session_calls.PATHS:
+            await self._unframed(method, path, headers, peer, receive, send, request_id)
         elif path.rstrip("/") in _ONLY_POST:
             await send_problem(send, wrong_method(method, path), request_id, {"allow": "POST"})
         elif path.startswith("/schema"):  # pages of the frame, which are not ours
@@ -90,9 +101,55 @@ class Front:
             return
         await self._send(send, 201, body, request_id)
 
-    async def _send(self, send: Send, status: int, body: bytes, request_id: str) -> None:
+    async def _metrics(self, query: bytes, send: Send, request_id: str) -> None:
+        try:
+            body = await self._backend.scrapes.answer(query)
+        except Exception as error:  # noqa: BLE001 - every failure has to become an answer
+            problem, extra = problem_for(error, request_id)
+            await send_problem(send, problem, request_id, extra)
+            return
+        await self._send(send, 200, body, request_id, METRICS_TYPE)
+
+    async def _unframed(
+        self,
+        method: str,
+        path: str,
+        headers: dict[bytes, bytes],
+        peer: Peer,
+        receive: Receive,
+        send: Send,
+        request_id: str,
+    ) -> None:
+        """Boards and sessions: the first that a browser asks for, so they wait for no frame."""
+        told = [(b"x-request-id", request_id.encode()), *_SAFETY_HEADERS[:2]]
+        answered: tuple[int, bytes, list[tuple[bytes, bytes]]] | None
+        try:
+            if path in session_calls.PATHS:
+                answered = await session_calls.answer(self._access, method, path, headers, peer, receive)
+                allowed = session_calls.ALLOWED[path]
+            elif method == "GET" and path == board_calls.STREAM_PATH:
+                await board_calls.stream(self._backend, headers, told, receive, send)
+                return
+            else:
+                answered = await board_calls.answer(self._backend, method, path, headers)
+                allowed = "GET"
+        except ConnectionResetError:
+            return
+        except Exception as error:  # noqa: BLE001 - every failure has to become an answer
+            problem, extra = problem_for(error, request_id)
+            await send_problem(send, problem, request_id, extra)
+            return
+        if answered is None:
+            await send_problem(send, wrong_method(method, path), request_id, {"allow": allowed})
+            return
+        status, body, extra_headers = answered
+        await _answer(send, status, body, [*told, *extra_headers])
+
+    async def _send(
+        self, send: Send, status: int, body: bytes, request_id: str, kind: bytes = b"application/json"
+    ) -> None:
         headers = [
-            (b"content-type", b"application/json"),
+            (b"content-type", kind),
             (b"content-length", b"%d" % len(body)),
             (b"x-request-id", request_id.encode()),
             *_SAFETY_HEADERS[:2],  # the others are for pages
@@ -119,6 +176,19 @@ class Front:
                 raise
             problem, extra = problem_for(error, request_id)
             await send_problem(send, problem, request_id, extra)
+
+
+async def _answer(
+    send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]], *, head: bool = False
+) -> None:
+    length = [] if status in {204, 304} else [(b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": [*length, *headers]})
+    await send({"type": "http.response.body", "body": b"" if head else body})
+
+
+async def _send_page(send: Send, page: Page, method: str, request_id: str) -> None:
+    headers = [(b"x-request-id", request_id.encode()), *page.headers]
+    await _answer(send, page.status, page.body, headers, head=method == "HEAD")
 
 
 def problem_for(error: BaseException, request_id: str) -> tuple[Problem, dict[str, str]]:

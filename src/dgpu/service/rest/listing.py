@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from dgpu.core.ids import ShapeId, TaskId, TenantId, parse_task_id
@@ -62,9 +63,15 @@ async def list_page(backend: Backend, wanted: Filter, before: int | None, limit:
 def _live_part(
     backend: Backend, state: ClusterState, wanted: Filter, before: int | None, limit: int
 ) -> _Live:
-    tasks = backend.views.newest(wanted, before, limit)
+    answers = answers_of(backend, state, backend.views.newest(wanted, before, limit))
+    return _Live(answers, backend.views.live_total(wanted))
+
+
+def answers_of(
+    backend: Backend, state: ClusterState, tasks: Iterable[Task]
+) -> list[tuple[TaskId, TaskAnswer]]:
     reasons = _Reasons(state, max(state.last_at, backend.runtime.now_ms()))
-    answers = [
+    return [
         (
             task.id,
             task_answer(
@@ -73,7 +80,6 @@ def _live_part(
         )
         for task in tasks
     ]
-    return _Live(answers, backend.views.live_total(wanted))
 
 
 class _Reasons:
@@ -131,12 +137,7 @@ async def _past_part(
     backend: Backend, wanted: Filter, before: int | None, limit: int
 ) -> tuple[list[tuple[TaskId, TaskAnswer]], int]:
     views, history = backend.views, backend.history
-    filters = TaskFilters(
-        status=wanted.status,
-        priority=wanted.priority,
-        tenant_id=TenantId(wanted.tenant) if wanted.tenant is not None else None,
-        pool=Pool(wanted.pool) if wanted.pool is not None else None,
-    )
+    filters = filters_of(wanted)
     page = await asyncio.to_thread(history.forgotten_page, filters, before_id=before, limit=limit)
     if page.index < views.first_index:
         # it still reads what was forgotten before this start: take its rows unmarked
@@ -152,6 +153,15 @@ async def _past_part(
     if missing:
         rows.update(await asyncio.to_thread(_rows_of, backend, missing[:limit]))
     return [(row.id, past_task_answer(row)) for row in rows.values()], page.total + len(unmarked)
+
+
+def filters_of(wanted: Filter) -> TaskFilters:
+    return TaskFilters(
+        status=wanted.status,
+        priority=wanted.priority,
+        tenant_id=TenantId(wanted.tenant) if wanted.tenant is not None else None,
+        pool=Pool(wanted.pool) if wanted.pool is not None else None,
+    )
 
 
 def _rows_of(backend: Backend, missing: list[Forgotten]) -> dict[TaskId, PastTask]:
@@ -222,14 +232,14 @@ def parse_flag(name: str, text: str | None) -> bool:
         return False
     if text in {"true", "1", ""}:
         return True
-    raise _bad_query(name, text, "true or false")
+    raise bad_query(name, text, "true or false")
 
 
 def query_value(name: str, value: object, check: Check) -> Any:
     try:
         return check(value)
     except Unacceptable as bad:
-        raise _bad_query(name, value, bad.expected) from None
+        raise bad_query(name, value, bad.expected) from None
 
 
 def _status(value: Any) -> str:
@@ -243,7 +253,7 @@ def _number_or_text(text: str) -> int | str:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
 
 
-def _bad_query(name: str, value: object, expected: str) -> BadRequest:
+def bad_query(name: str, value: object, expected: str) -> BadRequest:
     detail = f"Expected {expected}, got {shorten(value)}."
     return BadRequest("invalid_query", f"{name}: {detail}", errors=[FieldError(path=name, detail=detail)])
 
@@ -261,5 +271,5 @@ def decode_cursor(text: str | None) -> int | None:
         plain = b""
     number = plain.removeprefix(b"v1:")
     if len(text) > 64 or not plain.startswith(b"v1:") or not number.isdigit() or len(number) > 18:
-        raise _bad_query("cursor", text, "a next_cursor of an earlier answer")
+        raise bad_query("cursor", text, "a next_cursor of an earlier answer")
     return int(number)

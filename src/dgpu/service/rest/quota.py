@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from litestar import Request, get, put
-from litestar.params import Parameter
+from litestar.params import QueryParameter
 
 from dgpu.core.state import ClusterState
 from dgpu.core.trial import try_quota
@@ -17,7 +17,8 @@ from dgpu.wire.json_body import BadRequest
 from dgpu.wire.tenant_fields import decode_quota
 
 DryRunQuery = Annotated[
-    str | None, Parameter(description="true: change nothing, only tell what would happen.", required=False)
+    str | None,
+    QueryParameter(description="true: change nothing, only tell what would happen.", required=False),
 ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Annotated, Any
 
 from litestar import Request, get
-from litestar.params import Parameter
+from litestar.params import QueryParameter
 from litestar.response import Stream
 
 from dgpu.core.gang import MOST_NODES
@@ -23,14 +23,14 @@ MOST_TAIL_BYTES = 4 << 20
 TAIL_LINE_BYTES = 1_024  # what a line is guessed to have, to ask the agent for enough
 
 FollowQuery = Annotated[
-    str | None, Parameter(description="true: stay until the task is over.", required=False)
+    str | None, QueryParameter(description="true: stay until the task is over.", required=False)
 ]
-TailQuery = Annotated[str | None, Parameter(description="Only the last so many lines.", required=False)]
+TailQuery = Annotated[str | None, QueryParameter(description="Only the last so many lines.", required=False)]
 RankQuery = Annotated[
-    str | None, Parameter(description="Of a task over several nodes; 0 if absent.", required=False)
+    str | None, QueryParameter(description="Of a task over several nodes; 0 if absent.", required=False)
 ]
 AttemptQuery = Annotated[
-    str | None, Parameter(description="1 is the first; the latest if absent.", required=False)
+    str | None, QueryParameter(description="1 is the first; the latest if absent.", required=False)
 ]
 
 

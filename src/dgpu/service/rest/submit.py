@@ -38,10 +38,10 @@ async def submit_task_of_workstation(backend: Backend, headers: Headers, receive
 async def _submit_one(
     backend: Backend, headers: Headers, receive: Receive, *, bare_means_allocation: bool
 ) -> bytes:
-    key = _key_of(headers)
+    key = key_of(headers)
     body = await read_body(headers, receive, MOST_BODY_BYTES)
     entry = entry_of(decode_task(body, bare_means_allocation=bare_means_allocation))
-    first_id, count, created_at = await _submit(backend, (entry,), key, body, batch=False)
+    first_id, count, created_at = await submit_entries(backend, (entry,), key, body, batch=False)
     more = b',"count":%d' % count if entry[1].array else b""
     return b'{"task_id":"%b","status":"pending","created_at":"%b"%b}' % (
         task_name(first_id).encode(),
@@ -51,16 +51,16 @@ async def _submit_one(
 
 
 async def submit_batch(backend: Backend, headers: Headers, receive: Receive) -> bytes:
-    key = _key_of(headers)
+    key = key_of(headers)
     body = await read_body(headers, receive, MOST_BATCH_BYTES)
     entries = decode_batch(body)
-    first_id, count, _ = await _submit(backend, entries, key, body, batch=True)
+    first_id, count, _ = await submit_entries(backend, entries, key, body, batch=True)
     return msgspec.json.encode(
         {"task_ids": [f"task-{number}" for number in range(first_id, first_id + count)]}
     )
 
 
-async def _submit(
+async def submit_entries(
     backend: Backend, entries: Entries, key: str, body: bytes, *, batch: bool
 ) -> tuple[TaskId, int, int]:
     command = SubmitTasks(entries=entries)
@@ -88,7 +88,7 @@ async def _submit(
     return submitted.first_id, sum(number for number, _ in submitted.entries), submitted.at
 
 
-def _key_of(headers: Headers) -> str:
+def key_of(headers: Headers) -> str:
     given = headers.get(b"idempotency-key")
     if given is None:
         return ""

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any
 
+import msgspec
 from litestar import Request, delete, get, post
 from litestar.di import NamedDependency
-from litestar.params import Parameter, SkipValidation
+from litestar.params import PathParameter, QueryParameter, SkipValidation
 
 from dgpu.core.commands import CancelTasks
 from dgpu.core.events import TaskCancelRequested, TaskFinished, TasksCancelled
 from dgpu.core.ids import TaskId, task_name
 from dgpu.core.rejections import Rejection, TaskEnded, UnknownTask
 from dgpu.core.task import TaskStatus
-from dgpu.service.rest import listing
+from dgpu.service.history import Search
+from dgpu.service.rest import listing, searching
+from dgpu.service.rest.attempts import attempts_of
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.views_events import events_of_task, past_task_event
 from dgpu.wire.answers import Cancelled, TaskAnswer, TaskEvents, TaskPage
@@ -22,24 +25,41 @@ from dgpu.wire.problem import problem_of
 from dgpu.wire.requests import decode_cancel
 
 Given = NamedDependency[SkipValidation[Backend]]
-TaskIdText = Annotated[str, Parameter(description="task-42, or 42.")]
+TaskIdText = Annotated[str, PathParameter(description="task-42, or 42.")]
 
 StatusQuery = Annotated[
-    str | None, Parameter(description="pending, running, success, failed or cancelled.", required=False)
+    str | None, QueryParameter(description="pending, running, success, failed or cancelled.", required=False)
 ]
-PriorityQuery = Annotated[str | None, Parameter(description="0 to 100, or a level's name.", required=False)]
-TenantQuery = Annotated[str | None, Parameter(description="Whose tasks.", required=False)]
-PoolQuery = Annotated[str | None, Parameter(description="online or batch.", required=False)]
-LimitQuery = Annotated[str | None, Parameter(description="1 to 1000; 100 if absent.", required=False)]
+PriorityQuery = Annotated[
+    str | None, QueryParameter(description="0 to 100, or a level's name.", required=False)
+]
+TenantQuery = Annotated[str | None, QueryParameter(description="Whose tasks.", required=False)]
+PoolQuery = Annotated[str | None, QueryParameter(description="online or batch.", required=False)]
+WordsQuery = Annotated[
+    str | None,
+    QueryParameter(
+        description="Words in the id, name, tenant or command, 1 to 100 characters.", required=False
+    ),
+]
+NodeQuery = Annotated[
+    str | None, QueryParameter(description="Tasks that run or last ran there.", required=False)
+]
+GpuQuery = Annotated[
+    str | None, QueryParameter(description="A GPU's UUID: tasks that run or last ran on it.", required=False)
+]
+SortQuery = Annotated[str | None, QueryParameter(description="newest (if absent) or oldest.", required=False)]
+LimitQuery = Annotated[str | None, QueryParameter(description="1 to 1000; 100 if absent.", required=False)]
 CursorQuery = Annotated[
-    str | None, Parameter(description="next_cursor of the page before this one.", required=False)
+    str | None, QueryParameter(description="next_cursor of the page before this one.", required=False)
 ]
 
 
 @get(
     "/api/v1/tasks",
     summary="List tasks",
-    description="Newest first. `total` counts all that the filters take.",
+    description="Newest first. `total` counts all that the filters take. With q, node, gpu or sort it counts this page's "
+    "(`total_is_exact` is then true only if that is all), and a page may have fewer tasks than asked for, even none, "
+    "though next_cursor goes on: so many were looked at.",
 )
 async def list_tasks(
     rest: Given,
@@ -47,17 +67,31 @@ async def list_tasks(
     priority: PriorityQuery = None,
     tenant: TenantQuery = None,
     pool: PoolQuery = None,
+    q: WordsQuery = None,
+    node: NodeQuery = None,
+    gpu: GpuQuery = None,
+    sort: SortQuery = None,
     limit: LimitQuery = None,
     cursor: CursorQuery = None,
 ) -> TaskPage:
     wanted = listing.parse_filter(status, priority, tenant, pool)
     before = listing.decode_cursor(cursor)
+    search, oldest = searching.parse_search(q, node, gpu), searching.parse_sort(sort)
+    if oldest or search != Search():
+        number = listing.parse_limit(limit)
+        return await searching.search_page(rest, wanted, search, before, number, oldest=oldest)
     return await listing.list_page(rest, wanted, before, listing.parse_limit(limit))
 
 
-@get("/api/v1/tasks/{task_id:str}", summary="Show a task", description="Also one that ended long ago.")
+@get(
+    "/api/v1/tasks/{task_id:str}",
+    summary="Show a task",
+    description="Also one that ended long ago. With its attempts.",
+)
 async def get_task(rest: Given, task_id: TaskIdText) -> TaskAnswer:
-    return await listing.find_task(rest, listing.task_id_of(task_id))
+    number = listing.task_id_of(task_id)
+    task = await listing.find_task(rest, number)
+    return msgspec.structs.replace(task, attempts=await attempts_of(rest, number)) if task.attempt else task
 
 
 @get(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from litestar import Request, delete, get, post, put
-from litestar.params import Parameter
+from litestar.params import PathParameter
 
 from dgpu.core.commands import RemoveTenant, SetTenant
 from dgpu.core.ids import TenantId
@@ -18,7 +18,7 @@ from dgpu.wire.answers import Removed, TenantAnswer, TenantList
 from dgpu.wire.problem import problem_of
 from dgpu.wire.tenant_fields import decode_tenant, tenant_id_of
 
-TenantIdText = Annotated[str, Parameter(description="The tenant's name.")]
+TenantIdText = Annotated[str, PathParameter(description="The tenant's name.")]
 
 
 @get("/api/v1/tenants", summary="List tenants", description="With their limits and what they use.")

@@ -31,15 +31,17 @@ _changes = msgspec.json.Decoder(list[Change]).decode
     "/api/v1/tasks/{task_id:str}/why",
     summary="Why a task waits",
     description="Every blocker with its numbers, the place in the queue and who is ahead, when it is expected to start "
-    "(null: unknown), and what would start it now.",
+    "(null: unknown; or, with looked_ahead false, not looked at yet), and what would start it now.",
 )
 async def why_task(rest: Given, task_id: TaskIdText) -> Why:
     number = listing.task_id_of(task_id)
 
-    def look(state: ClusterState) -> Explanation | Rejection:
-        return explain(state, number, max(state.last_at, rest.runtime.now_ms()))
+    def look(state: ClusterState) -> tuple[Explanation | Rejection, int]:
+        task = state.tasks.get(number)
+        found = explain(state, number, max(state.last_at, rest.runtime.now_ms()))
+        return found, 0 if task is None else task.created_at
 
-    found = await rest.runtime.read(look)
+    found, created_at = await rest.runtime.read(look)
     if isinstance(found, Rejection):
         past = await listing.find_task(rest, number)
         return Why(
@@ -47,7 +49,7 @@ async def why_task(rest: Given, task_id: TaskIdText) -> Why:
         )
     waits = found.status is TaskStatus.PENDING
     sooner = await _sooner(rest, number) if waits and found.blockers else []
-    forecasts = None if rest.follower is None else rest.follower.forecasts
+    forecasts = rest.follower.forecasts if rest.follower is not None and waits else None
     return Why(
         task_id=task_name(number),
         status=found.status.value,
@@ -56,7 +58,8 @@ async def why_task(rest: Given, task_id: TaskIdText) -> Why:
         ahead=[task_name(task_id) for task_id in found.ahead],
         ahead_total=found.ahead_total,
         blockers=blockers_told(found),
-        expected_start=forecasts.expected(number, rest.runtime.now_ms()) if forecasts and waits else None,
+        expected_start=forecasts.expected(number, rest.runtime.now_ms()) if forecasts else None,
+        looked_ahead=forecasts is None or forecasts.knows(created_at),
         sooner=sooner or [],
         sooner_known=sooner is not None,
         nearest=None

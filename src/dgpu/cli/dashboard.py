@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from dgpu.cli.connection import builtins, connect
+from dgpu.cli.failures import note
+from dgpu.cli.flags import flags_of
+from dgpu.cli.output import print_document
+
+app = typer.Typer(add_completion=False)
+
+PrintUrl = Annotated[
+    bool, typer.Option("--print-url", help="Only print an address, for any browser. It works once.")
+]
+
+
+@app.command()
+def dashboard(ctx: typer.Context, print_url: PrintUrl = False) -> None:
+    """Open the dashboard. A browser of the scheduler's own user needs nothing; any other gets an address that works
+    once, within five minutes, and stays signed in for a week.
+    """
+    flags = flags_of(ctx)
+    client = connect(flags)
+    if (
+        not print_url
+        and flags.is_table
+        and client.session().access in {"user", "open"}
+        and _opened(client.url)
+    ):
+        typer.echo(f"{client.url}/")
+        return
+    code = client.session_code()
+    url = f"{client.url}{code.url_path}"
+    if not flags.is_table and flags.output != "name":
+        print_document({**builtins(code), "url": url}, flags)
+        return
+    typer.echo(url)
+    note(f"It works once, within {code.expires_in_seconds // 60} minutes.")
+
+
+def _opened(url: str) -> bool:
+    """The plain address only: a code would be seen by everybody in the list of processes."""
+    import webbrowser
+
+    if sys.platform != "darwin" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        return False  # a browser in this terminal is not what is meant
+    try:
+        return webbrowser.open(f"{url}/")
+    except webbrowser.Error:
+        return False

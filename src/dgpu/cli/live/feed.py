@@ -1,0 +1,263 @@
+"""What the screen shows: nodes and GPUs from the board's stream, tasks by asking when something changed.
+
+A scheduler without a stream to spare is asked for everything, the less often the more that costs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from dgpu.cli.live.board import Board
+from dgpu.cli.ps import gpus_of, name_of, place_of
+from dgpu.client.asynchronous import AsyncClient
+from dgpu.client.errors import DgpuError, Unreachable
+from dgpu.client.stream import ServerEvent
+from dgpu.wire import answers
+
+MOST_TASKS = 1_000  # running, and waiting: what one page of the scheduler holds
+MOST_REASONS = 200  # of the waiting; each may cost the scheduler a look at its nodes
+LEAST_PAUSE_SECONDS = 1.0
+# A picture of 16,000 GPUs costs the scheduler's loop a tenth of a second. Nobody who looks on may take more of it
+# than one part in twenty, so a slow picture is asked for less often.
+PAUSE_PER_COST = 20
+LONGEST_PAUSE_SECONDS = 15.0
+TASKS_AGE_SECONDS = 5.0  # times go on and reasons change without an event
+SILENCE_SECONDS = 15.0  # a stream tells at least every 5 s that it is there
+
+
+class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
+    task_id: str
+    name: str
+    status: str
+    priority: int
+    gpus: str
+    tenant_id: str
+    pool: str
+    since: str | None  # its start, or its submission while it waits
+    place: int  # in the queue; 0: it runs
+    where: str  # it runs, or why it waits
+
+    @property
+    def number(self) -> int:
+        return int(self.task_id.removeprefix("task-"))
+
+
+class Picture(msgspec.Struct, frozen=True, kw_only=True):
+    """The cluster at one time."""
+
+    at: datetime
+    nodes: Sequence[answers.NodeAnswer]
+    gpus: answers.GpuList
+    tasks: Sequence[TaskRow]  # running by id, then waiting in the order of their turn
+    running: int  # all of them, shown or not
+    waiting: int
+    quota: answers.QuotaAnswer
+    pause_seconds: float = 0.0  # until the next one is asked for; a stream comes by itself
+
+    @property
+    def hidden_tasks(self) -> int:
+        return max(0, self.running + self.waiting - len(self.tasks))
+
+
+class Tasks(msgspec.Struct, frozen=True, kw_only=True):
+    rows: Sequence[TaskRow]
+    running: int
+    waiting: int
+    cost_seconds: float
+
+
+async def take_tasks(client: AsyncClient) -> Tasks:
+    began = time.monotonic()
+    running = await client.page(status="running", limit=MOST_TASKS)
+    queue = await client.queue(limit=MOST_TASKS)
+    newest = await client.page(status="pending", limit=MOST_REASONS)
+    return Tasks(
+        rows=_rows(running.tasks, queue.queue, newest.tasks),
+        running=running.total,
+        waiting=queue.total,
+        cost_seconds=time.monotonic() - began,
+    )
+
+
+async def take_picture(client: AsyncClient) -> Picture:
+    began = time.monotonic()
+    nodes = await client.nodes()
+    gpus = await client.gpus()
+    quota = await client.quota()
+    tasks = await take_tasks(client)
+    return Picture(
+        at=datetime.now(UTC),
+        nodes=nodes.nodes,
+        gpus=gpus,
+        tasks=tasks.rows,
+        running=tasks.running,
+        waiting=tasks.waiting,
+        quota=quota,
+        pause_seconds=_pause(time.monotonic() - began),
+    )
+
+
+def _pause(cost_seconds: float) -> float:
+    return min(LONGEST_PAUSE_SECONDS, max(LEAST_PAUSE_SECONDS, PAUSE_PER_COST * cost_seconds))
+
+
+def _rows(
+    running: Sequence[answers.TaskAnswer],
+    queue: Sequence[answers.QueueEntry],
+    newest: Sequence[answers.TaskAnswer],
+) -> list[TaskRow]:
+    known = {task.task_id: task for task in newest}
+    shown = {entry.task_id for entry in queue}
+    rows = [_running(task) for task in reversed(running) if task.task_id not in shown]
+    rows += [_waiting(entry, known.get(entry.task_id)) for entry in queue]
+    return rows
+
+
+def _running(task: answers.TaskAnswer) -> TaskRow:
+    row: dict[str, Any] = msgspec.to_builtins(task)
+    return TaskRow(
+        task_id=task.task_id,
+        name=name_of(row),
+        status="stopping" if task.cancelling else task.status,
+        priority=task.priority,
+        gpus=gpus_of(row),
+        tenant_id=task.tenant_id,
+        pool=task.pool,
+        since=task.started_at,
+        place=0,
+        where=place_of(row),
+    )
+
+
+def _waiting(entry: answers.QueueEntry, task: answers.TaskAnswer | None) -> TaskRow:
+    """What waits far back has its place; the reason is told when it is selected."""
+    row: dict[str, Any] | None = None if task is None else msgspec.to_builtins(task)
+    return TaskRow(
+        task_id=entry.task_id,
+        name=entry.name if row is None else name_of(row),
+        status="pending",
+        priority=entry.priority,
+        gpus=str(entry.gpu_count) if row is None else gpus_of(row),
+        tenant_id=entry.tenant_id,
+        pool=entry.pool,
+        since=entry.created_at,
+        place=entry.position,
+        where=f"place {entry.position:,} in the queue" if row is None else place_of(row),
+    )
+
+
+class Lost(msgspec.Struct, frozen=True, kw_only=True):
+    """Nobody answers, or not what was asked."""
+
+    since: datetime
+    words: str
+    pause_seconds: float
+
+
+class Feed:
+    """One picture after the other. A scheduler that is away is asked less often, and looked for where `up` records it."""
+
+    def __init__(self, client: AsyncClient, elsewhere: Callable[[], AsyncClient | None]) -> None:
+        self.client = client
+        self.is_streaming = True
+        self._elsewhere = elsewhere
+        self._lost_since: datetime | None = None
+        self._failures = 0
+        self._at_once = asyncio.Event()
+        self._events: AsyncGenerator[ServerEvent] | None = None
+        self._board: Board | None = None
+        self._tasks: Tasks | None = None
+        self._tasks_due_s = 0.0
+
+    def hurry(self) -> None:
+        """Something was ordered: look now."""
+        self._tasks_due_s = 0.0
+        self._at_once.set()
+
+    async def next(self) -> Picture | Lost:
+        try:
+            picture = await (self._beat() if self.is_streaming else take_picture(self.client))
+        except DgpuError as error:
+            await self.rest()
+            if self._failures == 0 and self.is_streaming and _has_no_stream(error):
+                self.is_streaming = False
+                return await self.next()
+            await self._look_elsewhere()
+            self._failures += 1
+            self._lost_since = self._lost_since or datetime.now(UTC)
+            pause = min(5.0, LEAST_PAUSE_SECONDS * self._failures)
+            return Lost(since=self._lost_since, words=str(error), pause_seconds=pause)
+        self._failures, self._lost_since = 0, None
+        return picture
+
+    async def pause(self, seconds: float) -> None:
+        self._at_once.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._at_once.wait(), seconds)
+
+    async def rest(self) -> None:
+        """Lets the stream go; the next picture opens it again."""
+        self._board = self._tasks = None
+        if self._events is not None:
+            events, self._events = self._events, None
+            await events.aclose()
+
+    async def _beat(self) -> Picture:
+        board = await self._next_board()
+        now_s = time.monotonic()
+        if self._tasks is None or now_s >= self._tasks_due_s:
+            self._tasks = await take_tasks(self.client)
+            self._tasks_due_s = time.monotonic() + max(TASKS_AGE_SECONDS, _pause(self._tasks.cost_seconds))
+        return Picture(
+            at=datetime.now(UTC),
+            nodes=list(board.nodes),
+            gpus=board.gpu_list(),
+            tasks=self._tasks.rows,
+            running=board.running,
+            waiting=board.waiting,
+            quota=board.quota(),
+        )
+
+    async def _next_board(self) -> Board:
+        while True:
+            self._events = self._events or self.client.board_events()
+            try:
+                event = await asyncio.wait_for(anext(self._events), SILENCE_SECONDS)
+            except TimeoutError:
+                raise Unreachable(f"The scheduler at {self.client.url} is silent.") from None
+            except StopAsyncIteration:
+                raise Unreachable(f"The scheduler at {self.client.url} ended the stream.") from None
+            if event.type == "snapshot":
+                self._board = Board(event.facts, (await self.client.nodes()).nodes)
+                self._tasks_due_s = 0.0
+                return self._board
+            if event.type == "delta" and self._board is not None:
+                if not self._board.apply(event.facts):
+                    await self.rest()
+                    continue
+                if event.facts.get("changed"):
+                    self._bring_forward()
+                return self._board
+
+    def _bring_forward(self) -> None:
+        """Tasks changed: ask at the next chance, within what the last time cost."""
+        cost = 0.0 if self._tasks is None else self._tasks.cost_seconds
+        self._tasks_due_s = min(self._tasks_due_s, time.monotonic() + _pause(cost) - LEAST_PAUSE_SECONDS)
+
+    async def _look_elsewhere(self) -> None:
+        """Started anew, it may have another port."""
+        if (other := self._elsewhere()) is not None:
+            before, self.client = self.client, other
+            await before.close()
+
+
+def _has_no_stream(error: DgpuError) -> bool:
+    """An older scheduler, or one at which too many look already."""
+    return error.problem is not None and error.problem.status in {404, 503}

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import csv
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from dgpu.cli.connection import builtins, connect
+from dgpu.cli.failures import note
+from dgpu.cli.flags import flags_of
+from dgpu.cli.formats import clock, duration
+from dgpu.cli.output import Column, Row, print_rows
+
+app = typer.Typer(add_completion=False)
+
+KEYS = ("tenant", "pool", "user")
+FORMATS = ("table", "csv", "json")
+_NUMBERS = (
+    "gpu_hours",
+    "tasks",
+    "attempts",
+    "started",
+    "running",
+    "waiting",
+    "succeeded",
+    "failed",
+    "cancelled",
+    "wait_mean_seconds",
+    "wait_max_seconds",
+)
+
+
+def _key(key: str) -> Any:
+    return lambda row: str(row[key]) if row[key] else "-"
+
+
+def _count(key: str) -> Any:
+    return lambda row: f"{row[key]:,}"
+
+
+NUMBERS = (
+    Column("GPU-HOURS", lambda row: f"{row['gpu_hours']:,.2f}", right=True),
+    Column("TASKS", _count("tasks"), right=True),
+    Column("ATTEMPTS", _count("attempts"), right=True, wide=True),
+    Column("STARTED", _count("started"), right=True, wide=True),
+    Column("RUNNING", _count("running"), right=True),
+    Column("WAITING", _count("waiting"), right=True),
+    Column("SUCCESS", _count("succeeded"), right=True),
+    Column("FAILED", _count("failed"), right=True),
+    Column("CANCELLED", _count("cancelled"), right=True),
+    Column("WAIT", lambda row: duration(row["wait_mean_seconds"]), right=True),
+    Column("LONGEST", lambda row: duration(row["wait_max_seconds"]), right=True),
+)
+
+
+@app.command()
+def report(
+    ctx: typer.Context,
+    since: Annotated[
+        str, typer.Option("--since", metavar="T", help="How long ago (30d, 6h), or 2026-07-30T12:00:00Z.")
+    ] = "30d",
+    until: Annotated[str | None, typer.Option("--until", metavar="T", help="The same. [now]")] = None,
+    by: Annotated[
+        str, typer.Option("--by", metavar="tenant|pool|user", help="Or several: tenant,pool.")
+    ] = "tenant",
+    form: Annotated[
+        str, typer.Option("--format", metavar="|".join(FORMATS), help="csv: with a line of names.")
+    ] = "table",
+) -> None:
+    """GPU-hours and waiting times by tenant, pool or user. What still runs counts up to now."""
+    keys = [key.strip() for key in by.split(",") if key.strip()]
+    if not keys or set(keys) - set(KEYS):
+        raise typer.BadParameter(f"{by!r} is none of {', '.join(KEYS)}", param_hint="--by")
+    if form not in FORMATS:
+        raise typer.BadParameter(f"{form!r} is none of {', '.join(FORMATS)}", param_hint="--format")
+    flags = flags_of(ctx)
+    if form == "json":
+        flags.output = "json"
+    answer = builtins(connect(flags).usage(since=since, until=until, by=keys))
+    if form == "csv":
+        _write_csv(answer["rows"], keys)
+    else:
+        _show(answer, keys, flags)
+    if answer["truncated"]:
+        note(f"Only the first {len(answer['rows']):,} rows are shown; the total counts all.")
+
+
+def _show(answer: dict[str, Any], keys: list[str], flags: Any) -> None:
+    columns = tuple(Column(key.upper(), _key(key), stretches=True) for key in keys) + NUMBERS
+    rows: list[Row] = list(answer["rows"])
+    if flags.is_table and len(rows) > 1:
+        rows.append({**answer["total"], keys[0]: "(total)"})
+    print_rows(answer, rows, columns, keys[0], flags)
+    if flags.is_table:
+        note(f"{clock(answer['since'])} to {clock(answer['until'])}" + ("" if rows else ": no task ran."))
+        begins = answer["history_since"]
+        if begins is not None and begins > answer["since"]:
+            note(f"The history begins at {clock(begins)}: what ended before is not counted.")
+
+
+def _write_csv(rows: list[dict[str, Any]], keys: list[str]) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow([*keys, *_NUMBERS])
+    for row in rows:
+        writer.writerow(["" if row[name] is None else row[name] for name in (*keys, *_NUMBERS)])

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dgpu.cli.flags import Flags, flags_of
+
+if TYPE_CHECKING:
+    from dgpu.cli.live.feed import Picture
+    from dgpu.client.asynchronous import AsyncClient
+
+app = typer.Typer(add_completion=False)
+
+_PATIENCE_SECONDS = 10.0
+
+
+@app.command()
+def top(
+    ctx: typer.Context,
+    once: Annotated[bool, typer.Option("--once", help="Print one picture and end; for pipes.")] = False,
+    form: Annotated[
+        str | None,
+        typer.Option("--format", metavar="table|json|yaml", help="The same as -o."),
+    ] = None,
+) -> None:
+    """Nodes, GPUs and tasks, live. Keys: 1 2 3 panes, / filter, s sort, k cancel, d drain, r resume, ? help, q quit."""
+    import asyncio
+
+    flags = flags_of(ctx)
+    if form is not None and form not in {"table", "json", "yaml"}:
+        raise typer.BadParameter(f"{form!r} is none of table, json, yaml", param_hint="--format")
+    flags.output = form or flags.output
+    if flags.output == "name":
+        raise typer.BadParameter(
+            "'name' is no form of a picture; expected table, json or yaml", param_hint="-o"
+        )
+    # textual reads stdin and draws on stderr; a stdout that is piped is meant for --once
+    is_terminal = all(file.isatty() for file in (sys.stdin, sys.stdout, sys.stderr))
+    if not once and flags.is_table and not is_terminal:
+        raise typer.BadParameter("a live view needs a terminal; for a pipe: dgpu top --once")
+    asyncio.run(_look(flags, once=once or not flags.is_table))
+
+
+async def _look(flags: Flags, *, once: bool) -> None:
+    from dgpu.cli.live.feed import Feed, take_picture
+
+    client = _connect(flags)
+    feed = Feed(client, lambda: _elsewhere(flags, feed.client.url))
+    try:
+        # Nobody there: said as every verb says it, before the screen changes.
+        picture = await take_picture(feed.client)
+        if once:
+            _print(picture, flags)
+        else:
+            from dgpu.cli.live.screen import Top
+
+            await Top(feed, picture).run_async()
+    finally:
+        await feed.client.close()
+
+
+def _print(picture: Picture, flags: Flags) -> None:
+    from dgpu.cli.live.once import document, print_once
+    from dgpu.cli.output import print_document
+
+    if flags.is_table:
+        print_once(picture)
+    else:
+        print_document(document(picture), flags)
+
+
+def _elsewhere(flags: Flags, url: str) -> AsyncClient | None:
+    """What was found by its record is found there again. Without one nothing is tried: the default address may be
+    another scheduler's.
+    """
+    from dgpu.client.server import recorded_url
+
+    if flags.server or os.environ.get("DGPU_SERVER") or recorded_url() in {None, url}:
+        return None
+    return _connect(flags)
+
+
+def _connect(flags: Flags) -> AsyncClient:
+    from dgpu.client.asynchronous import AsyncClient
+
+    try:
+        return AsyncClient(flags.server, token=flags.token, retries=0, timeout_seconds=_PATIENCE_SECONDS)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--server") from None

@@ -1,0 +1,197 @@
+"""Where alerts go: addresses from the configuration, from files or from the environment. None of them is ever shown."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from dgpu.entry.config_problem import Problem
+from dgpu.entry.config_types import Alerts, NotifyTarget, WebhookTarget
+
+if TYPE_CHECKING:
+    from dgpu.service.alerts.options import AlertOptions
+    from dgpu.service.alerts.rules import RuleSet
+    from dgpu.service.alerts.targets import Target
+
+MOST_TARGETS = 20  # of each kind
+_MOST_BYTES = 65_536
+
+
+def check_alerts(alerts: Alerts) -> Iterator[Problem]:
+    sending = alerts.sending
+    if sending.max_retry_seconds < sending.retry_seconds:
+        yield Problem("alerts.sending.max_retry_seconds", "is less than alerts.sending.retry_seconds")
+    problems: list[Problem] = []
+    targets_of(alerts, problems.append)
+    yield from problems
+
+
+def targets_of(alerts: Alerts, refuse: Callable[[Problem], None]) -> tuple[Target, ...]:
+    if not alerts.webhooks and not alerts.notify:
+        return ()  # so that nothing is imported for it
+    from dgpu.service.alerts.senders import apprise_refusal
+    from dgpu.service.alerts.targets import webhook_refusal
+
+    found: list[Target] = []
+    kinds: tuple[
+        tuple[
+            str,
+            Literal["webhook", "apprise"],
+            tuple[WebhookTarget | NotifyTarget, ...],
+            Callable[[str], str | None],
+        ],
+        ...,
+    ] = (
+        ("alerts.webhooks", "webhook", alerts.webhooks, webhook_refusal),
+        ("alerts.notify", "apprise", alerts.notify, apprise_refusal),
+    )
+    for key, kind, listed, refusal in kinds:
+        if len(listed) > MOST_TARGETS:
+            refuse(Problem(key, f"at most {MOST_TARGETS} can be listed"))
+            continue
+        for number, written in enumerate(listed):
+            target = _target(f"{key}[{number}]", kind, number, written, refusal, refuse)
+            if target is not None and any(target.name == other.name for other in found):
+                refuse(Problem(f"{key}[{number}].name", f"{target.name!r} is listed twice"))
+            elif target is not None:
+                found.append(target)
+    return tuple(found)
+
+
+def _target(
+    path: str,
+    kind: Literal["webhook", "apprise"],
+    number: int,
+    written: WebhookTarget | NotifyTarget,
+    refusal: Callable[[str], str | None],
+    refuse: Callable[[Problem], None],
+) -> Target | None:
+    from dgpu.service.alerts.targets import Target
+
+    url = _value(path, "url", written, refuse, needed=True)
+    secret = _value(path, "secret", written, refuse, needed=False) if kind == "webhook" else ""
+    if url is None or secret is None:
+        return None
+    why_not = refusal(url)
+    if why_not is not None:
+        source = next(name for name in ("url", "url_file", "url_env") if getattr(written, name))
+        refuse(Problem(f"{path}.{source}", why_not))
+        return None
+    name = written.name or f"{'webhook' if kind == 'webhook' else 'notify'}-{number + 1}"
+    return Target(name=name, kind=kind, url=url, secret=secret)
+
+
+def _value(
+    path: str,
+    name: str,
+    written: WebhookTarget | NotifyTarget,
+    refuse: Callable[[Problem], None],
+    *,
+    needed: bool,
+) -> str | None:
+    """The text itself, what its file holds, or what the environment says. None: told what is wrong."""
+    names = (name, f"{name}_file", f"{name}_env")
+    given = [each for each in names if getattr(written, each)]
+    if not given and not needed:
+        return ""
+    if len(given) != 1:
+        refuse(Problem(f"{path}.{name}", f"expected one of {', '.join(names)}, got {len(given)} of them"))
+        return None
+    (source,) = given
+    said: str = getattr(written, source)
+    value, trouble = said, ""
+    if source.endswith("_file"):
+        value, trouble = _read(Path(said).expanduser())
+    elif source.endswith("_env"):
+        value = os.environ.get(said, "")
+        trouble = "" if value.strip() else f"the environment has no variable {said}"
+    if trouble or not value.strip():
+        refuse(Problem(f"{path}.{source}", trouble or "is empty"))
+        return None
+    return value.strip()
+
+
+def _read(path: Path) -> tuple[str, str]:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        return "", f"{str(path)!r} cannot be read: {error.strerror}"
+    if len(content) > _MOST_BYTES:
+        return "", f"{str(path)!r} is larger than {_MOST_BYTES} bytes"
+    try:
+        return content.decode(), ""
+    except UnicodeDecodeError:
+        return "", f"{str(path)!r} is not UTF-8 text"
+
+
+def alert_options(alerts: Alerts) -> AlertOptions | None:
+    """As checked already."""
+    if not alerts.enabled:
+        return None
+    from dgpu.service.alerts.options import AlertOptions
+    from dgpu.service.alerts.outbox import SendingRules
+    from dgpu.service.alerts.values import AlertTimes, MachineOptions
+
+    sending = alerts.sending
+    return AlertOptions(
+        interval_ms=_ms(alerts.interval_seconds),
+        machine=MachineOptions(
+            rules=_rules(alerts),
+            times=AlertTimes(
+                resolve_after_ms=_ms(alerts.resolve_after_seconds),
+                group_wait_ms=_ms(alerts.group_seconds),
+                repeat_ms=_ms(alerts.repeat_seconds),
+                keep_resolved=alerts.keep_resolved,
+            ),
+        ),
+        sending=SendingRules(
+            timeout_ms=_ms(sending.timeout_seconds),
+            attempts=sending.attempts,
+            retry_ms=_ms(sending.retry_seconds),
+            most_retry_ms=_ms(sending.max_retry_seconds),
+            queue=sending.max_queue,
+        ),
+        targets=targets_of(alerts, lambda _: None),
+    )
+
+
+def _rules(alerts: Alerts) -> RuleSet:
+    from dgpu.service.alerts import rules as r
+
+    written = alerts.rules
+
+    def plain(section: object) -> dict[str, object]:
+        return {
+            "enabled": getattr(section, "enabled"),  # noqa: B009 - every rule's section has these three
+            "for_ms": _ms(getattr(section, "for_seconds")),  # noqa: B009
+            "severity": getattr(section, "severity"),  # noqa: B009
+        }
+
+    hot, quota, failures = written.gpu_temperature, written.quota_usage, written.failure_rate
+    waiting, disk = written.queue_wait, written.disk_full
+    return r.RuleSet(
+        agent_offline=r.Rule(**plain(written.agent_offline)),  # type: ignore[arg-type]
+        gpu_error=r.Rule(**plain(written.gpu_error)),  # type: ignore[arg-type]
+        gpu_unrecoverable=r.Rule(**plain(written.gpu_unrecoverable)),  # type: ignore[arg-type]
+        gpu_temperature=r.TemperatureRule(**plain(hot), limit_c=hot.limit_c),  # type: ignore[arg-type]
+        quota_usage=r.QuotaRule(**plain(quota), percent=quota.percent),  # type: ignore[arg-type]
+        failure_rate=r.FailureRule(
+            **plain(failures),  # type: ignore[arg-type]
+            percent=failures.percent,
+            least_tasks=failures.min_tasks,
+            window_ms=_ms(failures.window_seconds),
+        ),
+        queue_wait=r.WaitRule(**plain(waiting), limit_ms=_ms(waiting.limit_seconds)),  # type: ignore[arg-type]
+        disk_full=r.DiskRule(
+            **plain(disk),  # type: ignore[arg-type]
+            free_percent=disk.free_percent,
+            free_bytes=round(disk.free_gib * (1 << 30)),
+        ),
+    )
+
+
+def _ms(seconds: float) -> int:
+    return max(round(seconds * 1000), 1) if seconds else 0

@@ -1,0 +1,323 @@
+"""Alerts as a machine without I/O: findings and a time in, changes and messages out.
+
+a finding ──► PENDING ── held for long enough ──► FIRING ── gone for long enough ──► RESOLVED
+                 └─ gone: withdrawn                  ▲                                  │
+                                                     └──── back soon: the same alert ───┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal, NamedTuple
+
+from msgspec.structs import replace
+
+from dgpu.service.alerts.rules import Finding, Rule
+from dgpu.service.alerts.values import (
+    ANY,
+    MOST_IN_A_MESSAGE,
+    MOST_OPEN,
+    MOST_SILENCES,
+    Alert,
+    AlertState,
+    Change,
+    KeptAlerts,
+    Key,
+    MachineOptions,
+    Message,
+    Silence,
+)
+
+
+class _Bundle(NamedTuple):
+    """Alerts that share a message, and since when they wait for it."""
+
+    since: int
+    alerts: dict[Key, Alert]
+
+
+_BundleName = tuple[str, Literal["firing", "resolved"], bool]  # rule, state, reminder
+
+
+class AlertMachine:
+    def __init__(self, options: MachineOptions, kept: KeptAlerts | None = None) -> None:
+        kept = kept or KeptAlerts()
+        self._rules = options.rules
+        self._times = options.times
+        self._next_alert = kept.next_alert
+        self._next_silence = kept.next_silence
+        self.open: dict[Key, Alert] = {alert.key: alert for alert in kept.firing}
+        self.resolved: dict[int, Alert] = {}
+        self._last: dict[Key, int] = {}  # the number of the last resolved alert of a key
+        self._before: dict[
+            Key, Alert
+        ] = {}  # of pending alerts that fired not long ago: as they were resolved
+        self.silences: dict[int, Silence] = {silence.number: silence for silence in kept.silences}
+        self._quiet: dict[tuple[str, str | None], int] = {}  # until when
+        self._bundles: dict[_BundleName, _Bundle] = {}
+        self.dropped = 0  # findings of the last look that there was no room for
+        for alert in kept.resolved:
+            self._shelve(alert)
+            if alert.told:  # its end was not told before we stopped
+                self._bundle(alert, "resolved", alert.resolved_at)
+        self._index_silences()
+
+    # what happens
+
+    def on_findings(self, found: Iterable[Finding], now: int) -> list[Change]:
+        """All conditions that hold now; whatever is not among them does not hold."""
+        changes = self._end_silences(now)
+        seen: set[Key] = set()
+        self.dropped = 0
+        for finding in found:
+            key = (finding.rule, finding.subject)
+            if key not in seen:
+                seen.add(key)
+                changes += self._on_holds(key, finding, now)
+        for key in [key for key in self.open if key not in seen]:
+            changes += self._on_absent(key, now)
+        self._queue_messages(now)
+        return changes
+
+    def take_messages(self, now: int, *, at_once: bool = False) -> list[Message]:
+        """Those whose bundle has waited for others long enough."""
+        messages = []
+        for name, bundle in list(self._bundles.items()):
+            if at_once or now - bundle.since >= self._times.group_wait_ms:
+                del self._bundles[name]
+                message = self._message(name, bundle, now)
+                if message is not None:
+                    messages.append(message)
+        return messages
+
+    def acknowledge(self, number: int, comment: str, now: int) -> Change | None:
+        """None: there is no such alert that is open."""
+        for key, alert in self.open.items():
+            if alert.number == number:
+                known = replace(alert, acknowledged_at=now, comment=comment)
+                self.open[key] = known
+                return Change("acknowledged", known)
+        return None
+
+    def silence(
+        self, rule: str, subject: str | None, until: int, comment: str, now: int
+    ) -> tuple[Silence, list[Change]] | None:
+        """None: there are too many already."""
+        if len(self.silences) >= MOST_SILENCES:
+            return None
+        number, self._next_silence = self._next_silence, self._next_silence + 1
+        silence = Silence(
+            number=number, rule=rule, subject=subject, created_at=now, until=until, comment=comment
+        )
+        before = [alert for alert in self.open.values() if not self.silenced_until(alert)]
+        self.silences[number] = silence
+        self._index_silences()
+        return silence, [Change("silenced", alert) for alert in before if self.silenced_until(alert)]
+
+    def unsilence(self, number: int) -> list[Change] | None:
+        if number not in self.silences:
+            return None
+        return self._without_silences([number])
+
+    # looking
+
+    def silenced_until(self, alert: Alert) -> int:
+        """0: it is not."""
+        if not self._quiet:
+            return 0
+        rule, subject = alert.rule, alert.subject
+        quiet = self._quiet.get
+        return max(
+            quiet((rule, subject), 0), quiet((rule, None), 0), quiet((ANY, subject), 0), quiet((ANY, None), 0)
+        )
+
+    def find(self, number: int) -> Alert | None:
+        if number in self.resolved:
+            return self.resolved[number]
+        return next((alert for alert in self.open.values() if alert.number == number), None)
+
+    def listed(self) -> Iterator[Alert]:
+        """Firing, pending, resolved; the newest of each first."""
+        firing = [alert for alert in self.open.values() if alert.state is AlertState.FIRING]
+        pending = [alert for alert in self.open.values() if alert.state is AlertState.PENDING]
+        yield from sorted(firing, key=lambda alert: (alert.firing_since, alert.number), reverse=True)
+        yield from sorted(pending, key=lambda alert: (alert.pending_since, alert.number), reverse=True)
+        yield from reversed(self.resolved.values())
+
+    def kept(self) -> KeptAlerts:
+        return KeptAlerts(
+            next_alert=self._next_alert,
+            next_silence=self._next_silence,
+            firing=tuple(alert for alert in self.open.values() if alert.state is AlertState.FIRING),
+            resolved=(*self._before.values(), *self.resolved.values()),
+            silences=tuple(self.silences.values()),
+        )
+
+    # steps of one alert
+
+    def _on_holds(self, key: Key, finding: Finding, now: int) -> Iterator[Change]:
+        alert = self.open.get(key)
+        rule: Rule = getattr(self._rules, finding.rule)
+        if alert is None:
+            if len(self.open) >= MOST_OPEN:
+                self.dropped += 1
+                return
+            alert = self._begin(key, finding, rule, now)
+            if rule.for_ms > 0:
+                yield Change("pending", alert)
+        else:
+            told = (finding.summary, finding.facts)
+            if alert.clear_since or (alert.summary, alert.facts) != told:
+                alert = replace(alert, summary=told[0], facts=dict(told[1]), clear_since=0)
+                self.open[key] = alert
+        if alert.state is AlertState.PENDING and now - alert.pending_since >= rule.for_ms:
+            alert = replace(alert, state=AlertState.FIRING, firing_since=now)
+            self._before.pop(key, None)
+            self.open[key] = alert
+            yield Change("firing", alert)
+
+    def _begin(self, key: Key, finding: Finding, rule: Rule, now: int) -> Alert:
+        last = self.resolved.get(self._last.get(key, 0))
+        if last is not None and now - last.resolved_at < self._times.reopen_ms:
+            self._unshelve(last)
+            self._before[key] = last
+            alert = replace(
+                last,
+                state=AlertState.PENDING,
+                severity=rule.severity,
+                summary=finding.summary,
+                facts=dict(finding.facts),
+                pending_since=now,
+                firing_since=0,
+                clear_since=0,
+                resolved_at=0,
+                flaps=last.flaps + 1,
+            )
+        else:
+            alert = Alert(
+                number=self._next_alert,
+                rule=finding.rule,
+                subject=finding.subject,
+                severity=rule.severity,
+                state=AlertState.PENDING,
+                summary=finding.summary,
+                facts=dict(finding.facts),
+                pending_since=now,
+            )
+            self._next_alert += 1
+        self.open[key] = alert
+        return alert
+
+    def _on_absent(self, key: Key, now: int) -> Iterator[Change]:
+        alert = self.open[key]
+        if alert.state is AlertState.PENDING:
+            del self.open[key]
+            before = self._before.pop(key, None)
+            if before is not None:  # it had fired before: that is not forgotten
+                self._shelve(before)
+                if before.told:
+                    self._bundle(before, "resolved", now)
+            yield Change("withdrawn", alert)
+            return
+        if not alert.clear_since:
+            self.open[key] = alert = replace(alert, clear_since=now)
+        if now - alert.clear_since >= self._resolve_after_ms(alert):
+            del self.open[key]
+            alert = replace(alert, state=AlertState.RESOLVED, resolved_at=now)
+            self._shelve(alert)
+            if alert.told:
+                self._bundle(alert, "resolved", now)
+            yield Change("resolved", alert)
+
+    def _resolve_after_ms(self, alert: Alert) -> int:
+        """One that comes and goes has to stay away longer each time, so that it tires nobody."""
+        times = self._times
+        return min(
+            times.resolve_after_ms << min(alert.flaps, 20),
+            max(times.most_resolve_after_ms, times.resolve_after_ms),
+        )
+
+    # messages
+
+    def _queue_messages(self, now: int) -> None:
+        repeat_ms = self._times.repeat_ms
+        for alert in self.open.values():
+            if alert.state is not AlertState.FIRING or alert.clear_since or self._is_hushed(alert):
+                continue
+            if not alert.told:
+                self._bundle(alert, "firing", now)
+            elif repeat_ms and now - alert.told_at >= repeat_ms:
+                self._bundle(alert, "firing", now, reminder=True)
+
+    def _is_hushed(self, alert: Alert) -> bool:
+        return bool(alert.acknowledged_at or self.silenced_until(alert))
+
+    def _bundle(
+        self, alert: Alert, state: Literal["firing", "resolved"], now: int, *, reminder: bool = False
+    ) -> None:
+        bundle = self._bundles.setdefault((alert.rule, state, reminder), _Bundle(now, {}))
+        bundle.alerts[alert.key] = alert
+
+    def _message(self, name: _BundleName, bundle: _Bundle, now: int) -> Message | None:
+        rule, state, reminder = name
+        tell = self._told_firing if state == "firing" else self._told_resolved
+        told = [*tell(bundle.alerts, now)]
+        if not told:
+            return None
+        return Message(
+            state=state,
+            rule=rule,
+            severity=told[0].severity,
+            at=now,
+            count=len(told),
+            alerts=tuple(told[:MOST_IN_A_MESSAGE]),
+            reminder=reminder,
+        )
+
+    def _told_firing(self, alerts: Mapping[Key, Alert], now: int) -> Iterator[Alert]:
+        """What ended or was hushed while it waited for the others is not told."""
+        for key in alerts:
+            alert = self.open.get(key)
+            if alert is not None and alert.state is AlertState.FIRING and not self._is_hushed(alert):
+                self.open[key] = alert = replace(alert, told=True, told_at=now)
+                yield alert
+
+    def _told_resolved(self, alerts: Mapping[Key, Alert], _now: int) -> Iterator[Alert]:
+        for key, alert in alerts.items():
+            back = self.open.get(key)
+            if back is not None and back.number == alert.number:
+                continue  # those who know that it fires need not hear that it was away
+            if alert.number in self.resolved:  # it may be out of the list already, in a storm
+                self.resolved[alert.number] = replace(alert, told=False)
+            if not self.silenced_until(alert):
+                yield alert
+
+    # leaves
+
+    def _shelve(self, alert: Alert) -> None:
+        self.resolved[alert.number] = alert
+        self._last[alert.key] = alert.number
+        while len(self.resolved) > self._times.keep_resolved:
+            self._unshelve(next(iter(self.resolved.values())))
+
+    def _unshelve(self, alert: Alert) -> None:
+        del self.resolved[alert.number]
+        if self._last.get(alert.key) == alert.number:
+            del self._last[alert.key]
+
+    def _end_silences(self, now: int) -> list[Change]:
+        over = [number for number, silence in self.silences.items() if silence.until <= now]
+        return self._without_silences(over) if over else []
+
+    def _without_silences(self, numbers: list[int]) -> list[Change]:
+        before = [alert for alert in self.open.values() if self.silenced_until(alert)]
+        for number in numbers:
+            del self.silences[number]
+        self._index_silences()
+        return [Change("unsilenced", alert) for alert in before if not self.silenced_until(alert)]
+
+    def _index_silences(self) -> None:
+        self._quiet = {}
+        for silence in self.silences.values():
+            key = (silence.rule, silence.subject)
+            self._quiet[key] = max(self._quiet.get(key, 0), silence.until)

@@ -1,0 +1,220 @@
+"""What is worth an alert. A pure look at readings: each rule finds the subjects for which its condition holds now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from dgpu.core.health import Health
+from dgpu.wire.answers import instant
+
+Severity: TypeAlias = Literal["critical", "warning", "info"]
+_GIB = 1 << 30
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    enabled: bool = True
+    for_ms: int = 0  # the condition must hold so long before the alert fires
+    severity: Severity = "warning"
+
+
+class TemperatureRule(Rule, frozen=True, kw_only=True):
+    limit_c: int = 85
+
+
+class QuotaRule(Rule, frozen=True, kw_only=True):
+    percent: float = 0.9
+
+
+class FailureRule(Rule, frozen=True, kw_only=True):
+    percent: float = 0.5
+    least_tasks: int = 20  # that ended within the window; fewer say nothing
+    window_ms: int = 600_000
+
+
+class WaitRule(Rule, frozen=True, kw_only=True):
+    limit_ms: int = 3_600_000
+
+
+class DiskRule(Rule, frozen=True, kw_only=True):
+    """Both must hold: a tenth of a large disk is still a lot."""
+
+    free_percent: float = 0.1
+    free_bytes: int = 20 << 30
+
+
+class RuleSet(msgspec.Struct, frozen=True, kw_only=True):
+    """The field's name is the rule's name."""
+
+    agent_offline: Rule = Rule(severity="critical")
+    gpu_error: Rule = Rule(severity="critical")
+    gpu_unrecoverable: Rule = Rule(severity="critical")
+    gpu_temperature: TemperatureRule = TemperatureRule(for_ms=60_000)
+    quota_usage: QuotaRule = QuotaRule(for_ms=300_000)
+    failure_rate: FailureRule = FailureRule(for_ms=60_000)
+    queue_wait: WaitRule = WaitRule(for_ms=60_000)
+    disk_full: DiskRule = DiskRule(for_ms=60_000, severity="critical")
+
+
+RULE_NAMES: tuple[str, ...] = RuleSet.__struct_fields__
+
+
+class OfflineNode(NamedTuple):
+    node: str
+    since: int
+    tasks: int
+    draining: bool
+
+
+class SickGpu(NamedTuple):
+    gpu: str
+    node: str
+    state: Health
+    since: int
+    cause: str
+    evidence: str
+
+
+class HotGpu(NamedTuple):
+    gpu: str
+    node: str
+    temperature_c: int
+
+
+class Use(NamedTuple):
+    """Of a pool or a tenant, in thousandths of a GPU."""
+
+    holder: str
+    used_milli: int
+    limit_milli: int
+
+
+class Oldest(NamedTuple):
+    """The task of a pool that has waited longest."""
+
+    pool: str
+    task: str
+    since: int
+
+
+class Readings(NamedTuple):
+    """All that the rules look at. `hot` holds only what passes the limit: thousands of cool cards are not carried about."""
+
+    at: int
+    offline: tuple[OfflineNode, ...] = ()
+    sick: tuple[SickGpu, ...] = ()
+    hot: tuple[HotGpu, ...] = ()
+    uses: tuple[Use, ...] = ()
+    ended: int = 0  # tasks that ended by themselves within the window
+    failed: int = 0
+    oldest: tuple[Oldest, ...] = ()
+    disk_free_bytes: int | None = None  # None: not known yet
+    disk_total_bytes: int = 0
+    journal_full: bool = False
+
+
+class Finding(NamedTuple):
+    """A condition that holds now. One alert per rule and subject."""
+
+    rule: str
+    subject: str
+    summary: str
+    facts: Mapping[str, Any]
+
+
+def findings(readings: Readings, rules: RuleSet) -> list[Finding]:
+    found: list[Finding] = []
+    for name, find in _FINDERS.items():
+        rule = getattr(rules, name)
+        if rule.enabled:
+            found += find(readings, rule, name)
+    return found
+
+
+def _offline(readings: Readings, _rule: Rule, name: str) -> Iterator[Finding]:
+    for node, since, tasks, draining in readings.offline:
+        facts = {"node": node, "offline_since": instant(since), "tasks": tasks, "draining": draining}
+        held = f"; {tasks} of its tasks wait for it" if tasks else ""
+        yield Finding(name, node, f"Node {node} is offline since {instant(since)}{held}.", facts)
+
+
+def _sick(readings: Readings, _rule: Rule, name: str) -> Iterator[Finding]:
+    for card in readings.sick:
+        if (card.state is Health.OUT) is not (name == "gpu_unrecoverable"):
+            continue
+        facts = {
+            "node": card.node,
+            "gpu": card.gpu,
+            "health": card.state.value,
+            "cause": card.cause,
+            "evidence": card.evidence,
+            "since": instant(card.since),
+        }
+        why = f"{card.cause}: {card.evidence}" if card.evidence else card.cause
+        if name == "gpu_unrecoverable":
+            text = f"GPU {card.gpu} on {card.node} needs a person ({why}). Then: dgpu gpus recover {card.gpu}"
+        else:
+            text = f"GPU {card.gpu} on {card.node} is out of service ({why})."
+        yield Finding(name, card.gpu, text, facts)
+
+
+def _hot(readings: Readings, rule: TemperatureRule, name: str) -> Iterator[Finding]:
+    for gpu, node, degrees in readings.hot:
+        if degrees > rule.limit_c:
+            facts = {"node": node, "gpu": gpu, "temperature_c": degrees, "limit_c": rule.limit_c}
+            text = f"GPU {gpu} on {node} has {degrees} °C; the limit is {rule.limit_c} °C."
+            yield Finding(name, gpu, text, facts)
+
+
+def _quota(readings: Readings, rule: QuotaRule, name: str) -> Iterator[Finding]:
+    for holder, used, limit in readings.uses:
+        if limit > 0 and used > rule.percent * limit:
+            facts = {"gpus_used": used / 1000, "gpus_quota": limit / 1000, "percent": round(used / limit, 3)}
+            text = f"The {holder} use{'' if holder == 'pools together' else 's'} {used / 1000:g} of {limit / 1000:g} GPUs ({used / limit:.0%})."
+            yield Finding(name, holder, text, facts)
+
+
+def _failures(readings: Readings, rule: FailureRule, name: str) -> Iterator[Finding]:
+    ended, failed = readings.ended, readings.failed
+    if ended >= rule.least_tasks and failed > rule.percent * ended:
+        minutes = rule.window_ms / 60_000
+        facts = {"failed": failed, "ended": ended, "percent": round(failed / ended, 3), "minutes": minutes}
+        text = f"{failed} of the {ended} tasks that ended in the last {minutes:g} min failed ({failed / ended:.0%})."
+        yield Finding(name, "cluster", text, facts)
+
+
+def _waiting(readings: Readings, rule: WaitRule, name: str) -> Iterator[Finding]:
+    for pool, task, since in readings.oldest:
+        waited_ms = readings.at - since
+        if waited_ms > rule.limit_ms:
+            facts = {"task": task, "waits_since": instant(since), "limit_seconds": rule.limit_ms / 1000}
+            minutes = waited_ms // 60_000
+            text = f"{task} ({pool}) waits for {minutes} min. Why: dgpu why {task}"
+            yield Finding(name, pool, text, facts)
+
+
+def _disk(readings: Readings, rule: DiskRule, name: str) -> Iterator[Finding]:
+    free, total = readings.disk_free_bytes, readings.disk_total_bytes
+    is_low = free is not None and total > 0 and free < rule.free_percent * total and free < rule.free_bytes
+    if not is_low and not readings.journal_full:
+        return
+    facts: dict[str, Any] = {"journal_full": readings.journal_full}
+    text = "The journal has no room: submits are refused." if readings.journal_full else ""
+    if free is not None and total > 0:
+        facts |= {"free_gib": round(free / _GIB, 2), "total_gib": round(total / _GIB, 2)}
+        text = f"{text} The scheduler's disk has {free / _GIB:.1f} of {total / _GIB:.1f} GiB free.".strip()
+    yield Finding(name, "scheduler", text, facts)
+
+
+_FINDERS: dict[str, Callable[[Readings, Any, str], Iterator[Finding]]] = {
+    "agent_offline": _offline,
+    "gpu_error": _sick,
+    "gpu_unrecoverable": _sick,
+    "gpu_temperature": _hot,
+    "quota_usage": _quota,
+    "failure_rate": _failures,
+    "queue_wait": _waiting,
+    "disk_full": _disk,
+}

@@ -1,0 +1,199 @@
+"""One attempt to send a message. A failure is a `SendFailed` whose text holds no secret."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from dgpu.service.alerts.bodies import mail_text, mail_title, webhook_body
+from dgpu.service.alerts.targets import Target
+from dgpu.service.alerts.values import Message
+
+if TYPE_CHECKING:
+    import httpx
+
+NEEDS_APPRISE = "needs the package apprise, which is not installed: pip install 'dgpu[notify]'"
+_MOST_RECORDS = 50
+_MOST_CAUSES = 10
+_USER_AGENT = "dgpu-alerts"
+
+# From its first word on: it may speak of addresses and passwords.
+logging.getLogger("apprise").propagate = False
+
+
+class SendFailed(Exception):  # noqa: N818 - it says what happened
+    """Fit for logs and answers."""
+
+
+class Senders:
+    """Webhooks by HTTP; everything else by apprise, each attempt in a thread of its own that never outlives the process."""
+
+    def __init__(self, timeout_ms: int) -> None:
+        self._timeout_s = timeout_ms / 1_000
+        self._http: httpx.AsyncClient | None = None
+
+    async def send(self, target: Target, message: Message, message_id: str) -> str:
+        """Returns what the target said."""
+        if target.kind == "webhook":
+            return await self._post(target, message, message_id)
+        return await _in_thread(lambda: send_by_apprise(target, message))
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.aclose()
+            self._http = None
+
+    async def _post(self, target: Target, message: Message, message_id: str) -> str:
+        import httpx
+
+        body = webhook_body(message)
+        headers = {
+            "content-type": "application/json",
+            "user-agent": _USER_AGENT,
+            "x-dgpu-event": "test" if message.state == "test" else "alert",
+            "x-dgpu-delivery": message_id,
+        }
+        if target.secret:
+            headers["x-dgpu-signature"] = signature(target.secret, body)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                # the body of the answer is not read: only its status counts
+                async with self._client().stream("POST", target.url, content=body, headers=headers) as answer:
+                    status = answer.status_code
+        except TimeoutError:
+            raise SendFailed(f"no answer within {self._timeout_s:g} s") from None
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
+            raise SendFailed(target.without_secrets(_words(error))) from None
+        if 200 <= status < 300:
+            return f"answered {status}"
+        if 300 <= status < 400:
+            raise SendFailed(f"answered {status}, a redirect; redirects are not followed, set the final URL")
+        raise SendFailed(f"answered {status}")
+
+    def _client(self) -> httpx.AsyncClient:
+        import httpx
+
+        if self._http is None:
+            # No proxy and no password of the environment: where a message goes is in the configuration alone.
+            self._http = httpx.AsyncClient(
+                follow_redirects=False,
+                trust_env=False,
+                timeout=self._timeout_s,
+                limits=httpx.Limits(max_connections=20),
+            )
+        return self._http
+
+
+def signature(secret: str, body: bytes) -> str:
+    return "sha256=" + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
+
+
+def apprise_refusal(url: str) -> str | None:
+    """Why apprise cannot send there; the address itself is not repeated."""
+    try:
+        import apprise
+    except ImportError:
+        return NEEDS_APPRISE
+    with _heard() as records:
+        if apprise.Apprise.instantiate(url, suppress_exceptions=True) is not None:
+            return None
+    said = Target(name="", kind="apprise", url=url).without_secrets(_complaint(records))
+    return f"expected a URL of apprise, like mailto://user:password@host?to=ops@example.org ({said})"
+
+
+def send_by_apprise(target: Target, message: Message) -> str:
+    try:
+        import apprise
+    except ImportError:
+        raise SendFailed(NEEDS_APPRISE) from None
+    kinds = {"resolved": "success", "test": "info"}
+    kind = kinds.get(message.state, "failure" if message.severity == "critical" else "warning")
+    with _heard() as records:
+        try:
+            service = apprise.Apprise.instantiate(target.url, suppress_exceptions=True)
+            sent = service is not None and service.notify(
+                body=mail_text(message), title=mail_title(message), notify_type=kind
+            )
+        except Exception as error:  # noqa: BLE001 - some ninety plugins, whatever they raise
+            raise SendFailed(target.without_secrets(_words(error))) from None
+    if not sent:
+        raise SendFailed(target.without_secrets(_complaint(records)))
+    return "sent"
+
+
+def _complaint(records: list[logging.LogRecord]) -> str:
+    """It says only yes or no; the reason is in its log."""
+    said = [
+        record.getMessage()
+        for record in records
+        if record.levelno >= logging.WARNING or "xception" in record.getMessage()[:40]
+    ]
+    return " ".join(dict.fromkeys(said)) or "apprise gives no reason"
+
+
+class _Listening(logging.Handler):
+    """What one thread's apprise says. Nobody else hears it: it may hold addresses and passwords."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.records: list[logging.LogRecord] = []
+        self._thread = threading.get_ident()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.thread == self._thread and len(self.records) < _MOST_RECORDS:
+            self.records.append(record)
+
+
+@contextmanager
+def _heard() -> Iterator[list[logging.LogRecord]]:
+    logger = logging.getLogger("apprise")
+    logger.setLevel(logging.DEBUG)
+    listening = _Listening()
+    logger.addHandler(listening)
+    try:
+        yield listening.records
+    finally:
+        logger.removeHandler(listening)
+
+
+async def _in_thread(work: Callable[[], str]) -> str:
+    """A daemon thread: a mail server that hangs must not keep the scheduler from ending."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[str] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if not future.done():
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+    def run() -> None:
+        try:
+            result, error = work(), None
+        except BaseException as failed:  # noqa: BLE001 - it belongs to the one who waits
+            result, error = "", failed
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="alert-sender", daemon=True).start()
+    return await future
+
+
+def _words(error: BaseException) -> str:
+    """Libraries wrap what the system said; that is what helps."""
+    cause: BaseException | None = error
+    for _ in range(_MOST_CAUSES):
+        if isinstance(cause, OSError) and cause.strerror:
+            number = cause.errno or 0  # below 0: of the resolver, which has its own words
+            return f"cannot be reached: {os.strerror(number) if number > 0 else cause.strerror}"
+        cause = None if cause is None else cause.__cause__ or cause.__context__
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

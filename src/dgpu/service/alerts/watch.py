@@ -1,0 +1,306 @@
+"""Alerts in the loop: a look every few seconds, messages sent beside it, what must last written down.
+
+Nothing here may hold up the scheduler: the state is read in one go, files and mails are matters of threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from dgpu.journal.journal import Room
+from dgpu.service.alerts.bodies import change_stream_text
+from dgpu.service.alerts.machine import AlertMachine
+from dgpu.service.alerts.options import AlertOptions
+from dgpu.service.alerts.outbox import Delivery, Outbox, TargetCounts
+from dgpu.service.alerts.readings import EndedTasks, read_state
+from dgpu.service.alerts.rules import Readings, findings
+from dgpu.service.alerts.senders import Senders, SendFailed
+from dgpu.service.alerts.store import AlertStore, Kept
+from dgpu.service.alerts.targets import Target
+from dgpu.service.alerts.values import Alert, AlertState, Change, Message, Silence
+from dgpu.service.runtime import Runtime
+
+_LONGEST_NAP_S = 60.0
+_STOP_PATIENCE_S = 2.0
+_MOST_LOG_LINES = 5  # of one name at one look
+
+_log = structlog.get_logger("dgpu.alerts")
+
+
+class Tested(msgspec.Struct, frozen=True, kw_only=True):
+    target: Target
+    ok: bool
+    detail: str
+    seconds: float
+
+
+class AlertWatch:
+    """Make it in the loop that serves; `start` begins to look, `stop` writes down what is left."""
+
+    def __init__(self, options: AlertOptions, runtime: Runtime, folder: Path) -> None:
+        self.options = options
+        self._runtime = runtime
+        self._folder = folder
+        self._store = AlertStore(folder)
+        kept = self._store.load()
+        self.machine = AlertMachine(options.machine, kept.alerts)
+        self._targets = {target.name: target for target in options.targets}
+        self._outbox = Outbox(self._targets, options.sending, kept.unsent)
+        self._senders = Senders(options.sending.timeout_ms)
+        self._ended = EndedTasks(options.machine.rules.failure_rate.window_ms)
+        self._listeners: list[Callable[[bytes], None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._disk: tuple[int, int] | None = None
+        self._disk_look: asyncio.Task[None] | None = None
+        self._to_send = asyncio.Event()
+        self._changed = 0  # grows with what must be kept
+        self._saved = 0
+        self._saving = asyncio.Lock()
+        self._save_failed = False
+        self._unsubscribe: Callable[[], None] = lambda: None
+        self.testing = False
+
+    async def start(self) -> None:
+        self._unsubscribe = self._runtime.subscribe(self._ended.on_group)
+        for work in (self._look_on(), self._send_on()):
+            self._keep(asyncio.create_task(work))
+
+    async def stop(self) -> None:
+        self._unsubscribe()
+        for task in tuple(self._tasks):
+            task.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STOP_PATIENCE_S):
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._senders.close()
+        self._changed += 1
+        await self.save()
+
+    # looking
+
+    async def look(self) -> list[Change]:
+        """One look: what began, what is over."""
+        now = self._runtime.now_ms()
+        rules = self.options.machine.rules
+        readings = await self._runtime.read(
+            lambda state: read_state(state, self._runtime.telemetry, rules, max(now, state.last_at))
+        )
+        changes = self.machine.on_findings(findings(self._whole(readings), rules), readings.at)
+        _tell_log(changes)
+        messages = self.machine.take_messages(readings.at)
+        if changes or messages:
+            self._changed += 1
+            self._send_soon(messages, readings.at)
+            self._publish(changes)
+        return changes
+
+    def _whole(self, readings: Readings) -> Readings:
+        ended, failed = self._ended.totals(readings.at)
+        free, total = self._disk or (None, 0)
+        return readings._replace(
+            ended=ended,
+            failed=failed,
+            disk_free_bytes=free,
+            disk_total_bytes=total,
+            journal_full=self._runtime.room is not Room.OK,
+        )
+
+    async def _look_on(self) -> None:
+        while True:
+            try:
+                self._look_at_disk()
+                await self.look()
+                await self.save()
+            except Exception:  # noqa: BLE001 - a bug here must not end the watch, nor the scheduler
+                _log.exception("alerts_look_failed")
+            await asyncio.sleep(self.options.interval_ms / 1_000)
+
+    def _look_at_disk(self) -> None:
+        """Beside the look, and one at a time: a dead network disk answers never."""
+        if self._disk_look is None or self._disk_look.done():
+            self._disk_look = asyncio.create_task(self._measure_disk())
+            self._keep(self._disk_look)
+
+    async def _measure_disk(self) -> None:
+        try:
+            usage = await asyncio.to_thread(shutil.disk_usage, self._folder)
+        except OSError as error:
+            self._disk = None
+            _log.warning("alerts_disk_unknown", error=error.strerror)
+        else:
+            self._disk = (usage.free, usage.total)
+
+    # what people change
+
+    async def acknowledge(self, number: int, comment: str) -> Alert | None:
+        change = self.machine.acknowledge(number, comment, self._runtime.now_ms())
+        if change is None:
+            return None
+        await self._changed_by_hand([change])
+        return change.alert
+
+    async def silence(self, rule: str, subject: str | None, until: int, comment: str) -> Silence | None:
+        made = self.machine.silence(rule, subject, until, comment, self._runtime.now_ms())
+        if made is None:
+            return None
+        silence, changes = made
+        await self._changed_by_hand(changes)
+        return silence
+
+    async def unsilence(self, number: int) -> bool:
+        changes = self.machine.unsilence(number)
+        if changes is None:
+            return False
+        await self._changed_by_hand(changes)
+        return True
+
+    async def _changed_by_hand(self, changes: list[Change]) -> None:
+        self._changed += 1  # a silence counts also where it silences nothing yet
+        self._publish(changes)
+        await self.save()
+
+    def now_ms(self) -> int:
+        return self._runtime.now_ms()
+
+    # what others look at
+
+    def counts(self) -> dict[str, int]:
+        by_state = Counter(alert.state.value for alert in self.machine.open.values())
+        return {
+            "pending": by_state["pending"],
+            "firing": by_state["firing"],
+            "resolved": len(self.machine.resolved),
+        }
+
+    def firing_by_rule(self) -> dict[tuple[str, str], int]:
+        return dict(
+            Counter(
+                (alert.rule, alert.severity)
+                for alert in self.machine.open.values()
+                if alert.state is AlertState.FIRING
+            )
+        )
+
+    def target_counts(self) -> list[tuple[Target, TargetCounts]]:
+        return [(target, self._outbox.counts(name)) for name, target in self._targets.items()]
+
+    def listen(self, listener: Callable[[bytes], None]) -> Callable[[], None]:
+        """Told of every change, as text of server-sent events."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def _publish(self, changes: list[Change]) -> None:
+        if changes and self._listeners:
+            text = change_stream_text(changes, self.machine, self._runtime.now_ms())
+            for listener in tuple(self._listeners):
+                listener(text)
+
+    # sending
+
+    async def test(self) -> list[Tested]:
+        """One attempt to every target, now, beside what is queued."""
+        message = Message(state="test", rule="test", severity="info", at=self._runtime.now_ms(), count=0)
+        self.testing = True
+        try:
+            return await asyncio.gather(*(self._try(target, message) for target in self._targets.values()))
+        finally:
+            self.testing = False
+
+    async def _try(self, target: Target, message: Message) -> Tested:
+        began_s = time.monotonic()
+        try:
+            detail, ok = await self._senders.send(target, message, secrets.token_hex(8)), True
+        except SendFailed as failed:
+            detail, ok = str(failed), False
+            _log.warning("alert_test_failed", target=target.name, address=target.address, error=detail)
+        return Tested(target=target, ok=ok, detail=detail, seconds=round(time.monotonic() - began_s, 3))
+
+    def _send_soon(self, messages: Iterable[Message], now: int) -> None:
+        for message in messages:
+            for dropped in self._outbox.put(message, secrets.token_hex(8), now):
+                _log.warning(
+                    "alert_message_dropped", target=dropped.target, reason="too many wait to be sent"
+                )
+        self._to_send.set()
+
+    async def _send_on(self) -> None:
+        while True:
+            now = self._runtime.now_ms()
+            for delivery in self._outbox.take_due(now):
+                self._keep(asyncio.create_task(self._deliver(delivery)))
+            due_at = self._outbox.next_due_at()
+            nap_s = _LONGEST_NAP_S if due_at is None else min(_LONGEST_NAP_S, max(0, due_at - now) / 1_000)
+            self._to_send.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(nap_s + 0.01):
+                    await self._to_send.wait()
+
+    async def _deliver(self, delivery: Delivery) -> None:
+        target = self._targets[delivery.target]
+        told = {"target": target.name, "address": target.address, "rule": delivery.message.rule}
+        try:
+            await self._senders.send(target, delivery.message, delivery.id)
+        except SendFailed as failed:
+            outcome = self._outbox.on_failed(delivery, str(failed), self._runtime.now_ms())
+            name = "alert_message_dropped" if outcome == "given_up" else "alert_message_failed"
+            _log.warning(name, **told, attempt=delivery.attempts + 1, error=str(failed))
+        except Exception:  # noqa: BLE001 - a bug of ours counts as a failed attempt
+            _log.exception("alert_sender_failed", **told)
+            self._outbox.on_failed(delivery, "an error of the scheduler itself", self._runtime.now_ms())
+        else:
+            self._outbox.on_sent(delivery)
+            _log.info(
+                "alert_message_sent", **told, state=delivery.message.state, count=delivery.message.count
+            )
+        self._changed += 1
+        self._to_send.set()
+        await self.save()
+
+    # keeping
+
+    async def save(self) -> None:
+        """Returns when all that was changed before the call is on disk, or could not be."""
+        async with self._saving:
+            if self._saved == self._changed:
+                return
+            changed = self._changed
+            kept = Kept(alerts=self.machine.kept(), unsent=self._outbox.kept())
+            try:
+                await asyncio.to_thread(self._store.save, kept)
+            except OSError as error:
+                if not self._save_failed:
+                    _log.error("alerts_not_saved", error=error.strerror)
+                self._save_failed = True
+            else:
+                self._saved = changed
+                self._save_failed = False
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _tell_log(changes: list[Change]) -> None:
+    """A storm is a few lines and a number."""
+    told: Counter[str] = Counter()
+    for name, alert in changes:
+        if name not in {"firing", "resolved"}:
+            continue
+        told[name] += 1
+        if told[name] <= _MOST_LOG_LINES:
+            tell = _log.warning if name == "firing" else _log.info
+            known = {"rule": alert.rule, "subject": alert.subject, "severity": alert.severity}
+            tell(f"alert_{name}", **known, summary=alert.summary)
+    for which, number in told.items():
+        if number > _MOST_LOG_LINES:
+            _log.warning(f"alert_{which}", count=number - _MOST_LOG_LINES, summary="more at the same time")

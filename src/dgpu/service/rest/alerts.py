@@ -1,0 +1,239 @@
+"""The calls on alerts."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Annotated, Any
+
+from litestar import Request, delete, get, post
+from litestar.params import PathParameter, QueryParameter
+
+from dgpu.service.alerts.bodies import alert_answer, silence_answer
+from dgpu.service.alerts.rules import RULE_NAMES
+from dgpu.service.alerts.values import MOST_SILENCES, Alert, AlertState, Silence
+from dgpu.service.alerts.watch import AlertWatch
+from dgpu.service.rest import listing
+from dgpu.service.rest.backend import Backend, ProblemError
+from dgpu.service.rest.tasks import Given, LimitQuery
+from dgpu.wire.alert_answers import (
+    AlertAnswer,
+    AlertList,
+    SilenceAnswer,
+    SilenceList,
+    TargetAnswer,
+    TargetList,
+    TestedTarget,
+    TestedTargets,
+)
+from dgpu.wire.alert_fields import decode_comment, decode_nothing, decode_silence
+from dgpu.wire.answers import Problem, Removed
+from dgpu.wire.fields import Unacceptable
+
+_STATES = {state.value: frozenset({state}) for state in AlertState} | {
+    "open": frozenset({AlertState.PENDING, AlertState.FIRING})
+}
+_MOST_DIGITS = 18
+
+AlertIdText = Annotated[str, PathParameter(description="alert-12, or 12.")]
+SilenceIdText = Annotated[str, PathParameter(description="silence-3, or 3.")]
+StateQuery = Annotated[
+    str | None,
+    # named here: an argument `state` is Litestar's own
+    QueryParameter(
+        name="state", description="pending, firing, resolved, or open (pending or firing).", required=False
+    ),
+]
+RuleQuery = Annotated[str | None, QueryParameter(description="The name of a rule.", required=False)]
+
+
+@get(
+    "/api/v1/alerts",
+    summary="List alerts",
+    description="Firing first, then pending, then resolved; the newest of each first. The latest resolved ones are kept.",
+)
+async def list_alerts(
+    rest: Given, wanted: StateQuery = None, rule: RuleQuery = None, limit: LimitQuery = None
+) -> AlertList:
+    watch = _watch(rest)
+    states = None if wanted is None else _STATES[listing.query_value("state", wanted, _one_of(_STATES))]
+    name = None if rule is None else listing.query_value("rule", rule, _one_of(RULE_NAMES))
+    most = listing.parse_limit(limit)
+    taken = [
+        alert
+        for alert in watch.machine.listed()
+        if (states is None or alert.state in states) and name in {None, alert.rule}
+    ]
+    shown = [_answer(watch, alert) for alert in islice(taken, most)]
+    return AlertList(total=len(taken), **watch.counts(), dropped=watch.machine.dropped, alerts=shown)
+
+
+@get(
+    "/api/v1/alerts/{alert_id:str}",
+    summary="Show an alert",
+    description="One that is open or among the kept.",
+)
+async def get_alert(rest: Given, alert_id: AlertIdText) -> AlertAnswer:
+    watch = _watch(rest)
+    return _answer(watch, _alert(watch, alert_id))
+
+
+@post(
+    "/api/v1/alerts/{alert_id:str}/acknowledge",
+    summary="Acknowledge an alert",
+    description="Somebody looks after it: no reminder is sent any more. Body: {} or {comment}.",
+    status_code=200,
+)
+async def acknowledge_alert(
+    rest: Given, alert_id: AlertIdText, request: Request[Any, Any, Any]
+) -> AlertAnswer:
+    watch = _watch(rest)
+    comment = decode_comment(await request.body())
+    alert = _alert(watch, alert_id)
+    known = await watch.acknowledge(alert.number, comment)
+    if known is None:
+        detail = f"alert-{alert.number} is resolved; there is nothing left to look after."
+        raise ProblemError(
+            Problem(status=409, title="The alert is over", code="alert_not_open", detail=detail)
+        )
+    return _answer(watch, known)
+
+
+@get("/api/v1/alerts/silences", summary="List silences", description="Those that hold now.")
+async def list_silences(rest: Given) -> SilenceList:
+    silences = [silence_answer(each) for each in _watch(rest).machine.silences.values()]
+    return SilenceList(total=len(silences), silences=silences)
+
+
+@get("/api/v1/alerts/silences/{silence_id:str}", summary="Show a silence", description="One that holds now.")
+async def get_silence(rest: Given, silence_id: SilenceIdText) -> SilenceAnswer:
+    return silence_answer(_silence(_watch(rest), silence_id))
+
+
+@post(
+    "/api/v1/alerts/silences",
+    summary="Silence alerts",
+    description="Alerts of the rule (and subject) are listed, but no message is sent, for `seconds` or `until`.",
+    status_code=201,
+)
+async def create_silence(rest: Given, request: Request[Any, Any, Any]) -> SilenceAnswer:
+    watch = _watch(rest)
+    asked = decode_silence(await request.body(), RULE_NAMES, watch.now_ms())
+    silence = await watch.silence(asked.rule, asked.subject, asked.until, asked.comment)
+    if silence is None:
+        detail = f"At most {MOST_SILENCES:,} silences are kept. Remove one, or silence a whole rule."
+        raise ProblemError(
+            Problem(status=409, title="Too many silences", code="too_many_silences", detail=detail)
+        )
+    return silence_answer(silence)
+
+
+@delete(
+    "/api/v1/alerts/silences/{silence_id:str}",
+    summary="End a silence",
+    description="What fires and was not told yet is told then.",
+    status_code=200,
+)
+async def remove_silence(rest: Given, silence_id: SilenceIdText) -> Removed:
+    watch = _watch(rest)
+    silence = _silence(watch, silence_id)
+    await watch.unsilence(silence.number)
+    return Removed(id=f"silence-{silence.number}")
+
+
+@get(
+    "/api/v1/alerts/targets",
+    summary="Where alerts are sent",
+    description="With what was sent and what failed since the start. Addresses are shown without secrets.",
+)
+async def list_targets(rest: Given) -> TargetList:
+    return TargetList(
+        targets=[
+            TargetAnswer(name=target.name, kind=target.kind, address=target.address, **counts._asdict())
+            for target, counts in _watch(rest).target_counts()
+        ]
+    )
+
+
+@post(
+    "/api/v1/alerts/test",
+    summary="Send a test message",
+    description="One attempt to every target, now. The answer tells how each went. Body: {}.",
+    status_code=200,
+)
+async def test_targets(rest: Given, request: Request[Any, Any, Any]) -> TestedTargets:
+    watch = _watch(rest)
+    decode_nothing(await request.body())
+    if watch.testing:
+        detail = "A test message is being sent already. Try again when it is over."
+        raise ProblemError(Problem(status=409, title="A test runs", code="test_running", detail=detail))
+    return TestedTargets(
+        targets=[
+            TestedTarget(
+                name=tested.target.name,
+                kind=tested.target.kind,
+                address=tested.target.address,
+                ok=tested.ok,
+                detail=tested.detail,
+                seconds=tested.seconds,
+            )
+            for tested in await watch.test()
+        ]
+    )
+
+
+def _watch(rest: Backend) -> AlertWatch:
+    if rest.alerts is None:
+        detail = "Alerts are switched off here: alerts.enabled is false."
+        raise ProblemError(Problem(status=404, title="No alerts", code="alerts_off", detail=detail))
+    return rest.alerts
+
+
+def _answer(watch: AlertWatch, alert: Alert) -> AlertAnswer:
+    return alert_answer(alert, watch.machine.silenced_until(alert))
+
+
+def _alert(watch: AlertWatch, text: str) -> Alert:
+    number = _number(text, "alert-")
+    alert = None if number is None else watch.machine.find(number)
+    if alert is None:
+        detail = f"There is no alert {text[:64]!r}. Resolved ones are kept for a while only."
+        raise ProblemError(Problem(status=404, title="No such alert", code="unknown_alert", detail=detail))
+    return alert
+
+
+def _silence(watch: AlertWatch, text: str) -> Silence:
+    number = _number(text, "silence-")
+    silence = None if number is None else watch.machine.silences.get(number)
+    if silence is None:
+        detail = f"There is no silence {text[:64]!r}. It may be over."
+        raise ProblemError(
+            Problem(status=404, title="No such silence", code="unknown_silence", detail=detail)
+        )
+    return silence
+
+
+def _number(text: str, prefix: str) -> int | None:
+    digits = text.removeprefix(prefix)
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < _MOST_DIGITS else None
+
+
+def _one_of(words: Any) -> Any:
+    def check(value: Any) -> str:
+        if value in words:
+            return str(value)
+        raise Unacceptable(f"one of {', '.join(words)}")
+
+    return check
+
+
+ROUTES: tuple[Any, ...] = (
+    list_alerts,
+    list_silences,
+    list_targets,
+    get_silence,
+    get_alert,
+    acknowledge_alert,
+    create_silence,
+    remove_silence,
+    test_targets,
+)

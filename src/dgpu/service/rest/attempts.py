@@ -1,0 +1,82 @@
+"""The attempts of a task: from the history, and the one that runs from memory."""
+
+from __future__ import annotations
+
+import asyncio
+
+from msgspec.structs import replace
+
+from dgpu.core.ids import TaskId
+from dgpu.core.state import ClusterState
+from dgpu.core.task import TaskStatus
+from dgpu.service.history import PastAttempt
+from dgpu.service.rest.backend import Backend
+from dgpu.wire.answers import Attempt, instant, instant_or_none
+
+MOST_ATTEMPTS = 100
+
+
+async def attempts_of(backend: Backend, task_id: TaskId) -> list[Attempt]:
+    """In order, the latest hundred. The history may be a moment behind; the attempt that runs is known here."""
+    rows = await asyncio.to_thread(backend.history.attempts, task_id)
+    by_number: dict[int, Attempt] = {}
+    for row in rows:
+        known = by_number.get(row.attempt)
+        by_number[row.attempt] = _of_row(row) if known is None else _with_rank(known, row)
+    current = await backend.runtime.read(lambda state: _current(state, task_id))
+    if current is not None and (
+        current.attempt not in by_number or by_number[current.attempt].ended_at is None
+    ):
+        by_number[current.attempt] = current
+    return [by_number[number] for number in sorted(by_number)][-MOST_ATTEMPTS:]
+
+
+def _of_row(row: PastAttempt) -> Attempt:
+    return Attempt(
+        attempt=row.attempt,
+        node=row.node_id,
+        nodes=[row.node_id],
+        gpus=list(row.gpu_ids),
+        placed_at=instant(row.placed_at),
+        started_at=instant_or_none(row.started_at),
+        ended_at=instant_or_none(row.ended_at),
+        exit_code=row.exit_code,
+        reason=row.reason,
+        error=row.error,
+    )
+
+
+def _with_rank(known: Attempt, row: PastAttempt) -> Attempt:
+    """Of a gang each rank has a row; the first that tells why it ended, tells it for all."""
+    return replace(
+        known,
+        nodes=[*known.nodes, row.node_id],
+        gpus=[*known.gpus, *row.gpu_ids],
+        started_at=known.started_at or instant_or_none(row.started_at),
+        ended_at=known.ended_at or instant_or_none(row.ended_at),
+        exit_code=row.exit_code if known.exit_code is None else known.exit_code,
+        reason=known.reason or row.reason,
+        error=known.error or row.error,
+    )
+
+
+def _current(state: ClusterState, task_id: TaskId) -> Attempt | None:
+    task = state.tasks.get(task_id)
+    if task is None or not task.attempt or task.node_id is None or task.status is TaskStatus.PENDING:
+        return None
+    lease = state.leases.get(task.lease_id)
+    if task.status is TaskStatus.RUNNING and lease is None:
+        return None
+    over = task.status.is_final
+    return Attempt(
+        attempt=task.attempt,
+        node=task.node_id,
+        nodes=list(task.node_ids) or [task.node_id],
+        gpus=list(task.gpu_ids),
+        placed_at=instant_or_none(lease.granted_at if lease is not None else task.started_at),
+        started_at=instant_or_none(task.started_at),
+        ended_at=instant_or_none(task.finished_at) if over else None,
+        exit_code=task.exit_code if over else None,
+        reason=task.reason if over else "",
+        error=task.error if over else "",
+    )

@@ -1,0 +1,92 @@
+"""The description of the calls that browsers make first; the frame does not see them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_JSON = "application/json"
+_COLUMNS = (
+    "id node index model mem_total status health util mem_used mem_foreign mem_reserved temp power tasks task_count "
+    "fault warm"
+)
+
+
+def browser_calls() -> dict[str, Any]:
+    return {
+        "/api/v1/board": {
+            "get": {
+                "summary": "The cluster at a glance",
+                "description": "Everything that a dashboard shows first, in columns: at most a second old, the same "
+                f"bytes for everybody. Columns of `gpus`: {_COLUMNS}. `status`, `health` and `model` are places in the "
+                "lists `statuses`, `healths` and `models`; task numbers are bare; `history` holds the last ten minutes.",
+                "responses": {"200": _answer("The snapshot.", _SNAPSHOT, _JSON)},
+            }
+        },
+        "/api/v1/board/stream": {
+            "get": {
+                "summary": "The cluster as it changes",
+                "description": "Server-sent events. `snapshot`: as /api/v1/board; replace all you have. `delta`: what "
+                "changed since the event before, at most once a second, at least every five; per column the rows `i` "
+                "and their values `v`. `resync`: you were too slow, a snapshot follows. Last-Event-ID goes on from there "
+                "if that was less than 30 events ago, else a snapshot comes.",
+                "responses": {"200": _answer("The stream.", {"type": "string"}, "text/event-stream")},
+            }
+        },
+        "/api/v1/session": {
+            "get": {
+                "summary": "By what you are let in",
+                "description": "open (nobody needs anything), user (the scheduler's own), token or cookie.",
+                "responses": {"200": _answer("You are.", _fields(access="string"), _JSON)},
+            },
+            "post": {
+                "summary": "Trade a code for a session",
+                "description": "The code of an address that `dgpu dashboard` printed, once: the answer sets a cookie.",
+                "requestBody": {"required": True, "content": {_JSON: {"schema": _fields(code="string")}}},
+                "responses": {
+                    "204": {"description": "The cookie is set."},
+                    "403": {"description": "The code was used, is too old, or never was one."},
+                },
+            },
+            "delete": {
+                "summary": "End this browser's session",
+                "description": "The browser forgets its cookie.",
+                "responses": {"204": {"description": "Forgotten."}},
+            },
+        },
+        "/api/v1/session/code": {
+            "post": {
+                "summary": "A code for a browser",
+                "description": "Works once, for five minutes. For the scheduler's own user, or with the token. Body: {}.",
+                "requestBody": {"content": {_JSON: {"schema": {"type": "object"}}}},
+                "responses": {
+                    "201": _answer(
+                        "The code.",
+                        _fields(code="string", url_path="string", expires_in_seconds="integer"),
+                        _JSON,
+                    )
+                },
+            }
+        },
+    }
+
+
+def _fields(**types: str) -> dict[str, Any]:
+    return {"type": "object", "properties": {name: {"type": kind} for name, kind in types.items()}}
+
+
+_SNAPSHOT = {
+    "type": "object",
+    "properties": {
+        **_fields(
+            v="integer", board="string", seq="integer", epoch="integer", index="integer", at_ms="integer"
+        )["properties"],
+        **_fields(version="string", role="string", ready="boolean", tenants_more="integer")["properties"],
+        **{name: {"type": "array"} for name in ("statuses", "node_statuses", "healths", "models", "tenants")},
+        **{name: {"type": "object"} for name in ("nodes", "gpus", "pools", "quota", "counts", "history")},
+        "alerts": {"type": ["object", "null"]},
+    },
+}
+
+
+def _answer(text: str, schema: Any, media_type: str) -> dict[str, Any]:
+    return {"description": text, "content": {media_type: {"schema": schema}}}

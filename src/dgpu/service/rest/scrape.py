@@ -1,0 +1,165 @@
+"""GET /metrics: all of the cluster for Prometheus. Between scrapes nothing is done for it but to count.
+
+It is made in slices, each at a committed point; between them the loop serves others. Those who ask while a scrape is
+being made share the next one, so many who ask at once cost no more than two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dgpu.core.ids import GpuId
+from dgpu.core.state import ClusterState
+from dgpu.journal.journal import Room
+from dgpu.service import metrics_cluster as cluster
+from dgpu.service.metrics_gpu import GpuLines, joined
+from dgpu.service.metrics_text import Text
+from dgpu.wire.json_body import BadRequest
+
+if TYPE_CHECKING:
+    from dgpu.service.rest.backend import Backend
+
+_SLICE = 200  # GPUs at a time: about a millisecond
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Scrapes:
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._gpu_lines = GpuLines()
+        self._one_at_a_time = asyncio.Lock()
+        self._waiting = 0
+        self._began_s = 0.0
+        self._latest = b""
+        self._started_s = time.time()
+
+    async def answer(self, query: bytes = b"") -> bytes:
+        if query:
+            raise BadRequest("invalid_query", "/metrics takes no parameters: it always tells all.")
+        asked_s = time.monotonic()
+        self._waiting += 1
+        try:
+            async with self._one_at_a_time:
+                if self._began_s <= asked_s:  # else all of it was made since we asked
+                    self._began_s = time.monotonic()
+                    self._latest = await self._make()
+                return self._latest
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                self._latest = b""
+
+    async def _make(self) -> bytes:
+        began_s = time.perf_counter()
+        backend, meters = self._backend, self._backend.runtime.meters
+        meters.forget_removed()
+        text, gpu_ids = await backend.runtime.read(self._look)
+        telemetry = backend.runtime.telemetry
+        slices = []
+        for first in range(0, len(gpu_ids), _SLICE):
+            part = gpu_ids[first : first + _SLICE]
+            look = partial(self._gpu_lines.of, gpu_ids=part, telemetry=telemetry, tasks=meters.gpu_tasks)
+            slices.append(await backend.runtime.read(look))
+            await asyncio.sleep(0)
+        text.add(joined(slices))
+        meters.scrapes += 1
+        meters.scrape_s += time.perf_counter() - began_s
+        return text.encode()
+
+    def _look(self, state: ClusterState) -> tuple[Text, list[GpuId]]:
+        text = Text()
+        backend = self._backend
+        meters, counts, at = backend.runtime.meters, backend.views.counts(), backend.runtime.now_ms()
+        cluster.tell_tasks(text, state, meters)
+        cluster.tell_gpus(text, state)
+        cluster.tell_pools(text, state, counts)
+        cluster.tell_tenants(text, cluster.tenant_loads(state, counts, at))
+        cluster.tell_scheduler(text, state, meters)
+        self._tell_service(text)
+        self._tell_streams(text)
+        self._tell_agents(text, state, at)
+        self._tell_process(text)
+        self._gpu_lines.forget_removed(state.gpus)
+        return text, list(state.gpus)
+
+    def _tell_service(self, text: Text) -> None:
+        backend, runtime = self._backend, self._backend.runtime
+        text.by(
+            "version",
+            "dgpu_build_info",
+            "gauge",
+            "Always 1; the label says the version.",
+            {backend.options.version: 1},
+        )
+        is_master = int(backend.options.role == "master")
+        text.one("scheduler_is_master", "gauge", "1 if this scheduler decides.", is_master)
+        about = "Commands that wait to be decided."
+        text.one("scheduler_commands_queued", "gauge", about, runtime.queued)
+        about = "Groups of events in the journal; this number survives restarts."
+        text.one("journal_groups_total", "counter", about, runtime.committed_index)
+        about = "1 while the disk has no room and new tasks are refused."
+        text.one("journal_storage_full", "gauge", about, int(runtime.room is not Room.OK))
+        text.one(
+            "scheduler_scrapes_total",
+            "counter",
+            "Answers to /metrics before this one.",
+            runtime.meters.scrapes,
+        )
+        about = "Time spent on answers to /metrics before this one."
+        text.one("scheduler_scrape_seconds_total", "counter", about, runtime.meters.scrape_s)
+        self._tell_follower(text)
+
+    def _tell_follower(self, text: Text) -> None:
+        follower = self._backend.follower
+        lag = error_ms = None
+        predicted = restarts = 0
+        if follower is not None:
+            lag = max(0, self._backend.runtime.committed_index - follower.seen_index)
+            restarts = follower.restarts
+            predicted, error_ms = follower.forecasts.count, follower.forecasts.median_error_ms
+        text.one("history_lag_groups", "gauge", "Groups that the history does not have yet.", lag)
+        about = "Times the process that writes history and snapshots was started again."
+        text.one("follower_restarts_total", "counter", about, restarts)
+        text.one("predicted_starts", "gauge", "Waiting tasks with a predicted start.", predicted)
+        about = "Median of how far the last 1,000 predicted starts were off; absent until one was put to the test."
+        error_s = None if error_ms is None else error_ms / 1_000
+        text.one("predicted_start_error_seconds", "gauge", about, error_s)
+
+    def _tell_streams(self, text: Text) -> None:
+        feed = self._backend.feed
+        text.one("sse_clients", "gauge", "Listeners to the stream of events.", feed.listeners)
+        about = "What the slowest listener has not read yet."
+        text.one("sse_unread_bytes", "gauge", about, feed.most_unread_bytes)
+        about = "Times a listener was too slow, or away too long, and had to read the whole again."
+        text.one("sse_lagged_total", "counter", about, feed.times_lagged)
+        about = "Open streams of events and of logs."
+        text.one("http_streams", "gauge", about, self._backend.streams)
+
+    def _tell_agents(self, text: Text, state: ClusterState, at: int) -> None:
+        runtime = self._backend.runtime
+        unsent = runtime.unsent
+        text.one("agent_streams", "gauge", "Streams of agents that are open.", len(unsent))
+        about = "Messages to agents that wait to be written, over all streams."
+        text.one("agent_stream_unsent", "gauge", about, sum(unsent))
+        about = "The same, of the slowest stream; at 1,000 it is cut."
+        text.one("agent_stream_unsent_most", "gauge", about, max(unsent, default=0))
+        heard = {node_id: runtime.node_contact(node_id).heard_at for node_id in state.nodes}
+        silent_s = {
+            str(node_id): max(0, at - heard_at) / 1_000 for node_id, heard_at in heard.items() if heard_at
+        }
+        text.by("node", "agent_last_heard_seconds", "gauge", "Time since the last word of a node.", silent_s)
+
+    def _tell_process(self, text: Text) -> None:
+        """Under the names that Prometheus' own clients use."""
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        resident = int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
+        cpu_s = used.ru_utime + used.ru_stime
+        text.one("process_cpu_seconds_total", "counter", "CPU time of the scheduler.", cpu_s)
+        text.one("process_resident_memory_bytes", "gauge", "Memory of the scheduler.", resident)
+        text.one("process_start_time_seconds", "gauge", "When the scheduler started.", self._started_s)

@@ -1,0 +1,76 @@
+"""How a browser gets its session: the calls on /api/v1/session, answered without the frame."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from dgpu.service.rest.access import CODE_PATH, SESSION_PATH, Access, Peer
+from dgpu.service.rest.backend import ProblemError
+from dgpu.service.rest.sessions import CODE_SECONDS, MOST_CODE_CHARS, set_cookie
+from dgpu.service.rest.submit import read_body
+from dgpu.wire.answers import FieldError, Problem, SessionAnswer, SessionCode
+from dgpu.wire.json_body import BadRequest, parse_json
+
+MOST_BODY_BYTES = 4_096
+PATHS = frozenset({SESSION_PATH, CODE_PATH})
+_JSON = (b"content-type", b"application/json")
+ALLOWED = {SESSION_PATH: "GET, POST, DELETE", CODE_PATH: "POST"}
+
+
+class Answered(NamedTuple):
+    status: int
+    body: bytes
+    headers: list[tuple[bytes, bytes]]
+
+
+async def answer(
+    access: Access, method: str, path: str, headers: dict[bytes, bytes], peer: Peer, receive: Any
+) -> Answered | None:
+    """None: not this method. The request was let in by `Access.refuse` already."""
+    if path == CODE_PATH:
+        return await _give_code(access, headers, receive) if method == "POST" else None
+    if method == "POST":
+        return await _redeem(access, headers, peer, receive)
+    if method == "DELETE":
+        return Answered(204, b"", [(b"set-cookie", set_cookie(headers, ""))])
+    if method in {"GET", "HEAD"}:
+        who = access.admit(headers, peer)
+        if isinstance(who, Problem):
+            raise ProblemError(who)
+        return Answered(200, msgspec.json.encode(SessionAnswer(access=who)), [_JSON])
+    return None
+
+
+async def _give_code(access: Access, headers: dict[bytes, bytes], receive: Any) -> Answered:
+    await _fields(headers, receive, known=frozenset())
+    code = access.sessions.new_code()
+    given = SessionCode(code=code, url_path=f"/#code={code}", expires_in_seconds=int(CODE_SECONDS))
+    return Answered(201, msgspec.json.encode(given), [_JSON])
+
+
+async def _redeem(access: Access, headers: dict[bytes, bytes], peer: Peer, receive: Any) -> Answered:
+    code = (await _fields(headers, receive, known=frozenset({"code"}))).get("code")
+    if not isinstance(code, str) or not 0 < len(code) <= MOST_CODE_CHARS:
+        detail = "Expected the code of an address that dgpu dashboard printed."
+        raise BadRequest("invalid_field", f"code: {detail}", errors=[FieldError(path="code", detail=detail)])
+    cookie = access.sessions.redeem(code)
+    if cookie is None:
+        access.count_failure(peer)
+        detail = (
+            "This code was used already, is too old, or never was one. Ask for a new one: dgpu dashboard."
+        )
+        raise ProblemError(
+            Problem(status=403, code="wrong_code", title="The code does not work", detail=detail)
+        )
+    return Answered(204, b"", [(b"set-cookie", set_cookie(headers, cookie))])
+
+
+async def _fields(headers: dict[bytes, bytes], receive: Any, *, known: frozenset[str]) -> dict[str, Any]:
+    body = await read_body(headers, receive, MOST_BODY_BYTES)
+    raw = parse_json(body) if body.strip() else {}
+    if type(raw) is not dict or raw.keys() - known:
+        expected = "{" + ", ".join(f'"{name}": "..."' for name in known) + "}"
+        raise BadRequest("malformed_request", f"The body must be {expected}.")
+    return raw

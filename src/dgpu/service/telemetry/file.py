@@ -1,0 +1,83 @@
+"""The telemetry file: its layout, how it is opened, and what becomes of one that cannot be used."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from pathlib import Path
+
+from dgpu.journal.durable import PRIVATE_FILE
+from dgpu.service.telemetry.tiers import TIERS
+
+TELEMETRY_NAME = "telemetry.sqlite"
+TELEMETRY_VERSION = 1
+SET_ASIDE = ".unusable"  # at most one is kept
+PAGE_BYTES = 4_096
+_WAL_BYTES = 16 << 20
+_SUFFIXES = ("", "-wal", "-shm", "-journal")
+
+# Rows of chunks come in the order of time and go in it: old pages are given back whole.
+_TABLES = "".join(
+    f"CREATE TABLE {tier.table} (id INTEGER PRIMARY KEY, series INTEGER NOT NULL, start INTEGER NOT NULL, "
+    f"body BLOB NOT NULL);\n"
+    f"CREATE UNIQUE INDEX {tier.table}_by_series ON {tier.table} (series, start);\n"
+    for tier in TIERS
+)
+SCHEMA_SQL = f"""
+CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE series (number INTEGER PRIMARY KEY, gpu TEXT NOT NULL UNIQUE, node TEXT NOT NULL, seen_at INTEGER NOT NULL);
+CREATE INDEX series_by_node ON series (node);
+CREATE TABLE open (at INTEGER PRIMARY KEY, gpus BLOB NOT NULL, cluster BLOB NOT NULL);
+{_TABLES}
+"""
+
+
+class TelemetryUnusable(Exception):  # noqa: N818 - it names the thing
+    """Of another version, or damaged."""
+
+
+def open_for_writing(path: Path, *, most_bytes: int) -> sqlite3.Connection:
+    """Raises TelemetryUnusable, or sqlite3.OperationalError where the file itself may be sound."""
+    # SQLite's own mode would be 0644
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE))
+    connection = sqlite3.connect(path, isolation_level=None, timeout=10)
+    try:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version not in {0, TELEMETRY_VERSION}:
+            raise TelemetryUnusable(f"it is of version {version}, this one writes {TELEMETRY_VERSION}")  # noqa: TRY301
+        if version == 0:
+            connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
+        if version == 0:
+            connection.executescript(
+                f"BEGIN; {SCHEMA_SQL} PRAGMA user_version = {TELEMETRY_VERSION}; COMMIT;"
+            )
+        # A last fence, should trimming not keep up. One that is larger already shrinks by trimming first.
+        connection.execute(f"PRAGMA max_page_count = {max(most_bytes // PAGE_BYTES, 1)}")
+        for table in ("meta", "series", "open", *(tier.table for tier in TIERS)):
+            connection.execute(f"SELECT * FROM {table} LIMIT 1").fetchone()  # noqa: S608 - words of ours
+    except (sqlite3.DatabaseError, TelemetryUnusable) as error:
+        connection.close()
+        if isinstance(error, sqlite3.OperationalError) and not _says_other_layout(error):
+            raise
+        raise TelemetryUnusable(str(error)) from error
+    return connection
+
+
+def _says_other_layout(error: sqlite3.OperationalError) -> bool:
+    return "no such" in str(error)
+
+
+def set_aside(path: Path) -> Path:
+    """Out of the way, for whoever wants to look; an earlier one is replaced. The file's own log goes with it."""
+    target = path.with_name(path.name + SET_ASIDE)
+    for suffix in _SUFFIXES:
+        target.with_name(target.name + suffix).unlink(missing_ok=True)
+    for suffix in _SUFFIXES:
+        with contextlib.suppress(FileNotFoundError):
+            path.with_name(path.name + suffix).replace(target.with_name(target.name + suffix))
+    return target

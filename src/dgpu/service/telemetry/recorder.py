@@ -1,0 +1,110 @@
+"""Every ten seconds, the latest sample of every card goes to the follower. In slices: the loop has others to serve."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from dgpu.core.cards import usable_mb
+from dgpu.core.ids import GpuId, NodeId
+from dgpu.core.node import Gpu
+from dgpu.core.state import ClusterState
+from dgpu.core.task import WHOLE_MILLI
+from dgpu.service.agent_words import GpuSample
+from dgpu.service.runtime import Runtime
+from dgpu.service.telemetry.tiers import GPU_COLUMNS, RAW, Batch
+
+_NODES_A_SLICE = 8
+_MOST_GPUS = 65_535
+_PAUSE_S = 0.002
+_LEAST_FRESH_MS = 15_000
+
+
+class BatchSink(Protocol):
+    def record(self, batch: Batch) -> None: ...
+
+
+async def record_for_ever(runtime: Runtime, sink: BatchSink, *, fresh_ms: int) -> None:
+    """A sample that is older than `fresh_ms` says nothing about now."""
+    while True:
+        now = runtime.now_ms()
+        at = (now // RAW.step_ms + 1) * RAW.step_ms
+        await asyncio.sleep((at - now) / 1_000)
+        sink.record(await gather(runtime, at, fresh_ms=max(fresh_ms, _LEAST_FRESH_MS)))
+
+
+async def gather(runtime: Runtime, at: int, *, fresh_ms: int) -> Batch:
+    rows = _Rows(runtime.telemetry, at - fresh_ms)
+    nodes = await runtime.read(lambda state: sorted(state.nodes))
+    for start in range(0, len(nodes), _NODES_A_SLICE):
+        part = nodes[start : start + _NODES_A_SLICE]
+        await runtime.read(lambda state, part=part: rows.add(state, part))  # type: ignore[misc]
+        await asyncio.sleep(_PAUSE_S)
+    waiting, running = await runtime.read(lambda state: (state.waiting_count, state.running_count))
+    return rows.batch(at, waiting, running)
+
+
+class _Rows:
+    def __init__(self, telemetry: dict[GpuId, GpuSample], oldest: int) -> None:
+        self._telemetry = telemetry
+        self._oldest = oldest
+        self._gpus: list[str] = []
+        self._nodes: list[str] = []
+        self._rows: list[tuple[int | None, ...]] = []
+        self._busy = 0
+        self._total_mb = 0
+
+    def add(self, state: ClusterState, node_ids: Sequence[NodeId]) -> None:
+        for node_id in node_ids:
+            node = state.nodes.get(node_id)
+            if node is None or node.offline_since:
+                continue
+            for gpu in state.node_gpus(node_id):
+                sample = self._telemetry.get(gpu.id)
+                if sample is not None and sample.at >= self._oldest and len(self._gpus) < _MOST_GPUS:
+                    self._add_one(state, gpu, sample)
+
+    def _add_one(self, state: ClusterState, gpu: Gpu, sample: GpuSample) -> None:
+        leases = state.gpu_leases(gpu.id)
+        reserved_mb = 0
+        if leases:
+            shared = all(lease.share_milli < WHOLE_MILLI for lease in leases)
+            reserved_mb = (
+                sum(lease.gpu_memory_mb for lease in leases) if shared else usable_mb(gpu, state.settings)
+            )
+            self._busy += 1
+        untold = sample.untold
+        self._gpus.append(gpu.id)
+        self._nodes.append(gpu.node_id)
+        self._total_mb += gpu.memory_mb
+        self._rows.append(
+            (
+                None if "utilization" in untold else sample.utilization_percent * 10,
+                None if "memory" in untold else sample.memory_used_mb,
+                reserved_mb,
+                None if "memory" in untold else sample.memory_foreign_mb,
+                None if "temperature" in untold else sample.temperature_c,
+                None if "power" in untold else sample.power_w,
+            )
+        )
+
+    def batch(self, at: int, waiting: int, running: int) -> Batch:
+        columns = [list(column) for column in zip(*self._rows, strict=True)] or [[] for _ in GPU_COLUMNS]
+        load, used, reserved, foreign, heat, power = (
+            [value for value in column if value is not None] for column in columns
+        )
+        cluster: list[int | None] = [
+            round(sum(load) / len(load)) if load else None,
+            sum(used) if used else None,
+            sum(reserved) if reserved else None,
+            sum(foreign) if foreign else None,
+            max(heat, default=None),
+            sum(power) if power else None,
+            self._total_mb,
+            len(self._gpus),
+            self._busy,
+            waiting,
+            running,
+        ]
+        return Batch(at=at, gpu_ids=self._gpus, node_ids=self._nodes, columns=columns, cluster=cluster)

@@ -1,0 +1,34 @@
+"""Which step a chart gets: as fine as is kept, and never more points than a screen shows."""
+
+from __future__ import annotations
+
+from dgpu.service.telemetry.reader import Span
+from dgpu.service.telemetry.tiers import MINUTES, RAW, TENS
+
+MOST_POINTS = 1_000  # where the step is ours to choose
+MOST_ASKED = 1_500
+_STEPS_S = (10, 20, 30, 60, 120, 300, 600, 1_200, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200, 86_400)
+
+
+def span_of(since: int, until: int, *, now: int, step_ms: int | None = None) -> Span:
+    """ValueError says which step would do."""
+    length = until - since
+    if step_ms is None:
+        step_ms = next(
+            (each * 1_000 for each in _STEPS_S if length <= MOST_POINTS * each * 1_000),
+            -(-length // (MOST_POINTS * 86_400_000)) * 86_400_000,
+        )
+    elif length > MOST_ASKED * step_ms:
+        least = -(-length // (MOST_ASKED * 10_000)) * 10
+        raise ValueError(
+            f"at least {least} s for a range this long, so that at most {MOST_ASKED:,} points come back"
+        )
+    step_ms = max(step_ms, _kept_ms(now - since))
+    return Span(since=since // step_ms * step_ms, until=-(-until // step_ms) * step_ms, step_ms=step_ms)
+
+
+def _kept_ms(age_ms: int) -> int:
+    """How finely it is still known."""
+    if age_ms > MINUTES.keep_ms:
+        return TENS.step_ms
+    return MINUTES.step_ms if age_ms > RAW.keep_ms else RAW.step_ms

@@ -1,0 +1,72 @@
+"""The writer with its misfortunes: a full disk, a file of another version, a damaged one. None of them ends the follower."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+from dgpu.service.telemetry.file import TelemetryUnusable, set_aside
+from dgpu.service.telemetry.tiers import Batch
+from dgpu.service.telemetry.writer import TelemetryWriter
+
+_SAY_EVERY_MS = 600_000  # the same trouble
+
+
+class TelemetryStore:
+    def __init__(self, path: Path, *, most_bytes: int, most_age_ms: int, say: Callable[[str], None]) -> None:
+        self._path = path
+        self._most_bytes = most_bytes
+        self._most_age_ms = most_age_ms
+        self._say = say
+        self._said: tuple[str, int] = ("", 0)
+        self._now = 0
+        self._writer: TelemetryWriter | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self._writer is not None and self._writer.busy
+
+    def take(self, batch: Batch) -> None:
+        self._now = batch.at
+        self._try(lambda writer: writer.take(batch))
+
+    def step(self) -> None:
+        if self.busy:
+            self._try(TelemetryWriter.step)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _try(self, work: Callable[[TelemetryWriter], None]) -> None:
+        try:
+            if self._writer is None:
+                self._writer = self._opened()
+            work(self._writer)
+        except (sqlite3.OperationalError, OSError) as error:
+            self._complain(f"telemetry: {error}")
+        except sqlite3.DatabaseError as error:
+            self.close()
+            self._begin_anew(str(error))
+
+    def _opened(self) -> TelemetryWriter:
+        try:
+            return self._open()
+        except TelemetryUnusable as error:
+            self._begin_anew(str(error))
+            return self._open()
+
+    def _open(self) -> TelemetryWriter:
+        return TelemetryWriter(self._path, most_bytes=self._most_bytes, most_age_ms=self._most_age_ms)
+
+    def _begin_anew(self, why: str) -> None:
+        aside = set_aside(self._path)
+        self._complain(f"{self._path.name} cannot be used ({why}); it is now {aside.name}, a new one begins")
+
+    def _complain(self, text: str) -> None:
+        said, at = self._said
+        if text != said or self._now - at >= _SAY_EVERY_MS:
+            self._said = (text, self._now)
+            self._say(text)

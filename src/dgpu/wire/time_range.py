@@ -1,0 +1,46 @@
+"""Times as people type them: how long ago (`30d`, `6h`), `now`, or RFC 3339; and the step of a chart."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+
+from dgpu.wire.fields import Unacceptable
+
+_UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([smhdw])")
+_SECONDS = re.compile(r"\d{1,9}")
+_LONGEST_TEXT = 64
+EXPECTED_MOMENT = "a time back from now like 30d, 6h, 90m, `now`, or a time like 2026-07-30T12:00:00Z"
+EXPECTED_STEP = "seconds or a duration like 10m, a multiple of 10 s"
+
+
+def duration_ms(text: str) -> int | None:
+    match = _DURATION.fullmatch(text)
+    return None if match is None else round(float(match[1]) * _UNITS_MS[match[2]])
+
+
+def moment_ms(text: str, now_ms: int) -> int:
+    """Raises Unacceptable."""
+    text = text.strip()
+    if text == "now":
+        return now_ms
+    ago = duration_ms(text)
+    if ago is not None:
+        return now_ms - ago
+    if len(text) > _LONGEST_TEXT:
+        raise Unacceptable(EXPECTED_MOMENT)
+    try:
+        # a `+` in a query that was not escaped arrives as a blank
+        at = dt.datetime.fromisoformat(re.sub(r" (?=\d\d:?\d\d$)", "+", text))
+        return round((at if at.tzinfo else at.replace(tzinfo=dt.UTC)).timestamp() * 1_000)
+    except (ValueError, OverflowError):
+        raise Unacceptable(EXPECTED_MOMENT) from None
+
+
+def step_ms(text: str) -> int:
+    """Raises Unacceptable."""
+    step = int(text) * 1_000 if _SECONDS.fullmatch(text) else duration_ms(text)
+    if not step or step % 10_000:
+        raise Unacceptable(EXPECTED_STEP)
+    return step

@@ -1,0 +1,154 @@
+"""`dgpu history` and `dgpu report`: tables for people, CSV and JSON for programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+from dgpu.cli.sparks import highest, mean, spark
+
+from .conftest import problem
+
+NAMES = (
+    "utilization_percent",
+    "memory_used_mb",
+    "memory_reserved_mb",
+    "memory_foreign_mb",
+    "temperature_c",
+    "power_w",
+)
+FRAME = {
+    "since": "2026-05-04T10:00:00.000Z",
+    "until": "2026-05-04T10:00:30.000Z",
+    "step_seconds": 10,
+    "times": [1, 11, 21],
+}
+
+
+def curves(*values):
+    return {name: list(values) for name in NAMES}
+
+
+def card(node, index):
+    facts = {"model": "V100", "memory_total_mb": 32_768, "status": "idle", "health": {}}
+    return {"id": f"GPU-{node}-{index}", "uuid": f"GPU-{node}-{index}", "node": node, "index": index, **facts}
+
+
+@pytest.fixture
+def cluster(server):
+    more = ("memory_total_mb", "gpus", "gpus_busy", "tasks_waiting", "tasks_running")
+    whole = {**curves(None, 20.0, 40.0), **{name: [None, 1, 2] for name in more}}
+    server.answers["GET", "/api/v1/history/cluster"] = (200, {**FRAME, **whole, "max": whole})
+    server.answers["GET", "/api/v1/gpus"] = (200, gpu_list([card("n1", 0)]))
+    one = {"gpu": "GPU-n1-0", "node": "n1", "index": 0, "model": "V100", "memory_total_mb": 32_768}
+    gpu = {**one, **curves(None, 0.0, 90.0), "max": curves(None, 0.0, 99.0)}
+    server.answers["GET", "/api/v1/history/gpus"] = (200, {**FRAME, "gpus": [gpu]})
+    return server
+
+
+def gpu_list(gpus):
+    return {"total": len(gpus), "idle": len(gpus), "busy": 0, "offline": 0, "error": 0, "gpus": gpus}
+
+
+def test_history_draws_a_curve_for_each_gpu_and_for_the_cluster(dgpu, cluster):
+    code, out, err = dgpu("--server", cluster.url, "history", "--since", "6h")
+    assert code == 0
+    head, whole, gpu = out.splitlines()
+    assert head.split()[:3] == ["NODE", "GPU", "UTILIZATION"]
+    assert whole.split()[:3] == ["(cluster)", "·▂▄", "30%"]
+    assert gpu.split()[:5] == ["n1", "0", "·▁█", "45%", "99%"]
+    assert "every 10 s" in err
+
+
+def test_history_as_json_is_what_the_server_says(dgpu, cluster):
+    _, out, _ = dgpu("--server", cluster.url, "history", "--json")
+    document = json.loads(out)
+    assert document["gpus"][0]["utilization_percent"] == [None, 0.0, 90.0]
+    assert document["cluster"]["times"] == [1, 11, 21]
+
+
+def test_history_of_a_large_cluster_shows_the_whole_and_asks_for_names(dgpu, cluster):
+    cluster.answers["GET", "/api/v1/gpus"] = (200, gpu_list([card("n1", index) for index in range(65)]))
+    code, out, err = dgpu("--server", cluster.url, "history")
+    assert code == 0
+    assert len(out.splitlines()) == 2
+    assert "65 GPUs: name nodes or GPUs" in err
+    assert cluster.sent("GET", "/api/v1/history/gpus") == []
+    assert dgpu("--server", cluster.url, "history", "n1")[0] == 2
+
+
+def test_history_refuses_what_it_cannot_show(dgpu, cluster):
+    assert dgpu("--server", cluster.url, "history", "--metric", "noise")[0] == 2
+    unknown = problem(404, "unknown_gpu", "There is no GPU 'x'.")
+    cluster.answers["GET", "/api/v1/history/gpus"] = (404, unknown)
+    code, _, err = dgpu("--server", cluster.url, "history", "x")
+    assert (code, "There is no GPU 'x'." in err) == (5, True)
+
+
+def row(**facts):
+    nothing = {
+        "tenant": None,
+        "pool": None,
+        "user": None,
+        "wait_mean_seconds": None,
+        "wait_max_seconds": None,
+    }
+    return {**nothing, "gpu_hours": 1.5, "tasks": 2, "waiting": 1, **facts}
+
+
+@pytest.fixture
+def used(server):
+    report = {
+        **FRAME,
+        "by": ["tenant"],
+        "history_since": "2026-05-04T10:00:10.000Z",
+        "rows": [row(tenant='la"b', wait_mean_seconds=75.0, wait_max_seconds=80.0), row(tenant="web")],
+        "total": row(gpu_hours=3.0, tasks=4),
+        "truncated": False,
+    }
+    server.answers["GET", "/api/v1/history/usage"] = (200, report)
+    return server
+
+
+def test_a_report_is_a_table_with_a_total(dgpu, used):
+    code, out, err = dgpu("--server", used.url, "report", "--since", "30d")
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0].split()[:3] == ["TENANT", "GPU-HOURS", "TASKS"]
+    assert "1m15s" in lines[1]
+    assert lines[-1].split()[:3] == ["(total)", "3.00", "4"]
+    assert "The history begins at" in err
+
+
+def test_a_report_as_csv_can_be_read_by_anything(dgpu, used):
+    _, out, _ = dgpu("--server", used.url, "report", "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert [each["tenant"] for each in rows] == ['la"b', "web"]
+    assert [each["gpu_hours"] for each in rows] == ["1.5", "1.5"]
+    assert [each["wait_mean_seconds"] for each in rows] == ["75.0", ""]
+
+
+@pytest.mark.parametrize("flags", [("--format", "json"), ("--json",), ("-o", "json")])
+def test_a_report_as_json_is_the_server_s_answer(dgpu, used, flags):
+    _, out, _ = dgpu("--server", used.url, "report", *flags)
+    assert json.loads(out)["total"]["gpu_hours"] == 3.0
+
+
+def test_a_report_refuses_unknown_words_and_passes_on_what_the_server_refuses(dgpu, used):
+    assert dgpu("--server", used.url, "report", "--by", "colour")[0] == 2
+    assert dgpu("--server", used.url, "report", "--format", "xml")[0] == 2
+    refused = problem(400, "invalid_query", "since: Expected a time.")
+    used.answers["GET", "/api/v1/history/usage"] = (400, refused)
+    code, _, err = dgpu("--server", used.url, "report", "--since", "soon")
+    assert (code, "since: Expected a time." in err) == (2, True)
+
+
+def test_a_spark_shows_peaks_and_gaps():
+    assert spark([0, 100, None, 50], width=4, most=100) == "▁█·▅"
+    assert spark([0] * 99 + [100], width=10, most=100) == "▁▁▁▁▁▁▁▁▁█"
+    assert spark([0, 0], width=5) == "▁▁"
+    assert spark([], width=5) == ""
+    assert (mean([None, 1, 3]), mean([None]), highest([None, 2])) == (2.0, None, 2)
