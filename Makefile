@@ -1,10 +1,11 @@
 # The two commands: `make demo` and `make test`. Both work from a bare clone with Python 3.11+ and make.
 BIN := .venv/bin
-BUILD_INPUTS := pyproject.toml hatch_build.py $(wildcard src/dgpu/wire/proto/*.proto)
+WEB := $(shell find web -type f -not -path "*/node_modules/*" -not -path "web/build/*" -not -path "web/.node/*" -not -name "*.pyc")
+BUILD_INPUTS := pyproject.toml hatch_build.py $(wildcard src/dgpu/wire/proto/*.proto) $(WEB)
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test setup check bench up format clean
+.PHONY: help demo test setup check bench up web format clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -23,6 +24,7 @@ check: .venv/dev.stamp ## formatting, lint, types, layering, fast tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python web/bundle.py types
 	$(PYTEST) -q -m "not slow" tests/unit tests/golden
 
 bench: setup ## measures; one JSON line per figure on stdout, a table on stderr
@@ -31,18 +33,23 @@ bench: setup ## measures; one JSON line per figure on stdout, a table on stderr
 up: setup ## scheduler and agent for this machine
 	@$(BIN)/dgpu up
 
+web: setup ## builds the dashboard, or says why it cannot be built
+	@$(BIN)/python web/bundle.py
+
 format: .venv/dev.stamp ## formats the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean: ## removes what make made
-	rm -rf .venv .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .mypy_cache .ruff_cache .hypothesis web/node_modules web/build web/.node src/dgpu/web_assets
 
 .venv/run.stamp: requirements/run.lock $(BUILD_INPUTS)
 	@scripts/venv requirements/run.lock
+	@$(BIN)/python web/bundle.py note
 	@touch $@
 
 # dev.lock holds all of run.lock in the same versions.
 .venv/dev.stamp: requirements/dev.lock requirements/run.lock $(BUILD_INPUTS)
 	@scripts/venv requirements/dev.lock
+	@$(BIN)/python web/bundle.py note
 	@touch $@ .venv/run.stamp

@@ -13,7 +13,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-Record = dict[str, Any]  # of a lease: lease, task, attempt, node, gpus, started_ms, most_mb; "end" once it has ended
+Record = dict[
+    str, Any
+]  # of a lease: lease, task, attempt, node, gpus, started_ms, most_mb; "end" once it has ended
 
 _COMPACT_BYTES = 8 * 1024 * 1024
 

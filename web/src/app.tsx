@@ -1,0 +1,213 @@
+// The frame around every view: where to go, what is going on, and whether what is shown is still true.
+import { useEffect, useRef } from "preact/hooks";
+import { board, link, reconnectNow, retryAt, seenAt } from "./board/stream";
+import { clock } from "./format";
+import { language, setLanguage, t, word, type MessageKey } from "./i18n";
+import { helpShown, PLACES } from "./keyboard";
+import { now } from "./now";
+import { clockSkewMs } from "./board/stream";
+import { go, route } from "./router";
+import { nextTheme, theme } from "./theme";
+import { Confirmation, Dialog } from "./ui/dialog";
+import { CopyLine, Empty } from "./ui/parts";
+import { Toasts } from "./ui/toast";
+import { Alerts } from "./views/alerts";
+import { Cluster } from "./views/cluster";
+import { Nodes } from "./views/nodes";
+import { Quota } from "./views/quota";
+import { Submit } from "./views/submit";
+import { TaskView } from "./views/task";
+import { Tasks } from "./views/tasks";
+import { Tenants } from "./views/tenants";
+import { Timeline } from "./views/timeline";
+
+export function App() {
+  const title = useRef<HTMLElement>(null);
+  const { view, id } = route.value;
+  useEffect(() => {
+    const name = PLACES.some(([, known]) => known === view) ? t(`nav.${view}` as MessageKey) : "";
+    document.title = [id || name, "dgpu"].filter(Boolean).join(" · ");
+  }, [view, id, language.value]);
+  return (
+    <div class={link.value === "lost" ? "shell stale" : "shell"}>
+      <a class="skip" href="#main" onClick={() => title.current?.focus()}>
+        {t("nav.skip")}
+      </a>
+      <Side />
+      <div>
+        <Top />
+        <Banner />
+        <main class="page" id="main" tabIndex={-1} ref={title}>
+          <View />
+        </main>
+      </div>
+      {helpShown.value ? <Keys /> : null}
+      <Confirmation />
+      <Toasts />
+    </div>
+  );
+}
+
+function View() {
+  const { view, id } = route.value;
+  switch (view) {
+    case "cluster":
+      return <Cluster />;
+    case "tasks":
+      return id ? <TaskView key={id} id={id} /> : <Tasks />;
+    case "submit":
+      return <Submit />;
+    case "timeline":
+      return <Timeline />;
+    case "tenants":
+      return <Tenants />;
+    case "quota":
+      return <Quota />;
+    case "nodes":
+      return <Nodes />;
+    case "alerts":
+      return <Alerts />;
+    default:
+      return (
+        <Empty title={t("problem.notFound")}>
+          <a href="/">{t("problem.home")}</a>
+        </Empty>
+      );
+  }
+}
+
+function Side() {
+  const { view } = route.value;
+  const firing = board.value?.alerts?.firing ?? 0;
+  const waiting = board.value?.counts.waiting ?? 0;
+  return (
+    <nav class="side" aria-label={t("nav.main")}>
+      <a class="brand" href="/" aria-label="dgpu">
+        <svg viewBox="0 0 32 32" aria-hidden="true">
+          <g fill="currentColor">
+            <rect x="3" y="3" width="12" height="12" rx="2" />
+            <rect x="17" y="3" width="12" height="12" rx="2" opacity=".45" />
+            <rect x="3" y="17" width="12" height="12" rx="2" opacity=".45" />
+            <rect x="17" y="17" width="12" height="12" rx="2" />
+          </g>
+        </svg>
+        <span>dgpu</span>
+      </a>
+      <div class="places">
+        {PLACES.map(([, place]) => (
+          <a key={place} href={place === "cluster" ? "/" : `/${place}`} aria-current={view === place ? "page" : undefined} data-testid={`nav-${place}`}>
+            <span>{t(`nav.${place}` as MessageKey)}</span>
+            {place === "alerts" && firing ? <span class="badge">{firing}</span> : null}
+            {place === "tasks" && waiting ? <span class="badge calm">{waiting > 9_999 ? "9999+" : waiting}</span> : null}
+          </a>
+        ))}
+        <a href="/docs">{t("nav.docs")}</a>
+      </div>
+      <div class="foot">{board.value ? `dgpu ${board.value.version}` : ""}</div>
+    </nav>
+  );
+}
+
+function Top() {
+  const search = (event: Event) => {
+    event.preventDefault();
+    const field = (event.currentTarget as HTMLFormElement).elements.namedItem("q") as HTMLInputElement;
+    const text = field.value.trim();
+    const found = /^(?:task-)?(\d+)$/.exec(text);
+    go(found ? `/tasks/task-${found[1]}` : text ? `/tasks?q=${encodeURIComponent(text)}` : "/tasks");
+    field.value = "";
+    field.blur();
+  };
+  const state = link.value === "live" ? "live" : link.value === "connecting" ? "connecting" : "lost";
+  return (
+    <header class="top">
+      <form class="search" role="search" onSubmit={search}>
+        <input name="q" type="search" data-search aria-label={t("top.search")} placeholder={t("top.searchShort")} maxLength={100} autocomplete="off" />
+        <kbd aria-hidden="true">/</kbd>
+      </form>
+      <span class="gap" />
+      <span class="link-state" role="status" data-testid="link-state" data-state={link.value}>
+        <i class={`dot ${state}`} aria-hidden="true" />
+        <span>{t(`top.${state}` as MessageKey)}</span>
+      </span>
+      <button type="button" class="plain keys" onClick={() => (helpShown.value = true)} aria-label={t("top.keys")} title={t("top.keys")}>
+        ?
+      </button>
+      <button type="button" class="plain" data-testid="theme" onClick={nextTheme} title={t("top.theme", { theme: word("theme", theme.value) })} aria-label={t("top.theme", { theme: word("theme", theme.value) })}>
+        {{ system: "◐", light: "○", dark: "●" }[theme.value]}
+      </button>
+      <button type="button" class="plain" data-testid="language" lang={language.value === "en" ? "zh-CN" : "en"} title={t("top.languageLabel")} onClick={() => setLanguage(language.value === "en" ? "zh" : "en")}>
+        {t("top.language")}
+      </button>
+      <a class="button primary" href="/submit" data-testid="new-task">
+        {t("top.submit")}
+      </a>
+    </header>
+  );
+}
+
+function Banner() {
+  if (link.value === "locked") {
+    return (
+      <div class="banner bad" role="alert" data-testid="banner">
+        <span>{t("banner.locked")}</span>
+        <CopyLine text="dgpu dashboard" />
+      </div>
+    );
+  }
+  if (link.value === "lost") {
+    const left = Math.ceil((retryAt.value - (now.value - clockSkewMs.value)) / 1_000);
+    return (
+      <div class="banner bad" role="alert" data-testid="banner">
+        <span>{seenAt.value ? t("banner.lost", { time: clock(seenAt.value, true) }) : t("problem.unreachable")}</span>
+        <span class="muted">{retryAt.value && left > 0 ? t("banner.retry", { seconds: left }) : t("banner.trying")}</span>
+        <button type="button" onClick={reconnectNow}>
+          {t("banner.now")}
+        </button>
+      </div>
+    );
+  }
+  const known = board.value;
+  if (known && known.role !== "master") return <div class="banner">{t("banner.standby", { role: known.role })}</div>;
+  if (known && !known.ready) return <div class="banner">{t("banner.notReady")}</div>;
+  return null;
+}
+
+function Keys() {
+  const close = () => (helpShown.value = false);
+  const rows: [string, string][] = [
+    ["/", t("keys.search")],
+    ["c", t("keys.new")],
+    ...PLACES.map(([key, view]): [string, string] => [`g ${key}`, t(`nav.${view}` as MessageKey)]),
+    ["j k", t("keys.move")],
+    ["Enter", t("keys.open")],
+    ["x", t("keys.select")],
+    ["← ↑ ↓ →", t("keys.arrows")],
+    ["Esc", t("keys.close")],
+    ["?", t("keys.help")],
+  ];
+  return (
+    <Dialog label={t("keys.title")} onClose={close} testid="keys">
+      <div class="inner">
+        <h2>{t("keys.title")}</h2>
+        <dl class="facts">
+          {rows.map(([keys, text]) => (
+            <>
+              <dt key={keys}>
+                {keys.split(" ").map((key) => (
+                  <kbd key={key}>{key}</kbd>
+                ))}
+              </dt>
+              <dd>{text}</dd>
+            </>
+          ))}
+        </dl>
+        <footer>
+          <button type="button" onClick={close}>
+            {t("common.close")}
+          </button>
+        </footer>
+      </div>
+    </Dialog>
+  );
+}

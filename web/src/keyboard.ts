@@ -1,0 +1,88 @@
+// Keys for the whole page. Fields keep theirs; Esc leaves a field.
+import { signal } from "@preact/signals";
+import { go } from "./router";
+
+export const helpShown = signal(false);
+
+export const PLACES: [key: string, view: string][] = [
+  ["c", "cluster"],
+  ["t", "tasks"],
+  ["l", "timeline"],
+  ["e", "tenants"],
+  ["q", "quota"],
+  ["n", "nodes"],
+  ["a", "alerts"],
+];
+const CHORD_MS = 1_500;
+
+export interface RowKeys {
+  count: number;
+  show(row: number): void;
+  open(row: number): void;
+  select?(row: number): void;
+}
+
+let rows: RowKeys | null = null;
+let row = -1; // kept here: keys come faster than pages are drawn
+let chordUntil = 0;
+
+/** The table that j, k, Enter and x speak to, from its top. */
+export function takeRows(keys: RowKeys): () => void {
+  rows = keys;
+  row = -1;
+  return () => {
+    if (rows === keys) rows = null;
+  };
+}
+
+export function startKeyboard(): void {
+  document.addEventListener("keydown", (event) => {
+    if (event.metaKey || event.ctrlKey || event.altKey || event.defaultPrevented) return;
+    const target = event.target as HTMLElement;
+    if (target.closest("dialog[open]")) return;
+    if (target.matches("input, textarea, select")) {
+      if (event.key === "Escape") target.blur();
+      return;
+    }
+    if (press(event.key, target)) event.preventDefault();
+  });
+}
+
+function press(key: string, target: HTMLElement): boolean {
+  if (Date.now() < chordUntil) {
+    chordUntil = 0;
+    const place = PLACES.find(([letter]) => letter === key);
+    if (place) go(place[1] === "cluster" ? "/" : `/${place[1]}`);
+    return place !== undefined;
+  }
+  switch (key) {
+    case "g":
+      chordUntil = Date.now() + CHORD_MS;
+      return true;
+    case "/":
+      document.querySelector<HTMLInputElement>("[data-search]")?.focus();
+      return true;
+    case "?":
+      helpShown.value = true;
+      return true;
+    case "c":
+      go("/submit");
+      return true;
+    default:
+      return pressInRows(key, target);
+  }
+}
+
+function pressInRows(key: string, target: HTMLElement): boolean {
+  if (!rows) return false;
+  if (key === "j" || key === "k") {
+    row = Math.max(0, Math.min(rows.count - 1, row + (key === "j" ? 1 : -1)));
+    rows.show(row);
+    return true;
+  }
+  if (row < 0 || row >= rows.count) return false;
+  if (key === "x" && rows.select) rows.select(row);
+  else if (key === "Enter" && !target.closest("a, button, [role=application]")) rows.open(row);
+  else return false;
+  return true;
+}

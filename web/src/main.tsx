@@ -1,0 +1,23 @@
+import { render } from "preact";
+import { App } from "./app";
+import { openStream } from "./board/stream";
+import { startKeyboard } from "./keyboard";
+import { startClock } from "./now";
+import { startRouter } from "./router";
+import { redeemCode } from "./session";
+import { watchTheme } from "./theme";
+
+async function start(): Promise<void> {
+  const place = document.getElementById("app");
+  if (!place) return;
+  await redeemCode(); // whatever is asked before it would be refused
+  startRouter();
+  startKeyboard();
+  startClock();
+  watchTheme();
+  place.replaceChildren();
+  render(<App />, place);
+  openStream();
+}
+
+void start();

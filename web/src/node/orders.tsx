@@ -1,0 +1,98 @@
+// Taking a machine out of service, back into it, or giving it up: each is asked about first.
+import { post } from "../api";
+import { duration } from "../format";
+import { t } from "../i18n";
+import type { Node, Whatif } from "../types";
+import { useAsked } from "../ui/asked";
+import { askBefore } from "../ui/dialog";
+import { Skeleton, State, Time } from "../ui/parts";
+import { say } from "../ui/toast";
+
+export function NodeState({ node }: { node: Node }) {
+  const value = node.offline_since ? "offline" : node.draining ? "draining" : node.status;
+  return (
+    <>
+      <State group="node" value={value} />
+      {node.offline_since ? (
+        <small class="muted">
+          {" "}
+          <Time at={node.offline_since} />
+        </small>
+      ) : null}
+      {node.drain_reason ? <small class="muted"> {node.drain_reason}</small> : null}
+    </>
+  );
+}
+
+export function NodeOrders({ node, refresh }: { node: Node; refresh: () => void }) {
+  const address = `/api/v1/nodes/${encodeURIComponent(node.id)}`;
+  const resume = () =>
+    askBefore({
+      title: t("nodes.resumeAsk", { node: node.id }),
+      text: t("nodes.resumeWhat"),
+      action: t("nodes.resume"),
+      run: async () => {
+        await post(`${address}/resume`);
+        say(t("nodes.resumed", { node: node.id }));
+        refresh();
+      },
+    });
+  const drain = () =>
+    askBefore({
+      title: t("nodes.drainAsk", { node: node.id }),
+      text: t("nodes.drainWhat"),
+      action: t("nodes.drain"),
+      input: t("nodes.reason"),
+      extra: <DrainEffect id={node.id} />,
+      run: async (reason) => {
+        await post(`${address}/drain`, reason ? { reason } : {});
+        say(t("nodes.drained", { node: node.id }));
+        refresh();
+      },
+    });
+  const giveUp = () =>
+    askBefore({
+      title: t("nodes.lostAsk", { node: node.id }),
+      text: t("nodes.lostWhat"),
+      action: t("nodes.lost"),
+      danger: true,
+      input: t("nodes.reason"),
+      run: async (reason) => {
+        await post(`${address}/lost`, reason ? { reason } : {});
+        refresh();
+      },
+    });
+  return (
+    <span class="row orders">
+      {node.offline_since && node.tasks.length ? (
+        <button type="button" class="danger" onClick={giveUp}>
+          {t("nodes.lost")}
+        </button>
+      ) : null}
+      {node.draining ? (
+        <button type="button" onClick={resume} data-testid={`resume-${node.id}`}>
+          {t("nodes.resume")}
+        </button>
+      ) : (
+        <button type="button" onClick={drain} data-testid={`drain-${node.id}`}>
+          {t("nodes.drain")}
+        </button>
+      )}
+    </span>
+  );
+}
+
+/** What draining would do, told before it is done. */
+function DrainEffect({ id }: { id: string }) {
+  const asked = useAsked<Whatif>(`drain ${id}`, (signal) => post("/api/v1/whatif", { drain: id }, signal));
+  if (asked.problem) return <p class="muted">{asked.problem.detail}</p>;
+  if (!asked.data) return <Skeleton />;
+  const delays = asked.data.delays;
+  const longest = Math.max(0, ...delays.map((delay) => delay.seconds ?? 0));
+  return (
+    <p class="note" data-testid="drain-effect">
+      {delays.length ? t("nodes.previewDelays", { n: delays.length }) : t("nodes.previewNone")}
+      {longest ? ` (≤ ${duration(longest * 1_000)})` : ""}
+    </p>
+  );
+}

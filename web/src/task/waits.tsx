@@ -1,0 +1,105 @@
+// Why a task waits: every blocker, its place, when it is expected to start and what would start it now.
+import { get } from "../api";
+import { board } from "../board/stream";
+import { clock, duration, parseTime } from "../format";
+import { t } from "../i18n";
+import { now } from "../now";
+import type { ExpectedStart, Task, Why } from "../types";
+import { useAsked } from "../ui/asked";
+import { nodeAddress, ProblemBox, Skeleton, TaskLink, Time } from "../ui/parts";
+
+const MOST_AHEAD = 8;
+
+export function Waits({ task }: { task: Task }) {
+  const why = useAsked<Why>(`${task.task_id} ${task.held} ${task.priority}`, (signal) => get(`/api/v1/tasks/${task.task_id}/why`, {}, signal), 4_000);
+  return (
+    <section class="card waits" aria-label={t("task.waits")} data-testid="why">
+      <header>
+        <h2>{t("task.waits")}</h2>
+        {why.data?.position ? <span class="muted">{t("task.position", { n: why.data.position })}</span> : null}
+      </header>
+      {why.problem ? <ProblemBox problem={why.problem} retry={why.refresh} /> : null}
+      {why.data ? <Told why={why.data} /> : why.problem ? null : <Skeleton lines={3} />}
+    </section>
+  );
+}
+
+function Told({ why }: { why: Why }) {
+  return (
+    <>
+      {why.summary && !why.blockers.length ? <p class="lead">{why.summary}</p> : null}
+      <div class="thirds">
+        <div>
+          <h3>{t("task.blockers")}</h3>
+          <ul class="bullets" data-testid="blockers">
+            {why.blockers.map((blocker) => (
+              <li key={blocker.code + blocker.detail}>
+                {blocker.detail} <Numbers facts={blocker} />
+              </li>
+            ))}
+          </ul>
+          {why.nearest && plain(why.nearest.lacks) ? (
+            <p class="muted">
+              <a href={nodeAddress(why.nearest.node)}>{t("task.nearest", { node: why.nearest.node, lacks: plain(why.nearest.lacks) })}</a>
+            </p>
+          ) : null}
+          {why.ahead_total ? (
+            <p class="ids muted">
+              {t("task.ahead", { n: why.ahead_total })}
+              {why.ahead.slice(0, MOST_AHEAD).map((id) => (
+                <TaskLink key={id} id={id} />
+              ))}
+              {why.ahead_total > MOST_AHEAD ? "…" : ""}
+            </p>
+          ) : null}
+        </div>
+        <div>
+          <h3>{t("task.expected")}</h3>
+          {why.expected_start ? <Expected start={why.expected_start} /> : <p class="muted">{t("task.startUnknown")}</p>}
+        </div>
+        <div>
+          <h3>{t("task.sooner")}</h3>
+          {why.sooner.length ? (
+            <ul class="bullets" data-testid="sooner">
+              {why.sooner.map((change) => (
+                <li key={change.change + change.detail}>{change.detail}</li>
+              ))}
+            </ul>
+          ) : (
+            <p class="muted">{why.sooner_known ? t("task.soonerNone") : t("task.soonerUnknown")}</p>
+          )}
+        </div>
+      </div>
+    </>
+  );
+}
+
+function Expected({ start }: { start: ExpectedStart }) {
+  const p50 = parseTime(start.p50) ?? 0;
+  const p90 = parseTime(start.p90) ?? 0;
+  return (
+    <div data-testid="expected-start">
+      <p class="expected">
+        <Time at={p50} />
+        <span class="muted"> {clock(p50, p50 - now.value < 600_000)}</span>
+      </p>
+      <p class="muted">
+        p90 <Time at={p90} /> ({clock(p90, p90 - now.value < 600_000)})
+      </p>
+      <p class="muted">{start.median_error_seconds === null ? t("task.noPastError") : t("task.pastError", { error: duration(start.median_error_seconds * 1_000) })}</p>
+    </div>
+  );
+}
+
+/** The numbers behind a blocker, as the server sent them. */
+function Numbers({ facts }: { facts: Record<string, unknown> }) {
+  const shown = Object.entries(facts).filter(([name, value]) => !["code", "detail"].includes(name) && (typeof value === "number" || typeof value === "string"));
+  if (!shown.length || !board.value) return null;
+  return <small class="muted numbers">{shown.slice(0, 6).map(([name, value]) => `${name.replaceAll("_", " ")} ${String(value)}`).join(" · ")}</small>;
+}
+
+function plain(lacks: unknown): string {
+  if (Array.isArray(lacks)) return lacks.map(plain).join(", ");
+  if (lacks && typeof lacks === "object") return Object.entries(lacks).map(([name, value]) => `${name.replaceAll("_", " ")} ${plain(value)}`).join(", ");
+  return String(lacks);
+}

@@ -1,0 +1,82 @@
+// What the timeline shows: bars of the past from the history, and where waiting tasks are expected to start.
+import { useEffect, useMemo } from "preact/hooks";
+import { get } from "../api";
+import { onTasks } from "../board/stream";
+import { parseTime } from "../format";
+import type { Why } from "../types";
+import { useAsked, useThrottled, type Asked } from "../ui/asked";
+import type { Bar, Range } from "./scale";
+
+const MOST_EXPECTED = 8;
+const EXPECTED_MS = 20_000; // each of them is worked out by the scheduler: not too often
+
+interface Told {
+  total: number;
+  truncated: boolean;
+  bars: (Omit<Bar, "start" | "end"> & { start: string; end: string | null })[];
+}
+
+export interface Bars {
+  total: number;
+  truncated: boolean;
+  bars: Bar[];
+}
+
+/** A wider piece than is shown, so that panning a little asks nothing. */
+export function askedRange(range: Range): Range {
+  const span = range.to - range.from;
+  const grain = span / 2;
+  return { from: Math.floor((range.from - grain / 2) / grain) * grain, to: Math.ceil((range.to + grain / 2) / grain) * grain };
+}
+
+export function useBars(range: Range, now: number, nodes: string[]): Asked<Bars> {
+  const wide = askedRange(range);
+  const until = Math.min(wide.to, now);
+  const named = nodes.join(",");
+  const live = wide.to >= now;
+  const key = `${Math.round(wide.from)} ${live ? "now" : Math.round(until)} ${named}`;
+  const asked = useAsked<Bars>(
+    key,
+    async (signal) => {
+      const query = { since: new Date(wide.from).toISOString(), until: live ? "now" : new Date(until).toISOString(), nodes: named || null, limit: 5_000 };
+      const told = await get<Told>("/api/v1/history/timeline", query, signal);
+      return { ...told, bars: told.bars.map((bar) => ({ ...bar, start: parseTime(bar.start) ?? 0, end: parseTime(bar.end) })) };
+    },
+    live ? 10_000 : 0,
+  );
+  const refresh = useThrottled(asked.refresh, 3_000);
+  useEffect(() => (live ? onTasks(refresh) : undefined), [live, key]);
+  return asked;
+}
+
+interface Waiting {
+  task_id: string;
+  name: string;
+  tenant_id: string;
+  pool: string;
+}
+
+export interface Expected {
+  bar: Bar;
+  until: number; // by when it has started in nine cases of ten
+}
+
+/** The first of the queue, where the forecast knows when they start. */
+export function useExpected(inView: boolean): Expected[] {
+  const asked = useAsked<Expected[]>(inView ? "expected" : "", expectedStarts, EXPECTED_MS);
+  return useMemo(() => asked.data ?? [], [asked.data]);
+}
+
+async function expectedStarts(signal: AbortSignal): Promise<Expected[]> {
+  const { queue } = await get<{ queue: Waiting[] }>("/api/v1/queue", { limit: MOST_EXPECTED }, signal);
+  const found = await Promise.all(queue.map((task) => expectedStart(task, signal).catch(() => null)));
+  return found.filter((each) => each !== null);
+}
+
+async function expectedStart(task: Waiting, signal: AbortSignal): Promise<Expected | null> {
+  const why = await get<Why>(`/api/v1/tasks/${task.task_id}/why`, {}, signal);
+  const [start, late] = [parseTime(why.expected_start?.p50), parseTime(why.expected_start?.p90)];
+  if (start === null || late === null) return null;
+  const bar: Bar = { ...task, attempt: 1, node: "", gpu_ids: [], start, end: null, status: "pending", reason: why.blockers[0]?.detail ?? "" };
+  return { bar, until: late };
+}

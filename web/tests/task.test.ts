@@ -1,0 +1,86 @@
+import assert from "node:assert/strict";
+import test from "node:test";
+import { BLANK, formOf, taskOf } from "../src/submit/form";
+import { found, Lines, MOST_LINES } from "../src/task/lines";
+import { spansOf } from "../src/task/spans";
+import type { Task, TaskEvent } from "../src/types";
+
+function task(changes: Partial<Task>): Task {
+  return { task_id: "task-1", status: "running", created_at: "2026-01-01T00:00:00Z", started_at: null, finished_at: null, attempt: 1, ...changes } as Task;
+}
+
+const at = (second: number) => new Date(Date.UTC(2026, 0, 1, 0, 0, second)).toISOString();
+const ms = (second: number) => Date.UTC(2026, 0, 1, 0, 0, second);
+const run = (attempt: number, placed: number, started: number | null, ended: number | null) => ({
+  attempt,
+  node: "n1",
+  placed_at: at(placed),
+  started_at: started === null ? null : at(started),
+  ended_at: ended === null ? null : at(ended),
+  exit_code: null,
+  reason: "",
+  error: "",
+});
+
+test("a life: it waited, started, ran, was put back, ran again", () => {
+  const spans = spansOf(task({ status: "success", finished_at: at(60), attempts: [run(1, 10, 12, 20), run(2, 30, 30, 60)] }), [], ms(99));
+  assert.deepEqual(
+    spans.map((span) => [span.kind, (span.to - span.from) / 1_000, span.attempt, span.outcome, span.open]),
+    [
+      ["waiting", 10, 1, "", false],
+      ["starting", 2, 1, "", false],
+      ["running", 8, 1, "requeued", false],
+      ["waiting", 10, 2, "", false],
+      ["running", 30, 2, "success", false],
+    ],
+  );
+});
+
+test("what goes on reaches to now", () => {
+  const waiting = spansOf(task({ status: "pending", attempt: 0 }), [], ms(25));
+  assert.deepEqual(waiting.map((span) => [span.kind, span.to, span.open]), [["waiting", ms(25), true]]);
+  const running = spansOf(task({ attempts: [run(1, 5, 6, null)] }), [], ms(25)).at(-1);
+  assert.deepEqual([running?.kind, running?.to, running?.open], ["running", ms(25), true]);
+});
+
+test("a life without a list of attempts is read from the events", () => {
+  const events: TaskEvent[] = [
+    { index: 1, at: at(0), type: "task_submitted", facts: {} },
+    { index: 2, at: at(3), type: "task_scheduled", facts: { attempt: 1 } },
+    { index: 3, at: at(4), type: "task_started", facts: {} },
+    { index: 4, at: at(9), type: "task_finished", facts: {} },
+  ];
+  const spans = spansOf(task({ status: "failed", finished_at: at(9) }), events, ms(20));
+  assert.deepEqual(spans.map((span) => [span.kind, span.outcome]), [["waiting", ""], ["starting", ""], ["running", "failed"]]);
+});
+
+test("output comes in pieces, with colours and progress bars, and stays bounded", () => {
+  const lines = new Lines();
+  lines.push("epo");
+  lines.push("ch 1\n\u001b[31mred\u001b[0m\n10%\r50%\r100%\nlast");
+  assert.deepEqual(lines.all(), ["epoch 1", "red", "100%", "last"]);
+  assert.deepEqual(found(lines.all(), "RED"), [{ number: 2, line: "red" }]);
+  lines.push("\n" + "x\n".repeat(MOST_LINES + 100));
+  assert.equal(lines.all().length, MOST_LINES);
+  assert.equal(lines.dropped, 104);
+  lines.push("y".repeat(1_000_000));
+  assert.ok((lines.all().at(-1) ?? "").length <= 4_000);
+});
+
+test("a form becomes a task; what is empty is left to the scheduler", () => {
+  const { body, mistakes } = taskOf({ ...BLANK, command: " python t.py ", priority: "high", memory: "8000", timeout: "2h", env: "A=1\nB=x=y", after: "task-1, 2" });
+  assert.deepEqual(mistakes, []);
+  assert.deepEqual(body, { command: "python t.py", priority: "high", gpu_count: 1, gpu_memory_mb: 8000, timeout_seconds: 7200, env: { A: "1", B: "x=y" }, after: ["task-1", "2"] });
+});
+
+test("mistakes are told at their field, before anything is sent", () => {
+  const { mistakes } = taskOf({ ...BLANK, command: "x", timeout: "soon", env: "NOVALUE" });
+  assert.deepEqual(mistakes.map((mistake) => mistake.field), ["timeout", "env"]);
+});
+
+test("a task can be taken as the pattern of the next", () => {
+  const form = formOf(task({ command: ["python", "a b.py"], name: "n", tenant_id: "lab", pool: "batch", priority: 50, gpu_count: 2, gpu_memory_mb: 0, gpu_model: ["A100", "H100"], shared: false, nodes: 1, timeout_seconds: null, max_retries: 3, workdir: "", env: ["TOKEN"] }));
+  assert.equal(form.command, "python 'a b.py'");
+  assert.equal(form.model, "A100|H100");
+  assert.equal(form.env, "TOKEN=");
+});
