@@ -23,6 +23,8 @@ class Account:
     """
 
     __slots__ = (
+        "guaranteed_milli",
+        "limited",
         "lines",
         "memory_mb",
         "milli",
@@ -37,6 +39,8 @@ class Account:
     def __init__(self, tenant_id: TenantId) -> None:
         self.tenant_id = tenant_id
         self.tenant: Tenant | None = None  # None: not known, so without limits of its own
+        self.guaranteed_milli = 0
+        self.limited = False  # anything but its guarantee and its share decides when its tasks may start
         self.lines: dict[ShapeId, Line] = {}
         self.milli = 0  # GPUs held
         self.since = 0  # sum over what it holds: thousandths times the time they are charged up to
@@ -54,7 +58,7 @@ class Account:
 
     def short_milli(self) -> int:
         """What is missing to its guarantee."""
-        return 0 if self.tenant is None else WHOLE_MILLI * self.tenant.guaranteed_gpus - self.milli
+        return 0 if self.tenant is None else self.guaranteed_milli - self.milli
 
 
 class Accounts:
@@ -172,6 +176,8 @@ class Accounts:
 
     def _introduce(self, account: Account) -> None:
         tenant = account.tenant = self._tenants.get(account.tenant_id)
+        account.limited = tenant is not None and tenant.limits_grants
+        account.guaranteed_milli = 0 if tenant is None else WHOLE_MILLI * tenant.guaranteed_gpus
         self.guaranteed.pop(account.tenant_id, None)
         if tenant is not None and tenant.guaranteed_gpus:
             self.guaranteed[account.tenant_id] = account

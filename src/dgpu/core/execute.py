@@ -14,7 +14,6 @@ from dgpu.core.line import Line
 from dgpu.core.policy.place import grant
 from dgpu.core.policy.preempt import stops_due
 from dgpu.core.policy.quota import (
-    claim_of,
     claim_of_grant,
     free_milli,
     has_quota,
@@ -90,7 +89,7 @@ def next_grant(state: ClusterState, at: int) -> tuple[Event, ...]:
     waiting = state.waiting
     idle_milli = state.rooms.counts[_IDLE] * WHOLE_MILLI
     _reopen(state)
-    while (line := waiting.first_awake()) is not None:
+    while (line := waiting.first_awake(state.rooms)) is not None:
         crowd = line.crowd
         if crowd.milli > idle_milli and not crowd.takes_part_of_a_card:
             # No need to look at nodes, nor at the others if no GPU is idle.
@@ -105,7 +104,8 @@ def next_grant(state: ClusterState, at: int) -> tuple[Event, ...]:
         if state.tenants and not _tenant_admits(state, line):
             waiting.bar(line)
             continue
-        granted = grant(state, line.head, crowd.demand, at)
+        among = [*crowd.lane.improved.values()] if crowd.blocked else None
+        granted = grant(state, line.head, crowd.demand, at, among)
         if not granted:
             waiting.block(crowd)
         elif crowd.takes_part_of_a_card and not _admits_grant(state, line, granted):
@@ -156,7 +156,7 @@ def _close(state: ClusterState, line: Line) -> None:
 
 
 def _tenant_admits(state: ClusterState, line: Line) -> bool:
-    claim = claim_of(line.shape)
+    claim = line.crowd.claim
     return within_limits(state, line.account, claim) and not is_kept(state, line.account, claim)
 
 

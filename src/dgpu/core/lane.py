@@ -1,19 +1,98 @@
-"""A lane: the crowds of one pool that are worth a try, in order. Closed: its pool has nothing left to give."""
+"""A lane: the crowds of one pool, those worth a try and those that were refused. Closed: its pool has nothing left."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
+from typing import TYPE_CHECKING
 
-from dgpu.core.ids import ShapeId
-from dgpu.core.line import SLACK, Crowd, CrowdKey, Line, Turn
+from dgpu.core.giving import FEW_ROOMS
+from dgpu.core.ids import NodeId, ShapeId
+from dgpu.core.line import PART, SLACK, Crowd, CrowdKey, Line, Turn
 from dgpu.core.task import Pool
+
+if TYPE_CHECKING:
+    from dgpu.core.room import Room
+    from dgpu.core.rooms import Rooms
+
+
+class Order:
+    """Crowds by their first turn: a heap, stale entries too. They are put right when they come up."""
+
+    __slots__ = ("turns",)
+
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
+
+    def first(self, lines: Mapping[ShapeId, Line]) -> Crowd | None:
+        turns = self.turns
+        while turns:
+            turn = turns[0]
+            line = lines.get(turn[3])
+            # A crowd that went to another order and back may be known there by the very same turn.
+            if line is None or (crowd := line.crowd).listed_as is not turn or crowd.listed_in is not self:
+                heappop(turns)
+                continue
+            first = crowd.first()
+            if first is turn:
+                return crowd
+            if first is None:
+                crowd.unlist()
+                heappop(turns)
+            else:
+                crowd.listed_as = first
+                heapreplace(turns, first)
+        return None
+
+    def list_crowd(self, crowd: Crowd, others: Iterable[Crowd], count: int) -> None:
+        """It is new here, or comes earlier now. `others`: among whom those listed here are; so many."""
+        turn = crowd.first()
+        if turn is None:
+            crowd.unlist()
+            return
+        if crowd.listed_as is not None and crowd.listed_as <= turn:
+            return
+        crowd.listed_in, crowd.listed_as = self, turn
+        heappush(self.turns, turn)
+        if len(self.turns) > 2 * count + SLACK:
+            listed = (each.listed_as for each in others if each.listed_in is self)
+            self.turns = [each for each in listed if each is not None]
+            heapify(self.turns)
+
+
+class Refused:
+    """Crowds of one size that fitted nowhere when they were last tried. Those in `order` were not yet tried with the
+    rooms that have more to give since.
+    """
+
+    __slots__ = ("order", "tried")
+
+    def __init__(self) -> None:
+        self.order = Order()
+        self.tried: dict[CrowdKey, Crowd] = {}
 
 
 class Lane:
-    """Tasks without GPUs have a lane of their own, which no quota closes."""
+    """Tasks without GPUs have a lane of their own, which no quota closes.
 
-    __slots__ = ("closed", "crowds", "gated", "limit_milli", "order", "other", "pool", "ready", "used_milli")
+    A room that has more to give lets in few of those who were refused, mostly one. So they are not all asked: they are
+    tried in their order, until one fits or nothing is left in the room.
+    """
+
+    __slots__ = (
+        "closed",
+        "crowds",
+        "gated",
+        "improved",
+        "limit_milli",
+        "looked",
+        "order",
+        "other",
+        "pool",
+        "ready",
+        "refused",
+        "used_milli",
+    )
 
     def __init__(self, pool: Pool | None) -> None:
         self.pool = pool
@@ -26,69 +105,133 @@ class Lane:
         self.gated: dict[
             int, dict[CrowdKey, Crowd]
         ] = {}  # by what they lack of quota; 0: it depends on the card
-        self.order: list[Turn] = []  # heap: the first turns of crowds awake, stale ones too
+        self.order = Order()  # crowds awake
+        self.refused: dict[int, Refused] = {}  # by size, see Crowd
+        self.improved: dict[NodeId, Room] = {}  # the only rooms that may let in those refused
+        self.looked = True  # those refused are listed to be tried with the latest of them
 
     @property
     def any_awake(self) -> bool:
-        return bool(self.order) and not self.closed
-
-    def first(self, lines: Mapping[ShapeId, Line]) -> Turn | None:
-        order = self.order
-        while order:
-            turn = order[0]
-            line = lines.get(turn[3])
-            if line is None or line.crowd.awake_as is not turn:
-                heappop(order)
-                continue
-            crowd = line.crowd
-            first = crowd.first()
-            if first is turn:
-                return turn
-            crowd.awake_as = first
-            if first is None:
-                heappop(order)
-            else:
-                heapreplace(order, first)
-        return None
+        return not self.closed and bool(self.order.turns or self.improved)
 
     def wake(self, crowd: Crowd) -> None:
-        if crowd.blocked or crowd.gated_at is not None:
+        """It is worth a try, or may come earlier than its order knows."""
+        if crowd.gated_at is not None:
             return
-        turn = crowd.first()
-        if turn is None or (crowd.awake_as is not None and crowd.awake_as <= turn):
+        order = crowd.listed_in
+        if order is None:
+            if crowd.blocked:
+                return
+            order = self.order
+        order.list_crowd(crowd, self.crowds.values(), len(self.crowds))
+
+    # those that were refused
+
+    def block(self, crowd: Crowd) -> None:
+        crowd.listed_in = crowd.listed_as = None
+        crowd.blocked = True
+        refused = self.refused.get(crowd.size)
+        if refused is None:
+            refused = self.refused[crowd.size] = Refused()
+        refused.tried[crowd.key] = crowd
+
+    def unblock(self, crowd: Crowd) -> None:
+        crowd.unlist()
+        self.refused[crowd.size].tried.pop(crowd.key, None)
+        self.wake(crowd)
+
+    def unblock_all(self) -> None:
+        self.improved.clear()
+        for crowd in self.crowds.values():
+            if crowd.blocked:
+                self.unblock(crowd)
+
+    def ask_all(self, rooms: Rooms) -> None:
+        """Many rooms have more to give: each crowd that was refused is asked once, through the index."""
+        most, part = self._look_over()
+        if len(self.improved) <= FEW_ROOMS:
             return
-        crowd.awake_as = turn
-        heappush(self.order, turn)
-        if len(self.order) > 2 * len(self.crowds) + SLACK:
-            self.order = [each.awake_as for each in self.crowds.values() if each.awake_as is not None]
-            heapify(self.order)
+        self.improved.clear()
+        self.looked = True
+        for crowd in [crowd for crowd in self.crowds.values() if crowd.blocked]:
+            if (part if crowd.size == PART else crowd.size <= most) and rooms.best(crowd.demand) is not None:
+                self.unblock(crowd)
+
+    def _look_over(self) -> tuple[int, bool]:
+        """How many whole GPUs can be had in one of the improved rooms at most, and can a part of one? Rooms with
+        nothing left are forgotten.
+        """
+        most, part = 0, False
+        empty = []
+        for node_id, room in self.improved.items():
+            idle = len(room.idle)
+            if idle:
+                part = True
+                most = max(most, idle)
+            elif room.used and room.has_part:
+                part = True
+            elif self.pool is not None:
+                empty.append(node_id)
+        for node_id in empty:
+            del self.improved[node_id]
+        return most, part
+
+    def first_let_in(self, lines: Mapping[ShapeId, Line], rooms: Rooms, best: Turn | None) -> Turn | None:
+        """The first of those refused that one of the improved rooms has room for, if it comes before `best`."""
+        improved = self.improved
+        most, part = self._look_over()
+        found = best
+        for size, refused in self.refused.items():
+            if not (part if size == PART else size <= most):
+                continue
+            order = refused.order
+            if refused.tried and not self.looked:
+                for tried in refused.tried.values():
+                    order.list_crowd(tried, self.crowds.values(), len(self.crowds))
+                refused.tried.clear()
+            while (crowd := order.first(lines)) is not None:
+                turn = crowd.listed_as
+                if found is not None and turn is not None and turn >= found:
+                    break
+                if rooms.fits_among(crowd.demand, improved.values()):
+                    found = turn
+                    break
+                self.block(crowd)
+        self.looked = True
+        if found is None:
+            improved.clear()
+        return None if found is best else found
 
     def take_whole(self, lines: Mapping[ShapeId, Line]) -> list[Crowd]:
         """The crowds awake that need whole GPUs; those that take a part of one stay."""
         taken, parts = [], []
-        for turn in self.order:
+        for turn in self.order.turns:
             line = lines.get(turn[3])
-            if line is None or line.crowd.awake_as is not turn:
+            if line is None or line.crowd.listed_as is not turn or line.crowd.listed_in is not self.order:
                 continue
             if line.crowd.takes_part_of_a_card:
                 parts.append(turn)
             else:
                 taken.append(line.crowd)
         heapify(parts)
-        self.order = parts
+        self.order.turns = parts
         return taken
 
     def start_over(self) -> None:
         """The order of all lines changed."""
-        self.order = []
+        self.order.turns = []
+        for refused in self.refused.values():
+            refused.order.turns = []
         for crowd in self.crowds.values():
             crowd.relist()
-            crowd.awake_as = None
+            crowd.listed_as = None  # but it stays in its order
             self.wake(crowd)
+
+    # quota
 
     def gate(self, crowd: Crowd, lacks_milli: int) -> None:
         """Its pool has not enough left for it."""
-        crowd.awake_as = None
+        crowd.unlist()
         crowd.gated_at = lacks_milli
         self.gated.setdefault(lacks_milli, {})[crowd.key] = crowd
 
@@ -101,5 +244,7 @@ class Lane:
 
     def forget(self, crowd: Crowd) -> None:
         del self.crowds[crowd.key]
+        if crowd.blocked:
+            self.refused[crowd.size].tried.pop(crowd.key, None)
         if crowd.gated_at is not None:
             self.gated[crowd.gated_at].pop(crowd.key, None)

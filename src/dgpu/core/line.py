@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from dgpu.core.account import Account
 from dgpu.core.ids import ShapeId, TaskId
@@ -17,14 +17,23 @@ from dgpu.core.policy.fit import Demand
 from dgpu.core.task import WHOLE_MILLI, Pool, Shape, Task
 
 if TYPE_CHECKING:
-    from dgpu.core.lane import Lane
+    from dgpu.core.lane import Lane, Order
 
 NOBODY = TaskId(0)
+PART = -1  # the size of a demand for a part of one GPU
+PART = -1  # the size of a demand for a part of one GPU
 SLACK = 64  # stale entries tolerated in a heap beyond its live ones
 
 # The place of a line in the order: highest level first, then the tenant with the least share, then the oldest head.
 Turn: TypeAlias = tuple[int, int, TaskId, ShapeId]  # (-level, share, head, shape)
 CrowdKey: TypeAlias = tuple[Demand, Pool | None]  # tasks without GPUs are of no pool here
+
+
+class Claim(NamedTuple):
+    """What a task takes of its pool's quota and its tenant's limits."""
+
+    milli: int
+    memory_mb: int
 
 
 class Ageing:
@@ -38,20 +47,23 @@ class Ageing:
 
 
 class Crowd:
-    """Awake: its first task in order may fit. Blocked: it fits nowhere until a node has more to give. Gated: its pool
-    has not enough left.
+    """Awake: its first task in order may fit. Blocked: it fits nowhere, unless in a room of which its lane knows that it
+    has more to give since. Gated: its pool has not enough left.
     """
 
     __slots__ = (
         "_turns",
-        "awake_as",
         "blocked",
+        "claim",
         "demand",
         "gated_at",
         "key",
         "lane",
         "lines",
+        "listed_as",
+        "listed_in",
         "milli",
+        "size",
         "takes_part_of_a_card",
     )
 
@@ -59,19 +71,25 @@ class Crowd:
         self.key = key
         self.lane = lane
         self.demand = demand = key[0]
-        self.milli = demand.gpus * demand.nodes * demand.share_milli  # for a share: what it holds at least
+        gpus = demand.gpus * demand.nodes
+        self.milli = gpus * demand.share_milli  # for a share: what it holds at least
+        self.claim = Claim(self.milli, gpus * demand.gpu_memory_mb)  # see policy.quota.claim_of
         self.takes_part_of_a_card = (
             demand.share_milli < WHOLE_MILLI
         )  # what it counts for is known only with the card
+        self.size = (
+            PART if self.takes_part_of_a_card else demand.gpus
+        )  # those too large for a room are not tried
         self.lines: dict[ShapeId, Line] = {}
-        self.awake_as: Turn | None = None  # the turn that its lane knows it by
+        self.listed_in: Order | None = None
+        self.listed_as: Turn | None = None  # the turn that this order knows it by
         self.blocked = False
         self.gated_at: int | None = None
         self._turns: list[Turn] = []  # heap, stale ones too
 
     def list_line(self, line: Line) -> bool:
-        """After its turn changed: does it come earlier now? One listed with an earlier turn is put right when that
-        comes.
+        """After its turn changed: does the crowd come earlier now? A line listed with an earlier turn is put right when
+        that comes.
         """
         turn = line.turn()
         if turn is None or (line.listed is not None and line.listed <= turn):
@@ -80,7 +98,12 @@ class Crowd:
         heappush(self._turns, turn)
         if len(self._turns) > 2 * len(self.lines) + SLACK:
             self.relist()
-        return True
+        return self.listed_as is None or turn < self.listed_as
+
+    def unlist(self) -> None:
+        """No order knows it any more, and nobody asks whether it fits: so nobody knows when it has a turn again."""
+        self.listed_in = self.listed_as = None
+        self.blocked = False
 
     def relist(self) -> None:
         self._turns = []

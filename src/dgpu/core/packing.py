@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 from dgpu.core.ids import NodeId
@@ -41,6 +42,7 @@ _LEVELS = WHOLE_MILLI // _LEVEL_MILLI + 1
 _SPARE_CLASSES = 4_096  # classes kept that no node is in now: nodes come back to them
 _MOST_DEMANDS = 4_096  # whose accepted kinds are remembered
 _MOST_CHOICES = 256  # in a class: shapes of GPU demands are few, but nobody promises it
+_MOST_CHANGED = 64  # rooms that may wait to be taken in
 _MILLIONTHS = 1_000  # in a thousandth
 
 
@@ -69,15 +71,32 @@ class Packing:
 
     def catch_up(self, rooms: Mapping[NodeId, Room], most_leases: int) -> None:
         for node_id, room in self.changed.items():
-            if room.ready and len(room.leases) < most_leases and rooms.get(node_id) is room:
-                host = Host(room.cpus_free_milli, room.ram_free_mb, not room.leases)
-                self.put(node_id, host, parts_of(room))
-            else:
-                self.drop(node_id)
+            self._take_in(node_id, room, rooms, most_leases)
         self.changed.clear()
+
+    def catch_up_some(self, rooms: Mapping[NodeId, Room], most_leases: int) -> None:
+        """Nobody asks now, and a room that changes again need be taken in only once. But who asks next must not find too
+        much to do: so beyond a number of rooms the oldest are taken in, more than a decision changes.
+        """
+        if len(self.changed) > _MOST_CHANGED:
+            for node_id in [*islice(self.changed, 2)]:
+                self._take_in(node_id, self.changed.pop(node_id), rooms, most_leases)
+
+    def _take_in(self, node_id: NodeId, room: Room, rooms: Mapping[NodeId, Room], most_leases: int) -> None:
+        if room.ready and len(room.leases) < most_leases and rooms.get(node_id) is room:
+            host = Host(room.cpus_free_milli, room.ram_free_mb, not room.leases)
+            self.put(node_id, host, parts_of(room))
+        else:
+            self.drop(node_id)
 
     def put(self, node_id: NodeName, host: Host, parts: Sequence[Cards]) -> None:
         """The node is now like this. `parts`: one per kind of GPU; one without GPUs if it has none."""
+        known = self._members.get(node_id)
+        if known is not None and len(known) == len(parts) == 1 and known[0].is_like(host, parts[0]):
+            # Its GPUs are as they were: it stays in its group, at another place.
+            member = known[0]
+            self._kinds[parts[0].kind][member.slot].move(member, host)
+            return
         self.drop(node_id)
         members = []
         for cards in parts:
@@ -113,6 +132,11 @@ class Packing:
         self._views.clear()
 
     # what is asked
+
+    def from_milli(self, cards: Cards, demand: Demand) -> int:
+        """Of these cards, which are known to have room: take (each of) the GPUs from those with this much free."""
+        need = (demand.gpus, milli_on(demand, cards.kind) if demand.gpus else 0)
+        return self._class_of(cards).choice(self._view(cards.kind), demand, need).from_milli
 
     def best(self, demand: Demand) -> Found | None:
         """Least waste; then the fullest node, the fewest cpus left, the lowest id."""
@@ -264,11 +288,17 @@ class _CardsClass:
         return choice
 
 
-class _Member(NamedTuple):
-    node_id: NodeName
-    host: Host
-    of: _CardsClass
-    slot: int  # of its group
+class _Member:
+    __slots__ = ("host", "node_id", "of", "slot")
+
+    def __init__(self, node_id: NodeName, host: Host, of: _CardsClass, slot: int) -> None:
+        self.node_id = node_id
+        self.host = host
+        self.of = of
+        self.slot = slot  # of its group
+
+    def is_like(self, host: Host, cards: Cards) -> bool:
+        return host.idle == self.host.idle and cards == self.of.cards
 
 
 class _Rated(NamedTuple):
@@ -305,6 +335,16 @@ class _Group:
         self.by_ram.remove(member.host.ram_mb, member.node_id)
         if self.by_part is not None:
             self.by_part.remove(member.of.largest_milli, member.node_id)
+
+    def move(self, member: _Member, host: Host) -> None:
+        """It has other cpus or ram than before."""
+        before, member.host = member.host, host
+        if host.cpus_milli != before.cpus_milli:
+            self.by_cpus.remove(before.cpus_milli, member.node_id)
+            self.by_cpus.add(host.cpus_milli, member.node_id, member)
+        if host.ram_mb != before.ram_mb:
+            self.by_ram.remove(before.ram_mb, member.node_id)
+            self.by_ram.add(host.ram_mb, member.node_id, member)
 
     def candidate(self, demand: Demand, milli: int, *, spare_per_gpu: int) -> _Member | None:
         """The member of the least stranding. For a task light on cpus that is the one with the fewest cpus that

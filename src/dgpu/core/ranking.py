@@ -8,6 +8,7 @@ from heapq import heapify, heappop, heappush
 from dgpu.core.ids import NodeId
 from dgpu.core.policy.fit import Demand, rank
 from dgpu.core.room import Room
+from dgpu.core.task import WHOLE_MILLI
 
 
 class Ranking:
@@ -38,9 +39,11 @@ class Ranking:
     def catch_up(self, changes: list[Room]) -> None:
         if self.seen == len(changes):
             return
-        ranks = self.ranks
+        ranks, demand = self.ranks, self.demand
+        fewest = demand.gpus if demand.share_milli == WHOLE_MILLI else 0
         for room in dict.fromkeys(changes[self.seen :]):  # how a room is now counts, not how often it changed
-            value = rank(room, self.demand, self.most_leases)
+            # Most rooms of a busy cluster have too few idle cards, which is seen at once.
+            value = rank(room, demand, self.most_leases) if len(room.idle) >= fewest else None
             node_id = room.node_id
             if value is None:
                 ranks.pop(node_id, None)

@@ -120,9 +120,13 @@ class Room:
         return max(0, free)
 
     @property
-    def most_gpus(self) -> int:
-        """More than this many GPUs cannot be had here now."""
-        return len(self.idle) or bool(self.used)
+    def has_part(self) -> bool:
+        """Is there something left of a card that shared tasks live on?"""
+        for gpu_id in self.used:
+            card = self.cards.get(gpu_id)
+            if card is not None and self.free_milli(card):
+                return True
+        return False
 
     def facts(self) -> tuple[object, ...]:
         """For comparison with a room rebuilt from scratch."""

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from dgpu.core.cards import deal, status_of
+from dgpu.core.giving import Giving, best_of
 from dgpu.core.ids import GpuId, LeaseId, NodeId
 from dgpu.core.lease import Lease
 from dgpu.core.node import Gpu, Node
-from dgpu.core.packing import Packing, pack_cards
-from dgpu.core.policy.fit import Demand, chosen_cards, fits, milli_on, reserved_mb
+from dgpu.core.packing import Packing, pack_cards, parts_of
+from dgpu.core.policy.fit import Demand, chosen_cards, milli_on, rank, reserved_mb
 from dgpu.core.policy.fragment import Typical
 from dgpu.core.ranking import Ranking
 from dgpu.core.room import STATUSES, Card, Room, Slot
@@ -21,7 +22,7 @@ from dgpu.core.settings import Placement, Settings
 from dgpu.core.task import WHOLE_MILLI
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 _IDLE, _BUSY = int(Slot.IDLE), int(Slot.BUSY)
 _MOST_RANKED = 2_000_000  # entries over all rankings: a bound on memory
@@ -29,7 +30,6 @@ _FEWEST_RANKINGS = 16
 _MOST_RANKINGS = 1_024
 _FEWEST_CHANGES = 4_096  # kept before rankings must catch up or go
 _ANY_MB = 1 << 60
-_FEW = 8  # rooms that are looked at one by one instead of through a ranking
 
 
 class Spot(NamedTuple):
@@ -44,6 +44,7 @@ class Spot(NamedTuple):
 class Rooms:
     __slots__ = (
         "_changes",
+        "_giving",
         "_gpus",
         "_leases",
         "_least_mb",
@@ -82,6 +83,7 @@ class Rooms:
         self.improved: dict[NodeId, Room] = {}  # may have more to give than when they were last looked at
         self._rankings: dict[Demand, Ranking] = {}
         self._changes: list[Room] = []
+        self._giving = Giving()
         self._origin: tuple[Rooms, list[Room], int] | None = (
             None  # of a copy: the original, and its changes then
         )
@@ -111,6 +113,7 @@ class Rooms:
         """Rankings are copied when they are asked for, and only while the original stays as it is."""
         twin = Rooms(nodes, gpus, leases, self._settings, self._typical)
         twin.by_node = {node_id: room.copy() for node_id, room in self.by_node.items()}
+        twin._giving = self._giving.copy(twin.by_node)
         twin.holders = self.holders.copy()
         twin.counts = self.counts.copy()
         twin.refreshed = self.refreshed.copy()
@@ -276,9 +279,19 @@ class Rooms:
         top = ranking.best()
         return None if top is None else self.by_node[top[1]]
 
-    def find(self, demand: Demand) -> Spot | None:
-        """The node and the cards on it."""
-        if self._settings.placement is Placement.PACK and _is_packed(demand):
+    def find(self, demand: Demand, among: Sequence[Room] | None = None) -> Spot | None:
+        """The node and the cards on it. `among`: the only rooms that may have room for it, if they are few and known."""
+        few = self._giving.few(demand) if among is None else among
+        packs = self._settings.placement is Placement.PACK and _is_packed(demand)
+        if few is not None:
+            best, count = best_of(few, demand, self._settings.most_leases)
+            if best is None:
+                return None
+            if not packs:
+                return _spot(best, demand, chosen_cards(best, demand))
+            if count == 1 and (spot := self._pack_into(best, demand)) is not None:
+                return spot
+        if packs:
             found = self._packed().best(demand)
             if found is not None:
                 room = self.by_node[NodeId(found.node_id)]
@@ -287,6 +300,16 @@ class Rooms:
                 return None
         best = self._ranked(demand)
         return None if best is None else _spot(best, demand, chosen_cards(best, demand))
+
+    def _pack_into(self, room: Room, demand: Demand) -> Spot | None:
+        """Where one room alone is left, packing has only its cards to choose."""
+        if room.mixed or room.cpus_free_milli < demand.cpus_milli or room.ram_free_mb < demand.ram_mb:
+            return None
+        packing = self._packing_anyway()
+        packing.catch_up_some(self.by_node, self._settings.most_leases)
+        (cards,) = parts_of(room)
+        from_milli = packing.from_milli(cards, demand)
+        return _spot(room, demand, pack_cards(room, demand, cards.kind, from_milli))
 
     def find_gang(self, demand: Demand) -> list[Spot]:
         """A node for each rank, the best liked first; empty if too few have room now."""
@@ -309,12 +332,9 @@ class Rooms:
         """Packing looks at cards of one kind. Where none has enough of them, different ones may do."""
         return demand.gpus > 1 and self._mixed
 
-    def lets_in(self, demand: Demand, improved: list[Room]) -> bool:
-        """Does it fit, if only these rooms have more to give than when it last did not?"""
-        if len(improved) > _FEW:
-            return self.best(demand) is not None
+    def fits_among(self, demand: Demand, rooms: Iterable[Room]) -> bool:
         most_leases = self._settings.most_leases
-        return any(fits(room, demand, most_leases) for room in improved)
+        return any(rank(room, demand, most_leases) is not None for room in rooms)
 
     # leaves
 
@@ -378,14 +398,20 @@ class Rooms:
         return known.copy()
 
     def _packed(self) -> Packing:
+        packing = self._packing_anyway()
+        packing.catch_up(self.by_node, self._settings.most_leases)
+        return packing
+
+    def _packing_anyway(self) -> Packing:
+        """It may lag behind the rooms."""
         packing = self._packing
         if packing is None:
             packing = self._packing = Packing(self._typical)
             packing.changed.update(self.by_node)
-        packing.catch_up(self.by_node, self._settings.most_leases)
         return packing
 
     def _changed(self, room: Room) -> None:
+        self._giving.note(room)
         if self._packing is not None:
             self._packing.changed[room.node_id] = room
         self._changes.append(room)

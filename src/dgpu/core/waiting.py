@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from heapq import heapify, heappop, heappush
 
 from dgpu.core.account import Accounts
+from dgpu.core.giving import FEW_ROOMS
 from dgpu.core.ids import ShapeId, TaskId
 from dgpu.core.lane import Lane
 from dgpu.core.line import SLACK, Ageing, Crowd, CrowdKey, Line, Turn
@@ -21,7 +22,6 @@ class Waiting:
     __slots__ = (
         "_ageing",
         "_array_lines",
-        "_blocked",
         "_delayed_heap",
         "accounts",
         "arrays",
@@ -49,7 +49,6 @@ class Waiting:
         self.count = 0
         self.delayed_until: dict[TaskId, int] = {}
         self._delayed_heap: list[tuple[int, TaskId]] = []
-        self._blocked: dict[int, dict[CrowdKey, Crowd]] = {}  # by number of GPUs
 
     def copy(self, tasks: Mapping[TaskId, Task], accounts: Accounts) -> Waiting:
         """What fits nowhere fits nowhere in the copy either; all other crowds of it are awake."""
@@ -70,7 +69,7 @@ class Waiting:
             twin.lanes[lane.pool].used_milli = lane.used_milli
             twin.lanes[lane.pool].limit_milli = lane.limit_milli
             for crowd in lane.crowds.values():
-                if crowd.blocked:
+                if crowd.blocked and (crowd.listed_in is None or not lane.improved):
                     twin.block(twin.lanes[lane.pool].crowds[crowd.key])
         for line in twin.lines.values():
             twin._list(line)
@@ -104,9 +103,8 @@ class Waiting:
         del crowd.lines[shape_id]
         if not crowd.lines:
             lane.forget(crowd)
-            self._blocked.get(crowd.demand.gpus, {}).pop(crowd.key, None)
-        elif crowd.awake_as is not None and crowd.awake_as[3] == shape_id:
-            crowd.awake_as = None
+        elif crowd.listed_as is not None and crowd.listed_as[3] == shape_id:
+            crowd.listed_as = None
             lane.wake(crowd)
 
     # tasks
@@ -243,46 +241,43 @@ class Waiting:
         self._list(line)
 
     def wake_all(self) -> None:
-        for blocked in self._blocked.values():
-            for crowd in blocked.values():
-                crowd.blocked = False
-                crowd.lane.wake(crowd)
-        self._blocked.clear()
+        for lane in self.lanes.values():
+            lane.unblock_all()
 
     def wake_fitting(self, rooms: Rooms) -> None:
         """Only a room that has more to give than before can let in what was refused before."""
-        if not rooms.improved:
+        improved = rooms.improved
+        if not improved:
             return
-        most_idle = -1
-        improved = list(rooms.improved.values())
-        for room in improved:
-            if room.ready and room.most_gpus > most_idle:
-                most_idle = room.most_gpus
-        rooms.improved.clear()
-        for gpus, blocked in self._blocked.items():
-            if gpus > most_idle:
-                continue
-            for key in [key for key in blocked if rooms.lets_in(key[0], improved)]:
-                crowd = blocked.pop(key)
-                crowd.blocked = False
-                crowd.lane.wake(crowd)
+        for lane in self.lanes.values():
+            if lane.refused:
+                lane.improved |= improved
+                lane.looked = False
+        improved.clear()
 
-    def first_awake(self) -> Line | None:
+    def first_awake(self, rooms: Rooms) -> Line | None:
         """The line that is next in order, of those worth a try."""
         best: Turn | None = None
         lines = self.lines
         for lane in self.lanes.values():
-            if lane.order and not lane.closed:
-                turn = lane.first(lines)
+            if lane.closed:
+                continue
+            if not lane.looked and len(lane.improved) > FEW_ROOMS:
+                lane.ask_all(rooms)
+            if lane.order.turns:
+                crowd = lane.order.first(lines)
+                turn = None if crowd is None else crowd.listed_as
                 if turn is not None and (best is None or turn < best):
+                    best = turn
+            if lane.improved:
+                turn = lane.first_let_in(lines, rooms, best)
+                if turn is not None:
                     best = turn
         return None if best is None else lines[best[3]]
 
     def block(self, crowd: Crowd) -> None:
         """Nothing of this demand fits now."""
-        crowd.awake_as = None
-        crowd.blocked = True
-        self._blocked.setdefault(crowd.demand.gpus, {})[crowd.key] = crowd
+        crowd.lane.block(crowd)
 
     def block_whole(self) -> None:
         """No GPU is idle: nobody who needs a whole one is worth a try."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dgpu.core.account import Account
 from dgpu.core.lane import Lane
-from dgpu.core.line import Line
+from dgpu.core.line import Claim, Line
 from dgpu.core.policy.blockers import Blocker, plural
 from dgpu.core.policy.gang import grant_gang
 from dgpu.core.policy.quota import (
-    Claim,
     budget,
-    claim_of,
     claim_of_grant,
     free_milli,
     has_quota,
@@ -56,7 +54,7 @@ def hours(milli_ms: int) -> int | str:
 def _claim(state: ClusterState, line: Line) -> Claim:
     """A share counts for what it takes of the card it would get now."""
     demand = line.crowd.demand
-    claim = claim_of(line.shape)
+    claim = line.crowd.claim
     if not line.crowd.takes_part_of_a_card:
         return claim
     if demand.nodes > 1:

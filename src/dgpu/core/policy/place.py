@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dgpu.core.events import Event, TaskPlaced, TaskStarted
 from dgpu.core.ids import TaskId
 from dgpu.core.policy.fit import Demand
 from dgpu.core.policy.gang import grant_gang
 from dgpu.core.policy.order import heads
-from dgpu.core.policy.quota import admits, claim_of, claim_of_grant
+from dgpu.core.policy.quota import admits, claim_of_grant
+from dgpu.core.room import Room
 from dgpu.core.state import ClusterState
 
 
@@ -16,7 +19,7 @@ def first_grant(state: ClusterState, at: int) -> tuple[Event, ...]:
     refused: set[Demand] = set()
     for task_id, line in heads(state, at):
         demand = line.crowd.demand
-        if demand in refused or not admits(state, line, claim_of(line.shape)):
+        if demand in refused or not admits(state, line, line.crowd.claim):
             continue
         events = grant(state, task_id, demand, at)
         if not events:
@@ -26,10 +29,13 @@ def first_grant(state: ClusterState, at: int) -> tuple[Event, ...]:
     return ()
 
 
-def grant(state: ClusterState, task_id: TaskId, demand: Demand, at: int) -> tuple[Event, ...]:
+def grant(
+    state: ClusterState, task_id: TaskId, demand: Demand, at: int, among: Sequence[Room] | None = None
+) -> tuple[Event, ...]:
+    """`among`: the only rooms that may have room for it, if that is known."""
     if demand.nodes > 1:
         return grant_gang(state, task_id, demand, at)
-    spot = state.rooms.find(demand)
+    spot = state.rooms.find(demand, among)
     if spot is None:
         return ()
     task = state.tasks[task_id]

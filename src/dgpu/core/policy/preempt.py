@@ -19,7 +19,7 @@ from dgpu.core.ids import GpuId, NodeId, TaskId, task_name
 from dgpu.core.lease import Lease
 from dgpu.core.line import Line
 from dgpu.core.policy.fit import Demand, accepts, holds
-from dgpu.core.policy.quota import claim_of, is_kept, settle_pools, within_limits
+from dgpu.core.policy.quota import is_kept, settle_pools, within_limits
 from dgpu.core.quota import QuotaMode, Reclaim
 from dgpu.core.room import Room
 from dgpu.core.state import ClusterState
@@ -98,8 +98,8 @@ def _in_need(state: ClusterState) -> Iterator[tuple[TaskId, Line]]:
     lines = [
         line
         for line in state.waiting.lanes[Pool.ONLINE].ready.values()
-        if within_limits(state, line.account, claim_of(line.shape))
-        and not is_kept(state, line.account, claim_of(line.shape))
+        if within_limits(state, line.account, line.crowd.claim)
+        and not is_kept(state, line.account, line.crowd.claim)
     ]
     waiting = [
         (-line.level(task_id), line.account.share, task_id, line)

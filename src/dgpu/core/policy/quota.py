@@ -9,13 +9,11 @@ may not take the idle GPUs that the tasks it could start now need. It is a numbe
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from dgpu.core.account import Account
 from dgpu.core.events import Event, GangPlaced, TaskPlaced
 from dgpu.core.holdings import count_away
 from dgpu.core.lane import Lane
-from dgpu.core.line import Line
+from dgpu.core.line import Claim, Line
 from dgpu.core.node import GpuStatus
 from dgpu.core.quota import QuotaMode, Split, split
 from dgpu.core.room import STATUSES, Slot
@@ -29,15 +27,10 @@ _BORROW = QuotaMode.BORROW
 UNBOUNDED = 1 << 62
 
 
-class Claim(NamedTuple):
-    """What a task takes of its pool's quota and its tenant's limits."""
-
-    milli: int
-    memory_mb: int
-
-
 def claim_of(shape: Shape) -> Claim:
-    """Exact for whole GPUs. A share takes at least this: with a memory demand, it depends on the card."""
+    """Exact for whole GPUs. A share takes at least this: with a memory demand, it depends on the card. A crowd knows that
+    of its tasks.
+    """
     gpus = shape.gpus * shape.nodes
     return Claim(gpus * shape.share_milli, gpus * shape.gpu_memory_mb)
 
@@ -130,7 +123,7 @@ def needed_milli(state: ClusterState, lane: Lane, spare: int) -> int:
     needed = 0
     for line in lane.ready.values():
         milli = line.crowd.milli
-        if milli <= spare and within_limits(state, line.account, claim_of(line.shape)):
+        if milli <= spare and within_limits(state, line.account, line.crowd.claim):
             needed += milli * line.ready_count
             if needed >= spare:
                 return spare
@@ -142,7 +135,7 @@ def needed_milli(state: ClusterState, lane: Lane, spare: int) -> int:
 
 def within_limits(state: ClusterState, account: Account, claim: Claim) -> bool:
     tenant = account.tenant
-    if tenant is None or not tenant.limits_grants:
+    if tenant is None or not account.limited:
         return True
     if tenant.max_running is not None and account.running >= tenant.max_running:
         return False
@@ -177,8 +170,12 @@ def is_kept(state: ClusterState, account: Account, claim: Claim) -> bool:
     guaranteed = state.accounts.guaranteed
     if not guaranteed or not claim.milli or claim.milli <= account.short_milli():
         return False
-    kept = sum(kept_milli(state, other) for other in guaranteed.values() if other is not account)
-    return bool(kept) and idle_milli(state) - _whole(claim.milli) < kept
+    left = idle_milli(state) - _whole(claim.milli)
+    kept = 0
+    for other in guaranteed.values():
+        if other.milli < other.guaranteed_milli and other is not account:
+            kept += kept_milli(state, other)
+    return bool(kept) and left < kept
 
 
 def kept_milli(state: ClusterState, account: Account) -> int:
@@ -191,7 +188,7 @@ def kept_milli(state: ClusterState, account: Account) -> int:
         milli = line.crowd.milli
         if not line.head or not milli:
             continue
-        if has_quota(state, line.crowd.lane, milli) and within_limits(state, account, claim_of(line.shape)):
+        if has_quota(state, line.crowd.lane, milli) and within_limits(state, account, line.crowd.claim):
             wanted += milli * line.ready_count
             if wanted >= short:
                 return short

@@ -1,0 +1,63 @@
+"""The rooms that have GPUs left, or a part of one. In a full cluster they are few, and no larger index need be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dgpu.core.ids import NodeId
+from dgpu.core.policy.fit import Demand, rank
+from dgpu.core.room import Room
+from dgpu.core.task import WHOLE_MILLI
+
+FEW_ROOMS = 8  # are looked at one by one; more are for a ranking
+
+
+class Giving:
+    __slots__ = ("_parts", "_whole")
+
+    def __init__(self) -> None:
+        self._whole: dict[NodeId, Room] = {}  # with idle cards
+        self._parts: dict[NodeId, Room] = {}  # with nothing but parts of cards
+
+    def copy(self, rooms: Mapping[NodeId, Room]) -> Giving:
+        twin = Giving()
+        twin._whole = {node_id: rooms[node_id] for node_id in self._whole}
+        twin._parts = {node_id: rooms[node_id] for node_id in self._parts}
+        return twin
+
+    def note(self, room: Room) -> None:
+        """It is new or changed."""
+        node_id = room.node_id
+        if room.idle and room.ready:
+            self._whole[node_id] = room
+            self._parts.pop(node_id, None)
+            return
+        self._whole.pop(node_id, None)
+        if room.used and room.ready and room.has_part:
+            self._parts[node_id] = room
+        else:
+            self._parts.pop(node_id, None)
+
+    def few(self, demand: Demand) -> Sequence[Room] | None:
+        """All rooms that may have room for it; None if they are many, or the demand is for no GPU."""
+        if not demand.gpus or len(self._whole) > FEW_ROOMS:
+            return None
+        if demand.share_milli == WHOLE_MILLI:
+            return [*self._whole.values()]
+        if len(self._whole) + len(self._parts) > FEW_ROOMS:
+            return None
+        return [*self._whole.values(), *self._parts.values()]
+
+
+def best_of(rooms: Sequence[Room], demand: Demand, most_leases: int) -> tuple[Room | None, int]:
+    """The best liked of a few rooms, and how many of them have room: the choice that a ranking of all would make."""
+    best: Room | None = None
+    best_rank = count = 0
+    for room in rooms:
+        value = rank(room, demand, most_leases)
+        if value is None:
+            continue
+        count += 1
+        if best is None or (value, room.node_id) < (best_rank, best.node_id):
+            best, best_rank = room, value
+    return best, count
