@@ -28,6 +28,8 @@ from dgpu.core.settings import Placement
 from dgpu.core.state import ClusterState
 from dgpu.core.task import MEMORY_STEP_MB, Outcome, Task, TaskStatus
 
+_PACK = Placement.PACK  # looked up before every pass
+
 
 def decide_condition(state: ClusterState, command: ObserveCondition) -> Decision:
     gpu = state.gpus.get(command.gpu_id)
@@ -79,7 +81,7 @@ def _ran_out(state: ClusterState, task: Task, command: ReportFinished) -> bool:
 
 def typical_due(state: ClusterState, at: int) -> tuple[Event, ...]:
     """Under `placement: pack`, before a pass: a new table of the tasks we know, if the last one has aged."""
-    if state.settings.placement is not Placement.PACK:
+    if state.settings.placement is not _PACK:
         return ()
     if not is_due(state.typical, state.next_task_id - max(1, state.typical.next_id)):
         return ()

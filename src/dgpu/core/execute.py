@@ -104,8 +104,8 @@ def next_grant(state: ClusterState, at: int) -> tuple[Event, ...]:
         if state.tenants and not _tenant_admits(state, line):
             waiting.bar(line)
             continue
-        among = [*crowd.lane.improved.values()] if crowd.blocked else None
-        granted = grant(state, line.head, crowd.demand, at, among)
+        fitting = crowd.lane.fitting if crowd.blocked else None
+        granted = grant(state, line.head, crowd.demand, at, fitting)
         if not granted:
             waiting.block(crowd)
         elif crowd.takes_part_of_a_card and not _admits_grant(state, line, granted):
@@ -136,7 +136,8 @@ def _reopen(state: ClusterState) -> None:
         if lane.closed or lane.gated:
             free = free_milli(state, lane)
             lane.closed = lane.closed and free <= 0
-            lane.ungate(free)
+            if lane.gated:
+                lane.ungate(free)
     if state.accounts.guaranteed and state.waiting.barred:
         _unbar(state)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from dgpu.core.ids import NodeId
 from dgpu.core.policy.fit import Demand, rank
@@ -28,12 +28,13 @@ class Giving:
     def note(self, room: Room) -> None:
         """It is new or changed."""
         node_id = room.node_id
+        room.has_part = bool(room.used) and room.look_for_part()
         if room.idle and room.ready:
             self._whole[node_id] = room
             self._parts.pop(node_id, None)
             return
         self._whole.pop(node_id, None)
-        if room.used and room.ready and room.has_part:
+        if room.has_part and room.ready:
             self._parts[node_id] = room
         else:
             self._parts.pop(node_id, None)
@@ -49,15 +50,15 @@ class Giving:
         return [*self._whole.values(), *self._parts.values()]
 
 
-def best_of(rooms: Sequence[Room], demand: Demand, most_leases: int) -> tuple[Room | None, int]:
-    """The best liked of a few rooms, and how many of them have room: the choice that a ranking of all would make."""
-    best: Room | None = None
-    best_rank = count = 0
+def fitting(rooms: Iterable[Room], demand: Demand, most_leases: int) -> list[Room]:
+    """Those of a few rooms that have room for it, the best liked first: as a ranking of all would have them."""
+    found: list[Room] = []
+    ranks: dict[NodeId, int] = {}
     for room in rooms:
         value = rank(room, demand, most_leases)
-        if value is None:
-            continue
-        count += 1
-        if best is None or (value, room.node_id) < (best_rank, best.node_id):
-            best, best_rank = room, value
-    return best, count
+        if value is not None:
+            found.append(room)
+            ranks[room.node_id] = value
+    if len(found) > 1:
+        found.sort(key=lambda room: (ranks[room.node_id], room.node_id))
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import TYPE_CHECKING
 
@@ -44,8 +44,8 @@ class Order:
                 heapreplace(turns, first)
         return None
 
-    def list_crowd(self, crowd: Crowd, others: Iterable[Crowd], count: int) -> None:
-        """It is new here, or comes earlier now. `others`: among whom those listed here are; so many."""
+    def list_crowd(self, crowd: Crowd, crowds: Mapping[CrowdKey, Crowd]) -> None:
+        """It is new here, or comes earlier now. `crowds`: all of the lane."""
         turn = crowd.first()
         if turn is None:
             crowd.unlist()
@@ -54,8 +54,8 @@ class Order:
             return
         crowd.listed_in, crowd.listed_as = self, turn
         heappush(self.turns, turn)
-        if len(self.turns) > 2 * count + SLACK:
-            listed = (each.listed_as for each in others if each.listed_in is self)
+        if len(self.turns) > 2 * len(crowds) + SLACK:
+            listed = (each.listed_as for each in crowds.values() if each.listed_in is self)
             self.turns = [each for each in listed if each is not None]
             heapify(self.turns)
 
@@ -82,6 +82,7 @@ class Lane:
     __slots__ = (
         "closed",
         "crowds",
+        "fitting",
         "gated",
         "improved",
         "limit_milli",
@@ -108,6 +109,7 @@ class Lane:
         self.order = Order()  # crowds awake
         self.refused: dict[int, Refused] = {}  # by size, see Crowd
         self.improved: dict[NodeId, Room] = {}  # the only rooms that may let in those refused
+        self.fitting: list[Room] = []  # those of them that let in the crowd found last, best liked first
         self.looked = True  # those refused are listed to be tried with the latest of them
 
     @property
@@ -123,7 +125,7 @@ class Lane:
             if crowd.blocked:
                 return
             order = self.order
-        order.list_crowd(crowd, self.crowds.values(), len(self.crowds))
+        order.list_crowd(crowd, self.crowds)
 
     # those that were refused
 
@@ -168,7 +170,7 @@ class Lane:
             if idle:
                 part = True
                 most = max(most, idle)
-            elif room.used and room.has_part:
+            elif room.has_part:
                 part = True
             elif self.pool is not None:
                 empty.append(node_id)
@@ -187,14 +189,14 @@ class Lane:
             order = refused.order
             if refused.tried and not self.looked:
                 for tried in refused.tried.values():
-                    order.list_crowd(tried, self.crowds.values(), len(self.crowds))
+                    order.list_crowd(tried, self.crowds)
                 refused.tried.clear()
             while (crowd := order.first(lines)) is not None:
                 turn = crowd.listed_as
                 if found is not None and turn is not None and turn >= found:
                     break
-                if rooms.fits_among(crowd.demand, improved.values()):
-                    found = turn
+                if fitting := rooms.fitting_of(improved.values(), crowd.demand):
+                    found, self.fitting = turn, fitting
                     break
                 self.block(crowd)
         self.looked = True

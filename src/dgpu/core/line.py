@@ -192,7 +192,8 @@ class Line:
         head = self.head
         if not head or self.barred:
             return None
-        return (-self.level(head), self.account.share, head, self.shape_id)
+        level = self.level(head) if self.ageing.point_ms else self.priority
+        return (-level, self.account.share, head, self.shape_id)
 
     @property
     def ready(self) -> list[TaskId]:

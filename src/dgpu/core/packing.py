@@ -42,7 +42,7 @@ _LEVELS = WHOLE_MILLI // _LEVEL_MILLI + 1
 _SPARE_CLASSES = 4_096  # classes kept that no node is in now: nodes come back to them
 _MOST_DEMANDS = 4_096  # whose accepted kinds are remembered
 _MOST_CHOICES = 256  # in a class: shapes of GPU demands are few, but nobody promises it
-_MOST_CHANGED = 64  # rooms that may wait to be taken in
+_MOST_CHANGED = 256  # rooms that may wait to be taken in: about a millisecond for who asks next
 _MILLIONTHS = 1_000  # in a thousandth
 
 

@@ -40,10 +40,11 @@ class Ranking:
         if self.seen == len(changes):
             return
         ranks, demand = self.ranks, self.demand
-        fewest = demand.gpus if demand.share_milli == WHOLE_MILLI else 0
+        gpus, whole = demand.gpus, demand.share_milli == WHOLE_MILLI
         for room in dict.fromkeys(changes[self.seen :]):  # how a room is now counts, not how often it changed
-            # Most rooms of a busy cluster have too few idle cards, which is seen at once.
-            value = rank(room, demand, self.most_leases) if len(room.idle) >= fewest else None
+            # Most rooms of a busy cluster have no card to give, which is seen at once.
+            gives = len(room.idle) >= gpus if whole else room.has_part or room.idle
+            value = rank(room, demand, self.most_leases) if gives else None
             node_id = room.node_id
             if value is None:
                 ranks.pop(node_id, None)

@@ -60,6 +60,7 @@ class Room:
         "cpus_free_milli",
         "flat",
         "gpu_ids",
+        "has_part",
         "idle",
         "labels",
         "leases",
@@ -80,6 +81,7 @@ class Room:
         self.labels: dict[str, str] = {}
         self.idle: list[Card] = []  # sorted; empty unless ready
         self.used: dict[GpuId, Used] = {}  # cards that shared tasks live on; empty unless ready
+        self.has_part = False  # of one of them something is left; see giving
         self.cards: dict[GpuId, Card] = {}  # all that are neither reserved nor faulty nor gone, leased or not
         self.gpu_ids: tuple[GpuId, ...] = ()  # all of the node, by index
         self.leases: dict[LeaseId, None] = {}
@@ -96,6 +98,7 @@ class Room:
         # These are replaced, never changed.
         twin.labels, twin.cards, twin.near = self.labels, self.cards, self.near
         twin.mixed, twin.warm, twin.flat = self.mixed, self.warm, self.flat
+        twin.has_part = self.has_part
         twin.idle = self.idle.copy()
         twin.used = self.used.copy()
         twin.leases = self.leases.copy()
@@ -113,14 +116,16 @@ class Room:
 
     def free_milli(self, card: Card) -> int:
         """Of a card that shared tasks live on: by share and by memory, whichever is less."""
-        used = self.used[card.id]
-        free = WHOLE_MILLI - used.milli
-        if card.usable_mb:
-            free = min(free, (card.usable_mb - used.memory_mb - card.over_mb) * WHOLE_MILLI // card.usable_mb)
-        return max(0, free)
+        milli, memory_mb, _ = self.used[card.id]
+        free = WHOLE_MILLI - milli
+        usable_mb = card.usable_mb
+        if usable_mb:
+            by_memory = (usable_mb - memory_mb - card.over_mb) * WHOLE_MILLI // usable_mb
+            if by_memory < free:  # noqa: PLR1730 - for every shared card of a room, in every decision
+                free = by_memory
+        return free if free > 0 else 0  # noqa: FURB136
 
-    @property
-    def has_part(self) -> bool:
+    def look_for_part(self) -> bool:
         """Is there something left of a card that shared tasks live on?"""
         for gpu_id in self.used:
             card = self.cards.get(gpu_id)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from dgpu.core.cards import deal, status_of
-from dgpu.core.giving import Giving, best_of
+from dgpu.core.giving import Giving, fitting
 from dgpu.core.ids import GpuId, LeaseId, NodeId
 from dgpu.core.lease import Lease
 from dgpu.core.node import Gpu, Node
 from dgpu.core.packing import Packing, pack_cards, parts_of
-from dgpu.core.policy.fit import Demand, chosen_cards, milli_on, rank, reserved_mb
+from dgpu.core.policy.fit import Demand, chosen_cards, milli_on, reserved_mb
 from dgpu.core.policy.fragment import Typical
 from dgpu.core.ranking import Ranking
 from dgpu.core.room import STATUSES, Card, Room, Slot
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 _IDLE, _BUSY = int(Slot.IDLE), int(Slot.BUSY)
+_PACK = Placement.PACK  # to look a member up costs as much as a call
 _MOST_RANKED = 2_000_000  # entries over all rankings: a bound on memory
 _FEWEST_RANKINGS = 16
 _MOST_RANKINGS = 1_024
@@ -254,15 +255,17 @@ class Rooms:
 
     def _shift(self, room: Room, taken: int) -> None:
         """So many cards were idle and are busy; negative: the other way."""
-        for counts in (room.counts, self.counts):
-            counts[_IDLE] -= taken
-            counts[_BUSY] += taken
+        of_room, of_all = room.counts, self.counts
+        of_room[_IDLE] -= taken
+        of_room[_BUSY] += taken
+        of_all[_IDLE] -= taken
+        of_all[_BUSY] += taken
 
     # what is asked
 
     def best(self, demand: Demand) -> Room | None:
         """The node that a task of this demand goes to, or None if it fits nowhere now."""
-        if self._settings.placement is Placement.PACK and _is_packed(demand):
+        if self._settings.placement is _PACK and _is_packed(demand):
             found = self._packed().best(demand)
             if found is not None:
                 return self.by_node[NodeId(found.node_id)]
@@ -279,17 +282,17 @@ class Rooms:
         top = ranking.best()
         return None if top is None else self.by_node[top[1]]
 
-    def find(self, demand: Demand, among: Sequence[Room] | None = None) -> Spot | None:
-        """The node and the cards on it. `among`: the only rooms that may have room for it, if they are few and known."""
-        few = self._giving.few(demand) if among is None else among
-        packs = self._settings.placement is Placement.PACK and _is_packed(demand)
+    def find(self, demand: Demand, few: Sequence[Room] | None = None) -> Spot | None:
+        """The node and the cards on it. `few`: the rooms that have room for it, the best liked first, if that is known."""
+        packs = self._settings.placement is _PACK and _is_packed(demand)
+        if few is None and (giving := self._giving.few(demand)) is not None:
+            few = fitting(giving, demand, self._settings.most_leases)
         if few is not None:
-            best, count = best_of(few, demand, self._settings.most_leases)
-            if best is None:
+            if not few:
                 return None
             if not packs:
-                return _spot(best, demand, chosen_cards(best, demand))
-            if count == 1 and (spot := self._pack_into(best, demand)) is not None:
+                return _spot(few[0], demand, chosen_cards(few[0], demand))
+            if len(few) == 1 and (spot := self._pack_into(few[0], demand)) is not None:
                 return spot
         if packs:
             found = self._packed().best(demand)
@@ -307,6 +310,8 @@ class Rooms:
             return None
         packing = self._packing_anyway()
         packing.catch_up_some(self.by_node, self._settings.most_leases)
+        if demand.gpus and demand.share_milli == WHOLE_MILLI:
+            return _spot(room, demand, pack_cards(room, demand, room.idle[0].kind, WHOLE_MILLI))
         (cards,) = parts_of(room)
         from_milli = packing.from_milli(cards, demand)
         return _spot(room, demand, pack_cards(room, demand, cards.kind, from_milli))
@@ -332,9 +337,8 @@ class Rooms:
         """Packing looks at cards of one kind. Where none has enough of them, different ones may do."""
         return demand.gpus > 1 and self._mixed
 
-    def fits_among(self, demand: Demand, rooms: Iterable[Room]) -> bool:
-        most_leases = self._settings.most_leases
-        return any(rank(room, demand, most_leases) is not None for room in rooms)
+    def fitting_of(self, rooms: Iterable[Room], demand: Demand) -> list[Room]:
+        return fitting(rooms, demand, self._settings.most_leases)
 
     # leaves
 
@@ -439,6 +443,8 @@ def _is_packed(demand: Demand) -> bool:
 def _spot(room: Room, demand: Demand, cards: list[Card]) -> Spot:
     if not cards:
         return Spot(room, cards, WHOLE_MILLI, 0)
+    if demand.share_milli == WHOLE_MILLI:
+        return Spot(room, cards, WHOLE_MILLI, demand.gpu_memory_mb)
     usable = cards[0].usable_mb
     return Spot(room, cards, milli_on(demand, usable), reserved_mb(demand, usable))
 

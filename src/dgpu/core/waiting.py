@@ -225,7 +225,11 @@ class Waiting:
         if not dropped:
             return
         for account in dropped.values():
+            share = account.share
             for line in account.lines.values():
+                listed = line.listed
+                if listed is not None and listed[1] < share:
+                    continue  # it was listed when the tenant had even less: it is put right when it comes up
                 if line.head and line.crowd.list_line(line):
                     line.crowd.lane.wake(line.crowd)
         dropped.clear()

@@ -30,23 +30,24 @@ def first_grant(state: ClusterState, at: int) -> tuple[Event, ...]:
 
 
 def grant(
-    state: ClusterState, task_id: TaskId, demand: Demand, at: int, among: Sequence[Room] | None = None
+    state: ClusterState, task_id: TaskId, demand: Demand, at: int, fitting: Sequence[Room] | None = None
 ) -> tuple[Event, ...]:
-    """`among`: the only rooms that may have room for it, if that is known."""
+    """`fitting`: the rooms that have room for it, the best liked first, if they are few and known."""
     if demand.nodes > 1:
         return grant_gang(state, task_id, demand, at)
-    spot = state.rooms.find(demand, among)
+    spot = state.rooms.find(demand, fitting)
     if spot is None:
         return ()
     task = state.tasks[task_id]
     lease_id = state.next_lease_id
+    cards = spot.cards
     placed = TaskPlaced(
         at=at,
         task_id=task_id,
         lease_id=lease_id,
         attempt=task.attempt + 1,
         node_id=spot.room.node_id,
-        gpu_ids=tuple([card.id for card in spot.cards]),
+        gpu_ids=(cards[0].id,) if len(cards) == 1 else tuple([card.id for card in cards]),
         share_milli=spot.share_milli,
         gpu_memory_mb=spot.gpu_memory_mb,
     )
