@@ -6,8 +6,6 @@ from bisect import insort
 from heapq import nsmallest
 from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec.structs import replace
-
 from dgpu.core.cards import deal, status_of
 from dgpu.core.giving import Giving, fitting
 from dgpu.core.ids import GpuId, LeaseId, NodeId
@@ -16,7 +14,7 @@ from dgpu.core.node import Gpu, Node
 from dgpu.core.packing import Packing, pack_cards, parts_of
 from dgpu.core.policy.fit import Demand, chosen_cards, milli_on, reserved_mb
 from dgpu.core.policy.fragment import Typical
-from dgpu.core.ranking import Ranking
+from dgpu.core.ranking import Rankings
 from dgpu.core.room import STATUSES, Card, Room, Slot
 from dgpu.core.settings import Placement, Settings
 from dgpu.core.task import WHOLE_MILLI
@@ -26,11 +24,6 @@ if TYPE_CHECKING:
 
 _IDLE, _BUSY = int(Slot.IDLE), int(Slot.BUSY)
 _PACK = Placement.PACK  # to look a member up costs as much as a call
-_MOST_RANKED = 2_000_000  # entries over all rankings: a bound on memory
-_FEWEST_RANKINGS = 16
-_MOST_RANKINGS = 1_024
-_FEWEST_CHANGES = 4_096  # kept before rankings must catch up or go
-_ANY_MB = 1 << 60
 
 
 class Spot(NamedTuple):
@@ -44,20 +37,15 @@ class Spot(NamedTuple):
 
 class Rooms:
     __slots__ = (
-        "_changes",
         "_giving",
         "_gpus",
         "_leases",
-        "_least_mb",
         "_mixed",
         "_nodes",
-        "_origin",
         "_packing",
-        "_parole",
         "_rankings",
         "_settings",
         "_typical",
-        "_warm",
         "by_node",
         "counts",
         "holders",
@@ -82,20 +70,13 @@ class Rooms:
         self.holders: dict[GpuId, tuple[LeaseId, ...]] = {}  # several where tasks share
         self.counts: list[int] = [0] * len(STATUSES)
         self.improved: dict[NodeId, Room] = {}  # may have more to give than when they were last looked at
-        self._rankings: dict[Demand, Ranking] = {}
-        self._changes: list[Room] = []
+        self._rankings = Rankings(self.by_node, settings.most_leases)
         self._giving = Giving()
-        self._origin: tuple[Rooms, list[Room], int] | None = (
-            None  # of a copy: the original, and its changes then
-        )
         self.refreshed: dict[
             NodeId, None
         ] = {}  # worked out anew: cards may count for the quota or not any more
         self._packing: Packing | None = None  # made when it is first asked
-        self._least_mb = _ANY_MB  # no card can promise less
         self._mixed = False  # some node has cards of several kinds
-        self._warm = False  # models are loaded somewhere
-        self._parole = False  # some card is on parole
 
     def rebuild(self) -> None:
         for lease_id, lease in self._leases.items():
@@ -111,17 +92,15 @@ class Rooms:
     def copy(
         self, nodes: Mapping[NodeId, Node], gpus: Mapping[GpuId, Gpu], leases: Mapping[LeaseId, Lease]
     ) -> Rooms:
-        """Rankings are copied when they are asked for, and only while the original stays as it is."""
         twin = Rooms(nodes, gpus, leases, self._settings, self._typical)
         twin.by_node = {node_id: room.copy() for node_id, room in self.by_node.items()}
         twin._giving = self._giving.copy(twin.by_node)
         twin.holders = self.holders.copy()
         twin.counts = self.counts.copy()
         twin.refreshed = self.refreshed.copy()
-        twin._least_mb, twin._mixed = self._least_mb, self._mixed
-        twin._warm, twin._parole = self._warm, self._parole
+        twin._mixed = self._mixed
         twin.improved = {node_id: twin.by_node[node_id] for node_id in self.improved}
-        twin._origin = (self, self._changes, len(self._changes))
+        twin._rankings = self._rankings.copy(twin.by_node)
         return twin
 
     def configure(self, settings: Settings) -> None:
@@ -129,10 +108,8 @@ class Rooms:
         if settings == self._settings:
             return
         self._settings = settings
-        self._rankings.clear()
-        self._origin = None
+        self._rankings.start_over(settings.most_leases)
         self._packing = None
-        self._least_mb, self._warm, self._parole = _ANY_MB, False, False
         for node_id in self.by_node:
             if node_id in self._nodes:
                 self.refresh(node_id)
@@ -159,7 +136,8 @@ class Rooms:
         room.cpus_free_milli = node.cpus_milli - sum(lease.cpus_milli for lease in leases)
         room.ram_free_mb = node.ram_in_steps_mb - sum(lease.ram_mb for lease in leases)
         deal(room, gpus, leases, self.holders, self._settings)
-        self._tell_apart(room)
+        self._mixed = self._mixed or room.mixed
+        self._rankings.tell_apart(room)
         counts = [0] * len(STATUSES)
         for gpu in gpus:
             counts[STATUSES.index(status_of(gpu, node, leased=gpu.id in self.holders))] += 1
@@ -271,16 +249,7 @@ class Rooms:
                 return self.by_node[NodeId(found.node_id)]
             if not self._may_mix(demand):
                 return None
-        return self._ranked(demand)
-
-    def _ranked(self, demand: Demand) -> Room | None:
-        ranking = self._rankings.get(demand)
-        if ranking is None:
-            ranking = self._new_ranking(demand)
-        if ranking.seen != len(self._changes):
-            ranking.catch_up(self._changes)
-        top = ranking.best()
-        return None if top is None else self.by_node[top[1]]
+        return self._rankings.best(demand)
 
     def find(self, demand: Demand, few: Sequence[Room] | None = None) -> Spot | None:
         """The node and the cards on it. `few`: the rooms that have room for it, the best liked first, if that is known."""
@@ -301,7 +270,7 @@ class Rooms:
                 return _spot(room, demand, pack_cards(room, demand, found.kind, found.from_milli))
             if not self._may_mix(demand):
                 return None
-        best = self._ranked(demand)
+        best = self._rankings.best(demand)
         return None if best is None else _spot(best, demand, chosen_cards(best, demand))
 
     def _pack_into(self, room: Room, demand: Demand) -> Spot | None:
@@ -327,11 +296,7 @@ class Rooms:
 
     def fitting(self, demand: Demand) -> Mapping[NodeId, int]:
         """The nodes with room for it now, each with its rank."""
-        ranking = self._rankings.get(demand)
-        if ranking is None:
-            ranking = self._new_ranking(demand)
-        ranking.catch_up(self._changes)
-        return ranking.ranks
+        return self._rankings.fitting(demand)
 
     def _may_mix(self, demand: Demand) -> bool:
         """Packing looks at cards of one kind. Where none has enough of them, different ones may do."""
@@ -348,58 +313,10 @@ class Rooms:
             room = self.by_node[node_id] = Room(node_id)
         return room
 
-    def _tell_apart(self, room: Room) -> None:
-        """A card may differ from all others in what no demand had to look at before. Rankings start anew then."""
-        least_mb = min((card.usable_mb for card in room.cards.values()), default=self._least_mb)
-        self._mixed = self._mixed or room.mixed
-        parole = self._parole or any(card.parole for card in room.cards.values())
-        if least_mb < self._least_mb or room.warm > self._warm or parole > self._parole:
-            self._rankings.clear()
-            self._least_mb = min(least_mb, self._least_mb)
-            self._warm = self._warm or room.warm
-            self._parole = parole
-
     def _count(self, room: Room, counts: list[int]) -> None:
         for slot, (before, now) in enumerate(zip(room.counts, counts, strict=True)):
             self.counts[slot] += now - before
         room.counts = counts
-
-    def _plain(self, demand: Demand) -> Demand:
-        """Without what makes no difference here: demands that the nodes cannot tell apart share a ranking."""
-        whole = demand.share_milli == WHOLE_MILLI
-        return replace(
-            demand,
-            gpu_memory_mb=0 if whole and demand.gpu_memory_mb <= self._least_mb else demand.gpu_memory_mb,
-            model=demand.model if self._warm else "",
-            parole=demand.parole and self._parole,
-        )
-
-    def _new_ranking(self, demand: Demand) -> Ranking:
-        plain = self._plain(demand)
-        known = self._rankings.get(plain)
-        if known is not None:
-            self._rankings[demand] = known
-            return known
-        most = max(_FEWEST_RANKINGS, min(_MOST_RANKINGS, _MOST_RANKED // (len(self.by_node) + 1)))
-        if len(self._rankings) >= most:
-            self._rankings.clear()
-        ranking = None
-        if self._origin is not None:
-            # Most demands fit nowhere or on few nodes: a copy costs less than asking every node anew.
-            original, changes, number = self._origin
-            ranking = original.lend(plain, changes, number)
-        if ranking is None:
-            ranking = Ranking(plain, self._settings.most_leases, self.by_node.values(), len(self._changes))
-        self._rankings[demand] = self._rankings[plain] = ranking
-        return ranking
-
-    def lend(self, demand: Demand, changes: list[Room], number: int) -> Ranking | None:
-        """A copy of a ranking, if nothing has changed since there were so many changes."""
-        known = self._rankings.get(demand)
-        if known is None or known.demand != demand or self._changes is not changes or len(changes) != number:
-            return None
-        known.catch_up(changes)
-        return known.copy()
 
     def _packed(self) -> Packing:
         packing = self._packing_anyway()
@@ -418,21 +335,7 @@ class Rooms:
         self._giving.note(room)
         if self._packing is not None:
             self._packing.changed[room.node_id] = room
-        self._changes.append(room)
-        if len(self._changes) > max(_FEWEST_CHANGES, 2 * len(self.by_node)):
-            self._forget_changes()
-
-    def _forget_changes(self) -> None:
-        """Rankings in use catch up, those not asked for lately go: the list stays short, also where nobody asks."""
-        half = len(self._changes) // 2
-        used = {demand: ranking for demand, ranking in self._rankings.items() if ranking.seen >= half}
-        for ranking in used.values():
-            ranking.catch_up(self._changes)
-        for ranking in used.values():
-            ranking.seen = 0
-        self._rankings = used
-        self._changes = []
-        self._origin = None
+        self._rankings.note(room)
 
 
 def _is_packed(demand: Demand) -> bool:

@@ -90,6 +90,13 @@ def rank(room: Room, demand: Demand, most_leases: int) -> int | None:
     return first.key if gpus == 1 else sum(card.key for card in idle[:gpus])
 
 
+def has_host(room: Room, demand: Demand) -> bool:
+    """The cpus and ram, whatever the cards."""
+    if demand.cpus_milli > room.cpus_free_milli and demand.cpus_milli:
+        return False
+    return not (demand.ram_mb > room.ram_free_mb and demand.ram_mb)
+
+
 def fits(room: Room, demand: Demand, most_leases: int) -> bool:
     return rank(room, demand, most_leases) is not None
 
@@ -136,16 +143,6 @@ def _accepts(card: Card, demand: Demand) -> bool:
     if demand.gpu_models and card.model not in demand.gpu_models:
         return False
     return demand.parole or not card.parole
-
-
-def _has_host(room: Room, demand: Demand, most_leases: int) -> bool:
-    if not room.ready or len(room.leases) >= most_leases:
-        return False
-    if demand.cpus_milli > room.cpus_free_milli and demand.cpus_milli:
-        return False
-    if demand.ram_mb > room.ram_free_mb and demand.ram_mb:
-        return False
-    return not demand.constraints or holds(room.labels, demand.constraints)
 
 
 def _whole_cards(room: Room, demand: Demand) -> list[Card] | None:
