@@ -21,6 +21,9 @@ from dgpu.core.commands import BeginEpoch, RegisterNode, ReportFinished, RunPass
 from dgpu.core.execute import execute
 from dgpu.core.ids import GpuId, NodeId, TenantId
 from dgpu.core.node import Gpu
+from dgpu.core.policy.explain import explain
+from dgpu.core.policy.order import queue
+from dgpu.core.policy.sooner import sooner
 from dgpu.core.settings import Placement, Settings
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Outcome, Pool, Shape, TaskDetail, TaskSpec
@@ -169,12 +172,26 @@ def idle_pass() -> Iterator[dict[str, Any]]:
     tracemalloc.stop()
     yield figure("memory of a waiting task in the core, detail apart", grown / 100_000, "bytes", 500)
     yield figure("detail of a waiting task, as encoded", blobs / 100_000, "bytes", None)
-    execute(state, RunPass(at=21))
-    yield timed("pass over 100,000 waiting, nothing changed", lambda: execute(state, RunPass(at=22)))
-    yield timed(
-        "full pass over 100,000 waiting, nothing to place", lambda: execute(state, RunPass(at=22, full=True))
-    )
+    yield from nothing_to_place(state, "100,000 waiting")
     yield timed("fork at 100,000 waiting", state.fork)
+    ruled = _rules.full_cluster(200, Placement.BALANCED, _register, waiting=100_000)
+    yield from nothing_to_place(ruled, "100,000 waiting with all rules on")
+
+
+def nothing_to_place(state: ClusterState, name: str) -> Iterator[dict[str, Any]]:
+    """A pass that finds nothing, and why the last task in the queue waits."""
+    at = state.last_at + 1
+    while execute(state, RunPass(at=at)):
+        pass
+    yield timed(f"pass over {name}, nothing changed", lambda: execute(state, RunPass(at=at)), aim_ms=1)
+    yield timed(
+        f"full pass over {name}, nothing to place",
+        lambda: execute(state, RunPass(at=at, full=True)),
+        aim_ms=1,
+    )
+    last = queue(state, limit=state.waiting_count)[-1]
+    yield timed(f"why with {name}", lambda: explain(state, last, at), aim_ms=50)
+    yield timed(f"why with {name}, and what would start it", lambda: sooner(state, last, at), aim_ms=50)
 
 
 def full_cluster(
@@ -258,13 +275,13 @@ def figure(name: str, value: float, unit: str, aim: float | None) -> dict[str, A
     return {"figure": name, "value": round(value, 3), "unit": unit, "aim": aim}
 
 
-def timed(name: str, work: Callable[[], object]) -> dict[str, Any]:
+def timed(name: str, work: Callable[[], object], aim_ms: float | None = None) -> dict[str, Any]:
     took = []
     for _ in range(5):
         start = time.perf_counter()
         work()
         took.append((time.perf_counter() - start) * 1_000)
-    return figure(name, median(took), "ms", None)
+    return figure(name, median(took), "ms", aim_ms)
 
 
 if __name__ == "__main__":

@@ -96,7 +96,16 @@ class Rankings:
     those that differ in cpus and ram only, while most nodes have enough of these.
     """
 
-    __slots__ = ("_by_demand", "_changes", "_least_mb", "_most_leases", "_origin", "_parole", "_rooms", "_warm")
+    __slots__ = (
+        "_by_demand",
+        "_changes",
+        "_least_mb",
+        "_most_leases",
+        "_origin",
+        "_parole",
+        "_rooms",
+        "_warm",
+    )
 
     def __init__(self, rooms: Mapping[NodeId, Room], most_leases: int) -> None:
         self._rooms = rooms

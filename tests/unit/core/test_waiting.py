@@ -24,6 +24,32 @@ def test_a_held_task_lets_others_pass() -> None:
     check_invariants(state)
 
 
+def test_a_task_released_after_a_gpu_was_freed_finds_it() -> None:
+    state = cluster(node("n1", gpus=1), task(), task(cpus=1))
+    assert run_pass(state) == [1], "the other was refused"
+    do(state, HoldTasks(task_ids=(2,)))
+    do(state, finished(1))
+    assert run_pass(state) == [], "nobody was there to be tried with the freed GPU"
+    do(state, ReleaseTasks(task_ids=(2,)))
+    assert run_pass(state) == [2]
+    check_invariants(state)
+
+
+def test_those_refused_are_let_in_by_their_order() -> None:
+    """Of three demands that a freed GPU could hold, the one that comes first gets it, whoever was refused last."""
+    state = cluster(node("n1", gpus=1), task(priority=90))
+    run_pass(state)
+    for cpus, priority in ((1, 50), (2, 80), (3, 10)):
+        do(state, task(cpus=cpus, priority=priority))
+        assert run_pass(state) == []
+    started = []
+    for lease_id in (1, 2, 3):
+        do(state, finished(lease_id))
+        started += run_pass(state, limit=1)
+    assert started == [3, 2, 4]
+    check_invariants(state)
+
+
 def test_a_released_task_is_where_it_was() -> None:
     state = cluster(node("n1", gpus=1), task(count=2, held=True))
     assert run_pass(state) == []
