@@ -76,10 +76,11 @@ class Packing:
 
     def catch_up_some(self, rooms: Mapping[NodeId, Room], most_leases: int) -> None:
         """Nobody asks now, and a room that changes again need be taken in only once. But who asks next must not find too
-        much to do: so beyond a number of rooms the oldest are taken in, more than a decision changes.
+        much to do: so beyond a number of rooms the oldest are taken in, mostly one by a decision, which changes one.
         """
-        if len(self.changed) > _MOST_CHANGED:
-            for node_id in [*islice(self.changed, 2)]:
+        over = len(self.changed) - _MOST_CHANGED
+        if over > 0:
+            for node_id in [*islice(self.changed, 1 + over // 32)]:
                 self._take_in(node_id, self.changed.pop(node_id), rooms, most_leases)
 
     def _take_in(self, node_id: NodeId, room: Room, rooms: Mapping[NodeId, Room], most_leases: int) -> None:
