@@ -255,20 +255,7 @@ def test_what_cannot_be_shown_has_a_code_and_a_message(two_nodes, arguments, cod
 def test_q_ends_it_on_a_real_terminal_even_when_the_scheduler_hangs(site):
     """A stopped scheduler accepts and never answers; the terminal must be given back all the same."""
     site.up()
-    keyboard, terminal = os.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    with subprocess.Popen(
-        site.command("top"),
-        env={**site.env, "TERM": "xterm-256color"},
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-        start_new_session=True,
-    ) as process:
-        os.close(terminal)
-        seen = b""
-        while b"V100" not in seen:
-            seen += os.read(keyboard, 65_536)
+    with _on_a_terminal(site) as (process, keyboard):
         stopped = _processes_below(site.supervisor.pid)
         for each in stopped:
             os.kill(each, signal.SIGSTOP)
@@ -281,7 +268,37 @@ def test_q_ends_it_on_a_real_terminal_even_when_the_scheduler_hangs(site):
         finally:
             for each in stopped:
                 os.kill(each, signal.SIGCONT)
-    os.close(keyboard)
+
+
+def test_it_ends_with_its_terminal(two_nodes):
+    with _on_a_terminal(two_nodes) as (process, keyboard):
+        os.close(keyboard)
+        assert process.wait(timeout=PATIENCE_SECONDS) == 128 + signal.SIGHUP
+
+
+@contextlib.contextmanager
+def _on_a_terminal(site):
+    """The process, and our end of its terminal, once the screen shows something."""
+    keyboard, terminal = os.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    with subprocess.Popen(
+        site.command("top"),
+        env={**site.env, "TERM": "xterm-256color"},
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+    ) as process:
+        os.close(terminal)
+        try:
+            seen = b""
+            while b"V100" not in seen:
+                seen += os.read(keyboard, 65_536)
+            yield process, keyboard
+        finally:
+            process.kill()
+            with contextlib.suppress(OSError):
+                os.close(keyboard)
 
 
 def _processes_below(pid):

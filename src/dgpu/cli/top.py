@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -57,9 +58,25 @@ async def _look(flags: Flags, *, once: bool) -> None:
         else:
             from dgpu.cli.live.screen import Top
 
+            _end_with_the_terminal()
             await Top(feed, picture).run_async()
     finally:
         await feed.client.close()
+
+
+def _end_with_the_terminal() -> None:
+    """A terminal that is not ours to be hung up by sends no signal when it goes, and the screen would draw for ever."""
+    import select
+    import threading
+
+    gone = select.poll()
+    gone.register(sys.stdin.fileno(), 0)  # no event but that it is gone
+
+    def wait() -> None:
+        gone.poll()
+        os._exit(128 + signal.SIGHUP)
+
+    threading.Thread(target=wait, name="terminal", daemon=True).start()
 
 
 def _print(picture: Picture, flags: Flags) -> None:
