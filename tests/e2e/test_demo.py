@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 
+import httpx
 import pytest
 
 from .conftest import PATIENCE_SECONDS, eventually
@@ -35,16 +38,15 @@ def demo_dir():
         yield pathlib.Path(directory)
 
 
-def start(directory):
+def start(directory, **files):
     env = {name: value for name, value in os.environ.items() if not name.startswith("DGPU")}
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(
         [sys.executable, "-m", "dgpu", "demo"],
-        env={**env, "TMPDIR": str(directory), "HOME": str(directory)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        env={**env, "TMPDIR": str(directory), "HOME": str(directory), "TERM": "xterm", "COLUMNS": "160"},
         text=True,
         start_new_session=True,
+        **(files or pipes),
     )
 
 
@@ -70,4 +72,30 @@ def test_a_demo_that_is_interrupted_cleans_up(demo_dir):
     process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 130, seen
     eventually(lambda: not leftovers(demo_dir), "all processes to be gone")
+    assert list(demo_dir.iterdir()) == []
+
+
+def test_on_a_terminal_it_stays_with_something_to_look_at(demo_dir):
+    keyboard, terminal = os.openpty()
+    process = start(demo_dir, stdin=terminal, stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    seen = ""
+    while "Enter or Ctrl-C ends it" not in seen:
+        seen += os.read(keyboard, 65_536).decode(errors="replace")
+    try:
+        url = re.findall(r"DGPU_SERVER=(http://127\.0\.0\.1:\d+)", seen)[-1]
+        assert seen.count(f"{url}/#code=") == 2, "at the beginning, to watch, and at the end"
+        page = httpx.get(url, timeout=PATIENCE_SECONDS)
+        assert page.headers["content-type"].startswith("text/html")
+        board = httpx.get(f"{url}/api/v1/board", timeout=PATIENCE_SECONDS).json()
+        assert board["counts"]["running"] > 0
+        assert board["counts"]["waiting"] > 20
+    finally:
+        os.write(keyboard, b"\n")
+    with contextlib.suppress(OSError):
+        while os.read(keyboard, 65_536):
+            pass
+    assert process.wait(PATIENCE_SECONDS) == 0
+    os.close(keyboard)
+    assert leftovers(demo_dir) == []
     assert list(demo_dir.iterdir()) == []

@@ -130,6 +130,8 @@ class _Demo:
         self.stack.start_scheduler()
         self.stack.start_agent()
         self.say(f"Ready: {self.stack.url}")
+        if self.stage.live:
+            self.say(f"Watch it in a browser: {dashboard_url(self.stack.url)}")
 
     def submit(self) -> None:
         """The long ones first, so that they are running when things get killed."""
@@ -267,18 +269,18 @@ class _Demo:
 
     def stay(self) -> None:
         program = _program()
+        self.client.submit_many(load.lively_tasks())
         self.stage.table(
-            "It stays up for you to look around. In another terminal:",
+            "It stays up for you to look around, with more tasks that run and wait for some minutes:",
             [
-                ("", f"export DGPU_SERVER={self.stack.url}"),
+                ("in a browser", dashboard_url(self.stack.url)),
+                ("", "Open a task that waits: the page says why, and when it will start."),
+                ("in a terminal", f"export DGPU_SERVER={self.stack.url}"),
                 (
                     "",
-                    f"{program} ps -a        {program} gpus        {program} run 'echo on $CUDA_VISIBLE_DEVICES'",
+                    f"{program} top        {program} ps        {program} why ID        {program} run 'echo on $CUDA_VISIBLE_DEVICES'",
                 ),
-                (
-                    "",
-                    f"{dashboard_url(self.stack.url)} is the dashboard, {self.stack.url}/docs the REST API.",
-                ),
+                ("", f"{self.stack.url}/docs lists the REST API."),
             ],
         )
         signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on it is a good end

@@ -14,6 +14,11 @@ GPUS = 8
 _SECONDS = (0.6, 1.0, 1.4, 2.0, 2.6)
 _LEVELS = ("normal", "normal", "low", "high", "normal", "low", "critical")
 
+_LIVELY = 60
+_LIVELY_SECONDS = (20, 35, 50, 25, 40)
+_LIVELY_NAMES = ("train", "evaluate", "sweep", "render")
+_LIVELY_TENANTS = ("vision", "speech", "search")
+
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
     """A task and the end it must come to."""
@@ -125,6 +130,24 @@ def troubled_tasks(ledger: Ledger) -> dict[str, Planned]:
             exit_code=0,
         ),
     }
+
+
+def lively_tasks() -> list[dict[str, Any]]:
+    """Something to look at: about five minutes of work of three tenants, with time limits, so that starts can be told."""
+    tasks: list[dict[str, Any]] = []
+    for place in range(_LIVELY):
+        seconds = _LIVELY_SECONDS[place % len(_LIVELY_SECONDS)]
+        tasks.append(
+            {
+                "name": f"{_LIVELY_NAMES[place % len(_LIVELY_NAMES)]}-{place + 1}",
+                "command": f"for step in $(seq {seconds}); do echo step $step of {seconds}; sleep 1; done",
+                "gpu_count": 2 if place % 6 == 5 else 1,
+                "tenant_id": _LIVELY_TENANTS[place % len(_LIVELY_TENANTS)],
+                "priority": _LEVELS[place % len(_LEVELS)],
+                "timeout_seconds": seconds * 2,
+            }
+        )
+    return tasks
 
 
 IMPOSSIBLE: dict[str, Any] = {"name": "impossible", "command": "true", "gpu_count": 16}
