@@ -37,10 +37,23 @@ def _keeper_of(file: Path) -> ProcessRef | None:
 def end_keepers(tasks_dir: Path, seconds: float = 20.0) -> int:
     """Ends them and with them every task they hold. Returns how many are left: 0 unless something hangs."""
     keepers = find_keepers(tasks_dir)
+    guards = [guard for ref in keepers if (guard := _guard_of(ref)) is not None]
     for ref in keepers:
         if is_alive(ref):
             os.kill(ref.pid, signal.SIGTERM)
+    # A guard is gone a moment after its keeper. Who asks for the end means all of it.
     deadline = time.monotonic() + seconds
-    while any(map(is_alive, keepers)) and time.monotonic() < deadline:
+    while any(map(is_alive, keepers + guards)) and time.monotonic() < deadline:
         time.sleep(0.02)
     return sum(map(is_alive, keepers))
+
+
+def _guard_of(keeper: ProcessRef) -> ProcessRef | None:
+    try:
+        stat = Path(f"/proc/{keeper.pid}/stat").read_text(encoding="utf-8", errors="replace")
+        pid = int(stat.rpartition(")")[2].split()[1])
+        if _SCRIPT not in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return None
+    except OSError:
+        return None
+    return process_ref(pid)
