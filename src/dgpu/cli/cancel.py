@@ -22,7 +22,7 @@ STATES = ("pending", "running")
 @app.command()
 def cancel(
     ctx: typer.Context,
-    ids: Annotated[list[str] | None, typer.Argument(metavar="ID...", help="42 or task-42.")] = None,
+    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="42 or task-42.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All tasks, or those of -A and -s.")] = False,
     array: Annotated[
         str | None, typer.Option("--array", metavar="ID", help="All of the array that begins with this task.")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dgpu.cli.flags import Flags
     from dgpu.wire.answers import TaskAnswer
 
-Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="42 or task-42.")]
+Ids = Annotated[list[str], typer.Argument(metavar="ID", help="42 or task-42.")]
 Array = Annotated[
     bool, typer.Option("--array", help="All tasks that wait of the array that begins with this one.")
 ]

@@ -61,7 +61,7 @@ def history(
     ctx: typer.Context,
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NODE|GPU]...", help="Nodes, NODE:INDEX, or UUIDs. [all, up to 64 GPUs]"),
+        typer.Argument(metavar="NODE|GPU", help="Nodes, NODE:INDEX, or UUIDs. [all, up to 64 GPUs]"),
     ] = None,
     since: Annotated[
         str, typer.Option("--since", metavar="T", help="How long ago (30d, 6h), or 2026-07-30T12:00:00Z.")

@@ -19,7 +19,7 @@ MORE = ("model_name", "task_type", "structure_n_atoms")
 
 @app.command()
 def show(
-    ctx: typer.Context, ids: Annotated[list[str], typer.Argument(metavar="ID...", help="42 or task-42.")]
+    ctx: typer.Context, ids: Annotated[list[str], typer.Argument(metavar="ID", help="42 or task-42.")]
 ) -> None:
     """All about tasks: what was asked for, where it ran, how it ended."""
     flags = flags_of(ctx)

@@ -38,7 +38,7 @@ COLUMNS = (
 @app.command()
 def wait(
     ctx: typer.Context,
-    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="42 or task-42.")],
+    ids: Annotated[list[str], typer.Argument(metavar="ID", help="42 or task-42.")],
     at_most: Annotated[
         str | None, typer.Option("--at-most", metavar="T", help="Give up after 90s, 15m, 2h; exit code 7.")
     ] = None,

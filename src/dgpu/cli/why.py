@@ -16,7 +16,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def why(
-    ctx: typer.Context, ids: Annotated[list[str], typer.Argument(metavar="ID...", help="42 or task-42.")]
+    ctx: typer.Context, ids: Annotated[list[str], typer.Argument(metavar="ID", help="42 or task-42.")]
 ) -> None:
     """Why a task waits: every blocker with numbers, its place in the queue, and what would start it sooner."""
     flags = flags_of(ctx)
