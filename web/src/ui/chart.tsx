@@ -1,5 +1,5 @@
 // uPlot in a box: it follows the width, the theme and the data, and shows numbers where the pointer is.
-import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import { clock, day, number } from "../format";
 import { language } from "../i18n";
@@ -22,7 +22,10 @@ interface Props {
   unit?: string;
 }
 
-export function Chart({ label, times, lines, height = 132, most, unit = "" }: Props) {
+const FEWEST = 30; // points; a chart of less says little about time
+
+export function Chart({ label, times: allTimes, lines: allLines, height = 132, most, unit = "" }: Props) {
+  const { times, lines } = useMemo(() => known(allTimes, allLines), [allTimes, ...allLines.flatMap((line) => [line.label, line.values])]);
   const box = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const [at, setAt] = useState<number | null>(null);
@@ -63,6 +66,14 @@ export function Chart({ label, times, lines, height = 132, most, unit = "" }: Pr
       <div ref={box} role="img" aria-label={label} style={{ height: `${height}px` }} />
     </figure>
   );
+}
+
+/** From the first number on: of a cluster that is an hour old, six hours are mostly paper. */
+function known(times: (number | null)[], lines: Line[]): { times: (number | null)[]; lines: Line[] } {
+  const firsts = lines.map((line) => line.values.findIndex((value) => value !== null)).filter((first) => first >= 0);
+  const from = Math.max(0, Math.min(...firsts, times.length - FEWEST));
+  if (from === 0 || !firsts.length) return { times, lines };
+  return { times: times.slice(from), lines: lines.map((line) => ({ ...line, values: line.values.slice(from) })) };
 }
 
 /** The latest moment that has a number: the piece of time that is still going on may have none yet. */

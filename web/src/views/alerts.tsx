@@ -2,7 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { del, get, post } from "../api";
 import { board } from "../board/stream";
-import { clock, day, duration, exact, number, parseTime } from "../format";
+import { clock, day, duration, exact, number, parseTime, percent } from "../format";
 import { language, t, word } from "../i18n";
 import { now } from "../now";
 import { route, setQuery } from "../router";
@@ -69,7 +69,7 @@ export function Alerts() {
             </Empty>
           ) : null}
           <ul class="alerts" data-testid="alert-list">
-            {told?.alerts.map((alert) => (
+            {told?.alerts.toSorted((a, b) => urgency(a) - urgency(b)).map((alert) => (
               <Row key={alert.id} alert={alert} refresh={refresh} silence={() => setSilencing(alert)} />
             ))}
           </ul>
@@ -88,6 +88,12 @@ export function Alerts() {
       ) : null}
     </Page>
   );
+}
+
+/** What is critical stands first; within that, the server's order stays. */
+function urgency(alert: Alert): number {
+  if (alert.state === "resolved") return 9;
+  return ["critical", "warning", "info"].indexOf(alert.severity) + (alert.state === "firing" ? 0 : 4);
 }
 
 function Row({ alert, refresh, silence }: { alert: Alert; refresh: () => void; silence: () => void }) {
@@ -154,7 +160,7 @@ function Until({ text, at }: { text: "alerts.silenced" | "alerts.until"; at: str
 function factsOf(alert: Alert): string {
   return Object.entries(alert.facts)
     .filter(([name, value]) => !["node", "gpu"].includes(name) && ["string", "number"].includes(typeof value) && !String(value).endsWith("Z"))
-    .map(([name, value]) => `${name.replaceAll("_", " ")} ${typeof value === "number" ? number(value, 2) : String(value)}`)
+    .map(([name, value]) => (name === "percent" && typeof value === "number" ? percent(value) : `${name.replaceAll("_", " ")} ${typeof value === "number" ? number(value, 2) : String(value)}`))
     .join(" · ");
 }
 

@@ -1,0 +1,159 @@
+"""Every view shows what is there, in a cluster of one node, of two hundred and of two thousand."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+playwright = pytest.importorskip("playwright.sync_api")
+expect = playwright.expect
+
+SIZES = [
+    pytest.param(1, marks=pytest.mark.xdist_group("browser")),
+    pytest.param(200, marks=pytest.mark.xdist_group("browser")),
+    pytest.param(2_000, marks=pytest.mark.xdist_group("browser-large")),
+]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(params=SIZES, scope="module")
+def scene(request, chromium, scenes):
+    yield scenes.open(request.param)
+    scenes.close(request.param)
+
+
+def look(visitor, scene, path, view):
+    page = visitor.look(scene.world, path)
+    expect(page.get_by_test_id(f"view-{view}")).to_be_visible()
+    expect(page.get_by_test_id("link-state")).to_have_attribute("data-state", "live")
+    return page
+
+
+def test_cluster_has_a_cell_for_each_gpu(visitor, scene):
+    page = look(visitor, scene, "/", "cluster")
+    expect(page.get_by_test_id("figure-nodes")).to_contain_text(f"{scene.nodes:,}")
+    expect(page.get_by_test_id("figure-busy")).to_contain_text(f"of {scene.gpus:,}")
+    canvas = page.get_by_test_id("heatmap").locator("canvas")
+    expect(canvas).to_have_attribute("aria-label", re.compile(f"{scene.gpus}.*{scene.nodes}"))
+    assert painted(canvas) > 1, "cells of idle and busy cards differ from the ground"
+    canvas.focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_test_id("gpu-panel")).to_contain_text("V100")
+    page.get_by_test_id("gpu-filter").fill(scene.running)
+    expect(page.get_by_text(f"8 of {scene.gpus:,}")).to_be_visible()
+
+
+def painted(canvas):
+    """How many colours the canvas has."""
+    return canvas.evaluate(
+        """canvas => {
+            const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, Math.min(canvas.height, 400));
+            return new Set(new Uint32Array(data.buffer)).size;
+        }"""
+    )
+
+
+def test_the_tip_of_a_gpu_tells_its_tasks_and_memory(visitor, scene):
+    page = look(visitor, scene, f"/?find={scene.running}", "cluster")
+    expect(page.get_by_text(f"8 of {scene.gpus:,}")).to_be_visible()
+    page.get_by_test_id("map-or-table").get_by_role("button").last.click()
+    row = page.get_by_test_id("gpu-table").get_by_role("row").filter(has_text=scene.running)
+    index = int(row.locator("td").nth(1).inner_text())
+    page.get_by_test_id("map-or-table").get_by_role("button").first.click()
+    canvas = page.get_by_test_id("heatmap").locator("canvas")
+    canvas.focus()
+    for _ in range(index + 1):
+        page.keyboard.press("ArrowRight")
+    mark = page.locator(".heatmap-mark").bounding_box()
+    page.mouse.move(mark["x"] + mark["width"] / 2, mark["y"] + mark["height"] / 2)
+    tip = page.get_by_test_id("gpu-tip")
+    expect(tip).to_contain_text(scene.running)
+    expect(tip).to_contain_text("V100")
+
+
+def test_tasks_can_be_filtered_and_found(visitor, scene):
+    page = look(visitor, scene, "/tasks", "tasks")
+    for task_id in (scene.running, scene.waiting, scene.failed, scene.ended):
+        expect(page.get_by_test_id(f"row-{task_id}")).to_be_visible()
+    expect(page.get_by_test_id(f"row-{scene.waiting}")).to_contain_text("vision")
+    page.get_by_test_id("status-filter").get_by_role("button").nth(4).click()  # failed
+    expect(page.get_by_test_id(f"row-{scene.running}")).to_have_count(0)
+    expect(page.get_by_test_id(f"row-{scene.failed}")).to_contain_text("fails")
+    page.goto("/tasks")
+    page.get_by_test_id("task-search").fill("resnet")
+    expect(page.get_by_test_id(f"row-{scene.ended}")).to_have_count(0)
+    expect(page.get_by_test_id(f"row-{scene.running}")).to_be_visible()
+
+
+def test_a_task_shows_its_life_and_its_output(visitor, scene):
+    page = look(visitor, scene, f"/tasks/{scene.running}", "task")
+    expect(page.get_by_test_id("task-status")).to_have_attribute("data-status", "running")
+    expect(page.get_by_test_id("log-text")).to_contain_text("step 3 of training")
+    expect(page.get_by_test_id("life")).to_be_visible()
+
+
+def test_a_waiting_task_says_why(visitor, scene):
+    page = look(visitor, scene, f"/tasks/{scene.waiting}", "task")
+    expect(page.get_by_test_id("blockers")).to_contain_text("vision")
+    expect(page.get_by_test_id("why")).to_contain_text("Expected start")
+
+
+def test_a_failed_task_says_what_became_of_it(visitor, scene):
+    page = look(visitor, scene, f"/tasks/{scene.failed}", "task")
+    expect(page.get_by_test_id("task-status")).to_have_attribute("data-status", "failed")
+    expect(page.get_by_test_id("log-text")).to_contain_text("out of luck")
+    expect(page.get_by_role("definition").filter(has_text="exit code 3")).to_be_visible()
+
+
+def test_timeline_has_the_bars_of_the_last_hour(visitor, scene):
+    node = scene.world.task(scene.running)["node"]
+    page = look(visitor, scene, f"/timeline?find={node}", "timeline")
+    canvas = page.get_by_test_id("gantt").locator("canvas")
+    expect(canvas).to_be_visible()
+    page.get_by_test_id("zoom-in").click()
+    expect(page).to_have_url(re.compile("span="))
+    page.goto(f"/timeline?find={node}&as=table")
+    expect(page.get_by_test_id("timeline-table")).to_contain_text(scene.running)
+
+
+def test_tenants_show_use_and_report(visitor, scene):
+    page = look(visitor, scene, "/tenants", "tenants")
+    row = page.get_by_test_id("tenant-vision")
+    expect(row).to_contain_text("1 / 1")
+    expect(row).to_contain_text("1 GPU")
+    expect(page.get_by_test_id("usage-table")).to_contain_text("vision")
+
+
+def test_quota_tells_what_a_change_does(visitor, scene):
+    page = look(visitor, scene, "/quota", "quota")
+    page.get_by_test_id("quota-slider").fill("25")
+    preview = page.get_by_test_id("quota-preview")
+    expect(preview).to_contain_text(
+        f"Online would get {scene.gpus // 4:,} GPUs instead of {scene.gpus // 2:,}"
+    )
+    expect(page.get_by_test_id("quota-apply")).to_be_enabled()
+
+
+def test_nodes_can_be_found_and_opened(visitor, scene):
+    page = look(visitor, scene, "/nodes", "nodes")
+    rows = page.get_by_test_id("node-table").locator("tbody tr")
+    expect(rows).to_have_count(min(scene.nodes, 300))
+    name = scene.world.task(scene.running)["node"]
+    page.get_by_role("searchbox", name="Node, model or label").fill(name)
+    page.get_by_test_id(f"node-{name}").get_by_role("link", name=name, exact=True).click()
+    expect(page.get_by_test_id("node-gpus").locator("tbody tr")).to_have_count(8)
+    expect(page.get_by_test_id("node-gpus")).to_contain_text(scene.running)
+    expect(page.get_by_test_id("health-history")).to_contain_text("agent registered")
+
+
+def test_alerts_show_what_fires(visitor, scene):
+    page = look(visitor, scene, "/alerts", "alerts")
+    expect(page.get_by_test_id("alert-list")).to_contain_text("failure rate")
+
+
+def test_the_api_is_described_without_a_script(visitor, scene):
+    page = visitor.look(scene.world, "/docs")
+    expect(page.get_by_role("heading").first).to_be_visible()
+    expect(page.get_by_text("/api/v1/board/stream").first).to_be_attached()
+    assert page.locator("script").count() == 0
