@@ -2,7 +2,8 @@
 BIN := .venv/bin
 WEB := $(shell find web -type f -not -path "*/node_modules/*" -not -path "web/build/*" -not -path "web/.node/*" -not -name "*.pyc")
 BUILD_INPUTS := pyproject.toml hatch_build.py $(wildcard src/dgpu/wire/proto/*.proto) $(WEB)
-PYTEST := $(BIN)/python -m pytest
+# Whole modules go to one worker: what they start is started once.
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadscope
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test setup check bench up web format clean
