@@ -24,7 +24,7 @@ TENANTS = 5
 SHAPES = 50
 
 
-def settings(gpus: int, placement: Placement) -> Settings:
+def settings(gpus: int, placement: Placement, reservations: int) -> Settings:
     """Limits follow the number of GPUs, so that they bind alike in clusters of any size."""
     limits: dict[int, dict[str, int]] = {
         0: {"weight_milli": 2_000, "max_gpus": gpus},
@@ -36,6 +36,7 @@ def settings(gpus: int, placement: Placement) -> Settings:
     return Settings(
         most_waiting=10_000_000,
         placement=placement,
+        reservations=reservations,
         quota=Quota(mode=QuotaMode.STRICT),
         tenants=tuple(Tenant(id=tenant_id(number), **limits[number]) for number in range(TENANTS)),
     )
@@ -46,11 +47,15 @@ def tenant_id(number: int) -> TenantId:
 
 
 def full_cluster(
-    nodes: int, placement: Placement, register: Callable[[ClusterState, int], None], waiting: int = 10_000
+    nodes: int,
+    placement: Placement,
+    register: Callable[[ClusterState, int], None],
+    waiting: int = 10_000,
+    reservations: int = 8,
 ) -> ClusterState:
     """`register` adds so many nodes, of 8 GPUs each."""
     state = ClusterState()
-    execute(state, BeginEpoch(at=1, settings=settings(8 * nodes, placement)))
+    execute(state, BeginEpoch(at=1, settings=settings(8 * nodes, placement, reservations)))
     register(state, nodes)
     load_models(state)
     fill(state, 8 * nodes)

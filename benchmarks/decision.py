@@ -18,8 +18,9 @@ import _rules
 import msgspec
 
 from dgpu.core.commands import BeginEpoch, RegisterNode, ReportFinished, RunPass, SubmitTasks
+from dgpu.core.events import Event, GangPlaced, TaskPlaced
 from dgpu.core.execute import execute
-from dgpu.core.ids import GpuId, NodeId, TenantId
+from dgpu.core.ids import GpuId, LeaseId, NodeId, TenantId
 from dgpu.core.node import Gpu
 from dgpu.core.policy.explain import explain
 from dgpu.core.policy.order import queue
@@ -31,6 +32,7 @@ from dgpu.core.task import Outcome, Pool, Shape, TaskDetail, TaskSpec
 GPUS_PER_NODE = 8
 ROUNDS = 10_000
 WARM_UP = 1_000
+RESERVATIONS = 8  # as a service has them unless it is told otherwise
 
 
 def run() -> Iterator[dict[str, Any]]:
@@ -40,6 +42,11 @@ def run() -> Iterator[dict[str, Any]]:
     try:
         small = decision(nodes=200)
         yield small
+        bare = decision(nodes=200, reservations=0)
+        yield bare
+        yield figure(
+            "decision p50 with 8 reservations against none", small["value"] / bare["value"], "ratio", None
+        )
         large = decision(nodes=20_000)
         yield large
         yield figure("decision p50 at 20,000 nodes against 200", large["value"] / small["value"], "ratio", 2)
@@ -58,9 +65,11 @@ def run() -> Iterator[dict[str, Any]]:
         gc.enable()
 
 
-def decision(nodes: int, placement: Placement = Placement.BALANCED) -> dict[str, Any]:
+def decision(
+    nodes: int, placement: Placement = Placement.BALANCED, reservations: int = RESERVATIONS
+) -> dict[str, Any]:
     """Steady load: 50 shapes wait, a task ends, the next in order takes its GPU."""
-    state = full_cluster(nodes, placement=placement)
+    state = full_cluster(nodes, placement=placement, reservations=reservations)
     gc.freeze()
     took: list[int] = []
     leases = sorted(state.leases)
@@ -73,12 +82,12 @@ def decision(nodes: int, placement: Placement = Placement.BALANCED) -> dict[str,
         start = time.perf_counter_ns()
         events = execute(state, command)
         took.append(time.perf_counter_ns() - start)
-        placed = events[-1]
-        leases[turn * 7_919 % len(leases)] = placed.lease_id
+        _replace(leases, turn * 7_919 % len(leases), events)
         if turn % 100 == 0:
             _top_up(state, at, _spec)
     gc.unfreeze()
     name = f"decision ({placement}), {nodes:,} nodes x {GPUS_PER_NODE} GPUs, 10,000 waiting in 50 shapes"
+    name += "" if reservations else ", no reservations"
     return percentiles(name, took[WARM_UP:], aim_us=20) | {"aim_p99_us": 100}
 
 
@@ -87,14 +96,18 @@ def with_all_rules() -> Iterator[dict[str, Any]]:
     for placement in Placement:
         small = ruled_decision(200, placement)
         yield small
+        bare = ruled_decision(200, placement, reservations=0)
+        yield bare
+        name = f"decision with all rules on ({placement}) p50 with 8 reservations against none"
+        yield figure(name, small["value"] / bare["value"], "ratio", None)
         large = ruled_decision(20_000, placement)
         yield large
         name = f"decision with all rules on ({placement}) p50 at 20,000 nodes against 200"
         yield figure(name, large["value"] / small["value"], "ratio", 2)
 
 
-def ruled_decision(nodes: int, placement: Placement) -> dict[str, Any]:
-    state = _rules.full_cluster(nodes, placement, _register)
+def ruled_decision(nodes: int, placement: Placement, reservations: int = RESERVATIONS) -> dict[str, Any]:
+    state = _rules.full_cluster(nodes, placement, _register, reservations=reservations)
     gc.freeze()
     took: list[int] = []
     leases = sorted(state.leases)
@@ -111,21 +124,22 @@ def ruled_decision(nodes: int, placement: Placement) -> dict[str, Any]:
             start = time.perf_counter_ns()
             events = execute(state, command)
             spent = time.perf_counter_ns() - start
-            if not events:
+            granted = _granted(events)
+            if not granted:
                 break
             took.append(spent)
-            placed = events[-1]
-            leases += [rank.lease_id for rank in getattr(placed, "ranks", (placed,))]
+            leases += granted
         if turn % 100 == 0:
             _top_up(state, at, _rules.spec)
     gc.unfreeze()
     name = f"decision with all rules on ({placement}), {nodes:,} nodes, 10,000 waiting in 50 shapes"
+    name += "" if reservations else ", no reservations"
     return percentiles(name, took[WARM_UP:], aim_us=20) | {"aim_p99_us": 100}
 
 
-def mixed_pass(nodes: int) -> dict[str, Any]:
+def mixed_pass(nodes: int, reservations: int = RESERVATIONS) -> dict[str, Any]:
     """The honest whole: a release and the pass after it to its end, all other shapes tried or known not to fit."""
-    state = full_cluster(nodes)
+    state = full_cluster(nodes, reservations=reservations)
     gc.freeze()
     took: list[int] = []
     leases = sorted(state.leases)
@@ -136,11 +150,21 @@ def mixed_pass(nodes: int) -> dict[str, Any]:
         execute(state, ReportFinished(at=at, lease_id=released, outcome=Outcome.EXITED))
         events = execute(state, RunPass(at=at))
         took.append(time.perf_counter_ns() - start)
-        leases[turn * 7_919 % len(leases)] = events[0].lease_id
+        _replace(leases, turn * 7_919 % len(leases), events)
         if turn % 100 == 0:
             _top_up(state, at, _spec)
     gc.unfreeze()
     return percentiles(f"report of an end and a whole pass, {nodes:,} nodes", took[WARM_UP:])
+
+
+def _replace(leases: list[LeaseId], place: int, events: tuple[Event, ...]) -> None:
+    """What was placed instead of what ended. Nothing, where the GPU is kept for a reservation."""
+    leases[place : place + 1] = _granted(events)
+
+
+def _granted(events: tuple[Event, ...]) -> list[LeaseId]:
+    placed = [event for event in events if isinstance(event, TaskPlaced | GangPlaced)]
+    return [rank.lease_id for event in placed for rank in getattr(event, "ranks", (event,))]
 
 
 def bulk_submit() -> dict[str, Any]:
@@ -195,9 +219,12 @@ def nothing_to_place(state: ClusterState, name: str) -> Iterator[dict[str, Any]]
 
 
 def full_cluster(
-    nodes: int, waiting: int = 10_000, placement: Placement = Placement.BALANCED
+    nodes: int,
+    waiting: int = 10_000,
+    placement: Placement = Placement.BALANCED,
+    reservations: int = RESERVATIONS,
 ) -> ClusterState:
-    state = _cluster(nodes, placement)
+    state = _cluster(nodes, placement, reservations)
     gpus = nodes * GPUS_PER_NODE
     for start in range(0, gpus, 10_000):
         execute(state, SubmitTasks(at=3, entries=((min(10_000, gpus - start), _spec(0, 0)),)))
@@ -210,9 +237,12 @@ def full_cluster(
     return state
 
 
-def _cluster(nodes: int, placement: Placement = Placement.BALANCED) -> ClusterState:
+def _cluster(
+    nodes: int, placement: Placement = Placement.BALANCED, reservations: int = RESERVATIONS
+) -> ClusterState:
     state = ClusterState()
-    execute(state, BeginEpoch(at=1, settings=Settings(most_waiting=10_000_000, placement=placement)))
+    settings = Settings(most_waiting=10_000_000, placement=placement, reservations=reservations)
+    execute(state, BeginEpoch(at=1, settings=settings))
     _register(state, nodes)
     return state
 

@@ -18,27 +18,36 @@ from dgpu.core.ids import NO_TASK, TaskId, parse_task_id
 from dgpu.core.policy.forward import end_task
 from dgpu.core.policy.sooner import Change
 from dgpu.core.quota import QuotaMode
-from dgpu.core.state import ClusterState
+from dgpu.core.state import ClusterState, pass_due
 from dgpu.core.task import Pool, Shape, TaskSpec, TaskStatus
+
+_MOST_PASSES = 10  # as the service does: one after the other while one is due
 
 
 def starts_it(state: ClusterState, task_id: int, change: Change) -> bool:
-    """Makes the change for good: give it a fork."""
+    """Makes the change for good: give it a fork. All in one moment: who may run ahead of a reservation is a matter of
+    milliseconds.
+    """
+    at = state.last_at
     task = state.tasks[TaskId(task_id)]
     shape = _reshaped(state.shapes[task.shape_id], change)
     if shape is not None:
         spec = TaskSpec(
             shape=shape, detail=task.detail, timeout_ms=task.timeout_ms or None, allocation=task.allocation
         )
-        do(state, CancelTasks(task_ids=(task.id,)))
+        do(state, CancelTasks(task_ids=(task.id,)), at)
+        run_pass(state, at)
         task_id = state.next_task_id
-        do(state, SubmitTasks(entries=((1, spec),)))
+        do(state, SubmitTasks(entries=((1, spec),)), at)
     elif change.change == "wait":
         for name in str(change.facts["tasks"]).split(", "):
             end_task(state, state.tasks[parse_task_id(name)], state.last_at)
     else:
-        do(state, _order(task.id, change))
-    run_pass(state)
+        do(state, _order(task.id, change), at)
+    for _ in range(_MOST_PASSES):
+        run_pass(state, at)
+        if not pass_due(state):
+            break
     return state.tasks[TaskId(task_id)].status is TaskStatus.RUNNING
 
 

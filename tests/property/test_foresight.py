@@ -73,6 +73,7 @@ deeds = st.one_of(
 rules = st.builds(
     Settings,
     memory_margin_mb=st.just(0),
+    reservations=st.sampled_from([0, 1, 8]),
     quota=st.builds(
         Quota,
         online_ppm=st.sampled_from([300_000, 700_000]),
@@ -242,6 +243,7 @@ REMOVED_BY: dict[str, Callable[[ClusterState, int], None]] = {
     "tenant_running": lift_limits,
     "held": release,
     "tasks_ahead": cancel_others,
+    "reserved_for": cancel_others,
 }  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from dgpu.core.apply_node import (
     apply_removed,
     apply_resumed,
 )
+from dgpu.core.apply_reservation import apply_reserved
 from dgpu.core.apply_task import (
     apply_cancel_requested,
     apply_cancelled,
@@ -83,4 +84,5 @@ APPLIERS: dict[type[Event], Callable[[ClusterState, Any], None]] = {
     events.TypicalChanged: apply_typical,
     events.EstimateLearned: apply_learned,
     events.DemandChanged: apply_demand,
+    events.TasksReserved: apply_reserved,
 }

@@ -46,6 +46,7 @@ def apply_held(state: ClusterState, event: TasksHeld) -> None:
     for task_id in event.task_ids:
         task = state.tasks[task_id]
         if not state.is_apart(task):
+            state.let_go(task_id)
             state.waiting.park(task.shape_id, task_id)
         state.tasks[task_id] = replace(task, held=True)
 

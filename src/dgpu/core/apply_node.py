@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from dgpu.core.apply_health import forget_node, note_listed, note_observed
+from dgpu.core.apply_reservation import forget_reservations_on
 from dgpu.core.events import (
     EpochBegan,
     InventoryChanged,
@@ -71,6 +72,7 @@ def apply_resumed(state: ClusterState, event: NodeResumed) -> None:
 
 
 def apply_removed(state: ClusterState, event: NodeRemoved) -> None:
+    forget_reservations_on(state, event.node_id)
     for gpu in state.node_gpus(event.node_id):
         del state.gpus[gpu.id]
     del state.nodes[event.node_id]

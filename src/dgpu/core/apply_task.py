@@ -97,6 +97,8 @@ def put_on(
         error="",
     )
     state.waiting.remove(task.shape_id, task.id)
+    if state.reservations:
+        state.let_go(task.id)
     if task.array_id:
         _count_running(state, task, 1)
 
@@ -153,6 +155,9 @@ def apply_cancel_requested(state: ClusterState, event: TaskCancelRequested) -> N
 
 def apply_cancelled(state: ClusterState, event: TasksCancelled) -> None:
     tasks = [state.tasks[task_id] for task_id in event.task_ids]
+    if state.reservations:
+        for task_id in event.task_ids:
+            state.let_go(task_id)
     state.waiting.remove_many((task.shape_id, task.id) for task in tasks)
     errors = [_broken(state, task) for task in tasks] if state.after else [""] * len(tasks)
     if state.after:
@@ -205,6 +210,7 @@ def reshape(state: ClusterState, task_id: TaskId, shape: Shape) -> None:
     line = state.line_of(shape)
     if line.shape_id == task.shape_id:
         return
+    state.let_go(task_id)
     state.waiting.remove(task.shape_id, task_id)
     line.uses += 1
     state.tasks[task_id] = replace(task, shape_id=line.shape_id)

@@ -26,6 +26,7 @@ from dgpu.core.decide_submit import decide_submit
 from dgpu.core.decide_time import decide_begin_epoch, decide_tick
 from dgpu.core.decide_waiting import decide_hold, decide_let_go, decide_priority
 from dgpu.core.decision import Decision
+from dgpu.core.policy.backfill import grant_kept_to
 from dgpu.core.policy.place import first_grant
 from dgpu.core.state import ClusterState
 
@@ -37,7 +38,7 @@ def decide(state: ClusterState, command: Command) -> Decision:
 
 def decide_pass(state: ClusterState, command: RunPass) -> Decision:
     state.waiting.advance(command.at)  # an index catches up with time; nothing that counts changes
-    return first_grant(state, command.at) if command.limit > 0 else ()
+    return first_grant(state, command.at, grant_kept_to) if command.limit > 0 else ()
 
 
 DECIDERS: dict[type[Command], Callable[[ClusterState, Any], Decision]] = {

@@ -13,6 +13,7 @@ from dgpu.core.ids import NO_LEASE, NO_TASK, GpuId, LeaseId, NodeId, TaskId, Ten
 from dgpu.core.node import Gpu, Node
 from dgpu.core.policy.fragment import Typical
 from dgpu.core.quota import Quota
+from dgpu.core.reservation import Reservation
 from dgpu.core.settings import Settings
 from dgpu.core.task import Outcome, TaskSpec, TaskStatus
 from dgpu.core.tenant import Tenant
@@ -248,3 +249,12 @@ class TenantRemoved(Event, frozen=True, array_like=True, tag=True):
 
 class UsageCharged(Event, frozen=True, array_like=True, tag=True):
     """What runs was charged to its tenants up to this time."""
+
+
+class TasksReserved(Event, frozen=True, array_like=True, tag=True):
+    """Reservations that are new or say something else than before, and tasks that hold one no longer. Those of tasks
+    that start, end or are held go with that.
+    """
+
+    made: tuple[Reservation, ...] = ()
+    dropped: tuple[TaskId, ...] = ()

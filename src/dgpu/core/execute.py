@@ -9,8 +9,9 @@ from dgpu.core.decide_learning import typical_due
 from dgpu.core.decide_time import PORTION
 from dgpu.core.decide_waiting import end_broken
 from dgpu.core.decision import Decision
-from dgpu.core.events import Event
+from dgpu.core.events import Event, TasksReserved
 from dgpu.core.line import Line
+from dgpu.core.policy.backfill import MOST_LOOKED_AT, grant_kept
 from dgpu.core.policy.place import grant
 from dgpu.core.policy.preempt import stops_due
 from dgpu.core.policy.quota import (
@@ -21,6 +22,7 @@ from dgpu.core.policy.quota import (
     settle_pools,
     within_limits,
 )
+from dgpu.core.policy.reserve import note_admissions, replan, reservations_due, reserve_head
 from dgpu.core.rejections import Rejection
 from dgpu.core.room import Slot
 from dgpu.core.state import ClusterState
@@ -57,18 +59,47 @@ def run_pass(state: ClusterState, command: RunPass) -> tuple[Event, ...]:
     if state.dependents.broken:
         events += end_dependents(state, command.at)
     _settle(state)
-    for _ in range(command.limit):
+    plans = state.settings.reservations or state.reservations
+    if plans:
+        state.bookings.looks_left = MOST_LOOKED_AT
+        events += _plan_ahead(state, command.at)
+    elif waiting.last_reserved is not None:
+        waiting.last_reserved, waiting.overtaken = None, False  # they were turned off
+    placed = 0
+    while placed < command.limit:
         granted = next_grant(state, command.at)
         if not granted:
             break
         for event in granted:
             apply(state, event)
         events.extend(granted)
+        placed += type(granted[0]) is not TasksReserved
     else:
         return tuple(events)
+    if plans:
+        if placed and state.reservations:
+            note_admissions(state)
+        events += _plan_ahead(state, command.at)
     for event in (stops := stops_due(state, command.at)):
         apply(state, event)
     return (*events, *stops)
+
+
+def _plan_ahead(state: ClusterState, at: int) -> tuple[Event, ...]:
+    """Reservations, as far as something may have changed about them."""
+    rooms, bookings = state.rooms, state.bookings
+    if rooms.moved is not None and bookings.is_long(len(rooms.by_node)):
+        if state.reservations:
+            bookings.shorten()
+        else:
+            bookings.forget()
+            rooms.moved = None
+    if not reservations_due(state, at):
+        return ()
+    planned = replan(state, at)
+    for event in planned:
+        apply(state, event)
+    return planned
 
 
 def end_dependents(state: ClusterState, at: int) -> list[Event]:
@@ -89,14 +120,21 @@ def next_grant(state: ClusterState, at: int) -> tuple[Event, ...]:
     waiting = state.waiting
     idle_milli = state.rooms.counts[_IDLE] * WHOLE_MILLI
     _reopen(state)
+    if state.bookings.displaced and (planned := replan(state, at)):
+        return planned
+    if not idle_milli and state.settings.reservations and waiting.refuse_whole():
+        _note_nothing_idle(state)
     while (line := waiting.first_awake(state.rooms)) is not None:
         crowd = line.crowd
         if crowd.milli > idle_milli and not crowd.takes_part_of_a_card:
             # No need to look at nodes, nor at the others if no GPU is idle.
-            if idle_milli:
-                waiting.block(crowd)
-            else:
+            if not idle_milli:
                 waiting.block_whole()
+                _note_nothing_idle(state)
+                continue
+            waiting.block(crowd)
+            if state.settings.reservations and (reserved := reserve_head(state, line, at)):
+                return reserved
             continue
         if crowd.milli and not has_quota(state, crowd.lane, crowd.milli):
             _close(state, line)
@@ -104,10 +142,16 @@ def next_grant(state: ClusterState, at: int) -> tuple[Event, ...]:
         if state.tenants and not _tenant_admits(state, line):
             waiting.bar(line)
             continue
-        fitting = crowd.lane.fitting if crowd.blocked else None
-        granted = grant(state, line.head, crowd.demand, at, fitting)
+        # What reservations give up during a pass is in no lane's rooms yet: then all rooms are asked.
+        fitting = crowd.lane.fitting if crowd.blocked and not state.rooms.improved else None
+        granted = grant(state, line.head, crowd.demand, at, fitting or None)
+        if not granted and state.reservations and (kept := grant_kept(state, crowd, at)) is not None:
+            line, granted = kept.line, kept.events
+            state.bookings.displaced = state.bookings.displaced or kept.displaces
         if not granted:
-            waiting.block(crowd)
+            waiting.block(crowd, beside=bool(state.reservations) and crowd.beside)
+            if state.settings.reservations and (reserved := reserve_head(state, line, at)):
+                return reserved
         elif crowd.takes_part_of_a_card and not _admits_grant(state, line, granted):
             continue
         else:
@@ -115,11 +159,19 @@ def next_grant(state: ClusterState, at: int) -> tuple[Event, ...]:
     return ()
 
 
+def _note_nothing_idle(state: ClusterState) -> None:
+    """Those that wait are not tried one by one: whoever may hold a reservation is found out when all are planned."""
+    if len(state.reservations) < state.settings.reservations:
+        state.bookings.due = True
+
+
 # what keeps lines from being tried, and lets them again
 
 
 def _settle(state: ClusterState) -> None:
     """Before a pass: the indexes learn what changed since the last."""
+    if state.stirred and len(state.reservations) < state.settings.reservations:
+        state.bookings.due = True  # who had no quota for one may have it now
     if state.rooms.refreshed or state.limits_changed:
         settle_pools(state)
     if state.accounts.dropped:

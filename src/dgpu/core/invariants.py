@@ -16,6 +16,7 @@ def check_invariants(state: ClusterState) -> None:
     _check_gangs(state)
     _check_waiting(state)
     _check_gpus(state)
+    _check_reservations(state)
     _check_numbers(state)
     _check_indexes(state)
 
@@ -141,6 +142,27 @@ def _check_gpus(state: ClusterState) -> None:
         _hold(gpu.health is health, f"GPU {gpu_id} is {gpu.health}, its past says {health}")
     for gpu_id, past in state.health.items():
         _hold(past.gpu_id == gpu_id and past.node_id in state.nodes, f"the health of {gpu_id} is of no node")
+
+
+def _check_reservations(state: ClusterState) -> None:
+    """Of tasks that could be placed, on nodes that are there; no more than what it will take."""
+    for task_id, made in state.reservations.items():
+        task = state.tasks.get(task_id)
+        _hold(made.task_id == task_id and task is not None, f"reservation {task_id} is of no task")
+        if task is None:
+            continue
+        shape = state.shapes[task.shape_id]
+        ready = task.status is TaskStatus.PENDING and not state.is_apart(task)
+        _hold(ready, f"task {task_id} is {task.status} and has a reservation")
+        _hold(
+            len({place.node_id for place in made.places}) == shape.nodes,
+            f"reservation {task_id} has ranks missing",
+        )
+        for place in made.places:
+            _hold(place.node_id in state.nodes, f"reservation {task_id} is on no node")
+            _hold(
+                len(set(place.gpu_ids)) == shape.gpus, f"reservation {task_id} has {len(place.gpu_ids)} GPUs"
+            )
 
 
 def _check_numbers(state: ClusterState) -> None:

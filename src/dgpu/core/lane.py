@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING
 from dgpu.core.giving import FEW_ROOMS
 from dgpu.core.ids import NodeId, ShapeId
 from dgpu.core.line import PART, SLACK, Crowd, CrowdKey, Line, Turn
+from dgpu.core.policy.fit import fits
+from dgpu.core.room import whole
 from dgpu.core.task import Pool
 
 if TYPE_CHECKING:
     from dgpu.core.room import Room
     from dgpu.core.rooms import Rooms
+
+_MOST_WOKEN = (
+    2 * FEW_ROOMS
+)  # older ones are forgotten: who fitted there waits until all reservations are planned
 
 
 class Order:
@@ -80,6 +86,7 @@ class Lane:
     """
 
     __slots__ = (
+        "_most_leases",
         "closed",
         "crowds",
         "fitting",
@@ -93,6 +100,11 @@ class Lane:
         "ready",
         "refused",
         "used_milli",
+        "wakes",
+        "whole_refused_at",
+        "woken",
+        "woken_most",
+        "woken_part",
     )
 
     def __init__(self, pool: Pool | None) -> None:
@@ -111,10 +123,21 @@ class Lane:
         self.improved: dict[NodeId, Room] = {}  # the only rooms that may let in those refused
         self.fitting: list[Room] = []  # those of them that let in the crowd found last, best liked first
         self.looked = True  # those refused are listed to be tried with the latest of them
+        # Where reservations are made: the improved rooms as they were, with all that is kept in them. Who fits there is
+        # tried though others were faster: it may have what is kept, or get a reservation before those behind it.
+        self.woken: list[
+            tuple[int, Room]
+        ] = []  # numbered: who was refused since is not tried for an older one
+        self.wakes = 0
+        self._most_leases = 0
+        self.whole_refused_at = (
+            0  # nothing was idle then: nobody who needs a whole GPU is tried for an older one
+        )
+        self.woken_most, self.woken_part = 0, False
 
     @property
     def any_awake(self) -> bool:
-        return not self.closed and bool(self.order.turns or self.improved)
+        return not self.closed and bool(self.order.turns or self.improved or self.woken)
 
     def wake(self, crowd: Crowd) -> None:
         """It is worth a try, or may come earlier than its order knows."""
@@ -132,6 +155,7 @@ class Lane:
     def block(self, crowd: Crowd) -> None:
         crowd.listed_in = crowd.listed_as = None
         crowd.blocked = True
+        crowd.refused_at = self.wakes
         refused = self.refused.get(crowd.size)
         if refused is None:
             refused = self.refused[crowd.size] = Refused()
@@ -143,7 +167,7 @@ class Lane:
         self.wake(crowd)
 
     def unblock_all(self) -> None:
-        self.improved.clear()
+        self._forget_improved()
         for crowd in self.crowds.values():
             if crowd.blocked:
                 self.unblock(crowd)
@@ -153,11 +177,69 @@ class Lane:
         most, part = self._look_over()
         if len(self.improved) <= FEW_ROOMS:
             return
-        self.improved.clear()
+        improved = [*self.improved.values()] if rooms.reserved else []
+        woken = {crowd.key for crowd in self.crowds.values() if self._fits_woken(crowd)}
+        self._forget_improved()
         self.looked = True
         for crowd in [crowd for crowd in self.crowds.values() if crowd.blocked]:
-            if (part if crowd.size == PART else crowd.size <= most) and rooms.best(crowd.demand) is not None:
+            if (part if crowd.size == PART else crowd.size <= most) and (
+                rooms.best(crowd.demand) is not None
+                or rooms.lets_in_but_for_kept(improved, crowd.demand)
+                or crowd.key in woken
+            ):
                 self.unblock(crowd)
+
+    def wake_planned(self, improved: Mapping[NodeId, Room], rooms: Rooms) -> None:
+        """Where reservations are made: who fits in these rooms, but for what is kept there, is known from now on."""
+        if len(self.improved) > FEW_ROOMS:
+            self.ask_all(rooms)
+        self._most_leases = rooms.most_leases
+        for node_id, room in improved.items():
+            if node_id in self.improved:
+                seen = whole(room)
+                self.wakes += 1
+                self.woken.append((self.wakes, seen))
+                self.woken_most = max(self.woken_most, len(seen.idle))
+                self.woken_part = self.woken_part or bool(seen.idle) or seen.look_for_part()
+        del self.woken[:-_MOST_WOKEN]
+
+    def is_woken(self, crowd: Crowd) -> bool:
+        """Of one that was refused: is it going to be tried again, for all that is known of reservations?"""
+        if not self.is_pending(crowd):
+            return False
+        return self._fits_woken(crowd) if self.woken else bool(self.improved)
+
+    def is_pending(self, crowd: Crowd) -> bool:
+        """Of one that was refused: was it not yet asked since rooms have more to give?"""
+        if not crowd.blocked or (self.looked and crowd.listed_in is None):
+            return False
+        return bool(self.improved or self.woken)
+
+    def wakes_whole(self) -> bool:
+        return any(crowd.size > 0 and self.is_woken(crowd) for crowd in self.crowds.values())
+
+    def refuse_whole(self) -> None:
+        """Nothing is idle: who needs a whole GPU is refused again, untried."""
+        for crowd in self.crowds.values():
+            if crowd.beside and crowd.size > 0 and self.is_woken(crowd):
+                crowd.beside = False
+        self.whole_refused_at = self.wakes
+
+    def _fits_woken(self, crowd: Crowd) -> bool:
+        since = crowd.refused_at if crowd.size <= 0 else max(crowd.refused_at, self.whole_refused_at)
+        if since < self.wakes:
+            for number, room in reversed(self.woken):
+                if number <= since:
+                    break
+                if fits(room, crowd.demand, self._most_leases):
+                    return True
+        return False
+
+    def _forget_improved(self) -> None:
+        self.improved.clear()
+        if self.woken:
+            self.woken.clear()
+            self.woken_most, self.woken_part = 0, False
 
     def _look_over(self) -> tuple[int, bool]:
         """How many whole GPUs can be had in one of the improved rooms at most, and can a part of one? Rooms with
@@ -166,11 +248,11 @@ class Lane:
         most, part = 0, False
         empty = []
         for node_id, room in self.improved.items():
-            idle = len(room.idle)
+            idle = len(room.idle) + len(room.kept)
             if idle:
                 part = True
                 most = max(most, idle)
-            elif room.has_part:
+            elif room.has_part or (room.used and room.holds):
                 part = True
             elif self.pool is not None:
                 empty.append(node_id)
@@ -178,10 +260,17 @@ class Lane:
             del self.improved[node_id]
         return most, part
 
-    def first_let_in(self, lines: Mapping[ShapeId, Line], rooms: Rooms, best: Turn | None) -> Turn | None:
-        """The first of those refused that one of the improved rooms has room for, if it comes before `best`."""
+    def first_let_in(
+        self, lines: Mapping[ShapeId, Line], rooms: Rooms, best: Turn | None, last_reserved: Turn | None
+    ) -> Turn | None:
+        """The first of those refused that one of the improved rooms has room for, or that is worth a try for the sake
+        of reservations, if it comes before `best`.
+        """
         improved = self.improved
         most, part = self._look_over()
+        if self.woken:
+            part = part or self.woken_part
+            most = max(most, self.woken_most if rooms.idle_milli else 0)
         found = best
         for size, refused in self.refused.items():
             if not (part if size == PART else size <= most):
@@ -198,11 +287,27 @@ class Lane:
                 if fitting := rooms.fitting_of(improved.values(), crowd.demand):
                     found, self.fitting = turn, fitting
                     break
+                if self.woken and self._is_worth_a_try(crowd, rooms, last_reserved):
+                    found, self.fitting = turn, []
+                    break
+                if crowd.beside and crowd.milli > rooms.idle_milli and crowd.size > 0:
+                    crowd.beside = not self._fits_woken(crowd)
                 self.block(crowd)
         self.looked = True
         if found is None:
-            improved.clear()
+            self._forget_improved()
         return None if found is best else found
+
+    def _is_worth_a_try(self, crowd: Crowd, rooms: Rooms, last_reserved: Turn | None) -> bool:
+        """Nothing is left for it where more was to be had. Yet it may have what is kept for others, or what a
+        reservation gave up since, or it stands so far in front as to get a reservation.
+        """
+        turn = crowd.listed_as
+        wants = last_reserved is None or (turn is not None and turn < last_reserved)
+        asks = bool(rooms.reserved) and crowd.refused_kept != rooms.kept_version
+        if not wants and not asks and not rooms.any_fits(rooms.improved.values(), crowd.demand):
+            return False
+        return self._fits_woken(crowd)
 
     def take_whole(self, lines: Mapping[ShapeId, Line]) -> list[Crowd]:
         """The crowds awake that need whole GPUs; those that take a part of one stay."""

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 NOBODY = TaskId(0)
 PART = -1  # the size of a demand for a part of one GPU
-PART = -1  # the size of a demand for a part of one GPU
 SLACK = 64  # stale entries tolerated in a heap beyond its live ones
 
 # The place of a line in the order: highest level first, then the tenant with the least share, then the oldest head.
@@ -53,6 +52,7 @@ class Crowd:
 
     __slots__ = (
         "_turns",
+        "beside",
         "blocked",
         "claim",
         "demand",
@@ -63,6 +63,8 @@ class Crowd:
         "listed_as",
         "listed_in",
         "milli",
+        "refused_at",
+        "refused_kept",
         "size",
         "takes_part_of_a_card",
     )
@@ -84,6 +86,9 @@ class Crowd:
         self.listed_in: Order | None = None
         self.listed_as: Turn | None = None  # the turn that this order knows it by
         self.blocked = False
+        self.refused_at = 0  # after so many wakes, see Lane
+        self.refused_kept = -1  # when so much had changed about what is kept, nobody here might have it
+        self.beside = False  # blocked, but for what is kept for reservations
         self.gated_at: int | None = None
         self._turns: list[Turn] = []  # heap, stale ones too
 
@@ -146,6 +151,7 @@ class Line:
         "delayed",
         "head",
         "listed",
+        "passed_over",
         "priority",
         "shape",
         "shape_id",
@@ -168,6 +174,7 @@ class Line:
         self.head = NOBODY  # the oldest that is ready
         self.listed: Turn | None = None  # the turn that its crowd knows it by
         self.delayed: list[TaskId] = []  # sorted
+        self.passed_over = (0, NOBODY)  # up to this task, none is over within so many ms
         self._ready: list[TaskId] = []  # sorted from `_start` on; what is before was taken
         self._start = 0
 
@@ -198,6 +205,13 @@ class Line:
     @property
     def ready(self) -> list[TaskId]:
         return self._ready[self._start :]
+
+    def ready_from(self, task_id: TaskId, most: int) -> list[TaskId]:
+        """Those that may be placed, by age, from this one on."""
+        if self.shut:
+            return []
+        start = bisect_left(self._ready, task_id, self._start)
+        return self._ready[start : start + most]
 
     def level(self, task_id: TaskId) -> int:
         point_ms = self.ageing.point_ms
@@ -244,6 +258,7 @@ class Line:
         self._find_head()
 
     def add(self, task_id: TaskId) -> None:
+        self.passed_over = (0, NOBODY)
         ready = self._ready
         if self._start == len(ready) or task_id > ready[-1]:
             ready.append(task_id)

@@ -85,8 +85,7 @@ class Packing:
 
     def _take_in(self, node_id: NodeId, room: Room, rooms: Mapping[NodeId, Room], most_leases: int) -> None:
         if room.ready and len(room.leases) < most_leases and rooms.get(node_id) is room:
-            host = Host(room.cpus_free_milli, room.ram_free_mb, not room.leases)
-            self.put(node_id, host, parts_of(room))
+            self.put(node_id, Host(*room.host_left(), not room.leases), parts_of(room))
         else:
             self.drop(node_id)
 
@@ -220,7 +219,7 @@ def parts_of(room: Room) -> tuple[Cards, ...]:
         free[card.kind].append(WHOLE_MILLI)
     for gpu_id in room.used:
         shared = room.cards.get(gpu_id)
-        if shared is not None and (left := room.free_milli(shared)):
+        if shared is not None and gpu_id not in room.keeps and (left := room.free_milli(shared)):
             free[shared.kind].append(left)
     if not free:
         return (Cards(_NO_GPUS, ()),)
@@ -238,6 +237,7 @@ def pack_cards(room: Room, demand: Demand, kind: Kind, from_milli: int) -> list[
             for gpu_id in room.used
             if (card := room.cards.get(gpu_id)) is not None
             and card.kind == kind
+            and gpu_id not in room.keeps
             and room.free_milli(card) == from_milli
         ]
         return [min(parts, key=_by_index)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-from dgpu.core.ids import GpuId, LeaseId, NodeId
+from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId
 from dgpu.core.node import GpuStatus
+from dgpu.core.reservation import Hold
 from dgpu.core.task import WHOLE_MILLI
 
 STATUSES = tuple(GpuStatus)
@@ -61,7 +62,12 @@ class Room:
         "flat",
         "gpu_ids",
         "has_part",
+        "holds",
         "idle",
+        "keeps",
+        "kept",
+        "kept_cpus_milli",
+        "kept_ram_mb",
         "labels",
         "leases",
         "mixed",
@@ -90,6 +96,11 @@ class Room:
         self.warm = False  # models are loaded on some card
         self.flat = True  # no two cards are nearer to each other than any other two
         self.near: dict[GpuId, dict[GpuId, int]] = {}
+        self.holds: dict[TaskId, Hold] = {}  # of reservations; replaced, never changed
+        self.keeps: dict[GpuId, tuple[TaskId, ...]] = {}  # cards of reservations, and whose
+        self.kept: list[Card] = []  # idle cards that are kept for reservations: not among `idle`
+        self.kept_cpus_milli = 0
+        self.kept_ram_mb = 0
 
     def copy(self) -> Room:
         twin = Room.__new__(Room)  # one by one: forks of large clusters are made of this
@@ -103,7 +114,38 @@ class Room:
         twin.used = self.used.copy()
         twin.leases = self.leases.copy()
         twin.counts = self.counts.copy()
+        twin.holds, twin.keeps, twin.kept = self.holds, self.keeps, self.kept.copy()
+        twin.kept_cpus_milli, twin.kept_ram_mb = self.kept_cpus_milli, self.kept_ram_mb
         return twin
+
+    def keep(self, holds: dict[TaskId, Hold]) -> None:
+        """All that reservations hold here."""
+        self.holds = holds
+        keeps: dict[GpuId, tuple[TaskId, ...]] = {}
+        for task_id, hold in holds.items():
+            for gpu_id in hold.gpu_ids:
+                keeps[gpu_id] = (*keeps.get(gpu_id, ()), task_id)
+        self.hide(
+            keeps,
+            sum(hold.cpus_milli for hold in holds.values()),
+            sum(hold.ram_mb for hold in holds.values()),
+        )
+
+    def hide(self, keeps: dict[GpuId, tuple[TaskId, ...]], cpus_milli: int, ram_mb: int) -> None:
+        self.keeps = keeps
+        self.kept_cpus_milli, self.kept_ram_mb = cpus_milli, ram_mb
+        cards = sorted(self.idle + self.kept)
+        self.idle = [card for card in cards if card.id not in keeps]
+        self.kept = [card for card in cards if card.id in keeps]
+
+    def host_left(self) -> tuple[int, int]:
+        """What is kept for nobody of its cpus and ram."""
+        if not self.holds:
+            return self.cpus_free_milli, self.ram_free_mb
+        return (
+            max(0, self.cpus_free_milli - self.kept_cpus_milli),
+            max(0, self.ram_free_mb - self.kept_ram_mb),
+        )
 
     def use(self, gpu_id: GpuId, milli: int, memory_mb: int) -> None:
         """A shared task holds so much of a card; negative: no more."""
@@ -126,10 +168,10 @@ class Room:
         return free if free > 0 else 0  # noqa: FURB136
 
     def look_for_part(self) -> bool:
-        """Is there something left of a card that shared tasks live on?"""
+        """Is there something left of a card that shared tasks live on, and that is kept for nobody?"""
         for gpu_id in self.used:
             card = self.cards.get(gpu_id)
-            if card is not None and self.free_milli(card):
+            if card is not None and gpu_id not in self.keeps and self.free_milli(card):
                 return True
         return False
 
@@ -147,4 +189,14 @@ class Room:
             self.gpu_ids,
             sorted(self.leases),
             self.counts,
+            self.kept,
+            dict(sorted(self.holds.items())),
         )
+
+
+def whole(room: Room) -> Room:
+    """As if no reservation held anything of it."""
+    twin = room.copy()
+    if room.holds:
+        twin.keep({})
+    return twin

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dgpu.core.cards import deal, status_of
 from dgpu.core.giving import Giving, fitting
-from dgpu.core.ids import GpuId, LeaseId, NodeId
+from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId
 from dgpu.core.lease import Lease
 from dgpu.core.node import Gpu, Node
 from dgpu.core.packing import Packing, pack_cards, parts_of
-from dgpu.core.policy.fit import Demand, chosen_cards, milli_on, reserved_mb
+from dgpu.core.policy.fit import Demand, chosen_cards, fits, milli_on, reserved_mb
 from dgpu.core.policy.fragment import Typical
 from dgpu.core.ranking import Rankings
-from dgpu.core.room import STATUSES, Card, Room, Slot
+from dgpu.core.reservation import Hold
+from dgpu.core.room import STATUSES, Card, Room, Slot, whole
 from dgpu.core.settings import Placement, Settings
 from dgpu.core.task import WHOLE_MILLI
 
@@ -50,7 +51,11 @@ class Rooms:
         "counts",
         "holders",
         "improved",
+        "kept_version",
+        "moved",
         "refreshed",
+        "reserved",
+        "unsettled",
     )
 
     def __init__(
@@ -75,6 +80,12 @@ class Rooms:
         self.refreshed: dict[
             NodeId, None
         ] = {}  # worked out anew: cards may count for the quota or not any more
+        self.moved: list[Room] | None = (
+            None  # changed since; kept only where somebody asks when nodes come free
+        )
+        self.reserved: dict[NodeId, Room] = {}  # rooms that reservations hold something of
+        self.kept_version = 0  # counts what may have made more of what is kept for reservations
+        self.unsettled: dict[NodeId, None] = {}  # of these: more is free than when they were last looked at
         self._packing: Packing | None = None  # made when it is first asked
         self._mixed = False  # some node has cards of several kinds
 
@@ -100,6 +111,8 @@ class Rooms:
         twin.refreshed = self.refreshed.copy()
         twin._mixed = self._mixed
         twin.improved = {node_id: twin.by_node[node_id] for node_id in self.improved}
+        twin.reserved = {node_id: twin.by_node[node_id] for node_id in self.reserved}
+        twin.unsettled = self.unsettled.copy()
         twin._rankings = self._rankings.copy(twin.by_node)
         return twin
 
@@ -136,6 +149,10 @@ class Rooms:
         room.cpus_free_milli = node.cpus_milli - sum(lease.cpus_milli for lease in leases)
         room.ram_free_mb = node.ram_in_steps_mb - sum(lease.ram_mb for lease in leases)
         deal(room, gpus, leases, self.holders, self._settings)
+        if room.holds:
+            room.keep(room.holds)
+            self.unsettled[node_id] = None
+            self.kept_version += 1
         self._mixed = self._mixed or room.mixed
         self._rankings.tell_apart(room)
         counts = [0] * len(STATUSES)
@@ -149,6 +166,8 @@ class Rooms:
 
     def remove(self, node_id: NodeId) -> None:
         room = self.by_node.pop(node_id)
+        self.reserved.pop(node_id, None)
+        self.unsettled.pop(node_id, None)
         self.improved.pop(node_id, None)
         self.refreshed[node_id] = None
         room.ready = False
@@ -172,6 +191,10 @@ class Rooms:
                     del idle[place]
                     taken += 1
                     break
+        if taken != len(lease.gpu_ids) and room.kept:
+            left = [card for card in room.kept if card.id not in lease.gpu_ids]
+            taken += len(room.kept) - len(left)
+            room.kept = left
         if taken != len(lease.gpu_ids):
             self.refresh(lease.node_id)
             return
@@ -195,22 +218,25 @@ class Rooms:
             return
         for card in cards:
             if card is not None:
-                insort(room.idle, card)
+                insort(room.kept if card.id in room.keeps else room.idle, card)
         if cards:
             self._shift(room, -len(cards))
         self._changed(room)
         self.improved[room.node_id] = room
+        if room.holds:
+            self.unsettled[room.node_id] = None
+            self.kept_version += 1
 
     def _grant_share(self, room: Room, lease: Lease) -> None:
         (gpu_id,) = lease.gpu_ids
         first = gpu_id not in self.holders
         self.holders[gpu_id] = (*self.holders.get(gpu_id, ()), lease.id)
         card = room.cards.get(gpu_id)
-        if not room.ready or card is None or (first and card not in room.idle):
+        if not room.ready or card is None or (first and card not in room.idle and card not in room.kept):
             self.refresh(room.node_id)
             return
         if first:
-            room.idle.remove(card)
+            (room.kept if card in room.kept else room.idle).remove(card)
             self._shift(room, 1)
         room.use(gpu_id, lease.share_milli, lease.gpu_memory_mb)
         self._changed(room)
@@ -226,10 +252,13 @@ class Rooms:
             return
         room.use(gpu_id, -lease.share_milli, -lease.gpu_memory_mb)
         if not left:
-            insort(room.idle, card)
+            insort(room.kept if gpu_id in room.keeps else room.idle, card)
             self._shift(room, -1)
         self._changed(room)
         self.improved[room.node_id] = room
+        if room.holds:
+            self.unsettled[room.node_id] = None
+            self.kept_version += 1
 
     def _shift(self, room: Room, taken: int) -> None:
         """So many cards were idle and are busy; negative: the other way."""
@@ -271,11 +300,12 @@ class Rooms:
             if not self._may_mix(demand):
                 return None
         best = self._rankings.best(demand)
-        return None if best is None else _spot(best, demand, chosen_cards(best, demand))
+        return None if best is None else spot_in(best, demand)
 
     def _pack_into(self, room: Room, demand: Demand) -> Spot | None:
         """Where one room alone is left, packing has only its cards to choose."""
-        if room.mixed or room.cpus_free_milli < demand.cpus_milli or room.ram_free_mb < demand.ram_mb:
+        cpus_milli, ram_mb = room.host_left()
+        if room.mixed or cpus_milli < demand.cpus_milli or ram_mb < demand.ram_mb:
             return None
         packing = self._packing_anyway()
         packing.catch_up_some(self.by_node, self._settings.most_leases)
@@ -292,7 +322,7 @@ class Rooms:
             return []
         chosen = nsmallest(demand.nodes, ((value, node_id) for node_id, value in ranks.items()))
         rooms = [self.by_node[node_id] for _, node_id in chosen]
-        return [_spot(room, demand, chosen_cards(room, demand)) for room in rooms]
+        return [spot_in(room, demand) for room in rooms]
 
     def fitting(self, demand: Demand) -> Mapping[NodeId, int]:
         """The nodes with room for it now, each with its rank."""
@@ -304,6 +334,59 @@ class Rooms:
 
     def fitting_of(self, rooms: Iterable[Room], demand: Demand) -> list[Room]:
         return fitting(rooms, demand, self._settings.most_leases)
+
+    # reservations
+
+    @property
+    def most_leases(self) -> int:
+        return self._settings.most_leases
+
+    @property
+    def idle_milli(self) -> int:
+        return self.counts[_IDLE] * WHOLE_MILLI
+
+    @property
+    def plans(self) -> bool:
+        """Reservations are held, or may be made."""
+        return bool(self._settings.reservations or self.reserved)
+
+    def lets_in_but_for_kept(self, rooms: Iterable[Room], demand: Demand) -> bool:
+        """Would one of these have room if nothing were kept for reservations? Who may have that is asked when it is
+        tried.
+        """
+        if not self.reserved:
+            return False
+        most_leases = self._settings.most_leases
+        for room in rooms:
+            if not room.holds or (room.kept and len(room.idle) + len(room.kept) < demand.gpus):
+                continue
+            if fits(whole(room), demand, most_leases):
+                return True
+        return False
+
+    def any_fits(self, rooms: Iterable[Room], demand: Demand) -> bool:
+        most_leases = self._settings.most_leases
+        return any(fits(room, demand, most_leases) for room in rooms)
+
+    def keep(self, node_id: NodeId, task_id: TaskId, hold: Hold | None) -> None:
+        """What a reservation holds of a node; None: nothing any more."""
+        room = self.by_node.get(node_id)
+        if room is None:
+            return
+        self.kept_version += 1
+        before = room.holds.get(task_id)
+        holds = {each: known for each, known in room.holds.items() if each != task_id}
+        if hold is not None:
+            holds[task_id] = hold
+        room.keep(dict(sorted(holds.items())))
+        if room.holds:
+            self.reserved[node_id] = room
+        else:
+            self.reserved.pop(node_id, None)
+            self.unsettled.pop(node_id, None)
+        self._changed(room)
+        if room.ready and before is not None and (hold is None or not {*before.gpu_ids} <= {*hold.gpu_ids}):
+            self.improved[node_id] = room
 
     # leaves
 
@@ -335,12 +418,19 @@ class Rooms:
         self._giving.note(room)
         if self._packing is not None:
             self._packing.changed[room.node_id] = room
+        if self.moved is not None:
+            self.moved.append(room)
         self._rankings.note(room)
 
 
 def _is_packed(demand: Demand) -> bool:
     """Tasks that ask for nothing are spread. A constraint picks nodes by name, which no group of equals can tell."""
     return not demand.constraints and bool(demand.gpus or demand.cpus_milli or demand.ram_mb)
+
+
+def spot_in(room: Room, demand: Demand) -> Spot:
+    """The cards that it would get in a room that it fits."""
+    return _spot(room, demand, chosen_cards(room, demand))
 
 
 def _spot(room: Room, demand: Demand, cards: list[Card]) -> Spot:

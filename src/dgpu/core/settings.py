@@ -56,4 +56,5 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tenants: tuple[Tenant, ...] = ()
     creates_tenants: bool = False  # on first use; else unknown ones are refused once any tenant is known
     fair_share_half_life_ms: int = 86_400_000
+    reservations: int = 0  # of the first tasks that no node has room for; 0: none, whoever fits runs ahead
     share_enforcement: str = "report"  # or kill: what outgrows its reservation on a shared GPU

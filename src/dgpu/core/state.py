@@ -7,6 +7,7 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from dgpu.core.account import Accounts
+from dgpu.core.bookings import Bookings
 from dgpu.core.cards import status_of
 from dgpu.core.dependencies import Awaited, Dependents
 from dgpu.core.estimates import Estimate
@@ -20,6 +21,7 @@ from dgpu.core.node import Gpu, GpuStatus, Node
 from dgpu.core.policy.fit import Demand
 from dgpu.core.policy.fragment import Typical
 from dgpu.core.quota import Quota
+from dgpu.core.reservation import Hold, Reservation
 from dgpu.core.room import STATUSES
 from dgpu.core.rooms import Rooms
 from dgpu.core.run_times import RunTimes
@@ -55,6 +57,7 @@ class Parts(NamedTuple):
     usages: dict[TenantId, Usage]
     meter: Meter
     run_times: dict[str, RunTimes]  # what runs have taught about how long they take
+    reservations: dict[TaskId, Reservation]  # of waiting tasks that no node has room for
 
 
 # Parts that came after the first snapshots were written, as they are while nothing is in them. An older snapshot lacks
@@ -70,6 +73,7 @@ LATER_PARTS: dict[str, object] = {
     "usages": {},
     "meter": Meter(),
     "run_times": {},
+    "reservations": {},
 }
 
 
@@ -78,6 +82,7 @@ class ClusterState:
         "accounts",
         "after",
         "away",
+        "bookings",
         "dependents",
         "ended",
         "epoch",
@@ -101,6 +106,7 @@ class ClusterState:
         "other_ranks",
         "quota",
         "reclaims",
+        "reservations",
         "rooms",
         "run_times",
         "settings",
@@ -136,6 +142,7 @@ class ClusterState:
         self.usages: dict[TenantId, Usage] = {}
         self.meter = Meter()
         self.run_times: dict[str, RunTimes] = {}
+        self.reservations: dict[TaskId, Reservation] = {}
         self._derive()
 
     @classmethod
@@ -165,6 +172,9 @@ class ClusterState:
         twin.dependents = self.dependents.copy()
         twin.other_ranks = self.other_ranks
         twin.rooms = self.rooms.copy(twin.nodes, twin.gpus, twin.leases)
+        twin.bookings = self.bookings.copy()
+        if self.rooms.moved is not None:
+            twin.rooms.moved = twin.bookings.moved
         twin.ended = self.ended.copy()
         twin.expiring = self.expiring.copy()
         twin.fits_empty = self.fits_empty.copy()
@@ -198,6 +208,9 @@ class ClusterState:
         for task_id, awaited in self.after.items():
             self.dependents.link(task_id, awaited)
         self.other_ranks = sum(len(gang.leases) - 1 for gang in self.gangs.values())
+        for reservation in self.reservations.values():
+            self.keep(reservation)
+        self.bookings.due = True
 
     def _derive(self) -> None:
         self.accounts = Accounts(self.tenants, self.meter)
@@ -217,6 +230,7 @@ class ClusterState:
         ] = {}  # could a registered node hold it when empty? Forgotten when one changes
         self.health_at: int | None = None  # when time takes the next step with a card
         self.health_changed = True  # it must be worked out anew
+        self.bookings = Bookings()
 
     # what pools and tenants hold
 
@@ -225,6 +239,22 @@ class ClusterState:
         milli = lease.gpu_milli
         line.crowd.lane.used_milli += milli
         self.accounts.hold(line.account, lease, milli)
+
+    # reservations
+
+    def keep(self, reservation: Reservation) -> None:
+        shape = self.shapes[self.tasks[reservation.task_id].shape_id]
+        for place in reservation.places:
+            hold = Hold(place.gpu_ids, shape.cpus_milli, shape.ram_mb)
+            self.rooms.keep(place.node_id, reservation.task_id, hold)
+
+    def let_go(self, task_id: TaskId) -> None:
+        """It holds no reservation any more."""
+        reservation = self.reservations.pop(task_id, None)
+        if reservation is not None:
+            for place in reservation.places:
+                self.rooms.keep(place.node_id, task_id, None)
+            self.bookings.due = True
 
     # what others ask
 
@@ -357,4 +387,5 @@ def pass_due(state: ClusterState) -> bool:
         state.waiting.any_awake
         or bool(state.waiting.count and (state.rooms.improved or state.stirred))
         or bool(state.dependents.broken)
+        or state.waiting.overtaken
     )

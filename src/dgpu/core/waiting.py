@@ -30,7 +30,9 @@ class Waiting:
         "count",
         "delayed_until",
         "lanes",
+        "last_reserved",
         "lines",
+        "overtaken",
     )
 
     def __init__(self, tasks: Mapping[TaskId, Task], accounts: Accounts, ageing_ms: int = 0) -> None:
@@ -49,6 +51,10 @@ class Waiting:
         self.count = 0
         self.delayed_until: dict[TaskId, int] = {}
         self._delayed_heap: list[tuple[int, TaskId]] = []
+        self.last_reserved: Turn | None = (
+            None  # whoever stands before it may want a reservation; None: nobody may
+        )
+        self.overtaken = False  # somebody does, and no pass has seen it
 
     def copy(self, tasks: Mapping[TaskId, Task], accounts: Accounts) -> Waiting:
         """What fits nowhere fits nowhere in the copy either; all other crowds of it are awake."""
@@ -69,10 +75,14 @@ class Waiting:
             twin.lanes[lane.pool].used_milli = lane.used_milli
             twin.lanes[lane.pool].limit_milli = lane.limit_milli
             for crowd in lane.crowds.values():
-                if crowd.blocked and (crowd.listed_in is None or not lane.improved):
+                if crowd.blocked and not lane.is_pending(crowd):
                     twin.block(twin.lanes[lane.pool].crowds[crowd.key])
         for line in twin.lines.values():
             twin._list(line)
+        for lane in self.lanes.values():
+            for crowd in lane.crowds.values():
+                twin.lanes[lane.pool].crowds[crowd.key].beside = crowd.blocked and crowd.beside
+        twin.last_reserved, twin.overtaken = self.last_reserved, self.overtaken
         return twin
 
     # shapes
@@ -219,6 +229,15 @@ class Waiting:
     def any_awake(self) -> bool:
         return any(lane.any_awake for lane in self.lanes.values())
 
+    def refuse_whole(self) -> bool:
+        """Nothing is idle. Was somebody who needs a whole GPU to be tried again, for the sake of reservations?"""
+        lanes = [lane for lane in self.lanes.values() if lane.pool is not None and lane.woken]
+        if not any(lane.wakes_whole() for lane in lanes if not lane.closed):
+            return False
+        for lane in lanes:
+            lane.refuse_whole()
+        return True
+
     def reorder(self) -> None:
         """Lines of tenants whose share fell stand further in front now."""
         dropped = self.accounts.dropped
@@ -253,10 +272,15 @@ class Waiting:
         improved = rooms.improved
         if not improved:
             return
+        plans = rooms.plans
         for lane in self.lanes.values():
             if lane.refused:
                 lane.improved |= improved
                 lane.looked = False
+                if plans:
+                    lane.wake_planned(improved, rooms)
+                else:
+                    lane.woken.clear()
         improved.clear()
 
     def first_awake(self, rooms: Rooms) -> Line | None:
@@ -273,14 +297,15 @@ class Waiting:
                 turn = None if crowd is None else crowd.listed_as
                 if turn is not None and (best is None or turn < best):
                     best = turn
-            if lane.improved:
-                turn = lane.first_let_in(lines, rooms, best)
+            if lane.improved or lane.woken:
+                turn = lane.first_let_in(lines, rooms, best, self.last_reserved)
                 if turn is not None:
                     best = turn
         return None if best is None else lines[best[3]]
 
-    def block(self, crowd: Crowd) -> None:
-        """Nothing of this demand fits now."""
+    def block(self, crowd: Crowd, *, beside: bool = False) -> None:
+        """Nothing of this demand fits now; `beside`: but for what is kept for reservations."""
+        crowd.beside = beside
         crowd.lane.block(crowd)
 
     def block_whole(self) -> None:
@@ -302,6 +327,9 @@ class Waiting:
 
     def _list(self, line: Line) -> None:
         """After its turn changed."""
+        line.crowd.refused_kept = -1
+        if line.crowd.blocked:
+            self._note_blocked(line)
         lane = line.crowd.lane
         if line.head:
             lane.ready[line.shape_id] = line
@@ -309,6 +337,30 @@ class Waiting:
             lane.ready.pop(line.shape_id, None)
         line.crowd.list_line(line)
         lane.wake(line.crowd)
+
+    def _note_blocked(self, line: Line) -> None:
+        """Its demand fits nowhere. Yet somebody in it may be short enough to run ahead of a reservation, or stand so far
+        in front as to get one.
+        """
+        if line.crowd.beside:
+            line.crowd.lane.unblock(line.crowd)
+        elif self.last_reserved is not None:
+            turn = line.turn()
+            if turn is not None and turn < self.last_reserved and not line.crowd.lane.is_woken(line.crowd):
+                self.overtaken = True
+
+    def blocked_lines(self) -> list[tuple[Turn, Line]]:
+        """Lines of demands that fit nowhere now, with a task that no rule of its own keeps back. Some may be going to be
+        tried again: see Lane.is_woken.
+        """
+        return [
+            (turn, line)
+            for lane in self.lanes.values()
+            for crowd in lane.crowds.values()
+            if crowd.blocked
+            for line in crowd.lines.values()
+            if (turn := line.turn()) is not None
+        ]
 
     def _delay(self, line: Line, task_id: TaskId, eligible_at: int) -> None:
         insort(line.delayed, task_id)

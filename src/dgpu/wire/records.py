@@ -48,6 +48,7 @@ EVENT_TYPES: tuple[type[Event], ...] = (
     events.TypicalChanged,
     events.EstimateLearned,
     events.DemandChanged,
+    events.TasksReserved,
 )
 
 _GROUP = list[Union[EVENT_TYPES]]  # type: ignore[valid-type]  # noqa: UP007 - built from the tuple above

@@ -9,6 +9,7 @@ from dgpu.core.health import Blame, Health
 from dgpu.core.node import Node
 from dgpu.core.policy.fragment import Typical
 from dgpu.core.quota import Quota
+from dgpu.core.reservation import Place, Reservation
 from dgpu.core.room import Kind
 from dgpu.core.settings import Settings
 from dgpu.core.task import Outcome, Pool, TaskStatus
@@ -65,6 +66,11 @@ def test_every_kind_of_event_survives() -> None:
         events.TenantSet(18, Tenant(id="lab", max_gpus=4, pools=(Pool.BATCH,))),
         events.TenantRemoved(19, "lab"),
         events.UsageCharged(20),
+        events.TasksReserved(
+            21,
+            (Reservation(task_id=6, places=(Place("n1", ("GPU-n1-0",)),), at=9_000, made_at=21),),
+            (7,),
+        ),
     ]
     assert {type(event) for event in group} == set(EVENT_TYPES)
     assert decode_group(encode_group(group), SCHEMA) == group

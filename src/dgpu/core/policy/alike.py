@@ -23,7 +23,14 @@ def alike(state: ClusterState, demand: Demand) -> Iterator[tuple[Room, int]]:
     kinds: dict[tuple[object, ...], list[Room]] = {}
     for room in _known(state):
         cards = room.cards
-        if not room.ready or room.mixed or room.used or len(cards) != len(room.gpu_ids) or not cards:
+        if (
+            not room.ready
+            or room.mixed
+            or room.used
+            or room.holds
+            or len(cards) != len(room.gpu_ids)
+            or not cards
+        ):
             yield room, 1
             continue
         card = next(iter(cards.values()))

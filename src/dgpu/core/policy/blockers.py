@@ -110,10 +110,11 @@ def nearest_node(state: ClusterState, demand: Demand) -> Nearest | None:
             continue
         if demand.constraints and not holds(room.labels, demand.constraints):
             continue
+        idle = room.idle + room.kept if room.kept else room.idle
         if room.mixed or room.used:
-            good = sum(accepts(card, demand) for card in room.idle) or bool(chosen_cards(room, demand))
+            good = sum(accepts(card, demand) for card in idle) or bool(chosen_cards(room, demand))
         else:
-            good = len(room.idle) if room.idle and accepts(room.idle[0], demand) else 0
+            good = len(idle) if idle and accepts(idle[0], demand) else 0
         short = (
             max(0, demand.gpus - good),
             max(0, demand.cpus_milli - room.cpus_free_milli) if demand.cpus_milli else 0,

@@ -6,9 +6,10 @@ import msgspec
 
 from dgpu.core.ids import TaskId, task_name
 from dgpu.core.policy.barriers import barriers_of
-from dgpu.core.policy.blockers import Blocker, Nearest, blockers_of, nearest_node, plural
+from dgpu.core.policy.blockers import Blocker, Nearest, nearest_node, plural
 from dgpu.core.policy.conditions import conditions_of
 from dgpu.core.policy.order import position, queue
+from dgpu.core.policy.reserved import Reserved, in_words, reserved_of, room_blockers
 from dgpu.core.rejections import UnknownTask
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Task, TaskStatus
@@ -25,6 +26,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     ahead_total: int = 0
     blockers: tuple[Blocker, ...] = ()
     nearest: Nearest | None = None  # the node that lacks least
+    reservation: Reserved | None = None
 
 
 def explain(state: ClusterState, task_id: TaskId, at: int) -> Explanation | UnknownTask:
@@ -44,7 +46,11 @@ def _waiting(state: ClusterState, task: Task, at: int) -> Explanation:
     ahead = place - 1
     line = state.waiting.lines[task.shape_id]
     demand = line.crowd.demand
-    blockers = [*conditions_of(state, task), *barriers_of(state, line), *blockers_of(state, demand)]
+    blockers = [
+        *conditions_of(state, task),
+        *barriers_of(state, line),
+        *room_blockers(state, task, demand, at),
+    ]
     if task.eligible_at > at:
         blockers.append(back_off(task, at))
     if ahead:
@@ -54,6 +60,9 @@ def _waiting(state: ClusterState, task: Task, at: int) -> Explanation:
         summary = f"{task_name(task.id)} waits: {'; '.join(blocker.detail for blocker in blockers)}"
     else:
         summary = f"{task_name(task.id)} is placed in the next pass"
+    reservation = reserved_of(state, task.id)
+    if reservation is not None and blockers:
+        summary += f"; {in_words(reservation, at)}"
     return Explanation(
         task_id=task.id,
         status=task.status,
@@ -63,6 +72,7 @@ def _waiting(state: ClusterState, task: Task, at: int) -> Explanation:
         ahead_total=ahead,
         blockers=tuple(blockers),
         nearest=nearest_node(state, demand) if blockers else None,
+        reservation=reservation,
     )
 
 

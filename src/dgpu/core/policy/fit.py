@@ -63,9 +63,9 @@ def rank(room: Room, demand: Demand, most_leases: int) -> int | None:
     """
     if not room.ready or len(room.leases) >= most_leases:
         return None
-    if demand.cpus_milli > room.cpus_free_milli and demand.cpus_milli:
+    if demand.cpus_milli > room.cpus_free_milli - room.kept_cpus_milli and demand.cpus_milli:
         return None
-    if demand.ram_mb > room.ram_free_mb and demand.ram_mb:
+    if demand.ram_mb > room.ram_free_mb - room.kept_ram_mb and demand.ram_mb:
         return None
     if demand.constraints and not holds(room.labels, demand.constraints):
         return None
@@ -92,9 +92,9 @@ def rank(room: Room, demand: Demand, most_leases: int) -> int | None:
 
 def has_host(room: Room, demand: Demand) -> bool:
     """The cpus and ram, whatever the cards."""
-    if demand.cpus_milli > room.cpus_free_milli and demand.cpus_milli:
+    if demand.cpus_milli > room.cpus_free_milli - room.kept_cpus_milli and demand.cpus_milli:
         return False
-    return not (demand.ram_mb > room.ram_free_mb and demand.ram_mb)
+    return not (demand.ram_mb > room.ram_free_mb - room.kept_ram_mb and demand.ram_mb)
 
 
 def fits(room: Room, demand: Demand, most_leases: int) -> bool:
@@ -163,7 +163,7 @@ def _best_share(room: Room, demand: Demand) -> tuple[int, Card] | None:
     best: tuple[int, int, str, Card] | None = None
     for gpu_id in room.used:
         card = room.cards.get(gpu_id)
-        if card is None or not accepts(card, demand):
+        if card is None or gpu_id in room.keeps or not accepts(card, demand):
             continue
         free_milli = room.free_milli(card)
         if milli_on(demand, card.usable_mb) <= free_milli:

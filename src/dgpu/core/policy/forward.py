@@ -16,14 +16,11 @@ from dgpu.core.endings import time_over
 from dgpu.core.events import Event, GangPlaced, TaskPlaced, TaskStopRequested
 from dgpu.core.execute import execute
 from dgpu.core.ids import LeaseId, NodeId, TaskId
+from dgpu.core.policy.lasting import KILL_GRACE_MS, RELEASE_MS
 from dgpu.core.run_times import RunTimes, kind_of, quantile_ms
 from dgpu.core.state import ClusterState, next_wake_at, pass_due
 from dgpu.core.task import Outcome, Restart, Task
 
-KILL_GRACE_MS = (
-    10_000  # between the two signals at a time limit; what agents use unless they are told otherwise
-)
-RELEASE_MS = 1_000  # until the GPUs of a process that is gone are free, and the report is here
 _CHARGE_MS = 60_000  # virtual time between two Ticks, where tenants are charged
 _MOST_IN_PASS = 1_000
 _MOST_ENDS = (

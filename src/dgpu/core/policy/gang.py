@@ -5,13 +5,16 @@ from __future__ import annotations
 from dgpu.core.events import Event, GangPlaced, TaskPlaced, TaskStarted
 from dgpu.core.ids import LeaseId, TaskId
 from dgpu.core.policy.fit import Demand
+from dgpu.core.rooms import Spot
 from dgpu.core.state import ClusterState
 
 
 def grant_gang(state: ClusterState, task_id: TaskId, demand: Demand, at: int) -> tuple[Event, ...]:
     spots = state.rooms.find_gang(demand)
-    if not spots:
-        return ()
+    return gang_at(state, task_id, spots, at) if spots else ()
+
+
+def gang_at(state: ClusterState, task_id: TaskId, spots: list[Spot], at: int) -> tuple[Event, ...]:
     task = state.tasks[task_id]
     ranks = tuple(
         TaskPlaced(

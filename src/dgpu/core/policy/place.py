@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from dgpu.core.events import Event, TaskPlaced, TaskStarted
 from dgpu.core.ids import TaskId
@@ -11,17 +12,27 @@ from dgpu.core.policy.gang import grant_gang
 from dgpu.core.policy.order import heads
 from dgpu.core.policy.quota import admits, claim_of_grant
 from dgpu.core.room import Room
+from dgpu.core.rooms import Spot
 from dgpu.core.state import ClusterState
+from dgpu.core.task import Task
+
+Kept: TypeAlias = Callable[[ClusterState, Task, Demand, int], tuple[Event, ...]]
 
 
-def first_grant(state: ClusterState, at: int) -> tuple[Event, ...]:
-    """The next task in order that fits, whatever was tried before; () if none does."""
+def first_grant(state: ClusterState, at: int, kept: Kept) -> tuple[Event, ...]:
+    """The next task in order that fits, whatever was tried before; () if none does. `kept`: with what reservations
+    keep, as far as it may have that.
+    """
     refused: set[Demand] = set()
     for task_id, line in heads(state, at):
         demand = line.crowd.demand
-        if demand in refused or not admits(state, line, line.crowd.claim):
+        if demand in refused and not state.reservations:
             continue
-        events = grant(state, task_id, demand, at)
+        if not admits(state, line, line.crowd.claim):
+            continue
+        events = grant(state, task_id, demand, at) if demand not in refused else ()
+        if not events and state.reservations:
+            events = kept(state, state.tasks[task_id], demand, at)
         if not events:
             refused.add(demand)
         elif not line.crowd.takes_part_of_a_card or admits(state, line, claim_of_grant(events)):
@@ -36,8 +47,10 @@ def grant(
     if demand.nodes > 1:
         return grant_gang(state, task_id, demand, at)
     spot = state.rooms.find(demand, fitting)
-    if spot is None:
-        return ()
+    return () if spot is None else grant_at(state, task_id, spot, at)
+
+
+def grant_at(state: ClusterState, task_id: TaskId, spot: Spot, at: int) -> tuple[Event, ...]:
     task = state.tasks[task_id]
     lease_id = state.next_lease_id
     cards = spot.cards

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from dgpu.core.events import TaskStopRequested
-from dgpu.core.ids import GpuId, NodeId, TaskId, task_name
+from dgpu.core.ids import NO_TASK, GpuId, NodeId, TaskId, task_name
 from dgpu.core.lease import Lease
 from dgpu.core.line import Line
 from dgpu.core.policy.fit import Demand, accepts, holds
@@ -37,6 +37,7 @@ class _Plan:
         self.left_milli = left_milli  # borrowed, and not asked for yet
         self.cards: set[GpuId] = set()
         self.leases: set[int] = set()
+        self.task_id = NO_TASK  # for whom a place is looked for
 
 
 class _Choice(NamedTuple):
@@ -76,6 +77,7 @@ def stops_due(state: ClusterState, at: int) -> tuple[TaskStopRequested, ...]:
         if loose >= milli:
             loose -= milli
             continue
+        plan.task_id = task_id
         stops += [_stop(lease, task_id, at) for lease in _victims(state, line.crowd.demand, plan, at)]
         if plan.left_milli <= 0 or spare <= 0:
             break
@@ -146,7 +148,8 @@ def _choose(
     room = state.rooms.by_node[node_id]
     if not room.ready or not holds(room.labels, demand.constraints):
         return None
-    idle = [card.id for card in room.idle if card.id not in plan.cards and accepts(card, demand)]
+    own = [card for card in room.kept if plan.task_id in room.keeps[card.id]]  # by its reservation
+    idle = [card.id for card in room.idle + own if card.id not in plan.cards and accepts(card, demand)]
     short = demand.gpus - len(idle)
     by_loss = sorted(leases, key=lambda lease: (_lost(lease, at), -lease.id))
     useful = [lease for lease in by_loss if _freed(room, lease, demand)]

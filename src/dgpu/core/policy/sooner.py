@@ -24,7 +24,14 @@ from dgpu.core.commands import (
     SetQuota,
     SubmitTasks,
 )
-from dgpu.core.events import Event, GangPlaced, TaskPlaced, TasksSubmitted, TaskStopRequested
+from dgpu.core.events import (
+    Event,
+    GangPlaced,
+    TaskPlaced,
+    TasksReserved,
+    TasksSubmitted,
+    TaskStopRequested,
+)
 from dgpu.core.execute import execute
 from dgpu.core.ids import NO_TASK, NodeId, TaskId, task_name
 from dgpu.core.policy.explain import Explanation, explain
@@ -154,7 +161,7 @@ class _Trials:
         if task.status is TaskStatus.RUNNING:
             end_task(fork, task, self.at, Outcome.STOPPED)
         others = any(
-            isinstance(event, TaskStopRequested)
+            isinstance(event, TaskStopRequested | TasksReserved)
             or (isinstance(event, TaskPlaced | GangPlaced) and event.task_id != task_id)
             for event in events
         )

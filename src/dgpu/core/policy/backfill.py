@@ -1,0 +1,248 @@
+"""Who may have what is kept for a reservation: the task that holds it, tasks of a higher priority, and tasks that are
+over before it is needed. The last is backfill: it delays nobody.
+
+Of a reservation whose time nobody knows, that is whoever is over within `PATIENCE_MS`: it may come to wait so much
+longer, and no more, for once the rest is known to end, so is its time.
+"""
+
+from __future__ import annotations
+
+from heapq import nsmallest
+from operator import itemgetter
+from typing import NamedTuple
+
+from dgpu.core.events import Event
+from dgpu.core.ids import GpuId, NodeId, TaskId
+from dgpu.core.line import Crowd, Line, Turn
+from dgpu.core.policy.fit import Demand, rank
+from dgpu.core.policy.gang import gang_at
+from dgpu.core.policy.lasting import KILL_GRACE_MS, RELEASE_MS, UNKNOWN, lasts_ms
+from dgpu.core.policy.place import grant_at
+from dgpu.core.policy.quota import is_kept, within_limits
+from dgpu.core.reservation import Reservation
+from dgpu.core.room import Room, whole
+from dgpu.core.rooms import spot_in
+from dgpu.core.state import ClusterState
+from dgpu.core.task import Task
+
+PATIENCE_MS = 3_600_000 + KILL_GRACE_MS + RELEASE_MS  # the default time limit of batch tasks
+_MOST_LINES = 16  # of one demand, in order
+MOST_LOOKED_AT = 256  # waiting tasks in one pass, for short ones among them; the next one goes on from there
+
+
+class Access(NamedTuple):
+    """The reservations that are not in a task's way."""
+
+    open: frozenset[TaskId]
+    own: TaskId | None = None  # it holds one itself
+    later: frozenset[TaskId] = frozenset()  # those were made knowing that it comes first
+
+
+class KeptGrant(NamedTuple):
+    line: Line
+    events: tuple[Event, ...]
+    displaces: bool  # a reservation of lower priority
+
+
+def grant_kept(state: ClusterState, crowd: Crowd, at: int) -> KeptGrant | None:
+    """For the first in order of a demand that fits nowhere else. Nobody is asked twice while nothing more is kept, and
+    no rooms are looked at where nobody may have what is kept anyway.
+    """
+    version = state.rooms.kept_version
+    if crowd.refused_kept == version:
+        return None
+    crowd.beside = True
+    ways = [(each, level_of(state, each.task_id)) for each in state.reservations.values()]
+    window_ms = max(_window_ms(each, at) for each, _ in ways)
+    least_level = min(level for _, level in ways)
+    candidates: list[tuple[Turn, Line, list[Task]]] = []
+    certain = True
+    for line in crowd.lines.values():
+        turn = line.turn()
+        if turn is not None:
+            tasks, all_seen = _candidates(state, line, window_ms, least_level)
+            certain = certain and all_seen
+            if tasks:
+                candidates.append((turn, line, tasks))
+    granted = _first(state, crowd, nsmallest(_MOST_LINES, candidates, key=itemgetter(0)), at)
+    if granted is None and not candidates and certain:
+        crowd.refused_kept = version
+    return granted
+
+
+def _first(
+    state: ClusterState, crowd: Crowd, candidates: list[tuple[Turn, Line, list[Task]]], at: int
+) -> KeptGrant | None:
+    demand = crowd.demand
+    rooms = _roomy(state, demand) if candidates else []
+    if candidates and not _enough(state, demand, rooms):
+        crowd.beside = False
+        return None
+    for _, line, tasks in candidates:
+        claim = line.crowd.claim
+        if not within_limits(state, line.account, claim) or is_kept(state, line.account, claim):
+            continue
+        for task in tasks:
+            access = access_of(state, task, line.level(task.id), at)
+            events = _grant(state, task, demand, rooms, access, at)
+            if events:
+                return KeptGrant(line, events, _displaces(state, task, line.level(task.id), at))
+    return None
+
+
+def grant_kept_to(state: ClusterState, task: Task, demand: Demand, at: int) -> tuple[Event, ...]:
+    """To this very task; () if it does not fit, even with what is kept for reservations as far as it may have that."""
+    access = access_of(state, task, level_of(state, task.id), at)
+    return _grant(state, task, demand, _roomy(state, demand), access, at)
+
+
+def fits_without_reservations(state: ClusterState, demand: Demand) -> bool:
+    return _enough(state, demand, _roomy(state, demand))
+
+
+def in_the_way(state: ClusterState, task: Task, demand: Demand, at: int) -> list[tuple[Reservation, NodeId]]:
+    """The reservations that keep a task out, where it would have room but for them; soonest first."""
+    access = access_of(state, task, level_of(state, task.id), at)
+    found: dict[TaskId, NodeId] = {}
+    for room in _roomy(state, demand):
+        for task_id in room.holds:
+            if task_id != task.id and task_id not in access.open:
+                found.setdefault(task_id, room.node_id)
+    named = [(state.reservations[task_id], node_id) for task_id, node_id in found.items()]
+    return sorted(named, key=lambda each: (each[0].at or UNKNOWN, each[0].task_id))
+
+
+def access_of(state: ClusterState, task: Task, level: int, at: int) -> Access:
+    lasts = lasts_ms(state, task)
+    own = state.reservations.get(task.id)
+    opened: list[TaskId] = []
+    later: list[TaskId] = []
+    for each in state.reservations.values():
+        short, other_level = lasts <= _window_ms(each, at), level_of(state, each.task_id)
+        if each.task_id == task.id or short or other_level < level:
+            opened.append(each.task_id)
+        elif own is not None and other_level == level and by_time(own) < by_time(each):
+            later.append(each.task_id)
+    return Access(frozenset(opened), None if own is None else task.id, frozenset(later))
+
+
+def level_of(state: ClusterState, task_id: TaskId) -> int:
+    return state.waiting.lines[state.tasks[task_id].shape_id].level(task_id)
+
+
+def view(room: Room, access: Access) -> Room:
+    """The room as a task sees it: without what is kept for others."""
+    keeps: dict[GpuId, tuple[TaskId, ...]] = {}
+    for gpu_id, keepers in room.keeps.items():
+        passable = access.open | access.later if access.own in keepers else access.open
+        if not passable.issuperset(keepers):
+            keeps[gpu_id] = keepers
+    passable = access.open | access.later
+    holds = [hold for task_id, hold in room.holds.items() if task_id not in passable]
+    twin = room.copy()
+    twin.hide(keeps, sum(hold.cpus_milli for hold in holds), sum(hold.ram_mb for hold in holds))
+    return twin
+
+
+# leaves
+
+
+def _window_ms(reservation: Reservation, at: int) -> int:
+    """What is over within this time delays it by nothing, or by no more than `PATIENCE_MS`."""
+    return reservation.at - at if reservation.at else PATIENCE_MS
+
+
+def by_time(reservation: Reservation) -> tuple[int, int, TaskId]:
+    """In the order in which they are going to start."""
+    return (reservation.at or UNKNOWN, reservation.made_at, reservation.task_id)
+
+
+def _roomy(state: ClusterState, demand: Demand) -> list[Room]:
+    """Rooms that have room for it, but for reservations."""
+    most_leases = state.settings.most_leases
+    found = []
+    for room in state.rooms.reserved.values():
+        if len(room.idle) + len(room.kept) < demand.gpus and not room.used:
+            continue
+        if rank(whole(room), demand, most_leases) is not None:
+            found.append(room)
+    return found
+
+
+def _enough(state: ClusterState, demand: Demand, roomy: list[Room]) -> bool:
+    if demand.nodes == 1 or not roomy:
+        return bool(roomy)
+    fitting = state.rooms.fitting(demand)  # a room with reservations may have enough beside them, too
+    return len(fitting) + sum(room.node_id not in fitting for room in roomy) >= demand.nodes
+
+
+def _candidates(state: ClusterState, line: Line, window_ms: int, least_level: int) -> tuple[list[Task], bool]:
+    """The head may go by its rank, those that hold a reservation for themselves, and others if they are short, each
+    shorter than those before it: whoever is no shorter may have no more. And whether that is all there ever is.
+    """
+    tasks, head = state.tasks, state.tasks[line.head]
+    known: dict[bytes, int] = {}
+    shortest_ms = window_ms + 1
+    found: list[Task] = []
+    lasts = lasts_ms(state, head, known)
+    if lasts < shortest_ms or line.level(head.id) > least_level:
+        found.append(head)
+        shortest_ms = min(shortest_ms, lasts)
+    own = (tasks[task_id] for task_id in state.reservations)
+    found += [task for task in own if task.shape_id == line.shape_id and task is not head]
+    if head.id in state.reservations and head not in found:
+        found.insert(0, head)
+    within_ms, upto = line.passed_over
+    start = TaskId((upto if window_ms <= within_ms and upto > line.head else line.head) + 1)
+    passed, certain = TaskId(start - 1), head.timeout_ms > 0
+    most = state.bookings.looks_left
+    ready = line.ready_from(start, most)
+    state.bookings.looks_left -= len(ready)
+    for task_id in ready:
+        task = tasks[task_id]
+        lasts = lasts_ms(state, task, known)
+        if lasts < shortest_ms:
+            found.append(task)
+            shortest_ms = lasts
+        certain = certain and lasts > window_ms and task.timeout_ms > 0  # else it may be another time
+        if certain:
+            passed = task_id
+    line.passed_over = (window_ms, passed)
+    return found, certain and len(ready) < most
+
+
+def _grant(
+    state: ClusterState, task: Task, demand: Demand, rooms: list[Room], access: Access, at: int
+) -> tuple[Event, ...]:
+    if not access.open and access.own is None:
+        return ()
+    most_leases = state.settings.most_leases
+    fitting: list[tuple[int, NodeId, Room]] = []
+    for room in rooms:
+        seen = view(room, access)
+        value = rank(seen, demand, most_leases)
+        if value is not None:
+            fitting.append((value, room.node_id, seen))
+    if demand.nodes == 1:
+        if not fitting:
+            return ()
+        return grant_at(state, task.id, spot_in(min(fitting, key=lambda each: each[:2])[2], demand), at)
+    views = {node_id: seen for _, node_id, seen in fitting}
+    ranked = [(value, node_id) for value, node_id, _ in fitting]
+    ranked += [
+        (value, node_id) for node_id, value in state.rooms.fitting(demand).items() if node_id not in views
+    ]
+    if len(ranked) < demand.nodes:
+        return ()
+    chosen = nsmallest(demand.nodes, ranked)
+    by_node = state.rooms.by_node
+    spots = [spot_in(views.get(node_id, by_node[node_id]), demand) for _, node_id in chosen]
+    return gang_at(state, task.id, spots, at)
+
+
+def _displaces(state: ClusterState, task: Task, level: int, at: int) -> bool:
+    lasts = lasts_ms(state, task)
+    return any(
+        each.task_id != task.id and level_of(state, each.task_id) < level and lasts > _window_ms(each, at)
+        for each in state.reservations.values()
+    )

@@ -1,0 +1,146 @@
+"""When does a node have room for a task, if what runs there ends when it should and nothing else comes?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from dgpu.core.ids import GpuId, LeaseId
+from dgpu.core.lease import Lease
+from dgpu.core.policy.fit import Demand, accepts, holds, milli_on
+from dgpu.core.policy.lasting import NEVER, UNKNOWN
+from dgpu.core.reservation import Hold
+from dgpu.core.room import Card, Room
+from dgpu.core.task import WHOLE_MILLI
+
+
+class Taken(NamedTuple):
+    """What the reservation of another task will hold of the node, and until when."""
+
+    hold: Hold
+    until: int
+
+
+class Cluster(NamedTuple):
+    """What is asked of the rest of the state."""
+
+    leases: Mapping[LeaseId, Lease]
+    holders: Mapping[GpuId, tuple[LeaseId, ...]]
+    ends_at: Callable[[LeaseId], int]
+    most_leases: int
+
+
+class Opening(NamedTuple):
+    at: int  # 0: now; from UNKNOWN on: nobody knows, the more cards of which the larger; from NEVER on: never
+    gpu_ids: tuple[GpuId, ...]
+
+
+def opening(room: Room, demand: Demand, cluster: Cluster, taken: Sequence[Taken] = ()) -> Opening | None:
+    """None: not even if it were empty. Of cards that would do, those that are free first are meant."""
+    if not room.ready or (demand.constraints and not holds(room.labels, demand.constraints)):
+        return None
+    host_at = _host_at(room, demand, cluster, taken)
+    if not demand.gpus:
+        return None if host_at is None else Opening(host_at, ())
+    if len(room.cards) < demand.gpus or host_at is None:
+        return None
+    until: dict[GpuId, int] = {}
+    for each in taken:
+        for gpu_id in each.hold.gpu_ids:
+            until[gpu_id] = max(until.get(gpu_id, 0), each.until)
+    shares = demand.share_milli < WHOLE_MILLI
+    times: list[tuple[int, int, GpuId]] = []
+    suiting = (
+        [card for card in room.cards.values() if accepts(card, demand)] if room.mixed else _all(room, demand)
+    )
+    for card in suiting:
+        at = _share_at(room, card, demand, cluster) if shares else _card_at(card, cluster)
+        if at is not None:
+            times.append((max(at, until.get(card.id, 0)), card.place, card.id))
+    if len(times) < demand.gpus:
+        return None
+    times.sort()
+    chosen = times[: demand.gpus]
+    gpu_ids = tuple(gpu_id for _, _, gpu_id in sorted(chosen, key=lambda each: each[1:]))
+    return Opening(_latest([host_at, *(at for at, _, _ in chosen)]), gpu_ids)
+
+
+def _all(room: Room, demand: Demand) -> Collection[Card]:
+    """Its cards are all alike: all of them, or none."""
+    cards = room.cards.values()
+    return cards if accepts(next(iter(cards)), demand) else ()
+
+
+def _latest(times: list[int]) -> int:
+    latest = max(times)
+    if latest < UNKNOWN or latest >= NEVER:
+        return latest
+    return UNKNOWN + sum(at >= UNKNOWN for at in times)
+
+
+def _card_at(card: Card, cluster: Cluster) -> int:
+    holders = cluster.holders.get(card.id)
+    if holders is None:
+        return 0
+    return cluster.ends_at(holders[0]) if len(holders) == 1 else max(map(cluster.ends_at, holders))
+
+
+def _share_at(room: Room, card: Card, demand: Demand, cluster: Cluster) -> int | None:
+    """When enough of a card is free that others share."""
+    need = milli_on(demand, card.usable_mb)
+    if need > WHOLE_MILLI:
+        return None
+    holders = cluster.holders.get(card.id)
+    if holders is None:
+        return 0
+    if card.id not in room.used:
+        return _card_at(card, cluster)
+    used = room.used[card.id]
+    milli, memory_mb = used.milli, used.memory_mb + card.over_mb
+    at = 0
+    for over_at, lease_id in [(0, LeaseId(0)), *sorted((cluster.ends_at(each), each) for each in holders)]:
+        if lease_id:
+            lease = cluster.leases[lease_id]
+            milli -= lease.share_milli
+            memory_mb -= lease.gpu_memory_mb
+        at = over_at
+        free = WHOLE_MILLI - milli
+        if card.usable_mb:
+            free = min(free, (card.usable_mb - memory_mb) * WHOLE_MILLI // card.usable_mb)
+        if need <= free:
+            return at
+    return at
+
+
+def _host_at(room: Room, demand: Demand, cluster: Cluster, taken: Sequence[Taken]) -> int | None:
+    """When cpus, ram and the number of leases suffice. What other reservations hold is not counted on; if nothing
+    is left without it, it is once they are over.
+    """
+    counts_host = bool(demand.cpus_milli or demand.ram_mb)
+    if not counts_host and len(room.leases) < cluster.most_leases:
+        return 0
+    cpus_milli = demand.cpus_milli + (sum(each.hold.cpus_milli for each in taken) if demand.cpus_milli else 0)
+    ram_mb = demand.ram_mb + (sum(each.hold.ram_mb for each in taken) if demand.ram_mb else 0)
+    beside = _freed_at(room, cpus_milli, ram_mb, cluster)
+    if beside is not None or not taken:
+        return beside
+    after = _freed_at(room, demand.cpus_milli, demand.ram_mb, cluster)
+    if after is None:
+        return None
+    return max(after, *(each.until for each in taken if each.hold.cpus_milli or each.hold.ram_mb))
+
+
+def _freed_at(room: Room, cpus_milli: int, ram_mb: int, cluster: Cluster) -> int | None:
+    left_milli = cpus_milli - room.cpus_free_milli if cpus_milli else 0
+    left_mb = ram_mb - room.ram_free_mb if ram_mb else 0
+    number = len(room.leases)
+    if left_milli <= 0 and left_mb <= 0 and number < cluster.most_leases:
+        return 0
+    for over_at, lease_id in sorted((cluster.ends_at(each), each) for each in room.leases):
+        lease = cluster.leases[lease_id]
+        left_milli -= lease.cpus_milli
+        left_mb -= lease.ram_mb
+        number -= 1
+        if left_milli <= 0 and left_mb <= 0 and number < cluster.most_leases:
+            return over_at
+    return None
