@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -11,6 +12,13 @@ from dgpu.cli.formats import clock, duration, since
 from dgpu.cli.output import Column, print_rows, repeat
 
 app = typer.Typer(add_completion=False)
+
+
+def starts_by(row: Mapping[str, Any]) -> str:
+    if not row.get("reserved_nodes"):
+        return ""
+    return clock(row["reserved_start"]) if row["reserved_start"] else "unknown"
+
 
 COLUMNS = (
     Column("PLACE", lambda row: str(row["position"]), right=True),
@@ -23,6 +31,7 @@ COLUMNS = (
     Column("POOL", lambda row: str(row["pool"]), wide=True),
     Column("SUBMITTED", lambda row: clock(row["created_at"]), wide=True),
     Column("NOT BEFORE", lambda row: clock(row["eligible_at"])),
+    Column("STARTS BY", starts_by),
 )
 
 

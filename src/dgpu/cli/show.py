@@ -10,6 +10,7 @@ from dgpu.cli.failures import note
 from dgpu.cli.flags import flags_of
 from dgpu.cli.formats import between, clock, duration, limit, memory
 from dgpu.cli.output import print_document, print_fields
+from dgpu.cli.why import reservation
 
 app = typer.Typer(add_completion=False)
 
@@ -53,6 +54,7 @@ def fields(task: dict[str, Any]) -> list[tuple[str, str]]:
         ("nodes", "" if task["nodes"] == 1 else str(task["nodes"])),
         ("after", ", ".join(f"{each['task_id']} ({each['when']})" for each in task["after"])),
         ("array", _array(task)),
+        ("reservation", reservation(task["reservation"]) if task.get("reservation") else ""),
         ("node", ", ".join(task["allocated_nodes"]) or task["node"] or ""),
         ("gpus", "\n".join(task["allocated_gpus"])),
         ("attempt", f"{task['attempt']} ({task['retries']} of {task['max_retries']} retries used)"),

@@ -51,6 +51,8 @@ def page(answer: dict[str, Any], task: dict[str, Any]) -> list[str]:
     if answer["blockers"]:
         lines += ["", "It waits because", *_blockers(answer)]
     lines += ["", f"Expected start: {_expected(answer)}"]
+    if answer.get("reservation"):
+        lines += [f"Reservation: {reservation(answer['reservation'])}"]
     nearest = answer["nearest"]
     if nearest and nearest["lacks"]:
         lines += ["", f"Nearest node: {one_line(nearest['node'])}, which lacks {_lacks(nearest['lacks'])}"]
@@ -58,6 +60,13 @@ def page(answer: dict[str, Any], task: dict[str, Any]) -> list[str]:
         lines += ["", "It would start"]
         lines += [f"  - {one_line(change['detail'] or change['change'])}" for change in answer["sooner"]]
     return lines
+
+
+def reservation(held: dict[str, Any]) -> str:
+    where = f"on {', '.join(one_line(node) for node in held['nodes'])}"
+    when = f"starts by {clock(held['at'])}" if held["at"] else "start unknown"
+    waits = f", waits for {listed(held['waits_for'], 5)}" if held["waits_for"] else ""
+    return f"{where}, {when}{waits}"
 
 
 def _lacks(lacks: dict[str, int]) -> str:

@@ -87,6 +87,10 @@ class SchedulerRules(Section, frozen=True, kw_only=True):
     keep_finished_seconds: _Seconds = 3600
 
 
+class Backfill(Section, frozen=True, kw_only=True):
+    reservations: Annotated[int, msgspec.Meta(ge=0, le=64)] = 8  # 0: whoever fits runs ahead
+
+
 class Replication(Section, frozen=True, kw_only=True):
     heartbeat_interval: _Seconds = 2
     heartbeat_timeout: _Seconds = 6
@@ -238,6 +242,7 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
     scheduler: SchedulerRules = SchedulerRules()
     replication: Replication = Replication()
     quota: Quota = Quota()
+    backfill: Backfill = Backfill()
     sharing: Sharing = Sharing()
     agent: AgentRules = AgentRules()
     health: HealthSection = HealthSection()

@@ -136,6 +136,7 @@ def _settings(config: SchedulerConfig) -> Settings:
             factors_milli={name: round(factor * 1_000) for name, factor in rules.estimates.factors.items()},
             models_mb=rules.estimates.models,
         ),
+        reservations=config.backfill.reservations,
         share_enforcement=config.sharing.enforce,
     )
 

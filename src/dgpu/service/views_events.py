@@ -56,6 +56,7 @@ SILENT: tuple[type[e.Event], ...] = (
     e.GpuRunSucceeded,
     e.ConditionChanged,
     e.TypicalChanged,
+    e.TasksReserved,
 )
 
 

@@ -9,9 +9,18 @@ import msgspec
 from dgpu.core.dependencies import Awaited
 from dgpu.core.ids import TaskId, task_name
 from dgpu.core.policy.capacity import in_words
+from dgpu.core.policy.reserved import Reserved
+from dgpu.core.reservation import Reservation
 from dgpu.core.task import WHOLE_MILLI, Shape, Task, TaskDetail, TaskStatus
 from dgpu.service.history import PastTask
-from dgpu.wire.answers import Dependency, QueueEntry, TaskAnswer, instant, instant_or_none
+from dgpu.wire.answers import (
+    Dependency,
+    QueueEntry,
+    ReservationAnswer,
+    TaskAnswer,
+    instant,
+    instant_or_none,
+)
 
 _decode_detail = msgspec.json.Decoder(TaskDetail).decode
 
@@ -86,7 +95,20 @@ def _array(array_id: TaskId, index: int, count: int) -> dict[str, Any]:
     return {"array_id": task_name(array_id), "array_index": index, "array_count": count}
 
 
-def queue_entry(task: Task, shape: Shape, position: int) -> QueueEntry:
+def reservation_answer(reserved: Reserved | None) -> ReservationAnswer | None:
+    if reserved is None:
+        return None
+    return ReservationAnswer(
+        at=None if reserved.at is None else instant(reserved.at),
+        nodes=list(reserved.node_ids),
+        gpus=list(reserved.gpu_ids),
+        waits_for=[task_name(task_id) for task_id in reserved.waits_for],
+        waits_for_total=reserved.waits_for_total,
+        made_at=instant(reserved.made_at),
+    )
+
+
+def queue_entry(task: Task, shape: Shape, position: int, reserved: Reservation | None = None) -> QueueEntry:
     return QueueEntry(
         position=position,
         task_id=task_name(task.id),
@@ -97,6 +119,8 @@ def queue_entry(task: Task, shape: Shape, position: int) -> QueueEntry:
         gpu_count=shape.gpus,
         created_at=instant(task.created_at),
         eligible_at=instant_or_none(task.eligible_at),
+        reserved_start=None if reserved is None else instant_or_none(reserved.at),
+        reserved_nodes=[] if reserved is None else [place.node_id for place in reserved.places],
     )
 
 

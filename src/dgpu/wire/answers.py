@@ -78,6 +78,17 @@ class Attempt(Answer, frozen=True, kw_only=True):
     error: str = ""
 
 
+class ReservationAnswer(Answer, frozen=True, kw_only=True):
+    """Of a waiting task: nobody behind it may delay this."""
+
+    at: str | None = None  # it starts by then; None: unknown
+    nodes: list[str]
+    gpus: list[str] = []
+    waits_for: list[str] = []  # tasks that still run on these GPUs, the first 16
+    waits_for_total: int = 0
+    made_at: str
+
+
 class TaskAnswer(Answer, frozen=True, kw_only=True):
     task_id: str
     name: str = ""
@@ -125,6 +136,7 @@ class TaskAnswer(Answer, frozen=True, kw_only=True):
     model_name: str = ""
     task_type: str = ""
     structure_n_atoms: int = 0
+    reservation: ReservationAnswer | None = None
 
 
 class TaskPage(Answer, frozen=True, kw_only=True):
@@ -172,6 +184,7 @@ class Why(Answer, frozen=True, kw_only=True):
     sooner: list[Change] = []  # each alone would start it now
     sooner_known: bool = True  # False: nobody could be asked in time; more may exist
     nearest: dict[str, Any] | None = None  # the node that lacks least, and what
+    reservation: ReservationAnswer | None = None
 
 
 class WhatifStart(Answer, frozen=True, kw_only=True):
@@ -226,6 +239,8 @@ class QueueEntry(Answer, frozen=True, kw_only=True):
     gpu_count: int
     created_at: str
     eligible_at: str | None = None  # backs off until then
+    reserved_start: str | None = None  # it starts by then; None with nodes: unknown
+    reserved_nodes: list[str] = []  # empty: it holds no reservation
 
 
 class QueuePage(Answer, frozen=True, kw_only=True):

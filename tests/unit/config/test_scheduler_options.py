@@ -34,6 +34,7 @@ ENVIRON = {
     "DGPU__QUOTA__RECLAIM": "stop",
     "DGPU__QUOTA__UNKNOWN_TENANTS": "create",
     "DGPU__QUOTA__FAIR_SHARE_HALF_LIFE_HOURS": "2",
+    "DGPU__BACKFILL__RESERVATIONS": "3",
     "DGPU__TENANTS": '[{"id": "b", "max_gpus": 4, "guaranteed_gpus": 1, "weight": 2.5, "max_running": 5, '
     '"max_waiting": 6, "max_gpu_memory_mb": 7, "max_priority": "high", "gpu_hours_per_month": 8.5}, '
     '{"id": "a", "pools": ["batch"]}]',
@@ -50,10 +51,12 @@ ENVIRON = {
 
 
 def test_the_default_configuration_is_the_services_own_default() -> None:
-    """Otherwise a service started by a test behaves unlike one started by a person. But for the quota: who writes no
-    configuration leaves no GPU idle.
+    """Otherwise a service started by a test behaves unlike one started by a person. But for the quota and
+    reservations: who writes no configuration leaves no GPU idle.
     """
-    expected = ServiceOptions(data_dir=Path("/var/lib/dgpu-scheduler/state"), settings=Settings(quota=STRICT))
+    expected = ServiceOptions(
+        data_dir=Path("/var/lib/dgpu-scheduler/state"), settings=Settings(quota=STRICT, reservations=8)
+    )
     assert service_options(SchedulerConfig()) == expected
 
 
@@ -88,6 +91,7 @@ def test_every_key_that_matters_reaches_the_service() -> None:
         ),
         creates_tenants=True,
         fair_share_half_life_ms=7_200_000,
+        reservations=3,
     )
     rules = options.rules
     assert (rules.heartbeat_timeout_ms, rules.task_lease_ms, rules.lease_action) == (1_500, 2_500, "stop")

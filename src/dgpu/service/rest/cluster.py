@@ -41,14 +41,20 @@ NodeQuery = Annotated[
 _MOST_ID = 128
 
 
-@get("/api/v1/queue", summary="The queue", description="Waiting tasks in the order in which they are tried.")
+@get(
+    "/api/v1/queue",
+    summary="The queue",
+    description="Waiting tasks in the order in which they are tried. Those that hold a reservation name its nodes, and "
+    "the time by which they start (null: unknown).",
+)
 async def show_queue(rest: Given, limit: LimitQuery = None) -> QueuePage:
     most = listing.parse_limit(limit)
 
     def look(state: ClusterState) -> QueuePage:
         tasks = [state.tasks[task_id] for task_id in queue(state, limit=most)]
         entries = [
-            queue_entry(task, state.shapes[task.shape_id], place) for place, task in enumerate(tasks, 1)
+            queue_entry(task, state.shapes[task.shape_id], place, state.reservations.get(task.id))
+            for place, task in enumerate(tasks, 1)
         ]
         return QueuePage(queue=entries, total=state.waiting_count)
 

@@ -12,19 +12,22 @@ import binascii
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from dgpu.core.ids import ShapeId, TaskId, TenantId, parse_task_id
 from dgpu.core.policy.barriers import barriers_of
-from dgpu.core.policy.blockers import Blocker, blockers_of
+from dgpu.core.policy.blockers import Blocker
 from dgpu.core.policy.conditions import conditions_of
 from dgpu.core.policy.explain import back_off, explain
 from dgpu.core.policy.fit import Demand
+from dgpu.core.policy.reserved import room_blockers
 from dgpu.core.rejections import Rejection, UnknownTask
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Pool, Task, TaskStatus
 from dgpu.service.history import PastTask, TaskFilters
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.views import Filter, Forgotten
-from dgpu.service.views_tasks import past_task_answer, task_answer
+from dgpu.service.views_tasks import past_task_answer, reservation_answer, task_answer
 from dgpu.wire import fields
 from dgpu.wire.answers import FieldError, Problem, TaskAnswer, TaskPage, instant
 from dgpu.wire.fields import Check, Unacceptable
@@ -88,8 +91,8 @@ class _Reasons:
     def __init__(self, state: ClusterState, at: int) -> None:
         self._state = state
         self._at = at
-        self._by_shape: dict[ShapeId, dict[str, str]] = {}
-        self._by_demand: dict[Demand, Blocker | None] = {}
+        self._by_shape: dict[tuple[ShapeId, int, int], dict[str, str]] = {}
+        self._by_demand: dict[tuple[Demand, int, int], Blocker | None] = {}
 
     def of(self, task: Task) -> dict[str, str]:
         if task.status is not TaskStatus.PENDING:
@@ -99,24 +102,31 @@ class _Reasons:
         if task.eligible_at > self._at:  # its own reason, whatever its shape waits for
             blocker = back_off(task, self._at)
             return {"waiting_code": blocker.code, "waiting": blocker.detail}
-        reason = self._by_shape.get(task.shape_id)
+        about = self._about(task)
+        reason = self._by_shape.get((task.shape_id, *about))
         if reason is None:
-            reason = self._by_shape[task.shape_id] = self._of_shape(task.shape_id)
+            reason = self._by_shape[task.shape_id, *about] = self._of_shape(task)
         return reason
 
-    def _of_shape(self, shape_id: ShapeId) -> dict[str, str]:
-        line = self._state.waiting.lines[shape_id]
+    def _about(self, task: Task) -> tuple[int, int]:
+        """What of a task, beyond its shape, decides whether a reservation is in its way."""
+        reservations = self._state.reservations
+        return (task.timeout_ms, task.id if task.id in reservations else 0) if reservations else (0, 0)
+
+    def _of_shape(self, task: Task) -> dict[str, str]:
+        line = self._state.waiting.lines[task.shape_id]
         if barriers := barriers_of(self._state, line):
             return {"waiting_code": barriers[0].code, "waiting": barriers[0].detail}
-        return self._of_demand(line.crowd.demand)
+        return self._of_demand(task, line.crowd.demand)
 
-    def _of_demand(self, demand: Demand) -> dict[str, str]:
-        if demand not in self._by_demand:
+    def _of_demand(self, task: Task, demand: Demand) -> dict[str, str]:
+        key = (demand, *self._about(task))
+        if key not in self._by_demand:
             if len(self._by_demand) >= MOST_EXPLAINED:
                 return {}
-            blockers = blockers_of(self._state, demand)
-            self._by_demand[demand] = blockers[0] if blockers else None
-        blocker = self._by_demand[demand]
+            blockers = room_blockers(self._state, task, demand, self._at)
+            self._by_demand[key] = blockers[0] if blockers else None
+        blocker = self._by_demand[key]
         if blocker is None:
             return {"waiting_code": "tasks_ahead", "waiting": "its turn has not come"}
         return {"waiting_code": blocker.code, "waiting": blocker.detail}
@@ -175,13 +185,16 @@ async def find_task(backend: Backend, task_id: TaskId) -> TaskAnswer:
         if task is None:
             return None
         reason = _unreachable(state, task)
+        reserved = None
         if task.status is TaskStatus.PENDING:
             why = explain(state, task_id, max(state.last_at, backend.runtime.now_ms()))
+            reserved = None if isinstance(why, Rejection) else reservation_answer(why.reservation)
             if not isinstance(why, Rejection) and why.blockers:
                 text = "; ".join(blocker.detail for blocker in why.blockers)
                 reason = {"waiting_code": why.blockers[0].code, "waiting": text}
         awaited = state.after.get(task_id)
-        return task_answer(task, state.shapes[task.shape_id], awaited=awaited, **reason)
+        shown = task_answer(task, state.shapes[task.shape_id], awaited=awaited, **reason)
+        return shown if reserved is None else replace(shown, reservation=reserved)
 
     answer = await backend.runtime.read(look)
     if answer is None:

@@ -17,6 +17,7 @@ from dgpu.service.foresight import answer, blockers_told, is_small
 from dgpu.service.rest import listing
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.tasks import Given, TaskIdText
+from dgpu.service.views_tasks import reservation_answer
 from dgpu.wire.answers import Change, Problem, WhatifAnswer, Why
 from dgpu.wire.questions import Hastening, Question, decode_whatif
 
@@ -31,7 +32,7 @@ _changes = msgspec.json.Decoder(list[Change]).decode
     "/api/v1/tasks/{task_id:str}/why",
     summary="Why a task waits",
     description="Every blocker with its numbers, the place in the queue and who is ahead, when it is expected to start "
-    "(null: unknown; or, with looked_ahead false, not looked at yet), and what would start it now.",
+    "(null: unknown; or, with looked_ahead false, not looked at yet), its reservation, and what would start it now.",
 )
 async def why_task(rest: Given, task_id: TaskIdText) -> Why:
     number = listing.task_id_of(task_id)
@@ -65,6 +66,7 @@ async def why_task(rest: Given, task_id: TaskIdText) -> Why:
         nearest=None
         if found.nearest is None
         else {"node": found.nearest.node_id, "lacks": found.nearest.lacks},
+        reservation=reservation_answer(found.reservation),
     )
 
 
