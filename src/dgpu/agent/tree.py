@@ -22,6 +22,7 @@ _MOST_CANDIDATES = 64  # beyond it one look at all of /proc is cheaper
 _MOST_LOOKS = 4
 _MOST_LOOKS_AT_CHANGE = 20
 _CHANGE_SECONDS = 0.001
+_EMPTY_LOOKS = 2
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
 
 
@@ -65,16 +66,18 @@ def _settled_environ(pid: int) -> bytes:
     """While a process changes its program it shows no environment for a moment. Whoever took that for an answer would
     leave a marked process behind.
     """
-    text = _environ(pid)
+    empty_looks = 0
     for _ in range(_MOST_LOOKS_AT_CHANGE):
-        if text != b"":
-            break
-        changes = _changes_program(pid)
         text = _environ(pid)
-        if text or not changes:
+        if text != b"":
+            return text or b""
+        size = _environ_size(pid)
+        # For an instant, an exec looks like a process that was given none: seen twice it counts.
+        empty_looks = empty_looks + 1 if size == 0 else 0
+        if size is None or empty_looks == _EMPTY_LOOKS:
             break
         time.sleep(_CHANGE_SECONDS)
-    return text or b""
+    return b""
 
 
 def _environ(pid: int) -> bytes | None:
@@ -86,17 +89,18 @@ def _environ(pid: int) -> bytes | None:
         return None
 
 
-def _changes_program(pid: int) -> bool:
-    """Lives, is no kernel thread, and has no place for an environment: not even for an empty one."""
+def _environ_size(pid: int) -> int | None:
+    """None: it has ended or is a kernel thread, and will never have one. Below 0: in the middle of an exec."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - as above
             text = file.read()
     except OSError:
-        return False
+        return None
     fields = text[text.rfind(b")") + 2 :].split()
     if len(fields) < 49 or fields[0] in {b"Z", b"X"} or int(fields[6]) & _KERNEL_THREAD:
-        return False
-    return int(fields[48]) == 0  # env_end
+        return None
+    begin, end = int(fields[47]), int(fields[48])
+    return end - begin if begin and end else -1
 
 
 def send(proc: Proc, number: int) -> None:
