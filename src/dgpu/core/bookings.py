@@ -16,6 +16,7 @@ from dgpu.core.room import Room
 _MOST_DEMANDS = 16
 _MOST_CAUGHT_UP = 32  # rooms in one go; what is not looked at yet is found later, never believed wrongly
 _FEWEST_MOVES = 4_096
+_REST_MS = 1_000
 
 Look: TypeAlias = Callable[[Room], Opening | None]
 
@@ -76,12 +77,24 @@ class Soonest:
 
 
 class Bookings:
-    __slots__ = ("_by_demand", "_moved", "_origin", "displaced", "due", "looked_at", "looks_left")
+    __slots__ = (
+        "_by_demand",
+        "_moved",
+        "_origin",
+        "displaced",
+        "due",
+        "fruitless",
+        "looked_at",
+        "looks_left",
+    )
 
     def __init__(self, origin: Bookings | None = None) -> None:
         self.due = False  # somebody may hold a reservation who does not, or should no longer
         self.displaced = False  # a grant took what was kept for another: at once
         self.looks_left = 0  # at waiting tasks in this pass: a bound on the work
+        self.fruitless: tuple[int, int] | None = (
+            None  # the last look for more: when, and the next task id then
+        )
         self.looked_at = 0  # when all reservations were last worked out anew
         self._moved: list[Room] = []
         self._by_demand: dict[Demand, Soonest] = {}
@@ -90,7 +103,17 @@ class Bookings:
     def copy(self) -> Bookings:
         twin = Bookings(self)
         twin.due, twin.displaced, twin.looked_at = self.due, self.displaced, self.looked_at
+        twin.fruitless = self.fruitless
         return twin
+
+    def rests(self, at: int, next_id: int) -> bool:
+        """Nobody could hold what is left, and nobody came since. Limits change with every end of a task: to look each
+        time would cost more than all else.
+        """
+        if self.fruitless is None:
+            return False
+        looked_at, known = self.fruitless
+        return known == next_id and 0 <= at - looked_at < _REST_MS
 
     @property
     def moved(self) -> list[Room]:

@@ -37,7 +37,9 @@ def reservations_due(state: ClusterState, at: int) -> bool:
     if not state.settings.reservations:
         return bool(state.reservations)
     bookings = state.bookings
-    if bookings.due or state.waiting.overtaken or state.rooms.unsettled:
+    if state.waiting.overtaken or state.rooms.unsettled:
+        return True
+    if bookings.due and not bookings.rests(at, state.next_task_id):
         return True
     return bool(state.reservations) and at - bookings.looked_at >= LOOK_AGAIN_MS
 
@@ -49,6 +51,7 @@ def note_admissions(state: ClusterState) -> None:
         line = state.waiting.lines[state.tasks[task_id].shape_id]
         if line.barred or not tally.admits(line):
             state.bookings.due = True
+            state.bookings.fruitless = None  # at once: it would keep others back
             return
 
 
@@ -64,7 +67,10 @@ def replan(state: ClusterState, at: int) -> tuple[TasksReserved, ...]:
     draft = _Draft(state, at)
     last = _fill(draft, lambda known: everything or _is_stale(known, unsettled, draft, at))
     state.waiting.last_reserved = last if len(draft.plans) >= most > 0 else _LAST_OF_ALL if most else None
-    return draft.events()
+    planned = draft.events()
+    in_vain = not planned and len(draft.plans) < most
+    bookings.fruitless = (at, state.next_task_id) if in_vain else None
+    return planned
 
 
 def _fill(draft: _Draft, is_stale: Callable[[Reservation], bool]) -> Turn | None:
