@@ -29,6 +29,7 @@ from dgpu.core.task import Pool
 
 LOOK_AGAIN_MS = 10_000  # something may have become free elsewhere: looked for only so often
 _MOST_TRIES = 32  # plans in one go
+_LONG_QUEUE = 100
 _SLACK_MS = 5_000  # a time that slips by less is left as it is: a task took some time to begin
 _LAST_OF_ALL: Turn = (1 << 62, 0, TaskId(0), 0)  # type: ignore[assignment]
 
@@ -37,6 +38,8 @@ def reservations_due(state: ClusterState, at: int) -> bool:
     if not state.settings.reservations:
         return bool(state.reservations)
     bookings = state.bookings
+    if not state.reservations and _all_alike(state):
+        return False
     if state.waiting.overtaken or state.rooms.unsettled:
         return True
     if bookings.due and not bookings.rests(at, state.next_task_id):
@@ -77,6 +80,7 @@ def _fill(draft: _Draft, is_stale: Callable[[Reservation], bool]) -> Turn | None
     """As many as may be held. A task that no node could ever hold as things are takes nobody's place."""
     state, most = draft.state, draft.state.settings.reservations
     tally = _Tally(state, counted=False)
+    alike = _all_alike(state)
     kept: set[TaskId] = set()
     hopeless: set[Demand] = set()
     last: Turn | None = None
@@ -88,6 +92,8 @@ def _fill(draft: _Draft, is_stale: Callable[[Reservation], bool]) -> Turn | None
         if task_id in kept or line.barred or demand in hopeless or not tally.admits(line):
             continue
         known = state.reservations.get(task_id)
+        if known is None and alike:
+            continue
         if known is None or is_stale(known):
             tries += 1
             draft.plan(task_id, line, known)
@@ -113,11 +119,19 @@ def reserve_head(state: ClusterState, line: Line, at: int) -> tuple[TasksReserve
     if len(state.reservations) >= most:
         return replan(state, at)
     state.bookings.due = True
-    if not _Tally(state).admits(line):
+    if _all_alike(state) or not _Tally(state).admits(line):
         return ()
     draft = _Draft(state, at)
     draft.plan(head, line, None)
     return draft.events()
+
+
+def _all_alike(state: ClusterState) -> bool:
+    """A long queue of one demand: nobody in it can run ahead of another, and to plan with every start would cost more
+    than all else.
+    """
+    waiting = state.waiting
+    return waiting.count > _LONG_QUEUE and sum(len(lane.crowds) for lane in waiting.lanes.values()) == 1
 
 
 def _is_stale(known: Reservation, unsettled: set[NodeId], draft: _Draft, at: int) -> bool:
