@@ -154,6 +154,10 @@ class ForgottenPage(msgspec.Struct, frozen=True, kw_only=True):
     index: int
 
 
+class HistoryDamaged(Exception):  # noqa: N818 - it says what the file is
+    """Nothing is lost: the journal has it all, and the next start makes the file again."""
+
+
 class History:
     """Reads, from any thread. A history that does not exist yet is empty."""
 
@@ -256,8 +260,14 @@ class History:
 
     def _rows(self, query: str, values: tuple[Any, ...] | dict[str, Any]) -> list[sqlite3.Row]:
         with self._lock:
-            connection = self._connect()
-            return [] if connection is None else connection.execute(query, values).fetchall()
+            try:
+                connection = self._connect()
+                return [] if connection is None else connection.execute(query, values).fetchall()
+            except sqlite3.OperationalError:
+                raise  # busy, or out of memory: nothing is wrong with the file
+            except sqlite3.DatabaseError as error:
+                self._disconnect()
+                raise HistoryDamaged(str(error)) from error
 
     def _connect(self) -> sqlite3.Connection | None:
         """A rebuilt history is another file under the same name: follow the name."""

@@ -12,6 +12,7 @@ from dgpu.client.sync import Client
 from dgpu.core.commands import DrainNode, ResumeNode
 from dgpu.core.ids import GpuId, NodeId
 from dgpu.service.agent_words import GpuSample
+from dgpu.service.history import HISTORY_NAME
 from dgpu.service.telemetry.file import TELEMETRY_NAME
 from dgpu.service.telemetry.recorder import gather
 from dgpu.service.telemetry.tiers import GPU_COLUMNS, RAW
@@ -234,3 +235,17 @@ def test_a_sample_of_long_ago_is_not_recorded(cluster):
     batch = cluster.run(gather(cluster.runtime, late, fresh_ms=15_000))
     assert batch.gpu_ids == []
     assert batch.cluster[:6] == [None] * 6
+
+
+def test_a_damaged_history_harms_nobody_who_does_not_ask_for_it(world) -> None:
+    world.add_node("n1", 1)
+    task_id = world.submit(command="true")
+    world.ask("GET", "/api/v1/history/usage")
+    for file in world.folder.glob(f"{HISTORY_NAME}*"):
+        file.unlink()
+    (world.folder / HISTORY_NAME).write_bytes(b"garbage" * 1_000)
+    assert world.ask("GET", f"/api/v1/tasks/{task_id}").body["status"] == "running"
+    assert world.ask("GET", "/ready").body["ready"] is True
+    refused = world.ask("GET", "/api/v1/history/usage?since=2h")
+    assert (refused.status, refused.body["code"]) == (503, "history_damaged")
+    assert "the next start makes the file again" in refused.body["detail"]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 
 from msgspec.structs import replace
 
 from dgpu.core.ids import TaskId
 from dgpu.core.state import ClusterState
 from dgpu.core.task import TaskStatus
-from dgpu.service.history import PastAttempt
+from dgpu.service.history import HistoryDamaged, PastAttempt
 from dgpu.service.rest.backend import Backend
 from dgpu.wire.answers import Attempt, instant, instant_or_none
 
@@ -18,7 +19,10 @@ MOST_ATTEMPTS = 100
 
 async def attempts_of(backend: Backend, task_id: TaskId) -> list[Attempt]:
     """In order, the latest hundred. The history may be a moment behind; the attempt that runs is known here."""
-    rows = await asyncio.to_thread(backend.history.attempts, task_id)
+    try:
+        rows = await asyncio.to_thread(backend.history.attempts, task_id)
+    except (HistoryDamaged, sqlite3.OperationalError):
+        rows = []  # the task itself is known without it
     by_number: dict[int, Attempt] = {}
     for row in rows:
         known = by_number.get(row.attempt)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from dgpu.service.history import HistoryDamaged
 from dgpu.service.metrics_text import CONTENT_TYPE as METRICS_TYPE
 from dgpu.service.rest import board_calls, probes, session_calls, submit
 from dgpu.service.rest.access import Access, Peer
@@ -197,6 +198,13 @@ def problem_for(error: BaseException, request_id: str) -> tuple[Problem, dict[st
         return problem_of_bad_request(error), {}
     if isinstance(error, ProblemError):
         return error.problem, {**_headers_of(error.problem), **error.headers}
+    if isinstance(error, HistoryDamaged):
+        _log.error("history_damaged", request_id=request_id, error=str(error))
+        detail = (
+            "The history file is damaged. Tasks are safe in the journal; the next start makes the file again."
+        )
+        problem = Problem(status=503, title="Not available now", code="history_damaged", detail=detail)
+        return problem, _headers_of(problem)
     _log.error("request_failed", request_id=request_id, error=type(error).__name__, exc_info=error)
     detail = "The scheduler met an error of its own. Its log has the request's id."
     return Problem(status=500, title="Internal error", code="internal_error", detail=detail), {}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 
 from dgpu.journal.journal import Room
+from dgpu.service.history import HistoryDamaged
 from dgpu.service.rest.backend import Backend
 from dgpu.wire.answers import Health, Ready
 
@@ -15,8 +17,11 @@ async def health(backend: Backend) -> tuple[int, Health]:
 
 async def readiness(backend: Backend) -> tuple[int, Ready]:
     runtime = backend.runtime
-    seen = await asyncio.to_thread(lambda: backend.history.reach().index)
     index = runtime.committed_index
+    try:
+        seen = await asyncio.to_thread(lambda: backend.history.reach().index)
+    except (HistoryDamaged, sqlite3.OperationalError):
+        seen = 0  # far behind: tasks are taken all the same
     detail = ""
     if not runtime.ready:
         detail = "The journal is being read."
