@@ -13,7 +13,7 @@ import pytest
 
 from dgpu.entry.processes import process_ref
 
-from .conftest import PATIENCE_SECONDS, eventually
+from .conftest import PATIENCE_SECONDS, Site, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -67,6 +67,28 @@ def test_a_taken_port_gives_a_free_one(site):
         site.up("--fake", "1xT4", "--http-port", str(http), "--grpc-port", str(grpc))
         assert f":{http}" not in site.record["url"]
         assert site.good("nodes", "-o", "name").out.strip()
+
+
+def test_two_that_want_the_same_ports_at_once_get_one_each(site):
+    """Who is slower must not take the other's scheduler for its own."""
+    other = Site()
+    try:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as first,
+            socket.create_server(("127.0.0.1", 0)) as second,
+        ):
+            ports = ("--http-port", str(first.getsockname()[1]), "--grpc-port", str(second.getsockname()[1]))
+        starting = [
+            each.start("up", "--fake", cards, *ports, "--detach")
+            for each, cards in ((site, "1xT4"), (other, "3xT4"))
+        ]
+        for process in starting:
+            out, err = process.communicate(timeout=PATIENCE_SECONDS)
+            assert process.returncode == 0, out + err
+        assert site.record["url"] != other.record["url"]
+        assert [site.json("gpus")["total"], other.json("gpus")["total"]] == [1, 3]
+    finally:
+        other.close()
 
 
 def test_detached_up_returns_when_ready_and_down_ends_it(site):

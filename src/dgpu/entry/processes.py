@@ -14,6 +14,7 @@ import msgspec
 
 LOG_BYTES = 8 << 20  # a service's log file is turned over beyond it; one older file is kept
 _POLL_SECONDS = 0.05
+_LISTEN = "0A"  # in the kernel's tables of sockets
 
 
 class ProcessRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +104,22 @@ class Service:
     @property
     def is_running(self) -> bool:
         return self.process is not None and self.process.poll() is None
+
+    def listens_on(self, port: int) -> bool:
+        """Itself, not somebody else who was faster."""
+        if self.process is None:
+            return False
+        process = Path(f"/proc/{self.process.pid}")
+        try:
+            tables = [(process / "net" / name).read_text(encoding="ascii") for name in ("tcp", "tcp6")]
+            own = {str(entry.readlink()) for entry in (process / "fd").iterdir()}
+        except OSError:
+            return False  # it has ended, or a file was closed this very moment: asked again soon
+        rows = [line.split() for table in tables for line in table.splitlines()[1:]]
+        listening = (
+            row[9] for row in rows if row[3] == _LISTEN and int(row[1].rpartition(":")[2], 16) == port
+        )
+        return any(f"socket:[{inode}]" in own for inode in listening)
 
     @property
     def uptime_seconds(self) -> float:

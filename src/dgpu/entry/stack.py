@@ -162,7 +162,9 @@ class Stack:
 
     def start_scheduler(self) -> None:
         self.scheduler.start()
-        self._await(self.scheduler, lambda: is_ready(self.url))
+        # Another scheduler may have taken the port a moment before: its answer is not ours.
+        own = self.scheduler.listens_on
+        self._await(self.scheduler, lambda: own(self.http_port) and is_ready(self.url))
 
     def start_agent(self) -> None:
         """Ready when every node has registered anew: the scheduler may still count those of before as connected."""
