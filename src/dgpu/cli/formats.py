@@ -96,3 +96,12 @@ def listed(words: Iterable[str], most: int = 6) -> str:
 def one_line(text: str) -> str:
     """A name with a newline or an escape sequence in it must not draw on the terminal."""
     return "".join(sign if sign.isprintable() else "?" for sign in text)
+
+
+def in_our_zone(text: str) -> str:
+    """A time of day that names no zone is meant as it is shown: in ours. All else stays as it was typed."""
+    try:
+        typed = datetime.fromisoformat(text.strip())
+        return text if typed.tzinfo is not None else typed.astimezone().isoformat()
+    except (ValueError, OverflowError):
+        return text

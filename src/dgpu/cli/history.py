@@ -8,7 +8,7 @@ from dgpu.cli.arguments import parse_duration
 from dgpu.cli.connection import builtins, connect
 from dgpu.cli.failures import CliFailure, ExitCode, note
 from dgpu.cli.flags import Flags, flags_of
-from dgpu.cli.formats import clock, memory, plural
+from dgpu.cli.formats import clock, in_our_zone, memory, plural
 from dgpu.cli.output import Column, Row, print_rows, repeat
 from dgpu.cli.sparks import highest, mean, spark
 
@@ -64,7 +64,10 @@ def history(
         typer.Argument(metavar="NODE|GPU", help="Nodes, NODE:INDEX, or UUIDs. [all, up to 64 GPUs]"),
     ] = None,
     since: Annotated[
-        str, typer.Option("--since", metavar="T", help="How long ago (30d, 6h), or 2026-07-30T12:00:00Z.")
+        str,
+        typer.Option(
+            "--since", metavar="T", help="How long ago (30d, 6h), or 2026-07-30 12:00 (local time)."
+        ),
     ] = "1h",
     until: Annotated[str | None, typer.Option("--until", metavar="T", help="The same. [now]")] = None,
     metric: Annotated[
@@ -79,7 +82,11 @@ def history(
 
     def draw() -> None:
         ids = _chosen(builtins(client.gpus())["gpus"], names or [])
-        asked = {"since": since, "until": until, "step": _step(since, until)}
+        asked = {
+            "since": in_our_zone(since),
+            "until": until and in_our_zone(until),
+            "step": _step(since, until),
+        }
         cluster = builtins(client.cluster_history(**asked))
         shown = ids if len(ids) <= _MOST_GPUS else []
         answer = builtins(client.gpus_history(shown, **asked)) if shown else {**cluster, "gpus": []}

@@ -9,7 +9,7 @@ import typer
 from dgpu.cli.connection import builtins, connect
 from dgpu.cli.failures import note
 from dgpu.cli.flags import flags_of
-from dgpu.cli.formats import clock, duration
+from dgpu.cli.formats import clock, duration, in_our_zone
 from dgpu.cli.output import Column, Row, print_rows
 
 app = typer.Typer(add_completion=False)
@@ -58,7 +58,10 @@ NUMBERS = (
 def report(
     ctx: typer.Context,
     since: Annotated[
-        str, typer.Option("--since", metavar="T", help="How long ago (30d, 6h), or 2026-07-30T12:00:00Z.")
+        str,
+        typer.Option(
+            "--since", metavar="T", help="How long ago (30d, 6h), or 2026-07-30 12:00 (local time)."
+        ),
     ] = "30d",
     until: Annotated[str | None, typer.Option("--until", metavar="T", help="The same. [now]")] = None,
     by: Annotated[
@@ -77,7 +80,8 @@ def report(
     flags = flags_of(ctx)
     if form == "json":
         flags.output = "json"
-    answer = builtins(connect(flags).usage(since=since, until=until, by=keys))
+    until = until and in_our_zone(until)
+    answer = builtins(connect(flags).usage(since=in_our_zone(since), until=until, by=keys))
     if form == "csv":
         _write_csv(answer["rows"], keys)
     else:

@@ -202,6 +202,8 @@ def test_a_firing_alert_is_told_again_until_somebody_acknowledges_it():
     (alert,) = story.machine.listed()
     change = story.machine.acknowledge(alert.number, "on my way", story.now)
     assert change.alert.comment == "on my way"
+    again = story.machine.acknowledge(alert.number, "", story.now)
+    assert again.alert.comment == "on my way"  # what was said stays
     story.messages = []
     story.look(found(), after=7_200)
     story.look(found())

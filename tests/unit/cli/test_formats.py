@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 
 import pytest
@@ -87,3 +88,20 @@ def test_one_very_long_text_does_not_pad_the_other_lines():
     lines = plain_table([["1", long, "running"], ["2", short, "pending"]], columns).splitlines()
     assert long in lines[1]
     assert all(len(line) < 200 for line in (lines[0], lines[2]))
+
+
+def test_a_time_without_a_zone_is_in_ours(monkeypatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Shanghai")
+    time.tzset()
+    try:
+        assert formats.in_our_zone("2026-11-16T08:50") == "2026-11-16T08:50:00+08:00"
+        assert formats.in_our_zone("2026-11-16") == "2026-11-16T00:00:00+08:00"
+        assert [formats.in_our_zone(text) for text in ("2026-11-16T08:50Z", "6h", "now", "tomorrow")] == [
+            "2026-11-16T08:50Z",
+            "6h",
+            "now",
+            "tomorrow",
+        ]
+    finally:
+        monkeypatch.undo()
+        time.tzset()

@@ -94,7 +94,7 @@ class AlertMachine:
         """None: there is no such alert that is open."""
         for key, alert in self.open.items():
             if alert.number == number:
-                known = replace(alert, acknowledged_at=now, comment=comment)
+                known = replace(alert, acknowledged_at=now, comment=comment or alert.comment)
                 self.open[key] = known
                 return Change("acknowledged", known)
         return None

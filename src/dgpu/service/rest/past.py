@@ -95,13 +95,14 @@ def parse_range(rest: Backend, since: str | None, until: str | None, *, default:
     now = rest.runtime.now_ms()
     begin = query_value("since", since if since is not None else default, lambda text: moment_ms(text, now))
     end = query_value("until", until if until is not None else "now", lambda text: moment_ms(text, now))
+    end = min(end, max(now, begin))  # what is to come is not known
     if begin >= now:
         raise _refused("since", since, "a time in the past")
     if end <= begin:
         raise _refused("until", until, "a time after since")
     if end - begin > LONGEST_MS:
         raise _refused("since", since, f"a range of at most {LONGEST_MS // 86_400_000} days")
-    return Range(begin, min(end, now), now)
+    return Range(begin, end, now)
 
 
 def parse_span(rest: Backend, since: str | None, until: str | None, step: str | None) -> tuple[Range, Span]:
