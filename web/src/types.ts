@@ -102,6 +102,13 @@ export interface Blocker extends Record<string, unknown> {
   detail: string;
 }
 
+/** Nobody behind the task may delay this. */
+export interface Reservation {
+  at: string | null; // null: unknown
+  nodes: string[];
+  gpus: string[];
+}
+
 export interface Why {
   task_id: string;
   status: TaskStatus;
@@ -111,6 +118,7 @@ export interface Why {
   ahead_total: number;
   blockers: Blocker[];
   expected_start: ExpectedStart | null;
+  reservation: Reservation | null;
   sooner: { change: string; detail: string; facts: Record<string, unknown> }[];
   sooner_known: boolean;
   nearest: { node: string; lacks: unknown } | null;

@@ -1,7 +1,8 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { bounded, byGpu, huesOf, LONGEST, panned, SHORTEST, ticks, timeAt, xOf, zoomed, type Bar } from "../src/timeline/scale";
-import { askedRange } from "../src/timeline/data";
+import { askedRange, expectedOf, reservedOf } from "../src/timeline/data";
+import type { Why } from "../src/types";
 
 const HOUR = 3_600_000;
 
@@ -74,4 +75,16 @@ test("panning a little asks the server nothing new", () => {
   const two = askedRange({ from: 100.2 * HOUR, to: 106.2 * HOUR });
   assert.deepEqual(one, two);
   assert.ok(one.from <= 100 * HOUR && one.to >= 106.2 * HOUR);
+});
+
+test("a reservation lies on the GPUs it holds, also where no forecast knows the start", () => {
+  const task = { task_id: "task-7", name: "big", tenant_id: "lab", pool: "batch" };
+  const why = { blockers: [], expected_start: null, reservation: { at: "1970-01-01T01:00:00Z", nodes: ["n1"], gpus: ["g0", "g1"] } };
+  const found = expectedOf(task, why as unknown as Why);
+  assert.equal(found?.bar.start, HOUR);
+  const lanes = [{ label: "7", node: "", gpu: "", first: true, expected: found! }];
+  const reserved = reservedOf(lanes);
+  assert.deepEqual([...reserved.keys()], ["g0", "g1"]);
+  assert.equal(reserved.get("g1")?.[0]?.at, HOUR);
+  assert.equal(expectedOf(task, { ...why, reservation: null } as unknown as Why), null);
 });

@@ -161,6 +161,8 @@ export const en = {
   "task.expected": "Expected start",
   "task.pastError": "Past predictions were off by {error} (median).",
   "task.noPastError": "No prediction was put to the test yet.",
+  "task.reserved": "{n} GPUs on {nodes} are reserved for it, free by {time} at the latest.",
+  "task.reservedSometime": "{n} GPUs on {nodes} are reserved for it; when they come free is not known.",
   "task.startUnknown": "Nobody can tell: run times of what is ahead are not known.",
   "task.sooner": "What would start it now",
   "task.soonerNone": "No single change was found that would start it now.",

@@ -163,6 +163,8 @@ export const zh: Messages = {
   "task.expected": "预计开始",
   "task.pastError": "过往预测的误差中位数为 {error}。",
   "task.noPastError": "还没有预测得到验证。",
+  "task.reserved": "已为它预留 {nodes} 上的 {n} 张 GPU，最迟 {time} 空出。",
+  "task.reservedSometime": "已为它预留 {nodes} 上的 {n} 张 GPU；何时空出未知。",
   "task.startUnknown": "无法预计：前面任务的运行时间未知。",
   "task.sooner": "怎样能让它立刻开始",
   "task.soonerNone": "没有找到能让它立刻开始的单项改动。",

@@ -4,7 +4,7 @@ import { board } from "../board/stream";
 import { clock, duration, parseTime } from "../format";
 import { t } from "../i18n";
 import { now } from "../now";
-import type { ExpectedStart, Task, Why } from "../types";
+import type { ExpectedStart, Task, Reservation, Why } from "../types";
 import { useAsked } from "../ui/asked";
 import { nodeAddress, ProblemBox, Skeleton, TaskLink, Time } from "../ui/parts";
 
@@ -56,6 +56,7 @@ function Told({ why }: { why: Why }) {
         <div>
           <h3>{t("task.expected")}</h3>
           {why.expected_start ? <Expected start={why.expected_start} /> : <p class="muted">{t("task.startUnknown")}</p>}
+          {why.reservation ? <Reserved held={why.reservation} /> : null}
         </div>
         <div>
           <h3>{t("task.sooner")}</h3>
@@ -102,4 +103,15 @@ function plain(lacks: unknown): string {
   if (Array.isArray(lacks)) return lacks.map(plain).join(", ");
   if (lacks && typeof lacks === "object") return Object.entries(lacks).map(([name, value]) => `${name.replaceAll("_", " ")} ${plain(value)}`).join(", ");
   return String(lacks);
+}
+
+function Reserved({ held }: { held: Reservation }) {
+  const at = parseTime(held.at);
+  const where = held.nodes.slice(0, 4).join(", ") + (held.nodes.length > 4 ? " …" : "");
+  const words = { n: held.gpus.length, nodes: where, time: at === null ? "" : clock(at, at - now.value < 600_000) };
+  return (
+    <p class="muted" data-testid="reservation">
+      {at === null ? t("task.reservedSometime", words) : t("task.reserved", words)}
+    </p>
+  );
 }

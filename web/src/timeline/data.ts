@@ -6,6 +6,7 @@ import { parseTime } from "../format";
 import type { Why } from "../types";
 import { useAsked, useThrottled, type Asked } from "../ui/asked";
 import type { Bar, Range } from "./scale";
+import type { Lane, Scene } from "./draw";
 
 const MOST_EXPECTED = 8;
 const EXPECTED_MS = 20_000; // each of them is worked out by the scheduler: not too often
@@ -59,6 +60,7 @@ interface Waiting {
 export interface Expected {
   bar: Bar;
   until: number; // by when it has started in nine cases of ten
+  reserved: { gpus: string[]; at: number } | null; // the GPUs it gets, and by when
 }
 
 /** The first of the queue, where the forecast knows when they start. */
@@ -75,8 +77,27 @@ async function expectedStarts(signal: AbortSignal): Promise<Expected[]> {
 
 async function expectedStart(task: Waiting, signal: AbortSignal): Promise<Expected | null> {
   const why = await get<Why>(`/api/v1/tasks/${task.task_id}/why`, {}, signal);
-  const [start, late] = [parseTime(why.expected_start?.p50), parseTime(why.expected_start?.p90)];
-  if (start === null || late === null) return null;
+  return expectedOf(task, why);
+}
+
+/** Null where neither the forecast nor a reservation knows a time. */
+export function expectedOf(task: Waiting, why: Why): Expected | null {
+  const at = parseTime(why.reservation?.at);
+  const start = parseTime(why.expected_start?.p50) ?? at;
+  if (start === null) return null;
+  const late = parseTime(why.expected_start?.p90) ?? start;
+  const reserved = at === null || !why.reservation ? null : { gpus: why.reservation.gpus, at };
   const bar: Bar = { ...task, attempt: 1, node: "", gpu_ids: [], start, end: null, status: "pending", reason: why.blockers[0]?.detail ?? "" };
-  return { bar, until: late };
+  return { bar, until: late, reserved };
+}
+
+/** What waiting tasks will get, by GPU. */
+export function reservedOf(lanes: Lane[]): Scene["reserved"] {
+  const found: Scene["reserved"] = new Map();
+  for (const { expected } of lanes) {
+    for (const gpu of expected?.reserved?.gpus ?? []) {
+      found.set(gpu, [...(found.get(gpu) ?? []), { bar: expected!.bar, at: expected!.reserved!.at }]);
+    }
+  }
+  return found;
 }

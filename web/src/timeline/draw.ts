@@ -11,12 +11,13 @@ export interface Lane {
   node: string;
   gpu: string; // empty: the expected start of a waiting task
   first: boolean; // of its node
-  expected?: { bar: Bar; until: number };
+  expected?: { bar: Bar; until: number; reserved: { gpus: string[]; at: number } | null };
 }
 
 export interface Scene {
   lanes: Lane[];
   bars: Map<string, Placed[]>;
+  reserved: Map<string, { bar: Bar; at: number }[]>; // by GPU: for tasks that wait
   range: Range;
   now: number;
   width: number;
@@ -88,9 +89,13 @@ function drawLane(pen: CanvasRenderingContext2D, scene: Scene, at: number, plot:
     boxes.push({ ...box, bar, expected: true });
     return;
   }
-  const found = scene.bars.get(lane.gpu);
-  if (!found) return;
-  for (const { bar, row, rows } of found) {
+  const shortest = (scene.range.to - scene.range.from) * 0.03;
+  for (const { bar, at: from } of scene.reserved.get(lane.gpu) ?? []) {
+    const box = boxOf(scene, plot, from, from + shortest, y + 1.5, scene.lane - 3);
+    hatch(pen, box, hueFor(scene, paint, bar));
+    boxes.push({ ...box, bar: { ...bar, start: from }, expected: true });
+  }
+  for (const { bar, row, rows } of scene.bars.get(lane.gpu) ?? []) {
     const height = (scene.lane - 2) / rows;
     const box = boxOf(scene, plot, bar.start, bar.end ?? scene.now, y + 1 + row * height, Math.max(1.5, height - (rows > 1 ? 0.5 : 0)));
     if (box.x > scene.width || box.x + box.width < scene.label) continue;

@@ -4,6 +4,7 @@ import { clock, duration, exact } from "../format";
 import { language, t, word } from "../i18n";
 import { go } from "../router";
 import { paints } from "../theme";
+import { reservedOf } from "./data";
 import { AXIS, drawScene, type Box, type Lane } from "./draw";
 import { bounded, byGpu, panned, timeAt, zoomed, type Bar, type Range } from "./scale";
 
@@ -53,7 +54,7 @@ export function Gantt({ lanes, bars, range, now, hues, onRange, onVisible }: Pro
     element.width = Math.round(width * scale);
     element.height = Math.round(height * scale);
     pen.setTransform(scale, 0, 0, scale, 0, 0);
-    boxes.current = drawScene(pen, { lanes, bars: byCard, range, now, width, height, top, label, lane, language: language.value, hues });
+    boxes.current = drawScene(pen, { lanes, bars: byCard, reserved: reservedOf(lanes), range, now, width, height, top, label, lane, language: language.value, hues });
   }, [lanes, byCard, hues, range, now, width, height, top, lane, label, paints.value, language.value]);
 
   useEffect(() => onVisible(Math.floor(top / lane), Math.ceil((top + height) / lane)), [top, lane, height, lanes.length]);
