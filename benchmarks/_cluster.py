@@ -74,8 +74,13 @@ class Server:
         return result
 
     def get(self, path: str) -> dict[str, Any]:
-        self._connection.request("GET", path)
-        return dict(json.loads(self._connection.getresponse().read()))
+        try:
+            self._connection.request("GET", path)
+            return dict(json.loads(self._connection.getresponse().read()))
+        except http.client.RemoteDisconnected:  # it was idle for long
+            self._connection.close()
+            self._connection.request("GET", path)
+            return dict(json.loads(self._connection.getresponse().read()))
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         self._connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
