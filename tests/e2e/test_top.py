@@ -46,18 +46,32 @@ class Screen:
         strips = self.app.screen._compositor.render_strips()
         return "\n".join(strip.text for strip in strips)
 
-    async def must_show(self, *words):
-        await self.until(lambda: all(word in self.text for word in words), " and ".join(words))
+    async def shows(self, *words):
+        return await self.until(lambda: all(word in self.text for word in words), " and ".join(words))
 
-    async def must_no_longer_show(self, word):
-        await self.until(lambda: word not in self.text, f"no {word}")
+    async def no_longer_shows(self, word):
+        return await self.until(lambda: word not in self.text, f"no {word}")
 
     async def until(self, condition, what):
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not condition():
             if time.monotonic() > deadline:
-                pytest.fail(f"waited in vain for {what} on\n{self.text}")
+                return Missed(what, self.text)
             await asyncio.sleep(0.05)
+        return True
+
+
+class Missed:
+    """What was waited for in vain: no truth, and readable in the report of an assertion."""
+
+    def __init__(self, what, text):
+        self.words = f"waited in vain for {what} on\n{text}"
+
+    def __bool__(self):
+        return False
+
+    def __repr__(self):
+        return self.words
 
 
 @contextlib.asynccontextmanager
@@ -81,14 +95,14 @@ async def test_nodes_gpus_and_tasks_are_a_key_away(two_nodes, size):
     two_nodes.started(held)
     first, second = names_of_nodes(two_nodes)
     async with top(two_nodes, size) as screen:
-        await screen.must_show(first, second, "2 nodes", "4 GPUs", "1 running")
+        assert await screen.shows(first, second, "2 nodes", "4 GPUs", "1 running")
         await screen.press("2")
-        await screen.must_show("UTIL", "V100", held)
-        await screen.until(lambda: "█" in screen.text.split("UTIL")[1], "a bar of load")
+        assert await screen.shows("UTIL", "V100", held)
+        assert await screen.until(lambda: "█" in screen.text.split("UTIL")[1], "a bar of load")
         await screen.press("tab")
-        await screen.must_show("holder", "running", "$ sleep 600")
+        assert await screen.shows("holder", "running", "$ sleep 600")
         await screen.press("tab")
-        await screen.must_show("MODELS")
+        assert await screen.shows("MODELS")
     two_nodes.good("cancel", held)
     two_nodes.dgpu("wait", held)
 
@@ -97,12 +111,12 @@ async def test_a_filter_leaves_only_what_holds_its_words(two_nodes):
     first, second = names_of_nodes(two_nodes)
     async with top(two_nodes) as screen:
         await screen.press("2", "slash", *second)
-        await screen.must_show("2 of 4")
-        await screen.until(lambda: first not in screen.text, "the other node's cards to go")
+        assert await screen.shows("2 of 4")
+        assert await screen.until(lambda: first not in screen.text, "the other node's cards to go")
         await screen.press("enter", "escape")
-        await screen.must_show(first)
+        assert await screen.shows(first)
         await screen.press("slash", *"nosuch", "enter")
-        await screen.must_show("Nothing has “nosuch” in it")
+        assert await screen.shows("Nothing has “nosuch” in it")
 
 
 async def test_enter_goes_from_a_node_to_its_gpus_and_on_to_their_tasks(two_nodes):
@@ -111,12 +125,12 @@ async def test_enter_goes_from_a_node_to_its_gpus_and_on_to_their_tasks(two_node
     node = two_nodes.task(task)["node"]
     async with top(two_nodes) as screen:
         await screen.press("1", "slash", *node, "enter")
-        await screen.must_show("1 of 2")
+        assert await screen.shows("1 of 2")
         await screen.press("enter")
-        await screen.must_show("UTIL", "2 of 4", task)
+        assert await screen.shows("UTIL", "2 of 4", task)
         await screen.press("s", "s", "s")  # by status: busy first
         await screen.press("home", "enter")
-        await screen.must_show("WHERE OR WHY", "deep")
+        assert await screen.shows("WHERE OR WHY", "deep")
     two_nodes.good("cancel", task)
     two_nodes.dgpu("wait", task)
 
@@ -125,7 +139,7 @@ async def test_letters_typed_into_the_filter_are_no_orders(two_nodes):
     """Over a slow line many keys arrive in one piece."""
     async with top(two_nodes) as screen:
         await screen.press("1", "slash", *"drkq")
-        await screen.must_show("0 of 2")
+        assert await screen.shows("0 of 2")
         assert len(screen.app.screen_stack) == 1
         assert {node["status"] for node in two_nodes.json("nodes")["nodes"]} == {"ready"}
 
@@ -136,17 +150,17 @@ async def test_a_waiting_task_says_why_and_is_cancelled_after_a_question(two_nod
     waiting = two_nodes.submit("-G", "1", "-J", "patient", "--", "true")
     async with top(two_nodes, (140, 40)) as screen:
         await screen.press("3", "slash", *"patient", "enter")
-        await screen.must_show("It waits because", "4 busy", "next in line")
+        assert await screen.shows("It waits because", "4 busy", "next in line")
         await screen.press("k")
-        await screen.must_show(f"Cancel {waiting} (patient)?")
+        assert await screen.shows(f"Cancel {waiting} (patient)?")
         before = screen.app._picture
-        await screen.until(lambda: screen.app._picture is not before, "a picture behind the question")
+        assert await screen.until(lambda: screen.app._picture is not before, "a picture behind the question")
         await screen.press("n")
         assert two_nodes.task(waiting)["status"] == "pending"
         await screen.press("k")
-        await screen.must_show(f"Cancel {waiting}")
+        assert await screen.shows(f"Cancel {waiting}")
         await screen.press("y")
-        await screen.must_show("0 of 1", "1 running, 0 waiting")
+        assert await screen.shows("0 of 1", "1 running, 0 waiting")
     assert two_nodes.task(waiting)["status"] == "cancelled"
     assert two_nodes.task(holder)["status"] == "running"
     two_nodes.good("cancel", holder)
@@ -156,27 +170,27 @@ async def test_a_waiting_task_says_why_and_is_cancelled_after_a_question(two_nod
 async def test_a_node_is_drained_and_put_back_to_work_after_a_question(two_nodes):
     async with top(two_nodes) as screen:
         await screen.press("1", "d")
-        await screen.must_show("Drain ")
+        assert await screen.shows("Drain ")
         await screen.press("y")
-        await screen.must_show("draining", "takes nothing new")
+        assert await screen.shows("draining", "takes nothing new")
         drained = [node for node in two_nodes.json("nodes")["nodes"] if node["draining"]]
         assert len(drained) == 1
         await screen.press("r")
-        await screen.must_show(f"Put {drained[0]['id']} back to work?")
+        assert await screen.shows(f"Put {drained[0]['id']} back to work?")
         await screen.press("y")
-        await screen.until(lambda: "takes nothing new" not in screen.text, "the node to be back")
+        assert await screen.until(lambda: "takes nothing new" not in screen.text, "the node to be back")
     assert not any(node["draining"] for node in two_nodes.json("nodes")["nodes"])
 
 
 async def test_a_paused_picture_stands_still(two_nodes):
     async with top(two_nodes) as screen:
         await screen.press("3", "p")
-        await screen.must_show("PAUSED")
+        assert await screen.shows("PAUSED")
         task = two_nodes.submit("-J", "unseen", "--", "sleep", "600")
         two_nodes.started(task)
         assert "unseen" not in screen.text
         await screen.press("p")
-        await screen.must_show("unseen")
+        assert await screen.shows("unseen")
     two_nodes.good("cancel", task)
     two_nodes.dgpu("wait", task)
 
@@ -185,17 +199,17 @@ async def test_sorting_and_help(two_nodes):
     first, second = names_of_nodes(two_nodes)
     async with top(two_nodes) as screen:
         await screen.press("1", "S")
-        await screen.until(
+        assert await screen.until(
             lambda: screen.text.rindex(first) > screen.text.index(second), "the last node first"
         )
         await screen.press("S")
-        await screen.until(
+        assert await screen.until(
             lambda: screen.text.index(first) < screen.text.index(second), "the first node first"
         )
         await screen.press("question_mark")
-        await screen.must_show("drain the node", "sort by the next column")
+        assert await screen.shows("drain the node", "sort by the next column")
         await screen.press("escape")
-        await screen.must_no_longer_show("sort by the next column")
+        assert await screen.no_longer_shows("sort by the next column")
 
 
 async def test_a_lost_scheduler_is_said_and_found_again_at_another_port(site, monkeypatch):
@@ -204,16 +218,16 @@ async def test_a_lost_scheduler_is_said_and_found_again_at_another_port(site, mo
     site.up()
     url = site.record["url"]
     async with top(site, elsewhere=lambda: verb._elsewhere(Flags(), url)) as screen:
-        await screen.must_show("V100")
+        assert await screen.shows("V100")
         site.interrupt()
-        await screen.must_show("No scheduler answers at", "what is shown is older")
+        assert await screen.shows("No scheduler answers at", "what is shown is older")
         assert "V100" in screen.text
         site.up()  # at a free port, as good as never the same
-        await screen.must_no_longer_show("No scheduler answers at")
+        assert await screen.no_longer_shows("No scheduler answers at")
         task = site.submit("-J", "afterwards", "--", "sleep", "600")
         site.started(task)
         await screen.press("3")
-        await screen.must_show("afterwards")
+        assert await screen.shows("afterwards")
 
 
 def test_one_picture_through_a_pipe(two_nodes):
