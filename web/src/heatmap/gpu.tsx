@@ -4,8 +4,8 @@ import type { GpuCell } from "../board/board";
 import { megabytes, number } from "../format";
 import { t, word } from "../i18n";
 import { useAsked } from "../ui/asked";
-import { Chart } from "../ui/chart";
 import { nodeAddress, Skeleton, State, TaskLink } from "../ui/parts";
+import { ReadingCharts, type Readings } from "../ui/readings";
 
 export function GpuTip({ gpu, x, y }: { gpu: GpuCell; x: number; y: number }) {
   const left = x + 300 > window.innerWidth ? x - 286 : x + 14;
@@ -60,14 +60,6 @@ export function MemoryBar({ gpu }: { gpu: GpuCell }) {
   );
 }
 
-interface GpuHistory {
-  times: number[];
-  utilization_percent: (number | null)[];
-  memory_used_mb: (number | null)[];
-  memory_reserved_mb: (number | null)[];
-  temperature_c: (number | null)[];
-}
-
 export function GpuPanel({ gpu, onClose }: { gpu: GpuCell; onClose: () => void }) {
   return (
     <aside class="card panel" aria-label={t("gpu.title", { index: gpu.index, node: gpu.node })} data-testid="gpu-panel">
@@ -120,7 +112,7 @@ export function GpuPanel({ gpu, onClose }: { gpu: GpuCell; onClose: () => void }
 }
 
 export function GpuChart({ id, since, until }: { id: string; since: string; until?: string }) {
-  const asked = useAsked<GpuHistory>(
+  const asked = useAsked<Readings>(
     `${id} ${since} ${until ?? ""}`,
     (signal) => get(`/api/v1/history/gpus/${encodeURIComponent(id)}`, { since, until }, signal),
     until ? 0 : 10_000,
@@ -128,30 +120,9 @@ export function GpuChart({ id, since, until }: { id: string; since: string; unti
   if (asked.problem) return <p class="muted">{t("common.noData")}</p>;
   if (!asked.data) return <Skeleton height={220} />;
   if (asked.data.utilization_percent.filter((value) => value !== null).length < 2) return <p class="muted">{t("common.noData")}</p>;
-  const told = asked.data;
-  const gigabytes = (values: (number | null)[]) => values.map((mb) => (mb === null ? null : mb / 1_024));
   return (
     <div class="stack">
-      <Chart
-        label={t("gpu.util")}
-        times={told.times}
-        most={100}
-        height={100}
-        lines={[
-          { label: `${t("gpu.util")} %`, colour: "blue", values: told.utilization_percent, fill: true },
-          { label: `${t("gpu.temp")} °C`, colour: "orange", values: told.temperature_c },
-        ]}
-      />
-      <Chart
-        label={t("gpu.memory")}
-        times={told.times}
-        height={100}
-        unit=" GB"
-        lines={[
-          { label: t("gpu.memObserved"), colour: "green", values: gigabytes(told.memory_used_mb), fill: true },
-          { label: t("gpu.memReserved"), colour: "violet", values: gigabytes(told.memory_reserved_mb), dash: true },
-        ]}
-      />
+      <ReadingCharts told={asked.data} height={100} />
     </div>
   );
 }

@@ -6,19 +6,10 @@ import { megabytes, number } from "../format";
 import { t, word } from "../i18n";
 import type { Gpu, Node } from "../types";
 import { useAsked, useThrottled } from "../ui/asked";
-import { Chart } from "../ui/chart";
 import { askBefore } from "../ui/dialog";
 import { Page, ProblemBox, Skeleton, State, TaskLink, Time } from "../ui/parts";
+import { ReadingCharts, type Readings } from "../ui/readings";
 import { NodeOrders, NodeState } from "./orders";
-
-interface NodeHistory {
-  times: number[];
-  utilization_percent: (number | null)[];
-  memory_used_mb: (number | null)[];
-  memory_reserved_mb: (number | null)[];
-  temperature_c: (number | null)[];
-  power_w: (number | null)[];
-}
 
 interface HealthEvent {
   at: string;
@@ -163,7 +154,7 @@ function Cards({ gpus, refresh }: { gpus: Gpu[]; refresh: () => void }) {
 }
 
 function History({ id }: { id: string }) {
-  const asked = useAsked<NodeHistory>(`${id} history`, (signal) => get(`/api/v1/history/nodes/${encodeURIComponent(id)}`, { since: "6h" }, signal), 30_000);
+  const asked = useAsked<Readings>(`${id} history`, (signal) => get(`/api/v1/history/nodes/${encodeURIComponent(id)}`, { since: "6h" }, signal), 30_000);
   const told = asked.data;
   return (
     <section class="card" aria-label={t("nodes.history")}>
@@ -174,26 +165,7 @@ function History({ id }: { id: string }) {
       {!told && !asked.problem ? <Skeleton height={140} /> : null}
       {told ? (
         <div class="charts two">
-          <Chart
-            label={t("gpu.util")}
-            times={told.times}
-            most={100}
-            height={130}
-            lines={[
-              { label: `${t("gpu.util")} %`, colour: "blue", values: told.utilization_percent, fill: true },
-              { label: `${t("gpu.temp")} °C`, colour: "orange", values: told.temperature_c },
-            ]}
-          />
-          <Chart
-            label={t("gpu.memory")}
-            times={told.times}
-            height={130}
-            unit=" GB"
-            lines={[
-              { label: t("gpu.memObserved"), colour: "green", values: told.memory_used_mb.map((mb) => (mb === null ? null : mb / 1_024)), fill: true },
-              { label: t("gpu.memReserved"), colour: "violet", values: told.memory_reserved_mb.map((mb) => (mb === null ? null : mb / 1_024)), dash: true },
-            ]}
-          />
+          <ReadingCharts told={told} height={130} />
         </div>
       ) : null}
     </section>
