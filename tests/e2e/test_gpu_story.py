@@ -110,8 +110,8 @@ def test_a_card_falls_ill_its_task_goes_elsewhere_and_it_earns_its_trust_back(cl
 
     # The driver calls it well again, but the check finds what is still wrong: it is not given to anybody.
     clinic.make(hidden="memory is damaged")
-    eventually(lambda: clinic.card()["health"]["quarantines"] >= 2, "a check that fails")
-    assert "memory is damaged" in json.dumps(clinic.card()["health"])
+    eventually(lambda: "memory is damaged" in clinic.card()["health"]["evidence"], "a check that fails")
+    assert clinic.card()["health"]["quarantines"] >= 2
 
     # Really well, it passes the check and is on parole: work of low priority only.
     clinic.make()

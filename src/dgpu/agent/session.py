@@ -340,6 +340,7 @@ class Session:
         if found.gpus == self._gpus:
             return []
         self._gpus = found.gpus
+        self._samples = ()  # older than the list, and maybe of another mind about a fault
         self._stream.gpus_changed = True
         return []
 

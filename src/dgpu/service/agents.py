@@ -36,7 +36,7 @@ from dgpu.wire.proto import agent_pb2 as pb
 
 _MOST_UNACKED = 1_000  # report messages of one session; an agent that sends more does not listen
 _OBSERVE_EVERY_MS = 5_000  # per GPU and step of foreign memory
-_FAULT_EVERY_MS = 1_000  # per GPU and fault
+_FAULT_EVERY_MS = 1_000  # per GPU and other words about its fault
 _STEP_SLACK_MB = 64  # memory at the edge of a step must not flip it with every heartbeat
 
 
@@ -218,9 +218,8 @@ class Agents:
         step_mb = words.foreign_step_mb(sample.memory_foreign_mb)
         if step_mb < gpu.foreign_mb:
             step_mb = min(gpu.foreign_mb, words.foreign_step_mb(sample.memory_foreign_mb + _STEP_SLACK_MB))
-        every_ms = _OBSERVE_EVERY_MS if sample.fault == gpu.fault else _FAULT_EVERY_MS
         is_known = step_mb == gpu.foreign_mb and sample.fault == gpu.fault
-        if is_known or now - self._observed_at.get(gpu.id, 0) < every_ms:
+        if is_known or now - self._observed_at.get(gpu.id, 0) < _observed_every_ms(gpu, sample):
             return []
         self._observed_at[gpu.id] = now
         observed = ObserveGpu(
@@ -375,6 +374,15 @@ class Agents:
         self._sessions.pop(session.connection_id, None)
         if self._by_node.get(session.node_id) is session:
             del self._by_node[session.node_id]
+
+
+def _observed_every_ms(gpu: Gpu, sample: GpuSample) -> int:
+    """A fault of a card that we take for well is told at once: a sample from just before the fault may have come
+    after the list that tells of it, and until it is put right the card looks like one that recovers.
+    """
+    if sample.fault == gpu.fault:
+        return _OBSERVE_EVERY_MS
+    return _FAULT_EVERY_MS if gpu.fault else 0
 
 
 def _refused(connection_id: int, reason: str) -> Tell:

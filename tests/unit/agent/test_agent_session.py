@@ -276,6 +276,16 @@ def test_a_changed_list_of_gpus_is_told_once() -> None:
     assert machine.on_input(Flush(), 320) == []
 
 
+def test_no_heartbeat_behind_a_changed_list_carries_samples_from_before_it() -> None:
+    machine = opened()
+    machine.on_input(GpusFound(gpus=()), 300)
+    machine.on_input(Flush(), 300)
+    machine.on_input(Written(), 310)
+    (beat,) = sent(machine.on_input(Woke(), 5_200))
+    assert beat.WhichOneof("body") == "heartbeat"
+    assert not beat.heartbeat.samples
+
+
 def test_a_check_is_handed_on_and_its_answer_follows_a_fresh_heartbeat() -> None:
     """The heartbeat tells whether the fault is gone; the answer must not overtake it."""
     machine = opened()

@@ -331,6 +331,30 @@ def test_a_fault_takes_a_gpu_out_and_a_check_brings_it_back() -> None:
     assert starts(bench.wait(601_000, beating={1: 1})) == [1]
 
 
+def test_a_sample_from_before_the_fault_does_not_make_a_card_look_well_for_longer_than_a_beat() -> None:
+    """The list of cards told of the fault first; the heartbeat behind it carries what was measured before."""
+    bench = Bench()
+    bench.say(1, register(gpus=1))
+    sick = {"fault": "fell off the bus", "fault_cause": "lost"}
+    bench.say(1, heartbeat(GPU_n1_0=sick))
+    bench.now += 2_000
+    bench.say(1, heartbeat(GPU_n1_0={}))
+    assert bench.state.health[GpuId("GPU-n1-0")].clear_since
+    bench.now += 200
+    bench.say(1, heartbeat(GPU_n1_0=sick))
+    assert not bench.state.health[GpuId("GPU-n1-0")].clear_since
+
+
+def test_a_card_whose_fault_comes_and_goes_with_every_beat_does_not_fill_the_journal() -> None:
+    bench = Bench()
+    bench.say(1, register(gpus=1))
+    records = len(bench.appended)
+    for beat in range(100):
+        bench.now += 100
+        bench.say(1, heartbeat(GPU_n1_0={"fault": "" if beat % 2 else "loose", "fault_cause": "lost"}))
+    assert len(bench.appended) - records <= 2 * 100 * 100 // 1_000
+
+
 def test_a_task_on_a_gpu_that_falls_ill_is_stopped_with_the_reason() -> None:
     bench = Bench()
     bench.say(1, register(gpus=1))
