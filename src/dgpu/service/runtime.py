@@ -92,6 +92,7 @@ class Runtime:
         self.meters = Meters(scheduler.state)
         scheduler.watch_with(self.meters)
         self._subscribers: list[Callable[[CommittedGroup], None]] = [self.meters.on_group]
+        self._unsettled: list[Output] = []  # of the group committed last: its Publish, and reads that waited for it
         self._decide_handle: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
@@ -119,8 +120,10 @@ class Runtime:
         """Commits what was asked for; nothing new should come. Tasks and agents are left alone."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STOP_PATIENCE_S):
-                while self._scheduler.in_flight or (
-                    self._scheduler.queued and self._scheduler.room is Room.OK
+                while (
+                    self._scheduler.in_flight
+                    or self._unsettled
+                    or (self._scheduler.queued and self._scheduler.room is Room.OK)
                 ):
                     self._want_decision()
                     await asyncio.sleep(0.001)
@@ -176,7 +179,7 @@ class Runtime:
 
     async def read(self, look: Callable[[ClusterState], T]) -> T:
         """At a committed point: at once, or right after the group in flight. `look` must not keep the state."""
-        if not self._scheduler.in_flight:
+        if not self._scheduler.in_flight and not self._unsettled:
             return look(self._scheduler.state)
         self._next_id = request_id = self._next_id + 1
         future: asyncio.Future[T] = self._loop.create_future()
@@ -189,7 +192,10 @@ class Runtime:
                     future.set_exception(error)
 
         self._reads[request_id] = run
-        self._put(Read(request_id=request_id))
+        if self._unsettled:
+            self._unsettled.append(ReadNow(request_id=request_id))
+        else:
+            self._put(Read(request_id=request_id))
         return await future
 
     def subscribe(self, callback: Callable[[CommittedGroup], None]) -> Callable[[], None]:
@@ -236,6 +242,8 @@ class Runtime:
         self._decide_handle = None
         if self._scheduler.in_flight:
             return
+        with _or_end():
+            self._settle()
         now = self._clock.now_ms()
         room = RoomChanged(room=self._journal.room, sure_bytes=self._journal.sure_payload_bytes)
         with _or_end():
@@ -249,11 +257,19 @@ class Runtime:
     def _on_committed(self, index: int, took_s: float) -> None:
         self.meters.fsync.observe(took_s)
         with _or_end():
-            self._carry(self._scheduler.on_input(Committed(index=index), self._clock.now_ms()))
+            outputs = self._scheduler.on_input(Committed(index=index), self._clock.now_ms())
+            published = next(place for place, output in enumerate(outputs) if isinstance(output, Publish))
+            self._unsettled = outputs[published:]
+            self._carry(outputs[:published])
+        # In the next turn: until then the orders to agents are on their way, which is what their tasks wait for.
+        self._want_decision()
+
+    def _settle(self) -> None:
+        """All who look at the state do so before the next group changes it."""
+        outputs, self._unsettled = self._unsettled, []
+        self._carry(outputs)
         if self._scheduler.ready and not self._started.done():
             self._started.set_result(None)
-        if self._decide_handle is None:
-            self._decide()
 
     def _beat_at(self, at: int) -> None:
         if self._timer is not None:

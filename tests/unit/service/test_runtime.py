@@ -135,9 +135,28 @@ async def test_subscribers_hear_of_every_group_in_order_while_the_state_is_of_th
     unsubscribe = runtime.subscribe(look)
     for _ in range(3):
         await runtime.execute(submit())
+    await runtime.read(lambda state: len(state.tasks))
     unsubscribe()
     await runtime.execute(submit())
     assert seen == [(2, 1), (3, 2), (4, 3)]
+
+
+async def test_who_reads_right_behind_an_answer_reads_what_subscribers_made_of_it(runtime: Runtime) -> None:
+    """Lists are kept by a subscriber, which hears of a group after those who are waited for."""
+    heard: list[int] = []
+    runtime.subscribe(lambda group: heard.append(group.index))
+    for number in range(1, 20):
+        await runtime.execute(submit())
+        assert await runtime.read(lambda state: (len(heard), len(state.tasks))) == (number, number)
+
+
+async def test_the_last_group_is_told_to_subscribers_before_a_stop(runtime: Runtime) -> None:
+    heard: list[int] = []
+    runtime.subscribe(lambda group: heard.append(group.index))
+    answer = runtime.execute(submit())
+    await runtime.stop()
+    assert answer.done()
+    assert heard == [2]
 
 
 async def test_a_command_that_meets_a_bug_fails_for_its_caller_alone(runtime: Runtime) -> None:
