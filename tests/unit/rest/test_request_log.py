@@ -96,6 +96,16 @@ async def test_beyond_a_rate_requests_are_only_counted(monkeypatch: pytest.Monke
     assert (lines[-1]["count"], lines[-1]["event"]) == (30, "request_done")
 
 
+async def test_many_who_look_do_not_hide_one_who_changes_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dgpu.service.rest.request_log.time.monotonic", lambda: 5.0)
+    logging.getLogger("dgpu.rest").setLevel(logging.DEBUG)
+    log = answering(200, b"{}")
+    with capture_logs() as lines:
+        await asyncio.gather(*(ask(log, method="GET") for _ in range(LINES_PER_SECOND + 30)))
+        await ask(log, x_request_id="r1")
+    assert [line["method"] for line in lines if line["request_id"] == "r1"] == ["POST"]
+
+
 async def test_an_answer_that_is_no_json_is_no_trouble() -> None:
     with capture_logs() as lines:
         await ask(answering(400, b"\xff\xfe"))

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import structlog
 
-LINES_PER_SECOND = 20  # of one name
+LINES_PER_SECOND = 20  # of one name and level: many who look do not crowd out one who changes something
 _SANE_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _MOST_BODY = 256 << 10
@@ -51,8 +51,8 @@ class RequestLog:
         self._app = app
         self._start = secrets.token_hex(4)
         self._numbers = itertools.count(1)
-        self._lines: dict[str, int] = {}  # told in this second
-        self._held: dict[str, int] = {}  # only counted in this second
+        self._lines: dict[tuple[int, str], int] = {}  # told in this second
+        self._held: dict[tuple[int, str], int] = {}  # only counted in this second
         self._second = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,7 +90,7 @@ class RequestLog:
         self, level: int, scope: Scope, request_id: str, status: int, body: bytes, took_ms: float
     ) -> None:
         name = "request_refused" if status >= 400 else "request_done"
-        if not self._may_tell(name):
+        if not self._may_tell((level, name)):
             return
         _log.log(
             level,
@@ -103,24 +103,24 @@ class RequestLog:
             **_facts(scope["method"], status, body),
         )
 
-    def _may_tell(self, name: str) -> bool:
+    def _may_tell(self, kind: tuple[int, str]) -> bool:
         second = int(time.monotonic())
         if second != self._second:
             self._second = second
             self.flush()
-        told = self._lines[name] = self._lines.get(name, 0) + 1
+        told = self._lines[kind] = self._lines.get(kind, 0) + 1
         if told <= LINES_PER_SECOND:
             return True
         if not self._held:
             asyncio.get_running_loop().call_later(1.0, self.flush)
-        self._held[name] = self._held.get(name, 0) + 1
+        self._held[kind] = self._held.get(kind, 0) + 1
         return False
 
     def flush(self) -> None:
         self._lines.clear()
         held, self._held = self._held, {}
-        for name, count in held.items():
-            _log.info(name, count=count, summary="more in the same second")
+        for (level, name), count in held.items():
+            _log.log(level, name, count=count, summary="more in the same second")
 
 
 def _level(method: str, status: int) -> int:
