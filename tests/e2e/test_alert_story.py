@@ -47,7 +47,7 @@ def test_a_killed_agent_is_told_by_webhook_and_so_is_its_return(site, web, clust
     quick = {"interval_seconds": 0.2, "resolve_after_seconds": 0.2, "group_seconds": 0.2}
     scheduler_config = {
         "server": {"http_address": "127.0.0.1:0", "grpc_address": "127.0.0.1:0"},
-        "agent": {"heartbeat_timeout": 2},
+        "agent": {"heartbeat_timeout": 6},
         "storage": {"snapshot_dir": str(site.data_dir)},
         "alerts": {
             **quick,

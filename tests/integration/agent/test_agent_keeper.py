@@ -297,9 +297,9 @@ def test_only_the_last_bytes_of_long_output_are_kept(tmp_path) -> None:
 
 
 def test_a_lease_that_is_over_freezes_the_tree_until_it_is_thawed(kept, tmp_path) -> None:
-    kept.send(word(lease_ms=400, action="freeze"))
     kept.spawn(1, f"sh -c 'echo $$ > {tmp_path}/pid; while :; do :; done' & wait")
     busy = pid_in(tmp_path / "pid")
+    kept.send(word(lease_ms=100, action="freeze"))
     kept.wait_frozen(1)
 
     def still() -> bool:
@@ -319,8 +319,9 @@ def test_a_lease_that_is_over_freezes_the_tree_until_it_is_thawed(kept, tmp_path
 
 
 def test_a_frozen_task_whose_lease_was_given_away_never_wakes(kept, tmp_path) -> None:
-    kept.send(word(lease_ms=300, action="freeze"))
-    kept.spawn(1, f"trap 'touch {tmp_path}/woke' TERM; while :; do sleep 0.05; done")
+    kept.spawn(1, f"trap 'touch {tmp_path}/woke' TERM; touch {tmp_path}/set; while :; do sleep 0.05; done")
+    wait_for((tmp_path / "set").exists)
+    kept.send(word(lease_ms=100, action="freeze"))
     kept.wait_frozen(1)
     kept.send({"stop": [[1, 3_600_000, "stopped"]]})  # grace is for those who are awake
     assert kept.wait_ended(1)["signal"] == signal.SIGKILL
@@ -328,8 +329,9 @@ def test_a_frozen_task_whose_lease_was_given_away_never_wakes(kept, tmp_path) ->
 
 
 def test_a_lease_that_is_over_can_stop_the_tree_instead(kept) -> None:
-    kept.send(word(lease_ms=300, action="stop"))
     kept.spawn(1, "exec sleep 1000")
+    kept.wait_started(1)
+    kept.send(word(lease_ms=100, action="stop"))
     end = kept.wait_ended(1)
     assert (end["outcome"], end["signal"]) == ("node_fault", 9)
 
@@ -364,11 +366,13 @@ def test_a_keeper_that_holds_nothing_and_hears_nobody_leaves(tmp_path) -> None:
 
 
 def test_sigterm_ends_the_keeper_with_its_tasks_and_leaves_a_record(kept, tmp_path) -> None:
-    kept.spawn(1, f"trap 'echo bye > {tmp_path}/bye; exit 3' TERM; while :; do sleep 0.05; done")
+    script = (
+        f"trap 'echo bye > {tmp_path}/bye; exit 3' TERM; touch {tmp_path}/set; while :; do sleep 0.05; done"
+    )
+    kept.spawn(1, script)
     kept.wait_started(1)
-    wait_for(lambda: kept.processes(1))
+    wait_for((tmp_path / "set").exists)
     keeper = kept.pid
-    time.sleep(0.2)  # for the trap to be set; an unset one would only change the exit code
     os.kill(keeper, signal.SIGTERM)
     assert kept.wait_ended(1)["outcome"] == "stopped"
     wait_for(lambda: not is_alive(keeper))

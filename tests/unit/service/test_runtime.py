@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 from collections.abc import AsyncIterator
 
@@ -219,12 +220,11 @@ async def test_stopping_commits_what_was_asked_for(journal: SlowJournal) -> None
 async def test_a_broken_journal_ends_the_process_before_anything_is_answered(
     runtime: Runtime, journal: SlowJournal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended: list[int] = []
-    monkeypatch.setattr(journal_thread.os, "_exit", ended.append)
+    ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+    monkeypatch.setattr(journal_thread.os, "_exit", ended.put)
     journal.broken = True
     answer = runtime.execute(submit())
-    await asyncio.sleep(0.1)
-    assert ended == [74]
+    assert await asyncio.to_thread(ended.get, timeout=60) == 74
     assert not answer.done()
     runtime._scheduler._commit.in_flight = None  # the real process is gone by now; let the fixture stop
 
