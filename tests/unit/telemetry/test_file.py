@@ -213,6 +213,44 @@ def test_damage_that_shows_later_costs_the_file_and_not_the_follower(path):
     assert loads(path, MIDNIGHT + 2_020_000, MIDNIGHT + 2_030_000) == [0.0]
 
 
+@pytest.mark.parametrize("gone", [[""], ["", "-wal", "-shm"]])
+def test_a_file_that_was_deleted_is_begun_anew_and_said(path, gone):
+    said = []
+    keeping = store(path, said)
+    keeping.take(batch(MIDNIGHT, 10))
+    reader = Telemetry(path)  # holds on to the old one
+    assert reader.gpus(["GPU-0"])
+    for suffix in gone:
+        path.with_name(path.name + suffix).unlink()
+    for point in (1, 2):
+        keeping.take(batch(MIDNIGHT + point * 10_000, 10 + point))
+    assert loads(path, MIDNIGHT, MIDNIGHT + 30_000) == [None, 11.0, 12.0]
+    assert reader.gpus(["GPU-0"])
+    assert [text for text in said if "was deleted" in text] == said
+    assert len(said) == 1
+    keeping.close()
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_file_that_was_replaced_is_gone_on_with(path):
+    other = path.with_name("saved.sqlite")
+    saved = store(other, [])
+    saved.take(batch(MIDNIGHT - 10_000, 70, 71))
+    saved.close()
+    said = []
+    keeping = store(path, said)
+    keeping.take(batch(MIDNIGHT, 10))
+    other.replace(path)  # the log of the one before still lies beside it
+    keeping.take(batch(MIDNIGHT + 10_000, 20))
+    keeping.close()
+    assert loads(path, MIDNIGHT - 10_000, MIDNIGHT + 20_000) == [70.0, None, 20.0]
+    assert len(said) == 1
+    assert "was replaced" in said[0]
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
 def test_a_reader_says_that_a_damaged_file_cannot_be_read(path):
     path.write_bytes(b"x" * 8_192)
     with pytest.raises(TelemetryAway):

@@ -72,6 +72,24 @@ def _says_other_layout(error: sqlite3.OperationalError) -> bool:
     return "no such" in str(error)
 
 
+def names_of(path: Path) -> dict[str, tuple[int, int]]:
+    """The files under the name now, by suffix: device and inode."""
+    found = {}
+    for suffix in _SUFFIXES:
+        with contextlib.suppress(FileNotFoundError):
+            told = path.with_name(path.name + suffix).stat()
+            found[suffix] = (told.st_dev, told.st_ino)
+    return found
+
+
+def remove_leftovers(path: Path, names: dict[str, tuple[int, int]]) -> None:
+    """Of a file that went without them: its log would be read into the next one of that name. Another's log stays."""
+    now = names_of(path)
+    for suffix in _SUFFIXES[1:]:
+        if suffix in now and now[suffix] == names.get(suffix):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
 def set_aside(path: Path) -> Path:
     """Out of the way, for whoever wants to look; an earlier one is replaced. The file's own log goes with it."""
     target = path.with_name(path.name + SET_ASIDE)

@@ -1,4 +1,7 @@
-"""The writer with its misfortunes: a full disk, a file of another version, a damaged one. None of them ends the follower."""
+"""The writer with its misfortunes: a full disk, a file of another version, a damaged one, one that somebody took away.
+
+None of them ends the follower.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-from dgpu.service.telemetry.file import TelemetryUnusable, set_aside
+from dgpu.service.telemetry.file import TelemetryUnusable, names_of, remove_leftovers, set_aside
 from dgpu.service.telemetry.tiers import Batch
 from dgpu.service.telemetry.writer import TelemetryWriter
 
@@ -22,6 +25,7 @@ class TelemetryStore:
         self._said: tuple[str, int] = ("", 0)
         self._now = 0
         self._writer: TelemetryWriter | None = None
+        self._names: dict[str, tuple[int, int]] = {}  # of the files that the writer has open
 
     @property
     def busy(self) -> bool:
@@ -42,6 +46,7 @@ class TelemetryStore:
 
     def _try(self, work: Callable[[TelemetryWriter], None]) -> None:
         try:
+            self._leave_if_gone()
             if self._writer is None:
                 self._writer = self._opened()
             work(self._writer)
@@ -51,6 +56,21 @@ class TelemetryStore:
             self.close()
             self._begin_anew(str(error))
 
+    def _leave_if_gone(self) -> None:
+        """What is written to a file without a name is lost, and SQLite does not notice."""
+        if self._writer is None:
+            return
+        there = names_of(self._path).get("")
+        if there is not None and there == self._names.get(""):
+            return
+        names = self._names
+        self.close()
+        remove_leftovers(self._path, names)
+        if there is None:
+            self._complain(f"{self._path.name} was deleted; a new one begins, without what was in it")
+        else:
+            self._complain(f"{self._path.name} was replaced; it goes on with the file that is there now")
+
     def _opened(self) -> TelemetryWriter:
         try:
             return self._open()
@@ -59,7 +79,9 @@ class TelemetryStore:
             return self._open()
 
     def _open(self) -> TelemetryWriter:
-        return TelemetryWriter(self._path, most_bytes=self._most_bytes, most_age_ms=self._most_age_ms)
+        writer = TelemetryWriter(self._path, most_bytes=self._most_bytes, most_age_ms=self._most_age_ms)
+        self._names = names_of(self._path)
+        return writer
 
     def _begin_anew(self, why: str) -> None:
         aside = set_aside(self._path)
