@@ -38,7 +38,14 @@ from dgpu.journal.snapshot import (
 from dgpu.service.forecaster import Forecaster
 from dgpu.service.foresight import answer
 from dgpu.service.history import HISTORY_NAME
-from dgpu.service.history_writer import MOST_TASKS, HistoryUnusable, HistoryWriter, remove_history
+from dgpu.service.history_writer import (
+    MOST_TASKS,
+    HistoryUnusable,
+    HistoryWriter,
+    begin_again,
+    end_making,
+    is_being_made,
+)
 from dgpu.service.telemetry.file import TELEMETRY_NAME
 from dgpu.service.telemetry.store import TelemetryStore
 from dgpu.service.telemetry.tiers import Batch
@@ -77,6 +84,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     stop: bool = False
     final_snapshot: bool = False
     ask: Ask | None = None
+    remake_history: bool = False  # who reads it found it damaged
     samples: Batch | None = None  # of all cards; goes to the telemetry file, which no replay touches
 
 
@@ -91,6 +99,7 @@ class Follower:
         self._snapshot_index = 0
         self._snapshot_due_s = time.monotonic() + settings.snapshot_interval_ms / 1000
         self._commit_due_s = 0.0
+        self._history_path = directory / HISTORY_NAME
         self._history = self._open_history()
         self._forecaster = Forecaster(directory)
         self._telemetry = TelemetryStore(
@@ -100,6 +109,7 @@ class Follower:
             say=lambda text: say({"error": text}),
         )
         base = self._choose_base()
+        self._making = is_being_made(self._history_path)
         self._state = base.state
         self._epoch = base.epoch
         self._index = base.index  # of the last group applied
@@ -157,6 +167,7 @@ class Follower:
         if self._unsaved and not self._commit():
             return
         self.say_seen()
+        self._end_making()
         if time.monotonic() >= self._snapshot_due_s and self._index > self._snapshot_index:
             self.snapshot()
         elif self._index >= self._committed and self._forecaster.is_due(self._index, time.monotonic()):
@@ -229,13 +240,13 @@ class Follower:
     # beginning
 
     def _open_history(self) -> HistoryWriter:
-        path = self._directory / HISTORY_NAME
+        path = self._history_path
         limits = {"most_tasks": self._settings.history_tasks, "most_age_ms": self._settings.history_age_ms}
         try:
             return HistoryWriter(path, **limits)  # type: ignore[arg-type]
         except HistoryUnusable as error:
             self._say({"note": f"{error}; the history is made again"})
-            remove_history(path)
+            begin_again(path)
             return HistoryWriter(path, **limits)  # type: ignore[arg-type]
 
     def _choose_base(self) -> Snapshot:
@@ -250,7 +261,7 @@ class Follower:
     def _begin_anew(self) -> Snapshot:
         base = earliest_state(self._directory)
         self._history.close()
-        remove_history(self._directory / HISTORY_NAME)
+        begin_again(self._history_path)
         self._history = self._open_history()
         if base.index:
             self._history.seed(base.state, index=base.index)
@@ -261,6 +272,7 @@ class Follower:
 
     def _restart_history(self) -> None:
         base = self._begin_anew()
+        self._making = True
         self._state, self._epoch, self._index = base.state, base.epoch, base.index
         self._read_archive()
         self._tail = JournalTail(self._directory, after_index=self._index)
@@ -287,6 +299,13 @@ class Follower:
             if group.index > self._history.index:
                 self._history.note(event, self._state, index=group.index, position=position)
         self._index, self._epoch = group.index, group.epoch
+
+    def _end_making(self) -> None:
+        """A history that was begun anew is read from when it has everything."""
+        if self._making and self._told and self._index >= self._committed:
+            end_making(self._history_path)
+            self._making = False
+            self._say({"note": f"the history is complete again, up to group {self._index}"})
 
     def _commit(self) -> bool:
         if time.monotonic() < self._commit_due_s:
@@ -319,7 +338,7 @@ def main(arguments: list[str]) -> int:
         say({"error": str(error)})
         return 1
     except sqlite3.DatabaseError as error:
-        remove_history(directory / HISTORY_NAME)
+        begin_again(directory / HISTORY_NAME)
         say({"error": f"the history is damaged and will be made again: {error}"})
         return 1
     return 0
@@ -351,6 +370,8 @@ def _serve(follower: Follower) -> None:
             *lines, unread = (unread + received).split(b"\n")
             for line in lines:
                 order = msgspec.json.decode(line, type=Order)
+                if order.remake_history:
+                    raise sqlite3.DatabaseError("damage was met in reading it")
                 if order.committed is not None:
                     follower.commit_seen(order.committed)
                 if order.stop:

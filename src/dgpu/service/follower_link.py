@@ -24,6 +24,7 @@ _FIRST_DELAY_S = 0.5
 _MOST_DELAY_S = 30.0
 _HEALTHY_S = 60.0  # who lived that long starts again without delay
 _STOP_PATIENCE_S = 60.0
+_REMAKE_EVERY_S = 60.0  # on a disk that spoils what is written, making it again must not become a loop
 _MOST_TEXT = 1_000
 _MOST_LINE_BYTES = 32 << 20
 _MOST_ASKED = 64  # at once
@@ -79,6 +80,7 @@ class FollowerLink:
         self.forecasts = Forecasts()
         self._asked: dict[int, asyncio.Future[bytes]] = {}
         self._next_ask = 0
+        self._remake_due_s = 0.0
 
     @property
     def _stopping(self) -> bool:
@@ -124,6 +126,15 @@ class FollowerLink:
             return
         if stdin.transport.get_write_buffer_size() <= _MOST_UNWRITTEN_BYTES:
             stdin.write(msgspec.json.encode({"samples": batch}) + b"\n")
+
+    def remake_history(self) -> None:
+        """Who reads it found it damaged. The follower may not: it writes, and has read those pages long ago."""
+        stdin = None if self._process is None else self._process.stdin
+        now_s = time.monotonic()
+        if stdin is None or stdin.is_closing() or now_s < self._remake_due_s:
+            return
+        self._remake_due_s = now_s + _REMAKE_EVERY_S
+        stdin.write(msgspec.json.encode({"remake_history": True}) + b"\n")
 
     async def stop(self, *, final_snapshot: bool = True) -> None:
         """Let it finish what is committed, and write a last snapshot. One that hangs is killed after a minute."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,6 +21,7 @@ from dgpu.core.task import Pool, Restart, TaskStatus
 
 HISTORY_NAME = "history.sqlite"
 HISTORY_VERSION = 1
+MAKING = ".making"  # a file beside the history: it is there, but does not hold everything yet
 MOST_ROWS = 1_000
 
 # Indexes of tasks cover the forgotten only: a task enters them once, when nothing about it changes any more.
@@ -155,14 +157,23 @@ class ForgottenPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryDamaged(Exception):  # noqa: N818 - it says what the file is
-    """Nothing is lost: the journal has it all, and the next start makes the file again."""
+    """Nothing is lost: the journal has it all, and the follower makes the file again."""
 
 
 class History:
-    """Reads, from any thread. A history that does not exist yet is empty."""
+    """Reads, from any thread. A history that does not exist yet is empty; one that is being made again is not read."""
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(
+        self,
+        path: Path | str,
+        on_damage: Callable[[], None] = lambda: None,
+        is_made: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`on_damage` is called from the thread that found it; `is_made` says that a missing one was there before."""
         self._path = Path(path)
+        self._on_damage = on_damage
+        self._is_made = is_made
+        self._making = self._path.with_name(self._path.name + MAKING)
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._inode = 0
@@ -185,8 +196,7 @@ class History:
     def forgotten_page(
         self, filters: TaskFilters, *, before_id: int | None, limit: int, live: bool = False
     ) -> ForgottenPage:
-        with self._lock:
-            connection = self._connect()
+        with self._reading() as connection:
             if connection is None:
                 return ForgottenPage(tasks=[], total=0, index=0)
             connection.execute("BEGIN")
@@ -197,7 +207,8 @@ class History:
                     total=self.count_tasks(filters),
                 )
             finally:
-                connection.execute("COMMIT")
+                if self._connection is connection:  # a damaged one is closed by now
+                    connection.execute("COMMIT")
 
     def search(
         self, filters: TaskFilters, search: Search, *, edge: int | None, limit: int, most: int, oldest: bool
@@ -250,6 +261,10 @@ class History:
         with self._lock:
             self._disconnect()
 
+    def another(self) -> History:
+        """With a connection of its own."""
+        return History(self._path, self._on_damage, self._is_made)
+
     @property
     def path(self) -> Path:
         return self._path
@@ -259,22 +274,31 @@ class History:
         return self._rows(query, values)
 
     def _rows(self, query: str, values: tuple[Any, ...] | dict[str, Any]) -> list[sqlite3.Row]:
+        with self._reading() as connection:
+            return [] if connection is None else connection.execute(query, values).fetchall()
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection | None]:
         with self._lock:
             try:
-                connection = self._connect()
-                return [] if connection is None else connection.execute(query, values).fetchall()
-            except sqlite3.OperationalError:
-                raise  # busy, or out of memory: nothing is wrong with the file
+                yield self._connect()
             except sqlite3.DatabaseError as error:
+                if type(error) is not sqlite3.DatabaseError:
+                    raise  # busy, out of memory, a bug of ours: nothing is wrong with the file
                 self._disconnect()
+                self._on_damage()
                 raise HistoryDamaged(str(error)) from error
 
     def _connect(self) -> sqlite3.Connection | None:
         """A rebuilt history is another file under the same name: follow the name."""
+        self._refuse_unfinished()
         try:
             inode = self._path.stat().st_ino
         except FileNotFoundError:
             self._disconnect()
+            self._refuse_unfinished()
+            if self._inode or self._is_made():
+                raise sqlite3.DatabaseError("it was deleted") from None
             return None
         if self._connection is not None and inode == self._inode:
             return self._connection
@@ -288,7 +312,16 @@ class History:
                 self._connection, self._inode = connection, inode
                 return connection
             connection.close()
+        self._refuse_unfinished()
+        if self._inode or self._is_made():
+            raise sqlite3.DatabaseError("it is empty")
         return None
+
+    def _refuse_unfinished(self) -> None:
+        """What is missing in it would be taken for what never was."""
+        if self._making.exists():
+            self._disconnect()
+            raise HistoryDamaged("it is being made again")
 
     def _disconnect(self) -> None:
         if self._connection is not None:

@@ -14,7 +14,7 @@ from dgpu.journal.lock import FolderLock
 from dgpu.journal.segments import StoredGroups, chain
 from dgpu.service.follower import LOCK_NAME
 from dgpu.service.history import HISTORY_NAME
-from dgpu.service.history_writer import MOST_TASKS, HistoryWriter, remove_history
+from dgpu.service.history_writer import MOST_TASKS, HistoryWriter, end_making, remove_history
 
 _MOST_ROWS = 50_000
 _FOLLOWER_PATIENCE_S = 30
@@ -72,6 +72,7 @@ def _rebuild(directory: Path, report: Callable[[str], None], most_tasks: int) ->
     target = directory / HISTORY_NAME
     remove_history(target)
     new.replace(target)
+    end_making(target)
     sync_folder(directory)
     report(f"The history is complete up to group {index}, {_time(state.last_at)}.")
 

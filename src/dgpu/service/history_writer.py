@@ -16,7 +16,7 @@ from dgpu.core.events import Event
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Shape, Task, TaskDetail
 from dgpu.journal.durable import PRIVATE_FILE
-from dgpu.service.history import HISTORY_VERSION, SCHEMA_SQL, TIMES_SQL
+from dgpu.service.history import HISTORY_VERSION, MAKING, SCHEMA_SQL, TIMES_SQL
 from dgpu.service.views_events import gang_facts, named_tasks, shared_facts
 
 MOST_TASKS = 1_000_000
@@ -93,7 +93,9 @@ class HistoryWriter:
     def __init__(self, path: Path, *, most_tasks: int = MOST_TASKS, most_age_ms: int | None = None) -> None:
         self._most_tasks = most_tasks
         self._most_age_ms = most_age_ms
+        self._path = path
         self._connection = _open(path)
+        self._inode = path.stat().st_ino
         self.index = self._meta("index")
         self._tasks = int(self._connection.execute("SELECT count(*) FROM tasks").fetchone()[0])
         self._clear()
@@ -137,6 +139,8 @@ class HistoryWriter:
 
     def commit(self, index: int) -> None:
         """Raises sqlite3.Error; then nothing was written and everything is still collected."""
+        if not self._is_in_place():
+            raise sqlite3.DatabaseError("it was deleted or replaced")
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -176,6 +180,13 @@ class HistoryWriter:
 
     def close(self) -> None:
         self._connection.close()
+
+    def _is_in_place(self) -> bool:
+        """SQLite goes on with a file that has lost its name, and says nothing."""
+        try:
+            return self._path.stat().st_ino == self._inode
+        except FileNotFoundError:
+            return False
 
     def _clear(self) -> None:
         self._new: dict[int, int] = {}  # task id → index of its submit
@@ -279,6 +290,24 @@ def remove_history(path: Path) -> None:
     """The main file first: without it the others mean nothing, while an old log beside a new file would spoil it."""
     for suffix in ("", "-wal", "-shm", "-journal"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def begin_again(path: Path) -> None:
+    """Nobody reads it until `end_making`."""
+    os.close(os.open(_making(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE))
+    remove_history(path)
+
+
+def is_being_made(path: Path) -> bool:
+    return _making(path).exists()
+
+
+def end_making(path: Path) -> None:
+    _making(path).unlink(missing_ok=True)
+
+
+def _making(path: Path) -> Path:
+    return path.with_name(path.name + MAKING)
 
 
 def _open(path: Path) -> sqlite3.Connection:

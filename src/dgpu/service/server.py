@@ -197,7 +197,12 @@ async def _http(
         clock=time.monotonic,
         hosts=frozenset(options.allowed_hosts),
     )
-    history = History(options.data_dir / "history.sqlite")
+    loop = asyncio.get_running_loop()
+    history = History(
+        options.data_dir / "history.sqlite",
+        lambda: _tell_of_damage(loop, follower),
+        lambda: follower.seen_index > 0,
+    )
     app = create_app(
         runtime,
         views,
@@ -215,6 +220,11 @@ async def _http(
     finally:
         await server.stop()
         history.close()
+
+
+def _tell_of_damage(loop: asyncio.AbstractEventLoop, follower: FollowerLink) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: the next start sees to it
+        loop.call_soon_threadsafe(follower.remake_history)
 
 
 async def _watch_history(follower: FollowerLink, runtime: Runtime) -> None:

@@ -53,12 +53,25 @@ class Served:
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.load(answer)
 
+    def try_to_ask(self, path: str) -> tuple[int, Any]:
+        try:
+            return 200, self.ask(path)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
     def end(self, number: int) -> int:
         self.process.send_signal(number)
         code = self.process.wait(60)
         assert self.process.stderr is not None
         self.process.stderr.close()
         return code
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """For ever: the test's own limit ends it."""
+    while not condition():
+        time.sleep(0.2)
 
 
 @pytest.fixture
@@ -136,3 +149,41 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         )
     assert done.returncode != 0
     assert f"cannot listen on 127.0.0.1:{port} for HTTP" in done.stderr
+
+
+def _overwritten(history: Path) -> None:
+    for file in (history, history.with_name(f"{history.name}-wal")):
+        with file.open("r+b") as content:
+            content.write(b"\xa5" * file.stat().st_size)
+
+
+def _replaced(history: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        history.with_name(history.name + suffix).unlink()
+    history.write_bytes(b"garbage" * 1_000)
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, _replaced, _overwritten])
+def test_a_history_that_is_damaged_while_running_is_made_again_and_reports_come_back(
+    start: Callable[[], Served], tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    served = start()
+    served.ask("/api/v1/tasks/batch", {"task": {"command": "true"}, "count": 40})
+    served.ask("/api/v1/tasks/cancel", {"status": "pending"})
+    wait_until(lambda: served.ask("/ready")["history_lag"] == 0)
+    harm(tmp_path / "state" / "history.sqlite")
+    answers: list[tuple[int, Any]] = []
+
+    def report_is_back() -> bool:
+        minutes = 60 + len(answers)  # the same question would be answered from memory
+        answers.append(served.try_to_ask(f"/api/v1/history/usage?since={minutes}m"))
+        return answers[-1][0] == 200
+
+    wait_until(report_is_back)
+    refusals = [body for status, body in answers if status != 200]
+    assert {(body["status"], body["code"]) for body in refusals} == {(503, "history_damaged")}
+    assert "being made again" in refusals[0]["detail"]
+    assert answers[-1][1]["total"]["cancelled"] == 40
+    assert served.ask("/api/v1/tasks?limit=1")["total"] == 40
+    served.ask("/api/v1/tasks", {"command": "true"})
+    wait_until(lambda: served.ask("/ready")["history_lag"] == 0)

@@ -11,9 +11,9 @@ from dgpu.journal.file import FileJournal
 from dgpu.journal.segments import archived_segments, live_segments
 from dgpu.journal.snapshot import load_newest, load_snapshot
 from dgpu.service.follower import Follower, FollowerSettings
-from dgpu.service.history import HISTORY_NAME, History, TaskFilters
+from dgpu.service.history import HISTORY_NAME, History, HistoryDamaged, TaskFilters
 from dgpu.service.history_rebuild import rebuild_history
-from dgpu.service.history_writer import remove_history
+from dgpu.service.history_writer import begin_again, remove_history
 from unit.journal.samples import append_groups, busy_cluster, write_journal
 
 EAGER = FollowerSettings(snapshot_interval_ms=0)
@@ -179,3 +179,34 @@ def test_a_directory_without_a_single_group_is_fine(tmp_path) -> None:
     assert not (directory / "snapshot.json").exists()
     append_groups(journal, busy_cluster(steps=5).groups)
     journal.close()
+
+
+def test_a_history_that_is_being_made_again_is_not_read_before_it_has_everything(tmp_path, cluster) -> None:
+    """What is missing in it would be taken for what never was."""
+    follow(tmp_path, len(cluster.groups))
+    before = rows(tmp_path)
+    begin_again(tmp_path / HISTORY_NAME)
+    follower = Follower(tmp_path, EAGER, lambda _: None)
+    history = History(tmp_path / HISTORY_NAME)
+    with pytest.raises(HistoryDamaged, match="made again"):
+        history.reach()
+    follower.commit_seen(len(cluster.groups))
+    follower.finish(final_snapshot=False)
+    follower.close()
+    assert history.reach().index == len(cluster.groups)
+    history.close()
+    assert rows(tmp_path) == before
+
+
+def test_a_list_of_a_damaged_history_says_that_it_is_damaged(tmp_path, cluster) -> None:
+    follow(tmp_path, len(cluster.groups))
+    found: list[str] = []
+    history = History(tmp_path / HISTORY_NAME, lambda: found.append("damage"))
+    assert history.forgotten_page(TaskFilters(), before_id=None, limit=5).index == len(cluster.groups)
+    history.close()
+    with (tmp_path / HISTORY_NAME).open("r+b") as file:  # the head is sound, the tables are not
+        file.seek(4_096)
+        file.write(b"\xff" * ((tmp_path / HISTORY_NAME).stat().st_size - 4_096))
+    with pytest.raises(HistoryDamaged):
+        history.forgotten_page(TaskFilters(), before_id=None, limit=5)
+    assert found == ["damage"]

@@ -200,9 +200,7 @@ def problem_for(error: BaseException, request_id: str) -> tuple[Problem, dict[st
         return error.problem, {**_headers_of(error.problem), **error.headers}
     if isinstance(error, HistoryDamaged):
         _log.error("history_damaged", request_id=request_id, error=str(error))
-        detail = (
-            "The history file is damaged. Tasks are safe in the journal; the next start makes the file again."
-        )
+        detail = "The history file was damaged and is being made again from the journal. Tasks are safe. Try again soon."
         problem = Problem(status=503, title="Not available now", code="history_damaged", detail=detail)
         return problem, _headers_of(problem)
     _log.error("request_failed", request_id=request_id, error=type(error).__name__, exc_info=error)

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from dgpu.service.history import History
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.listing import query_value
 from dgpu.service.telemetry.file import TELEMETRY_NAME
@@ -42,7 +41,7 @@ class Past:
     """One for each service. Has connections of its own: a long report must not hold up the list of tasks."""
 
     def __init__(self, rest: Backend) -> None:
-        self.history = History(rest.history.path)
+        self.history = rest.history.another()
         self.telemetry = Telemetry(rest.history.path.with_name(TELEMETRY_NAME))
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._waiting = 0
