@@ -9,36 +9,23 @@ Every key can be overridden by the environment: DGPU__SECTION__KEY, numbers and 
 
 from __future__ import annotations
 
-import difflib
-import enum
-import math
+import itertools
 import os
-import re
-import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 import yaml
 
 from dgpu.entry.config_checks import check_agent, check_scheduler
+from dgpu.entry.config_convert import Conversion, nearest, shown, unaffected
 from dgpu.entry.config_problem import Problem
 from dgpu.entry.config_types import AgentConfig, SchedulerConfig, Section
 
 PREFIX = "DGPU__"
 _MOST_BYTES = 1024 * 1024
-_SECRET = re.compile(r"token|password|secret|webhooks|notify", re.IGNORECASE)  # an address may hold a key
-_CONVERT_ERROR = re.compile(r"(?P<what>.*?)(?: - at `(?P<where>.*)`)?", re.DOTALL)
-_TYPE_WORDS = {
-    "float": "a number",
-    "int": "a whole number",
-    "bool": "true or false",
-    "str": "a text",
-    "array": "a list",
-    "object": "a mapping",
-}
-_TYPE_NAME = re.compile(rf"`({'|'.join(_TYPE_WORDS)})`")
+_MOST_TOLD = 50
 
 _Config = TypeVar("_Config", bound=Section)
 
@@ -51,7 +38,10 @@ class ConfigError(Exception):
             f"  {problem.path}: {problem.text}" if problem.path else f"  {problem.text}"
             for problem in problems
         )
-        super().__init__("\n".join((f"{source}:", *lines)))
+        told = list(itertools.islice(lines, _MOST_TOLD))
+        if len(problems) > _MOST_TOLD:
+            told.append(f"  and {len(problems) - _MOST_TOLD} more")
+        super().__init__("\n".join((f"{source}:", *told)))
         self.problems = tuple(problems)
 
 
@@ -78,12 +68,13 @@ def _load(
     source = "environment" if path is None else str(path)
     written = {} if path is None else _read(path, source)
     if not isinstance(written, dict):
-        raise ConfigError(source, [Problem("", f"expected a mapping of sections, got {_shown('', written)}")])
+        raise ConfigError(source, [Problem("", f"expected a mapping of sections, got {shown('', written)}")])
     problems: list[Problem] = []
     origins = _override(kind, written, environ, problems)
-    config: _Config = _convert_section(kind, written, (), problems, origins)
-    if not problems:
-        problems.extend(check(config))
+    conversion = Conversion(origins)
+    config: _Config = conversion.struct(kind, written, "")
+    problems += conversion.problems
+    problems += unaffected(list(check(config)), problems)
     if problems:
         raise ConfigError(source, problems)
     return config
@@ -140,7 +131,7 @@ def _override(
             else:
                 problems.append(Problem(name, f"cannot be set: {parts[0]} in the file is not a mapping"))
         elif path not in all_keys:
-            problems.append(Problem(name, f"unknown key {path}{_nearest(path, all_keys)}"))
+            problems.append(Problem(name, f"unknown key {path}{nearest(path, all_keys)}"))
     return origins
 
 
@@ -165,52 +156,6 @@ def _put(tree: dict[str, Any], parts: tuple[str, ...], value: Any) -> bool:
     return True
 
 
-def _convert_section(
-    kind: type[Any], written: Any, parts: tuple[str, ...], problems: list[Problem], origins: Mapping[str, str]
-) -> Any:
-    path = ".".join(parts)
-    if written is None:  # a section whose keys are all commented out
-        return kind()
-    if not isinstance(written, dict):
-        problems.append(Problem(path, f"expected a mapping of keys, got {_shown(path, written)}"))
-        return kind()
-    hints = get_type_hints(kind, include_extras=True)
-    values: dict[str, Any] = {}
-    for key, value in written.items():
-        key_path = ".".join((*parts, str(key)))
-        hint = hints.get(key)
-        if hint is None:
-            problems.append(Problem(key_path, f"unknown key{_nearest(str(key), hints)}"))
-        elif _is_section(hint):
-            values[key] = _convert_section(hint, value, (*parts, key), problems, origins)
-        else:
-            problem, values[key] = _convert_value(hint, value, key_path)
-            if problem is not None:
-                came_from = f" (from {origins[key_path]})" if key_path in origins else ""
-                problems.append(Problem(problem.path, problem.text + came_from))
-    return kind(**values) if not problems else kind()
-
-
-def _convert_value(hint: Any, value: Any, path: str) -> tuple[Problem | None, Any]:
-    if isinstance(value, float) and not math.isfinite(value):
-        return Problem(path, f"expected a finite number, got {value}"), None
-    try:
-        return None, msgspec.convert(value, hint)
-    except (msgspec.ValidationError, RecursionError) as error:
-        match = _CONVERT_ERROR.fullmatch(str(error))
-        what, where = (match["what"], match["where"]) if match else (str(error), None)
-        at = path + (where or "").removeprefix("$")
-        return Problem(at, f"{_expected(hint, what)}, got {_shown(path, value)}"), None
-
-
-def _expected(hint: Any, what: str) -> str:
-    words = [str(word) for word in (hint if isinstance(hint, enum.EnumType) else get_args(hint))]
-    if isinstance(hint, enum.EnumType) or get_origin(hint) is Literal:
-        return f"expected one of {', '.join(words)}"
-    text = what.split(", got ", maxsplit=1)[0].rstrip(".")
-    return _TYPE_NAME.sub(lambda match: _TYPE_WORDS[match[1]], f"{text[:1].lower()}{text[1:]}")
-
-
 def _keys(section: Section, parts: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
     for name in section.__struct_fields__:
         value = getattr(section, name)
@@ -225,27 +170,6 @@ def _type_at(kind: type[Any], parts: tuple[str, ...]) -> Any:
     for part in parts:
         hint = get_type_hints(hint)[part]
     return hint
-
-
-def _is_section(hint: Any) -> bool:
-    return isinstance(hint, type) and issubclass(hint, Section)
-
-
-def _nearest(key: str, known: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(key, list(known), n=1, cutoff=0.6)
-    return (
-        f"; did you mean {close[0]}?"
-        if close
-        else f"; known are {', '.join(known)}"
-        if len(known) <= 20
-        else ""
-    )
-
-
-def _shown(path: str, value: Any) -> str:
-    if _SECRET.search(path):
-        return f"a value of type {type(value).__name__}"
-    return f"{reprlib.repr(value)} ({type(value).__name__})"
 
 
 def _first_line(error: Exception) -> str:

@@ -101,7 +101,7 @@ def test_an_address_may_come_from_the_environment(tmp_path, monkeypatch):
             "webhooks: [{url: 7, secret: Geheim}]",
             "alerts.webhooks[0].url: expected a text, got a value of type",
         ),
-        ("webhooks: [{url: 'http://Geheim/', colour: 1}]", "alerts.webhooks[0]: "),
+        ("webhooks: [{url: 'http://Geheim/', colour: 1}]", "alerts.webhooks[0].colour: unknown key"),
         ("webhooks: {url: 'http://Geheim/'}", "alerts.webhooks: expected a list"),
         (
             "webhooks: [{url: 'http://h/', secret: a, secret_env: b}]",

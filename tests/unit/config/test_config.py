@@ -133,7 +133,7 @@ def test_an_unknown_key_is_named_with_its_path_and_the_nearest_known_one(tmp_pat
             "storage.journal_retention.days: expected a number, got 'many'",
         ),
         ("server: 7", "server: expected a mapping of keys, got 7 (int)"),
-        ("server: {allowed_hosts: [1]}", "server.allowed_hosts[0]: expected a text, got [1] (list)"),
+        ("server: {allowed_hosts: [1]}", "server.allowed_hosts[0]: expected a text, got 1 (int)"),
         ("- 1", "expected a mapping of sections, got [1] (list)"),
         ("server: {http_address: nowhere}", "server.http_address: expected host:port, got 'nowhere'"),
         ("server: {http_address: '127.0.0.1:99999'}", "server.http_address: expected host:port"),
@@ -162,6 +162,58 @@ def test_a_wrong_value_is_told_with_its_path_and_what_was_expected(
 def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
     text = refusal(scheduler, tmp_path, "server: {http_address: 1, x: 2}\nscheduler: {role: boss}\n")
     assert len(text.splitlines()) == 4
+
+
+def test_all_that_is_wrong_in_lists_is_told_at_once_each_with_its_place_and_value(tmp_path: Path) -> None:
+    told = refusal(
+        scheduler,
+        tmp_path,
+        """
+server: {allowed_hosts: [good, 7, [x]]}
+tenants: [{id: a, weight: 0, pools: [fast]}, 3, {id: a b}, {id: ok}, {id: ok}]
+scheduler: {estimates: {factors: {optimization: big, stability: 1.5}, models: {x: -1}}}
+alerts: {webhooks: [{url: 7, colour: red}, {}], rules: {gpu_error: {severity: bad, enabled: 7}}}
+quota: {online_percent: 0.6}
+""",
+    )
+    for line in (
+        "server.allowed_hosts[1]: expected a text, got 7 (int)",
+        "server.allowed_hosts[2]: expected a text, got ['x'] (list)",
+        "tenants[0].weight: expected a number from 0.001 to 1000",
+        "tenants[0].pools: expected online or batch",
+        "tenants[1]: expected a mapping, got 3 (int)",
+        "tenants[2].id: expected 1 to 64 letters",
+        "tenants[4].id: 'ok' is listed twice",
+        "scheduler.estimates.factors.optimization: expected a number, got 'big' (str)",
+        "scheduler.estimates.models.x: expected a whole number >= 0, got -1 (int)",
+        "alerts.webhooks[0].url: expected a text, got a value of type int",
+        "alerts.webhooks[0].colour: unknown key; known are name, url,",
+        "alerts.webhooks[1].url: expected one of url, url_file, url_env, got 0 of them",
+        "alerts.rules.gpu_error.severity: expected one of critical, warning, info, got 'bad' (str)",
+        "alerts.rules.gpu_error.enabled: expected true or false, got 7 (int)",
+        "quota.batch_percent: is 0.3; with quota.online_percent (0.6) it must add up to 1",
+    ):
+        assert f"  {line}" in told
+    assert len(told.splitlines()) == 16
+
+
+def test_what_only_follows_from_another_mistake_is_not_told(tmp_path: Path) -> None:
+    text = "server: {http_address: ':8080'}\nauth: {mode: nnone}\nquota: {online_percent: 2}\n"
+    assert refusal(scheduler, tmp_path, text).splitlines()[1:] == [
+        "  auth.mode: expected one of local, none, token, got 'nnone' (str)",
+        "  quota.online_percent: expected a number <= 1.0, got 2 (int)",
+    ]
+    listed = "gpu: {detection_method: simulated, simulated: [{count: 2}, {model: 7}], gpu_ids: [1.5]}"
+    assert refusal(agent, tmp_path, listed).splitlines()[1:] == [
+        "  gpu.simulated[0].model: is missing",
+        "  gpu.simulated[1].model: expected a text, got 7 (int)",
+        "  gpu.gpu_ids[0]: expected a whole number or a text, got 1.5 (float)",
+    ]
+
+
+def test_a_file_that_is_wrong_from_end_to_end_does_not_flood_the_terminal(tmp_path: Path) -> None:
+    text = refusal(scheduler, tmp_path, f"server: {{allowed_hosts: {list(range(1_000))}}}")
+    assert text.splitlines()[-1] == "  and 950 more"
 
 
 @pytest.mark.parametrize(
@@ -336,7 +388,7 @@ def test_simulated_cards_are_a_list_or_a_short_text(tmp_path: Path) -> None:
     [
         (
             "gpu: {simulated: [{model: V100, cuont: 4}]}",
-            "gpu.simulated[0]: object contains unknown field `cuont`",
+            "gpu.simulated[0].cuont: unknown key; did you mean count?",
         ),
         ("gpu: {detection_method: simulated}", "gpu.simulated: expected at least one card"),
         (
