@@ -6,10 +6,11 @@ import typer
 
 from dgpu.cli.arguments import parse_duration
 from dgpu.cli.connection import builtins, connect
+from dgpu.cli.each import each_of, one_or_list, remove_each
 from dgpu.cli.failures import ExitCode, note
 from dgpu.cli.flags import Flags, flags_of
 from dgpu.cli.formats import clock, duration, plural, since
-from dgpu.cli.output import Column, Row, print_document, print_rows, repeat
+from dgpu.cli.output import Column, Row, print_rows, repeat
 
 app = typer.Typer(add_completion=False)
 
@@ -108,8 +109,11 @@ def ack(
     """Say that somebody looks after it: no reminder is sent any more."""
     flags = flags_of(ctx)
     client = connect(flags)
-    answers = [builtins(client.acknowledge_alert(each, comment=comment)) for each in ids]
-    print_rows(answers[0] if len(answers) == 1 else answers, answers, COLUMNS, "id", flags)
+    answers, failure = each_of(ids, lambda name: builtins(client.acknowledge_alert(name, comment=comment)))
+    if answers:
+        print_rows(one_or_list(ids, answers), answers, COLUMNS, "id", flags)
+    if failure is not None:
+        raise failure
 
 
 @app.command()
@@ -147,12 +151,7 @@ def unsilence(
     """End silences before their time."""
     flags = flags_of(ctx)
     client = connect(flags)
-    for each in ids:
-        client.remove_silence(each)
-        if flags.is_table or flags.output == "name":
-            typer.echo(each)
-    if not flags.is_table and flags.output != "name":
-        print_document({"removed": ids}, flags)
+    remove_each(ids, client.remove_silence, flags)
 
 
 @app.command()

@@ -6,7 +6,7 @@ import typer
 
 from dgpu.cli.arguments import parse_ids
 from dgpu.cli.connection import connect
-from dgpu.cli.failures import note
+from dgpu.cli.failures import CliFailure, ExitCode, note, translated
 from dgpu.cli.flags import flags_of
 from dgpu.cli.formats import plural
 from dgpu.cli.output import print_document
@@ -53,7 +53,7 @@ def cancel(
         raise typer.BadParameter(f"{status!r} is neither pending nor running", param_hint="--status")
     client = connect(flags)
     names = parse_ids(ids or ())
-    number = _cancel_all(client, tenant, status) if everything else client.cancel(*names)
+    number = _cancel_all(client, tenant, status) if everything else _cancel_named(client, names)
     if flags.output in {"json", "yaml"}:
         print_document({"cancelled": number}, flags)
         return
@@ -64,6 +64,19 @@ def cancel(
         note(
             f"{plural(number, 'task')} cancelled." + (" The others were over." if number < len(names) else "")
         )
+
+
+def _cancel_named(client: Client, names: list[str]) -> int:
+    """All or none: the scheduler takes them as one order."""
+    try:
+        return client.cancel(*names)
+    except Exception as error:
+        failure = translated(error)
+        if failure is None or failure.exit_code != ExitCode.NOT_FOUND or len(names) == 1:
+            raise
+        raise CliFailure(
+            f"{failure.message}\nNone of the others was cancelled.", failure.exit_code
+        ) from error
 
 
 def _cancel_all(client: Client, tenant: str | None, status: str | None) -> int:

@@ -9,6 +9,7 @@ import typer
 
 from dgpu.cli.arguments import parse_ids
 from dgpu.cli.connection import builtins
+from dgpu.cli.each import each_of, one_or_list
 from dgpu.cli.failures import note
 from dgpu.cli.output import print_document
 
@@ -23,11 +24,18 @@ Array = Annotated[
 
 
 def change_tasks(ids: Sequence[str], flags: Flags, change: Callable[[str], TaskAnswer]) -> None:
-    answers = [change(task_id) for task_id in parse_ids(ids)]
+    names = parse_ids(ids)
+    answers, failure = each_of(names, change)
+    if answers:
+        _print(names, answers, flags)
+    if failure is not None:
+        raise failure
+
+
+def _print(names: Sequence[str], answers: list[TaskAnswer], flags: Flags) -> None:
     if not flags.is_table and flags.output != "name":
-        documents = [builtins(answer) for answer in answers]
-        print_document(documents[0] if len(documents) == 1 else documents, flags)
+        print_document(one_or_list(names, [builtins(answer) for answer in answers]), flags)
         return
     typer.echo("\n".join(answer.task_id for answer in answers))
-    if flags.is_table and len(answers) == 1 and answers[0].waiting:
+    if flags.is_table and len(names) == 1 and answers[0].waiting:
         note(f"It waits: {answers[0].waiting}")

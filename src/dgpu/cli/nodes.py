@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from dgpu.cli.connection import builtins, connect
+from dgpu.cli.each import each_of, one_or_list, remove_each
 from dgpu.cli.effect import print_effect
 from dgpu.cli.failures import CliFailure, ExitCode, note
 from dgpu.cli.flags import Flags, flags_of
@@ -82,11 +83,15 @@ def drain(
         if len(names) > 1:
             raise typer.BadParameter("--dry-run looks at one node at a time")
         return print_effect(builtins(client.whatif({"drain": _checked(names[0])})), flags)
-    answers = [builtins(client.drain(_checked(name), reason=reason)) for name in names]
-    _print(answers, flags)
+    for name in names:
+        _checked(name)
+    answers, failure = each_of(names, lambda name: builtins(client.drain(name, reason=reason)))
+    _print(names, answers, flags)
     for node in answers:
         left = f"{listed(node['tasks'])} still running there" if node["tasks"] else "nothing runs there"
         note(f"{node['id']} takes no new tasks; {left}. Back to work: dgpu nodes resume {node['id']}")
+    if failure is not None:
+        raise failure
     return 0
 
 
@@ -95,7 +100,12 @@ def resume(ctx: typer.Context, names: Names) -> None:
     """Put a drained node back to work."""
     flags = flags_of(ctx)
     client = connect(flags)
-    _print([builtins(client.resume(_checked(name))) for name in names], flags)
+    for name in names:
+        _checked(name)
+    answers, failure = each_of(names, lambda name: builtins(client.resume(name)))
+    _print(names, answers, flags)
+    if failure is not None:
+        raise failure
 
 
 @app.command()
@@ -115,7 +125,10 @@ def lost(
         _checked(name)
     if not yes:
         _ask(f"Are all processes on {', '.join(names)} certainly gone? Otherwise tasks may run twice.")
-    _print([builtins(client.give_up(name, reason=reason)) for name in names], flags)
+    answers, failure = each_of(names, lambda name: builtins(client.give_up(name, reason=reason)))
+    _print(names, answers, flags)
+    if failure is not None:
+        raise failure
 
 
 @app.command()
@@ -124,17 +137,13 @@ def remove(ctx: typer.Context, names: Names) -> None:
     flags = flags_of(ctx)
     client = connect(flags)
     for name in names:
-        client.remove_node(_checked(name))
-        if flags.is_table or flags.output == "name":
-            typer.echo(name)
-    if not flags.is_table and flags.output != "name":
-        from dgpu.cli.output import print_document
-
-        print_document({"removed": names}, flags)
+        _checked(name)
+    remove_each(names, client.remove_node, flags)
 
 
-def _print(answers: list[dict[str, Any]], flags: Flags) -> None:
-    print_rows(answers[0] if len(answers) == 1 else answers, answers, COLUMNS, "id", flags)
+def _print(names: list[str], answers: list[dict[str, Any]], flags: Flags) -> None:
+    if answers:
+        print_rows(one_or_list(names, answers), answers, COLUMNS, "id", flags)
 
 
 def _checked(name: str) -> str:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 
 from dgpu.cli.arguments import parse_ids
 from dgpu.cli.changing import Ids
 from dgpu.cli.connection import builtins, connect
+from dgpu.cli.each import each_of, one_or_list
 from dgpu.cli.flags import flags_of
 from dgpu.cli.output import print_document
 
@@ -16,11 +19,17 @@ def retry(ctx: typer.Context, ids: Ids) -> None:
     """Submit tasks that are over once more, as new tasks: the same command, demands and environment."""
     flags = flags_of(ctx)
     client = connect(flags)
-    answers = []
-    for task_id in parse_ids(ids):  # each is told at once: one that is refused does not hide those before it
+    in_lines = flags.is_table or flags.output == "name"
+
+    def submit_again(task_id: str) -> Any:
         answer = client.retry(task_id)
-        answers.append(builtins(answer))
-        if flags.is_table or flags.output == "name":
-            typer.echo(answer.task_id)
-    if not flags.is_table and flags.output != "name":
-        print_document(answers[0] if len(answers) == 1 else answers, flags)
+        if in_lines:
+            typer.echo(answer.task_id)  # at once: whoever interrupts knows what was submitted
+        return builtins(answer)
+
+    names = parse_ids(ids)
+    answers, failure = each_of(names, submit_again)
+    if answers and not in_lines:
+        print_document(one_or_list(names, answers), flags)
+    if failure is not None:
+        raise failure

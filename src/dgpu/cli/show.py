@@ -6,8 +6,9 @@ import typer
 
 from dgpu.cli.arguments import command_text, parse_ids
 from dgpu.cli.connection import builtins, connect
+from dgpu.cli.each import each_of, one_or_list
 from dgpu.cli.failures import note
-from dgpu.cli.flags import flags_of
+from dgpu.cli.flags import Flags, flags_of
 from dgpu.cli.formats import between, clock, duration, limit, memory
 from dgpu.cli.output import print_document, print_fields
 from dgpu.cli.why import reservation
@@ -25,17 +26,25 @@ def show(
     """All about tasks: what was asked for, where it ran, how it ended."""
     flags = flags_of(ctx)
     client = connect(flags)
-    tasks: list[dict[str, Any]] = [builtins(client.get(task_id)) for task_id in parse_ids(ids)]
+    names = parse_ids(ids)
+    tasks, failure = each_of(names, lambda task_id: builtins(client.get(task_id)))
+    if tasks:
+        _print(names, tasks, flags)
+    if failure is not None:
+        raise failure
+
+
+def _print(names: list[str], tasks: list[dict[str, Any]], flags: Flags) -> None:
     if flags.output == "name":
         typer.echo("\n".join(task["task_id"] for task in tasks))
     elif not flags.is_table:
-        print_document(tasks[0] if len(tasks) == 1 else tasks, flags)
+        print_document(one_or_list(names, tasks), flags)
     else:
         for place, task in enumerate(tasks):
             if place:
                 typer.echo()
             print_fields(fields(task))
-        if len(tasks) == 1 and tasks[0]["status"] == "pending":
+        if len(names) == 1 and tasks[0]["status"] == "pending":
             note(f"All about the wait: dgpu why {tasks[0]['task_id'].removeprefix('task-')}")
 
 

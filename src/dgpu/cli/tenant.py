@@ -6,6 +6,7 @@ import typer
 
 from dgpu.cli.arguments import parse_memory_mb, parse_priority
 from dgpu.cli.connection import builtins, connect
+from dgpu.cli.each import remove_each
 from dgpu.cli.failures import note
 from dgpu.cli.flags import Flags, flags_of
 from dgpu.cli.formats import memory
@@ -133,12 +134,7 @@ def remove(ctx: typer.Context, names: Names) -> None:
     client = connect(flags)
     for name in names:
         _checked(name)
-    for name in names:
-        client.remove_tenant(name)
-        if flags.is_table or flags.output == "name":
-            typer.echo(name)
-    if not flags.is_table and flags.output != "name":
-        print_document({"removed": names}, flags)
+    remove_each(names, client.remove_tenant, flags)
 
 
 def _checked(name: str) -> str:

@@ -6,6 +6,7 @@ import typer
 
 from dgpu.cli.arguments import parse_ids
 from dgpu.cli.connection import builtins, connect
+from dgpu.cli.each import each_of, one_or_list
 from dgpu.cli.flags import flags_of
 from dgpu.cli.formats import clock, duration, listed, memory, one_line, plural, since
 from dgpu.cli.output import print_document
@@ -21,16 +22,25 @@ def why(
     """Why a task waits: every blocker with numbers, its place in the queue, and what would start it sooner."""
     flags = flags_of(ctx)
     client = connect(flags)
-    pages: list[dict[str, Any]] = []
-    for place, task_id in enumerate(parse_ids(ids)):
+    printed = 0
+
+    def explain(task_id: str) -> dict[str, Any]:
+        nonlocal printed
         answer: dict[str, Any] = builtins(client.why(task_id))
-        pages.append(answer)
         if flags.is_table:
-            typer.echo(("\n" if place else "") + "\n".join(page(answer, builtins(client.get(task_id)))))
-    if flags.output == "name":
-        typer.echo("\n".join(answer["task_id"] for answer in pages))
-    elif not flags.is_table:
-        print_document(pages[0] if len(pages) == 1 else pages, flags)
+            text = "\n".join(page(answer, builtins(client.get(task_id))))
+            typer.echo(f"\n{text}" if printed else text)
+            printed += 1
+        return answer
+
+    names = parse_ids(ids)
+    answers, failure = each_of(names, explain)
+    if answers and flags.output == "name":
+        typer.echo("\n".join(answer["task_id"] for answer in answers))
+    elif answers and not flags.is_table:
+        print_document(one_or_list(names, answers), flags)
+    if failure is not None:
+        raise failure
 
 
 def page(answer: dict[str, Any], task: dict[str, Any]) -> list[str]:

@@ -1,0 +1,66 @@
+"""Verbs that take several ids: one that fails hides neither what was done to those before it nor stops those behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, TypeVar
+
+import typer
+
+from dgpu.cli.failures import CliFailure, ExitCode, translated
+from dgpu.cli.formats import listed
+from dgpu.cli.output import print_document
+
+if TYPE_CHECKING:
+    from dgpu.cli.flags import Flags
+
+T = TypeVar("T")
+_FAIL_FOR_ALL = frozenset({ExitCode.UNREACHABLE, ExitCode.NOT_PERMITTED, ExitCode.TIMEOUT})
+
+
+def each_of(names: Iterable[str], work: Callable[[str], T]) -> tuple[list[T], CliFailure | None]:
+    """What was done, to be printed first; then what failed, to be raised: all of it, with the code of the first.
+
+    A scheduler that is gone or says no to the caller is not asked again for the others.
+    """
+    done: list[T] = []
+    failures: list[CliFailure] = []
+    left = list(names)
+    while left:
+        name = left.pop(0)
+        try:
+            done.append(work(name))
+        except Exception as error:
+            failure = translated(error)
+            if failure is None:
+                raise
+            failures.append(failure)
+            if failure.exit_code in _FAIL_FOR_ALL:
+                break
+    if not failures:
+        return done, None
+    texts = [failure.message for failure in failures]
+    if left:
+        texts.append(f"Not tried: {listed(left)}")
+    return done, CliFailure("\n".join(texts), failures[0].exit_code)
+
+
+def remove_each(names: Iterable[str], remove: Callable[[str], object], flags: Flags) -> None:
+    in_lines = flags.is_table or flags.output == "name"
+
+    def work(name: str) -> str:
+        remove(name)
+        if in_lines:
+            typer.echo(name)
+        return name
+
+    removed, failure = each_of(names, work)
+    if removed and not in_lines:
+        print_document({"removed": removed}, flags)
+    if failure is not None:
+        raise failure
+
+
+def one_or_list(names: Iterable[str], documents: list[T]) -> T | list[T]:
+    """For JSON: of several that were asked for a list, also if only one of them came back."""
+    return documents[0] if len(list(names)) == 1 else documents
