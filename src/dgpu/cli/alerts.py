@@ -60,6 +60,7 @@ SILENCES = (
     Column("UNTIL", lambda row: clock(row["until"])),
     Column("COMMENT", lambda row: str(row["comment"]), stretches=True),
 )
+HOLDS = Column("STATE", lambda row: "active" if row["active"] else "over")
 TARGETS = (
     Column("TARGET", lambda row: str(row["name"])),
     Column("KIND", lambda row: str(row["kind"])),
@@ -134,12 +135,15 @@ def silence(
 
 
 @app.command()
-def silences(ctx: typer.Context) -> None:
+def silences(
+    ctx: typer.Context,
+    every: Annotated[bool, typer.Option("--all", "-a", help="The last that are over, too.")] = False,
+) -> None:
     """Silences that hold now."""
     flags = flags_of(ctx)
-    rows = builtins(connect(flags).alert_silences())
-    print_rows({"silences": rows}, rows, SILENCES, "id", flags)
-    if flags.is_table and not rows:
+    rows = builtins(connect(flags).alert_silences(ended=every))
+    print_rows({"silences": rows}, rows, (*SILENCES, HOLDS) if every else SILENCES, "id", flags)
+    if flags.is_table and not any(row["active"] for row in rows):
         note("Nothing is silenced.")
 
 

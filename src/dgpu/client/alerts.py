@@ -46,8 +46,9 @@ def silenced(
     return Call(method="POST", path=f"{_ROOT}/silences", answer=alert_answers.SilenceAnswer, body=body)
 
 
-def silences() -> Call[alert_answers.SilenceList]:
-    return Call(method="GET", path=f"{_ROOT}/silences", answer=alert_answers.SilenceList)
+def silences(*, ended: bool) -> Call[alert_answers.SilenceList]:
+    query = "?ended=true" if ended else ""
+    return Call(method="GET", path=f"{_ROOT}/silences{query}", answer=alert_answers.SilenceList)
 
 
 def unsilenced(silence_id: str | int) -> Call[Removed]:
@@ -100,8 +101,9 @@ class AlertCalls(abc.ABC):
         """No message of this rule (`*`: of any), for so many seconds or until then (RFC 3339)."""
         return self._do(silenced(rule, subject, seconds, until, comment))
 
-    def alert_silences(self) -> Sequence[alert_answers.SilenceAnswer]:
-        return self._do(silences()).silences
+    def alert_silences(self, *, ended: bool = False) -> Sequence[alert_answers.SilenceAnswer]:
+        """Those that hold now; with `ended` the last that are over, too."""
+        return self._do(silences(ended=ended)).silences
 
     def remove_silence(self, silence_id: str | int) -> None:
         self._do(unsilenced(silence_id))
@@ -142,8 +144,8 @@ class AsyncAlertCalls(abc.ABC):
     ) -> alert_answers.SilenceAnswer:
         return await self._do(silenced(rule, subject, seconds, until, comment))
 
-    async def alert_silences(self) -> Sequence[alert_answers.SilenceAnswer]:
-        return (await self._do(silences())).silences
+    async def alert_silences(self, *, ended: bool = False) -> Sequence[alert_answers.SilenceAnswer]:
+        return (await self._do(silences(ended=ended))).silences
 
     async def remove_silence(self, silence_id: str | int) -> None:
         await self._do(unsilenced(silence_id))

@@ -44,6 +44,7 @@ class SilenceAnswer(Answer, frozen=True, kw_only=True):
     created_at: str
     until: str
     comment: str = ""
+    active: bool = True  # False: it is over
 
 
 class SilenceList(Answer, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from dgpu.client import AsyncClient, BadRequest, Client, NotFound, Refused
 from dgpu.core.commands import LoseNode
 from dgpu.core.ids import NodeId
 from dgpu.service.alerts.options import AlertOptions
+from dgpu.service.alerts.store import AlertStore
 from dgpu.service.alerts.values import AlertTimes, MachineOptions
 from rest_world import RestWorld
 
@@ -20,6 +21,7 @@ ROOT = "/api/v1/alerts"
 QUICK = AlertOptions(
     interval_ms=50, machine=MachineOptions(times=AlertTimes(resolve_after_ms=50, group_wait_ms=50))
 )
+SELDOM = AlertOptions(interval_ms=3_600_000)
 
 
 @pytest.fixture
@@ -86,6 +88,86 @@ def test_a_silence_is_made_seen_and_ended(fired):
     assert fired.ask("DELETE", f"{ROOT}/silences/{made.body['id']}").status == 200
     assert fired.ask("GET", f"{ROOT}/alert-1").body["silenced_until"] is None
     assert fired.ask("DELETE", f"{ROOT}/silences/{made.body['id']}").status == 404
+
+
+def full_disk(world):
+    """The next file that is written for the alerts has no room: the kernel's own refusal."""
+    (world.folder / "alerts.json.tmp").symlink_to("/dev/full")
+
+
+def kept_after_a_restart(world):
+    return AlertStore(world.folder).load().alerts
+
+
+@pytest.fixture
+def quiet(tmp_path):
+    """Looks are made by hand, so that nobody else writes."""
+    with RestWorld(tmp_path, alerts=SELDOM) as running:
+        for name in ("n1", "n2"):
+            running.add_node(name)
+            running.execute(LoseNode(node_id=NodeId(name), reason="silent"))
+        running.run(running.alerts.look())
+        yield running
+
+
+def test_what_a_full_disk_cannot_keep_is_refused_and_not_done(quiet):
+    """A silence that a restart would forget lets the alarm ring at night for somebody who trusted in it."""
+    made = quiet.ask(
+        "POST", f"{ROOT}/silences", {"rule": "agent_offline", "subject": "n1", "seconds": 60}
+    ).body
+    asked = [
+        ("POST", f"{ROOT}/silences", {"rule": "*", "seconds": 60}),
+        ("POST", f"{ROOT}/alert-1/acknowledge", {"comment": "mine"}),
+        ("DELETE", f"{ROOT}/silences/{made['id']}", None),
+    ]
+    for method, path, body in asked:
+        full_disk(quiet)
+        refused = quiet.ask(method, path, body)
+        assert (refused.status, refused.body["code"]) == (507, "storage_full")
+        assert "was not done" in refused.body["detail"]
+    assert [each["id"] for each in quiet.ask("GET", f"{ROOT}/silences?ended=true").body["silences"]] == [
+        made["id"]
+    ]
+    assert quiet.ask("GET", f"{ROOT}/alert-1").body["acknowledged_at"] is None
+    for method, path, body in asked:  # there is room again
+        assert quiet.ask(method, path, body).status in {200, 201}
+    kept = kept_after_a_restart(quiet)
+    assert [each.rule for each in kept.silences] == ["*"]
+    assert [each.comment for each in kept.firing] == ["mine", ""]
+
+
+def test_a_disk_that_fails_otherwise_is_told_with_its_words(world):
+    (world.folder / "alerts.json.tmp").mkdir()
+    refused = world.ask("POST", f"{ROOT}/silences", {"rule": "*", "seconds": 60})
+    assert (refused.status, refused.body["code"]) == (503, "alerts_not_saved")
+    assert "Is a directory" in refused.body["detail"]
+    assert world.ask("GET", f"{ROOT}/silences").body["total"] == 0
+
+
+def test_only_silences_that_hold_are_listed_unless_all_are_asked_for(tmp_path):
+    """Also before the next look, which is when the machine ends them."""
+    with RestWorld(tmp_path, alerts=SELDOM) as world:
+        world.ask("POST", f"{ROOT}/silences", {"rule": "*", "seconds": 600})
+        world.ask("POST", f"{ROOT}/silences", {"rule": "gpu_error", "seconds": 1})
+        world.ask("POST", f"{ROOT}/silences", {"rule": "disk_full", "seconds": 600})
+        world.ask("DELETE", f"{ROOT}/silences/3")
+
+        def holding():
+            return [each["id"] for each in world.ask("GET", f"{ROOT}/silences").body["silences"]]
+
+        eventually(lambda: holding() == ["silence-1"])
+        every = world.ask("GET", f"{ROOT}/silences?ended=true").body["silences"]
+        assert {each["id"]: each["active"] for each in every} == {
+            "silence-1": True,
+            "silence-2": False,
+            "silence-3": False,
+        }
+        assert world.ask("GET", f"{ROOT}/silences/3").body["active"] is False
+        assert world.ask("DELETE", f"{ROOT}/silences/3").status == 404
+        wrong = world.ask("GET", f"{ROOT}/silences?ended=maybe")
+        assert (wrong.status, wrong.body["errors"][0]["path"]) == (400, "ended")
+        with Client(world.url) as client:
+            assert (len(client.alert_silences()), len(client.alert_silences(ended=True))) == (1, 3)
 
 
 def test_a_silence_ends_by_itself(fired):

@@ -163,6 +163,7 @@ def test_a_silenced_alert_is_listed_but_told_only_when_the_silence_is_over_and_i
     story.messages = []
     assert story.look(found(), found(subject="GPU-2"), after=60) == [("unsilenced", "GPU-1")]
     assert silence.number not in story.machine.silences
+    assert list(story.restarted().machine.ended.values()) == [silence]
     story.look(found(), found(subject="GPU-2"))
     assert [message.alerts[0].subject for message in story.messages] == ["GPU-1"]
 
@@ -186,7 +187,7 @@ def test_ending_a_silence_by_hand_lets_its_alerts_be_told():
     assert [change.name for change in changes] == ["silenced"]
     story.look(found())
     assert story.told() == []
-    assert [change.name for change in story.machine.unsilence(silence.number)] == ["unsilenced"]
+    assert [change.name for change in story.machine.unsilence(silence.number, story.now)] == ["unsilenced"]
     story.look(found())
     story.look(found())
     assert story.told() == [("firing", 1)]
@@ -331,7 +332,7 @@ def test_whatever_happens_messages_alternate_and_nothing_grows(steps):
         elif deed == "silence":
             story.machine.silence("*", "a", story.now + 100 * S, "", story.now)
         elif deed == "unsilence" and story.machine.silences:
-            story.machine.unsilence(next(iter(story.machine.silences)))
+            story.machine.unsilence(next(iter(story.machine.silences)), story.now)
         elif deed == "restart":
             story = story.restarted()
         assert len(story.machine.open) <= 6

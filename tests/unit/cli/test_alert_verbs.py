@@ -76,6 +76,11 @@ def test_silence_takes_a_duration(call, server):
 def test_silences_are_listed_and_ended(call, server):
     server.answers["GET", f"{ROOT}/silences"] = (200, {"total": 1, "silences": [SILENCE]})
     assert "silence-3" in call("silences")[1]
+    over = {**SILENCE, "id": "silence-2", "active": False}
+    server.answers["GET", f"{ROOT}/silences"] = (200, {"total": 1, "silences": [over]})
+    code, out, err = call("silences", "--all")
+    assert (code, err) == (0, "Nothing is silenced.\n")
+    assert out.split()[-1] == "over"
     server.answers["DELETE", f"{ROOT}/silences/3"] = (200, {"id": "silence-3", "removed": True})
     assert call("unsilence", "3")[:2] == (0, "3\n")
     server.answers["DELETE", f"{ROOT}/silences/4"] = (

@@ -34,7 +34,7 @@ def alert_answer(alert: Alert, silenced_until: int = 0) -> AlertAnswer:
     )
 
 
-def silence_answer(silence: Silence) -> SilenceAnswer:
+def silence_answer(silence: Silence, now: int) -> SilenceAnswer:
     return SilenceAnswer(
         id=f"silence-{silence.number}",
         rule=silence.rule,
@@ -42,6 +42,7 @@ def silence_answer(silence: Silence) -> SilenceAnswer:
         created_at=instant(silence.created_at),
         until=instant(silence.until),
         comment=silence.comment,
+        active=silence.until > now,
     )
 
 

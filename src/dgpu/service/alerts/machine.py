@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from dgpu.service.alerts.rules import Finding, Rule
 from dgpu.service.alerts.values import (
     ANY,
+    MOST_ENDED,
     MOST_IN_A_MESSAGE,
     MOST_OPEN,
     MOST_SILENCES,
@@ -53,6 +54,7 @@ class AlertMachine:
             Key, Alert
         ] = {}  # of pending alerts that fired not long ago: as they were resolved
         self.silences: dict[int, Silence] = {silence.number: silence for silence in kept.silences}
+        self.ended: dict[int, Silence] = {silence.number: silence for silence in kept.ended}
         self._quiet: dict[tuple[str, str | None], int] = {}  # until when
         self._bundles: dict[_BundleName, _Bundle] = {}
         self.dropped = 0  # findings of the last look that there was no room for
@@ -114,10 +116,28 @@ class AlertMachine:
         self._index_silences()
         return silence, [Change("silenced", alert) for alert in before if self.silenced_until(alert)]
 
-    def unsilence(self, number: int) -> list[Change] | None:
+    def unsilence(self, number: int, now: int) -> list[Change] | None:
         if number not in self.silences:
             return None
-        return self._without_silences([number])
+        return self._without_silences([number], now)
+
+    # taking back what could not be written down
+
+    def forget_silence(self, number: int) -> None:
+        """As if it had never been made."""
+        self.silences.pop(number, None)
+        self._index_silences()
+
+    def bring_back_silence(self, silence: Silence) -> None:
+        self.ended.pop(silence.number, None)
+        self.silences[silence.number] = silence
+        self._index_silences()
+
+    def forget_acknowledgement(self, known: Alert, before: Alert) -> None:
+        now = self.open.get(known.key)
+        if now is not None and (now.number, now.acknowledged_at) == (known.number, known.acknowledged_at):
+            was = {"acknowledged_at": before.acknowledged_at, "comment": before.comment}
+            self.open[known.key] = replace(now, **was)
 
     # looking
 
@@ -151,6 +171,7 @@ class AlertMachine:
             firing=tuple(alert for alert in self.open.values() if alert.state is AlertState.FIRING),
             resolved=(*self._before.values(), *self.resolved.values()),
             silences=tuple(self.silences.values()),
+            ended=tuple(self.ended.values()),
         )
 
     # steps of one alert
@@ -307,12 +328,15 @@ class AlertMachine:
 
     def _end_silences(self, now: int) -> list[Change]:
         over = [number for number, silence in self.silences.items() if silence.until <= now]
-        return self._without_silences(over) if over else []
+        return self._without_silences(over, now) if over else []
 
-    def _without_silences(self, numbers: list[int]) -> list[Change]:
+    def _without_silences(self, numbers: list[int], now: int) -> list[Change]:
         before = [alert for alert in self.open.values() if self.silenced_until(alert)]
         for number in numbers:
-            del self.silences[number]
+            silence = self.silences.pop(number)
+            self.ended[number] = replace(silence, until=min(silence.until, now))
+        while len(self.ended) > MOST_ENDED:
+            del self.ended[next(iter(self.ended))]
         self._index_silences()
         return [Change("unsilenced", alert) for alert in before if not self.silenced_until(alert)]
 

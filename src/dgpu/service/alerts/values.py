@@ -14,6 +14,7 @@ ANY = "*"  # a silence of every rule
 
 MOST_OPEN = 5_000
 MOST_SILENCES = 1_000
+MOST_ENDED = 100  # silences that are over
 MOST_IN_A_MESSAGE = 50
 
 
@@ -112,3 +113,4 @@ class KeptAlerts(msgspec.Struct, frozen=True, kw_only=True):
     firing: tuple[Alert, ...] = ()
     resolved: tuple[Alert, ...] = ()  # oldest first
     silences: tuple[Silence, ...] = ()
+    ended: tuple[Silence, ...] = ()  # the last silences that are over, oldest first

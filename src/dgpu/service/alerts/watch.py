@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import secrets
 import shutil
 import time
@@ -42,6 +43,14 @@ class Tested(msgspec.Struct, frozen=True, kw_only=True):
     ok: bool
     detail: str
     seconds: float
+
+
+class NotKept(Exception):  # noqa: N818 - it says what happened
+    """What somebody wanted could not be written down, and was not done."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(error.strerror or str(error))
+        self.is_full = error.errno in {errno.ENOSPC, errno.EDQUOT}
 
 
 class AlertWatch:
@@ -143,10 +152,13 @@ class AlertWatch:
     # what people change
 
     async def acknowledge(self, number: int, comment: str) -> Alert | None:
+        before = self.machine.find(number)
         change = self.machine.acknowledge(number, comment, self._runtime.now_ms())
-        if change is None:
+        if change is None or before is None:
             return None
-        await self._changed_by_hand([change])
+        await self._changed_by_hand(
+            [change], lambda: self.machine.forget_acknowledgement(change.alert, before)
+        )
         return change.alert
 
     async def silence(self, rule: str, subject: str | None, until: int, comment: str) -> Silence | None:
@@ -154,20 +166,26 @@ class AlertWatch:
         if made is None:
             return None
         silence, changes = made
-        await self._changed_by_hand(changes)
+        await self._changed_by_hand(changes, lambda: self.machine.forget_silence(silence.number))
         return silence
 
     async def unsilence(self, number: int) -> bool:
-        changes = self.machine.unsilence(number)
-        if changes is None:
+        silence = self.machine.silences.get(number)
+        changes = self.machine.unsilence(number, self._runtime.now_ms())
+        if changes is None or silence is None:
             return False
-        await self._changed_by_hand(changes)
+        await self._changed_by_hand(changes, lambda: self.machine.bring_back_silence(silence))
         return True
 
-    async def _changed_by_hand(self, changes: list[Change]) -> None:
+    async def _changed_by_hand(self, changes: list[Change], undo: Callable[[], None]) -> None:
+        """Raises NotKept. What a restart would forget was not done."""
         self._changed += 1  # a silence counts also where it silences nothing yet
+        error = await self.save()
+        if error is not None:
+            undo()
+            self._changed += 1
+            raise NotKept(error)
         self._publish(changes)
-        await self.save()
 
     def now_ms(self) -> int:
         return self._runtime.now_ms()
@@ -268,11 +286,11 @@ class AlertWatch:
 
     # keeping
 
-    async def save(self) -> None:
-        """Returns when all that was changed before the call is on disk, or could not be."""
+    async def save(self) -> OSError | None:
+        """Returns when all that was changed before the call is on disk, or why it could not be."""
         async with self._saving:
             if self._saved == self._changed:
-                return
+                return None
             changed = self._changed
             kept = Kept(alerts=self.machine.kept(), unsent=self._outbox.kept())
             try:
@@ -281,9 +299,10 @@ class AlertWatch:
                 if not self._save_failed:
                     _log.error("alerts_not_saved", error=error.strerror)
                 self._save_failed = True
-            else:
-                self._saved = changed
-                self._save_failed = False
+                return error
+            self._saved = changed
+            self._save_failed = False
+            return None
 
     def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)

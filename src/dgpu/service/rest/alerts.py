@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from litestar import Request, delete, get, post
 from litestar.params import PathParameter, QueryParameter
 
 from dgpu.service.alerts.bodies import alert_answer, silence_answer
 from dgpu.service.alerts.rules import RULE_NAMES
-from dgpu.service.alerts.values import MOST_SILENCES, Alert, AlertState, Silence
-from dgpu.service.alerts.watch import AlertWatch
+from dgpu.service.alerts.values import MOST_ENDED, MOST_SILENCES, Alert, AlertState, Silence
+from dgpu.service.alerts.watch import AlertWatch, NotKept
 from dgpu.service.rest import listing
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.tasks import Given, LimitQuery
@@ -33,6 +34,7 @@ _STATES = {state.value: frozenset({state}) for state in AlertState} | {
     "open": frozenset({AlertState.PENDING, AlertState.FIRING})
 }
 _MOST_DIGITS = 18
+T = TypeVar("T")
 
 AlertIdText = Annotated[str, PathParameter(description="alert-12, or 12.")]
 SilenceIdText = Annotated[str, PathParameter(description="silence-3, or 3.")]
@@ -42,6 +44,9 @@ StateQuery = Annotated[
     QueryParameter(
         name="state", description="pending, firing, resolved, or open (pending or firing).", required=False
     ),
+]
+EndedQuery = Annotated[
+    str | None, QueryParameter(description="true: those that are over, too.", required=False)
 ]
 RuleQuery = Annotated[str | None, QueryParameter(description="The name of a rule.", required=False)]
 
@@ -89,7 +94,7 @@ async def acknowledge_alert(
     watch = _watch(rest)
     comment = decode_comment(await request.body())
     alert = _alert(watch, alert_id)
-    known = await watch.acknowledge(alert.number, comment)
+    known = await _kept(watch.acknowledge(alert.number, comment))
     if known is None:
         detail = f"alert-{alert.number} is resolved; there is nothing left to look after."
         raise ProblemError(
@@ -98,15 +103,29 @@ async def acknowledge_alert(
     return _answer(watch, known)
 
 
-@get("/api/v1/alerts/silences", summary="List silences", description="Those that hold now.")
-async def list_silences(rest: Given) -> SilenceList:
-    silences = [silence_answer(each) for each in _watch(rest).machine.silences.values()]
-    return SilenceList(total=len(silences), silences=silences)
+@get(
+    "/api/v1/alerts/silences",
+    summary="List silences",
+    description=f"Those that hold now; with ended=true the last {MOST_ENDED} that are over, too.",
+)
+async def list_silences(rest: Given, ended: EndedQuery = None) -> SilenceList:
+    machine, now = _watch(rest).machine, _watch(rest).now_ms()
+    every = False if ended is None else listing.query_value("ended", ended, _true_or_false)
+    known = [*(machine.ended.values() if every else ()), *machine.silences.values()]
+    silences = [silence_answer(each, now) for each in known]
+    shown = [each for each in silences if every or each.active]
+    return SilenceList(total=len(shown), silences=shown)
 
 
-@get("/api/v1/alerts/silences/{silence_id:str}", summary="Show a silence", description="One that holds now.")
+@get(
+    "/api/v1/alerts/silences/{silence_id:str}",
+    summary="Show a silence",
+    description="One that holds now, or one of the last that are over.",
+)
 async def get_silence(rest: Given, silence_id: SilenceIdText) -> SilenceAnswer:
-    return silence_answer(_silence(_watch(rest), silence_id))
+    watch = _watch(rest)
+    over = watch.machine.ended.get(_number(silence_id, "silence-") or 0)
+    return silence_answer(over or _silence(watch, silence_id), watch.now_ms())
 
 
 @post(
@@ -118,13 +137,13 @@ async def get_silence(rest: Given, silence_id: SilenceIdText) -> SilenceAnswer:
 async def create_silence(rest: Given, request: Request[Any, Any, Any]) -> SilenceAnswer:
     watch = _watch(rest)
     asked = decode_silence(await request.body(), RULE_NAMES, watch.now_ms())
-    silence = await watch.silence(asked.rule, asked.subject, asked.until, asked.comment)
+    silence = await _kept(watch.silence(asked.rule, asked.subject, asked.until, asked.comment))
     if silence is None:
         detail = f"At most {MOST_SILENCES:,} silences are kept. Remove one, or silence a whole rule."
         raise ProblemError(
             Problem(status=409, title="Too many silences", code="too_many_silences", detail=detail)
         )
-    return silence_answer(silence)
+    return silence_answer(silence, watch.now_ms())
 
 
 @delete(
@@ -136,7 +155,7 @@ async def create_silence(rest: Given, request: Request[Any, Any, Any]) -> Silenc
 async def remove_silence(rest: Given, silence_id: SilenceIdText) -> Removed:
     watch = _watch(rest)
     silence = _silence(watch, silence_id)
-    await watch.unsilence(silence.number)
+    await _kept(watch.unsilence(silence.number))
     return Removed(id=f"silence-{silence.number}")
 
 
@@ -189,7 +208,8 @@ def _watch(rest: Backend) -> AlertWatch:
 
 
 def _answer(watch: AlertWatch, alert: Alert) -> AlertAnswer:
-    return alert_answer(alert, watch.machine.silenced_until(alert))
+    until = watch.machine.silenced_until(alert)
+    return alert_answer(alert, until if until > watch.now_ms() else 0)
 
 
 def _alert(watch: AlertWatch, text: str) -> Alert:
@@ -210,6 +230,25 @@ def _silence(watch: AlertWatch, text: str) -> Silence:
             Problem(status=404, title="No such silence", code="unknown_silence", detail=detail)
         )
     return silence
+
+
+async def _kept(change: Awaitable[T]) -> T:
+    try:
+        return await change
+    except NotKept as failed:
+        if failed.is_full:
+            detail = "The disk is full: this could not be written down, and was not done. Try again when there is room."
+            problem = Problem(status=507, title="The disk is full", code="storage_full", detail=detail)
+        else:
+            detail = f"This could not be written down ({failed}), and was not done."
+            problem = Problem(status=503, title="Not available now", code="alerts_not_saved", detail=detail)
+        raise ProblemError(problem) from failed
+
+
+def _true_or_false(value: str) -> bool:
+    if value in {"true", "false"}:
+        return value == "true"
+    raise Unacceptable("true or false")
 
 
 def _number(text: str, prefix: str) -> int | None:
