@@ -61,6 +61,22 @@ def test_a_second_up_says_where_the_first_one_runs(site):
     assert url in detached.err
 
 
+def test_of_two_in_the_background_at_once_the_second_waits_and_says_where_the_first_one_runs(site):
+    """Also the log of the first stays what it is: the second has nothing to write there."""
+    wanted = ("up", "--fake", "2xV100", "--http-port", "0", "--grpc-port", "0", "--detach")
+    starting = [site.start(*wanted) for _ in range(3)]
+    said = [process.communicate(timeout=PATIENCE_SECONDS) for process in starting]
+    assert [process.returncode for process in starting] == [0, 0, 0], said
+    url = site.record["url"]
+    assert sorted(bool(out) for out, _ in said) == [False, False, True]  # one has started it
+    for out, err in said:
+        assert f"dgpu is up at {url}" in out or f"Already up at {url}" in err, said
+    log = site.data_dir / "up.log"
+    assert f"dgpu is up at {url}" in log.read_text()
+    assert not log.with_name("up.log.1").exists()
+    assert "Already up" not in log.read_text()
+
+
 def test_a_taken_port_gives_a_free_one(site):
     with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
         http, grpc = first.getsockname()[1], second.getsockname()[1]

@@ -71,7 +71,14 @@ class StateDir:
 
     def lock(self) -> int | None:
         """A descriptor to keep open, or None when another `up` holds it."""
-        descriptor = os.open(self.path / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return self._lock("up.lock")
+
+    def lock_start(self) -> int | None:
+        """The same for who starts one in the background, until it is ready: the log is that one's alone."""
+        return self._lock("up.start.lock")
+
+    def _lock(self, name: str) -> int | None:
+        descriptor = os.open(self.path / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

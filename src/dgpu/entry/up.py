@@ -26,6 +26,7 @@ from dgpu.entry.stack import (
 from dgpu.entry.state_dir import StateDir, UpRecord
 from dgpu.entry.supervisor import DRAINED_BY_DOWN, StopSignals, Supervisor
 
+_START_SECONDS = 2 * READY_SECONDS + 5
 _STOP_TASKS_SECONDS = 60.0
 _STOP_SECONDS = 45.0  # more than the supervisor gives its services
 
@@ -148,9 +149,26 @@ def up_detached(options: UpOptions) -> int:
     choose_cards(options.fake, options.nodes)
     state_dir = StateDir(options.data_dir)
     state_dir.create()
+    deadline = time.monotonic() + _START_SECONDS
+    starting = state_dir.lock_start()
+    if starting is None:
+        say(f"Another dgpu up is starting in {state_dir.path}; waiting for it.")
+    while starting is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+        starting = state_dir.lock_start()
+    if starting is None:
+        say(f"dgpu: {_already_up(state_dir)}")
+        return 1
+    try:
+        return _start_detached(options, state_dir)
+    finally:
+        os.close(starting)
+
+
+def _start_detached(options: UpOptions, state_dir: StateDir) -> int:
     if state_dir.is_locked():
         say(f"dgpu: {_already_up(state_dir)}")
-        return 0  # what was asked for is so
+        return 0 if state_dir.read_record() is not None else 1  # 0: what was asked for is so
     log_file = state_dir.log_file("up")
     set_aside(log_file)
     with log_file.open("ab") as log:
@@ -162,7 +180,7 @@ def up_detached(options: UpOptions) -> int:
             cwd="/",
             start_new_session=True,
         )
-    deadline = time.monotonic() + 2 * READY_SECONDS + 5
+    deadline = time.monotonic() + _START_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         record = state_dir.read_record()
         if record is not None and record.ready and record.pid == process.pid:
