@@ -24,11 +24,12 @@ def run_agent(config: AgentConfig) -> int:
     """Serves until SIGTERM or Ctrl-C; its tasks go on. Returns the exit code."""
     import uvloop
 
-    from dgpu.agent.host import AgentRunningError, serve_agent
-    from dgpu.agent.keeper_link import KeeperError
     from dgpu.entry.logs import set_up_logging
 
-    set_up_logging(config.logging)
+    set_up_logging(config.logging)  # first: it imports the library of all log lines as it should be
+    from dgpu.agent.host import AgentRunningError, serve_agent
+    from dgpu.agent.keeper_link import KeeperError
+
     try:
         uvloop.run(serve_agent(agent_options(config)))
     except (AgentRunningError, KeeperError, OSError) as error:

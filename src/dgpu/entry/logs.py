@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import structlog
 
 from dgpu.entry.config_types import Logging
+from dgpu.entry.plain_structlog import structlog
 
 _HIDDEN = "[hidden]"
 _SECRET_KEY = re.compile(r"token|authorization|password|secret|cookie|^env(ironment)?$", re.IGNORECASE)

@@ -22,7 +22,7 @@ import msgspec
 
 from dgpu.core.apply import apply
 from dgpu.core.state import ClusterState
-from dgpu.journal.archive import Retention, earliest_state, latest_state, pack_covered, prune
+from dgpu.journal.archive import earliest_state, latest_state, pack_covered, prune
 from dgpu.journal.errors import JournalError
 from dgpu.journal.journal import Group, collector_off
 from dgpu.journal.lock import FolderLock
@@ -35,11 +35,11 @@ from dgpu.journal.snapshot import (
     snapshot_index,
     write_snapshot,
 )
+from dgpu.service.follower_words import Ask, FollowerSettings, Order
 from dgpu.service.forecaster import Forecaster
 from dgpu.service.foresight import answer
 from dgpu.service.history import HISTORY_NAME
 from dgpu.service.history_writer import (
-    MOST_TASKS,
     HistoryUnusable,
     HistoryWriter,
     begin_again,
@@ -49,8 +49,6 @@ from dgpu.service.history_writer import (
 from dgpu.service.telemetry.file import TELEMETRY_NAME
 from dgpu.service.telemetry.store import TelemetryStore
 from dgpu.service.telemetry.tiers import Batch
-from dgpu.service.telemetry.writer import MOST_AGE_MS, MOST_BYTES
-from dgpu.wire.questions import Question
 
 LOCK_NAME = "follower.lock"
 _LOCK_PATIENCE_S = 30  # the follower of a scheduler that was killed sees its stdin close and goes
@@ -60,32 +58,6 @@ _RETRY_S = 2.0  # after a full disk
 _NICENESS = 10
 
 Say = Callable[[dict[str, Any]], None]
-
-
-class FollowerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    snapshot_interval_ms: int = 30_000
-    retention: Retention = Retention()
-    history_tasks: int = MOST_TASKS
-    history_age_ms: int | None = None  # None: only the number counts
-    telemetry_bytes: int = MOST_BYTES
-    telemetry_age_ms: int = MOST_AGE_MS
-
-
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    id: int
-    at: int
-    question: Question
-
-
-class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """A line from the scheduler."""
-
-    committed: int | None = None
-    stop: bool = False
-    final_snapshot: bool = False
-    ask: Ask | None = None
-    remake_history: bool = False  # who reads it found it damaged
-    samples: Batch | None = None  # of all cards; goes to the telemetry file, which no replay touches
 
 
 class Follower:

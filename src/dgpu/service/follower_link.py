@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from dgpu.service.follower import Ask, FollowerSettings
+from dgpu.service.follower_words import Ask, FollowerSettings
 from dgpu.service.forecasts import Forecasts, Foretold
 from dgpu.service.telemetry.tiers import Batch
 from dgpu.wire.questions import Question

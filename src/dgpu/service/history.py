@@ -23,6 +23,7 @@ HISTORY_NAME = "history.sqlite"
 HISTORY_VERSION = 1
 MAKING = ".making"  # a file beside the history: it is there, but does not hold everything yet
 MOST_ROWS = 1_000
+MOST_TASKS = 1_000_000  # kept
 
 # Indexes of tasks cover the forgotten only: a task enters them once, when nothing about it changes any more.
 SCHEMA_SQL = """

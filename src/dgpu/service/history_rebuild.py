@@ -13,8 +13,8 @@ from dgpu.journal.durable import sync_folder
 from dgpu.journal.lock import FolderLock
 from dgpu.journal.segments import StoredGroups, chain
 from dgpu.service.follower import LOCK_NAME
-from dgpu.service.history import HISTORY_NAME
-from dgpu.service.history_writer import MOST_TASKS, HistoryWriter, end_making, remove_history
+from dgpu.service.history import HISTORY_NAME, MOST_TASKS
+from dgpu.service.history_writer import HistoryWriter, end_making, remove_history
 
 _MOST_ROWS = 50_000
 _FOLLOWER_PATIENCE_S = 30

@@ -16,10 +16,9 @@ from dgpu.core.events import Event
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Shape, Task, TaskDetail
 from dgpu.journal.durable import PRIVATE_FILE
-from dgpu.service.history import HISTORY_VERSION, MAKING, SCHEMA_SQL, TIMES_SQL
+from dgpu.service.history import HISTORY_VERSION, MAKING, MOST_TASKS, SCHEMA_SQL, TIMES_SQL
 from dgpu.service.views_events import gang_facts, named_tasks, shared_facts
 
-MOST_TASKS = 1_000_000
 _TRIM_TASKS = 5_000  # in one transaction
 _TRIM_SLACK = 1_000  # so that trimming does not run for every task
 _KEEP_NODE_EVENTS = 100_000

@@ -22,8 +22,8 @@ from dgpu.journal.archive import Retention
 from dgpu.journal.file import FileJournal
 from dgpu.service.alerts.watch import AlertWatch
 from dgpu.service.clock import Clock
-from dgpu.service.follower import FollowerSettings
 from dgpu.service.follower_link import FollowerLink
+from dgpu.service.follower_words import FollowerSettings
 from dgpu.service.logstore import LogStore
 from dgpu.service.options import Address, ServiceOptions, check_options
 from dgpu.service.output import OutputStreams

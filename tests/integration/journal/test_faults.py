@@ -16,7 +16,8 @@ from dgpu.core.digest import digest
 from dgpu.journal.file import FileJournal
 from dgpu.journal.journal import Room
 from dgpu.journal.snapshot import load_newest, write_snapshot
-from dgpu.service.follower import Follower, FollowerSettings
+from dgpu.service.follower import Follower
+from dgpu.service.follower_words import FollowerSettings
 from dgpu.service.history import HISTORY_NAME, History
 from unit.journal.samples import append_groups, busy_cluster, write_journal
 

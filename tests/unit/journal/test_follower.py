@@ -10,7 +10,8 @@ from dgpu.journal.errors import JournalLocked
 from dgpu.journal.file import FileJournal
 from dgpu.journal.segments import archived_segments, live_segments
 from dgpu.journal.snapshot import load_newest, load_snapshot
-from dgpu.service.follower import Follower, FollowerSettings
+from dgpu.service.follower import Follower
+from dgpu.service.follower_words import FollowerSettings
 from dgpu.service.history import HISTORY_NAME, History, HistoryDamaged, TaskFilters
 from dgpu.service.history_rebuild import rebuild_history
 from dgpu.service.history_writer import begin_again, remove_history

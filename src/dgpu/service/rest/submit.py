@@ -13,7 +13,7 @@ from dgpu.core.events import TasksSubmitted
 from dgpu.core.ids import TaskId, task_name
 from dgpu.core.rejections import AlreadySubmitted, DependencyForgotten, Rejection
 from dgpu.service.rest.backend import Backend, ProblemError
-from dgpu.service.rest.waiting import look_up
+from dgpu.service.rest.dependencies import look_up
 from dgpu.wire.answers import Problem, instant
 from dgpu.wire.json_body import BadRequest
 from dgpu.wire.problem import problem_of

@@ -16,6 +16,7 @@ import sys
 import zlib
 from array import array
 from collections.abc import Sequence
+from functools import cache
 from itertools import accumulate, pairwise
 
 Column = Sequence[int | None]
@@ -28,7 +29,6 @@ _WIDTHS = "BHIQ"
 _ALL_MISSING = ord("-")
 _HEAD = struct.Struct("<H")
 _COLUMN = struct.Struct("<BBq")
-_UNZIGZAG = tuple((number >> 1) ^ -(number & 1) for number in range(65_536))
 
 
 class Damaged(ValueError):  # noqa: N818 - it says what the body is
@@ -107,8 +107,14 @@ def _decoded(plain: bytes) -> list[list[int | None]]:
 
 def _summed(first: int, zigzag: array[int]) -> list[int]:
     if zigzag.itemsize <= 2:
-        return list(accumulate(map(_UNZIGZAG.__getitem__, zigzag), initial=first))
+        return list(accumulate(map(_unzigzag().__getitem__, zigzag), initial=first))
     return list(accumulate(((number >> 1) ^ -(number & 1) for number in zigzag), initial=first))
+
+
+@cache
+def _unzigzag() -> tuple[int, ...]:
+    """Of every number of two bytes. Made when first needed: a scheduler starts more often than it decodes."""
+    return tuple((number >> 1) ^ -(number & 1) for number in range(65_536))
 
 
 def _placed(values: list[int], there: bytes) -> list[int | None]:

@@ -21,14 +21,14 @@ from dgpu.service.telemetry.tiers import (
     CLUSTER,
     CLUSTER_COLUMNS,
     GPU_COLUMNS,
+    MOST_AGE_MS,
+    MOST_BYTES,
     RAW,
     TIERS,
     Batch,
     Tier,
 )
 
-MOST_BYTES = 2 << 30
-MOST_AGE_MS = TIERS[-1].keep_ms
 SYNC_EVERY_MS = 60_000
 _SERIES_A_STEP = 20
 _ROLLED_A_STEP = 2  # each is made of two dozen chunks

@@ -1,0 +1,36 @@
+"""The look into the history for what a submitted task waits for. Apart from the calls of the frame: a submit waits for none."""
+
+from __future__ import annotations
+
+import asyncio
+
+from msgspec.structs import replace
+
+from dgpu.core.commands import SubmitTasks
+from dgpu.core.ids import TaskId
+from dgpu.core.rejections import DependencyForgotten, DependencyNeverMet, Rejection, UnknownDependency
+from dgpu.service.rest.backend import Backend
+
+
+async def look_up(
+    backend: Backend, command: SubmitTasks, forgotten: DependencyForgotten
+) -> SubmitTasks | Rejection:
+    """The command with what the history knows of tasks that are out of memory; or why it is refused after all."""
+    number, spec = command.entries[forgotten.entry]
+    after = {each.task_id: each for each in spec.after}
+    for dependency in forgotten.on:
+        task_id = dependency.task_id
+        row = await asyncio.to_thread(backend.history.task, task_id)
+        if row is None or not row.status.is_final:
+            return UnknownDependency(entry=forgotten.entry, task_id=task_id, forgotten=True)
+        if not dependency.is_met_by(row.status):
+            return DependencyNeverMet(
+                entry=forgotten.entry, task_id=task_id, when=dependency.when.value, status=row.status.value
+            )
+        if row.array_id == task_id and task_id in after:
+            # The id of an array means all of its tasks, and only the history knows by now that it was one.
+            for other in range(task_id + 1, task_id + row.array_count):
+                after.setdefault(TaskId(other), replace(dependency, task_id=TaskId(other)))
+    changed = (number, replace(spec, after=tuple(sorted(after.values()))))
+    entries = (*command.entries[: forgotten.entry], changed, *command.entries[forgotten.entry + 1 :])
+    return replace(command, entries=entries, met=(*command.met, *forgotten.on))
