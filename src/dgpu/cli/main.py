@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -158,6 +159,8 @@ def _reader_gone() -> int:
 
 
 def main() -> None:
+    # Imports make a hundred thousand objects that stay; by default the collector walks them again and again.
+    gc.set_threshold(50_000, 20, 100)
     try:
         code = run(sys.argv[1:])
         sys.stdout.flush()

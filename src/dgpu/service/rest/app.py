@@ -17,6 +17,8 @@ from dgpu.service.rest.request_log import RequestLog
 from dgpu.service.runtime import Runtime
 from dgpu.service.views import Views
 
+_FIRST_ANSWERS_S = 0.1
+
 
 def create_app(
     runtime: Runtime,
@@ -30,7 +32,7 @@ def create_app(
 ) -> App:
     """Call it in the loop that serves. `views` must be told of every group that `runtime` commits.
 
-    Submits and probes are answered from the first moment; the other calls wait until the frame is there.
+    Submits, probes and the list of tasks are answered from the first moment; other calls wait until the frame is there.
     """
     backend = Backend(runtime, views, history, output, options, follower)
     if alerts is not None:
@@ -40,15 +42,23 @@ def create_app(
 
 
 class _LaterFrame:
+    """Made in a thread: at once when somebody waits for it, otherwise when the first answers are out."""
+
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._frame: App | None = None
-        self._making = asyncio.get_running_loop().run_in_executor(None, self._make)
+        self._making: asyncio.Future[App] | None = None
+        asyncio.get_running_loop().call_later(_FIRST_ANSWERS_S, self._begin)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if self._frame is None:
-            self._frame = await asyncio.shield(self._making)
+            self._frame = await asyncio.shield(self._begin())
         await self._frame(scope, receive, send)
+
+    def _begin(self) -> asyncio.Future[App]:
+        if self._making is None:
+            self._making = asyncio.get_running_loop().run_in_executor(None, self._make)
+        return self._making
 
     def _make(self) -> App:
         from dgpu.service.rest.frame import make_frame

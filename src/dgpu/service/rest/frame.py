@@ -21,6 +21,7 @@ from dgpu.service.rest import (
     describe,
     estimates,
     history_calls,
+    listing,
     monitor,
     quota,
     streams,
@@ -32,8 +33,7 @@ from dgpu.service.rest import (
 from dgpu.service.rest.backend import Backend
 from dgpu.service.rest.front import HOT_CALLS, App, no_such_call, problem_for, wrong_method
 from dgpu.service.rest.submit import too_large
-from dgpu.wire.answers import PROBLEM_JSON, FieldError, Problem
-from dgpu.wire.json_body import BadRequest
+from dgpu.wire.answers import PROBLEM_JSON, Problem
 from dgpu.wire.requests import MOST_BODY_BYTES
 
 _PARTS = (
@@ -80,23 +80,13 @@ def _litestar(backend: Backend) -> Litestar:
 
 
 def only_known_queries(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-    """A filter with a typing error must not mean "all"."""
     known = {
         # `state` is a name that the frame keeps for itself: such a query has another name in the function
         getattr(field.kwarg_definition, "name", None) or name
         for name, field in handler.parsed_fn_signature.parameters.items()
     }
     given = [name for name, _ in connection.query_params.multi_items()]
-    for name in given:
-        if name not in known or name in {"rest", "request"}:
-            detail = "This parameter is not known here."
-        elif given.count(name) > 1:
-            detail = "Given more than once."
-        else:
-            continue
-        raise BadRequest(
-            "invalid_query", f"{name[:64]}: {detail}", errors=[FieldError(path=name[:64], detail=detail)]
-        )
+    listing.refuse_queries(given, known - {"rest", "request"})
 
 
 def answer_with_problem(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:

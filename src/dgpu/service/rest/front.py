@@ -10,7 +10,7 @@ import structlog
 
 from dgpu.service.history import HistoryDamaged
 from dgpu.service.metrics_text import CONTENT_TYPE as METRICS_TYPE
-from dgpu.service.rest import board_calls, probes, session_calls, submit
+from dgpu.service.rest import board_calls, probes, session_calls, submit, task_list
 from dgpu.service.rest.access import Access, Peer
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.pages import Page, Pages
@@ -79,7 +79,10 @@ class Front:
             status, answer = await probe(self._backend)
             await self._send(send, status, msgspec.json.encode(answer), request_id)
         elif method in {"GET", "HEAD"} and path == "/metrics":
-            await self._metrics(scope["query_string"], send, request_id)
+            answering = self._backend.scrapes.answer(scope["query_string"])
+            await self._answer(answering, send, request_id, METRICS_TYPE)
+        elif method == "GET" and path == task_list.PATH:
+            await self._answer(task_list.answer(self._backend, scope["query_string"]), send, request_id)
         elif path in board_calls.PATHS or path in session_calls.PATHS:
             await self._unframed(method, path, headers, peer, receive, send, request_id)
         elif path.rstrip("/") in _ONLY_POST:
@@ -102,14 +105,16 @@ class Front:
             return
         await self._send(send, 201, body, request_id)
 
-    async def _metrics(self, query: bytes, send: Send, request_id: str) -> None:
+    async def _answer(
+        self, answering: Awaitable[bytes], send: Send, request_id: str, kind: bytes = b"application/json"
+    ) -> None:
         try:
-            body = await self._backend.scrapes.answer(query)
+            body = await answering
         except Exception as error:  # noqa: BLE001 - every failure has to become an answer
             problem, extra = problem_for(error, request_id)
             await send_problem(send, problem, request_id, extra)
             return
-        await self._send(send, 200, body, request_id, METRICS_TYPE)
+        await self._send(send, 200, body, request_id, kind)
 
     async def _unframed(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -264,6 +264,20 @@ def _status(value: Any) -> str:
 
 def _number_or_text(text: str) -> int | str:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
+
+
+def refuse_queries(given: Sequence[str], known: Container[str]) -> None:
+    """A filter with a typing error must not mean "all"."""
+    for name in given:
+        if name not in known:
+            detail = "This parameter is not known here."
+        elif given.count(name) > 1:
+            detail = "Given more than once."
+        else:
+            continue
+        raise BadRequest(
+            "invalid_query", f"{name[:64]}: {detail}", errors=[FieldError(path=name[:64], detail=detail)]
+        )
 
 
 def bad_query(name: str, value: object, expected: str) -> BadRequest:

@@ -15,8 +15,7 @@ from dgpu.core.events import TaskCancelRequested, TaskFinished, TasksCancelled
 from dgpu.core.ids import TaskId, task_name
 from dgpu.core.rejections import Rejection, TaskEnded, UnknownTask
 from dgpu.core.task import TaskStatus
-from dgpu.service.history import Search
-from dgpu.service.rest import listing, searching
+from dgpu.service.rest import listing, task_list
 from dgpu.service.rest.attempts import attempts_of
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.views_events import events_of_task, past_task_event
@@ -74,13 +73,19 @@ async def list_tasks(
     limit: LimitQuery = None,
     cursor: CursorQuery = None,
 ) -> TaskPage:
-    wanted = listing.parse_filter(status, priority, tenant, pool)
-    before = listing.decode_cursor(cursor)
-    search, oldest = searching.parse_search(q, node, gpu), searching.parse_sort(sort)
-    if oldest or search != Search():
-        number = listing.parse_limit(limit)
-        return await searching.search_page(rest, wanted, search, before, number, oldest=oldest)
-    return await listing.list_page(rest, wanted, before, listing.parse_limit(limit))
+    return await task_list.task_page(
+        rest,
+        status=status,
+        priority=priority,
+        tenant=tenant,
+        pool=pool,
+        q=q,
+        node=node,
+        gpu=gpu,
+        sort=sort,
+        limit=limit,
+        cursor=cursor,
+    )
 
 
 @get(

@@ -1,0 +1,46 @@
+"""The list of tasks: the call that people and scripts make most, and the first after a restart. It waits for no frame."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from dgpu.service.history import Search
+from dgpu.service.rest import listing, searching
+from dgpu.service.rest.backend import Backend
+from dgpu.wire.answers import TaskPage
+
+PATH = "/api/v1/tasks"
+QUERIES = frozenset({"status", "priority", "tenant", "pool", "q", "node", "gpu", "sort", "limit", "cursor"})
+
+_encode = msgspec.json.Encoder().encode
+
+
+async def answer(backend: Backend, query: bytes) -> bytes:
+    given = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+    listing.refuse_queries([name for name, _ in given], QUERIES)
+    return _encode(await task_page(backend, **dict(given)))
+
+
+async def task_page(
+    backend: Backend,
+    *,
+    status: str | None = None,
+    priority: str | None = None,
+    tenant: str | None = None,
+    pool: str | None = None,
+    q: str | None = None,
+    node: str | None = None,
+    gpu: str | None = None,
+    sort: str | None = None,
+    limit: str | None = None,
+    cursor: str | None = None,
+) -> TaskPage:
+    wanted = listing.parse_filter(status, priority, tenant, pool)
+    before = listing.decode_cursor(cursor)
+    search, oldest = searching.parse_search(q, node, gpu), searching.parse_sort(sort)
+    if oldest or search != Search():
+        number = listing.parse_limit(limit)
+        return await searching.search_page(backend, wanted, search, before, number, oldest=oldest)
+    return await listing.list_page(backend, wanted, before, listing.parse_limit(limit))
