@@ -10,6 +10,8 @@ from dgpu.core.state import LATER_PARTS, ClusterState, Parts
 
 # JSON, not msgpack: there the header of a struct changes with the number of its fields, omitted ones too.
 _encoder = msgspec.json.Encoder(order="deterministic")
+_AT_A_TIME_BYTES = 1 << 16
+_AT_THE_END = -1
 
 
 def digest(state: ClusterState) -> str:
@@ -19,9 +21,12 @@ def digest(state: ClusterState) -> str:
     for name, part in zip(Parts._fields, state.parts(), strict=True):
         if name in LATER_PARTS and part == LATER_PARTS[name]:
             continue  # a part that came with a later version leaves the digests of earlier states as they were
-        seen.update(_encoder.encode((name, len(part) if isinstance(part, dict) else part)))
+        _encoder.encode_into((name, len(part) if isinstance(part, dict) else part), buffer, _AT_THE_END)
         if isinstance(part, dict):
             for key in sorted(part):
-                _encoder.encode_into((key, part[key]), buffer)
-                seen.update(buffer)
+                _encoder.encode_into((key, part[key]), buffer, _AT_THE_END)
+                if len(buffer) > _AT_A_TIME_BYTES:
+                    seen.update(buffer)
+                    buffer.clear()
+    seen.update(buffer)
     return seen.hexdigest()

@@ -187,11 +187,15 @@ class ClusterState:
         self.rooms.rebuild()
         for shape_id, shape in self.shapes.items():
             self.waiting.open_line(shape_id, shape)
-        for task_id in sorted(self.tasks):
-            task = self.tasks[task_id]
-            self.waiting.lines[task.shape_id].uses += 1
+        ready: dict[ShapeId, list[TaskId]] = {}  # listed once for each line, not for each task
+        lines = self.waiting.lines
+        for task_id, task in sorted(self.tasks.items()):
+            lines[task.shape_id].uses += 1
             if task.status is TaskStatus.PENDING:
-                self.waiting.add(task.shape_id, task_id, task.eligible_at, apart=self.is_apart(task))
+                if task.eligible_at or self.is_apart(task):
+                    self.waiting.add(task.shape_id, task_id, task.eligible_at, apart=self.is_apart(task))
+                else:
+                    ready.setdefault(task.shape_id, []).append(task_id)
             elif task.status is TaskStatus.RUNNING:
                 shape = self.shapes[task.shape_id]
                 if shape.array_id:
@@ -200,6 +204,8 @@ class ClusterState:
                     self.note_expiry(task)
             else:
                 self.ended.append((task.ended_at, task_id))
+        for shape_id, task_ids in ready.items():
+            self.waiting.extend(lines[shape_id], task_ids)
         heapify(self.ended)
         for lease in self.leases.values():
             self.hold(lease)

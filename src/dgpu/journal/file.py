@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dgpu.journal.durable import make_folder, sync_folder, write_all, write_file
 from dgpu.journal.errors import CorruptJournal, JournalBroken, JournalError
-from dgpu.journal.format import HEADER_BYTES, Scan, encode_record, scan
+from dgpu.journal.format import HEADER_BYTES, Scan, encode_record
 from dgpu.journal.journal import Recovery, Room, TornTail
 from dgpu.journal.lock import FolderLock
 from dgpu.journal.segments import (
@@ -21,7 +21,7 @@ from dgpu.journal.segments import (
     archived_segments,
     chain,
     live_segments,
-    read_segment,
+    scan_segment,
 )
 from dgpu.journal.snapshot import Snapshot, load_newest
 from dgpu.journal.spares import NEXT_NAME, Spares
@@ -95,7 +95,7 @@ class FileJournal:
             self._refuse_missing_journal(snapshot)
             return self._begin(snapshot, notes)
         last = segments[-1]
-        result = scan(read_segment(last), file=str(last.path), first_index=last.first_index)
+        result = scan_segment(last)
         self._index = last.first_index - 1 + len(result.records)
         self._epoch = _last_epoch(segments, result, snapshot)
         if self._index < snapshot.index:
@@ -220,7 +220,7 @@ def _last_epoch(segments: list[Segment], last: Scan, snapshot: Snapshot) -> int:
     if len(segments) == 1:
         return snapshot.epoch
     before = segments[-2]
-    records = scan(read_segment(before), file=str(before.path), first_index=before.first_index).records
+    records = scan_segment(before).records
     return records[-1].epoch if records else snapshot.epoch
 
 

