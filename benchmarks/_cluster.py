@@ -20,6 +20,8 @@ from typing import Any
 from dgpu.entry.keepers import end_keepers
 
 LOADER = Path(__file__).with_name("_load.py")
+# An installed package is compiled. Where sources are used as they are, the first start compiles them, if it may.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 class Server:
@@ -160,7 +162,10 @@ def agent_host(
 def start(service: str, config: Path) -> subprocess.Popen[bytes]:
     with config.with_suffix(".log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "dgpu", service, "--config", str(config)], stdout=log, stderr=log
+            [sys.executable, "-m", "dgpu", service, "--config", str(config)],
+            stdout=log,
+            stderr=log,
+            env=ENVIRONMENT,
         )
 
 

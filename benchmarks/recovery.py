@@ -1,6 +1,7 @@
 """kill -9 after the last acknowledgement, then a new start: when does it serve again, and what is missing.
 
-Times count from the exec of the new process, interpreter and imports included, to an answer of 200.
+Times count from the exec of the new process, interpreter and imports included, to an answer of 200: `value` to the list
+of tasks, `ready_s` to /ready. The sources are compiled by then, as those of an installed package are.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
-from _cluster import Server, scheduler
+from _cluster import ENVIRONMENT, Server, scheduler
 
 ROUNDS = 3
 CASES = (  # waiting, how they are submitted, aim in seconds
@@ -23,7 +24,15 @@ CASES = (  # waiting, how they are submitted, aim in seconds
 )
 WAYS = {"single": "one request each", "hundred": "a hundred each"}
 JOURNAL_ONLY = "scheduler: {snapshot_interval: 86400}"
-IMPORTS = ("dgpu.cli.main", "dgpu.service.server", "dgpu.service.grpc.server", "dgpu.service.rest.frame")
+IMPORTS = (  # up to the first answer
+    "dgpu.cli.main",
+    "dgpu.entry.config",
+    "dgpu.entry.logs",
+    "dgpu.service.server",
+    "dgpu.service.grpc.server",
+    "dgpu.service.rest.app",
+    "dgpu.service.rest.protocol",
+)
 SNAPSHOTS = "scheduler: {snapshot_interval: 1}"  # so that the last one is about as old as in a long life
 
 
@@ -68,7 +77,7 @@ def recovered(server: Server, number: int, aim: float, how: str) -> dict[str, An
 def imports_alone_s() -> float:
     """The part that has nothing to do with how much waits, at the same moment: it tells a busy machine from slow code."""
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", f"import {', '.join(IMPORTS)}"], check=True)
+    subprocess.run([sys.executable, "-c", f"import {', '.join(IMPORTS)}"], check=True, env=ENVIRONMENT)
     return time.perf_counter() - began
 
 

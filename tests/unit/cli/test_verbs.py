@@ -261,21 +261,25 @@ def test_help_and_version_import_nothing_heavy():
         assert done.stderr.strip().splitlines()[-1] == "[]", arguments
 
 
-def test_ps_imports_nothing_heavy_when_piped(server):
+@pytest.mark.parametrize("arguments", [["ps"], ["submit", "true"]])
+def test_short_verbs_import_nothing_heavy_when_piped(server, arguments):
     listed(server, [task(1)])
+    server.answers["POST", "/api/v1/tasks"] = (201, task(1))
+    server.answers["GET", "/api/v1/tasks/task-1"] = (200, task(1))
     program = (
         "import sys; from dgpu.cli.main import run; run(sys.argv[1:]);"
-        "print([name for name in ('httpx', 'rich', 'pydantic', 'litestar', 'grpc', 'yaml', 'asyncio') if name in sys.modules],"
-        "file=sys.stderr)"
+        "print([name for name in ('httpx', 'rich', 'textual', 'pydantic', 'litestar', 'grpc', 'yaml', 'asyncio') "
+        "if name in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, "ps", "--server", server.url],
+        [sys.executable, "-c", program, "--server", server.url, *arguments],
         capture_output=True,
         text=True,
         check=True,
         timeout=60,
     )
     assert done.stderr.strip().splitlines()[-1] == "[]"
+    assert "task-1" in done.stdout
 
 
 def test_completion_offers_verbs_and_flags():
