@@ -92,7 +92,7 @@ class Runtime:
         self.meters = Meters(scheduler.state)
         scheduler.watch_with(self.meters)
         self._subscribers: list[Callable[[CommittedGroup], None]] = [self.meters.on_group]
-        self._unsettled: list[Output] = []  # of the group committed last: its Publish, and reads that waited for it
+        self._unsettled: list[Output] = []  # of the last commit: its Publish, and reads that waited for it
         self._decide_handle: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
