@@ -120,9 +120,15 @@ class Waiting:
     # tasks
 
     def extend(self, line: Line, task_ids: list[TaskId]) -> None:
+        """New tasks, younger than all others."""
+        crowd = line.crowd
+        has_turn = line.head and crowd.listed_in is not None and not crowd.blocked
         line.extend(task_ids)
         self.count += len(task_ids)
-        self._list(line)
+        if has_turn:  # and keeps it, for its head is the same: most of a replay
+            crowd.refused_kept = -1
+        else:
+            self._list(line)
 
     def set_apart(self, line: Line, task_ids: list[TaskId]) -> None:
         """New tasks that are held or wait for others."""
