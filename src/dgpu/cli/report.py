@@ -15,6 +15,7 @@ from dgpu.cli.output import Column, Row, print_rows
 app = typer.Typer(add_completion=False)
 
 KEYS = ("tenant", "pool", "user")
+_FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 FORMATS = ("table", "csv", "json")
 _NUMBERS = (
     "gpu_hours",
@@ -68,11 +69,14 @@ def report(
         str, typer.Option("--by", metavar="tenant|pool|user", help="Or several: tenant,pool.")
     ] = "tenant",
     form: Annotated[
-        str, typer.Option("--format", metavar="|".join(FORMATS), help="csv: with a line of names.")
+        str, typer.Option("--format", metavar="|".join(FORMATS), help="csv: with a line of names; see below.")
     ] = "table",
 ) -> None:
-    """GPU-hours and waiting times by tenant, pool or user. What still runs counts up to now."""
-    keys = [key.strip() for key in by.split(",") if key.strip()]
+    """GPU-hours and waiting times by tenant, pool or user. What still runs counts up to now.
+
+    In CSV, a text that a spreadsheet would take for a formula (it begins with = + - @ or a tab) has an apostrophe before it.
+    """
+    keys = list(dict.fromkeys(key.strip() for key in by.split(",") if key.strip()))
     if not keys or set(keys) - set(KEYS):
         raise typer.BadParameter(f"{by!r} is none of {', '.join(KEYS)}", param_hint="--by")
     if form not in FORMATS:
@@ -107,4 +111,10 @@ def _write_csv(rows: list[dict[str, Any]], keys: list[str]) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow([*keys, *_NUMBERS])
     for row in rows:
-        writer.writerow(["" if row[name] is None else row[name] for name in (*keys, *_NUMBERS)])
+        texts = [_harmless(row[key] or "") for key in keys]
+        writer.writerow([*texts, *("" if row[name] is None else row[name] for name in _NUMBERS)])
+
+
+def _harmless(text: str) -> str:
+    """Users choose their labels; a spreadsheet would carry out =HYPERLINK(...) for whoever opens the report."""
+    return f"'{text}" if text.startswith(_FORMULA_SIGNS) else text

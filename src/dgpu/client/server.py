@@ -29,7 +29,7 @@ def locate(server: str | None = None, token: str | None = None) -> Server:
     """The argument, else DGPU_SERVER, else what `dgpu up` recorded, else the default address."""
     record = _read_record()
     url = server or os.environ.get("DGPU_SERVER") or (record.url if record else "") or DEFAULT_URL
-    url = _with_scheme(url).rstrip("/")
+    url = checked_url(url)
     token = token or os.environ.get("DGPU_TOKEN") or ""
     # The recorded token opens the recorded scheduler only; no other server may ever see it.
     if not token and record and record.url.rstrip("/") == url:
@@ -68,10 +68,11 @@ def _read_token(path: str) -> str:
         return ""
 
 
-def _with_scheme(url: str) -> str:
+def checked_url(url: str) -> str:
+    """With its scheme. ValueError: it is no address."""
     if "://" not in url:
         url = f"http://{url}"
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ValueError(f"{url!r} is not a scheduler's address; expected something like {DEFAULT_URL}")
-    return url
+    return url.rstrip("/")

@@ -25,8 +25,10 @@ def ask(
 ) -> Answer | None:
     """None: nobody answers there."""
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(
-        parts.hostname or "127.0.0.1", parts.port or 80, timeout=timeout_seconds
+    secure = parts.scheme == "https"
+    dial = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+    connection = dial(
+        parts.hostname or "127.0.0.1", parts.port or (443 if secure else 80), timeout=timeout_seconds
     )
     headers = {"Accept": "application/json"}
     if body is not None:

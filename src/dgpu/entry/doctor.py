@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -130,7 +131,13 @@ def _scheduler(url: str) -> Iterator[Check]:
 
 
 def _ports(record: UpRecord | None, url: str) -> Iterator[Check]:
-    ours = {f"{HOST}:{url.rpartition(':')[2]}", record.grpc_address if record else ""}
+    dialled = urlsplit(url)
+    here = dialled.hostname in {
+        HOST,
+        "localhost",
+        "::1",
+    }  # a scheduler elsewhere holds no port of this machine
+    ours = {f"{HOST}:{dialled.port}" if here else "", record.grpc_address if record else ""}
     for name, port in (("http port", HTTP_PORT), ("grpc port", GRPC_PORT)):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -98,6 +98,53 @@ def test_a_web_page_cannot_run_commands(world, headers, status) -> None:
     assert world.digest() == before
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("POST", "/api/v1/nodes", "GET"),
+        ("PUT", "/api/v1/tasks", "POST"),
+        ("PUT", "/api/v1/tasks/batch", "POST"),
+        ("PATCH", "/api/v1/quota", "PUT"),
+        ("POST", "/api/v1/board", "GET"),
+        ("PUT", "/api/v1/session", "DELETE"),
+    ],
+)
+def test_a_method_that_a_call_does_not_have_is_told_whatever_the_body_is(
+    world, method, path, allowed
+) -> None:
+    """Who is told to send JSON would do so, only to hear that it was in vain."""
+    reply = world.ask(method, path, raw=b"a=b", headers={"Content-Type": "application/x-www-form-urlencoded"})
+    assert (reply.status, reply.body["code"]) == (405, "method_not_allowed")
+    assert allowed in reply.headers["allow"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("PUT", "/api/v1/quota"),
+        ("POST", "/api/v1/whatif"),
+        ("POST", "/api/v1/nodes/n1/drain"),
+        ("POST", "/api/v1/session"),
+        ("POST", "/api/v1/session/code"),
+        ("POST", "/api/v1/alerts/test"),
+        ("POST", "/api/v1/tasks/7/retry"),
+    ],
+)
+def test_every_write_needs_json(world, method, path) -> None:
+    before = world.digest()
+    reply = world.ask(method, path, raw=b"{}", headers={"Content-Type": "text/plain"})
+    assert (reply.status, reply.body["code"]) == (415, "json_needed")
+    assert world.digest() == before
+
+
+def test_a_submit_takes_no_query(world) -> None:
+    """`?dry_run=true` would have submitted."""
+    for path in ("/api/v1/tasks", "/api/v1/tasks/batch", "/api/tasks"):
+        reply = world.ask("POST", f"{path}?dry_run=true", {"command": "x"})
+        assert (reply.status, reply.body["errors"][0]["path"]) == (400, "dry_run")
+    assert world.ask("GET", "/api/v1/tasks").body["total"] == 0
+
+
 def test_a_page_of_our_own_may_write(world) -> None:
     reply = world.ask("POST", "/api/v1/tasks", {"command": "x"}, {"Origin": f"http://127.0.0.1:{world.port}"})
     assert reply.status == 201

@@ -352,6 +352,15 @@ def test_wrong_methods(world) -> None:
         assert world.ask("POST", path, {}).status == 405
 
 
+@pytest.mark.parametrize("path", ["/api/v1/board", "/api/v1/board/stream", "/api/v1/session"])
+def test_a_query_that_is_not_known_is_refused_as_elsewhere(world, path) -> None:
+    reply = world.ask("GET", f"{path}?node=n1")
+    elsewhere = world.ask("GET", "/api/v1/nodes?node=n1")
+    assert reply.status == 400
+    assert {**reply.body, "request_id": ""} == {**elsewhere.body, "request_id": ""}
+    assert reply.body["errors"][0]["path"] == "node"
+
+
 def read_until(sock: socket.socket, words: bytes, told: bytes) -> bytes:
     """What was told from these words on."""
     deadline = time.monotonic() + SECONDS

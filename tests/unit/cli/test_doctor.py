@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
+
+import pytest
 
 from dgpu.entry.doctor import Verdict, examine
 from dgpu.entry.processes import process_ref
@@ -60,6 +63,32 @@ def test_services_without_their_supervisor_are_leftovers(tmp_path):
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize("written", ["127.0.0.1:{port}", "localhost:{port}", "http://127.0.0.1:{port}/"])
+def test_the_scheduler_of_the_environment_is_asked_as_other_verbs_ask_it(dgpu, server, monkeypatch, written):
+    server.answers["GET", "/health"] = (200, {"status": "ok", "version": "99.0"})
+    server.answers["GET", "/ready"] = (200, {"ready": True, "role": "master", "epoch": 1})
+    monkeypatch.setenv("DGPU_SERVER", written.format(port=server.server_port))
+    _, out, _ = dgpu("doctor", "--json")
+    (found,) = [check for check in json.loads(out)["checks"] if check["name"] == "scheduler"]
+    assert "has version 99.0" in found["detail"]
+
+
+def test_an_address_that_is_none_is_refused_by_name(dgpu, monkeypatch):
+    monkeypatch.setenv("DGPU_SERVER", "ftp://somewhere")
+    code, _, err = dgpu("doctor")
+    assert code == 2
+    assert "DGPU_SERVER" in err
+    assert "'ftp://somewhere' is not a scheduler's address" in err
+
+
+def test_a_port_that_a_scheduler_elsewhere_has_is_not_held_here(tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr("dgpu.entry.doctor.HTTP_PORT", port)
+        assert checks(f"http://192.0.2.1:{port}", tmp_path)["http port"].status is Verdict.WARN
+        assert checks(f"http://localhost:{port}", tmp_path)["http port"].status is Verdict.OK
 
 
 def test_the_verb_prints_the_checks_and_fails_when_one_does(dgpu, server):

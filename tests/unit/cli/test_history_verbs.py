@@ -131,6 +131,24 @@ def test_a_report_as_csv_can_be_read_by_anything(dgpu, used):
     assert [each["wait_mean_seconds"] for each in rows] == ["75.0", ""]
 
 
+def test_what_a_spreadsheet_would_carry_out_is_made_harmless(dgpu, used):
+    """Users choose their labels, and somebody else opens the report."""
+    texts = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "ann", "a=b", ""]
+    _, report = used.answers["GET", "/api/v1/history/usage"]
+    report["rows"] = [row(user=text) for text in texts]
+    _, out, _ = dgpu("--server", used.url, "report", "--by", "user", "--format", "csv")
+    found = [each["user"] for each in csv.DictReader(io.StringIO(out, newline=""))]
+    assert found == ["'=1+1", "'+1", "'-1", "'@SUM(A1)", "'\t=1", "ann", "a=b", ""]
+    assert "apostrophe" in dgpu("report", "--help")[1]
+
+
+def test_a_key_that_is_named_twice_is_a_column_once(dgpu, used):
+    _, out, _ = dgpu("--server", used.url, "report", "--by", "tenant, pool,tenant", "--format", "csv")
+    assert out.splitlines()[0].split(",")[:3] == ["tenant", "pool", "gpu_hours"]
+    _, out, _ = dgpu("--server", used.url, "report", "--by", "tenant,tenant")
+    assert out.splitlines()[0].split()[:2] == ["TENANT", "GPU-HOURS"]
+
+
 @pytest.mark.parametrize("flags", [("--format", "json"), ("--json",), ("-o", "json")])
 def test_a_report_as_json_is_the_server_s_answer(dgpu, used, flags):
     _, out, _ = dgpu("--server", used.url, "report", *flags)

@@ -55,20 +55,18 @@ class Access:
         self.sessions = Sessions(token, clock)
 
     def refuse(self, method: str, path: str, headers: dict[bytes, bytes], peer: Peer) -> Problem | None:
-        """Why this request is not carried out; None: it may be."""
+        """Why this request is not carried out; None: it may be, if `wrong_content` has nothing against its body."""
         if path in OPEN_PATHS and method in READING_METHODS:
             return None
         refused = self.wrong_host(headers) or (None if method in READING_METHODS else _wrong_origin(headers))
         if refused is not None:
             return refused
         if path == SESSION_PATH and method == "POST":  # who has a code shows it here
-            refused = self._limited(peer)
-        else:
-            who = self.admit(headers, peer)
-            if isinstance(who, Problem):
-                return who
-            refused = None if method in READING_METHODS else _wrong_cookie_use(who, path, headers)
-        return refused or (_wrong_content(headers) if method in BODY_METHODS else None)
+            return self._limited(peer)
+        who = self.admit(headers, peer)
+        if isinstance(who, Problem):
+            return who
+        return None if method in READING_METHODS else _wrong_cookie_use(who, path, headers)
 
     def wrong_host(self, headers: dict[bytes, bytes]) -> Problem | None:
         """A name that is not ours means a page that was led to this address by DNS; addresses cannot be led."""
@@ -173,7 +171,13 @@ def _wrong_cookie_use(who: Admitted, path: str, headers: dict[bytes, bytes]) -> 
     return _problem(403, "foreign_origin", "Foreign origin", detail)
 
 
-def _wrong_content(headers: dict[bytes, bytes]) -> Problem | None:
+def wrong_content(method: str, headers: dict[bytes, bytes]) -> Problem | None:
+    """A form of a web page can be sent from anywhere without asking first, and is never JSON.
+
+    Looked at when the call is known: what takes no such method at all must not ask for JSON.
+    """
+    if method not in BODY_METHODS:
+        return None
     kind, _, parameters = headers.get(b"content-type", b"").partition(b";")
     charset = parameters.strip().lower()
     if kind.strip().lower() == b"application/json" and charset in {b"", b"charset=utf-8", b'charset="utf-8"'}:

@@ -31,7 +31,7 @@ from dgpu.service.rest import (
     whatif,
 )
 from dgpu.service.rest.backend import Backend
-from dgpu.service.rest.front import HOT_CALLS, App, no_such_call, problem_for, wrong_method
+from dgpu.service.rest.front import HOT_CALLS, App, no_such_call, problem_for, refuse_content, wrong_method
 from dgpu.service.rest.submit import too_large
 from dgpu.wire.answers import PROBLEM_JSON, Problem
 from dgpu.wire.requests import MOST_BODY_BYTES
@@ -71,12 +71,17 @@ def _litestar(backend: Backend) -> Litestar:
     return _Lean(
         route_handlers=[route for part in _PARTS for route in part.ROUTES],
         dependencies={"rest": Provide(lambda: backend, sync_to_thread=False)},
-        guards=[only_known_queries],
+        guards=[only_json_bodies, only_known_queries],
         exception_handlers={Exception: answer_with_problem},
         openapi_config=OpenAPIConfig(title=describe.TITLE, version=backend.options.version, path="/schema"),
         request_max_body_size=MOST_BODY_BYTES,
         logging_config=None,
     )
+
+
+def only_json_bodies(connection: Any, _: BaseRouteHandler) -> None:
+    """Before anything of the body is read."""
+    refuse_content(connection.scope["method"], dict(connection.scope["headers"]))
 
 
 def only_known_queries(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:

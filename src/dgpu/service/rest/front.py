@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import parse_qsl
 
 import msgspec
 import structlog
@@ -11,10 +12,10 @@ import structlog
 from dgpu.service.history import HistoryDamaged
 from dgpu.service.metrics_text import CONTENT_TYPE as METRICS_TYPE
 from dgpu.service.rest import board_calls, probes, session_calls, submit, task_list
-from dgpu.service.rest.access import Access, Peer
+from dgpu.service.rest.access import Access, Peer, wrong_content
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.pages import Page, Pages
-from dgpu.wire.answers import PROBLEM_JSON, Problem
+from dgpu.wire.answers import PROBLEM_JSON, FieldError, Problem
 from dgpu.wire.json_body import BadRequest
 from dgpu.wire.problem import problem_of_bad_request
 
@@ -44,6 +45,7 @@ _SAFETY_HEADERS = [
         b"default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; base-uri 'none'",
     ),
 ]
+_MOST_QUERY = 1_000  # is looked at
 _NOBODY = Peer(uid=None)
 _log = structlog.get_logger("dgpu.rest")
 
@@ -74,7 +76,7 @@ class Front:
         elif page is not None:
             await _send_page(send, page, method, request_id)
         elif method == "POST" and (call := HOT_CALLS.get(path.rstrip("/"))) is not None:
-            await self._hot(call, headers, receive, send, request_id)
+            await self._hot(call, scope, headers, receive, send)
         elif method in {"GET", "HEAD"} and (probe := _PROBES.get(path)) is not None:
             status, answer = await probe(self._backend)
             await self._send(send, status, msgspec.json.encode(answer), request_id)
@@ -84,7 +86,7 @@ class Front:
         elif method == "GET" and path == task_list.PATH:
             await self._answer(task_list.answer(self._backend, scope["query_string"]), send, request_id)
         elif path in board_calls.PATHS or path in session_calls.PATHS:
-            await self._unframed(method, path, headers, peer, receive, send, request_id)
+            await self._unframed(scope, headers, peer, receive, send, request_id)
         elif path.rstrip("/") in _ONLY_POST:
             await send_problem(send, wrong_method(method, path), request_id, {"allow": "POST"})
         elif path.startswith("/schema"):  # pages of the frame, which are not ours
@@ -93,9 +95,12 @@ class Front:
             await self._framed(scope, receive, send, request_id)
 
     async def _hot(
-        self, call: HotCall, headers: dict[bytes, bytes], receive: Receive, send: Send, request_id: str
+        self, call: HotCall, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send
     ) -> None:
+        request_id = scope["state"]["request_id"]
         try:
+            refuse_content("POST", headers)
+            _refuse_queries(scope["query_string"])
             body = await call(self._backend, headers, receive)
         except ConnectionResetError:
             return
@@ -118,8 +123,7 @@ class Front:
 
     async def _unframed(
         self,
-        method: str,
-        path: str,
+        scope: Scope,
         headers: dict[bytes, bytes],
         peer: Peer,
         receive: Receive,
@@ -127,10 +131,14 @@ class Front:
         request_id: str,
     ) -> None:
         """Boards and sessions: the first that a browser asks for, so they wait for no frame."""
+        method, path = scope["method"], scope["path"]
         told = [(b"x-request-id", request_id.encode()), *_SAFETY_HEADERS[:2]]
         answered: tuple[int, bytes, list[tuple[bytes, bytes]]] | None
         try:
+            _refuse_queries(scope["query_string"])
             if path in session_calls.PATHS:
+                if method in session_calls.ALLOWED[path]:
+                    refuse_content(method, headers)
                 answered = await session_calls.answer(self._access, method, path, headers, peer, receive)
                 allowed = session_calls.ALLOWED[path]
             elif method == "GET" and path == board_calls.STREAM_PATH:
@@ -221,6 +229,21 @@ def no_such_call(path: str) -> Problem:
 def wrong_method(method: str, path: str) -> Problem:
     detail = f"{method} is not possible on {path[:200]!r}."
     return Problem(status=405, title="Method not allowed", code="method_not_allowed", detail=detail)
+
+
+def refuse_content(method: str, headers: dict[bytes, bytes]) -> None:
+    refused = wrong_content(method, headers)
+    if refused is not None:
+        raise ProblemError(refused)
+
+
+def _refuse_queries(query: bytes) -> None:
+    """These calls take none. The frame sees to its own."""
+    for name, _ in parse_qsl(query[:_MOST_QUERY].decode("latin-1"), keep_blank_values=True):
+        detail = "This parameter is not known here."
+        raise BadRequest(
+            "invalid_query", f"{name[:64]}: {detail}", errors=[FieldError(path=name[:64], detail=detail)]
+        )
 
 
 def _headers_of(problem: Problem) -> dict[str, str]:
