@@ -53,6 +53,7 @@ from dgpu.wire.ranks import run_number
 ANSWER_MS = 10_000  # allowed to a scheduler to take the call and to welcome us
 DEFAULT_SILENCE_MS = 15_000
 SAMPLE_AHEAD_MS = 500
+LEAST_BEAT_MS = 50
 MOST_REPORTS = 1_000  # in one message
 MOST_UNACKED = 100  # messages with reports under way
 NEVER_MS = 2**62
@@ -68,6 +69,11 @@ class _State(enum.Enum):
     HANGING_UP = enum.auto()
 
 
+def _beat_ms(wanted_ms: int, silence_ms: int) -> int:
+    """Two beats may be lost or late before the scheduler gives the node up."""
+    return min(wanted_ms, max(silence_ms // 3, LEAST_BEAT_MS))
+
+
 class _Stream:
     """A new stream starts from nothing: sequence numbers are its own, the rest is told again."""
 
@@ -79,6 +85,7 @@ class _Stream:
         self.heard_ms = 0
         self.last_word_ms = 0
         self.silence_ms = DEFAULT_SILENCE_MS
+        self.beat_ms = NEVER_MS
         self.next_beat_ms = NEVER_MS
         self.beat_due = False
         self.beat_seq = 0
@@ -112,6 +119,7 @@ class Session:
         self._gpus: tuple[NodeGpu, ...] = ()
         self._samples: tuple[Sample, ...] = ()
         self._stream = _Stream()
+        self._said_beat_ms = 0
         self.highest_epoch = highest_epoch
         self.session_id = ""
         self.wake_at_ms = NEVER_MS
@@ -260,8 +268,10 @@ class Session:
         self._failures = 0
         self._stream.last_word_ms = now_ms
         self._stream.silence_ms = welcome.heartbeat_timeout_ms or DEFAULT_SILENCE_MS
-        self._stream.next_beat_ms = now_ms + self._settings.heartbeat_ms
+        self._stream.beat_ms = _beat_ms(self._settings.heartbeat_ms, self._stream.silence_ms)
+        self._stream.next_beat_ms = now_ms + self._stream.beat_ms
         outputs: list[SessionOutput] = [
+            *self._say_beat(),
             Note(event="registered", detail=f"{self._address}, epoch {welcome.epoch}"),
             *self._heard(self._stream.registered_ms),
             Opened(address=self._address, session_id=self.session_id),
@@ -271,6 +281,18 @@ class Session:
             outputs.append(TakeSamples())
         self._set_wake()
         return outputs + self._write(now_ms)
+
+    def _say_beat(self) -> list[SessionOutput]:
+        """Once, and again if the scheduler changes its mind."""
+        beat_ms, wanted_ms = self._stream.beat_ms, self._settings.heartbeat_ms
+        if beat_ms in {wanted_ms, self._said_beat_ms}:
+            return []
+        self._said_beat_ms = beat_ms
+        detail = (
+            f"every {beat_ms} ms instead of {wanted_ms}: the scheduler takes a node for offline "
+            f"that is silent for {self._stream.silence_ms} ms"
+        )
+        return [Note(event="heartbeat_shortened", detail=detail)]
 
     def _on_orders(self, orders: pb.Orders, now_ms: int) -> list[SessionOutput]:
         welcome = self._stream.welcome
@@ -363,7 +385,7 @@ class Session:
         if now_ms >= self._stream.next_beat_ms:
             self._stream.beat_due = True
             self._stream.sampling = False
-            self._stream.next_beat_ms = now_ms + self._settings.heartbeat_ms
+            self._stream.next_beat_ms = now_ms + self._stream.beat_ms
             outputs += self._write(now_ms)
         self._set_wake()
         return outputs

@@ -93,6 +93,16 @@ def check_agent(config: AgentConfig) -> Iterator[Problem]:
     yield from _check_logging(config.logging.output)
 
 
+def heartbeat_doubt(interval: float, timeout: float) -> str | None:
+    """Where both services are known. The agent then beats as often as it must."""
+    if interval <= timeout / 3:
+        return None
+    return (
+        f"agent.heartbeat_interval ({interval:g} s) is more than a third of agent.heartbeat_timeout ({timeout:g} s): "
+        f"nodes would come and go. The agent will beat every {timeout / 3:.3g} s."
+    )
+
+
 def _check_gpu(config: AgentConfig) -> Iterator[Problem]:
     gpu = config.gpu
     try:

@@ -62,10 +62,27 @@ def up(options: UpOptions) -> int:
             say(
                 f"Simulating {cards.words.removesuffix(', simulated')}: tasks run for real, the cards are made up."
             )
+        if (doubt := _doubt_of_heartbeats()) is not None:
+            say(f"Note: {doubt}")
         stack = Stack(state_dir, cards, http_port=options.http_port, grpc_port=options.grpc_port)
         return _serve(Supervisor(stack, signals, say), state_dir)
     finally:
         os.close(lock)
+
+
+def _doubt_of_heartbeats() -> str | None:
+    """Only the environment can have changed them."""
+    if not any("HEARTBEAT" in name.upper() for name in os.environ):
+        return None
+    from dgpu.entry.config import ConfigError, load_agent_config, load_scheduler_config
+    from dgpu.entry.config_checks import heartbeat_doubt
+
+    try:
+        timeout = load_scheduler_config(None).agent.heartbeat_timeout
+        interval = load_agent_config(None).agent.heartbeat_interval
+    except ConfigError:
+        return None  # the service that refuses it says so
+    return heartbeat_doubt(interval, timeout)
 
 
 def _serve(supervisor: Supervisor, state_dir: StateDir) -> int:

@@ -77,6 +77,43 @@ def sent(outputs) -> list[pb.FromAgent]:
     return [output.message for output in outputs if isinstance(output, Send)]
 
 
+@pytest.mark.parametrize(
+    ("timeout_ms", "beat_ms"), [(15_000, 5_000), (60_000, 5_000), (6_000, 2_000), (900, 300), (60, 50)]
+)
+def test_it_beats_three_times_within_the_silence_that_the_scheduler_allows(timeout_ms, beat_ms) -> None:
+    """Otherwise a node with a patient agent would be lost and found again for ever."""
+    machine = session()
+    machine.on_input(GpusFound(gpus=(GPU,)), 0)
+    machine.on_input(Begin(), 0)
+    machine.on_input(Connected(), 100)
+    machine.on_input(Written(), 110)
+    outputs = machine.on_input(welcome(heartbeat_timeout_ms=timeout_ms), 200)
+    told = [output.detail for output in outputs if getattr(output, "event", "") == "heartbeat_shortened"]
+    assert [f"every {beat_ms} ms instead of 5000" in text for text in told] == [True] * (beat_ms < 5_000)
+    now, beats = 200, []
+    while len(beats) < 3:
+        now = max(now, machine.wake_at_ms)
+        beats += [now for message in sent(machine.on_input(Woke(), now)) if message.HasField("heartbeat")]
+        machine.on_input(Written(), now)
+        ack = pb.FromScheduler(heartbeat_ack=pb.HeartbeatAck(seq=len(beats)))
+        machine.on_input(Received(message=ack), now)
+    assert beats == [200 + beat_ms * number for number in (1, 2, 3)]
+
+
+def test_a_shorter_heartbeat_is_told_once() -> None:
+    machine = session()
+    machine.on_input(GpusFound(gpus=(GPU,)), 0)
+    machine.on_input(Begin(), 0)
+    notes = []
+    for start in (100, 10_000, 20_000):
+        machine.on_input(Connected(), start)
+        machine.on_input(Written(), start + 10)
+        notes += machine.on_input(welcome(heartbeat_timeout_ms=6_000), start + 100)
+        machine.on_input(Disconnected(reason="gone"), start + 200)
+        machine.on_input(Woke(), machine.wake_at_ms)
+    assert [getattr(note, "event", "") for note in notes].count("heartbeat_shortened") == 1
+
+
 def test_it_dials_and_registers_with_what_the_node_holds() -> None:
     machine = session()
     machine.on_input(GpusFound(gpus=(GPU,)), 0)

@@ -14,6 +14,7 @@ from dgpu.entry import service_unit
 from dgpu.entry.processes import ProcessRef, bound_log, is_alive, process_ref, stop_process, tail
 from dgpu.entry.stack import Stack, choose_cards, free_port
 from dgpu.entry.state_dir import StateDir, UpRecord, default_state_dir
+from dgpu.entry.up import _doubt_of_heartbeats
 
 
 def sleeper():
@@ -165,3 +166,22 @@ def test_a_unit_that_differs_is_not_overwritten(tmp_path, monkeypatch):
         service_unit.write_unit(options, force=False)
     service_unit.write_unit(options, force=True)
     assert path.read_text() == service_unit.unit_text(options)
+
+
+@pytest.mark.parametrize(
+    ("interval", "timeout", "told"),
+    [("5", "15", None), ("6", "15", "every 5 s"), ("30", "15", "every 5 s"), ("1", "2", "every 0.667 s")],
+)
+def test_an_agent_that_would_beat_too_seldom_is_told_of_where_both_are_known(
+    monkeypatch, interval, timeout, told
+):
+    monkeypatch.setenv("DGPU__AGENT__HEARTBEAT_INTERVAL", interval)
+    monkeypatch.setenv("DGPU__AGENT__HEARTBEAT_TIMEOUT", timeout)
+    doubt = _doubt_of_heartbeats()
+    assert (doubt is None) == (told is None)
+    assert told is None or told in doubt
+
+
+def test_heartbeats_that_cannot_be_read_are_left_to_the_service_that_refuses_them(monkeypatch):
+    monkeypatch.setenv("DGPU__AGENT__HEARTBEAT_INTERVAL", "often")
+    assert _doubt_of_heartbeats() is None
