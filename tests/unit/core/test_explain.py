@@ -43,6 +43,30 @@ def test_busy_gpus_come_with_numbers_and_the_nearest_node() -> None:
     assert told.blockers[0].detail == "needs 2 GPUs on one node; at most 1 free on one, 2 in all, 2 busy"
 
 
+def test_the_nearest_node_is_one_whose_cards_could_ever_serve_it() -> None:
+    """One of another model lacks as many GPUs on paper, and would lack them for ever."""
+    state = cluster(
+        node("a-t4", gpus=4, model="T4"),
+        node("b-small", gpus=4, model="V100", memory_mb=4_096),
+        node("c-busy", gpus=2, model="V100"),
+        node("d-one", gpus=1, model="V100"),
+        task(2),
+        lease(1, on="c-busy"),
+    )
+    do(state, task(2, models=("V100",), memory_mb=8_192))
+    told = why(state, 2).nearest
+    assert (told.node_id, told.lacks) == ("c-busy", {"gpus": 2})
+
+
+def test_a_faulty_card_of_its_model_is_nearer_than_a_good_one_of_another() -> None:
+    state = cluster(
+        node("a-t4", gpus=2, model="T4"),
+        node("b", gpus=(gpu("x", index=0, fault="ecc"),)),
+        task(models=("V100",)),
+    )
+    assert why(state, 1).nearest.node_id == "b"
+
+
 def test_every_blocker_that_holds_is_named_at_once() -> None:
     cards = (
         gpu("a", index=0, reserved=True),

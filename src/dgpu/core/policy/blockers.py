@@ -103,8 +103,11 @@ def _gang_blockers(state: ClusterState, demand: Demand) -> list[Blocker]:
 
 
 def nearest_node(state: ClusterState, demand: Demand) -> Nearest | None:
-    """Among connected nodes in service: fewest GPUs short, then least cpus, then least ram; ties by node id."""
-    best: tuple[int, int, int, NodeId] | None = None
+    """Among connected nodes in service: fewest GPUs short, then least cpus, then least ram; ties by node id.
+
+    First of all those whose cards could ever serve it: one of another model comes no nearer by waiting.
+    """
+    best: tuple[bool, int, int, int, NodeId] | None = None
     for node_id, room in state.rooms.by_node.items():
         if not room.ready:
             continue
@@ -116,6 +119,7 @@ def nearest_node(state: ClusterState, demand: Demand) -> Nearest | None:
         else:
             good = len(idle) if idle and accepts(idle[0], demand) else 0
         short = (
+            good < demand.gpus and not _could_serve(state, room, demand),
             max(0, demand.gpus - good),
             max(0, demand.cpus_milli - room.cpus_free_milli) if demand.cpus_milli else 0,
             max(0, demand.ram_mb - room.ram_free_mb) if demand.ram_mb else 0,
@@ -125,8 +129,20 @@ def nearest_node(state: ClusterState, demand: Demand) -> Nearest | None:
             best = short
     if best is None:
         return None
-    lacks = dict(zip(("gpus", "cpus_milli", "ram_mb"), best[:3], strict=True))
-    return Nearest(node_id=best[3], lacks={what: number for what, number in lacks.items() if number})
+    lacks = dict(zip(("gpus", "cpus_milli", "ram_mb"), best[1:4], strict=True))
+    return Nearest(node_id=best[4], lacks={what: number for what, number in lacks.items() if number})
+
+
+def _could_serve(state: ClusterState, room: Room, demand: Demand) -> bool:
+    """If all its cards were well and idle. Looks at one of them where all are alike: there may be 20,000 nodes."""
+    if not room.mixed and len(room.cards) >= demand.gpus:
+        card = next(iter(room.cards.values()))
+        if demand.gpu_models and card.model not in demand.gpu_models:
+            return False
+        if accepts(card, demand):
+            return True
+    cards = (gpu for gpu in state.node_gpus(room.node_id) if not gpu.gone)
+    return sum(_suits(state, gpu, demand) for gpu in cards) >= demand.gpus
 
 
 def plural(number: int, word: str) -> str:
