@@ -9,8 +9,10 @@ from dgpu.core.state import ClusterState
 
 
 def apply_reserved(state: ClusterState, event: TasksReserved) -> None:
+    due, last = state.bookings.due, state.waiting.last_reserved
     for task_id in event.dropped:
         state.let_go(task_id)
+    state.bookings.due, state.waiting.last_reserved = due, last  # who planned this knows
     for made in event.made:
         known = state.reservations.get(made.task_id)
         _leave(state, known, made)

@@ -108,6 +108,7 @@ def apply_started(state: ClusterState, event: TaskStarted) -> None:
     task = state.tasks[event.task_id]
     if not task.started_at:  # of a gang, the first rank counts
         task = state.tasks[task.id] = replace(task, started_at=event.started_at)
+        state.bookings.ends.forget(state.leases_of(task))
         state.note_expiry(task)
 
 
@@ -128,7 +129,8 @@ def apply_finished(state: ClusterState, event: TaskFinished) -> None:
             ended_at=event.at,
         ),
     )
-    note_run(state.run_times, state.shapes[task.shape_id], state.tasks[task.id], event.at)
+    if note_run(state.run_times, state.shapes[task.shape_id], state.tasks[task.id], event.at):
+        state.bookings.ends.start_over()
 
 
 def apply_requeued(state: ClusterState, event: TaskRequeued) -> None:
@@ -150,7 +152,8 @@ def apply_requeued(state: ClusterState, event: TaskRequeued) -> None:
 
 
 def apply_cancel_requested(state: ClusterState, event: TaskCancelRequested) -> None:
-    state.tasks[event.task_id] = replace(state.tasks[event.task_id], cancelling=True)
+    task = state.tasks[event.task_id] = replace(state.tasks[event.task_id], cancelling=True)
+    state.bookings.ends.forget(state.leases_of(task))
 
 
 def apply_cancelled(state: ClusterState, event: TasksCancelled) -> None:

@@ -4,21 +4,29 @@ be looked at anew. Derived, never journaled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from heapq import heapify, heappop, heappush
+from itertools import islice
+from operator import itemgetter
 from typing import TypeAlias
 
-from dgpu.core.ids import NodeId
+from dgpu.core.ids import LeaseId, NodeId
 from dgpu.core.policy.fit import Demand
+from dgpu.core.policy.lasting import Ends
 from dgpu.core.policy.soonest import Opening
 from dgpu.core.room import Room
 
 _MOST_DEMANDS = 16
-_MOST_CAUGHT_UP = 32  # rooms in one go; what is not looked at yet is found later, never believed wrongly
+# In one go. What is not looked at yet is found later, and never believed wrongly.
+_MOST_CAUGHT_UP = 256  # changes; of these, the rooms with something idle are looked at
+_MOST_BEHIND = 8  # and so many others,
+_MOST_BEHIND_AT_TIMES = 64  # or so many when all reservations are worked out anew
 _FEWEST_MOVES = 4_096
 _REST_MS = 1_000
 
 Look: TypeAlias = Callable[[Room], Opening | None]
+Found: TypeAlias = tuple[int, NodeId, Opening]  # when, and where
+BY_TIME = itemgetter(0, 1)
 
 
 class Soonest:
@@ -26,11 +34,12 @@ class Soonest:
     believed.
     """
 
-    __slots__ = ("heap", "seen", "times")
+    __slots__ = ("behind", "heap", "seen", "times")
 
     def __init__(self, times: dict[NodeId, int], seen: int) -> None:
         self.times = times
         self.seen = seen  # how much of the list of changes is worked in
+        self.behind: dict[NodeId, None] = {}  # changed, and not looked at yet
         self.heap = [(at, node_id) for node_id, at in times.items()]
         heapify(self.heap)
 
@@ -41,20 +50,35 @@ class Soonest:
             self.times[node_id] = found.at
             heappush(self.heap, (found.at, node_id))
 
-    def catch_up(self, moved: list[Room], look: Look) -> None:
+    def catch_up(
+        self, moved: list[Room], rooms: Mapping[NodeId, Room], look: Look, *, thorough: bool
+    ) -> None:
+        """A room that was filled up again is mostly free later than it was, which is found out when it comes up. One
+        with something idle is not.
+        """
+        behind = self.behind
         until = min(len(moved), self.seen + _MOST_CAUGHT_UP)
-        for room in dict.fromkeys(moved[self.seen : until]):
-            self.note(room.node_id, look(room))
-        self.seen = until
+        if until > self.seen:
+            for room in dict.fromkeys(moved[self.seen : until]):
+                if room.idle or room.kept:
+                    behind.pop(room.node_id, None)
+                    self.note(room.node_id, look(room))
+                else:
+                    behind[room.node_id] = None
+            self.seen = until
+        for node_id in list(islice(behind, _MOST_BEHIND_AT_TIMES if thorough else _MOST_BEHIND)):
+            del behind[node_id]
+            known = rooms.get(node_id)
+            self.note(node_id, None if known is None else look(known))
         if len(self.heap) > 2 * len(self.times) + 64:
             self.heap = [(at, node_id) for node_id, at in self.times.items()]
             heapify(self.heap)
 
     def first(
         self, number: int, rooms: Mapping[NodeId, Room], look: Look, without: Container[NodeId]
-    ) -> list[tuple[int, NodeId, Opening]]:
+    ) -> list[Found]:
         """The nodes that have room first, ties by id."""
-        found: list[tuple[int, NodeId, Opening]] = []
+        found: list[Found] = []
         aside: list[tuple[int, NodeId]] = []
         while self.heap and len(found) < number:
             at, node_id = heappop(self.heap)
@@ -83,6 +107,7 @@ class Bookings:
         "_origin",
         "displaced",
         "due",
+        "ends",
         "fruitless",
         "looked_at",
         "looks_left",
@@ -96,6 +121,7 @@ class Bookings:
             None  # the last look for more: when, and the next task id then
         )
         self.looked_at = 0  # when all reservations were last worked out anew
+        self.ends = Ends()
         self._moved: list[Room] = []
         self._by_demand: dict[Demand, Soonest] = {}
         self._origin = origin
@@ -120,13 +146,13 @@ class Bookings:
         """Rooms that changed, for who tells of them."""
         return self._moved
 
-    def soonest(self, demand: Demand, rooms: Iterable[Room], look: Look) -> Soonest:
+    def soonest(self, demand: Demand, rooms: Mapping[NodeId, Room], look: Look, *, thorough: bool) -> Soonest:
         known = self._by_demand.get(demand)
         if known is None:
             if len(self._by_demand) >= _MOST_DEMANDS:
                 del self._by_demand[next(iter(self._by_demand))]
-            known = self._by_demand[demand] = self._new(demand, rooms, look)
-        known.catch_up(self._moved, look)
+            known = self._by_demand[demand] = self._new(demand, rooms.values(), look)
+        known.catch_up(self._moved, rooms, look, thorough=thorough)
         return known
 
     def _new(self, demand: Demand, rooms: Iterable[Room], look: Look) -> Soonest:
@@ -140,7 +166,11 @@ class Bookings:
     def lend(self, demand: Demand) -> Soonest | None:
         """For a copy, in which all that moved in itself is still to be looked at."""
         known = self._by_demand.get(demand)
-        return None if known is None else Soonest(known.times.copy(), 0)
+        if known is None:
+            return None
+        twin = Soonest(known.times.copy(), 0)
+        twin.behind = known.behind.copy()
+        return twin
 
     def is_long(self, nodes: int) -> bool:
         return len(self._moved) > max(_FEWEST_MOVES, 2 * nodes)
@@ -152,7 +182,13 @@ class Bookings:
         for each in self._by_demand.values():
             each.seen = 0
 
+    def keep_ends(self, leases: Collection[LeaseId]) -> None:
+        """Those of leases that are over are forgotten now and then."""
+        if len(self.ends.known) > 2 * len(leases) + 64:
+            self.ends.shorten(leases)
+
     def forget(self) -> None:
         """Nobody asks any more."""
+        self.ends = Ends()
         self._moved.clear()
         self._by_demand.clear()

@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from dgpu.core.lane import Lane, Order
 
 NOBODY = TaskId(0)
+NO_SHAPE = ShapeId(0)
 PART = -1  # the size of a demand for a part of one GPU
 SLACK = 64  # stale entries tolerated in a heap beyond its live ones
 
 # The place of a line in the order: highest level first, then the tenant with the least share, then the oldest head.
 Turn: TypeAlias = tuple[int, int, TaskId, ShapeId]  # (-level, share, head, shape)
+LAST_OF_ALL: Turn = (1 << 62, 0, NOBODY, NO_SHAPE)
 CrowdKey: TypeAlias = tuple[Demand, Pool | None]  # tasks without GPUs are of no pool here
 
 

@@ -15,6 +15,7 @@ from dgpu.core.task import Shape, Task, TaskStatus
 
 MOST_KINDS = 4_096  # a bound on memory; the half that was not seen for longest leaves
 MOST_RUNS = 15
+FEWEST_RUNS = 3  # for reservations to believe them: fewer say too little
 
 _MOST_READ = 4_096  # characters of a command
 _NUMBER = re.compile(r"\d+")
@@ -45,18 +46,19 @@ def kind_of(shape: Shape, detail: bytes) -> str:
     return f"{shape.tenant_id}/command/{known_by}/{gpus}"
 
 
-def note_run(known: dict[str, RunTimes], shape: Shape, task: Task, at: int) -> None:
+def note_run(known: dict[str, RunTimes], shape: Shape, task: Task, at: int) -> bool:
     """Of a task that is over. One that was cancelled says nothing of how long it would have run; an allocation runs as
-    long as it is told to.
+    long as it is told to. Are there just enough of its kind now, so that others are believed to take as long?
     """
     if task.status not in _TELLING or not task.started_at or task.allocation:
-        return
+        return False
     kind = kind_of(shape, task.detail)
     before = known.get(kind)
     if before is None and len(known) >= MOST_KINDS:
         _make_room(known)
     recent = () if before is None else before.recent_ms[1 - MOST_RUNS :]
     known[kind] = RunTimes(recent_ms=(*recent, max(0, task.finished_at - task.started_at)), updated_at=at)
+    return len(recent) + 1 == FEWEST_RUNS
 
 
 _TELLING = {TaskStatus.SUCCESS, TaskStatus.FAILED}

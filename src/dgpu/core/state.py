@@ -16,7 +16,7 @@ from dgpu.core.health import GpuHealth, due_at
 from dgpu.core.idempotency import IdempotencyKey
 from dgpu.core.ids import GpuId, LeaseId, NodeId, ShapeId, TaskId, TenantId
 from dgpu.core.lease import Lease
-from dgpu.core.line import Line
+from dgpu.core.line import LAST_OF_ALL, Line
 from dgpu.core.node import Gpu, GpuStatus, Node
 from dgpu.core.policy.fit import Demand
 from dgpu.core.policy.fragment import Typical
@@ -261,6 +261,10 @@ class ClusterState:
             for place in reservation.places:
                 self.rooms.keep(place.node_id, task_id, None)
             self.bookings.due = True
+            if self.waiting.last_reserved is not None:
+                self.waiting.last_reserved = (
+                    LAST_OF_ALL  # until all are planned, whoever comes first may have it
+                )
 
     # what others ask
 

@@ -6,10 +6,11 @@ kind took is believed. Nothing is known of a task with neither, and a service ne
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING
 
 from dgpu.core.ids import LeaseId
-from dgpu.core.run_times import kind_of, quantile_ms
+from dgpu.core.run_times import FEWEST_RUNS, RunTimes, kind_of, quantile_ms
 from dgpu.core.task import Restart, Task
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ UNKNOWN = 1 << 60  # a time that nobody knows; larger ones: of so many cards
 NEVER = 1 << 61
 
 _PERCENT = 90
-_FEWEST_RUNS = 3  # fewer say too little
 
 
 def lasts_ms(state: ClusterState, task: Task, known: dict[bytes, int] | None = None) -> int:
@@ -36,27 +36,64 @@ def lasts_ms(state: ClusterState, task: Task, known: dict[bytes, int] | None = N
         return UNKNOWN
     if known is not None and task.detail in known:
         return known[task.detail]
-    runs = state.run_times.get(kind_of(state.shapes[task.shape_id], task.detail))
-    learned = quantile_ms(runs, _PERCENT, longer_than_ms=-1)
-    enough = runs is not None and len(runs.recent_ms) >= _FEWEST_RUNS
-    lasts = learned + RELEASE_MS if enough and learned is not None else UNKNOWN
+    lasts = learned_ms(state.run_times.get(kind_of(state.shapes[task.shape_id], task.detail)))
     if known is not None:
         known[task.detail] = lasts
     return lasts
 
 
-def ends_at(state: ClusterState, lease_id: LeaseId, at: int) -> int:
-    """UNKNOWN or more: nobody knows, or never. One that outlives what was learned is no longer known."""
-    lease = state.leases[lease_id]
-    task = state.tasks[lease.task_id]
-    if task.cancelling or lease.stopping:
-        return at + KILL_GRACE_MS + RELEASE_MS
-    if (
-        task.timeout_ms and not task.allocation and task.restart is not Restart.ALWAYS
-    ):  # mostly, and asked often
-        return (task.started_at or lease.granted_at) + task.timeout_ms + KILL_GRACE_MS + RELEASE_MS
-    lasts = lasts_ms(state, task)
-    if lasts >= UNKNOWN:
-        return lasts
-    over_at = (task.started_at or lease.granted_at) + lasts
-    return over_at if over_at > at or task.timeout_ms else UNKNOWN
+def learned_ms(runs: RunTimes | None) -> int:
+    if runs is None or len(runs.recent_ms) < FEWEST_RUNS:
+        return UNKNOWN
+    learned = quantile_ms(runs, _PERCENT, longer_than_ms=-1)
+    return UNKNOWN if learned is None else learned + RELEASE_MS
+
+
+class Ends:
+    """When leases are over at the latest. What neither time nor other runs can change is worked out once; whoever
+    changes a lease or its task says so.
+    """
+
+    __slots__ = ("_kinds", "_learned", "known")
+
+    def __init__(self) -> None:
+        self.known: dict[LeaseId, int] = {}  # for all to read; what is not in it is asked for
+        self._kinds: dict[LeaseId, str] = {}  # to read a command costs more than all else here
+        self._learned: dict[str, tuple[RunTimes | None, int]] = {}  # by kind, from which runs
+
+    def ask(self, state: ClusterState, lease_id: LeaseId, at: int) -> int:
+        """UNKNOWN or more: nobody knows, or never. One that outlives what was learned is no longer known."""
+        lease = state.leases[lease_id]
+        task = state.tasks[lease.task_id]
+        if task.cancelling or lease.stopping:
+            return at + KILL_GRACE_MS + RELEASE_MS
+        began_at = task.started_at or lease.granted_at
+        if task.timeout_ms or task.allocation or task.restart is Restart.ALWAYS or not state.run_times:
+            lasts = lasts_ms(state, task)
+        else:
+            kind = self._kinds.get(lease_id)
+            if kind is None:
+                kind = self._kinds[lease_id] = kind_of(state.shapes[task.shape_id], task.detail)
+            runs = state.run_times.get(kind)
+            known, lasts = self._learned.get(kind, (None, UNKNOWN))
+            if runs is not known:
+                lasts = learned_ms(runs)
+                self._learned[kind] = (runs, lasts)
+            if lasts < UNKNOWN:
+                return began_at + lasts if began_at + lasts > at else UNKNOWN
+        over_at = self.known[lease_id] = lasts if lasts >= UNKNOWN else began_at + lasts
+        return over_at
+
+    def forget(self, lease_ids: Iterable[LeaseId]) -> None:
+        """The lease or its task changed."""
+        for lease_id in lease_ids:
+            self.known.pop(lease_id, None)
+
+    def start_over(self) -> None:
+        """Of a kind of task enough is known now."""
+        self.known.clear()
+
+    def shorten(self, leases: Container[LeaseId]) -> None:
+        self.known = {lease_id: at for lease_id, at in self.known.items() if lease_id in leases}
+        self._kinds = {lease_id: kind for lease_id, kind in self._kinds.items() if lease_id in leases}
+        self._learned.clear()

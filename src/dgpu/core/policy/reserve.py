@@ -1,4 +1,4 @@
-"""Who holds a reservation, where and for when.
+"""Who holds a reservation. Where and for when: see draft.
 
 The first tasks in order that no node has room for, as many as the settings say. A task that its pool's quota, its tenant
 or its array would keep back anyway holds none. A reservation stands until its task starts: it moves when it can be
@@ -8,48 +8,42 @@ nobody else.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from heapq import heapify, heappop, heapreplace
-from typing import NamedTuple
 
-from dgpu.core.bookings import Look
 from dgpu.core.events import TasksReserved
-from dgpu.core.ids import LeaseId, NodeId, TaskId, TenantId
-from dgpu.core.line import Claim, Line, Turn
-from dgpu.core.policy.backfill import by_time, level_of
+from dgpu.core.ids import NodeId, TaskId, TenantId
+from dgpu.core.line import LAST_OF_ALL, NO_SHAPE, NOBODY, Claim, Line, Turn
+from dgpu.core.policy.backfill import level_of
+from dgpu.core.policy.draft import Draft
 from dgpu.core.policy.fit import Demand
-from dgpu.core.policy.lasting import NEVER, UNKNOWN, ends_at, lasts_ms
 from dgpu.core.policy.quota import has_quota, is_kept, within_limits
-from dgpu.core.policy.soonest import Cluster, Opening, Taken, opening
-from dgpu.core.reservation import Hold, Place, Reservation
-from dgpu.core.room import Room
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Pool
 
 LOOK_AGAIN_MS = 10_000  # something may have become free elsewhere: looked for only so often
 _MOST_TRIES = 32  # plans in one go
 _LONG_QUEUE = 100
-_SLACK_MS = 5_000  # a time that slips by less is left as it is: a task took some time to begin
-_LAST_OF_ALL: Turn = (1 << 62, 0, TaskId(0), 0)  # type: ignore[assignment]
+_NOTHING = Claim(0, 0)
 
 
 def reservations_due(state: ClusterState, at: int) -> bool:
-    if not state.settings.reservations:
-        return bool(state.reservations)
+    if not state.reservations:
+        return bool(state.settings.reservations) and _wants_more(state, at) and not _all_alike(state)
+    if not state.settings.reservations or state.rooms.unsettled or _wants_more(state, at):
+        return True
+    return at - state.bookings.looked_at >= LOOK_AGAIN_MS
+
+
+def _wants_more(state: ClusterState, at: int) -> bool:
+    """Somebody may hold a reservation who does not, or should no longer."""
     bookings = state.bookings
-    if not state.reservations and _all_alike(state):
-        return False
-    if state.waiting.overtaken or state.rooms.unsettled:
-        return True
-    if bookings.due and not bookings.rests(at, state.next_task_id):
-        return True
-    return bool(state.reservations) and at - bookings.looked_at >= LOOK_AGAIN_MS
+    return state.waiting.overtaken or (bookings.due and not bookings.rests(at, state.next_task_id))
 
 
 def note_admissions(state: ClusterState) -> None:
     """After grants: a reservation that quota or limits no longer allow blocks nobody."""
-    tally = _Tally(state, counted=False)
+    tally = _Tally(state)
     for task_id in state.reservations:
         line = state.waiting.lines[state.tasks[task_id].shape_id]
         if line.barred or not tally.admits(line):
@@ -61,51 +55,81 @@ def note_admissions(state: ClusterState) -> None:
 def replan(state: ClusterState, at: int) -> tuple[TasksReserved, ...]:
     """What has changed about all reservations. Nothing is applied yet."""
     bookings, most = state.bookings, state.settings.reservations
-    everything = at - bookings.looked_at >= LOOK_AGAIN_MS or bookings.displaced
-    unsettled = set(state.rooms.unsettled)
-    bookings.due = bookings.displaced = state.waiting.overtaken = False
+    everything = at - bookings.looked_at >= LOOK_AGAIN_MS
+    # A grant that took what was kept may have been on any of their nodes.
+    unsettled = [*(state.rooms.reserved if bookings.displaced else state.rooms.unsettled)]
     state.rooms.unsettled.clear()
+    if most and not everything and not bookings.displaced and not _wants_more(state, at):
+        settled = _settle(state, at, unsettled)
+        if settled is not None:
+            return settled
+    bookings.due = bookings.displaced = state.waiting.overtaken = False
     if everything:
         bookings.looked_at = at
-    draft = _Draft(state, at)
-    last = _fill(draft, lambda known: everything or _is_stale(known, unsettled, draft, at))
-    state.waiting.last_reserved = last if len(draft.plans) >= most > 0 else _LAST_OF_ALL if most else None
+    draft = Draft(state, at, unsettled, anywhere=everything)
+    least = _fill(draft)
+    if not most:
+        state.waiting.last_reserved = None
+    elif least is None or len(draft.plans) < most:
+        state.waiting.last_reserved = LAST_OF_ALL
+    else:  # what is held gives way to a higher level only
+        state.waiting.last_reserved = (-least, -1, NOBODY, NO_SHAPE)
     planned = draft.events()
     in_vain = not planned and len(draft.plans) < most
     bookings.fruitless = (at, state.next_task_id) if in_vain else None
     return planned
 
 
-def _fill(draft: _Draft, is_stale: Callable[[Reservation], bool]) -> Turn | None:
-    """As many as may be held. A task that no node could ever hold as things are takes nobody's place."""
+def _settle(state: ClusterState, at: int, unsettled: list[NodeId]) -> tuple[TasksReserved, ...] | None:
+    """Something ended on nodes of reservations, and nothing else is new: who holds them stays, and only those there
+    can be earlier. None: that is not all.
+    """
+    draft = Draft(state, at, unsettled, anywhere=False)
+    tally = _Tally(state)
+    for _, _, task_id in _known(state):
+        line, known = state.waiting.lines[state.tasks[task_id].shape_id], state.reservations[task_id]
+        if line.barred or not tally.admits(line):
+            return None
+        if draft.is_stale(known):
+            draft.plan(task_id, line, known)
+            if draft.dropped:
+                return None
+        tally.add(line)
+    return draft.events()
+
+
+def _fill(draft: Draft) -> int | None:
+    """As many as may be held; the lowest level of them. A task that no node could ever hold as things are takes nobody's
+    place.
+    """
     state, most = draft.state, draft.state.settings.reservations
-    tally = _Tally(state, counted=False)
+    tally = _Tally(state)
     alike = _all_alike(state)
     kept: set[TaskId] = set()
     hopeless: set[Demand] = set()
-    last: Turn | None = None
+    least: int | None = None
     tries = 0
-    for task_id, line in _wanted(state):
-        if len(kept) >= most or tries >= _MOST_TRIES:
-            break
+    for task_id, line in _wanted(state) if most else ():
         demand = line.crowd.demand
         if task_id in kept or line.barred or demand in hopeless or not tally.admits(line):
             continue
         known = state.reservations.get(task_id)
         if known is None and alike:
             continue
-        if known is None or is_stale(known):
+        if known is None or draft.is_stale(known):
             tries += 1
             draft.plan(task_id, line, known)
-        if task_id not in draft.plans:
+        if task_id in draft.plans:
+            tally.add(line)
+            kept.add(task_id)
+            least = line.level(task_id)
+        else:
             hopeless.add(demand)
-            continue
-        tally.add(line)
-        kept.add(task_id)
-        last = (-line.level(task_id), line.account.share, task_id, line.shape_id)
+        if len(kept) >= most or tries >= _MOST_TRIES:
+            break
     for task_id in [each for each in draft.plans if each not in kept]:
         draft.drop(task_id)
-    return last
+    return least
 
 
 def reserve_head(state: ClusterState, line: Line, at: int) -> tuple[TasksReserved, ...]:
@@ -116,12 +140,18 @@ def reserve_head(state: ClusterState, line: Line, at: int) -> tuple[TasksReserve
     turn, last = line.turn(), state.waiting.last_reserved
     if turn is None or (last is not None and turn >= last):
         return ()
-    if len(state.reservations) >= most:
-        return replan(state, at)
     state.bookings.due = True
-    if _all_alike(state) or not _Tally(state).admits(line):
+    if len(state.reservations) >= most:
+        state.bookings.fruitless = None
+        return replan(state, at)
+    if _all_alike(state):
         return ()
-    draft = _Draft(state, at)
+    tally = _Tally(state)
+    for task_id in state.reservations:
+        tally.add(state.waiting.lines[state.tasks[task_id].shape_id])
+    if not tally.admits(line):
+        return ()
+    draft = Draft(state, at, anywhere=False)
     draft.plan(head, line, None)
     return draft.events()
 
@@ -134,80 +164,95 @@ def _all_alike(state: ClusterState) -> bool:
     return waiting.count > _LONG_QUEUE and sum(len(lane.crowds) for lane in waiting.lanes.values()) == 1
 
 
-def _is_stale(known: Reservation, unsettled: set[NodeId], draft: _Draft, at: int) -> bool:
-    if known.at and known.at <= at:
-        return True
-    return bool(draft.changed) or any(place.node_id in unsettled for place in known.places)
-
-
 # who
 
 
 class _Tally:
     """What the reservations counted so far will take of quotas and limits, with what is in use now."""
 
-    def __init__(self, state: ClusterState, *, counted: bool = True) -> None:
+    __slots__ = ("arrays", "milli", "state", "tasks", "tenants")
+
+    def __init__(self, state: ClusterState) -> None:
         self.state = state
-        self.milli: Counter[Pool | None] = Counter()
+        self.milli: dict[Pool | None, int] = {}
         self.tenants: dict[TenantId, Claim] = {}
-        self.tasks: Counter[TenantId] = Counter()
-        self.arrays: Counter[TaskId] = Counter()
-        if counted:
-            for task_id in state.reservations:
-                self.add(state.waiting.lines[state.tasks[task_id].shape_id])
+        self.tasks: dict[TenantId, int] = {}
+        self.arrays: dict[TaskId, int] = {}
 
     def add(self, line: Line) -> None:
-        claim, tenant_id = line.crowd.claim, line.shape.tenant_id
-        self.milli[line.crowd.lane.pool] += claim.milli
-        before = self.tenants.get(tenant_id, Claim(0, 0))
+        claim, tenant_id, pool = line.crowd.claim, line.shape.tenant_id, line.crowd.lane.pool
+        self.milli[pool] = self.milli.get(pool, 0) + claim.milli
+        before = self.tenants.get(tenant_id, _NOTHING)
         self.tenants[tenant_id] = Claim(before.milli + claim.milli, before.memory_mb + claim.memory_mb)
-        self.tasks[tenant_id] += 1
-        self.arrays[line.shape.array_id] += 1
+        self.tasks[tenant_id] = self.tasks.get(tenant_id, 0) + 1
+        if line.shape.array_id:
+            self.arrays[line.shape.array_id] = self.arrays.get(line.shape.array_id, 0) + 1
 
     def admits(self, line: Line) -> bool:
         state, shape, account = self.state, line.shape, line.account
-        claim = line.crowd.claim
-        if not has_quota(state, line.crowd.lane, claim.milli + self.milli[line.crowd.lane.pool]):
+        claim, lane = line.crowd.claim, line.crowd.lane
+        if not has_quota(state, lane, claim.milli + self.milli.get(lane.pool, 0)):
             return False
         if shape.array_id:
-            running = state.waiting.arrays.get(shape.array_id, 0) + self.arrays[shape.array_id]
+            running = state.waiting.arrays.get(shape.array_id, 0) + self.arrays.get(shape.array_id, 0)
             if running >= shape.array_limit:
                 return False
         if not state.tenants:
             return True
-        ahead = self.tenants.get(shape.tenant_id, Claim(0, 0))
+        ahead = self.tenants.get(shape.tenant_id, _NOTHING)
         both = Claim(claim.milli + ahead.milli, claim.memory_mb + ahead.memory_mb)
         tenant = account.tenant
         most = None if tenant is None else tenant.max_running
-        if most is not None and account.running + self.tasks[shape.tenant_id] >= most:
+        if most is not None and account.running + self.tasks.get(shape.tenant_id, 0) >= most:
             return False
         return within_limits(state, account, both) and not is_kept(state, account, claim)
 
 
+def _known(state: ClusterState) -> list[tuple[int, int, TaskId]]:
+    """Those that hold one, in the order in which they do."""
+    return sorted(
+        [(-level_of(state, task_id), made.made_at, task_id) for task_id, made in state.reservations.items()]
+    )
+
+
 def _wanted(state: ClusterState) -> Iterator[tuple[TaskId, Line]]:
     """In order of level, those that hold one already first: what was promised is not taken back for a new one of the
-    same priority.
+    same priority. Who stands too low to go before any of them is not even put in order until then.
     """
-    known = sorted(
-        (-level_of(state, task_id), made.made_at, task_id) for task_id, made in state.reservations.items()
-    )
-    fresh = _in_order(state)
-    candidate = next(fresh, None)
-    while known or candidate is not None:
-        if candidate is None or (known and known[0][0] <= candidate[0][0]):
-            task_id = known.pop(0)[2]
+    known = _known(state)
+    lowest = known[-1][0] if known else None
+    if lowest is not None:
+        fresh = _in_order(state, _above(state, lowest))
+        candidate = next(fresh, None)
+        for level, _, task_id in known:
+            while candidate is not None and candidate[0][0] < level:
+                yield candidate[1], candidate[2]
+                candidate = next(fresh, None)
             yield task_id, state.waiting.lines[state.tasks[task_id].shape_id]
-        else:
-            yield candidate[1], candidate[2]
-            candidate = next(fresh, None)
+    for turn, task_id, line in _in_order(state, state.waiting.blocked_lines()):
+        if lowest is None or turn[0] >= lowest:
+            yield task_id, line
 
 
-def _in_order(state: ClusterState) -> Iterator[tuple[Turn, TaskId, Line]]:
+def _above(state: ClusterState, lowest: int) -> list[tuple[Turn, Line]]:
+    """Of lines that were refused: those whose head stands above a (negated) level."""
+    ages = state.settings.ageing_ms > 0
+    return [
+        (turn, line)
+        for lane in state.waiting.lanes.values()
+        for crowd in lane.crowds.values()
+        if crowd.blocked
+        for line in crowd.lines.values()
+        if (ages or -line.priority < lowest) and (turn := line.turn()) is not None and turn[0] < lowest
+    ]
+
+
+def _in_order(state: ClusterState, lines: list[tuple[Turn, Line]]) -> Iterator[tuple[Turn, TaskId, Line]]:
     """Waiting tasks of demands that fit nowhere, in order, without those that hold a reservation."""
-    heap = [(turn, 0, line) for turn, line in state.waiting.blocked_lines()]
+    heap = [(turn, 0, line) for turn, line in lines]
     most = state.settings.reservations + len(state.reservations)
     heapify(heap)
-    tally = _Tally(state, counted=False)
+    tally = _Tally(state)
     while heap:
         turn, number, line = heap[0]
         task_id = turn[2]
@@ -222,149 +267,3 @@ def _in_order(state: ClusterState) -> Iterator[tuple[Turn, TaskId, Line]]:
             heapreplace(heap, ((-line.level(next_id), turn[1], next_id, turn[3]), number + 1, line))
         else:
             heappop(heap)
-
-
-# where and when
-
-
-class _Plan(NamedTuple):
-    at: int
-    places: tuple[Place, ...]
-
-
-class _Draft:
-    """Reservations as they are going to be; what is not planned anew stays."""
-
-    def __init__(self, state: ClusterState, at: int) -> None:
-        self.state = state
-        self.at = at
-        self.plans: dict[TaskId, Reservation] = dict(state.reservations)
-        self.changed: dict[TaskId, None] = {}
-        self.dropped: dict[TaskId, None] = {}
-        self._ends: dict[LeaseId, int] = {}
-        if state.rooms.moved is None:
-            state.rooms.moved = state.bookings.moved
-
-    def drop(self, task_id: TaskId) -> None:
-        if self.plans.pop(task_id, None) is not None:
-            self.changed.pop(task_id, None)
-            self.dropped[task_id] = None
-
-    def plan(self, task_id: TaskId, line: Line, known: Reservation | None) -> None:
-        demand, level = line.crowd.demand, line.level(task_id)
-        others = [
-            each
-            for each in self.plans.values()
-            if each.task_id != task_id and level_of(self.state, each.task_id) >= level
-        ]
-        plan = self._soonest(demand, self._taken(others))
-        if known is not None:
-            plan = self._staying(known, demand, others, plan)
-        if plan is None or plan.at >= NEVER:
-            self.drop(task_id)
-            return
-        made_at = self.at if known is None else known.made_at
-        at = 0 if plan.at >= UNKNOWN else max(plan.at, self.at)
-        made = Reservation(task_id=task_id, places=plan.places, at=at, made_at=made_at)
-        if known is not None and known.places == made.places and self._is_as_before(known, made):
-            return
-        self.plans[task_id] = made
-        self.changed[task_id] = None
-        self.dropped.pop(task_id, None)
-
-    def _is_as_before(self, known: Reservation, made: Reservation) -> bool:
-        if known.at == made.at:
-            return True
-        if not known.at or not made.at:
-            return False
-        overdue = known.at <= self.at and made.at <= self.at
-        return overdue or (known.at > self.at and abs(made.at - known.at) <= _SLACK_MS)
-
-    def events(self) -> tuple[TasksReserved, ...]:
-        if not self.changed and not self.dropped:
-            return ()
-        made = tuple(self.plans[task_id] for task_id in self.changed)
-        return (TasksReserved(at=self.at, made=made, dropped=tuple(self.dropped)),)
-
-    # leaves
-
-    def _taken(
-        self, others: list[Reservation], known: Reservation | None = None
-    ) -> dict[NodeId, list[Taken]]:
-        """By node: what others will hold there, each until it is over. Those that come after `known` were made knowing
-        that it comes first: they are not in its way where it is.
-        """
-        own = {} if known is None else {place.node_id: place.gpu_ids for place in known.places}
-        found: dict[NodeId, list[Taken]] = {}
-        for other in others:
-            task = self.state.tasks[other.task_id]
-            shape = self.state.shapes[task.shape_id]
-            lasts = lasts_ms(self.state, task)
-            until = lasts if lasts >= UNKNOWN else max(other.at, self.at) + lasts if other.at else UNKNOWN
-            comes_later = (
-                known is not None
-                and by_time(known) < by_time(other)
-                and level_of(self.state, known.task_id) == level_of(self.state, other.task_id)
-            )
-            for place in other.places:
-                hold = Hold(place.gpu_ids, shape.cpus_milli, shape.ram_mb)
-                if comes_later and place.node_id in own:
-                    rest = tuple(each for each in place.gpu_ids if each not in own[place.node_id])
-                    hold = Hold(rest, 0, 0)
-                found.setdefault(place.node_id, []).append(Taken(hold, until))
-        return found
-
-    def _soonest(self, demand: Demand, taken: dict[NodeId, list[Taken]]) -> _Plan | None:
-        rooms, look = self.state.rooms.by_node, self._look(demand)
-        index = self.state.bookings.soonest(demand, rooms.values(), look)
-        found = index.first(demand.nodes, rooms, look, taken)
-        for node_id, holds in taken.items():
-            room = rooms.get(node_id)
-            seen = None if room is None else opening(room, demand, self._cluster(), holds)
-            if seen is not None:
-                found.append((seen.at, node_id, seen))
-        found.sort(key=lambda each: each[:2])
-        return _plan_of(found[: demand.nodes]) if len(found) >= demand.nodes else None
-
-    def _staying(
-        self, known: Reservation, demand: Demand, others: list[Reservation], other: _Plan | None
-    ) -> _Plan | None:
-        """Where it is, unless it can be earlier elsewhere."""
-        rooms, taken = self.state.rooms.by_node, self._taken(others, known)
-        found: list[tuple[int, NodeId, Opening]] = []
-        for place in known.places:
-            room = rooms.get(place.node_id)
-            seen = (
-                None if room is None else opening(room, demand, self._cluster(), taken.get(place.node_id, ()))
-            )
-            if seen is None:
-                return other
-            found.append((seen.at, place.node_id, seen))
-        stays = _plan_of(sorted(found, key=lambda each: each[:2]))
-        return stays if other is None or stays.at <= other.at else other
-
-    def _look(self, demand: Demand) -> Look:
-        cluster = self._cluster()
-
-        def look(room: Room) -> Opening | None:
-            return opening(room, demand, cluster)
-
-        return look
-
-    def _cluster(self) -> Cluster:
-        state = self.state
-        return Cluster(state.leases, state.rooms.holders, self._ends_at, state.settings.most_leases)
-
-    def _ends_at(self, lease_id: LeaseId) -> int:
-        known = self._ends.get(lease_id)
-        if known is None:
-            known = self._ends[lease_id] = ends_at(self.state, lease_id, self.at)
-        return known
-
-
-def _plan_of(found: list[tuple[int, NodeId, Opening]]) -> _Plan:
-    """All of the nodes are needed: the last of them decides."""
-    unknown = [at for at, _, _ in found if UNKNOWN <= at < NEVER]
-    latest = found[-1][0]
-    at = latest if not unknown or latest >= NEVER else UNKNOWN + sum(each - UNKNOWN for each in unknown)
-    return _Plan(at, tuple(Place(node_id, seen.gpu_ids) for _, node_id, seen in found))

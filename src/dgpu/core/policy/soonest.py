@@ -26,7 +26,8 @@ class Cluster(NamedTuple):
 
     leases: Mapping[LeaseId, Lease]
     holders: Mapping[GpuId, tuple[LeaseId, ...]]
-    ends_at: Callable[[LeaseId], int]
+    ends: Mapping[LeaseId, int]  # as far as they are known
+    ends_at: Callable[[LeaseId], int]  # all others
     most_leases: int
 
 
@@ -44,25 +45,59 @@ def opening(room: Room, demand: Demand, cluster: Cluster, taken: Sequence[Taken]
         return None if host_at is None else Opening(host_at, ())
     if len(room.cards) < demand.gpus or host_at is None:
         return None
+    suiting = (
+        [card for card in room.cards.values() if accepts(card, demand)] if room.mixed else _all(room, demand)
+    )
+    if len(suiting) < demand.gpus:
+        return None
+    if demand.share_milli < WHOLE_MILLI:
+        times = _share_times(room, demand, suiting, cluster)
+        if len(times) < demand.gpus:
+            return None
+    else:
+        times = _card_times(suiting, cluster)
+    if taken:
+        times = _after(times, taken)
+    times.sort()
+    if demand.gpus == 1:
+        at, _, gpu_id = times[0]
+        return Opening(_latest([host_at, at]), (gpu_id,))
+    chosen = times[: demand.gpus]
+    latest = max(host_at, chosen[-1][0])
+    if UNKNOWN <= latest < NEVER:
+        latest = _latest([host_at, *[at for at, _, _ in chosen]])
+    by_place = sorted([(place, gpu_id) for _, place, gpu_id in chosen])
+    return Opening(latest, tuple([gpu_id for _, gpu_id in by_place]))
+
+
+def _after(times: list[tuple[int, int, GpuId]], taken: Sequence[Taken]) -> list[tuple[int, int, GpuId]]:
+    """Once the reservations that come first are over."""
     until: dict[GpuId, int] = {}
     for each in taken:
         for gpu_id in each.hold.gpu_ids:
             until[gpu_id] = max(until.get(gpu_id, 0), each.until)
-    shares = demand.share_milli < WHOLE_MILLI
-    times: list[tuple[int, int, GpuId]] = []
-    suiting = (
-        [card for card in room.cards.values() if accepts(card, demand)] if room.mixed else _all(room, demand)
-    )
-    for card in suiting:
-        at = _share_at(room, card, demand, cluster) if shares else _card_at(card, cluster)
-        if at is not None:
-            times.append((max(at, until.get(card.id, 0)), card.place, card.id))
-    if len(times) < demand.gpus:
-        return None
-    times.sort()
-    chosen = times[: demand.gpus]
-    gpu_ids = tuple(gpu_id for _, _, gpu_id in sorted(chosen, key=lambda each: each[1:]))
-    return Opening(_latest([host_at, *(at for at, _, _ in chosen)]), gpu_ids)
+    return [(max(at, until.get(gpu_id, 0)), place, gpu_id) for at, place, gpu_id in times]
+
+
+def _card_times(cards: Collection[Card], cluster: Cluster) -> list[tuple[int, int, GpuId]]:
+    """Of whole cards. Nothing is done more often when reservations are planned."""
+    holders_of, ends = cluster.holders, cluster.ends
+    times = []
+    for card in cards:
+        holders = holders_of.get(card[2])
+        if holders is None:
+            at = 0
+        elif len(holders) > 1 or (at := ends.get(holders[0], -1)) < 0:
+            at = max(map(cluster.ends_at, holders))
+        times.append((at, card[1], card[2]))
+    return times
+
+
+def _share_times(
+    room: Room, demand: Demand, cards: Collection[Card], cluster: Cluster
+) -> list[tuple[int, int, GpuId]]:
+    times = ((_share_at(room, card, demand, cluster), card) for card in cards)
+    return [(at, card.place, card.id) for at, card in times if at is not None]
 
 
 def _all(room: Room, demand: Demand) -> Collection[Card]:
@@ -82,7 +117,7 @@ def _card_at(card: Card, cluster: Cluster) -> int:
     holders = cluster.holders.get(card.id)
     if holders is None:
         return 0
-    return cluster.ends_at(holders[0]) if len(holders) == 1 else max(map(cluster.ends_at, holders))
+    return max(map(cluster.ends_at, holders))
 
 
 def _share_at(room: Room, card: Card, demand: Demand, cluster: Cluster) -> int | None:

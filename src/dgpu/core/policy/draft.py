@@ -1,0 +1,185 @@
+"""Reservations as they are going to be: where and for when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from dgpu.core.bookings import BY_TIME, Found, Look
+from dgpu.core.events import TasksReserved
+from dgpu.core.ids import LeaseId, NodeId, TaskId
+from dgpu.core.line import Line
+from dgpu.core.policy.backfill import by_time, level_of
+from dgpu.core.policy.fit import Demand
+from dgpu.core.policy.lasting import NEVER, UNKNOWN, lasts_ms
+from dgpu.core.policy.soonest import Cluster, Opening, Taken, opening
+from dgpu.core.reservation import Hold, Place, Reservation
+from dgpu.core.room import Room
+from dgpu.core.state import ClusterState
+
+_SLACK_MS = 5_000  # a time that slips by less is left as it is: a task took some time to begin
+
+
+class _Plan(NamedTuple):
+    at: int
+    places: tuple[Place, ...]
+
+
+class Draft:
+    """What is not planned anew stays. `anywhere`: look for something earlier, too, where a reservation could stay."""
+
+    def __init__(
+        self, state: ClusterState, at: int, unsettled: Iterable[NodeId] = (), *, anywhere: bool
+    ) -> None:
+        self.state = state
+        self.at = at
+        self.anywhere = anywhere
+        self.plans: dict[TaskId, Reservation] = dict(state.reservations)
+        self.changed: dict[TaskId, None] = {}
+        self.dropped: dict[TaskId, None] = {}
+        self.touched = set(unsettled)  # of these nodes something changed
+        if state.rooms.moved is None:
+            state.rooms.moved = state.bookings.moved
+        state.bookings.keep_ends(state.leases)
+        self._ends = state.bookings.ends
+        self._cluster = Cluster(
+            state.leases, state.rooms.holders, self._ends.known, self._ends_at, state.settings.most_leases
+        )
+
+    def is_stale(self, known: Reservation) -> bool:
+        if self.anywhere or (known.at and known.at <= self.at):
+            return True
+        return any(place.node_id in self.touched for place in known.places)
+
+    def drop(self, task_id: TaskId) -> None:
+        known = self.plans.pop(task_id, None)
+        if known is not None:
+            self.changed.pop(task_id, None)
+            self.dropped[task_id] = None
+            self.touched.update(place.node_id for place in known.places)
+
+    def plan(self, task_id: TaskId, line: Line, known: Reservation | None) -> None:
+        demand, level = line.crowd.demand, line.level(task_id)
+        others = [
+            each
+            for each in self.plans.values()
+            if each.task_id != task_id and level_of(self.state, each.task_id) >= level
+        ]
+        plan = None if known is None else self._staying(known, demand, others)
+        if plan is None or self.anywhere or known is None or not _is_kept(known, plan):
+            other = self._soonest(demand, self._taken(others))
+            if plan is None or (other is not None and other.at < plan.at):
+                plan = other
+        if plan is None or plan.at >= NEVER:
+            self.drop(task_id)
+            return
+        made_at = self.at if known is None else known.made_at
+        at = 0 if plan.at >= UNKNOWN else max(plan.at, self.at)
+        made = Reservation(task_id=task_id, places=plan.places, at=at, made_at=made_at)
+        if known is not None and known.places == made.places and self._is_as_before(known, made):
+            return
+        self.plans[task_id] = made
+        self.changed[task_id] = None
+        self.dropped.pop(task_id, None)
+        for each in (made,) if known is None else (made, known):
+            self.touched.update([place.node_id for place in each.places])
+
+    def events(self) -> tuple[TasksReserved, ...]:
+        if not self.changed and not self.dropped:
+            return ()
+        made = tuple(self.plans[task_id] for task_id in self.changed)
+        return (TasksReserved(at=self.at, made=made, dropped=tuple(self.dropped)),)
+
+    # leaves
+
+    def _is_as_before(self, known: Reservation, made: Reservation) -> bool:
+        if known.at == made.at:
+            return True
+        if not known.at or not made.at:
+            return False
+        overdue = known.at <= self.at and made.at <= self.at
+        return overdue or (known.at > self.at and abs(made.at - known.at) <= _SLACK_MS)
+
+    def _taken(
+        self, others: list[Reservation], known: Reservation | None = None
+    ) -> dict[NodeId, list[Taken]]:
+        """By node: what others will hold there, each until it is over. With `known`, on its nodes alone, and those that
+        come after it were made knowing that it comes first: they are not in its way where it is.
+        """
+        own = None if known is None else {place.node_id: place.gpu_ids for place in known.places}
+        found: dict[NodeId, list[Taken]] = {}
+        for other in others:
+            places = other.places if own is None else [each for each in other.places if each.node_id in own]
+            if not places:
+                continue
+            task = self.state.tasks[other.task_id]
+            shape = self.state.shapes[task.shape_id]
+            lasts = lasts_ms(self.state, task)
+            until = lasts if lasts >= UNKNOWN else max(other.at, self.at) + lasts if other.at else UNKNOWN
+            comes_later = known is not None and self._comes_later(other, known)
+            for place in places:
+                hold = Hold(place.gpu_ids, shape.cpus_milli, shape.ram_mb)
+                if comes_later and own is not None:
+                    rest = tuple(each for each in place.gpu_ids if each not in own[place.node_id])
+                    hold = Hold(rest, 0, 0)
+                found.setdefault(place.node_id, []).append(Taken(hold, until))
+        return found
+
+    def _comes_later(self, other: Reservation, known: Reservation) -> bool:
+        return by_time(known) < by_time(other) and level_of(self.state, known.task_id) == level_of(
+            self.state, other.task_id
+        )
+
+    def _soonest(self, demand: Demand, taken: dict[NodeId, list[Taken]]) -> _Plan | None:
+        rooms, look = self.state.rooms.by_node, self._look(demand)
+        index = self.state.bookings.soonest(demand, rooms, look, thorough=self.anywhere)
+        found = index.first(demand.nodes, rooms, look, taken)
+        last = found[-1][:2] if len(found) == demand.nodes else None
+        for node_id, holds in taken.items():
+            if last is not None and (index.times.get(node_id, 0), node_id) > last:
+                continue  # not even if nobody held anything there
+            room = rooms.get(node_id)
+            seen = None if room is None else opening(room, demand, self._cluster, holds)
+            if seen is not None:
+                found.append((seen.at, node_id, seen))
+        found.sort(key=BY_TIME)
+        return _plan_of(found[: demand.nodes]) if len(found) >= demand.nodes else None
+
+    def _staying(self, known: Reservation, demand: Demand, others: list[Reservation]) -> _Plan | None:
+        """Where it is; None if there it can no longer be."""
+        rooms, taken = self.state.rooms.by_node, self._taken(others, known)
+        found: list[Found] = []
+        for place in known.places:
+            room = rooms.get(place.node_id)
+            holds = taken.get(place.node_id, ())
+            seen = None if room is None else opening(room, demand, self._cluster, holds)
+            if seen is None:
+                return None
+            found.append((seen.at, place.node_id, seen))
+        found.sort(key=BY_TIME)
+        return _plan_of(found)
+
+    def _look(self, demand: Demand) -> Look:
+        cluster = self._cluster
+
+        def look(room: Room) -> Opening | None:
+            return opening(room, demand, cluster)
+
+        return look
+
+    def _ends_at(self, lease_id: LeaseId) -> int:
+        known = self._ends.known.get(lease_id)
+        return self._ends.ask(self.state, lease_id, self.at) if known is None else known
+
+
+def _is_kept(known: Reservation, plan: _Plan) -> bool:
+    """What was said still holds where it is, or better."""
+    return plan.at <= known.at + _SLACK_MS if known.at else plan.at < NEVER
+
+
+def _plan_of(found: list[Found]) -> _Plan:
+    """All of the nodes are needed: the last of them decides."""
+    unknown = [at for at, _, _ in found if UNKNOWN <= at < NEVER]
+    latest = max(at for at, _, _ in found)
+    at = latest if not unknown or latest >= NEVER else UNKNOWN + sum(each - UNKNOWN for each in unknown)
+    return _Plan(at, tuple([Place(node_id, seen.gpu_ids) for _, node_id, seen in found]))
