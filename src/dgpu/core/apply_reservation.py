@@ -18,6 +18,8 @@ def apply_reserved(state: ClusterState, event: TasksReserved) -> None:
         _leave(state, known, made)
         state.reservations[made.task_id] = made
         state.keep(made)
+        if known is None or not known.at or not 0 < made.at <= known.at:
+            state.rooms.kept_version += 1  # what is made earlier lets nobody in who was kept out
         if known is not None and (known.at or made.at) and (made.at or known.at + 1) > known.at:
             # Later than it was: more may run ahead of it.
             for place in made.places:

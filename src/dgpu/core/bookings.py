@@ -7,26 +7,43 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import islice
-from operator import itemgetter
-from typing import TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from dgpu.core.ids import LeaseId, NodeId
+from dgpu.core.ids import LeaseId, NodeId, ShapeId, TaskId
 from dgpu.core.policy.fit import Demand
 from dgpu.core.policy.lasting import Ends
-from dgpu.core.policy.soonest import Opening
 from dgpu.core.room import Room
 
+if TYPE_CHECKING:
+    from dgpu.core.rooms import Rooms
+
 _MOST_DEMANDS = 16
-# In one go. What is not looked at yet is found later, and never believed wrongly.
-_MOST_CAUGHT_UP = 256  # changes; of these, the rooms with something idle are looked at
-_MOST_BEHIND = 8  # and so many others,
-_MOST_BEHIND_AT_TIMES = 64  # or so many when all reservations are worked out anew
 _FEWEST_MOVES = 4_096
 _REST_MS = 1_000
 
-Look: TypeAlias = Callable[[Room], Opening | None]
-Found: TypeAlias = tuple[int, NodeId, Opening]  # when, and where
-BY_TIME = itemgetter(0, 1)
+
+class Pace(NamedTuple):
+    """How much is looked at in one go. The rest is found later, and nothing is believed unseen."""
+
+    moves: int  # worked in
+    idle: int  # rooms that have something idle
+    looks: int  # for the first; then the best of these is good enough
+
+
+IN_PASSING = Pace(4, 4, 8)
+THOROUGH = Pace(128, 64, 128)
+
+Look: TypeAlias = Callable[[Room], int | None]
+Found: TypeAlias = tuple[int, NodeId]  # when, and where
+
+
+class Chances(NamedTuple):
+    """Who may have what is kept for reservations, as far as it is the same for all."""
+
+    at: int
+    window_ms: int  # whoever takes longer delays all of them
+    least_level: int
+    own: dict[ShapeId, list[TaskId]]  # those that hold one
 
 
 class Soonest:
@@ -34,70 +51,66 @@ class Soonest:
     believed.
     """
 
-    __slots__ = ("behind", "heap", "seen", "times")
+    __slots__ = ("heap", "seen", "times")
 
     def __init__(self, times: dict[NodeId, int], seen: int) -> None:
         self.times = times
         self.seen = seen  # how much of the list of changes is worked in
-        self.behind: dict[NodeId, None] = {}  # changed, and not looked at yet
         self.heap = [(at, node_id) for node_id, at in times.items()]
         heapify(self.heap)
 
-    def note(self, node_id: NodeId, found: Opening | None) -> None:
-        if found is None:
+    def note(self, node_id: NodeId, at: int | None) -> None:
+        if at is None:
             self.times.pop(node_id, None)
-        elif self.times.get(node_id) != found.at:
-            self.times[node_id] = found.at
-            heappush(self.heap, (found.at, node_id))
+        elif self.times.get(node_id) != at:
+            self.times[node_id] = at
+            heappush(self.heap, (at, node_id))
 
-    def catch_up(
-        self, moved: list[Room], rooms: Mapping[NodeId, Room], look: Look, *, thorough: bool
-    ) -> None:
+    def catch_up(self, moved: list[Room], idle: Iterable[Room], look: Look, pace: Pace) -> None:
         """A room that was filled up again is mostly free later than it was, which is found out when it comes up. One
         with something idle is not.
         """
-        behind = self.behind
-        until = min(len(moved), self.seen + _MOST_CAUGHT_UP)
-        if until > self.seen:
-            for room in dict.fromkeys(moved[self.seen : until]):
-                if room.idle or room.kept:
-                    behind.pop(room.node_id, None)
-                    self.note(room.node_id, look(room))
-                else:
-                    behind[room.node_id] = None
-            self.seen = until
-        for node_id in list(islice(behind, _MOST_BEHIND_AT_TIMES if thorough else _MOST_BEHIND)):
-            del behind[node_id]
-            known = rooms.get(node_id)
-            self.note(node_id, None if known is None else look(known))
+        until = min(len(moved), self.seen + pace.moves)
+        for room in dict.fromkeys([*islice(idle, pace.idle), *moved[self.seen : until]]):
+            self.note(room.node_id, look(room))
+        self.seen = until
         if len(self.heap) > 2 * len(self.times) + 64:
             self.heap = [(at, node_id) for node_id, at in self.times.items()]
             heapify(self.heap)
 
     def first(
-        self, number: int, rooms: Mapping[NodeId, Room], look: Look, without: Container[NodeId]
+        self, number: int, rooms: Mapping[NodeId, Room], look: Look, without: Container[NodeId], pace: Pace
     ) -> list[Found]:
-        """The nodes that have room first, ties by id."""
-        found: list[Found] = []
-        aside: list[tuple[int, NodeId]] = []
+        """The nodes that have room first, ties by id. Where too many are no longer as they were, the first of those that
+        were looked at.
+        """
+        found: dict[NodeId, int] = {}
+        others: dict[NodeId, int] = {}
+        aside: list[Found] = []
+        looks = 0
         while self.heap and len(found) < number:
+            if looks >= pace.looks and len({*found, *others}) >= number:
+                break
             at, node_id = heappop(self.heap)
-            if self.times.get(node_id) != at:
+            if self.times.get(node_id) != at or node_id in found:
                 continue
             if node_id in without:
                 aside.append((at, node_id))
                 continue
             room = rooms.get(node_id)
             seen = None if room is None else look(room)
-            if seen is not None and seen.at == at:
-                if not any(known[1] == node_id for known in found):
-                    found.append((at, node_id, seen))
-                    aside.append((at, node_id))
+            looks += 1
+            if seen == at:
+                found[node_id] = at
+                aside.append((at, node_id))
             else:
                 self.note(node_id, seen)
+                if seen is not None:
+                    others[node_id] = seen
         for entry in aside:
             heappush(self.heap, entry)
-        return found
+        best = sorted([(at, node_id) for node_id, at in (others | found).items()])
+        return best[:number]
 
 
 class Bookings:
@@ -105,6 +118,7 @@ class Bookings:
         "_by_demand",
         "_moved",
         "_origin",
+        "chances",
         "displaced",
         "due",
         "ends",
@@ -122,6 +136,7 @@ class Bookings:
         )
         self.looked_at = 0  # when all reservations were last worked out anew
         self.ends = Ends()
+        self.chances: Chances | None = None  # as last asked for
         self._moved: list[Room] = []
         self._by_demand: dict[Demand, Soonest] = {}
         self._origin = origin
@@ -146,13 +161,13 @@ class Bookings:
         """Rooms that changed, for who tells of them."""
         return self._moved
 
-    def soonest(self, demand: Demand, rooms: Mapping[NodeId, Room], look: Look, *, thorough: bool) -> Soonest:
+    def soonest(self, demand: Demand, rooms: Rooms, look: Look, pace: Pace) -> Soonest:
         known = self._by_demand.get(demand)
         if known is None:
             if len(self._by_demand) >= _MOST_DEMANDS:
                 del self._by_demand[next(iter(self._by_demand))]
-            known = self._by_demand[demand] = self._new(demand, rooms.values(), look)
-        known.catch_up(self._moved, rooms, look, thorough=thorough)
+            known = self._by_demand[demand] = self._new(demand, rooms.by_node.values(), look)
+        known.catch_up(self._moved, rooms.with_idle(), look, pace)
         return known
 
     def _new(self, demand: Demand, rooms: Iterable[Room], look: Look) -> Soonest:
@@ -160,17 +175,13 @@ class Bookings:
         if lent is not None:
             return lent
         seen = {room.node_id: look(room) for room in rooms}
-        times = {node_id: found.at for node_id, found in seen.items() if found is not None}
+        times = {node_id: at for node_id, at in seen.items() if at is not None}
         return Soonest(times, len(self._moved))
 
     def lend(self, demand: Demand) -> Soonest | None:
         """For a copy, in which all that moved in itself is still to be looked at."""
         known = self._by_demand.get(demand)
-        if known is None:
-            return None
-        twin = Soonest(known.times.copy(), 0)
-        twin.behind = known.behind.copy()
-        return twin
+        return None if known is None else Soonest(known.times.copy(), 0)
 
     def is_long(self, nodes: int) -> bool:
         return len(self._moved) > max(_FEWEST_MOVES, 2 * nodes)
@@ -190,5 +201,6 @@ class Bookings:
     def forget(self) -> None:
         """Nobody asks any more."""
         self.ends = Ends()
+        self.chances = None
         self._moved.clear()
         self._by_demand.clear()

@@ -39,6 +39,10 @@ class Giving:
         else:
             self._parts.pop(node_id, None)
 
+    @property
+    def whole(self) -> Iterable[Room]:
+        return self._whole.values()
+
     def few(self, demand: Demand) -> Sequence[Room] | None:
         """All rooms that may have room for it; None if they are many, or the demand is for no GPU."""
         if not demand.gpus or len(self._whole) > FEW_ROOMS:

@@ -84,7 +84,7 @@ class Rooms:
             None  # changed since; kept only where somebody asks when nodes come free
         )
         self.reserved: dict[NodeId, Room] = {}  # rooms that reservations hold something of
-        self.kept_version = 0  # counts what may have made more of what is kept for reservations
+        self.kept_version = 0  # counts what may let more tasks have what is kept for reservations
         self.unsettled: dict[NodeId, None] = {}  # of these: more is free than when they were last looked at
         self._packing: Packing | None = None  # made when it is first asked
         self._mixed = False  # some node has cards of several kinds
@@ -152,7 +152,6 @@ class Rooms:
         if room.holds:
             room.keep(room.holds)
             self.unsettled[node_id] = None
-            self.kept_version += 1
         self._mixed = self._mixed or room.mixed
         self._rankings.tell_apart(room)
         counts = [0] * len(STATUSES)
@@ -225,7 +224,6 @@ class Rooms:
         self.improved[room.node_id] = room
         if room.holds:
             self.unsettled[room.node_id] = None
-            self.kept_version += 1
 
     def _grant_share(self, room: Room, lease: Lease) -> None:
         (gpu_id,) = lease.gpu_ids
@@ -258,7 +256,6 @@ class Rooms:
         self.improved[room.node_id] = room
         if room.holds:
             self.unsettled[room.node_id] = None
-            self.kept_version += 1
 
     def _shift(self, room: Room, taken: int) -> None:
         """So many cards were idle and are busy; negative: the other way."""
@@ -350,6 +347,10 @@ class Rooms:
         """Reservations are held, or may be made."""
         return bool(self._settings.reservations or self.reserved)
 
+    def with_idle(self) -> Iterable[Room]:
+        """Rooms that have a GPU idle, and kept for nobody."""
+        return self._giving.whole
+
     def lets_in_but_for_kept(self, rooms: Iterable[Room], demand: Demand) -> bool:
         """Would one of these have room if nothing were kept for reservations? Who may have that is asked when it is
         tried.
@@ -373,7 +374,6 @@ class Rooms:
         room = self.by_node.get(node_id)
         if room is None:
             return
-        self.kept_version += 1
         before = room.holds.get(task_id)
         holds = {each: known for each, known in room.holds.items() if each != task_id}
         if hold is not None:

@@ -253,6 +253,7 @@ class ClusterState:
         for place in reservation.places:
             hold = Hold(place.gpu_ids, shape.cpus_milli, shape.ram_mb)
             self.rooms.keep(place.node_id, reservation.task_id, hold)
+        self.bookings.chances = None
 
     def let_go(self, task_id: TaskId) -> None:
         """It holds no reservation any more."""
@@ -260,7 +261,7 @@ class ClusterState:
         if reservation is not None:
             for place in reservation.places:
                 self.rooms.keep(place.node_id, task_id, None)
-            self.bookings.due = True
+            self.bookings.due, self.bookings.chances = True, None
             if self.waiting.last_reserved is not None:
                 self.waiting.last_reserved = (
                     LAST_OF_ALL  # until all are planned, whoever comes first may have it

@@ -11,19 +11,20 @@ from heapq import nsmallest
 from operator import itemgetter
 from typing import NamedTuple
 
+from dgpu.core.bookings import Chances
 from dgpu.core.events import Event
-from dgpu.core.ids import GpuId, NodeId, TaskId
+from dgpu.core.ids import GpuId, NodeId, ShapeId, TaskId
 from dgpu.core.line import Crowd, Line, Turn
 from dgpu.core.policy.fit import Demand, rank
 from dgpu.core.policy.gang import gang_at
-from dgpu.core.policy.lasting import KILL_GRACE_MS, RELEASE_MS, UNKNOWN, lasts_ms
+from dgpu.core.policy.lasting import KILL_GRACE_MS, NEVER, RELEASE_MS, UNKNOWN, lasts_ms
 from dgpu.core.policy.place import grant_at
 from dgpu.core.policy.quota import is_kept, within_limits
 from dgpu.core.reservation import Reservation
 from dgpu.core.room import Room, whole
 from dgpu.core.rooms import spot_in
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Task
+from dgpu.core.task import Restart, Task
 
 PATIENCE_MS = 3_600_000 + KILL_GRACE_MS + RELEASE_MS  # the default time limit of batch tasks
 _MOST_LINES = 16  # of one demand, in order
@@ -45,22 +46,20 @@ class KeptGrant(NamedTuple):
 
 
 def grant_kept(state: ClusterState, crowd: Crowd, at: int) -> KeptGrant | None:
-    """For the first in order of a demand that fits nowhere else. Nobody is asked twice while nothing more is kept, and
-    no rooms are looked at where nobody may have what is kept anyway.
+    """For the first in order of a demand that fits nowhere else. Where nobody may have what is kept, however much comes
+    free of it, nobody is asked again until more may, and no rooms are looked at.
     """
     version = state.rooms.kept_version
     if crowd.refused_kept == version:
         return None
     crowd.beside = True
-    ways = [(each, level_of(state, each.task_id)) for each in state.reservations.values()]
-    window_ms = max(_window_ms(each, at) for each, _ in ways)
-    least_level = min(level for _, level in ways)
+    chances = _chances(state, at)
     candidates: list[tuple[Turn, Line, list[Task]]] = []
     certain = True
     for line in crowd.lines.values():
         turn = line.turn()
         if turn is not None:
-            tasks, all_seen = _candidates(state, line, window_ms, least_level)
+            tasks, all_seen = _candidates(state, line, chances)
             certain = certain and all_seen
             if tasks:
                 candidates.append((turn, line, tasks))
@@ -176,27 +175,42 @@ def _enough(state: ClusterState, demand: Demand, roomy: list[Room]) -> bool:
     return len(fitting) + sum(room.node_id not in fitting for room in roomy) >= demand.nodes
 
 
-def _candidates(state: ClusterState, line: Line, window_ms: int, least_level: int) -> tuple[list[Task], bool]:
+def _chances(state: ClusterState, at: int) -> Chances:
+    """The same for all who ask in a pass, while nothing changes about reservations."""
+    known = state.bookings.chances
+    if known is None or known.at != at:
+        window_ms = max([_window_ms(each, at) for each in state.reservations.values()])
+        least_level = min([level_of(state, task_id) for task_id in state.reservations])
+        own: dict[ShapeId, list[TaskId]] = {}
+        for task_id in state.reservations:
+            own.setdefault(state.tasks[task_id].shape_id, []).append(task_id)
+        known = state.bookings.chances = Chances(at, window_ms, least_level, own)
+    return known
+
+
+def _candidates(state: ClusterState, line: Line, chances: Chances) -> tuple[list[Task], bool]:
     """The head may go by its rank, those that hold a reservation for themselves, and others if they are short, each
     shorter than those before it: whoever is no shorter may have no more. And whether that is all there ever is.
     """
-    tasks, head = state.tasks, state.tasks[line.head]
+    tasks, head, window_ms = state.tasks, state.tasks[line.head], chances.window_ms
     known: dict[bytes, int] = {}
     shortest_ms = window_ms + 1
     found: list[Task] = []
     lasts = lasts_ms(state, head, known)
-    if lasts < shortest_ms or line.level(head.id) > least_level:
+    if lasts < shortest_ms or line.level(head.id) > chances.least_level:
         found.append(head)
         shortest_ms = min(shortest_ms, lasts)
-    own = (tasks[task_id] for task_id in state.reservations)
-    found += [task for task in own if task.shape_id == line.shape_id and task is not head]
-    if head.id in state.reservations and head not in found:
-        found.insert(0, head)
+    own = chances.own.get(line.shape_id)
+    if own is not None:
+        found += [tasks[task_id] for task_id in own if task_id != head.id]
+        if head.id in own and head not in found:
+            found.insert(0, head)
     within_ms, upto = line.passed_over
-    start = TaskId((upto if window_ms <= within_ms and upto > line.head else line.head) + 1)
-    passed, certain = TaskId(start - 1), head.timeout_ms > 0
+    if window_ms > within_ms or upto <= line.head:
+        within_ms, upto = NEVER, line.head
+    passed, certain = upto, _is_certain(head)
     most = state.bookings.looks_left
-    ready = line.ready_from(start, most)
+    ready = line.ready_from(TaskId(upto + 1), most)
     state.bookings.looks_left -= len(ready)
     for task_id in ready:
         task = tasks[task_id]
@@ -204,11 +218,17 @@ def _candidates(state: ClusterState, line: Line, window_ms: int, least_level: in
         if lasts < shortest_ms:
             found.append(task)
             shortest_ms = lasts
-        certain = certain and lasts > window_ms and task.timeout_ms > 0  # else it may be another time
+        certain = certain and lasts > window_ms and _is_certain(task)  # else it may be another time
         if certain:
             passed = task_id
-    line.passed_over = (window_ms, passed)
+            within_ms = min(within_ms, lasts - 1)
+    line.passed_over = (within_ms, passed)
     return found, certain and len(ready) < most
+
+
+def _is_certain(task: Task) -> bool:
+    """How long it may run does not depend on what is learned of others."""
+    return task.timeout_ms > 0 or task.allocation or task.restart is Restart.ALWAYS
 
 
 def _grant(

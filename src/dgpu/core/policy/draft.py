@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
+from typing import NamedTuple, TypeAlias
 
-from dgpu.core.bookings import BY_TIME, Found, Look
+from dgpu.core.bookings import IN_PASSING, THOROUGH, Look
 from dgpu.core.events import TasksReserved
 from dgpu.core.ids import LeaseId, NodeId, TaskId
 from dgpu.core.line import Line
 from dgpu.core.policy.backfill import by_time, level_of
 from dgpu.core.policy.fit import Demand
 from dgpu.core.policy.lasting import NEVER, UNKNOWN, lasts_ms
-from dgpu.core.policy.soonest import Cluster, Opening, Taken, opening
+from dgpu.core.policy.soonest import Cluster, Opening, Taken, opening, opens_at
 from dgpu.core.reservation import Hold, Place, Reservation
 from dgpu.core.room import Room
 from dgpu.core.state import ClusterState
 
 _SLACK_MS = 5_000  # a time that slips by less is left as it is: a task took some time to begin
+
+_Found: TypeAlias = tuple[int, NodeId, Opening]  # when and where
+_BY_TIME = itemgetter(0, 1)
 
 
 class _Plan(NamedTuple):
@@ -49,7 +53,7 @@ class Draft:
     def is_stale(self, known: Reservation) -> bool:
         if self.anywhere or (known.at and known.at <= self.at):
             return True
-        return any(place.node_id in self.touched for place in known.places)
+        return not self.touched.isdisjoint([place.node_id for place in known.places])
 
     def drop(self, task_id: TaskId) -> None:
         known = self.plans.pop(task_id, None)
@@ -131,39 +135,47 @@ class Draft:
         )
 
     def _soonest(self, demand: Demand, taken: dict[NodeId, list[Taken]]) -> _Plan | None:
-        rooms, look = self.state.rooms.by_node, self._look(demand)
-        index = self.state.bookings.soonest(demand, rooms, look, thorough=self.anywhere)
-        found = index.first(demand.nodes, rooms, look, taken)
-        last = found[-1][:2] if len(found) == demand.nodes else None
+        rooms, look = self.state.rooms, self._look(demand)
+        pace = THOROUGH if self.anywhere else IN_PASSING
+        index = self.state.bookings.soonest(demand, rooms, look, pace)
+        free = index.first(demand.nodes, rooms.by_node, look, taken, pace)
+        last = free[-1] if len(free) == demand.nodes else None
         for node_id, holds in taken.items():
-            if last is not None and (index.times.get(node_id, 0), node_id) > last:
-                continue  # not even if nobody held anything there
-            room = rooms.get(node_id)
-            seen = None if room is None else opening(room, demand, self._cluster, holds)
-            if seen is not None:
-                found.append((seen.at, node_id, seen))
-        found.sort(key=BY_TIME)
+            room = rooms.by_node.get(node_id)
+            if room is None or (last is not None and _not_before(room, demand, holds) > last[0]):
+                continue
+            at = look(room)
+            if at is not None and (last is None or (at, node_id) < last):
+                free.append((at, node_id))
+        found = [
+            (seen.at, node_id, seen)
+            for _, node_id in free
+            if (seen := self._opening(node_id, demand, taken.get(node_id, ()))) is not None
+        ]
+        found.sort(key=_BY_TIME)
         return _plan_of(found[: demand.nodes]) if len(found) >= demand.nodes else None
+
+    def _opening(self, node_id: NodeId, demand: Demand, holds: Sequence[Taken] = ()) -> Opening | None:
+        room = self.state.rooms.by_node.get(node_id)
+        return None if room is None else opening(room, demand, self._cluster, holds)
 
     def _staying(self, known: Reservation, demand: Demand, others: list[Reservation]) -> _Plan | None:
         """Where it is; None if there it can no longer be."""
-        rooms, taken = self.state.rooms.by_node, self._taken(others, known)
-        found: list[Found] = []
+        taken = self._taken(others, known)
+        found: list[_Found] = []
         for place in known.places:
-            room = rooms.get(place.node_id)
-            holds = taken.get(place.node_id, ())
-            seen = None if room is None else opening(room, demand, self._cluster, holds)
+            seen = self._opening(place.node_id, demand, taken.get(place.node_id, ()))
             if seen is None:
                 return None
             found.append((seen.at, place.node_id, seen))
-        found.sort(key=BY_TIME)
+        found.sort(key=_BY_TIME)
         return _plan_of(found)
 
     def _look(self, demand: Demand) -> Look:
         cluster = self._cluster
 
-        def look(room: Room) -> Opening | None:
-            return opening(room, demand, cluster)
+        def look(room: Room) -> int | None:
+            return opens_at(room, demand, cluster)
 
         return look
 
@@ -172,12 +184,18 @@ class Draft:
         return self._ends.ask(self.state, lease_id, self.at) if known is None else known
 
 
+def _not_before(room: Room, demand: Demand, holds: list[Taken]) -> int:
+    """Where others will hold so many cards that it needs one of theirs, it waits for the first of them at least."""
+    held = {gpu_id for each in holds for gpu_id in each.hold.gpu_ids}
+    return 0 if len(room.cards) - len(held) >= demand.gpus else min([each.until for each in holds])
+
+
 def _is_kept(known: Reservation, plan: _Plan) -> bool:
     """What was said still holds where it is, or better."""
     return plan.at <= known.at + _SLACK_MS if known.at else plan.at < NEVER
 
 
-def _plan_of(found: list[Found]) -> _Plan:
+def _plan_of(found: list[_Found]) -> _Plan:
     """All of the nodes are needed: the last of them decides."""
     unknown = [at for at, _, _ in found if UNKNOWN <= at < NEVER]
     latest = max(at for at, _, _ in found)

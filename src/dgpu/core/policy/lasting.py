@@ -20,6 +20,8 @@ KILL_GRACE_MS = (
     10_000  # between the two signals at a time limit; what agents use unless they are told otherwise
 )
 RELEASE_MS = 1_000  # until the GPUs of a process that is gone are free, and the report is here
+_OVER_MS = KILL_GRACE_MS + RELEASE_MS
+_ALWAYS = Restart.ALWAYS  # to look a member up costs as much as a call
 UNKNOWN = 1 << 60  # a time that nobody knows; larger ones: of so many cards
 NEVER = 1 << 61
 
@@ -83,6 +85,13 @@ class Ends:
                 return began_at + lasts if began_at + lasts > at else UNKNOWN
         over_at = self.known[lease_id] = lasts if lasts >= UNKNOWN else began_at + lasts
         return over_at
+
+    def note(self, lease_id: LeaseId, task: Task, began_at: int) -> None:
+        """A lease is new, or its task changed. Mostly there is a limit: so nothing is left to ask."""
+        if task.timeout_ms and not task.allocation and task.restart is not _ALWAYS and not task.cancelling:
+            self.known[lease_id] = began_at + task.timeout_ms + _OVER_MS
+        else:
+            self.known.pop(lease_id, None)
 
     def forget(self, lease_ids: Iterable[LeaseId]) -> None:
         """The lease or its task changed."""

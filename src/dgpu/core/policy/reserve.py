@@ -8,12 +8,13 @@ nobody else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heapreplace
 
 from dgpu.core.events import TasksReserved
 from dgpu.core.ids import NodeId, TaskId, TenantId
-from dgpu.core.line import LAST_OF_ALL, NO_SHAPE, NOBODY, Claim, Line, Turn
+from dgpu.core.lane import Lane
+from dgpu.core.line import LAST_OF_ALL, NO_SHAPE, NOBODY, Claim, CrowdKey, Line, Turn
 from dgpu.core.policy.backfill import level_of
 from dgpu.core.policy.draft import Draft
 from dgpu.core.policy.fit import Demand
@@ -43,13 +44,28 @@ def _wants_more(state: ClusterState, at: int) -> bool:
 
 def note_admissions(state: ClusterState) -> None:
     """After grants: a reservation that quota or limits no longer allow blocks nobody."""
+    if not state.tenants and _are_within_quota(state):
+        return
     tally = _Tally(state)
-    for task_id in state.reservations:
+    for _, _, task_id in _known(state, state.reservations):
         line = state.waiting.lines[state.tasks[task_id].shape_id]
         if line.barred or not tally.admits(line):
             state.bookings.due = True
             state.bookings.fruitless = None  # at once: it would keep others back
             return
+        tally.add(line)
+
+
+def _are_within_quota(state: ClusterState) -> bool:
+    """All of them, as far as can be said without asking one by one."""
+    lines, tasks, used = state.waiting.lines, state.tasks, dict[Lane, int]()
+    for task_id in state.reservations:
+        line = lines[tasks[task_id].shape_id]
+        lane = line.crowd.lane
+        if line.barred or line.shape.array_id:
+            return False
+        used[lane] = used.get(lane, lane.used_milli) + line.crowd.milli
+    return all(milli <= lane.limit_milli for lane, milli in used.items())
 
 
 def replan(state: ClusterState, at: int) -> tuple[TasksReserved, ...]:
@@ -85,16 +101,14 @@ def _settle(state: ClusterState, at: int, unsettled: list[NodeId]) -> tuple[Task
     can be earlier. None: that is not all.
     """
     draft = Draft(state, at, unsettled, anywhere=False)
-    tally = _Tally(state)
-    for _, _, task_id in _known(state):
-        line, known = state.waiting.lines[state.tasks[task_id].shape_id], state.reservations[task_id]
-        if line.barred or not tally.admits(line):
+    before = len(draft.touched)
+    by_node = state.rooms.by_node
+    there = {task_id for node_id in unsettled if node_id in by_node for task_id in by_node[node_id].holds}
+    for _, _, task_id in _known(state, there):
+        line = state.waiting.lines[state.tasks[task_id].shape_id]
+        draft.plan(task_id, line, state.reservations[task_id])
+        if line.barred or draft.dropped or len(draft.touched) > before:
             return None
-        if draft.is_stale(known):
-            draft.plan(task_id, line, known)
-            if draft.dropped:
-                return None
-        tally.add(line)
     return draft.events()
 
 
@@ -136,16 +150,20 @@ def reserve_head(state: ClusterState, line: Line, at: int) -> tuple[TasksReserve
     """A task was just found to fit nowhere: before anybody behind it is tried, it gets what it will need."""
     most, head = state.settings.reservations, line.head
     if head in state.reservations:
+        if len(state.reservations) < most:  # the next of its kind may stand before those still to be tried
+            state.bookings.due, state.bookings.fruitless = True, None
         return ()
     turn, last = line.turn(), state.waiting.last_reserved
     if turn is None or (last is not None and turn >= last):
         return ()
-    state.bookings.due = True
     if len(state.reservations) >= most:
-        state.bookings.fruitless = None
+        state.bookings.due, state.bookings.fruitless = True, None
         return replan(state, at)
     if _all_alike(state):
+        state.bookings.due = True
         return ()
+    if _wants_more(state, at):  # those refused before it come first
+        return replan(state, at)
     tally = _Tally(state)
     for task_id in state.reservations:
         tally.add(state.waiting.lines[state.tasks[task_id].shape_id])
@@ -208,18 +226,17 @@ class _Tally:
         return within_limits(state, account, both) and not is_kept(state, account, claim)
 
 
-def _known(state: ClusterState) -> list[tuple[int, int, TaskId]]:
+def _known(state: ClusterState, task_ids: Iterable[TaskId]) -> list[tuple[int, int, TaskId]]:
     """Those that hold one, in the order in which they do."""
-    return sorted(
-        [(-level_of(state, task_id), made.made_at, task_id) for task_id, made in state.reservations.items()]
-    )
+    made = state.reservations
+    return sorted([(-level_of(state, task_id), made[task_id].made_at, task_id) for task_id in task_ids])
 
 
 def _wanted(state: ClusterState) -> Iterator[tuple[TaskId, Line]]:
     """In order of level, those that hold one already first: what was promised is not taken back for a new one of the
     same priority. Who stands too low to go before any of them is not even put in order until then.
     """
-    known = _known(state)
+    known = _known(state, state.reservations)
     lowest = known[-1][0] if known else None
     if lowest is not None:
         fresh = _in_order(state, _above(state, lowest))
@@ -253,12 +270,17 @@ def _in_order(state: ClusterState, lines: list[tuple[Turn, Line]]) -> Iterator[t
     most = state.settings.reservations + len(state.reservations)
     heapify(heap)
     tally = _Tally(state)
+    woken: dict[CrowdKey, bool] = {}
     while heap:
         turn, number, line = heap[0]
         task_id = turn[2]
-        if not number and (not tally.admits(line) or line.crowd.lane.is_woken(line.crowd)):
-            heappop(heap)
-            continue
+        if not number:
+            crowd = line.crowd
+            if crowd.key not in woken:
+                woken[crowd.key] = crowd.lane.is_woken(crowd)
+            if woken[crowd.key] or not tally.admits(line):
+                heappop(heap)
+                continue
         if task_id not in state.reservations:
             yield turn, task_id, line
         following = line.ready_from(TaskId(task_id + 1), 1) if number < most else []

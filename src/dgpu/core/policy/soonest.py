@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -36,38 +37,57 @@ class Opening(NamedTuple):
     gpu_ids: tuple[GpuId, ...]
 
 
+def opens_at(room: Room, demand: Demand, cluster: Cluster) -> int | None:
+    """When alone, for an index of many rooms."""
+    host_at = _host_at(room, demand, cluster, ()) if _may_hold(room, demand) else None
+    if host_at is None or not demand.gpus:
+        return host_at
+    times = [at for at in _card_times(room, _suiting(room, demand), demand, cluster) if at is not None]
+    if len(times) < demand.gpus:
+        return None
+    times.sort()
+    return _latest(host_at, times[: demand.gpus])
+
+
 def opening(room: Room, demand: Demand, cluster: Cluster, taken: Sequence[Taken] = ()) -> Opening | None:
     """None: not even if it were empty. Of cards that would do, those that are free first are meant."""
-    if not room.ready or (demand.constraints and not holds(room.labels, demand.constraints)):
-        return None
-    host_at = _host_at(room, demand, cluster, taken)
-    if not demand.gpus:
+    host_at = _host_at(room, demand, cluster, taken) if _may_hold(room, demand) else None
+    if host_at is None or not demand.gpus:
         return None if host_at is None else Opening(host_at, ())
-    if len(room.cards) < demand.gpus or host_at is None:
+    cards = _suiting(room, demand)
+    found = zip(_card_times(room, cards, demand, cluster), cards, strict=True)
+    times = [(at, card[1], card[2]) for at, card in found if at is not None]
+    if len(times) < demand.gpus:
         return None
-    suiting = (
-        [card for card in room.cards.values() if accepts(card, demand)] if room.mixed else _all(room, demand)
-    )
-    if len(suiting) < demand.gpus:
-        return None
-    if demand.share_milli < WHOLE_MILLI:
-        times = _share_times(room, demand, suiting, cluster)
-        if len(times) < demand.gpus:
-            return None
-    else:
-        times = _card_times(suiting, cluster)
     if taken:
         times = _after(times, taken)
     times.sort()
-    if demand.gpus == 1:
-        at, _, gpu_id = times[0]
-        return Opening(_latest([host_at, at]), (gpu_id,))
     chosen = times[: demand.gpus]
-    latest = max(host_at, chosen[-1][0])
-    if UNKNOWN <= latest < NEVER:
-        latest = _latest([host_at, *[at for at, _, _ in chosen]])
     by_place = sorted([(place, gpu_id) for _, place, gpu_id in chosen])
-    return Opening(latest, tuple([gpu_id for _, gpu_id in by_place]))
+    at = _latest(host_at, [at for at, _, _ in chosen])
+    return Opening(at, tuple([gpu_id for _, gpu_id in by_place]))
+
+
+def _may_hold(room: Room, demand: Demand) -> bool:
+    if not room.ready or (demand.constraints and not holds(room.labels, demand.constraints)):
+        return False
+    return len(room.cards) >= demand.gpus
+
+
+def _suiting(room: Room, demand: Demand) -> Collection[Card]:
+    """Where its cards are all alike: all of them, or none."""
+    cards = room.cards.values()
+    if room.mixed:
+        return [card for card in cards if accepts(card, demand)]
+    return cards if accepts(next(iter(cards)), demand) else ()
+
+
+def _latest(host_at: int, times: list[int]) -> int:
+    """Of times in order."""
+    latest = max(host_at, times[-1])
+    if latest < UNKNOWN or latest >= NEVER:
+        return latest
+    return UNKNOWN + (host_at >= UNKNOWN) + len(times) - bisect_left(times, UNKNOWN)
 
 
 def _after(times: list[tuple[int, int, GpuId]], taken: Sequence[Taken]) -> list[tuple[int, int, GpuId]]:
@@ -79,8 +99,12 @@ def _after(times: list[tuple[int, int, GpuId]], taken: Sequence[Taken]) -> list[
     return [(max(at, until.get(gpu_id, 0)), place, gpu_id) for at, place, gpu_id in times]
 
 
-def _card_times(cards: Collection[Card], cluster: Cluster) -> list[tuple[int, int, GpuId]]:
-    """Of whole cards. Nothing is done more often when reservations are planned."""
+def _card_times(
+    room: Room, cards: Collection[Card], demand: Demand, cluster: Cluster
+) -> Sequence[int | None]:
+    """When each is free. Nothing is done more often when reservations are planned."""
+    if demand.share_milli < WHOLE_MILLI:
+        return [_share_at(room, card, demand, cluster) for card in cards]
     holders_of, ends = cluster.holders, cluster.ends
     times = []
     for card in cards:
@@ -89,35 +113,13 @@ def _card_times(cards: Collection[Card], cluster: Cluster) -> list[tuple[int, in
             at = 0
         elif len(holders) > 1 or (at := ends.get(holders[0], -1)) < 0:
             at = max(map(cluster.ends_at, holders))
-        times.append((at, card[1], card[2]))
+        times.append(at)
     return times
-
-
-def _share_times(
-    room: Room, demand: Demand, cards: Collection[Card], cluster: Cluster
-) -> list[tuple[int, int, GpuId]]:
-    times = ((_share_at(room, card, demand, cluster), card) for card in cards)
-    return [(at, card.place, card.id) for at, card in times if at is not None]
-
-
-def _all(room: Room, demand: Demand) -> Collection[Card]:
-    """Its cards are all alike: all of them, or none."""
-    cards = room.cards.values()
-    return cards if accepts(next(iter(cards)), demand) else ()
-
-
-def _latest(times: list[int]) -> int:
-    latest = max(times)
-    if latest < UNKNOWN or latest >= NEVER:
-        return latest
-    return UNKNOWN + sum(at >= UNKNOWN for at in times)
 
 
 def _card_at(card: Card, cluster: Cluster) -> int:
     holders = cluster.holders.get(card.id)
-    if holders is None:
-        return 0
-    return max(map(cluster.ends_at, holders))
+    return 0 if holders is None else max(map(cluster.ends_at, holders))
 
 
 def _share_at(room: Room, card: Card, demand: Demand, cluster: Cluster) -> int | None:
