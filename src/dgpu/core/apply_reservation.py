@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dgpu.core.events import TasksReserved
 from dgpu.core.ids import NodeId
+from dgpu.core.policy.backfill import level_of, window_ms
 from dgpu.core.reservation import Reservation
 from dgpu.core.state import ClusterState
 
@@ -18,14 +19,27 @@ def apply_reserved(state: ClusterState, event: TasksReserved) -> None:
         _leave(state, known, made)
         state.reservations[made.task_id] = made
         state.keep(made)
-        if known is None or not known.at or not 0 < made.at <= known.at:
-            state.rooms.kept_version += 1  # what is made earlier lets nobody in who was kept out
+        if known is None:
+            _let_ask(state, made)
         if known is not None and (known.at or made.at) and (made.at or known.at + 1) > known.at:
             # Later than it was: more may run ahead of it.
             for place in made.places:
                 room = state.rooms.by_node.get(place.node_id)
                 if room is not None and room.ready:
                     state.rooms.improved[place.node_id] = room
+    state.rooms.kept_ms = max([window_ms(each, event.at) for each in state.reservations.values()], default=0)
+
+
+def _let_ask(state: ClusterState, made: Reservation) -> None:
+    """One more holds a reservation: its own kind may have that, and if it stands below all others, so may those above
+    it.
+    """
+    level = level_of(state, made.task_id)
+    if all(level < level_of(state, other) for other in state.reservations if other != made.task_id):
+        for lane in state.waiting.lanes.values():
+            for crowd in lane.crowds.values():
+                crowd.refused_kept = -1
+    state.waiting.lines[state.tasks[made.task_id].shape_id].crowd.refused_kept = -1
 
 
 def forget_reservations_on(state: ClusterState, node_id: NodeId) -> None:

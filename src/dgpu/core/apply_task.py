@@ -25,6 +25,7 @@ from dgpu.core.holdings import note_released
 from dgpu.core.idempotency import IdempotencyKey
 from dgpu.core.ids import NO_LEASE, GpuId, LeaseId, NodeId, TaskId
 from dgpu.core.lease import Lease
+from dgpu.core.policy.lasting import certain_ms
 from dgpu.core.run_times import note_run
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Shape, Task, TaskSpec, TaskStatus
@@ -259,7 +260,7 @@ def _add_tasks(state: ClusterState, first_id: TaskId, count: int, spec: TaskSpec
     if held or spec.after:
         state.waiting.set_apart(line, task_ids)
     else:
-        state.waiting.extend(line, task_ids)
+        state.waiting.extend(line, task_ids, certain_ms(tasks[first_id]), state.rooms.kept_ms)
 
 
 def _broken(state: ClusterState, task: Task) -> str:

@@ -304,7 +304,7 @@ class Lane:
         """
         turn = crowd.listed_as
         wants = last_reserved is None or (turn is not None and turn < last_reserved)
-        asks = bool(rooms.reserved) and crowd.refused_kept != rooms.kept_version
+        asks = bool(rooms.reserved) and crowd.refused_kept < rooms.kept_ms
         if not wants and not asks and not rooms.any_fits(rooms.improved.values(), crowd.demand):
             return False
         return self._fits_woken(crowd)

@@ -89,7 +89,9 @@ class Crowd:
         self.listed_as: Turn | None = None  # the turn that this order knows it by
         self.blocked = False
         self.refused_at = 0  # after so many wakes, see Lane
-        self.refused_kept = -1  # when so much had changed about what is kept, nobody here might have it
+        self.refused_kept = (
+            -1
+        )  # nobody here is over within so many ms, or may have what is kept for other reasons
         self.beside = False  # blocked, but for what is kept for reservations
         self.gated_at: int | None = None
         self._turns: list[Turn] = []  # heap, stale ones too
@@ -186,6 +188,7 @@ class Line:
         twin.uses = self.uses
         twin.delayed = self.delayed.copy()
         twin._ready = self.ready
+        twin.passed_over = self.passed_over
         twin.head = self.head
         return twin
 
@@ -254,9 +257,16 @@ class Line:
                 yield delayed[other]
                 other += 1
 
-    def extend(self, task_ids: list[TaskId]) -> None:
-        """New tasks are younger than all others."""
-        self._ready.extend(task_ids)
+    def extend(self, task_ids: list[TaskId], lasts_ms: int = 0) -> None:
+        """New tasks are younger than all others. `lasts_ms`: how long they may run, if that is certain."""
+        ready, (within_ms, upto) = self._ready, self.passed_over
+        if self._start == len(ready):
+            within_ms, upto = lasts_ms, NOBODY
+        elif upto < ready[-1]:
+            lasts_ms = 0  # those before them were not looked at yet
+        if lasts_ms:
+            self.passed_over = (min(within_ms, lasts_ms - 1), task_ids[-1])
+        ready.extend(task_ids)
         self._find_head()
 
     def add(self, task_id: TaskId) -> None:

@@ -51,7 +51,7 @@ class Rooms:
         "counts",
         "holders",
         "improved",
-        "kept_version",
+        "kept_ms",
         "moved",
         "refreshed",
         "reserved",
@@ -84,7 +84,7 @@ class Rooms:
             None  # changed since; kept only where somebody asks when nodes come free
         )
         self.reserved: dict[NodeId, Room] = {}  # rooms that reservations hold something of
-        self.kept_version = 0  # counts what may let more tasks have what is kept for reservations
+        self.kept_ms = 1 << 62  # who takes longer delays every reservation; too much at worst
         self.unsettled: dict[NodeId, None] = {}  # of these: more is free than when they were last looked at
         self._packing: Packing | None = None  # made when it is first asked
         self._mixed = False  # some node has cards of several kinds
@@ -113,6 +113,7 @@ class Rooms:
         twin.improved = {node_id: twin.by_node[node_id] for node_id in self.improved}
         twin.reserved = {node_id: twin.by_node[node_id] for node_id in self.reserved}
         twin.unsettled = self.unsettled.copy()
+        twin.kept_ms = self.kept_ms
         twin._rankings = self._rankings.copy(twin.by_node)
         return twin
 

@@ -119,12 +119,21 @@ class Waiting:
 
     # tasks
 
-    def extend(self, line: Line, task_ids: list[TaskId]) -> None:
-        """New tasks, younger than all others."""
-        crowd = line.crowd
-        has_turn = line.head and crowd.listed_in is not None and not crowd.blocked
-        line.extend(task_ids)
+    def extend(self, line: Line, task_ids: list[TaskId], lasts_ms: int = 0, kept_ms: int = 0) -> None:
+        """New tasks, younger than all others. `lasts_ms`: how long they may run, if that is certain; `kept_ms`: who
+        takes longer delays every reservation.
+        """
         self.count += len(task_ids)
+        crowd = line.crowd
+        if crowd.blocked and line.head and kept_ms < lasts_ms and kept_ms <= crowd.refused_kept:
+            turn, last = line.turn(), self.last_reserved
+            if last is None or turn is None or turn >= last:
+                # They stand behind one that fits nowhere, and none of them may run ahead.
+                line.extend(task_ids, lasts_ms)
+                crowd.refused_kept = min(crowd.refused_kept, lasts_ms - 1)
+                return
+        has_turn = line.head and crowd.listed_in is not None and not crowd.blocked
+        line.extend(task_ids, lasts_ms)
         if has_turn:  # and keeps it, for its head is the same: most of a replay
             crowd.refused_kept = -1
         else:

@@ -17,14 +17,14 @@ from dgpu.core.ids import GpuId, NodeId, ShapeId, TaskId
 from dgpu.core.line import Crowd, Line, Turn
 from dgpu.core.policy.fit import Demand, rank
 from dgpu.core.policy.gang import gang_at
-from dgpu.core.policy.lasting import KILL_GRACE_MS, NEVER, RELEASE_MS, UNKNOWN, lasts_ms
+from dgpu.core.policy.lasting import KILL_GRACE_MS, NEVER, RELEASE_MS, UNKNOWN, certain_ms, lasts_ms
 from dgpu.core.policy.place import grant_at
 from dgpu.core.policy.quota import is_kept, within_limits
 from dgpu.core.reservation import Reservation
 from dgpu.core.room import Room, whole
 from dgpu.core.rooms import spot_in
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Restart, Task
+from dgpu.core.task import Task
 
 PATIENCE_MS = 3_600_000 + KILL_GRACE_MS + RELEASE_MS  # the default time limit of batch tasks
 _MOST_LINES = 16  # of one demand, in order
@@ -49,23 +49,22 @@ def grant_kept(state: ClusterState, crowd: Crowd, at: int) -> KeptGrant | None:
     """For the first in order of a demand that fits nowhere else. Where nobody may have what is kept, however much comes
     free of it, nobody is asked again until more may, and no rooms are looked at.
     """
-    version = state.rooms.kept_version
-    if crowd.refused_kept == version:
+    chances = _chances(state, at)
+    if crowd.refused_kept >= chances.window_ms:
         return None
     crowd.beside = True
-    chances = _chances(state, at)
     candidates: list[tuple[Turn, Line, list[Task]]] = []
-    certain = True
+    within_ms = NEVER
     for line in crowd.lines.values():
         turn = line.turn()
         if turn is not None:
-            tasks, all_seen = _candidates(state, line, chances)
-            certain = certain and all_seen
+            tasks, none_within_ms = _candidates(state, line, chances)
+            within_ms = min(within_ms, none_within_ms)
             if tasks:
                 candidates.append((turn, line, tasks))
     granted = _first(state, crowd, nsmallest(_MOST_LINES, candidates, key=itemgetter(0)), at)
-    if granted is None and not candidates and certain:
-        crowd.refused_kept = version
+    if granted is None and not candidates:
+        crowd.refused_kept = within_ms
     return granted
 
 
@@ -117,7 +116,7 @@ def access_of(state: ClusterState, task: Task, level: int, at: int) -> Access:
     opened: list[TaskId] = []
     later: list[TaskId] = []
     for each in state.reservations.values():
-        short, other_level = lasts <= _window_ms(each, at), level_of(state, each.task_id)
+        short, other_level = lasts <= window_ms(each, at), level_of(state, each.task_id)
         if each.task_id == task.id or short or other_level < level:
             opened.append(each.task_id)
         elif own is not None and other_level == level and by_time(own) < by_time(each):
@@ -143,12 +142,12 @@ def view(room: Room, access: Access) -> Room:
     return twin
 
 
-# leaves
-
-
-def _window_ms(reservation: Reservation, at: int) -> int:
+def window_ms(reservation: Reservation, at: int) -> int:
     """What is over within this time delays it by nothing, or by no more than `PATIENCE_MS`."""
     return reservation.at - at if reservation.at else PATIENCE_MS
+
+
+# leaves
 
 
 def by_time(reservation: Reservation) -> tuple[int, int, TaskId]:
@@ -179,22 +178,23 @@ def _chances(state: ClusterState, at: int) -> Chances:
     """The same for all who ask in a pass, while nothing changes about reservations."""
     known = state.bookings.chances
     if known is None or known.at != at:
-        window_ms = max([_window_ms(each, at) for each in state.reservations.values()])
+        widest_ms = max([window_ms(each, at) for each in state.reservations.values()])
         least_level = min([level_of(state, task_id) for task_id in state.reservations])
         own: dict[ShapeId, list[TaskId]] = {}
         for task_id in state.reservations:
             own.setdefault(state.tasks[task_id].shape_id, []).append(task_id)
-        known = state.bookings.chances = Chances(at, window_ms, least_level, own)
+        known = state.bookings.chances = Chances(at, widest_ms, least_level, own)
     return known
 
 
-def _candidates(state: ClusterState, line: Line, chances: Chances) -> tuple[list[Task], bool]:
+def _candidates(state: ClusterState, line: Line, chances: Chances) -> tuple[list[Task], int]:
     """The head may go by its rank, those that hold a reservation for themselves, and others if they are short, each
-    shorter than those before it: whoever is no shorter may have no more. And whether that is all there ever is.
+    shorter than those before it: whoever is no shorter may have no more. And within how many ms none of all is over;
+    -1: that is not known for ever, or not of all.
     """
-    tasks, head, window_ms = state.tasks, state.tasks[line.head], chances.window_ms
+    tasks, head, widest_ms = state.tasks, state.tasks[line.head], chances.window_ms
     known: dict[bytes, int] = {}
-    shortest_ms = window_ms + 1
+    shortest_ms = widest_ms + 1
     found: list[Task] = []
     lasts = lasts_ms(state, head, known)
     if lasts < shortest_ms or line.level(head.id) > chances.least_level:
@@ -206,9 +206,9 @@ def _candidates(state: ClusterState, line: Line, chances: Chances) -> tuple[list
         if head.id in own and head not in found:
             found.insert(0, head)
     within_ms, upto = line.passed_over
-    if window_ms > within_ms or upto <= line.head:
+    if widest_ms > within_ms or upto <= line.head:
         within_ms, upto = NEVER, line.head
-    passed, certain = upto, _is_certain(head)
+    passed, certain, head_ms = upto, certain_ms(head) > 0, lasts
     most = state.bookings.looks_left
     ready = line.ready_from(TaskId(upto + 1), most)
     state.bookings.looks_left -= len(ready)
@@ -218,17 +218,12 @@ def _candidates(state: ClusterState, line: Line, chances: Chances) -> tuple[list
         if lasts < shortest_ms:
             found.append(task)
             shortest_ms = lasts
-        certain = certain and lasts > window_ms and _is_certain(task)  # else it may be another time
+        certain = certain and lasts > widest_ms and certain_ms(task) > 0  # else it may be another time
         if certain:
             passed = task_id
             within_ms = min(within_ms, lasts - 1)
     line.passed_over = (within_ms, passed)
-    return found, certain and len(ready) < most
-
-
-def _is_certain(task: Task) -> bool:
-    """How long it may run does not depend on what is learned of others."""
-    return task.timeout_ms > 0 or task.allocation or task.restart is Restart.ALWAYS
+    return found, min(within_ms, head_ms - 1) if certain and len(ready) < most else -1
 
 
 def _grant(
@@ -263,6 +258,6 @@ def _grant(
 def _displaces(state: ClusterState, task: Task, level: int, at: int) -> bool:
     lasts = lasts_ms(state, task)
     return any(
-        each.task_id != task.id and level_of(state, each.task_id) < level and lasts > _window_ms(each, at)
+        each.task_id != task.id and level_of(state, each.task_id) < level and lasts > window_ms(each, at)
         for each in state.reservations.values()
     )

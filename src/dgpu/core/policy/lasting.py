@@ -30,11 +30,10 @@ _PERCENT = 90
 
 def lasts_ms(state: ClusterState, task: Task, known: dict[bytes, int] | None = None) -> int:
     """From its start until its GPUs are free again, at the latest. `known`: of one shape, by detail."""
-    if task.restart is Restart.ALWAYS:
-        return NEVER
-    if task.timeout_ms:
-        return task.timeout_ms + (0 if task.allocation else KILL_GRACE_MS + RELEASE_MS)
-    if task.allocation or not state.run_times:
+    certain = certain_ms(task)
+    if certain:
+        return certain
+    if not state.run_times:
         return UNKNOWN
     if known is not None and task.detail in known:
         return known[task.detail]
@@ -42,6 +41,15 @@ def lasts_ms(state: ClusterState, task: Task, known: dict[bytes, int] | None = N
     if known is not None:
         known[task.detail] = lasts
     return lasts
+
+
+def certain_ms(task: Task) -> int:
+    """How long it may run, as far as that does not depend on what is learned of others; else 0."""
+    if task.restart is _ALWAYS:
+        return NEVER
+    if task.timeout_ms:
+        return task.timeout_ms + (0 if task.allocation else _OVER_MS)
+    return UNKNOWN if task.allocation else 0
 
 
 def learned_ms(runs: RunTimes | None) -> int:
