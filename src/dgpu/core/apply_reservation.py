@@ -16,9 +16,11 @@ def apply_reserved(state: ClusterState, event: TasksReserved) -> None:
     state.bookings.due, state.waiting.last_reserved = due, last  # who planned this knows
     for made in event.made:
         known = state.reservations.get(made.task_id)
-        _leave(state, known, made)
         state.reservations[made.task_id] = made
-        state.keep(made)
+        state.bookings.chances = None
+        if known is None or known.places != made.places:
+            _leave(state, known, made)
+            state.keep(made)
         if known is None:
             _let_ask(state, made)
         if known is not None and (known.at or made.at) and (made.at or known.at + 1) > known.at:

@@ -64,14 +64,9 @@ class Draft:
 
     def plan(self, task_id: TaskId, line: Line, known: Reservation | None) -> None:
         demand, level = line.crowd.demand, line.level(task_id)
-        others = [
-            each
-            for each in self.plans.values()
-            if each.task_id != task_id and level_of(self.state, each.task_id) >= level
-        ]
-        plan = None if known is None else self._staying(known, demand, others)
+        plan = None if known is None else self._staying(known, demand, level)
         if plan is None or self.anywhere or known is None or not _is_kept(known, plan):
-            other = self._soonest(demand, self._taken(others))
+            other = self._soonest(demand, self._taken(self._others(task_id, level)))
             if plan is None or (other is not None and other.at < plan.at):
                 plan = other
         if plan is None or plan.at >= NEVER:
@@ -103,6 +98,14 @@ class Draft:
             return False
         overdue = known.at <= self.at and made.at <= self.at
         return overdue or (known.at > self.at and abs(made.at - known.at) <= _SLACK_MS)
+
+    def _others(self, task_id: TaskId, level: int) -> list[Reservation]:
+        """Those that do not give way to it."""
+        return [
+            each
+            for each in self.plans.values()
+            if each.task_id != task_id and level_of(self.state, each.task_id) >= level
+        ]
 
     def _taken(
         self, others: list[Reservation], known: Reservation | None = None
@@ -159,9 +162,11 @@ class Draft:
         room = self.state.rooms.by_node.get(node_id)
         return None if room is None else opening(room, demand, self._cluster, holds)
 
-    def _staying(self, known: Reservation, demand: Demand, others: list[Reservation]) -> _Plan | None:
+    def _staying(self, known: Reservation, demand: Demand, level: int) -> _Plan | None:
         """Where it is; None if there it can no longer be."""
-        taken = self._taken(others, known)
+        taken: dict[NodeId, list[Taken]] = {}
+        if self.changed or not self._is_alone(known):
+            taken = self._taken(self._others(known.task_id, level), known)
         found: list[_Found] = []
         for place in known.places:
             seen = self._opening(place.node_id, demand, taken.get(place.node_id, ()))
@@ -170,6 +175,15 @@ class Draft:
             found.append((seen.at, place.node_id, seen))
         found.sort(key=_BY_TIME)
         return _plan_of(found)
+
+    def _is_alone(self, known: Reservation) -> bool:
+        """Nobody else has a reservation on its nodes."""
+        rooms = self.state.rooms.by_node
+        for place in known.places:
+            room = rooms.get(place.node_id)
+            if room is not None and len(room.holds) > 1:
+                return False
+        return True
 
     def _look(self, demand: Demand) -> Look:
         cluster = self._cluster
@@ -197,6 +211,9 @@ def _is_kept(known: Reservation, plan: _Plan) -> bool:
 
 def _plan_of(found: list[_Found]) -> _Plan:
     """All of the nodes are needed: the last of them decides."""
+    if len(found) == 1:
+        ((at, node_id, seen),) = found
+        return _Plan(at, (Place(node_id, seen.gpu_ids),))
     unknown = [at for at, _, _ in found if UNKNOWN <= at < NEVER]
     latest = max(at for at, _, _ in found)
     at = latest if not unknown or latest >= NEVER else UNKNOWN + sum(each - UNKNOWN for each in unknown)

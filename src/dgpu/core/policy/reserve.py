@@ -278,7 +278,8 @@ def _in_order(state: ClusterState, lines: list[tuple[Turn, Line]]) -> Iterator[t
             crowd = line.crowd
             if crowd.key not in woken:
                 woken[crowd.key] = crowd.lane.is_woken(crowd)
-            if woken[crowd.key] or not tally.admits(line):
+            # Of those that follow one with a reservation, none starts before it does.
+            if (woken[crowd.key] and task_id not in state.reservations) or not tally.admits(line):
                 heappop(heap)
                 continue
         if task_id not in state.reservations:
