@@ -4,12 +4,12 @@ be looked at anew. Derived, never journaled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from dgpu.core.ids import LeaseId, NodeId, ShapeId, TaskId
+from dgpu.core.ids import NodeId, ShapeId, TaskId
 from dgpu.core.policy.fit import Demand
 from dgpu.core.policy.lasting import Ends
 from dgpu.core.room import Room
@@ -192,11 +192,6 @@ class Bookings:
         self._moved[:] = list(dict.fromkeys(self._moved[first:]))
         for each in self._by_demand.values():
             each.seen = 0
-
-    def keep_ends(self, leases: Collection[LeaseId]) -> None:
-        """Those of leases that are over are forgotten now and then."""
-        if len(self.ends.known) > 2 * len(leases) + 64:
-            self.ends.shorten(leases)
 
     def forget(self) -> None:
         """Nobody asks any more."""

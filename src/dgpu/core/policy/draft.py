@@ -44,7 +44,6 @@ class Draft:
         self.touched = set(unsettled)  # of these nodes something changed
         if state.rooms.moved is None:
             state.rooms.moved = state.bookings.moved
-        state.bookings.keep_ends(state.leases)
         self._ends = state.bookings.ends
         self._cluster = Cluster(
             state.leases, state.rooms.holders, self._ends.known, self._ends_at, state.settings.most_leases

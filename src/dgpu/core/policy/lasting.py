@@ -6,11 +6,11 @@ kind took is believed. Nothing is known of a task with neither, and a service ne
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dgpu.core.ids import LeaseId
-from dgpu.core.run_times import FEWEST_RUNS, RunTimes, kind_of, quantile_ms
+from dgpu.core.run_times import FEWEST_RUNS, MOST_KINDS, RunTimes, kind_of, quantile_ms
 from dgpu.core.task import Restart, Task
 
 if TYPE_CHECKING:
@@ -87,6 +87,8 @@ class Ends:
             runs = state.run_times.get(kind)
             known, lasts = self._learned.get(kind, (None, UNKNOWN))
             if runs is not known:
+                if len(self._learned) >= MOST_KINDS:
+                    self._learned.clear()
                 lasts = learned_ms(runs)
                 self._learned[kind] = (runs, lasts)
             if lasts < UNKNOWN:
@@ -110,7 +112,7 @@ class Ends:
         """Of a kind of task enough is known now."""
         self.known.clear()
 
-    def shorten(self, leases: Container[LeaseId]) -> None:
-        self.known = {lease_id: at for lease_id, at in self.known.items() if lease_id in leases}
-        self._kinds = {lease_id: kind for lease_id, kind in self._kinds.items() if lease_id in leases}
-        self._learned.clear()
+    def release(self, lease_id: LeaseId) -> None:
+        """It is over."""
+        self.known.pop(lease_id, None)
+        self._kinds.pop(lease_id, None)
