@@ -100,7 +100,8 @@ def put_on(
     state.waiting.remove(task.shape_id, task.id)
     if state.reservations:
         state.bookings.ends.note(event.lease_id, task, event.at)
-        state.let_go(task.id)
+        if task.id in state.reservations:
+            state.let_go(task.id)
     if task.array_id:
         _count_running(state, task, 1)
 
