@@ -134,7 +134,8 @@ class Accounts:
             return
         account.milli += milli
         account.since += milli * self.charged_up_to(lease)
-        account.memory_mb += lease.gpu_memory_mb * len(lease.gpu_ids)
+        if lease.gpu_memory_mb:
+            account.memory_mb += lease.gpu_memory_mb * len(lease.gpu_ids)
         if self._tenants:
             account.share = self._share(account)
 

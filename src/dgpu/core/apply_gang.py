@@ -14,18 +14,19 @@ from dgpu.core.state import ClusterState
 
 def apply_gang_placed(state: ClusterState, event: GangPlaced) -> None:
     task = state.tasks[event.task_id]
-    shape = state.shapes[task.shape_id]
+    line = state.waiting.lines[task.shape_id]
     for rank, placed in enumerate(event.ranks):
-        lease = lease_of(placed, shape, rank=rank)
+        lease = lease_of(placed, line.shape, rank=rank)
         state.leases[lease.id] = lease
         state.rooms.grant(lease)
-        state.hold(lease)
+        state.hold(line, lease)
     state.next_lease_id = LeaseId(event.ranks[-1].lease_id + 1)
     state.gangs[task.id] = Gang(leases=tuple(placed.lease_id for placed in event.ranks))
     state.other_ranks += len(event.ranks) - 1
     put_on(
         state,
         task,
+        line,
         event.ranks[0],
         gpu_ids=tuple(gpu_id for placed in event.ranks for gpu_id in placed.gpu_ids),
         node_ids=tuple(placed.node_id for placed in event.ranks),

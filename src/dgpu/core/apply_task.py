@@ -25,6 +25,7 @@ from dgpu.core.holdings import note_released
 from dgpu.core.idempotency import IdempotencyKey
 from dgpu.core.ids import NO_LEASE, GpuId, LeaseId, NodeId, TaskId
 from dgpu.core.lease import Lease
+from dgpu.core.line import Line
 from dgpu.core.policy.lasting import certain_ms
 from dgpu.core.run_times import note_run
 from dgpu.core.state import ClusterState
@@ -53,12 +54,13 @@ def apply_submitted(state: ClusterState, event: TasksSubmitted) -> None:
 
 def apply_placed(state: ClusterState, event: TaskPlaced) -> None:
     task = state.tasks[event.task_id]
-    lease = lease_of(event, state.shapes[task.shape_id])
+    line = state.waiting.lines[task.shape_id]
+    lease = lease_of(event, line.shape)
     state.next_lease_id = LeaseId(event.lease_id + 1)
-    state.leases[lease.id] = lease
-    put_on(state, task, event, event.gpu_ids)
+    state.leases[event.lease_id] = lease
+    put_on(state, task, line, event, event.gpu_ids)
     state.rooms.grant(lease)
-    state.hold(lease)
+    state.hold(line, lease)
 
 
 def lease_of(event: TaskPlaced, shape: Shape, rank: int = 0) -> Lease:
@@ -79,6 +81,7 @@ def lease_of(event: TaskPlaced, shape: Shape, rank: int = 0) -> Lease:
 def put_on(
     state: ClusterState,
     task: Task,
+    line: Line,
     event: TaskPlaced,
     gpu_ids: tuple[GpuId, ...],
     node_ids: tuple[NodeId, ...] = (),
@@ -97,7 +100,7 @@ def put_on(
         reason="",
         error="",
     )
-    state.waiting.remove(task.shape_id, task.id)
+    state.waiting.take(line, task.id)
     if state.reservations:
         state.bookings.ends.note(event.lease_id, task, event.at)
         if task.id in state.reservations:

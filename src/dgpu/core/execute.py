@@ -25,10 +25,12 @@ from dgpu.core.policy.quota import (
 from dgpu.core.policy.reserve import note_admissions, replan, reservations_due, reserve_head
 from dgpu.core.rejections import Rejection
 from dgpu.core.room import Slot
+from dgpu.core.settings import Placement
 from dgpu.core.state import ClusterState
 from dgpu.core.task import WHOLE_MILLI
 
 _IDLE = int(Slot.IDLE)
+_PACK = Placement.PACK  # to look a member up costs as much as a call
 
 
 def execute(state: ClusterState, command: Command) -> Decision:
@@ -46,43 +48,55 @@ def run_pass(state: ClusterState, command: RunPass) -> tuple[Event, ...]:
     """Tries the lines that a change may have let in, in order. A line whose head does not fit sleeps, and with it all
     of the same demand: during a pass, room only shrinks.
     """
-    waiting = state.waiting
-    waiting.advance(command.at)
-    if command.full:
-        waiting.wake_all()
-        state.rooms.improved.clear()
-    else:
-        waiting.wake_fitting(state.rooms)
-    events: list[Event] = [*typical_due(state, command.at)]
-    for event in events:
-        apply(state, event)
-    if state.dependents.broken:
-        events += end_dependents(state, command.at)
-    _settle(state)
+    at = command.at
+    events = _prepare(state, command)
     plans = state.settings.reservations or state.reservations
     if plans:
         state.bookings.looks_left = MOST_LOOKED_AT
-        events += _plan_ahead(state, command.at)
-    elif waiting.last_reserved is not None:
-        waiting.last_reserved, waiting.overtaken = None, False  # they were turned off
+        events += _plan_ahead(state, at)
+    elif state.waiting.last_reserved is not None:
+        state.waiting.last_reserved, state.waiting.overtaken = None, False  # they were turned off
     placed = 0
     while placed < command.limit:
-        granted = next_grant(state, command.at)
+        granted = next_grant(state, at)
         if not granted:
             break
         for event in granted:
             apply(state, event)
-        events.extend(granted)
+        events += granted
         placed += type(granted[0]) is not TasksReserved
     else:
         return tuple(events)
     if plans:
         if placed and state.reservations:
             note_admissions(state)
-        events += _plan_ahead(state, command.at)
-    for event in (stops := stops_due(state, command.at)):
+        events += _plan_ahead(state, at)
+    for event in (stops := stops_due(state, at)):
         apply(state, event)
     return (*events, *stops)
+
+
+def _prepare(state: ClusterState, command: RunPass) -> list[Event]:
+    """Before a pass: who may be tried, and what is due whether anything is placed or not. Each part is asked for here
+    only if there is something in it: mostly there is not, and calls for nothing were a tenth of a decision.
+    """
+    at, waiting, rooms = command.at, state.waiting, state.rooms
+    if waiting.delayed_until:
+        waiting.advance(at)
+    if command.full:
+        waiting.wake_all()
+        rooms.improved.clear()
+    elif rooms.improved:
+        waiting.wake_fitting(rooms)
+    events: list[Event] = []
+    if state.settings.placement is _PACK:
+        events += typical_due(state, at)
+        for event in events:
+            apply(state, event)
+    if state.dependents.broken:
+        events += end_dependents(state, at)
+    _settle(state)
+    return events
 
 
 def _plan_ahead(state: ClusterState, at: int) -> tuple[Event, ...]:

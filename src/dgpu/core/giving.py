@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from dgpu.core.ids import NodeId
 from dgpu.core.policy.fit import Demand, rank
@@ -28,7 +28,7 @@ class Giving:
     def note(self, room: Room) -> None:
         """It is new or changed."""
         node_id = room.node_id
-        room.has_part = bool(room.used) and room.look_for_part()
+        room.has_part = room.look_for_part() if room.used else False
         if room.idle and room.ready:
             self._whole[node_id] = room
             self._parts.pop(node_id, None)
@@ -43,26 +43,27 @@ class Giving:
     def whole(self) -> Iterable[Room]:
         return self._whole.values()
 
-    def few(self, demand: Demand) -> Sequence[Room] | None:
-        """All rooms that may have room for it; None if they are many, or the demand is for no GPU."""
+    def fitting(self, demand: Demand, most_leases: int) -> list[Room] | None:
+        """All rooms that have room for it, the best liked first; None if too many would have to be asked, or the
+        demand is for no GPU.
+        """
         if not demand.gpus or len(self._whole) > FEW_ROOMS:
             return None
         if demand.share_milli == WHOLE_MILLI:
-            return [*self._whole.values()]
+            return fitting(self._whole.values(), demand, most_leases)
         if len(self._whole) + len(self._parts) > FEW_ROOMS:
             return None
-        return [*self._whole.values(), *self._parts.values()]
+        return fitting((*self._whole.values(), *self._parts.values()), demand, most_leases)
 
 
 def fitting(rooms: Iterable[Room], demand: Demand, most_leases: int) -> list[Room]:
     """Those of a few rooms that have room for it, the best liked first: as a ranking of all would have them."""
-    found: list[Room] = []
-    ranks: dict[NodeId, int] = {}
+    found: list[tuple[int, NodeId, Room]] = []
     for room in rooms:
         value = rank(room, demand, most_leases)
         if value is not None:
-            found.append(room)
-            ranks[room.node_id] = value
-    if len(found) > 1:
-        found.sort(key=lambda room: (ranks[room.node_id], room.node_id))
-    return found
+            found.append((value, room.node_id, room))
+    if not found:
+        return []
+    found.sort()
+    return [each[2] for each in found]

@@ -30,7 +30,8 @@ class Order:
     def __init__(self) -> None:
         self.turns: list[Turn] = []
 
-    def first(self, lines: Mapping[ShapeId, Line]) -> Crowd | None:
+    def first(self, lines: Mapping[ShapeId, Line]) -> Turn | None:
+        """Of the first line in the first crowd, which knows itself by the very same turn."""
         turns = self.turns
         while turns:
             turn = turns[0]
@@ -41,7 +42,7 @@ class Order:
                 continue
             first = crowd.first()
             if first is turn:
-                return crowd
+                return turn
             if first is None:
                 crowd.unlist()
                 heappop(turns)
@@ -246,18 +247,22 @@ class Lane:
         nothing left are forgotten.
         """
         most, part = 0, False
-        empty = []
+        empty: list[NodeId] | None = None
         for node_id, room in self.improved.items():
-            idle = len(room.idle) + len(room.kept)
+            idle = len(room.idle)
+            if room.kept:
+                idle += len(room.kept)
             if idle:
                 part = True
-                most = max(most, idle)
+                if idle > most:  # noqa: PLR1730 - for every decision, and max() is a call
+                    most = idle
             elif room.has_part or (room.used and room.holds):
                 part = True
             elif self.pool is not None:
-                empty.append(node_id)
-        for node_id in empty:
-            del self.improved[node_id]
+                empty = [node_id] if empty is None else [*empty, node_id]
+        if empty is not None:
+            for node_id in empty:
+                del self.improved[node_id]
         return most, part
 
     def first_let_in(
@@ -280,14 +285,14 @@ class Lane:
                 for tried in refused.tried.values():
                     order.list_crowd(tried, self.crowds)
                 refused.tried.clear()
-            while (crowd := order.first(lines)) is not None:
-                turn = crowd.listed_as
-                if found is not None and turn is not None and turn >= found:
+            while (turn := order.first(lines)) is not None:
+                if found is not None and turn >= found:
                     break
+                crowd = lines[turn[3]].crowd
                 if fitting := rooms.fitting_of(improved.values(), crowd.demand):
                     found, self.fitting = turn, fitting
                     break
-                if self.woken and self._is_worth_a_try(crowd, rooms, last_reserved):
+                if self.woken and self._is_worth_a_try(crowd, turn, rooms, last_reserved):
                     found, self.fitting = turn, []
                     break
                 if crowd.beside and crowd.milli > rooms.idle_milli and crowd.size > 0:
@@ -298,12 +303,11 @@ class Lane:
             self._forget_improved()
         return None if found is best else found
 
-    def _is_worth_a_try(self, crowd: Crowd, rooms: Rooms, last_reserved: Turn | None) -> bool:
+    def _is_worth_a_try(self, crowd: Crowd, turn: Turn, rooms: Rooms, last_reserved: Turn | None) -> bool:
         """Nothing is left for it where more was to be had. Yet it may have what is kept for others, or what a
         reservation gave up since, or it stands so far in front as to get a reservation.
         """
-        turn = crowd.listed_as
-        wants = last_reserved is None or (turn is not None and turn < last_reserved)
+        wants = last_reserved is None or turn < last_reserved
         asks = bool(rooms.reserved) and crowd.refused_kept < rooms.kept_ms
         if not wants and not asks and not rooms.any_fits(rooms.improved.values(), crowd.demand):
             return False

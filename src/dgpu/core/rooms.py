@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from heapq import nsmallest
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dgpu.core.cards import deal, status_of
 from dgpu.core.giving import Giving, fitting
@@ -12,12 +12,13 @@ from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId
 from dgpu.core.lease import Lease
 from dgpu.core.node import Gpu, Node
 from dgpu.core.packing import Packing, pack_cards, parts_of
-from dgpu.core.policy.fit import Demand, chosen_cards, fits, milli_on, reserved_mb
+from dgpu.core.policy.fit import Demand, fits
 from dgpu.core.policy.fragment import Typical
 from dgpu.core.ranking import Rankings
 from dgpu.core.reservation import Hold
-from dgpu.core.room import STATUSES, Card, Room, Slot, whole
+from dgpu.core.room import STATUSES, Room, Slot, whole
 from dgpu.core.settings import Placement, Settings
+from dgpu.core.spot import Spot, spot_in, spot_on
 from dgpu.core.task import WHOLE_MILLI
 
 if TYPE_CHECKING:
@@ -25,15 +26,6 @@ if TYPE_CHECKING:
 
 _IDLE, _BUSY = int(Slot.IDLE), int(Slot.BUSY)
 _PACK = Placement.PACK  # to look a member up costs as much as a call
-
-
-class Spot(NamedTuple):
-    """Where a task would go."""
-
-    room: Room
-    cards: list[Card]
-    share_milli: int  # of each card
-    gpu_memory_mb: int  # held on each card
 
 
 class Rooms:
@@ -182,24 +174,24 @@ class Rooms:
         if lease.share_milli < WHOLE_MILLI:
             self._grant_share(room, lease)
             return
-        taken = 0
-        idle = room.idle
-        for gpu_id in lease.gpu_ids:
+        gpu_ids, idle = lease.gpu_ids, room.idle
+        missing = len(gpu_ids)
+        for gpu_id in gpu_ids:
             self.holders[gpu_id] = (lease.id,)
             for place, card in enumerate(idle):
                 if card[2] == gpu_id:
                     del idle[place]
-                    taken += 1
+                    missing -= 1
                     break
-        if taken != len(lease.gpu_ids) and room.kept:
-            left = [card for card in room.kept if card.id not in lease.gpu_ids]
-            taken += len(room.kept) - len(left)
+        if missing and room.kept:
+            left = [card for card in room.kept if card.id not in gpu_ids]
+            missing -= len(room.kept) - len(left)
             room.kept = left
-        if taken != len(lease.gpu_ids):
+        if missing:
             self.refresh(lease.node_id)
             return
-        if taken:
-            self._shift(room, taken)
+        if gpu_ids:
+            self._shift(room, len(gpu_ids))
         self._changed(room)
 
     def release(self, lease: Lease) -> None:
@@ -281,20 +273,20 @@ class Rooms:
     def find(self, demand: Demand, few: Sequence[Room] | None = None) -> Spot | None:
         """The node and the cards on it. `few`: the rooms that have room for it, the best liked first, if that is known."""
         packs = self._settings.placement is _PACK and _is_packed(demand)
-        if few is None and (giving := self._giving.few(demand)) is not None:
-            few = fitting(giving, demand, self._settings.most_leases)
+        if few is None:
+            few = self._giving.fitting(demand, self._settings.most_leases)
         if few is not None:
             if not few:
                 return None
             if not packs:
-                return _spot(few[0], demand, chosen_cards(few[0], demand))
+                return spot_in(few[0], demand)
             if len(few) == 1 and (spot := self._pack_into(few[0], demand)) is not None:
                 return spot
         if packs:
             found = self._packed().best(demand)
             if found is not None:
                 room = self.by_node[NodeId(found.node_id)]
-                return _spot(room, demand, pack_cards(room, demand, found.kind, found.from_milli))
+                return spot_on(room, demand, pack_cards(room, demand, found.kind, found.from_milli))
             if not self._may_mix(demand):
                 return None
         best = self._rankings.best(demand)
@@ -308,10 +300,10 @@ class Rooms:
         packing = self._packing_anyway()
         packing.catch_up_some(self.by_node, self._settings.most_leases)
         if demand.gpus and demand.share_milli == WHOLE_MILLI:
-            return _spot(room, demand, pack_cards(room, demand, room.idle[0].kind, WHOLE_MILLI))
+            return spot_on(room, demand, pack_cards(room, demand, room.idle[0].kind, WHOLE_MILLI))
         (cards,) = parts_of(room)
         from_milli = packing.from_milli(cards, demand)
-        return _spot(room, demand, pack_cards(room, demand, cards.kind, from_milli))
+        return spot_on(room, demand, pack_cards(room, demand, cards.kind, from_milli))
 
     def find_gang(self, demand: Demand) -> list[Spot]:
         """A node for each rank, the best liked first; empty if too few have room now."""
@@ -427,20 +419,6 @@ class Rooms:
 def _is_packed(demand: Demand) -> bool:
     """Tasks that ask for nothing are spread. A constraint picks nodes by name, which no group of equals can tell."""
     return not demand.constraints and bool(demand.gpus or demand.cpus_milli or demand.ram_mb)
-
-
-def spot_in(room: Room, demand: Demand) -> Spot:
-    """The cards that it would get in a room that it fits."""
-    return _spot(room, demand, chosen_cards(room, demand))
-
-
-def _spot(room: Room, demand: Demand, cards: list[Card]) -> Spot:
-    if not cards:
-        return Spot(room, cards, WHOLE_MILLI, 0)
-    if demand.share_milli == WHOLE_MILLI:
-        return Spot(room, cards, WHOLE_MILLI, demand.gpu_memory_mb)
-    usable = cards[0].usable_mb
-    return Spot(room, cards, milli_on(demand, usable), reserved_mb(demand, usable))
 
 
 def _by_index(gpu: Gpu) -> tuple[int, GpuId]:

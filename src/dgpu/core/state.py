@@ -208,7 +208,7 @@ class ClusterState:
             self.waiting.extend(lines[shape_id], task_ids)
         heapify(self.ended)
         for lease in self.leases.values():
-            self.hold(lease)
+            self.hold(self.waiting.lines[self.tasks[lease.task_id].shape_id], lease)
             if lease.stop_for:
                 self.reclaims[lease.id] = lease.stop_for
         for task_id, awaited in self.after.items():
@@ -240,8 +240,8 @@ class ClusterState:
 
     # what pools and tenants hold
 
-    def hold(self, lease: Lease) -> None:
-        line = self.waiting.lines[self.tasks[lease.task_id].shape_id]
+    def hold(self, line: Line, lease: Lease) -> None:
+        """`line`: of the lease's task."""
         milli = lease.gpu_milli
         line.crowd.lane.used_milli += milli
         self.accounts.hold(line.account, lease, milli)

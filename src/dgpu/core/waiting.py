@@ -23,6 +23,7 @@ class Waiting:
         "_ageing",
         "_array_lines",
         "_delayed_heap",
+        "_each_lane",
         "accounts",
         "arrays",
         "barred",
@@ -43,6 +44,7 @@ class Waiting:
         self.lanes: dict[Pool | None, Lane] = {pool: Lane(pool) for pool in (None, *Pool)}
         online, batch = self.lanes[Pool.ONLINE], self.lanes[Pool.BATCH]
         online.other, batch.other = batch, online
+        self._each_lane = tuple(self.lanes.values())
         self._ageing = Ageing(tasks, ageing_ms)
         self.arrays: dict[TaskId, int] = {}  # with a limit: how many of their tasks run; 0 is left out
         self._array_lines: dict[TaskId, dict[ShapeId, Line]] = {}  # one for each priority of its tasks
@@ -170,10 +172,13 @@ class Waiting:
             self._list(line)
 
     def remove(self, shape_id: ShapeId, task_id: TaskId) -> None:
-        line = self.lines[shape_id]
+        self.take(self.lines[shape_id], task_id)
+
+    def take(self, line: Line, task_id: TaskId) -> None:
+        """It waits no more."""
         line.remove(task_id)
         if not line.head:
-            line.crowd.lane.ready.pop(shape_id, None)
+            line.crowd.lane.ready.pop(line.shape_id, None)
         self.count -= 1
         if self.delayed_until:
             self.delayed_until.pop(task_id, None)
@@ -285,16 +290,14 @@ class Waiting:
     def wake_fitting(self, rooms: Rooms) -> None:
         """Only a room that has more to give than before can let in what was refused before."""
         improved = rooms.improved
-        if not improved:
-            return
         plans = rooms.plans
-        for lane in self.lanes.values():
+        for lane in self._each_lane:
             if lane.refused:
                 lane.improved |= improved
                 lane.looked = False
                 if plans:
                     lane.wake_planned(improved, rooms)
-                else:
+                elif lane.woken:
                     lane.woken.clear()
         improved.clear()
 
@@ -302,14 +305,13 @@ class Waiting:
         """The line that is next in order, of those worth a try."""
         best: Turn | None = None
         lines = self.lines
-        for lane in self.lanes.values():
+        for lane in self._each_lane:
             if lane.closed:
                 continue
             if not lane.looked and len(lane.improved) > FEW_ROOMS:
                 lane.ask_all(rooms)
             if lane.order.turns:
-                crowd = lane.order.first(lines)
-                turn = None if crowd is None else crowd.listed_as
+                turn = lane.order.first(lines)
                 if turn is not None and (best is None or turn < best):
                     best = turn
             if lane.improved or lane.woken:

@@ -22,7 +22,7 @@ from dgpu.core.policy.place import grant_at
 from dgpu.core.policy.quota import is_kept, within_limits
 from dgpu.core.reservation import Reservation
 from dgpu.core.room import Room, whole
-from dgpu.core.rooms import spot_in
+from dgpu.core.spot import spot_in
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Task
 

@@ -63,9 +63,9 @@ def rank(room: Room, demand: Demand, most_leases: int) -> int | None:
     """
     if not room.ready or len(room.leases) >= most_leases:
         return None
-    if demand.cpus_milli > room.cpus_free_milli - room.kept_cpus_milli and demand.cpus_milli:
+    if (cpus_milli := demand.cpus_milli) and cpus_milli > room.cpus_free_milli - room.kept_cpus_milli:
         return None
-    if demand.ram_mb > room.ram_free_mb - room.kept_ram_mb and demand.ram_mb:
+    if (ram_mb := demand.ram_mb) and ram_mb > room.ram_free_mb - room.kept_ram_mb:
         return None
     if demand.constraints and not holds(room.labels, demand.constraints):
         return None
@@ -92,13 +92,23 @@ def rank(room: Room, demand: Demand, most_leases: int) -> int | None:
 
 def has_host(room: Room, demand: Demand) -> bool:
     """The cpus and ram, whatever the cards."""
-    if demand.cpus_milli > room.cpus_free_milli - room.kept_cpus_milli and demand.cpus_milli:
+    if (cpus_milli := demand.cpus_milli) and cpus_milli > room.cpus_free_milli - room.kept_cpus_milli:
         return False
-    return not (demand.ram_mb > room.ram_free_mb - room.kept_ram_mb and demand.ram_mb)
+    return not demand.ram_mb or demand.ram_mb <= room.ram_free_mb - room.kept_ram_mb
 
 
 def fits(room: Room, demand: Demand, most_leases: int) -> bool:
     return rank(room, demand, most_leases) is not None
+
+
+def cards_in(room: Room, demand: Demand) -> list[Card]:
+    """The cards that a task gets in a room that is known to have room for it."""
+    gpus = demand.gpus
+    if room.mixed or demand.share_milli < WHOLE_MILLI or (demand.model and room.warm):
+        return chosen_cards(room, demand)
+    if gpus > 1 and not room.flat:
+        return chosen_cards(room, demand)
+    return room.idle[:gpus]  # all are alike, and stand in the order of liking
 
 
 def chosen_cards(room: Room, demand: Demand) -> list[Card]:

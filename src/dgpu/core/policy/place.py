@@ -12,7 +12,7 @@ from dgpu.core.policy.gang import grant_gang
 from dgpu.core.policy.order import heads
 from dgpu.core.policy.quota import admits, claim_of_grant
 from dgpu.core.room import Room
-from dgpu.core.rooms import Spot
+from dgpu.core.spot import Spot
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Task
 
