@@ -32,7 +32,7 @@ def deal(
     room.flat = len({near for gpu in gpus for _, near in gpu.near}) <= 1
     room.warm = any(card.warm for card in cards)
     room.mixed = len({(card.model, card.usable_mb, card.parole) for card in cards}) > 1
-    room.idle, room.used, room.kept = [], {}, []
+    room.idle, room.used, room.parts, room.kept = [], {}, {}, []
     if room.ready:
         room.idle = sorted(card for card in cards if card.id not in held)
         for lease in leases:

@@ -10,6 +10,7 @@ from dgpu.core.decide_time import PORTION
 from dgpu.core.decide_waiting import end_broken
 from dgpu.core.decision import Decision
 from dgpu.core.events import Event, TasksReserved
+from dgpu.core.lane import UNBOUNDED
 from dgpu.core.line import Line
 from dgpu.core.policy.backfill import MOST_LOOKED_AT, grant_kept
 from dgpu.core.policy.place import grant
@@ -199,11 +200,10 @@ def _settle(state: ClusterState) -> None:
 def _reopen(state: ClusterState) -> None:
     """A grant can leave more to others: quota that its tenant's tasks in the other pool no longer need."""
     for lane in state.waiting.lanes.values():
-        if lane.closed or lane.gated:
-            free = free_milli(state, lane)
-            lane.closed = lane.closed and free <= 0
-            if lane.gated:
-                lane.ungate(free)
+        if lane.closed or lane.short or lane.turned_away:
+            lane.set_left(free_milli(state, lane))
+        else:
+            lane.left_milli = UNBOUNDED
     if state.accounts.guaranteed and state.waiting.barred:
         _unbar(state)
 
@@ -216,10 +216,11 @@ def _unbar(state: ClusterState) -> None:
 
 def _close(state: ClusterState, line: Line) -> None:
     lane = line.crowd.lane
-    if free_milli(state, lane) <= 0:
+    lane.left_milli = free_milli(state, lane)
+    if lane.left_milli <= 0:
         lane.closed = True
     else:
-        lane.gate(line.crowd, line.crowd.milli)
+        lane.run_short(line.crowd)
 
 
 def _tenant_admits(state: ClusterState, line: Line) -> bool:
@@ -231,7 +232,7 @@ def _admits_grant(state: ClusterState, line: Line, granted: tuple[Event, ...]) -
     """A share on this very card may be more than the least it could have been."""
     claim = claim_of_grant(granted)
     if not has_quota(state, line.crowd.lane, claim.milli):
-        line.crowd.lane.gate(line.crowd, 0)
+        line.crowd.lane.turn_away(line.crowd)
         return False
     if not within_limits(state, line.account, claim) or is_kept(state, line.account, claim):
         state.waiting.bar(line)

@@ -28,13 +28,12 @@ class Giving:
     def note(self, room: Room) -> None:
         """It is new or changed."""
         node_id = room.node_id
-        room.has_part = room.look_for_part() if room.used else False
         if room.idle and room.ready:
             self._whole[node_id] = room
             self._parts.pop(node_id, None)
             return
         self._whole.pop(node_id, None)
-        if room.has_part and room.ready:
+        if room.parts and room.ready:
             self._parts[node_id] = room
         else:
             self._parts.pop(node_id, None)

@@ -3,80 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heapify
 from typing import TYPE_CHECKING
 
 from dgpu.core.giving import FEW_ROOMS
 from dgpu.core.ids import NodeId, ShapeId
-from dgpu.core.line import PART, SLACK, Crowd, CrowdKey, Line, Turn
+from dgpu.core.line import PART, Crowd, CrowdKey, Line, Turn
 from dgpu.core.policy.fit import fits
 from dgpu.core.room import whole
 from dgpu.core.task import Pool
+from dgpu.core.turns import Order, Refused
 
 if TYPE_CHECKING:
     from dgpu.core.room import Room
     from dgpu.core.rooms import Rooms
 
+UNBOUNDED = 1 << 62  # more than any cluster has
 _MOST_WOKEN = (
     2 * FEW_ROOMS
 )  # older ones are forgotten: who fitted there waits until all reservations are planned
-
-
-class Order:
-    """Crowds by their first turn: a heap, stale entries too. They are put right when they come up."""
-
-    __slots__ = ("turns",)
-
-    def __init__(self) -> None:
-        self.turns: list[Turn] = []
-
-    def first(self, lines: Mapping[ShapeId, Line]) -> Turn | None:
-        """Of the first line in the first crowd, which knows itself by the very same turn."""
-        turns = self.turns
-        while turns:
-            turn = turns[0]
-            line = lines.get(turn[3])
-            # A crowd that went to another order and back may be known there by the very same turn.
-            if line is None or (crowd := line.crowd).listed_as is not turn or crowd.listed_in is not self:
-                heappop(turns)
-                continue
-            first = crowd.first()
-            if first is turn:
-                return turn
-            if first is None:
-                crowd.unlist()
-                heappop(turns)
-            else:
-                crowd.listed_as = first
-                heapreplace(turns, first)
-        return None
-
-    def list_crowd(self, crowd: Crowd, crowds: Mapping[CrowdKey, Crowd]) -> None:
-        """It is new here, or comes earlier now. `crowds`: all of the lane."""
-        turn = crowd.first()
-        if turn is None:
-            crowd.unlist()
-            return
-        if crowd.listed_as is not None and crowd.listed_as <= turn:
-            return
-        crowd.listed_in, crowd.listed_as = self, turn
-        heappush(self.turns, turn)
-        if len(self.turns) > 2 * len(crowds) + SLACK:
-            listed = (each.listed_as for each in crowds.values() if each.listed_in is self)
-            self.turns = [each for each in listed if each is not None]
-            heapify(self.turns)
-
-
-class Refused:
-    """Crowds of one size that fitted nowhere when they were last tried. Those in `order` were not yet tried with the
-    rooms that have more to give since.
-    """
-
-    __slots__ = ("order", "tried")
-
-    def __init__(self) -> None:
-        self.order = Order()
-        self.tried: dict[CrowdKey, Crowd] = {}
 
 
 class Lane:
@@ -91,8 +36,8 @@ class Lane:
         "closed",
         "crowds",
         "fitting",
-        "gated",
         "improved",
+        "left_milli",
         "limit_milli",
         "looked",
         "order",
@@ -100,6 +45,8 @@ class Lane:
         "pool",
         "ready",
         "refused",
+        "short",
+        "turned_away",
         "used_milli",
         "wakes",
         "whole_refused_at",
@@ -113,13 +60,17 @@ class Lane:
         self.other: Lane | None = None  # that of the other pool
         self.used_milli = 0  # held by leases
         self.limit_milli = 0  # the pool's quota, and what it holds on cards that do not count
+        self.left_milli = UNBOUNDED  # of the quota, for the next grant; known once somebody asked for more
         self.closed = False
         self.crowds: dict[CrowdKey, Crowd] = {}
         self.ready: dict[ShapeId, Line] = {}  # lines with a task that may be placed
-        self.gated: dict[
-            int, dict[CrowdKey, Crowd]
-        ] = {}  # by what they lack of quota; 0: it depends on the card
         self.order = Order()  # crowds awake
+        # Crowds that once claimed more than was left, by what they claim: awake while so much is left again. They stay
+        # here: where pools are full, what is left goes up and down with every end and every grant.
+        self.short: dict[int, Order] = {}
+        self.turned_away: dict[
+            CrowdKey, Crowd
+        ] = {}  # what they claim depends on the card: for the next grant
         self.refused: dict[int, Refused] = {}  # by size, see Crowd
         self.improved: dict[NodeId, Room] = {}  # the only rooms that may let in those refused
         self.fitting: list[Room] = []  # those of them that let in the crowd found last, best liked first
@@ -138,11 +89,13 @@ class Lane:
 
     @property
     def any_awake(self) -> bool:
-        return not self.closed and bool(self.order.turns or self.improved or self.woken)
+        return not self.closed and bool(
+            any(order.turns for order in self._orders()) or self.improved or self.woken
+        )
 
     def wake(self, crowd: Crowd) -> None:
         """It is worth a try, or may come earlier than its order knows."""
-        if crowd.gated_at is not None:
+        if crowd.turned_away:
             return
         order = crowd.listed_in
         if order is None:
@@ -201,7 +154,7 @@ class Lane:
                 self.wakes += 1
                 self.woken.append((self.wakes, seen))
                 self.woken_most = max(self.woken_most, len(seen.idle))
-                self.woken_part = self.woken_part or bool(seen.idle) or seen.look_for_part()
+                self.woken_part = self.woken_part or bool(seen.idle or seen.parts)
         del self.woken[:-_MOST_WOKEN]
 
     def is_woken(self, crowd: Crowd) -> bool:
@@ -256,7 +209,7 @@ class Lane:
                 part = True
                 if idle > most:  # noqa: PLR1730 - for every decision, and max() is a call
                     most = idle
-            elif room.has_part or (room.used and room.holds):
+            elif room.parts or (room.used and room.holds):
                 part = True
             elif self.pool is not None:
                 empty = [node_id] if empty is None else [*empty, node_id]
@@ -264,6 +217,23 @@ class Lane:
             for node_id in empty:
                 del self.improved[node_id]
         return most, part
+
+    def first_awake(self, lines: Mapping[ShapeId, Line], rooms: Rooms) -> Turn | None:
+        best: Turn | None = None
+        while (turn := self.order.first(lines)) is not None:
+            if not self._runs_short(lines[turn[3]].crowd, rooms):
+                best = turn
+                break
+        for milli, order in self.short.items():
+            if milli <= self.left_milli and order.turns:
+                turn = order.first(lines)
+                if turn is not None and (best is None or turn < best):
+                    best = turn
+        return best
+
+    def _orders(self) -> list[Order]:
+        """Of those awake."""
+        return [self.order, *(order for milli, order in self.short.items() if milli <= self.left_milli)]
 
     def first_let_in(
         self, lines: Mapping[ShapeId, Line], rooms: Rooms, best: Turn | None, last_reserved: Turn | None
@@ -290,6 +260,8 @@ class Lane:
                     break
                 crowd = lines[turn[3]].crowd
                 if fitting := rooms.fitting_of(improved.values(), crowd.demand):
+                    if self._runs_short(crowd, rooms):
+                        continue
                     found, self.fitting = turn, fitting
                     break
                 if self.woken and self._is_worth_a_try(crowd, turn, rooms, last_reserved):
@@ -315,22 +287,26 @@ class Lane:
 
     def take_whole(self, lines: Mapping[ShapeId, Line]) -> list[Crowd]:
         """The crowds awake that need whole GPUs; those that take a part of one stay."""
-        taken, parts = [], []
-        for turn in self.order.turns:
-            line = lines.get(turn[3])
-            if line is None or line.crowd.listed_as is not turn or line.crowd.listed_in is not self.order:
-                continue
-            if line.crowd.takes_part_of_a_card:
-                parts.append(turn)
-            else:
-                taken.append(line.crowd)
-        heapify(parts)
-        self.order.turns = parts
+        taken = []
+        for order in self._orders():
+            parts = []
+            for turn in order.turns:
+                line = lines.get(turn[3])
+                if line is None or line.crowd.listed_as is not turn or line.crowd.listed_in is not order:
+                    continue
+                if line.crowd.takes_part_of_a_card:
+                    parts.append(turn)
+                else:
+                    taken.append(line.crowd)
+            heapify(parts)
+            order.turns = parts
         return taken
 
     def start_over(self) -> None:
         """The order of all lines changed."""
         self.order.turns = []
+        for order in self.short.values():
+            order.turns = []
         for refused in self.refused.values():
             refused.order.turns = []
         for crowd in self.crowds.values():
@@ -340,22 +316,47 @@ class Lane:
 
     # quota
 
-    def gate(self, crowd: Crowd, lacks_milli: int) -> None:
+    def set_left(self, milli: int) -> None:
+        """So much is left, as far as anybody asked."""
+        self.left_milli = milli
+        self.closed = self.closed and milli <= 0
+        if self.turned_away and milli >= 0:
+            again = [*self.turned_away.values()]
+            self.turned_away.clear()
+            for crowd in again:
+                crowd.turned_away = False
+                self.wake(crowd)
+
+    def run_short(self, crowd: Crowd) -> None:
         """Its pool has not enough left for it."""
         crowd.unlist()
-        crowd.gated_at = lacks_milli
-        self.gated.setdefault(lacks_milli, {})[crowd.key] = crowd
+        order = self.short.get(crowd.milli)
+        if order is None:
+            self._drop_empty()
+            order = self.short[crowd.milli] = Order()
+        order.list_crowd(crowd, self.crowds)
 
-    def ungate(self, free_milli: int) -> None:
-        """So much is left: whoever lacked no more is worth a try again."""
-        for lacks_milli in [each for each in self.gated if each <= free_milli]:
-            for crowd in self.gated.pop(lacks_milli).values():
-                crowd.gated_at = None
-                self.wake(crowd)
+    def _runs_short(self, crowd: Crowd, rooms: Rooms) -> bool:
+        """Is it known that too little is left for it? Then it need not come up: where a pool has half a GPU left, all
+        who want a whole one would, in turn. Who wants more than is idle is not meant: it is refused.
+        """
+        milli = crowd.milli
+        if milli <= self.left_milli or (milli > rooms.idle_milli and not crowd.takes_part_of_a_card):
+            return False
+        self.run_short(crowd)
+        return True
+
+    def turn_away(self, crowd: Crowd) -> None:
+        """Its pool has not enough left for what it would have got. On another card it may claim less."""
+        crowd.unlist()
+        crowd.turned_away = True
+        self.turned_away[crowd.key] = crowd
+
+    def _drop_empty(self) -> None:
+        self.short = {milli: order for milli, order in self.short.items() if order.turns}
 
     def forget(self, crowd: Crowd) -> None:
         del self.crowds[crowd.key]
         if crowd.blocked:
             self.refused[crowd.size].tried.pop(crowd.key, None)
-        if crowd.gated_at is not None:
-            self.gated[crowd.gated_at].pop(crowd.key, None)
+        self.turned_away.pop(crowd.key, None)

@@ -17,7 +17,8 @@ from dgpu.core.policy.fit import Demand
 from dgpu.core.task import WHOLE_MILLI, Pool, Shape, Task
 
 if TYPE_CHECKING:
-    from dgpu.core.lane import Lane, Order
+    from dgpu.core.lane import Lane
+    from dgpu.core.turns import Order
 
 NOBODY = TaskId(0)
 NO_SHAPE = ShapeId(0)
@@ -49,7 +50,7 @@ class Ageing:
 
 class Crowd:
     """Awake: its first task in order may fit. Blocked: it fits nowhere, unless in a room of which its lane knows that it
-    has more to give since. Gated: its pool has not enough left.
+    has more to give since. Short: it was found to claim more than its pool had left, and stands among those who claim as much.
     """
 
     __slots__ = (
@@ -58,7 +59,6 @@ class Crowd:
         "blocked",
         "claim",
         "demand",
-        "gated_at",
         "key",
         "lane",
         "lines",
@@ -69,6 +69,7 @@ class Crowd:
         "refused_kept",
         "size",
         "takes_part_of_a_card",
+        "turned_away",
     )
 
     def __init__(self, key: CrowdKey, lane: Lane) -> None:
@@ -93,7 +94,7 @@ class Crowd:
             -1
         )  # nobody here is over within so many ms, or may have what is kept for other reasons
         self.beside = False  # blocked, but for what is kept for reservations
-        self.gated_at: int | None = None
+        self.turned_away = False  # its pool had not enough left for it on the card that it would have got
         self._turns: list[Turn] = []  # heap, stale ones too
 
     def list_line(self, line: Line) -> bool:

@@ -217,10 +217,8 @@ def parts_of(room: Room) -> tuple[Cards, ...]:
     free: dict[Kind, list[int]] = {card.kind: [] for card in room.cards.values()}
     for card in idle:
         free[card.kind].append(WHOLE_MILLI)
-    for gpu_id in room.used:
-        shared = room.cards.get(gpu_id)
-        if shared is not None and gpu_id not in room.keeps and (left := room.free_milli(shared)):
-            free[shared.kind].append(left)
+    for gpu_id, left in room.parts.items():
+        free[room.cards[gpu_id].kind].append(left)
     if not free:
         return (Cards(_NO_GPUS, ()),)
     return tuple(Cards(kind, tuple(sorted(left))) for kind, left in sorted(free.items()))
@@ -234,11 +232,8 @@ def pack_cards(room: Room, demand: Demand, kind: Kind, from_milli: int) -> list[
     if from_milli < WHOLE_MILLI:
         parts = [
             card
-            for gpu_id in room.used
-            if (card := room.cards.get(gpu_id)) is not None
-            and card.kind == kind
-            and gpu_id not in room.keeps
-            and room.free_milli(card) == from_milli
+            for gpu_id, left in room.parts.items()
+            if left == from_milli and (card := room.cards[gpu_id]).kind == kind
         ]
         return [min(parts, key=_by_index)]
     whole = sorted((card for card in room.idle if card.kind == kind), key=_by_index)

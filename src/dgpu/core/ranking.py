@@ -52,7 +52,7 @@ class Ranking:
         gpus, whole = demand.gpus, demand.share_milli == WHOLE_MILLI
         for room in dict.fromkeys(changes[self.seen :]):  # how a room is now counts, not how often it changed
             # Most rooms of a busy cluster have no card to give, which is seen at once.
-            gives = len(room.idle) >= gpus if whole else room.has_part or room.idle
+            gives = len(room.idle) >= gpus if whole else room.parts or room.idle
             value = rank(room, demand, self.most_leases) if gives else None
             node_id = room.node_id
             if value is None:

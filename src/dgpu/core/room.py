@@ -61,7 +61,6 @@ class Room:
         "cpus_free_milli",
         "flat",
         "gpu_ids",
-        "has_part",
         "holds",
         "idle",
         "keeps",
@@ -73,6 +72,7 @@ class Room:
         "mixed",
         "near",
         "node_id",
+        "parts",
         "ram_free_mb",
         "ready",
         "used",
@@ -87,7 +87,9 @@ class Room:
         self.labels: dict[str, str] = {}
         self.idle: list[Card] = []  # sorted; empty unless ready
         self.used: dict[GpuId, Used] = {}  # cards that shared tasks live on; empty unless ready
-        self.has_part = False  # of one of them something is left; see giving
+        self.parts: dict[
+            GpuId, int
+        ] = {}  # what is left of these in thousandths, where something is and nobody keeps it
         self.cards: dict[GpuId, Card] = {}  # all that are neither reserved nor faulty nor gone, leased or not
         self.gpu_ids: tuple[GpuId, ...] = ()  # all of the node, by index
         self.leases: dict[LeaseId, None] = {}
@@ -109,9 +111,8 @@ class Room:
         # These are replaced, never changed.
         twin.labels, twin.cards, twin.near = self.labels, self.cards, self.near
         twin.mixed, twin.warm, twin.flat = self.mixed, self.warm, self.flat
-        twin.has_part = self.has_part
         twin.idle = self.idle.copy()
-        twin.used = self.used.copy()
+        twin.used, twin.parts = self.used.copy(), self.parts.copy()
         twin.leases = self.leases.copy()
         twin.counts = self.counts.copy()
         twin.holds, twin.keeps, twin.kept = self.holds, self.keeps, self.kept.copy()
@@ -137,6 +138,8 @@ class Room:
         cards = sorted(self.idle + self.kept)
         self.idle = [card for card in cards if card.id not in keeps]
         self.kept = [card for card in cards if card.id in keeps]
+        for gpu_id in self.used:
+            self._look_at_part(gpu_id)
 
     def host_left(self) -> tuple[int, int]:
         """What is kept for nobody of its cpus and ram."""
@@ -155,6 +158,16 @@ class Room:
             self.used[gpu_id] = Used(used.milli + milli, used.memory_mb + memory_mb, leases)
         else:
             del self.used[gpu_id]
+        self._look_at_part(gpu_id)
+
+    def _look_at_part(self, gpu_id: GpuId) -> None:
+        """What is left of a card is worked out when something changes about it, and not by all who ask."""
+        card = self.cards.get(gpu_id) if gpu_id in self.used and gpu_id not in self.keeps else None
+        left = 0 if card is None else self.free_milli(card)
+        if left:
+            self.parts[gpu_id] = left
+        else:
+            self.parts.pop(gpu_id, None)
 
     def free_milli(self, card: Card) -> int:
         """Of a card that shared tasks live on: by share and by memory, whichever is less."""
@@ -167,14 +180,6 @@ class Room:
                 free = by_memory
         return free if free > 0 else 0  # noqa: FURB136
 
-    def look_for_part(self) -> bool:
-        """Is there something left of a card that shared tasks live on, and that is kept for nobody?"""
-        for gpu_id in self.used:
-            card = self.cards.get(gpu_id)
-            if card is not None and gpu_id not in self.keeps and self.free_milli(card):
-                return True
-        return False
-
     def facts(self) -> tuple[object, ...]:
         """For comparison with a room rebuilt from scratch."""
         return (
@@ -185,6 +190,7 @@ class Room:
             self.labels,
             self.idle,
             dict(sorted(self.used.items())),
+            dict(sorted(self.parts.items())),
             self.cards,
             self.gpu_ids,
             sorted(self.leases),

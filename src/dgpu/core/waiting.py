@@ -267,8 +267,8 @@ class Waiting:
             share = account.share
             for line in account.lines.values():
                 listed = line.listed
-                if listed is not None and listed[1] < share:
-                    continue  # it was listed when the tenant had even less: it is put right when it comes up
+                if listed is not None and listed[1] <= share:
+                    continue  # it was listed when the tenant had no more: it is put right when it comes up
                 if line.head and line.crowd.list_line(line):
                     line.crowd.lane.wake(line.crowd)
         dropped.clear()
@@ -310,8 +310,8 @@ class Waiting:
                 continue
             if not lane.looked and len(lane.improved) > FEW_ROOMS:
                 lane.ask_all(rooms)
-            if lane.order.turns:
-                turn = lane.order.first(lines)
+            if lane.order.turns or lane.short:
+                turn = lane.first_awake(lines, rooms)
                 if turn is not None and (best is None or turn < best):
                     best = turn
             if lane.improved or lane.woken:

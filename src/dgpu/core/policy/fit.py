@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import msgspec
 
@@ -12,6 +12,7 @@ from dgpu.core.room import Card, Room
 from dgpu.core.task import PRIORITY_LEVELS, WHOLE_MILLI, Constraint, Shape
 
 _TRUSTED_FROM = PRIORITY_LEVELS["normal"]
+_Liked: TypeAlias = tuple[int, int, str, Card]  # how it is liked, place and id; no two have the same of these
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True, gc=False, cache_hash=True):
@@ -79,6 +80,9 @@ def rank(room: Room, demand: Demand, most_leases: int) -> int | None:
     if len(idle) < gpus:
         return None
     if room.mixed or demand.model:
+        if gpus == 1:
+            liked = _best_whole(room, demand)
+            return None if liked is None else liked[0]
         cards = _whole_cards(room, demand)
         return None if cards is None else sum(card[0] - affinity(card, demand.model) for card in cards)
     # All cards of the room are alike in model, memory and trust: the common case.
@@ -116,9 +120,9 @@ def chosen_cards(room: Room, demand: Demand) -> list[Card]:
     gpus = demand.gpus
     if not gpus:
         return []
-    if demand.share_milli < WHOLE_MILLI:
-        best = _best_share(room, demand)
-        return [] if best is None else [best[1]]
+    if gpus == 1:
+        best = (_best_share if demand.share_milli < WHOLE_MILLI else _best_whole)(room, demand)
+        return [] if best is None else [best[3]]
     return _whole_cards(room, demand) or []
 
 
@@ -168,23 +172,50 @@ def _whole_cards(room: Room, demand: Demand) -> list[Card] | None:
     return connected(room, fitting, gpus)
 
 
-def _best_share(room: Room, demand: Demand) -> tuple[int, Card] | None:
+def _best_whole(room: Room, demand: Demand) -> _Liked | None:
+    """Of the idle cards, for a task of one."""
+    best: _Liked | None = None
+    loaded = demand.model if room.warm else ""
+    for card in room.idle:
+        if accepts(card, demand):
+            liked = (card.key - affinity(card, demand.model), card.place, card.id, card)
+            if best is None or liked < best:
+                best = liked
+            if not loaded or loaded in card.warm:
+                break  # idle cards stand in the order of liking: but for what is loaded, none behind is better
+        elif not room.mixed:
+            break
+    return best
+
+
+def _best_share(room: Room, demand: Demand) -> _Liked | None:
     """Cards in use by other shares are liked, so that whole ones stay whole."""
-    best: tuple[int, int, str, Card] | None = None
-    for gpu_id in room.used:
-        card = room.cards.get(gpu_id)
-        if card is None or gpu_id in room.keeps or not accepts(card, demand):
-            continue
-        free_milli = room.free_milli(card)
-        if milli_on(demand, card.usable_mb) <= free_milli:
-            liked = (part_key(card, free_milli) - affinity(card, demand.model), card.place, card.id, card)
-            if best is None or liked[:3] < best[:3]:
+    best: _Liked | None = None
+    needs: int | None = None  # of a card
+    model, mixed = demand.model, room.mixed
+    loaded = model if room.warm else ""
+    for gpu_id, free_milli in room.parts.items():
+        card = room.cards[gpu_id]
+        if needs is None or mixed:
+            needs = _part_of(card, demand)
+        if needs <= free_milli:
+            liked = (part_key(card, free_milli) - affinity(card, model), card.place, card.id, card)
+            if best is None or liked < best:
                 best = liked
     for card in room.idle:
-        if accepts(card, demand) and milli_on(demand, card.usable_mb) <= WHOLE_MILLI:
-            liked = (card.key - affinity(card, demand.model), card.place, card.id, card)
-            if best is None or liked[:3] < best[:3]:
+        if needs is None or mixed:
+            needs = _part_of(card, demand)
+        if needs <= WHOLE_MILLI:
+            liked = (card.key - affinity(card, model), card.place, card.id, card)
+            if best is None or liked < best:
                 best = liked
-            if not demand.model:
-                break  # idle cards stand in the order of liking
-    return None if best is None else (best[0], best[3])
+            if not loaded or loaded in card.warm:
+                break  # as above
+        elif not mixed:
+            break
+    return best
+
+
+def _part_of(card: Card, demand: Demand) -> int:
+    """What it takes of a card, in thousandths; more than there are if it may not have any."""
+    return milli_on(demand, card.usable_mb) if accepts(card, demand) else WHOLE_MILLI + 1

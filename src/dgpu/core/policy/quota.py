@@ -12,7 +12,7 @@ from __future__ import annotations
 from dgpu.core.account import Account
 from dgpu.core.events import Event, GangPlaced, TaskPlaced
 from dgpu.core.holdings import count_away
-from dgpu.core.lane import Lane
+from dgpu.core.lane import UNBOUNDED, Lane
 from dgpu.core.line import Claim, Line
 from dgpu.core.node import GpuStatus
 from dgpu.core.quota import QuotaMode, Split, split
@@ -24,7 +24,6 @@ from dgpu.core.usage import HOUR_MS
 _COUNTED = tuple(STATUSES.index(status) for status in (GpuStatus.IDLE, GpuStatus.BUSY, GpuStatus.DRAINING))
 _IDLE = int(Slot.IDLE)
 _BORROW = QuotaMode.BORROW
-UNBOUNDED = 1 << 62
 
 
 def claim_of(shape: Shape) -> Claim:
@@ -171,10 +170,18 @@ def is_kept(state: ClusterState, account: Account, claim: Claim) -> bool:
     if not guaranteed or not claim.milli or claim.milli <= account.short_milli():
         return False
     left = idle_milli(state) - _whole(claim.milli)
+    short = [
+        other
+        for other in guaranteed.values()
+        if other.milli < other.guaranteed_milli and other is not account
+    ]
+    if not short or sum([other.short_milli() for other in short]) <= left:
+        return False  # whatever of it has to be kept
     kept = 0
-    for other in guaranteed.values():
-        if other.milli < other.guaranteed_milli and other is not account:
-            kept += kept_milli(state, other)
+    for other in short:
+        kept += kept_milli(state, other)
+        if kept > left:
+            break
     return bool(kept) and left < kept
 
 
