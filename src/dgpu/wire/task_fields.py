@@ -106,7 +106,12 @@ TASK_FIELDS: dict[str, TaskField] = {
         "Main memory; rounded up to 256 MB. Not counted if absent.",
         _number(0, fields.MOST_MB),
     ),
-    "env": TaskField("env", fields.env, "Environment. Values are never shown again.", _TEXTS),
+    "env": TaskField(
+        "env",
+        fields.env,
+        "Environment. Values are never shown again; the journal and snapshot files (mode 0600) hold them.",
+        _TEXTS,
+    ),
     "workdir": TaskField("workdir", fields.workdir, "Absolute path.", _TEXT),
     "timeout_seconds": TaskField(
         "timeout_ms",

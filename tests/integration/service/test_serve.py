@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -187,3 +188,21 @@ def test_a_history_that_is_damaged_while_running_is_made_again_and_reports_come_
     assert served.ask("/api/v1/tasks?limit=1")["total"] == 40
     served.ask("/api/v1/tasks", {"command": "true"})
     wait_until(lambda: served.ask("/ready")["history_lag"] == 0)
+
+
+def test_values_of_the_environment_are_in_journal_and_snapshots_only_and_those_are_private(
+    start: Callable[[], Served], tmp_path: Path
+) -> None:
+    """docs/operations.md says where secrets are; this is what it relies on."""
+    served = start()
+    task = {"command": "true", "env": {"API_KEY": "Geheim-4711"}}
+    task_id = served.ask("/api/v1/tasks", task)["task_id"]
+    served.ask(f"/api/v1/tasks/{task_id}")
+    served.end(signal.SIGTERM)
+    files = [path for path in (tmp_path / "state").rglob("*") if path.is_file()]
+    holding = {path for path in files if b"Geheim-4711" in path.read_bytes()}
+    places = {path.relative_to(tmp_path / "state").parts[0] for path in holding}
+    assert places == {"journal", "snapshot.json"}
+    for path in holding:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
