@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dgpu.core.health import Health
 from dgpu.core.ids import NO_LEASE, GpuId, NodeId, TenantId
+from dgpu.core.policy.lasting import Ends, lasts_ms
 from dgpu.core.policy.quota import settle_pools
 from dgpu.core.state import ClusterState
 from dgpu.core.task import WHOLE_MILLI, Pool, Task, TaskStatus
@@ -17,6 +18,7 @@ def check_invariants(state: ClusterState) -> None:
     _check_waiting(state)
     _check_gpus(state)
     _check_reservations(state)
+    _check_ends(state)
     _check_numbers(state)
     _check_indexes(state)
 
@@ -163,6 +165,20 @@ def _check_reservations(state: ClusterState) -> None:
             _hold(
                 len(set(place.gpu_ids)) == shape.gpus, f"reservation {task_id} has {len(place.gpu_ids)} GPUs"
             )
+
+
+def _check_ends(state: ClusterState) -> None:
+    """What reservations believe of when leases are over is what their tasks say now."""
+    for lease_id, at in state.bookings.ends.known.items():
+        _hold(lease_id in state.leases, f"the end of lease {lease_id} is known, which is over")
+        _hold(
+            at == Ends().ask(state, lease_id, at - 1), f"lease {lease_id} is over at another time than {at}"
+        )
+    for line in state.waiting.lines.values():
+        within_ms, upto = line.passed_over
+        for task_id in line.ready[1:]:  # the first is always looked at
+            lasts = lasts_ms(state, state.tasks[task_id])
+            _hold(task_id > upto or lasts > within_ms, f"task {task_id} is shorter than its line knows")
 
 
 def _check_numbers(state: ClusterState) -> None:

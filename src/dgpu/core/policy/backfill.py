@@ -62,16 +62,16 @@ def grant_kept(state: ClusterState, crowd: Crowd, at: int) -> KeptGrant | None:
             within_ms = min(within_ms, none_within_ms)
             if tasks:
                 candidates.append((turn, line, tasks))
-    granted = _first(state, crowd, nsmallest(_MOST_LINES, candidates, key=itemgetter(0)), at)
+    granted = _first(state, crowd, nsmallest(_MOST_LINES, candidates, key=itemgetter(0)), chances)
     if granted is None and not candidates:
         crowd.refused_kept = within_ms
     return granted
 
 
 def _first(
-    state: ClusterState, crowd: Crowd, candidates: list[tuple[Turn, Line, list[Task]]], at: int
+    state: ClusterState, crowd: Crowd, candidates: list[tuple[Turn, Line, list[Task]]], chances: Chances
 ) -> KeptGrant | None:
-    demand = crowd.demand
+    demand, at = crowd.demand, chances.at
     rooms = _roomy(state, demand) if candidates else []
     if candidates and not _enough(state, demand, rooms):
         crowd.beside = False
@@ -81,11 +81,23 @@ def _first(
         if not within_limits(state, line.account, claim) or is_kept(state, line.account, claim):
             continue
         for task in tasks:
+            if demand.nodes == 1 and _waits_for_its_own(state, line, task, rooms, chances):
+                continue
             access = access_of(state, task, line.level(task.id), at)
             events = _grant(state, task, demand, rooms, access, at)
             if events:
                 return KeptGrant(line, events, _displaces(state, task, line.level(task.id), at))
     return None
+
+
+def _waits_for_its_own(
+    state: ClusterState, line: Line, task: Task, rooms: list[Room], chances: Chances
+) -> bool:
+    """It may have nothing but its own reservation, and there is no room there yet."""
+    own = state.reservations.get(task.id)
+    if own is None or line.level(task.id) > chances.least_level or lasts_ms(state, task) <= chances.window_ms:
+        return False
+    return all(room.node_id != own.places[0].node_id for room in rooms)
 
 
 def grant_kept_to(state: ClusterState, task: Task, demand: Demand, at: int) -> tuple[Event, ...]:
