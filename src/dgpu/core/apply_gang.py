@@ -42,7 +42,7 @@ def apply_rank_ended(state: ClusterState, event: RankEnded) -> None:
     if failed is None or gang.failed is not None:
         return
     state.gangs[event.task_id] = replace(gang, failed=failed)
-    state.bookings.ends.forget(gang.leases)
+    state.hasten(gang.leases)
     for lease_id in gang.leases:
         other = state.leases[lease_id]
         if not other.ended and not other.stopping:

@@ -60,7 +60,7 @@ def apply_run_succeeded(state: ClusterState, event: GpuRunSucceeded) -> None:
 def apply_stop_requested(state: ClusterState, event: TaskStopRequested) -> None:
     lease = state.leases[event.lease_id]
     state.leases[lease.id] = replace(lease, stopping=event.reason, stop_for=event.for_task)
-    state.bookings.ends.forget((lease.id,))
+    state.hasten((lease.id,))
     if event.for_task:
         state.reclaims[lease.id] = event.for_task
 

@@ -159,7 +159,7 @@ def apply_requeued(state: ClusterState, event: TaskRequeued) -> None:
 
 def apply_cancel_requested(state: ClusterState, event: TaskCancelRequested) -> None:
     task = state.tasks[event.task_id] = replace(state.tasks[event.task_id], cancelling=True)
-    state.bookings.ends.forget(state.leases_of(task))
+    state.hasten(state.leases_of(task))
 
 
 def apply_cancelled(state: ClusterState, event: TasksCancelled) -> None:

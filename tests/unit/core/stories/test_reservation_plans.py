@@ -1,0 +1,118 @@
+"""What moves a reservation, and what does not: plans change where something changed, and elsewhere now and then."""
+
+from __future__ import annotations
+
+from building import START, cluster, do, node, run_pass, task
+from dgpu.core.commands import CancelTasks, ReportStarted, RunPass
+from dgpu.core.events import TasksReserved
+from dgpu.core.policy.forward import end_task
+from dgpu.core.policy.reserve import LOOK_AGAIN_MS
+from dgpu.core.settings import Settings
+from dgpu.core.state import ClusterState
+from dgpu.core.task import Pool
+
+MINUTE = 60_000
+OVER_MS = 11_000  # kill grace and release
+RULES = Settings(memory_margin_mb=0, reservations=2)
+
+
+def two_busy_nodes(*minutes: int) -> ClusterState:
+    """Two nodes of two GPUs; their four tasks may run for so many minutes."""
+    state = cluster(node("n1", gpus=2), node("n2", gpus=2), settings=RULES)
+    for each in minutes:
+        do(state, task(1, timeout_ms=each * MINUTE), START)
+        run_pass(state, START)
+    return state
+
+
+def on(state: ClusterState, node_id: str) -> list[int]:
+    """The tasks that run there, oldest first."""
+    return [lease.task_id for lease in state.leases.values() if lease.node_id == node_id]
+
+
+def place(state: ClusterState, task_id: int) -> tuple[str, int]:
+    made = state.reservations[task_id]
+    return made.places[0].node_id, made.at
+
+
+def test_what_ends_early_on_its_node_makes_a_reservation_earlier_at_once() -> None:
+    state = two_busy_nodes(30, 30, 30, 30)
+    do(state, task(2, count=2, timeout_ms=MINUTE), START)
+    run_pass(state, START)
+    first, second = place(state, 5), place(state, 6)
+    assert {first[0], second[0]} == {"n1", "n2"}
+    at = START + MINUTE
+    do(state, task(1, timeout_ms=20 * MINUTE), at)
+    end_task(state, state.tasks[on(state, first[0])[0]], at)
+    assert run_pass(state, at) == [7], "it is over before the other GPU is free"
+    end_task(state, state.tasks[on(state, first[0])[0]], at)
+    run_pass(state, at)
+    assert place(state, 5) == (first[0], at + 20 * MINUTE + OVER_MS)
+    assert place(state, 6) == second, "nothing changed there"
+
+
+def test_something_earlier_elsewhere_is_found_within_ten_seconds() -> None:
+    state = two_busy_nodes(10, 10, 30, 30)
+    do(state, task(2, timeout_ms=MINUTE), START)
+    run_pass(state, START)
+    here, _ = place(state, 5)
+    elsewhere = "n2" if here == "n1" else "n1"
+    at = START + 1
+    for number in on(state, elsewhere):
+        do(state, CancelTasks(task_ids=(number,)), at)
+    run_pass(state, at)
+    assert place(state, 5)[0] == here
+    at = START + LOOK_AGAIN_MS
+    run_pass(state, at)
+    assert place(state, 5) == (elsewhere, at + OVER_MS)
+
+
+def test_a_task_that_was_slow_to_start_ends_later_and_the_plan_knows() -> None:
+    state = cluster(node("n1", gpus=1), settings=RULES)
+    do(state, task(1, timeout_ms=10 * MINUTE), START)
+    run_pass(state, START)
+    do(state, task(1, timeout_ms=MINUTE), START)
+    run_pass(state, START)
+    assert place(state, 2) == ("n1", START + 10 * MINUTE + OVER_MS)
+    do(state, ReportStarted(lease_id=1), START + MINUTE)
+    run_pass(state, START + MINUTE)
+    assert place(state, 2) == ("n1", START + 11 * MINUTE + OVER_MS)
+
+
+def test_a_third_run_tells_how_long_the_others_take() -> None:
+    state = cluster(node("n1", gpus=4), node("n2", gpus=2), settings=RULES)
+    do(state, task(1, count=4, pool=Pool.ONLINE, command="serve"), START)
+    run_pass(state, START)
+    do(state, task(2, count=1, timeout_ms=60 * MINUTE), START)
+    run_pass(state, START)
+    for lease_id in range(1, 5):
+        do(state, ReportStarted(lease_id=lease_id), START)
+    do(state, task(4, timeout_ms=MINUTE), START)
+    run_pass(state, START)
+    assert place(state, 6) == ("n1", 0), "nobody knows"
+    for number in range(1, 4):
+        at = START + number * MINUTE
+        end_task(state, state.tasks[number], at)
+        run_pass(state, at)
+    assert state.run_times
+    assert place(state, 6) == ("n1", START + 3 * MINUTE + 1_000)
+
+
+def test_a_place_that_is_free_goes_to_the_next_of_the_same_kind_before_a_lower_priority() -> None:
+    """The first of three urgent tasks starts: the third gets its place among the two that hold a reservation, and
+    the large one of low priority that was refused in the same pass does not.
+    """
+    state = two_busy_nodes(10, 10, 10, 10)
+    do(state, task(2, count=3, timeout_ms=MINUTE, priority=90), START)
+    do(state, task(2, cpus=1, timeout_ms=MINUTE, priority=10), START)
+    run_pass(state, START)
+    assert sorted(state.reservations) == [5, 6]
+    at = START + MINUTE
+    events: list[object] = []
+    for number in on(state, state.reservations[5].places[0].node_id):
+        end_task(state, state.tasks[number], at)
+        events += [*do(state, RunPass(), at)]
+    assert state.tasks[5].node_id
+    assert sorted(state.reservations) == [6, 7]
+    made = {each.task_id for event in events if isinstance(event, TasksReserved) for each in event.made}
+    assert 8 not in made
