@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from building import START, cluster, do, node, run_pass, task
 from dgpu.core.commands import CancelTasks, ReportStarted, RunPass
-from dgpu.core.events import TasksReserved
+from dgpu.core.events import Event, TasksReserved
 from dgpu.core.policy.forward import end_task
 from dgpu.core.policy.reserve import LOOK_AGAIN_MS
 from dgpu.core.settings import Settings
@@ -99,20 +99,52 @@ def test_a_third_run_tells_how_long_the_others_take() -> None:
 
 
 def test_a_place_that_is_free_goes_to_the_next_of_the_same_kind_before_a_lower_priority() -> None:
-    """The first of three urgent tasks starts: the third gets its place among the two that hold a reservation, and
-    the large one of low priority that was refused in the same pass does not.
+    """Passes of one grant each. The first of three urgent tasks starts: the third gets its place among the two that hold
+    a reservation, not the large one of low priority that is refused on the way.
     """
     state = two_busy_nodes(10, 10, 10, 10)
     do(state, task(2, count=3, timeout_ms=MINUTE, priority=90), START)
     do(state, task(2, cpus=1, timeout_ms=MINUTE, priority=10), START)
     run_pass(state, START)
     assert sorted(state.reservations) == [5, 6]
+    here, elsewhere = state.reservations[5].places[0].node_id, state.reservations[6].places[0].node_id
     at = START + MINUTE
-    events: list[object] = []
-    for number in on(state, state.reservations[5].places[0].node_id):
-        end_task(state, state.tasks[number], at)
-        events += [*do(state, RunPass(), at)]
-    assert state.tasks[5].node_id
+    events = [event for number in on(state, here) for event in ended(state, number, at)]
+    assert state.tasks[5].node_id == here
+    events += ended(state, on(state, elsewhere)[0], at + 1)
     assert sorted(state.reservations) == [6, 7]
     made = {each.task_id for event in events if isinstance(event, TasksReserved) for each in event.made}
     assert 8 not in made
+
+
+def ended(state: ClusterState, task_id: int, at: int) -> tuple[Event, ...]:
+    end_task(state, state.tasks[task_id], at)
+    return do(state, RunPass(limit=1), at)
+
+
+def test_who_loses_its_place_to_an_urgent_task_gets_the_next_best_at_once() -> None:
+    state = two_busy_nodes(10, 10, 20, 20)
+    do(state, task(2, timeout_ms=60 * MINUTE), START)
+    run_pass(state, START)
+    here, at = place(state, 5)
+    assert at == START + 10 * MINUTE + OVER_MS
+    do(state, task(2, timeout_ms=60 * MINUTE, priority=90), START)
+    run_pass(state, START)
+    assert place(state, 6) == (here, at)
+    assert place(state, 5) == ("n2" if here == "n1" else "n1", START + 20 * MINUTE + OVER_MS)
+
+
+def test_a_short_task_that_comes_behind_long_ones_of_its_kind_is_seen() -> None:
+    """All reservations are held, and those who wait may not have what is kept: the new one may."""
+    state = cluster(node("n1", gpus=2), settings=Settings(memory_margin_mb=0, reservations=1))
+    do(state, task(1, count=2, timeout_ms=10 * MINUTE), START)
+    run_pass(state, START)
+    do(state, task(2, timeout_ms=MINUTE, priority=90), START)
+    do(state, task(1, count=2, timeout_ms=30 * MINUTE), START)
+    run_pass(state, START)
+    end_task(state, state.tasks[1], START + MINUTE)
+    assert run_pass(state, START + MINUTE) == []
+    do(state, task(1, timeout_ms=20 * MINUTE), START + MINUTE)
+    assert run_pass(state, START + MINUTE) == []
+    do(state, task(1, timeout_ms=2 * MINUTE), START + MINUTE)
+    assert run_pass(state, START + MINUTE) == [7]
