@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heapreplace
 from dgpu.core.events import TasksReserved
 from dgpu.core.ids import NodeId, TaskId, TenantId
 from dgpu.core.lane import Lane
-from dgpu.core.line import LAST_OF_ALL, NO_SHAPE, NOBODY, Claim, CrowdKey, Line, Turn
+from dgpu.core.line import LAST_OF_ALL, NO_SHAPE, NOBODY, Claim, Crowd, CrowdKey, Line, Turn
 from dgpu.core.policy.backfill import level_of
 from dgpu.core.policy.draft import Draft
 from dgpu.core.policy.fit import Demand
@@ -274,14 +274,9 @@ def _in_order(state: ClusterState, lines: list[tuple[Turn, Line]]) -> Iterator[t
     while heap:
         turn, number, line = heap[0]
         task_id = turn[2]
-        if not number:
-            crowd = line.crowd
-            if crowd.key not in woken:
-                woken[crowd.key] = crowd.lane.is_woken(crowd)
-            # Of those that follow one with a reservation, none starts before it does.
-            if (woken[crowd.key] and task_id not in state.reservations) or not tally.admits(line):
-                heappop(heap)
-                continue
+        if not number and (not tally.admits(line) or _is_woken(line.crowd, woken)):
+            heappop(heap)
+            continue
         if task_id not in state.reservations:
             yield turn, task_id, line
         following = line.ready_from(TaskId(task_id + 1), 1) if number < most else []
@@ -290,3 +285,9 @@ def _in_order(state: ClusterState, lines: list[tuple[Turn, Line]]) -> Iterator[t
             heapreplace(heap, ((-line.level(next_id), turn[1], next_id, turn[3]), number + 1, line))
         else:
             heappop(heap)
+
+
+def _is_woken(crowd: Crowd, known: dict[CrowdKey, bool]) -> bool:
+    if crowd.key not in known:
+        known[crowd.key] = crowd.lane.is_woken(crowd)
+    return known[crowd.key]
