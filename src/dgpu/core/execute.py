@@ -199,7 +199,7 @@ def _settle(state: ClusterState) -> None:
 
 def _reopen(state: ClusterState) -> None:
     """A grant can leave more to others: quota that its tenant's tasks in the other pool no longer need."""
-    for lane in state.waiting.lanes.values():
+    for lane in state.waiting.pool_lanes:
         if lane.closed or lane.short or lane.turned_away:
             lane.set_left(free_milli(state, lane))
         else:

@@ -62,7 +62,7 @@ def fitting(rooms: Iterable[Room], demand: Demand, most_leases: int) -> list[Roo
         value = rank(room, demand, most_leases)
         if value is not None:
             found.append((value, room.node_id, room))
-    if not found:
-        return []
+    if len(found) == 1:  # mostly
+        return [found[0][2]]
     found.sort()
     return [each[2] for each in found]

@@ -2,8 +2,9 @@
 
 Nodes are kept in groups by what their GPUs look like from afar: kind, number of whole free GPUs, size of the largest
 part-used one, idle or not. Within a group they are sorted by cpus. A decision takes one candidate from each group that
-can hold the task, by bisection, and scores only those. So its cost follows the number of groups (tens), not of
-nodes or of kinds of demand; and a change touches one group or two, whatever is waiting.
+can hold the task, by bisection, and scores only those; a group that did not change since keeps its score. So the cost
+follows the number of groups (tens), not of nodes or of kinds of demand; and a change touches one group or two, whatever
+is waiting.
 
 Scores of the GPU side are cached per class of equal nodes (`_CardsClass`), within the class, until the next table.
 """
@@ -42,6 +43,7 @@ _LEVELS = WHOLE_MILLI // _LEVEL_MILLI + 1
 _SPARE_CLASSES = 4_096  # classes kept that no node is in now: nodes come back to them
 _MOST_DEMANDS = 4_096  # whose accepted kinds are remembered
 _MOST_CHOICES = 256  # in a class: shapes of GPU demands are few, but nobody promises it
+_MOST_RATED = 256  # in a group, likewise
 _MOST_CHANGED = 256  # rooms that may wait to be taken in: about a millisecond for who asks next
 _MILLIONTHS = 1_000  # in a thousandth
 
@@ -130,6 +132,9 @@ class Packing:
         """A new table. Scores are not worked out anew here: each class does so when it is next a candidate."""
         self._typical = typical
         self._views.clear()
+        for groups in self._kinds.values():
+            for group in groups.values():
+                group.rated.clear()
 
     # what is asked
 
@@ -152,37 +157,39 @@ class Packing:
     # leaves
 
     def _best_of(self, kind: Kind, demand: Demand) -> _Rated | None:
-        typical, view, gpus = self._typical, self._view(kind), demand.gpus
+        gpus = demand.gpus
         milli = milli_on(demand, kind) if gpus else 0
-        taken_milli = gpus * milli
-        price = view.price * taken_milli
-        spare_per_gpu = typical.cpus_milli_per_gpu if is_heavy(typical, demand, taken_milli) else 0
-        best: tuple[int, int, int, NodeName] | None = None
-        rated: tuple[_Member, Choice] | None = None
+        asked = (gpus, milli, demand.cpus_milli, demand.ram_mb)
+        best: _Rated | None = None
         for group in self._kinds[kind].values():
             if group.whole < gpus and (milli == WHOLE_MILLI or group.most_milli < milli):
                 continue
-            member = group.candidate(demand, milli, spare_per_gpu=spare_per_gpu)
-            if member is None:
-                continue
-            each = member.of
-            choice = each.choice(view, demand, (gpus, milli))
-            total = each.total_milli
-            waste = (
-                choice.waste
-                + price
-                + _MILLIONTHS * stranding(typical, total, member.host, taken_milli, demand)
-            )
-            if group.idle:
-                waste += _MILLIONTHS * IDLE_NODE_MILLI
-            if best is not None and waste > best[0]:
-                continue
-            key = (waste, total - taken_milli, member.host.cpus_milli - demand.cpus_milli, member.node_id)
-            if best is None or key < best:
-                best, rated = key, (member, choice)
-        if best is None or rated is None:
+            if asked in group.rated:
+                rated = group.rated[asked]
+            else:
+                if len(group.rated) >= _MOST_RATED:
+                    group.rated.clear()
+                rated = group.rated[asked] = self._rate(group, self._view(kind), demand, milli)
+            if rated is not None and (best is None or rated.key < best.key):
+                best = rated
+        return best
+
+    def _rate(self, group: _Group, view: View, demand: Demand, milli: int) -> _Rated | None:
+        """The candidate of a group, and what it would waste."""
+        typical, taken_milli = self._typical, demand.gpus * milli
+        spare_per_gpu = typical.cpus_milli_per_gpu if is_heavy(typical, demand, taken_milli) else 0
+        member = group.candidate(demand, milli, spare_per_gpu=spare_per_gpu)
+        if member is None:
             return None
-        return _Rated(best, *rated)
+        each, host = member.of, member.host
+        choice = each.choice(view, demand, (demand.gpus, milli))
+        total = each.total_milli
+        waste = choice.waste + view.price * taken_milli
+        waste += _MILLIONTHS * stranding(typical, total, host, taken_milli, demand)
+        if group.idle:
+            waste += _MILLIONTHS * IDLE_NODE_MILLI
+        key = (waste, total - taken_milli, host.cpus_milli - demand.cpus_milli, member.node_id)
+        return _Rated(key, member, choice)
 
     def _kinds_for(self, demand: Demand) -> tuple[Kind, ...]:
         kinds = self._accepted.get(demand)
@@ -306,11 +313,14 @@ class _Rated(NamedTuple):
 class _Group:
     """Members sorted by each of the things that a task may run short of."""
 
-    __slots__ = ("about_milli", "by_cpus", "by_part", "by_ram", "idle", "most_milli", "whole")
+    __slots__ = ("about_milli", "by_cpus", "by_part", "by_ram", "idle", "most_milli", "rated", "whole")
 
     def __init__(self, first: _CardsClass, *, idle: bool) -> None:
         self.whole = first.whole
         self.idle = idle
+        # The candidate for each (gpus, milli, cpus, ram) asked for since it last changed; None: it has none. A change of
+        # a node touches two groups of many, so most need not be asked again.
+        self.rated: dict[tuple[int, int, int, int], _Rated | None] = {}
         # The most that a share can get here.
         part_milli = first.largest_milli - first.largest_milli % _LEVEL_MILLI + _LEVEL_MILLI - 1
         self.most_milli = WHOLE_MILLI if first.whole else part_milli if first.largest_milli else 0
@@ -321,12 +331,14 @@ class _Group:
         self.by_part: Ordered[_Member] | None = Ordered() if first.largest_milli and not first.whole else None
 
     def add(self, member: _Member) -> None:
+        self.rated.clear()
         self.by_cpus.add(member.host.cpus_milli, member.node_id, member)
         self.by_ram.add(member.host.ram_mb, member.node_id, member)
         if self.by_part is not None:
             self.by_part.add(member.of.largest_milli, member.node_id, member)
 
     def remove(self, member: _Member) -> None:
+        self.rated.clear()
         self.by_cpus.remove(member.host.cpus_milli, member.node_id)
         self.by_ram.remove(member.host.ram_mb, member.node_id)
         if self.by_part is not None:
@@ -334,6 +346,7 @@ class _Group:
 
     def move(self, member: _Member, host: Host) -> None:
         """It has other cpus or ram than before."""
+        self.rated.clear()
         before, member.host = member.host, host
         if host.cpus_milli != before.cpus_milli:
             self.by_cpus.remove(before.cpus_milli, member.node_id)

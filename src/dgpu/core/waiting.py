@@ -34,6 +34,7 @@ class Waiting:
         "last_reserved",
         "lines",
         "overtaken",
+        "pool_lanes",
     )
 
     def __init__(self, tasks: Mapping[TaskId, Task], accounts: Accounts, ageing_ms: int = 0) -> None:
@@ -45,6 +46,7 @@ class Waiting:
         online, batch = self.lanes[Pool.ONLINE], self.lanes[Pool.BATCH]
         online.other, batch.other = batch, online
         self._each_lane = tuple(self.lanes.values())
+        self.pool_lanes = (online, batch)
         self._ageing = Ageing(tasks, ageing_ms)
         self.arrays: dict[TaskId, int] = {}  # with a limit: how many of their tasks run; 0 is left out
         self._array_lines: dict[TaskId, dict[ShapeId, Line]] = {}  # one for each priority of its tasks
@@ -311,7 +313,7 @@ class Waiting:
             if not lane.looked and len(lane.improved) > FEW_ROOMS:
                 lane.ask_all(rooms)
             if lane.order.turns or lane.short:
-                turn = lane.first_awake(lines, rooms)
+                turn = lane.first_awake(lines, rooms) if lane.short else lane.order.first(lines)
                 if turn is not None and (best is None or turn < best):
                     best = turn
             if lane.improved or lane.woken:

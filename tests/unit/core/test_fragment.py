@@ -204,6 +204,19 @@ def test_a_node_that_was_dropped_is_not_chosen() -> None:
     index.drop("a")  # once more changes nothing
 
 
+def test_a_node_whose_cpus_were_taken_is_looked_at_again() -> None:
+    cards = Cards(A100, (WHOLE,) * 2)
+    index = packing(Typical(), a=(host(cpus=16), cards), b=(host(cpus=32), cards))
+    demand = Demand(gpus=1, cpus_milli=8_000)
+    assert place(index, demand) == "a"
+    index.put("a", host(cpus=4), (cards,))
+    assert place(index, demand) == "b"
+    index.put("c", host(cpus=8), (cards,))
+    assert place(index, demand) == "c"
+    index.drop("c")
+    assert place(index, demand) == "b"
+
+
 def test_equal_nodes_go_by_id() -> None:
     nodes = {name: (host(), Cards(A100, (WHOLE,) * 4)) for name in ("c", "a", "b")}
     assert place(packing(Typical(), **nodes), Demand(gpus=1)) == "a"
