@@ -64,6 +64,29 @@ def test_parts_are_whole_gpus_and_add_up(gpus: int, online_ppm: int, parts: tupl
     assert split(gpus, online_ppm) == Split(*parts)
 
 
+def test_half_a_gpu_of_quota_goes_to_a_share_and_a_whole_one_to_whom_it_is_due() -> None:
+    state = ten_gpus(STRICT)
+    do(state, task(count=2, pool=Pool.BATCH))  # 1, 2
+    do(state, task(count=2, pool=Pool.BATCH, share=0.5))  # 3, 4: the quota of 3 is used up
+    run_pass(state)
+    do(state, task(pool=Pool.BATCH, priority=90))  # 5
+    do(state, task(pool=Pool.BATCH, priority=80, memory_mb=1_024))  # 6
+    do(state, task(count=2, pool=Pool.BATCH, priority=70, share=0.5))  # 7, 8
+    do(state, finished(lease_of(state, 3)))
+    run_pass(state)
+    assert running(state, Pool.BATCH) == [1, 2, 4, 7]  # half a GPU is left, which is of no use to 5 and 6
+    do(state, finished(lease_of(state, 1)))
+    run_pass(state)
+    assert running(state, Pool.BATCH) == [2, 4, 5, 7]
+    do(state, finished(lease_of(state, 2)))
+    run_pass(state)
+    assert running(state, Pool.BATCH) == [4, 5, 6, 7]
+    do(state, finished(lease_of(state, 4)))
+    run_pass(state)
+    assert running(state, Pool.BATCH) == [5, 6, 7, 8]
+    check_invariants(state)
+
+
 def test_under_both_kinds_of_load_each_pool_gets_its_part_and_keeps_it() -> None:
     state = ten_gpus(STRICT)
     do(state, task(count=20, pool=Pool.BATCH))
