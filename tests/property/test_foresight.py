@@ -150,7 +150,9 @@ def test_who_would_start_by_a_submit_does_start_by_it(state: ClusterState, submi
     if effect.rejected is not None:
         assert decision == effect.rejected
         return
-    run_pass(state, at=state.last_at)  # the same moment: a millisecond later, one more may delay a reservation
+    run_pass(
+        state, at=state.last_at
+    )  # the same moment: a millisecond later, one more may delay a reservation
     running = {each.id for each in state.tasks.values() if each.status is TaskStatus.RUNNING}
     assert {each.task_id for each in effect.starts if each.is_new} == running & set(
         range(first, first + count)

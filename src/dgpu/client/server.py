@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
@@ -68,11 +68,18 @@ def _read_token(path: str) -> str:
         return ""
 
 
+def _has_sane_port(parts: SplitResult) -> bool:
+    try:
+        return parts.port != 0
+    except ValueError:  # no number, or beyond 65535
+        return False
+
+
 def checked_url(url: str) -> str:
     """With its scheme. ValueError: it is no address."""
     if "://" not in url:
         url = f"http://{url}"
     parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
+    if parts.scheme not in {"http", "https"} or not parts.hostname or not _has_sane_port(parts):
         raise ValueError(f"{url!r} is not a scheduler's address; expected something like {DEFAULT_URL}")
     return url.rstrip("/")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -267,7 +267,7 @@ class ClusterState:
                     LAST_OF_ALL  # until all are planned, whoever comes first may have it
                 )
 
-    def hasten(self, lease_ids: Iterable[LeaseId]) -> None:
+    def hasten(self, lease_ids: Sequence[LeaseId]) -> None:
         """They were told to end: their nodes come free sooner than was known."""
         self.bookings.ends.forget(lease_ids)
         moved = self.rooms.moved

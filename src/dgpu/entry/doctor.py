@@ -132,11 +132,8 @@ def _scheduler(url: str) -> Iterator[Check]:
 
 def _ports(record: UpRecord | None, url: str) -> Iterator[Check]:
     dialled = urlsplit(url)
-    here = dialled.hostname in {
-        HOST,
-        "localhost",
-        "::1",
-    }  # a scheduler elsewhere holds no port of this machine
+    # A scheduler elsewhere holds no port of this machine.
+    here = dialled.hostname in {HOST, "localhost", "::1"}
     ours = {f"{HOST}:{dialled.port}" if here else "", record.grpc_address if record else ""}
     for name, port in (("http port", HTTP_PORT), ("grpc port", GRPC_PORT)):
         with socket.socket() as probe:

@@ -7,6 +7,8 @@ agent_offline and so on. A value can never start a new line: names come from str
 from __future__ import annotations
 
 import functools
+import io
+import json
 import logging
 import logging.handlers
 import os
@@ -33,7 +35,6 @@ _LEAST_SECRET = len("basic ") + 6  # shorter than this, _SECRET_TEXT matches not
 _QUIET = ("uvicorn.access", "httpx", "httpcore", "asyncio", "watchfiles")
 
 _EventDict = MutableMapping[str, Any]
-_Output = logging.StreamHandler[Any] | logging.handlers.WatchedFileHandler
 
 
 def set_up_logging(settings: Logging) -> None:
@@ -70,20 +71,30 @@ def set_up_logging(settings: Logging) -> None:
     )
 
 
+class _File(logging.handlers.WatchedFileHandler):
+    """Follows a rotation by others."""
+
+    def follow(self) -> None:
+        self.reopenIfNeeded()
+        if self.stream is None:  # it could not be opened again the last time
+            self.stream = self._open()
+            self._statstream()
+
+
 class _Lines:
     """Takes our own lines, ready to be written. The standard module would make two records of each and look for its
     caller, which costs more than all the rest, and a task that starts is worth two lines.
     """
 
-    def __init__(self, output: _Output) -> None:
+    def __init__(self, output: logging.StreamHandler[Any]) -> None:
         self._output = output
 
     def msg(self, line: str) -> None:
         output = self._output
         output.acquire()
         try:
-            if isinstance(output, logging.handlers.WatchedFileHandler):
-                output.reopenIfNeeded()
+            if isinstance(output, _File):
+                output.follow()
             if output.stream is not None:
                 output.stream.write(f"{line}\n")
                 output.stream.flush()
@@ -124,7 +135,7 @@ def _is_secret(key: str) -> bool:
 
 
 def _render_json(_logger: Any, _method: str, event: _EventDict) -> str:
-    return msgspec.json.encode(event, enc_hook=str).decode()
+    return _encoded(event)
 
 
 def _render_text(_logger: Any, _method: str, event: _EventDict) -> str:
@@ -133,24 +144,37 @@ def _render_text(_logger: Any, _method: str, event: _EventDict) -> str:
     exception = fields.pop("exception", None)
     pairs = " ".join(f"{key}={_text_value(value)}" for key, value in fields.items())
     line = f"{head} {pairs}".rstrip()
-    return line if exception is None else f"{line}\n{exception}"
+    return line if exception is None else f"{line}\n{_writable(exception)}"
+
+
+def _encoded(value: Any) -> str:
+    """As JSON. Names of files may hold bytes that are no text: a line about them must not end in an error."""
+    try:
+        return msgspec.json.encode(value, enc_hook=str).decode()
+    except UnicodeEncodeError:
+        return json.dumps(value, default=str)  # which escapes them
+
+
+def _writable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _text_value(value: Any) -> str:
-    text = value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
-    return (
-        text if _PLAIN.fullmatch(text) or not isinstance(value, str) else msgspec.json.encode(text).decode()
-    )
+    text = value if isinstance(value, str) else _encoded(value)
+    return text if _PLAIN.fullmatch(text) or not isinstance(value, str) else _encoded(text)
 
 
 def _one_line(text: str) -> str:
-    return text if text.isprintable() else msgspec.json.encode(text).decode()
+    return text if text.isprintable() else _encoded(text)
 
 
-def _open_output(output: str) -> _Output:
+def _open_output(output: str) -> logging.StreamHandler[Any]:
     if output in {"stderr", "stdout"}:
-        return logging.StreamHandler(sys.stderr if output == "stderr" else sys.stdout)
+        stream = sys.stderr if output == "stderr" else sys.stdout
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # in a locale that lacks a letter, too
+        return logging.StreamHandler(stream)
     path = Path(output).expanduser().absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
-    return logging.handlers.WatchedFileHandler(path, encoding="utf-8")  # follows a rotation by others
+    return _File(path, encoding="utf-8")

@@ -309,11 +309,15 @@ def main(arguments: list[str]) -> int:
     except (JournalError, OSError, sqlite3.OperationalError) as error:
         say({"error": str(error)})
         return 1
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, _HistoryToRemake) as error:
         begin_again(directory / HISTORY_NAME)
         say({"error": f"the history is damaged and will be made again: {error}"})
         return 1
     return 0
+
+
+class _HistoryToRemake(Exception):  # noqa: N818 - it says what is to be done
+    """The scheduler met damage in it. Making it again begins with a new start of this process."""
 
 
 class _Speaker:
@@ -343,7 +347,7 @@ def _serve(follower: Follower) -> None:
             for line in lines:
                 order = msgspec.json.decode(line, type=Order)
                 if order.remake_history:
-                    raise sqlite3.DatabaseError("damage was met in reading it")
+                    raise _HistoryToRemake("damage was met in reading it")
                 if order.committed is not None:
                     follower.commit_seen(order.committed)
                 if order.stop:

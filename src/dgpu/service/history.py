@@ -161,6 +161,10 @@ class HistoryDamaged(Exception):  # noqa: N818 - it says what the file is
     """Nothing is lost: the journal has it all, and the follower makes the file again."""
 
 
+class HistoryUnfinished(HistoryDamaged):
+    """It is being made again."""
+
+
 class History:
     """Reads, from any thread. A history that does not exist yet is empty; one that is being made again is not read."""
 
@@ -322,7 +326,7 @@ class History:
         """What is missing in it would be taken for what never was."""
         if self._making.exists():
             self._disconnect()
-            raise HistoryDamaged("it is being made again")
+            raise HistoryUnfinished("it is being made again")
 
     def _disconnect(self) -> None:
         if self._connection is not None:

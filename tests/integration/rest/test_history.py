@@ -245,6 +245,8 @@ def test_a_damaged_history_harms_nobody_who_does_not_ask_for_it(world) -> None:
         file.unlink()
     (world.folder / HISTORY_NAME).write_bytes(b"garbage" * 1_000)
     assert world.ask("GET", f"/api/v1/tasks/{task_id}").body["status"] == "running"
+    told = world.ask("GET", f"/api/v1/tasks/{task_id}/events").body["events"]
+    assert [event["type"] for event in told][:2] == ["task_submitted", "task_scheduled"]
     assert world.ask("GET", "/ready").body["ready"] is True
     refused = world.ask("GET", "/api/v1/history/usage?since=2h")
     assert (refused.status, refused.body["code"]) == (503, "history_damaged")

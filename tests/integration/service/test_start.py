@@ -61,14 +61,14 @@ sys.exit(run(["scheduler", "--config", sys.argv[1]]))
 
 AGENT = """
 import json, sys
+import uvloop
 from dgpu.cli.main import run
-import dgpu.entry.logs
-from dgpu.agent import host
 
-async def look(options):
+def look(serving):
+    serving.close()
     print(json.dumps({"modules": sorted(sys.modules)}))
 
-host.serve_agent = look
+uvloop.run = look
 sys.exit(run(["agent", "--config", sys.argv[1]]))
 """
 

@@ -60,7 +60,9 @@ def test_a_damaged_record_is_as_none(bare, content) -> None:
     assert locate().url == DEFAULT_URL
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "http://", "unix:///run/x"])
+@pytest.mark.parametrize(
+    "url", ["ftp://x", "http://", "unix:///run/x", "http://127.0.0.1:abc", "127.0.0.1:99999", "127.0.0.1:0"]
+)
 def test_what_is_no_address_is_said_to_be_none(url) -> None:
     with pytest.raises(ValueError, match="address"):
         locate(url)

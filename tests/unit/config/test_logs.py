@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,3 +104,26 @@ def test_the_file_is_for_its_owner_only(tmp_path: Path) -> None:
     path = written(tmp_path)
     structlog.get_logger("dgpu").info("a")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_bytes_that_are_no_text_do_not_stop_who_tells_of_them(tmp_path: Path, form: str) -> None:
+    path = written(tmp_path, form)
+    name = os.fsdecode(b"disk\xff")
+    structlog.get_logger("dgpu").info("probe_failed", error=name, files=[name])
+    structlog.get_logger("dgpu").error("command_failed", exc_info=ValueError(name))
+    told = path.read_text()
+    assert told.count("probe_failed") == 1
+    assert "disk\\udcff" in told
+    assert "ValueError: disk\\udcff" in told.replace("\\\\", "\\")
+
+
+def test_a_log_that_could_not_be_opened_for_a_while_is_written_again(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    log = structlog.get_logger("dgpu")
+    log.info("first")
+    path.parent.rename(tmp_path / "away")
+    log.info("lost")
+    path.parent.mkdir()
+    log.info("second")
+    assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == ["second"]

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 import msgspec
 import structlog
 
-from dgpu.service.history import HistoryDamaged
+from dgpu.service.history import HistoryDamaged, HistoryUnfinished
 from dgpu.service.metrics_text import CONTENT_TYPE as METRICS_TYPE
 from dgpu.service.rest import board_calls, probes, session_calls, submit, task_list
 from dgpu.service.rest.access import Access, Peer, wrong_content
@@ -212,7 +212,8 @@ def problem_for(error: BaseException, request_id: str) -> tuple[Problem, dict[st
     if isinstance(error, ProblemError):
         return error.problem, {**_headers_of(error.problem), **error.headers}
     if isinstance(error, HistoryDamaged):
-        _log.error("history_damaged", request_id=request_id, error=str(error))
+        if not isinstance(error, HistoryUnfinished):  # known by then, and asked for again and again
+            _log.error("history_damaged", request_id=request_id, error=str(error))
         detail = "The history file was damaged and is being made again from the journal. Tasks are safe. Try again soon."
         problem = Problem(status=503, title="Not available now", code="history_damaged", detail=detail)
         return problem, _headers_of(problem)

@@ -15,6 +15,7 @@ from dgpu.core.events import TaskCancelRequested, TaskFinished, TasksCancelled
 from dgpu.core.ids import TaskId, task_name
 from dgpu.core.rejections import Rejection, TaskEnded, UnknownTask
 from dgpu.core.task import TaskStatus
+from dgpu.service.history import HistoryDamaged
 from dgpu.service.rest import listing, task_list
 from dgpu.service.rest.attempts import attempts_of
 from dgpu.service.rest.backend import Backend, ProblemError
@@ -181,9 +182,13 @@ async def task_events(rest: Given, task_id: TaskIdText) -> TaskEvents:
     # the latest first: what the history takes in meanwhile is then seen twice, and never missed
     is_live = await rest.runtime.read(lambda state: number in state.tasks)
     lately = events_of_task(list(rest.views.recent), number)
-    past = [
-        past_task_event(event, number) for event in await asyncio.to_thread(rest.history.task_events, number)
-    ]
+    try:
+        rows = await asyncio.to_thread(rest.history.task_events, number)
+    except HistoryDamaged:
+        if not is_live:
+            raise
+        rows = []  # what happened to it lately is known without the history
+    past = [past_task_event(event, number) for event in rows]
     if not past and not lately and not is_live:
         raise listing.unknown_task(number)
     seen = max((event.index for event in past), default=0)
