@@ -118,6 +118,7 @@ class Bookings:
         "_by_demand",
         "_moved",
         "_origin",
+        "admitted_until",
         "chances",
         "displaced",
         "due",
@@ -134,6 +135,9 @@ class Bookings:
         self.fruitless: tuple[int, int] | None = (
             None  # the last look for more: when, and the next task id then
         )
+        self.admitted_until = TaskId(
+            0
+        )  # the next task id when it was last asked whether rules still allow them all
         self.looked_at = 0  # when all reservations were last worked out anew
         self.ends = Ends()
         self.chances: Chances | None = None  # as last asked for

@@ -31,6 +31,10 @@ _NOTHING = Claim(0, 0)
 def reservations_due(state: ClusterState, at: int) -> bool:
     if not state.reservations:
         return bool(state.settings.reservations) and _wants_more(state, at) and not _all_alike(state)
+    if state.bookings.admitted_until != state.next_task_id:
+        # Who came may need the quota that a reservation counts on.
+        state.bookings.admitted_until = state.next_task_id
+        note_admissions(state)
     if not state.settings.reservations or state.rooms.unsettled or _wants_more(state, at):
         return True
     return at - state.bookings.looked_at >= LOOK_AGAIN_MS
@@ -125,7 +129,10 @@ def _fill(draft: Draft) -> int | None:
     tries = 0
     for task_id, line in _wanted(state) if most else ():
         demand = line.crowd.demand
-        if task_id in kept or line.barred or demand in hopeless or not tally.admits(line):
+        if task_id in kept:
+            continue
+        if line.barred or demand in hopeless or not tally.admits(line):
+            draft.drop(task_id)  # whoever follows need not plan around it
             continue
         known = state.reservations.get(task_id)
         if known is None and alike:

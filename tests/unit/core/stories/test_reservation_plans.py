@@ -7,6 +7,7 @@ from dgpu.core.commands import CancelTasks, ReportStarted, RunPass
 from dgpu.core.events import Event, TasksReserved
 from dgpu.core.policy.forward import end_task
 from dgpu.core.policy.reserve import LOOK_AGAIN_MS
+from dgpu.core.quota import Quota, QuotaMode
 from dgpu.core.settings import Settings
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Pool
@@ -148,3 +149,17 @@ def test_a_short_task_that_comes_behind_long_ones_of_its_kind_is_seen() -> None:
     assert run_pass(state, START + MINUTE) == []
     do(state, task(1, timeout_ms=2 * MINUTE), START + MINUTE)
     assert run_pass(state, START + MINUTE) == [7]
+
+
+def test_a_reservation_on_borrowed_quota_makes_room_for_the_pool_that_owns_it_in_the_same_pass() -> None:
+    borrow = Settings(
+        memory_margin_mb=0, reservations=1, quota=Quota(online_ppm=250_000, mode=QuotaMode.BORROW)
+    )
+    state = cluster(node("n1", gpus=4), settings=borrow)
+    do(state, task(1, count=2, pool=Pool.ONLINE, timeout_ms=10 * MINUTE), START)
+    do(state, task(3, pool=Pool.ONLINE, timeout_ms=MINUTE), START)
+    run_pass(state, START)
+    assert sorted(state.reservations) == [3]
+    do(state, task(1, count=3, timeout_ms=60 * MINUTE), START + 1)
+    assert run_pass(state, START + 1) == [4, 5]
+    assert 3 not in state.reservations
