@@ -61,15 +61,15 @@ def note_admissions(state: ClusterState) -> None:
 
 
 def _are_within_quota(state: ClusterState) -> bool:
-    """All of them, as far as can be said without asking one by one."""
-    lines, tasks, used = state.waiting.lines, state.tasks, dict[Lane, int]()
+    """All of them at once; if not, one of them may still be within it."""
+    lines, tasks, claimed = state.waiting.lines, state.tasks, dict[Lane, int]()
     for task_id in state.reservations:
         line = lines[tasks[task_id].shape_id]
-        lane = line.crowd.lane
+        crowd = line.crowd
         if line.barred or line.shape.array_id:
             return False
-        used[lane] = used.get(lane, lane.used_milli) + line.crowd.milli
-    return all(milli <= lane.limit_milli for lane, milli in used.items())
+        claimed[crowd.lane] = claimed.get(crowd.lane, 0) + crowd.milli
+    return all([has_quota(state, lane, milli) for lane, milli in claimed.items()])
 
 
 def replan(state: ClusterState, at: int) -> tuple[TasksReserved, ...]:
