@@ -69,7 +69,7 @@ def _are_within_quota(state: ClusterState) -> bool:
         if line.barred or line.shape.array_id:
             return False
         claimed[crowd.lane] = claimed.get(crowd.lane, 0) + crowd.milli
-    return all([has_quota(state, lane, milli) for lane, milli in claimed.items()])
+    return all(has_quota(state, lane, milli) for lane, milli in claimed.items())
 
 
 def replan(state: ClusterState, at: int) -> tuple[TasksReserved, ...]:
