@@ -261,8 +261,14 @@ class Runtime:
             published = next(place for place, output in enumerate(outputs) if isinstance(output, Publish))
             self._unsettled = outputs[published:]
             self._carry(outputs[:published])
-        # In the next turn: until then the orders to agents are on their way, which is what their tasks wait for.
-        self._want_decision()
+        if self._decide_handle is None:
+            self._decide_handle = self._loop.call_soon(self._decide_later)
+
+    def _decide_later(self) -> None:
+        """The turn of the loop before it lets those go on who are waited for: orders to agents and answers are on
+        their way when the others look at the group, and the next one is decided.
+        """
+        self._decide_handle = self._loop.call_soon(self._decide)
 
     def _settle(self) -> None:
         """All who look at the state do so before the next group changes it."""
