@@ -10,7 +10,6 @@ from dgpu.core.giving import FEW_ROOMS
 from dgpu.core.ids import NodeId, ShapeId
 from dgpu.core.line import PART, Crowd, CrowdKey, Line, Turn
 from dgpu.core.policy.fit import fits
-from dgpu.core.room import whole
 from dgpu.core.task import Pool
 from dgpu.core.turns import Order, Refused
 
@@ -51,8 +50,7 @@ class Lane:
         "wakes",
         "whole_refused_at",
         "woken",
-        "woken_most",
-        "woken_part",
+        "woken_for",
     )
 
     def __init__(self, pool: Pool | None) -> None:
@@ -85,7 +83,8 @@ class Lane:
         self.whole_refused_at = (
             0  # nothing was idle then: nobody who needs a whole GPU is tried for an older one
         )
-        self.woken_most, self.woken_part = 0, False
+        # By size: the latest of them with so many GPUs. Larger demands need not be asked for it. PART is the last.
+        self.woken_for: list[int] = [0, 0]
 
     @property
     def any_awake(self) -> bool:
@@ -128,7 +127,7 @@ class Lane:
 
     def ask_all(self, rooms: Rooms) -> None:
         """Many rooms have more to give: each crowd that was refused is asked once, through the index."""
-        most, part = self._look_over()
+        most, part = self._look_over(with_kept=True)
         if len(self.improved) <= FEW_ROOMS:
             return
         improved = [*self.improved.values()] if rooms.reserved else []
@@ -143,19 +142,25 @@ class Lane:
             ):
                 self.unblock(crowd)
 
-    def wake_planned(self, improved: Mapping[NodeId, Room], rooms: Rooms) -> None:
-        """Where reservations are made: who fits in these rooms, but for what is kept there, is known from now on."""
+    def wake_planned(self, seen: Mapping[NodeId, Room], rooms: Rooms) -> None:
+        """Where reservations are made: who fits in rooms as they are now, but for what is kept there, is known from now
+        on. `seen`: such rooms, for nobody to change.
+        """
         if len(self.improved) > FEW_ROOMS:
             self.ask_all(rooms)
         self._most_leases = rooms.most_leases
-        for node_id, room in improved.items():
+        for node_id, room in seen.items():
             if node_id in self.improved:
-                seen = whole(room)
                 self.wakes += 1
-                self.woken.append((self.wakes, seen))
-                self.woken_most = max(self.woken_most, len(seen.idle))
-                self.woken_part = self.woken_part or bool(seen.idle or seen.parts)
-        del self.woken[:-_MOST_WOKEN]
+                self.woken.append((self.wakes, room))
+                idle, latest = len(room.idle), self.woken_for
+                if len(latest) < idle + 2:
+                    latest[-1:-1] = [0] * (idle + 2 - len(latest))
+                latest[: idle + 1] = [self.wakes] * (idle + 1)
+                if idle or room.parts:
+                    latest[PART] = self.wakes
+        if len(self.woken) > _MOST_WOKEN:
+            del self.woken[:-_MOST_WOKEN]
 
     def is_woken(self, crowd: Crowd) -> bool:
         """Of one that was refused: is it going to be tried again, for all that is known of reservations?"""
@@ -170,6 +175,8 @@ class Lane:
         return bool(self.improved or self.woken)
 
     def wakes_whole(self) -> bool:
+        if self._latest(1) <= self.whole_refused_at:
+            return False
         return any(crowd.size > 0 and self.is_woken(crowd) for crowd in self.crowds.values())
 
     def refuse_whole(self) -> None:
@@ -181,7 +188,7 @@ class Lane:
 
     def _fits_woken(self, crowd: Crowd) -> bool:
         since = crowd.refused_at if crowd.size <= 0 else max(crowd.refused_at, self.whole_refused_at)
-        if since < self.wakes:
+        if since < self._latest(crowd.size):
             for number, room in reversed(self.woken):
                 if number <= since:
                     break
@@ -189,13 +196,17 @@ class Lane:
                     return True
         return False
 
+    def _latest(self, size: int) -> int:
+        """The last wake that had enough GPUs for a demand of this size, if its room is still known; else 0."""
+        latest = self.woken_for
+        number = latest[size] if size < len(latest) - 1 else 0
+        return number if number > self.wakes - len(self.woken) else 0
+
     def _forget_improved(self) -> None:
         self.improved.clear()
-        if self.woken:
-            self.woken.clear()
-            self.woken_most, self.woken_part = 0, False
+        self.woken.clear()
 
-    def _look_over(self) -> tuple[int, bool]:
+    def _look_over(self, *, with_kept: bool) -> tuple[int, bool]:
         """How many whole GPUs can be had in one of the improved rooms at most, and can a part of one? Rooms with
         nothing left are forgotten.
         """
@@ -203,13 +214,13 @@ class Lane:
         empty: list[NodeId] | None = None
         for node_id, room in self.improved.items():
             idle = len(room.idle)
-            if room.kept:
+            if with_kept and room.kept:
                 idle += len(room.kept)
             if idle:
                 part = True
                 if idle > most:  # noqa: PLR1730 - for every decision, and max() is a call
                     most = idle
-            elif room.parts or (room.used and room.holds):
+            elif room.parts or (with_kept and room.used and room.holds):
                 part = True
             elif self.pool is not None:
                 empty = [node_id] if empty is None else [*empty, node_id]
@@ -242,15 +253,14 @@ class Lane:
         of reservations, if it comes before `best`.
         """
         improved = self.improved
-        most, part = self._look_over()
-        if self.woken:
-            part = part or self.woken_part
-            most = max(most, self.woken_most if rooms.idle_milli else 0)
+        # Who fits where something is kept is known by `woken`.
+        most, part = self._look_over(with_kept=not self.woken)
         found = best
         for size, refused in self.refused.items():
-            if not (part if size == PART else size <= most):
+            if not (part if size == PART else size <= most) and not self._wakes(size, refused, rooms):
                 continue
             order = refused.order
+            all_listed = not refused.tried or not self.looked
             if refused.tried and not self.looked:
                 for tried in refused.tried.values():
                     order.list_crowd(tried, self.crowds)
@@ -270,10 +280,17 @@ class Lane:
                 if crowd.beside and crowd.milli > rooms.idle_milli and crowd.size > 0:
                     crowd.beside = not self._fits_woken(crowd)
                 self.block(crowd)
+            else:
+                if all_listed:
+                    refused.asked_at = self.wakes
         self.looked = True
         if found is None:
             self._forget_improved()
         return None if found is best else found
+
+    def _wakes(self, size: int, refused: Refused, rooms: Rooms) -> bool:
+        """Is there a room, as it was, that those of this size were not yet asked for?"""
+        return refused.asked_at < self._latest(size) and (size == PART or rooms.idle_milli > 0)
 
     def _is_worth_a_try(self, crowd: Crowd, turn: Turn, rooms: Rooms, last_reserved: Turn | None) -> bool:
         """Nothing is left for it where more was to be had. Yet it may have what is kept for others, or what a

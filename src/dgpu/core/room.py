@@ -201,8 +201,17 @@ class Room:
 
 
 def whole(room: Room) -> Room:
-    """As if no reservation held anything of it."""
-    twin = room.copy()
-    if room.holds:
-        twin.keep({})
+    """As if no reservation held anything of it: for who asks what fits, and changes nothing."""
+    twin = Room.__new__(Room)  # in every pass, where reservations are made
+    twin.node_id, twin.ready, twin.labels = room.node_id, room.ready, room.labels
+    twin.cpus_free_milli, twin.ram_free_mb = room.cpus_free_milli, room.ram_free_mb
+    twin.cards, twin.near, twin.gpu_ids = room.cards, room.near, room.gpu_ids
+    twin.mixed, twin.warm, twin.flat = room.mixed, room.warm, room.flat
+    twin.idle = sorted(room.idle + room.kept) if room.kept else room.idle.copy()
+    twin.used, twin.parts = room.used.copy(), room.parts.copy()
+    twin.leases, twin.counts = room.leases.copy(), room.counts.copy()
+    twin.holds, twin.keeps, twin.kept = {}, {}, []
+    twin.kept_cpus_milli = twin.kept_ram_mb = 0
+    if room.keeps and twin.used:
+        twin.hide({}, 0, 0)
     return twin

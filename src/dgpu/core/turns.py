@@ -59,8 +59,9 @@ class Refused:
     rooms that have more to give since.
     """
 
-    __slots__ = ("order", "tried")
+    __slots__ = ("asked_at", "order", "tried")
 
     def __init__(self) -> None:
         self.order = Order()
         self.tried: dict[CrowdKey, Crowd] = {}
+        self.asked_at = 0  # after so many wakes, see Lane: each of them was asked since

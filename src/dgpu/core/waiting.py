@@ -12,6 +12,7 @@ from dgpu.core.ids import ShapeId, TaskId
 from dgpu.core.lane import Lane
 from dgpu.core.line import SLACK, Ageing, Crowd, CrowdKey, Line, Turn
 from dgpu.core.policy.fit import demand_of
+from dgpu.core.room import whole
 from dgpu.core.rooms import Rooms
 from dgpu.core.task import Pool, Shape, Task
 
@@ -293,12 +294,13 @@ class Waiting:
         """Only a room that has more to give than before can let in what was refused before."""
         improved = rooms.improved
         plans = rooms.plans
+        seen = {node_id: whole(room) for node_id, room in improved.items()} if plans else {}
         for lane in self._each_lane:
             if lane.refused:
                 lane.improved |= improved
                 lane.looked = False
                 if plans:
-                    lane.wake_planned(improved, rooms)
+                    lane.wake_planned(seen, rooms)
                 elif lane.woken:
                     lane.woken.clear()
         improved.clear()
