@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from heapq import heapify
 from typing import TYPE_CHECKING
@@ -75,9 +76,8 @@ class Lane:
         self.looked = True  # those refused are listed to be tried with the latest of them
         # Where reservations are made: the improved rooms as they were, with all that is kept in them. Who fits there is
         # tried though others were faster: it may have what is kept, or get a reservation before those behind it.
-        self.woken: list[
-            tuple[int, Room]
-        ] = []  # numbered: who was refused since is not tried for an older one
+        # Numbered: who was refused since is not tried for an older one.
+        self.woken: deque[tuple[int, Room]] = deque(maxlen=_MOST_WOKEN)
         self.wakes = 0
         self._most_leases = 0
         self.whole_refused_at = (
@@ -151,16 +151,15 @@ class Lane:
         self._most_leases = rooms.most_leases
         for node_id, room in seen.items():
             if node_id in self.improved:
-                self.wakes += 1
-                self.woken.append((self.wakes, room))
+                self.wakes = number = self.wakes + 1
+                self.woken.append((number, room))
                 idle, latest = len(room.idle), self.woken_for
                 if len(latest) < idle + 2:
                     latest[-1:-1] = [0] * (idle + 2 - len(latest))
-                latest[: idle + 1] = [self.wakes] * (idle + 1)
+                for size in range(idle + 1):
+                    latest[size] = number
                 if idle or room.parts:
-                    latest[PART] = self.wakes
-        if len(self.woken) > _MOST_WOKEN:
-            del self.woken[:-_MOST_WOKEN]
+                    latest[PART] = number
 
     def is_woken(self, crowd: Crowd) -> bool:
         """Of one that was refused: is it going to be tried again, for all that is known of reservations?"""
@@ -255,9 +254,12 @@ class Lane:
         improved = self.improved
         # Who fits where something is kept is known by `woken`.
         most, part = self._look_over(with_kept=not self.woken)
-        found = best
+        found, latest = best, self.woken_for
+        beyond = len(latest) - 1
         for size, refused in self.refused.items():
-            if not (part if size == PART else size <= most) and not self._wakes(size, refused, rooms):
+            if not (part if size == PART else size <= most) and (
+                size >= beyond or latest[size] <= refused.asked_at or not self._wakes(size, rooms)
+            ):
                 continue
             order = refused.order
             all_listed = not refused.tried or not self.looked
@@ -288,9 +290,9 @@ class Lane:
             self._forget_improved()
         return None if found is best else found
 
-    def _wakes(self, size: int, refused: Refused, rooms: Rooms) -> bool:
-        """Is there a room, as it was, that those of this size were not yet asked for?"""
-        return refused.asked_at < self._latest(size) and (size == PART or rooms.idle_milli > 0)
+    def _wakes(self, size: int, rooms: Rooms) -> bool:
+        """May those of this size have fitted in a room as it was, and is that of any use?"""
+        return self._latest(size) > 0 and (size == PART or rooms.idle_milli > 0)
 
     def _is_worth_a_try(self, crowd: Crowd, turn: Turn, rooms: Rooms, last_reserved: Turn | None) -> bool:
         """Nothing is left for it where more was to be had. Yet it may have what is kept for others, or what a

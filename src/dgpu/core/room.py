@@ -53,6 +53,14 @@ class Used(NamedTuple):
 
 _NOTHING = Used(0, 0, 0)
 
+# Of rooms that nobody changes, see `whole`.
+_NO_HOLDS: dict[TaskId, Hold] = {}
+_NO_KEEPS: dict[GpuId, tuple[TaskId, ...]] = {}
+_NO_LEASES: dict[LeaseId, None] = {}
+_NONE_USED: dict[GpuId, Used] = {}
+_NO_PARTS: dict[GpuId, int] = {}
+_NO_CARDS: list[Card] = []
+
 
 class Room:
     __slots__ = (
@@ -139,7 +147,7 @@ class Room:
         self.idle = [card for card in cards if card.id not in keeps]
         self.kept = [card for card in cards if card.id in keeps]
         for gpu_id in self.used:
-            self._look_at_part(gpu_id)
+            self.look_at_part(gpu_id)
 
     def host_left(self) -> tuple[int, int]:
         """What is kept for nobody of its cpus and ram."""
@@ -158,9 +166,9 @@ class Room:
             self.used[gpu_id] = Used(used.milli + milli, used.memory_mb + memory_mb, leases)
         else:
             del self.used[gpu_id]
-        self._look_at_part(gpu_id)
+        self.look_at_part(gpu_id)
 
-    def _look_at_part(self, gpu_id: GpuId) -> None:
+    def look_at_part(self, gpu_id: GpuId) -> None:
         """What is left of a card is worked out when something changes about it, and not by all who ask."""
         card = self.cards.get(gpu_id) if gpu_id in self.used and gpu_id not in self.keeps else None
         left = 0 if card is None else self.free_milli(card)
@@ -200,18 +208,24 @@ class Room:
         )
 
 
-def whole(room: Room) -> Room:
-    """As if no reservation held anything of it: for who asks what fits, and changes nothing."""
-    twin = Room.__new__(Room)  # in every pass, where reservations are made
-    twin.node_id, twin.ready, twin.labels = room.node_id, room.ready, room.labels
+def whole(room: Room, most_leases: int) -> Room:
+    """As if no reservation held anything of it: to ask what fits, for nobody to change. One that may have no more leases
+    is not ready.
+    """
+    twin = Room.__new__(Room)  # in every pass: what is never asked for is not copied
+    twin.node_id, twin.ready = room.node_id, room.ready and len(room.leases) < most_leases
     twin.cpus_free_milli, twin.ram_free_mb = room.cpus_free_milli, room.ram_free_mb
-    twin.cards, twin.near, twin.gpu_ids = room.cards, room.near, room.gpu_ids
+    twin.labels, twin.cards, twin.near, twin.gpu_ids = room.labels, room.cards, room.near, room.gpu_ids
     twin.mixed, twin.warm, twin.flat = room.mixed, room.warm, room.flat
     twin.idle = sorted(room.idle + room.kept) if room.kept else room.idle.copy()
-    twin.used, twin.parts = room.used.copy(), room.parts.copy()
-    twin.leases, twin.counts = room.leases.copy(), room.counts.copy()
-    twin.holds, twin.keeps, twin.kept = {}, {}, []
+    twin.leases, twin.counts = _NO_LEASES, room.counts
+    twin.holds, twin.keeps, twin.kept = _NO_HOLDS, _NO_KEEPS, _NO_CARDS
     twin.kept_cpus_milli = twin.kept_ram_mb = 0
-    if room.keeps and twin.used:
-        twin.hide({}, 0, 0)
+    if not room.used:
+        twin.used, twin.parts = _NONE_USED, _NO_PARTS
+        return twin
+    twin.used, twin.parts = room.used.copy(), room.parts.copy()
+    if room.keeps:
+        for gpu_id in twin.used:
+            twin.look_at_part(gpu_id)
     return twin

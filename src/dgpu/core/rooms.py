@@ -354,7 +354,7 @@ class Rooms:
         for room in rooms:
             if not room.holds or (room.kept and len(room.idle) + len(room.kept) < demand.gpus):
                 continue
-            if fits(whole(room), demand, most_leases):
+            if fits(whole(room, most_leases), demand, most_leases):
                 return True
         return False
 

@@ -294,7 +294,8 @@ class Waiting:
         """Only a room that has more to give than before can let in what was refused before."""
         improved = rooms.improved
         plans = rooms.plans
-        seen = {node_id: whole(room) for node_id, room in improved.items()} if plans else {}
+        most = rooms.most_leases
+        seen = {node_id: whole(room, most) for node_id, room in improved.items()} if plans else {}
         for lane in self._each_lane:
             if lane.refused:
                 lane.improved |= improved

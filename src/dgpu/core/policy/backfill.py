@@ -174,7 +174,7 @@ def _roomy(state: ClusterState, demand: Demand) -> list[Room]:
     for room in state.rooms.reserved.values():
         if len(room.idle) + len(room.kept) < demand.gpus and not room.used:
             continue
-        if rank(whole(room), demand, most_leases) is not None:
+        if rank(whole(room, most_leases), demand, most_leases) is not None:
             found.append(room)
     return found
 

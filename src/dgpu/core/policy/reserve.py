@@ -83,7 +83,12 @@ def replan(state: ClusterState, at: int) -> tuple[TasksReserved, ...]:
         settled = _settle(state, at, unsettled)
         if settled is not None:
             return settled
+    in_place = not unsettled and not everything and not bookings.displaced
     bookings.due = bookings.displaced = state.waiting.overtaken = False
+    if in_place and _nobody_wants_more(state, at):
+        state.waiting.last_reserved = LAST_OF_ALL
+        bookings.fruitless = (at, state.next_task_id)
+        return ()
     if everything:
         bookings.looked_at = at
     draft = Draft(state, at, unsettled, anywhere=everything)
@@ -98,6 +103,24 @@ def replan(state: ClusterState, at: int) -> tuple[TasksReserved, ...]:
     in_vain = not planned and len(draft.plans) < most
     bookings.fruitless = (at, state.next_task_id) if in_vain else None
     return planned
+
+
+def _nobody_wants_more(state: ClusterState, at: int) -> bool:
+    """Not all that may be held is, and nobody can be found for the rest: mostly the next in order is still to be tried.
+    Those held stand as they are. Seen at a glance: where tenants have limits it is not.
+    """
+    held = state.reservations
+    if not held or len(held) >= state.settings.reservations or state.tenants:
+        return False
+    if any(each.at and each.at <= at for each in held.values()) or not _are_within_quota(state):
+        return False
+    return not any(
+        line.turn() is not None
+        for lane in state.waiting.lanes.values()
+        for crowd in lane.crowds.values()
+        if crowd.blocked and not lane.is_woken(crowd)
+        for line in crowd.lines.values()
+    )
 
 
 def _settle(state: ClusterState, at: int, unsettled: list[NodeId]) -> tuple[TasksReserved, ...] | None:
