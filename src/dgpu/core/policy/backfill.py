@@ -141,14 +141,16 @@ def level_of(state: ClusterState, task_id: TaskId) -> int:
 
 
 def view(room: Room, access: Access) -> Room:
-    """The room as a task sees it: without what is kept for others."""
+    """The room as a task sees it: without what is kept for others. Later reservations were made knowing that it comes
+    first where its own is. Anywhere else it would delay them: with cpus and ram as with cards.
+    """
+    here = access.open | access.later if access.own in room.holds else access.open
     keeps: dict[GpuId, tuple[TaskId, ...]] = {}
     for gpu_id, keepers in room.keeps.items():
-        passable = access.open | access.later if access.own in keepers else access.open
+        passable = here if access.own in keepers else access.open
         if not passable.issuperset(keepers):
             keeps[gpu_id] = keepers
-    passable = access.open | access.later
-    holds = [hold for task_id, hold in room.holds.items() if task_id not in passable]
+    holds = [hold for task_id, hold in room.holds.items() if task_id not in here]
     twin = room.copy()
     twin.hide(keeps, sum(hold.cpus_milli for hold in holds), sum(hold.ram_mb for hold in holds))
     return twin

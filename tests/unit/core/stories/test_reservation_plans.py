@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from building import START, cluster, do, node, run_pass, task
 from dgpu.core.commands import CancelTasks, ReportStarted, RunPass
 from dgpu.core.events import Event, TasksReserved
@@ -163,3 +165,29 @@ def test_a_reservation_on_borrowed_quota_makes_room_for_the_pool_that_owns_it_in
     do(state, task(1, count=3, timeout_ms=60 * MINUTE), START + 1)
     assert run_pass(state, START + 1) == [4, 5]
     assert 3 not in state.reservations
+
+
+@pytest.mark.parametrize("lower", [False, True], ids=["alone", "above somebody who holds one, too"])
+def test_who_holds_a_reservation_does_not_take_the_cpus_of_a_later_one_on_another_node(lower: bool) -> None:
+    state = cluster(
+        node("n1", cpus=4), node("n2", gpus=3, cpus=8), settings=Settings(memory_margin_mb=0, reservations=3)
+    )
+    for minutes in (10, 20, 30):  # one on the first node, two on the second: no cpu is left
+        do(state, task(1, cpus=4, timeout_ms=minutes * MINUTE), START)
+        run_pass(state, START)
+    assert (on(state, "n1"), on(state, "n2")) == ([1], [2, 3])
+    do(state, task(1, cpus=4, timeout_ms=60 * MINUTE), START)
+    do(state, task(1, cpus=8, timeout_ms=MINUTE), START)
+    if lower:
+        do(state, task(1, cpus=8, timeout_ms=60 * MINUTE, priority=10), START)
+    run_pass(state, START)
+    assert place(state, 4) == ("n1", START + 10 * MINUTE + OVER_MS)
+    assert place(state, 5) == ("n2", START + 30 * MINUTE + OVER_MS)
+    # Half of the second node comes free. Whoever took it for an hour would keep the other from it.
+    end_task(state, state.tasks[3], START + MINUTE)
+    assert run_pass(state, START + MINUTE) == []
+    assert place(state, 5) == ("n2", START + 20 * MINUTE + OVER_MS)
+    end_task(state, state.tasks[1], START + 10 * MINUTE)
+    assert run_pass(state, START + 10 * MINUTE) == [4]
+    end_task(state, state.tasks[2], START + 20 * MINUTE)
+    assert run_pass(state, START + 20 * MINUTE) == [5]
