@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from dgpu.core.rooms import Rooms
 
 UNBOUNDED = 1 << 62  # more than any cluster has
-_MOST_WOKEN = (
-    2 * FEW_ROOMS
-)  # older ones are forgotten: who fitted there waits until all reservations are planned
+_MOST_WOKEN = 2 * FEW_ROOMS  # older ones are forgotten: who fitted there waits until all are planned
 
 
 class Lane:
@@ -80,10 +78,8 @@ class Lane:
         self.woken: deque[tuple[int, Room]] = deque(maxlen=_MOST_WOKEN)
         self.wakes = 0
         self._most_leases = 0
-        self.whole_refused_at = (
-            0  # nothing was idle then: nobody who needs a whole GPU is tried for an older one
-        )
-        # By size: the latest of them with so many GPUs. Larger demands need not be asked for it. PART is the last.
+        self.whole_refused_at = 0  # nothing was idle then: who needs a whole GPU is tried for no older one
+        # By size: the latest of them with so many GPUs; the last is for PART. Larger demands are not asked for it.
         self.woken_for: list[int] = [0, 0]
 
     @property
@@ -174,9 +170,9 @@ class Lane:
         return bool(self.improved or self.woken)
 
     def wakes_whole(self) -> bool:
-        if self._latest(1) <= self.whole_refused_at:
-            return False
-        return any(crowd.size > 0 and self.is_woken(crowd) for crowd in self.crowds.values())
+        return self._latest(1) > self.whole_refused_at and any(
+            crowd.size > 0 and self.is_woken(crowd) for crowd in self.crowds.values()
+        )
 
     def refuse_whole(self) -> None:
         """Nothing is idle: who needs a whole GPU is refused again, untried."""
@@ -257,12 +253,14 @@ class Lane:
         found, latest = best, self.woken_for
         beyond = len(latest) - 1
         for size, refused in self.refused.items():
-            if not (part if size == PART else size <= most) and (
-                size >= beyond or latest[size] <= refused.asked_at or not self._wakes(size, rooms)
-            ):
-                continue
-            order = refused.order
             all_listed = not refused.tried or not self.looked
+            if not (part if size == PART else size <= most):
+                if size >= beyond or latest[size] <= refused.asked_at or not self._wakes(size, rooms):
+                    continue
+                if found is None and self._refuse_again(refused, lines, rooms, last_reserved):
+                    refused.asked_at = self.wakes if all_listed else refused.asked_at
+                    continue
+            order = refused.order
             if refused.tried and not self.looked:
                 for tried in refused.tried.values():
                     order.list_crowd(tried, self.crowds)
@@ -283,8 +281,7 @@ class Lane:
                     crowd.beside = not self._fits_woken(crowd)
                 self.block(crowd)
             else:
-                if all_listed:
-                    refused.asked_at = self.wakes
+                refused.asked_at = self.wakes if all_listed else refused.asked_at
         self.looked = True
         if found is None:
             self._forget_improved()
@@ -293,6 +290,32 @@ class Lane:
     def _wakes(self, size: int, rooms: Rooms) -> bool:
         """May those of this size have fitted in a room as it was, and is that of any use?"""
         return self._latest(size) > 0 and (size == PART or rooms.idle_milli > 0)
+
+    def _refuse_again(
+        self, refused: Refused, lines: Mapping[ShapeId, Line], rooms: Rooms, last_reserved: Turn | None
+    ) -> bool:
+        """Nothing is left for those of one size. If none of them is worth a try for the sake of reservations either, as
+        mostly, all are refused at once: one by one it was half of a pass.
+        """
+        if last_reserved is None or rooms.improved:
+            return False
+        order = refused.order
+        crowds = [] if self.looked else [*refused.tried.values()]
+        for turn in order.turns:
+            line = lines.get(turn[3])
+            if line is not None and line.crowd.listed_as is turn and line.crowd.listed_in is order:
+                crowds.append(line.crowd)
+        kept_ms, idle_milli = rooms.kept_ms if rooms.reserved else -1, rooms.idle_milli
+        for crowd in crowds:
+            if crowd.refused_kept < kept_ms or (crowd.beside and crowd.milli > idle_milli):
+                return False
+            first = crowd.first()
+            if first is None or first < last_reserved:
+                return False
+        order.turns = []
+        for crowd in crowds:
+            self.block(crowd)
+        return True
 
     def _is_worth_a_try(self, crowd: Crowd, turn: Turn, rooms: Rooms, last_reserved: Turn | None) -> bool:
         """Nothing is left for it where more was to be had. Yet it may have what is kept for others, or what a
