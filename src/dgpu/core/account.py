@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dgpu.core.ids import ShapeId, TenantId
 from dgpu.core.lease import Lease
+from dgpu.core.standings import NOWHERE, Standings
 from dgpu.core.task import WHOLE_MILLI
 from dgpu.core.tenant import WEIGHT_MILLI, Tenant
 from dgpu.core.usage import STEP_MS, Meter, Usage, factor, month_of, weigh
@@ -28,9 +29,11 @@ class Account:
         "lines",
         "memory_mb",
         "milli",
+        "reach",
         "running",
         "share",
         "since",
+        "standing",
         "tenant",
         "tenant_id",
         "weighed",
@@ -48,6 +51,8 @@ class Account:
         self.memory_mb = 0
         self.weighed = 0  # decayed use, see usage.Usage
         self.share = 0
+        # The range that its share may move in, and nobody before or behind it in the order would notice: see standings.
+        self.standing = self.reach = NOWHERE
 
     def facts(self) -> tuple[object, ...]:
         """For comparison with one derived from scratch."""
@@ -67,6 +72,7 @@ class Accounts:
         "_factor",
         "_meter",
         "_month",
+        "_standings",
         "_step",
         "_tenants",
         "by_tenant",
@@ -78,10 +84,11 @@ class Accounts:
         self.by_tenant: dict[TenantId, Account] = {}
         self.dropped: dict[
             TenantId, Account
-        ] = {}  # their share fell: lines may stand too far back in the order
+        ] = {}  # they stand further in front: lines may be listed too far back
         self.guaranteed: dict[TenantId, Account] = {}
         self._tenants = tenants
         self._meter = meter
+        self._standings = Standings()
         self._step, self._factor = -1, 0
         self._day, self._month = -1, 0
 
@@ -90,8 +97,9 @@ class Accounts:
         for tenant_id, account in self.by_tenant.items():
             copied = twin.by_tenant[tenant_id] = Account(tenant_id)
             for name in Account.__slots__:
-                if name != "lines":
+                if name not in {"lines", "standing", "reach"}:
                     setattr(copied, name, getattr(account, name))
+            twin._standings.move(copied)
             if tenant_id in self.guaranteed:
                 twin.guaranteed[tenant_id] = copied
             if tenant_id in self.dropped:
@@ -110,10 +118,11 @@ class Accounts:
         del account.lines[shape_id]
         if not account.lines and account.tenant is None and not account.weighed:
             del self.by_tenant[account.tenant_id]
+            self._standings.leave(account)
             self.dropped.pop(account.tenant_id, None)
 
     def learn(self, usages: Mapping[TenantId, Usage], meter: Meter) -> None:
-        """Tenants, use or the meter changed. Every share may have fallen."""
+        """Tenants, use or the meter changed, and with them every share."""
         self._meter = meter
         self._step = -1
         for tenant_id in self._tenants.keys() | usages.keys():
@@ -122,7 +131,6 @@ class Accounts:
             usage = usages.get(tenant_id)
             account.weighed = 0 if usage is None else usage.weighed
             self._introduce(account)
-            self.dropped[tenant_id] = account
 
     # what is held
 
@@ -137,7 +145,9 @@ class Accounts:
         if lease.gpu_memory_mb:
             account.memory_mb += lease.gpu_memory_mb * len(lease.gpu_ids)
         if self._tenants:
-            account.share = self._share(account)
+            share = account.share = self._share(account)
+            if share > account.reach:
+                self._restand(account)
 
     def let_go(self, account: Account, lease: Lease, milli: int) -> None:
         if not lease.rank:
@@ -155,10 +165,9 @@ class Accounts:
         return granted_at if granted_at > charged_at else charged_at  # noqa: FURB136 - asked for every lease
 
     def rekey(self, account: Account) -> None:
-        share = self._share(account)
-        if share < account.share:
-            self.dropped[account.tenant_id] = account
-        account.share = share
+        share = account.share = self._share(account)
+        if not account.standing <= share <= account.reach:
+            self._restand(account)
 
     # what time does
 
@@ -184,6 +193,14 @@ class Accounts:
         if tenant is not None and tenant.guaranteed_gpus:
             self.guaranteed[account.tenant_id] = account
         account.share = self._share(account) if self._tenants else 0
+        if not account.standing <= account.share <= account.reach:
+            self._restand(account)
+
+    def _restand(self, account: Account) -> None:
+        before = account.standing
+        self._standings.move(account)
+        if account.standing < before:
+            self.dropped[account.tenant_id] = account
 
     def _share(self, account: Account) -> int:
         tenant = account.tenant

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from dgpu.core.health import Health
 from dgpu.core.ids import NO_LEASE, GpuId, NodeId, TenantId
 from dgpu.core.policy.lasting import Ends, lasts_ms
@@ -208,6 +210,7 @@ def _check_indexes(state: ClusterState) -> None:
     _hold(state.dependents.facts() == anew.dependents.facts(), "the dependents differ from a rebuild")
     _hold(_expiring(state) == _expiring(anew), "the ends of allocations differ from a rebuild")
     _hold(_accounts(state) == _accounts(anew), "the accounts of tenants differ from a rebuild")
+    _check_standings(state)
     # Who may be placed depends on how far time went in this index: not compared while somebody backs off.
     settled = not state.waiting.delayed_until and not anew.waiting.delayed_until
     _hold(
@@ -218,6 +221,15 @@ def _check_indexes(state: ClusterState) -> None:
     _hold(state.waiting.count == pending, "the count of waiting tasks is wrong")
     for task_id, eligible_at in state.waiting.delayed_until.items():
         _hold(state.tasks[task_id].eligible_at == eligible_at, f"task {task_id} backs off until another time")
+
+
+def _check_standings(state: ClusterState) -> None:
+    accounts = sorted(state.accounts.by_tenant.values(), key=lambda account: account.share)
+    for one, other in pairwise(accounts):
+        _hold(
+            (one.standing < other.standing) is (one.share < other.share) and one.standing <= other.standing,
+            f"tenants {one.tenant_id} and {other.tenant_id} stand otherwise than their shares say",
+        )
 
 
 def _rooms(state: ClusterState) -> dict[NodeId, tuple[object, ...]]:

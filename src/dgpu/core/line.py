@@ -25,8 +25,9 @@ NO_SHAPE = ShapeId(0)
 PART = -1  # the size of a demand for a part of one GPU
 SLACK = 64  # stale entries tolerated in a heap beyond its live ones
 
-# The place of a line in the order: highest level first, then the tenant with the least share, then the oldest head.
-Turn: TypeAlias = tuple[int, int, TaskId, ShapeId]  # (-level, share, head, shape)
+# The place of a line in the order: highest level first, then the tenant with the least share (see standings), then the
+# oldest head.
+Turn: TypeAlias = tuple[int, int, TaskId, ShapeId]  # (-level, standing, head, shape)
 LAST_OF_ALL: Turn = (1 << 62, 0, NOBODY, NO_SHAPE)
 CrowdKey: TypeAlias = tuple[Demand, Pool | None]  # tasks without GPUs are of no pool here
 
@@ -131,7 +132,7 @@ class Crowd:
             if line is None or line.listed is not turn:
                 heappop(turns)
                 continue
-            if line.head == turn[2] and line.account.share == turn[1] and not line.barred:
+            if line.head == turn[2] and line.account.standing == turn[1] and not line.barred:
                 return turn
             line.listed = line.turn()
             if line.listed is not None:
@@ -206,7 +207,7 @@ class Line:
         if not head or self.barred:
             return None
         level = self.level(head) if self.ageing.point_ms else self.priority
-        return (-level, self.account.share, head, self.shape_id)
+        return (-level, self.account.standing, head, self.shape_id)
 
     @property
     def ready(self) -> list[TaskId]:

@@ -262,16 +262,16 @@ class Waiting:
         return True
 
     def reorder(self) -> None:
-        """Lines of tenants whose share fell stand further in front now."""
+        """Lines of tenants whose share fell below that of others stand further in front now."""
         dropped = self.accounts.dropped
         if not dropped:
             return
         for account in dropped.values():
-            share = account.share
+            standing = account.standing
             for line in account.lines.values():
                 listed = line.listed
-                if listed is not None and listed[1] <= share:
-                    continue  # it was listed when the tenant had no more: it is put right when it comes up
+                if listed is not None and listed[1] <= standing:
+                    continue  # it was listed when the tenant stood no further back: it is put right when it comes up
                 if line.head and line.crowd.list_line(line):
                     line.crowd.lane.wake(line.crowd)
         dropped.clear()
