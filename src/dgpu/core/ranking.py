@@ -8,7 +8,7 @@ from heapq import heapify, heappop, heappush
 from msgspec.structs import replace
 
 from dgpu.core.ids import NodeId
-from dgpu.core.policy.fit import Demand, has_host, rank
+from dgpu.core.policy.fit import Demand, has_host, milli_on, rank
 from dgpu.core.room import Room
 from dgpu.core.task import WHOLE_MILLI
 
@@ -181,13 +181,18 @@ class Rankings:
 
     def _plain(self, demand: Demand) -> Demand:
         """Without what makes no difference here."""
-        whole = demand.share_milli == WHOLE_MILLI
         return replace(
             demand,
-            gpu_memory_mb=0 if whole and demand.gpu_memory_mb <= self._least_mb else demand.gpu_memory_mb,
+            gpu_memory_mb=demand.gpu_memory_mb if self._counts_memory(demand) else 0,
             model=demand.model if self._warm else "",
             parole=demand.parole and self._parole,
         )
+
+    def _counts_memory(self, demand: Demand) -> bool:
+        """Every card has enough for a whole GPU; of a share, its part of the memory may be more than was asked for."""
+        if demand.share_milli == WHOLE_MILLI:
+            return demand.gpu_memory_mb > self._least_mb
+        return milli_on(demand, self._least_mb) > demand.share_milli
 
     def _open(self, demand: Demand) -> Ranking:
         plain = self._plain(demand)

@@ -12,7 +12,7 @@ from dgpu.core.room import Card, Room
 from dgpu.core.task import PRIORITY_LEVELS, WHOLE_MILLI, Constraint, Shape
 
 _TRUSTED_FROM = PRIORITY_LEVELS["normal"]
-_Liked: TypeAlias = tuple[int, int, str, Card]  # how it is liked, place and id; no two have the same of these
+_Liked: TypeAlias = tuple[int, Card]  # how it is liked; of those liked alike, the first by place and id
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True, gc=False, cache_hash=True):
@@ -122,7 +122,7 @@ def chosen_cards(room: Room, demand: Demand) -> list[Card]:
         return []
     if gpus == 1:
         best = (_best_share if demand.share_milli < WHOLE_MILLI else _best_whole)(room, demand)
-        return [] if best is None else [best[3]]
+        return [] if best is None else [best[1]]
     return _whole_cards(room, demand) or []
 
 
@@ -134,7 +134,8 @@ def milli_on(demand: Asks, usable_mb: int) -> int:
         return share
     if memory_mb > usable_mb:
         return WHOLE_MILLI + 1  # more than any card of this kind has
-    return max(share, -(-memory_mb * WHOLE_MILLI // usable_mb))
+    by_memory = -(-memory_mb * WHOLE_MILLI // usable_mb)
+    return by_memory if by_memory > share else share  # noqa: FURB136 - for every room that changed
 
 
 def reserved_mb(demand: Demand, usable_mb: int) -> int:
@@ -174,48 +175,65 @@ def _whole_cards(room: Room, demand: Demand) -> list[Card] | None:
 
 def _best_whole(room: Room, demand: Demand) -> _Liked | None:
     """Of the idle cards, for a task of one."""
-    best: _Liked | None = None
-    loaded = demand.model if room.warm else ""
+    best: Card | None = None
+    best_key = 0
+    model, mixed = demand.model, room.mixed
+    loaded = model if room.warm else ""
     for card in room.idle:
-        if accepts(card, demand):
-            liked = (card.key - affinity(card, demand.model), card.place, card.id, card)
-            if best is None or liked < best:
-                best = liked
-            if not loaded or loaded in card.warm:
-                break  # idle cards stand in the order of liking: but for what is loaded, none behind is better
-        elif not room.mixed:
-            break
-    return best
+        if (best is None or mixed) and not accepts(card, demand):
+            if mixed:
+                continue
+            break  # where all are alike, one speaks for the others
+        key = card.key - affinity(card, model)
+        if best is None or key < best_key or (key == best_key and _stands_before(card, best)):
+            best, best_key = card, key
+        if not loaded or loaded in card.warm:
+            break  # idle cards stand in the order of liking: but for what is loaded, none behind is better
+    return None if best is None else (best_key, best)
 
 
 def _best_share(room: Room, demand: Demand) -> _Liked | None:
-    """Cards in use by other shares are liked, so that whole ones stay whole."""
-    best: _Liked | None = None
+    """Cards in use by other shares are liked, so that whole ones stay whole. Asked for every room that changed: who is
+    liked is compared by key alone, as long as keys differ.
+    """
+    best: Card | None = None
+    best_key = 0
     needs: int | None = None  # of a card
-    model, mixed = demand.model, room.mixed
+    model, mixed, cards = demand.model, room.mixed, room.cards
     loaded = model if room.warm else ""
     for gpu_id, free_milli in room.parts.items():
-        card = room.cards[gpu_id]
+        card = cards[gpu_id]
         if needs is None or mixed:
             needs = _part_of(card, demand)
         if needs <= free_milli:
-            liked = (part_key(card, free_milli) - affinity(card, model), card.place, card.id, card)
-            if best is None or liked < best:
-                best = liked
+            key = part_key(card, free_milli)
+            if model:
+                key -= affinity(card, model)
+            if best is None or key < best_key or (key == best_key and _stands_before(card, best)):
+                best, best_key = card, key
     for card in room.idle:
         if needs is None or mixed:
             needs = _part_of(card, demand)
         if needs <= WHOLE_MILLI:
-            liked = (card.key - affinity(card, model), card.place, card.id, card)
-            if best is None or liked < best:
-                best = liked
+            key = card.key - affinity(card, model) if model else card.key
+            if best is None or key < best_key or (key == best_key and _stands_before(card, best)):
+                best, best_key = card, key
             if not loaded or loaded in card.warm:
                 break  # as above
         elif not mixed:
             break
-    return best
+    return None if best is None else (best_key, best)
+
+
+def _stands_before(card: Card, other: Card) -> bool:
+    return (card.place, card.id) < (other.place, other.id)
 
 
 def _part_of(card: Card, demand: Demand) -> int:
     """What it takes of a card, in thousandths; more than there are if it may not have any."""
-    return milli_on(demand, card.usable_mb) if accepts(card, demand) else WHOLE_MILLI + 1
+    usable_mb = card.usable_mb
+    if usable_mb < demand.gpu_memory_mb:
+        return WHOLE_MILLI + 1
+    if (demand.gpu_models or card.parole) and not _accepts(card, demand):
+        return WHOLE_MILLI + 1
+    return milli_on(demand, usable_mb)
