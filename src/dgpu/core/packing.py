@@ -218,9 +218,10 @@ class Packing:
 def parts_of(room: Room) -> tuple[Cards, ...]:
     """The free shares of a room's cards, by kind."""
     idle = room.idle
-    if not room.mixed and not room.used:
+    if not room.mixed:
         for card in room.cards.values():
-            return (Cards(card.kind, _WHOLE[: len(idle)]),)
+            whole = _WHOLE[: len(idle)]
+            return (Cards(card.kind, (*sorted(room.parts.values()), *whole) if room.parts else whole),)
     free: dict[Kind, list[int]] = {card.kind: [] for card in room.cards.values()}
     for card in idle:
         free[card.kind].append(WHOLE_MILLI)
@@ -243,8 +244,10 @@ def pack_cards(room: Room, demand: Demand, kind: Kind, from_milli: int) -> list[
             if left == from_milli and (card := room.cards[gpu_id]).kind == kind
         ]
         return [min(parts, key=_by_index)]
+    if gpus == 1:
+        return [min([card for card in room.idle if card.kind == kind], key=_by_index)]
     whole = sorted((card for card in room.idle if card.kind == kind), key=_by_index)
-    if gpus == 1 or room.flat or len(whole) == gpus:
+    if room.flat or len(whole) == gpus:
         return whole[:gpus]
     return connected(room, whole, gpus)
 
@@ -345,7 +348,9 @@ class _Group:
             self.by_part.remove(member.of.largest_milli, member.node_id)
 
     def move(self, member: _Member, host: Host) -> None:
-        """It has other cpus or ram than before."""
+        """It has other cpus or ram than before, unless what was taken meanwhile came back."""
+        if host == member.host:
+            return
         self.rated.clear()
         before, member.host = member.host, host
         if host.cpus_milli != before.cpus_milli:
