@@ -70,6 +70,7 @@ class Accounts:
     __slots__ = (
         "_day",
         "_factor",
+        "_held_factor",
         "_meter",
         "_month",
         "_standings",
@@ -88,6 +89,7 @@ class Accounts:
         self.guaranteed: dict[TenantId, Account] = {}
         self._tenants = tenants
         self._meter = meter
+        self._held_factor = factor(meter, meter.charged_at)  # for what is held now
         self._standings = Standings()
         self._step, self._factor = -1, 0
         self._day, self._month = -1, 0
@@ -124,6 +126,7 @@ class Accounts:
     def learn(self, usages: Mapping[TenantId, Usage], meter: Meter) -> None:
         """Tenants, use or the meter changed, and with them every share."""
         self._meter = meter
+        self._held_factor = factor(meter, meter.charged_at)
         self._step = -1
         for tenant_id in self._tenants.keys() | usages.keys():
             self.open(tenant_id)
@@ -205,5 +208,5 @@ class Accounts:
     def _share(self, account: Account) -> int:
         tenant = account.tenant
         weight = WEIGHT_MILLI if tenant is None else tenant.weight_milli
-        held = weigh(account.milli * STEP_MS, self.factor_at(self._meter.charged_at))
+        held = weigh(account.milli * STEP_MS, self._held_factor)
         return (account.weighed + held) * WEIGHT_MILLI // weight

@@ -265,7 +265,7 @@ class Lane:
                 for tried in refused.tried.values():
                     order.list_crowd(tried, self.crowds)
                 refused.tried.clear()
-            while (turn := order.first(lines)) is not None:
+            while order.may_precede(found) and (turn := order.first(lines)) is not None:
                 if found is not None and turn >= found:
                     break
                 crowd = lines[turn[3]].crowd

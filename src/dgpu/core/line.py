@@ -134,11 +134,13 @@ class Crowd:
                 continue
             if line.head == turn[2] and line.account.standing == turn[1] and not line.barred:
                 return turn
-            line.listed = line.turn()
-            if line.listed is not None:
-                heapreplace(turns, line.listed)
-            else:
+            line.listed = right = line.turn()
+            if right is None:
                 heappop(turns)
+                continue
+            heapreplace(turns, right)
+            if turns[0] is right:
+                return right
         return None
 
 

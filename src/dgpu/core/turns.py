@@ -36,7 +36,16 @@ class Order:
             else:
                 crowd.listed_as = first
                 heapreplace(turns, first)
+                if turns[0] is first:  # mostly: who had the last turn has the next one too
+                    return first
         return None
+
+    def may_precede(self, turn: Turn | None) -> bool:
+        """A stale entry stands no further back than the right one: so mostly nothing has to be put right to see that all
+        here come later. None: anybody would do.
+        """
+        turns = self.turns
+        return bool(turns) and (turn is None or turns[0] < turn)
 
     def list_crowd(self, crowd: Crowd, crowds: Mapping[CrowdKey, Crowd]) -> None:
         """It is new here, or comes earlier now. `crowds`: all of the lane."""

@@ -315,7 +315,7 @@ class Waiting:
                 continue
             if not lane.looked and len(lane.improved) > FEW_ROOMS:
                 lane.ask_all(rooms)
-            if lane.order.turns or lane.short:
+            if lane.short or (lane.order.turns and lane.order.may_precede(best)):
                 turn = lane.first_awake(lines, rooms) if lane.short else lane.order.first(lines)
                 if turn is not None and (best is None or turn < best):
                     best = turn

@@ -167,15 +167,17 @@ def budget(account: Account) -> int:
 def is_kept(state: ClusterState, account: Account, claim: Claim) -> bool:
     """Would it take what is kept for the guarantees of others?"""
     guaranteed = state.accounts.guaranteed
-    if not guaranteed or not claim.milli or claim.milli <= account.short_milli():
+    if not guaranteed or not claim.milli:
+        return False
+    short, missing = [], 0
+    for other in guaranteed.values():
+        if other.milli < other.guaranteed_milli and other is not account:
+            short.append(other)
+            missing += other.guaranteed_milli - other.milli
+    if not short or claim.milli <= account.short_milli():
         return False
     left = idle_milli(state) - _whole(claim.milli)
-    short = [
-        other
-        for other in guaranteed.values()
-        if other.milli < other.guaranteed_milli and other is not account
-    ]
-    if not short or sum([other.short_milli() for other in short]) <= left:
+    if missing <= left:
         return False  # whatever of it has to be kept
     kept = 0
     for other in short:
