@@ -58,7 +58,7 @@ class Found(NamedTuple):
 class Packing:
     """Tell it of every change (`put`, `drop`, `learn`), ask it for the `best` place."""
 
-    __slots__ = ("_accepted", "_classes", "_kinds", "_members", "_typical", "_views", "changed")
+    __slots__ = ("_accepted", "_classes", "_full", "_kinds", "_members", "_typical", "_views", "changed")
 
     def __init__(self, typical: Typical) -> None:
         self._typical = typical
@@ -67,6 +67,9 @@ class Packing:
         self._kinds: dict[Kind, dict[int, _Group]] = {}  # groups that have members only
         self._members: dict[NodeName, tuple[_Member, ...]] = {}
         self._accepted: dict[Demand, tuple[Kind, ...]] = {}
+        # Rooms with no GPU left nor a part of one. In a busy cluster every end and every grant makes one or unmakes one,
+        # and only tasks without GPUs want them: until one asks, they are in no group.
+        self._full: dict[NodeId, Room] = {}
         self.changed: dict[NodeId, Room] = {}  # rooms that `catch_up` will look at
 
     # what changes
@@ -86,10 +89,17 @@ class Packing:
                 self._take_in(node_id, self.changed.pop(node_id), rooms, most_leases)
 
     def _take_in(self, node_id: NodeId, room: Room, rooms: Mapping[NodeId, Room], most_leases: int) -> None:
-        if room.ready and len(room.leases) < most_leases and rooms.get(node_id) is room:
-            self.put(node_id, Host(*room.host_left(), not room.leases), parts_of(room))
+        self._full.pop(node_id, None)
+        if not room.ready or len(room.leases) >= most_leases or rooms.get(node_id) is not room:
+            self.drop(node_id)
+        elif room.idle or room.parts:
+            self._put_room(room)
         else:
             self.drop(node_id)
+            self._full[node_id] = room
+
+    def _put_room(self, room: Room) -> None:
+        self.put(room.node_id, Host(*room.host_left(), not room.leases), parts_of(room))
 
     def put(self, node_id: NodeName, host: Host, parts: Sequence[Cards]) -> None:
         """The node is now like this. `parts`: one per kind of GPU; one without GPUs if it has none."""
@@ -145,6 +155,10 @@ class Packing:
 
     def best(self, demand: Demand) -> Found | None:
         """Least waste; then the fullest node, the fewest cpus left, the lowest id."""
+        if self._full and not demand.gpus:
+            for room in self._full.values():
+                self._put_room(room)
+            self._full.clear()
         best: _Rated | None = None
         for kind in self._kinds_for(demand):
             rated = self._best_of(kind, demand)
