@@ -8,7 +8,7 @@ from dgpu.core.commands import DrainNode, LoseNode, ObserveGpu, ReleaseNode, Res
 from dgpu.core.decide import decide
 from dgpu.core.digest import digest
 from dgpu.core.events import TaskPlaced, TaskStarted
-from dgpu.core.settings import Settings
+from dgpu.core.settings import Placement, Settings
 from dgpu.core.state import next_wake_at, pass_due
 from dgpu.core.task import Outcome, TaskStatus
 
@@ -186,3 +186,29 @@ def test_cpus_and_ram_come_back_with_the_lease() -> None:
     assert run_pass(state) == [1]
     do(state, finished(1))
     assert run_pass(state) == [2]
+
+
+def test_memory_decides_for_a_share_as_soon_as_one_card_is_so_small_that_it_takes_more_of_it() -> None:
+    """Among many idle nodes: a card that is shared already is liked best, but half of the small one is not enough."""
+    state = cluster(node("small", gpus=1, memory_mb=8_192), task(share=0.5))
+    assert run_pass(state) == [1]
+    for number in range(10):
+        do(state, node(f"large-{number}", gpus=1, memory_mb=65_536))
+    do(state, task(share=0.5, memory_mb=1_000))
+    do(state, task(share=0.5, memory_mb=6_000))
+    assert run_pass(state) == [2, 3]
+    assert [state.tasks[number].node_id for number in (2, 3)] == ["small", "large-0"]
+
+
+def test_when_packing_a_task_without_gpus_goes_where_no_gpu_is_left() -> None:
+    state = cluster(settings=Settings(placement=Placement.PACK))
+    do(state, node("n1", gpus=1, cpus=8))
+    do(state, task(1, count=2))
+    assert run_pass(state) == [1]
+    do(state, task(0, cpus=4, count=3))
+    assert run_pass(state) == [3, 4]
+    do(state, finished(1))
+    assert run_pass(state) == [2]
+    do(state, finished(3))
+    assert run_pass(state) == [5]
+    assert state.tasks[5].node_id == "n1"
