@@ -37,6 +37,15 @@ Look: TypeAlias = Callable[[Room], int | None]
 Found: TypeAlias = tuple[int, NodeId]  # when, and where
 
 
+class Held(NamedTuple):
+    """A reservation, as all see it who ask whether it is in their way."""
+
+    task_id: TaskId
+    window_ms: int
+    level: int
+    turn: tuple[int, int, TaskId]  # in the order in which they are going to start
+
+
 class Chances(NamedTuple):
     """Who may have what is kept for reservations, as far as it is the same for all."""
 
@@ -44,6 +53,7 @@ class Chances(NamedTuple):
     window_ms: int  # whoever takes longer delays all of them
     least_level: int
     own: dict[ShapeId, list[TaskId]]  # those that hold one
+    held: list[Held]
 
 
 class Soonest:

@@ -11,7 +11,7 @@ from heapq import nsmallest
 from operator import itemgetter
 from typing import NamedTuple
 
-from dgpu.core.bookings import Chances
+from dgpu.core.bookings import Chances, Held
 from dgpu.core.events import Event
 from dgpu.core.ids import GpuId, NodeId, ShapeId, TaskId
 from dgpu.core.line import Crowd, Line, Turn
@@ -86,7 +86,7 @@ def _first(
             access = access_of(state, task, line.level(task.id), at)
             events = _grant(state, task, demand, rooms, access, at)
             if events:
-                return KeptGrant(line, events, _displaces(state, task, line.level(task.id), at))
+                return KeptGrant(line, events, _displaces(state, task, line.level(task.id), chances))
     return None
 
 
@@ -127,12 +127,11 @@ def access_of(state: ClusterState, task: Task, level: int, at: int) -> Access:
     own = state.reservations.get(task.id)
     opened: list[TaskId] = []
     later: list[TaskId] = []
-    for each in state.reservations.values():
-        short, other_level = lasts <= window_ms(each, at), level_of(state, each.task_id)
-        if each.task_id == task.id or short or other_level < level:
-            opened.append(each.task_id)
-        elif own is not None and other_level == level and by_time(own) < by_time(each):
-            later.append(each.task_id)
+    for task_id, within_ms, other_level, turn in _chances(state, at).held if state.reservations else ():
+        if lasts <= within_ms or other_level < level or task_id == task.id:
+            opened.append(task_id)
+        elif own is not None and other_level == level and by_time(own) < turn:
+            later.append(task_id)
     return Access(frozenset(opened), None if own is None else task.id, frozenset(later))
 
 
@@ -192,12 +191,15 @@ def _chances(state: ClusterState, at: int) -> Chances:
     """The same for all who ask in a pass, while nothing changes about reservations."""
     known = state.bookings.chances
     if known is None or known.at != at:
-        widest_ms = max([window_ms(each, at) for each in state.reservations.values()])
-        least_level = min([level_of(state, task_id) for task_id in state.reservations])
+        held = [
+            Held(task_id, window_ms(each, at), level_of(state, task_id), by_time(each))
+            for task_id, each in state.reservations.items()
+        ]
+        widest_ms, least_level = max([each.window_ms for each in held]), min([each.level for each in held])
         own: dict[ShapeId, list[TaskId]] = {}
         for task_id in state.reservations:
             own.setdefault(state.tasks[task_id].shape_id, []).append(task_id)
-        known = state.bookings.chances = Chances(at, widest_ms, least_level, own)
+        known = state.bookings.chances = Chances(at, widest_ms, least_level, own, held)
     return known
 
 
@@ -228,11 +230,12 @@ def _candidates(state: ClusterState, line: Line, chances: Chances) -> tuple[list
     state.bookings.looks_left -= len(ready)
     for task_id in ready:
         task = tasks[task_id]
-        lasts = lasts_ms(state, task, known)
+        known_ms = certain_ms(task)
+        lasts = known_ms or lasts_ms(state, task, known)
         if lasts < shortest_ms:
             found.append(task)
             shortest_ms = lasts
-        certain = certain and lasts > widest_ms and certain_ms(task) > 0  # else it may be another time
+        certain = certain and lasts > widest_ms and known_ms > 0  # else it may be another time
         if certain:
             passed = task_id
             within_ms = min(within_ms, lasts - 1)
@@ -248,7 +251,7 @@ def _grant(
     most_leases = state.settings.most_leases
     fitting: list[tuple[int, NodeId, Room]] = []
     for room in rooms:
-        seen = view(room, access)
+        seen = room if access.open.isdisjoint(room.holds) else view(room, access)
         value = rank(seen, demand, most_leases)
         if value is not None:
             fitting.append((value, room.node_id, seen))
@@ -269,9 +272,8 @@ def _grant(
     return gang_at(state, task.id, spots, at)
 
 
-def _displaces(state: ClusterState, task: Task, level: int, at: int) -> bool:
+def _displaces(state: ClusterState, task: Task, level: int, chances: Chances) -> bool:
     lasts = lasts_ms(state, task)
     return any(
-        each.task_id != task.id and level_of(state, each.task_id) < level and lasts > window_ms(each, at)
-        for each in state.reservations.values()
+        each.task_id != task.id and each.level < level and lasts > each.window_ms for each in chances.held
     )
