@@ -253,14 +253,13 @@ class Lane:
         found, latest = best, self.woken_for
         beyond = len(latest) - 1
         for size, refused in self.refused.items():
-            all_listed = not refused.tried or not self.looked
             if not (part if size == PART else size <= most):
                 if size >= beyond or latest[size] <= refused.asked_at or not self._wakes(size, rooms):
                     continue
                 if found is None and self._refuse_again(refused, lines, rooms, last_reserved):
-                    refused.asked_at = self.wakes if all_listed else refused.asked_at
                     continue
             order = refused.order
+            all_listed = not refused.tried or not self.looked
             if refused.tried and not self.looked:
                 for tried in refused.tried.values():
                     order.list_crowd(tried, self.crowds)
@@ -312,6 +311,8 @@ class Lane:
             first = crowd.first()
             if first is None or first < last_reserved:
                 return False
+        if not self.looked or not refused.tried:
+            refused.asked_at = self.wakes
         order.turns = []
         for crowd in crowds:
             self.block(crowd)

@@ -8,11 +8,11 @@ from heapq import heapify, heappop, heappush
 
 from dgpu.core.account import Accounts
 from dgpu.core.giving import FEW_ROOMS
-from dgpu.core.ids import ShapeId, TaskId
+from dgpu.core.ids import NodeId, ShapeId, TaskId
 from dgpu.core.lane import Lane
 from dgpu.core.line import SLACK, Ageing, Crowd, CrowdKey, Line, Turn
 from dgpu.core.policy.fit import demand_of
-from dgpu.core.room import whole
+from dgpu.core.room import Room, whole
 from dgpu.core.rooms import Rooms
 from dgpu.core.task import Pool, Shape, Task
 
@@ -294,8 +294,10 @@ class Waiting:
         """Only a room that has more to give than before can let in what was refused before."""
         improved = rooms.improved
         plans = rooms.plans
-        most = rooms.most_leases
-        seen = {node_id: whole(room, most) for node_id, room in improved.items()} if plans else {}
+        seen: dict[NodeId, Room] = {}
+        if plans:
+            most = rooms.most_leases
+            seen = {node_id: whole(room, most) for node_id, room in improved.items()}
         for lane in self._each_lane:
             if lane.refused:
                 lane.improved |= improved
