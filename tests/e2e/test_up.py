@@ -247,3 +247,23 @@ def test_a_full_disk_does_not_end_up_when_a_service_dies(site, small_disk):
     ballast.unlink()
     eventually(lambda: site.record["scheduler"]["pid"] != before, "the record to be written again")
     assert site.dgpu("run", "--", "echo", "goes on").out == "goes on\n"
+
+
+def test_a_full_disk_makes_tasks_wait_and_fails_none(site, small_disk):
+    site.up("--fake", "2xV100")
+    ballast = small_disk / "ballast"
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    task_ids = site.good("submit", "--count", "12", "-o", "name", "--", "true").out.split()
+    (node,) = eventually(
+        lambda: [node for node in site.json("nodes")["nodes"] if node["status"] == "draining"],
+        "the node to take no tasks",
+    )
+    assert "is full" in node["drain_reason"]
+    told = site.good("why", task_ids[-1]).out
+    assert "drain" in told, told
+    assert all(task["attempt"] <= 1 for task in map(site.task, task_ids))
+    ballast.unlink()
+    assert site.dgpu("wait", *task_ids).code == 0
+    assert {(task["status"], task["attempt"]) for task in map(site.task, task_ids)} == {("success", 1)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import heapq
 import json
 import os
@@ -20,11 +21,12 @@ from typing import Any
 
 from dgpu.agent.chunks import DEFAULT_CAP_BYTES, ChunkWriter
 from dgpu.agent.corral import Corral
+from dgpu.agent.disk_room import DiskRoom
 from dgpu.agent.door import Door
 from dgpu.agent.frames import PROTOCOL, Frame
 from dgpu.agent.held import Held, Trees
 from dgpu.agent.spawn import CannotStart, Spawner
-from dgpu.agent.store import LeaseLog, Record
+from dgpu.agent.store import LeaseLog, Record, record_of
 from dgpu.agent.tree import TICKS_PER_SECOND
 from dgpu.agent.workdirs import WorkDirs
 
@@ -35,6 +37,7 @@ _CHECK_MS = 25
 _STARTS_WAIT_MS = 10  # so that the start of a short task is told together with its end
 _SLOW_CHECK_MS = 500
 _UNKILLABLE_MS = 60_000
+_ROOM_AGAIN_MS = 1_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,6 +64,8 @@ class Keeper:
         self._live: dict[int, Held] = {}
         self._pipes: dict[int, Held] = {}
         self._queue: dict[int, dict[str, Any]] = {}  # ordered, not started yet, in order
+        self._room = DiskRoom((settings.directory, settings.work_dir))
+        self._start_at_ms = 0  # not before: the disk was full
         self._timers: list[tuple[int, int]] = []  # (at, lease), outdated entries do no harm
         self._words: dict[str, tuple[int, str]] = {}  # node: when its task lease is over, and what then
         self._ends: dict[int, Record] = {}  # of this round
@@ -122,7 +127,7 @@ class Keeper:
         if self._stop_asked:
             self._stop_asked = False
             self._stop_all()
-        if self._queue:
+        if self._queue and boot_ms() >= self._start_at_ms:
             self._start_some()
         self._fire_timers(boot_ms())
         if self._ends:
@@ -130,9 +135,9 @@ class Keeper:
         self._tell()
 
     def _patience(self) -> float:
-        if self._queue:
-            return 0
         waits = [self._timers[0][0]] if self._timers else []
+        if self._queue:
+            waits.append(self._start_at_ms)
         if not self._door.connected and not self._live:
             waits.append(self._agent_left_ms + self._settings.idle_exit_ms)
         if self._started and self._door.has_room:
@@ -226,11 +231,18 @@ class Keeper:
     # -- starting
 
     def _start_some(self) -> None:
-        orders = [self._queue.pop(lease) for lease in list(self._queue)[:_SPAWNS_PER_ROUND]]
         now_ms = boot_ms()
+        if self._room.is_full():
+            self._start_at_ms = now_ms + _ROOM_AGAIN_MS  # they wait: another attempt would end no better
+            return
+        orders = [self._queue.pop(lease) for lease in list(self._queue)[:_SPAWNS_PER_ROUND]]
         try:
-            self._log.begin([_record(order, now_ms) for order in orders])
+            self._log.begin([record_of(order, now_ms) for order in orders])
         except OSError as error:
+            if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+                self._queue = {order["lease"]: order for order in orders} | self._queue
+                self._start_at_ms = now_ms + _ROOM_AGAIN_MS
+                return
             why = f"cannot keep a record: {error.strerror}"
             for order in orders:
                 self._end(order["lease"], {"outcome": "node_fault", "error": why}, order)
@@ -371,7 +383,7 @@ class Keeper:
             end["work"] = left
         self._ends[lease] = end
         if order is not None and lease not in self._log.live:
-            self._log.live[lease] = _record(order, 0)  # never begun; known until it is forgotten
+            self._log.live[lease] = record_of(order, 0)  # never begun; known until it is forgotten
 
     def _record_ends(self) -> None:
         """To the file first, to the agent afterwards."""
@@ -447,7 +459,7 @@ class Keeper:
             held = self._live.get(lease)
             leases.append(record | {"frozen": bool(held and held.frozen_since_ms)})
         # Orders of a predecessor that are still queued will run: its successor must know them.
-        leases += [_record(order, 0) for order in self._queue.values()]
+        leases += [record_of(order, 0) for order in self._queue.values()]
         self._untold.clear()
         self._started.clear()
         self._frozen.clear()
@@ -486,15 +498,3 @@ class Keeper:
             ]
             self._untold = {}
         self._door.send(frame)
-
-
-def _record(order: dict[str, Any], now_ms: int) -> Record:
-    return {
-        "lease": order["lease"],
-        "task": order["task"],
-        "attempt": order["attempt"],
-        "node": order["node"],
-        "gpus": order["gpus"],
-        "started_ms": now_ms,
-        "most_mb": order.get("most_mb", 0),  # kept for an agent that adopts it
-    }

@@ -14,6 +14,7 @@ import structlog
 
 from dgpu import __version__
 from dgpu.agent import machine
+from dgpu.agent.disk_room import DiskRoom
 from dgpu.agent.epoch import EpochFile
 from dgpu.agent.keeper import boot_ms
 from dgpu.agent.lifecycle import Lifecycle
@@ -92,6 +93,7 @@ class NodeHost:
             is_running=lambda lease_id: self._machine.lifecycle.state_of(lease_id) in _LIVE,
             on_settled=self._on_output_settled,
         )
+        self._room = DiskRoom((str(options.state_dir), str(options.work_dir or options.state_dir)))
         self._inbox: collections.deque[NodeInput] = collections.deque()
         self._working = False
         self._timer: asyncio.TimerHandle | None = None
@@ -301,7 +303,7 @@ class NodeHost:
     def _take_samples(self) -> None:
         if isinstance(self._probe, SimulatedProbe):
             busy = dict.fromkeys(self._machine.lifecycle.busy_gpus(), frozenset[int]())
-            self._feed(Sampled(samples=tuple(self._probe.sample(busy))))
+            self._feed(Sampled(samples=tuple(self._probe.sample(busy)), unfit=self._unfit()))
         elif self._probe is not None:
             self._spawn(self._sample())
 
@@ -312,7 +314,12 @@ class NodeHost:
         except ProbeError as error:
             self._log.warning("probe_failed", error=str(error))
         else:
-            self._feed(Sampled(samples=samples))
+            self._feed(Sampled(samples=samples, unfit=self._unfit()))
+
+    def _unfit(self) -> str:
+        if not self._room.is_full():
+            return ""
+        return f"the disk of {self._options.state_dir} is full"
 
     def _sample_now(self, holders: dict[GpuId, tuple[LeaseId, ...]]) -> tuple[Sample, ...]:
         assert self._probe is not None  # noqa: S101 - asked for before

@@ -118,6 +118,7 @@ class Session:
         self._failures = 0
         self._gpus: tuple[NodeGpu, ...] = ()
         self._samples: tuple[Sample, ...] = ()
+        self._unfit = ""
         self._stream = _Stream()
         self._said_beat_ms = 0
         self.highest_epoch = highest_epoch
@@ -142,7 +143,7 @@ class Session:
             case Woke():
                 return self._on_woke(now_ms)
             case Sampled():
-                self._samples = value.samples
+                self._samples, self._unfit = value.samples, value.unfit
                 return []
             case GpusFound():
                 return self._on_gpus(value)
@@ -406,7 +407,9 @@ class Session:
             self._stream.beat_seq += 1
             self._stream.beats[self._stream.beat_seq] = now_ms
             beat = pb.Heartbeat(
-                seq=self._stream.beat_seq, samples=[sample_message(sample) for sample in self._samples]
+                seq=self._stream.beat_seq,
+                samples=[sample_message(sample) for sample in self._samples],
+                unfit=self._unfit,
             )
             return pb.FromAgent(heartbeat=beat)
         has_reports = self._stream.started or self._stream.finished

@@ -78,6 +78,7 @@ class EpochSaved(msgspec.Struct, frozen=True, kw_only=True):
 
 class Sampled(msgspec.Struct, frozen=True, kw_only=True):
     samples: tuple[Sample, ...]
+    unfit: str = ""  # why the node takes no tasks now
 
 
 class GpusFound(msgspec.Struct, frozen=True, kw_only=True):

@@ -86,6 +86,18 @@ class LeaseLog:
             os.close(old)
 
 
+def record_of(order: dict[str, Any], now_ms: int) -> Record:
+    return {
+        "lease": order["lease"],
+        "task": order["task"],
+        "attempt": order["attempt"],
+        "node": order["node"],
+        "gpus": order["gpus"],
+        "started_ms": now_ms,
+        "most_mb": order.get("most_mb", 0),  # kept for an agent that adopts it
+    }
+
+
 def _read(path: Path) -> dict[int, Record]:
     live: dict[int, Record] = {}
     try:

@@ -143,10 +143,12 @@ class ReleaseNode(Command, frozen=True, kw_only=True):
 class DrainNode(Command, frozen=True, kw_only=True):
     node_id: NodeId
     reason: str = ""
+    keeps_reason: bool = False  # of an earlier drain
 
 
 class ResumeNode(Command, frozen=True, kw_only=True):
     node_id: NodeId
+    drained_for: str | None = None  # only if that is still the reason
 
 
 class RemoveNode(Command, frozen=True, kw_only=True):

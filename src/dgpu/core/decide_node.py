@@ -137,7 +137,7 @@ def decide_drain(state: ClusterState, command: DrainNode) -> Decision:
     node = state.nodes.get(command.node_id)
     if node is None:
         return UnknownNode(node_id=command.node_id)
-    if node.draining and node.drain_reason == command.reason:
+    if node.draining and (command.keeps_reason or node.drain_reason == command.reason):
         return ()
     return (NodeDraining(at=command.at, node_id=node.id, reason=command.reason),)
 
@@ -146,7 +146,9 @@ def decide_resume(state: ClusterState, command: ResumeNode) -> Decision:
     node = state.nodes.get(command.node_id)
     if node is None:
         return UnknownNode(node_id=command.node_id)
-    return (NodeResumed(at=command.at, node_id=node.id),) if node.draining else ()
+    if not node.draining or command.drained_for not in {None, node.drain_reason}:
+        return ()
+    return (NodeResumed(at=command.at, node_id=node.id),)
 
 
 def decide_remove(state: ClusterState, command: RemoveNode) -> Decision:

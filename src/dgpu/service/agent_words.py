@@ -30,6 +30,8 @@ _MOST_CAUSE = 32
 _MOST_NUMBER = 1 << 40
 _MOST_AGO_MS = 30 * 86_400_000
 
+_SAYS_THE_NODE = "the node says: "
+
 _NUMBERS = frozenset({"utilization", "memory", "temperature", "power"})  # of a sample
 
 _MOST_ORDERS = 500
@@ -50,6 +52,15 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
     leases_mb: tuple[tuple[LeaseId, int], ...] = ()  # of our tasks on it, where the agent can tell
     loaded_models: tuple[str, ...] = ()
     untold: frozenset[str] = frozenset()  # utilization, memory, temperature, power: the card does not say
+
+
+def reason_of_node(unfit: str) -> str:
+    """Of a drain that the node asked for itself; it ends when the node is fit again."""
+    return _SAYS_THE_NODE + line(unfit)
+
+
+def is_reason_of_node(reason: str) -> bool:
+    return reason.startswith(_SAYS_THE_NODE)
 
 
 class Malformed(Exception):  # noqa: N818 - it names what the message is

@@ -12,7 +12,15 @@ from typing import TypeAlias
 
 import msgspec
 
-from dgpu.core.commands import ChangeInventory, Command, LoseNode, ObserveGpu, RegisterNode
+from dgpu.core.commands import (
+    ChangeInventory,
+    Command,
+    DrainNode,
+    LoseNode,
+    ObserveGpu,
+    RegisterNode,
+    ResumeNode,
+)
 from dgpu.core.events import (
     Event,
     GangPlaced,
@@ -204,6 +212,7 @@ class Agents:
             return effects
         ack = pb.FromScheduler(heartbeat_ack=pb.HeartbeatAck(seq=heartbeat.seq))
         effects.append(self._tell(session, ack, now))
+        effects += self._take_out_or_back(session.node_id, heartbeat.unfit)
         for reading in heartbeat.samples:
             gpu = self._state.gpus.get(GpuId(reading.uuid))
             if gpu is not None and gpu.node_id == session.node_id:
@@ -213,6 +222,16 @@ class Agents:
                 for told in self._conditions.look(gpu, sample, now):
                     effects.append(Ask(command=told) if isinstance(told, Command) else told)
         return effects
+
+    def _take_out_or_back(self, node_id: NodeId, unfit: str) -> list[Effect]:
+        """A node that says it can take no tasks gets none until it says otherwise. A drain by a person stays."""
+        node = self._state.nodes[node_id]
+        if unfit and not node.draining:
+            reason = words.reason_of_node(unfit)
+            return [Ask(command=DrainNode(node_id=node_id, reason=reason, keeps_reason=True))]
+        if not unfit and node.draining and words.is_reason_of_node(node.drain_reason):
+            return [Ask(command=ResumeNode(node_id=node_id, drained_for=node.drain_reason))]
+        return []
 
     def _observe(self, gpu: Gpu, sample: GpuSample, now: int) -> list[Effect]:
         step_mb = words.foreign_step_mb(sample.memory_foreign_mb)

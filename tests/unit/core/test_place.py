@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from building import cluster, do, finished, gpu, gpus_of, lease, node, run_pass, task
 from dgpu.core.apply import apply
 from dgpu.core.commands import DrainNode, LoseNode, ObserveGpu, ReleaseNode, ResumeNode, RunPass
@@ -188,16 +190,18 @@ def test_cpus_and_ram_come_back_with_the_lease() -> None:
     assert run_pass(state) == [2]
 
 
-def test_memory_decides_for_a_share_as_soon_as_one_card_is_so_small_that_it_takes_more_of_it() -> None:
-    """Among many idle nodes: a card that is shared already is liked best, but half of the small one is not enough."""
+@pytest.mark.parametrize(("memory_mb", "goes_to"), [(1_000, "small"), (6_000, "large-0")])
+def test_memory_decides_for_a_share_where_a_card_is_so_small_that_it_takes_more_of_it(
+    memory_mb: int, goes_to: str
+) -> None:
+    """Among many idle nodes: a card that is shared already is liked best, but half of a small one may be too little."""
     state = cluster(node("small", gpus=1, memory_mb=8_192), task(share=0.5))
     assert run_pass(state) == [1]
     for number in range(10):
         do(state, node(f"large-{number}", gpus=1, memory_mb=65_536))
-    do(state, task(share=0.5, memory_mb=1_000))
-    do(state, task(share=0.5, memory_mb=6_000))
-    assert run_pass(state) == [2, 3]
-    assert [state.tasks[number].node_id for number in (2, 3)] == ["small", "large-0"]
+    do(state, task(share=0.5, memory_mb=memory_mb))
+    assert run_pass(state) == [2]
+    assert state.tasks[2].node_id == goes_to
 
 
 def test_when_packing_a_task_without_gpus_goes_where_no_gpu_is_left() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dgpu.core.commands import ObserveGpu
+from dgpu.core.commands import DrainNode, ObserveGpu, ResumeNode
 from dgpu.core.health import Health
-from dgpu.core.ids import GpuId
+from dgpu.core.ids import GpuId, NodeId
 from dgpu.wire.proto import agent_pb2 as pb
 from unit.service.cluster import (
     Bench,
@@ -90,3 +90,38 @@ def test_an_answer_about_a_card_of_another_node_changes_nothing() -> None:
     assert bench.state.gpus[GpuId("GPU-n1-0")].health is Health.PROBING
     bench.say(2, pb.FromAgent(checked=pb.Checked(uuid="GPU-n1-0", number=1, ok=True, evidence="well")))
     assert bench.state.gpus[GpuId("GPU-n1-0")].health is Health.PROBING
+
+
+# the node as a whole
+
+
+def unfit(reason: str) -> pb.FromAgent:
+    return pb.FromAgent(heartbeat=pb.Heartbeat(seq=1, unfit=reason))
+
+
+def test_a_node_without_room_on_its_disk_gets_no_tasks_until_it_has_some() -> None:
+    bench = Bench()
+    bench.say(1, register())
+    bench.say(1, unfit("the disk of /var is full"))
+    assert bench.state.nodes[NodeId("n1")].drain_reason == "the node says: the disk of /var is full"
+    records = len(bench.appended)
+    bench.say(1, unfit("the disk of /var is full"))
+    assert len(bench.appended) == records
+    bench.ask(submit())
+    assert starts(bench.settle()) == []
+    assert starts(bench.say(1, unfit(""))) == [1]
+    assert not bench.state.nodes[NodeId("n1")].draining
+
+
+def test_a_node_that_a_person_drained_stays_so_whatever_it_says_itself() -> None:
+    bench = Bench()
+    bench.say(1, register())
+    bench.ask(DrainNode(node_id=NodeId("n1"), reason="new fans"))
+    for said in ("the disk of /var is full", ""):
+        bench.say(1, unfit(said))
+        assert bench.state.nodes[NodeId("n1")].drain_reason == "new fans"
+    bench.ask(ResumeNode(node_id=NodeId("n1")))
+    bench.say(1, unfit("full"))
+    bench.ask(DrainNode(node_id=NodeId("n1"), reason="new disk"))
+    bench.say(1, unfit(""))
+    assert bench.state.nodes[NodeId("n1")].drain_reason == "new disk"
