@@ -203,9 +203,14 @@ class RestWorld:
             self.execute(ReportFinished(lease_id=lease_id, outcome=Outcome.EXITED, exit_code=exit_code))
         return len(leases)
 
+    def pause_history(self) -> None:
+        """It has all that was answered, and hears of nothing more."""
+        self.read(lambda _: setattr(self.follower, "paused", True))
+
     def forget(self) -> None:
         """A tick with a history that has seen all."""
-        self.execute(Tick(history_at=self.follower.seen_at))
+        seen_at = self.read(lambda _: self.follower.seen_at)  # an answer may come before the follower is told
+        self.execute(Tick(history_at=seen_at))
 
     def ask(
         self,

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,6 +9,9 @@ from dgpu.cli.connection import connect
 from dgpu.cli.failures import note
 from dgpu.cli.flags import flags_of
 from dgpu.cli.following import OutputFollower, write_output
+
+if TYPE_CHECKING:
+    from dgpu.wire.answers import TaskAnswer
 
 app = typer.Typer(add_completion=False)
 
@@ -39,6 +42,14 @@ def logs(
         empty = False
         write_output(piece)
     if empty and tail != 0:
-        found = client.get(task_id)
-        state = found.waiting if found.status == "pending" else f"it is {found.status}"
-        note(f"{task_id} has written nothing: {state or found.status}")
+        note(_nothing(client.get(task_id), attempt))
+
+
+def _nothing(found: TaskAnswer, attempt: int | None) -> str:
+    """It is known to have written nothing only if it never ran, or if its node was asked just now."""
+    state = (found.waiting if found.status == "pending" else f"it is {found.status}") or found.status
+    is_asked = found.status == "running" and attempt in {None, found.attempt}
+    if is_asked or not found.attempt:
+        return f"{found.task_id} has written nothing{' yet' if is_asked else ''}: {state}"
+    which = "" if attempt is None else f" of attempt {attempt}"
+    return f"No output of {found.task_id} is kept{which}: nothing was written, or it is gone; {state}"

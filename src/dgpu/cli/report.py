@@ -74,6 +74,9 @@ def report(
 ) -> None:
     """GPU-hours and waiting times by tenant, pool or user. What still runs counts up to now.
 
+    TASKS ran at some time of the period. SUCCESS, FAILED and CANCELLED ended in it, whether they ever ran or not: a task
+    that was cancelled while it waited is in CANCELLED and not in TASKS. WAITING wait now.
+
     In CSV, a text that a spreadsheet would take for a formula (it begins with = + - @ or a tab) has an apostrophe before it.
     """
     keys = list(dict.fromkeys(key.strip() for key in by.split(",") if key.strip()))
@@ -90,6 +93,12 @@ def report(
         _write_csv(answer["rows"], keys)
     else:
         _show(answer, keys, flags)
+    behind = answer["history_behind"]
+    if behind:
+        groups = "1 group" if behind == 1 else f"{behind:,} groups"
+        note(
+            f"These figures are not complete: the history is {groups} behind. If that lasts, the scheduler's log says why."
+        )
     if answer["truncated"]:
         note(f"Only the first {len(answer['rows']):,} rows are shown; the total counts all.")
 

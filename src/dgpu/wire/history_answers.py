@@ -107,6 +107,7 @@ class Usage(Answer, frozen=True, kw_only=True):
     until: str
     by: list[str]
     history_since: str | None = None  # None: all that ever was is known
+    history_behind: int = 0  # newest groups of the journal that it lacks; above 0: not complete
     rows: list[UsageRow]
     total: UsageRow
     truncated: bool = False

@@ -12,7 +12,7 @@ from dgpu.client.sync import Client
 from dgpu.core.commands import DrainNode, ResumeNode
 from dgpu.core.ids import GpuId, NodeId
 from dgpu.service.agent_words import GpuSample
-from dgpu.service.history import HISTORY_NAME
+from dgpu.service.history import HISTORY_NAME, History
 from dgpu.service.telemetry.file import TELEMETRY_NAME
 from dgpu.service.telemetry.recorder import gather
 from dgpu.service.telemetry.tiers import GPU_COLUMNS, RAW
@@ -251,3 +251,35 @@ def test_a_damaged_history_harms_nobody_who_does_not_ask_for_it(world) -> None:
     refused = world.ask("GET", "/api/v1/history/usage?since=2h")
     assert (refused.status, refused.body["code"]) == (503, "history_damaged")
     assert "is being made again from the journal" in refused.body["detail"]
+
+
+def test_a_report_says_when_the_history_is_behind(cluster):
+    assert get(cluster, "usage?since=2h")["history_behind"] == 0
+    cluster.pause_history()
+    cluster.submit(gpu_count=1)
+    late = get(cluster, "usage?since=3h")
+    assert late["history_behind"] > 0
+    assert late["total"]["tasks"] == 1
+    cluster.follower.paused = False
+    cluster.run(caught_up(cluster))
+    now = get(cluster, "usage?since=4h")
+    assert (now["history_behind"], now["total"]["tasks"]) == (0, 2)
+
+
+def test_a_report_waits_a_moment_for_what_is_on_its_way(cluster, monkeypatch):
+    cluster.pause_history()
+    cluster.submit(gpu_count=1)
+    look = History.reach
+
+    def look_too_early(history):
+        found = look(history)
+        cluster.run(caught_up(cluster))
+        return found
+
+    monkeypatch.setattr(History, "reach", look_too_early)
+    report = get(cluster, "usage?since=3h")
+    assert (report["history_behind"], report["total"]["tasks"]) == (0, 2)
+
+
+async def caught_up(cluster):
+    cluster.follower.catch_up()

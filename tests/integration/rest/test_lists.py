@@ -74,7 +74,7 @@ def test_nothing_is_missing_or_twice_while_the_history_lags(forgetful) -> None:
     """The history has the tasks' ends, and has not yet heard that they left the memory."""
     forgetful.ask("POST", "/api/v1/tasks/batch", {"task": {"command": "x"}, "count": 40})
     forgetful.ask("POST", "/api/v1/tasks/cancel", {"task_ids": [str(i) for i in range(1, 41, 2)]})
-    forgetful.follower.paused = True
+    forgetful.pause_history()
     forgetful.forget()
     assert forgetful.read(lambda state: len(state.tasks)) == 20
     assert walk(forgetful) == names(range(40, 0, -1))
@@ -91,7 +91,7 @@ def test_a_restarted_server_lists_what_the_one_before_forgot(tmp_path) -> None:
     with RestWorld(tmp_path, settings=settings) as world:
         world.ask("POST", "/api/v1/tasks/batch", {"task": {"command": "x"}, "count": 20})
         world.ask("POST", "/api/v1/tasks/cancel", {"task_ids": [str(i) for i in range(1, 11)]})
-        world.follower.paused = True
+        world.pause_history()
         world.forget()
         disk = world.journal.disk
     with RestWorld(tmp_path, settings=settings, disk=disk, follower=False) as world:
@@ -167,3 +167,34 @@ def test_a_running_task_whose_node_is_away_says_so(world) -> None:
         assert shown["status"] == "running"
         assert shown["reason"] == "node_unreachable"
         assert shown["waiting"].startswith("node n1 unreachable since 20")
+
+
+def test_those_at_the_head_of_the_line_tell_why_they_wait_as_those_behind_them_do(tmp_path) -> None:
+    with RestWorld(tmp_path, settings=Settings(reservations=8)) as world:
+        world.add_node(gpus=2)
+        for _ in range(14):
+            world.submit()
+        assert len(world.read(lambda state: list(state.reservations))) == 8
+        listed = world.ask("GET", "/api/v1/tasks?status=pending").body["tasks"]
+        assert len(listed) == 12
+        assert {(task["reason"], task["waiting"]) for task in listed} == {
+            ("gpus_busy", "needs 1 GPU on one node; at most 0 free on one, 0 in all, 2 busy")
+        }
+        for task in (listed[0], listed[-1]):
+            (first, *_) = world.ask("GET", f"/api/v1/tasks/{task['task_id']}/why").body["blockers"]
+            assert (first["code"], first["detail"]) == (task["reason"], task["waiting"])
+
+
+def test_a_page_of_many_demands_leaves_no_reason_out(tmp_path) -> None:
+    with RestWorld(tmp_path, settings=Settings(reservations=1)) as world:
+        for number in range(150):  # so many that not every demand may look at all of them
+            world.add_node(f"n{number}", gpus=1)
+        world.ask("POST", "/api/v1/tasks/batch", {"task": {"command": "x"}, "count": 150})
+        for memory_mb in range(1_024, 13 * 1_024, 1_024):
+            world.submit(gpu_memory_mb=memory_mb)
+        listed = world.ask("GET", "/api/v1/tasks?status=pending").body["tasks"]
+        told = [(task["reason"], task["waiting"]) for task in listed]
+        assert set(told[:8]) == {
+            ("gpus_busy", "needs 1 GPU on one node; at most 0 free on one, 0 in all, 150 busy")
+        }
+        assert set(told[8:]) == {("no_room", "needs 1 GPU on one node; there is no room for it now")}

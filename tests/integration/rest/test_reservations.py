@@ -66,3 +66,22 @@ def test_a_time_that_nobody_knows_is_told_as_unknown(tmp_path) -> None:
         assert told["reservation"]["at"] is None
         shown = world.ask("GET", f"/api/v1/tasks/{large}").body
         assert "Reservation: on n1, start unknown, waits for task-1" in page(told, shown)
+
+
+def test_whoever_would_fit_but_for_reservations_says_so_in_every_list(tmp_path) -> None:
+    with RestWorld(tmp_path, settings=Settings(reservations=1)) as world:
+        world.add_node(gpus=2)
+        for _ in range(2):
+            world.submit(timeout_seconds=600)
+        large = world.submit(gpu_count=2)
+        small = [world.submit(timeout_seconds=3_000 + more) for more in range(40)]  # too many for one page
+        world.execute(ReportFinished(lease_id=LeaseId(1), outcome=Outcome.EXITED))
+
+        listed = {
+            task["task_id"]: task for task in world.ask("GET", "/api/v1/tasks?status=pending").body["tasks"]
+        }
+        assert {listed[task_id]["reason"] for task_id in small} == {"reserved_for"}
+        assert listed[small[-1]]["waiting"].startswith(f"it would delay {large}")
+        assert listed[small[0]]["waiting"] == "what is free is kept for tasks with a reservation"
+        (first, *_) = world.ask("GET", f"/api/v1/tasks/{small[0]}/why").body["blockers"]
+        assert first["code"] == "reserved_for"

@@ -46,7 +46,7 @@ def room_blockers(state: ClusterState, task: Task, demand: Demand, at: int) -> l
     """What keeps a task off the nodes. One that would fit but for reservations waits for nothing else."""
     if not state.reservations or not fits_without_reservations(state, demand):
         return blockers_of(state, demand)
-    if _fits_now(state, demand) or grant_kept_to(state, task, demand, at):
+    if fits_now(state, demand) or grant_kept_to(state, task, demand, at):
         return []
     reservations = in_the_way(state, task, demand, at)
     if not reservations:
@@ -74,7 +74,7 @@ def in_words(reserved: Reserved, at: int) -> str:
     return f"it has a reservation on {where} and starts within {_seconds(reserved.at - at)} s"
 
 
-def _fits_now(state: ClusterState, demand: Demand) -> bool:
+def fits_now(state: ClusterState, demand: Demand) -> bool:
     if demand.nodes > 1:
         return len(state.rooms.fitting(demand)) >= demand.nodes
     return state.rooms.best(demand) is not None

@@ -145,7 +145,8 @@ async def queue_history(
     "/api/v1/history/usage",
     summary="Who used how much",
     description="GPU-hours within the range, what still runs included, and how long tasks had waited that started in it. "
-    "`user` is the label of that name.",
+    "`user` is the label of that name. `history_behind` above 0: the history lacks so many of the newest groups of the "
+    "journal, and the numbers are not complete.",
 )
 async def usage_history(
     rest: Given,
@@ -159,9 +160,12 @@ async def usage_history(
     keys = listing.query_value("by", parse_names("by", "tenant" if by is None else by), _known_keys)
     times = parse_range(rest, since, until, default="30d")
     past = past_of(rest)
+    upto = rest.runtime.committed_index
     return await past.ask(
         ("usage", since, until, keys),
-        lambda: reports.usage(past.history, keys, since=times.since, until=times.until, now=times.now),
+        lambda: reports.usage(
+            past.history, keys, since=times.since, until=times.until, now=times.now, upto_index=upto
+        ),
     )
 
 

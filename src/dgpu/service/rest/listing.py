@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from dgpu.core.ids import ShapeId, TaskId, TenantId, parse_task_id
+from dgpu.core.policy.backfill import fits_without_reservations
 from dgpu.core.policy.barriers import barriers_of
-from dgpu.core.policy.blockers import Blocker
+from dgpu.core.policy.blockers import Blocker, blockers_of, plural
 from dgpu.core.policy.conditions import conditions_of
 from dgpu.core.policy.explain import back_off, explain
 from dgpu.core.policy.fit import Demand
-from dgpu.core.policy.reserved import room_blockers
+from dgpu.core.policy.reserved import fits_now, room_blockers
 from dgpu.core.rejections import Rejection, UnknownTask
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Pool, Task, TaskStatus
@@ -35,7 +36,10 @@ from dgpu.wire.json_body import BadRequest, shorten
 from dgpu.wire.problem import problem_of
 
 MOST_PER_PAGE = 1_000
-MOST_EXPLAINED = 8  # different demands of one page; each may look at every node
+MOST_EXPLAINED = 32  # different demands of one page, and as many questions about reservations
+_ALWAYS_EXPLAINED = 8  # of each, however many nodes there are
+_MOST_NODES = 1_000  # that all demands of one page look at
+_MOST_KEPT_NODES = 256  # the same, for questions about reservations, which cost more
 
 
 class _Live(NamedTuple):
@@ -92,7 +96,10 @@ class _Reasons:
         self._state = state
         self._at = at
         self._by_shape: dict[tuple[ShapeId, int, int], dict[str, str]] = {}
-        self._by_demand: dict[tuple[Demand, int, int], Blocker | None] = {}
+        self._by_demand: dict[Demand, Blocker | None] = {}
+        self._by_holder: dict[tuple[Demand, int, int], Blocker | None] = {}
+        self._most_demands = _as_many(_MOST_NODES, len(state.nodes))
+        self._most_holders = _as_many(_MOST_KEPT_NODES, len(state.rooms.reserved))
 
     def of(self, task: Task) -> dict[str, str]:
         if task.status is not TaskStatus.PENDING:
@@ -120,16 +127,49 @@ class _Reasons:
         return self._of_demand(task, line.crowd.demand)
 
     def _of_demand(self, task: Task, demand: Demand) -> dict[str, str]:
+        if demand not in self._by_demand:
+            if len(self._by_demand) >= self._most_demands:
+                return self._in_short(demand)
+            self._by_demand[demand] = self._of_room(demand)
+        found = self._by_demand[demand]
+        if found is not _KEPT:
+            return _told(found)
         key = (demand, *self._about(task))
-        if key not in self._by_demand:
-            if len(self._by_demand) >= MOST_EXPLAINED:
-                return {}
+        if key not in self._by_holder:
+            if len(self._by_holder) >= self._most_holders:
+                return _told(_KEPT)
             blockers = room_blockers(self._state, task, demand, self._at)
-            self._by_demand[key] = blockers[0] if blockers else None
-        blocker = self._by_demand[key]
-        if blocker is None:
-            return {"waiting_code": "tasks_ahead", "waiting": "its turn has not come"}
-        return {"waiting_code": blocker.code, "waiting": blocker.detail}
+            self._by_holder[key] = blockers[0] if blockers else None
+        return _told(self._by_holder[key])
+
+    def _of_room(self, demand: Demand) -> Blocker | None:
+        """The same for all who ask for this, whoever holds a reservation, unless there is room but for those."""
+        if self._state.reservations and fits_without_reservations(self._state, demand):
+            return _KEPT
+        blockers = blockers_of(self._state, demand)
+        return blockers[0] if blockers else None
+
+    def _in_short(self, demand: Demand) -> dict[str, str]:
+        """Without a look at the nodes."""
+        if fits_now(self._state, demand):
+            return _told(None)
+        where = "one node" if demand.nodes == 1 else f"each of {demand.nodes} nodes"
+        detail = f"needs {plural(demand.gpus, 'GPU')} on {where}; there is no room for it now"
+        return {"waiting_code": "no_room", "waiting": detail}
+
+
+# What is free is enough, but for reservations: then it matters who asks, and how long it may run.
+_KEPT = Blocker(code="reserved_for", detail="what is free is kept for tasks with a reservation")
+
+
+def _as_many(looks: int, nodes: int) -> int:
+    return min(MOST_EXPLAINED, max(_ALWAYS_EXPLAINED, looks // max(1, nodes)))
+
+
+def _told(blocker: Blocker | None) -> dict[str, str]:
+    if blocker is None:
+        return {"waiting_code": "tasks_ahead", "waiting": "its turn has not come"}
+    return {"waiting_code": blocker.code, "waiting": blocker.detail}
 
 
 def _unreachable(state: ClusterState, task: Task) -> dict[str, str]:

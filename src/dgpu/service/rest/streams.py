@@ -37,7 +37,8 @@ AttemptQuery = Annotated[
 @get(
     "/api/v1/tasks/{task_id:str}/logs",
     summary="Output of a task",
-    description="stdout and stderr as text. With follow it is streamed until the task is over; a task that waits is waited for.",
+    description="stdout and stderr as text. With follow it is streamed until the task is over; a task that waits is waited for. "
+    "Of a task that is over, nothing means that nothing was written or that it is no longer kept.",
     media_type="text/plain",
 )
 async def task_logs(
