@@ -99,6 +99,14 @@ def test_what_does_not_exist_is_said(visitor, scene):
     expect(page.get_by_test_id("empty")).to_be_visible()
 
 
+def test_a_wrong_filter_in_an_address_is_told_once(visitor, scene):
+    visitor.allow("400")
+    page = visitor.look(scene.world, "/tasks?status=bogus")
+    box = page.get_by_test_id("problem")
+    expect(box).to_contain_text("status: Expected")
+    assert box.inner_text().count("Expected") == 1
+
+
 def test_nothing_is_wider_than_a_phone(visitor, scene):
     page = visitor.look(scene.world, viewport=PHONE, has_touch=True, is_mobile=True)
     for view, path in addresses(scene).items():

@@ -113,6 +113,8 @@ def test_a_node_is_drained_and_comes_back(visitor, world):
     waits = world.submit()
     page.get_by_test_id("nav-cluster").click()
     expect(page.get_by_test_id("figure-waiting")).to_contain_text("1")
+    page.get_by_test_id("nav-tasks").click()
+    expect(page.get_by_test_id(f"row-{waits}")).to_contain_text("sleep 3600")  # it has no name
     page.get_by_test_id("nav-nodes").click()
     page.get_by_test_id("resume-bench").click()
     page.get_by_test_id("confirm-yes").click()

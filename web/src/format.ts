@@ -109,6 +109,11 @@ export function command(given: string | string[]): string {
   return given.map((word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'\\''`)}'`)).join(" ");
 }
 
+/** What a task is called in a list: its name, or else what it runs. */
+export function called(task: { name: string; command: string | string[] }): string {
+  return task.name || command(task.command ?? "");
+}
+
 export function taskNumber(id: string): number {
   return Number(id.replace(/^task-/, ""));
 }

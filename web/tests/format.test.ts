@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import { brief, command, duration, exact, megabytes, number, percent, relative, seconds, taskNumber } from "../src/format";
+import { brief, called, command, duration, exact, megabytes, number, percent, relative, seconds, taskNumber } from "../src/format";
 
 test("durations have two units at most", () => {
   const cases: [number, string][] = [
@@ -57,4 +57,10 @@ test("times of forms are seconds", () => {
   assert.equal(seconds("3600"), 3_600);
   assert.equal(seconds("soon"), null);
   assert.equal(taskNumber("task-42"), 42);
+});
+
+test("a task without a name is called by what it runs", () => {
+  assert.equal(called({ name: "night", command: "python train.py" }), "night");
+  assert.equal(called({ name: "", command: ["python", "train.py", "a b"] }), "python train.py 'a b'");
+  assert.equal(called({ name: "", command: "" }), "");
 });

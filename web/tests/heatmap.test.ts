@@ -41,3 +41,8 @@ test("a node of many cards takes several rows", () => {
   const layout = layOut([40], 1_200);
   assert.deepEqual(hit(layout, [40], cornerOf(layout, 0, 39).x + 1, cornerOf(layout, 0, 39).y + 1), { node: 0, gpu: 39 });
 });
+
+test("a short name of wide letters keeps the room it needs, a long one no more than its share", () => {
+  assert.ok(layOut([4], 1_200, 21).label - 10 >= 21);
+  assert.ok(layOut([4], 1_200, 900).label <= 150);
+});

@@ -30,7 +30,15 @@ def connect(flags: Flags) -> Client:
     try:
         return Client(flags.server, token=flags.token, retries=2)
     except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--server") from None
+        raise wrong_address(error) from None
+
+
+def wrong_address(error: ValueError) -> typer.BadParameter:
+    """What a client could not be made with, as a mistake of usage."""
+    from dgpu.client.server import BadToken
+
+    hint = "--token" if isinstance(error, BadToken) else "--server"
+    return typer.BadParameter(str(error), param_hint=hint)
 
 
 def is_same_host(url: str) -> bool:

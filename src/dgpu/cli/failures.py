@@ -64,6 +64,8 @@ def _message(error: DgpuError) -> str:
     if isinstance(error, errors.Unreachable):
         if isinstance(error.__cause__, TimeoutError):
             return f"{text}\nIt may be very busy. Try again, or look: dgpu doctor"
+        if errors.NO_HTTP in text:
+            return f"{text}\nIs it the gRPC port? Check the address: --server URL or DGPU_SERVER"
         local = "//127." in text or "//localhost" in text or "//[::1]" in text
         return f"{text}\n" + (
             "Start one: dgpu up" if local else "Check the address: --server URL or DGPU_SERVER"

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,6 +10,9 @@ from dgpu.cli.failures import CliFailure, ExitCode, note
 from dgpu.cli.flags import flags_of
 from dgpu.cli.formats import duration, memory, since
 from dgpu.cli.output import Column, Row, print_rows, repeat
+
+if TYPE_CHECKING:
+    from dgpu.client.sync import Client
 
 app = typer.Typer(add_completion=False)
 
@@ -72,6 +75,8 @@ def gpus(
         chosen = [
             gpu for gpu in answer["gpus"] if node in {None, gpu["node"]} and status in {None, gpu["status"]}
         ]
+        if node is not None and not chosen:
+            _check_node(client, node)
         answer["gpus"] = chosen
         print_rows(answer, chosen, COLUMNS, "id", flags)
         if flags.is_table:
@@ -82,6 +87,12 @@ def gpus(
             )
 
     repeat(draw, flags)
+
+
+def _check_node(client: Client, node: str) -> None:
+    """A node may well have no card; only one that nobody knows is a mistake."""
+    if all(known.id != node for known in client.nodes().nodes):
+        raise CliFailure(f"There is no node {node!r}; see: dgpu nodes", ExitCode.NOT_FOUND)
 
 
 @app.command()

@@ -14,8 +14,16 @@ import typer
 if TYPE_CHECKING:
     from typer._click.core import Command, Context, Parameter
 
-_WORDS = {int: "a whole number", float: "a number"}
-_PLAIN: dict[Any, Callable[[Any], Any]] = {str: str, int: int, float: float, Path: Path, bool: bool}
+
+def _path(text: str) -> Path:
+    """An empty text is most often a variable that is not set; to Path it would be the current directory."""
+    if not text.strip():
+        raise ValueError(text)
+    return Path(text)
+
+
+_WORDS = {int: "a whole number", float: "a number", Path: "a path"}
+_PLAIN: dict[Any, Callable[[Any], Any]] = {str: str, int: int, float: float, Path: _path, bool: bool}
 
 
 class PlainValue:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -114,10 +115,22 @@ def ps(
     if most is None:
         most = (_SCREEN_ROWS if sys.stdout.isatty() else _PIPE_ROWS) if flags.is_table else 0
     client = connect(flags)
-    repeat(lambda: _draw(client, wanted, filters, most, flags), flags)
+    said = ["-a"] if all_tasks else []
+    for flag, value in (
+        ("-A", tenant),
+        *(("-s", state) for state in states or ()),
+        ("--pool", pool),
+        ("-p", priority),
+    ):
+        said += [flag, value] if value else []
+    whole = shlex.join(["dgpu", "ps", *said, "--limit", "0"])
+    repeat(lambda: _draw(client, wanted, filters, most, whole, flags), flags)
 
 
-def _draw(client: Client, states: tuple[str, ...], filters: dict[str, Any], most: int, flags: Flags) -> None:
+def _draw(
+    client: Client, states: tuple[str, ...], filters: dict[str, Any], most: int, whole: str, flags: Flags
+) -> None:
+    """`whole` is the command that shows all of the same list."""
     asked: list[dict[str, Any]] = [{**filters, "status": state} for state in states or (None,)]
     if not most and flags.output in {"json", "name"} and _count(client, asked) > _PIPE_ROWS:
         _pass_on(client, asked, flags)
@@ -130,7 +143,7 @@ def _draw(client: Client, states: tuple[str, ...], filters: dict[str, Any], most
         total += number
     print_rows({"tasks": rows, "total": total}, rows, COLUMNS, "task_id", flags)
     if flags.is_table:
-        _tell(len(rows), total, "running" in states)
+        _tell(len(rows), total, "running" in states, whole)
 
 
 def _count(client: Client, asked: Sequence[dict[str, Any]]) -> int:
@@ -182,10 +195,10 @@ def _number(row: Row) -> int:
     return int(row["task_id"].removeprefix("task-"))
 
 
-def _tell(shown: int, total: int, only_active: bool) -> None:
+def _tell(shown: int, total: int, only_active: bool, whole: str) -> None:
     if not total and only_active:
         note("No task runs or waits. Ended ones: dgpu ps -a")
     elif not total:
         note("No such task.")
     elif shown < total:
-        note(f"… {total - shown:,} more (dgpu ps --limit 0)")
+        note(f"… {total - shown:,} more ({whole})")

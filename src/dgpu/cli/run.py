@@ -13,6 +13,7 @@ from dgpu.cli.connection import connect, is_final, patiently, poll, task_code
 from dgpu.cli.failures import ExitCode, note
 from dgpu.cli.flags import flags_of
 from dgpu.cli.following import OutputFollower
+from dgpu.cli.stdin import unread_input
 
 if TYPE_CHECKING:
     from dgpu.client.sync import Client
@@ -37,15 +38,27 @@ def run(
     client = connect(flags)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended by others, it takes its task with it
     task = s.task_fields(ctx, command, client.url)
+    told = _tell_of_input()
     task_id = client.submit(**task).task_id
     attempts = _Attempts(client, task_id)
     try:
         ended = attempts.follow()
     except KeyboardInterrupt:
         return _cancel(client, task_id, attempts)
+    if not told:
+        _tell_of_input()  # whoever writes into the pipe may have been slower than we were
     if ended.status != "success":
         note(f"dgpu: {task_id} {ended.status}: {ended.error or ended.reason}")
     return task_code(ended)
+
+
+def _tell_of_input() -> bool:
+    kind = unread_input()
+    if kind:
+        note(
+            f"dgpu: The {kind} on standard input is not sent: a task has no input. Let it read a file instead."
+        )
+    return bool(kind)
 
 
 class _Attempts:

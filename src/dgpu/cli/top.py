@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dgpu.cli.connection import wrong_address
 from dgpu.cli.flags import Flags, flags_of
 
 if TYPE_CHECKING:
@@ -106,4 +107,4 @@ def _connect(flags: Flags) -> AsyncClient:
     try:
         return AsyncClient(flags.server, token=flags.token, retries=0, timeout_seconds=_PATIENCE_SECONDS)
     except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--server") from None
+        raise wrong_address(error) from None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 from dgpu.client import calls
 from dgpu.client.alerts import AsyncAlertCalls
 from dgpu.client.calls import Call, Filters, QuotaFields, TaskFields, TenantFields
-from dgpu.client.errors import DgpuError, Unreachable, WaitedTooLong
+from dgpu.client.errors import DgpuError, Unreachable, WaitedTooLong, unreachable
 from dgpu.client.history import AsyncPastCalls
 from dgpu.client.server import locate
 from dgpu.client.stream import EventParser, ServerEvent
@@ -312,5 +312,6 @@ class AsyncClient(AsyncPastCalls, AsyncAlertCalls):
             raise self._unreachable(error) from error
 
     def _unreachable(self, error: BaseException) -> Unreachable:
-        why = str(error) or type(error).__name__
-        return Unreachable(f"No scheduler answers at {self._server.url} ({why}).")
+        # h11 says "illegal request line" or "illegal status line" of what is no HTTP; all else is a broken connection
+        is_http = not str(error).startswith("illegal ")
+        return unreachable(self._server.url, error, is_http=is_http)

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from dgpu.wire.answers import FieldError, Problem
 
+NO_HTTP = "does not speak HTTP"  # as the gRPC port of a scheduler
+
 
 class DgpuError(Exception):
     def __init__(self, message: str, *, problem: Problem | None = None) -> None:
@@ -78,6 +80,16 @@ _BY_STATUS: dict[int, type[DgpuError]] = {
     429: Refused,
     507: Refused,
 }
+
+
+def unreachable(url: str, error: BaseException, *, is_http: bool) -> Unreachable:
+    """Bytes of a stranger are no words for a terminal: they are described, not repeated."""
+    if not is_http:
+        return Unreachable(f"What answers at {url} {NO_HTTP}: it is no HTTP port of a scheduler.")
+    why = str(error)
+    return Unreachable(
+        f"No scheduler answers at {url} ({why if why and why.isprintable() else type(error).__name__})."
+    )
 
 
 def error_of(problem: Problem) -> DgpuError:

@@ -12,6 +12,10 @@ import msgspec
 DEFAULT_URL = "http://127.0.0.1:8080"
 
 
+class BadToken(ValueError):  # noqa: N818  named for what it is
+    """It cannot be sent. The message does not repeat it: it may be half of a real one."""
+
+
 class Server(NamedTuple):
     url: str
     token: str
@@ -26,7 +30,10 @@ class _UpRecord(msgspec.Struct, frozen=True):
 
 
 def locate(server: str | None = None, token: str | None = None) -> Server:
-    """The argument, else DGPU_SERVER, else what `dgpu up` recorded, else the default address."""
+    """The argument, else DGPU_SERVER, else what `dgpu up` recorded, else the default address.
+
+    ValueError: no address. BadToken, one of its kind: no token.
+    """
     record = _read_record()
     url = server or os.environ.get("DGPU_SERVER") or (record.url if record else "") or DEFAULT_URL
     url = checked_url(url)
@@ -34,7 +41,7 @@ def locate(server: str | None = None, token: str | None = None) -> Server:
     # The recorded token opens the recorded scheduler only; no other server may ever see it.
     if not token and record and record.url.rstrip("/") == url:
         token = _read_token(record.token_file)
-    return Server(url=url, token=token)
+    return Server(url=url, token=_checked_token(token))
 
 
 def recorded_url() -> str | None:
@@ -66,6 +73,12 @@ def _read_token(path: str) -> str:
         return Path(path).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+def _checked_token(token: str) -> str:
+    if not (token.isascii() and token.isprintable()):
+        raise BadToken("the token holds a line break or another sign that is not printable ASCII")
+    return token
 
 
 def _has_sane_port(parts: SplitResult) -> bool:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from dgpu.client import calls
 from dgpu.client.alerts import AlertCalls
 from dgpu.client.calls import Call, Filters, QuotaFields, TaskFields, TenantFields
-from dgpu.client.errors import DgpuError, Unreachable, WaitedTooLong
+from dgpu.client.errors import DgpuError, Unreachable, WaitedTooLong, unreachable
 from dgpu.client.history import PastCalls
 from dgpu.client.server import locate
 from dgpu.client.stream import MOST_LINE_BYTES, EventParser, ServerEvent
@@ -22,6 +22,7 @@ from dgpu.wire import answers
 T = TypeVar("T")
 
 _BROKEN = (OSError, http.client.HTTPException)
+_NO_HTTP = (http.client.BadStatusLine, http.client.LineTooLong, http.client.UnknownProtocol)
 _FIRST_POLL_SECONDS = 0.02
 _LONGEST_POLL_SECONDS = 0.5
 
@@ -308,8 +309,8 @@ class Client(PastCalls, AlertCalls):
         return kind(parts.hostname or "", parts.port, timeout=timeout_seconds)
 
     def unreachable(self, error: BaseException) -> Unreachable:
-        why = str(error) or type(error).__name__
-        return Unreachable(f"No scheduler answers at {self._server.url} ({why}).")
+        silent = isinstance(error, http.client.RemoteDisconnected)  # by its kind a bad status line too
+        return unreachable(self._server.url, error, is_http=silent or not isinstance(error, _NO_HTTP))
 
 
 class _Stream:

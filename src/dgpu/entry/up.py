@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -87,9 +88,10 @@ def _doubt_of_heartbeats() -> str | None:
 
 def _serve(supervisor: Supervisor, state_dir: StateDir) -> int:
     stack = supervisor.stack
+    began = datetime.now(UTC)
     try:
         supervisor.start()
-        _announce(state_dir, stack)
+        _announce(state_dir, stack, began)
         supervisor.tell_ready()
         code = supervisor.watch()
         running = running_tasks(stack.url)
@@ -107,7 +109,7 @@ def _serve(supervisor: Supervisor, state_dir: StateDir) -> int:
     return code
 
 
-def _announce(state_dir: StateDir, stack: Stack) -> None:
+def _announce(state_dir: StateDir, stack: Stack, began: datetime) -> None:
     sys.stdout.write(f"dgpu is up at {stack.url} with {stack.cards.words}.\n")
     sys.stdout.flush()
     if sys.stderr.isatty():  # a code is for the eyes of the person, not for a log
@@ -116,13 +118,24 @@ def _announce(state_dir: StateDir, stack: Stack) -> None:
         say(f"Dashboard: {stack.url}/    (from another user's browser: dgpu dashboard)")
     if not state_dir.is_default:
         say(f"In another terminal: export DGPU_SERVER={stack.url}")
-    kept = running_tasks(stack.url)
+    kept = _went_on(stack.url, began)
     if kept:
         say(f"{_count(len(kept))} went on while dgpu was down: {', '.join(kept[:5])}.")
     first = "sleep 60" if stack.cards.simulated else "nvidia-smi"
     say(f"Try: dgpu submit -- {first}    dgpu ps    dgpu gpus    dgpu why 1")
     ends = "Ctrl-C stops" if sys.stdin.isatty() else f"To stop: {_down_command(state_dir)}. It ends"
     say(f"{ends} the scheduler and the agent; running tasks go on.")
+
+
+def _went_on(url: str, began: datetime) -> list[str]:
+    """Tasks that ran already when we began. What waited has perhaps been started by now; that is no news."""
+    answer = ask(url, "/api/v1/tasks?status=running&limit=1000")
+    tasks = (answer.body or {}).get("tasks", ()) if answer is not None and answer.status == 200 else ()
+    return [
+        task["task_id"]
+        for task in tasks
+        if task.get("started_at") and datetime.fromisoformat(task["started_at"]) < began
+    ]
 
 
 def _what_remains(running: list[str] | None, state_dir: StateDir) -> str:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
+import socketserver
+import threading
 
 import pytest
+
+from dgpu.client import AsyncClient, Unreachable
 
 from .conftest import problem, task
 
@@ -45,12 +50,18 @@ def free_url():
         ["nodes", "drain", "a/b"],
         ["nodes", "explode"],
         ["--server", "ftp://x", "ps"],
+        ["--token", "s3cr\net", "ps"],
+        ["top", "--once", "--token", "s3cr\x00et"],
+        ["--token", "s3crét", "submit", "--", "true"],
         ["completion", "cmd.exe"],
         ["install-service", "dashboard"],
         ["install-service", "agent", "--print"],
         ["up", "--nodes", "0"],
         ["up", "--fake", "0xV100"],
         ["up", "--http-port", "70000"],
+        ["down", "--data-dir", ""],
+        ["doctor", "--data-dir", ""],
+        ["install-service", "--print", "--data-dir", ""],
     ],
 )
 def test_wrong_usage_is_2_and_says_what_would_be_right(dgpu, arguments):
@@ -70,6 +81,57 @@ def test_no_scheduler_is_3_and_says_how_to_start_one(dgpu, verb):
     assert (code, out) == (3, "")
     assert url in err
     assert "dgpu up" in err
+
+
+@pytest.mark.parametrize("arguments", [["--data-dir", ""], ["--detach", "--data-dir", " "]])
+def test_up_does_not_take_an_empty_directory_for_the_current_one(dgpu, monkeypatch, arguments):
+    started = []
+    monkeypatch.setattr("dgpu.entry.up.up", started.append)  # it would stay in the foreground
+    monkeypatch.setattr("dgpu.entry.up.up_detached", started.append)
+    code, out, err = dgpu("up", *arguments)
+    assert (code, out, started) == (2, "", [])
+    assert "--data-dir" in err
+
+
+def test_a_token_that_cannot_be_sent_is_named_and_not_repeated(dgpu, monkeypatch):
+    monkeypatch.setenv("DGPU_TOKEN", "s3cret\r\nHost: x")
+    code, _, err = dgpu("ps")
+    assert (code, "--token" in err, "s3cret" in err) == (2, True, False)
+
+
+@pytest.fixture
+def grpc_port():
+    """Greets whoever connects as HTTP/2 does, in bytes that no terminal should get."""
+
+    class Greeter(socketserver.BaseRequestHandler):
+        def handle(self):
+            self.request.sendall(b"\x00\x00\x12\x04\x00\x00\x00\x00\x00\x1b[2J\x00\x04\x00\x3f\xff\xff")
+            self.request.recv(65_536)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Greeter) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+def test_a_port_that_speaks_no_http_is_told_from_a_scheduler_that_is_down(dgpu, grpc_port):
+    code, out, err = dgpu("--server", f"http://127.0.0.1:{grpc_port}", "ps")
+    assert (code, out) == (3, "")
+    assert "does not speak HTTP" in err
+    assert "gRPC port" in err
+    assert "dgpu up" not in err
+    assert err.replace("\n", "").isprintable()
+
+
+def test_the_async_client_tells_it_too(grpc_port):
+    async def ask():
+        async with AsyncClient(f"http://127.0.0.1:{grpc_port}", retries=0) as client:
+            await client.health()
+
+    with pytest.raises(Unreachable, match="does not speak HTTP"):
+        asyncio.run(ask())
 
 
 @pytest.mark.parametrize("verb", [["run", "--", "true"], ["wait", "1"], ["submit", "--wait", "--", "true"]])

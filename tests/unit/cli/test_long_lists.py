@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 
@@ -29,6 +30,15 @@ def test_when_the_running_fill_the_screen_the_waiting_are_only_counted(dgpu, ser
     assert [line.split()[0] for line in out.splitlines()[1:]] == ["task-1", "task-2"]
     assert "… 400,000 more (dgpu ps --limit 0)" in err
     assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize(
+    "flags", [["-a"], ["-A", "team a", "--pool", "batch"], ["-s", "failed", "-s", "success", "-p", "high"]]
+)
+def test_the_rest_of_a_list_is_had_with_the_same_flags(dgpu, server, flags):
+    pages(server, ([task(9, "failed")], 5, "next"))
+    _, _, err = dgpu("ps", *flags, "--limit", "1", "--server", server.url)
+    assert f"more (dgpu ps {shlex.join(flags)} --limit 0)" in err
 
 
 @pytest.mark.parametrize("form", ["json", "name"])

@@ -6,6 +6,7 @@ import os
 import socket
 import stat
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from dgpu.entry import service_unit
 from dgpu.entry.processes import ProcessRef, bound_log, is_alive, process_ref, stop_process, tail
 from dgpu.entry.stack import Stack, choose_cards, free_port
 from dgpu.entry.state_dir import StateDir, UpRecord, default_state_dir
-from dgpu.entry.up import _doubt_of_heartbeats
+from dgpu.entry.up import _doubt_of_heartbeats, _went_on
+
+from .conftest import task
 
 
 def sleeper():
@@ -185,3 +188,15 @@ def test_an_agent_that_would_beat_too_seldom_is_told_of_where_both_are_known(
 def test_heartbeats_that_cannot_be_read_are_left_to_the_service_that_refuses_them(monkeypatch):
     monkeypatch.setenv("DGPU__AGENT__HEARTBEAT_INTERVAL", "often")
     assert _doubt_of_heartbeats() is None
+
+
+def test_only_tasks_that_ran_before_up_are_said_to_have_gone_on(server):
+    tasks = [
+        task(1, "running", started_at="2026-05-04T09:59:59.999Z"),
+        task(2, "running", started_at="2026-05-04T10:00:00.001Z"),  # waited, and found a GPU after the start
+        task(3, "running", started_at=None),
+    ]
+    server.answers["GET", "/api/v1/tasks"] = (200, {"tasks": tasks, "total": 3, "next_cursor": None})
+    assert _went_on(server.url, datetime(2026, 5, 4, 10, tzinfo=UTC)) == ["task-1"]
+    server.answers["GET", "/api/v1/tasks"] = (503, {})
+    assert _went_on(server.url, datetime(2026, 5, 4, 10, tzinfo=UTC)) == []

@@ -109,6 +109,40 @@ def test_many_equal_tasks_are_one_request(dgpu, server):
     assert server.sent("POST", "/api/v1/tasks/batch") == [{"task": {"command": ["true"]}, "count": 2}]
 
 
+@pytest.fixture
+def run_here(server, tmp_path):
+    """`dgpu run` as a process of its own, with this as its standard input; returns what it says on stderr."""
+    server.answers["POST", "/api/v1/tasks"] = SUBMITTED
+    server.answers["GET", "/api/v1/tasks/task-7"] = (200, task(7, "success", attempt=1, exit_code=0))
+    server.answers["GET", "/api/v1/tasks/task-7/logs"] = (200, b"")
+
+    def call(**stdin):
+        command = [sys.executable, "-m", "dgpu", "--server", server.url, "run", "--", "cat"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **stdin)
+        assert (done.returncode, done.stdout) == (0, ""), done.stderr
+        return done.stderr
+
+    return call
+
+
+def test_run_says_that_what_was_piped_into_it_is_not_sent(run_here):
+    assert "The pipe on standard input is not sent" in run_here(input="hello\n")
+
+
+def test_run_says_that_a_file_on_its_input_is_not_sent_unless_it_has_been_read_already(run_here, tmp_path):
+    words = tmp_path / "words"
+    words.write_text("one\ntwo\n")
+    with words.open("rb", buffering=0) as file:
+        assert "The file on standard input is not sent" in run_here(stdin=file)
+        assert file.read() == b"one\ntwo\n"  # left for a loop of the shell
+        assert run_here(stdin=file) == ""
+
+
+def test_run_with_nothing_to_read_says_nothing_about_it(run_here):
+    assert run_here(stdin=subprocess.DEVNULL) == ""
+    assert run_here(input="") == ""
+
+
 def listed(server, tasks):
     server.answers["GET", "/api/v1/tasks"] = (200, {"tasks": tasks, "total": len(tasks), "next_cursor": None})
 
@@ -196,6 +230,33 @@ def test_show_hides_what_is_empty_and_tells_the_rest(dgpu, server):
     assert "python 'a b.py'" in out
     assert "A, PATH" in out
     assert "labels" not in out
+
+
+@pytest.mark.parametrize(
+    ("facts", "flags", "told"),
+    [
+        ({"status": "pending", "waiting": "needs 1 GPU"}, (), "task-3 has written nothing: needs 1 GPU"),
+        ({"status": "cancelled"}, (), "task-3 has written nothing: it is cancelled"),
+        ({"status": "running", "attempt": 2}, (), "task-3 has written nothing yet: it is running"),
+        (
+            {"status": "running", "attempt": 2},
+            ("--attempt", "1"),
+            "No output of task-3 is kept of attempt 1: ",
+        ),
+        (
+            {"status": "success", "attempt": 1},
+            (),
+            "No output of task-3 is kept: nothing was written, or it is gone",
+        ),
+        ({"status": "pending", "attempt": 1}, (), "No output of task-3 is kept: "),
+    ],
+)
+def test_logs_say_that_nothing_was_written_only_where_that_is_known(dgpu, server, facts, flags, told):
+    server.answers["GET", "/api/v1/tasks/task-3/logs"] = (200, b"")
+    server.answers["GET", "/api/v1/tasks/task-3"] = (200, task(3, **facts))
+    code, out, err = dgpu("--server", server.url, "logs", "3", *flags)
+    assert (code, out) == (0, "")
+    assert told in err
 
 
 def test_logs_are_passed_on_byte_by_byte(dgpu, server):
@@ -374,3 +435,14 @@ def test_ps_shows_the_index_of_an_array_and_all_nodes_of_a_gang(dgpu, server):
     assert "[4] train" in line
     assert "2x1" in line
     assert line.endswith("n1, n2")
+
+
+def test_gpus_of_a_node_that_does_not_exist_are_an_error_and_of_one_without_cards_are_none(dgpu, server):
+    none = {"total": 0, "idle": 0, "busy": 0, "offline": 0, "error": 0, "gpus": []}
+    server.answers["GET", "/api/v1/gpus"] = (200, none)
+    bare = {"id": "bare", "status": "ready", "gpus": 0, "gpus_free": 0}
+    server.answers["GET", "/api/v1/nodes"] = (200, {"total": 1, "nodes": [bare]})
+    code, out, err = dgpu("gpus", "--node", "nope", "--server", server.url)
+    assert (code, out) == (5, "")
+    assert "There is no node 'nope'" in err
+    assert dgpu("gpus", "--node", "bare", "--server", server.url)[0] == 0

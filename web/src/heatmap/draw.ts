@@ -56,10 +56,20 @@ function part(value: number | null | undefined, most: number): number | null {
   return value === null || value === undefined ? null : Math.max(0, Math.min(1, value / most));
 }
 
+const LARGE_PX = 12;
+
+/** Pixels of the widest name, at the larger size: letters differ too much to count them. */
+export function widestOf(names: string[], paint: Paint): number {
+  const pen = document.createElement("canvas").getContext("2d");
+  if (!pen) return 0;
+  pen.font = `${LARGE_PX}px ${paint.font}`;
+  return names.reduce((most, name) => Math.max(most, pen.measureText(name).width), 0);
+}
+
 export function draw(pen: CanvasRenderingContext2D, board: Board, visible: number[], layout: Layout, measure: Measure, paint: Paint): void {
   pen.clearRect(0, 0, layout.width, layout.height);
   pen.textBaseline = "middle";
-  pen.font = `${layout.cell > 16 ? 12 : 11}px ${paint.font}`;
+  pen.font = `${layout.cell > 16 ? LARGE_PX : 11}px ${paint.font}`;
   visible.forEach((node, at) => {
     if (layout.label) drawName(pen, board, node, at, layout, paint);
     const first = board.nodes.first[node] ?? 0;

@@ -3,7 +3,7 @@ import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/ho
 import { gpuAt, type Board } from "../board/board";
 import { t } from "../i18n";
 import { paints } from "../theme";
-import { draw, drawGlyph, paintOf, type Measure } from "./draw";
+import { draw, drawGlyph, paintOf, widestOf, type Measure } from "./draw";
 import { GpuTip } from "./gpu";
 import { cornerOf, hit, layOut } from "./layout";
 
@@ -21,9 +21,9 @@ export function HeatMap({ board, visible, measure, chosen, onChoose }: Props) {
   const [width, setWidth] = useState(0);
   const [tip, setTip] = useState<{ place: number; x: number; y: number } | null>(null);
   const gpusOf = useMemo(() => visible.map((node) => board.nodes.gpus[node] ?? 0), [visible, board.nodes.gpus]);
-  const longest = useMemo(() => Math.max(1, ...visible.map((node) => board.nodes.id[node]?.length ?? 0)), [visible, board.nodes.id]);
-  const layout = useMemo(() => layOut(gpusOf, Math.max(200, width), longest), [gpusOf, width, longest]);
   const paint = useMemo(paintOf, [paints.value]);
+  const widestName = useMemo(() => widestOf(visible.map((node) => board.nodes.id[node] ?? ""), paint), [visible, board.nodes.id, paint]);
+  const layout = useMemo(() => layOut(gpusOf, Math.max(200, width), widestName), [gpusOf, width, widestName]);
 
   useLayoutEffect(() => {
     const element = box.current;

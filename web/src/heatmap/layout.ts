@@ -33,15 +33,15 @@ const SIZES: Size[] = [
 const MOST_HEIGHT = 440;
 const MOST_PER_ROW = 16;
 const BETWEEN = 22;
-const PER_CHARACTER = 7.2; // pixels, of a name
+const BESIDE_NAME = 14; // pixels
 
-/** `longest`: characters of the longest name; no more room is kept for names than they need. */
-export function layOut(gpusOfNodes: number[], width: number, longest = 40): Layout {
+/** `widestName`: pixels of it; no more room is kept for names than they need. */
+export function layOut(gpusOfNodes: number[], width: number, widestName = 300): Layout {
   const widest = Math.max(1, ...gpusOfNodes.map((gpus) => Math.min(gpus, MOST_PER_ROW)));
   const rows = Math.max(1, ...gpusOfNodes.map((gpus) => Math.ceil(gpus / MOST_PER_ROW)));
   let made: Layout | null = null;
   for (const size of SIZES) {
-    const label = size.label && Math.min(size.label, 14 + longest * PER_CHARACTER);
+    const label = size.label && Math.min(size.label, BESIDE_NAME + Math.ceil(widestName));
     made = fit({ ...size, label }, gpusOfNodes.length, widest, rows, width);
     if (made.height <= MOST_HEIGHT && made.tileWidth <= width) return made;
   }

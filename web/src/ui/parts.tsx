@@ -72,7 +72,8 @@ export function CopyLine({ text }: { text: string }) {
 
 export function ProblemBox({ problem, retry }: { problem: Problem; retry?: () => void }) {
   const words = problem.code === "unreachable" ? t("problem.unreachable") : problem.detail;
-  const fields = (problem.errors ?? []).filter((error) => error.path);
+  // of a single field the detail says all there is to say
+  const fields = (problem.errors ?? []).filter((error) => error.path && !words.includes(`${error.path}: ${error.detail}`));
   return (
     <div class="problem" role="alert" data-testid="problem">
       {problem.title ? <strong>{problem.title}. </strong> : null}

@@ -2,7 +2,7 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { get, post } from "../api";
 import { board, onTasks } from "../board/stream";
-import { duration, megabytes, number, parseTime, taskNumber } from "../format";
+import { called, duration, megabytes, number, parseTime, taskNumber } from "../format";
 import { t, word } from "../i18n";
 import { now } from "../now";
 import { go, route, setQuery } from "../router";
@@ -193,10 +193,10 @@ function Row({ task, at, selected, toggle }: { task: Task; at: boolean; selected
       </td>
       <td class="nowrap">
         <a href={`/tasks/${task.task_id}`}>{task.task_id}</a>
-        <small class="phone-only muted">{task.name}</small>
+        <small class="phone-only muted phone-name">{called(task)}</small>
       </td>
-      <td class="clip wide-only" title={task.name}>
-        {task.name}
+      <td class="clip wide-only" title={called(task)}>
+        {called(task)}
       </td>
       <td>
         <State group="status" value={task.status} {...(task.held ? { note: t("task.held") } : task.cancelling ? { note: t("task.cancelling") } : {})} />
