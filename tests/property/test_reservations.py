@@ -6,7 +6,7 @@ from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 from msgspec.structs import replace
@@ -129,6 +129,19 @@ class World:
     st.sampled_from([1, 2, 8]),
     st.sampled_from(Placement),
     st.integers(0, 20),
+)
+@example(  # those of a size who come later than another one were taken for asked
+    nodes=[1],
+    coming=[
+        Arrival(0, 1, spec(1, timeout_ms=5_000), 1),
+        Arrival(0, 1, spec(1, share=0.3, timeout_ms=5_000), 1),
+        Arrival(0, 1, spec(1, timeout_ms=5_000, nodes=2), 1),
+        Arrival(0, 2, spec(1, timeout_ms=5_000, nodes=2), 1),
+        Arrival(0, 1, spec(2, timeout_ms=5_000, cpus=6), 1),
+    ],
+    reservations=2,
+    placement=Placement.BALANCED,
+    restart=0,
 )
 def test_a_reservation_is_never_delayed(
     nodes: list[int], coming: list[Arrival], reservations: int, placement: Placement, restart: int

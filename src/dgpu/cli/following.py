@@ -42,7 +42,7 @@ class OutputFollower:
                     self._tail, self._shown = 0, 0  # what came in between is lost, rather than shown twice
                 time.sleep(_PAUSE_SECONDS)
             except NotFound:
-                return  # it has written nothing
+                return  # nothing of it is kept
             else:
                 return
 

@@ -264,7 +264,9 @@ class Lane:
                 for tried in refused.tried.values():
                     order.list_crowd(tried, self.crowds)
                 refused.tried.clear()
-            while order.may_precede(found) and (turn := order.first(lines)) is not None:
+            if order.turns and not order.may_precede(found):
+                continue  # not asked: none of them is before the one found
+            while (turn := order.first(lines)) is not None:
                 if found is not None and turn >= found:
                     break
                 crowd = lines[turn[3]].crowd
