@@ -143,6 +143,28 @@ class World:
     placement=Placement.BALANCED,
     restart=0,
 )
+@example(  # cpus were to be had after another reservation, and then, later, beside it
+    nodes=[4, 2, 4],
+    coming=[
+        Arrival(0, 2, spec(2, timeout_ms=300_000, cpus=6, nodes=2), 10),
+        Arrival(0, 1, spec(2, timeout_ms=20_000, cpus=2), 9),
+        Arrival(0, 3, spec(1, share=0.6, timeout_ms=300_000), 10),
+        Arrival(1_000, 2, spec(1, share=0.3, timeout_ms=5_000), 11),
+        Arrival(0, 1, spec(1, share=0.3, timeout_ms=5_000), 9),
+        Arrival(1_000, 2, spec(1, share=0.6, timeout_ms=60_000), 3),
+        Arrival(30_000, 1, spec(3, timeout_ms=5_000, cpus=2), 2),
+        Arrival(30_000, 1, spec(2, timeout_ms=60_000), 9),
+        Arrival(0, 1, spec(1, timeout_ms=5_000, nodes=2), 7),
+        Arrival(0, 3, spec(1, timeout_ms=300_000, cpus=2), 5),
+        Arrival(0, 3, spec(2, timeout_ms=60_000, cpus=2, nodes=2), 3),
+        Arrival(0, 2, spec(1, share=0.6, timeout_ms=5_000), 8),
+        Arrival(0, 3, spec(3, timeout_ms=60_000, cpus=6), 5),
+        Arrival(0, 1, spec(1, share=0.6, timeout_ms=5_000), 1),
+    ],
+    reservations=8,
+    placement=Placement.PACK,
+    restart=1,
+)
 def test_a_reservation_is_never_delayed(
     nodes: list[int], coming: list[Arrival], reservations: int, placement: Placement, restart: int
 ) -> None:

@@ -150,8 +150,8 @@ def _share_at(room: Room, card: Card, demand: Demand, cluster: Cluster) -> int |
 
 
 def _host_at(room: Room, demand: Demand, cluster: Cluster, taken: Sequence[Taken]) -> int | None:
-    """When cpus, ram and the number of leases suffice. What other reservations hold is not counted on; if nothing
-    is left without it, it is once they are over.
+    """When cpus, ram and the number of leases suffice: beside what other reservations hold, or once those are over,
+    whichever is sooner. (A promise made by one of the two must hold when the other becomes possible, too.)
     """
     counts_host = bool(demand.cpus_milli or demand.ram_mb)
     if not counts_host and len(room.leases) < cluster.most_leases:
@@ -159,12 +159,13 @@ def _host_at(room: Room, demand: Demand, cluster: Cluster, taken: Sequence[Taken
     cpus_milli = demand.cpus_milli + (sum(each.hold.cpus_milli for each in taken) if demand.cpus_milli else 0)
     ram_mb = demand.ram_mb + (sum(each.hold.ram_mb for each in taken) if demand.ram_mb else 0)
     beside = _freed_at(room, cpus_milli, ram_mb, cluster)
-    if beside is not None or not taken:
+    if beside == 0 or not taken:
         return beside
     after = _freed_at(room, demand.cpus_milli, demand.ram_mb, cluster)
     if after is None:
         return None
-    return max(after, *(each.until for each in taken if each.hold.cpus_milli or each.hold.ram_mb))
+    after = max([after, *(each.until for each in taken if each.hold.cpus_milli or each.hold.ram_mb)])
+    return after if beside is None else min(beside, after)
 
 
 def _freed_at(room: Room, cpus_milli: int, ram_mb: int, cluster: Cluster) -> int | None:
