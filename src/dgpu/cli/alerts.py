@@ -6,7 +6,7 @@ import typer
 
 from dgpu.cli.arguments import parse_duration
 from dgpu.cli.connection import builtins, connect
-from dgpu.cli.each import each_of, one_or_list, remove_each
+from dgpu.cli.each import for_each, one_or_list, remove_each
 from dgpu.cli.failures import ExitCode, note
 from dgpu.cli.flags import Flags, flags_of
 from dgpu.cli.formats import clock, duration, plural, since
@@ -110,11 +110,11 @@ def ack(
     """Say that somebody looks after it: no reminder is sent any more."""
     flags = flags_of(ctx)
     client = connect(flags)
-    answers, failure = each_of(ids, lambda name: builtins(client.acknowledge_alert(name, comment=comment)))
-    if answers:
-        print_rows(one_or_list(ids, answers), answers, COLUMNS, "id", flags)
-    if failure is not None:
-        raise failure
+    for_each(
+        ids,
+        lambda name: builtins(client.acknowledge_alert(name, comment=comment)),
+        lambda answers: print_rows(one_or_list(ids, answers), answers, COLUMNS, "id", flags),
+    )
 
 
 @app.command()

@@ -9,7 +9,7 @@ import typer
 
 from dgpu.cli.arguments import parse_ids
 from dgpu.cli.connection import builtins
-from dgpu.cli.each import each_of, one_or_list
+from dgpu.cli.each import for_each, one_or_list
 from dgpu.cli.failures import note
 from dgpu.cli.output import print_document
 
@@ -25,11 +25,7 @@ Array = Annotated[
 
 def change_tasks(ids: Sequence[str], flags: Flags, change: Callable[[str], TaskAnswer]) -> None:
     names = parse_ids(ids)
-    answers, failure = each_of(names, change)
-    if answers:
-        _print(names, answers, flags)
-    if failure is not None:
-        raise failure
+    for_each(names, change, lambda answers: _print(names, answers, flags))
 
 
 def _print(names: Sequence[str], answers: list[TaskAnswer], flags: Flags) -> None:

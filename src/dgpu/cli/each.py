@@ -18,11 +18,17 @@ T = TypeVar("T")
 _FAIL_FOR_ALL = frozenset({ExitCode.UNREACHABLE, ExitCode.NOT_PERMITTED, ExitCode.TIMEOUT})
 
 
-def each_of(names: Iterable[str], work: Callable[[str], T]) -> tuple[list[T], CliFailure | None]:
-    """What was done, to be printed first; then what failed, to be raised: all of it, with the code of the first.
+def for_each(names: Iterable[str], work: Callable[[str], T], show: Callable[[list[T]], object]) -> None:
+    """Shows what was done, if anything was; then raises what failed: all of it, with the code of the first."""
+    done, failure = _each_of(names, work)
+    if done:
+        show(done)
+    if failure is not None:
+        raise failure
 
-    A scheduler that is gone or says no to the caller is not asked again for the others.
-    """
+
+def _each_of(names: Iterable[str], work: Callable[[str], T]) -> tuple[list[T], CliFailure | None]:
+    """A scheduler that is gone or says no to the caller is not asked again for the others."""
     done: list[T] = []
     failures: list[CliFailure] = []
     left = list(names)
@@ -54,11 +60,11 @@ def remove_each(names: Iterable[str], remove: Callable[[str], object], flags: Fl
             typer.echo(name)
         return name
 
-    removed, failure = each_of(names, work)
-    if removed and not in_lines:
-        print_document({"removed": removed}, flags)
-    if failure is not None:
-        raise failure
+    def show(removed: list[str]) -> None:
+        if not in_lines:
+            print_document({"removed": removed}, flags)
+
+    for_each(names, work, show)
 
 
 def one_or_list(names: Iterable[str], documents: list[T]) -> T | list[T]:

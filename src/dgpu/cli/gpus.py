@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dgpu.cli.connection import builtins, connect
-from dgpu.cli.each import each_of, one_or_list
+from dgpu.cli.each import for_each, one_or_list
 from dgpu.cli.failures import CliFailure, ExitCode, note
 from dgpu.cli.flags import flags_of
 from dgpu.cli.formats import duration, memory, since
@@ -108,11 +108,11 @@ def recover(
     client = connect(flags)
     known = builtins(client.gpus())["gpus"]
     chosen = [_resolved(name, known) for name in names]
-    answers, failure = each_of(chosen, lambda gpu_id: builtins(client.recover_gpu(gpu_id, reason=reason)))
-    if answers:
-        print_rows(one_or_list(names, answers), answers, COLUMNS, "id", flags)
-    if failure is not None:
-        raise failure
+    for_each(
+        chosen,
+        lambda gpu_id: builtins(client.recover_gpu(gpu_id, reason=reason)),
+        lambda answers: print_rows(one_or_list(names, answers), answers, COLUMNS, "id", flags),
+    )
 
 
 def _resolved(name: str, known: list[dict[str, Any]]) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from dgpu.cli.connection import builtins, connect
-from dgpu.cli.each import each_of, one_or_list, remove_each
+from dgpu.cli.each import for_each, one_or_list, remove_each
 from dgpu.cli.effect import print_effect
 from dgpu.cli.failures import CliFailure, ExitCode, note
 from dgpu.cli.flags import Flags, flags_of
@@ -85,13 +85,14 @@ def drain(
         return print_effect(builtins(client.whatif({"drain": _checked(names[0])})), flags)
     for name in names:
         _checked(name)
-    answers, failure = each_of(names, lambda name: builtins(client.drain(name, reason=reason)))
-    _print(names, answers, flags)
-    for node in answers:
-        left = f"{listed(node['tasks'])} still running there" if node["tasks"] else "nothing runs there"
-        note(f"{node['id']} takes no new tasks; {left}. Back to work: dgpu nodes resume {node['id']}")
-    if failure is not None:
-        raise failure
+
+    def show(answers: list[dict[str, Any]]) -> None:
+        _print(names, answers, flags)
+        for node in answers:
+            left = f"{listed(node['tasks'])} still running there" if node["tasks"] else "nothing runs there"
+            note(f"{node['id']} takes no new tasks; {left}. Back to work: dgpu nodes resume {node['id']}")
+
+    for_each(names, lambda name: builtins(client.drain(name, reason=reason)), show)
     return 0
 
 
@@ -102,10 +103,7 @@ def resume(ctx: typer.Context, names: Names) -> None:
     client = connect(flags)
     for name in names:
         _checked(name)
-    answers, failure = each_of(names, lambda name: builtins(client.resume(name)))
-    _print(names, answers, flags)
-    if failure is not None:
-        raise failure
+    for_each(names, lambda name: builtins(client.resume(name)), lambda answers: _print(names, answers, flags))
 
 
 @app.command()
@@ -125,10 +123,11 @@ def lost(
         _checked(name)
     if not yes:
         _ask(f"Are all processes on {', '.join(names)} certainly gone? Otherwise tasks may run twice.")
-    answers, failure = each_of(names, lambda name: builtins(client.give_up(name, reason=reason)))
-    _print(names, answers, flags)
-    if failure is not None:
-        raise failure
+    for_each(
+        names,
+        lambda name: builtins(client.give_up(name, reason=reason)),
+        lambda answers: _print(names, answers, flags),
+    )
 
 
 @app.command()
@@ -142,8 +141,7 @@ def remove(ctx: typer.Context, names: Names) -> None:
 
 
 def _print(names: list[str], answers: list[dict[str, Any]], flags: Flags) -> None:
-    if answers:
-        print_rows(one_or_list(names, answers), answers, COLUMNS, "id", flags)
+    print_rows(one_or_list(names, answers), answers, COLUMNS, "id", flags)
 
 
 def _checked(name: str) -> str:

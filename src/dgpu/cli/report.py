@@ -9,7 +9,7 @@ import typer
 from dgpu.cli.connection import builtins, connect
 from dgpu.cli.failures import note
 from dgpu.cli.flags import flags_of
-from dgpu.cli.formats import clock, duration, in_our_zone
+from dgpu.cli.formats import clock, duration, in_our_zone, plural
 from dgpu.cli.output import Column, Row, print_rows
 
 app = typer.Typer(add_completion=False)
@@ -95,9 +95,9 @@ def report(
         _show(answer, keys, flags)
     behind = answer["history_behind"]
     if behind:
-        groups = "1 group" if behind == 1 else f"{behind:,} groups"
         note(
-            f"These figures are not complete: the history is {groups} behind. If that lasts, the scheduler's log says why."
+            f"These figures are not complete: the history is {plural(behind, 'group')} behind. "
+            "If that lasts, the scheduler's log says why."
         )
     if answer["truncated"]:
         note(f"Only the first {len(answer['rows']):,} rows are shown; the total counts all.")

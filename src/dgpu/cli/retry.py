@@ -7,7 +7,7 @@ import typer
 from dgpu.cli.arguments import parse_ids
 from dgpu.cli.changing import Ids
 from dgpu.cli.connection import builtins, connect
-from dgpu.cli.each import each_of, one_or_list
+from dgpu.cli.each import for_each, one_or_list
 from dgpu.cli.flags import flags_of
 from dgpu.cli.output import print_document
 
@@ -27,9 +27,9 @@ def retry(ctx: typer.Context, ids: Ids) -> None:
             typer.echo(answer.task_id)  # at once: whoever interrupts knows what was submitted
         return builtins(answer)
 
+    def show(answers: list[Any]) -> None:
+        if not in_lines:
+            print_document(one_or_list(names, answers), flags)
+
     names = parse_ids(ids)
-    answers, failure = each_of(names, submit_again)
-    if answers and not in_lines:
-        print_document(one_or_list(names, answers), flags)
-    if failure is not None:
-        raise failure
+    for_each(names, submit_again, show)

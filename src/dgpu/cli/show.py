@@ -6,7 +6,7 @@ import typer
 
 from dgpu.cli.arguments import command_text, parse_ids
 from dgpu.cli.connection import builtins, connect
-from dgpu.cli.each import each_of, one_or_list
+from dgpu.cli.each import for_each, one_or_list
 from dgpu.cli.failures import note
 from dgpu.cli.flags import Flags, flags_of
 from dgpu.cli.formats import between, clock, duration, limit, memory
@@ -27,11 +27,7 @@ def show(
     flags = flags_of(ctx)
     client = connect(flags)
     names = parse_ids(ids)
-    tasks, failure = each_of(names, lambda task_id: builtins(client.get(task_id)))
-    if tasks:
-        _print(names, tasks, flags)
-    if failure is not None:
-        raise failure
+    for_each(names, lambda task_id: builtins(client.get(task_id)), lambda tasks: _print(names, tasks, flags))
 
 
 def _print(names: list[str], tasks: list[dict[str, Any]], flags: Flags) -> None:

@@ -6,7 +6,7 @@ import typer
 
 from dgpu.cli.arguments import parse_ids
 from dgpu.cli.connection import builtins, connect
-from dgpu.cli.each import each_of, one_or_list
+from dgpu.cli.each import for_each, one_or_list
 from dgpu.cli.flags import flags_of
 from dgpu.cli.formats import clock, duration, listed, memory, one_line, plural, since
 from dgpu.cli.output import print_document
@@ -33,14 +33,14 @@ def why(
             printed += 1
         return answer
 
+    def show(answers: list[dict[str, Any]]) -> None:
+        if flags.output == "name":
+            typer.echo("\n".join(answer["task_id"] for answer in answers))
+        elif not flags.is_table:
+            print_document(one_or_list(names, answers), flags)
+
     names = parse_ids(ids)
-    answers, failure = each_of(names, explain)
-    if answers and flags.output == "name":
-        typer.echo("\n".join(answer["task_id"] for answer in answers))
-    elif answers and not flags.is_table:
-        print_document(one_or_list(names, answers), flags)
-    if failure is not None:
-        raise failure
+    for_each(names, explain, show)
 
 
 def page(answer: dict[str, Any], task: dict[str, Any]) -> list[str]:
