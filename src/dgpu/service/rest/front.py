@@ -11,11 +11,11 @@ import structlog
 
 from dgpu.service.history import HistoryDamaged, HistoryUnfinished
 from dgpu.service.metrics_text import CONTENT_TYPE as METRICS_TYPE
-from dgpu.service.rest import board_calls, probes, session_calls, submit, task_list
+from dgpu.service.rest import board_calls, listing, probes, session_calls, submit, task_list
 from dgpu.service.rest.access import Access, Peer, wrong_content
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.pages import Page, Pages
-from dgpu.wire.answers import PROBLEM_JSON, FieldError, Problem
+from dgpu.wire.answers import PROBLEM_JSON, Problem
 from dgpu.wire.json_body import BadRequest
 from dgpu.wire.problem import problem_of_bad_request
 
@@ -240,11 +240,8 @@ def refuse_content(method: str, headers: dict[bytes, bytes]) -> None:
 
 def _refuse_queries(query: bytes) -> None:
     """These calls take none. The frame sees to its own."""
-    for name, _ in parse_qsl(query[:_MOST_QUERY].decode("latin-1"), keep_blank_values=True):
-        detail = "This parameter is not known here."
-        raise BadRequest(
-            "invalid_query", f"{name[:64]}: {detail}", errors=[FieldError(path=name[:64], detail=detail)]
-        )
+    given = parse_qsl(query[:_MOST_QUERY].decode("latin-1"), keep_blank_values=True)
+    listing.refuse_queries([name for name, _ in given], ())
 
 
 def _headers_of(problem: Problem) -> dict[str, str]:

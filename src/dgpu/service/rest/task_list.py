@@ -12,14 +12,13 @@ from dgpu.service.rest.backend import Backend
 from dgpu.wire.answers import TaskPage
 
 PATH = "/api/v1/tasks"
-QUERIES = frozenset({"status", "priority", "tenant", "pool", "q", "node", "gpu", "sort", "limit", "cursor"})
 
 _encode = msgspec.json.Encoder().encode
 
 
 async def answer(backend: Backend, query: bytes) -> bytes:
     given = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
-    listing.refuse_queries([name for name, _ in given], QUERIES)
+    listing.refuse_queries([name for name, _ in given], task_page.__kwdefaults__ or ())
     return _encode(await task_page(backend, **dict(given)))
 
 
