@@ -138,13 +138,13 @@ class Keeper:
         waits = [self._timers[0][0]] if self._timers else []
         if self._queue:
             waits.append(self._start_at_ms)
-        if not self._door.connected and not self._live:
+        elif not self._door.connected and not self._live:
             waits.append(self._agent_left_ms + self._settings.idle_exit_ms)
         if self._started and self._door.has_room:
             waits.append(self._started_due_ms)
         if not waits:
             return -1
-        return max(0, min(waits) - boot_ms()) / 1000 + 0.001
+        return (left_ms + 1) / 1000 if (left_ms := min(waits) - boot_ms()) > 0 else 0
 
     def _is_over(self) -> bool:
         if self._live or self._queue:
@@ -235,20 +235,20 @@ class Keeper:
         if self._room.is_full():
             self._start_at_ms = now_ms + _ROOM_AGAIN_MS  # they wait: another attempt would end no better
             return
-        orders = [self._queue.pop(lease) for lease in list(self._queue)[:_SPAWNS_PER_ROUND]]
+        orders = list(self._queue.values())[:_SPAWNS_PER_ROUND]
         try:
             self._log.begin([record_of(order, now_ms) for order in orders])
         except OSError as error:
             if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-                self._queue = {order["lease"]: order for order in orders} | self._queue
                 self._start_at_ms = now_ms + _ROOM_AGAIN_MS
                 return
             why = f"cannot keep a record: {error.strerror}"
             for order in orders:
-                self._end(order["lease"], {"outcome": "node_fault", "error": why}, order)
+                end = {"outcome": "node_fault", "error": why}
+                self._end(order["lease"], end, self._queue.pop(order["lease"]))
             return
         for order in orders:
-            self._start(order)
+            self._start(self._queue.pop(order["lease"]))
         os.chdir("/")
 
     def _start(self, order: dict[str, Any]) -> None:

@@ -306,6 +306,8 @@ class NodeHost:
             self._feed(Sampled(samples=tuple(self._probe.sample(busy)), unfit=self._unfit()))
         elif self._probe is not None:
             self._spawn(self._sample())
+        else:
+            self._feed(Sampled(samples=(), unfit=self._unfit()))
 
     async def _sample(self) -> None:
         holders = self._machine.lifecycle.gpu_holders()
