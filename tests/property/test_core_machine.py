@@ -29,13 +29,14 @@ from dgpu.core.commands import (
     Tick,
 )
 from dgpu.core.decide import decide
+from dgpu.core.demand import demand_of
 from dgpu.core.digest import digest
 from dgpu.core.events import Event, GangPlaced, TaskPlaced
 from dgpu.core.execute import execute
 from dgpu.core.invariants import check_invariants
 from dgpu.core.node import Gpu, NodeStatus
 from dgpu.core.policy.explain import Explanation, explain
-from dgpu.core.policy.fit import demand_of, rank
+from dgpu.core.policy.fit import rank
 from dgpu.core.policy.order import position, queue
 from dgpu.core.rejections import Rejection, StaleLease
 from dgpu.core.replay import replay

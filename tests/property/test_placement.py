@@ -16,12 +16,13 @@ from dgpu.core.commands import (
     SubmitTasks,
 )
 from dgpu.core.decide_learning import typical_due
+from dgpu.core.demand import demand_of
 from dgpu.core.digest import digest
 from dgpu.core.events import Event, TaskPlaced
 from dgpu.core.execute import next_grant
 from dgpu.core.invariants import check_invariants
 from dgpu.core.policy.blockers import blockers_of
-from dgpu.core.policy.fit import demand_of, fits
+from dgpu.core.policy.fit import fits
 from dgpu.core.replay import replay
 from dgpu.core.settings import Placement, Settings
 from dgpu.core.state import ClusterState

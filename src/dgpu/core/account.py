@@ -54,6 +54,14 @@ class Account:
         # The range that its share may move in, and nobody before or behind it in the order would notice: see standings.
         self.standing = self.reach = NOWHERE
 
+    def copy(self) -> Account:
+        """Its lines and its place among the others are those of an index, and not copied."""
+        twin = Account(self.tenant_id)
+        twin.tenant, twin.limited, twin.guaranteed_milli = self.tenant, self.limited, self.guaranteed_milli
+        twin.milli, twin.since, twin.running = self.milli, self.since, self.running
+        twin.memory_mb, twin.weighed, twin.share = self.memory_mb, self.weighed, self.share
+        return twin
+
     def facts(self) -> tuple[object, ...]:
         """For comparison with one derived from scratch."""
         return (self.tenant, self.milli, self.since, self.running, self.memory_mb, self.weighed, self.share)
@@ -97,10 +105,7 @@ class Accounts:
     def copy(self, tenants: Mapping[TenantId, Tenant]) -> Accounts:
         twin = Accounts(tenants, self._meter)
         for tenant_id, account in self.by_tenant.items():
-            copied = twin.by_tenant[tenant_id] = Account(tenant_id)
-            for name in Account.__slots__:
-                if name not in {"lines", "standing", "reach"}:
-                    setattr(copied, name, getattr(account, name))
+            copied = twin.by_tenant[tenant_id] = account.copy()
             twin._standings.move(copied)
             if tenant_id in self.guaranteed:
                 twin.guaranteed[tenant_id] = copied

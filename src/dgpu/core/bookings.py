@@ -9,8 +9,8 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from dgpu.core.demand import Demand
 from dgpu.core.ids import NodeId, ShapeId, TaskId
-from dgpu.core.policy.fit import Demand
 from dgpu.core.policy.lasting import Ends
 from dgpu.core.room import Room
 

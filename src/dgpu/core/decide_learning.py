@@ -8,6 +8,7 @@ from dgpu.core.cards import usable_mb
 from dgpu.core.commands import ObserveCondition, ReportFinished
 from dgpu.core.decide_report import decide_finished
 from dgpu.core.decision import Decision
+from dgpu.core.demand import Demand
 from dgpu.core.events import (
     ConditionChanged,
     DemandChanged,
@@ -20,7 +21,6 @@ from dgpu.core.events import (
 )
 from dgpu.core.lease import Lease
 from dgpu.core.policy.estimate import after_oom, after_run
-from dgpu.core.policy.fit import Demand
 from dgpu.core.policy.fragment import is_due, typical_of
 from dgpu.core.rejections import Rejection, UnknownGpu
 from dgpu.core.room import Kind

@@ -8,10 +8,10 @@ from dgpu.core.commands import SubmitTasks
 from dgpu.core.decide_after import resolve_after
 from dgpu.core.decide_quota import new_tenants, refused_by_number, refused_by_quota
 from dgpu.core.decision import Decision
+from dgpu.core.demand import demand_of
 from dgpu.core.events import TasksSubmitted
 from dgpu.core.policy.capacity import never_fits
 from dgpu.core.policy.estimate import with_estimate
-from dgpu.core.policy.fit import demand_of
 from dgpu.core.rejections import AlreadySubmitted, KeyReused, QueueFull, Rejection, TimeoutTooLong
 from dgpu.core.settings import Settings
 from dgpu.core.state import ClusterState

@@ -11,12 +11,12 @@ from dgpu.core.estimates import Estimate
 from dgpu.core.health import Blame, Health
 from dgpu.core.ids import NO_LEASE, NO_TASK, GpuId, LeaseId, NodeId, TaskId, TenantId
 from dgpu.core.node import Gpu, Node
-from dgpu.core.policy.fragment import Typical
 from dgpu.core.quota import Quota
 from dgpu.core.reservation import Reservation
 from dgpu.core.settings import Settings
 from dgpu.core.task import Outcome, TaskSpec, TaskStatus
 from dgpu.core.tenant import Tenant
+from dgpu.core.typical import Typical
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from dgpu.core.demand import Demand
 from dgpu.core.ids import NodeId
-from dgpu.core.policy.fit import Demand, rank
+from dgpu.core.policy.fit import rank
 from dgpu.core.room import Room
 from dgpu.core.task import WHOLE_MILLI
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from dgpu.core.account import Account
+from dgpu.core.demand import Demand
 from dgpu.core.ids import ShapeId, TaskId
-from dgpu.core.policy.fit import Demand
 from dgpu.core.task import WHOLE_MILLI, Pool, Shape, Task
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ SLACK = 64  # stale entries tolerated in a heap beyond its live ones
 
 # The place of a line in the order: highest level first, then the tenant with the least share (see standings), then the
 # oldest head.
-Turn: TypeAlias = tuple[int, int, TaskId, ShapeId]  # (-level, standing, head, shape)
+# (-level, standing, head, shape). Who is listed is known by the very same object: the compiler keeps it as it is only
+# where it does not know the length.
+Turn: TypeAlias = tuple[Any, ...]
 LAST_OF_ALL: Turn = (1 << 62, 0, NOBODY, NO_SHAPE)
 CrowdKey: TypeAlias = tuple[Demand, Pool | None]  # tasks without GPUs are of no pool here
 

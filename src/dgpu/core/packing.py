@@ -16,16 +16,15 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeAlias
 
+from dgpu.core.demand import Demand
 from dgpu.core.ids import NodeId
 from dgpu.core.ordered import Ordered
 from dgpu.core.policy.connect import connected
-from dgpu.core.policy.fit import Demand
 from dgpu.core.policy.fragment import (
     IDLE_NODE_MILLI,
     Cards,
     Choice,
     Host,
-    Typical,
     View,
     accepts,
     choose,
@@ -36,6 +35,7 @@ from dgpu.core.policy.fragment import (
 )
 from dgpu.core.room import Card, Kind, Room
 from dgpu.core.task import WHOLE_MILLI
+from dgpu.core.typical import Typical
 
 NodeName: TypeAlias = str
 _LEVEL_MILLI = 250  # part-used GPUs are told apart this finely; measured: finer finds nothing better
@@ -267,7 +267,7 @@ def pack_cards(room: Room, demand: Demand, kind: Kind, from_milli: int) -> list[
 
 
 _NO_GPUS = Kind("", 0)
-_WHOLE = (WHOLE_MILLI,) * 1_024  # more cards than any node has
+_WHOLE: tuple[int, ...] = tuple([WHOLE_MILLI] * 1_024)  # more cards than any node has
 
 
 def _by_index(card: Card) -> tuple[int, str]:

@@ -7,8 +7,9 @@ from heapq import heapify, heappop, heappush
 
 from msgspec.structs import replace
 
+from dgpu.core.demand import Demand
 from dgpu.core.ids import NodeId
-from dgpu.core.policy.fit import Demand, has_host, milli_on, rank
+from dgpu.core.policy.fit import has_host, milli_on, rank
 from dgpu.core.room import Room
 from dgpu.core.task import WHOLE_MILLI
 

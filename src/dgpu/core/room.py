@@ -87,8 +87,11 @@ class Room:
         "warm",
     )
 
-    def __init__(self, node_id: NodeId) -> None:
+    def __init__(self, node_id: NodeId, *, bare: bool = False) -> None:
+        """`bare`: who makes it sets all the rest. Forks of large clusters are made of this."""
         self.node_id = node_id
+        if bare:
+            return
         self.ready = False  # connected and not draining
         self.cpus_free_milli = 0
         self.ram_free_mb = 0
@@ -113,8 +116,8 @@ class Room:
         self.kept_ram_mb = 0
 
     def copy(self) -> Room:
-        twin = Room.__new__(Room)  # one by one: forks of large clusters are made of this
-        twin.node_id, twin.ready, twin.gpu_ids = self.node_id, self.ready, self.gpu_ids
+        twin = Room(self.node_id, bare=True)
+        twin.ready, twin.gpu_ids = self.ready, self.gpu_ids
         twin.cpus_free_milli, twin.ram_free_mb = self.cpus_free_milli, self.ram_free_mb
         # These are replaced, never changed.
         twin.labels, twin.cards, twin.near = self.labels, self.cards, self.near
@@ -212,8 +215,8 @@ def whole(room: Room, most_leases: int) -> Room:
     """As if no reservation held anything of it: to ask what fits, for nobody to change. One that may have no more leases
     is not ready.
     """
-    twin = Room.__new__(Room)  # in every pass: what is never asked for is not copied
-    twin.node_id, twin.ready = room.node_id, room.ready and len(room.leases) < most_leases
+    twin = Room(room.node_id, bare=True)  # in every pass: what is never asked for is not copied
+    twin.ready = room.ready and len(room.leases) < most_leases
     twin.cpus_free_milli, twin.ram_free_mb = room.cpus_free_milli, room.ram_free_mb
     twin.labels, twin.cards, twin.near, twin.gpu_ids = room.labels, room.cards, room.near, room.gpu_ids
     twin.mixed, twin.warm, twin.flat = room.mixed, room.warm, room.flat

@@ -7,19 +7,20 @@ from heapq import nsmallest
 from typing import TYPE_CHECKING
 
 from dgpu.core.cards import deal, status_of
+from dgpu.core.demand import Demand
 from dgpu.core.giving import Giving, fitting
 from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId
 from dgpu.core.lease import Lease
 from dgpu.core.node import Gpu, Node
 from dgpu.core.packing import Packing, pack_cards, parts_of
-from dgpu.core.policy.fit import Demand, fits
-from dgpu.core.policy.fragment import Typical
+from dgpu.core.policy.fit import fits
 from dgpu.core.ranking import Rankings
 from dgpu.core.reservation import Hold
 from dgpu.core.room import STATUSES, Room, Slot, whole
 from dgpu.core.settings import Placement, Settings
 from dgpu.core.spot import Spot, spot_in, spot_on
 from dgpu.core.task import WHOLE_MILLI
+from dgpu.core.typical import Typical
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import msgspec
-
-from dgpu.core.policy.fit import Demand, cards_in, milli_on, reserved_mb
+from dgpu.core.demand import Demand
+from dgpu.core.policy.fit import cards_in, milli_on, reserved_mb
 from dgpu.core.room import Card, Room
 from dgpu.core.task import WHOLE_MILLI
 
 
-class Spot(msgspec.Struct, frozen=True, gc=False):
-    """One is made in every decision, and a struct is made faster than a named tuple."""
+class Spot:
+    """Nobody changes it. One is made in every decision, and a named tuple takes longer."""
 
-    room: Room
-    cards: list[Card]
-    share_milli: int  # of each card
-    gpu_memory_mb: int  # held on each card
+    __slots__ = ("cards", "gpu_memory_mb", "room", "share_milli")
+
+    def __init__(self, room: Room, cards: list[Card], share_milli: int, gpu_memory_mb: int) -> None:
+        self.room = room
+        self.cards = cards
+        self.share_milli = share_milli  # of each card
+        self.gpu_memory_mb = gpu_memory_mb  # held on each card
 
 
 def spot_in(room: Room, demand: Demand) -> Spot:

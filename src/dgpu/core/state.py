@@ -9,6 +9,7 @@ from typing import NamedTuple
 from dgpu.core.account import Accounts
 from dgpu.core.bookings import Bookings
 from dgpu.core.cards import status_of
+from dgpu.core.demand import Demand
 from dgpu.core.dependencies import Awaited, Dependents
 from dgpu.core.estimates import Estimate
 from dgpu.core.gang import Gang
@@ -18,8 +19,6 @@ from dgpu.core.ids import GpuId, LeaseId, NodeId, ShapeId, TaskId, TenantId
 from dgpu.core.lease import Lease
 from dgpu.core.line import LAST_OF_ALL, Line
 from dgpu.core.node import Gpu, GpuStatus, Node
-from dgpu.core.policy.fit import Demand
-from dgpu.core.policy.fragment import Typical
 from dgpu.core.quota import Quota
 from dgpu.core.reservation import Hold, Reservation
 from dgpu.core.room import STATUSES
@@ -28,6 +27,7 @@ from dgpu.core.run_times import RunTimes
 from dgpu.core.settings import Settings
 from dgpu.core.task import Pool, Shape, Task, TaskStatus
 from dgpu.core.tenant import Tenant
+from dgpu.core.typical import Typical
 from dgpu.core.usage import Meter, Usage
 from dgpu.core.waiting import Waiting
 
@@ -161,7 +161,7 @@ class ClusterState:
 
     def fork(self) -> ClusterState:
         """A state of its own: dicts are copied, values are shared."""
-        twin = ClusterState.__new__(ClusterState)
+        twin = ClusterState()
         for name, part in zip(Parts._fields, self.parts(), strict=True):
             setattr(twin, name, part.copy() if isinstance(part, dict) else part)
         twin.accounts = self.accounts.copy(twin.tenants)

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from heapq import heapify, heappop, heappush
 
 from dgpu.core.account import Accounts
+from dgpu.core.demand import demand_of
 from dgpu.core.giving import FEW_ROOMS
 from dgpu.core.ids import NodeId, ShapeId, TaskId
 from dgpu.core.lane import Lane
 from dgpu.core.line import SLACK, Ageing, Crowd, CrowdKey, Line, Turn
-from dgpu.core.policy.fit import demand_of
 from dgpu.core.room import Room, whole
 from dgpu.core.rooms import Rooms
 from dgpu.core.task import Pool, Shape, Task

@@ -8,16 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dgpu.core.demand import Demand
 from dgpu.core.ordered import Ordered
 from dgpu.core.packing import Found, Packing
-from dgpu.core.policy.fit import Demand
 from dgpu.core.policy.fragment import (
     MOST_TYPICAL,
     Cards,
     Host,
     Kind,
-    Typical,
-    TypicalShape,
     choose,
     fragmented,
     is_due,
@@ -26,6 +24,7 @@ from dgpu.core.policy.fragment import (
     view_of,
     without,
 )
+from dgpu.core.typical import Typical, TypicalShape
 
 A100 = Kind("A100", 80_000)
 T4 = Kind("T4", 16_000)

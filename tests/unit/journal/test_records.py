@@ -7,13 +7,13 @@ from dgpu.core import events
 from dgpu.core.estimates import Estimate
 from dgpu.core.health import Blame, Health
 from dgpu.core.node import Node
-from dgpu.core.policy.fragment import Typical
 from dgpu.core.quota import Quota
 from dgpu.core.reservation import Place, Reservation
 from dgpu.core.room import Kind
 from dgpu.core.settings import Settings
 from dgpu.core.task import Outcome, Pool, TaskStatus
 from dgpu.core.tenant import Tenant
+from dgpu.core.typical import Typical
 from dgpu.wire.records import EVENT_TYPES, SCHEMA, UnreadableGroup, decode_group, encode_group
 from dgpu.wire.upcast import upcast
 from unit.journal.samples import busy_cluster, gpus, spec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dgpu.core.policy.fit import Demand
+from dgpu.core.demand import Demand
 from dgpu.core.room import Room
 from dgpu.core.state import ClusterState
 from dgpu.core.task import WHOLE_MILLI

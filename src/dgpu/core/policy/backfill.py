@@ -12,10 +12,11 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from dgpu.core.bookings import Chances, Held
+from dgpu.core.demand import Demand
 from dgpu.core.events import Event
 from dgpu.core.ids import GpuId, NodeId, ShapeId, TaskId
 from dgpu.core.line import Crowd, Line, Turn
-from dgpu.core.policy.fit import Demand, rank
+from dgpu.core.policy.fit import rank
 from dgpu.core.policy.gang import gang_at
 from dgpu.core.policy.lasting import KILL_GRACE_MS, NEVER, RELEASE_MS, UNKNOWN, certain_ms, lasts_ms
 from dgpu.core.policy.place import grant_at

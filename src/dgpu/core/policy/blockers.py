@@ -14,12 +14,13 @@ import msgspec
 from msgspec.structs import replace
 
 from dgpu.core.cards import usable_mb
+from dgpu.core.demand import Demand
 from dgpu.core.health import SERVING, Health
 from dgpu.core.ids import NodeId
 from dgpu.core.node import Gpu, Node
 from dgpu.core.policy.alike import alike
 from dgpu.core.policy.capacity import cpus, never_fits, promised_mb
-from dgpu.core.policy.fit import Demand, accepts, chosen_cards, fits, holds, milli_on
+from dgpu.core.policy.fit import accepts, chosen_cards, fits, holds, milli_on
 from dgpu.core.rejections import NeverFits
 from dgpu.core.room import Room
 from dgpu.core.state import ClusterState

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from dgpu.core.demand import Demand
 from dgpu.core.node import Gpu, Node
-from dgpu.core.policy.fit import Demand, holds
+from dgpu.core.policy.fit import holds
 from dgpu.core.rejections import NeverFits
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Constraint

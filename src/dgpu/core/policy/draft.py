@@ -7,11 +7,11 @@ from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 from dgpu.core.bookings import IN_PASSING, THOROUGH, Look
+from dgpu.core.demand import Demand
 from dgpu.core.events import TasksReserved
 from dgpu.core.ids import LeaseId, NodeId, TaskId
 from dgpu.core.line import Line
 from dgpu.core.policy.backfill import by_time, level_of
-from dgpu.core.policy.fit import Demand
 from dgpu.core.policy.lasting import NEVER, UNKNOWN, lasts_ms
 from dgpu.core.policy.soonest import Cluster, Opening, Taken, opening, opens_at
 from dgpu.core.reservation import Hold, Place, Reservation

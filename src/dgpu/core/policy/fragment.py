@@ -22,12 +22,11 @@ from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import NamedTuple
 
-import msgspec
-
+from dgpu.core.demand import Demand
 from dgpu.core.policy import fit
-from dgpu.core.policy.fit import Demand
 from dgpu.core.room import Kind
 from dgpu.core.task import WHOLE_MILLI
+from dgpu.core.typical import Typical, TypicalShape
 
 MOST_TYPICAL = 16  # shapes in a table; measured: 4 do nearly as well, 64 no better
 IDLE_NODE_MILLI = 100  # price of breaking into an idle node: it wins over a little waste, not over much
@@ -46,28 +45,6 @@ class Host(NamedTuple):
     cpus_milli: int
     ram_mb: int
     idle: bool  # holds no lease at all
-
-
-class TypicalShape(msgspec.Struct, frozen=True, kw_only=True, gc=False, order=True):
-    """What a table remembers of a demand: its GPU side."""
-
-    gpus: int
-    share_milli: int
-    gpu_models: tuple[str, ...]
-    gpu_memory_mb: int
-    weight: int  # per mille of all tasks with GPUs
-    parole: bool = False
-
-
-class Typical(msgspec.Struct, frozen=True, kw_only=True):
-    """The tasks we know, in short. Part of the state, for choices depend on it."""
-
-    shapes: tuple[TypicalShape, ...] = ()  # heaviest first
-    cpus_milli_per_gpu: int = 0  # what the mean GPU in use brings along; 0: not counted
-    ram_mb_per_gpu: int = 0
-    prices: tuple[tuple[Kind, int], ...] = ()  # per mille, for kinds that some tasks insist on
-    counted: int = 0  # tasks it was made of
-    next_id: int = 0  # of the task that came next: tells how many came since
 
 
 class View(NamedTuple):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dgpu.core.demand import Demand
 from dgpu.core.events import Event, GangPlaced, TaskPlaced, TaskStarted
 from dgpu.core.ids import LeaseId, TaskId
-from dgpu.core.policy.fit import Demand
 from dgpu.core.spot import Spot
 from dgpu.core.state import ClusterState
 

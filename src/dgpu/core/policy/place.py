@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from dgpu.core.demand import Demand
 from dgpu.core.events import Event, TaskPlaced, TaskStarted
 from dgpu.core.ids import TaskId
-from dgpu.core.policy.fit import Demand
 from dgpu.core.policy.gang import grant_gang
 from dgpu.core.policy.order import heads
 from dgpu.core.policy.quota import admits, claim_of_grant

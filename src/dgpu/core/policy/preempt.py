@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
+from dgpu.core.demand import Demand
 from dgpu.core.events import TaskStopRequested
 from dgpu.core.ids import NO_TASK, GpuId, NodeId, TaskId, task_name
 from dgpu.core.lease import Lease
 from dgpu.core.line import Line
-from dgpu.core.policy.fit import Demand, accepts, holds
+from dgpu.core.policy.fit import accepts, holds
 from dgpu.core.policy.quota import is_kept, settle_pools, within_limits
 from dgpu.core.quota import QuotaMode, Reclaim
 from dgpu.core.room import Room

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heapreplace
 
+from dgpu.core.demand import Demand
 from dgpu.core.events import TasksReserved
 from dgpu.core.ids import NodeId, TaskId, TenantId
 from dgpu.core.lane import Lane
 from dgpu.core.line import LAST_OF_ALL, NO_SHAPE, NOBODY, Claim, Crowd, CrowdKey, Line, Turn
 from dgpu.core.policy.backfill import level_of
 from dgpu.core.policy.draft import Draft
-from dgpu.core.policy.fit import Demand
 from dgpu.core.policy.quota import has_quota, is_kept, within_limits
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Pool

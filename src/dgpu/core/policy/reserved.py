@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from dgpu.core.demand import Demand
 from dgpu.core.ids import GpuId, NodeId, TaskId, task_name
 from dgpu.core.policy.backfill import fits_without_reservations, grant_kept_to, in_the_way
 from dgpu.core.policy.blockers import Blocker, blockers_of, plural
-from dgpu.core.policy.fit import Demand
 from dgpu.core.reservation import Reservation
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Task

@@ -6,9 +6,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from dgpu.core.demand import Demand
 from dgpu.core.ids import GpuId, LeaseId
 from dgpu.core.lease import Lease
-from dgpu.core.policy.fit import Demand, accepts, holds, milli_on
+from dgpu.core.policy.fit import accepts, holds, milli_on
 from dgpu.core.policy.lasting import NEVER, UNKNOWN
 from dgpu.core.reservation import Hold
 from dgpu.core.room import Card, Room

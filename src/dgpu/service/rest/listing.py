@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from dgpu.core.demand import Demand
 from dgpu.core.ids import ShapeId, TaskId, TenantId, parse_task_id
 from dgpu.core.policy.backfill import fits_without_reservations
 from dgpu.core.policy.barriers import barriers_of
 from dgpu.core.policy.blockers import Blocker, blockers_of, plural
 from dgpu.core.policy.conditions import conditions_of
 from dgpu.core.policy.explain import back_off, explain
-from dgpu.core.policy.fit import Demand
 from dgpu.core.policy.reserved import fits_now, room_blockers
 from dgpu.core.rejections import Rejection, UnknownTask
 from dgpu.core.state import ClusterState
