@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dgpu.core.health import SERVING, Health
-from dgpu.core.node import Gpu, GpuStatus, Node
+from dgpu.core.node import Gpu, GpuStatus, Kind, Node
 from dgpu.core.policy.score import card_key
-from dgpu.core.room import Card, Kind, Room
+from dgpu.core.room import Card, Room
 from dgpu.core.task import WHOLE_MILLI
 
 if TYPE_CHECKING:

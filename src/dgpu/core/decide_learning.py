@@ -20,10 +20,10 @@ from dgpu.core.events import (
     TypicalChanged,
 )
 from dgpu.core.lease import Lease
+from dgpu.core.node import Kind
 from dgpu.core.policy.estimate import after_oom, after_run
 from dgpu.core.policy.fragment import is_due, typical_of
 from dgpu.core.rejections import Rejection, UnknownGpu
-from dgpu.core.room import Kind
 from dgpu.core.settings import Placement
 from dgpu.core.state import ClusterState
 from dgpu.core.task import MEMORY_STEP_MB, Outcome, Task, TaskStatus

@@ -6,7 +6,8 @@ import hashlib
 
 import msgspec
 
-from dgpu.core.state import LATER_PARTS, ClusterState, Parts
+from dgpu.core.parts import LATER_PARTS, PART_NAMES
+from dgpu.core.state import ClusterState
 
 # JSON, not msgpack: there the header of a struct changes with the number of its fields, omitted ones too.
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -18,7 +19,8 @@ def digest(state: ClusterState) -> str:
     """sha256 over all that is not derived: each part by name, each dict by its sorted keys."""
     seen = hashlib.sha256()
     buffer = bytearray()
-    for name, part in zip(Parts._fields, state.parts(), strict=True):
+    for name in PART_NAMES:
+        part = getattr(state, name)
         if name in LATER_PARTS and part == LATER_PARTS[name]:
             continue  # a part that came with a later version leaves the digests of earlier states as they were
         _encoder.encode_into((name, len(part) if isinstance(part, dict) else part), buffer, _AT_THE_END)

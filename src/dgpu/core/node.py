@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import NamedTuple
 
 import msgspec
 
@@ -49,6 +50,14 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if self.offline_since:
             return NodeStatus.OFFLINE
         return NodeStatus.DRAINING if self.draining else NodeStatus.READY
+
+
+class Kind(NamedTuple):
+    """GPUs of one kind are interchangeable. A node whose GPUs differ has a part for each kind."""
+
+    model: str
+    memory_mb: int  # what a task may use: without the safety margin and foreign memory
+    parole: bool = False  # for tasks of low priority only
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeAlias
 
 from dgpu.core.demand import Demand
 from dgpu.core.ids import NodeId
+from dgpu.core.node import Kind
 from dgpu.core.ordered import Ordered
 from dgpu.core.policy.connect import connected
 from dgpu.core.policy.fragment import (
@@ -33,7 +34,7 @@ from dgpu.core.policy.fragment import (
     stranding,
     view_of,
 )
-from dgpu.core.room import Card, Kind, Room
+from dgpu.core.room import Card, Room
 from dgpu.core.task import WHOLE_MILLI
 from dgpu.core.typical import Typical
 

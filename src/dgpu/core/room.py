@@ -6,19 +6,11 @@ import enum
 from typing import NamedTuple
 
 from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId
-from dgpu.core.node import GpuStatus
+from dgpu.core.node import GpuStatus, Kind
 from dgpu.core.reservation import Hold
 from dgpu.core.task import WHOLE_MILLI
 
 STATUSES = tuple(GpuStatus)
-
-
-class Kind(NamedTuple):
-    """GPUs of one kind are interchangeable. A node whose GPUs differ has a part for each kind."""
-
-    model: str
-    memory_mb: int  # what a task may use: without the safety margin and foreign memory
-    parole: bool = False  # for tasks of low priority only
 
 
 class Card(NamedTuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple
 
 from dgpu.core.account import Accounts
 from dgpu.core.bookings import Bookings
@@ -19,7 +18,7 @@ from dgpu.core.ids import GpuId, LeaseId, NodeId, ShapeId, TaskId, TenantId
 from dgpu.core.lease import Lease
 from dgpu.core.line import LAST_OF_ALL, Line
 from dgpu.core.node import Gpu, GpuStatus, Node
-from dgpu.core.quota import Quota
+from dgpu.core.parts import PART_NAMES, Parts
 from dgpu.core.reservation import Hold, Reservation
 from dgpu.core.room import STATUSES
 from dgpu.core.rooms import Rooms
@@ -30,51 +29,6 @@ from dgpu.core.tenant import Tenant
 from dgpu.core.typical import Typical
 from dgpu.core.usage import Meter, Usage
 from dgpu.core.waiting import Waiting
-
-
-class Parts(NamedTuple):
-    """All of a state that is not derived: what a snapshot holds."""
-
-    tasks: dict[TaskId, Task]
-    shapes: dict[ShapeId, Shape]
-    nodes: dict[NodeId, Node]
-    gpus: dict[GpuId, Gpu]
-    leases: dict[LeaseId, Lease]
-    keys: dict[str, IdempotencyKey]
-    settings: Settings
-    epoch: int
-    next_task_id: TaskId
-    next_lease_id: LeaseId
-    next_shape_id: ShapeId
-    last_at: int
-    health: dict[GpuId, GpuHealth]  # of cards with a past
-    typical: Typical  # the tasks we know, for `placement: pack`
-    estimates: dict[str, Estimate]  # what runs have taught about memory
-    after: dict[TaskId, Awaited]  # of waiting tasks: whose ends they wait for
-    gangs: dict[TaskId, Gang]  # of running tasks over several nodes
-    quota: Quota  # as it holds now; `settings.quota` is what the configuration says
-    tenants: dict[TenantId, Tenant]
-    usages: dict[TenantId, Usage]
-    meter: Meter
-    run_times: dict[str, RunTimes]  # what runs have taught about how long they take
-    reservations: dict[TaskId, Reservation]  # of waiting tasks that no node has room for
-
-
-# Parts that came after the first snapshots were written, as they are while nothing is in them. An older snapshot lacks
-# them, and their names are in no digest until they hold something.
-LATER_PARTS: dict[str, object] = {
-    "health": {},
-    "typical": Typical(),
-    "estimates": {},
-    "after": {},
-    "gangs": {},
-    "quota": Quota(),
-    "tenants": {},
-    "usages": {},
-    "meter": Meter(),
-    "run_times": {},
-    "reservations": {},
-}
 
 
 class ClusterState:
@@ -149,20 +103,21 @@ class ClusterState:
     def from_parts(cls, parts: Parts) -> ClusterState:
         """Takes the dicts over; the caller lets go of them."""
         state = cls()
-        for name, part in zip(Parts._fields, parts, strict=True):
-            setattr(state, name, part)
+        for name in PART_NAMES:
+            setattr(state, name, getattr(parts, name))
         by_age = sorted(state.keys.items(), key=lambda item: (item[1].created_at, item[1].first_id))
         state.keys = dict(by_age)
         state.rebuild()
         return state
 
     def parts(self) -> Parts:
-        return Parts._make(getattr(self, name) for name in Parts._fields)
+        return Parts(**{name: getattr(self, name) for name in PART_NAMES})
 
     def fork(self) -> ClusterState:
         """A state of its own: dicts are copied, values are shared."""
         twin = ClusterState()
-        for name, part in zip(Parts._fields, self.parts(), strict=True):
+        for name in PART_NAMES:
+            part = getattr(self, name)
             setattr(twin, name, part.copy() if isinstance(part, dict) else part)
         twin.accounts = self.accounts.copy(twin.tenants)
         twin.waiting = self.waiting.copy(twin.tasks, twin.accounts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from dgpu.core.room import Kind
+from dgpu.core.node import Kind
 
 
 class TypicalShape(msgspec.Struct, frozen=True, kw_only=True, gc=False, order=True):

@@ -20,7 +20,8 @@ import msgspec
 from dgpu.core.digest import digest
 from dgpu.core.lease import Lease
 from dgpu.core.node import Gpu, Node
-from dgpu.core.state import LATER_PARTS, ClusterState, Parts
+from dgpu.core.parts import LATER_PARTS, PART_NAMES, Parts
+from dgpu.core.state import ClusterState
 from dgpu.core.task import Task
 from dgpu.journal.durable import sync_folder, write_file
 from dgpu.journal.errors import SnapshotDamaged
@@ -99,7 +100,7 @@ _decoder = msgspec.json.Decoder(_File)
 def encode_snapshot(state: ClusterState, *, index: int, epoch: int) -> bytes:
     head = {"format": FORMAT, "index": index, "epoch": epoch, "at": state.last_at, "digest": digest(state)}
     # Small things first: who looks into the file sees the numbers before a hundred thousand tasks.
-    names = sorted(Parts._fields, key=lambda name: (isinstance(getattr(state, name), dict), name))
+    names = sorted(PART_NAMES, key=lambda name: (isinstance(getattr(state, name), dict), name))
     members = (b'"%b":%b' % (name.encode(), _encode_part(name, getattr(state, name))) for name in names)
     body = b'%b,"state":{\n%b}' % (_encoder.encode(head)[:-1], b",\n".join(members))
     return b'%b\n,"crc":"%08x"}\n' % (body, zlib.crc32(body))
@@ -230,7 +231,7 @@ def _task_lines(tasks: Iterable[Task]) -> Iterator[bytes]:
 
 
 def _state(stored: Any) -> ClusterState:
-    parts = {name: getattr(stored, name) for name in Parts._fields}
+    parts = {name: getattr(stored, name) for name in PART_NAMES}
     for name in _BY_ID.keys() - {"tasks"}:
         parts[name] = {value.id: value for value in parts[name]}
     parts["tasks"] = {task.id: task for task in _tasks_of(parts["tasks"])}

@@ -6,10 +6,9 @@ import pytest
 from dgpu.core import events
 from dgpu.core.estimates import Estimate
 from dgpu.core.health import Blame, Health
-from dgpu.core.node import Node
+from dgpu.core.node import Kind, Node
 from dgpu.core.quota import Quota
 from dgpu.core.reservation import Place, Reservation
-from dgpu.core.room import Kind
 from dgpu.core.settings import Settings
 from dgpu.core.task import Outcome, Pool, TaskStatus
 from dgpu.core.tenant import Tenant

@@ -10,7 +10,8 @@ import pytest
 
 from dgpu.core.digest import digest
 from dgpu.core.invariants import check_invariants
-from dgpu.core.state import LATER_PARTS, ClusterState
+from dgpu.core.parts import LATER_PARTS
+from dgpu.core.state import ClusterState
 from dgpu.journal.errors import SnapshotDamaged
 from dgpu.journal.snapshot import (
     PREVIOUS_NAME,

@@ -23,8 +23,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from dgpu.core.demand import Demand
+from dgpu.core.node import Kind
 from dgpu.core.policy import fit
-from dgpu.core.room import Kind
 from dgpu.core.task import WHOLE_MILLI
 from dgpu.core.typical import Typical, TypicalShape
 

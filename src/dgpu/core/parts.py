@@ -1,0 +1,69 @@
+"""What a state consists of, and a snapshot holds."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dgpu.core.dependencies import Awaited
+from dgpu.core.estimates import Estimate
+from dgpu.core.gang import Gang
+from dgpu.core.health import GpuHealth
+from dgpu.core.idempotency import IdempotencyKey
+from dgpu.core.ids import GpuId, LeaseId, NodeId, ShapeId, TaskId, TenantId
+from dgpu.core.lease import Lease
+from dgpu.core.node import Gpu, Node
+from dgpu.core.quota import Quota
+from dgpu.core.reservation import Reservation
+from dgpu.core.run_times import RunTimes
+from dgpu.core.settings import Settings
+from dgpu.core.task import Shape, Task
+from dgpu.core.tenant import Tenant
+from dgpu.core.typical import Typical
+from dgpu.core.usage import Meter, Usage
+
+
+class Parts(msgspec.Struct, frozen=True, kw_only=True):
+    """All of a state that is not derived: what a snapshot holds."""
+
+    tasks: dict[TaskId, Task]
+    shapes: dict[ShapeId, Shape]
+    nodes: dict[NodeId, Node]
+    gpus: dict[GpuId, Gpu]
+    leases: dict[LeaseId, Lease]
+    keys: dict[str, IdempotencyKey]
+    settings: Settings
+    epoch: int
+    next_task_id: TaskId
+    next_lease_id: LeaseId
+    next_shape_id: ShapeId
+    last_at: int
+    health: dict[GpuId, GpuHealth]  # of cards with a past
+    typical: Typical  # the tasks we know, for `placement: pack`
+    estimates: dict[str, Estimate]  # what runs have taught about memory
+    after: dict[TaskId, Awaited]  # of waiting tasks: whose ends they wait for
+    gangs: dict[TaskId, Gang]  # of running tasks over several nodes
+    quota: Quota  # as it holds now; `settings.quota` is what the configuration says
+    tenants: dict[TenantId, Tenant]
+    usages: dict[TenantId, Usage]
+    meter: Meter
+    run_times: dict[str, RunTimes]  # what runs have taught about how long they take
+    reservations: dict[TaskId, Reservation]  # of waiting tasks that no node has room for
+
+
+PART_NAMES = Parts.__struct_fields__
+
+# Parts that came after the first snapshots were written, as they are while nothing is in them. An older snapshot lacks
+# them, and their names are in no digest until they hold something.
+LATER_PARTS: dict[str, object] = {
+    "health": {},
+    "typical": Typical(),
+    "estimates": {},
+    "after": {},
+    "gangs": {},
+    "quota": Quota(),
+    "tenants": {},
+    "usages": {},
+    "meter": Meter(),
+    "run_times": {},
+    "reservations": {},
+}
