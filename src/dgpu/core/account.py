@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from dgpu.core.ids import ShapeId, TenantId
 from dgpu.core.lease import Lease
@@ -15,7 +15,7 @@ from dgpu.core.usage import STEP_MS, Meter, Usage, factor, month_of, weigh
 if TYPE_CHECKING:
     from dgpu.core.line import Line
 
-_DAY_MS = 86_400_000
+_DAY_MS: Final = 86_400_000
 
 
 class Account:

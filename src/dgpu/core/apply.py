@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from dgpu.core import events
 from dgpu.core.apply_dependencies import apply_held, apply_released
@@ -49,7 +49,7 @@ def apply(state: ClusterState, event: Event) -> None:
         state.last_at = event.at
 
 
-APPLIERS: dict[type[Event], Callable[[ClusterState, Any], None]] = {
+APPLIERS: Final[dict[type[Event], Callable[[ClusterState, Any], None]]] = {
     events.EpochBegan: apply_epoch,
     events.TasksSubmitted: apply_submitted,
     events.TaskPlaced: apply_placed,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
-MOST_TASKS = 10_000  # of one array
-MOST_INDEX = 1_000_000_000
-_MOST_TEXT = 4_096
-_PART = re.compile(r"(\d{1,10})(?:-(\d{1,10})(?::(\d{1,10}))?)?", re.ASCII)
-_LIMIT = re.compile(r"\d{1,10}", re.ASCII)
+MOST_TASKS: Final = 10_000  # of one array
+MOST_INDEX: Final = 1_000_000_000
+_MOST_TEXT: Final = 4_096
+_PART: Final = re.compile(r"(\d{1,10})(?:-(\d{1,10})(?::(\d{1,10}))?)?", re.ASCII)
+_LIMIT: Final = re.compile(r"\d{1,10}", re.ASCII)
 
 Ranges: TypeAlias = tuple[tuple[int, int, int], ...]  # (first, last, step)
 

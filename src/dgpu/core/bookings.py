@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from dgpu.core.demand import Demand
 from dgpu.core.ids import NodeId, ShapeId, TaskId
@@ -17,9 +17,9 @@ from dgpu.core.room import Room
 if TYPE_CHECKING:
     from dgpu.core.rooms import Rooms
 
-_MOST_DEMANDS = 16
-_FEWEST_MOVES = 4_096
-_REST_MS = 1_000
+_MOST_DEMANDS: Final = 16
+_FEWEST_MOVES: Final = 4_096
+_REST_MS: Final = 1_000
 
 
 class Pace(NamedTuple):
@@ -30,8 +30,8 @@ class Pace(NamedTuple):
     looks: int  # for the first; then the best of these is good enough
 
 
-IN_PASSING = Pace(4, 4, 8)
-THOROUGH = Pace(128, 64, 128)
+IN_PASSING: Final = Pace(4, 4, 8)
+THOROUGH: Final = Pace(128, 64, 128)
 
 Look: TypeAlias = Callable[[Room], int | None]
 Found: TypeAlias = tuple[int, NodeId]  # when, and where

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from dgpu.core import commands
 from dgpu.core.commands import Command, RunPass
@@ -41,7 +41,7 @@ def decide_pass(state: ClusterState, command: RunPass) -> Decision:
     return first_grant(state, command.at, grant_kept_to) if command.limit > 0 else ()
 
 
-DECIDERS: dict[type[Command], Callable[[ClusterState, Any], Decision]] = {
+DECIDERS: Final[dict[type[Command], Callable[[ClusterState, Any], Decision]]] = {
     commands.BeginEpoch: decide_begin_epoch,
     commands.SubmitTasks: decide_submit,
     commands.CancelTasks: decide_cancel,

@@ -9,6 +9,7 @@ nowhere, take no card out of service.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 import msgspec
 
@@ -31,12 +32,14 @@ from dgpu.core.rejections import GpuInService, StaleCheck, UnknownGpu
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Outcome, Task, TaskStatus
 
-GPU_FAULT = "gpu_fault"  # the reason of a TaskStopRequested
+GPU_FAULT: Final = "gpu_fault"  # the reason of a TaskStopRequested
 
-_COMMAND_FAILED = frozenset({126, 127})  # by the shell: it found nothing to run
-_CRASHES = frozenset({4, 6, 7, 8, 11})  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV; others are sent by people
-_PROGRAM_WORDS = 2  # "python train.py", whatever its arguments
-_MOST_PROGRAM = 100
+_COMMAND_FAILED: Final = frozenset({126, 127})  # by the shell: it found nothing to run
+_CRASHES: Final = frozenset(
+    {4, 6, 7, 8, 11}
+)  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV; others are sent by people
+_PROGRAM_WORDS: Final = 2  # "python train.py", whatever its arguments
+_MOST_PROGRAM: Final = 100
 
 
 class _Command(msgspec.Struct):

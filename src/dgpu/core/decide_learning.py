@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec.structs import replace
 
 from dgpu.core.cards import usable_mb
@@ -28,7 +30,7 @@ from dgpu.core.settings import Placement
 from dgpu.core.state import ClusterState
 from dgpu.core.task import MEMORY_STEP_MB, Outcome, Task, TaskStatus
 
-_PACK = Placement.PACK  # looked up before every pass
+_PACK: Final = Placement.PACK  # looked up before every pass
 
 
 def decide_condition(state: ClusterState, command: ObserveCondition) -> Decision:

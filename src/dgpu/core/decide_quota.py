@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -33,7 +34,7 @@ from dgpu.core.task import WHOLE_MILLI, Pool, Shape, TaskSpec
 from dgpu.core.tenant import MOST_TENANTS, Tenant
 from dgpu.core.usage import STEP_MS
 
-_RESERVED = STATUSES.index(GpuStatus.RESERVED)
+_RESERVED: Final = STATUSES.index(GpuStatus.RESERVED)
 
 
 def decide_set_quota(state: ClusterState, command: SetQuota) -> Decision:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from heapq import nsmallest
 from itertools import islice
+from typing import Final
 
 from dgpu.core.commands import BeginEpoch, Tick
 from dgpu.core.decide_health import due_steps
@@ -13,7 +14,7 @@ from dgpu.core.endings import time_over
 from dgpu.core.events import EpochBegan, Event, KeysForgotten, TasksForgotten
 from dgpu.core.state import ClusterState
 
-PORTION = 1_000
+PORTION: Final = 1_000
 
 
 def decide_begin_epoch(state: ClusterState, command: BeginEpoch) -> Decision:

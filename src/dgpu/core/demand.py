@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from dgpu.core.task import PRIORITY_LEVELS, WHOLE_MILLI, Constraint, Shape
 
-_TRUSTED_FROM = PRIORITY_LEVELS["normal"]
+_TRUSTED_FROM: Final = PRIORITY_LEVELS["normal"]
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True, gc=False, cache_hash=True):

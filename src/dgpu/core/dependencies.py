@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -12,7 +12,7 @@ from dgpu.core.ids import TaskId, task_name
 if TYPE_CHECKING:
     from dgpu.core.task import TaskStatus
 
-MOST_EDGES = 100_000  # of one submit: tasks times what each of them waits for
+MOST_EDGES: Final = 100_000  # of one submit: tasks times what each of them waits for
 
 
 class When(enum.StrEnum):

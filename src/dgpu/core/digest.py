@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Final
 
 import msgspec
 
@@ -11,8 +12,8 @@ from dgpu.core.state import ClusterState
 
 # JSON, not msgpack: there the header of a struct changes with the number of its fields, omitted ones too.
 _encoder = msgspec.json.Encoder(order="deterministic")
-_AT_A_TIME_BYTES = 1 << 16
-_AT_THE_END = -1
+_AT_A_TIME_BYTES: Final = 1 << 16
+_AT_THE_END: Final = -1
 
 
 def digest(state: ClusterState) -> str:

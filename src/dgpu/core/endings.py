@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec.structs import replace
 
 from dgpu.core.commands import ReportFinished
@@ -12,13 +14,13 @@ from dgpu.core.settings import Settings
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Outcome, Restart, Task, TaskStatus
 
-_SIGNALS = {
+_SIGNALS: Final = {
     1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE",
     9: "SIGKILL", 10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM",
     24: "SIGXCPU", 25: "SIGXFSZ", 31: "SIGSYS",
 }  # fmt: skip
-_OWN_FAILURES = {Outcome.EXITED, Outcome.SIGNALED, Outcome.TIMEOUT, Outcome.OUT_OF_MEMORY}
-_MOST_DOUBLINGS = 32  # keeps the number small; the delay's own bound comes first
+_OWN_FAILURES: Final = {Outcome.EXITED, Outcome.SIGNALED, Outcome.TIMEOUT, Outcome.OUT_OF_MEMORY}
+_MOST_DOUBLINGS: Final = 32  # keeps the number small; the delay's own bound comes first
 
 
 def end_attempt(state: ClusterState, task: Task, lease: Lease, report: ReportFinished) -> tuple[Event, ...]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Final
 
 import msgspec
 
 from dgpu.core.ids import TenantId
 from dgpu.core.task import TaskDetail
 
-MOST_ESTIMATES = 10_000  # a bound on memory; the one that was not touched for longest leaves
-_MOST_TITLE = 120
+MOST_ESTIMATES: Final = 10_000  # a bound on memory; the one that was not touched for longest leaves
+_MOST_TITLE: Final = 120
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

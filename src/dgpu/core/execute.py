@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from dgpu.core.apply import apply
 from dgpu.core.commands import Command, RunPass
 from dgpu.core.decide import decide
@@ -30,8 +32,8 @@ from dgpu.core.settings import Placement
 from dgpu.core.state import ClusterState
 from dgpu.core.task import WHOLE_MILLI
 
-_IDLE = int(Slot.IDLE)
-_PACK = Placement.PACK  # to look a member up costs as much as a call
+_IDLE: Final = int(Slot.IDLE)
+_PACK: Final = Placement.PACK  # to look a member up costs as much as a call
 
 
 def execute(state: ClusterState, command: Command) -> Decision:

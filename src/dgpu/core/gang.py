@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -11,9 +11,9 @@ from dgpu.core.task import Outcome
 
 if TYPE_CHECKING:
     from dgpu.core.events import RankEnded
-MOST_NODES = 1_024
-_FIRST_PORT = 20_000  # below the range that kernels hand out by themselves
-_PORTS = 12_000
+MOST_NODES: Final = 1_024
+_FIRST_PORT: Final = 20_000  # below the range that kernels hand out by themselves
+_PORTS: Final = 12_000
 
 
 class RankEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from dgpu.core.demand import Demand
 from dgpu.core.ids import NodeId
@@ -10,7 +11,7 @@ from dgpu.core.policy.fit import rank
 from dgpu.core.room import Room
 from dgpu.core.task import WHOLE_MILLI
 
-FEW_ROOMS = 8  # are looked at one by one; more are for a ranking
+FEW_ROOMS: Final = 8  # are looked at one by one; more are for a ranking
 
 
 class Giving:

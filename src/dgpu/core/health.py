@@ -14,6 +14,7 @@ tasks below normal priority.
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 import msgspec
 
@@ -28,17 +29,17 @@ class Health(enum.StrEnum):
     OUT = "out"  # waits for a person
 
 
-STEPS: dict[Health, frozenset[Health]] = {
+STEPS: Final[dict[Health, frozenset[Health]]] = {
     Health.TRUSTED: frozenset({Health.QUARANTINED}),
     Health.QUARANTINED: frozenset({Health.PROBING, Health.OUT}),
     Health.PROBING: frozenset({Health.PAROLE, Health.QUARANTINED}),
     Health.PAROLE: frozenset({Health.TRUSTED, Health.QUARANTINED}),
     Health.OUT: frozenset({Health.PROBING}),
 }
-SERVING = frozenset({Health.TRUSTED, Health.PAROLE})
+SERVING: Final = frozenset({Health.TRUSTED, Health.PAROLE})
 
 
-SEVERITIES = {
+SEVERITIES: Final = {
     Health.QUARANTINED: "critical",
     Health.OUT: "critical",
 }  # of the step there; "info" for any other
@@ -59,7 +60,7 @@ class Cause(enum.StrEnum):
 
 # These happen and are over; the others last until the probe no longer tells of them. An agent tells of the first kind
 # until it is asked to check the card.
-MOMENTARY = frozenset({Cause.XID, Cause.ECC, Cause.FAILURES, Cause.CHECK})
+MOMENTARY: Final = frozenset({Cause.XID, Cause.ECC, Cause.FAILURES, Cause.CHECK})
 
 
 class HealthRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec.structs import replace
 
 from dgpu.core.events import EpochBegan, QuotaChanged, TenantRemoved, TenantSet, UsageCharged
@@ -13,7 +15,7 @@ from dgpu.core.task import Pool
 from dgpu.core.tenant import Tenant
 from dgpu.core.usage import ONE, Meter, Usage, charged, factor, is_far
 
-NOTHING_USED = Usage()
+NOTHING_USED: Final = Usage()
 
 
 def note_released(state: ClusterState, lease: Lease, at: int) -> None:
@@ -61,7 +63,7 @@ def count_away(state: ClusterState, node_id: NodeId) -> None:
         state.away[node_id] = away
 
 
-_SERVING_SLOTS = tuple(
+_SERVING_SLOTS: Final = tuple(
     slot
     for slot, status in enumerate(GpuStatus)
     if status in {GpuStatus.IDLE, GpuStatus.BUSY, GpuStatus.DRAINING}

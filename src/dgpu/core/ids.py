@@ -1,6 +1,6 @@
 """Names of things. Numbers come from counters in the state and are never reused."""
 
-from typing import NewType
+from typing import Final, NewType
 
 TaskId = NewType("TaskId", int)
 LeaseId = NewType("LeaseId", int)  # the fence: a report on any other lease of a task is stale
@@ -9,11 +9,11 @@ NodeId = NewType("NodeId", str)
 GpuId = NewType("GpuId", str)  # the card's UUID: indexes move when a card dies
 TenantId = NewType("TenantId", str)
 
-NO_LEASE = LeaseId(0)
-NO_TASK = TaskId(0)
+NO_LEASE: Final = LeaseId(0)
+NO_TASK: Final = TaskId(0)
 
-_PREFIX = "task-"
-_MOST_DIGITS = 18
+_PREFIX: Final = "task-"
+_MOST_DIGITS: Final = 18
 
 
 def task_name(task_id: TaskId) -> str:

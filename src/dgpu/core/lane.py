@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from heapq import heapify
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from dgpu.core.giving import FEW_ROOMS
 from dgpu.core.ids import NodeId, ShapeId
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from dgpu.core.room import Room
     from dgpu.core.rooms import Rooms
 
-UNBOUNDED = 1 << 62  # more than any cluster has
-_MOST_WOKEN = 2 * FEW_ROOMS  # older ones are forgotten: who fitted there waits until all are planned
+UNBOUNDED: Final = 1 << 62  # more than any cluster has
+_MOST_WOKEN: Final = 2 * FEW_ROOMS  # older ones are forgotten: who fitted there waits until all are planned
 
 
 class Lane:

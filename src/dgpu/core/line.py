@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from dgpu.core.account import Account
 from dgpu.core.demand import Demand
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from dgpu.core.lane import Lane
     from dgpu.core.turns import Order
 
-NOBODY = TaskId(0)
-NO_SHAPE = ShapeId(0)
-PART = -1  # the size of a demand for a part of one GPU
-SLACK = 64  # stale entries tolerated in a heap beyond its live ones
+NOBODY: Final = TaskId(0)
+NO_SHAPE: Final = ShapeId(0)
+PART: Final = -1  # the size of a demand for a part of one GPU
+SLACK: Final = 64  # stale entries tolerated in a heap beyond its live ones
 
 # The place of a line in the order: highest level first, then the tenant with the least share (see standings), then the
 # oldest head.
 # (-level, standing, head, shape). Who is listed is known by the very same object: the compiler keeps it as it is only
 # where it does not know the length.
 Turn: TypeAlias = tuple[Any, ...]
-LAST_OF_ALL: Turn = (1 << 62, 0, NOBODY, NO_SHAPE)
+LAST_OF_ALL: Final[Turn] = (1 << 62, 0, NOBODY, NO_SHAPE)
 CrowdKey: TypeAlias = tuple[Demand, Pool | None]  # tasks without GPUs are of no pool here
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from typing import Generic, TypeAlias, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 T = TypeVar("T")
 Entry: TypeAlias = tuple[int, str, T]  # (amount, node id, member); no two have the same amount and id
 
-_MOST = 256  # entries in a block; a list of this length moves in a fraction of a microsecond
+_MOST: Final = 256  # entries in a block; a list of this length moves in a fraction of a microsecond
 
 
 class Ordered(Generic[T]):

@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from dgpu.core.demand import Demand
 from dgpu.core.ids import NodeId
@@ -39,14 +39,14 @@ from dgpu.core.task import WHOLE_MILLI
 from dgpu.core.typical import Typical
 
 NodeName: TypeAlias = str
-_LEVEL_MILLI = 250  # part-used GPUs are told apart this finely; measured: finer finds nothing better
-_LEVELS = WHOLE_MILLI // _LEVEL_MILLI + 1
-_SPARE_CLASSES = 4_096  # classes kept that no node is in now: nodes come back to them
-_MOST_DEMANDS = 4_096  # whose accepted kinds are remembered
-_MOST_CHOICES = 256  # in a class: shapes of GPU demands are few, but nobody promises it
-_MOST_RATED = 256  # in a group, likewise
-_MOST_CHANGED = 256  # rooms that may wait to be taken in: about a millisecond for who asks next
-_MILLIONTHS = 1_000  # in a thousandth
+_LEVEL_MILLI: Final = 250  # part-used GPUs are told apart this finely; measured: finer finds nothing better
+_LEVELS: Final = WHOLE_MILLI // _LEVEL_MILLI + 1
+_SPARE_CLASSES: Final = 4_096  # classes kept that no node is in now: nodes come back to them
+_MOST_DEMANDS: Final = 4_096  # whose accepted kinds are remembered
+_MOST_CHOICES: Final = 256  # in a class: shapes of GPU demands are few, but nobody promises it
+_MOST_RATED: Final = 256  # in a group, likewise
+_MOST_CHANGED: Final = 256  # rooms that may wait to be taken in: about a millisecond for who asks next
+_MILLIONTHS: Final = 1_000  # in a thousandth
 
 
 class Found(NamedTuple):
@@ -267,8 +267,8 @@ def pack_cards(room: Room, demand: Demand, kind: Kind, from_milli: int) -> list[
     return connected(room, whole, gpus)
 
 
-_NO_GPUS = Kind("", 0)
-_WHOLE: tuple[int, ...] = tuple([WHOLE_MILLI] * 1_024)  # more cards than any node has
+_NO_GPUS: Final = Kind("", 0)
+_WHOLE: Final[tuple[int, ...]] = tuple([WHOLE_MILLI] * 1_024)  # more cards than any node has
 
 
 def _by_index(card: Card) -> tuple[int, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from dgpu.core.dependencies import Awaited
@@ -50,11 +52,11 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     reservations: dict[TaskId, Reservation]  # of waiting tasks that no node has room for
 
 
-PART_NAMES = Parts.__struct_fields__
+PART_NAMES: Final = Parts.__struct_fields__
 
 # Parts that came after the first snapshots were written, as they are while nothing is in them. An older snapshot lacks
 # them, and their names are in no digest until they hold something.
-LATER_PARTS: dict[str, object] = {
+LATER_PARTS: Final[dict[str, object]] = {
     "health": {},
     "typical": Typical(),
     "estimates": {},

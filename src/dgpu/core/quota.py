@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from dgpu.core.task import WHOLE_MILLI, Pool
 
-MILLION = 1_000_000
+MILLION: Final = 1_000_000
 
-OTHER_POOL = {Pool.ONLINE: Pool.BATCH, Pool.BATCH: Pool.ONLINE}
+OTHER_POOL: Final = {Pool.ONLINE: Pool.BATCH, Pool.BATCH: Pool.ONLINE}
 
 
 class QuotaMode(enum.StrEnum):

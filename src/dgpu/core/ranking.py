@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from heapq import heapify, heappop, heappush
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -13,12 +14,12 @@ from dgpu.core.policy.fit import has_host, milli_on, rank
 from dgpu.core.room import Room
 from dgpu.core.task import WHOLE_MILLI
 
-_MOST_RANKED = 2_000_000  # entries over all rankings: a bound on memory
-_FEWEST_RANKINGS = 16
-_MOST_RANKINGS = 1_024
-_FEWEST_CHANGES = 4_096  # kept before rankings must catch up or go
-_ANY_MB = 1 << 60
-_FEW_SKIPPED = 8  # nodes that lack cpus or ram
+_MOST_RANKED: Final = 2_000_000  # entries over all rankings: a bound on memory
+_FEWEST_RANKINGS: Final = 16
+_MOST_RANKINGS: Final = 1_024
+_FEWEST_CHANGES: Final = 4_096  # kept before rankings must catch up or go
+_ANY_MB: Final = 1 << 60
+_FEW_SKIPPED: Final = 8  # nodes that lack cpus or ram
 
 
 class Ranking:

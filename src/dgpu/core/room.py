@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId
 from dgpu.core.node import GpuStatus, Kind
 from dgpu.core.reservation import Hold
 from dgpu.core.task import WHOLE_MILLI
 
-STATUSES = tuple(GpuStatus)
+STATUSES: Final = tuple(GpuStatus)
 
 
 class Card(NamedTuple):
@@ -43,15 +43,15 @@ class Used(NamedTuple):
     leases: int
 
 
-_NOTHING = Used(0, 0, 0)
+_NOTHING: Final = Used(0, 0, 0)
 
 # Of rooms that nobody changes, see `whole`.
-_NO_HOLDS: dict[TaskId, Hold] = {}
-_NO_KEEPS: dict[GpuId, tuple[TaskId, ...]] = {}
-_NO_LEASES: dict[LeaseId, None] = {}
-_NONE_USED: dict[GpuId, Used] = {}
-_NO_PARTS: dict[GpuId, int] = {}
-_NO_CARDS: list[Card] = []
+_NO_HOLDS: Final[dict[TaskId, Hold]] = {}
+_NO_KEEPS: Final[dict[GpuId, tuple[TaskId, ...]]] = {}
+_NO_LEASES: Final[dict[LeaseId, None]] = {}
+_NONE_USED: Final[dict[GpuId, Used]] = {}
+_NO_PARTS: Final[dict[GpuId, int]] = {}
+_NO_CARDS: Final[list[Card]] = []
 
 
 class Room:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from heapq import nsmallest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from dgpu.core.cards import deal, status_of
 from dgpu.core.demand import Demand
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 _IDLE, _BUSY = int(Slot.IDLE), int(Slot.BUSY)
-_PACK = Placement.PACK  # to look a member up costs as much as a call
+_PACK: Final = Placement.PACK  # to look a member up costs as much as a call
 
 
 class Rooms:

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import re
+from typing import Final
 
 import msgspec
 
 from dgpu.core.task import Shape, Task, TaskStatus
 
-MOST_KINDS = 4_096  # a bound on memory; the half that was not seen for longest leaves
-MOST_RUNS = 15
-FEWEST_RUNS = 3  # for reservations to believe them: fewer say too little
+MOST_KINDS: Final = 4_096  # a bound on memory; the half that was not seen for longest leaves
+MOST_RUNS: Final = 15
+FEWEST_RUNS: Final = 3  # for reservations to believe them: fewer say too little
 
-_MOST_READ = 4_096  # characters of a command
-_NUMBER = re.compile(r"\d+")
+_MOST_READ: Final = 4_096  # characters of a command
+_NUMBER: Final = re.compile(r"\d+")
 
 
 class RunTimes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -61,7 +62,7 @@ def note_run(known: dict[str, RunTimes], shape: Shape, task: Task, at: int) -> b
     return len(recent) + 1 == FEWEST_RUNS
 
 
-_TELLING = {TaskStatus.SUCCESS, TaskStatus.FAILED}
+_TELLING: Final = {TaskStatus.SUCCESS, TaskStatus.FAILED}
 
 
 def _make_room(known: dict[str, RunTimes]) -> None:

@@ -8,14 +8,14 @@ tenant has to be listed anew.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from dgpu.core.account import Account
     from dgpu.core.ids import TenantId
 
-NOWHERE = -1  # no share is below 0
-_NO_END = 1 << 200  # more than any share
+NOWHERE: Final = -1  # no share is below 0
+_NO_END: Final = 1 << 200  # more than any share
 
 
 class Standings:

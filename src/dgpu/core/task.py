@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -11,10 +11,10 @@ from dgpu.core.array import Ranges
 from dgpu.core.dependencies import Dependency
 from dgpu.core.ids import NO_LEASE, NO_TASK, GpuId, LeaseId, NodeId, ShapeId, TaskId, TenantId
 
-PRIORITY_LEVELS = {"low": 10, "normal": 50, "high": 80, "critical": 100}
-MEMORY_STEP_MB = 256  # demands are rounded up to it, so that near-equal tasks share a shape
+PRIORITY_LEVELS: Final = {"low": 10, "normal": 50, "high": 80, "critical": 100}
+MEMORY_STEP_MB: Final = 256  # demands are rounded up to it, so that near-equal tasks share a shape
 
-WHOLE_MILLI = 1_000  # one GPU
+WHOLE_MILLI: Final = 1_000  # one GPU
 
 # What a node's labels must say: (label, is, values). The label's value is among the values, or with `is` false is not.
 Constraint: TypeAlias = tuple[str, bool, tuple[str, ...]]

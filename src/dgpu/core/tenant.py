@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from dgpu.core.ids import TenantId
 from dgpu.core.task import Pool
 
-MOST_TENANTS = 10_000
-WEIGHT_MILLI = 1_000  # the weight 1
-BOTH_POOLS = (Pool.ONLINE, Pool.BATCH)
+MOST_TENANTS: Final = 10_000
+WEIGHT_MILLI: Final = 1_000  # the weight 1
+BOTH_POOLS: Final = (Pool.ONLINE, Pool.BATCH)
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from dgpu.core.commands import RunPass, SetQuota
@@ -14,8 +16,8 @@ from dgpu.core.rejections import Rejection
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Pool
 
-MOST_TOLD = 1_000
-_MOST_PLACED = 10_000
+MOST_TOLD: Final = 1_000
+_MOST_PLACED: Final = 10_000
 
 
 class QuotaTrial(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,17 +9,18 @@ within 64 bits.
 from __future__ import annotations
 
 from math import isqrt
+from typing import Final
 
 import msgspec
 
-STEP_MS = 60_000  # the factor grows in these steps, and running tasks are charged in them
-HOUR_MS = 3_600_000
-_DAY_MS = 24 * HOUR_MS
-_DAYS_BEFORE_1970 = 719_468  # since 1 March of the year 0
-_DAYS_IN_400_YEARS = 146_097
-_BITS = 32  # of the fixed point
-ONE = 1 << _BITS
-_PARTS = 16  # bits of a fraction of a half-life
+STEP_MS: Final = 60_000  # the factor grows in these steps, and running tasks are charged in them
+HOUR_MS: Final = 3_600_000
+_DAY_MS: Final = 24 * HOUR_MS
+_DAYS_BEFORE_1970: Final = 719_468  # since 1 March of the year 0
+_DAYS_IN_400_YEARS: Final = 146_097
+_BITS: Final = 32  # of the fixed point
+ONE: Final = 1 << _BITS
+_PARTS: Final = 16  # bits of a fraction of a half-life
 
 
 def _roots() -> tuple[int, ...]:
@@ -31,7 +32,7 @@ def _roots() -> tuple[int, ...]:
     return tuple(roots)
 
 
-_ROOTS = _roots()
+_ROOTS: Final = _roots()
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
 from heapq import heapify, heappop, heappush
+from typing import Final
 
 from dgpu.core.account import Accounts
 from dgpu.core.demand import demand_of
@@ -16,7 +17,7 @@ from dgpu.core.room import Room, whole
 from dgpu.core.rooms import Rooms
 from dgpu.core.task import Pool, Shape, Task
 
-_FEW = 16  # removals done one by one; more are cheaper in one sweep
+_FEW: Final = 16  # removals done one by one; more are cheaper in one sweep
 
 
 class Waiting:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from heapq import nsmallest
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from dgpu.core.bookings import Chances, Held
 from dgpu.core.demand import Demand
@@ -27,9 +27,11 @@ from dgpu.core.spot import spot_in
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Task
 
-PATIENCE_MS = 3_600_000 + KILL_GRACE_MS + RELEASE_MS  # the default time limit of batch tasks
-_MOST_LINES = 16  # of one demand, in order
-MOST_LOOKED_AT = 256  # waiting tasks in one pass, for short ones among them; the next one goes on from there
+PATIENCE_MS: Final = 3_600_000 + KILL_GRACE_MS + RELEASE_MS  # the default time limit of batch tasks
+_MOST_LINES: Final = 16  # of one demand, in order
+MOST_LOOKED_AT: Final = (
+    256  # waiting tasks in one pass, for short ones among them; the next one goes on from there
+)
 
 
 class Access(NamedTuple):

@@ -9,6 +9,7 @@ model, their memory), that is a blocker too. If a node can take it now, there is
 from __future__ import annotations
 
 from collections import Counter
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -290,7 +291,7 @@ def _card_blockers(tally: _Tally, demand: Demand) -> list[Blocker]:
 
 
 # Per state of health: what is said of one card, and of several.
-_HEALTH = {
+_HEALTH: Final = {
     "quarantined": ("is quarantined", "are quarantined"),
     "probing": ("is being checked", "are being checked"),
     "out": ("is out of service and waits for a person", "are out of service and wait for a person"),
@@ -352,7 +353,7 @@ def _share_blockers(tally: _Tally, demand: Demand, state: ClusterState) -> list[
     return found
 
 
-_IMPOSSIBLE = {
+_IMPOSSIBLE: Final = {
     "nodes": ("nodes", "needs {requested} nodes with room for one rank each; there are {largest} such nodes"),
     "constraints": (
         "constraints",

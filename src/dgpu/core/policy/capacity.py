@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -13,7 +14,7 @@ from dgpu.core.rejections import NeverFits
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Constraint
 
-_MOST_REMEMBERED = 1_024
+_MOST_REMEMBERED: Final = 1_024
 
 
 def fits_empty(state: ClusterState, demand: Demand) -> bool:

@@ -4,13 +4,15 @@ or its array runs as many as it may.
 
 from __future__ import annotations
 
+from typing import Final
+
 from dgpu.core.dependencies import Dependency
 from dgpu.core.ids import task_name
 from dgpu.core.policy.blockers import Blocker
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Task
 
-_MOST_NAMED = 5
+_MOST_NAMED: Final = 5
 
 
 def conditions_of(state: ClusterState, task: Task) -> list[Blocker]:

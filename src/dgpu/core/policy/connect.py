@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from itertools import combinations
 from math import comb
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dgpu.core.ids import GpuId
     from dgpu.core.room import Card, Room
 
-_MOST_SETS = 128  # looked at one by one; beyond it sets are grown card by card
+_MOST_SETS: Final = 128  # looked at one by one; beyond it sets are grown card by card
 
 
 def connected(room: Room, cards: Sequence[Card], count: int) -> list[Card]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from dgpu.core.bookings import IN_PASSING, THOROUGH, Look
 from dgpu.core.demand import Demand
@@ -18,10 +18,10 @@ from dgpu.core.reservation import Hold, Place, Reservation
 from dgpu.core.room import Room
 from dgpu.core.state import ClusterState
 
-_SLACK_MS = 5_000  # a time that slips by less is left as it is: a task took some time to begin
+_SLACK_MS: Final = 5_000  # a time that slips by less is left as it is: a task took some time to begin
 
 _Found: TypeAlias = tuple[int, NodeId, Opening]  # when and where
-_BY_TIME = itemgetter(0, 1)
+_BY_TIME: Final = itemgetter(0, 1)
 
 
 class _Plan(NamedTuple):

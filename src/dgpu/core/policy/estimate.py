@@ -8,6 +8,8 @@ however large, until it has run out of memory once.
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 from msgspec.structs import replace
 
@@ -19,9 +21,9 @@ from dgpu.core.settings import EstimateRules
 from dgpu.core.state import ClusterState
 from dgpu.core.task import MEMORY_STEP_MB, WHOLE_MILLI, Shape, Task, TaskDetail, TaskSpec
 
-_GROWTH = (6, 5)  # x 1.2
-_SLOWNESS = 8  # an over-estimate loses an eighth of itself per run
-_TELLING = (b'"task_type"', b'"structure_n_atoms"')  # in a detail, seen without decoding it
+_GROWTH: Final = (6, 5)  # x 1.2
+_SLOWNESS: Final = 8  # an over-estimate loses an eighth of itself per run
+_TELLING: Final = (b'"task_type"', b'"structure_n_atoms"')  # in a detail, seen without decoding it
 
 _decode = msgspec.json.Decoder(TaskDetail).decode
 

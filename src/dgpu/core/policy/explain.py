@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from dgpu.core.ids import TaskId, task_name
@@ -14,7 +16,7 @@ from dgpu.core.rejections import UnknownTask
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Task, TaskStatus
 
-MOST_AHEAD = 100
+MOST_AHEAD: Final = 100
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,8 @@ percentile. Where neither a time limit nor a learned run time tells when GPUs co
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from dgpu.core.ids import TaskId
@@ -11,8 +13,8 @@ from dgpu.core.policy.forward import ForwardRun
 from dgpu.core.policy.order import queue
 from dgpu.core.state import ClusterState
 
-MOST_FORETOLD = 1_000  # the first in the queue; of those behind them nothing is said
-_GRANTS_PER_TASK = 4  # a bound on the work: smaller tasks from further behind may start in between
+MOST_FORETOLD: Final = 1_000  # the first in the queue; of those behind them nothing is said
+_GRANTS_PER_TASK: Final = 4  # a bound on the work: smaller tasks from further behind may start in between
 
 
 class Prediction(msgspec.Struct, frozen=True, array_like=True, gc=False):

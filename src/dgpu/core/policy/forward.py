@@ -8,7 +8,7 @@ ends well.
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from dgpu.core.apply import apply
 from dgpu.core.commands import ReportFinished, RunPass, Tick
@@ -21,9 +21,9 @@ from dgpu.core.run_times import RunTimes, kind_of, quantile_ms
 from dgpu.core.state import ClusterState, next_wake_at, pass_due
 from dgpu.core.task import Outcome, Restart, Task
 
-_CHARGE_MS = 60_000  # virtual time between two Ticks, where tenants are charged
-_MOST_IN_PASS = 1_000
-_MOST_ENDS = (
+_CHARGE_MS: Final = 60_000  # virtual time between two Ticks, where tenants are charged
+_MOST_IN_PASS: Final = 1_000
+_MOST_ENDS: Final = (
     200  # between two passes: where thousands end at once, only what is asked about need be looked at
 )
 

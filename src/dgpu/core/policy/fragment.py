@@ -20,7 +20,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from dgpu.core.demand import Demand
 from dgpu.core.node import Kind
@@ -28,10 +28,12 @@ from dgpu.core.policy import fit
 from dgpu.core.task import WHOLE_MILLI
 from dgpu.core.typical import Typical, TypicalShape
 
-MOST_TYPICAL = 16  # shapes in a table; measured: 4 do nearly as well, 64 no better
-IDLE_NODE_MILLI = 100  # price of breaking into an idle node: it wins over a little waste, not over much
-FEWEST_SUBMITS = 16  # between two tables
-_PER_MILLE = 1_000  # weights of a table add up to about this
+MOST_TYPICAL: Final = 16  # shapes in a table; measured: 4 do nearly as well, 64 no better
+IDLE_NODE_MILLI: Final = (
+    100  # price of breaking into an idle node: it wins over a little waste, not over much
+)
+FEWEST_SUBMITS: Final = 16  # between two tables
+_PER_MILLE: Final = 1_000  # weights of a table add up to about this
 
 
 class Cards(NamedTuple):

@@ -7,7 +7,7 @@ kind took is believed. Nothing is known of a task with neither, and a service ne
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from dgpu.core.ids import LeaseId
 from dgpu.core.run_times import FEWEST_RUNS, MOST_KINDS, RunTimes, kind_of, quantile_ms
@@ -16,16 +16,16 @@ from dgpu.core.task import Restart, Task
 if TYPE_CHECKING:
     from dgpu.core.state import ClusterState
 
-KILL_GRACE_MS = (
+KILL_GRACE_MS: Final = (
     10_000  # between the two signals at a time limit; what agents use unless they are told otherwise
 )
-RELEASE_MS = 1_000  # until the GPUs of a process that is gone are free, and the report is here
-_OVER_MS = KILL_GRACE_MS + RELEASE_MS
-_ALWAYS = Restart.ALWAYS  # to look a member up costs as much as a call
-UNKNOWN = 1 << 60  # a time that nobody knows; larger ones: of so many cards
-NEVER = 1 << 61
+RELEASE_MS: Final = 1_000  # until the GPUs of a process that is gone are free, and the report is here
+_OVER_MS: Final = KILL_GRACE_MS + RELEASE_MS
+_ALWAYS: Final = Restart.ALWAYS  # to look a member up costs as much as a call
+UNKNOWN: Final = 1 << 60  # a time that nobody knows; larger ones: of so many cards
+NEVER: Final = 1 << 61
 
-_PERCENT = 90
+_PERCENT: Final = 90
 
 
 def lasts_ms(state: ClusterState, task: Task, known: dict[bytes, int] | None = None) -> int:

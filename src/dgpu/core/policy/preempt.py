@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from dgpu.core.demand import Demand
 from dgpu.core.events import TaskStopRequested
@@ -26,9 +26,9 @@ from dgpu.core.room import Room
 from dgpu.core.state import ClusterState
 from dgpu.core.task import WHOLE_MILLI, Pool
 
-RECLAIMED = "reclaimed"
-MOST_LOOKED_AT = 2_000  # of the newest leases
-MOST_HELPED = 64  # waiting tasks in one pass
+RECLAIMED: Final = "reclaimed"
+MOST_LOOKED_AT: Final = 2_000  # of the newest leases
+MOST_HELPED: Final = 64  # waiting tasks in one pass
 
 
 class _Plan:

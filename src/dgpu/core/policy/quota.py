@@ -9,6 +9,8 @@ may not take the idle GPUs that the tasks it could start now need. It is a numbe
 
 from __future__ import annotations
 
+from typing import Final
+
 from dgpu.core.account import Account
 from dgpu.core.events import Event, GangPlaced, TaskPlaced
 from dgpu.core.holdings import count_away
@@ -21,9 +23,11 @@ from dgpu.core.state import ClusterState
 from dgpu.core.task import WHOLE_MILLI, Pool, Shape
 from dgpu.core.usage import HOUR_MS
 
-_COUNTED = tuple(STATUSES.index(status) for status in (GpuStatus.IDLE, GpuStatus.BUSY, GpuStatus.DRAINING))
-_IDLE = int(Slot.IDLE)
-_BORROW = QuotaMode.BORROW
+_COUNTED: Final = tuple(
+    STATUSES.index(status) for status in (GpuStatus.IDLE, GpuStatus.BUSY, GpuStatus.DRAINING)
+)
+_IDLE: Final = int(Slot.IDLE)
+_BORROW: Final = QuotaMode.BORROW
 
 
 def claim_of(shape: Shape) -> Claim:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heapreplace
+from typing import Final
 
 from dgpu.core.demand import Demand
 from dgpu.core.events import TasksReserved
@@ -22,10 +23,10 @@ from dgpu.core.policy.quota import has_quota, is_kept, within_limits
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Pool
 
-LOOK_AGAIN_MS = 10_000  # something may have become free elsewhere: looked for only so often
-_MOST_TRIES = 32  # plans in one go
-_LONG_QUEUE = 100
-_NOTHING = Claim(0, 0)
+LOOK_AGAIN_MS: Final = 10_000  # something may have become free elsewhere: looked for only so often
+_MOST_TRIES: Final = 32  # plans in one go
+_LONG_QUEUE: Final = 100
+_NOTHING: Final = Claim(0, 0)
 
 
 def reservations_due(state: ClusterState, at: int) -> bool:

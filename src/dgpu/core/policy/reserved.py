@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from dgpu.core.demand import Demand
@@ -12,7 +14,7 @@ from dgpu.core.reservation import Reservation
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Task
 
-MOST_AWAITED = 16
+MOST_AWAITED: Final = 16
 
 
 class Reserved(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ Points are tenths, so that whole numbers do. What a card's condition is comes in
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from dgpu.core.task import WHOLE_MILLI
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from dgpu.core.node import Gpu
     from dgpu.core.room import Card
 
-LOADED = 1_000  # 100: the model is there
-LOADABLE = 500  # 50: there is room for one more model
-MEMORY = 400
-LOAD_BANDS = (300, 225, 150, 75, 0)  # from idle to fully used
-HEAT_BANDS = (200, 150, 100, 50, 0)
-REST_BANDS = (0, 50, 100)
-SHARED = 500  # a share goes where shares are, unless that costs more than this: whole cards stay whole
+LOADED: Final = 1_000  # 100: the model is there
+LOADABLE: Final = 500  # 50: there is room for one more model
+MEMORY: Final = 400
+LOAD_BANDS: Final = (300, 225, 150, 75, 0)  # from idle to fully used
+HEAT_BANDS: Final = (200, 150, 100, 50, 0)
+REST_BANDS: Final = (0, 50, 100)
+SHARED: Final = 500  # a share goes where shares are, unless that costs more than this: whole cards stay whole
 
-LOAD_EDGES_PERCENT = (10, 35, 60, 85)  # a band begins at its edge
-HEAT_EDGES_C = (45, 60, 72, 83)
-REST_EDGES_MS = (60_000, 600_000)
+LOAD_EDGES_PERCENT: Final = (10, 35, 60, 85)  # a band begins at its edge
+HEAT_EDGES_C: Final = (45, 60, 72, 83)
+REST_EDGES_MS: Final = (60_000, 600_000)
 
-_POINT = 1 << 24  # one tenth of a point outweighs any memory, which breaks ties: more of it is better
+_POINT: Final = 1 << 24  # one tenth of a point outweighs any memory, which breaks ties: more of it is better
 
 
 def card_key(gpu: Gpu, usable_mb: int) -> int:

@@ -9,7 +9,7 @@ than another copy.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -43,13 +43,19 @@ from dgpu.core.rejections import Rejection
 from dgpu.core.state import ClusterState, pass_due
 from dgpu.core.task import MEMORY_STEP_MB, Outcome, Pool, Task, TaskSpec, TaskStatus
 
-MOST_TRIES = 48
-MOST_TOLD = 6
-_MOST_RESUMED = 4
-_MOST_AWAITED = 16
-_HIGHEST_PRIORITY = 100
-_PERCENT_PPM = MILLION // 100
-_APART = {"held", "dependency", "dependency_failed", "array_limit", "back_off"}  # no other shape would help
+MOST_TRIES: Final = 48
+MOST_TOLD: Final = 6
+_MOST_RESUMED: Final = 4
+_MOST_AWAITED: Final = 16
+_HIGHEST_PRIORITY: Final = 100
+_PERCENT_PPM: Final = MILLION // 100
+_APART: Final = {
+    "held",
+    "dependency",
+    "dependency_failed",
+    "array_limit",
+    "back_off",
+}  # no other shape would help
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +99,7 @@ def _search(trials: _Trials, told: Explanation) -> Iterator[Change]:
         yield from _awaited(trials, told.nearest.node_id)
 
 
-_OF_POOLS = {"pool_quota", "quota"}
+_OF_POOLS: Final = {"pool_quota", "quota"}
 
 
 class _Trials:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -17,9 +17,9 @@ from dgpu.core.policy.order import queue
 from dgpu.core.rejections import Rejection
 from dgpu.core.state import ClusterState
 
-MOST_COMPARED = 1_000  # waiting tasks, the first in the queue
-MOST_EXPLAINED = 10  # of the submitted that would wait
-_GRANTS_PER_TASK = 4
+MOST_COMPARED: Final = 1_000  # waiting tasks, the first in the queue
+MOST_EXPLAINED: Final = 10  # of the submitted that would wait
+_GRANTS_PER_TASK: Final = 4
 
 
 class Starts(msgspec.Struct, frozen=True, kw_only=True):
