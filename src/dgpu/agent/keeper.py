@@ -25,16 +25,15 @@ from dgpu.agent.disk_room import DiskRoom
 from dgpu.agent.door import Door
 from dgpu.agent.frames import PROTOCOL, Frame
 from dgpu.agent.held import Held, Trees
+from dgpu.agent.news import News
+from dgpu.agent.pipes import Pipes
 from dgpu.agent.spawn import CannotStart, Spawner
 from dgpu.agent.store import LeaseLog, Record, record_of
 from dgpu.agent.tree import TICKS_PER_SECOND
 from dgpu.agent.workdirs import WorkDirs
 
 _SPAWNS_PER_ROUND = 32  # so that exits and output are served between them
-_READ_BYTES = 64 * 1024
-_MOST_LAST_READS = 16  # of a pipe after its tree has ended
 _CHECK_MS = 25
-_STARTS_WAIT_MS = 10  # so that the start of a short task is told together with its end
 _SLOW_CHECK_MS = 500
 _UNKILLABLE_MS = 60_000
 _ROOM_AGAIN_MS = 1_000
@@ -62,17 +61,12 @@ class Keeper:
         self._log = LeaseLog(directory / "leases.log")
         self._mains: dict[int, Held] = {}
         self._live: dict[int, Held] = {}
-        self._pipes: dict[int, Held] = {}
         self._queue: dict[int, dict[str, Any]] = {}  # ordered, not started yet, in order
         self._room = DiskRoom((settings.directory, settings.work_dir))
         self._start_at_ms = 0  # not before: the disk was full
         self._timers: list[tuple[int, int]] = []  # (at, lease), outdated entries do no harm
         self._words: dict[str, tuple[int, str]] = {}  # node: when its task lease is over, and what then
         self._ends: dict[int, Record] = {}  # of this round
-        self._started: list[list[int]] = []
-        self._started_due_ms = 0
-        self._frozen: list[int] = []
-        self._untold: dict[int, None] = {}  # ended, still to be said to the connected agent
         self._stopping = False
         self._stop_asked = False
         self._word_timer_ms = 0
@@ -85,6 +79,8 @@ class Keeper:
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._epoll.register(self._wake_read, select.EPOLLIN)
         self._door = Door(directory / "keeper.sock", self._epoll)
+        self._news = News(self._door, self._log)
+        self._pipes = Pipes(self._epoll)
         self._recover()
         (directory / "keeper.json").write_text(
             json.dumps({"id": self.id, "pid": os.getpid(), "cgroup": self._corral.path})
@@ -113,10 +109,9 @@ class Keeper:
         self._trees.look_anew()
         children = False
         for fd, mask in events:
-            held = self._pipes.get(fd)
-            if held is not None:
-                self._read_output(held)
-            elif fd == self._wake_read:
+            if self._pipes.serve(fd):
+                continue
+            if fd == self._wake_read:
                 children = True
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, 4096)
@@ -132,7 +127,7 @@ class Keeper:
         self._fire_timers(boot_ms())
         if self._ends:
             self._record_ends()
-        self._tell()
+        self._news.tell(boot_ms())
 
     def _patience(self) -> float:
         waits = [self._timers[0][0]] if self._timers else []
@@ -140,8 +135,8 @@ class Keeper:
             waits.append(self._start_at_ms)
         elif not self._door.connected and not self._live:
             waits.append(self._agent_left_ms + self._settings.idle_exit_ms)
-        if self._started and self._door.has_room:
-            waits.append(self._started_due_ms)
+        if (news_due_ms := self._news.due_ms) is not None:
+            waits.append(news_due_ms)
         if not waits:
             return -1
         return (left_ms + 1) / 1000 if (left_ms := min(waits) - boot_ms()) > 0 else 0
@@ -160,9 +155,7 @@ class Keeper:
             self._obey(frame)
         if arrived.left:
             self._agent_left_ms = boot_ms()
-            self._untold.clear()
-            self._started.clear()
-            self._frozen.clear()
+            self._news.drop()
         if arrived.joined:
             self._greet()
 
@@ -180,7 +173,7 @@ class Keeper:
                 continue
             over_ms, _ = self._words.get(self._live[lease].node, (0, ""))
             if over_ms and now_ms >= over_ms:
-                self._frozen.append(lease)  # read too late: the lease may have been given away by now
+                self._news.frozen([lease])  # read too late: the lease may have been given away by now
                 continue
             self._trees.thaw(self._live[lease], now_ms)
             self._tend_at(lease, now_ms)
@@ -201,9 +194,9 @@ class Keeper:
         """A repeated order is answered by what is known, never by a second process."""
         lease = order["lease"]
         if lease in self._live:
-            self._note_started(self._live[lease])
+            self._news.started(self._live[lease], boot_ms())
         elif lease in self._log.live and "end" in self._log.live[lease]:
-            self._untold[lease] = None
+            self._news.ended([lease])
         elif lease not in self._queue and not self._stopping:
             self._queue[lease] = order
 
@@ -275,17 +268,11 @@ class Keeper:
         )
         self._mains[held.pid] = held
         self._live[lease] = held
-        self._pipes[held.output_fd] = held
-        self._epoll.register(held.output_fd, select.EPOLLIN)
+        self._pipes.open(held)
         self._log.live[lease]["started_ms"] = held.started_ms
-        self._note_started(held)
+        self._news.started(held, boot_ms())
         if held.deadline_ms:
             self._tend_at(lease, held.deadline_ms)
-
-    def _note_started(self, held: Held) -> None:
-        if not self._started:
-            self._started_due_ms = boot_ms() + _STARTS_WAIT_MS
-        self._started.append([held.lease, held.started_ms])
 
     # -- ending
 
@@ -353,11 +340,7 @@ class Keeper:
 
     def _finish(self, held: Held) -> None:
         """The whole tree has gone: the end may be told."""
-        for _ in range(_MOST_LAST_READS):
-            if held.output_fd < 0 or not self._read_output(held):
-                break
-        self._close_output(held)
-        held.output.close()
+        self._pipes.close(held)
         self._trees.release(held)
         del self._live[held.lease]
         status = held.exit_status or 0
@@ -388,7 +371,7 @@ class Keeper:
     def _record_ends(self) -> None:
         """To the file first, to the agent afterwards."""
         self._log.end(self._ends)
-        self._untold.update(dict.fromkeys(self._ends))
+        self._news.ended(self._ends)
         self._ends = {}
 
     def _recover(self) -> None:
@@ -424,32 +407,10 @@ class Keeper:
             else:
                 to_freeze.append(held)
         self._trees.freeze(to_freeze, now_ms)
-        self._frozen += [held.lease for held in to_freeze]
+        self._news.frozen([held.lease for held in to_freeze])
 
     def _tend_at(self, lease: int, at_ms: int) -> None:
         heapq.heappush(self._timers, (at_ms, lease))
-
-    # -- output
-
-    def _read_output(self, held: Held) -> bool:
-        try:
-            output = os.read(held.output_fd, _READ_BYTES)
-        except BlockingIOError:
-            return False
-        except OSError:
-            output = b""
-        if not output:
-            self._close_output(held)
-            return False
-        held.output.append(output)
-        return True
-
-    def _close_output(self, held: Held) -> None:
-        if held.output_fd >= 0:
-            self._epoll.unregister(held.output_fd)
-            del self._pipes[held.output_fd]
-            os.close(held.output_fd)
-            held.output_fd = -1
 
     # -- what the agent is told
 
@@ -460,9 +421,7 @@ class Keeper:
             leases.append(record | {"frozen": bool(held and held.frozen_since_ms)})
         # Orders of a predecessor that are still queued will run: its successor must know them.
         leases += [record_of(order, 0) for order in self._queue.values()]
-        self._untold.clear()
-        self._started.clear()
-        self._frozen.clear()
+        self._news.drop()
         hello = {
             "protocol": PROTOCOL,
             "keeper": self.id,
@@ -471,30 +430,3 @@ class Keeper:
             "dirs": self._work_dirs.names(),
         }
         self._door.send({"hello": hello})
-
-    def _tell(self) -> None:
-        if not (self._started or self._untold or self._frozen):
-            return
-        if not self._door.connected:
-            self._started.clear()
-            self._frozen.clear()
-            self._untold.clear()
-            return
-        if not self._door.has_room:
-            return
-        if not (self._untold or self._frozen) and boot_ms() < self._started_due_ms:
-            return
-        frame: Frame = {}
-        if self._started:
-            frame["started"], self._started = self._started, []
-        if self._frozen:
-            frame["frozen"], self._frozen = self._frozen, []
-        if self._untold:
-            live = self._log.live
-            frame["ended"] = [
-                {"lease": lease, **live[lease]["end"]}
-                for lease in self._untold
-                if "end" in live.get(lease, {})
-            ]
-            self._untold = {}
-        self._door.send(frame)

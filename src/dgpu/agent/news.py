@@ -1,0 +1,73 @@
+"""What the keeper still has to tell its agent: starts, freezes and ends. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dgpu.agent.door import Door
+from dgpu.agent.frames import Frame
+from dgpu.agent.held import Held
+from dgpu.agent.store import LeaseLog
+
+_STARTS_WAIT_MS = 10  # so that the start of a short task is told together with its end
+
+
+class News:
+    """For the agent that is connected. One that comes later learns all of it from the greeting."""
+
+    def __init__(self, door: Door, log: LeaseLog) -> None:
+        self._door = door
+        self._log = log
+        self._started: list[list[int]] = []
+        self._started_due_ms = 0
+        self._frozen: list[int] = []
+        self._ended: dict[int, None] = {}  # in order, each once
+
+    def started(self, held: Held, now_ms: int) -> None:
+        if not self._started:
+            self._started_due_ms = now_ms + _STARTS_WAIT_MS
+        self._started.append([held.lease, held.started_ms])
+
+    def frozen(self, leases: Iterable[int]) -> None:
+        self._frozen += leases
+
+    def ended(self, leases: Iterable[int]) -> None:
+        self._ended.update(dict.fromkeys(leases))
+
+    def drop(self) -> None:
+        self._started.clear()
+        self._frozen.clear()
+        self._ended.clear()
+
+    @property
+    def due_ms(self) -> int | None:
+        """When starts have to be told. All else is told in its own round, so nothing needs to wake for it."""
+        return self._started_due_ms if self._started and self._door.has_room else None
+
+    def tell(self, now_ms: int) -> None:
+        if not (self._started or self._ended or self._frozen):
+            return
+        if not self._door.connected:
+            self.drop()
+            return
+        if not self._door.has_room:
+            return
+        if not (self._ended or self._frozen) and now_ms < self._started_due_ms:
+            return
+        self._door.send(self._frame())
+
+    def _frame(self) -> Frame:
+        frame: Frame = {}
+        if self._started:
+            frame["started"], self._started = self._started, []
+        if self._frozen:
+            frame["frozen"], self._frozen = self._frozen, []
+        if self._ended:
+            live = self._log.live
+            frame["ended"] = [
+                {"lease": lease, **live[lease]["end"]}
+                for lease in self._ended
+                if "end" in live.get(lease, {})
+            ]
+            self._ended = {}
+        return frame
