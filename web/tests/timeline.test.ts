@@ -78,10 +78,11 @@ test("panning a little asks the server nothing new", () => {
 });
 
 test("a reservation lies on the GPUs it holds, also where no forecast knows the start", () => {
-  const task = { task_id: "task-7", name: "big", tenant_id: "lab", pool: "batch" };
+  const task = { task_id: "task-7", name: "", command: ["python", "big.py"], tenant_id: "lab", pool: "batch" };
   const why = { blockers: [], expected_start: null, reservation: { at: "1970-01-01T01:00:00Z", nodes: ["n1"], gpus: ["g0", "g1"] } };
   const found = expectedOf(task, why as unknown as Why);
   assert.equal(found?.bar.start, HOUR);
+  assert.equal(found?.bar.name, "python big.py", "one without a name is known by what it runs");
   const lanes = [{ label: "7", node: "", gpu: "", first: true, expected: found! }];
   const reserved = reservedOf(lanes);
   assert.deepEqual([...reserved.keys()], ["g0", "g1"]);

@@ -10,6 +10,7 @@ from dgpu.cli.failures import note
 from dgpu.cli.flags import flags_of
 from dgpu.cli.formats import clock, duration, since
 from dgpu.cli.output import Column, print_rows, repeat
+from dgpu.cli.ps import gpus_of, name_of
 
 app = typer.Typer(add_completion=False)
 
@@ -23,9 +24,9 @@ def starts_by(row: Mapping[str, Any]) -> str:
 COLUMNS = (
     Column("PLACE", lambda row: str(row["position"]), right=True),
     Column("ID", lambda row: str(row["task_id"])),
-    Column("NAME", lambda row: str(row["name"]), stretches=True),
+    Column("NAME", name_of, stretches=True),
     Column("PRI", lambda row: str(row["priority"]), right=True),
-    Column("GPUS", lambda row: str(row["gpu_count"]), right=True),
+    Column("GPUS", gpus_of, right=True),
     Column("WAITED", lambda row: duration(since(row["created_at"])), right=True),
     Column("TENANT", lambda row: str(row["tenant_id"]), wide=True),
     Column("POOL", lambda row: str(row["pool"]), wide=True),

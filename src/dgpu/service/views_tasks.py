@@ -109,14 +109,20 @@ def reservation_answer(reserved: Reserved | None) -> ReservationAnswer | None:
 
 
 def queue_entry(task: Task, shape: Shape, position: int, reserved: Reservation | None = None) -> QueueEntry:
+    detail = _decode_detail(task.detail)
+    command = detail.command
     return QueueEntry(
         position=position,
         task_id=task_name(task.id),
-        name=_decode_detail(task.detail).name,
+        name=detail.name,
+        command=command if isinstance(command, str) else list(command),
+        allocation=task.allocation,
+        array_index=task.array_index if task.array_id else None,
         tenant_id=shape.tenant_id,
         pool=shape.pool.value,
         priority=shape.priority,
         gpu_count=shape.gpus,
+        nodes=shape.nodes,
         created_at=instant(task.created_at),
         eligible_at=instant_or_none(task.eligible_at),
         reserved_start=None if reserved is None else instant_or_none(reserved.at),

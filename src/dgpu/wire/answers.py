@@ -233,10 +233,14 @@ class QueueEntry(Answer, frozen=True, kw_only=True):
     position: int
     task_id: str
     name: str = ""
+    command: str | list[str] = ""
+    allocation: bool = False
+    array_index: int | None = None
     tenant_id: str
     pool: str
     priority: int
     gpu_count: int
+    nodes: int = 1  # asked for; more than 1: each has gpu_count GPUs
     created_at: str
     eligible_at: str | None = None  # backs off until then
     reserved_start: str | None = None  # it starts by then; None with nodes: unknown

@@ -101,6 +101,18 @@ def test_the_queue_is_in_order_of_priority_and_age(world) -> None:
     assert queue["total"] == 4
 
 
+def test_the_queue_tells_tasks_without_a_name_apart(world) -> None:
+    """A list of bare ids tells nobody which of them is theirs."""
+    world.submit(command=["python", "train it.py"])
+    world.submit(command=None, allocation=True)
+    world.submit(command="echo $DGPU_ARRAY_INDEX", array="3-4", nodes=2)
+    entries = world.ask("GET", "/api/v1/queue").body["queue"]
+    assert [entry["command"] for entry in entries][:2] == [["python", "train it.py"], ""]
+    assert [entry["allocation"] for entry in entries] == [False, True, False, False]
+    assert [entry["array_index"] for entry in entries] == [None, None, 3, 4]
+    assert [entry["nodes"] for entry in entries] == [1, 1, 2, 2]
+
+
 def test_a_batch_is_all_or_nothing(world) -> None:
     before = world.digest()
     bad = world.ask("POST", "/api/v1/tasks/batch", {"tasks": [{"command": "a"}, {"command": ""}]})

@@ -87,3 +87,23 @@ def test_a_wrong_tenant_is_refused_before_anything_is_sent(dgpu, server, argumen
     assert (code, out) == (2, "")
     assert words in err
     assert server.requests == []
+
+
+def entry(position, **facts):
+    return {**task(position), "position": position, **facts}
+
+
+def test_the_queue_shows_what_a_task_without_a_name_runs(dgpu, server):
+    entries = [
+        entry(1, command=["python", "train it.py"]),
+        entry(2, name="fold", command="true", array_index=3, nodes=2, gpu_count=8),
+        entry(3, allocation=True),
+    ]
+    server.answers["GET", "/api/v1/queue"] = (200, {"queue": entries, "total": 3})
+    code, out, _ = dgpu("--server", server.url, "queue")
+    assert code == 0
+    for line, words in zip(
+        out.splitlines()[1:], ("python 'train it.py'", "[3] fold", "allocation"), strict=True
+    ):
+        assert words in line
+    assert "2x8" in out

@@ -2,7 +2,7 @@
 import { useEffect, useMemo } from "preact/hooks";
 import { get } from "../api";
 import { onTasks } from "../board/stream";
-import { parseTime } from "../format";
+import { called, parseTime } from "../format";
 import type { Why } from "../types";
 import { useAsked, useThrottled, type Asked } from "../ui/asked";
 import type { Bar, Range } from "./scale";
@@ -53,6 +53,7 @@ export function useBars(range: Range, now: number, nodes: string[]): Asked<Bars>
 interface Waiting {
   task_id: string;
   name: string;
+  command: string | string[];
   tenant_id: string;
   pool: string;
 }
@@ -87,7 +88,7 @@ export function expectedOf(task: Waiting, why: Why): Expected | null {
   if (start === null) return null;
   const late = parseTime(why.expected_start?.p90) ?? start;
   const reserved = at === null || !why.reservation ? null : { gpus: why.reservation.gpus, at };
-  const bar: Bar = { ...task, attempt: 1, node: "", gpu_ids: [], start, end: null, status: "pending", reason: why.blockers[0]?.detail ?? "" };
+  const bar: Bar = { ...task, name: called(task), attempt: 1, node: "", gpu_ids: [], start, end: null, status: "pending", reason: why.blockers[0]?.detail ?? "" };
   return { bar, until: late, reserved };
 }
 

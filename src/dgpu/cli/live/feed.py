@@ -138,18 +138,20 @@ def _running(task: answers.TaskAnswer) -> TaskRow:
 
 def _waiting(entry: answers.QueueEntry, task: answers.TaskAnswer | None) -> TaskRow:
     """What waits far back has its place; the reason is told when it is selected."""
-    row: dict[str, Any] | None = None if task is None else msgspec.to_builtins(task)
+    row: dict[str, Any] = msgspec.to_builtins(entry)
     return TaskRow(
         task_id=entry.task_id,
-        name=entry.name if row is None else name_of(row),
+        name=name_of(row),
         status="pending",
         priority=entry.priority,
-        gpus=str(entry.gpu_count) if row is None else gpus_of(row),
+        gpus=gpus_of(row),
         tenant_id=entry.tenant_id,
         pool=entry.pool,
         since=entry.created_at,
         place=entry.position,
-        where=f"place {entry.position:,} in the queue" if row is None else place_of(row),
+        where=f"place {entry.position:,} in the queue"
+        if task is None
+        else place_of(msgspec.to_builtins(task)),
     )
 
 

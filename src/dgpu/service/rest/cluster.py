@@ -44,8 +44,8 @@ _MOST_ID = 128
 @get(
     "/api/v1/queue",
     summary="The queue",
-    description="Waiting tasks in the order in which they are tried. Those that hold a reservation name its nodes, and "
-    "the time by which they start (null: unknown).",
+    description="Waiting tasks in the order in which they are tried. One without a name is known by its command. "
+    "Those that hold a reservation name its nodes, and the time by which they start (null: unknown).",
 )
 async def show_queue(rest: Given, limit: LimitQuery = None) -> QueuePage:
     most = listing.parse_limit(limit)
