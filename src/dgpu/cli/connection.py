@@ -11,6 +11,7 @@ import typer
 
 from dgpu.cli.failures import ExitCode, note
 from dgpu.cli.flags import Flags
+from dgpu.cli.lateness import Lateness
 
 if TYPE_CHECKING:
     from dgpu.client.sync import Client
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_ANSWER_SECONDS = 30.0  # for one call; asking a scheduler that hangs again would only double it
 _PATIENCE_SECONDS = 120.0  # a scheduler that restarts is waited for by those who wait for a task anyway
 _FIRST_POLL_SECONDS = 0.02
 _LONGEST_POLL_SECONDS = 0.5
@@ -27,10 +29,20 @@ _LOOPBACK = ("localhost", "::1")
 def connect(flags: Flags) -> Client:
     from dgpu.client.sync import Client
 
+    late = Lateness(_ANSWER_SECONDS)
     try:
-        return Client(flags.server, token=flags.token, retries=2)
+        client = Client(
+            flags.server,
+            token=flags.token,
+            timeout_seconds=_ANSWER_SECONDS,
+            retries=2,
+            repeats_timeouts=False,
+            waiting=late.watch,
+        )
     except ValueError as error:
         raise wrong_address(error) from None
+    late.url = client.url
+    return client
 
 
 def wrong_address(error: ValueError) -> typer.BadParameter:

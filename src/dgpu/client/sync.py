@@ -5,7 +5,8 @@ from __future__ import annotations
 import http.client
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 from urllib.parse import urlsplit
@@ -31,7 +32,8 @@ class Client(PastCalls, AlertCalls):
     """Calls may be made from several threads; each thread has a connection of its own.
 
     A call that meets a broken connection or a 503 is repeated a few times. That cannot submit twice: every
-    submit carries an Idempotency-Key.
+    submit carries an Idempotency-Key. `waiting` is entered for each of them and left with its answer; not for streams
+    that follow something, where silence means nothing.
     """
 
     def __init__(
@@ -41,10 +43,14 @@ class Client(PastCalls, AlertCalls):
         token: str | None = None,
         timeout_seconds: float = 30.0,
         retries: int = calls.RETRIES,
+        repeats_timeouts: bool = True,
+        waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._server = locate(server, token)
         self._timeout_seconds = timeout_seconds
         self._retries = retries
+        self._repeats_timeouts = repeats_timeouts
+        self.waiting = waiting
         self._local = threading.local()
 
     @property
@@ -274,13 +280,18 @@ class Client(PastCalls, AlertCalls):
     # the exchange
 
     def _do(self, call: Call[T]) -> T:
+        with self.waiting():
+            return self._ask(call)
+
+    def _ask(self, call: Call[T]) -> T:
         headers = calls.headers_of(call, self._server.token)
         pauses = calls.pauses(self._retries)
         while True:
             try:
                 status, body = self._exchange(call, headers)
             except _BROKEN as error:
-                pause = next(pauses, None)
+                is_repeated = self._repeats_timeouts or not isinstance(error, TimeoutError)
+                pause = next(pauses, None) if is_repeated else None
                 if pause is None:
                     raise self.unreachable(error) from error
             else:
@@ -322,14 +333,16 @@ class _Stream:
         # heartbeats come every few seconds on endless streams, so silence means a dead connection
         self._connection = client.connect(None if endless else client._timeout_seconds)  # noqa: SLF001
         self._client = client
+        self._waiting = nullcontext() if endless else client.waiting()
         self._path = path
         self._headers = {**(headers or {}), **calls.bearer(client._server.token)}  # noqa: SLF001
 
     def open(self) -> Self:
         """At the call, not at the first piece: what happens after it is in the stream."""
         try:
-            self._connection.request("GET", self._path, headers=self._headers)
-            self.response = self._connection.getresponse()
+            with self._waiting:
+                self._connection.request("GET", self._path, headers=self._headers)
+                self.response = self._connection.getresponse()
             failed = self.response.read() if self.response.status != 200 else None
         except _BROKEN as error:
             self._connection.close()
