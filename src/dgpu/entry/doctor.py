@@ -41,13 +41,14 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def examine(server: str | None, data_dir: Path | None = None) -> list[Check]:
-    """Every check is made, whatever the others say."""
+    """Every check is made, whatever the others say. A directory that was named is looked at, whoever is asked."""
     state_dir = StateDir(data_dir)
     record = state_dir.read_record()
     url = server or (record.url if record else f"http://{HOST}:{HTTP_PORT}")
+    is_its_own = data_dir is not None or server is None or _is_of(record, url)
     steps: list[Callable[[], Iterator[Check]]] = [
         _python,
-        lambda: _data_dir(state_dir),
+        lambda: _data_dir(state_dir) if is_its_own else _unseen_data_dir(state_dir, url),
         lambda: _scheduler(url),
         lambda: _ports(record, url),
         _gpus,
@@ -105,6 +106,22 @@ def _data_dir(state_dir: StateDir) -> Iterator[Check]:
         )
     else:
         yield _ok("data directory", detail)
+
+
+def _unseen_data_dir(state_dir: StateDir, url: str) -> Iterator[Check]:
+    """How much room another scheduler has cannot be seen in the directory of this user's `up`."""
+    yield _ok(
+        "data directory", f"not looked at: {state_dir.path} is not known to be that of {url} (see --data-dir)"
+    )
+
+
+def _is_of(record: UpRecord | None, url: str) -> bool:
+    return record is not None and _dialled(record.url) == _dialled(url)
+
+
+def _dialled(url: str) -> tuple[str | None, int | None]:
+    parts = urlsplit(url)
+    return (HOST if parts.hostname == "localhost" else parts.hostname, parts.port)
 
 
 def _scheduler(url: str) -> Iterator[Check]:

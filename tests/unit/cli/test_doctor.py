@@ -37,6 +37,34 @@ def test_another_version_is_a_warning_and_a_strange_server_a_failure(server, tmp
     assert checks(server.url, tmp_path)["scheduler"].status is Verdict.FAIL
 
 
+def test_the_directory_of_another_scheduler_is_not_looked_at(dgpu, monkeypatch):
+    """Its room says nothing about a scheduler that keeps its journal elsewhere."""
+    monkeypatch.setenv("DGPU_SERVER", "http://192.0.2.1:8080")
+    monkeypatch.setattr("dgpu.entry.doctor.ask", lambda *_: None)
+    found = data_directory(dgpu("doctor", "--json"))
+    assert found["status"] == "ok"
+    assert "not looked at" in found["detail"]
+    assert "http://192.0.2.1:8080" in found["detail"]
+
+
+def test_the_directory_that_was_named_or_belongs_to_the_scheduler_is_looked_at(dgpu, tmp_path):
+    named = dgpu("doctor", "--json", "--server", "127.0.0.1:1", "--data-dir", str(tmp_path))
+    assert "GiB free" in data_directory(named)["detail"]
+    assert "GiB free" in data_directory(dgpu("doctor", "--json"))["detail"]
+    own = StateDir(None)
+    own.create()
+    own.write_record(
+        UpRecord(url="http://127.0.0.1:1", token_file="", grpc_address="", version="1", started_at="")
+    )
+    assert "GiB free" in data_directory(dgpu("doctor", "--json", "--server", "localhost:1"))["detail"]
+
+
+def data_directory(result):
+    _, out, _ = result
+    (found,) = [check for check in json.loads(out)["checks"] if check["name"] == "data directory"]
+    return found
+
+
 def test_whatever_is_not_ok_comes_with_advice(tmp_path):
     for check in examine("http://127.0.0.1:1", tmp_path / "none"):
         assert check.detail
