@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from dgpu.agent.probe.detect import DetectionMethod
@@ -60,8 +61,7 @@ def check_scheduler(config: SchedulerConfig) -> Iterator[Problem]:
             "agent.task_lease_seconds",
             "is shorter than agent.heartbeat_timeout: tasks of nodes that are well would be frozen",
         )
-    if not config.storage.snapshot_dir:
-        yield Problem("storage.snapshot_dir", "expected a directory, got an empty text")
+    yield from _check_directory("storage.snapshot_dir", config.storage.snapshot_dir)
     yield from _check_quota(config.quota)
     yield from _check_tenants(config.tenants)
     yield from check_alerts(config.alerts)
@@ -87,8 +87,7 @@ def check_agent(config: AgentConfig) -> Iterator[Problem]:
         yield from _only_default(
             "executor.docker", config.executor.docker, name, "running tasks in containers"
         )
-    if not config.executor.work_dir:
-        yield Problem("executor.work_dir", "expected a directory, got an empty text")
+    yield from _check_directory("executor.work_dir", config.executor.work_dir)
     yield from _check_gpu(config)
     yield from _check_logging(config.logging.output)
 
@@ -105,6 +104,8 @@ def heartbeat_doubt(interval: float, timeout: float) -> str | None:
 
 def _check_gpu(config: AgentConfig) -> Iterator[Problem]:
     gpu = config.gpu
+    yield from _check_ids("gpu.gpu_ids", gpu.gpu_ids)
+    yield from _check_ids("gpu.reserved_gpu_ids", gpu.reserved_gpu_ids)
     try:
         if isinstance(gpu.simulated, str):
             parse_cards(gpu.simulated)
@@ -119,6 +120,14 @@ def _check_gpu(config: AgentConfig) -> Iterator[Problem]:
         )
     if config.agent.simulated_nodes > 1 and not simulated:
         yield Problem("agent.simulated_nodes", "more than 1 needs gpu.detection_method: simulated")
+
+
+def _check_ids(path: str, ids: tuple[int | str, ...]) -> Iterator[Problem]:
+    """A card that is missing today may be there tomorrow; these never are."""
+    for number, given in enumerate(ids):
+        text = str(given).strip()
+        if not text or text.startswith("-"):
+            yield Problem(f"{path}[{number}]", f"expected an index of 0 or more, or a UUID, got {given!r}")
 
 
 def _check_server(config: SchedulerConfig) -> Iterator[Problem]:
@@ -178,6 +187,19 @@ def _check_address(path: str, text: str, *, dialled: bool) -> Iterator[Problem]:
         return
     if dialled and (not address.host or not address.port):
         yield Problem(path, f"expected the host and port to connect to, got {text!r}")
+
+
+def _check_directory(path: str, text: str) -> Iterator[Problem]:
+    """A relative one would be another directory after a start from elsewhere, and what runs or waits would be lost there."""
+    try:
+        is_absolute = Path(text).expanduser().is_absolute()
+    except RuntimeError:  # the home of nobody
+        is_absolute = False
+    if not is_absolute:
+        got = repr(text) if text else "an empty text"
+        yield Problem(
+            path, f"expected a directory with its whole path, as /var/lib/dgpu or ~/dgpu, got {got}"
+        )
 
 
 def _check_logging(output: str) -> Iterator[Problem]:

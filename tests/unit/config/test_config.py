@@ -151,6 +151,10 @@ def test_an_unknown_key_is_named_with_its_path_and_the_nearest_known_one(tmp_pat
             "agent.task_lease_seconds: is shorter than agent.heartbeat_timeout",
         ),
         ("logging: {output: ''}", "logging.output: expected stderr, stdout or a file"),
+        (
+            "storage: {snapshot_dir: state}",
+            "storage.snapshot_dir: expected a directory with its whole path, as /var/lib/dgpu or ~/dgpu, got 'state'",
+        ),
     ],
 )
 def test_a_wrong_value_is_told_with_its_path_and_what_was_expected(
@@ -341,14 +345,14 @@ def test_the_environment_overrides_the_file_with_the_keys_own_type(tmp_path: Pat
         DGPU__STORAGE__JOURNAL_RETENTION__DAYS="3",
         DGPU__SERVER__ALLOWED_HOSTS='["gpu.example"]',
         DGPU__LOGGING__LEVEL="debug",
-        DGPU__STORAGE__SNAPSHOT_DIR="123",
+        DGPU__LOGGING__OUTPUT="123",
     )
     assert config.scheduler.snapshot_interval == 2.5
     assert config.server.http_address == "127.0.0.1:1234"
     assert config.storage.journal_retention.days == 3
     assert config.server.allowed_hosts == ("gpu.example",)
     assert config.logging.level == "debug"
-    assert config.storage.snapshot_dir == "123"
+    assert config.logging.output == "123"
 
 
 def test_an_override_that_names_no_key_stops_the_start(tmp_path: Path) -> None:
@@ -403,10 +407,26 @@ def test_simulated_cards_are_a_list_or_a_short_text(tmp_path: Path) -> None:
         ("agent: {id: 'a b'}", "agent.id: expected a text matching regex"),
         ("scheduler: {master_address: ':9090'}", "scheduler.master_address: expected the host and port"),
         ("scheduler: {max_retry_interval: 0.5}", "scheduler.max_retry_interval: is less than"),
+        (
+            "gpu: {gpu_ids: [0, -1]}",
+            "gpu.gpu_ids[1]: expected an index of 0 or more, or a UUID, got -1",
+        ),
+        ("gpu: {reserved_gpu_ids: ['-2']}", "gpu.reserved_gpu_ids[0]: expected an index of 0 or more"),
+        ("gpu: {gpu_ids: ['']}", "gpu.gpu_ids[0]: expected an index of 0 or more, or a UUID, got ''"),
+        (
+            "executor: {work_dir: tasks}",
+            "executor.work_dir: expected a directory with its whole path, as /var/lib/dgpu or ~/dgpu, got 'tasks'",
+        ),
+        ("executor: {work_dir: ''}", "executor.work_dir: expected a directory with its whole path"),
+        ("executor: {work_dir: ~no-such-user/x}", "got '~no-such-user/x'"),
     ],
 )
 def test_a_wrong_value_of_the_agent_is_told(tmp_path: Path, yaml_text: str, line: str) -> None:
     assert line in refusal(agent, tmp_path, yaml_text)
+
+
+def test_a_directory_may_be_in_the_home(tmp_path: Path) -> None:
+    assert agent(tmp_path, "executor: {work_dir: ~/tasks}").executor.work_dir == "~/tasks"
 
 
 def test_cards_are_named_by_index_or_uuid(tmp_path: Path) -> None:
