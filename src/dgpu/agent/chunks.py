@@ -27,8 +27,7 @@ class ChunkWriter:
 
     def append(self, output: bytes) -> None:
         if self.dropped_bytes:
-            mark = b"\n[dgpu: %d bytes of output dropped, no room on disk]\n" % self.dropped_bytes
-            if not self._write(mark):
+            if not self._write(dropped_mark(self.dropped_bytes)):
                 self.dropped_bytes += len(output)
                 return
             self.dropped_bytes = 0
@@ -42,6 +41,12 @@ class ChunkWriter:
             view = view[len(piece) :]
 
     def close(self) -> None:
+        """What `dropped_bytes` still says afterwards is told by no mark in the files."""
+        if self.dropped_bytes and self._write(dropped_mark(self.dropped_bytes)):
+            self.dropped_bytes = 0
+        self._close_file()
+
+    def _close_file(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -61,7 +66,7 @@ class ChunkWriter:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
         fd = os.open(self._directory / f"{self.total_bytes:016d}", flags, 0o600)
-        self.close()
+        self._close_file()
         self._fd = fd
         if not self._starts or self._starts[-1] != self.total_bytes:
             self._starts.append(self.total_bytes)
@@ -69,6 +74,10 @@ class ChunkWriter:
             oldest = self._starts.pop(0)
             with contextlib.suppress(OSError):
                 (self._directory / f"{oldest:016d}").unlink()
+
+
+def dropped_mark(count: int) -> bytes:
+    return b"\n[dgpu: %d bytes of output dropped, no room on disk]\n" % count
 
 
 def extent(directory: Path) -> tuple[int, int]:

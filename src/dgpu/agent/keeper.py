@@ -353,6 +353,8 @@ class Keeper:
             "output_bytes": held.output.total_bytes,
             "unkilled": held.unkilled,
         }
+        if held.output.dropped_bytes:
+            end["output_lost"] = held.output.dropped_bytes
         if held.cause == "lease_over":
             end["outcome"] = "node_fault"
             end["error"] = held.error or "no scheduler was heard for the time of the task lease"

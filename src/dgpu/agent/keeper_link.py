@@ -3,7 +3,7 @@
 Frames to the keeper: `spawn` [{lease task attempt node gpus argv env cwd timeout_ms grace_ms}], `stop`
 [[lease, grace_ms, cause]], `thaw` [lease], `forget` [lease], `word` [[node, at_ms, lease_ms, action]], `shutdown`.
 Frames from it: `hello` {protocol keeper pid leases dirs}, `started` [[lease, at_ms]], `ended` [{lease outcome exit_code
-signal error ended_ms output_bytes unkilled work}], `frozen` [lease], `refused` reason.
+signal error ended_ms output_bytes output_lost unkilled work}], `frozen` [lease], `refused` reason.
 """
 
 from __future__ import annotations

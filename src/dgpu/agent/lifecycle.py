@@ -271,10 +271,15 @@ class Lifecycle:
             lease.peak_mb = self._memory.peak_mb(end.lease_id)
             self._memory.forget(end.lease_id)
             lease.frozen = False
-            lease.stored = end.output_bytes == 0
-            if end.output_bytes:
+            lease.stored = not (end.output_bytes or end.output_lost)
+            if not lease.stored:
                 outputs.append(
-                    KeepOutput(lease_id=end.lease_id, task_id=order.task_id, attempt=order.attempt)
+                    KeepOutput(
+                        lease_id=end.lease_id,
+                        task_id=order.task_id,
+                        attempt=order.attempt,
+                        lost_bytes=end.output_lost,
+                    )
                 )
             if end.unkilled:
                 lease.stuck = order.gpu_ids

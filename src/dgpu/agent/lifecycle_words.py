@@ -100,6 +100,7 @@ class KeepOutput(msgspec.Struct, frozen=True, kw_only=True):
     lease_id: LeaseId
     task_id: TaskId
     attempt: int
+    lost_bytes: int = 0  # its very last, for which the disk had no room
 
 
 class FinishedRun(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from dgpu.agent.chunks import extent, read_at
+from dgpu.agent.chunks import dropped_mark, extent, read_at
 from dgpu.agent.lifecycle_words import KeepOutput
 from dgpu.core.ids import LeaseId, NodeId
 from dgpu.wire.proto import agent_pb2 as pb
@@ -26,10 +26,13 @@ _DROPPED = b"[dgpu: output dropped, too much of it waited for the scheduler]\n"
 
 
 class _Upload:
-    __slots__ = ("end", "kept", "next_offset", "sent_at_ms", "size")
+    __slots__ = ("end", "kept", "mark", "next_offset", "sent_at_ms", "size")
 
     def __init__(self, kept: KeepOutput, size: int) -> None:
         self.kept = kept
+        self.mark = (
+            dropped_mark(kept.lost_bytes) if kept.lost_bytes else b""
+        )  # there was no room for it, either
         self.size = size
         self.next_offset = -1  # nothing sent on this stream yet
         self.end = 0
@@ -162,6 +165,10 @@ class OutputSender:
             return None
         else:
             chunk.last = True
+            upload = self._uploads.get(fetch.lease_id)
+            if upload is not None and self._credit >= len(upload.mark):
+                chunk.data = upload.mark
+                self._credit -= len(upload.mark)
             if not running and not directory.exists() and fetch.lease_id not in self._uploads:
                 chunk.error = "this node has no output of that attempt"
             del self._fetches[fetch.request_id]
@@ -175,12 +182,15 @@ class OutputSender:
             first, upload.end = extent(directory)
             upload.next_offset = max(first, upload.end - KEPT_BYTES)
         left = upload.end - upload.next_offset
-        if left > 0 and not self._credit:
+        if self._credit < (1 if left > 0 else len(upload.mark)):
             return None
-        offset, found = read_at(directory, upload.next_offset, max(0, min(CHUNK_BYTES, left, self._credit)))
-        upload.next_offset = offset + len(found)
+        if left > 0:
+            offset, found = read_at(directory, upload.next_offset, min(CHUNK_BYTES, left, self._credit))
+            upload.next_offset = offset + len(found) if found else upload.end
+        else:
+            offset, found = upload.end, upload.mark
         self._credit -= len(found)
-        is_last = upload.next_offset >= upload.end or not found
+        is_last = upload.next_offset >= upload.end and (left <= 0 or not upload.mark)
         if is_last:
             upload.sent_at_ms = now_ms
         return pb.OutputChunk(

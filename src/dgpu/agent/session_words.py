@@ -245,7 +245,7 @@ def reports_message(seq: int, report: Report, now_ms: int) -> pb.Reports:
                 signal=run.end.signal,
                 error=run.end.error[:1_000],
                 ago_ms=max(0, now_ms - run.end.at_ms),
-                output_bytes=run.end.output_bytes,
+                output_bytes=run.end.output_bytes + run.end.output_lost,
                 stuck_gpus=run.stuck,
                 peak_memory_mb=run.peak_memory_mb,
             )

@@ -42,6 +42,14 @@ def test_exit_codes_and_output_come_back(kept) -> None:
     assert end["output_bytes"] == 8
 
 
+def test_output_that_finds_no_room_is_counted(kept, tmp_path) -> None:
+    (tmp_path / "output").mkdir(exist_ok=True)
+    (tmp_path / "output" / "1").touch()  # where its directory would be
+    kept.spawn(1, "echo out; exit 3")
+    end = kept.wait_ended(1)
+    assert (end["exit_code"], end["output_bytes"], end["output_lost"]) == (3, 0, 4)
+
+
 def test_a_batch_is_started_once_even_if_it_is_ordered_twice(kept, tmp_path) -> None:
     orders = [kept.order(lease, f"echo x >> {tmp_path}/ran") for lease in range(1, 41)]
     kept.send({"spawn": orders})

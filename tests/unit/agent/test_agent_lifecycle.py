@@ -176,6 +176,12 @@ def test_output_is_kept_until_it_is_stored_and_the_end_acknowledged() -> None:
     assert lifecycle.on_input(OutputStored(lease_ids=(L1,)), 70) == [ForgetRuns(lease_ids=(L1,))]
 
 
+def test_output_that_was_lost_is_told_like_output() -> None:
+    lifecycle = running(order())
+    outputs = lifecycle.on_input(RunsEnded(ended=(end(output_lost=9),)), 50)
+    assert outputs[0] == KeepOutput(lease_id=L1, task_id=TaskId(11), attempt=1, lost_bytes=9)
+
+
 def test_output_that_is_stored_first_waits_for_the_acknowledgement() -> None:
     lifecycle = running(order())
     lifecycle.on_input(RunsEnded(ended=(end(output_bytes=9),)), 50)

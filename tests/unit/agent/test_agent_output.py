@@ -73,6 +73,24 @@ def test_a_full_disk_drops_output_and_says_how_much(tmp_path, monkeypatch) -> No
     assert whole(tmp_path / "1") == b"before\n" + mark + b"after\n"
 
 
+def test_a_disk_that_stays_full_to_the_end_leaves_a_count_instead_of_a_mark(tmp_path, monkeypatch) -> None:
+    (tmp_path / "in the way").touch()
+    writer = ChunkWriter(tmp_path / "in the way" / "1")
+    writer.append(b"lost")
+    writer.close()
+    assert (writer.total_bytes, writer.dropped_bytes) == (0, 4)
+
+
+def test_a_mark_is_written_at_the_end_if_there_is_room_again(tmp_path) -> None:
+    (tmp_path / "1").touch()
+    writer = ChunkWriter(tmp_path / "1")
+    writer.append(b"lost")
+    (tmp_path / "1").unlink()
+    writer.close()
+    assert whole(tmp_path / "1") == b"\n[dgpu: 4 bytes of output dropped, no room on disk]\n"
+    assert writer.dropped_bytes == 0
+
+
 class Sending:
     """A sender with its surroundings."""
 
@@ -93,9 +111,9 @@ class Sending:
         writer.append(text)
         writer.close()
 
-    def keep(self, lease_id: LeaseId, text: bytes) -> None:
+    def keep(self, lease_id: LeaseId, text: bytes, lost_bytes: int = 0) -> None:
         self.write(lease_id, text)
-        self.sender.keep(KeepOutput(lease_id=lease_id, task_id=TaskId(9), attempt=2))
+        self.sender.keep(KeepOutput(lease_id=lease_id, task_id=TaskId(9), attempt=2, lost_bytes=lost_bytes))
 
     def open(self, credit: int = 1 << 30) -> None:
         self.sender.opened("s1")
@@ -144,6 +162,24 @@ def test_nothing_is_sent_beyond_the_credit(sending) -> None:
     assert [len(chunk.data) for chunk in sending.drain()] == [300]
     sending.credit(1_000)
     assert [len(chunk.data) for chunk in sending.drain()] == [700]
+
+
+@pytest.mark.parametrize("text", [b"", b"before"])
+def test_what_was_lost_on_a_full_disk_is_told_in_its_place(sending, text) -> None:
+    """Or it would look as if the task had written nothing, or no more than that."""
+    mark = b"\n[dgpu: 7 bytes of output dropped, no room on disk]\n"
+    sending.keep(L1, text, lost_bytes=7)
+    sending.open(credit=10)
+    chunks = sending.drain()
+    assert [chunk.last for chunk in chunks] == [False] * len(chunks)
+    sending.fetch(request_id=1, lease_id=L1)
+    sending.credit(1_000)
+    chunks += sending.drain()
+    kept = [chunk for chunk in chunks if not chunk.request_id]
+    fetched = [chunk for chunk in chunks if chunk.request_id]
+    for seen in (kept, fetched):
+        assert b"".join(chunk.data for chunk in seen) == text + mark
+        assert [chunk.last for chunk in seen] == [False] * (len(seen) - 1) + [True]
 
 
 def test_output_is_kept_until_the_scheduler_has_stored_it(sending) -> None:

@@ -265,7 +265,7 @@ class ProcessRunner:
         remains: list[Path] = []
         if end.get("work"):
             remains.append(Path(self._settings.work_dir) / end["work"])
-        if end.get("output_bytes"):
+        if end.get("output_bytes") or end.get("output_lost"):
             remains.append(Path(f"{self._settings.output_dir}/{lease:d}"))
         if remains:
             self._remains[LeaseId(lease)] = remains
@@ -348,5 +348,6 @@ def _end(entry: dict[str, Any]) -> RunEnd:
         signal=entry.get("signal", 0),
         error=entry.get("error", ""),
         output_bytes=entry.get("output_bytes", 0),
+        output_lost=entry.get("output_lost", 0),
         unkilled=entry.get("unkilled", 0),
     )

@@ -37,7 +37,8 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int = 0
     signal: int = 0
     error: str = ""
-    output_bytes: int = 0
+    output_bytes: int = 0  # in its files
+    output_lost: int = 0  # bytes for which the disk had no room, up to the end
     unkilled: int = 0  # processes that would not die
 
 
