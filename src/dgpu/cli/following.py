@@ -29,6 +29,7 @@ class OutputFollower:
         self._tail = tail
         self._rank = rank
         self._shown = 0
+        self.is_silent = True  # not a byte so far
 
     def follow(self) -> None:
         """Until the task ends. Interrupted and called again, it goes on where it was."""
@@ -42,7 +43,7 @@ class OutputFollower:
                     self._tail, self._shown = 0, 0  # what came in between is lost, rather than shown twice
                 time.sleep(_PAUSE_SECONDS)
             except NotFound:
-                return  # nothing of it is kept
+                return  # who wants to know why asks without following
             else:
                 return
 
@@ -56,6 +57,7 @@ class OutputFollower:
             fresh = piece[skip:]
             skip = max(0, skip - len(piece))
             self._shown += len(fresh)
+            self.is_silent = self.is_silent and not fresh
             write_output(fresh)
 
 

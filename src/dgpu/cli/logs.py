@@ -35,8 +35,10 @@ def logs(
     client = connect(flags_of(ctx))
     (task_id,) = parse_ids([task])
     if follow:
-        OutputFollower(client, task_id, attempt, tail=tail, rank=rank).follow()
-        return
+        output = OutputFollower(client, task_id, attempt, tail=tail, rank=rank)
+        output.follow()
+        if not output.is_silent:
+            return
     empty = True
     for piece in client.logs(task_id, tail=tail, attempt=attempt, rank=rank):
         empty = False
@@ -46,10 +48,8 @@ def logs(
 
 
 def _nothing(found: TaskAnswer, attempt: int | None) -> str:
-    """It is known to have written nothing only if it never ran, or if its node was asked just now."""
+    """An answer without a byte says so; what is gone or cannot be reached is an error."""
     state = (found.waiting if found.status == "pending" else f"it is {found.status}") or found.status
-    is_asked = found.status == "running" and attempt in {None, found.attempt}
-    if is_asked or not found.attempt:
-        return f"{found.task_id} has written nothing{' yet' if is_asked else ''}: {state}"
-    which = "" if attempt is None else f" of attempt {attempt}"
-    return f"No output of {found.task_id} is kept{which}: nothing was written, or it is gone; {state}"
+    if attempt is not None and attempt != found.attempt:
+        return f"Attempt {attempt} of {found.task_id} has written nothing."
+    return f"{found.task_id} has written nothing{' yet' if found.status == 'running' else ''}: {state}"

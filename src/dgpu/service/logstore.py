@@ -39,6 +39,7 @@ CREATE TABLE IF NOT EXISTS entries (
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS entries_by_pack ON entries (pack);
 CREATE TABLE IF NOT EXISTS packs (pack INTEGER PRIMARY KEY, end INTEGER);
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value INTEGER);
 """
 
 
@@ -71,6 +72,8 @@ class LogStore:
         self._packs: dict[int, int] = {}  # number -> bytes
         self._descriptor = -1
         self._current = 0
+        # A new index may stand for an old one, and what that one knew of is lost.
+        self._index.execute("INSERT OR IGNORE INTO meta VALUES ('whole_since', ?)", (_now_ms(),))
         self._catch_up()
 
     def find(self, task_id: TaskId, attempt: int = 0) -> AttemptOutput | None:
@@ -89,6 +92,13 @@ class LogStore:
         with self._lock:
             query = "SELECT 1 FROM entries WHERE task_id = ? AND attempt = ?"
             return self._index.execute(query, (task_id, attempt)).fetchone() is not None
+
+    @property
+    def whole_since_ms(self) -> int:
+        """Of an attempt that ended later, nothing that was ever stored has gone."""
+        with self._lock:
+            query = "SELECT value FROM meta WHERE name = 'whole_since'"
+            return int(self._index.execute(query).fetchone()[0])
 
     def append(self, outputs: Sequence[AttemptOutput], now_ms: int) -> None:
         """Durable when it returns. An OSError (a full disk) leaves what was stored before as it was."""
@@ -122,8 +132,7 @@ class LogStore:
             if pack == self._current or not (is_too_much or self._is_too_old(pack, now_ms)):
                 return
             with self._lock:
-                self._index.execute("DELETE FROM entries WHERE pack = ?", (pack,))
-                self._index.execute("DELETE FROM packs WHERE pack = ?", (pack,))
+                self._forget(pack, self._written_ms(pack) or now_ms)
                 self._index.commit()
             self._path(pack).unlink(missing_ok=True)
             del self._packs[pack]
@@ -155,8 +164,7 @@ class LogStore:
                 self._remember(rows, pack, end)
             self._packs[pack] = end
         for pack in known.keys() - self._packs.keys():
-            self._index.execute("DELETE FROM entries WHERE pack = ?", (pack,))
-            self._index.execute("DELETE FROM packs WHERE pack = ?", (pack,))
+            self._forget(pack, _now_ms())
         self._index.commit()
         self._current = max(self._packs, default=0)
         if self._current and self._packs[self._current] < self._pack_bytes:
@@ -168,6 +176,12 @@ class LogStore:
             self._index.executemany("INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?)", rows)
             self._index.execute("INSERT OR REPLACE INTO packs VALUES (?, ?)", (pack, end))
             self._index.commit()
+
+    def _forget(self, pack: int, written_ms: int) -> None:
+        """What was stored until then ended before then."""
+        self._index.execute("DELETE FROM entries WHERE pack = ?", (pack,))
+        self._index.execute("DELETE FROM packs WHERE pack = ?", (pack,))
+        self._index.execute("UPDATE meta SET value = max(value, ?) WHERE name = 'whole_since'", (written_ms,))
 
     def _begin_pack(self) -> None:
         pack = self._current + 1
@@ -184,11 +198,15 @@ class LogStore:
         self._descriptor, self._current, self._packs[pack] = descriptor, pack, 0
 
     def _is_too_old(self, pack: int, now_ms: int) -> bool:
+        written_ms = self._written_ms(pack)
+        return written_ms is None or now_ms - written_ms > self._retention_ms
+
+    def _written_ms(self, pack: int) -> int | None:
+        """When it was last written to; None: somebody deleted it."""
         try:
-            written_ms = self._path(pack).stat().st_mtime_ns // 1_000_000
+            return self._path(pack).stat().st_mtime_ns // 1_000_000
         except FileNotFoundError:
-            return True
-        return now_ms - written_ms > self._retention_ms
+            return None
 
     def _path(self, pack: int) -> Path:
         return self._folder / f"pack-{pack:08}.bin"
@@ -210,6 +228,10 @@ def _open_index(path: Path) -> sqlite3.Connection:
     finally:
         os.umask(old_mask)
     return index
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _encode(output: AttemptOutput) -> bytes:

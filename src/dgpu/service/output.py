@@ -8,6 +8,7 @@ cancelled and begun again later from where it stopped, and nobody else on that n
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +20,9 @@ from dgpu.core.events import GangPlaced, TaskPlaced
 from dgpu.core.ids import LeaseId, NodeId, TaskId
 from dgpu.core.state import ClusterState
 from dgpu.service.logstore import MOST_ENTRY_BYTES, AttemptOutput, LogStore
-from dgpu.service.output_reading import OutputUnavailable, Place, RankSource, Reading, Seen
+from dgpu.service.output_reading import SETTLE_S, OutputUnavailable, Place, RankSource, Reading, Seen
 from dgpu.service.outputs import CommittedGroup
+from dgpu.wire.answers import instant
 from dgpu.wire.proto import agent_pb2 as pb
 from dgpu.wire.ranks import run_number
 
@@ -55,11 +57,12 @@ class _Partial:
 
 
 class _Link:
-    __slots__ = ("arriving_bytes", "node_id", "owed_bytes", "partial", "send")
+    __slots__ = ("arriving_bytes", "attached_s", "node_id", "owed_bytes", "partial", "send")
 
     def __init__(self, node_id: NodeId, send: Callable[[pb.FromSchedulerOutput], None]) -> None:
         self.node_id = node_id
         self.send = send
+        self.attached_s = time.monotonic()
         self.owed_bytes = 0
         self.arriving_bytes = 0
         self.partial: dict[int, _Partial] = {}
@@ -93,6 +96,7 @@ class OutputStreams:
         self._unstored: list[tuple[_Link, AttemptOutput]] = []
         self._unstored_bytes = 0
         self._storing: asyncio.Task[None] | None = None
+        self._store_failed = False  # the last time
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="output-store")
         self._unsubscribe = runtime.subscribe(self._on_group)
 
@@ -196,7 +200,9 @@ class OutputStreams:
             except Exception as error:  # noqa: BLE001 - a full disk here must not hurt the scheduler
                 # Nobody is told Stored: the agents keep the bytes and send them again.
                 _log.warning("output_not_stored", attempts=len(batch), error=str(error))
+                self._store_failed = True
             else:
+                self._store_failed = False
                 for link, output in batch:
                     link.send(pb.FromSchedulerOutput(stored=pb.Stored(lease_id=output.lease_id)))
                     self._places.pop((output.task_id, output.attempt), None)
@@ -218,6 +224,26 @@ class OutputStreams:
         reading = Reading(source, task_id, attempt, tail_bytes, follow=follow)
         async for piece in reading.pieces():
             yield piece
+
+    async def doubt(self, task_id: TaskId, attempt: int, node_id: str | None, ended_ms: int) -> str:
+        """Of an ended attempt nothing was found: why it may have written something all the same; empty: it has not.
+
+        The attempt is a run number, and ended_ms a time before which it did not end.
+        """
+        place = self._places.get((task_id, attempt))
+        if place is not None and place.node_id in self._links:
+            return ""  # never stored, and its node was asked just now
+        whole_since_ms = await asyncio.to_thread(lambda: self._store.whole_since_ms)
+        if ended_ms <= whole_since_ms:
+            return f"what was written before {instant(whole_since_ms)} is no longer kept"
+        link = None if node_id is None else self._links.get(NodeId(node_id))
+        if link is None:
+            where = f"node {node_id} is not connected" if node_id else "its node is not known here"
+            return f"{where}, and nothing of it was stored"
+        is_fresh = time.monotonic() - link.attached_s < SETTLE_S
+        if is_fresh or link.partial or self._unstored or self._store_failed:
+            return f"node {node_id} may still have to send it"
+        return ""
 
     async def look(self, task_id: TaskId, rank: int = 0) -> Seen | None:
         def look(state: ClusterState) -> Seen | None:

@@ -13,7 +13,7 @@ from dgpu.core.task import TaskStatus
 from dgpu.service.logstore import AttemptOutput
 from dgpu.wire.ranks import attempt_of, run_number
 
-_SETTLE_S = 3.0
+SETTLE_S = 3.0  # for a node that is back to send what it had
 _PATIENCE_S = 30.0  # for a node to come back while its task is being followed
 
 
@@ -170,7 +170,7 @@ class Reading:
         """Whether its node has been back for long enough to have sent what it had."""
         now = asyncio.get_running_loop().time()
         self._back_since = self._back_since or now
-        return now >= self._back_since + _SETTLE_S
+        return now >= self._back_since + SETTLE_S
 
     def _be_patient(self) -> None:
         self._give_up_at = asyncio.get_running_loop().time() + _PATIENCE_S

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import threading
+import time
 
 import pytest
 
@@ -124,6 +125,45 @@ def test_a_reader_that_leaves_is_let_go(world) -> None:
     response.close()
     connection.close()
     assert agent.cancelled.wait(30)
+
+
+def silent_task(world) -> AgentOutput:
+    """One that has ended, of which nothing was stored, with its node connected."""
+    world.add_node()
+    world.submit()
+    world.finish_running()
+    return AgentOutput(world)
+
+
+def test_an_ended_task_wrote_nothing_if_its_node_says_so(world) -> None:
+    agent = silent_task(world)
+    answering = threading.Thread(target=lambda: agent.write(b"", last=True))
+    answering.start()
+    reply = world.ask("GET", "/api/v1/tasks/1/logs")
+    answering.join()
+    assert (reply.status, reply.body) == (200, "")
+
+
+def test_nothing_found_is_told_as_nothing_written_only_where_that_is_known(world) -> None:
+    """After a restart the scheduler cannot ask for an ended attempt any more: its node sends what it has."""
+    agent = silent_task(world)
+    world.output._places.clear()
+
+    def told(query: str = "") -> tuple[int, str]:
+        reply = world.ask("GET", f"/api/v1/tasks/1/logs{query}")
+        return reply.status, reply.body if reply.status == 200 else reply.body["detail"]
+
+    status, detail = told()
+    assert (status, "n1 may still have to send it" in detail) == (404, True)
+    agent._link.attached_s -= 60
+    assert told() == told("?tail=3") == (200, "")
+    world.output._store_failed = True
+    assert told()[0] == 404
+    world.output._store_failed = False
+    world.output._store._forget(1, int(time.time() * 1000) + 1_000)
+    for query in ("", "?tail=3"):
+        status, detail = told(query)
+        assert (status, "is no longer kept" in detail) == (404, True)
 
 
 def test_output_that_cannot_be_had_is_a_problem(world) -> None:

@@ -11,7 +11,7 @@ import sys
 import pytest
 import yaml
 
-from .conftest import task
+from .conftest import problem, task
 
 WHO = pwd.getpwuid(os.getuid()).pw_name
 SUBMITTED = (201, {"task_id": "task-7", "status": "pending", "created_at": "2026-05-04T10:00:00.000Z"})
@@ -241,22 +241,27 @@ def test_show_hides_what_is_empty_and_tells_the_rest(dgpu, server):
         (
             {"status": "running", "attempt": 2},
             ("--attempt", "1"),
-            "No output of task-3 is kept of attempt 1: ",
+            "Attempt 1 of task-3 has written nothing.",
         ),
-        (
-            {"status": "success", "attempt": 1},
-            (),
-            "No output of task-3 is kept: nothing was written, or it is gone",
-        ),
-        ({"status": "pending", "attempt": 1}, (), "No output of task-3 is kept: "),
+        ({"status": "success", "attempt": 1}, (), "task-3 has written nothing: it is success"),
     ],
 )
-def test_logs_say_that_nothing_was_written_only_where_that_is_known(dgpu, server, facts, flags, told):
+def test_logs_say_that_nothing_was_written(dgpu, server, facts, flags, told):
     server.answers["GET", "/api/v1/tasks/task-3/logs"] = (200, b"")
     server.answers["GET", "/api/v1/tasks/task-3"] = (200, task(3, **facts))
     code, out, err = dgpu("--server", server.url, "logs", "3", *flags)
     assert (code, out) == (0, "")
     assert told in err
+
+
+def test_logs_that_are_gone_are_not_taken_for_nothing_written(dgpu, server):
+    detail = "The output cannot be had: what was written before 2026-05-01T00:00:00.000Z is no longer kept."
+    server.answers["GET", "/api/v1/tasks/task-3/logs"] = (404, problem(404, "output_unavailable", detail))
+    for flags in ((), ("-f",)):
+        code, out, err = dgpu("--server", server.url, "logs", "3", *flags)
+        assert (code, out) == (5, "")
+        assert detail in err
+        assert "written nothing" not in err
 
 
 def test_logs_are_passed_on_byte_by_byte(dgpu, server):

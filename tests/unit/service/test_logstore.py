@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,35 @@ def test_packs_that_are_too_old_go_and_the_one_in_use_stays(tmp_path: Path) -> N
     written_ms = (tmp_path / "pack-00000001.bin").stat().st_mtime_ns // 1_000_000
     store.expire(written_ms + 2_000)
     assert [store.has(TaskId(task), 1) for task in (1, 2)] == [False, True]
+
+
+def test_the_store_knows_since_when_it_has_all(tmp_path: Path) -> None:
+    """Who finds nothing of a later attempt knows that nothing was written."""
+    store = LogStore(tmp_path, pack_bytes=100, retention_ms=1_000)
+    began_ms = store.whole_since_ms
+    store.append([output(1, os.urandom(200))], NOW)
+    store.append([output(2, os.urandom(200))], NOW)
+    assert store.whole_since_ms == began_ms
+    pack = tmp_path / "pack-00000001.bin"
+    os.utime(pack, ns=((began_ms + 50) * 1_000_000, (began_ms + 50) * 1_000_000))
+    store.expire(began_ms + 2_000)
+    assert not store.has(TaskId(1), 1)
+    assert store.whole_since_ms == began_ms + 50
+    store.close()
+    assert LogStore(tmp_path).whole_since_ms == began_ms + 50
+
+
+@pytest.mark.parametrize("pattern", ["pack-*", "*"])
+def test_a_store_whose_files_were_deleted_does_not_claim_to_have_all(tmp_path: Path, pattern: str) -> None:
+    store = LogStore(tmp_path)
+    store.append([output(1)], NOW)
+    ended_ms = store.whole_since_ms + 1
+    store.close()
+    while time.time_ns() // 1_000_000 <= ended_ms:
+        time.sleep(0.001)
+    for file in tmp_path.glob(pattern):
+        file.unlink()
+    assert LogStore(tmp_path).whole_since_ms > ended_ms
 
 
 def test_nobody_else_may_read_the_files(tmp_path: Path) -> None:

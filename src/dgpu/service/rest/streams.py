@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.tasks import Given, TaskIdText
 from dgpu.wire.answers import Problem, TaskAnswer
 from dgpu.wire.json_body import BadRequest
+from dgpu.wire.ranks import run_number
 
 MOST_TAIL_LINES = 1_000_000
 MOST_TAIL_BYTES = 4 << 20
@@ -38,7 +40,8 @@ AttemptQuery = Annotated[
     "/api/v1/tasks/{task_id:str}/logs",
     summary="Output of a task",
     description="stdout and stderr as text. With follow it is streamed until the task is over; a task that waits is waited for. "
-    "Of a task that is over, nothing means that nothing was written or that it is no longer kept.",
+    "Nothing means that nothing was written. Where that is not known, or where it is known that there was more, this is told: "
+    "404 output_unavailable if nothing is left, else a line in the text.",
     media_type="text/plain",
 )
 async def task_logs(
@@ -63,18 +66,37 @@ async def task_logs(
         first = await anext(pieces, None)
     except OutputUnavailable as error:
         await pieces.aclose()
-        problem = Problem(
-            status=404,
-            title="No output",
-            code="output_unavailable",
-            detail=f"The output cannot be had: {error}.",
-        )
-        raise ProblemError(problem) from None
+        raise ProblemError(_unavailable(str(error))) from None
     except BaseException:
         await pieces.aclose()
         raise
+    if not (first or follows or lines == 0) and (doubt := await _doubt(rest, task, which, which_rank)):
+        await pieces.aclose()
+        raise ProblemError(_unavailable(doubt))
     return Stream(
         _rest_of(first, pieces), media_type="text/plain; charset=utf-8", headers={"x-accel-buffering": "no"}
+    )
+
+
+async def _doubt(rest: Backend, task: TaskAnswer, attempt: int, rank: int) -> str:
+    """Nothing was found; why that need not mean that nothing was written."""
+    is_latest = attempt in {0, task.attempt}
+    if task.allocation or not task.attempt or (is_latest and task.status == "running"):
+        return ""
+    ended_at = task.finished_at if is_latest and task.finished_at else task.created_at
+    ended_ms = round(dt.datetime.fromisoformat(ended_at).timestamp() * 1000)
+    nodes = task.allocated_nodes or ([task.node] if task.node else [])
+    node = nodes[rank] if rank < len(nodes) else None
+    number = listing.task_id_of(task.task_id)
+    return await rest.output.doubt(number, run_number(attempt or task.attempt, rank), node, ended_ms)
+
+
+def _unavailable(why: str) -> Problem:
+    return Problem(
+        status=404,
+        title="No output",
+        code="output_unavailable",
+        detail=f"The output cannot be had: {why}.",
     )
 
 
