@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -66,12 +67,20 @@ def dashboard_url(url: str) -> str:
     return f"{url}{path}"
 
 
-def running_tasks(url: str) -> list[str] | None:
+def running_tasks(url: str, *, started_before: datetime | None = None) -> list[str] | None:
     """Ids of at most 1,000 tasks that run; None when the scheduler cannot say."""
     answer = ask(url, "/api/v1/tasks?status=running&limit=1000")
     if answer is None or answer.status != 200 or not isinstance(answer.body, dict):
         return None
-    return [task["task_id"] for task in answer.body.get("tasks", ())]
+    tasks = answer.body.get("tasks", ())
+    if started_before is not None:
+        tasks = [task for task in tasks if _started_before(task, started_before)]
+    return [task["task_id"] for task in tasks]
+
+
+def _started_before(task: dict[str, Any], moment: datetime) -> bool:
+    started_at: str | None = task.get("started_at")
+    return started_at is not None and datetime.fromisoformat(started_at) < moment
 
 
 def read_token(token_file: str | Path) -> str:

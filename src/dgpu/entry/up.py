@@ -118,24 +118,14 @@ def _announce(state_dir: StateDir, stack: Stack, began: datetime) -> None:
         say(f"Dashboard: {stack.url}/    (from another user's browser: dgpu dashboard)")
     if not state_dir.is_default:
         say(f"In another terminal: export DGPU_SERVER={stack.url}")
-    kept = _went_on(stack.url, began)
+    # What waited has perhaps been started by now; that is no news.
+    kept = running_tasks(stack.url, started_before=began)
     if kept:
         say(f"{_count(len(kept))} went on while dgpu was down: {', '.join(kept[:5])}.")
     first = "sleep 60" if stack.cards.simulated else "nvidia-smi"
     say(f"Try: dgpu submit -- {first}    dgpu ps    dgpu gpus    dgpu why 1")
     ends = "Ctrl-C stops" if sys.stdin.isatty() else f"To stop: {_down_command(state_dir)}. It ends"
     say(f"{ends} the scheduler and the agent; running tasks go on.")
-
-
-def _went_on(url: str, began: datetime) -> list[str]:
-    """Tasks that ran already when we began. What waited has perhaps been started by now; that is no news."""
-    answer = ask(url, "/api/v1/tasks?status=running&limit=1000")
-    tasks = (answer.body or {}).get("tasks", ()) if answer is not None and answer.status == 200 else ()
-    return [
-        task["task_id"]
-        for task in tasks
-        if task.get("started_at") and datetime.fromisoformat(task["started_at"]) < began
-    ]
 
 
 def _what_remains(running: list[str] | None, state_dir: StateDir) -> str:

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from dgpu.entry import service_unit
+from dgpu.entry.ask import running_tasks
 from dgpu.entry.processes import ProcessRef, bound_log, is_alive, process_ref, stop_process, tail
 from dgpu.entry.stack import Stack, choose_cards, free_port
 from dgpu.entry.state_dir import StateDir, UpRecord, default_state_dir
-from dgpu.entry.up import _doubt_of_heartbeats, _went_on
+from dgpu.entry.up import _doubt_of_heartbeats
 
 from .conftest import task
 
@@ -197,6 +198,8 @@ def test_only_tasks_that_ran_before_up_are_said_to_have_gone_on(server):
         task(3, "running", started_at=None),
     ]
     server.answers["GET", "/api/v1/tasks"] = (200, {"tasks": tasks, "total": 3, "next_cursor": None})
-    assert _went_on(server.url, datetime(2026, 5, 4, 10, tzinfo=UTC)) == ["task-1"]
+    began = datetime(2026, 5, 4, 10, tzinfo=UTC)
+    assert running_tasks(server.url, started_before=began) == ["task-1"]
+    assert running_tasks(server.url) == ["task-1", "task-2", "task-3"]
     server.answers["GET", "/api/v1/tasks"] = (503, {})
-    assert _went_on(server.url, datetime(2026, 5, 4, 10, tzinfo=UTC)) == []
+    assert running_tasks(server.url, started_before=began) is None
