@@ -73,7 +73,7 @@ class Follower:
         self._commit_due_s = 0.0
         self._history_path = directory / HISTORY_NAME
         self._history = self._open_history()
-        self._forecaster = Forecaster(directory)
+        self._forecaster = Forecaster(directory, say=lambda text: say({"error": text}))
         self._telemetry = TelemetryStore(
             directory / TELEMETRY_NAME,
             most_bytes=settings.telemetry_bytes,

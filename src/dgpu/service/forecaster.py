@@ -11,7 +11,7 @@ import os
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median_low
 from typing import NamedTuple
@@ -23,6 +23,7 @@ from dgpu.core.policy.forecast import Prediction, forecast
 from dgpu.core.state import ClusterState
 from dgpu.journal.durable import PRIVATE_FILE
 from dgpu.service.forecasts import Foretold
+from dgpu.service.telemetry.file import names_of, remove_leftovers
 
 FORECASTS_NAME = "forecasts.sqlite"
 _INTERVAL_S = 3.0
@@ -43,10 +44,13 @@ _GONE = (events.TaskPlaced, events.GangPlaced, events.TasksCancelled)
 
 
 class Forecaster:
-    """A file that cannot be used is no reason to stop: forecasts go on without a score."""
+    """A file that cannot be used is no reason to stop: forecasts go on without a score, and it is tried again."""
 
-    def __init__(self, directory: Path) -> None:
-        self._connection = _open(directory / FORECASTS_NAME)
+    def __init__(self, directory: Path, say: Callable[[str], None] = lambda _: None) -> None:
+        self._path = directory / FORECASTS_NAME
+        self._say = say
+        self._connection = _open(self._path)
+        self._names = names_of(self._path)  # of the files that the connection has open
         self._open: dict[TaskId, list[_Kept]] = {}  # of tasks that wait
         self._scores: deque[int] = deque(maxlen=_MOST_SCORED)
         self._placed: list[tuple[int, TaskId]] = []
@@ -97,6 +101,7 @@ class Forecaster:
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
+            self._connection = None
 
     # leaves
 
@@ -116,7 +121,7 @@ class Forecaster:
         for each in predictions:
             before = self._open.setdefault(each.task_id, [])
             if _is_news(before, each, at):
-                before.append(_Kept(at, each.p50_at))
+                before.append(_Kept(at, each.p50_at, each.p90_at))
                 kept.append((each.task_id, at, each.p50_at, each.p90_at))
         self._write(scored, left, kept)
 
@@ -126,34 +131,32 @@ class Forecaster:
         left: list[tuple[TaskId]],
         kept: list[tuple[TaskId, int, int, int]],
     ) -> None:
-        connection = self._connection
-        if connection is None or not (scored or left or kept):
+        if self._is_opened_anew():
+            kept = [(task_id, *each) for task_id, several in self._open.items() for each in several]
+        if self._connection is None or not (scored or left or kept):
             return
-        with contextlib.suppress(sqlite3.Error):  # a full disk: the score so far is in memory
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                connection.executemany(
-                    "UPDATE predictions SET started_at = ?, error_ms = ? - p50_at "
-                    "WHERE task_id = ? AND started_at IS NULL",
-                    scored,
-                )
-                connection.executemany(
-                    "DELETE FROM predictions WHERE task_id = ? AND started_at IS NULL", left
-                )
-                connection.executemany(
-                    "INSERT OR REPLACE INTO predictions (task_id, made_at, p50_at, p90_at) VALUES (?, ?, ?, ?)",
-                    kept,
-                )
-                connection.execute(
-                    "DELETE FROM predictions WHERE started_at < (SELECT started_at FROM predictions "
-                    "WHERE started_at IS NOT NULL ORDER BY started_at DESC LIMIT 1 OFFSET ?)",
-                    (_MOST_KEPT,),
-                )
-                connection.execute("COMMIT")
-            except BaseException:
-                with contextlib.suppress(sqlite3.Error):
-                    connection.execute("ROLLBACK")
-                raise
+        try:
+            _store(self._connection, scored, left, kept)
+        except sqlite3.OperationalError:
+            pass  # a full disk: the score so far is in memory
+        except sqlite3.DatabaseError as error:
+            self.close()
+            self._path.unlink(missing_ok=True)
+            remove_leftovers(self._path, self._names)
+            self._say(f"{self._path.name} cannot be used ({error}); a new one begins, without what was in it")
+
+    def _is_opened_anew(self) -> bool:
+        """Where there was none, or somebody took it away: SQLite goes on with a file that has lost its name."""
+        there = names_of(self._path).get("")
+        if self._connection is not None:
+            if there == self._names.get(""):
+                return False
+            self.close()
+            remove_leftovers(self._path, self._names)
+            self._say(f"{self._path.name} was deleted or replaced; it goes on with what still waits")
+        self._connection = _open(self._path)
+        self._names = names_of(self._path)
+        return self._connection is not None
 
     def _load(self) -> None:
         """The scores of late, and what was predicted of tasks that still wait."""
@@ -167,15 +170,46 @@ class Forecaster:
             ).fetchall()
             self._scores.extend(row[0] for row in reversed(errors))
             rows = self._connection.execute(
-                "SELECT task_id, made_at, p50_at FROM predictions WHERE started_at IS NULL ORDER BY made_at"
+                "SELECT task_id, made_at, p50_at, p90_at FROM predictions WHERE started_at IS NULL ORDER BY made_at"
             )
-            for task_id, made_at, p50_at in rows:
-                self._open.setdefault(TaskId(task_id), []).append(_Kept(made_at, p50_at))
+            for task_id, *kept in rows:
+                self._open.setdefault(TaskId(task_id), []).append(_Kept(*kept))
+
+
+def _store(
+    connection: sqlite3.Connection,
+    scored: list[tuple[int, int, TaskId]],
+    left: list[tuple[TaskId]],
+    kept: list[tuple[TaskId, int, int, int]],
+) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        connection.executemany(
+            "UPDATE predictions SET started_at = ?, error_ms = ? - p50_at "
+            "WHERE task_id = ? AND started_at IS NULL",
+            scored,
+        )
+        connection.executemany("DELETE FROM predictions WHERE task_id = ? AND started_at IS NULL", left)
+        connection.executemany(
+            "INSERT OR REPLACE INTO predictions (task_id, made_at, p50_at, p90_at) VALUES (?, ?, ?, ?)",
+            kept,
+        )
+        connection.execute(
+            "DELETE FROM predictions WHERE started_at < (SELECT started_at FROM predictions "
+            "WHERE started_at IS NOT NULL ORDER BY started_at DESC LIMIT 1 OFFSET ?)",
+            (_MOST_KEPT,),
+        )
+        connection.execute("COMMIT")
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        raise
 
 
 class _Kept(NamedTuple):
     made_at: int
     p50_at: int
+    p90_at: int
 
 
 def _is_news(before: list[_Kept], now: Prediction, at: int) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 
+import pytest
+
 from building import cluster, do, finished, node, run_pass, task
 from dgpu.core.commands import CancelTasks, Command, ReportStarted, RunPass
 from dgpu.core.policy.forecast import Prediction
@@ -106,6 +108,44 @@ def test_a_damaged_file_costs_the_score_only(tmp_path) -> None:
     forecaster = Forecaster(tmp_path)
     assert forecaster.make(waiting_task(), index=1) is not None
     assert len(rows(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("suffixes", [("",), ("", "-wal", "-shm")])
+def test_a_file_that_is_deleted_meanwhile_is_made_again_with_what_still_waits(tmp_path, suffixes) -> None:
+    said: list[str] = []
+    forecaster, state = Forecaster(tmp_path, said.append), waiting_task()
+    expected_at = forecaster.make(state, index=1).predictions[0].p50_at
+    for suffix in suffixes:
+        (tmp_path / f"{FORECASTS_NAME}{suffix}").unlink()
+    forecaster.make(state, index=2)  # nothing new to keep, and still
+    assert rows(tmp_path) == [(2, expected_at, None, None)]
+    assert (tmp_path / FORECASTS_NAME).stat().st_mode & 0o777 == 0o600
+    follow(forecaster, state, finished(1), at=expected_at)
+    follow(forecaster, state, RunPass(), at=expected_at + 7)
+    forecaster.make(state, index=3)
+    assert [row[3] for row in rows(tmp_path)] == [7]
+    assert len(said) == 1
+
+
+def test_a_file_that_is_damaged_meanwhile_is_made_again(tmp_path) -> None:
+    forecaster, state = Forecaster(tmp_path), waiting_task()
+    forecaster.make(state, index=1)
+    for order in ("wal_checkpoint(TRUNCATE)", "shrink_memory"):  # so that it has to read the file
+        forecaster._connection.execute(f"PRAGMA {order}").fetchall()
+    with (tmp_path / FORECASTS_NAME).open("r+b") as file:
+        file.write(b"not a database" * 2_000)
+    follow(forecaster, state, task(priority=90, timeout_ms=10 * MINUTE))
+    for index in (2, 3):
+        forecaster.make(state, index=index)
+    assert [row[0] for row in rows(tmp_path)] == [2, 2, 3]
+
+
+def test_a_directory_that_could_not_be_written_is_tried_again(tmp_path) -> None:
+    forecaster, state = Forecaster(tmp_path / "later"), waiting_task()
+    assert forecaster.make(state, index=1) is not None
+    (tmp_path / "later").mkdir()
+    forecaster.make(state, index=2)
+    assert len(rows(tmp_path / "later")) == 1
 
 
 def test_the_service_keeps_the_latest_and_a_time_that_passed_becomes_now() -> None:
