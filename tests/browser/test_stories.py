@@ -159,7 +159,10 @@ def test_an_alert_is_acknowledged_and_silenced(visitor, world):
 
 def test_a_lost_scheduler_is_told_and_found_again(visitor, world):
     visitor.allow("Failed to load resource: net::|ERR_")  # nobody is there to answer
+    running = world.submit(name="before-the-loss")
     page = visitor.look(world, "/tasks")
+    row = page.get_by_test_id(f"row-{running}")
+    expect(row).to_contain_text("running")
     link, banner = page.get_by_test_id("link-state"), page.get_by_test_id("banner")
     expect(link).to_have_attribute("data-state", "live")
     expect(banner).to_have_count(0)
@@ -167,6 +170,10 @@ def test_a_lost_scheduler_is_told_and_found_again(visitor, world):
     expect(banner).to_contain_text("The connection to the scheduler is lost")
     expect(link).to_have_attribute("data-state", "lost")
     expect(page.get_by_test_id("view-tasks")).to_be_visible()
+    page.wait_for_timeout(1_500)
+    last_known = row.inner_text()
+    page.wait_for_timeout(2_500)
+    assert row.inner_text() == last_known  # nobody knows whether it still runs
     world.server.start()
     world.server.wait_until_ready()
     expect(link).to_have_attribute("data-state", "live")

@@ -4,8 +4,7 @@ import { board, link, reconnectNow, retryAt, seenAt } from "./board/stream";
 import { clock } from "./format";
 import { language, setLanguage, t, word, type MessageKey } from "./i18n";
 import { helpShown, PLACES } from "./keyboard";
-import { now } from "./now";
-import { clockSkewMs } from "./board/stream";
+import { here } from "./now";
 import { go, route } from "./router";
 import { nextTheme, theme } from "./theme";
 import { Confirmation, Dialog } from "./ui/dialog";
@@ -156,7 +155,7 @@ function Banner() {
     );
   }
   if (link.value === "lost") {
-    const left = Math.ceil((retryAt.value - (now.value - clockSkewMs.value)) / 1_000);
+    const left = Math.ceil((retryAt.value - here.value) / 1_000);
     return (
       <div class="banner bad" role="alert" data-testid="banner">
         <span>{seenAt.value ? t("banner.lost", { time: clock(seenAt.value, true) }) : t("problem.unreachable")}</span>
