@@ -186,9 +186,9 @@ def is_kept(state: ClusterState, account: Account, claim: Claim) -> bool:
     kept = 0
     for other in short:
         kept += kept_milli(state, other)
-        if kept > left:
-            break
-    return bool(kept) and left < kept
+        if kept > max(left, 0):  # where nothing is idle, less than nothing would be left
+            return True
+    return False
 
 
 def kept_milli(state: ClusterState, account: Account) -> int:

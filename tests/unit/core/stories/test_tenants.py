@@ -204,6 +204,16 @@ def test_within_its_guarantee_a_tenant_needs_nobodys_leave() -> None:
     assert run_pass(state) == [1], "more is promised than there is: who comes first has his part"
 
 
+def test_a_guarantee_is_named_also_where_nothing_is_idle() -> None:
+    state = lab(tenant("a", guaranteed_gpus=1), tenant("b"), tenant("c", guaranteed_gpus=1))
+    do(state, task(tenant="b", count=4))
+    assert run_pass(state) == [1, 2, 3, 4]
+    do(state, task(tenant="b"))
+    assert "guaranteed_to_others" not in codes(state, 5), "nobody waits for a guarantee"
+    do(state, task(tenant="c"))
+    assert "guaranteed_to_others" in codes(state, 5)
+
+
 # budgets
 
 
