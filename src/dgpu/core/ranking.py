@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-from msgspec.structs import replace
-
 from dgpu.core.demand import Demand
 from dgpu.core.ids import NodeId
 from dgpu.core.policy.fit import has_host, milli_on, rank
@@ -183,8 +181,7 @@ class Rankings:
 
     def _plain(self, demand: Demand) -> Demand:
         """Without what makes no difference here."""
-        return replace(
-            demand,
+        return demand.but(
             gpu_memory_mb=demand.gpu_memory_mb if self._counts_memory(demand) else 0,
             model=demand.model if self._warm else "",
             parole=demand.parole and self._parole,
@@ -199,7 +196,7 @@ class Rankings:
     def _open(self, demand: Demand) -> Ranking:
         plain = self._plain(demand)
         if demand.gpus:  # without, cpus and ram are all that it asks for
-            plain = replace(plain, cpus_milli=0, ram_mb=0)
+            plain = plain.but(cpus_milli=0, ram_mb=0)
         ranking = self._by_demand[demand] = self._open_plain(plain)
         return ranking
 

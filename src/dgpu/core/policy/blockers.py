@@ -12,7 +12,6 @@ from collections import Counter
 from typing import Final
 
 import msgspec
-from msgspec.structs import replace
 
 from dgpu.core.cards import usable_mb
 from dgpu.core.demand import Demand
@@ -153,7 +152,7 @@ def plural(number: int, word: str) -> str:
 
 def _weigh(tally: _Tally, state: ClusterState, node: Node, room: Room, demand: Demand) -> None:
     if demand.constraints and not holds(room.labels, demand.constraints):
-        anywhere = replace(demand, constraints=())
+        anywhere = demand.but(constraints=())
         tally.nodes["constraints"] += fits(room, anywhere, state.settings.most_leases)
         return
     gpus = [gpu for gpu in state.node_gpus(node.id) if not gpu.gone]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from msgspec.structs import replace
-
 from dgpu.core.demand import Demand
 from dgpu.core.node import Gpu, Node
 from dgpu.core.policy.fit import holds
@@ -39,7 +37,7 @@ def never_fits(state: ClusterState, demand: Demand, entry: int = 0) -> NeverFits
     def lacks(what: str, requested: int | str, largest: int | str) -> NeverFits:
         return NeverFits(entry=entry, lacks=what, requested=requested, largest=largest)
 
-    if demand.nodes > 1 and fits_empty(state, replace(demand, nodes=1)):
+    if demand.nodes > 1 and fits_empty(state, demand.but(nodes=1)):
         number = sum(_holds(state, node, state.node_gpus(node.id), demand) for node, _ in nodes)
         return lacks("nodes", demand.nodes, number)
 
