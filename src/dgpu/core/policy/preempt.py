@@ -1,9 +1,10 @@
 """Which borrowed batch tasks are asked to stop, so that online tasks get what is theirs.
 
-Only with `quota.reclaim: stop`. For each online task that waits for GPUs, is within its pool's own quota and has no stops
-under way for it: the node on which the least work is lost. What is stopped there was granted beyond the quota of its
-pool; of several, those that lose the least work (GPUs times time) go first, so the newest and smallest. No stop could be
-left out. Stopped tasks are requeued, and cannot borrow again while an online task needs the quota: so it ends.
+Only with `quota.reclaim: stop`. For each online task that waits for GPUs and is within its pool's own quota, in order: the
+node on which the least work is lost. What is idle there, or comes free by stops under way, is counted first, as far as
+those before it do not need it. What is stopped was granted beyond the quota of its pool; of several, those that lose the
+least work (GPUs times time) go first, so the newest and smallest. No stop could be left out. Stopped tasks are requeued,
+and cannot borrow again while an online task needs the quota: so it ends.
 
 Allocations, gangs and tasks that share a GPU are not stopped.
 """
@@ -16,13 +17,13 @@ from typing import Final, NamedTuple
 
 from dgpu.core.demand import Demand
 from dgpu.core.events import TaskStopRequested
-from dgpu.core.ids import NO_TASK, GpuId, NodeId, TaskId, task_name
+from dgpu.core.ids import GpuId, NodeId, TaskId, task_name
 from dgpu.core.lease import Lease
-from dgpu.core.line import Line
-from dgpu.core.policy.fit import accepts, holds
+from dgpu.core.line import Claim, Line
+from dgpu.core.policy.fit import accepts, holds, milli_on, reserved_mb
 from dgpu.core.policy.quota import is_kept, settle_pools, within_limits
 from dgpu.core.quota import QuotaMode, Reclaim
-from dgpu.core.room import Room
+from dgpu.core.room import Card, Room
 from dgpu.core.state import ClusterState
 from dgpu.core.task import WHOLE_MILLI, Pool
 
@@ -32,13 +33,45 @@ MOST_HELPED: Final = 64  # waiting tasks in one pass
 
 
 class _Plan:
-    """What earlier tasks of this pass were promised."""
+    """What leaves, and what of it and of all that is idle was promised to those before."""
 
     def __init__(self, left_milli: int) -> None:
         self.left_milli = left_milli  # borrowed, and not asked for yet
-        self.cards: set[GpuId] = set()
-        self.leases: set[int] = set()
-        self.task_id = NO_TASK  # for whom a place is looked for
+        self.ending: dict[NodeId, list[Lease]] = {}
+        self.promised: dict[NodeId, list[Demand]] = {}
+        self.cards: set[GpuId] = set()  # promised
+        self.parts: dict[GpuId, int] = {}  # what shares leave of a card that one of them was promised
+
+    def promise(self, choice: _Choice, demand: Demand, room: Room) -> None:
+        self.left_milli -= choice.milli
+        self.ending.setdefault(choice.node_id, []).extend(choice.leases)
+        self.promised.setdefault(choice.node_id, []).append(demand)
+        self.cards.update(choice.cards)
+        if demand.share_milli < WHOLE_MILLI:
+            (gpu_id,) = choice.cards
+            takes = milli_on(demand, room.cards[gpu_id].usable_mb)
+            self.parts[gpu_id] = self.parts.get(gpu_id, WHOLE_MILLI) - takes
+
+
+class _Seeker:
+    """An online task in need."""
+
+    def __init__(self, state: ClusterState, task_id: TaskId, line: Line, spare_milli: int) -> None:
+        self.state = state
+        self.task_id = task_id
+        self.account = line.account
+        self.demand = line.crowd.demand
+        self.spare_milli = spare_milli  # of its pool's quota
+
+    def takes(self, card: Card) -> bool:
+        """By its nature; and what a share takes of its tenant's limits depends on the card."""
+        demand = self.demand
+        if not accepts(card, demand):
+            return False
+        if demand.share_milli == WHOLE_MILLI:
+            return True
+        claim = Claim(milli_on(demand, card.usable_mb), reserved_mb(demand, card.usable_mb))
+        return claim.milli <= self.spare_milli and within_limits(self.state, self.account, claim)
 
 
 class _Choice(NamedTuple):
@@ -55,31 +88,21 @@ def stops_due(state: ClusterState, at: int) -> tuple[TaskStopRequested, ...]:
         return ()
     settle_pools(state)
     online, batch = state.waiting.lanes[Pool.ONLINE], state.waiting.lanes[Pool.BATCH]
-    leaving = sum(state.leases[lease_id].gpu_milli for lease_id in state.reclaims)
-    plan = _Plan(batch.used_milli - batch.limit_milli - leaving)
+    leaving = [state.leases[lease_id] for lease_id in state.reclaims]
+    plan = _Plan(batch.used_milli - batch.limit_milli - sum([lease.gpu_milli for lease in leaving]))
     spare = online.limit_milli - online.used_milli
     if plan.left_milli <= 0 or spare <= 0 or not online.ready:
         return ()
-    helped = set(state.reclaims.values())
-    # What was asked for in favour of a task that no longer waits goes to the next.
-    loose = sum(
-        state.leases[lease_id].gpu_milli
-        for lease_id, task_id in state.reclaims.items()
-        if task_id not in state.tasks or state.tasks[task_id].lease_id or state.tasks[task_id].status.is_final
-    )
+    for lease in leaving:
+        plan.ending.setdefault(lease.node_id, []).append(lease)
     stops: list[TaskStopRequested] = []
     for task_id, line in _in_need(state):
         milli = line.crowd.milli
         if milli > spare:
             continue
+        seeker = _Seeker(state, task_id, line, spare)
         spare -= milli
-        if task_id in helped:
-            continue
-        if loose >= milli:
-            loose -= milli
-            continue
-        plan.task_id = task_id
-        stops += [_stop(lease, task_id, at) for lease in _victims(state, line.crowd.demand, plan, at)]
+        stops += [_stop(lease, task_id, at) for lease in _victims(seeker, plan, at)]
         if plan.left_milli <= 0 or spare <= 0:
             break
     return tuple(stops)
@@ -114,22 +137,21 @@ def _in_need(state: ClusterState) -> Iterator[tuple[TaskId, Line]]:
         yield task_id, line
 
 
-def _victims(state: ClusterState, demand: Demand, plan: _Plan, at: int) -> list[Lease]:
-    candidates: dict[NodeId, list[Lease]] = {}
+def _victims(seeker: _Seeker, plan: _Plan, at: int) -> list[Lease]:
+    state, demand = seeker.state, seeker.demand
+    candidates: dict[NodeId, list[Lease]] = {node_id: [] for node_id in plan.ending}
+    ending = {lease.id for leases in plan.ending.values() for lease in leases}
     for lease in islice(reversed(state.leases.values()), MOST_LOOKED_AT):
-        if lease.id not in plan.leases and _may_stop(state, lease):
+        if lease.id not in ending and _may_stop(state, lease):
             candidates.setdefault(lease.node_id, []).append(lease)
     rooms = candidates if demand.nodes == 1 else state.rooms.by_node
-    found = (_choose(state, node_id, demand, candidates.get(node_id, []), plan, at) for node_id in rooms)
-    choices = sorted((choice for choice in found if choice is not None), key=lambda choice: choice[:4])
+    found = [_choose(seeker, node_id, candidates.get(node_id, []), plan, at) for node_id in rooms]
+    choices = sorted([choice for choice in found if choice is not None], key=lambda choice: choice[:4])
     choices = choices[: demand.nodes]
-    milli = sum(choice.milli for choice in choices)
-    if len(choices) < demand.nodes or milli > plan.left_milli:
+    if len(choices) < demand.nodes or sum([choice.milli for choice in choices]) > plan.left_milli:
         return []
-    plan.left_milli -= milli
     for choice in choices:
-        plan.cards.update(choice.cards)
-        plan.leases.update(lease.id for lease in choice.leases)
+        plan.promise(choice, demand, state.rooms.by_node[choice.node_id])
     return [lease for choice in choices for lease in choice.leases]
 
 
@@ -142,66 +164,92 @@ def _may_stop(state: ClusterState, lease: Lease) -> bool:
     return state.shapes[task.shape_id].pool is Pool.BATCH
 
 
-def _choose(
-    state: ClusterState, node_id: NodeId, demand: Demand, leases: list[Lease], plan: _Plan, at: int
-) -> _Choice | None:
-    """The leases whose end makes the demand fit on this node, with the least work lost; None if that cannot be."""
-    room = state.rooms.by_node[node_id]
+def _choose(seeker: _Seeker, node_id: NodeId, leases: list[Lease], plan: _Plan, at: int) -> _Choice | None:
+    """The leases whose end makes it fit on this node, with the least work lost; None if that cannot be."""
+    demand = seeker.demand
+    room = seeker.state.rooms.by_node[node_id]
     if not room.ready or not holds(room.labels, demand.constraints):
         return None
-    own = [card for card in room.kept if plan.task_id in room.keeps[card.id]]  # by its reservation
-    idle = [card.id for card in room.idle + own if card.id not in plan.cards and accepts(card, demand)]
+    shared = _beside(room, seeker, plan)
+    if shared and _has_host(room, seeker, plan, []):
+        return _Choice(0, 0, 0, node_id, [], shared)
+    idle = _comes_free(room, seeker, plan)
     short = demand.gpus - len(idle)
     by_loss = sorted(leases, key=lambda lease: (_lost(lease, at), -lease.id))
-    useful = [lease for lease in by_loss if _freed(room, lease, demand)]
+    useful = [lease for lease in by_loss if _freed(room, lease, seeker)]
     chosen: list[Lease] = []
     while short > 0:
         # One that is no more than needed is better than one that frees too much.
-        fitting = [lease for lease in useful if len(_freed(room, lease, demand)) <= short]
+        fitting = [lease for lease in useful if len(_freed(room, lease, seeker)) <= short]
         best = fitting[0] if fitting else min(useful, key=lambda lease: len(lease.gpu_ids), default=None)
         if best is None:
             return None
         useful.remove(best)
         chosen.append(best)
-        short -= len(_freed(room, best, demand))
+        short -= len(_freed(room, best, seeker))
     for lease in by_loss:
-        if _has_host(state, room, demand, chosen):
+        if _has_host(room, seeker, plan, chosen):
             break
         if lease not in chosen:
             chosen.append(lease)
-    if not _has_host(state, room, demand, chosen):
+    if not _has_host(room, seeker, plan, chosen):
         return None
-    chosen = _needed(state, room, demand, chosen, len(idle))
-    cards = idle[: demand.gpus] + [gpu_id for lease in chosen for gpu_id in lease.gpu_ids]
-    milli = sum(lease.gpu_milli for lease in chosen)
-    age = -max((lease.id for lease in chosen), default=0)
-    return _Choice(sum(_lost(lease, at) for lease in chosen), milli, age, node_id, chosen, cards)
+    chosen = _needed(room, seeker, chosen, idle, plan)
+    cards = idle + [gpu_id for lease in chosen for gpu_id in _freed(room, lease, seeker)]
+    milli = sum([lease.gpu_milli for lease in chosen])
+    age = -max([lease.id for lease in chosen], default=0)
+    lost = sum([_lost(lease, at) for lease in chosen])
+    return _Choice(lost, milli, age, node_id, chosen, cards[: demand.gpus])
 
 
-def _needed(state: ClusterState, room: Room, demand: Demand, chosen: list[Lease], idle: int) -> list[Lease]:
+def _beside(room: Room, seeker: _Seeker, plan: _Plan) -> list[GpuId]:
+    """A card that another share was promised, and that has room for this one too."""
+    demand = seeker.demand
+    if demand.share_milli == WHOLE_MILLI:
+        return []
+    for gpu_id, left_milli in plan.parts.items():
+        card = room.cards.get(gpu_id)
+        if card is not None and seeker.takes(card) and milli_on(demand, card.usable_mb) <= left_milli:
+            return [gpu_id]
+    return []
+
+
+def _comes_free(room: Room, seeker: _Seeker, plan: _Plan) -> list[GpuId]:
+    """Cards that nobody before it was promised: idle, kept by its own reservation, or of tasks that are being stopped."""
+    own = [card for card in room.kept if seeker.task_id in room.keeps[card.id]]
+    free = [card.id for card in room.idle + own if seeker.takes(card)]
+    for lease in plan.ending.get(room.node_id, ()):
+        free += _freed(room, lease, seeker)
+    return [gpu_id for gpu_id in free if gpu_id not in plan.cards]
+
+
+def _needed(room: Room, seeker: _Seeker, chosen: list[Lease], idle: list[GpuId], plan: _Plan) -> list[Lease]:
     """Leaves out, from the dearest on, whatever is not needed after all."""
     kept = list(chosen)
     for lease in reversed(chosen):
         rest = [each for each in kept if each is not lease]
-        freed = sum(len(_freed(room, each, demand)) for each in rest)
-        if idle + freed >= demand.gpus and _has_host(state, room, demand, rest):
+        freed = sum([len(_freed(room, each, seeker)) for each in rest])
+        if len(idle) + freed >= seeker.demand.gpus and _has_host(room, seeker, plan, rest):
             kept = rest
     return kept
 
 
-def _freed(room: Room, lease: Lease, demand: Demand) -> list[GpuId]:
+def _freed(room: Room, lease: Lease, seeker: _Seeker) -> list[GpuId]:
     """Its cards that would do."""
     cards = [room.cards.get(gpu_id) for gpu_id in lease.gpu_ids]
-    return [card.id for card in cards if card is not None and accepts(card, demand)]
+    return [card.id for card in cards if card is not None and seeker.takes(card)]
 
 
-def _has_host(state: ClusterState, room: Room, demand: Demand, ending: list[Lease]) -> bool:
-    cpus_milli = room.cpus_free_milli + sum(lease.cpus_milli for lease in ending)
-    ram_mb = room.ram_free_mb + sum(lease.ram_mb for lease in ending)
+def _has_host(room: Room, seeker: _Seeker, plan: _Plan, chosen: list[Lease]) -> bool:
+    demand = seeker.demand
+    ending = chosen + plan.ending.get(room.node_id, [])
+    taken = [demand, *plan.promised.get(room.node_id, ())]
+    cpus_milli = room.cpus_free_milli + sum([lease.cpus_milli for lease in ending])
+    ram_mb = room.ram_free_mb + sum([lease.ram_mb for lease in ending])
     return (
-        (not demand.cpus_milli or cpus_milli >= demand.cpus_milli)
-        and (not demand.ram_mb or ram_mb >= demand.ram_mb)
-        and len(room.leases) - len(ending) < state.settings.most_leases
+        (not demand.cpus_milli or cpus_milli >= sum([each.cpus_milli for each in taken]))
+        and (not demand.ram_mb or ram_mb >= sum([each.ram_mb for each in taken]))
+        and len(room.leases) - len(ending) + len(taken) <= seeker.state.settings.most_leases
     )
 
 

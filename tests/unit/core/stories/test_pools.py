@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from building import cluster, do, finished, node, run_pass, spec, task, tried
-from dgpu.core.commands import CancelTasks, DrainNode, LoseNode, RunPass, SetQuota, SubmitTasks
+from dgpu.core.commands import CancelTasks, DrainNode, LoseNode, RunPass, SetQuota, SetTenant, SubmitTasks
 from dgpu.core.digest import digest
 from dgpu.core.events import TaskStopRequested
+from dgpu.core.ids import TenantId
 from dgpu.core.invariants import check_invariants
 from dgpu.core.policy.explain import explain
 from dgpu.core.policy.quota import quota_of, used_milli
@@ -16,10 +18,12 @@ from dgpu.core.rejections import ExceedsQuota, QuotaInUse
 from dgpu.core.settings import Settings
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Outcome, Pool, TaskStatus
+from dgpu.core.tenant import Tenant
 
 STRICT = Settings(quota=Quota(mode=QuotaMode.STRICT))
 BORROW = Settings(quota=Quota(mode=QuotaMode.BORROW))
 STOP = Settings(quota=Quota(mode=QuotaMode.BORROW, reclaim=Reclaim.STOP))
+ALL_ONLINE = replace(STOP, quota=replace(STOP.quota, online_ppm=1_000_000))
 
 
 def ten_gpus(settings: Settings) -> ClusterState:
@@ -270,13 +274,47 @@ def test_a_task_of_several_gpus_gets_them_on_one_node() -> None:
 
 def test_a_stop_that_is_not_needed_after_all_is_left_out() -> None:
     """The small one loses less and is chosen first; then the large one alone would have done."""
-    settings = Settings(quota=Quota(online_ppm=1_000_000, mode=QuotaMode.BORROW, reclaim=Reclaim.STOP))
-    state = cluster(node("n1", gpus=3), settings=settings)
+    state = cluster(node("n1", gpus=3), settings=ALL_ONLINE)
     do(state, task(2, pool=Pool.BATCH))
     do(state, task(1, pool=Pool.BATCH))
     run_pass(state)
     do(state, task(2, pool=Pool.ONLINE), at=state.last_at + 1_000)
     assert [stop.task_id for stop in stops_of(state)] == [1]
+
+
+def test_what_a_stop_frees_beyond_its_need_is_for_the_next() -> None:
+    state = cluster(node("n1", gpus=4), settings=ALL_ONLINE)
+    do(state, task(2, count=2, pool=Pool.BATCH))
+    run_pass(state)
+    do(state, task(count=2, pool=Pool.ONLINE), at=state.last_at + 1_000)
+    (stop,) = stops_of(state)
+    do(state, task(pool=Pool.ONLINE))
+    assert len(stops_of(state)) == 1, "a third has nothing left of the first stop"
+    do(state, finished(stop.lease_id, outcome=Outcome.STOPPED))
+    assert run_pass(state) == [3, 4]
+
+
+def test_two_shares_need_one_card() -> None:
+    state = cluster(node("n1", gpus=2), settings=ALL_ONLINE)
+    do(state, task(count=2, pool=Pool.BATCH))
+    run_pass(state)
+    do(state, task(pool=Pool.ONLINE, share=0.4, count=2), at=state.last_at + 1_000)
+    assert len(stops_of(state)) == 1
+
+
+def test_nothing_is_stopped_for_a_share_that_its_tenant_may_not_hold_now() -> None:
+    """What a share holds of its tenant's memory is known only with the card."""
+    unlimited = Tenant(id=TenantId("b"))
+    settings = replace(ALL_ONLINE, tenants=(Tenant(id=TenantId("a")), unlimited))
+    state = cluster(node("n1", gpus=3), settings=settings)
+    do(state, task(count=2, pool=Pool.BATCH, tenant="a"))
+    do(state, task(pool=Pool.ONLINE, tenant="b", share=0.6))
+    assert sorted(run_pass(state)) == [1, 2, 3]
+    do(state, task(pool=Pool.ONLINE, tenant="b", share=0.6), at=state.last_at + 1_000)
+    do(state, SetTenant(tenant=replace(unlimited, max_gpu_memory_mb=10_000)))
+    assert stops_of(state) == []
+    do(state, SetTenant(tenant=unlimited))
+    assert len(stops_of(state)) == 1
 
 
 def test_allocations_are_not_stopped() -> None:
