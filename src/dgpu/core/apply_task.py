@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
+from typing import Final
 
 from msgspec.structs import replace
 
 from dgpu.core.apply_dependencies import await_others, tell_dependents, wait_no_more
 from dgpu.core.apply_health import note_freed
-from dgpu.core.array import indexes
 from dgpu.core.events import (
     KeysForgotten,
     PriorityChanged,
@@ -29,10 +29,11 @@ from dgpu.core.line import Line
 from dgpu.core.policy.lasting import certain_ms
 from dgpu.core.run_times import note_run
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Shape, Task, TaskSpec, TaskStatus
+from dgpu.core.task import Shape, Task, TaskSpec, TaskStatus, new_tasks
 
 # Looking a member up costs more than the change of a field.
-_PENDING, _RUNNING = TaskStatus.PENDING, TaskStatus.RUNNING
+_PENDING: Final = TaskStatus.PENDING
+_RUNNING: Final = TaskStatus.RUNNING
 
 
 def apply_submitted(state: ClusterState, event: TasksSubmitted) -> None:
@@ -239,29 +240,12 @@ def _add_tasks(state: ClusterState, first_id: TaskId, count: int, spec: TaskSpec
         shape = replace(shape, array_id=first_id, array_limit=spec.array_limit)
     line = state.line_of(shape)
     line.uses += count
-    shape_id = line.shape_id
-    tasks = state.tasks
-    detail, timeout_ms = spec.detail, spec.timeout_ms or 0
-    max_retries, restart, allocation, held = spec.max_retries, spec.restart, spec.allocation, spec.held
-    task_ids = [TaskId(number) for number in range(first_id, first_id + count)]
-    for task_id in task_ids:
-        tasks[task_id] = Task(
-            id=task_id,
-            shape_id=shape_id,
-            detail=detail,
-            created_at=at,
-            timeout_ms=timeout_ms,
-            max_retries=max_retries,
-            restart=restart,
-            allocation=allocation,
-            held=held,
-        )
-    if spec.array:
-        for task_id, index in zip(task_ids, indexes(spec.array), strict=True):
-            tasks[task_id] = replace(tasks[task_id], array_id=first_id, array_index=index, array_count=count)
+    tasks = new_tasks(spec, first_id, count, shape_id=line.shape_id, at=at)
+    task_ids = list(tasks)
+    state.tasks.update(tasks)
     if spec.after:
         await_others(state, task_ids, spec.after)
-    if held or spec.after:
+    if spec.held or spec.after:
         state.waiting.set_apart(line, task_ids)
     else:
         state.waiting.extend(line, task_ids, certain_ms(tasks[first_id]), state.rooms.kept_ms)

@@ -25,7 +25,8 @@ from dgpu.core.typical import Typical
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-_IDLE, _BUSY = int(Slot.IDLE), int(Slot.BUSY)
+_IDLE: Final = int(Slot.IDLE)
+_BUSY: Final = int(Slot.BUSY)
 _PACK: Final = Placement.PACK  # to look a member up costs as much as a call
 
 

@@ -6,8 +6,9 @@ import enum
 from typing import Final, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
-from dgpu.core.array import Ranges
+from dgpu.core.array import Ranges, indexes
 from dgpu.core.dependencies import Dependency
 from dgpu.core.ids import NO_LEASE, NO_TASK, GpuId, LeaseId, NodeId, ShapeId, TaskId, TenantId
 
@@ -139,3 +140,30 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     array_count: int = 0  # tasks of the array
     node_ids: tuple[NodeId, ...] = ()  # of a gang, by rank; `node_id` is that of rank 0
     grown: bool = False  # ran out of memory, and was given a larger demand
+
+
+def new_tasks(
+    spec: TaskSpec, first_id: TaskId, count: int, *, shape_id: ShapeId, at: int
+) -> dict[TaskId, Task]:
+    """By age. Here and not where they are added, for this module is never compiled: so a number that many tasks have, or
+    that is a key as well, is one object for all. That is a tenth of their memory.
+    """
+    timeout_ms = spec.timeout_ms or 0
+    tasks = {
+        task_id: Task(
+            id=task_id,
+            shape_id=shape_id,
+            detail=spec.detail,
+            created_at=at,
+            timeout_ms=timeout_ms,
+            max_retries=spec.max_retries,
+            restart=spec.restart,
+            allocation=spec.allocation,
+            held=spec.held,
+        )
+        for task_id in map(TaskId, range(first_id, first_id + count))
+    }
+    if spec.array:
+        for index, (task_id, task) in zip(indexes(spec.array), list(tasks.items()), strict=True):
+            tasks[task_id] = replace(task, array_id=first_id, array_index=index, array_count=count)
+    return tasks
