@@ -30,7 +30,7 @@ from dgpu.core.commands import (
 from dgpu.core.digest import digest
 from dgpu.core.events import Event, GangPlaced, TaskPlaced, TaskStopRequested
 from dgpu.core.execute import execute
-from dgpu.core.ids import LeaseId, TaskId, TenantId
+from dgpu.core.ids import LeaseId, TenantId
 from dgpu.core.invariants import check_invariants
 from dgpu.core.policy.explain import Explanation, explain
 from dgpu.core.policy.order import position, queue
@@ -279,50 +279,39 @@ def _is_right(state: ClusterState, event: TaskPlaced | GangPlaced, at: int) -> N
 
 
 def _stops_are_needed(state: ClusterState, stops: list[TaskStopRequested], at: int) -> None:
-    """Each stop is of a borrowed batch task; with all of them its task starts, without any one it does not, once those
-    before it have what is idle and what was stopped for them.
+    """Each stop is of a borrowed batch task, in favour of an online task that waits. Without any one of them, less of what
+    waits online starts.
     """
     oracle = Oracle(state, at)
     assert state.quota.mode is QuotaMode.BORROW
     assert state.quota.reclaim is Reclaim.STOP
     leaving = sum(state.leases[lease_id].gpu_milli for lease_id in state.reclaims)
     assert oracle.used[Pool.BATCH] - leaving >= oracle.quota[Pool.BATCH], "what is batch's own was stopped"
-    new: dict[TaskId, list[LeaseId]] = {}
     for stop in stops:
         assert oracle.shape(state.tasks[stop.task_id]).pool is Pool.BATCH
-        new.setdefault(stop.for_task, []).append(stop.lease_id)
-    ahead = state.fork()
-    for task_id, asked in _asked_before(state, new).items():
-        _stop_and_place(ahead, task_id, asked, at)
-    for task_id, asked in new.items():
-        assert state.tasks[task_id].status is TaskStatus.PENDING
-        assert oracle.shape(state.tasks[task_id]).pool is Pool.ONLINE
-        for left_out in asked:
-            others = [lease_id for lease_id in asked if lease_id != left_out]
-            assert not _stop_and_place(ahead.fork(), task_id, others, at)
-        assert _stop_and_place(ahead, task_id, asked, at)
+        waiting = state.tasks[stop.for_task]
+        assert waiting.status is TaskStatus.PENDING
+        assert oracle.shape(waiting).pool is Pool.ONLINE
+    everything = set(state.reclaims)
+    started = _started_online(state, everything, at)
+    for stop in stops:
+        assert _started_online(state, everything - {stop.lease_id}, at) < started
 
 
-def _asked_before(state: ClusterState, new: dict[TaskId, list[LeaseId]]) -> dict[TaskId, list[LeaseId]]:
-    """What is being stopped since an earlier pass, by the task that it is for."""
-    known = {lease_id for asked in new.values() for lease_id in asked}
-    before: dict[TaskId, list[LeaseId]] = {}
-    for lease_id in state.reclaims:
-        for_task = state.leases[lease_id].stop_for
-        if lease_id not in known and for_task in state.tasks:
-            before.setdefault(for_task, []).append(lease_id)
-    return before
-
-
-def _stop_and_place(state: ClusterState, task_id: TaskId, asked: list[LeaseId], at: int) -> bool:
-    for lease_id in asked:
-        execute(state, finished(lease_id, outcome=Outcome.STOPPED, at=at))
-    if state.tasks[task_id].status is not TaskStatus.PENDING:
-        return False
-    placed = grant(state, task_id, state.waiting.lines[state.tasks[task_id].shape_id].crowd.demand, at)
-    for event in placed:
-        apply(state, event)
-    return bool(placed)
+def _started_online(state: ClusterState, ending: set[LeaseId], at: int) -> int:
+    """Thousandths of GPUs that online tasks get when these leases end."""
+    fork = state.fork()
+    for lease_id in sorted(ending):
+        execute(fork, finished(lease_id, outcome=Outcome.STOPPED, at=at))
+    decision = execute(fork, RunPass(at=at))
+    assert isinstance(decision, tuple)
+    placed = [event for event in decision if isinstance(event, TaskPlaced)]
+    placed += [rank for event in decision if isinstance(event, GangPlaced) for rank in event.ranks]
+    return sum(
+        rank.share_milli * len(rank.gpu_ids)
+        for rank in placed
+        if state.shapes[state.tasks[rank.task_id].shape_id].pool is Pool.ONLINE
+    )
 
 
 def _turn(state: ClusterState, task_id: int) -> tuple[int, int, int]:

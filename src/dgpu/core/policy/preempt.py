@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from dgpu.core.demand import Demand
 from dgpu.core.events import TaskStopRequested
-from dgpu.core.ids import GpuId, NodeId, TaskId, task_name
+from dgpu.core.ids import GpuId, NodeId, TaskId, TenantId, task_name
 from dgpu.core.lease import Lease
 from dgpu.core.line import Claim, Line
 from dgpu.core.policy.fit import accepts, holds, milli_on, reserved_mb
@@ -41,6 +41,19 @@ class _Plan:
         self.promised: dict[NodeId, list[Demand]] = {}
         self.cards: set[GpuId] = set()  # promised
         self.parts: dict[GpuId, int] = {}  # what shares leave of a card that one of them was promised
+        self.claims: dict[TenantId, list[Claim]] = {}  # of those who have what they need
+
+    def admits(self, seeker: _Seeker) -> bool:
+        """Within the limits of its tenant together with those before it."""
+        claims, account = self.claims.get(seeker.account.tenant_id), seeker.account
+        if not claims:
+            return True
+        most = None if account.tenant is None else account.tenant.max_running
+        if most is not None and account.running + len(claims) >= most:
+            return False
+        milli = seeker.claim.milli + sum([claim.milli for claim in claims])
+        memory_mb = seeker.claim.memory_mb + sum([claim.memory_mb for claim in claims])
+        return within_limits(seeker.state, account, Claim(milli, memory_mb))
 
     def promise(self, choice: _Choice, demand: Demand, room: Room) -> None:
         self.left_milli -= choice.milli
@@ -61,6 +74,7 @@ class _Seeker:
         self.task_id = task_id
         self.account = line.account
         self.demand = line.crowd.demand
+        self.claim = line.crowd.claim
         self.spare_milli = spare_milli  # of its pool's quota
 
     def takes(self, card: Card) -> bool:
@@ -101,8 +115,13 @@ def stops_due(state: ClusterState, at: int) -> tuple[TaskStopRequested, ...]:
         if milli > spare:
             continue
         seeker = _Seeker(state, task_id, line, spare)
+        if not plan.admits(seeker):
+            continue
         spare -= milli
-        stops += [_stop(lease, task_id, at) for lease in _victims(seeker, plan, at)]
+        victims = _victims(seeker, plan, at)
+        if victims is not None:
+            stops += [_stop(lease, task_id, at) for lease in victims]
+            plan.claims.setdefault(line.account.tenant_id, []).append(seeker.claim)
         if plan.left_milli <= 0 or spare <= 0:
             break
     return tuple(stops)
@@ -137,7 +156,8 @@ def _in_need(state: ClusterState) -> Iterator[tuple[TaskId, Line]]:
         yield task_id, line
 
 
-def _victims(seeker: _Seeker, plan: _Plan, at: int) -> list[Lease]:
+def _victims(seeker: _Seeker, plan: _Plan, at: int) -> list[Lease] | None:
+    """None: there is no place for it. Nobody has to be stopped where enough comes free anyway."""
     state, demand = seeker.state, seeker.demand
     candidates: dict[NodeId, list[Lease]] = {node_id: [] for node_id in plan.ending}
     ending = {lease.id for leases in plan.ending.values() for lease in leases}
@@ -149,7 +169,7 @@ def _victims(seeker: _Seeker, plan: _Plan, at: int) -> list[Lease]:
     choices = sorted([choice for choice in found if choice is not None], key=lambda choice: choice[:4])
     choices = choices[: demand.nodes]
     if len(choices) < demand.nodes or sum([choice.milli for choice in choices]) > plan.left_milli:
-        return []
+        return None
     for choice in choices:
         plan.promise(choice, demand, state.rooms.by_node[choice.node_id])
     return [lease for choice in choices for lease in choice.leases]

@@ -302,6 +302,20 @@ def test_two_shares_need_one_card() -> None:
     assert len(stops_of(state)) == 1
 
 
+def test_no_more_is_stopped_than_a_tenant_may_hold() -> None:
+    tenants = (
+        Tenant(id=TenantId("a")),
+        Tenant(id=TenantId("b"), max_gpus=2),
+        Tenant(id=TenantId("c"), max_running=1),
+    )
+    state = cluster(node("n1", gpus=8), settings=replace(ALL_ONLINE, tenants=tenants))
+    do(state, task(count=8, pool=Pool.BATCH, tenant="a"))
+    run_pass(state)
+    do(state, task(count=4, pool=Pool.ONLINE, tenant="b"), at=state.last_at + 1_000)
+    do(state, task(count=4, pool=Pool.ONLINE, tenant="c"))
+    assert sorted(stop.for_task for stop in stops_of(state)) == [9, 10, 13]
+
+
 def test_nothing_is_stopped_for_a_share_that_its_tenant_may_not_hold_now() -> None:
     """What a share holds of its tenant's memory is known only with the card."""
     unlimited = Tenant(id=TenantId("b"))
