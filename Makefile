@@ -6,7 +6,7 @@ BUILD_INPUTS := pyproject.toml hatch_build.py $(wildcard src/dgpu/wire/proto/*.p
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadscope
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test setup check bench up web format clean
+.PHONY: help demo test setup core check bench up web format clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -14,11 +14,17 @@ help: ## this list
 demo: setup ## starts a scheduler and simulated nodes, runs a mixed workload, shows what happened
 	@$(BIN)/dgpu demo
 
+# Compiled here and interpreted in `make check`: CI runs both, and both forms are tested.
 test: .venv/dev.stamp ## installs what the tests need and runs all of them
 	@scripts/test-packages
+	@$(BIN)/python compile_core.py
 	$(PYTEST)
 
 setup: .venv/run.stamp ## makes .venv with dgpu in .venv/bin
+
+# Nothing but `test` and `bench` waits for a compiler: starting soon matters more.
+core: .venv/dev.stamp ## compiles the core: decisions take half the time; needs a C compiler
+	@$(BIN)/python compile_core.py
 
 check: .venv/dev.stamp ## formatting, lint, types, layering, fast tests
 	$(BIN)/ruff format --check .
@@ -26,9 +32,9 @@ check: .venv/dev.stamp ## formatting, lint, types, layering, fast tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python web/bundle.py types
-	$(PYTEST) -q -m "not slow" tests/unit tests/golden
+	DGPU_INTERPRETED=1 $(PYTEST) -q -m "not slow" tests/unit tests/golden
 
-bench: setup ## measures; one JSON line per figure on stdout, a table on stderr
+bench: core ## measures; one JSON line per figure on stdout, a table on stderr
 	@$(BIN)/python benchmarks/run.py $(ONLY)
 
 up: setup ## scheduler and agent for this machine
@@ -42,7 +48,7 @@ format: .venv/dev.stamp ## formats the code
 	$(BIN)/ruff check --fix .
 
 clean: ## removes what make made
-	rm -rf .venv .mypy_cache .ruff_cache .hypothesis web/node_modules web/build web/.node src/dgpu/web_assets
+	rm -rf .venv .mypy_cache .ruff_cache .hypothesis build web/node_modules web/build web/.node src/dgpu/web_assets src/dgpu/_compiled*
 
 .venv/run.stamp: requirements/run.lock $(BUILD_INPUTS)
 	@scripts/venv requirements/run.lock
