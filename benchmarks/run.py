@@ -14,6 +14,8 @@ import platform
 import sys
 from collections.abc import Iterator
 
+from dgpu.core_form import FORM
+
 HERE = pathlib.Path(__file__).parent
 ORDER = [
     "decision",
@@ -44,7 +46,8 @@ def main() -> None:
     names = sys.argv[1:] or ORDER
     sys.path.insert(0, str(HERE))
     load = os.getloadavg()[0]
-    print(f"python {platform.python_version()}, {os.cpu_count()} cores, load {load:.2f}", file=sys.stderr)
+    machine = f"python {platform.python_version()}, {os.cpu_count()} cores, load {load:.2f}"
+    print(f"{machine}, core {FORM}", file=sys.stderr)
     for name in names:
         if not (HERE / f"{name}.py").exists():
             raise SystemExit(f"no benchmark named {name}; there are: {', '.join(ORDER)}")
@@ -53,7 +56,7 @@ def main() -> None:
             figure["load"] = round(
                 os.getloadavg()[0], 1
             )  # of the last minute: what else the machine had to do
-            print(json.dumps({"benchmark": name, **figure}), flush=True)
+            print(json.dumps({"benchmark": name, **figure, "core": FORM}), flush=True)
             shown = "  ".join(
                 f"{key}={value}" for key, value in figure.items() if key not in {"figure", "value", "unit"}
             )

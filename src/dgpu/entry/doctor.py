@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from dgpu import __version__
+from dgpu import __version__, core_form
 from dgpu.entry.ask import ask
 from dgpu.entry.processes import is_alive
 from dgpu.entry.stack import GRPC_PORT, HOST, HTTP_PORT
@@ -48,6 +48,7 @@ def examine(server: str | None, data_dir: Path | None = None) -> list[Check]:
     is_its_own = data_dir is not None or server is None or _is_of(record, url)
     steps: list[Callable[[], Iterator[Check]]] = [
         _python,
+        _core,
         lambda: _data_dir(state_dir) if is_its_own else _unseen_data_dir(state_dir, url),
         lambda: _scheduler(url),
         lambda: _ports(record, url),
@@ -82,6 +83,11 @@ def _python() -> Iterator[Check]:
         yield _ok("python", f"{version} ({sys.executable})")
     if not sys.platform.startswith("linux"):
         yield _fail("system", sys.platform, "Agents and dgpu up need Linux; the command line works anywhere.")
+
+
+def _core() -> Iterator[Check]:
+    """Either form is right. The compiled one decides in half the time."""
+    yield _ok("core", core_form.FORM)
 
 
 def _data_dir(state_dir: StateDir) -> Iterator[Check]:

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 import structlog
 
+from dgpu.core_form import FORM
 from dgpu.journal.archive import Retention
 from dgpu.journal.file import FileJournal
 from dgpu.service.alerts.watch import AlertWatch
@@ -74,7 +75,7 @@ async def serve(
         )
         follower.start(runtime.committed_index)  # last: its own start must not delay the first answer
         _log.info("role_changed", role="master", epoch=at.epoch, cause="started")
-        _log.info("scheduler_ready", http=str(at.http), grpc=str(at.grpc), epoch=at.epoch)
+        _log.info("scheduler_ready", http=str(at.http), grpc=str(at.grpc), epoch=at.epoch, core=FORM)
         if ready_callback is not None:
             ready_callback(at)
         await stop.wait()
