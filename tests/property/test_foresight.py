@@ -163,6 +163,7 @@ def test_who_would_start_by_a_submit_does_start_by_it(state: ClusterState, submi
 # blockers
 
 
+@pytest.mark.patches_core
 @MANY
 @given(clusters())
 def test_nodes_that_are_taken_together_say_the_same_as_each_alone(state: ClusterState) -> None:

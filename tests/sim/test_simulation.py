@@ -141,6 +141,7 @@ def test_an_agent_that_counts_its_lease_from_the_arrival_of_an_answer_is_caught(
     assert _is_caught(only_fault="falls_asleep_and_is_cut_off")
 
 
+@pytest.mark.patches_core
 def test_a_gang_that_starts_again_before_all_its_ranks_have_ended_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from dgpu.core_form import FORM
 from dgpu.entry.doctor import Verdict, examine
 from dgpu.entry.processes import process_ref
 from dgpu.entry.state_dir import StateDir, UpRecord
@@ -63,6 +64,11 @@ def data_directory(result):
     _, out, _ = result
     (found,) = [check for check in json.loads(out)["checks"] if check["name"] == "data directory"]
     return found
+
+
+def test_it_tells_the_form_of_the_core_and_either_is_fine(tmp_path):
+    found = checks("http://127.0.0.1:1", tmp_path)["core"]
+    assert (found.detail, found.status) == (FORM, Verdict.OK)
 
 
 def test_whatever_is_not_ok_comes_with_advice(tmp_path):

@@ -114,6 +114,7 @@ def test_when_no_single_change_helps_none_is_told() -> None:
     assert list(found) == ["wait"]
 
 
+@pytest.mark.patches_core
 def test_the_number_of_tries_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     tries = 0
     fork = ClusterState.fork
