@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import fcntl
 import importlib.util
 import io
 import os
@@ -17,7 +18,8 @@ import shlex
 import shutil
 import sys
 import sysconfig
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import metadata
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -69,10 +71,11 @@ def _classes(path: pathlib.Path) -> dict[str, set[str]]:
 
 
 def compile_core(root: pathlib.Path, into: pathlib.Path) -> None:
-    """Replaces `into` when all is done: a build that fails or is ended leaves the former one."""
-    fresh, old = (into.with_name(f"{into.name}.{kind}-{os.getpid()}") for kind in ("new", "old"))
+    """Replaces `into` when all is done: a build that fails or is killed leaves the former one, or none."""
+    fresh, old = into.with_name(f"{into.name}.new"), into.with_name(f"{into.name}.old")
     form = _core_form(root)
     try:
+        shutil.rmtree(fresh, ignore_errors=True)  # of one that was killed
         fresh.mkdir(parents=True)
         # Written before the sources are read: what changes meanwhile has changed since.
         (fresh / form.RECORD).write_text(form.record_of(_core(root)), encoding="utf-8")
@@ -83,6 +86,16 @@ def compile_core(root: pathlib.Path, into: pathlib.Path) -> None:
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def only_one(root: pathlib.Path) -> Iterator[None]:
+    """Builds of one working copy share their intermediate files."""
+    work = root / "build" / "core"
+    work.mkdir(parents=True, exist_ok=True)
+    with (work / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def is_current(root: pathlib.Path, into: pathlib.Path) -> bool:
@@ -124,7 +137,7 @@ def _build(root: pathlib.Path, into: pathlib.Path, name: str) -> None:
             extensions = mypycify(
                 [str(path.relative_to(root)) for path in compiled_modules(_core(root))],
                 multi_file=True,  # a C file for each module, so that all processors have work
-                opt_level="1",  # 2 and 3 take half as long again and decide no faster: most of it is calls of CPython
+                opt_level="1",  # 2 took half as long again and decided no faster
                 debug_level="0",
                 target_dir=str(work),
                 group_name=name,
@@ -132,10 +145,11 @@ def _build(root: pathlib.Path, into: pathlib.Path, name: str) -> None:
     except SystemExit:
         print(remarks.getvalue(), file=sys.stderr)  # else it only tells what could be faster
         raise
-    _compile(extensions, into)
+    with tempfile.TemporaryDirectory(dir=work) as unfinished:
+        _compile(extensions, into, unfinished)
 
 
-def _compile(extensions: Iterable[Any], into: pathlib.Path) -> None:
+def _compile(extensions: Iterable[Any], into: pathlib.Path, unfinished: str) -> None:
     """Not by setuptools' own command, which takes the C files of a library one after another."""
     from distutils.ccompiler import new_compiler
     from distutils.sysconfig import customize_compiler
@@ -147,11 +161,13 @@ def _compile(extensions: Iterable[Any], into: pathlib.Path) -> None:
     def to_object(source: str, extension: Any) -> str:
         (made,) = compiler.object_filenames([source])
         if not _is_newer(made, [source, *extension.depends, __file__]):
-            compiler.compile(
+            (fresh,) = compiler.compile(
                 [source],
+                output_dir=unfinished,  # else half an object of a build that was killed would be taken for a whole one
                 include_dirs=[*extension.include_dirs, *headers],
                 extra_postargs=extension.extra_compile_args,
             )
+            pathlib.Path(fresh).replace(made)
         return str(made)
 
     def link(extension: Any, objects: list[Future[str]]) -> None:
@@ -159,7 +175,8 @@ def _compile(extensions: Iterable[Any], into: pathlib.Path) -> None:
         made = [each.result() for each in objects]
         compiler.link_shared_object(made, f"{target}{EXTENSION_SUFFIXES[0]}")
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    pool = ThreadPoolExecutor(os.cpu_count())
+    try:
         made = [
             (extension, [pool.submit(to_object, source, extension) for source in extension.sources])
             for extension in extensions
@@ -167,6 +184,8 @@ def _compile(extensions: Iterable[Any], into: pathlib.Path) -> None:
         # Submitted after all of the above: a link that waits never keeps a source from being compiled.
         for linked in [pool.submit(link, *each) for each in made]:
             linked.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _is_newer(made: str, sources: Iterable[str]) -> bool:
@@ -185,9 +204,11 @@ def main() -> None:
     reason = why_not()
     if reason is not None:
         print(f"The core is not compiled, only slower: {reason}.", file=sys.stderr)
-    elif not is_current(ROOT, into):
-        print("Compiling the core (a minute or two the first time) ...", file=sys.stderr)
-        compile_core(ROOT, into)
+        return
+    with only_one(ROOT):
+        if not is_current(ROOT, into):
+            print("Compiling the core (a minute or two the first time) ...", file=sys.stderr)
+            compile_core(ROOT, into)
 
 
 if __name__ == "__main__":
