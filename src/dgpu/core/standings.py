@@ -21,8 +21,8 @@ _NO_END: Final = 1 << 200  # more than any share
 class Standings:
     """Ranges never overlap. Tenants of the very same share have one range together, of this share alone.
 
-    A tenant that finds its place may raise the standing of another, but never lowers it: only who moves can come to stand
-    further in front.
+    A tenant that finds its place may raise the standing of another, but never lowers it: only who moves, and has less share
+    than before, can come to stand further in front.
     """
 
     __slots__ = ("_lows", "_tenants")
@@ -33,13 +33,16 @@ class Standings:
 
     def move(self, account: Account) -> None:
         """Its share left its range, or it is new."""
+        left = account.standing
         self.leave(account)
         share, lows = account.share, self._lows
         place = bisect_right(lows, share)
         other = next(iter(self._tenants[lows[place - 1]].values())) if place else None
         if other is None or share > other.reach:
-            # Nobody's: it takes all there is between its neighbours.
+            # Nobody's: it takes all there is between its neighbours. But who has more share than before, which happens in
+            # the middle of a pass, never comes to stand further in front: its lines are not listed anew for that.
             low = 0 if other is None else other.reach + 1
+            low = max(low, left) if left < share else low
             self._enter(account, low, lows[place] - 1 if place < len(lows) else _NO_END)
         elif share > other.share:
             cut = (other.share + share) // 2
