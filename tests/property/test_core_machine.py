@@ -375,7 +375,7 @@ def _fits_there(state: ClusterState, placed: TaskPlaced) -> None:
         assert card.node_id == placed.node_id
         assert not (card.reserved or card.fault or card.gone)
         assert not wanted.gpu_models or card.model in wanted.gpu_models
-        assert card.memory_mb - card.foreign_mb >= wanted.gpu_memory_mb
+        assert not wanted.gpu_memory_mb or card.memory_mb - card.foreign_mb >= wanted.gpu_memory_mb
 
 
 CI = settings(
