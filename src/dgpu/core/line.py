@@ -9,12 +9,12 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from dgpu.core.account import Account
 from dgpu.core.demand import Demand
 from dgpu.core.ids import ShapeId, TaskId
-from dgpu.core.task import WHOLE_MILLI, Pool, Shape, Task
+from dgpu.core.task import WHOLE_MILLI, Shape, Task
 
 if TYPE_CHECKING:
     from dgpu.core.lane import Lane
@@ -31,14 +31,17 @@ SLACK: Final = 64  # stale entries tolerated in a heap beyond its live ones
 # where it does not know the length.
 Turn: TypeAlias = tuple[Any, ...]
 LAST_OF_ALL: Final[Turn] = (1 << 62, 0, NOBODY, NO_SHAPE)
-CrowdKey: TypeAlias = tuple[Demand, Pool | None]  # tasks without GPUs are of no pool here
+CrowdKey: TypeAlias = tuple[Any, ...]  # (demand, pool); tasks without GPUs are of no pool here
 
 
-class Claim(NamedTuple):
-    """What a task takes of its pool's quota and its tenant's limits."""
+class Claim:
+    """What a task takes of its pool's quota and its tenant's limits. Nobody changes it."""
 
-    milli: int
-    memory_mb: int
+    __slots__ = ("memory_mb", "milli")
+
+    def __init__(self, milli: int, memory_mb: int) -> None:
+        self.milli = milli
+        self.memory_mb = memory_mb
 
 
 class Ageing:
@@ -78,7 +81,8 @@ class Crowd:
     def __init__(self, key: CrowdKey, lane: Lane) -> None:
         self.key = key
         self.lane = lane
-        self.demand = demand = key[0]
+        demand: Demand = key[0]
+        self.demand = demand
         gpus = demand.gpus * demand.nodes
         self.milli = gpus * demand.share_milli  # for a share: what it holds at least
         self.claim = Claim(self.milli, gpus * demand.gpu_memory_mb)  # see policy.quota.claim_of

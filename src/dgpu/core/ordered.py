@@ -38,7 +38,7 @@ class Ordered(Generic[T]):
             self._lasts.insert(place, block[-1][:2])
 
     def remove(self, amount: int, node_id: str) -> None:
-        key = (amount, node_id)
+        key: tuple[int | str, ...] = (amount, node_id)  # looked up twice: see packing.Asked
         place = bisect_left(self._lasts, key) if self._lasts else 0
         block = self._blocks[place]
         del block[bisect_left(block, key)]

@@ -39,6 +39,8 @@ from dgpu.core.task import WHOLE_MILLI
 from dgpu.core.typical import Typical
 
 NodeName: TypeAlias = str
+# (gpus, milli, cpus, ram). Of no length that the compiler knows: else it would be made anew wherever it is looked up.
+Asked: TypeAlias = tuple[int, ...]
 _LEVEL_MILLI: Final = 250  # part-used GPUs are told apart this finely; measured: finer finds nothing better
 _LEVELS: Final = WHOLE_MILLI // _LEVEL_MILLI + 1
 _SPARE_CLASSES: Final = 4_096  # classes kept that no node is in now: nodes come back to them
@@ -100,7 +102,8 @@ class Packing:
             self._full[node_id] = room
 
     def _put_room(self, room: Room) -> None:
-        self.put(room.node_id, Host(*room.host_left(), not room.leases), parts_of(room))
+        cpus_milli, ram_mb = room.host_left()
+        self.put(room.node_id, Host(cpus_milli, ram_mb, not room.leases), parts_of(room))
 
     def put(self, node_id: NodeName, host: Host, parts: Sequence[Cards]) -> None:
         """The node is now like this. `parts`: one per kind of GPU; one without GPUs if it has none."""
@@ -151,7 +154,7 @@ class Packing:
 
     def from_milli(self, cards: Cards, demand: Demand) -> int:
         """Of these cards, which are known to have room: take (each of) the GPUs from those with this much free."""
-        need = (demand.gpus, milli_on(demand, cards.kind) if demand.gpus else 0)
+        need: Asked = (demand.gpus, milli_on(demand, cards.kind) if demand.gpus else 0)
         return self._class_of(cards).choice(self._view(cards.kind), demand, need).from_milli
 
     def best(self, demand: Demand) -> Found | None:
@@ -163,29 +166,28 @@ class Packing:
         best: _Rated | None = None
         for kind in self._kinds_for(demand):
             rated = self._best_of(kind, demand)
-            if rated is not None and (best is None or rated.key < best.key):
+            if rated is not None and (best is None or rated.is_before(best)):
                 best = rated
         if best is None:
             return None
-        return Found(best.member.node_id, best.member.of.cards.kind, best.choice.from_milli, best.key[0])
+        return Found(best.member.node_id, best.member.of.cards.kind, best.choice.from_milli, best.waste)
 
     # leaves
 
     def _best_of(self, kind: Kind, demand: Demand) -> _Rated | None:
         gpus = demand.gpus
         milli = milli_on(demand, kind) if gpus else 0
-        asked = (gpus, milli, demand.cpus_milli, demand.ram_mb)
+        asked: Asked = (gpus, milli, demand.cpus_milli, demand.ram_mb)
         best: _Rated | None = None
         for group in self._kinds[kind].values():
             if group.whole < gpus and (milli == WHOLE_MILLI or group.most_milli < milli):
                 continue
-            if asked in group.rated:
-                rated = group.rated[asked]
-            else:
+            rated = group.rated.get(asked, _UNKNOWN)
+            if rated is _UNKNOWN:
                 if len(group.rated) >= _MOST_RATED:
                     group.rated.clear()
                 rated = group.rated[asked] = self._rate(group, self._view(kind), demand, milli)
-            if rated is not None and (best is None or rated.key < best.key):
+            if rated is not None and (best is None or rated.is_before(best)):
                 best = rated
         return best
 
@@ -203,8 +205,7 @@ class Packing:
         waste += _MILLIONTHS * stranding(typical, total, host, taken_milli, demand)
         if group.idle:
             waste += _MILLIONTHS * IDLE_NODE_MILLI
-        key = (waste, total - taken_milli, host.cpus_milli - demand.cpus_milli, member.node_id)
-        return _Rated(key, member, choice)
+        return _Rated(waste, total - taken_milli, host.cpus_milli - demand.cpus_milli, member, choice)
 
     def _kinds_for(self, demand: Demand) -> tuple[Kind, ...]:
         kinds = self._accepted.get(demand)
@@ -291,9 +292,9 @@ class _CardsClass:
         )
         self.members = 0
         self._view: View | None = None  # that `_choices` were made with
-        self._choices: dict[tuple[int, int], Choice] = {}
+        self._choices: dict[Asked, Choice] = {}
 
-    def choice(self, view: View, demand: Demand, need: tuple[int, int]) -> Choice:
+    def choice(self, view: View, demand: Demand, need: Asked) -> Choice:
         """`need`: GPUs and milli of each. Demands that differ in cpus, ram or models only share a choice."""
         if self._view is not view:
             self._view = view
@@ -322,10 +323,26 @@ class _Member:
         return host.idle == self.host.idle and cards == self.of.cards
 
 
-class _Rated(NamedTuple):
-    key: tuple[int, int, int, NodeName]
-    member: _Member
-    choice: Choice
+class _Rated:
+    """A candidate, with what it is liked by: least waste, then the fullest, then the fewest cpus left, then the lowest id."""
+
+    __slots__ = ("choice", "cpus_left", "left_milli", "member", "waste")
+
+    def __init__(self, waste: int, left_milli: int, cpus_left: int, member: _Member, choice: Choice) -> None:
+        self.waste = waste
+        self.left_milli = left_milli
+        self.cpus_left = cpus_left
+        self.member = member
+        self.choice = choice
+
+    def is_before(self, other: _Rated) -> bool:
+        if self.waste != other.waste:
+            return self.waste < other.waste
+        if self.left_milli != other.left_milli:
+            return self.left_milli < other.left_milli
+        if self.cpus_left != other.cpus_left:
+            return self.cpus_left < other.cpus_left
+        return self.member.node_id < other.member.node_id
 
 
 class _Group:
@@ -338,7 +355,7 @@ class _Group:
         self.idle = idle
         # The candidate for each (gpus, milli, cpus, ram) asked for since it last changed; None: it has none. A change of
         # a node touches two groups of many, so most need not be asked again.
-        self.rated: dict[tuple[int, int, int, int], _Rated | None] = {}
+        self.rated: dict[Asked, _Rated | None] = {}
         # The most that a share can get here.
         part_milli = first.largest_milli - first.largest_milli % _LEVEL_MILLI + _LEVEL_MILLI - 1
         self.most_milli = WHOLE_MILLI if first.whole else part_milli if first.largest_milli else 0
@@ -364,10 +381,10 @@ class _Group:
 
     def move(self, member: _Member, host: Host) -> None:
         """It has other cpus or ram than before, unless what was taken meanwhile came back."""
-        if host == member.host:
+        before, member.host = member.host, host
+        if host.cpus_milli == before.cpus_milli and host.ram_mb == before.ram_mb:
             return
         self.rated.clear()
-        before, member.host = member.host, host
         if host.cpus_milli != before.cpus_milli:
             self.by_cpus.remove(before.cpus_milli, member.node_id)
             self.by_cpus.add(host.cpus_milli, member.node_id, member)
@@ -407,3 +424,8 @@ class _Group:
             if self.by_part is None or member.of.largest_milli >= milli:
                 return member
         return None
+
+
+_UNKNOWN: Final = _Rated(
+    0, 0, 0, _Member("", Host(0, 0, False), _CardsClass(Cards(_NO_GPUS, ())), 0), Choice(0, 0)
+)

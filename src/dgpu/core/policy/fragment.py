@@ -43,10 +43,13 @@ class Cards(NamedTuple):
     free_milli: tuple[int, ...]
 
 
-class Host(NamedTuple):
-    cpus_milli: int
-    ram_mb: int
-    idle: bool  # holds no lease at all
+class Host:
+    __slots__ = ("cpus_milli", "idle", "ram_mb")
+
+    def __init__(self, cpus_milli: int, ram_mb: int, idle: bool) -> None:
+        self.cpus_milli = cpus_milli
+        self.ram_mb = ram_mb
+        self.idle = idle  # holds no lease at all
 
 
 class View(NamedTuple):
@@ -57,11 +60,13 @@ class View(NamedTuple):
     price: int  # per mille of a GPU, per GPU
 
 
-class Choice(NamedTuple):
-    from_milli: (
-        int  # take a GPU with this much free; the lowest such index, so that equal states choose alike
-    )
-    waste: int  # change of fragmentation, in millionths of a GPU
+class Choice:
+    __slots__ = ("from_milli", "waste")
+
+    def __init__(self, from_milli: int, waste: int) -> None:
+        # Take a GPU with this much free; the lowest such index, so that equal states choose alike.
+        self.from_milli = from_milli
+        self.waste = waste  # change of fragmentation, in millionths of a GPU
 
 
 def score(cards: Cards, host: Host, demand: Demand, typical: Typical) -> int | None:
