@@ -259,10 +259,11 @@ def pack_cards(room: Room, demand: Demand, kind: Kind, from_milli: int) -> list[
             for gpu_id, left in room.parts.items()
             if left == from_milli and (card := room.cards[gpu_id]).kind == kind
         ]
-        return [min(parts, key=_by_index)]
+        return [_first(parts)]
+    whole = [card for card in room.idle if card.kind == kind] if room.mixed else room.idle
     if gpus == 1:
-        return [min([card for card in room.idle if card.kind == kind], key=_by_index)]
-    whole = sorted((card for card in room.idle if card.kind == kind), key=_by_index)
+        return [_first(whole)]
+    whole = sorted(whole, key=_by_index)
     if room.flat or len(whole) == gpus:
         return whole[:gpus]
     return connected(room, whole, gpus)
@@ -274,6 +275,15 @@ _WHOLE: Final[tuple[int, ...]] = tuple([WHOLE_MILLI] * 1_024)  # more cards than
 
 def _by_index(card: Card) -> tuple[int, str]:
     return (card.place, card.id)
+
+
+def _first(cards: list[Card]) -> Card:
+    """By index. Asked for in most decisions: no tuple is made for each card."""
+    first, place = cards[0], cards[0].place
+    for card in cards:
+        if card.place <= place and (card.place < place or card.id < first.id):
+            first, place = card, card.place
+    return first
 
 
 class _CardsClass:
