@@ -256,7 +256,8 @@ def _claim(state: ClusterState, task: Task) -> tuple[int | None, int | None]:
     granted = grant(state, task.id, state.waiting.lines[task.shape_id].crowd.demand, 0)
     if not granted or state.shapes[task.shape_id].share_milli == 1_000:
         return None, None
-    return tuple(claim_of_grant(granted))
+    claim = claim_of_grant(granted)
+    return claim.milli, claim.memory_mb
 
 
 def _next(state: ClusterState, at: int) -> int | None:
@@ -275,7 +276,8 @@ def _next(state: ClusterState, at: int) -> int | None:
 def _is_right(state: ClusterState, event: TaskPlaced | GangPlaced, at: int) -> None:
     assert event.task_id == _next(state, at), "another was to be the next"
     claim = claim_of_grant((event,))
-    assert Oracle(state, at).admits(state.tasks[event.task_id], *claim), "the grant passes a bound"
+    admitted = Oracle(state, at).admits(state.tasks[event.task_id], claim.milli, claim.memory_mb)
+    assert admitted, "the grant passes a bound"
 
 
 def _stops_are_needed(state: ClusterState, stops: list[TaskStopRequested], at: int) -> None:

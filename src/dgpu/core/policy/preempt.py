@@ -38,10 +38,21 @@ class _Plan:
     def __init__(self, left_milli: int) -> None:
         self.left_milli = left_milli  # borrowed, and not asked for yet
         self.ending: dict[NodeId, list[Lease]] = {}
+        self.stopped_for: dict[TaskId, list[NodeId]] = {}  # where stops in favour of a task are under way
         self.promised: dict[NodeId, list[Demand]] = {}
         self.cards: set[GpuId] = set()  # promised
         self.parts: dict[GpuId, int] = {}  # what shares leave of a card that one of them was promised
         self.claims: dict[TenantId, list[Claim]] = {}  # of those who have what they need
+        self._candidates: dict[NodeId, list[Lease]] | None = None
+
+    def candidates(self, state: ClusterState) -> dict[NodeId, list[Lease]]:
+        """What may be stopped, by node, the newest first. Looked for once, and only if anybody needs a stop."""
+        if self._candidates is None:
+            self._candidates = {}
+            for lease in islice(reversed(state.leases.values()), MOST_LOOKED_AT):
+                if _may_stop(state, lease):
+                    self._candidates.setdefault(lease.node_id, []).append(lease)
+        return self._candidates
 
     def admits(self, seeker: _Seeker) -> bool:
         """Within the limits of its tenant together with those before it."""
@@ -58,6 +69,9 @@ class _Plan:
     def promise(self, choice: _Choice, demand: Demand, room: Room) -> None:
         self.left_milli -= choice.milli
         self.ending.setdefault(choice.node_id, []).extend(choice.leases)
+        if self._candidates is not None:
+            for lease in choice.leases:
+                self._candidates[choice.node_id].remove(lease)
         self.promised.setdefault(choice.node_id, []).append(demand)
         self.cards.update(choice.cards)
         if demand.share_milli < WHOLE_MILLI:
@@ -107,10 +121,15 @@ def stops_due(state: ClusterState, at: int) -> tuple[TaskStopRequested, ...]:
     spare = online.limit_milli - online.used_milli
     if plan.left_milli <= 0 or spare <= 0 or not online.ready:
         return ()
+    in_need = list(_in_need(state))
+    helped = set(state.reclaims.values())
+    if helped.issuperset([task_id for task_id, _ in in_need]):
+        return ()  # mostly, in the many passes while the stopped ones leave
     for lease in leaving:
         plan.ending.setdefault(lease.node_id, []).append(lease)
+        plan.stopped_for.setdefault(lease.stop_for, []).append(lease.node_id)
     stops: list[TaskStopRequested] = []
-    for task_id, line in _in_need(state):
+    for task_id, line in in_need:
         milli = line.crowd.milli
         if milli > spare:
             continue
@@ -159,11 +178,13 @@ def _in_need(state: ClusterState) -> Iterator[tuple[TaskId, Line]]:
 def _victims(seeker: _Seeker, plan: _Plan, at: int) -> list[Lease] | None:
     """None: there is no place for it. Nobody has to be stopped where enough comes free anyway."""
     state, demand = seeker.state, seeker.demand
-    candidates: dict[NodeId, list[Lease]] = {node_id: [] for node_id in plan.ending}
-    ending = {lease.id for leases in plan.ending.values() for lease in leases}
-    for lease in islice(reversed(state.leases.values()), MOST_LOOKED_AT):
-        if lease.id not in ending and _may_stop(state, lease):
-            candidates.setdefault(lease.node_id, []).append(lease)
+    if demand.nodes == 1:
+        for node_id in [*plan.stopped_for.get(seeker.task_id, ()), *sorted(plan.ending)]:
+            choice = _choose(seeker, node_id, [], plan, at)
+            if choice is not None:
+                plan.promise(choice, demand, state.rooms.by_node[node_id])
+                return []
+    candidates = plan.candidates(state)
     rooms = candidates if demand.nodes == 1 else state.rooms.by_node
     found = [_choose(seeker, node_id, candidates.get(node_id, []), plan, at) for node_id in rooms]
     choices = sorted([choice for choice in found if choice is not None], key=lambda choice: choice[:4])
