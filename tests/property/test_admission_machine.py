@@ -296,10 +296,10 @@ def _stops_are_needed(state: ClusterState, stops: list[TaskStopRequested], at: i
         assert oracle.shape(waiting).pool is Pool.ONLINE
     everything = set(state.reclaims)
     started = _started_online(state, everything, at)
-    if started < sum(
-        Oracle.milli(oracle.shape(state.tasks[task_id])) for task_id in {stop.for_task for stop in stops}
-    ):
-        return  # what is placed where is settled when it starts: another may be liked there that then lacks a place
+    helped = {state.tasks.get(task_id) for task_id in state.reclaims.values()} - {None}
+    waiting = [oracle.shape(task) for task in helped if task.status is TaskStatus.PENDING]
+    if started < sum(map(Oracle.milli, waiting)):
+        return  # who gets what is settled when it is free: another may be liked there, and then somebody lacks a place
     for stop in stops:
         assert _started_online(state, everything - {stop.lease_id}, at) < started
 

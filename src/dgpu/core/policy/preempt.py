@@ -4,7 +4,8 @@ Only with `quota.reclaim: stop`. For each online task that waits for GPUs and is
 node on which the least work is lost. What is idle there, or comes free by stops under way, is counted first, as far as
 those before it do not need it. What is stopped was granted beyond the quota of its pool; of several, those that lose the
 least work (GPUs times time) go first, so the newest and smallest. No stop could be left out. Stopped tasks are requeued,
-and cannot borrow again while an online task needs the quota: so it ends.
+and cannot borrow again while an online task needs the quota. That is a number of GPUs: one may still come back to the very
+GPU that was freed, where others are idle that the waiting task cannot use. It is not stopped for that task again: so it ends.
 
 Allocations, gangs and tasks that share a GPU are not stopped.
 """
@@ -90,6 +91,12 @@ class _Seeker:
         self.demand = line.crowd.demand
         self.claim = line.crowd.claim
         self.spare_milli = spare_milli  # of its pool's quota
+
+    def may_stop(self, lease: Lease) -> bool:
+        """Not what was stopped before, and was let in again though this one waited: it might be so for ever."""
+        victim = self.state.tasks[lease.task_id]
+        came_back = victim.attempt - 1 > victim.retries
+        return not came_back or lease.granted_at < self.state.tasks[self.task_id].created_at
 
     def takes(self, card: Card) -> bool:
         """By its nature; and what a share takes of its tenant's limits depends on the card."""
@@ -216,7 +223,8 @@ def _choose(seeker: _Seeker, node_id: NodeId, leases: list[Lease], plan: _Plan, 
         return _Choice(0, 0, 0, node_id, [], shared)
     idle = _comes_free(room, seeker, plan)
     short = demand.gpus - len(idle)
-    by_loss = sorted(leases, key=lambda lease: (_lost(lease, at), -lease.id))
+    may_stop = [lease for lease in leases if seeker.may_stop(lease)]
+    by_loss = sorted(may_stop, key=lambda lease: (_lost(lease, at), -lease.id))
     useful = [lease for lease in by_loss if _freed(room, lease, seeker)]
     chosen: list[Lease] = []
     while short > 0:

@@ -294,6 +294,21 @@ def test_what_a_stop_frees_beyond_its_need_is_for_the_next() -> None:
     assert run_pass(state) == [3, 4]
 
 
+def test_a_task_that_comes_back_is_not_stopped_again_for_the_same_one() -> None:
+    """There is quota for both, in parts of GPUs that the waiting share is too large for."""
+    state = cluster(node("n1", gpus=3), settings=ALL_ONLINE)
+    do(state, task(pool=Pool.ONLINE, share=0.6, count=2))
+    do(state, task(pool=Pool.BATCH, priority=90))
+    assert sorted(run_pass(state)) == [1, 2, 3]
+    do(state, task(pool=Pool.ONLINE, share=0.5), at=state.last_at + 1_000)
+    (stop,) = stops_of(state)
+    do(state, finished(stop.lease_id, outcome=Outcome.STOPPED))
+    assert run_pass(state) == [3], "it may borrow, and comes first"
+    assert stops_of(state) == []
+    do(state, task(pool=Pool.ONLINE), at=state.last_at + 1_000)
+    assert [stop.for_task for stop in stops_of(state)] == [5], "one that came later is as good as any"
+
+
 def test_two_shares_need_one_card() -> None:
     state = cluster(node("n1", gpus=2), settings=ALL_ONLINE)
     do(state, task(count=2, pool=Pool.BATCH))
