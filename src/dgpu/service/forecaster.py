@@ -23,7 +23,7 @@ from dgpu.core.policy.forecast import Prediction, forecast
 from dgpu.core.state import ClusterState
 from dgpu.journal.durable import PRIVATE_FILE
 from dgpu.service.forecasts import Foretold
-from dgpu.service.telemetry.file import names_of, remove_leftovers
+from dgpu.service.sqlite_files import names_of, remove_leftovers, transaction
 
 FORECASTS_NAME = "forecasts.sqlite"
 _INTERVAL_S = 3.0
@@ -182,8 +182,7 @@ def _store(
     left: list[tuple[TaskId]],
     kept: list[tuple[TaskId, int, int, int]],
 ) -> None:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
+    with transaction(connection):
         connection.executemany(
             "UPDATE predictions SET started_at = ?, error_ms = ? - p50_at "
             "WHERE task_id = ? AND started_at IS NULL",
@@ -199,11 +198,6 @@ def _store(
             "WHERE started_at IS NOT NULL ORDER BY started_at DESC LIMIT 1 OFFSET ?)",
             (_MOST_KEPT,),
         )
-        connection.execute("COMMIT")
-    except BaseException:
-        with contextlib.suppress(sqlite3.Error):
-            connection.execute("ROLLBACK")
-        raise
 
 
 class _Kept(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sqlite3
 from collections.abc import Iterable
@@ -17,6 +16,7 @@ from dgpu.core.state import ClusterState
 from dgpu.core.task import Shape, Task, TaskDetail
 from dgpu.journal.durable import PRIVATE_FILE
 from dgpu.service.history import HISTORY_VERSION, MAKING, MOST_TASKS, SCHEMA_SQL, TIMES_SQL
+from dgpu.service.sqlite_files import transaction
 from dgpu.service.views_events import gang_facts, named_tasks, shared_facts
 
 _TRIM_TASKS = 5_000  # in one transaction
@@ -141,8 +141,7 @@ class HistoryWriter:
         if not self._is_in_place():
             raise sqlite3.DatabaseError("it was deleted or replaced")
         connection = self._connection
-        connection.execute("BEGIN IMMEDIATE")
-        try:
+        with transaction(connection):
             self._write_tasks()
             connection.executemany(_INSERT_ATTEMPT, map(tuple, self._attempts.values()))
             for statement, row in self._attempt_updates:
@@ -152,11 +151,6 @@ class HistoryWriter:
             connection.executemany(_FORGET_TASK, ((task_id,) for task_id in self._forgotten))
             meta = {**self._meta_values, "index": index}
             connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta.items())
-            connection.execute("COMMIT")
-        except BaseException:
-            with contextlib.suppress(sqlite3.Error):
-                connection.execute("ROLLBACK")
-            raise
         self._tasks += len(self._new)
         self.index = index
         self._clear()
@@ -263,8 +257,7 @@ class HistoryWriter:
     def _remove(self, task_ids: list[int]) -> None:
         rows = [(task_id,) for task_id in task_ids]
         connection = self._connection
-        connection.execute("BEGIN IMMEDIATE")
-        try:
+        with transaction(connection):
             connection.executemany("DELETE FROM task_events WHERE task_id = ?", rows)
             connection.executemany("DELETE FROM attempts WHERE task_id = ?", rows)
             connection.executemany("DELETE FROM tasks WHERE id = ?", rows)
@@ -273,11 +266,6 @@ class HistoryWriter:
                 "ORDER BY journal_index DESC LIMIT 1 OFFSET ?)",
                 (_KEEP_NODE_EVENTS,),
             )
-            connection.execute("COMMIT")
-        except BaseException:
-            with contextlib.suppress(sqlite3.Error):
-                connection.execute("ROLLBACK")
-            raise
         self._tasks -= len(task_ids)
 
     def _meta(self, name: str) -> int:

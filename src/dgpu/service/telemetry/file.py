@@ -8,6 +8,7 @@ import sqlite3
 from pathlib import Path
 
 from dgpu.journal.durable import PRIVATE_FILE
+from dgpu.service.sqlite_files import SUFFIXES
 from dgpu.service.telemetry.tiers import TIERS
 
 TELEMETRY_NAME = "telemetry.sqlite"
@@ -15,7 +16,6 @@ TELEMETRY_VERSION = 1
 SET_ASIDE = ".unusable"  # at most one is kept
 PAGE_BYTES = 4_096
 _WAL_BYTES = 16 << 20
-_SUFFIXES = ("", "-wal", "-shm", "-journal")
 
 # Rows of chunks come in the order of time and go in it: old pages are given back whole.
 _TABLES = "".join(
@@ -72,30 +72,12 @@ def _says_other_layout(error: sqlite3.OperationalError) -> bool:
     return "no such" in str(error)
 
 
-def names_of(path: Path) -> dict[str, tuple[int, int]]:
-    """The files under the name now, by suffix: device and inode."""
-    found = {}
-    for suffix in _SUFFIXES:
-        with contextlib.suppress(FileNotFoundError):
-            told = path.with_name(path.name + suffix).stat()
-            found[suffix] = (told.st_dev, told.st_ino)
-    return found
-
-
-def remove_leftovers(path: Path, names: dict[str, tuple[int, int]]) -> None:
-    """Of a file that went without them: its log would be read into the next one of that name. Another's log stays."""
-    now = names_of(path)
-    for suffix in _SUFFIXES[1:]:
-        if suffix in now and now[suffix] == names.get(suffix):
-            path.with_name(path.name + suffix).unlink(missing_ok=True)
-
-
 def set_aside(path: Path) -> Path:
     """Out of the way, for whoever wants to look; an earlier one is replaced. The file's own log goes with it."""
     target = path.with_name(path.name + SET_ASIDE)
-    for suffix in _SUFFIXES:
+    for suffix in SUFFIXES:
         target.with_name(target.name + suffix).unlink(missing_ok=True)
-    for suffix in _SUFFIXES:
+    for suffix in SUFFIXES:
         with contextlib.suppress(FileNotFoundError):
             path.with_name(path.name + suffix).replace(target.with_name(target.name + suffix))
     return target

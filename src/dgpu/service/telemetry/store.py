@@ -9,7 +9,8 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-from dgpu.service.telemetry.file import TelemetryUnusable, names_of, remove_leftovers, set_aside
+from dgpu.service.sqlite_files import names_of, remove_leftovers
+from dgpu.service.telemetry.file import TelemetryUnusable, set_aside
 from dgpu.service.telemetry.tiers import Batch
 from dgpu.service.telemetry.writer import TelemetryWriter
 

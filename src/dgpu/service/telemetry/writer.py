@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from dgpu.service.sqlite_files import transaction
 from dgpu.service.telemetry.batches import Packed, missing_of, pack, unpack
 from dgpu.service.telemetry.codec import Damaged, decode, encode
 from dgpu.service.telemetry.file import PAGE_BYTES, open_for_writing
@@ -173,7 +174,7 @@ class TelemetryWriter:
                     ]
                     self._insert(RAW, rows)
                     yield
-        with self._transaction():
+        with transaction(self._connection):
             self._connection.execute("DELETE FROM open WHERE at < ?", (end,))
             self._note(closed_upto=max(end, self._closed_upto))
             seen = {number for at in times[-1:] for number in self._open[at][0].series}
@@ -275,7 +276,7 @@ class TelemetryWriter:
         ).fetchall()
         doomed = [(number,) for number, start in rows if start < before]
         if doomed:
-            with self._transaction():
+            with transaction(self._connection):
                 self._connection.executemany(f"DELETE FROM {tier.table} WHERE id = ?", doomed)  # noqa: S608
         return bool(doomed)
 
@@ -289,7 +290,7 @@ class TelemetryWriter:
         """Where the bound is met, the oldest make room."""
         for _ in range(_MOST_SHEDDINGS):
             try:
-                with self._transaction():
+                with transaction(self._connection):
                     self._connection.executemany(statement, rows)
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode != sqlite3.SQLITE_FULL or not self._shed(_ROWS_SHED):
@@ -301,17 +302,6 @@ class TelemetryWriter:
         """The oldest rows of the tier that reaches furthest back for its kind."""
         tier = max(TIERS, key=lambda each: self._worn(each, self._last_at))
         return self._drop_oldest(tier, before=self._last_at, most=most)
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._connection.execute("COMMIT")
-        except BaseException:
-            with contextlib.suppress(sqlite3.Error):
-                self._connection.execute("ROLLBACK")
-            raise
 
     def _meta(self, name: str) -> int:
         row = self._connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
