@@ -53,10 +53,8 @@ class Demand:
         self.model = model
         self.parole = parole
         self.nodes = nodes  # of a gang: so many nodes at once, each as above
-        self._key: tuple[object, ...] = (
-            (gpus, nodes, share_milli, gpu_memory_mb, cpus_milli, ram_mb),
-            (gpu_models, constraints, model, parole),
-        )
+        numbers = (gpus, nodes, share_milli, gpu_memory_mb, cpus_milli, ram_mb)
+        self._key: tuple[object, ...] = (*numbers, gpu_models, constraints, model, parole)
         self._hash = hash(self._key)
 
     def __eq__(self, other: object) -> bool:

@@ -21,6 +21,7 @@ from dgpu.core.ids import NodeId
 from dgpu.core.node import Kind
 from dgpu.core.ordered import Ordered
 from dgpu.core.policy.connect import connected
+from dgpu.core.policy.fit import stands_before
 from dgpu.core.policy.fragment import (
     IDLE_NODE_MILLI,
     Cards,
@@ -48,6 +49,7 @@ _MOST_DEMANDS: Final = 4_096  # whose accepted kinds are remembered
 _MOST_CHOICES: Final = 256  # in a class: shapes of GPU demands are few, but nobody promises it
 _MOST_RATED: Final = 256  # in a group, likewise
 _MOST_CHANGED: Final = 256  # rooms that may wait to be taken in: about a millisecond for who asks next
+_UNKNOWN: Final = object()  # in no group; None is: nobody there fits
 _MILLIONTHS: Final = 1_000  # in a thousandth
 
 
@@ -182,12 +184,12 @@ class Packing:
         for group in self._kinds[kind].values():
             if group.whole < gpus and (milli == WHOLE_MILLI or group.most_milli < milli):
                 continue
-            rated = group.rated.get(asked, _UNKNOWN)
+            rated: object = group.rated.get(asked, _UNKNOWN)
             if rated is _UNKNOWN:
                 if len(group.rated) >= _MOST_RATED:
                     group.rated.clear()
                 rated = group.rated[asked] = self._rate(group, self._view(kind), demand, milli)
-            if rated is not None and (best is None or rated.is_before(best)):
+            if isinstance(rated, _Rated) and (best is None or rated.is_before(best)):
                 best = rated
         return best
 
@@ -278,11 +280,11 @@ def _by_index(card: Card) -> tuple[int, str]:
 
 
 def _first(cards: list[Card]) -> Card:
-    """By index. Asked for in most decisions: no tuple is made for each card."""
-    first, place = cards[0], cards[0].place
+    """By index."""
+    first = cards[0]
     for card in cards:
-        if card.place <= place and (card.place < place or card.id < first.id):
-            first, place = card, card.place
+        if stands_before(card, first):
+            first = card
     return first
 
 
@@ -434,8 +436,3 @@ class _Group:
             if self.by_part is None or member.of.largest_milli >= milli:
                 return member
         return None
-
-
-_UNKNOWN: Final = _Rated(
-    0, 0, 0, _Member("", Host(0, 0, False), _CardsClass(Cards(_NO_GPUS, ())), 0), Choice(0, 0)
-)

@@ -140,7 +140,7 @@ def _best_whole(room: Room, demand: Demand) -> _Liked | None:
                 continue
             break  # where all are alike, one speaks for the others
         key = card.key - affinity(card, model)
-        if best is None or key < best_key or (key == best_key and _stands_before(card, best)):
+        if best is None or key < best_key or (key == best_key and stands_before(card, best)):
             best, best_key = card, key
         if not loaded or loaded in card.warm:
             break  # idle cards stand in the order of liking: but for what is loaded, none behind is better
@@ -164,14 +164,14 @@ def _best_share(room: Room, demand: Demand) -> _Liked | None:
             key = part_key(card, free_milli)
             if model:
                 key -= affinity(card, model)
-            if best is None or key < best_key or (key == best_key and _stands_before(card, best)):
+            if best is None or key < best_key or (key == best_key and stands_before(card, best)):
                 best, best_key = card, key
     for card in room.idle:
         if needs is None or mixed:
             needs = _part_of(card, demand)
         if needs <= WHOLE_MILLI:
             key = card.key - affinity(card, model) if model else card.key
-            if best is None or key < best_key or (key == best_key and _stands_before(card, best)):
+            if best is None or key < best_key or (key == best_key and stands_before(card, best)):
                 best, best_key = card, key
             if not loaded or loaded in card.warm:
                 break  # as above
@@ -180,8 +180,9 @@ def _best_share(room: Room, demand: Demand) -> _Liked | None:
     return None if best is None else (best_key, best)
 
 
-def _stands_before(card: Card, other: Card) -> bool:
-    return (card.place, card.id) < (other.place, other.id)
+def stands_before(card: Card, other: Card) -> bool:
+    """By index. Asked for in most decisions: no tuples are made for it."""
+    return card.place < other.place or (card.place == other.place and card.id < other.id)
 
 
 def _part_of(card: Card, demand: Demand) -> int:

@@ -12,7 +12,6 @@ Allocations, gangs and tasks that share a GPU are not stopped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -51,7 +50,7 @@ class _Plan:
         if self._candidates is None:
             self._candidates = {}
             for lease in islice(reversed(state.leases.values()), MOST_LOOKED_AT):
-                if _may_stop(state, lease):
+                if _is_stoppable(state, lease):
                     self._candidates.setdefault(lease.node_id, []).append(lease)
         return self._candidates
 
@@ -128,7 +127,7 @@ def stops_due(state: ClusterState, at: int) -> tuple[TaskStopRequested, ...]:
     spare = online.limit_milli - online.used_milli
     if plan.left_milli <= 0 or spare <= 0 or not online.ready:
         return ()
-    in_need = list(_in_need(state))
+    in_need = _in_need(state)
     helped = set(state.reclaims.values())
     if helped.issuperset([task_id for task_id, _ in in_need]):
         return ()  # mostly, in the many passes while the stopped ones leave
@@ -164,7 +163,7 @@ def _stop(lease: Lease, task_id: TaskId, at: int) -> TaskStopRequested:
     )
 
 
-def _in_need(state: ClusterState) -> Iterator[tuple[TaskId, Line]]:
+def _in_need(state: ClusterState) -> list[tuple[TaskId, Line]]:
     """Online tasks that wait for GPUs, in order; a bounded number."""
     lines = [
         line
@@ -178,8 +177,7 @@ def _in_need(state: ClusterState) -> Iterator[tuple[TaskId, Line]]:
         for task_id in islice(line.ready, MOST_HELPED)
     ]
     waiting.sort(key=lambda each: each[:3])
-    for _, _, task_id, line in waiting[:MOST_HELPED]:
-        yield task_id, line
+    return [(task_id, line) for _, _, task_id, line in waiting[:MOST_HELPED]]
 
 
 def _victims(seeker: _Seeker, plan: _Plan, at: int) -> list[Lease] | None:
@@ -203,7 +201,7 @@ def _victims(seeker: _Seeker, plan: _Plan, at: int) -> list[Lease] | None:
     return [lease for choice in choices for lease in choice.leases]
 
 
-def _may_stop(state: ClusterState, lease: Lease) -> bool:
+def _is_stoppable(state: ClusterState, lease: Lease) -> bool:
     if lease.stopping or not lease.gpu_ids or lease.share_milli < WHOLE_MILLI:
         return False
     task = state.tasks[lease.task_id]
@@ -223,8 +221,8 @@ def _choose(seeker: _Seeker, node_id: NodeId, leases: list[Lease], plan: _Plan, 
         return _Choice(0, 0, 0, node_id, [], shared)
     idle = _comes_free(room, seeker, plan)
     short = demand.gpus - len(idle)
-    may_stop = [lease for lease in leases if seeker.may_stop(lease)]
-    by_loss = sorted(may_stop, key=lambda lease: (_lost(lease, at), -lease.id))
+    stoppable = [lease for lease in leases if seeker.may_stop(lease)]
+    by_loss = sorted(stoppable, key=lambda lease: (_lost(lease, at), -lease.id))
     useful = [lease for lease in by_loss if _freed(room, lease, seeker)]
     chosen: list[Lease] = []
     while short > 0:
