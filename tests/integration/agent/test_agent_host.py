@@ -140,8 +140,11 @@ async def test_a_clean_stop_leaves_the_tasks_to_the_keeper(tmp_path) -> None:
             await until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
         task = int((tmp_path / "pid").read_text())
         assert is_alive(task)
+        beats = len(scheduler.heartbeats)
         async with agent(tmp_path, scheduler, stop_tasks=True):
             await until(lambda: len(scheduler.registrations) == 2)
+            # It beats when it knows that it is registered; only then can it report.
+            await until(lambda: len(scheduler.heartbeats) > beats)
             assert [lease.lease_id for lease in scheduler.registrations[1].leases] == [1]
         assert not is_alive(task)
         assert scheduler.finished[1][0].outcome == "stopped"
