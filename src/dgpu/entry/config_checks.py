@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from dgpu.entry.config_problem import Problem
 from dgpu.entry.config_types import AgentConfig, Docker, Quota, Replication, SchedulerConfig, Section
 
 _MOST_PORT = 65_535
+_HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 
 
 class Address(NamedTuple):
@@ -148,8 +150,25 @@ def _check_server(config: SchedulerConfig) -> Iterator[Problem]:
                 "(tokens, roles and TLS are not available yet). Use 127.0.0.1, or write auth.mode: none to let "
                 "everyone who can reach it run commands",
             )
+    yield from _check_hosts(config.server.allowed_hosts)
     if len(parsed) > 1 and len(set(parsed.values())) == 1 and parsed["server.http_address"].port:
         yield Problem("server.http_address", "is the same as server.grpc_address")
+
+
+def _check_hosts(hosts: tuple[str, ...]) -> Iterator[Problem]:
+    """Host headers are compared as whole names: a pattern or a port here would silently match nothing."""
+    for number, host in enumerate(hosts):
+        path = f"server.allowed_hosts[{number}]"
+        if "*" in host:
+            yield Problem(
+                path,
+                f"{host!r} is a pattern, and the list takes whole names only (gpu.example.org). The check stops web "
+                "pages that point a name of their own at this address; IP addresses and localhost always pass",
+            )
+        elif not _HOST_NAME.fullmatch(host):
+            yield Problem(
+                path, f"expected a host name without port or scheme, as gpu.example.org, got {host!r}"
+            )
 
 
 def _check_quota(quota: Quota) -> Iterator[Problem]:

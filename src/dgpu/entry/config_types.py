@@ -16,6 +16,7 @@ _Positive = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
 _NotNegative = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 _Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Factor = Annotated[float, msgspec.Meta(ge=0.001, le=1_000)]
+_Host = Annotated[str, msgspec.Meta(max_length=253, pattern=r"^[A-Za-z0-9._:%\[\]-]*$")]
 _Name = Annotated[str, msgspec.Meta(max_length=253, pattern=r"^[A-Za-z0-9._-]*$")]
 
 
@@ -255,7 +256,7 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
 
 class AgentNode(Section, frozen=True, kw_only=True):
     id: _Name = ""  # empty: the host's name
-    address: str = ""  # where other nodes reach this one; empty: the host's name
+    address: _Host = ""  # where other nodes reach this one; empty: the host's name
     heartbeat_interval: _Seconds = 5
     labels: dict[str, str] = {}
     simulated_nodes: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = (

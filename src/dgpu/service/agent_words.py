@@ -18,6 +18,7 @@ from dgpu.core.task import MEMORY_STEP_MB, WHOLE_MILLI, Outcome, Task
 from dgpu.wire.proto import agent_pb2 as pb
 
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_ADDRESS = re.compile(r"[A-Za-z0-9._:%\[\]-]{0,253}")  # tasks over several nodes get it as MASTER_ADDR
 _WORD = re.compile(r"[!-~]{1,128}")  # printable ASCII without blanks: uuids, boot and session ids
 
 _MOST_GPUS = 64
@@ -81,11 +82,14 @@ def registration(register: pb.Register) -> RegisterNode:
         raise Malformed(f"more than {_MOST_LEASES} leases")
     if len(register.labels) > _MOST_LABELS:
         raise Malformed(f"more than {_MOST_LABELS} labels")
+    if not _ADDRESS.fullmatch(register.address):
+        given = line(register.address, 64)
+        raise Malformed(f"address is {given!r}, expected a host name or IP address of at most 253 characters")
     node_id = NodeId(register.node_id)
     return RegisterNode(
         node_id=node_id,
         boot_id=register.boot_id,
-        address=line(register.address),
+        address=register.address,
         agent_version=line(register.agent_version),
         cpus_milli=_number(register.cpus_milli, "cpus_milli"),
         ram_mb=_number(register.ram_mb, "ram_mb"),

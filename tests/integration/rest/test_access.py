@@ -98,6 +98,22 @@ def test_a_web_page_cannot_run_commands(world, headers, status) -> None:
     assert world.digest() == before
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "br", "deflate, gzip", "x-nonsense"])
+@pytest.mark.parametrize(
+    "path", ["/api/v1/tasks", "/api/v1/tasks/batch", "/api/v1/tasks/cancel", "/api/v1/session"]
+)
+def test_a_body_in_an_unknown_encoding_is_refused(world, path, encoding) -> None:
+    """Compressed bytes are not JSON, and the complaint about bad JSON would hide why."""
+    before = world.digest()
+    reply = world.ask("POST", path, {"command": "x"}, {"Content-Encoding": encoding})
+    assert (reply.status, reply.body["code"]) == (415, "unsupported_encoding")
+    assert encoding in reply.body["detail"]
+    assert world.digest() == before
+    assert (
+        world.ask("POST", "/api/v1/tasks", {"command": "x"}, {"Content-Encoding": "identity"}).status == 201
+    )
+
+
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
@@ -164,11 +180,18 @@ def test_the_uid_is_looked_up_once_per_connection(world, monkeypatch) -> None:
     assert len(asked) == 1
 
 
-def test_duplicate_hosts_cannot_smuggle_a_foreign_one(world) -> None:
+@pytest.mark.parametrize("second", [b"evil.example", b"localhost"])
+@pytest.mark.parametrize("line", [b"POST /api/v1/tasks", b"GET /", b"GET /health"])
+def test_two_host_headers_are_a_bad_request(world, line, second) -> None:
+    """A proxy in front may route by the one and this server check the other."""
+    before = world.digest()
     with socket.create_connection(("127.0.0.1", world.port), timeout=30) as client:
         body = b'{"command":"x"}'
         client.sendall(
-            b"POST /api/v1/tasks HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n"
+            line + b" HTTP/1.1\r\nHost: localhost\r\nHost: " + second + b"\r\n"
             b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
         )
-        assert not client.recv(1000).startswith(b"HTTP/1.1 2")
+        answer = client.recv(4096)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b'"repeated_host"' in answer
+    assert world.digest() == before

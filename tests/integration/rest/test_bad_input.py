@@ -189,6 +189,42 @@ def test_endless_headers_are_cut_off(world) -> None:
     assert world.ask("GET", "/health").status == 200
 
 
+def test_trailers_do_not_become_headers(world) -> None:
+    """A header behind the body comes after every check of the headers: it must not take part in the request."""
+    body = b'{"command":"x"}'
+    with socket.create_connection(("127.0.0.1", world.port), timeout=30) as client:
+        head = b"POST /api/v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        client.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n" % (len(body), body))
+        client.sendall(
+            b"X-Request-Id: from-a-trailer\r\nIdempotency-Key: from-a-trailer\r\nHost: evil\r\n\r\n"
+        )
+        answer = client.recv(4096)
+    assert answer.startswith(b"HTTP/1.1 201 "), answer
+    assert b"from-a-trailer" not in answer
+    # all in one piece: the request is looked at when the trailers have been read
+    with socket.create_connection(("127.0.0.1", world.port), timeout=30) as client:
+        client.sendall(
+            head
+            + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n" % (len(body), body)
+            + b"X-Request-Id: from-a-trailer\r\nHost: evil\r\n\r\n"
+        )
+        answer = client.recv(4096)
+    assert answer.startswith(b"HTTP/1.1 201 "), answer
+    assert b"from-a-trailer" not in answer
+
+
+def test_endless_trailers_are_cut_off(world) -> None:
+    with socket.create_connection(("127.0.0.1", world.port), timeout=30) as client:
+        head = b"POST /api/v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        client.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n")
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for number in range(3_000):
+                client.sendall(b"X-%d: %b\r\n" % (number, b"y" * 1000))
+            while client.recv(65_536):
+                pass
+    assert world.ask("GET", "/health").status == 200
+
+
 def test_a_connection_that_never_comes_to_the_point_is_closed(world, monkeypatch) -> None:
     monkeypatch.setattr("dgpu.service.rest.protocol.HEADER_SECONDS", 0.2)
     with socket.create_connection(("127.0.0.1", world.port), timeout=30) as client:

@@ -93,11 +93,13 @@ def test_wrong_tokens_are_slowed_down_per_user_and_forgiven_later() -> None:
         ("127.0.0.1.evil.example:8080", 421),
         ("", 421),
         ("gpu.lab:8080", 200),
+        ("GPU.Lab", 200),
+        ("capital.lab", 200),
     ],
 )
 def test_a_host_that_is_not_ours_is_refused(host, status) -> None:
     """A page can lead a name of its own to 127.0.0.1; the browser then says that name."""
-    rules = access(hosts=frozenset({"gpu.lab"}))
+    rules = access(hosts=frozenset({"gpu.lab", "Capital.Lab"}))
     assert ask(rules, OWNER, "POST", host=host) == status
 
 
@@ -159,6 +161,19 @@ def test_half_a_token_file_is_made_again(tmp_path) -> None:
     path = tmp_path / "token"
     path.write_text("")
     assert len(load_token(path)) >= 43
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff" * 43, "pässwort".encode() * 8, b"t" * 20 + b"\0" + b"t" * 30, b"two words" * 8]
+)
+def test_a_token_file_that_no_client_could_send_is_named(tmp_path, content) -> None:
+    """Non-ASCII bytes were a traceback. The file stays: it may be another program's, put there by mistake."""
+    path = tmp_path / "token"
+    path.write_bytes(content)
+    with pytest.raises(OSError, match="printable ASCII") as refused:
+        load_token(path)
+    assert str(path) in str(refused.value)
+    assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize("family", ["127.0.0.1", "::1"])

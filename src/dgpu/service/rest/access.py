@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hmac
 import ipaddress
 import os
@@ -48,7 +49,7 @@ class Access:
         self.mode = mode
         self._token = token.encode()
         self._clock = clock
-        self._hosts = hosts | {"localhost"}
+        self._hosts = {_host_name(host) for host in hosts} | {"localhost"}
         self._good_hosts: set[bytes] = set()  # headers that were found good, as they were sent
         self._trusted = frozenset({0, os.getuid() if own_uid is None else own_uid})
         self._failures: dict[int | None, tuple[float, int]] = {}
@@ -67,6 +68,13 @@ class Access:
         if isinstance(who, Problem):
             return who
         return None if method in READING_METHODS else _wrong_cookie_use(who, path, headers)
+
+    def repeated_host(self, headers: list[tuple[bytes, bytes]]) -> Problem | None:
+        """RFC 9112: a proxy may route by one Host and this server check another, so a second one is an error."""
+        if sum(name == b"host" for name, _ in headers) < 2:
+            return None
+        detail = "The request has more than one Host header, expected exactly one."
+        return _problem(400, "repeated_host", "Repeated Host header", detail)
 
     def wrong_host(self, headers: dict[bytes, bytes]) -> Problem | None:
         """A name that is not ours means a page that was led to this address by DNS; addresses cannot be led."""
@@ -132,7 +140,7 @@ def load_token(path: Path) -> str:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         path.chmod(0o600)
-        token = path.read_text(encoding="ascii").strip()
+        token = _stored_token(path)
         if len(token) >= _TOKEN_BYTES:
             return token
         # a crash while it was written: nobody can have it
@@ -142,6 +150,20 @@ def load_token(path: Path) -> str:
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(token + "\n")
     return token
+
+
+def _stored_token(path: Path) -> str:
+    """Raises OSError for a token that no client can send: a header takes printable ASCII only."""
+    token = path.read_bytes().strip()
+    for offset, byte in enumerate(token):
+        if not 0x21 <= byte <= 0x7E:
+            raise OSError(
+                errno.EILSEQ,
+                f"the token has byte 0x{byte:02x} at offset {offset}, expected printable ASCII without blanks. "
+                "Delete the file: the next start makes a new token",
+                str(path),
+            )
+    return token.decode("ascii")
 
 
 def _wrong_origin(headers: dict[bytes, bytes]) -> Problem | None:
@@ -178,6 +200,11 @@ def wrong_content(method: str, headers: dict[bytes, bytes]) -> Problem | None:
     """
     if method not in BODY_METHODS:
         return None
+    encoding = headers.get(b"content-encoding", b"identity").strip().lower()
+    if encoding not in {b"identity", b""}:
+        given = encoding[:40].decode("latin-1")
+        detail = f"Content-Encoding is {given!r}, expected none or identity: send the body uncompressed."
+        return _problem(415, "unsupported_encoding", "Unsupported encoding", detail)
     kind, _, parameters = headers.get(b"content-type", b"").partition(b";")
     charset = parameters.strip().lower()
     if kind.strip().lower() == b"application/json" and charset in {b"", b"charset=utf-8", b'charset="utf-8"'}:

@@ -66,7 +66,7 @@ class Front:
         peer = scope.get("state", {}).get("peer", _NOBODY)
         # pages tell nothing worth hiding, and who opens them has no token yet
         page = None if path.startswith("/api") else self._pages.find(method, path, headers)
-        refused = (
+        refused = self._access.repeated_host(scope["headers"]) or (
             self._access.refuse(method, path, headers, peer)
             if page is None
             else self._access.wrong_host(headers)

@@ -117,7 +117,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._count_header(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
+        if self._in_headers:  # else a trailer: every check of the headers is over
+            super().on_header(name, value)
         self._count_header(len(name) + len(value))
 
     def on_body(self, body: bytes) -> None:
