@@ -184,6 +184,56 @@ def test_down_with_stop_tasks_ends_them_and_keeps_the_queue(site):
     assert site.dgpu("wait", waiting).code == 0
 
 
+@pytest.mark.parametrize("restart", ["never", "always"])
+def test_tasks_stopped_while_nothing_is_up_do_not_start_again(site, restart):
+    """Ctrl-C leaves tasks running; `down --stop-tasks` ends them without a scheduler that could record it."""
+    site.up()
+    running = site.submit("-G", "2", "--restart", restart, "--", "sleep", "600")
+    waiting = site.submit("-G", "2", "--", "true")
+    site.started(running)
+    site.interrupt()
+    site.good("down", "--stop-tasks")
+    assert site.keepers() == []
+    site.up()
+    assert site.dgpu("wait", running, waiting).code == 130
+    task = site.task(running)
+    assert (task["status"], task["attempt"]) == ("cancelled", 1)
+    assert site.task(waiting)["status"] == "success"
+    assert not (site.data_dir / "stopped-tasks.json").exists()
+
+
+def test_tasks_stopped_after_the_scheduler_was_killed_do_not_start_again(site):
+    site.up()
+    running = site.submit("--", "sleep", "600")
+    site.started(running)
+    record = site.record
+    for part in ("supervisor", "scheduler"):
+        os.kill(record[part]["pid"], signal.SIGKILL)
+    site.supervisor.communicate(timeout=PATIENCE_SECONDS)
+    site.supervisor = None
+    site.good("down", "--stop-tasks")
+    site.up()
+    assert site.dgpu("wait", running).code == 130
+    assert (site.task(running)["status"], site.task(running)["attempt"]) == ("cancelled", 1)
+
+
+def test_a_task_without_gpus_holds_one_cpu(site):
+    site.up()
+    cpus = int(site.json("nodes")["nodes"][0]["cpus"])
+    release = site.home / "release"
+    script = f"while [ ! -e {release} ]; do sleep 0.05; done"
+    tasks = [site.submit("-G", "0", "--", "sh", "-c", script) for _ in range(cpus + 1)]
+    for task_id in tasks[:cpus]:
+        site.started(task_id)
+    uncounted = site.submit("-G", "0", "--cpus", "0", "--", "true")
+    assert site.dgpu("wait", uncounted).code == 0
+    told = site.good("why", tasks[-1]).out
+    assert "asks for 0 GPUs and 1 CPU" in told, told
+    assert "needs 1 cpus on one node; at most 0 free" in told, told
+    release.touch()
+    assert site.dgpu("wait", *tasks).code == 0
+
+
 def test_a_start_that_fails_shows_the_end_of_the_log(site):
     failed = site.dgpu("up", "--fake", "2xV100", env={"DGPU__SCHEDULER__SCHEDULE_INTERVAL": "often"})
     assert failed.code == 1

@@ -28,7 +28,7 @@ from dgpu.agent.held import Held, Trees
 from dgpu.agent.news import News
 from dgpu.agent.pipes import Pipes
 from dgpu.agent.spawn import CannotStart, Spawner
-from dgpu.agent.store import LeaseLog, Record, record_of
+from dgpu.agent.store import FILE_NAME, LeaseLog, Record, record_of
 from dgpu.agent.tree import TICKS_PER_SECOND
 from dgpu.agent.workdirs import WorkDirs
 
@@ -58,7 +58,7 @@ class Keeper:
         self._settings = settings
         directory = Path(settings.directory)
         self.id = os.urandom(8).hex()
-        self._log = LeaseLog(directory / "leases.log")
+        self._log = LeaseLog(directory / FILE_NAME)
         self._mains: dict[int, Held] = {}
         self._live: dict[int, Held] = {}
         self._queue: dict[int, dict[str, Any]] = {}  # ordered, not started yet, in order

@@ -17,6 +17,7 @@ Record = dict[
     str, Any
 ]  # of a lease: lease, task, attempt, node, gpus, started_ms, most_mb; "end" once it has ended
 
+FILE_NAME = "leases.log"  # in the keeper's directory
 _COMPACT_BYTES = 8 * 1024 * 1024
 
 
@@ -84,6 +85,11 @@ class LeaseLog:
             return
         if old >= 0:
             os.close(old)
+
+
+def read_leases(directory: Path) -> dict[int, Record]:
+    """For another process: the leases that the keeper of this directory knows, as its file has them now."""
+    return _read(directory / FILE_NAME)
 
 
 def record_of(order: dict[str, Any], now_ms: int) -> Record:

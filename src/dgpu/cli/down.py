@@ -10,7 +10,9 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def down(
-    stop_tasks: Annotated[bool, typer.Option("--stop-tasks", help="Cancel the running tasks too.")] = False,
+    stop_tasks: Annotated[
+        bool, typer.Option("--stop-tasks", help="Cancel the running tasks for good; waiting ones stay.")
+    ] = False,
     data_dir: Annotated[
         Path | None, typer.Option("--data-dir", metavar="D", help="The directory that was given to up.")
     ] = None,

@@ -8,6 +8,8 @@ import signal
 import time
 from pathlib import Path
 
+from dgpu.agent.store import read_leases
+from dgpu.core.ids import TaskId, task_name
 from dgpu.entry.processes import ProcessRef, is_alive, process_ref
 
 _SCRIPT = b"keeper_main"  # in the command line of every keeper
@@ -15,12 +17,27 @@ _SCRIPT = b"keeper_main"  # in the command line of every keeper
 
 def find_keepers(tasks_dir: Path) -> list[ProcessRef]:
     """Living ones only. A pid that went to another program since is not taken for a keeper."""
+    return [ref for ref, _ in _keepers(tasks_dir)]
+
+
+def kept_tasks(tasks_dir: Path) -> list[str]:
+    """Ids of the tasks that living keepers run: started, and no end recorded."""
+    found = {
+        task_name(TaskId(record["task"]))
+        for _, directory in _keepers(tasks_dir)
+        for record in read_leases(directory).values()
+        if "end" not in record
+    }
+    return sorted(found)
+
+
+def _keepers(tasks_dir: Path) -> list[tuple[ProcessRef, Path]]:
     found = []
     for pattern in ("keeper.json", "*/keeper.json", "*/*/keeper.json"):
         for file in sorted(tasks_dir.glob(pattern)):
             ref = _keeper_of(file)
             if ref is not None:
-                found.append(ref)
+                found.append((ref, file.parent))
     return found
 
 

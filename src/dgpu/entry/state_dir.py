@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -94,6 +95,24 @@ class StateDir:
             return True
         os.close(descriptor)
         return False
+
+    def stopped_tasks(self) -> list[str]:
+        """Tasks that `down --stop-tasks` ended without a scheduler: the next `up` cancels them before it starts nodes."""
+        try:
+            return msgspec.json.decode(self._stopped_file.read_bytes(), type=list[str])
+        except (OSError, msgspec.MsgspecError):
+            return []
+
+    def note_stopped(self, task_ids: Iterable[str]) -> None:
+        """Adds to the list. Raises OSError when it cannot be written."""
+        write_private(self._stopped_file, msgspec.json.encode(sorted({*self.stopped_tasks(), *task_ids})))
+
+    def forget_stopped(self) -> None:
+        self._stopped_file.unlink(missing_ok=True)
+
+    @property
+    def _stopped_file(self) -> Path:
+        return self.path / "stopped-tasks.json"
 
     def read_record(self) -> UpRecord | None:
         try:

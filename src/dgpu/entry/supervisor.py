@@ -22,6 +22,7 @@ _LONGEST_DELAY_SECONDS = 30.0
 _LONGEST_DELAY_AFTER_KILL_SECONDS = 1.0
 _LOOK_SECONDS = 1.0
 _START_ATTEMPTS = 3
+_CANCEL_SECONDS = 30.0
 
 
 class StopSignals:
@@ -79,6 +80,7 @@ class Supervisor:
             if wanted not in {0, used}:
                 self._say(f"Port {wanted} ({name}) is taken by another program; using {used}.")
         self._record(ready=False)
+        self._cancel_stopped()
         self.stack.start_agent()
         self._resume_drained()
         self._record(ready=False)
@@ -90,6 +92,20 @@ class Supervisor:
     def _ports_taken(self) -> bool:
         ports = (self.stack.http_port, self.stack.grpc_port)
         return any(free_port(port) != port for port in ports)
+
+    def _cancel_stopped(self) -> None:
+        """Before the agent reports their end, which would put them back into the queue."""
+        url, stopped = self.stack.url, self.stack.state_dir.stopped_tasks()
+        for task_id in stopped:
+            answer = ask(url, f"/api/v1/tasks/{task_id}", method="DELETE", timeout_seconds=_CANCEL_SECONDS)
+            # 404 and 409: the scheduler does not know the task, or it is over. There is nothing left to cancel.
+            if answer is None or answer.status not in {200, 202, 204, 404, 409}:
+                raise StartFailed(
+                    f"{task_id} was stopped by dgpu down --stop-tasks and could not be cancelled "
+                    f"({answer.status if answer else 'no answer'}). Try again."
+                )
+        if stopped:
+            self.stack.state_dir.forget_stopped()
 
     def _resume_drained(self) -> None:
         answer = ask(self.stack.url, "/api/v1/nodes")

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from dgpu.entry.ask import ask, dashboard_url, running_tasks
-from dgpu.entry.keepers import end_keepers, find_keepers
+from dgpu.entry.keepers import end_keepers, find_keepers, kept_tasks
 from dgpu.entry.processes import is_alive, set_aside, stop_process, tail
 from dgpu.entry.stack import (
     GRPC_PORT,
@@ -233,9 +233,12 @@ def down(data_dir: Path | None, *, stop_tasks: bool) -> int:
         say(f"dgpu: Process {record.pid} does not end. Its log: {state_dir.log_file('up')}")
         return 1
     state_dir.remove_record()
-    if running == [] or stop_tasks:
-        end_keepers(state_dir.tasks_dir)
+    if stop_tasks:
+        if not _end_tasks(state_dir):
+            return 1
         running = []
+    elif running == []:
+        end_keepers(state_dir.tasks_dir)
     say(_what_remains(running, state_dir))
     return 0
 
@@ -243,13 +246,28 @@ def down(data_dir: Path | None, *, stop_tasks: bool) -> int:
 def _down_already(state_dir: StateDir, *, stop_tasks: bool) -> int:
     left = find_keepers(state_dir.tasks_dir)
     if left and stop_tasks:
-        end_keepers(state_dir.tasks_dir)
+        if not _end_tasks(state_dir):
+            return 1
         say("The tasks that were still running are ended.")
     elif left:
         say(f"Nothing is up in {state_dir.path}; tasks may still be running. To end them: add --stop-tasks")
     else:
         say(f"Nothing is up in {state_dir.path}.")
     return 0
+
+
+def _end_tasks(state_dir: StateDir) -> bool:
+    """Ends the keepers. Tasks that no scheduler has cancelled are noted first: without the note, the next `up` would
+    take them for interrupted and start them again.
+    """
+    try:
+        if tasks := kept_tasks(state_dir.tasks_dir):
+            state_dir.note_stopped(tasks)
+    except OSError as error:
+        say(f"dgpu: The tasks were not ended: {state_dir.path} cannot be written ({error.strerror}).")
+        return False
+    end_keepers(state_dir.tasks_dir)
+    return True
 
 
 def _stop_tasks(record: UpRecord) -> list[str] | None:
