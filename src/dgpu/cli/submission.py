@@ -84,7 +84,10 @@ def describing(
     ] = None,
     labels: Annotated[list[str] | None, _option("--label", metavar="K=V")] = None,
     workdir: Annotated[str | None, _option("--workdir", "-w", metavar="D", help="[here]")] = None,
-    cpus: Annotated[float | None, _option("--cpus", metavar="N", help="CPUs; not counted if absent.")] = None,
+    cpus: Annotated[
+        float | None,
+        _option("--cpus", metavar="N", help="CPUs; 0: not counted. [1 without GPUs, else not counted]"),
+    ] = None,
     ram_mb: Annotated[str | None, _option("--ram", metavar="MB", help="Main memory: 16000 or 16G.")] = None,
     clean_env: Annotated[
         bool, _option("--clean-env", help="Do not send this directory and PATH, VIRTUAL_ENV and the like.")

@@ -53,8 +53,7 @@ def page(answer: dict[str, Any], task: dict[str, Any]) -> list[str]:
     if answer["status"] != "pending":
         ended = f"{head} is over: {answer['status']}"
         return [f"{ended}{', ' + place_of(task) if answer['status'] != 'success' else ''}."]
-    asks = plural(task["gpu_count"], "GPU")
-    lines = [f"{head} has waited for {duration(since(task['created_at']))}; it asks for {asks}."]
+    lines = [f"{head} has waited for {duration(since(task['created_at']))}; it asks for {_asks(task)}."]
     if answer["position"] is not None:
         ahead = f", behind {listed(answer['ahead'], 5)}" if answer["ahead"] else ", next in line"
         lines.append(f"Place in the queue: {answer['position']}{ahead}.")
@@ -70,6 +69,13 @@ def page(answer: dict[str, Any], task: dict[str, Any]) -> list[str]:
         lines += ["", "It would start"]
         lines += [f"  - {one_line(change['detail'] or change['change'])}" for change in answer["sooner"]]
     return lines
+
+
+def _asks(task: dict[str, Any]) -> str:
+    """CPUs are named only where they are counted."""
+    cpus = task["cpus"]
+    counted = f" and {cpus:g} {'CPU' if cpus == 1 else 'CPUs'}" if cpus else ""
+    return f"{plural(task['gpu_count'], 'GPU')}{counted}"
 
 
 def reservation(held: dict[str, Any]) -> str:

@@ -33,6 +33,7 @@ MOST_BODY_BYTES = 1 << 20
 MOST_BATCH_BYTES = 8 << 20
 MOST_BATCH_TASKS = 10_000
 MOST_ERRORS_TOLD = 20
+DEFAULT_CPUS_MILLI = 1_000  # of a task without GPUs
 ONLINE_FROM_PRIORITY = PRIORITY_LEVELS["high"]
 
 Entries = tuple[tuple[int, TaskSpec], ...]
@@ -136,19 +137,19 @@ def _spec(raw: object, where: str | int, *, bare_means_allocation: bool = False)
         values[target] = checked
     if "shared" in values or "share_milli" in values:
         _check_sharing(values, detail, where)
-    asked = _asked(tuple(values.items()))
-    allocation = asked.allocation
+    allocation = values.get("allocation", False)
     if ("command" in detail) is allocation:
         if allocation or not bare_means_allocation:
             raise invalid([_no_command(where, allocation=allocation)])
-        allocation = True
+        values["allocation"] = True
+    asked = _asked(tuple(values.items()))
     return TaskSpec(
         shape=asked.shape,
         detail=_encode_detail(detail),
         timeout_ms=asked.timeout_ms,
         max_retries=asked.max_retries,
         restart=asked.restart,
-        allocation=allocation,
+        allocation=asked.allocation,
         held=asked.held,
         after=asked.after,
         array=asked.array.ranges,
@@ -207,7 +208,7 @@ def _asked(items: tuple[tuple[str, Any], ...]) -> _Asked:
         gpus=values.get("gpus", 1),
         gpu_models=values.get("gpu_models", ()),
         gpu_memory_mb=values.get("gpu_memory_mb", 0),
-        cpus_milli=values.get("cpus_milli", 0),
+        cpus_milli=_cpus_milli(values),
         ram_mb=values.get("ram_mb", 0),
         nodes=values.get("nodes", 1),
         share_milli=values.get("share_milli", 1 if values.get("shared") else WHOLE_MILLI),
@@ -224,6 +225,18 @@ def _asked(items: tuple[tuple[str, Any], ...]) -> _Asked:
         after=values.get("after", ()),
         array=values.get("array", _NO_ARRAY),
     )
+
+
+def _cpus_milli(values: dict[str, Any]) -> int:
+    """A command without GPUs holds one CPU unless the request sets `cpus`, where 0 means not counted.
+
+    The default enters here, at the submit, so a task in an existing journal keeps the demand it was submitted with.
+    """
+    given: int | None = values.get("cpus_milli")
+    if given is not None:
+        return given
+    runs_on_cpus = values.get("gpus", 1) == 0 and not values.get("allocation", False)
+    return DEFAULT_CPUS_MILLI if runs_on_cpus else 0
 
 
 def decode_cancel(body: bytes) -> CancelTasks:

@@ -97,7 +97,8 @@ TASK_FIELDS: dict[str, TaskField] = {
     "cpus": TaskField(
         "cpus_milli",
         fields.milli_cpus,
-        "CPUs, up to 3 decimals. Not counted if absent.",
+        "CPUs on each node, up to 3 decimals. If absent: 1 for a command without GPUs (gpu_count 0), else not counted. "
+        "0: not counted.",
         _number(0, fields.MOST_CPUS, "number"),
     ),
     "ram_mb": TaskField(

@@ -50,6 +50,29 @@ def test_a_bare_command_gets_all_defaults() -> None:
     assert detail_of(spec).command == "true"
 
 
+@pytest.mark.parametrize(
+    ("fields", "cpus_milli"),
+    [
+        ({}, 0),
+        ({"gpu_count": 0}, 1_000),
+        ({"gpu_request": 0}, 1_000),
+        ({"gpu_count": 0, "cpus": None}, 1_000),
+        ({"gpu_count": 0, "cpus": 0}, 0),
+        ({"gpu_count": 0, "cpus": 2}, 2_000),
+        ({"gpu_count": 0, "array": "0-9"}, 1_000),
+    ],
+)
+def test_a_task_without_gpus_counts_as_one_cpu(fields: dict[str, object], cpus_milli: int) -> None:
+    """512 tasks that asked for nothing started at once on two cores."""
+    assert task(**fields).shape.cpus_milli == cpus_milli
+
+
+@pytest.mark.parametrize("body", [b'{"gpu_request": 0}', b'{"gpu_request": 0, "allocation": true}'])
+def test_an_allocation_without_gpus_runs_nothing_and_holds_no_cpu(body: bytes) -> None:
+    spec = decode_task(body, bare_means_allocation=True)
+    assert (spec.allocation, spec.shape.cpus_milli) == (True, 0)
+
+
 def test_every_field_reaches_its_place() -> None:
     spec = task(
         name="train",
