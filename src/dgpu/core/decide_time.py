@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from heapq import nsmallest
+from collections.abc import Iterator
+from heapq import heappop, heappush
 from itertools import islice
 from typing import Final
 
@@ -12,6 +13,7 @@ from dgpu.core.decide_quota import charge_due
 from dgpu.core.decision import Decision
 from dgpu.core.endings import time_over
 from dgpu.core.events import EpochBegan, Event, KeysForgotten, TasksForgotten
+from dgpu.core.ids import TaskId
 from dgpu.core.state import ClusterState
 
 PORTION: Final = 1_000
@@ -32,19 +34,39 @@ def decide_tick(state: ClusterState, command: Tick) -> Decision:
     )
 
 
+def forget_due(state: ClusterState, history_at: int, at: int) -> bool:
+    """True: the next Tick forgets tasks. The service then sends Ticks one after the other until nothing is due."""
+    settings = state.settings
+    if not state.ended:
+        return False
+    ended_at = state.ended[0][0]
+    too_many = state.ended_count > settings.keep_finished
+    return ended_at <= history_at and (too_many or ended_at <= at - settings.keep_finished_ms)
+
+
 def _forget_tasks(state: ClusterState, command: Tick) -> tuple[Event, ...]:
     """Tasks that ended are kept for a while, and until the history holds them."""
-    settings = state.settings
-    too_many = state.ended_count - settings.keep_finished
-    too_old_at = command.at - settings.keep_finished_ms
-    if not state.ended or (too_many <= 0 and state.ended[0][0] > too_old_at):
+    if not forget_due(state, command.history_at, command.at):
         return ()
+    too_many = state.ended_count - state.settings.keep_finished
+    too_old_at = command.at - state.settings.keep_finished_ms
     forgotten = tuple(
         task_id
-        for place, (ended_at, task_id) in enumerate(nsmallest(PORTION, state.ended))
+        for place, (ended_at, task_id) in enumerate(islice(_oldest_first(state.ended), PORTION))
         if ended_at <= command.history_at and (place < too_many or ended_at <= too_old_at)
     )
     return (TasksForgotten(at=command.at, task_ids=forgotten),) if forgotten else ()
+
+
+def _oldest_first(heap: list[tuple[int, TaskId]]) -> Iterator[tuple[int, TaskId]]:
+    """The entries of a heap in order, without changing it. The first k cost k log k, however long the heap is."""
+    ahead = [(heap[0], 0)]
+    while ahead:
+        entry, place = heappop(ahead)
+        yield entry
+        for child in (2 * place + 1, 2 * place + 2):
+            if child < len(heap):
+                heappush(ahead, (heap[child], child))
 
 
 def _forget_keys(state: ClusterState, command: Tick) -> tuple[Event, ...]:

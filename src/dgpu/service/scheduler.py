@@ -18,6 +18,7 @@ from dgpu.core.commands import (
     ReleaseNode,
     Tick,
 )
+from dgpu.core.decide_time import forget_due
 from dgpu.core.ids import GpuId, NodeId
 from dgpu.core.rejections import Rejection, StorageFull, TooBusy
 from dgpu.core.state import ClusterState, next_tick_at, next_wake_at
@@ -163,6 +164,10 @@ class Scheduler:
         outputs.append(Publish(group=CommittedGroup(index=group.index, events=group.events)))
         outputs += [ReadNow(request_id=request_id) for request_id in self._waiting_reads]
         self._waiting_reads = []
+        if forget_due(self.state, self._history_at, now):
+            # One portion per group, so that no group is long; without waiting for the beat, so that memory stays
+            # bounded at any rate of tasks.
+            self._commit.offer(None, Tick(history_at=self._history_at))
         return outputs
 
     def _release(self, group: Group, now: int) -> list[Output]:
