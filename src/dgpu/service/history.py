@@ -10,6 +10,8 @@ import contextlib
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from heapq import merge
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,56 +20,16 @@ import msgspec
 
 from dgpu.core.ids import NO_TASK, GpuId, NodeId, TaskId, TenantId
 from dgpu.core.task import Pool, Restart, TaskStatus
+from dgpu.service.history_schema import HISTORY_VERSION, MAX_KINDS_MERGED
 
 HISTORY_NAME = "history.sqlite"
-HISTORY_VERSION = 1
 MAKING = ".making"  # a file beside the history: it is there, but does not hold everything yet
 MOST_ROWS = 1_000
 MOST_TASKS = 1_000_000  # kept
 
-# Indexes of tasks cover the forgotten only: a task enters them once, when nothing about it changes any more.
-SCHEMA_SQL = """
-CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE tasks (
-    id INTEGER PRIMARY KEY, name TEXT NOT NULL, tenant TEXT NOT NULL, pool TEXT NOT NULL, priority INTEGER NOT NULL,
-    gpus INTEGER NOT NULL, gpu_models TEXT NOT NULL, gpu_memory_mb INTEGER NOT NULL, cpus_milli INTEGER NOT NULL,
-    ram_mb INTEGER NOT NULL, timeout_ms INTEGER NOT NULL, max_retries INTEGER NOT NULL, restart TEXT NOT NULL,
-    allocation INTEGER NOT NULL, command TEXT NOT NULL, workdir TEXT NOT NULL, labels TEXT NOT NULL,
-    created_at INTEGER NOT NULL, submitted_index INTEGER NOT NULL,
-    status TEXT NOT NULL, node TEXT, gpu_ids TEXT NOT NULL, attempt INTEGER NOT NULL, retries INTEGER NOT NULL,
-    started_at INTEGER NOT NULL, finished_at INTEGER NOT NULL, exit_code INTEGER, reason TEXT NOT NULL,
-    error TEXT NOT NULL, forgotten INTEGER NOT NULL DEFAULT 0, nodes INTEGER NOT NULL DEFAULT 1,
-    array_id INTEGER NOT NULL DEFAULT 0, array_index INTEGER NOT NULL DEFAULT 0, array_count INTEGER NOT NULL DEFAULT 0
-);
-CREATE INDEX tasks_forgotten ON tasks (id) WHERE forgotten = 1;
-CREATE INDEX tasks_by_status ON tasks (status, id) WHERE forgotten = 1;
-CREATE INDEX tasks_by_tenant ON tasks (tenant, id) WHERE forgotten = 1;
-CREATE INDEX tasks_by_priority ON tasks (priority, id) WHERE forgotten = 1;
-CREATE TABLE attempts (
-    lease_id INTEGER PRIMARY KEY, task_id INTEGER NOT NULL, attempt INTEGER NOT NULL, node TEXT NOT NULL,
-    gpu_ids TEXT NOT NULL, placed_at INTEGER NOT NULL, started_at INTEGER NOT NULL DEFAULT 0,
-    ended_at INTEGER NOT NULL DEFAULT 0, exit_code INTEGER, reason TEXT NOT NULL DEFAULT '', error TEXT NOT NULL DEFAULT '',
-    share_milli INTEGER NOT NULL DEFAULT 1000
-);
-CREATE INDEX attempts_by_task ON attempts (task_id);
-CREATE TABLE task_events (
-    task_id INTEGER NOT NULL, journal_index INTEGER NOT NULL, position INTEGER NOT NULL, at INTEGER NOT NULL,
-    type TEXT NOT NULL, body TEXT NOT NULL, PRIMARY KEY (task_id, journal_index, position)
-) WITHOUT ROWID;
-CREATE TABLE node_events (
-    node TEXT NOT NULL, journal_index INTEGER NOT NULL, position INTEGER NOT NULL, at INTEGER NOT NULL,
-    type TEXT NOT NULL, body TEXT NOT NULL, PRIMARY KEY (node, journal_index, position)
-) WITHOUT ROWID;
-CREATE INDEX node_events_by_index ON node_events (journal_index);
-"""
-
-
-# Reports look for what overlaps a time. A history of before they were there gets them when it is next written.
-TIMES_SQL = """
-CREATE INDEX IF NOT EXISTS attempts_by_end ON attempts (ended_at, placed_at);
-CREATE INDEX IF NOT EXISTS tasks_by_finish ON tasks (finished_at) WHERE finished_at > 0;
-CREATE INDEX IF NOT EXISTS tasks_that_wait ON tasks (id) WHERE status = 'pending';
-"""
+_IDS_OF_KIND = """
+    SELECT id FROM tasks WHERE forgotten = 1 AND tenant = ? AND pool = ? AND priority = ? AND status = ? AND id < ?
+    ORDER BY id DESC"""
 
 
 class TaskFilters(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,11 +154,16 @@ class History:
         self, filters: TaskFilters, *, before_id: int | None = None, limit: int = 100, live: bool = False
     ) -> list[PastTask]:
         """Newest first, from below `before_id`. `live` adds those that the core still has."""
+        limit = min(limit, MOST_ROWS)
         where, values = _where(filters, live=live)
+        if not live and (len(values) > 1 or filters.pool is not None):
+            kinds = self._kinds(filters)
+            if kinds is not None and len(kinds) <= MAX_KINDS_MERGED:
+                return self._of_kinds(kinds, before_id, limit)
         if before_id is not None:
             where, values = [*where, "id < ?"], [*values, before_id]
         query = f"SELECT * FROM tasks {_all_of(where)} ORDER BY id DESC LIMIT ?"  # noqa: S608 - words of ours
-        return [_task(row) for row in self._rows(query, (*values, min(limit, MOST_ROWS)))]
+        return [_task(row) for row in self._rows(query, (*values, limit))]
 
     def forgotten_page(
         self, filters: TaskFilters, *, before_id: int | None, limit: int, live: bool = False
@@ -234,6 +201,10 @@ class History:
         return [_task(row) for row in rows], int(stopped[0]["id"]) if stopped else None
 
     def count_tasks(self, filters: TaskFilters, *, live: bool = False) -> int:
+        """Exact. Without `live` it adds counters, one for each kind of task, however many tasks there are."""
+        kinds = None if live else self._kinds(filters)
+        if kinds is not None:
+            return sum(kind["number"] for kind in kinds)
         where, values = _where(filters, live=live)
         rows = self._rows(f"SELECT count(*) AS n FROM tasks {_all_of(where)}", tuple(values))  # noqa: S608 - the same
         return int(rows[0]["n"]) if rows else 0
@@ -277,6 +248,30 @@ class History:
     def rows(self, query: str, values: tuple[Any, ...] | dict[str, Any]) -> list[sqlite3.Row]:
         """For reports (usage.py)."""
         return self._rows(query, values)
+
+    def _kinds(self, filters: TaskFilters) -> list[sqlite3.Row] | None:
+        """Kinds of forgotten tasks that the filters take, with their numbers. None: an old file has no counters yet."""
+        where, values = _where(filters, live=True)
+        query = f"SELECT * FROM task_counts {_all_of([*where, 'number > 0'])}"  # noqa: S608 - words of ours
+        with self._reading() as connection:
+            if connection is None:
+                return []
+            if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'task_counts'").fetchone():
+                return None
+            return connection.execute(query, values).fetchall()
+
+    def _of_kinds(self, kinds: list[sqlite3.Row], before_id: int | None, limit: int) -> list[PastTask]:
+        """The newest of each kind, merged. A filter that takes few tasks does not walk past all the others."""
+        below = (1 << 62) if before_id is None else before_id
+        with self._reading() as connection:
+            if connection is None:
+                return []
+            ids_of = [
+                (row[0] for row in connection.execute(_IDS_OF_KIND, (*_kind(kind), below))) for kind in kinds
+            ]
+            ids = list(islice(merge(*ids_of, reverse=True), limit))
+            query = f"SELECT * FROM tasks WHERE id IN ({','.join('?' * len(ids))}) ORDER BY id DESC"  # noqa: S608 - the same
+            return [_task(row) for row in connection.execute(query, ids)]
 
     def _rows(self, query: str, values: tuple[Any, ...] | dict[str, Any]) -> list[sqlite3.Row]:
         with self._reading() as connection:
@@ -346,6 +341,10 @@ def _where(filters: TaskFilters, *, live: bool) -> tuple[list[str], list[Any]]:
     return [*where, *(f"{column} = ?" for column in wanted)], [
         value if isinstance(value, int) else str(value) for value in wanted.values()
     ]
+
+
+def _kind(row: sqlite3.Row) -> tuple[Any, ...]:
+    return row["tenant"], row["pool"], row["priority"], row["status"]
 
 
 def _search_where(search: Search) -> tuple[list[str], list[Any]]:

@@ -15,7 +15,8 @@ from dgpu.core.events import Event
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Shape, Task, TaskDetail
 from dgpu.journal.durable import PRIVATE_FILE
-from dgpu.service.history import HISTORY_VERSION, MAKING, MOST_TASKS, SCHEMA_SQL, TIMES_SQL
+from dgpu.service.history import MAKING, MOST_TASKS
+from dgpu.service.history_schema import COUNTS_SQL, HISTORY_VERSION, SCHEMA_SQL, TIMES_SQL
 from dgpu.service.sqlite_files import transaction
 from dgpu.service.views_events import gang_facts, named_tasks, shared_facts
 
@@ -327,6 +328,8 @@ def _complete(connection: sqlite3.Connection) -> None:
     if "share_milli" not in columns:
         connection.execute("ALTER TABLE attempts ADD COLUMN share_milli INTEGER NOT NULL DEFAULT 1000")
     connection.executescript(TIMES_SQL)
+    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'task_counts'").fetchone():
+        connection.executescript(f"BEGIN; {COUNTS_SQL} COMMIT;")
 
 
 def _fixed(task: Task, shape: Shape, detail: TaskDetail, submitted_index: int) -> tuple[Any, ...]:

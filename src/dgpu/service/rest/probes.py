@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import sqlite3
-
 from dgpu.journal.journal import Room
-from dgpu.service.history import HistoryDamaged
 from dgpu.service.rest.backend import Backend
 from dgpu.wire.answers import Health, Ready
 
@@ -18,10 +14,8 @@ async def health(backend: Backend) -> tuple[int, Health]:
 async def readiness(backend: Backend) -> tuple[int, Ready]:
     runtime = backend.runtime
     index = runtime.committed_index
-    try:
-        seen = await asyncio.to_thread(lambda: backend.history.reach().index)
-    except (HistoryDamaged, sqlite3.OperationalError):
-        seen = 0  # far behind: tasks are taken all the same
+    # As the follower last said: the file itself may be busy with someone's list or report.
+    seen = None if backend.follower is None else backend.follower.seen_index
     detail = ""
     if not runtime.ready:
         detail = "The journal is being read."
@@ -33,7 +27,7 @@ async def readiness(backend: Backend) -> tuple[int, Ready]:
         epoch=runtime.epoch,
         journal_index=index,
         storage_full=runtime.room is not Room.OK,
-        history_lag=max(0, index - seen),
+        history_lag=None if seen is None else max(0, index - seen),
         detail=detail,
     )
     return 503 if detail else 200, answer

@@ -1,0 +1,70 @@
+"""The tables, indexes and counters of the history."""
+
+from __future__ import annotations
+
+HISTORY_VERSION = 1
+
+# Indexes of tasks cover the forgotten only: a task enters them once, when nothing about it changes any more.
+SCHEMA_SQL = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE tasks (
+    id INTEGER PRIMARY KEY, name TEXT NOT NULL, tenant TEXT NOT NULL, pool TEXT NOT NULL, priority INTEGER NOT NULL,
+    gpus INTEGER NOT NULL, gpu_models TEXT NOT NULL, gpu_memory_mb INTEGER NOT NULL, cpus_milli INTEGER NOT NULL,
+    ram_mb INTEGER NOT NULL, timeout_ms INTEGER NOT NULL, max_retries INTEGER NOT NULL, restart TEXT NOT NULL,
+    allocation INTEGER NOT NULL, command TEXT NOT NULL, workdir TEXT NOT NULL, labels TEXT NOT NULL,
+    created_at INTEGER NOT NULL, submitted_index INTEGER NOT NULL,
+    status TEXT NOT NULL, node TEXT, gpu_ids TEXT NOT NULL, attempt INTEGER NOT NULL, retries INTEGER NOT NULL,
+    started_at INTEGER NOT NULL, finished_at INTEGER NOT NULL, exit_code INTEGER, reason TEXT NOT NULL,
+    error TEXT NOT NULL, forgotten INTEGER NOT NULL DEFAULT 0, nodes INTEGER NOT NULL DEFAULT 1,
+    array_id INTEGER NOT NULL DEFAULT 0, array_index INTEGER NOT NULL DEFAULT 0, array_count INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX tasks_forgotten ON tasks (id) WHERE forgotten = 1;
+CREATE INDEX tasks_by_status ON tasks (status, id) WHERE forgotten = 1;
+CREATE INDEX tasks_by_tenant ON tasks (tenant, id) WHERE forgotten = 1;
+CREATE INDEX tasks_by_priority ON tasks (priority, id) WHERE forgotten = 1;
+CREATE TABLE attempts (
+    lease_id INTEGER PRIMARY KEY, task_id INTEGER NOT NULL, attempt INTEGER NOT NULL, node TEXT NOT NULL,
+    gpu_ids TEXT NOT NULL, placed_at INTEGER NOT NULL, started_at INTEGER NOT NULL DEFAULT 0,
+    ended_at INTEGER NOT NULL DEFAULT 0, exit_code INTEGER, reason TEXT NOT NULL DEFAULT '', error TEXT NOT NULL DEFAULT '',
+    share_milli INTEGER NOT NULL DEFAULT 1000
+);
+CREATE INDEX attempts_by_task ON attempts (task_id);
+CREATE TABLE task_events (
+    task_id INTEGER NOT NULL, journal_index INTEGER NOT NULL, position INTEGER NOT NULL, at INTEGER NOT NULL,
+    type TEXT NOT NULL, body TEXT NOT NULL, PRIMARY KEY (task_id, journal_index, position)
+) WITHOUT ROWID;
+CREATE TABLE node_events (
+    node TEXT NOT NULL, journal_index INTEGER NOT NULL, position INTEGER NOT NULL, at INTEGER NOT NULL,
+    type TEXT NOT NULL, body TEXT NOT NULL, PRIMARY KEY (node, journal_index, position)
+) WITHOUT ROWID;
+CREATE INDEX node_events_by_index ON node_events (journal_index);
+"""
+
+
+# Reports look for what overlaps a time. A history of before they were there gets them when it is next written.
+TIMES_SQL = """
+CREATE INDEX IF NOT EXISTS attempts_by_end ON attempts (ended_at, placed_at);
+CREATE INDEX IF NOT EXISTS tasks_by_finish ON tasks (finished_at) WHERE finished_at > 0;
+CREATE INDEX IF NOT EXISTS tasks_that_wait ON tasks (id) WHERE status = 'pending';
+"""
+
+# How many forgotten tasks there are of each kind, so that a page need not count them. Triggers keep it exact; a history of
+# before they were there is counted once, when it is next written. The index finds the newest of a kind.
+COUNTS_SQL = """
+CREATE TABLE task_counts (
+    tenant TEXT NOT NULL, pool TEXT NOT NULL, priority INTEGER NOT NULL, status TEXT NOT NULL, number INTEGER NOT NULL,
+    PRIMARY KEY (tenant, pool, priority, status)
+) WITHOUT ROWID;
+INSERT INTO task_counts
+    SELECT tenant, pool, priority, status, count(*) FROM tasks WHERE forgotten = 1 GROUP BY tenant, pool, priority, status;
+CREATE INDEX tasks_by_kind ON tasks (tenant, pool, priority, status, id) WHERE forgotten = 1;
+CREATE TRIGGER task_forgotten AFTER UPDATE OF forgotten ON tasks WHEN NEW.forgotten = 1 AND OLD.forgotten = 0 BEGIN
+    INSERT INTO task_counts VALUES (NEW.tenant, NEW.pool, NEW.priority, NEW.status, 1)
+        ON CONFLICT DO UPDATE SET number = number + 1;
+END;
+CREATE TRIGGER task_removed AFTER DELETE ON tasks WHEN OLD.forgotten = 1 BEGIN
+    UPDATE task_counts SET number = number - 1
+        WHERE tenant = OLD.tenant AND pool = OLD.pool AND priority = OLD.priority AND status = OLD.status;
+END;
+"""
+MAX_KINDS_MERGED = 500  # each is a cursor of its own; beyond it a page walks by id
