@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,9 +11,10 @@ from pathlib import Path
 
 from dgpu.agent.store import read_leases
 from dgpu.core.ids import TaskId, task_name
-from dgpu.entry.processes import ProcessRef, is_alive, process_ref
+from dgpu.entry.processes import ProcessRef, process_ref, stop_process
 
 _SCRIPT = b"keeper_main"  # in the command line of every keeper
+_RECORDS = ("keeper.json", "*/keeper.json", "*/*/keeper.json")
 
 
 def find_keepers(tasks_dir: Path) -> list[ProcessRef]:
@@ -32,13 +34,8 @@ def kept_tasks(tasks_dir: Path) -> list[str]:
 
 
 def _keepers(tasks_dir: Path) -> list[tuple[ProcessRef, Path]]:
-    found = []
-    for pattern in ("keeper.json", "*/keeper.json", "*/*/keeper.json"):
-        for file in sorted(tasks_dir.glob(pattern)):
-            ref = _keeper_of(file)
-            if ref is not None:
-                found.append((ref, file.parent))
-    return found
+    files = [file for pattern in _RECORDS for file in sorted(tasks_dir.glob(pattern))]
+    return [(ref, file.parent) for file in files if (ref := _keeper_of(file)) is not None]
 
 
 def _keeper_of(file: Path) -> ProcessRef | None:
@@ -51,18 +48,63 @@ def _keeper_of(file: Path) -> ProcessRef | None:
     return process_ref(pid)
 
 
+def _keeper_processes(tasks_dir: Path) -> list[ProcessRef]:
+    """Guards and keepers by their command line: one that is still starting has no record yet."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = file.read_bytes()
+            if _SCRIPT not in command:
+                continue
+            settings = json.loads(command.rstrip(b"\0").rpartition(b"\0")[2])
+            is_ours = Path(settings["directory"]).is_relative_to(tasks_dir)
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if is_ours and (ref := process_ref(int(file.parent.name))) is not None:
+            found.append(ref)
+    return found
+
+
 def end_keepers(tasks_dir: Path, seconds: float = 20.0) -> int:
     """Ends them and with them every task they hold. Returns how many are left: 0 unless something hangs."""
-    keepers = find_keepers(tasks_dir)
-    guards = [guard for ref in keepers if (guard := _guard_of(ref)) is not None]
-    for ref in keepers:
-        if is_alive(ref):
-            os.kill(ref.pid, signal.SIGTERM)
-    # A guard is gone a moment after its keeper. Who asks for the end means all of it.
+    asked: set[ProcessRef] = set()
+    guards: set[ProcessRef] = set()  # each ends by itself a moment after its keeper
     deadline = time.monotonic() + seconds
-    while any(map(is_alive, keepers + guards)) and time.monotonic() < deadline:
+    while (left := _keeper_processes(tasks_dir)) and time.monotonic() < deadline:
+        keepers = find_keepers(tasks_dir)
+        guards |= {guard for ref in keepers if (guard := _guard_of(ref)) is not None}
+        for ref in {*left, *keepers} - guards - asked:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(ref.pid, signal.SIGTERM)
+            asked.add(ref)
         time.sleep(0.02)
-    return sum(map(is_alive, keepers))
+    return len(find_keepers(tasks_dir))
+
+
+def end_idle_keepers(tasks_dir: Path) -> None:
+    """Ends the keepers that hold no task. A keeper that does not answer is left alone: it may hold one."""
+    for ref, directory in _keepers(tasks_dir):
+        if _held_leases(directory) == 0:
+            guard = _guard_of(ref)
+            stop_process(ref)
+            if guard is not None:
+                stop_process(guard)
+
+
+def _held_leases(directory: Path) -> int | None:
+    """As the keeper greets a new connection. None: it does not answer, or an agent is connected to it."""
+    from dgpu.agent.frames import Decoder
+    from dgpu.agent.keeper_link import connect
+
+    decoder = Decoder()
+    try:
+        with connect(directory) as link:
+            while received := link.recv(1 << 16):
+                for frame in decoder.feed(received):
+                    return len(frame["hello"]["leases"]) if "hello" in frame else None
+    except (OSError, ValueError, KeyError):
+        return None
+    return None
 
 
 def _guard_of(keeper: ProcessRef) -> ProcessRef | None:

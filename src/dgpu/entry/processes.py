@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -59,6 +59,34 @@ def stop_process(ref: ProcessRef, grace_seconds: float = 15.0) -> bool:
     return True
 
 
+def holders(file: Path) -> list[ProcessRef]:
+    """Living processes that have the file open, except this one and children that inherited it from such a process."""
+    wanted = os.path.realpath(file)
+    pids = {
+        int(process.name) for process in Path("/proc").glob("[0-9]*") if wanted in _open_files(process)
+    } - {os.getpid()}
+    found = [process_ref(pid) for pid in sorted(pids) if _parent_pid(pid) not in pids]
+    return [ref for ref in found if ref is not None]
+
+
+def _parent_pid(pid: int) -> int:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0
+    return int(stat.rpartition(")")[2].split()[1])
+
+
+def _open_files(process: Path) -> Iterator[str]:
+    try:
+        entries = list((process / "fd").iterdir())
+    except OSError:
+        return  # another user's process, or one that has ended
+    for entry in entries:
+        with contextlib.suppress(OSError):  # closed meanwhile
+            yield str(entry.readlink())
+
+
 def _wait(condition: Callable[[], bool], seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -69,21 +97,34 @@ def _wait(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 class Service:
-    """A child process of ours with a log file. It has a session of its own: Ctrl-C reaches us, not it."""
+    """A child process of ours with a log file. It has a session of its own: Ctrl-C reaches us, not it.
+
+    The child inherits a descriptor of `hold_file` and keeps it open until it ends. The file exists before the child does,
+    so `holders(hold_file)` finds the child at any later time, also when its parent was killed before it could note a pid.
+    """
 
     def __init__(
-        self, name: str, arguments: Sequence[str], log_file: Path, environ: Mapping[str, str]
+        self,
+        name: str,
+        arguments: Sequence[str],
+        log_file: Path,
+        environ: Mapping[str, str],
+        hold_file: Path,
     ) -> None:
         self.name = name
         self.arguments = list(arguments)
         self.log_file = log_file
+        self.hold_file = hold_file
         self.environ = dict(environ)
         self.process: subprocess.Popen[bytes] | None = None
         self.ref: ProcessRef | None = None
         self.started_at = 0.0
 
     def start(self) -> None:
-        with open(self.log_file, "ab", opener=_private) as log:
+        with (
+            open(self.log_file, "ab", opener=_private) as log,
+            open(self.hold_file, "ab", opener=_private) as hold,
+        ):
             self.process = subprocess.Popen(
                 self.arguments,
                 stdin=subprocess.DEVNULL,
@@ -92,6 +133,7 @@ class Service:
                 env=self.environ,
                 cwd="/",  # a data directory that is removed must not be anyone's working directory
                 start_new_session=True,
+                pass_fds=(hold.fileno(),),
             )
         self.ref = process_ref(self.process.pid)
         self.started_at = time.monotonic()

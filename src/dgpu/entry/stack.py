@@ -29,6 +29,10 @@ class StartFailed(Exception):  # noqa: N818  it says what happened
     """Text for people: what did not start, and the end of its log."""
 
 
+class SchedulerDied(StartFailed):
+    """The scheduler was ready, and ended while its agent was starting."""
+
+
 class StartStopped(Exception):  # noqa: N818
     """Somebody asked to stop while we were still starting."""
 
@@ -104,6 +108,7 @@ class Stack:
         self.http_port = http_port
         self.grpc_port = grpc_port
         self.should_stop: Callable[[], bool] = lambda: False
+        self._registered_before: dict[str, str] = {}
         environ = _environment()
         self.scheduler = self._service("scheduler", environ)
         self.agent = self._service("agent", environ)
@@ -118,7 +123,9 @@ class Stack:
 
     def _service(self, name: str, environ: Mapping[str, str]) -> Service:
         arguments = [sys.executable, "-m", "dgpu", name, "--config", str(self.state_dir.config_file(name))]
-        return Service(name, arguments, self.state_dir.log_file(name), environ)
+        return Service(
+            name, arguments, self.state_dir.log_file(name), environ, self.state_dir.hold_file(name)
+        )
 
     def prepare(self) -> None:
         self.state_dir.create()
@@ -167,11 +174,21 @@ class Stack:
         self._await(self.scheduler, lambda: own(self.http_port) and is_ready(self.url))
 
     def start_agent(self) -> None:
-        """Ready when every node has registered anew: the scheduler may still count those of before as connected."""
-        before = registrations(self.url)
-        self.agent.start()
+        """Ready when every node has registered anew: the scheduler may still count those of before as connected.
+
+        Raises SchedulerDied with the agent still running: start the scheduler again, then call this again.
+        """
+        if not self.agent.is_running:
+            self._registered_before = registrations(self.url)
+            self.agent.start()
+        before = self._registered_before
 
         def registered() -> bool:
+            if not self.scheduler.is_running:
+                ended = (
+                    f"The scheduler ended with code {self.scheduler.exit_code} while the agent was starting."
+                )
+                raise SchedulerDied(_told(ended, self.scheduler))
             now = registrations(self.url)
             return sum(1 for name, at in now.items() if before.get(name) != at) >= self.cards.nodes
 

@@ -63,6 +63,15 @@ class StateDir:
     def log_file(self, name: str) -> Path:
         return self.path / f"{name}.log"
 
+    def hold_file(self, name: str) -> Path:
+        """Held open by the service of this name while it lives: see `processes.Service`."""
+        return self.path / f"{name}.hold"
+
+    @property
+    def lock_file(self) -> Path:
+        """Held open by the `up` that runs here."""
+        return self.path / "up.lock"
+
     def config_file(self, name: str) -> Path:
         return self.path / f"{name}.yaml"
 
@@ -72,7 +81,7 @@ class StateDir:
 
     def lock(self) -> int | None:
         """A descriptor to keep open, or None when another `up` holds it."""
-        return self._lock("up.lock")
+        return self._lock(self.lock_file.name)
 
     def lock_start(self) -> int | None:
         """The same for who starts one in the background, until it is ready: the log is that one's alone."""
@@ -88,7 +97,7 @@ class StateDir:
         return descriptor
 
     def is_locked(self) -> bool:
-        if not (self.path / "up.lock").exists():
+        if not self.lock_file.exists():
             return False
         descriptor = self.lock()
         if descriptor is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -12,7 +13,7 @@ from datetime import UTC, datetime
 from dgpu import __version__
 from dgpu.entry.ask import ask
 from dgpu.entry.processes import Service, bound_log, process_ref
-from dgpu.entry.stack import Stack, StartFailed, free_port
+from dgpu.entry.stack import SchedulerDied, Stack, StartFailed, free_port
 from dgpu.entry.state_dir import UpRecord
 
 DRAINED_BY_DOWN = "stopped by dgpu down --stop-tasks"
@@ -81,9 +82,23 @@ class Supervisor:
                 self._say(f"Port {wanted} ({name}) is taken by another program; using {used}.")
         self._record(ready=False)
         self._cancel_stopped()
-        self.stack.start_agent()
+        self._start_agent()
         self._resume_drained()
         self._record(ready=False)
+
+    def _start_agent(self) -> None:
+        """A scheduler that ends meanwhile is started again, a few times."""
+        for _ in range(_START_ATTEMPTS - 1):
+            with contextlib.suppress(SchedulerDied):
+                self.stack.start_agent()
+                return
+            how = _how(self.stack.scheduler.exit_code)
+            self._say(
+                f"The scheduler ended unexpectedly ({how}) while the agent was starting; starting it again."
+            )
+            self.stack.start_scheduler()
+            self._record(ready=False)
+        self.stack.start_agent()
 
     def tell_ready(self) -> None:
         """Last: whoever waits for it reads what was announced before."""

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from dgpu.entry.ask import ask, dashboard_url, running_tasks
-from dgpu.entry.keepers import end_keepers, find_keepers, kept_tasks
-from dgpu.entry.processes import is_alive, set_aside, stop_process, tail
+from dgpu.entry.keepers import end_idle_keepers, end_keepers, find_keepers, kept_tasks
+from dgpu.entry.processes import ProcessRef, holders, is_alive, set_aside, stop_process, tail
 from dgpu.entry.stack import (
     GRPC_PORT,
     HTTP_PORT,
@@ -155,14 +155,23 @@ def _down_command(state_dir: StateDir) -> str:
 
 
 def _end_leftovers(state_dir: StateDir) -> None:
-    """A supervisor that was killed leaves its services behind; theirs are the lock and the ports we need."""
+    """An `up` that was killed leaves its services behind. They have the locks and the ports that we need."""
     record = state_dir.read_record()
-    if record is None:
-        return
-    for name, ref in (("agent", record.agent), ("scheduler", record.scheduler)):
-        if ref is not None and stop_process(ref):
-            say(f"A former dgpu up had left its {name} behind (pid {ref.pid}); ended it.")
+    for name in ("agent", "scheduler"):
+        for ref in _services(state_dir, record, name):
+            if stop_process(ref):
+                say(f"A former dgpu up had left its {name} behind (pid {ref.pid}); ended it.")
     state_dir.remove_record()
+
+
+def _services(state_dir: StateDir, record: UpRecord | None, name: str) -> list[ProcessRef]:
+    """Living processes of this service: as recorded, and as found by the file that each holds open."""
+    return _found(state_dir.hold_file(name), getattr(record, name, None))
+
+
+def _found(held: Path, recorded: ProcessRef | None) -> list[ProcessRef]:
+    found = holders(held)
+    return [*found, recorded] if recorded and recorded not in found and is_alive(recorded) else found
 
 
 def up_detached(options: UpOptions) -> int:
@@ -224,13 +233,16 @@ def _foreground_command(options: UpOptions) -> list[str]:
 def down(data_dir: Path | None, *, stop_tasks: bool) -> int:
     state_dir = StateDir(data_dir)
     record = state_dir.read_record()
-    if record is None:
+    found = _all_processes(state_dir, record)
+    if not found:
+        state_dir.remove_record()
         return _down_already(state_dir, stop_tasks=stop_tasks)
-    running = running_tasks(record.url) if is_alive(record.scheduler) else None
-    if stop_tasks and running is not None:
+    running = running_tasks(record.url) if record and _services(state_dir, record, "scheduler") else None
+    if record and stop_tasks and running is not None:
         running = _stop_tasks(record)
-    if not _end(record):
-        say(f"dgpu: Process {record.pid} does not end. Its log: {state_dir.log_file('up')}")
+    if left := _end(state_dir, record):
+        pids = ", ".join(str(ref.pid) for ref in left)
+        say(f"dgpu: Process {pids} does not end. Its log: {state_dir.log_file('up')}")
         return 1
     state_dir.remove_record()
     if stop_tasks:
@@ -239,11 +251,16 @@ def down(data_dir: Path | None, *, stop_tasks: bool) -> int:
         running = []
     elif running == []:
         end_keepers(state_dir.tasks_dir)
+    elif running is None:
+        end_idle_keepers(state_dir.tasks_dir)
     say(_what_remains(running, state_dir))
+    if running is None and find_keepers(state_dir.tasks_dir):
+        say("Tasks may still be running. To end them: add --stop-tasks")
     return 0
 
 
 def _down_already(state_dir: StateDir, *, stop_tasks: bool) -> int:
+    end_idle_keepers(state_dir.tasks_dir)
     left = find_keepers(state_dir.tasks_dir)
     if left and stop_tasks:
         if not _end_tasks(state_dir):
@@ -290,10 +307,20 @@ def _stop_tasks(record: UpRecord) -> list[str] | None:
     return running
 
 
-def _end(record: UpRecord) -> bool:
-    if record.supervisor is not None:
-        stop_process(record.supervisor, _STOP_SECONDS)
-    for ref in (record.agent, record.scheduler):
-        if ref is not None:
+def _supervisors(state_dir: StateDir, record: UpRecord | None) -> list[ProcessRef]:
+    return _found(state_dir.lock_file, record.supervisor if record else None)
+
+
+def _all_processes(state_dir: StateDir, record: UpRecord | None) -> list[ProcessRef]:
+    services = [_services(state_dir, record, name) for name in ("agent", "scheduler")]
+    return [*_supervisors(state_dir, record), *(ref for refs in services for ref in refs)]
+
+
+def _end(state_dir: StateDir, record: UpRecord | None) -> list[ProcessRef]:
+    """The supervisor first: it would start its services again. Returns the processes that do not end."""
+    for ref in _supervisors(state_dir, record):
+        stop_process(ref, _STOP_SECONDS)
+    for name in ("agent", "scheduler"):
+        for ref in _services(state_dir, record, name):
             stop_process(ref)
-    return not any(is_alive(ref) for ref in (record.supervisor, record.agent, record.scheduler))
+    return _all_processes(state_dir, record)
