@@ -98,6 +98,35 @@ def node(
     )
 
 
+def returning(state: ClusterState) -> list[RegisterNode]:
+    """How each unconfirmed node registers again after a restart of the scheduler: with all that it had and holds."""
+    return [
+        RegisterNode(
+            node_id=each.id,
+            boot_id=each.boot_id,
+            address=each.address,
+            agent_version=each.agent_version,
+            cpus_milli=each.cpus_milli,
+            ram_mb=each.ram_mb,
+            labels=each.labels,
+            gpus=tuple(gpu for gpu in state.node_gpus(each.id) if not gpu.gone),
+            held=tuple(
+                HeldLease(lease_id=lease.id, task_id=lease.task_id, running=lease.started)
+                for lease in state.node_leases(each.id)
+            ),
+        )
+        for each in state.nodes.values()
+        if each.unconfirmed_since
+    ]
+
+
+def restart(state: ClusterState, settings: Settings | None = None, at: int | None = None) -> None:
+    """A new scheduler begins, and all nodes register again."""
+    do(state, BeginEpoch(settings=settings or state.settings), at)
+    for command in returning(state):
+        do(state, command, at)
+
+
 def shape(
     gpus: int = 1,
     *,

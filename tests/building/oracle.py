@@ -9,7 +9,7 @@ from dgpu.core.quota import QuotaMode
 from dgpu.core.state import ClusterState, gpu_status
 from dgpu.core.task import Pool, Shape, Task, TaskStatus
 
-COUNTED = {GpuStatus.IDLE, GpuStatus.BUSY, GpuStatus.DRAINING}
+COUNTED = {GpuStatus.IDLE, GpuStatus.BUSY, GpuStatus.DRAINING, GpuStatus.UNCONFIRMED}
 
 
 class Oracle:

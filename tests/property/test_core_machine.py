@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from building import START, finished, gpu, gpus_of, node, shape, spec, task
+from building import START, finished, gpu, gpus_of, node, returning, shape, spec, task
 from building.oracle import Oracle
 from dgpu.core.commands import (
     BeginEpoch,
@@ -251,12 +251,17 @@ class Cluster(RuleBasedStateMachine):
         assert isinstance(decision, tuple)
         placed = [event for event in decision if isinstance(event, TaskPlaced | GangPlaced)]
         assert placed == planned, "the indexes choose otherwise than a plain search does"
+        for event in placed:
+            ranks = event.ranks if isinstance(event, GangPlaced) else (event,)
+            assert not any(self.state.nodes[rank.node_id].unconfirmed_since for rank in ranks)
 
     @rule(behind_ms=st.sampled_from([0, 0, 500, 100_000]), takes_over=st.integers(0, 4))
     def tick(self, behind_ms: int, takes_over: int) -> None:
         self.send(Tick(at=self.at, history_at=self.at - behind_ms))
-        if takes_over == 0:
+        if takes_over <= 1:
             self.send(BeginEpoch(at=self.at, settings=self.rules))
+            for command in returning(self.state) if takes_over == 1 else ():
+                self.send(replace(command, at=self.at))
 
     # what holds after each step
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 from msgspec.structs import replace
 
-from building import finished, on, spec, task
+from building import finished, on, returning, spec, task
 from dgpu.core.commands import (
     BeginEpoch,
     CancelTasks,
@@ -112,6 +112,8 @@ class Lives(Cluster):
     def ageing_changes(self, minutes: int) -> None:
         self.rules = replace(RULES, ageing_ms=minutes)
         self.send(BeginEpoch(at=self.at, settings=self.rules))
+        for command in returning(self.state):
+            self.send(replace(command, at=self.at))
 
 
 TestLives = pytest.mark.timeout(600)(Lives.TestCase)

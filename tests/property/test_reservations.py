@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 from msgspec.structs import replace
 
-from building import START, do, node, spec
+from building import START, do, node, returning, spec
 from dgpu.core.commands import BeginEpoch, ReportFinished, ReportStarted, RunPass, SubmitTasks
 from dgpu.core.digest import digest
 from dgpu.core.events import Event, GangPlaced, TaskPlaced, TasksReserved
@@ -120,6 +120,8 @@ class World:
         assert again.reservations == self.state.reservations
         self.state = again
         self.do(BeginEpoch(settings=again.settings))
+        for command in returning(self.state):
+            self.do(command)
 
 
 @MANY

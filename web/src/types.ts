@@ -190,6 +190,7 @@ export interface Node {
   labels: Record<string, string>;
   registered_at: string | null;
   offline_since: string | null;
+  unconfirmed_since: string | null;
   draining: boolean;
   drain_reason: string;
 }

@@ -129,6 +129,6 @@ def _resolved(name: str, known: list[dict[str, Any]]) -> str:
 
 
 def _summary(answer: dict[str, Any]) -> str:
-    states = ("idle", "busy", "draining", "reserved", "offline", "error")
+    states = ("idle", "busy", "unconfirmed", "draining", "reserved", "offline", "error")
     parts = [f"{answer[state]} {state}" for state in states if answer[state]]
     return f"{answer['total']} in all: {', '.join(parts)}"

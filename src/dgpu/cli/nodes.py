@@ -21,6 +21,8 @@ Reason = Annotated[str, typer.Option("--reason", "-r", metavar="R", help="Shown 
 def _remark(row: Row) -> str:
     if row["offline_since"]:
         return f"unreachable for {duration(since(row['offline_since']))}"
+    if row["unconfirmed_since"]:
+        return f"not heard from since the scheduler started {duration(since(row['unconfirmed_since']))} ago"
     if row["draining"]:
         running = len(row["tasks"])
         left = f"{plural(running, 'task')} left" if running else "empty"

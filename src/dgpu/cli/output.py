@@ -25,6 +25,7 @@ STATUS_STYLES = {
     "success": "dim",
     "pending": "yellow",
     "draining": "yellow",
+    "unconfirmed": "yellow",
     "reserved": "yellow",
     "warn": "yellow",
     "busy": "cyan",

@@ -26,6 +26,8 @@ def apply_epoch(state: ClusterState, event: EpochBegan) -> None:
     adopt_settings(state, event)
     state.epoch = event.epoch
     state.settings = event.settings
+    if event.unconfirms:
+        _unconfirm(state, event.at)
     state.rooms.configure(event.settings)
     state.waiting.age_by(event.settings.ageing_ms)
     state.fits_empty.clear()
@@ -54,7 +56,8 @@ def apply_observation(state: ClusterState, event: ObservationChanged) -> None:
 
 
 def apply_lost(state: ClusterState, event: NodeLost) -> None:
-    state.nodes[event.node_id] = replace(state.nodes[event.node_id], offline_since=max(1, event.at))
+    node = replace(state.nodes[event.node_id], offline_since=max(1, event.at), unconfirmed_since=0)
+    state.nodes[node.id] = node
     state.health_changed = True
     state.rooms.refresh(event.node_id)
 
@@ -79,6 +82,22 @@ def apply_removed(state: ClusterState, event: NodeRemoved) -> None:
     forget_node(state, event.node_id)
     state.rooms.remove(event.node_id)
     state.fits_empty.clear()
+
+
+def _unconfirm(state: ClusterState, at: int) -> None:
+    """A node that has not contacted this scheduler may be gone: it keeps its tasks and gets no new ones."""
+    for node_id, node in state.nodes.items():
+        if not node.offline_since:
+            state.nodes[node_id] = replace(node, unconfirmed_since=max(1, at))
+            state.rooms.refresh(node_id)
+
+
+def confirm_all(state: ClusterState) -> None:
+    """For a look ahead on a fork: every node that is unconfirmed now comes back."""
+    for node_id, node in state.nodes.items():
+        if node.unconfirmed_since:
+            state.nodes[node_id] = replace(node, unconfirmed_since=0)
+            state.rooms.refresh(node_id)
 
 
 def _list_gpus(state: ClusterState, node_id: NodeId, listed: tuple[Gpu, ...], at: int) -> None:

@@ -48,6 +48,8 @@ def status_of(gpu: Gpu, node: Node, *, leased: bool) -> GpuStatus:
         return GpuStatus.ERROR
     if leased:
         return GpuStatus.BUSY
+    if node.unconfirmed_since:
+        return GpuStatus.UNCONFIRMED
     if node.draining:
         return GpuStatus.DRAINING
     return GpuStatus.RESERVED if gpu.reserved else GpuStatus.IDLE

@@ -20,7 +20,7 @@ PORTION: Final = 1_000
 
 
 def decide_begin_epoch(state: ClusterState, command: BeginEpoch) -> Decision:
-    return (EpochBegan(at=command.at, epoch=state.epoch + 1, settings=command.settings),)
+    return (EpochBegan(at=command.at, epoch=state.epoch + 1, settings=command.settings, unconfirms=True),)
 
 
 def decide_tick(state: ClusterState, command: Tick) -> Decision:

@@ -26,6 +26,7 @@ class Event(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class EpochBegan(Event, frozen=True, array_like=True, tag=True):
     epoch: int
     settings: Settings
+    unconfirms: bool = False  # nodes get no tasks until they register; False in journals older than this rule
 
 
 class TasksSubmitted(Event, frozen=True, array_like=True, tag=True):

@@ -66,7 +66,7 @@ def count_away(state: ClusterState, node_id: NodeId) -> None:
 _SERVING_SLOTS: Final = tuple(
     slot
     for slot, status in enumerate(GpuStatus)
-    if status in {GpuStatus.IDLE, GpuStatus.BUSY, GpuStatus.DRAINING}
+    if status in {GpuStatus.IDLE, GpuStatus.BUSY, GpuStatus.DRAINING, GpuStatus.UNCONFIRMED}
 )
 
 

@@ -16,6 +16,7 @@ class NodeStatus(enum.StrEnum):
     READY = "ready"
     DRAINING = "draining"
     OFFLINE = "offline"
+    UNCONFIRMED = "unconfirmed"  # not heard from since this scheduler started
 
 
 class GpuStatus(enum.StrEnum):
@@ -25,6 +26,7 @@ class GpuStatus(enum.StrEnum):
     ERROR = "error"
     DRAINING = "draining"
     RESERVED = "reserved"
+    UNCONFIRMED = "unconfirmed"  # idle as far as known, on a node that is unconfirmed
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -39,6 +41,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     offline_since: int = 0  # 0: connected
     draining: bool = False
     drain_reason: str = ""
+    unconfirmed_since: int = 0  # start of the scheduler that has not heard from it yet; 0: it registered
 
     @property
     def ram_in_steps_mb(self) -> int:
@@ -46,9 +49,15 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return in_steps(self.ram_mb)
 
     @property
+    def takes_tasks(self) -> bool:
+        return not (self.offline_since or self.unconfirmed_since or self.draining)
+
+    @property
     def status(self) -> NodeStatus:
         if self.offline_since:
             return NodeStatus.OFFLINE
+        if self.unconfirmed_since:
+            return NodeStatus.UNCONFIRMED
         return NodeStatus.DRAINING if self.draining else NodeStatus.READY
 
 

@@ -84,7 +84,7 @@ class Room:
         self.node_id = node_id
         if bare:
             return
-        self.ready = False  # connected and not draining
+        self.ready = False  # the node takes tasks
         self.cpus_free_milli = 0
         self.ram_free_mb = 0
         self.labels: dict[str, str] = {}

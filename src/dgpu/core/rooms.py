@@ -49,6 +49,7 @@ class Rooms:
         "moved",
         "refreshed",
         "reserved",
+        "unconfirmed",
         "unsettled",
     )
 
@@ -80,6 +81,7 @@ class Rooms:
         self.reserved: dict[NodeId, Room] = {}  # rooms that reservations hold something of
         self.kept_ms = 1 << 62  # who takes longer delays every reservation; too much at worst
         self.unsettled: dict[NodeId, None] = {}  # of these: more is free than when they were last looked at
+        self.unconfirmed: dict[NodeId, None] = {}  # nodes that have not contacted this scheduler yet
         self._packing: Packing | None = None  # made when it is first asked
         self._mixed = False  # some node has cards of several kinds
 
@@ -107,6 +109,7 @@ class Rooms:
         twin.improved = {node_id: twin.by_node[node_id] for node_id in self.improved}
         twin.reserved = {node_id: twin.by_node[node_id] for node_id in self.reserved}
         twin.unsettled = self.unsettled.copy()
+        twin.unconfirmed = self.unconfirmed.copy()
         twin.kept_ms = self.kept_ms
         twin._rankings = self._rankings.copy(twin.by_node)
         return twin
@@ -138,7 +141,11 @@ class Rooms:
         else:
             gpus.sort(key=_by_index)
             room.gpu_ids = tuple(gpu.id for gpu in gpus)
-        room.ready = not node.offline_since and not node.draining
+        room.ready = node.takes_tasks
+        if node.unconfirmed_since:
+            self.unconfirmed[node_id] = None
+        else:
+            self.unconfirmed.pop(node_id, None)
         room.labels = {**node.labels, "node": node_id}
         leases = [self._leases[lease_id] for lease_id in room.leases]
         room.cpus_free_milli = node.cpus_milli - sum(lease.cpus_milli for lease in leases)
@@ -162,6 +169,7 @@ class Rooms:
         room = self.by_node.pop(node_id)
         self.reserved.pop(node_id, None)
         self.unsettled.pop(node_id, None)
+        self.unconfirmed.pop(node_id, None)
         self.improved.pop(node_id, None)
         self.refreshed[node_id] = None
         room.ready = False

@@ -149,7 +149,12 @@ class Columns:
 
 
 def _node_row(node: Node) -> tuple[Any, ...]:
-    return (_NODE_CODES[node.status], node.drain_reason, node.offline_since, node.labels)
+    return (
+        _NODE_CODES[node.status],
+        node.drain_reason,
+        node.offline_since or node.unconfirmed_since,
+        node.labels,
+    )
 
 
 def _gpu_row(

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from dgpu.core.events import Event, GangPlaced, TaskPlaced, TasksSubmitted
+from dgpu.core.node import NodeStatus
 from dgpu.core.state import ClusterState
 from dgpu.core.task import TaskStatus
 from dgpu.service.agent_words import GpuSample
@@ -139,7 +140,7 @@ def counts(state: ClusterState, views: Views, traffic: Traffic, at_ms: int) -> d
         numbers[1] += by_status.get(TaskStatus.RUNNING, 0)
     started, finished = traffic.per_minute()
     p50_ms, p95_ms = traffic.waits(at_ms)
-    nodes = {"ready": 0, "draining": 0, "offline": 0}
+    nodes = {status.value: 0 for status in NodeStatus}
     for node in state.nodes.values():
         nodes[node.status.value] += 1
     return {

@@ -104,6 +104,7 @@ def node_answer(state: ClusterState, node: Node) -> NodeAnswer:
         labels=node.labels,
         registered_at=instant_or_none(node.registered_at),
         offline_since=instant_or_none(node.offline_since),
+        unconfirmed_since=instant_or_none(node.unconfirmed_since),
         draining=node.draining,
         drain_reason=node.drain_reason,
     )

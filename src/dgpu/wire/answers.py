@@ -322,6 +322,7 @@ class GpuList(Answer, frozen=True, kw_only=True):
     error: int
     draining: int = 0
     reserved: int = 0
+    unconfirmed: int = 0
     gpus: list[GpuAnswer]
 
 
@@ -339,6 +340,7 @@ class NodeAnswer(Answer, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     registered_at: str | None = None
     offline_since: str | None = None
+    unconfirmed_since: str | None = None  # start of this scheduler, if the node has not contacted it yet
     draining: bool = False
     drain_reason: str = ""
 

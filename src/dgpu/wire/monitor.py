@@ -15,6 +15,7 @@ class MonitorGpus(Answer, frozen=True, kw_only=True):
     error: int
     draining: int
     reserved: int
+    unconfirmed: int
     utilization_percent: float | None
     memory_total_mb: int
     memory_used_mb: int | None

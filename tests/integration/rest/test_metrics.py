@@ -290,7 +290,7 @@ def test_the_short_form_says_the_same(world: RestWorld) -> None:
     assert told["gpus"]["temperature_max_c"] == 61
     assert (told["tasks"]["running"], told["tasks"]["pending"], told["tasks"]["submitted"]) == (1, 1, 2)
     assert told["wait_seconds"]["count"] == 1
-    assert told["agents"] == {"ready": 1, "draining": 0, "offline": 0}
+    assert told["agents"] == {"ready": 1, "draining": 0, "offline": 0, "unconfirmed": 0}
     assert told["tenants"][0]["tenant_id"] == "default"
     assert world.ask("GET", "/api/monitor/metrics?x=1").status == 400
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from building import START, cluster, do, finished, node, run_pass, task
+from building import START, cluster, do, finished, node, restart, run_pass, task
 from dgpu.core.commands import BeginEpoch, CancelTasks, Tick
 from dgpu.core.events import KeysForgotten, TaskFinished, TasksForgotten
 from dgpu.core.invariants import check_invariants
@@ -129,5 +129,5 @@ def test_a_new_epoch_brings_its_settings() -> None:
 def test_a_higher_limit_of_tasks_on_a_node_lets_waiting_ones_in() -> None:
     state = cluster(node("n1"), task(0, count=3), settings=Settings(most_leases=1))
     assert run_pass(state) == [1]
-    do(state, BeginEpoch(settings=Settings(most_leases=2)))
+    restart(state, Settings(most_leases=2))
     assert run_pass(state) == [2]

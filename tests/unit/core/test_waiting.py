@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from building import START, cluster, do, finished, node, on, run_pass, task, tried
+from building import START, cluster, do, finished, node, on, restart, run_pass, task, tried
 from dgpu.core.commands import BeginEpoch, CancelTasks, ChangePriority, HoldTasks, ReleaseTasks
 from dgpu.core.invariants import check_invariants
 from dgpu.core.policy.explain import explain
@@ -175,5 +175,5 @@ def test_a_change_of_the_setting_holds_for_those_that_wait_already() -> None:
     do(state, BeginEpoch(settings=AGEING))
     assert queue(state, limit=10) == [1, 2]
     check_invariants(state)
-    do(state, BeginEpoch(settings=replace(AGEING, ageing_ms=0)))
+    restart(state, replace(AGEING, ageing_ms=0))
     assert run_pass(state) == [2]

@@ -394,7 +394,7 @@ def test_a_restarted_scheduler_waits_for_its_agents() -> None:
     lease = running(bench)
     again = Bench(bench.state, last_index=len(bench.appended))
     again.wait(14_000)
-    assert again.state.nodes[N1].status is NodeStatus.READY
+    assert again.state.nodes[N1].status is NodeStatus.UNCONFIRMED
     again.wait(50_000)
     assert again.state.nodes[N1].status is NodeStatus.OFFLINE
     assert again.state.tasks[TaskId(1)].lease_id == lease

@@ -61,6 +61,7 @@ export interface Counts {
   error: number;
   draining: number;
   reserved: number;
+  unconfirmed: number;
   nodes: Record<string, number>;
   wait_p50_ms: number | null;
   wait_p95_ms: number | null;

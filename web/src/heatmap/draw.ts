@@ -135,6 +135,10 @@ export function drawGlyph(pen: CanvasRenderingContext2D, status: string, x: numb
     pen.moveTo(x + cell - edge, y + edge);
     pen.lineTo(x + edge, y + cell - edge);
     pen.stroke();
+  } else if (status === "unconfirmed") {
+    pen.strokeStyle = paint.orange;
+    pen.arc(x + cell / 2, y + cell / 2, Math.max(1.5, cell / 5), 0, 7);
+    pen.stroke();
   } else if (status === "offline") {
     pen.strokeStyle = paint.muted;
     pen.moveTo(x + edge, y + cell - edge);

@@ -9,7 +9,7 @@ import { Skeleton, State, Time } from "../ui/parts";
 import { say } from "../ui/toast";
 
 export function NodeState({ node }: { node: Node }) {
-  const value = node.offline_since ? "offline" : node.draining ? "draining" : node.status;
+  const value = node.offline_since ? "offline" : node.unconfirmed_since ? "unconfirmed" : node.draining ? "draining" : node.status;
   return (
     <>
       <State group="node" value={value} />
@@ -17,6 +17,12 @@ export function NodeState({ node }: { node: Node }) {
         <small class="muted">
           {" "}
           <Time at={node.offline_since} />
+        </small>
+      ) : null}
+      {node.unconfirmed_since ? (
+        <small class="muted">
+          {" "}
+          {t("node.notHeard")} <Time at={node.unconfirmed_since} />
         </small>
       ) : null}
       {node.drain_reason ? <small class="muted"> {node.drain_reason}</small> : null}

@@ -151,7 +151,7 @@ function Gpus({ board: known }: { board: Board }) {
   const visible = useMemo(() => matching(known, text), [known.nodes.id, known.gpus.tasks, text]);
   const shown = visible.reduce((sum, node) => sum + (known.nodes.gpus[node] ?? 0), 0);
   const choose = (place: number | null) => setQuery({ gpu: place === null ? null : (known.gpus.id[place] ?? null) }, { replace: true });
-  const states = ["idle", "draining", "error", "offline", "reserved"].filter((state) => state === "idle" || (known.counts[state as "idle"] ?? 0) > 0);
+  const states = ["idle", "unconfirmed", "draining", "error", "offline", "reserved"].filter((state) => state === "idle" || (known.counts[state as "idle"] ?? 0) > 0);
   return (
     <div class="gpus">
       <section class="card" aria-label={t("cluster.map")}>

@@ -110,7 +110,8 @@ class Board:
             tasks=list(dict.fromkeys(task for gpu in cards for task in gpu.tasks)),
             labels=row["labels"],
             registered_at=known.registered_at if known else None,
-            offline_since=instant_or_none(row["since_ms"]),
+            offline_since=instant_or_none(row["since_ms"]) if status == "offline" else None,
+            unconfirmed_since=instant_or_none(row["since_ms"]) if status == "unconfirmed" else None,
             draining=status == "draining",
             drain_reason=row["reason"],
         )

@@ -146,6 +146,8 @@ def _node_use(node: NodeAnswer) -> float | None:
 def _node_remark(node: NodeAnswer) -> str:
     if node.offline_since:
         return f"unreachable for {duration(since(node.offline_since))}"
+    if node.unconfirmed_since:
+        return "not heard from since the scheduler started"
     return node.drain_reason if node.draining else ""
 
 

@@ -9,7 +9,7 @@ from dgpu.cli.live.feed import Lost, Picture
 from dgpu.cli.live.rows import bar
 from dgpu.wire.answers import GpuAnswer, NodeAnswer, PoolQuota
 
-_STATES = ("idle", "busy", "draining", "reserved", "offline", "error")
+_STATES = ("idle", "busy", "unconfirmed", "draining", "reserved", "offline", "error")
 
 
 def summary(picture: Picture) -> list[str]:
@@ -65,6 +65,8 @@ def about_node(node: NodeAnswer) -> list[str]:
         lines.append(f"registered {clock(node.registered_at)}")
     if node.offline_since:
         lines.append(f"unreachable since {clock(node.offline_since)}")
+    if node.unconfirmed_since:
+        lines.append(f"not heard from since the scheduler started {clock(node.unconfirmed_since)}")
     if node.draining:
         lines.append(f"takes nothing new{': ' + node.drain_reason if node.drain_reason else ''}")
     if node.labels:

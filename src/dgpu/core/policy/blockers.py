@@ -1,7 +1,7 @@
 """What keeps a demand off the nodes.
 
-A node that could hold it, if all were well and nothing ran there, names what is in the way now: it is offline or
-draining, cards are busy, faulty, reserved or partly used by others, cpus or ram are given away. All of these are
+A node that could hold it, if all were well and nothing ran there, names what is in the way now: it is offline,
+unconfirmed or draining, cards are busy, faulty, reserved or partly used by others, cpus or ram are given away. All of these are
 blockers, for on some node each of them is in the way. Where a rule of the task alone shuts out idle cards (their
 model, their memory), that is a blocker too. If a node can take it now, there is none.
 """
@@ -166,7 +166,11 @@ def _weigh(tally: _Tally, state: ClusterState, node: Node, room: Room, demand: D
     if could < demand.gpus or node.cpus_milli < demand.cpus_milli or node.ram_in_steps_mb < demand.ram_mb:
         return
     # Once it is back, what runs there is still in the way: that is told too.
-    for away, holds_now in (("offline", node.offline_since), ("draining", node.draining)):
+    for away, holds_now in (
+        ("offline", node.offline_since),
+        ("unconfirmed", node.unconfirmed_since),
+        ("draining", node.draining),
+    ):
         if holds_now:
             tally.nodes[away] += 1
             tally.gpus[away] += could
@@ -240,17 +244,23 @@ def _suits(state: ClusterState, gpu: Gpu, demand: Demand) -> bool:
 
 
 def _node_blockers(tally: _Tally) -> list[Blocker]:
-    words = {"offline": "cannot be reached", "draining": "being drained"}
+    words = {
+        "offline": ("cannot be reached", "cannot be reached"),
+        "unconfirmed": (
+            "has not contacted this scheduler since it started",
+            "have not contacted this scheduler since it started",
+        ),
+        "draining": ("is being drained", "are being drained"),
+    }
     found = []
     if tally.nodes["constraints"]:
         number = tally.nodes["constraints"]
         detail = f"its constraints shut out {plural(number, 'node')} with room for it"
         found.append(Blocker(code="constraints", detail=detail, numbers={"nodes": number}))
-    for code, word in words.items():
+    for code, (of_one, of_several) in words.items():
         nodes, gpus = tally.nodes[code], tally.gpus[code]
         if nodes:
-            verb = "" if code == "offline" else "are " if nodes > 1 else "is "
-            detail = f"{plural(nodes, 'node')} that could run it {verb}{word}"
+            detail = f"{plural(nodes, 'node')} that could run it {of_several if nodes > 1 else of_one}"
             found.append(Blocker(code=code, detail=detail, numbers={"nodes": nodes, "gpus": gpus}))
     return found
 

@@ -97,7 +97,13 @@ def _running(state: ClusterState, task: Task) -> Explanation:
     leases = [state.leases[lease_id] for lease_id in state.leases_of(task)]
     # Of a gang, the first rank that is not as it should be.
     lease = min(
-        leases, key=lambda each: (not state.nodes[each.node_id].offline_since, each.started, each.rank)
+        leases,
+        key=lambda each: (
+            not state.nodes[each.node_id].offline_since,
+            not state.nodes[each.node_id].unconfirmed_since,
+            each.started,
+            each.rank,
+        ),
     )
     node = state.nodes[lease.node_id]
     name = task_name(task.id)
@@ -108,6 +114,16 @@ def _running(state: ClusterState, task: Task) -> Explanation:
         )
         return Explanation(
             task_id=task.id, status=task.status, summary=f"{name}: {detail}", blockers=(unreachable,)
+        )
+    if node.unconfirmed_since:
+        detail = f"node {node.id} has not contacted this scheduler since it started; the task keeps its lease"
+        unconfirmed = Blocker(
+            code="node_unconfirmed",
+            detail=detail,
+            numbers={"node": node.id, "since": node.unconfirmed_since},
+        )
+        return Explanation(
+            task_id=task.id, status=task.status, summary=f"{name}: {detail}", blockers=(unconfirmed,)
         )
     if task.cancelling:
         summary = f"{name} is being stopped on node {node.id}"

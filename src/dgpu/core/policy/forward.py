@@ -2,7 +2,7 @@
 
 What runs ends by its time limit or as runs of its kind did; what neither tells of runs for ever. Ends go through the
 same code as real ones, and so does every pass. Nothing else is guessed: no new task comes, no node fails, every task
-ends well.
+ends well. Nodes that this scheduler has not heard from yet are assumed to be back at once.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 from dgpu.core.apply import apply
+from dgpu.core.apply_node import confirm_all
 from dgpu.core.commands import ReportFinished, RunPass, Tick
 from dgpu.core.endings import time_over
 from dgpu.core.events import Event, GangPlaced, TaskPlaced, TaskStopRequested
@@ -53,6 +54,7 @@ class ForwardRun:
         self._run_times = run_times
         self._ticked_at = at
         self._ends: list[tuple[int, LeaseId, Outcome]] = []
+        confirm_all(state)
         for task_id in sorted({lease.task_id for lease in state.leases.values()}):
             self._expect_end(state.tasks[task_id])
 

@@ -20,14 +20,16 @@ from dgpu.core.events import TaskStopRequested
 from dgpu.core.ids import GpuId, NodeId, TaskId, TenantId, task_name
 from dgpu.core.lease import Lease
 from dgpu.core.line import Claim, Line
+from dgpu.core.node import GpuStatus
 from dgpu.core.policy.fit import accepts, holds, milli_on, reserved_mb
 from dgpu.core.policy.quota import is_kept, settle_pools, within_limits
 from dgpu.core.quota import QuotaMode, Reclaim
-from dgpu.core.room import Card, Room
+from dgpu.core.room import STATUSES, Card, Room
 from dgpu.core.state import ClusterState
 from dgpu.core.task import WHOLE_MILLI, Pool
 
 RECLAIMED: Final = "reclaimed"
+_UNCONFIRMED: Final = STATUSES.index(GpuStatus.UNCONFIRMED)
 MOST_LOOKED_AT: Final = 2_000  # of the newest leases
 MOST_HELPED: Final = 64  # waiting tasks in one pass
 
@@ -120,6 +122,8 @@ class _Choice(NamedTuple):
 def stops_due(state: ClusterState, at: int) -> tuple[TaskStopRequested, ...]:
     if state.quota.reclaim is not Reclaim.STOP or state.quota.mode is not QuotaMode.BORROW:
         return ()
+    if state.rooms.counts[_UNCONFIRMED]:
+        return ()  # idle GPUs may come back with their nodes within seconds: work stopped for them would be lost
     settle_pools(state)
     online, batch = state.waiting.lanes[Pool.ONLINE], state.waiting.lanes[Pool.BATCH]
     leaving = [state.leases[lease_id] for lease_id in state.reclaims]

@@ -24,7 +24,8 @@ from dgpu.core.task import WHOLE_MILLI, Pool, Shape
 from dgpu.core.usage import HOUR_MS
 
 _COUNTED: Final = tuple(
-    STATUSES.index(status) for status in (GpuStatus.IDLE, GpuStatus.BUSY, GpuStatus.DRAINING)
+    STATUSES.index(status)
+    for status in (GpuStatus.IDLE, GpuStatus.BUSY, GpuStatus.DRAINING, GpuStatus.UNCONFIRMED)
 )
 _IDLE: Final = int(Slot.IDLE)
 _BORROW: Final = QuotaMode.BORROW

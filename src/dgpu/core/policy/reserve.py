@@ -75,6 +75,8 @@ def _are_within_quota(state: ClusterState) -> bool:
 
 def replan(state: ClusterState, at: int) -> tuple[TasksReserved, ...]:
     """What has changed about all reservations. Nothing is applied yet."""
+    if state.settings.reservations and _awaits_nodes(state):
+        return ()
     bookings, most = state.bookings, state.settings.reservations
     everything = at - bookings.looked_at >= LOOK_AGAIN_MS
     # A grant that took what was kept may have been on any of their nodes.
@@ -104,6 +106,14 @@ def replan(state: ClusterState, at: int) -> tuple[TasksReserved, ...]:
     in_vain = not planned and len(draft.plans) < most
     bookings.fruitless = (at, state.next_task_id) if in_vain else None
     return planned
+
+
+def _awaits_nodes(state: ClusterState) -> bool:
+    """A node of a reservation has not contacted this scheduler yet. The reservation stands until the node is back or
+    lost: a restart must not change what was promised.
+    """
+    rooms = state.rooms
+    return bool(rooms.unconfirmed) and not rooms.unconfirmed.keys().isdisjoint(rooms.reserved)
 
 
 def _nobody_wants_more(state: ClusterState, at: int) -> bool:

@@ -177,6 +177,10 @@ def _unreachable(state: ClusterState, task: Task) -> dict[str, str]:
     if task.status is not TaskStatus.RUNNING or task.node_id is None:
         return {}
     node = state.nodes[task.node_id]
+    if node.unconfirmed_since:
+        since = instant(node.unconfirmed_since)
+        words = f"node {node.id} not heard from since the scheduler started at {since}"
+        return {"waiting_code": "node_unconfirmed", "waiting": words}
     if not node.offline_since:
         return {}
     since = instant(node.offline_since)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from building import START, cluster, do, finished, node, run_pass, task
+from building import START, cluster, do, finished, node, restart, returning, run_pass, task
 from dgpu.core.commands import BeginEpoch, CancelTasks, HoldTasks, LoseNode, ReportStarted, RunPass
 from dgpu.core.digest import digest
 from dgpu.core.events import Event
@@ -323,6 +323,10 @@ def test_a_restart_keeps_what_was_said() -> None:
     do(again, finished(1), START + MINUTE)
     assert run_pass(again, START + MINUTE) == []
     assert again.reservations[3] == state.reservations[3]
+    for command in returning(again):
+        do(again, command, START + MINUTE)
+    assert run_pass(again, START + MINUTE) == []
+    assert again.reservations[3].places == state.reservations[3].places
     do(again, CancelTasks(task_ids=(3,)), START + MINUTE)
     assert run_pass(again, START + MINUTE) == [4]
 
@@ -332,7 +336,7 @@ def test_when_reservations_are_turned_off_those_held_are_gone() -> None:
     do(state, task(2, timeout_ms=MINUTE), START)
     do(state, task(1, timeout_ms=60 * MINUTE), START)
     assert end(state, 1, START + MINUTE) == []
-    do(state, BeginEpoch(settings=Settings(memory_margin_mb=0)), START + MINUTE)
+    restart(state, Settings(memory_margin_mb=0), START + MINUTE)
     run_pass(state, START + MINUTE)
     assert not state.reservations
     assert running(state, 4)
@@ -373,5 +377,5 @@ def test_reservations_that_are_turned_off_in_the_middle_leave_nobody_unasked() -
     for task_id in (1, 2):
         end_task(state, state.tasks[task_id], START + MINUTE)
     assert run_pass(state, START + MINUTE, limit=1) == [6]
-    do(state, BeginEpoch(settings=Settings(memory_margin_mb=0)), START + MINUTE)
+    restart(state, Settings(memory_margin_mb=0), START + MINUTE)
     assert run_pass(state.fork(), START + MINUTE) == run_pass(state, START + MINUTE) == [7]
