@@ -14,6 +14,7 @@ import signal
 import sqlite3
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,8 @@ from dgpu.service.follower_words import Ask, FollowerSettings, Order
 from dgpu.service.forecaster import Forecaster
 from dgpu.service.foresight import answer
 from dgpu.service.history import HISTORY_NAME
+from dgpu.service.history_schema import HistoryUnusable
 from dgpu.service.history_writer import (
-    HistoryUnusable,
     HistoryWriter,
     begin_again,
     end_making,
@@ -49,11 +50,16 @@ from dgpu.service.history_writer import (
 from dgpu.service.telemetry.file import TELEMETRY_NAME
 from dgpu.service.telemetry.store import TelemetryStore
 from dgpu.service.telemetry.tiers import Batch
+from dgpu.wire.questions import Hastening
 
 LOCK_NAME = "follower.lock"
 _LOCK_PATIENCE_S = 30  # the follower of a scheduler that was killed sees its stdin close and goes
 _MOST_GROUPS = 500  # in one step
-_MOST_ROWS = 20_000  # in one transaction, about
+_MOST_ROWS = 20_000  # collected for the history before they are written
+_MAX_ROWS_AT_ONCE = 2_000  # in one transaction: a question waits for one of these at most
+_MAX_ROWS_UNSAVED = 200_000  # collected while questions are answered first
+_CATCH_UP_S = 5.0  # before a question is answered from the state that there is
+_CATCH_UP_WHY_S = 0.1
 _RETRY_S = 2.0  # after a full disk
 _NICENESS = 10
 
@@ -89,6 +95,7 @@ class Follower:
             self._read_archive()
         gc.freeze()
         self._tail = JournalTail(directory, after_index=self._index)
+        self._unapplied: deque[Group] = deque()  # read from the journal
 
     @property
     def state(self) -> ClusterState:
@@ -129,14 +136,9 @@ class Follower:
 
     def step(self) -> None:
         """A bounded piece of what is due."""
-        if self._unsaved and not self._commit():
-            return
-        for group in self._tail.read(upto_index=self._committed, most_groups=_MOST_GROUPS):
-            self._follow(group)
-            if self._history.pending_rows >= _MOST_ROWS and not self._commit():
-                self._tail = JournalTail(self._directory, after_index=self._index)
-                return
-        if self._unsaved and not self._commit():
+        if not self._unsaved:
+            self._apply_some(_MOST_ROWS)
+        if self._unsaved and not self._save_some():
             return
         self.say_seen()
         self._end_making()
@@ -148,13 +150,20 @@ class Follower:
                 self._say({"forecast": told})
 
     def reply(self, ask: Ask) -> None:
-        """From the state of all that is committed, or of as much as there is room to follow."""
-        before = -1
-        while before < self._index < self._committed:
-            before = self._index
-            self.step()
+        """From the state of all that is committed, as far as it can be applied in time. The history is written later:
+        no question waits for it.
+        """
+        question = ask.question
+        self._catch_up(_CATCH_UP_WHY_S if isinstance(question, Hastening) else _CATCH_UP_S)
+        if (
+            isinstance(question, Hastening)
+            and question.task_id not in self._state.tasks
+            and self._index < self._committed
+        ):
+            self._say({"answer": {"id": ask.id, "behind": True}})
+            return
         try:
-            told = answer(self._state, ask.question, ask.at, self._index)
+            told = answer(self._state, question, ask.at, self._index)
         except Exception as error:  # noqa: BLE001 - whoever asked must hear of it; the follower goes on
             self._say({"answer": {"id": ask.id, "error": f"{type(error).__name__}: {error}"}})
             return
@@ -190,10 +199,8 @@ class Follower:
 
     def finish(self, *, final_snapshot: bool) -> None:
         """A clean stop: everything committed is replayed and, if wanted, in a snapshot."""
-        while self.behind:
+        while self.behind and not self._is_stuck:
             self.step()
-            if self._unsaved:
-                break  # no room for the history; the journal has it all
         if final_snapshot and self._index > self._snapshot_index and not self._unsaved:
             self.snapshot()
 
@@ -248,6 +255,7 @@ class Follower:
         self._state, self._epoch, self._index = base.state, base.epoch, base.index
         self._read_archive()
         self._tail = JournalTail(self._directory, after_index=self._index)
+        self._unapplied.clear()
 
     def _read_archive(self) -> None:
         """Packed segments were committed long ago; they are read before the scheduler has said anything."""
@@ -279,16 +287,36 @@ class Follower:
             self._making = False
             self._say({"note": f"the history is complete again, up to group {self._index}"})
 
-    def _commit(self) -> bool:
-        if time.monotonic() < self._commit_due_s:
+    def _apply_some(self, max_rows: int) -> None:
+        """Up to so many rows for the history, or a read of the journal."""
+        if not self._unapplied:
+            self._unapplied.extend(self._tail.read(upto_index=self._committed, most_groups=_MOST_GROUPS))
+        while self._unapplied and self._history.pending_rows < max_rows:
+            self._follow(self._unapplied.popleft())
+
+    def _catch_up(self, patience_s: float) -> None:
+        until_s = time.monotonic() + patience_s
+        while self._index < self._committed and time.monotonic() < until_s and not self._is_stuck:
+            if self._history.pending_rows < _MAX_ROWS_UNSAVED:
+                self._apply_some(_MAX_ROWS_UNSAVED)
+            else:
+                self._save_some()
+
+    @property
+    def _is_stuck(self) -> bool:
+        """There was no room for the history. The journal has it all."""
+        return time.monotonic() < self._commit_due_s
+
+    def _save_some(self) -> bool:
+        """True: the history has all that is applied."""
+        if self._is_stuck:
             return False
         try:
-            self._history.commit(self._index)
+            return self._history.write_some(self._index, _MAX_ROWS_AT_ONCE)
         except sqlite3.OperationalError as error:
             self._commit_due_s = time.monotonic() + _RETRY_S
             self._say({"error": f"history: {error}"})
             return False
-        return True
 
 
 def main(arguments: list[str]) -> int:

@@ -45,6 +45,7 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     json: msgspec.Raw = msgspec.Raw()
     error: str = ""
+    behind: bool = False  # it has not read as far as the question needs
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -255,7 +256,9 @@ class FollowerLink:
         future = self._asked.get(answered.id)
         if future is None or future.done():
             return
-        if answered.error:
+        if answered.behind:
+            future.set_exception(FollowerAway())
+        elif answered.error:
             _log.error("follower_answer_failed", error=answered.error[:_MOST_TEXT])
             future.set_exception(AnswerFailed(answered.error[:_MOST_TEXT]))
         else:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sqlite3
+from pathlib import Path
+
+from dgpu.journal.durable import PRIVATE_FILE
+
 HISTORY_VERSION = 1
 
 # Indexes of tasks cover the forgotten only: a task enters them once, when nothing about it changes any more.
@@ -68,3 +74,41 @@ CREATE TRIGGER task_removed AFTER DELETE ON tasks WHEN OLD.forgotten = 1 BEGIN
 END;
 """
 MAX_KINDS_MERGED = 500  # each is a cursor of its own; beyond it a page walks by id
+
+
+class HistoryUnusable(Exception):  # noqa: N818 - it names the thing
+    """Another version's file, or a damaged one: make it again."""
+
+
+def open_for_writing(path: Path) -> sqlite3.Connection:
+    os.close(
+        os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
+    )  # SQLite's own mode would be 0644
+    connection = sqlite3.connect(path, isolation_level=None, timeout=10)
+    try:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version not in {0, HISTORY_VERSION}:
+            raise HistoryUnusable(f"{path} is of version {version}")  # noqa: TRY301
+        connection.execute("PRAGMA journal_mode = WAL")
+        # A power cut may take the last transactions; they are replayed from the journal.
+        connection.execute("PRAGMA synchronous = NORMAL")
+        if version == 0:
+            connection.executescript(f"BEGIN; {SCHEMA_SQL} PRAGMA user_version = {HISTORY_VERSION}; COMMIT;")
+        _complete(connection)
+        connection.execute("SELECT count(*) FROM meta").fetchone()
+    except (sqlite3.DatabaseError, HistoryUnusable) as error:
+        connection.close()
+        if isinstance(error, sqlite3.OperationalError):
+            raise  # a full disk or a lock: the file itself may be sound
+        raise HistoryUnusable(f"{path}: {error}") from error
+    return connection
+
+
+def _complete(connection: sqlite3.Connection) -> None:
+    """What later versions added, to a history of an earlier one: making it again could reach less far back."""
+    columns = {row[1] for row in connection.execute("PRAGMA table_info(attempts)")}
+    if "share_milli" not in columns:
+        connection.execute("ALTER TABLE attempts ADD COLUMN share_milli INTEGER NOT NULL DEFAULT 1000")
+    connection.executescript(TIMES_SQL)
+    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'task_counts'").fetchone():
+        connection.executescript(f"BEGIN; {COUNTS_SQL} COMMIT;")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ from dgpu.core.state import ClusterState
 from dgpu.core.task import Shape, Task, TaskDetail
 from dgpu.journal.durable import PRIVATE_FILE
 from dgpu.service.history import MAKING, MOST_TASKS
-from dgpu.service.history_schema import COUNTS_SQL, HISTORY_VERSION, SCHEMA_SQL, TIMES_SQL
+from dgpu.service.history_schema import open_for_writing
 from dgpu.service.sqlite_files import transaction
 from dgpu.service.views_events import gang_facts, named_tasks, shared_facts
 
-_TRIM_TASKS = 5_000  # in one transaction
+_TRIM_TASKS = 5_000  # in one transaction, and as many events of nodes
 _TRIM_SLACK = 1_000  # so that trimming does not run for every task
 _KEEP_NODE_EVENTS = 100_000
+_FORGETTING_WEIGHT = 5  # a forgotten task enters as many indexes; other rows count 1
 
 _FIXED = (
     "id", "name", "tenant", "pool", "gpus", "gpu_models", "gpu_memory_mb", "cpus_milli", "ram_mb",
@@ -80,10 +82,6 @@ _START_ATTEMPT = "UPDATE attempts SET started_at = ? WHERE lease_id = ?"
 _END_ATTEMPT = "UPDATE attempts SET ended_at = ?, exit_code = ?, reason = ?, error = ? WHERE lease_id = ?"
 
 
-class HistoryUnusable(Exception):  # noqa: N818 - it names the thing
-    """Another version's file, or a damaged one: make it again."""
-
-
 class HistoryWriter:
     """Collects rows while events are applied; `commit` writes them with the index they reach, in one transaction.
 
@@ -94,15 +92,18 @@ class HistoryWriter:
         self._most_tasks = most_tasks
         self._most_age_ms = most_age_ms
         self._path = path
-        self._connection = _open(path)
+        self._connection = open_for_writing(path)
         self._inode = path.stat().st_ino
         self.index = self._meta("index")
-        self._tasks = int(self._connection.execute("SELECT count(*) FROM tasks").fetchone()[0])
+        # Rows beyond the index were written in part and are written again.
+        self._tasks = self._count("tasks WHERE submitted_index <= ?", self.index)
+        self._kept_node_events = self._count("node_events WHERE journal_index <= ?", self.index)
         self._clear()
 
     @property
     def pending_rows(self) -> int:
-        return len(self._touched) + len(self._task_events) + len(self._node_events) + len(self._forgotten)
+        rows = len(self._touched) + len(self._task_events) + len(self._node_events)
+        return rows + _FORGETTING_WEIGHT * len(self._forgotten)
 
     def seed(self, state: ClusterState, *, index: int) -> None:
         """Begin in the middle: what is alive at `index` is known, what ended before is not."""
@@ -137,13 +138,37 @@ class HistoryWriter:
             self._task_events.append(row)
             self._note_attempt(event)
 
+    def write_some(self, index: int, max_rows: int) -> bool:
+        """A bounded piece of what is collected, in one transaction. True: it was the last one, and `index` is reached.
+
+        Readers may see rows of tasks beyond the index; they know those tasks from memory. Tasks are marked as forgotten
+        only together with the index.
+        """
+        if len(self._touched) + len(self._attempts) + len(self._task_events) <= max_rows:
+            self.commit(index)
+            return True
+        self._refuse_lost_file()
+        tasks = dict(islice(self._touched.items(), max_rows))
+        attempts = dict(islice(self._attempts.items(), max_rows - len(tasks)))
+        task_events = self._task_events[: max_rows - len(tasks) - len(attempts)]
+        with transaction(self._connection) as connection:
+            new = self._write_tasks(tasks)
+            connection.executemany(_INSERT_ATTEMPT, map(tuple, attempts.values()))
+            connection.executemany(_INSERT_TASK_EVENT, task_events)
+        self._tasks += new
+        for task_id in tasks:
+            del self._touched[task_id]
+            self._new.pop(task_id, None)
+        for lease_id in attempts:
+            del self._attempts[lease_id]
+        del self._task_events[: len(task_events)]
+        return False
+
     def commit(self, index: int) -> None:
         """Raises sqlite3.Error; then nothing was written and everything is still collected."""
-        if not self._is_in_place():
-            raise sqlite3.DatabaseError("it was deleted or replaced")
-        connection = self._connection
-        with transaction(connection):
-            self._write_tasks()
+        self._refuse_lost_file()
+        with transaction(self._connection) as connection:
+            new = self._write_tasks(self._touched)
             connection.executemany(_INSERT_ATTEMPT, map(tuple, self._attempts.values()))
             for statement, row in self._attempt_updates:
                 connection.execute(statement, row)
@@ -152,12 +177,13 @@ class HistoryWriter:
             connection.executemany(_FORGET_TASK, ((task_id,) for task_id in self._forgotten))
             meta = {**self._meta_values, "index": index}
             connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta.items())
-        self._tasks += len(self._new)
+        self._tasks += new
+        self._kept_node_events += len(self._node_events)
         self.index = index
         self._clear()
 
     def trim(self, now_ms: int) -> int:
-        """Remove the oldest forgotten tasks beyond the bounds, in portions. Returns how many went."""
+        """Remove the oldest forgotten tasks and events of nodes beyond their bounds, in portions. Returns how many went."""
         excess = self._tasks - self._most_tasks
         doomed: list[int] = []
         if excess >= min(_TRIM_SLACK, max(1, self._most_tasks // 10)):
@@ -166,7 +192,7 @@ class HistoryWriter:
             doomed += self._oldest("AND created_at < ?", (now_ms - self._most_age_ms,), _TRIM_TASKS)
         if doomed:
             self._remove(doomed)
-        return len(doomed)
+        return len(doomed) + self._trim_node_events()
 
     def settle(self) -> None:
         """Sync what was committed: a snapshot must not get ahead of the history in a power cut."""
@@ -175,12 +201,14 @@ class HistoryWriter:
     def close(self) -> None:
         self._connection.close()
 
-    def _is_in_place(self) -> bool:
+    def _refuse_lost_file(self) -> None:
         """SQLite goes on with a file that has lost its name, and says nothing."""
         try:
-            return self._path.stat().st_ino == self._inode
+            is_in_place = self._path.stat().st_ino == self._inode
         except FileNotFoundError:
-            return False
+            is_in_place = False
+        if not is_in_place:
+            raise sqlite3.DatabaseError("it was deleted or replaced")
 
     def _clear(self) -> None:
         self._new: dict[int, int] = {}  # task id → index of its submit
@@ -236,11 +264,12 @@ class HistoryWriter:
         row = (node_id, index, position, event.at, type(event).__name__, _body(event, "node_id"))
         self._node_events.append(row)
 
-    def _write_tasks(self) -> None:
+    def _write_tasks(self, touched: dict[int, tuple[Task, Shape]]) -> int:
+        """Returns the number of new tasks."""
         inserts: list[tuple[Any, ...]] = []
         updates: list[tuple[Any, ...]] = []
         blob, parsed = b"", TaskDetail()
-        for task_id, (task, shape) in self._touched.items():
+        for task_id, (task, shape) in touched.items():
             submitted_index = self._new.get(task_id)
             if submitted_index is None:
                 updates.append((*_changing(task, shape), task_id))
@@ -250,6 +279,7 @@ class HistoryWriter:
             inserts.append((*_fixed(task, shape, parsed, submitted_index), *_changing(task, shape)))
         self._connection.executemany(_INSERT_TASK, inserts)
         self._connection.executemany(_UPDATE_TASK, updates)
+        return len(inserts)
 
     def _oldest(self, also: str, values: tuple[Any, ...], limit: int) -> list[int]:
         query = f"SELECT id FROM tasks WHERE forgotten = 1 {also} ORDER BY id LIMIT ?"  # noqa: S608 - words of ours
@@ -262,12 +292,22 @@ class HistoryWriter:
             connection.executemany("DELETE FROM task_events WHERE task_id = ?", rows)
             connection.executemany("DELETE FROM attempts WHERE task_id = ?", rows)
             connection.executemany("DELETE FROM tasks WHERE id = ?", rows)
-            connection.execute(
-                "DELETE FROM node_events WHERE journal_index < (SELECT journal_index FROM node_events "
-                "ORDER BY journal_index DESC LIMIT 1 OFFSET ?)",
-                (_KEEP_NODE_EVENTS,),
-            )
         self._tasks -= len(task_ids)
+
+    def _trim_node_events(self) -> int:
+        """On a bound of their own: nodes and cards change state also while no task is submitted."""
+        excess = self._kept_node_events - _KEEP_NODE_EVENTS
+        if excess < _TRIM_SLACK:
+            return 0
+        query = "SELECT journal_index FROM node_events ORDER BY journal_index LIMIT 1 OFFSET ?"
+        (last,) = self._connection.execute(query, (min(excess, _TRIM_TASKS) - 1,)).fetchone()
+        with transaction(self._connection) as connection:
+            removed = connection.execute("DELETE FROM node_events WHERE journal_index <= ?", (last,)).rowcount
+        self._kept_node_events -= removed
+        return int(removed)
+
+    def _count(self, what: str, index: int) -> int:
+        return int(self._connection.execute(f"SELECT count(*) FROM {what}", (index,)).fetchone()[0])  # noqa: S608
 
     def _meta(self, name: str) -> int:
         row = self._connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
@@ -296,40 +336,6 @@ def end_making(path: Path) -> None:
 
 def _making(path: Path) -> Path:
     return path.with_name(path.name + MAKING)
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    os.close(
-        os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
-    )  # SQLite's own mode would be 0644
-    connection = sqlite3.connect(path, isolation_level=None, timeout=10)
-    try:
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version not in {0, HISTORY_VERSION}:
-            raise HistoryUnusable(f"{path} is of version {version}")  # noqa: TRY301
-        connection.execute("PRAGMA journal_mode = WAL")
-        # A power cut may take the last transactions; they are replayed from the journal.
-        connection.execute("PRAGMA synchronous = NORMAL")
-        if version == 0:
-            connection.executescript(f"BEGIN; {SCHEMA_SQL} PRAGMA user_version = {HISTORY_VERSION}; COMMIT;")
-        _complete(connection)
-        connection.execute("SELECT count(*) FROM meta").fetchone()
-    except (sqlite3.DatabaseError, HistoryUnusable) as error:
-        connection.close()
-        if isinstance(error, sqlite3.OperationalError):
-            raise  # a full disk or a lock: the file itself may be sound
-        raise HistoryUnusable(f"{path}: {error}") from error
-    return connection
-
-
-def _complete(connection: sqlite3.Connection) -> None:
-    """What later versions added, to a history of an earlier one: making it again could reach less far back."""
-    columns = {row[1] for row in connection.execute("PRAGMA table_info(attempts)")}
-    if "share_milli" not in columns:
-        connection.execute("ALTER TABLE attempts ADD COLUMN share_milli INTEGER NOT NULL DEFAULT 1000")
-    connection.executescript(TIMES_SQL)
-    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'task_counts'").fetchone():
-        connection.executescript(f"BEGIN; {COUNTS_SQL} COMMIT;")
 
 
 def _fixed(task: Task, shape: Shape, detail: TaskDetail, submitted_index: int) -> tuple[Any, ...]:

@@ -11,10 +11,10 @@ SUFFIXES = ("", "-wal", "-shm", "-journal")
 
 
 @contextlib.contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
     connection.execute("BEGIN IMMEDIATE")
     try:
-        yield
+        yield connection
         connection.execute("COMMIT")
     except BaseException:
         with contextlib.suppress(sqlite3.Error):

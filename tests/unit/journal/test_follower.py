@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 
+from dgpu.core.commands import SubmitTasks
 from dgpu.core.digest import digest
 from dgpu.journal.archive import Retention
 from dgpu.journal.errors import JournalLocked
@@ -11,11 +12,12 @@ from dgpu.journal.file import FileJournal
 from dgpu.journal.segments import archived_segments, live_segments
 from dgpu.journal.snapshot import load_newest, load_snapshot
 from dgpu.service.follower import Follower
-from dgpu.service.follower_words import FollowerSettings
+from dgpu.service.follower_words import Ask, FollowerSettings
 from dgpu.service.history import HISTORY_NAME, History, HistoryDamaged, TaskFilters
 from dgpu.service.history_rebuild import rebuild_history
-from dgpu.service.history_writer import begin_again, remove_history
-from unit.journal.samples import append_groups, busy_cluster, write_journal
+from dgpu.service.history_writer import HistoryWriter, begin_again, remove_history
+from dgpu.wire.questions import Hastening
+from unit.journal.samples import append_groups, busy_cluster, spec, write_journal
 
 EAGER = FollowerSettings(snapshot_interval_ms=0)
 
@@ -131,6 +133,72 @@ def test_a_damaged_snapshot_costs_time_and_nothing_else(tmp_path, cluster) -> No
     found, _ = follow(tmp_path, len(cluster.groups))
     assert found == digest(cluster.state)
     assert load_snapshot(tmp_path / "snapshot.json").index == len(cluster.groups)
+
+
+def test_questions_do_not_wait_for_the_history(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a large batch the history takes long to write. `why` and what-if need only the state."""
+    cluster = busy_cluster(steps=20)
+    cluster.do(SubmitTasks(entries=((5_000, spec()),)))
+    write_journal(tmp_path, cluster.groups)
+    said: list = []
+    follower = Follower(tmp_path, FollowerSettings(), said.append)
+    follower.commit_seen(len(cluster.groups))
+    monkeypatch.setattr(HistoryWriter, "write_some", _no_writing)
+    last = cluster.state.next_task_id - 1
+    follower.reply(Ask(id=1, at=cluster.state.last_at, question=Hastening(task_id=last)))
+    monkeypatch.undo()
+    (answered,) = [message["answer"] for message in said if "answer" in message]
+    assert "json" in answered
+    assert digest(follower.state) == digest(cluster.state)
+    follower.finish(final_snapshot=False)
+    follower.close()
+    history = History(tmp_path / HISTORY_NAME)
+    assert history.count_tasks(TaskFilters(), live=True) == last
+    assert history.reach().index == len(cluster.groups)
+    history.close()
+
+
+def _no_writing(*_: object) -> bool:
+    raise AssertionError("the history was written before the answer")
+
+
+def test_a_large_group_is_written_in_pieces_between_which_questions_are_answered(tmp_path) -> None:
+    cluster = busy_cluster(steps=20)
+    cluster.do(SubmitTasks(entries=((9_000, spec()),)))
+    write_journal(tmp_path, cluster.groups)
+    follower = Follower(tmp_path, FollowerSettings(), lambda _: None)
+    follower.commit_seen(len(cluster.groups))
+    steps = 0
+    while follower.behind:
+        follower.step()
+        steps += 1
+    assert steps >= 4
+    follower.close()
+    shutil.copytree(tmp_path / "journal", tmp_path / "twin" / "journal")
+    follow(tmp_path / "twin", len(cluster.groups))
+    assert rows(tmp_path) == rows(tmp_path / "twin")
+
+
+def test_a_group_that_was_written_in_part_is_written_whole_after_a_kill(tmp_path) -> None:
+    cluster = busy_cluster(steps=60)
+    cluster.do(SubmitTasks(entries=((9_000, spec()),)))
+    write_journal(tmp_path, cluster.groups)
+    shutil.copytree(tmp_path / "journal", tmp_path / "twin" / "journal")
+    follow(tmp_path / "twin", len(cluster.groups))
+    for steps in (1, 2, 3):
+        killed = Follower(tmp_path, FollowerSettings(), lambda _: None)
+        killed.commit_seen(len(cluster.groups))
+        for _ in range(steps):
+            killed.step()
+        assert killed.behind
+        killed.close()
+    follow(tmp_path, len(cluster.groups), final_snapshot=False)
+    assert rows(tmp_path) == rows(tmp_path / "twin")
+    history = History(tmp_path / HISTORY_NAME)
+    assert history.count_tasks(TaskFilters()) == History(tmp_path / "twin" / HISTORY_NAME).count_tasks(
+        TaskFilters()
+    )
+    history.close()
 
 
 def test_what_it_says_it_has_seen_is_in_the_history(tmp_path, cluster) -> None:

@@ -5,10 +5,13 @@ import sqlite3
 import pytest
 
 from dgpu.core.apply import apply
+from dgpu.core.events import NodeDraining
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Pool, TaskStatus
+from dgpu.service import history_writer
 from dgpu.service.history import History, TaskFilters
-from dgpu.service.history_writer import HistoryUnusable, HistoryWriter
+from dgpu.service.history_schema import HistoryUnusable
+from dgpu.service.history_writer import HistoryWriter
 from unit.journal.samples import SECRET, busy_cluster
 
 
@@ -201,3 +204,23 @@ def test_a_reader_follows_a_history_that_was_made_again(tmp_path, cluster) -> No
     write(tmp_path / "new.sqlite", cluster.groups).close()
     (tmp_path / "new.sqlite").replace(path)
     assert history.reach().index == len(cluster.groups)
+
+
+def test_events_of_nodes_have_a_bound_of_their_own(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cards change state while no task is submitted or trimmed."""
+    monkeypatch.setattr(history_writer, "_KEEP_NODE_EVENTS", 2_000)
+    cluster = busy_cluster(steps=1)
+    writer = write(tmp_path / "h.sqlite", cluster.groups)
+    for index in range(100, 12_000, 100):
+        for position in range(100):
+            event = NodeDraining(at=index, node_id="n1", reason="")
+            writer.note(event, cluster.state, index=index, position=position)
+        writer.commit(index)
+    while writer.trim(0):
+        pass
+    (left,) = writer._connection.execute("SELECT count(*) FROM node_events").fetchone()
+    assert 2_000 - 100 <= left <= 3_000
+    newest = History(tmp_path / "h.sqlite").node_events("n1", limit=1)
+    assert [event.index for event in newest] == [11_900]
+    writer.close()
+    assert HistoryWriter(tmp_path / "h.sqlite")._kept_node_events == left

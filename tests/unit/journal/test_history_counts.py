@@ -27,6 +27,7 @@ def fill(path: Path, number: int) -> None:
             (_row(task_id, number) for task_id in range(1, number + 1)),
         )
         connection.execute("UPDATE tasks SET forgotten = 1")
+        connection.execute("INSERT INTO meta VALUES ('index', 1)")
     connection.close()
 
 

@@ -22,7 +22,7 @@ from dgpu.wire.answers import Change, Problem, WhatifAnswer, Why
 from dgpu.wire.questions import Hastening, Question, decode_whatif
 
 _PATIENCE_S = 20.0
-_SOONER_PATIENCE_S = 1.0  # `why` answers without it rather than late
+_SOONER_PATIENCE_S = 0.3  # `why` answers without it rather than late
 
 _whatif = msgspec.json.Decoder(WhatifAnswer).decode
 _changes = msgspec.json.Decoder(list[Change]).decode
