@@ -71,7 +71,7 @@ class Load(threading.Thread):
         self._enough.set()
 
     def _step(self) -> None:
-        if len(self.open) < _MAX_OPEN and self._chance.random() < 0.6:
+        if len(self.open) - len(self._seen_final) < _MAX_OPEN and self._chance.random() < 0.6:
             self._submit()
         else:
             self._read()

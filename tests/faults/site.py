@@ -61,6 +61,13 @@ class Site:
                 start_new_session=True,
             )
 
+    def kill(self, name: str) -> None:
+        """Returns when the process is gone, so that the next start sees that it is."""
+        running = self._services.get(name)
+        if running is not None:
+            running.kill()
+            running.wait()
+
     def died(self) -> list[str]:
         return [name for name, service in self._services.items() if service.poll() is not None]
 

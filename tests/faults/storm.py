@@ -26,6 +26,8 @@ from tests.faults.site import Site, send, wait_until
 
 _NODES = 3
 _CHECK_EVERY = 10  # rounds
+_ROUND_SUBMITS = 3  # tasks that a round waits for
+_ROUND_SECONDS = 30.0
 _PATIENCE_SECONDS = 240.0  # for all open tasks to end, on a busy machine
 _LEASE_SECONDS = 8.0  # agent.task_lease_seconds of the site
 
@@ -61,7 +63,8 @@ class Storm:
             self._pass_time(2)
             for done in range(1, rounds + 1):
                 self._strike()
-                self._pass_time(self._chance.uniform(0.3, 4))
+                self._pass_time(self._chance.uniform(0.2, 3))
+                self._wait_for_work()
                 if done % _CHECK_EVERY == 0 or done == rounds:
                     self._check(done)
                 if self._wrong:
@@ -151,7 +154,7 @@ class Storm:
         return time.monotonic() < self._hung_nodes.get(node, 0)
 
     def _kill(self, name: str) -> None:
-        send(self._site.service(name), signal.SIGKILL)
+        self._site.kill(name)
         self._after(self._chance.choice((0, 0.2, 1, 5)), lambda: self._site.start(name))
 
     def _stop(self, pid: int | None, seconds: float) -> bool:
@@ -171,6 +174,13 @@ class Storm:
             while self._due and self._due[0][0] <= now:
                 heapq.heappop(self._due)[2]()
             time.sleep(0.02)
+
+    def _wait_for_work(self) -> None:
+        """A round in which no client got through tests nothing. Stops of the scheduler are waited out."""
+        enough = self._load.acknowledged + _ROUND_SUBMITS
+        until = time.monotonic() + _ROUND_SECONDS
+        while self._load.acknowledged < enough and not self._load.failures and time.monotonic() < until:
+            self._pass_time(0.1)
 
     def _end_faults(self) -> None:
         while self._due:
