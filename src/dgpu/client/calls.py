@@ -394,5 +394,5 @@ def is_worth_repeating(status: int) -> bool:
 def pauses(retries: int) -> Iterator[float]:
     """Doubling, with jitter: clients that lost the same server do not come back in step."""
     for attempt in range(retries):
-        longest = min(LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2**attempt)
+        longest = min(LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(attempt, 10))
         yield longest * random.uniform(0.5, 1.0)  # noqa: S311 - jitter is no secret

@@ -105,6 +105,11 @@ def test_pauses_grow_and_end() -> None:
     assert max(pauses[3:]) > max(pauses[:2])
 
 
+def test_a_client_that_never_gives_up_has_pauses_for_ever() -> None:
+    """Doubling without a bound overflowed after a thousand tries, about half an hour into an outage."""
+    assert max(calls.pauses(2_000)) <= calls.LONGEST_RETRY_SECONDS
+
+
 def test_events_are_read_line_by_line() -> None:
     parser = EventParser()
     text = ': beat\nretry: 1\n\nevent: a\ndata: {"x":1}\n\nid: 5\nevent: b\ndata: {"y":\ndata: 2}\n\ndata: junk\n\n'
