@@ -28,6 +28,7 @@ from dgpu.journal.snapshot import (
     archived_snapshots,
     load_snapshot,
     no_snapshot,
+    seal_damage,
     snapshot_index,
 )
 
@@ -136,7 +137,7 @@ def _keep_state(directory: Path, first_index: int) -> None:
     previous = directory / PREVIOUS_NAME
     index = snapshot_index(previous)
     kept = archived_snapshots(directory)
-    if not index or (kept and kept[-1][0] >= first_index):
+    if not index or (kept and kept[-1][0] >= first_index) or seal_damage(previous):
         return
     write_file(
         directory / ARCHIVE_FOLDER / archived_snapshot_name(index),

@@ -31,6 +31,7 @@ from dgpu.journal.segments import ARCHIVE_FOLDER
 FORMAT = "dgpu-snapshot-1"
 SNAPSHOT_NAME = "snapshot.json"
 PREVIOUS_NAME = "snapshot.prev.json"
+DAMAGED_NAME = "snapshot.damaged.json"
 
 _ARCHIVED = re.compile(r"snapshot-(\d{20})\.json\.gz")
 _SEAL = re.compile(rb'\n,"crc":"([0-9a-f]{8})"}\n')
@@ -108,11 +109,8 @@ def encode_snapshot(state: ClusterState, *, index: int, epoch: int) -> bytes:
 
 def decode_snapshot(content: bytes, file: str) -> Snapshot:
     """Raises SnapshotDamaged for anything that is not exactly what was written."""
-    body, seal = content[:-_SEAL_BYTES], _SEAL.fullmatch(content[-_SEAL_BYTES:])
-    if seal is None:
-        raise SnapshotDamaged(file, "is cut short or its last line is damaged")
-    if int(seal[1], 16) != zlib.crc32(body):
-        raise SnapshotDamaged(file, "does not match its CRC")
+    if damage := _damage_of(content):
+        raise SnapshotDamaged(file, damage)
     with collector_off():
         try:
             stored = _decoder.decode(content)
@@ -126,8 +124,12 @@ def decode_snapshot(content: bytes, file: str) -> Snapshot:
     return Snapshot(file=file, index=stored.index, epoch=stored.epoch, at=stored.at, state=state)
 
 
-def write_snapshot(directory: Path, state: ClusterState, *, index: int, epoch: int) -> None:
-    """Replace the newest snapshot, keep the one before. A failure leaves both as they were."""
+def write_snapshot(directory: Path, state: ClusterState, *, index: int, epoch: int) -> str:
+    """Replace the newest snapshot, keep the one before. A failure leaves both as they were.
+
+    A damaged newest one does not become the one before: the sound older one stays, and the damaged file is set aside.
+    Returns a sentence about that, or an empty one.
+    """
     newest, previous = directory / SNAPSHOT_NAME, directory / PREVIOUS_NAME
     ready = directory / "snapshot.new.json"
     content = encode_snapshot(state, index=index, epoch=epoch)
@@ -135,15 +137,36 @@ def write_snapshot(directory: Path, state: ClusterState, *, index: int, epoch: i
         content
     )  # 40 ms for 100,000 tasks: never put what cannot be read in the place of what can
     write_file(ready, content)
+    damage = ""
     if newest.exists():
+        damage = seal_damage(newest)
         # A second name for the old file instead of a rename: there is never a moment without a newest snapshot.
         twin = directory / "snapshot.prev.new.json"
         with contextlib.suppress(FileNotFoundError):
             twin.unlink()
         os.link(newest, twin)
-        twin.replace(previous)
+        twin.replace(directory / DAMAGED_NAME if damage else previous)
     ready.replace(newest)
     sync_folder(directory)
+    if damage:
+        return f"{newest} {damage}; it was set aside as {DAMAGED_NAME}, and {PREVIOUS_NAME} was kept"
+    return ""
+
+
+def seal_damage(path: Path) -> str:
+    """What is wrong with the bytes of a snapshot file; empty if its seal is right. Cheap: nothing is decoded."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        return f"cannot be read: {error}"
+    return _damage_of(content)
+
+
+def _damage_of(content: bytes) -> str:
+    body, seal = content[:-_SEAL_BYTES], _SEAL.fullmatch(content[-_SEAL_BYTES:])
+    if seal is None:
+        return "is cut short or its last line is damaged"
+    return "" if int(seal[1], 16) == zlib.crc32(body) else "does not match its CRC"
 
 
 def load_snapshot(path: Path) -> Snapshot:

@@ -181,7 +181,9 @@ class Follower:
         """Failing leaves the old ones; it is tried again soon."""
         try:
             self._history.settle()
-            write_snapshot(self._directory, self._state, index=self._index, epoch=self._epoch)
+            damage = write_snapshot(self._directory, self._state, index=self._index, epoch=self._epoch)
+            if damage:
+                self._say({"error": damage})
             self._snapshot_index = self._index
             self._snapshot_due_s = time.monotonic() + self._settings.snapshot_interval_ms / 1000
             self._say({"snapshot": self._index})

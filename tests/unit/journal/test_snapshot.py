@@ -14,6 +14,7 @@ from dgpu.core.parts import LATER_PARTS
 from dgpu.core.state import ClusterState
 from dgpu.journal.errors import SnapshotDamaged
 from dgpu.journal.snapshot import (
+    DAMAGED_NAME,
     PREVIOUS_NAME,
     SNAPSHOT_NAME,
     decode_snapshot,
@@ -113,6 +114,23 @@ def test_a_damaged_newest_gives_way_to_the_one_before_and_that_is_said(tmp_path)
     snapshot, notes = load_newest(tmp_path)
     assert snapshot.index == 1
     assert any(SNAPSHOT_NAME in note for note in notes)
+
+
+def test_a_damaged_newest_never_replaces_the_sound_one_before(tmp_path) -> None:
+    """Otherwise one bad block and one more snapshot leave no second state to recover from."""
+    state = busy_cluster().state
+    for index in (1, 2):
+        assert write_snapshot(tmp_path, state, index=index, epoch=1) == ""
+    content = bytearray((tmp_path / SNAPSHOT_NAME).read_bytes())
+    content[60] ^= 1
+    (tmp_path / SNAPSHOT_NAME).write_bytes(content)
+    told = write_snapshot(tmp_path, state, index=3, epoch=1)
+    assert "does not match its CRC" in told
+    assert load_snapshot(tmp_path / SNAPSHOT_NAME).index == 3
+    assert load_snapshot(tmp_path / PREVIOUS_NAME).index == 1
+    assert (tmp_path / DAMAGED_NAME).read_bytes() == content
+    assert write_snapshot(tmp_path, state, index=4, epoch=1) == ""
+    assert load_snapshot(tmp_path / PREVIOUS_NAME).index == 3
 
 
 def test_a_sound_newest_is_used_without_a_word(tmp_path) -> None:
