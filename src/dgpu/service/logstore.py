@@ -68,10 +68,17 @@ class LogStore:
         self._pack_bytes = pack_bytes
         self._lock = threading.Lock()
         folder.mkdir(mode=_PRIVATE_FOLDER, parents=True, exist_ok=True)
-        self._index = _open_index(folder / "index.sqlite")
         self._packs: dict[int, int] = {}  # number -> bytes
         self._descriptor = -1
         self._current = 0
+        try:
+            self._begin(_open_index(folder / "index.sqlite"))
+        except sqlite3.OperationalError:
+            # A full disk must not keep a scheduler from starting: until the next start the index is in memory.
+            self._begin(_memory_index())
+
+    def _begin(self, index: sqlite3.Connection) -> None:
+        self._index = index
         # A new index may stand for an old one, and what that one knew of is lost.
         self._index.execute("INSERT OR IGNORE INTO meta VALUES ('whole_since', ?)", (_now_ms(),))
         self._catch_up()
@@ -220,6 +227,9 @@ def _open_index(path: Path) -> sqlite3.Connection:
             index.execute("PRAGMA journal_mode = WAL")
             index.execute("PRAGMA synchronous = NORMAL")
             index.executescript(_TABLES)
+        except sqlite3.OperationalError:
+            index.close()
+            raise  # a full disk or a lock: the file itself may be sound
         except sqlite3.DatabaseError:
             # It can be made again from the packs; keep the damaged one for whoever wants to know.
             index.close()
@@ -227,6 +237,12 @@ def _open_index(path: Path) -> sqlite3.Connection:
             return _open_index(path)
     finally:
         os.umask(old_mask)
+    return index
+
+
+def _memory_index() -> sqlite3.Connection:
+    index = sqlite3.connect(":memory:", check_same_thread=False)
+    index.executescript(_TABLES)
     return index
 
 
