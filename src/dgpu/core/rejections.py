@@ -182,6 +182,13 @@ class StorageFull(Rejection, frozen=True, kw_only=True):
     code: ClassVar[str] = "storage_full"
 
 
+class JournalUnavailable(Rejection, frozen=True, kw_only=True):
+    """The journal's files are gone, or nothing follows it. Said by the service, before anything is decided."""
+
+    code: ClassVar[str] = "journal_unavailable"
+    reason: str
+
+
 class TooBusy(Rejection, frozen=True, kw_only=True):
     """More commands wait to be decided than may wait. Said by the service; asking again later helps."""
 

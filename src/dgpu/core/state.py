@@ -193,6 +193,17 @@ class ClusterState:
         self.health_changed = True  # it must be worked out anew
         self.bookings = Bookings()
 
+    def become(self, other: ClusterState) -> None:
+        """Take over all of `other`, which the caller lets go of. Readers that hold this object go on with it."""
+        for name in PART_NAMES:
+            setattr(self, name, getattr(other, name))
+        self.accounts, self.waiting, self.rooms = other.accounts, other.waiting, other.rooms
+        self.away, self.reclaims, self.dependents = other.away, other.reclaims, other.dependents
+        self.limits_changed, self.stirred = other.limits_changed, other.stirred
+        self.other_ranks, self.bookings = other.other_ranks, other.bookings
+        self.ended, self.expiring, self.fits_empty = other.ended, other.expiring, other.fits_empty
+        self.health_at, self.health_changed = other.health_at, other.health_changed
+
     # what pools and tenants hold
 
     def hold(self, line: Line, lease: Lease) -> None:

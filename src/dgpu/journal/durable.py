@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import sys
 from pathlib import Path
 
 PRIVATE_FILE = 0o600
 PRIVATE_FOLDER = 0o700
 _GENTLE_BYTES = 1 << 20
+_GET_FLAGS, _SET_FLAGS = 0x80086601, 0x40086602  # FS_IOC_GETFLAGS, FS_IOC_SETFLAGS of linux/fs.h
+_NO_COPY_ON_WRITE = 0x00800000
 
 
 def sync_folder(folder: Path) -> None:
@@ -21,6 +25,23 @@ def sync_folder(folder: Path) -> None:
 
 def make_folder(folder: Path) -> None:
     folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+
+
+def overwrite_in_place(folder: Path) -> None:
+    """On btrfs, files made in this folder from now on are overwritten in place, like on other file systems.
+
+    Otherwise every overwrite of a preallocated file needs new blocks and fails on a full disk, and a write to a mapped
+    page (SQLite's index of its log) ends the process with SIGBUS. The price: btrfs keeps no checksums of these files.
+    """
+    with contextlib.suppress(OSError):  # not btrfs
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            flags = bytearray(8)
+            fcntl.ioctl(descriptor, _GET_FLAGS, flags)
+            wanted = int.from_bytes(flags, sys.byteorder) | _NO_COPY_ON_WRITE
+            fcntl.ioctl(descriptor, _SET_FLAGS, wanted.to_bytes(8, sys.byteorder))
+        finally:
+            os.close(descriptor)
 
 
 def open_new(path: Path) -> int:

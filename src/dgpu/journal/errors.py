@@ -3,6 +3,7 @@
 
 JournalError
 ├── JournalBroken     a write or an fsync failed: the process must end, nothing may be acknowledged any more
+├── NotWritten        a group is certainly not stored, and the journal is sound: it can be tried again later
 ├── JournalLocked     another process uses the directory
 ├── CorruptJournal    bytes that were durable once are damaged or missing: refused, with file and offset
 └── SnapshotDamaged   one snapshot file cannot be trusted; an older one may do
@@ -17,6 +18,14 @@ class JournalError(Exception):
 
 class JournalBroken(JournalError):
     """The OSError is the cause. After a failed fsync the kernel may have dropped the pages: never try again."""
+
+
+class NotWritten(JournalError):
+    """No restart can find the group. `gone`: the files are missing; otherwise room is."""
+
+    def __init__(self, why: str, *, gone: bool = False) -> None:
+        super().__init__(why)
+        self.gone = gone
 
 
 class JournalLocked(JournalError):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import errno
+import itertools
 import os
 import time
 from pathlib import Path
 
-from dgpu.journal.durable import make_folder, sync_folder, write_all, write_file
-from dgpu.journal.errors import CorruptJournal, JournalBroken, JournalError
-from dgpu.journal.format import HEADER_BYTES, Scan, encode_record
-from dgpu.journal.journal import Recovery, Room, TornTail
+from dgpu.core.state import ClusterState
+from dgpu.journal.active import NO_ROOM, ActiveSegment
+from dgpu.journal.durable import make_folder, overwrite_in_place, sync_folder, write_file
+from dgpu.journal.errors import CorruptJournal, JournalBroken, JournalError, NotWritten
+from dgpu.journal.format import HEADER_BYTES, Scan, encode_record, scan
+from dgpu.journal.journal import Recovery, Room, Sighting, TornTail
 from dgpu.journal.lock import FolderLock
 from dgpu.journal.segments import (
     ARCHIVE_FOLDER,
@@ -23,7 +25,7 @@ from dgpu.journal.segments import (
     live_segments,
     scan_segment,
 )
-from dgpu.journal.snapshot import Snapshot, load_newest
+from dgpu.journal.snapshot import SNAPSHOT_NAME, Snapshot, load_newest, snapshot_index
 from dgpu.journal.spares import NEXT_NAME, Spares
 from dgpu.wire.records import SCHEMA
 
@@ -42,12 +44,15 @@ class FileJournal:
         self._lock = lock
         self._margin_bytes = min(_MARGIN_BYTES, reserve_bytes // 4)
         self._spares = Spares(self._folder, segment_bytes=segment_bytes, reserve_bytes=reserve_bytes)
-        self._descriptor = -1
-        self._offset = 0
-        self._capacity = 0
+        self._active: ActiveSegment | None = None
+        self._sealed: list[Segment] = []  # live ones that may still be needed, with their last index
         self._index = 0
         self._epoch = 0
         self._broken = False
+        self._unsynced_from = -1  # the last record that was read begins here, and may not be on the disk
+        self._stuck = ""  # why the last group was not written; empty: it was
+        self._stuck_for_room = False
+        self._had_snapshot = False
 
     @classmethod
     def open(
@@ -59,7 +64,9 @@ class FileJournal:
         directory = Path(directory)
         lock = FolderLock(directory)
         try:
+            overwrite_in_place(directory)
             make_folder(directory / JOURNAL_FOLDER)
+            overwrite_in_place(directory / JOURNAL_FOLDER)
             make_folder(directory / ARCHIVE_FOLDER)
             sync_folder(directory)
         except BaseException:
@@ -69,25 +76,36 @@ class FileJournal:
 
     @property
     def room(self) -> Room:
+        if self._stuck:
+            return Room.NONE
         if not self._spares.lacks:
             return Room.OK  # also while the next segment is being made
-        if self._spares.has_reserve or self._capacity - self._offset >= self._margin_bytes:
+        free_bytes = self._active.free_bytes if self._active else 0
+        if self._spares.has_reserve or free_bytes >= self._margin_bytes:
             return Room.RESERVE
         return Room.NONE
 
     @property
     def room_lacks(self) -> str:
         """Why there is no room, for people; empty when there is."""
-        return self._spares.lacks
+        return self._stuck or self._spares.lacks
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing can be stored although the disk may have room: files are gone, or descriptors are used up."""
+        if self._stuck:
+            return "" if self._stuck_for_room else self._stuck
+        return "" if self._spares.lacks_room else self._spares.lacks
 
     @property
     def sure_payload_bytes(self) -> int:
         """A payload of this size can be appended now without asking the disk for more."""
-        return max(self._capacity - self._offset, self._spares.largest_bytes) - HEADER_BYTES
+        free_bytes = self._active.free_bytes if self._active else 0
+        return max(free_bytes, self._spares.largest_bytes) - HEADER_BYTES
 
     def recover(self) -> Recovery:
         """The newest sound snapshot and all that follows it; a torn final group is cut, kept aside and reported."""
-        if self._descriptor >= 0:
+        if self._active is not None:
             raise ValueError("recover is called once")
         snapshot, notes = load_newest(self._directory)
         segments = live_segments(self._directory)
@@ -102,8 +120,11 @@ class FileJournal:
             why = f"the journal ends with group {self._index}, but {snapshot.file} stands at {snapshot.index}"
             raise CorruptJournal(str(last.path), result.end, why)
         groups = StoredGroups(chain(self._directory, snapshot.index), scanned_last=result)
-        cut = self._cut_tail(last, result) if result.torn_bytes else None
         self._continue(last.path, result.end)
+        self._sealed = _with_ends(segments)
+        if result.records:
+            self._unsynced_from = result.records[-1].offset
+        cut = self._cut_tail(last, result) if result.torn_bytes else None
         self._sync_what_was_read()
         return Recovery(
             snapshot_state=snapshot.state,
@@ -116,7 +137,7 @@ class FileJournal:
         )
 
     def append(self, epoch: int, index: int, payload: bytes) -> None:
-        if self._descriptor < 0:
+        if self._active is None:
             raise ValueError("recover comes before append")
         if index != self._index + 1 or epoch < self._epoch:
             raise ValueError(f"group {index} of epoch {epoch} cannot follow {self._index} of {self._epoch}")
@@ -124,25 +145,89 @@ class FileJournal:
         if self._broken:
             raise JournalBroken("an earlier write to the journal failed")
         try:
-            if self._offset + len(record) > self._capacity:
+            self._clear_the_way()
+            if len(record) > self._active.free_bytes:
                 self._turn_over(first_index=index, need_bytes=len(record))
-            write_all(self._descriptor, record, self._offset)
-            os.fdatasync(self._descriptor)
-        except OSError as error:
+            self._active.write(record)
+        except NotWritten as error:
+            self._stuck, self._stuck_for_room = str(error), not error.gone
+            raise
+        except (OSError, JournalBroken) as error:
             self._broken = True
             raise JournalBroken(f"group {index} could not be made durable: {error}") from error
-        self._offset += len(record)
         self._index, self._epoch = index, epoch
 
     def prepare(self) -> None:
+        """Try again to get room. Raises JournalBroken when the disk fails in another way."""
+        if self._active is not None and self._stuck:
+            try:
+                self._clear_the_way(room_bytes=self._margin_bytes)
+            except NotWritten as error:
+                self._stuck, self._stuck_for_room = str(error), not error.gone
+                return
+            except (OSError, JournalBroken) as error:
+                self._broken = True
+                raise JournalBroken(f"the journal cannot be written: {error}") from error
         if not (self._spares.has_next and self._spares.has_reserve):
             self._spares.make()
 
+    def look(self) -> Sighting:
+        """Whether all files are where a restart looks for them, every few seconds. What can be made again is.
+
+        Raises JournalLocked if another process took the directory meanwhile.
+        """
+        notes: list[str] = []
+        snapshot_due = False
+        if self._active is None or self._broken:
+            return Sighting()
+        try:
+            if self._lock.renew():
+                notes.append("the lock file was deleted or replaced; it was made again")
+            if not self._active.is_in_place():
+                self._active.relink()
+                notes.append(
+                    f"{self._active.path} was deleted or replaced; it was made again with all of its groups"
+                )
+                snapshot_due = True
+        except OSError as error:
+            self._stuck = (
+                f"{self._directory}: files of the journal are gone and cannot be made again: {error}"
+            )
+            self._stuck_for_room = error.errno in NO_ROOM
+            return Sighting(notes=tuple(notes), trouble=self._stuck)
+        if self._spares.look():
+            notes.append("prepared segments were deleted or replaced; they are made again")
+            self._spares.make_in_thread(lambda: None)
+        uncovered = self._uncovered()
+        notes += uncovered
+        return Sighting(notes=tuple(notes), snapshot_due=snapshot_due or bool(uncovered))
+
+    def committed_state(self) -> ClusterState:
+        """The state as of the last durable group, read from the files; of the active one from its open descriptor."""
+        if self._active is None:
+            raise ValueError("recover comes first")
+        snapshot, _ = load_newest(self._directory)
+        first_index = int(self._active.path.name.removeprefix("segment-").removesuffix(".journal"))
+        scanned = scan(self._active.content(), file=str(self._active.path), first_index=first_index)
+        wanted = chain(
+            self._directory, snapshot.index, active=Segment(path=self._active.path, first_index=first_index)
+        )
+        state = Recovery(
+            snapshot_state=snapshot.state,
+            snapshot_index=snapshot.index,
+            groups=StoredGroups(wanted, scanned_last=scanned),
+            index=self._index,
+            epoch=self._epoch,
+        ).replayed()
+        if first_index - 1 + len(scanned.records) != self._index:
+            raise CorruptJournal(str(self._active.path), 0, f"does not end with group {self._index}")
+        return state
+
     def close(self) -> None:
-        self._spares.wait()
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._spares.close()
+        if self._active is not None:
+            self._active.close()
+            self._active = None
         self._lock.close()
 
     def _begin(self, snapshot: Snapshot, notes: tuple[str, ...]) -> Recovery:
@@ -150,8 +235,9 @@ class FileJournal:
         self._spares.make()
         if not self._spares.has_next:
             raise JournalError(f"no room for a journal in {self._folder}: {self._spares.lacks}")
-        path = self._spares.take(first_index=1, need_bytes=_LEAST_BYTES)
-        self._continue(path, 0)
+        path, descriptor = self._spares.take(first_index=1, need_bytes=_LEAST_BYTES)
+        self._active = ActiveSegment(path, descriptor)
+        self._spares.make_in_thread(lambda: None)
         return Recovery(
             snapshot_state=snapshot.state, snapshot_index=0, groups=(), index=0, epoch=0, notes=notes
         )
@@ -165,50 +251,94 @@ class FileJournal:
 
     def _continue(self, path: Path, offset: int) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        self._descriptor, self._offset, self._capacity = descriptor, offset, os.fstat(descriptor).st_size
+        self._active = ActiveSegment(path, descriptor, offset=offset)
         self._spares.make_in_thread(lambda: None)
 
     def _sync_what_was_read(self) -> None:
-        """A killed process may have written a last group and not synced it: from now on it counts."""
+        """A killed process may have written a last group and not synced it, or its sync failed: from now on it counts."""
         try:
-            os.fdatasync(self._descriptor)
+            sync_folder(self._folder)
+            self._clear_the_way()
+        except NotWritten as error:
+            self._stuck, self._stuck_for_room = str(error), True
         except OSError as error:
             raise JournalBroken(f"the journal that was read could not be made durable: {error}") from error
 
+    def _clear_the_way(self, *, room_bytes: int = 0) -> None:
+        """Nothing of an earlier failure is left in front of the next record. Raises NotWritten while that fails."""
+        active = self._active
+        if active is None or not (self._stuck or self._unsynced_from >= 0 or active.unclean_bytes):
+            return
+        try:
+            if not active.is_in_place():
+                active.relink()
+            if self._unsynced_from >= 0:
+                active.rewrite(self._unsynced_from)
+                self._unsynced_from = -1
+            active.clean(room_bytes=room_bytes)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise NotWritten(f"no room on the disk: {error}") from error
+            if not active.is_in_place():
+                raise NotWritten(f"{active.path} cannot be made again: {error}", gone=True) from error
+            raise
+        self._stuck = ""
+
     def _turn_over(self, *, first_index: int, need_bytes: int) -> None:
-        path = self._spares.take(first_index=first_index, need_bytes=need_bytes)
-        full, used_bytes = self._descriptor, self._offset
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        self._offset, self._capacity = 0, os.fstat(self._descriptor).st_size
-        self._spares.make_in_thread(lambda: _seal(full, used_bytes))
+        full = self._active
+        if full is None:
+            raise ValueError("recover comes first")
+        path, descriptor = self._spares.take(first_index=first_index, need_bytes=need_bytes)
+        self._active = ActiveSegment(path, descriptor)
+        self._active.relinked = full.relinked
+        self._sealed.append(Segment(path=full.path, first_index=0, last_index=first_index - 1))
+        used_bytes, old = full.offset, full.release()
+        self._spares.make_in_thread(lambda: _seal(old, used_bytes))
+
+    def _uncovered(self) -> list[str]:
+        """Sealed segments that are gone before a snapshot or the archive has their groups, and missing snapshots."""
+        newest = self._directory / SNAPSHOT_NAME
+        covered = snapshot_index(newest)
+        notes = []
+        if covered:
+            self._had_snapshot = True
+        elif self._had_snapshot:
+            self._had_snapshot = False
+            notes.append(f"{newest} was deleted; a new snapshot is due")
+        self._sealed = [one for one in self._sealed if (one.last_index or 0) > covered]
+        missing = [one for one in self._sealed if not one.path.exists()]
+        if missing:
+            self._sealed = [one for one in self._sealed if one not in missing]
+            names = ", ".join(one.path.name for one in missing)
+            notes.append(f"{names} was deleted before a snapshot had its groups; a new snapshot is due")
+        return notes
 
     def _cut_tail(self, segment: Segment, result: Scan) -> TornTail:
         index = self._index + 1
         torn = segment.path.read_bytes()[result.end : result.end + result.torn_bytes]
-        kept = self._folder / f"torn-{index}-{time.time_ns() // 1_000_000}"
+        kept = str(self._folder / f"torn-{index}-{time.time_ns() // 1_000_000}")
         try:
-            self._keep_aside(kept, torn)
-            descriptor = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                write_all(descriptor, bytes(len(torn)), result.end)
-                os.fdatasync(descriptor)
-            finally:
-                os.close(descriptor)
+            self._keep_aside(Path(kept), torn)
         except OSError as error:
-            raise JournalBroken(f"the torn end of {segment.path} could not be cut: {error}") from error
+            if error.errno not in NO_ROOM:
+                raise JournalBroken(f"the torn end of {segment.path} could not be kept: {error}") from error
+            kept = "nowhere, for lack of room"
+        if self._active is not None:
+            self._active.unclean_bytes = len(torn)  # zeroed before anything else is written
         return TornTail(
-            index=index, file=str(segment.path), offset=result.end, size_bytes=len(torn), kept_at=str(kept)
+            index=index, file=str(segment.path), offset=result.end, size_bytes=len(torn), kept_at=kept
         )
 
     def _keep_aside(self, kept: Path, torn: bytes) -> None:
         try:
             write_file(kept, torn)
         except OSError as error:
-            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            if error.errno not in NO_ROOM:
                 raise
             # The next segment is empty and can be made again; a full disk must not keep a scheduler from starting.
             (self._folder / NEXT_NAME).unlink(missing_ok=True)
-            self._spares.forget_next()
+            self._spares.wait()
+            self._spares.forget(NEXT_NAME)
             write_file(kept, torn)
         sync_folder(self._folder)
 
@@ -222,6 +352,14 @@ def _last_epoch(segments: list[Segment], last: Scan, snapshot: Snapshot) -> int:
     before = segments[-2]
     records = scan_segment(before).records
     return records[-1].epoch if records else snapshot.epoch
+
+
+def _with_ends(segments: list[Segment]) -> list[Segment]:
+    """All but the last, each with the last index it should hold."""
+    return [
+        Segment(path=one.path, first_index=one.first_index, last_index=following.first_index - 1)
+        for one, following in itertools.pairwise(segments)
+    ]
 
 
 def _seal(descriptor: int, used_bytes: int) -> None:

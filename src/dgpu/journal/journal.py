@@ -38,6 +38,14 @@ class TornTail(msgspec.Struct, frozen=True, kw_only=True):
     kept_at: str  # the bytes are here
 
 
+class Sighting(msgspec.Struct, frozen=True, kw_only=True):
+    """What a look at the journal's files found."""
+
+    notes: tuple[str, ...] = ()  # what was missing, and what was done about it
+    snapshot_due: bool = False  # a snapshot has to cover groups whose file is gone
+    trouble: str = ""
+
+
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_state: ClusterState
     snapshot_index: int  # 0: no snapshot, everything is replayed
@@ -58,10 +66,15 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Journal(Protocol):
-    """Calls block; a service makes them in a thread, one at a time (`room` may be read at any time)."""
+    """Calls block; a service makes them in a thread, one at a time (properties may be read at any time)."""
 
     @property
     def room(self) -> Room: ...
+
+    @property
+    def trouble(self) -> str:
+        """Why `room` is not OK when the disk may have room; empty: the disk is full, or nothing is wrong."""
+        ...
 
     @property
     def sure_payload_bytes(self) -> int:
@@ -73,11 +86,22 @@ class Journal(Protocol):
         ...
 
     def append(self, epoch: int, index: int, payload: bytes) -> None:
-        """Durable when it returns. Raises JournalBroken, after which the process must end."""
+        """Durable when it returns.
+
+        Raises NotWritten: the group is stored nowhere and `room` is NONE. Raises JournalBroken: the process must end.
+        """
         ...
 
     def prepare(self) -> None:
         """Try again to get room."""
+        ...
+
+    def look(self) -> Sighting:
+        """Check that a restart would find every file, and make again what it would not."""
+        ...
+
+    def committed_state(self) -> ClusterState:
+        """The state as of the last group that was appended, read anew."""
         ...
 
     def close(self) -> None: ...

@@ -19,14 +19,38 @@ class FolderLock:
     """Held until closed or until the process ends, however it ends. Children do not inherit it."""
 
     def __init__(self, folder: Path, name: str = "lock", *, patience_s: float = 0) -> None:
-        make_folder(folder)
-        self._descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
+        self._path = folder / name
+        self._descriptor = -1
+        self._take(patience_s)
+
+    def renew(self) -> bool:
+        """Take the lock again if its file was deleted or replaced: the name is what another process would lock.
+
+        True: that was needed. Raises JournalLocked if another process was faster, OSError if no file can be made.
+        """
+        try:
+            if os.path.samestat(self._path.stat(), os.fstat(self._descriptor)):
+                return False
+        except FileNotFoundError:
+            pass
+        old = self._descriptor
+        try:
+            self._take(0)
+        except BaseException:
+            self._descriptor = old
+            raise
+        os.close(old)
+        return True
+
+    def _take(self, patience_s: float) -> None:
+        make_folder(self._path.parent)
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
         give_up_at = time.monotonic() + patience_s
         while not self._try():
             if time.monotonic() >= give_up_at:
                 holder = os.pread(self._descriptor, _HOLDER_BYTES, 0).decode("ascii", "replace").strip()
                 os.close(self._descriptor)
-                raise JournalLocked(str(folder), holder or "unknown")
+                raise JournalLocked(str(self._path.parent), holder or "unknown")
             time.sleep(_RETRY_S)
         # For people only, and always of one length: rewriting it needs no room on a full disk.
         with contextlib.suppress(OSError):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dgpu.core.replay import replay
 from dgpu.core.state import ClusterState
-from dgpu.journal.errors import JournalBroken
+from dgpu.journal.errors import JournalBroken, NotWritten
 from dgpu.journal.format import encode_record, scan
-from dgpu.journal.journal import Group, Recovery, Room, TornTail
+from dgpu.journal.journal import Group, Recovery, Room, Sighting, TornTail
 from dgpu.journal.segments import group_of
 from dgpu.journal.snapshot import decode_snapshot, encode_snapshot
 from dgpu.wire.records import SCHEMA
@@ -29,7 +30,9 @@ class MemoryJournal:
         self.disk = disk or MemoryDisk()
         self.room = Room.OK  # set it to try a full disk
         self.sure_payload_bytes = 1 << 30
+        self.trouble = ""
         self.broken = False  # set it to try a failing one
+        self.refusals = 0  # so many appends find no room; `room` is NONE from then on
         self._index = 0
         self._epoch = 0
 
@@ -63,11 +66,21 @@ class MemoryJournal:
             raise ValueError(f"group {index} of epoch {epoch} cannot follow {self._index} of {self._epoch}")
         if self.broken:
             raise JournalBroken("the disk failed")
+        if self.refusals:
+            self.refusals -= 1
+            self.room = Room.NONE
+            raise NotWritten("the disk is full")
         self.disk.segment += encode_record(schema=SCHEMA, epoch=epoch, index=index, payload=payload)
         self._index, self._epoch = index, epoch
 
     def prepare(self) -> None:
         """Memory has room; a test that set `room` otherwise decides itself when it is over."""
+
+    def look(self) -> Sighting:
+        return Sighting()
+
+    def committed_state(self) -> ClusterState:
+        return replay(event for group in self.groups() for event in group.events)
 
     def close(self) -> None:
         self.broken = True

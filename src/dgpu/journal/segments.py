@@ -68,11 +68,17 @@ def archived_segments(directory: Path) -> list[Segment]:
     return sorted(segments, key=lambda segment: segment.first_index)
 
 
-def chain(directory: Path, after_index: int) -> Chain:
-    """What must be read to get every group after `after_index`. A gap is refused."""
+def chain(directory: Path, after_index: int, *, active: Segment | None = None) -> Chain:
+    """What must be read to get every group after `after_index`. A gap is refused.
+
+    `active`: the segment being written, which belongs to the chain even if its name is gone.
+    """
     # An archived copy is written before the live file is removed, so both may be there: the live one is cheaper.
     by_first = {segment.first_index: segment for segment in archived_segments(directory)}
     by_first.update({segment.first_index: segment for segment in live_segments(directory)})
+    if active is not None:
+        by_first = {first: one for first, one in by_first.items() if first < active.first_index}
+        by_first[active.first_index] = active
     wanted: list[Segment] = []
     for first_index in sorted(by_first, reverse=True):
         wanted.append(by_first[first_index])

@@ -257,7 +257,7 @@ class Board:
         counts["browsers"] = len(self._listeners)
         return {
             "index": self._views.last_index,
-            "ready": self._runtime.ready and self._runtime.room is Room.OK,
+            "ready": self._runtime.ready and self._runtime.room is Room.OK and not self._runtime.trouble,
             "epoch": state.epoch,
             "counts": counts,
             "alerts": self.count_alerts(),

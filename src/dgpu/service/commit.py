@@ -16,7 +16,7 @@ from dgpu.core.commands import CancelTasks, Command, RegisterNode, ReportFinishe
 from dgpu.core.decide import decide
 from dgpu.core.events import Event, GangPlaced, TaskPlaced
 from dgpu.core.execute import execute
-from dgpu.core.rejections import Rejection, StorageFull
+from dgpu.core.rejections import JournalUnavailable, Rejection, StorageFull
 from dgpu.core.state import ClusterState, pass_due
 from dgpu.journal.journal import Room
 from dgpu.wire.records import encode_group, join_groups
@@ -47,6 +47,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[Event, ...]
     results: tuple[tuple[object, Result], ...]
     payload: bytes
+    commands: tuple[tuple[object, Command | None, int], ...] = ()  # as they were queued
 
 
 class Watch(Protocol):
@@ -63,6 +64,7 @@ class CommitPipeline:
     def __init__(self, state: ClusterState, last_index: int) -> None:
         self.last_index = last_index  # committed
         self.room = Room.OK
+        self.trouble = ""  # other than a full disk; submits are refused while there is one
         self.sure_bytes = 4 * MOST_GROUP_BYTES
         self.in_flight: Group | None = None
         self.watch: Watch | None = None
@@ -94,6 +96,13 @@ class CommitPipeline:
         self._pass_due = True
         self._full_pass_due = self._full_pass_due or full
 
+    @property
+    def refusal(self) -> StorageFull | JournalUnavailable | None:
+        """What a submit is told now; None: it is taken."""
+        if self.trouble:
+            return JournalUnavailable(reason=self.trouble)
+        return None if self.room is Room.OK else StorageFull()
+
     def decide(self, now: int) -> Group | None:
         """The next group, or None: one is in flight, nothing waits, or there is no room for anything."""
         if self.in_flight is not None or self.room is Room.NONE or not (self._queue or self._pass_due):
@@ -113,6 +122,7 @@ class CommitPipeline:
             events=tuple(decided.events),
             results=tuple(decided.results),
             payload=join_groups(decided.parts) if index else b"",
+            commands=tuple(decided.commands) if index else (),
         )
         if index:
             self.in_flight = group
@@ -128,21 +138,49 @@ class CommitPipeline:
         self.last_index = index
         return group
 
+    def undo(self, index: int, state: ClusterState) -> list[int]:
+        """The group in flight is stored nowhere: the state becomes the one before it.
+
+        Commands of agents and of the scheduler itself are queued again, in front. Returns the origins of all others,
+        which can be told to ask again.
+        """
+        group = self.in_flight
+        if group is None or group.index != index:
+            raise AssertionError(
+                f"record {index} was not stored, {group.index if group else 'none'} was in flight"
+            )
+        self.in_flight = None
+        self._state.become(state)
+        again = [entry for entry in group.commands if not isinstance(entry[0], int)]
+        self._queue.extendleft(reversed(again))
+        self._queued_bytes += sum(size_bytes for _, _, size_bytes in again)
+        self.ask_for_pass(full=True)
+        return [origin for origin, _ in group.results if isinstance(origin, int)]
+
+    def drop_asked(self) -> list[int]:
+        """Requests that wait undecided. They can be told to ask again; agents and the scheduler itself stay queued."""
+        asked = [origin for origin, _, _ in self._queue if isinstance(origin, int)]
+        if asked:
+            self._queue = deque(entry for entry in self._queue if not isinstance(entry[0], int))
+            self._queued_bytes = sum(size_bytes for _, _, size_bytes in self._queue)
+        return asked
+
     def _take_queued(self, decided: _Decided) -> None:
         # Sizes are estimates; a record may come to twice as much.
         sure_bytes = self.sure_bytes // 2
         budget_bytes = min(MOST_GROUP_BYTES, sure_bytes)
         while self._queue and len(decided.results) < MOST_GROUP_COMMANDS:
             origin, command, size_bytes = self._queue[0]
-            is_refused = isinstance(command, SubmitTasks) and self.room is not Room.OK
-            if not is_refused and size_bytes > budget_bytes and (decided.results or size_bytes > sure_bytes):
+            refusal = self.refusal if isinstance(command, SubmitTasks) else None
+            if refusal is None and size_bytes > budget_bytes and (decided.results or size_bytes > sure_bytes):
                 break  # for the next group, or until the next segment is there
             self._queue.popleft()
             self._queued_bytes -= size_bytes
             budget_bytes -= size_bytes
-            if is_refused:
-                decided.results.append((origin, StorageFull()))
+            if refusal is not None:
+                decided.results.append((origin, refusal))
             else:
+                decided.commands.append((origin, command, size_bytes))
                 decided.take(origin, command)
 
     def _run_pass(self, decided: _Decided) -> None:
@@ -172,6 +210,7 @@ class _Decided:
         self.events: list[Event] = []
         self.parts: list[tuple[int, bytes]] = []
         self.results: list[tuple[object, Result]] = []
+        self.commands: list[tuple[object, Command | None, int]] = []
         self._state = state
 
     def take(self, origin: object, command: Command | None) -> None:

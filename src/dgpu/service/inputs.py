@@ -5,7 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from dgpu.core.commands import Command
+from dgpu.core.rejections import JournalUnavailable, StorageFull
 from dgpu.core.settings import Settings
+from dgpu.core.state import ClusterState
 from dgpu.journal.journal import Room
 from dgpu.wire.proto.agent_pb2 import FromAgent
 
@@ -41,8 +43,17 @@ class Committed(Input, frozen=True, kw_only=True):
     index: int
 
 
+class NotStored(Input, frozen=True, kw_only=True):
+    """The group in flight is in no file, and the journal is sound: it never happened. `state` is the one before it."""
+
+    index: int
+    state: ClusterState
+    refusal: StorageFull | JournalUnavailable
+
+
 class RoomChanged(Input, frozen=True, kw_only=True):
     room: Room
+    trouble: str = ""  # why submits are refused although the disk may have room
     sure_bytes: int  # a record of this size is sure to fit
 
 

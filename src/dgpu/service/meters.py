@@ -86,6 +86,7 @@ class Meters:
         self.fsync = Histogram(_DISK_S)
         self.group_events = Histogram(_EVENTS)
         self.journal_bytes = 0
+        self.journal_repairs = 0  # looks that found files of the journal deleted or replaced
         self.scrapes = 0
         self.scrape_s = 0.0
         self._count: dict[type[Event], Callable[[Any], None]] = {

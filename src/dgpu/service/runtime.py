@@ -19,7 +19,7 @@ from dgpu.core.ids import GpuId, NodeId
 from dgpu.core.rejections import Rejection
 from dgpu.core.settings import Settings
 from dgpu.core.state import ClusterState
-from dgpu.journal.journal import Journal, Room
+from dgpu.journal.journal import Journal, Room, Sighting
 from dgpu.service.agent_words import GpuSample
 from dgpu.service.clock import Clock
 from dgpu.service.contact import NodeContact
@@ -32,6 +32,7 @@ from dgpu.service.inputs import (
     Execute,
     HistoryAdvanced,
     Input,
+    NotStored,
     Read,
     RoomChanged,
     TimePassed,
@@ -84,7 +85,17 @@ class Runtime:
         self._journal = journal
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._thread = JournalThread(journal, self._loop, self._on_committed)
+        self._thread = JournalThread(
+            journal,
+            self._loop,
+            on_committed=self._on_committed,
+            on_not_stored=self._on_not_stored,
+            on_sighting=self._on_sighting,
+        )
+        self.hindrance = (
+            ""  # why submits are refused although the journal can be written; set it from outside
+        )
+        self.on_snapshot_due: Callable[[], None] = lambda: None
         self._next_id = 0
         self._futures: dict[int, asyncio.Future[Answer]] = {}
         self._reads: dict[int, Callable[[], None]] = {}
@@ -111,7 +122,7 @@ class Runtime:
         }
 
     async def start(self, settings: Settings) -> None:
-        """Returns when the new epoch is durable."""
+        """Returns when the new epoch is durable, or when there is no room for it: then `ready` is false."""
         self._put(Begin(settings=settings))
         self._on_beat()
         await self._started
@@ -148,6 +159,11 @@ class Runtime:
     @property
     def room(self) -> Room:
         return self._scheduler.room
+
+    @property
+    def trouble(self) -> str:
+        """Why submits are refused although the disk is not full."""
+        return self._scheduler.trouble
 
     @property
     def telemetry(self) -> dict[GpuId, GpuSample]:
@@ -245,11 +261,11 @@ class Runtime:
         with _or_end():
             self._settle()
         now = self._clock.now_ms()
-        room = RoomChanged(room=self._journal.room, sure_bytes=self._journal.sure_payload_bytes)
         with _or_end():
-            self._carry(self._scheduler.on_input(room, now))
+            self._tell_room()
             self._carry(self._scheduler.on_input(DecideQueued(), now))
         if not self._scheduler.in_flight and self._scheduler.queued:
+            self._start_without_room()
             self._beat_at(now + int(_ROOM_RETRY_S * 1_000))
         else:
             self._beat_at(self._scheduler.wake_at())
@@ -263,6 +279,34 @@ class Runtime:
             self._carry(outputs[:published])
         if self._decide_handle is None:
             self._decide_handle = self._loop.call_soon(self._decide_later)
+
+    def _on_not_stored(self, value: NotStored) -> None:
+        with _or_end():
+            self._carry(self._scheduler.on_input(value, self._clock.now_ms()))
+        self._want_decision()
+
+    def _on_sighting(self, sighting: Sighting) -> None:
+        for note in sighting.notes:
+            _log.warning("journal_files_changed", detail=note)
+        if sighting.trouble:
+            _log.error("journal_files_gone", detail=sighting.trouble)
+            self._tell_room()
+        if sighting.notes:
+            self.meters.journal_repairs += 1
+        if sighting.snapshot_due:
+            self.on_snapshot_due()
+        self._want_decision()
+
+    def _tell_room(self) -> None:
+        journal = self._journal
+        trouble, sure_bytes = journal.trouble or self.hindrance, journal.sure_payload_bytes
+        room = RoomChanged(room=journal.room, trouble=trouble, sure_bytes=sure_bytes)
+        self._carry(self._scheduler.on_input(room, self._clock.now_ms()))
+
+    def _start_without_room(self) -> None:
+        """What is known can be read, also when the new epoch has to wait for room."""
+        if self._scheduler.room is Room.NONE and not self._started.done():
+            self._started.set_result(None)
 
     def _decide_later(self) -> None:
         """The turn of the loop before it lets those go on who are waited for: orders to agents and answers are on
@@ -290,6 +334,7 @@ class Runtime:
         self._beat_at(self._clock.now_ms() + 1_000)
         if self._scheduler.room is not Room.OK:
             self._thread.make_room()
+        self._thread.look()
         self._collect_garbage_when_idle()
         self._put(TimePassed())
 

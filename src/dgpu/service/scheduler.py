@@ -37,6 +37,7 @@ from dgpu.service.inputs import (
     Execute,
     HistoryAdvanced,
     Input,
+    NotStored,
     Read,
     RoomChanged,
     TimePassed,
@@ -84,6 +85,7 @@ class Scheduler:
             Execute: self._on_execute,
             DecideQueued: self._on_decide,
             Committed: self._on_committed,
+            NotStored: self._on_not_stored,
             Read: self._on_read,
             AgentSaid: self._on_agent_said,
             AgentLeft: self._on_agent_left,
@@ -104,6 +106,10 @@ class Scheduler:
     @property
     def room(self) -> Room:
         return self._commit.room
+
+    @property
+    def trouble(self) -> str:
+        return self._commit.trouble
 
     @property
     def queued(self) -> int:
@@ -135,7 +141,7 @@ class Scheduler:
 
     def _on_execute(self, value: Execute, _now: int) -> list[Output]:
         if self._commit.room is Room.NONE:
-            return [Reply(request_id=value.request_id, result=StorageFull())]
+            return [Reply(request_id=value.request_id, result=self._commit.refusal or StorageFull())]
         if not self._commit.has_room_for(value.command):
             return [Reply(request_id=value.request_id, result=TooBusy(queued=self._commit.queued))]
         self._commit.offer(value.request_id, value.command)
@@ -170,6 +176,15 @@ class Scheduler:
             self._commit.offer(None, Tick(history_at=self._history_at))
         return outputs
 
+    def _on_not_stored(self, value: NotStored, _now: int) -> list[Output]:
+        """Nobody heard of the group, so nothing has to be taken back but the state."""
+        self._commit.room = Room.NONE
+        origins = self._commit.undo(value.index, value.state) + self._commit.drop_asked()
+        outputs: list[Output] = [Reply(request_id=origin, result=value.refusal) for origin in origins]
+        outputs += [ReadNow(request_id=request_id) for request_id in self._waiting_reads]
+        self._waiting_reads = []
+        return outputs
+
     def _release(self, group: Group, now: int) -> list[Output]:
         outputs: list[Output] = []
         for_agents: list[tuple[Origin, AgentResult]] = []
@@ -187,12 +202,19 @@ class Scheduler:
 
     def _on_room(self, value: RoomChanged, _now: int) -> list[Output]:
         self._commit.sure_bytes = value.sure_bytes
-        if value.room is self._commit.room:
+        if (value.room, value.trouble) == (self._commit.room, self._commit.trouble):
             return []
-        self._commit.room = value.room
+        self._commit.room, self._commit.trouble = value.room, value.trouble
         if value.room is Room.OK:
             self._commit.ask_for_pass(full=False)
-        return [Remark(event="storage_room_changed", facts={"room": value.room.value})]
+        facts: dict[str, str | int] = {"room": value.room.value}
+        if value.trouble:
+            facts["trouble"] = value.trouble
+        outputs: list[Output] = [Remark(event="storage_room_changed", facts=facts)]
+        if value.room is Room.NONE:
+            refusal = self._commit.refusal or StorageFull()
+            outputs += [Reply(request_id=origin, result=refusal) for origin in self._commit.drop_asked()]
+        return outputs
 
     # Agents and time
 

@@ -19,6 +19,7 @@ OfSubmits = (
     | r.TimeoutTooLong
     | r.QueueFull
     | r.StorageFull
+    | r.JournalUnavailable
     | r.TooBusy
 )
 OfThings = (
@@ -140,6 +141,12 @@ def _of_submit(rejection: OfSubmits, *, batch: bool) -> Meaning:
                 507,
                 "The disk is full",
                 "The journal has no room for new tasks. Running tasks go on; submit again when there is room.",
+            )
+        case r.JournalUnavailable():
+            return Meaning(
+                503,
+                "The journal is not available",
+                f"Nothing was done: {rejection.reason}. Running tasks go on; /ready tells when tasks are taken again.",
             )
         case r.TooBusy():
             return Meaning(

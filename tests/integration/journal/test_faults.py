@@ -205,6 +205,28 @@ def test_a_failed_fdatasync_ends_the_journal_and_is_never_tried_again(
     journal.close()
 
 
+def test_after_a_failed_fdatasync_a_restart_writes_the_group_again_before_it_counts(
+    tmp_path, failing_calls
+) -> None:
+    """After EIO the page may be clean and not on the disk. A sync alone would leave a hole in front of later groups."""
+    state, platter = tmp_path / "state", tmp_path / "platter"
+    platter.mkdir()
+    base = {**os.environ, "LD_PRELOAD": str(failing_calls), "PLATTER": str(platter)}
+    child = [sys.executable, HERE / "append_child.py", state]
+    broken = subprocess.run(
+        child, env={**base, "FAIL_AFTER": "3"}, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "broken 4" in broken.stdout
+    again = subprocess.run([*child, "2"], env=base, capture_output=True, text=True, check=True, timeout=60)
+    assert again.stdout.splitlines()[-1] == "acknowledged 6"
+    # The power is cut: only the platter is left.
+    for segment in platter.iterdir():
+        shutil.copyfile(segment, state / "journal" / segment.name)
+    journal = FileJournal.open(state, segment_bytes=1 << 14, reserve_bytes=1 << 13)
+    assert journal.recover().index == 6
+    journal.close()
+
+
 def run_until_killed(script: str, directory: Path, library: Path, kill_at: int) -> tuple[bool, list[str]]:
     """Whether it was killed, and what it said before."""
     environment = {**os.environ, "LD_PRELOAD": str(library), "KILL_AT": str(kill_at)}

@@ -9,70 +9,15 @@ import stat
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from integration.service.serving import PROGRAM, Served, wait_until
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
-
-PROGRAM = """
-import sys
-from pathlib import Path
-import msgspec, uvloop
-from dgpu.service.options import Address, ServiceOptions
-from dgpu.service.server import serve
-
-any_port = Address(host="127.0.0.1", port=0)
-options = ServiceOptions(data_dir=Path(sys.argv[1]), http=any_port, grpc=any_port)
-uvloop.run(serve(options, lambda at: print(msgspec.json.encode(at).decode(), file=sys.stderr, flush=True)))
-"""
-
-
-class Served:
-    def __init__(self, data_dir: Path) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(data_dir)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            if line.startswith('{"http"'):
-                self.at = json.loads(line)
-                return
-        raise AssertionError(f"it did not start: {self.process.wait()}")
-
-    def ask(self, path: str, body: Any = None) -> Any:
-        url = f"http://127.0.0.1:{self.at['http']['port']}{path}"
-        content = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(url, content, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.load(answer)
-
-    def try_to_ask(self, path: str) -> tuple[int, Any]:
-        try:
-            return 200, self.ask(path)
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, json.load(error)
-
-    def end(self, number: int) -> int:
-        self.process.send_signal(number)
-        code = self.process.wait(60)
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-        return code
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """For ever: the test's own limit ends it."""
-    while not condition():
-        time.sleep(0.2)
 
 
 @pytest.fixture

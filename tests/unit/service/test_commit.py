@@ -6,14 +6,15 @@ from dgpu.core.commands import CancelTasks, DrainNode, RemoveNode, ReportFinishe
 from dgpu.core.digest import digest
 from dgpu.core.events import TasksSubmitted
 from dgpu.core.ids import LeaseId, NodeId, TaskId
-from dgpu.core.rejections import StorageFull, TooBusy, UnknownNode, UnknownTask
+from dgpu.core.invariants import check_invariants
+from dgpu.core.rejections import JournalUnavailable, StorageFull, TooBusy, UnknownNode, UnknownTask
 from dgpu.core.replay import replay
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Outcome
 from dgpu.journal.journal import Room
 from dgpu.service import commit as pipeline
 from dgpu.service.commit import CommitPipeline
-from dgpu.service.inputs import Execute, Read, RoomChanged
+from dgpu.service.inputs import AgentSaid, Execute, NotStored, Read, RoomChanged
 from dgpu.service.outputs import Append, Publish, ReadNow, Reply, ReplyFailed
 from dgpu.wire.records import SCHEMA, decode_group
 from unit.service.cluster import START, Bench, register, spec, starts, submit
@@ -189,3 +190,46 @@ def test_reports_with_long_errors_do_not_outgrow_the_reserve() -> None:
     assert group is not None
     assert len(group.results) < len(leases) == 500
     assert len(group.payload) <= commits.sure_bytes
+
+
+def test_a_group_that_is_stored_nowhere_is_undone_and_what_agents_said_is_decided_again() -> None:
+    """People are told to ask again. An agent's registration must not get lost between two states."""
+    bench = Bench()
+    bench.run(submit(2))
+    before = bench.scheduler.state.fork()
+    bench.put(AgentSaid(connection_id=7, message=register("n1", gpus=2)))
+    refused = bench.ask(submit())
+    bench.put(Read(request_id=99))
+    bench.decide()
+    assert len(bench.scheduler.state.nodes) == 1
+    bench.put(Read(request_id=100))
+    lost = bench.appended.pop()
+    outputs = bench.put(NotStored(index=lost.index, state=before, refusal=StorageFull()))
+    assert outputs == [Reply(request_id=refused, result=StorageFull()), ReadNow(request_id=100)]
+    assert (len(bench.scheduler.state.nodes), sorted(bench.scheduler.state.tasks)) == (0, [1, 2])
+    assert bench.decide() == []  # until there is room
+    bench.put(RoomChanged(room=Room.OK, sure_bytes=1 << 20))
+    assert len(starts(bench.settle())) == 2
+    assert bench.appended[-1].index >= lost.index
+    events = [event for group in bench.appended for event in decode_group(group.payload, SCHEMA)]
+    assert digest(replay(events)) == digest(bench.scheduler.state)
+
+
+def test_commands_that_wait_when_the_last_room_goes_are_refused() -> None:
+    bench = Bench()
+    request_id = bench.ask(submit())
+    outputs = bench.put(RoomChanged(room=Room.NONE, trouble="the files are gone", sure_bytes=0))
+    refusal = JournalUnavailable(reason="the files are gone")
+    assert [o for o in outputs if isinstance(o, Reply)] == [Reply(request_id=request_id, result=refusal)]
+    assert bench.scheduler.queued == 0
+
+
+def test_a_state_that_becomes_another_is_that_other_one() -> None:
+    bench = Bench()
+    bench.say(7, register("n1", gpus=2))
+    bench.run(submit(5))
+    fork, other = bench.scheduler.state.fork(), ClusterState()
+    other.become(fork)
+    check_invariants(other)
+    assert digest(other) == digest(bench.scheduler.state)
+    assert [name for name in ClusterState.__slots__ if getattr(other, name) is not getattr(fork, name)] == []

@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from dgpu.core.commands import CancelTasks, RemoveNode
+from dgpu.core.digest import digest
 from dgpu.core.ids import NodeId, TaskId
-from dgpu.core.rejections import StorageFull, UnknownNode
+from dgpu.core.rejections import JournalUnavailable, StorageFull, UnknownNode
 from dgpu.core.settings import Settings
 from dgpu.journal.journal import Room
 from dgpu.journal.memory import MemoryJournal
@@ -191,6 +192,56 @@ async def test_without_room_submits_are_refused_until_there_is_room_again(
     assert len(await runtime.execute(submit())) == 1
 
 
+async def test_a_group_without_room_never_happened_and_reads_go_on(
+    runtime: Runtime, journal: SlowJournal
+) -> None:
+    """A copy-on-write disk says no in the middle of a write, when the group is decided and applied already."""
+    await runtime.execute(submit())
+    journal.refusals = 1
+    assert await runtime.execute(submit()) == StorageFull()
+    assert await runtime.read(lambda state: sorted(state.tasks)) == [1]
+    assert await runtime.execute(submit()) == StorageFull()
+    journal.room = Room.OK
+    async with asyncio.timeout(30):
+        while runtime.room is not Room.OK:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.01)
+    await runtime.execute(submit())
+    assert await runtime.read(lambda state: sorted(state.tasks)) == [1, 2]
+    assert digest(journal.committed_state()) == await runtime.read(digest)
+
+
+async def test_a_start_without_room_can_be_read_and_goes_on_when_there_is_room() -> None:
+    journal = SlowJournal()
+    journal.recover()
+    journal.refusals = 1
+    clock = Clock()
+    scheduler = Scheduler(
+        journal.committed_state(), last_index=0, rules=AgentRules(), started_at=clock.now_ms()
+    )
+    runtime = Runtime(scheduler, journal, clock)
+    await runtime.start(Settings())
+    assert not runtime.ready
+    assert await runtime.read(lambda state: len(state.tasks)) == 0
+    assert await runtime.execute(submit()) == StorageFull()
+    journal.room = Room.OK
+    async with asyncio.timeout(30):
+        while not runtime.ready:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.01)
+    await runtime.execute(submit())
+    await runtime.stop()
+
+
+async def test_submits_are_refused_while_something_hinders_the_journal_and_the_rest_goes_on(
+    runtime: Runtime,
+) -> None:
+    runtime.hindrance = "nothing follows it"
+    assert await runtime.execute(submit()) == JournalUnavailable(reason="nothing follows it")
+    assert runtime.trouble == "nothing follows it"
+    assert isinstance(await runtime.execute(RemoveNode(node_id=NodeId("n1"))), UnknownNode)
+    runtime.hindrance = ""
+    assert not isinstance(await runtime.execute(submit()), JournalUnavailable)
+
+
 async def test_agents_are_told_through_their_links_and_hung_up_on(runtime: Runtime) -> None:
     first, second = Peer(), Peer()
     one = runtime.connect_agent(first)
@@ -244,7 +295,13 @@ async def test_tries_for_room_do_not_pile_up_before_the_appends() -> None:
             gate.wait()
             tries.append(1)
 
-    thread = journal_thread.JournalThread(FullJournal(), asyncio.get_running_loop(), lambda _: None)
+    thread = journal_thread.JournalThread(
+        FullJournal(),
+        asyncio.get_running_loop(),
+        on_committed=lambda _index, _took_s: None,
+        on_not_stored=lambda _: None,
+        on_sighting=lambda _: None,
+    )
     for _ in range(100):
         thread.make_room()
     gate.set()

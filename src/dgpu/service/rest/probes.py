@@ -17,7 +17,9 @@ async def readiness(backend: Backend) -> tuple[int, Ready]:
     # As the follower last said: the file itself may be busy with someone's list or report.
     seen = None if backend.follower is None else backend.follower.seen_index
     detail = ""
-    if not runtime.ready:
+    if runtime.trouble:
+        detail = f"No new tasks are taken: {runtime.trouble}."
+    elif not runtime.ready and runtime.room is Room.OK:
         detail = "The journal is being read."
     elif runtime.room is not Room.OK:
         detail = "The disk is full: no new tasks are taken."
@@ -26,7 +28,7 @@ async def readiness(backend: Backend) -> tuple[int, Ready]:
         role=backend.options.role,
         epoch=runtime.epoch,
         journal_index=index,
-        storage_full=runtime.room is not Room.OK,
+        storage_full=runtime.room is not Room.OK and not runtime.trouble,
         history_lag=None if seen is None else max(0, index - seen),
         detail=detail,
     )

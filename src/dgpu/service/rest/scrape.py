@@ -104,7 +104,12 @@ class Scrapes:
         about = "Groups of events in the journal; this number survives restarts."
         text.one("journal_groups_total", "counter", about, runtime.committed_index)
         about = "1 while the disk has no room and new tasks are refused."
-        text.one("journal_storage_full", "gauge", about, int(runtime.room is not Room.OK))
+        is_full = runtime.room is not Room.OK and not runtime.trouble
+        text.one("journal_storage_full", "gauge", about, int(is_full))
+        about = "1 while new tasks are refused because the journal's files are gone or nothing follows it."
+        text.one("journal_unavailable", "gauge", about, int(bool(runtime.trouble)))
+        about = "Times files of the journal were found deleted or replaced, and made again."
+        text.one("journal_repairs_total", "counter", about, runtime.meters.journal_repairs)
         text.one(
             "scheduler_scrapes_total",
             "counter",
