@@ -30,7 +30,7 @@ from dgpu.service.contact import AgentRules
 from dgpu.service.history import HISTORY_NAME, History
 from dgpu.service.history_writer import HistoryWriter
 from dgpu.service.logstore import LogStore
-from dgpu.service.output import OutputStreams
+from dgpu.service.output_streams import OutputStreams
 from dgpu.service.outputs import CommittedGroup
 from dgpu.service.rest.access import Access
 from dgpu.service.rest.app import create_app
@@ -39,6 +39,7 @@ from dgpu.service.rest.protocol import HttpServer
 from dgpu.service.runtime import Runtime
 from dgpu.service.scheduler import Scheduler
 from dgpu.service.views import Views
+from dgpu.wire.proto import agent_pb2 as pb
 
 T = TypeVar("T")
 TOKEN = "test-token-of-more-than-thirty-two-characters"
@@ -75,6 +76,16 @@ class InProcessFollower:
                 self.seen_at = event.at
             self._writer.commit(group.index)
         self._waiting = []
+
+
+class _Deaf:
+    """The scheduler's end of a stream to an agent that obeys nothing."""
+
+    unsent = 0
+
+    def send(self, message: pb.FromScheduler) -> None: ...
+
+    def hang_up(self, reason: str, *, fault: bool) -> None: ...
 
 
 class RestWorld:
@@ -195,6 +206,41 @@ class RestWorld:
         self.execute(
             RegisterNode(node_id=NodeId(name), boot_id="boot", cpus_milli=64_000, ram_mb=262_144, gpus=cards)
         )
+
+    def connect_agent(self, name: str = "n1") -> str:
+        """A session of a node that was added before, as an agent opens it. Returns its id."""
+
+        def register(state: ClusterState) -> pb.FromAgent:
+            node = state.nodes[NodeId(name)]
+            cards = [gpu for gpu in state.gpus.values() if gpu.node_id == name]
+            return pb.FromAgent(
+                register=pb.Register(
+                    node_id=name,
+                    boot_id=node.boot_id,
+                    session_id=f"session-of-{name}",
+                    cpus_milli=node.cpus_milli,
+                    ram_mb=node.ram_mb,
+                    gpus=[
+                        pb.Gpu(uuid=gpu.id, index=gpu.index, model=gpu.model, memory_mb=gpu.memory_mb)
+                        for gpu in cards
+                    ],
+                    leases=[
+                        pb.HeldLease(lease_id=lease.id, task_id=lease.task_id, state=pb.HeldLease.RUNNING)
+                        for lease in state.leases.values()
+                        if lease.node_id == name
+                    ],
+                )
+            )
+
+        async def connect() -> str:
+            message = await self.runtime.read(register)
+            connection_id = self.runtime.connect_agent(_Deaf())
+            self.runtime.agent_said(connection_id, message)
+            while not self.runtime.session_of(NodeId(name)):  # noqa: ASYNC110 - there is no event to wait on
+                await asyncio.sleep(0.001)
+            return self.runtime.session_of(NodeId(name))
+
+        return self.run(connect())
 
     def finish_running(self, exit_code: int = 0) -> int:
         leases = self.read(lambda state: list(state.leases))

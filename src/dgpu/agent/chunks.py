@@ -1,6 +1,7 @@
 """What a task has written, on disk: files named by the offset of their first byte. Standard library only.
 
-The oldest files go when an attempt has written more than its cap, so the last bytes are always there.
+When an attempt has written more than its cap, the oldest files but the first are deleted: the first and the last
+bytes are always there.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ import contextlib
 import os
 from pathlib import Path
 
-DEFAULT_CAP_BYTES = 64 * 1024 * 1024
-_FILES_PER_CAP = 8
+DEFAULT_CAP_BYTES = 1024**3
+_FILES_PER_CAP = 16
 
 
 class ChunkWriter:
@@ -70,10 +71,26 @@ class ChunkWriter:
         self._fd = fd
         if not self._starts or self._starts[-1] != self.total_bytes:
             self._starts.append(self.total_bytes)
-        while self.total_bytes - self._starts[0] > self._cap_bytes - self._file_bytes:
-            oldest = self._starts.pop(0)
+        while len(self._starts) > _FILES_PER_CAP:
+            oldest = self._starts.pop(1)
             with contextlib.suppress(OSError):
                 (self._directory / f"{oldest:016d}").unlink()
+
+
+def thin(directory: Path) -> None:
+    """Deletes all files but the first and the last."""
+    for start in _starts(directory)[1:-1]:
+        with contextlib.suppress(OSError):
+            (directory / f"{start:016d}").unlink()
+
+
+def size(directory: Path) -> int:
+    """Bytes in the files."""
+    total = 0
+    for start in _starts(directory):
+        with contextlib.suppress(OSError):
+            total += (directory / f"{start:016d}").stat().st_size
+    return total
 
 
 def dropped_mark(count: int) -> bytes:

@@ -14,9 +14,11 @@ import structlog
 
 from dgpu.agent import machine
 from dgpu.agent.epoch import EpochFile
-from dgpu.agent.keeper import KeeperSettings
+from dgpu.agent.keeper import KeeperSettings, boot_ms
 from dgpu.agent.node_host import NodeHost
 from dgpu.agent.options import AgentOptions
+from dgpu.agent.output_host import OutputDesk
+from dgpu.agent.output_shelf import OutputShelf
 from dgpu.agent.run.null import NullRunner
 from dgpu.agent.run.process import ProcessRunner
 from dgpu.agent.run.runner import Runner, RunnerWord
@@ -43,8 +45,16 @@ async def serve_agent(options: AgentOptions, *, stop: asyncio.Event | None = Non
         output_dir = options.state_dir / "output"
         epoch = EpochFile(options.state_dir / "epoch")
         boot_id = machine.boot_id()
+        desk = OutputDesk(
+            OutputShelf(
+                output_dir,
+                clock_ms=boot_ms,
+                max_bytes=options.output_retention_bytes,
+                max_age_ms=options.output_retention_ms,
+            )
+        )
         nodes = {
-            node.id: NodeHost(options, node, epoch=epoch, output_dir=output_dir, boot_id=boot_id)
+            node.id: NodeHost(options, node, epoch=epoch, desk=desk, boot_id=boot_id)
             for node in options.nodes
         }
         runner = _runner(options, nodes, output_dir)
@@ -53,6 +63,7 @@ async def serve_agent(options: AgentOptions, *, stop: asyncio.Event | None = Non
                 await node.find_gpus()
                 node.attach(runner)
             await runner.open()
+            desk.start()
             await stop.wait()
         finally:
             _log.info("agent_stopping", stop_tasks=options.stop_tasks)
@@ -62,6 +73,7 @@ async def serve_agent(options: AgentOptions, *, stop: asyncio.Event | None = Non
                 await asyncio.gather(*(node.say_goodbye() for node in nodes.values()))
             for node in nodes.values():
                 await node.close()
+            await desk.close()
 
 
 def _runner(options: AgentOptions, nodes: dict[NodeId, NodeHost], output_dir: Path) -> Runner:

@@ -156,6 +156,11 @@ class Lifecycle:
         lease = self._leases.get(lease_id)
         return None if lease is None else lease.state
 
+    def run_of(self, lease_id: LeaseId) -> tuple[TaskId, int] | None:
+        """Task and attempt of a lease that is known here."""
+        lease = self._leases.get(lease_id)
+        return None if lease is None else (lease.order.task_id, lease.order.attempt)
+
     # -- the scheduler's words
 
     def _on_ordered(self, ordered: Ordered, now_ms: int) -> list[LifecycleOutput]:
@@ -279,6 +284,7 @@ class Lifecycle:
                         task_id=order.task_id,
                         attempt=order.attempt,
                         lost_bytes=end.output_lost,
+                        output_bytes=end.output_bytes,
                     )
                 )
             if end.unkilled:

@@ -95,12 +95,13 @@ class CheckRelease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeepOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt with output has ended: its last bytes are to be brought to the scheduler."""
+    """An attempt with output has ended: its output is to be brought to the scheduler."""
 
     lease_id: LeaseId
     task_id: TaskId
     attempt: int
     lost_bytes: int = 0  # its very last, for which the disk had no room
+    output_bytes: int = 0  # in all
 
 
 class FinishedRun(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,7 +33,7 @@ from dgpu.agent.lifecycle_words import (
 from dgpu.agent.memory import with_leases
 from dgpu.agent.node import NodeInput, NodeMachine, NodeOutput, StreamOpened
 from dgpu.agent.options import AgentOptions, NodeOptions
-from dgpu.agent.output import OutputSender
+from dgpu.agent.output_host import OutputDesk, OutputHost
 from dgpu.agent.probe.check import check_card
 from dgpu.agent.probe.detect import GpuSelection, detect
 from dgpu.agent.probe.probe import FoundGpu, Probe, ProbeError, Sample
@@ -63,7 +63,7 @@ from dgpu.agent.session_words import (
     Woke,
     Written,
 )
-from dgpu.agent.stream import MainStream, OutputStream
+from dgpu.agent.stream import MainStream
 from dgpu.core.ids import GpuId, LeaseId
 
 _RELEASE_LOOK_SECONDS = 0.05
@@ -73,7 +73,7 @@ _LIVE = {LeaseState.RECEIVED, LeaseState.STARTING, LeaseState.RUNNING, LeaseStat
 
 class NodeHost:
     def __init__(
-        self, options: AgentOptions, node: NodeOptions, *, epoch: EpochFile, output_dir: Path, boot_id: str
+        self, options: AgentOptions, node: NodeOptions, *, epoch: EpochFile, desk: OutputDesk, boot_id: str
     ) -> None:
         self.id = node.id
         self._options = options
@@ -86,11 +86,11 @@ class NodeHost:
         self._cards_mb: dict[GpuId, int] = {}  # memory of each
         self._sees_pids = machine.in_first_pid_namespace()
         self._machine = _machine(options, node, epoch.highest, boot_id)
-        self._sender = OutputSender(
+        self._output = OutputHost(
             node_id=node.id,
-            directory=output_dir,
-            limit_bytes=options.unsent_output_bytes,
+            desk=desk,
             is_running=lambda lease_id: self._machine.lifecycle.state_of(lease_id) in _LIVE,
+            run_of=self._machine.lifecycle.run_of,
             on_settled=self._on_output_settled,
         )
         self._room = DiskRoom((str(options.state_dir), str(options.work_dir or options.state_dir)))
@@ -99,7 +99,6 @@ class NodeHost:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = NEVER_MS
         self._stream: MainStream | None = None
-        self._output: OutputStream | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def find_gpus(self) -> None:
@@ -140,6 +139,7 @@ class NodeHost:
         if self._timer is not None:
             self._timer.cancel()
         self._close_streams()
+        self._output.close()
         for task in list(self._tasks):
             task.cancel()
         if self._probe is not None:
@@ -183,9 +183,7 @@ class NodeHost:
             case ThawRuns():
                 self._runner.thaw(output.lease_ids)
             case KeepOutput():
-                self._sender.keep(output)
-                if self._output is not None:
-                    self._output.look()
+                self._output.keep(output)
             case Heard():
                 self._runner.heard(
                     self.id, at_ms=output.at_ms, lease_ms=output.lease_ms, action=output.action
@@ -203,7 +201,7 @@ class NodeHost:
                 self._feed(Disconnected(reason=output.reason))
             case Opened():
                 if self._stream is not None:
-                    self._output = OutputStream(self._stream.channel, self._sender, output.session_id)
+                    self._output.open(self._stream.channel, output.session_id)
             case Note():
                 self._log.info(output.event, detail=output.detail)
 
@@ -250,9 +248,7 @@ class NodeHost:
         self._feed(Disconnected(reason=reason))
 
     def _close_streams(self) -> None:
-        if self._output is not None:
-            self._output.close()
-            self._output = None
+        self._output.hang_up()
         if self._stream is not None:
             self._stream.close()
             self._stream = None

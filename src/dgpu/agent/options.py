@@ -9,6 +9,7 @@ import msgspec
 
 from dgpu.agent.chunks import DEFAULT_CAP_BYTES
 from dgpu.agent.lifecycle import DEFAULT_GRACE_MS
+from dgpu.agent.output_shelf import DEFAULT_MAX_AGE_MS, DEFAULT_MAX_BYTES
 from dgpu.agent.probe.detect import DetectionMethod
 from dgpu.agent.probe.models import SimulatedCards
 from dgpu.core.ids import NodeId
@@ -41,6 +42,7 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
     null_run_ms: int = 0  # how long a null task takes
     grace_ms: int = DEFAULT_GRACE_MS
     output_cap_bytes: int = DEFAULT_CAP_BYTES
-    unsent_output_bytes: int = 2 * 1024**3
+    output_retention_bytes: int = DEFAULT_MAX_BYTES  # of ended attempts, in all
+    output_retention_ms: int = DEFAULT_MAX_AGE_MS
     keeper_idle_exit_ms: int = 600_000
     stop_tasks: bool = False  # at a clean stop: end them instead of leaving them to the keeper

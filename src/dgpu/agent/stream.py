@@ -10,8 +10,6 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from dgpu.agent.keeper import boot_ms
-from dgpu.agent.output import OutputSender
 from dgpu.wire.proto import agent_pb2 as pb
 
 CONNECT = "/dgpu.agent.v1.Agents/Connect"
@@ -114,28 +112,43 @@ class MainStream:
 
 
 class OutputStream:
-    """Carries what the sender offers, for as long as the main stream lives."""
+    """One output call after the other, for as long as the main stream lives. `on_message` hears the scheduler.
 
-    def __init__(self, channel: grpc.aio.Channel, sender: OutputSender, session_id: str) -> None:
+    `send` takes one message at a time; `on_taken` says that the next one may come.
+    """
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        *,
+        on_open: Callable[[], None],
+        on_message: Callable[[pb.FromSchedulerOutput], None],
+        on_taken: Callable[[], None],
+        on_end: Callable[[], None],
+    ) -> None:
         self._channel = channel
-        self._sender = sender
-        self._session_id = session_id
-        self._turn = asyncio.Event()
+        self._on_open = on_open
+        self._on_message = on_message
+        self._on_taken = on_taken
+        self._on_end = on_end
+        self._outgoing: asyncio.Queue[pb.FromAgentOutput] = asyncio.Queue()
+        self._closed = False
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def look(self) -> None:
-        """There may be something to send."""
-        self._turn.set()
+    def send(self, message: pb.FromAgentOutput) -> None:
+        self._outgoing.put_nowait(message)
 
     def close(self) -> None:
-        self._sender.closed()
+        """Without a word to the callbacks."""
+        self._closed = True
         self._task.cancel()
 
     async def _run(self) -> None:
         while True:
             with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
                 await self._one_call()
-            self._sender.closed()
+            if not self._closed:
+                self._on_end()
             await asyncio.sleep(_REOPEN_SECONDS)
 
     async def _one_call(self) -> None:
@@ -145,33 +158,24 @@ class OutputStream:
             response_deserializer=pb.FromSchedulerOutput.FromString,
         )
         call: Any = method()
-        self._sender.opened(self._session_id)
-        reading = asyncio.get_running_loop().create_task(self._read(call))
-        try:
-            while not reading.done():
-                message = self._sender.next_message(boot_ms())
-                if message is not None:
-                    await call.write(message)
-                    continue
-                now_ms = boot_ms()
-                pause = min(self._sender.wake_at_ms(now_ms) - now_ms, 3_600_000) / 1_000
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(max(0.005, pause)):
-                        await self._turn.wait()
-                self._turn.clear()
-        finally:
-            reading.cancel()
-            call.cancel()
-
-    async def _read(self, call: Any) -> None:
+        self._outgoing = asyncio.Queue()
+        self._on_open()
+        writing = asyncio.get_running_loop().create_task(self._write(call))
         try:
             while (message := await call.read()) is not grpc.aio.EOF:
-                self._sender.on_message(message)
-                self._turn.set()
-        except grpc.RpcError:
-            pass
+                if self._closed:
+                    return
+                self._on_message(message)
         finally:
-            self._turn.set()
+            writing.cancel()
+            call.cancel()
+
+    async def _write(self, call: Any) -> None:
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # the reader notices
+            while True:
+                await call.write(await self._outgoing.get())
+                if not self._closed:
+                    self._on_taken()
 
 
 def _reason(error: grpc.RpcError) -> str:

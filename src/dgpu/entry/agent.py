@@ -63,7 +63,9 @@ def agent_options(config: AgentConfig, *, host_name: str | None = None) -> Agent
         health_check_ms=_ms(config.gpu.health_check_interval),
         runner="null" if config.executor.execution_method == "simulated" else "process",
         grace_ms=_ms(config.executor.stop_grace_seconds),
-        output_cap_bytes=config.executor.max_output_mb << 20,
+        output_cap_bytes=config.executor.max_output_mb << 20 or config.executor.output_max_bytes,
+        output_retention_bytes=round(config.executor.output_retention.gib * 1024**3),
+        output_retention_ms=round(config.executor.output_retention.days * 86_400_000),
     )
 
 

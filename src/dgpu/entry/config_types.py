@@ -131,6 +131,9 @@ class Storage(Section, frozen=True, kw_only=True):
     segment_mb: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 32
     journal_retention: Retention = Retention()
     log_retention: Retention = Retention()
+    # Stored of each attempt: its first and its last bytes.
+    log_head_bytes: Annotated[int, msgspec.Meta(ge=0, le=64 << 20)] = 1 << 20
+    log_tail_bytes: Annotated[int, msgspec.Meta(ge=64 << 10, le=256 << 20)] = 16 << 20
     telemetry_retention: Retention = Retention(days=91, gib=2)
 
 
@@ -292,7 +295,10 @@ class Executor(Section, frozen=True, kw_only=True):
     execution_method: Literal["process", "docker", "simulated"] = "process"  # simulated: tasks run nothing
     work_dir: str = "/var/lib/dgpu-agent/tasks"
     stop_grace_seconds: _Seconds = 10  # between SIGTERM and SIGKILL
-    max_output_mb: Annotated[int, msgspec.Meta(ge=1, le=1_048_576)] = 64  # kept on the node per attempt
+    # Kept on the node of each attempt. The second is the older name, 0 if it is not set.
+    output_max_bytes: Annotated[int, msgspec.Meta(ge=1 << 20, le=1 << 40)] = 1 << 30
+    max_output_mb: Annotated[int, msgspec.Meta(ge=0, le=1_048_576)] = 0
+    output_retention: Retention = Retention(days=7, gib=20)  # of ended attempts
     docker: Docker = Docker()
 
 

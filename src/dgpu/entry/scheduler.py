@@ -96,6 +96,8 @@ def service_options(config: SchedulerConfig) -> ServiceOptions:
         journal_retention_ms=_age_ms(config.storage.journal_retention),
         log_retention_bytes=_bytes(config.storage.log_retention),
         log_retention_ms=_age_ms(config.storage.log_retention),
+        log_head_bytes=config.storage.log_head_bytes,
+        log_tail_bytes=config.storage.log_tail_bytes,
         telemetry_retention_bytes=_bytes(config.storage.telemetry_retention),
         telemetry_retention_ms=_age_ms(config.storage.telemetry_retention),
         segment_bytes=config.storage.segment_mb << 20,

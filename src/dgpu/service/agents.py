@@ -72,10 +72,11 @@ Result: TypeAlias = tuple[Event, ...] | Rejection | None  # None: a turn, or a c
 
 
 class _Session:
-    __slots__ = ("boot_id", "connection_id", "held", "node_id", "unacked", "welcomed")
+    __slots__ = ("boot_id", "connection_id", "held", "id", "node_id", "unacked", "welcomed")
 
-    def __init__(self, connection_id: int, command: RegisterNode) -> None:
+    def __init__(self, connection_id: int, session_id: str, command: RegisterNode) -> None:
         self.connection_id = connection_id
+        self.id = session_id
         self.node_id = command.node_id
         self.boot_id = command.boot_id
         self.held = frozenset(held.lease_id for held in command.held)
@@ -98,6 +99,11 @@ class Agents:
         session = self._by_node.get(node_id)
         connected = session is not None and session.welcomed
         return NodeContact(connected=connected, heard_at=self._contacts.heard_at(node_id))
+
+    def session_of(self, node_id: NodeId) -> str:
+        """The session in which a node is registered now; empty: it is not."""
+        session = self._by_node.get(node_id)
+        return session.id if session is not None and session.welcomed else ""
 
     def on_said(self, connection_id: int, message: pb.FromAgent, now: int) -> list[Effect]:
         session = self._sessions.get(connection_id)
@@ -181,7 +187,7 @@ class Agents:
                 return [_refused(connection_id, reason), HangUp(connection_id=connection_id, reason=reason)]
             self._drop(older)
             effects.append(HangUp(connection_id=older.connection_id, reason="replaced by a newer connection"))
-        session = _Session(connection_id, command)
+        session = _Session(connection_id, register.session_id, command)
         self._sessions[connection_id] = session
         self._by_node[session.node_id] = session
         self._contacts.heard(session.node_id, now)

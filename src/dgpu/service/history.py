@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from dgpu.core.ids import NO_TASK, GpuId, NodeId, TaskId, TenantId
+from dgpu.core.ids import NO_TASK, GpuId, LeaseId, NodeId, TaskId, TenantId
 from dgpu.core.task import Pool, Restart, TaskStatus
 from dgpu.service.history_schema import HISTORY_VERSION, MAX_KINDS_MERGED
 
@@ -226,6 +226,15 @@ class History:
     def attempts(self, task_id: TaskId, *, limit: int = MOST_ROWS) -> list[PastAttempt]:
         query = "SELECT * FROM attempts WHERE task_id = ? ORDER BY attempt, lease_id LIMIT ?"
         return [_attempt(row) for row in self._rows(query, (task_id, min(limit, MOST_ROWS)))]
+
+    def rank_of(self, lease_id: LeaseId) -> tuple[TaskId, int, int, NodeId] | None:
+        """Task, attempt, rank and node of a lease. Leases of one attempt are numbered by rank."""
+        query = """
+            SELECT task_id, attempt, node, (SELECT count(*) FROM attempts AS other WHERE other.task_id = mine.task_id
+            AND other.attempt = mine.attempt AND other.lease_id < mine.lease_id) AS rank
+            FROM attempts AS mine WHERE lease_id = ?"""
+        rows = self._rows(query, (lease_id,))
+        return (rows[0]["task_id"], rows[0]["attempt"], rows[0]["rank"], rows[0]["node"]) if rows else None
 
     def reach(self) -> HistoryReach:
         meta = {row["name"]: int(row["value"]) for row in self._rows("SELECT name, value FROM meta", ())}

@@ -1,8 +1,10 @@
 """Output of attempts that are over, many in one file, and an index to find them.
 
-A pack is a run of entries, only ever appended to: a header, then the bytes of one attempt, compressed. Packs are the truth.
-The index (SQLite) knows how far into which pack it has read; after a crash the rest is read again from there. The
-oldest pack goes when the store is too large or the pack too old.
+A pack is a run of entries, only ever appended to; see log_pack. Packs are the truth. The index (SQLite) knows how far into
+which pack it has read; after a crash the rest is read again from there. The oldest pack goes when the store is too
+large, has too many entries, or the pack is too old.
+
+An attempt is stored in parts: its first bytes and its last ones. It is found once its last part is there.
 """
 
 from __future__ import annotations
@@ -10,49 +12,79 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-import struct
 import threading
 import time
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from dgpu.core.ids import LeaseId, TaskId
+from dgpu.core.ids import LeaseId, NodeId, TaskId
+from dgpu.service.byte_ranges import Range, merged, uncovered
+from dgpu.service.log_pack import (
+    FRONT_BYTES,
+    MAX_ENTRY_BYTES,
+    MAX_NODE_BYTES,
+    OutputPart,
+    decode,
+    encode,
+    scan,
+)
 
 PACK_BYTES = 64 << 20
-MOST_ENTRY_BYTES = 4 << 20
-
-_MAGIC = b"DGO1"
-_HEADER = struct.Struct(
-    "<4sQQIQIII"
-)  # magic, task, lease, attempt, offset, raw bytes, packed bytes, CRC of the packed
-_HEADER_CRC = struct.Struct("<I")
-_FRONT_BYTES = _HEADER.size + _HEADER_CRC.size
+MAX_ROWS = 2_000_000  # of the index, about 150 bytes each
+_PACKS_OF_ROWS = 16  # a pack has at most this share of all rows, so that not too many go at once
+_ROWS_PER_DELETE = 5_000  # a reader waits for one of these at most
 _PRIVATE_FILE = 0o600
 _PRIVATE_FOLDER = 0o700
 
+# `entries` is of the first format: whole attempts, of which their entry says the rest.
 _TABLES = """
 CREATE TABLE IF NOT EXISTS entries (
     task_id INTEGER, attempt INTEGER, pack INTEGER, place INTEGER, PRIMARY KEY (task_id, attempt)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS entries_by_pack ON entries (pack);
+CREATE TABLE IF NOT EXISTS parts (
+    task_id INTEGER, attempt INTEGER, offset INTEGER, end INTEGER, pack INTEGER, place INTEGER,
+    total INTEGER, lease_id INTEGER, node TEXT, kept_until INTEGER, PRIMARY KEY (task_id, attempt, offset)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS parts_by_pack ON parts (pack);
 CREATE TABLE IF NOT EXISTS packs (pack INTEGER PRIMARY KEY, end INTEGER);
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value INTEGER);
 """
+_INSERT = "INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_COUNT_ROWS = """
+SELECT pack, count(*) FROM (SELECT pack FROM entries UNION ALL SELECT pack FROM parts) GROUP BY pack
+"""
+_DELETE_SOME = (
+    """DELETE FROM parts WHERE (task_id, attempt, offset)
+    IN (SELECT task_id, attempt, offset FROM parts WHERE pack = ? LIMIT ?)""",
+    """DELETE FROM entries WHERE (task_id, attempt)
+    IN (SELECT task_id, attempt FROM entries WHERE pack = ? LIMIT ?)""",
+)
+_LATEST = " ORDER BY attempt & 1048575 DESC, attempt LIMIT 1"  # of the latest attempt, the lowest rank: see wire.ranks
+
+_Row = tuple[int, int, int, int, int, int, int | None, int, str, int]
 
 
-class AttemptOutput(msgspec.Struct, frozen=True, kw_only=True):
+class StoredOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt as far as it is stored here."""
+
     task_id: TaskId
     attempt: int
     lease_id: LeaseId
-    offset: int  # of content[0] in all that the attempt has written
-    content: bytes
+    node_id: NodeId
+    end: int  # what the attempt has written in all
+    kept_until_ms: int  # 0: its node keeps nothing beyond what is stored here
+    ranges: tuple[Range, ...]  # stored here, in order, apart from each other
+
+    @property
+    def missing(self) -> tuple[Range, ...]:
+        return tuple(uncovered(self.ranges, 0, self.end))
 
 
 class LogStore:
-    """Calls block. `append` comes from one thread at a time; `find` from any."""
+    """Calls block. `append` comes from one thread at a time; the others from any."""
 
     def __init__(
         self,
@@ -61,14 +93,17 @@ class LogStore:
         retention_bytes: int = 10 << 30,
         retention_ms: int = 30 * 86_400_000,
         pack_bytes: int = PACK_BYTES,
+        max_rows: int = MAX_ROWS,
     ) -> None:
         self._folder = folder
         self._retention_bytes = retention_bytes
         self._retention_ms = retention_ms
         self._pack_bytes = pack_bytes
+        self._max_rows = max_rows
         self._lock = threading.Lock()
         folder.mkdir(mode=_PRIVATE_FOLDER, parents=True, exist_ok=True)
         self._packs: dict[int, int] = {}  # number -> bytes
+        self._rows: dict[int, int] = {}  # number -> rows of the index
         self._descriptor = -1
         self._current = 0
         try:
@@ -83,22 +118,60 @@ class LogStore:
         self._index.execute("INSERT OR IGNORE INTO meta VALUES ('whole_since', ?)", (_now_ms(),))
         self._catch_up()
 
-    def find(self, task_id: TaskId, attempt: int = 0) -> AttemptOutput | None:
-        """One attempt's output; without an attempt, the latest that is stored."""
-        query = "SELECT pack, place FROM entries WHERE task_id = ?"
-        values: tuple[int, ...] = (task_id,)
-        if attempt:
-            query, values = query + " AND attempt = ?", (task_id, attempt)
+    def find(self, task_id: TaskId, attempt: int = 0) -> StoredOutput | None:
+        """One attempt; without an attempt, the latest that is stored."""
+        which, values = ("", (task_id,)) if not attempt else (" AND attempt = ?", (task_id, attempt))
         with self._lock:
-            # Of the latest attempt, the lowest rank: see wire.ranks.
-            latest = " ORDER BY attempt & 1048575 DESC, attempt LIMIT 1"
-            row = self._index.execute(query + latest, values).fetchone()
-        return None if row is None else self._read(row[0], row[1])
+            last = "SELECT attempt, lease_id, node, total, kept_until FROM parts WHERE task_id = ?"
+            row = self._index.execute(f"{last}{which} AND total IS NOT NULL{_LATEST}", values).fetchone()
+            older = "SELECT attempt, pack, place FROM entries WHERE task_id = ?"
+            old = self._index.execute(f"{older}{which}{_LATEST}", values).fetchone() if row is None else None
+            ranges = self._ranges(task_id, row[0]) if row is not None else []
+        if row is None:
+            return None if old is None else self._find_old(old[1], old[2])
+        return StoredOutput(
+            task_id=task_id,
+            attempt=row[0],
+            lease_id=LeaseId(row[1]),
+            node_id=NodeId(row[2]),
+            end=row[3],
+            kept_until_ms=row[4],
+            ranges=tuple(merged(ranges)),
+        )
+
+    def piece(self, stored: StoredOutput, offset: int) -> tuple[int, bytes] | None:
+        """The first stored bytes at or behind an offset, and where they begin. None: there are none."""
+        while True:
+            with self._lock:
+                query = "SELECT end, pack, place FROM parts WHERE task_id = ? AND attempt = ? AND end > offset AND end > ?"
+                values = (stored.task_id, stored.attempt, offset)
+                row = self._index.execute(f"{query} ORDER BY offset LIMIT 1", values).fetchone()
+                if row is None:
+                    query = "SELECT -1, pack, place FROM entries WHERE task_id = ? AND attempt = ?"
+                    row = self._index.execute(query, values[:2]).fetchone()
+            if row is None:
+                return None
+            part = self._read(row[1], row[2])
+            if part is not None and part.offset + len(part.content) > offset:
+                begin = max(offset, part.offset)
+                return begin, part.content[begin - part.offset :]
+            if row[0] <= offset:
+                return None
+            offset = row[0]  # damaged, or expired meanwhile
 
     def has(self, task_id: TaskId, attempt: int) -> bool:
+        """Wholly: its last part is there."""
         with self._lock:
-            query = "SELECT 1 FROM entries WHERE task_id = ? AND attempt = ?"
-            return self._index.execute(query, (task_id, attempt)).fetchone() is not None
+            return self._has(task_id, attempt)
+
+    def _has(self, task_id: TaskId, attempt: int) -> bool:
+        for query in (
+            "SELECT 1 FROM parts WHERE task_id = ? AND attempt = ? AND total IS NOT NULL",
+            "SELECT 1 FROM entries WHERE task_id = ? AND attempt = ?",
+        ):
+            if self._index.execute(query, (task_id, attempt)).fetchone() is not None:
+                return True
+        return False
 
     @property
     def whole_since_ms(self) -> int:
@@ -107,21 +180,21 @@ class LogStore:
             query = "SELECT value FROM meta WHERE name = 'whole_since'"
             return int(self._index.execute(query).fetchone()[0])
 
-    def append(self, outputs: Sequence[AttemptOutput], now_ms: int) -> None:
+    def append(self, parts: Sequence[OutputPart], now_ms: int) -> None:
         """Durable when it returns. An OSError (a full disk) leaves what was stored before as it was."""
-        fresh = [output for output in outputs if not self.has(output.task_id, output.attempt)]
+        fresh = self._fresh(parts)
         if not fresh:
             return
-        if self._descriptor < 0 or self._packs[self._current] >= self._pack_bytes:
+        if self._descriptor < 0 or self._is_pack_full():
             self._begin_pack()
         start = self._packs[self._current]
         place = start
-        rows: list[tuple[int, int, int, int]] = []
+        rows: list[_Row] = []
         try:
-            for output in fresh:
-                entry = _encode(output)
+            for part in fresh:
+                entry = encode(part)
                 _write_all(self._descriptor, entry, place)
-                rows.append((output.task_id, output.attempt, self._current, place))
+                rows.append(_row(part, self._current, place))
                 place += len(entry)
             os.fdatasync(self._descriptor)
         except OSError:
@@ -132,17 +205,46 @@ class LogStore:
         self._remember(rows, self._current, place)
         self.expire(now_ms)
 
+    def _fresh(self, parts: Sequence[OutputPart]) -> list[OutputPart]:
+        """What is not stored yet: an agent that began anew sends again what it had sent."""
+        known: dict[tuple[TaskId, int], list[Range]] = {}
+        fresh: list[OutputPart] = []
+        for part in parts:
+            key = (part.task_id, part.attempt)
+            if key not in known:
+                with self._lock:
+                    if self._has(*key):
+                        continue
+                    known[key] = self._ranges(*key)
+            end = part.offset + len(part.content)
+            holes = list(uncovered(merged(known[key]), part.offset, end))
+            if part.is_last and (not holes or holes[-1][1] < end):
+                holes.append((end, end))  # an entry without content tells the end
+            for begin, to in holes:
+                is_last = part.is_last and to == holes[-1][1]
+                fresh.append(
+                    msgspec.structs.replace(
+                        part,
+                        offset=begin,
+                        content=part.content[begin - part.offset : to - part.offset],
+                        end=part.end if is_last else -1,
+                    )
+                )
+                known[key].append((begin, to))
+        return fresh
+
     def expire(self, now_ms: int) -> None:
         """Delete the oldest packs while there is too much, and those that are too old."""
         for pack in sorted(self._packs):
-            is_too_much = sum(self._packs.values()) > self._retention_bytes
+            is_too_much = (
+                sum(self._packs.values()) > self._retention_bytes or sum(self._rows.values()) > self._max_rows
+            )
             if pack == self._current or not (is_too_much or self._is_too_old(pack, now_ms)):
                 return
-            with self._lock:
-                self._forget(pack, self._written_ms(pack) or now_ms)
-                self._index.commit()
+            self._forget(pack, self._written_ms(pack) or now_ms)
             self._path(pack).unlink(missing_ok=True)
             del self._packs[pack]
+            self._rows.pop(pack, None)
 
     def close(self) -> None:
         with self._lock:
@@ -151,11 +253,29 @@ class LogStore:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _read(self, pack: int, place: int) -> AttemptOutput | None:
+    def _find_old(self, pack: int, place: int) -> StoredOutput | None:
+        part = self._read(pack, place)
+        if part is None:
+            return None
+        return StoredOutput(
+            task_id=part.task_id,
+            attempt=part.attempt,
+            lease_id=part.lease_id,
+            node_id=part.node_id,
+            end=part.end,
+            kept_until_ms=0,
+            ranges=((part.offset, part.end),) if part.content else (),
+        )
+
+    def _ranges(self, task_id: TaskId, attempt: int) -> list[Range]:
+        query = "SELECT offset, end FROM parts WHERE task_id = ? AND attempt = ?"
+        return self._index.execute(query, (task_id, attempt)).fetchall()
+
+    def _read(self, pack: int, place: int) -> OutputPart | None:
         try:
             with self._path(pack).open("rb") as file:
                 file.seek(place)
-                return _decode(file.read(_FRONT_BYTES + MOST_ENTRY_BYTES))
+                return decode(file.read(FRONT_BYTES + MAX_NODE_BYTES + MAX_ENTRY_BYTES))
         except FileNotFoundError:
             return None  # it expired between the index and here
 
@@ -165,30 +285,52 @@ class LogStore:
         for path in sorted(self._folder.glob("pack-*.bin")):
             pack = int(path.stem.removeprefix("pack-"))
             end = known.get(pack, 0)
-            rows: list[tuple[int, int, int, int]] = []
             if path.stat().st_size != end:
-                end = _scan(path, pack, end, rows)
+                rows: list[_Row] = []
+                for place, behind, part in scan(path, end):
+                    rows.append(_row(part, pack, place))
+                    end = behind
                 self._remember(rows, pack, end)
             self._packs[pack] = end
         for pack in known.keys() - self._packs.keys():
             self._forget(pack, _now_ms())
-        self._index.commit()
+        self._rows = {}
+        for pack, rows_of in self._index.execute(_COUNT_ROWS).fetchall():
+            self._rows[pack] = rows_of
         self._current = max(self._packs, default=0)
-        if self._current and self._packs[self._current] < self._pack_bytes:
+        if self._current and not self._is_pack_full():
             self._descriptor = os.open(self._path(self._current), os.O_RDWR | os.O_CLOEXEC)
             os.ftruncate(self._descriptor, self._packs[self._current])  # a torn entry was never acknowledged
 
-    def _remember(self, rows: list[tuple[int, int, int, int]], pack: int, end: int) -> None:
+    def _remember(self, rows: list[_Row], pack: int, end: int) -> None:
         with self._lock:
-            self._index.executemany("INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?)", rows)
+            self._index.executemany(_INSERT, rows)
             self._index.execute("INSERT OR REPLACE INTO packs VALUES (?, ?)", (pack, end))
             self._index.commit()
+        self._rows[pack] = self._rows.get(pack, 0) + len(rows)
 
     def _forget(self, pack: int, written_ms: int) -> None:
-        """What was stored until then ended before then."""
-        self._index.execute("DELETE FROM entries WHERE pack = ?", (pack,))
-        self._index.execute("DELETE FROM packs WHERE pack = ?", (pack,))
-        self._index.execute("UPDATE meta SET value = max(value, ?) WHERE name = 'whole_since'", (written_ms,))
+        """What was stored until then ended before then. Told first: a crash in the middle leaves no false promise."""
+        with self._lock:
+            self._index.execute(
+                "UPDATE meta SET value = max(value, ?) WHERE name = 'whole_since'", (written_ms,)
+            )
+            self._index.commit()
+        for delete_some in _DELETE_SOME:
+            deleted = _ROWS_PER_DELETE
+            while deleted == _ROWS_PER_DELETE:
+                with self._lock:
+                    deleted = self._index.execute(delete_some, (pack, _ROWS_PER_DELETE)).rowcount
+                    self._index.commit()
+        with self._lock:
+            self._index.execute("DELETE FROM packs WHERE pack = ?", (pack,))
+            self._index.commit()
+
+    def _is_pack_full(self) -> bool:
+        rows = self._rows.get(self._current, 0)
+        return self._packs[self._current] >= self._pack_bytes or rows >= max(
+            1, self._max_rows // _PACKS_OF_ROWS
+        )
 
     def _begin_pack(self) -> None:
         pack = self._current + 1
@@ -250,61 +392,21 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _encode(output: AttemptOutput) -> bytes:
-    packed = zlib.compress(output.content, 1)
-    front = _HEADER.pack(
-        _MAGIC,
-        output.task_id,
-        output.lease_id,
-        output.attempt,
-        output.offset,
-        len(output.content),
-        len(packed),
-        zlib.crc32(packed),
+def _row(part: OutputPart, pack: int, place: int) -> _Row:
+    total = part.end if part.is_last else None
+    end = part.offset + len(part.content)
+    return (
+        part.task_id,
+        part.attempt,
+        part.offset,
+        end,
+        pack,
+        place,
+        total,
+        part.lease_id,
+        part.node_id,
+        part.kept_until_ms,
     )
-    return b"".join((front, _HEADER_CRC.pack(zlib.crc32(front)), packed))
-
-
-def _front(content: bytes) -> tuple[int, int, int, int, int, int, int] | None:
-    if len(content) < _FRONT_BYTES:
-        return None
-    magic, task_id, lease_id, attempt, offset, raw_bytes, packed_bytes, crc = _HEADER.unpack_from(content)
-    if magic != _MAGIC or _HEADER_CRC.unpack_from(content, _HEADER.size)[0] != zlib.crc32(
-        content[: _HEADER.size]
-    ):
-        return None
-    return task_id, lease_id, attempt, offset, raw_bytes, packed_bytes, crc
-
-
-def _decode(content: bytes) -> AttemptOutput | None:
-    front = _front(content)
-    if front is None:
-        return None
-    task_id, lease_id, attempt, offset, raw_bytes, packed_bytes, crc = front
-    packed = content[_FRONT_BYTES : _FRONT_BYTES + packed_bytes]
-    if len(packed) < packed_bytes or zlib.crc32(packed) != crc or raw_bytes > MOST_ENTRY_BYTES:
-        return None
-    return AttemptOutput(
-        task_id=TaskId(task_id),
-        attempt=attempt,
-        lease_id=LeaseId(lease_id),
-        offset=offset,
-        content=zlib.decompress(packed),
-    )
-
-
-def _scan(path: Path, pack: int, start: int, rows: list[tuple[int, int, int, int]]) -> int:
-    """Where the whole entries end. Contents are checked: after a power cut any page of a batch may be missing."""
-    place = start
-    with path.open("rb") as file:
-        file.seek(place)
-        while (front := _front(head := file.read(_FRONT_BYTES))) is not None:
-            packed = file.read(front[5])
-            if _decode(head + packed) is None:
-                break
-            rows.append((front[0], front[2], pack, place))
-            place += len(head) + len(packed)
-    return place
 
 
 def _write_all(descriptor: int, content: bytes, offset: int) -> None:

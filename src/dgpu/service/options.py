@@ -11,6 +11,8 @@ import msgspec
 from dgpu.core.settings import Settings
 from dgpu.service.alerts.options import AlertOptions
 from dgpu.service.contact import AgentRules
+from dgpu.service.logstore import MAX_ROWS
+from dgpu.service.output_intake import DEFAULT_HEAD_BYTES, DEFAULT_TAIL_BYTES
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +47,9 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     journal_retention_ms: int = 30 * 86_400_000
     log_retention_bytes: int = 10 << 30
     log_retention_ms: int = 30 * 86_400_000
+    log_retention_rows: int = MAX_ROWS
+    log_head_bytes: int = DEFAULT_HEAD_BYTES  # kept of each attempt, its first
+    log_tail_bytes: int = DEFAULT_TAIL_BYTES  # and its last
     telemetry_retention_bytes: int = 2 << 30
     telemetry_retention_ms: int = 91 * 86_400_000
     segment_bytes: int = 32 << 20  # of one journal file

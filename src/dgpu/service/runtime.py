@@ -182,6 +182,10 @@ class Runtime:
     def node_contact(self, node_id: NodeId) -> NodeContact:
         return self._scheduler.contact(node_id)
 
+    def session_of(self, node_id: NodeId) -> str:
+        """The session in which a node is registered now; empty: it is not."""
+        return self._scheduler.session_of(node_id)
+
     def now_ms(self) -> int:
         return self._clock.now_ms()
 

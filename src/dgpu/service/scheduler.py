@@ -125,6 +125,9 @@ class Scheduler:
     def contact(self, node_id: NodeId) -> NodeContact:
         return self._agents.contact(node_id)
 
+    def session_of(self, node_id: NodeId) -> str:
+        return self._agents.session_of(node_id)
+
     def wake_at(self) -> int:
         """When TimePassed should come at the latest."""
         beat = self._ticked_at + TICK_MS

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 import structlog
 
+from dgpu.core.ids import LeaseId
 from dgpu.core_form import FORM
 from dgpu.journal.archive import Retention
 from dgpu.journal.file import FileJournal
@@ -27,12 +28,14 @@ from dgpu.service.follower_link import FollowerLink
 from dgpu.service.follower_words import FollowerSettings
 from dgpu.service.logstore import LogStore
 from dgpu.service.options import Address, ServiceOptions, check_options
-from dgpu.service.output import OutputStreams
+from dgpu.service.output_intake_words import Holder, HolderFound
+from dgpu.service.output_streams import OutputStreams
 from dgpu.service.outputs import CommittedGroup
 from dgpu.service.runtime import Runtime
 from dgpu.service.scheduler import Scheduler
 from dgpu.service.telemetry.recorder import record_for_ever
 from dgpu.service.views import Views
+from dgpu.wire.ranks import run_number
 
 _BACKLOG = 1_024
 _HISTORY_LOOK_S = 1.0
@@ -140,8 +143,11 @@ async def _output(options: ServiceOptions, runtime: Runtime) -> AsyncIterator[Ou
         options.data_dir / "logs",
         retention_bytes=options.log_retention_bytes,
         retention_ms=options.log_retention_ms,
+        max_rows=options.log_retention_rows,
     )
-    output = OutputStreams(store, runtime)
+    output = OutputStreams(
+        store, runtime, head_bytes=options.log_head_bytes, tail_bytes=options.log_tail_bytes
+    )
     try:
         yield output
     finally:
@@ -204,6 +210,19 @@ async def _http(
         lambda: _tell_of_damage(loop, follower),
         lambda: follower.seen_index > 0,
     )
+    recovered_index = runtime.committed_index
+
+    def past_holder(lease_id: LeaseId) -> HolderFound:
+        # History knows all leases of before this start once it has read the journal as far as that.
+        is_sure = follower.seen_index >= recovered_index
+        found = history.rank_of(lease_id)
+        holder = None
+        if found is not None:
+            task_id, attempt, rank, node_id = found
+            holder = Holder(node_id=node_id, task_id=task_id, attempt=run_number(attempt, rank))
+        return HolderFound(lease_id=lease_id, holder=holder, is_sure=is_sure)
+
+    output.look_up_with(past_holder)
     app = create_app(
         runtime,
         views,

@@ -289,7 +289,7 @@ def test_time_limits_hold_without_an_agent(kept) -> None:
     assert end["outcome"] == "timeout"
 
 
-def test_only_the_last_bytes_of_long_output_are_kept(tmp_path) -> None:
+def test_only_the_first_and_the_last_bytes_of_long_output_are_kept(tmp_path) -> None:
     kept = Kept(tmp_path, output_cap_bytes=80_000)
     try:
         kept.spawn(1, "i=0; while [ $i -lt 40000 ]; do echo $i; i=$((i+1)); done")
@@ -297,7 +297,8 @@ def test_only_the_last_bytes_of_long_output_are_kept(tmp_path) -> None:
         whole = "".join(f"{i}\n" for i in range(40_000)).encode()
         assert end["output_bytes"] == len(whole)
         files = sorted((tmp_path / "output" / "1").iterdir())
-        assert whole[int(files[0].name) :] == kept.output(1)
+        assert files[0].read_bytes() == whole[:5_000]
+        assert b"".join(file.read_bytes() for file in files[1:]) == whole[int(files[1].name) :]
         assert 60_000 <= len(kept.output(1)) <= 80_000
         assert len(files) > 1
     finally:

@@ -23,7 +23,8 @@ from dgpu.service.contact import AgentRules
 from dgpu.service.grpc import links
 from dgpu.service.grpc.server import SERVICE, AgentServer
 from dgpu.service.logstore import LogStore
-from dgpu.service.output import OutputStreams, OutputUnavailable
+from dgpu.service.output_reading import OutputUnavailable
+from dgpu.service.output_streams import OutputStreams
 from dgpu.service.runtime import Runtime
 from dgpu.service.scheduler import Scheduler
 from dgpu.wire.proto import agent_pb2 as pb
@@ -241,8 +242,9 @@ async def test_the_output_of_an_ended_attempt_is_stored_and_outlives_its_node(se
     assert (await stream.read()).stored.lease_id == lease
     stream.cancel()
     agent.cancel()
-    assert [piece async for piece in service.output.read(task_id)] == [b"hello world\n"]
-    assert [piece async for piece in service.output.read(task_id, tail_bytes=6)] == [b"world\n"]
+    missing = b"[dgpu: 10 bytes left out here; they are no longer stored anywhere]\n"
+    assert await _all(service.output.read(task_id)) == missing + b"hello world\n"
+    assert await _all(service.output.read(task_id, tail_bytes=6)) == b"world\n"
 
 
 async def test_following_a_running_task_ends_with_it(service: Service) -> None:
@@ -309,10 +311,12 @@ async def test_a_slow_reader_pauses_its_own_fetch_and_nobody_elses(service: Serv
         )
     answers = [await stream.read() for _ in range(2)]
     assert sorted(answer.WhichOneof("body") for answer in answers) == ["cancel_fetch", "credit"]
-    assert len(await anext(pieces)) == 6 * len(piece)
+    for _ in range(5):
+        assert await anext(pieces) == piece
     reading = asyncio.create_task(anext(pieces))
     again = (await stream.read()).fetch
-    assert (again.offset, again.request_id) == (7 * len(piece), fetch.request_id + 1)
+    assert again.offset == 6 * len(piece)  # the last one came when it was paused already
+    assert again.request_id > fetch.request_id
     reading.cancel()
 
 
@@ -351,7 +355,7 @@ async def test_a_full_disk_keeps_the_agent_from_deleting(
     await stream.write(chunk(b"hello\n", lease=lease, task=task_id, last=True))
     await agent.write(heartbeat(9))
     assert (await agent.read()).heartbeat_ack.seq == 9  # the scheduler is well
-    await until(lambda: service.output._storing is None)
+    await until(lambda: not service.output._intake.is_storing)
     monkeypatch.setattr(store, "append", working)
     await stream.write(chunk(b"hello\n", lease=lease, task=task_id, last=True))
     assert (await stream.read()).stored.lease_id == lease
@@ -373,3 +377,82 @@ async def test_another_user_of_the_machine_cannot_pose_as_an_agent(service: Serv
         said = (await nobody.communicate())[0].decode()
         assert said.startswith("PERMISSION_DENIED"), said
     assert await service.runtime.read(lambda state: list(state.nodes)) == []
+
+
+async def hung_up(call: Any) -> tuple[grpc.StatusCode, str]:
+    async with asyncio.timeout(30):
+        return await ended(call)
+
+
+async def test_an_output_stream_of_no_registered_session_is_refused(service: Service) -> None:
+    _agent, task_id, lease = await running_task(service)
+    for node, session in (("n1", "guessed"), ("n9", "s"), ("n9", ""), ("n1", "")):
+        call = service.call("Output")
+        await call.write(pb.FromAgentOutput(hello=pb.OutputHello(node_id=node, session_id=session)))
+        await call.write(chunk(b"EVIL", lease=lease, task=task_id, last=True))
+        code, reason = await hung_up(call)
+        assert (code, "is registered here" in reason) == (grpc.StatusCode.UNAVAILABLE, True)
+    assert service.output.refused == 4
+    assert await service.output.stored(task_id, 1) is None
+
+
+async def test_output_of_another_nodes_task_is_refused_also_after_its_end(service: Service) -> None:
+    agent, task_id, lease = await running_task(service)
+    await connected(service, node="n2")
+    stream, evil = await output_stream(service), await output_stream(service, "n2")
+    for _ in range(2):
+        await evil.write(chunk(b"EVIL", lease=lease, task=task_id, last=True))
+        assert (await evil.read()).unwanted.lease_id == lease
+        await agent.write(reports(2, finished=(lease,)))
+    await stream.write(chunk(b"REAL\n", lease=lease, task=task_id, last=True))
+    assert (await stream.read()).stored.lease_id == lease
+    await evil.write(chunk(b"EVIL", lease=lease, task=task_id, last=True))
+    assert (await evil.read()).unwanted.lease_id == lease
+    assert await _all(service.output.read(task_id)) == b"REAL\n"
+
+
+async def test_an_output_stream_ends_with_the_session_of_its_node(service: Service) -> None:
+    agent, task_id, lease = await running_task(service)
+    stream = await output_stream(service)
+    agent.cancel()
+    await until(lambda: not service.runtime.session_of(NodeId("n1")))
+    await stream.write(chunk(b"late", lease=lease, task=task_id, last=True))
+    assert "the session of this stream is over" in (await hung_up(stream))[1]
+
+
+async def test_a_fetch_is_answered_by_the_node_that_was_asked_only(service: Service) -> None:
+    _agent, task_id, lease = await running_task(service)
+    await connected(service, node="n2")
+    stream, evil = await output_stream(service), await output_stream(service, "n2")
+    reading = asyncio.create_task(_all(service.output.read(task_id)))
+    fetch = (await stream.read()).fetch
+    await evil.write(chunk(b"EVIL", lease=lease, task=task_id, request=fetch.request_id, last=True))
+    await until(lambda: service.output.refused == 1)
+    await stream.write(chunk(b"REAL\n", lease=lease, task=task_id, request=fetch.request_id, last=True))
+    assert await reading == b"REAL\n"
+
+
+async def test_what_the_store_left_out_is_fetched_from_the_node_in_its_place(service: Service) -> None:
+    agent, task_id, lease = await running_task(service)
+    stream = await output_stream(service)
+    text = b"".join(b"line %05d\n" % number for number in range(1_000))
+    await agent.write(reports(2, finished=(lease,)))
+    await stream.write(chunk(text[:2_200], lease=lease, task=task_id))
+    last = chunk(text[8_795:], lease=lease, task=task_id, offset=8_795, last=True)
+    last.chunk.end, last.chunk.kept_ms = len(text), 86_400_000
+    await stream.write(last)
+    assert (await stream.read()).stored.lease_id == lease
+    reading = asyncio.create_task(_all(service.output.read(task_id)))
+    fetch = (await stream.read()).fetch
+    assert (fetch.offset, fetch.length, fetch.task_id, fetch.attempt) == (2_200, 6_595, task_id, 1)
+    middle = chunk(
+        text[2_200:8_795], lease=lease, task=task_id, request=fetch.request_id, offset=2_200, last=True
+    )
+    await stream.write(middle)
+    assert await reading == text
+    stream.cancel()
+    await until(lambda: not service.output.is_attached(NodeId("n1")))
+    lines = (await _all(service.output.read(task_id))).splitlines(keepends=True)
+    (mark,) = (line for line in lines if line.startswith(b"[dgpu: 6,600 bytes left out here; "))
+    assert b"the whole output is on node n1 until 20" in mark
+    assert b"".join(line for line in lines if line != mark) == text[:2_200] + text[8_800:]

@@ -25,16 +25,20 @@ class AgentOutput:
         self.fetches: list[pb.Fetch] = []
         self.asked = threading.Event()
         self.cancelled = threading.Event()
-        attached = threading.Event()
+        self.hung_up = ""
+        session_id = world.connect_agent(node)
 
-        def attach() -> None:
-            self._link = world.output.attach(NodeId(node), self._on_message)
-            attached.set()
+        async def attach() -> int:
+            return world.output.attach(NodeId(node), session_id, self)
 
-        world.loop.call_soon_threadsafe(attach)
-        assert attached.wait(30)
+        self.link_id = world.run(attach())
+        assert not self.hung_up
 
-    def _on_message(self, message: pb.FromSchedulerOutput) -> None:
+    def hang_up(self, reason: str, *, fault: bool) -> None:
+        del fault
+        self.hung_up = reason
+
+    def send(self, message: pb.FromSchedulerOutput) -> None:
         if message.HasField("fetch"):
             self.fetches.append(message.fetch)
             self.asked.set()
@@ -47,11 +51,12 @@ class AgentOutput:
         chunk = pb.OutputChunk(
             lease_id=fetch.lease_id, request_id=fetch.request_id, offset=offset, data=text, last=last
         )
-        self._world.loop.call_soon_threadsafe(self._world.output.on_chunk, self._link, chunk)
+        self._world.loop.call_soon_threadsafe(self._world.output.on_chunk, self.link_id, chunk)
 
     def store(self, task: int, attempt: int, text: bytes) -> None:
-        chunk = pb.OutputChunk(lease_id=task, task_id=task, attempt=attempt, data=text, last=True)
-        self._world.loop.call_soon_threadsafe(self._world.output.on_chunk, self._link, chunk)
+        lease_id = self._world.read(lambda state: state.tasks[TaskId(task)].lease_id)
+        chunk = pb.OutputChunk(lease_id=lease_id, task_id=task, attempt=attempt, data=text, last=True)
+        self._world.loop.call_soon_threadsafe(self._world.output.on_chunk, self.link_id, chunk)
 
 
 def open_stream(
@@ -106,8 +111,8 @@ def test_following_a_task_that_waits_begins_when_it_starts(world) -> None:
     world.submit()
     connection, response = open_stream(world, "/api/v1/tasks/1/logs?follow=true")
     assert response.status == 200
-    agent = AgentOutput(world)
     world.add_node()
+    agent = AgentOutput(world)
     agent.write(b"at last", last=True)
     assert response.read1() == b"at last"
     world.finish_running()
@@ -146,7 +151,7 @@ def test_an_ended_task_wrote_nothing_if_its_node_says_so(world) -> None:
 
 def test_nothing_found_is_told_as_nothing_written_only_where_that_is_known(world) -> None:
     """After a restart the scheduler cannot ask for an ended attempt any more: its node sends what it has."""
-    agent = silent_task(world)
+    silent_task(world)
     world.output._places.clear()
 
     def told(query: str = "") -> tuple[int, str]:
@@ -155,11 +160,11 @@ def test_nothing_found_is_told_as_nothing_written_only_where_that_is_known(world
 
     status, detail = told()
     assert (status, "n1 may still have to send it" in detail) == (404, True)
-    agent._link.attached_s -= 60
+    world.output._attached_s[NodeId("n1")] -= 60
     assert told() == told("?tail=3") == (200, "")
-    world.output._store_failed = True
+    world.output._intake.store_failed = True
     assert told()[0] == 404
-    world.output._store_failed = False
+    world.output._intake.store_failed = False
     world.output._store._forget(1, int(time.time() * 1000) + 1_000)
     for query in ("", "?tail=3"):
         status, detail = told(query)

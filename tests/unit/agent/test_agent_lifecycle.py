@@ -170,7 +170,7 @@ def test_an_end_that_the_scheduler_knows_already_is_forgotten() -> None:
 def test_output_is_kept_until_it_is_stored_and_the_end_acknowledged() -> None:
     lifecycle = running(order())
     outputs = lifecycle.on_input(RunsEnded(ended=(end(output_bytes=9),)), 50)
-    assert outputs[0] == KeepOutput(lease_id=L1, task_id=TaskId(11), attempt=1)
+    assert outputs[0] == KeepOutput(lease_id=L1, task_id=TaskId(11), attempt=1, output_bytes=9)
     assert lifecycle.on_input(Acked(finished=(L1,)), 60) == []
     assert lifecycle.held() == []
     assert lifecycle.on_input(OutputStored(lease_ids=(L1,)), 70) == [ForgetRuns(lease_ids=(L1,))]

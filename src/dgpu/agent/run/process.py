@@ -336,6 +336,8 @@ def base_environment() -> dict[str, str]:
         **found,
         "PATH": os.environ.get("PATH", _DEFAULT_PATH),
         "LANG": os.environ.get("LANG", "C.UTF-8"),
+        # What a script printed before it was stopped must not be lost in its buffer.
+        "PYTHONUNBUFFERED": "1",
     }
 
 

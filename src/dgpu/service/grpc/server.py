@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError, Message
 from dgpu.core.ids import NodeId
 from dgpu.service.grpc.links import Link
 from dgpu.service.grpc.peers import is_ours
-from dgpu.service.output import OutputStreams
+from dgpu.service.output_streams import OutputStreams
 from dgpu.service.runtime import Runtime
 from dgpu.wire.proto import agent_pb2 as pb
 
@@ -98,7 +98,7 @@ class AgentServer:
         hello = await context.read()
         if not isinstance(hello, pb.FromAgentOutput) or hello.WhichOneof("body") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be OutputHello")
-        stream = self._output.attach(NodeId(hello.hello.node_id), link.send)
+        stream = self._output.attach(NodeId(hello.hello.node_id), hello.hello.session_id, link)
 
         def on_message(message: pb.FromAgentOutput) -> None:
             if message.WhichOneof("body") != "chunk":

@@ -8,7 +8,7 @@ from typing import Any
 from dgpu.service.alerts.watch import AlertWatch
 from dgpu.service.follower_link import FollowerLink
 from dgpu.service.history import History
-from dgpu.service.output import OutputStreams
+from dgpu.service.output_streams import OutputStreams
 from dgpu.service.rest.access import Access
 from dgpu.service.rest.backend import Backend, RestOptions
 from dgpu.service.rest.front import App, Front

@@ -15,7 +15,7 @@ from dgpu.service.alerts.watch import AlertWatch
 from dgpu.service.board import Board
 from dgpu.service.follower_link import FollowerLink
 from dgpu.service.history import History
-from dgpu.service.output import OutputStreams
+from dgpu.service.output_streams import OutputStreams
 from dgpu.service.rest.feed import EventFeed
 from dgpu.service.rest.scrape import Scrapes
 from dgpu.service.runtime import Runtime

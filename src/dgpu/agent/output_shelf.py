@@ -1,0 +1,193 @@
+"""Output files of ended attempts on a node: waiting for the scheduler, or kept because it has only parts of them.
+
+`OUTPUT/LEASE` belongs to an attempt that runs or waits for its upload. `OUTPUT/kept/LEASE.TASK.ATTEMPT` is the whole output
+of an attempt of which the scheduler stored the first and the last bytes. Kept output is deleted when it is too old, too
+much, or when the disk is nearly full, oldest first.
+
+Calls that read or write files block: they are for a thread. Ages are counted while the agent runs, so a wrong wall clock deletes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from dgpu.agent import chunks
+from dgpu.agent.output_words import FilesRead, OutputSettled, ReadFiles
+from dgpu.core.ids import LeaseId, TaskId
+
+DEFAULT_MAX_BYTES = 20 * 1024**3
+DEFAULT_MAX_AGE_MS = 7 * 86_400_000
+MAX_KEPT = 10_000  # directories
+MIN_FREE_BYTES = 256 * 1024**2  # on the disk: below it kept output makes room
+_MAX_AWAY_MS = 86_400_000  # counted for a time without an agent, which only the wall clock knows
+
+
+class _Kept:
+    __slots__ = ("age_ms", "size")
+
+    def __init__(self, size: int, age_ms: int) -> None:
+        self.size = size
+        self.age_ms = age_ms
+
+
+class OutputShelf:
+    """Of one agent, for all of its nodes."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        clock_ms: Callable[[], int],
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        max_age_ms: int = DEFAULT_MAX_AGE_MS,
+        min_free_bytes: int = MIN_FREE_BYTES,
+    ) -> None:
+        self.directory = directory
+        self.max_age_ms = max_age_ms
+        self._clock_ms = clock_ms
+        self._max_bytes = max_bytes
+        self._min_free_bytes = min_free_bytes
+        self._kept_dir = directory / "kept"
+        self._ages = self._kept_dir / "ages.json"
+        self._lock = threading.Lock()
+        self._waiting: dict[LeaseId, int] = {}  # bytes of attempts that wait for their upload, oldest first
+        self._waiting_bytes = 0
+        self._kept_bytes = 0
+        self._counted_ms = clock_ms()
+        self._kept: dict[str, _Kept] | None = None  # None: not looked at yet
+
+    def read(self, ask: ReadFiles, *, is_running: bool, run: tuple[TaskId, int] | None) -> FilesRead:
+        """`run`: task and attempt for which the node knows the lease, if it does."""
+        own = self.directory / f"{ask.lease_id:d}"
+        directory = self._kept_dir / _name(ask.lease_id, ask.task_id, ask.attempt)
+        is_other = run is not None and ask.task_id and run != (ask.task_id, ask.attempt)
+        if not is_other and (own.is_dir() or not directory.is_dir()):
+            directory = own
+        first, end = chunks.extent(directory)
+        offset = max(first, end - ask.tail_bytes) if ask.tail_bytes else ask.offset
+        found_at, data = chunks.read_at(directory, offset, ask.max_bytes) if ask.max_bytes else (offset, b"")
+        return FilesRead(
+            ticket=ask.ticket,
+            is_there=directory.is_dir(),
+            is_running=is_running and not is_other,
+            end=end,
+            offset=found_at,
+            data=data,
+        )
+
+    def waits(self, lease_id: LeaseId, size: int) -> bool:
+        """The attempt has ended and waits for its upload. True: there is too much, and `tidy` should be called."""
+        self._waiting[lease_id] = size
+        self._waiting_bytes += size
+        return self._total() > self._max_bytes
+
+    def is_settled(self, lease_id: LeaseId) -> None:
+        self._waiting_bytes -= self._waiting.pop(lease_id, 0)
+
+    def keep(self, settled: OutputSettled) -> None:
+        """Keeps what the scheduler has only in parts."""
+        own = self.directory / f"{settled.lease_id:d}"
+        name = _name(settled.lease_id, settled.task_id, settled.attempt)
+        with self._lock:
+            kept = self._look()
+            with contextlib.suppress(OSError):
+                if own.is_dir():
+                    self._delete(name)
+                    self._kept_dir.mkdir(mode=0o700, exist_ok=True)
+                    own.rename(self._kept_dir / name)
+                    kept[name] = _Kept(chunks.size(self._kept_dir / name), 0)
+                    self._kept_bytes += kept[name].size
+            self._make_room()
+            self._save()
+
+    def tidy(self) -> None:
+        """Counts time and deletes what is over its age; to be called every minute or so."""
+        with self._lock:
+            now_ms = self._clock_ms()
+            passed_ms, self._counted_ms = now_ms - self._counted_ms, now_ms
+            kept = self._look()
+            for each in kept.values():
+                each.age_ms += passed_ms
+            for name in [name for name, each in kept.items() if each.age_ms > self.max_age_ms]:
+                self._delete(name)
+            self._make_room()
+            if kept or self._ages.exists():
+                self._save()
+
+    # -- leaves
+
+    def _make_room(self) -> None:
+        kept = self._look()
+        by_age = sorted(kept, key=lambda name: -kept[name].age_ms)
+        while by_age and (self._total() > self._max_bytes or len(kept) > MAX_KEPT or self._is_disk_low()):
+            self._delete(by_age.pop(0))
+        for shrink in (chunks.thin, _remove):
+            for lease_id in list(self._waiting)[:-1]:  # the newest stays in any case
+                if self._total() <= self._max_bytes:
+                    return
+                own = self.directory / f"{lease_id:d}"
+                shrink(own)
+                size = chunks.size(own)
+                if lease_id in self._waiting:
+                    self._waiting_bytes += size - self._waiting[lease_id]
+                    self._waiting[lease_id] = size
+
+    def _total(self) -> int:
+        return self._kept_bytes + self._waiting_bytes
+
+    def _is_disk_low(self) -> bool:
+        try:
+            found = os.statvfs(self.directory)
+        except OSError:
+            return False
+        return found.f_bavail * found.f_frsize < self._min_free_bytes
+
+    def _delete(self, name: str) -> None:
+        shutil.rmtree(self._kept_dir / name, ignore_errors=True)
+        gone = self._look().pop(name, None)
+        self._kept_bytes -= gone.size if gone is not None else 0
+
+    def _look(self) -> dict[str, _Kept]:
+        """From the disk, once; the file of ages may be missing or damaged."""
+        if self._kept is not None:
+            return self._kept
+        ages: dict[str, int] = {}
+        away_ms = 0
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            saved = json.loads(self._ages.read_bytes())
+            ages = {str(name): int(age_ms) for name, age_ms in saved["ages"].items()}
+            away_ms = min(max(0, _wall_ms() - int(saved["wall_ms"])), _MAX_AWAY_MS)
+        self._kept = {}
+        with contextlib.suppress(OSError):
+            for entry in sorted(self._kept_dir.iterdir()):
+                if entry.is_dir():
+                    age_ms = ages.get(entry.name, 0) + away_ms
+                    self._kept[entry.name] = _Kept(chunks.size(entry), age_ms)
+                    self._kept_bytes += self._kept[entry.name].size
+        return self._kept
+
+    def _save(self) -> None:
+        ages = {name: each.age_ms for name, each in self._look().items()}
+        fresh = self._ages.with_suffix(".new")
+        with contextlib.suppress(OSError):  # a lost age is counted from 0 again
+            fresh.write_text(json.dumps({"wall_ms": _wall_ms(), "ages": ages}))
+            fresh.replace(self._ages)
+
+
+def _name(lease_id: LeaseId, task_id: TaskId, attempt: int) -> str:
+    return f"{lease_id:d}.{task_id:d}.{attempt:d}"
+
+
+def _remove(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
