@@ -22,8 +22,8 @@ from dgpu.core.lease import Lease
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Task
 from dgpu.service.contact import AgentRules
-from dgpu.service.inputs import AgentSaid, DecideQueued, Input
-from dgpu.service.outputs import Append, Output, Reply, Tell
+from dgpu.service.inputs import AgentSaid, DecideQueued, HistoryAdvanced, Input, Read, TimePassed
+from dgpu.service.outputs import Append, Output, ReadNow, Reply, Tell
 from dgpu.service.scheduler import Scheduler
 from dgpu.sim.checkers import Violation
 from dgpu.sim.simulate import simulate
@@ -52,6 +52,9 @@ def test_the_worlds_are_as_bad_as_they_claim() -> None:
         seen["freezes"] += summary.freezes
         seen["second runs"] += summary.runs - summary.tasks
         seen["restarts"] += summary.scheduler_starts - 1
+        seen["forgotten"] += summary.forgotten
+        seen["timeouts"] += summary.timeouts
+        seen["reads of ended tasks"] += summary.reads_of_ends
     assert min(seen.values()) >= 10, seen
     assert seen["torn tails"] >= 10
     assert seen["freezes"] >= 10
@@ -122,7 +125,27 @@ class AnswersTooEarly(Scheduler):
         return outputs
 
 
-@pytest.mark.parametrize("mutant", [RequeuesAtOnce, AcknowledgesTooEarly, AnswersTooEarly])
+class ReadsTooEarly(Scheduler):
+    """Lets readers look at a group that may never become durable."""
+
+    def on_input(self, value: Input, now: int) -> list[Output]:
+        if isinstance(value, Read):
+            return [ReadNow(request_id=value.request_id)]
+        return super().on_input(value, now)
+
+
+class ForgetsTooEarly(Scheduler):
+    """Takes tasks out of the memory before the history has them."""
+
+    def on_input(self, value: Input, now: int) -> list[Output]:
+        if isinstance(value, TimePassed):
+            super().on_input(HistoryAdvanced(at=now), now)
+        return super().on_input(value, now)
+
+
+@pytest.mark.parametrize(
+    "mutant", [RequeuesAtOnce, AcknowledgesTooEarly, AnswersTooEarly, ReadsTooEarly, ForgetsTooEarly]
+)
 def test_a_scheduler_that_breaks_a_rule_is_caught(mutant: type[Scheduler]) -> None:
     assert _is_caught(make_scheduler=mutant)
 

@@ -6,11 +6,12 @@ import json
 
 from dgpu.agent.run.runner import RunOrder
 from dgpu.core.digest import digest
-from dgpu.core.events import Event, TaskFinished, TasksCancelled
+from dgpu.core.events import Event, TaskFinished, TasksCancelled, TasksForgotten
 from dgpu.core.ids import LeaseId, NodeId, TaskId
 from dgpu.core.invariants import check_invariants
 from dgpu.core.state import ClusterState
 from dgpu.core.task import TaskStatus
+from dgpu.sim.history import SimHistory
 from dgpu.wire.ranks import attempt_of
 
 _CHECK_EVERY = 16  # commits; checking all would take most of the time
@@ -27,11 +28,15 @@ class Checkers:
             TaskId, dict[LeaseId, tuple[int, NodeId]]
         ] = {}  # processes that are neither frozen nor over, with their attempt
         self._ended: dict[TaskId, TaskStatus] = {}
+        self._ended_for_readers: dict[TaskId, TaskStatus] = {}
+        self._details: dict[TaskId, dict[str, int]] = {}  # what each task was submitted for
         self._exits: dict[LeaseId, int] = {}
         self._commits = 0
         self.acknowledged: dict[str, tuple[TaskId, ...]] = {}  # by idempotency key
         self.runs = 0
         self.freezes = 0
+        self.timeouts = 0
+        self.reads_of_ends = 0
 
     # told by the keepers
 
@@ -58,13 +63,16 @@ class Checkers:
 
     # told by clients and the scheduler
 
-    def on_acknowledged(self, key: str, task_ids: tuple[TaskId, ...]) -> None:
+    def on_acknowledged(self, key: str, task_ids: tuple[TaskId, ...], detail: bytes) -> None:
+        self._details.update(dict.fromkeys(task_ids, json.loads(detail)))
         known = self.acknowledged.setdefault(key, task_ids)
         if known != task_ids:
             raise self._violation(f"submit {key} was answered by {known}, then by {task_ids}")
 
-    def on_committed(self, state: ClusterState, events: tuple[Event, ...]) -> None:
+    def on_committed(self, state: ClusterState, events: tuple[Event, ...], history: SimHistory) -> None:
         for event in events:
+            if isinstance(event, TasksForgotten) and not history.ended.keys() >= set(event.task_ids):
+                raise self._violation(f"tasks left the memory before the history had them: {event}")
             if isinstance(event, TaskFinished):
                 self._check_end(event)
                 self._ended[event.task_id] = event.status
@@ -77,6 +85,7 @@ class Checkers:
     def _check_end(self, event: TaskFinished) -> None:
         if event.task_id in self._ended:
             raise self._violation(f"task {event.task_id} ended twice")
+        self.timeouts += event.reason == "timeout"
         if event.status is TaskStatus.SUCCESS and self._exits.get(event.lease_id) != 0:
             raise self._violation(
                 f"task {event.task_id} succeeded, but no process under {event.lease_id} did"
@@ -86,36 +95,57 @@ class Checkers:
                 f"task {event.task_id} succeeded, and {self._awake[event.task_id]} still runs"
             )
 
+    def on_read(self, task_id: TaskId, state: ClusterState, history: SimHistory) -> None:
+        """A client reads a task that it was told of. An end that it saw once must stay."""
+        status = self._status_of(task_id, state, history)
+        if status.is_final:
+            self.reads_of_ends += 1
+            self._ended_for_readers.setdefault(task_id, status)
+        if self._ended_for_readers.get(task_id, status) is not status:
+            seen = self._ended_for_readers[task_id]
+            raise self._violation(f"task {task_id} was read as {seen} and later as {status}")
+
     # asked at a start and at the end
 
-    def check_recovered(self, state: ClusterState) -> None:
+    def check_recovered(self, state: ClusterState, history: SimHistory) -> None:
         check_invariants(state)
-        for key, task_ids in self.acknowledged.items():
+        for task_ids in self.acknowledged.values():
             for task_id in task_ids:
-                task = state.tasks.get(task_id)
-                if task is None:
-                    raise self._violation(f"task {task_id} of {key} was acknowledged and is lost")
-                if task_id in self._ended and task.status is not self._ended[task_id]:
+                status = self._status_of(task_id, state, history)
+                if self._ended.get(task_id, status) is not status:
                     raise self._violation(f"the end of task {task_id} is lost")
+                if self._ended_for_readers.get(task_id, status) is not status:
+                    raise self._violation(f"the end of task {task_id} was read and is lost")
 
-    def check_at_rest(self, state: ClusterState, replayed: ClusterState) -> None:
-        self.check_recovered(state)
+    def check_at_rest(self, state: ClusterState, replayed: ClusterState, history: SimHistory) -> None:
+        self.check_recovered(state, history)
+        known = history.ended.keys() | state.tasks.keys()
+        if known != {task_id for ids in self.acknowledged.values() for task_id in ids}:
+            raise self._violation("there are tasks that no client was told of")
         for task in state.tasks.values():
             if not task.status.is_final:
                 raise self._violation(
                     f"task {task.id} never ended: {task.status}, {task.reason or task.error}"
                 )
-            detail = json.loads(task.detail)
-            if task.status is not TaskStatus.CANCELLED and not detail.get("may_fail", False):
-                wanted = TaskStatus.SUCCESS if detail["code"] == 0 else TaskStatus.FAILED
-                if task.status is not wanted:
-                    raise self._violation(f"task {task.id} should be {wanted}: {task.status}, {task.error}")
-        if len(state.tasks) != sum(len(ids) for ids in self.acknowledged.values()):
-            raise self._violation("there are tasks that nobody was told of")
+        for task_id, detail in self._details.items():
+            self._check_status(task_id, detail, self._status_of(task_id, state, history))
         if digest(state) != digest(replayed):
             raise self._violation("the journal makes another state than the one in memory")
         if state.leases:
             raise self._violation(f"leases are left: {sorted(state.leases)}")
+
+    def _check_status(self, task_id: TaskId, detail: dict[str, int], status: TaskStatus) -> None:
+        fails = detail["code"] != 0 or detail.get("times_out", False)
+        wanted = TaskStatus.FAILED if fails else TaskStatus.SUCCESS
+        if status not in {TaskStatus.CANCELLED, wanted}:
+            raise self._violation(f"task {task_id} should be {wanted}: {status}")
+
+    def _status_of(self, task_id: TaskId, state: ClusterState, history: SimHistory) -> TaskStatus:
+        task = state.tasks.get(task_id)
+        status = history.ended.get(task_id) if task is None else task.status
+        if status is None:
+            raise self._violation(f"task {task_id} was acknowledged and is lost")
+        return status
 
     def _violation(self, what: str) -> Violation:
         return Violation(f"seed {self._seed}: {what}")

@@ -10,7 +10,7 @@ from dgpu.core.replay import replay
 from dgpu.core.state import ClusterState
 from dgpu.journal.format import encode_record
 from dgpu.journal.memory import MemoryDisk, MemoryJournal
-from dgpu.service.outputs import Append
+from dgpu.service.outputs import Append, CommittedGroup
 from dgpu.sim.world import World
 from dgpu.wire.records import SCHEMA
 
@@ -38,6 +38,13 @@ class SimDisk:
     def replayed(self) -> ClusterState:
         events: list[Event] = [event for group in self._journal.groups() for event in group.events]
         return replay(events)
+
+    def groups_after(self, index: int) -> list[CommittedGroup]:
+        return [
+            CommittedGroup(index=group.index, events=tuple(group.events))
+            for group in self._journal.groups()
+            if group.index > index
+        ]
 
     def append(self, group: Append, on_durable: Callable[[], None]) -> None:
         self._writing = group

@@ -34,7 +34,11 @@ class Faults:
             self.connection_breaks,
             self.node_is_cut_off,
             self.node_is_cut_off,
+            self.node_hears_nothing,
+            self.node_is_not_heard,
             self.network_is_slow,
+            self.messages_come_twice,
+            self.scheduler_sleeps,
             self.snapshot,
         ]
         if only:
@@ -92,6 +96,21 @@ class Faults:
     def node_is_cut_off(self, node: NodeHost) -> None:
         self._network.cut_off(node.name)
         self._world.after(self._world.between(1_000, 150_000), lambda: self._network.heal(node.name))
+
+    def node_hears_nothing(self, node: NodeHost) -> None:
+        """Its heartbeats arrive, their answers do not: the scheduler counts a lease that the node cannot renew."""
+        self._network.cut_off(node.name, "agent")
+        self._world.after(self._world.between(1_000, 150_000), lambda: self._network.heal(node.name))
+
+    def node_is_not_heard(self, node: NodeHost) -> None:
+        self._network.cut_off(node.name, "scheduler")
+        self._world.after(self._world.between(1_000, 150_000), lambda: self._network.heal(node.name))
+
+    def messages_come_twice(self, _node: NodeHost) -> None:
+        self._network.deliver_twice(self._world.between(1_000, 30_000))
+
+    def scheduler_sleeps(self, _node: NodeHost) -> None:
+        self._scheduler.pause(self._world.between(1_000, 100_000))
 
     def network_is_slow(self, _node: NodeHost) -> None:
         self._network.slow_down(self._world.between(1_000, 20_000))

@@ -29,6 +29,7 @@ class _Process:
         self.started_ms = started_ms  # on the node's clock
         self.code = int(detail["code"])
         self.left_ms = int(detail["ms"])
+        self.limit_ms = order.timeout_ms  # what is left of its time limit; 0: it has none
         self.runs_since = started_at
         self.frozen = False
         self.turn = 0  # a planned end of an earlier turn is void
@@ -144,7 +145,10 @@ class SimKeeper:
                 continue
             process.frozen = True
             process.turn += 1
-            process.left_ms = max(0, process.left_ms - (self._world.now - process.runs_since))
+            ran_ms = self._world.now - process.runs_since
+            process.left_ms = max(0, process.left_ms - ran_ms)
+            if process.limit_ms:
+                process.limit_ms = max(1, process.limit_ms - ran_ms)  # the pause was not the task's
             self._checkers.on_asleep(process.order.task_id, process.order.lease_id)
             self._checkers.freezes += 1
         if frozen and self._action != "stop":
@@ -154,11 +158,13 @@ class SimKeeper:
         process.turn += 1
         turn = process.turn
 
+        times_out = 0 < process.limit_ms < process.left_ms
+
         def end() -> None:
             if process.turn == turn:
-                self._finish(process, Outcome.EXITED)
+                self._finish(process, Outcome.TIMEOUT if times_out else Outcome.EXITED)
 
-        self._world.after(process.left_ms, end)
+        self._world.after(process.limit_ms if times_out else process.left_ms, end)
 
     def _finish(self, process: _Process, outcome: Outcome) -> None:
         lease_id = process.order.lease_id

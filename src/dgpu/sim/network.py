@@ -1,7 +1,8 @@
 """Connections that delay, stall and break. Within one connection order holds, as on TCP; between two it does not.
 
-A partition holds messages back; when it ends in time they arrive late, as a retransmission does. Nothing is lost
-but by the end of a connection, which the two sides notice at different times.
+A partition holds messages back, in one direction or both; when it ends in time they arrive late, as a retransmission
+does. Nothing is lost but by the end of a connection, which the two sides notice at different times. A careless proxy
+may deliver a message twice.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Connection:
     def _send(self, to: str, content: bytes) -> None:
         sender = "agent" if to == "scheduler" else "scheduler"
         if self.open[sender]:
-            self._deliver(to, lambda: self._arrive(to, content))
+            for _ in range(self._network.copies()):
+                self._deliver(to, lambda: self._arrive(to, content))
 
     def _arrive(self, to: str, content: bytes) -> None:
         if self.open[to]:
@@ -65,7 +67,7 @@ class Connection:
         self._arrives_at[to] = max(self._arrives_at[to], world.now + self._network.delay_ms())
 
         def attempt() -> None:
-            if self._network.is_cut_off(self.name):
+            if self._network.is_cut_off(self.name, to):
                 self._arrives_at[to] = max(self._arrives_at[to], world.now + _RETRANSMIT_MS)
                 world.at(self._arrives_at[to], attempt)
             else:
@@ -78,8 +80,9 @@ class Network:
     def __init__(self, world: World) -> None:
         self.world = world
         self.connections: list[Connection] = []
-        self._cut_off: set[str] = set()
+        self._cut_off: set[tuple[str, str]] = set()  # node and the side that hears nothing
         self._slow_until = 0
+        self._doubles_until = 0
 
     def connect(self, name: str, agent: End, scheduler: End) -> Connection:
         connection = Connection(self, name, agent, scheduler)
@@ -87,14 +90,25 @@ class Network:
         self.connections.append(connection)
         return connection
 
-    def is_cut_off(self, name: str) -> bool:
-        return name in self._cut_off
+    def is_cut_off(self, name: str, to: str) -> bool:
+        return (name, to) in self._cut_off
 
-    def cut_off(self, name: str) -> None:
-        self._cut_off.add(name)
+    def can_connect(self, name: str) -> bool:
+        """A handshake needs both directions."""
+        return not any(node == name for node, _ in self._cut_off)
+
+    def cut_off(self, name: str, *sides: str) -> None:
+        """The named sides hear nothing of the other one; without a name, both."""
+        self._cut_off |= {(name, side) for side in sides or ("agent", "scheduler")}
 
     def heal(self, name: str | None = None) -> None:
-        self._cut_off = self._cut_off - {name} if name else set()
+        self._cut_off = {pair for pair in self._cut_off if name is not None and pair[0] != name}
+
+    def deliver_twice(self, ms: int) -> None:
+        self._doubles_until = self.world.now + ms
+
+    def copies(self) -> int:
+        return 2 if self.world.now < self._doubles_until and self.world.chance.random() < 0.3 else 1
 
     def slow_down(self, ms: int) -> None:
         self._slow_until = self.world.now + ms

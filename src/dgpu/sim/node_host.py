@@ -272,7 +272,7 @@ class NodeHost:
         machine = self._machine
 
         def answered() -> None:
-            if self._network.is_cut_off(self.name):
+            if not self._network.can_connect(self.name):
                 return  # nobody answers; the session's own patience ends it
             if not self._scheduler.is_up:
                 self._put(Disconnected(reason="refused"))

@@ -15,13 +15,26 @@ from dgpu.service.inputs import (
     Committed,
     DecideQueued,
     Execute,
+    HistoryAdvanced,
     Input,
+    Read,
     TimePassed,
 )
-from dgpu.service.outputs import Append, HangUp, Output, Publish, Reply, ReplyFailed, Tell
+from dgpu.service.outputs import (
+    Append,
+    CommittedGroup,
+    HangUp,
+    Output,
+    Publish,
+    ReadNow,
+    Reply,
+    ReplyFailed,
+    Tell,
+)
 from dgpu.service.scheduler import Scheduler
 from dgpu.sim.checkers import Checkers, Violation
 from dgpu.sim.disk import SimDisk
+from dgpu.sim.history import SimHistory
 from dgpu.sim.network import Connection
 from dgpu.sim.world import World
 from dgpu.wire.proto.agent_pb2 import FromAgent
@@ -30,6 +43,7 @@ WALL_MS = 1_700_000_000_000
 _HOUR_MS = 3_600_000
 
 Answer = Callable[[object], None]
+Look = Callable[[ClusterState], None]
 MakeScheduler = Callable[..., Scheduler]
 
 
@@ -48,14 +62,18 @@ class SchedulerHost:
         self._settings = settings
         self._make = make_scheduler
         self.disk = SimDisk(world)
+        self.history = SimHistory()
         self.scheduler: Scheduler | None = None
         self.starts = 0
         self.dies_at_next_write = False
         self._clock_offset = 0
+        self._history_at = 0
         self._deciding = False
         self._waking_at = 0
         self._next_id = 0
+        self._paused: list[Callable[[], None]] | None = None
         self._answers: dict[int, Answer] = {}
+        self._looks: dict[int, Look] = {}
         self._connections: dict[int, Connection] = {}
 
     @property
@@ -73,7 +91,7 @@ class SchedulerHost:
             return
         self.starts += 1
         state, index = self.disk.recover()
-        self._checkers.check_recovered(state)
+        self._checkers.check_recovered(state, self.history)
         # Somebody may have set the wall clock meanwhile. It never goes back behind what is journaled.
         wall = WALL_MS + self._world.now + self._world.between(-_HOUR_MS, _HOUR_MS)
         self._clock_offset = max(wall, state.last_at) - self._world.now
@@ -81,6 +99,8 @@ class SchedulerHost:
             state, last_index=index, rules=self._rules, started_at=self._now(), full_pass_ms=5_000
         )
         self._waking_at = 0
+        for group in self.disk.groups_after(self.history.seen_index):  # some may never have been published
+            self._follow(group)
         self._put(Begin(settings=self._settings))
         self._wake_later(self._world.now + 1_000)
 
@@ -89,9 +109,11 @@ class SchedulerHost:
         if self.scheduler is None:
             return
         self.scheduler = None
+        self._paused = None
         self._deciding = False
         self.disk.crash()
         self._answers.clear()
+        self._looks.clear()
         connections, self._connections = self._connections, {}
         for connection in connections.values():
             connection.close("scheduler")
@@ -101,6 +123,28 @@ class SchedulerHost:
             self._next_id += 1
             self._answers[self._next_id] = answer
             self._put(Execute(request_id=self._next_id, command=command))
+
+    def read(self, look: Look) -> None:
+        """At a committed point, as `Runtime.read` does."""
+        if self.scheduler is not None:
+            self._next_id += 1
+            self._looks[self._next_id] = look
+            self._put(Read(request_id=self._next_id))
+
+    def pause(self, ms: int) -> None:
+        """SIGSTOP: sockets fill up, time goes on."""
+        if self.scheduler is None or self._paused is not None:
+            return
+        self._paused = []
+        scheduler = self.scheduler
+
+        def resume() -> None:
+            if self.scheduler is scheduler and self._paused is not None:
+                waiting, self._paused = self._paused, None
+                for action in waiting:
+                    action()
+
+        self._world.after(ms, resume)
 
     # The network's side
 
@@ -129,7 +173,7 @@ class SchedulerHost:
 
     def _put(self, value: Input) -> None:
         scheduler = self.scheduler
-        if scheduler is None:
+        if scheduler is None or self._is_postponed(lambda: self._put(value)):
             return
         self._carry(scheduler.on_input(value, self._now()))
         if not scheduler.in_flight and not self._deciding:
@@ -137,7 +181,7 @@ class SchedulerHost:
             self._world.after(0, lambda: self._decide(scheduler))
 
     def _decide(self, scheduler: Scheduler) -> None:
-        if scheduler is not self.scheduler:
+        if scheduler is not self.scheduler or self._is_postponed(lambda: self._decide(scheduler)):
             return
         self._deciding = False
         if not scheduler.in_flight:
@@ -174,8 +218,11 @@ class SchedulerHost:
                 connection = self._connections.pop(output.connection_id, None)
                 if connection is not None:
                     connection.close("scheduler")
+            elif isinstance(output, ReadNow):
+                self._looks.pop(output.request_id)(self.state)
             elif isinstance(output, Publish):
-                self._checkers.on_committed(self.state, output.group.events)
+                self._checkers.on_committed(self.state, output.group.events, self.history)
+                self._follow(output.group)
 
     def _append(self, group: Append) -> None:
         scheduler = self.scheduler
@@ -186,6 +233,32 @@ class SchedulerHost:
             self._world.after(500, self.start)
 
     def _on_durable(self, scheduler: Scheduler | None, index: int) -> None:
-        if scheduler is not None and scheduler is self.scheduler:
+        if scheduler is None or scheduler is not self.scheduler:
+            return
+        if not self._is_postponed(lambda: self._on_durable(scheduler, index)):
             self._carry(scheduler.on_input(Committed(index=index), self._now()))
             self._decide(scheduler)
+
+    def _is_postponed(self, action: Callable[[], None]) -> bool:
+        """Whatever reaches a stopped process waits until it goes on. One that died meanwhile never does it."""
+        if self._paused is None:
+            return False
+        self._paused.append(action)
+        return True
+
+    def _follow(self, group: CommittedGroup) -> None:
+        """What the follower does: it writes the history some time after the commit, and says how far it is."""
+
+        def write() -> None:
+            self.history.see(group)
+            # Several groups may share a millisecond: everything before it is certain to be there.
+            self._put(HistoryAdvanced(at=self.history.seen_at - 1))
+
+        self._world.after(self._history_lag_ms(), write)
+
+    def _history_lag_ms(self) -> int:
+        """In order: a later group is never written before an earlier one."""
+        self._history_at = max(
+            self._history_at, self._world.now + self._world.chance.choice((0, 0, 5, 3_000))
+        )
+        return self._history_at - self._world.now

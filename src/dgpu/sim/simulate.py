@@ -25,6 +25,9 @@ FAULTS = 14
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     tasks: int
+    forgotten: int
+    timeouts: int
+    reads_of_ends: int
     runs: int
     freezes: int
     scheduler_starts: int
@@ -41,9 +44,7 @@ def simulate(seed: int, *, make_scheduler: MakeScheduler = Scheduler, only_fault
     network = Network(world)
     actions: tuple[LeaseAction, ...] = ("freeze", "freeze", "stop")
     rules = AgentRules(lease_action=world.chance.choice(actions))
-    scheduler = SchedulerHost(
-        world, checkers, rules, Settings(default_timeout_ms=0, max_timeout_ms=0), make_scheduler
-    )
+    scheduler = SchedulerHost(world, checkers, rules, _settings(world), make_scheduler)
     nodes = [
         NodeHost(world, network, scheduler, checkers, f"n{number}", gpus=world.between(1, 3) if number else 2)
         for number in range(NODES)  # the first is large enough for any task
@@ -61,10 +62,13 @@ def simulate(seed: int, *, make_scheduler: MakeScheduler = Scheduler, only_fault
     world.run_until(TROUBLE_MS + PEACE_MS, lambda: _is_at_rest(scheduler, workload))
     if not scheduler.is_up or not workload.is_answered:
         raise Violation(f"seed {seed}: the scheduler did not come back, or does not answer")
-    checkers.check_at_rest(scheduler.state, scheduler.disk.replayed())
+    checkers.check_at_rest(scheduler.state, scheduler.disk.replayed(), scheduler.history)
     return Summary(
         seed=seed,
-        tasks=len(scheduler.state.tasks),
+        tasks=sum(len(ids) for ids in checkers.acknowledged.values()),
+        forgotten=len(scheduler.history.ended.keys() - scheduler.state.tasks.keys()),
+        timeouts=checkers.timeouts,
+        reads_of_ends=checkers.reads_of_ends,
         runs=checkers.runs,
         freezes=checkers.freezes,
         scheduler_starts=scheduler.starts,
@@ -73,6 +77,13 @@ def simulate(seed: int, *, make_scheduler: MakeScheduler = Scheduler, only_fault
         ended_at_ms=world.now,
         journal_bytes=len(scheduler.disk.memory.segment),
     )
+
+
+def _settings(world: World) -> Settings:
+    """In half of the worlds finished tasks leave the memory soon, and readers find them in the history."""
+    if world.chance.random() < 0.5:
+        return Settings(default_timeout_ms=0, max_timeout_ms=0)
+    return Settings(default_timeout_ms=0, max_timeout_ms=0, keep_finished=3, keep_finished_ms=5_000)
 
 
 def _is_at_rest(scheduler: SchedulerHost, workload: Workload) -> bool:

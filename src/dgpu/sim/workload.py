@@ -10,13 +10,14 @@ from dgpu.core.commands import CancelTasks, ReleaseTasks, SubmitTasks
 from dgpu.core.dependencies import Dependency, When
 from dgpu.core.events import TasksSubmitted
 from dgpu.core.ids import TaskId, TenantId
-from dgpu.core.rejections import AlreadySubmitted, DependencyNeverMet, NeverFits
+from dgpu.core.rejections import AlreadySubmitted, DependencyForgotten, DependencyNeverMet, NeverFits
 from dgpu.core.task import Pool, Shape, TaskSpec
 from dgpu.sim.checkers import Checkers, Violation
 from dgpu.sim.scheduler_host import SchedulerHost
 from dgpu.sim.world import World
 
 _ASK_AGAIN_MS = 2_000
+MAX_READS = 300  # of one world: reads that go on for ever would keep it from coming to rest
 
 
 class Workload:
@@ -26,6 +27,7 @@ class Workload:
         self._checkers = checkers
         self._unanswered: set[str] = set()
         self._is_plain = world.chance.random() < 0.5  # tasks of one node that wait for nobody
+        self._reads_left = MAX_READS
         self.submits = 0
 
     @property
@@ -44,8 +46,12 @@ class Workload:
     def _submit(self, key: str) -> SubmitTasks:
         chance = self._world.chance
         long = chance.random() < 0.35
+        times_out = chance.random() < 0.1
         detail = {
-            "ms": self._world.between(30_000, 120_000) if long else self._world.between(10, 8_000),
+            "times_out": times_out,
+            "ms": self._world.between(30_000, 120_000)
+            if long or times_out
+            else self._world.between(10, 8_000),
             "code": 1 if chance.random() < 0.1 else 0,
         }
         nodes = 1 if self._is_plain else chance.choice((1, 1, 1, 2, 3))
@@ -61,7 +67,7 @@ class Workload:
         spec = TaskSpec(
             shape=shape,
             detail=json.dumps(detail).encode(),
-            timeout_ms=0,
+            timeout_ms=self._world.between(100, 20_000) if times_out else 0,
             max_retries=1_000,
             held=not self._is_plain and chance.random() < 0.1,
             array=((1, count, 1),) if is_array else (),
@@ -85,11 +91,11 @@ class Workload:
 
         def answer(result: object) -> None:
             if isinstance(result, AlreadySubmitted):
-                self._told(key, result.first_id, result.count)
+                self._told(command, result.first_id, result.count)
             elif isinstance(result, tuple) and isinstance(result[0], TasksSubmitted):
-                self._told(key, result[0].first_id, sum(count for count, _ in command.entries))
-            elif isinstance(result, NeverFits | DependencyNeverMet):
-                # No node that is large enough had registered by then, or what it waits for ended otherwise.
+                self._told(command, result[0].first_id, sum(count for count, _ in command.entries))
+            elif isinstance(result, NeverFits | DependencyNeverMet | DependencyForgotten):
+                # No node that is large enough had registered by then, or what it waits for ended otherwise, or long ago.
                 self._unanswered.discard(key)
             else:
                 raise Violation(f"submit {key} was answered by {result}")
@@ -99,7 +105,21 @@ class Workload:
                 self._ask(command)
 
         self._scheduler.execute(command, answer)
+        if self._world.chance.random() < 0.1:  # an impatient client sends it twice
+            self._scheduler.execute(command, answer)
         self._world.after(_ASK_AGAIN_MS, again)
+
+    def _read_now_and_then(self, task_ids: tuple[TaskId, ...]) -> None:
+        def read() -> None:
+            for task_id in task_ids:
+                self._scheduler.read(
+                    lambda state, each=task_id: self._checkers.on_read(each, state, self._scheduler.history)  # type: ignore[misc]
+                )
+            if self._reads_left > 0:
+                self._reads_left -= 1
+                self._world.after(self._world.between(1, 20_000), read)
+
+        read()
 
     def _release(self, task_ids: tuple[TaskId, ...]) -> None:
         """Whoever is held is let go, sooner or later; asked until there is an answer."""
@@ -114,10 +134,12 @@ class Workload:
 
         self._world.after(self._world.between(0, 10_000), ask)
 
-    def _told(self, key: str, first_id: TaskId, count: int) -> None:
-        self._unanswered.discard(key)
+    def _told(self, command: SubmitTasks, first_id: TaskId, count: int) -> None:
+        self._unanswered.discard(command.idempotency_key)
         task_ids = tuple(TaskId(first_id + number) for number in range(count))
-        self._checkers.on_acknowledged(key, task_ids)
+        ((_, spec),) = command.entries
+        self._checkers.on_acknowledged(command.idempotency_key, task_ids, spec.detail)
+        self._read_now_and_then(task_ids)
         self._release(task_ids)
         if self._world.chance.random() < 0.15:
             cancel = CancelTasks(task_ids=task_ids[:1])
