@@ -73,7 +73,7 @@ class Door:
             except (OSError, ValueError, FrameTooLarge):
                 received = b""
             if not received:
-                self._hang_up()
+                self.hang_up()
         return frames
 
     def send(self, frame: Frame) -> None:
@@ -82,7 +82,7 @@ class Door:
 
     def close(self) -> None:
         self._push()
-        self._hang_up()
+        self.hang_up()
         self._listener.close()
         with contextlib.suppress(OSError):
             self._path.unlink()
@@ -125,7 +125,7 @@ class Door:
             with contextlib.suppress(OSError):
                 self._epoll.modify(self._agent, wanted)
 
-    def _hang_up(self) -> None:
+    def hang_up(self) -> None:
         if self._agent is not None:
             with contextlib.suppress(OSError):
                 self._epoll.unregister(self._agent)

@@ -6,7 +6,8 @@ import json
 import struct
 from typing import Any
 
-PROTOCOL = 1
+PROTOCOL = 2  # 2: agent and keeper ping each other, orders have a start deadline
+OLDEST_PROTOCOL = 1  # that this version still speaks
 MOST_FRAME_BYTES = 64 * 1024 * 1024
 _LENGTH = struct.Struct(">I")
 

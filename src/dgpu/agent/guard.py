@@ -2,6 +2,9 @@
 
 A lock on the node's directory is held by both. Whoever gets it next can be sure that no task of the last keeper
 runs any more.
+
+The guard also stands in for a keeper that hangs. When a task lease is over and the keeper has not frozen the tasks
+shortly after, the guard ends them together with the keeper: by then the scheduler may give them to another node.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ import time
 from pathlib import Path
 
 from dgpu.agent.corral import destroy
-from dgpu.agent.keeper import Keeper, KeeperSettings
+from dgpu.agent.keeper import Keeper, KeeperSettings, boot_ms
+from dgpu.agent.lifeline import LOOK_SECONDS, LeaseGuard, Lifeline
 from dgpu.agent.tree import Survey, send
 
 LOCK_WAIT_SECONDS = 60
@@ -53,24 +57,25 @@ def _be_guard(settings: KeeperSettings, tell: int) -> None:
     except OSError as error:
         os.write(tell, f"keeper: {error.strerror}: {directory}".encode())
         os._exit(1)
+    lifeline = Lifeline()
     keeper = os.fork()
     if keeper == 0:
-        _be_keeper(settings, tell)
+        _be_keeper(settings, tell, lifeline)
     os.close(tell)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda got, _frame: _pass_on(keeper, got))
-    _wait_for(keeper)
+    _wait_for(keeper, lifeline)
     end_all_descendants()
     end_predecessor(directory)
     os.close(lock)
     os._exit(0)
 
 
-def _be_keeper(settings: KeeperSettings, tell: int) -> None:
+def _be_keeper(settings: KeeperSettings, tell: int, lifeline: Lifeline) -> None:
     code = 1
     try:
         _become_subreaper()
-        keeper = Keeper(settings)
+        keeper = Keeper(settings, lifeline)
         os.write(tell, b"ready")
         os.close(tell)
         tell = -1  # its number may soon be a task's pipe: nothing more is written there
@@ -161,11 +166,24 @@ def _pass_on(keeper: int, number: int) -> None:
         os.kill(keeper, number)
 
 
-def _wait_for(keeper: int) -> None:
+def _wait_for(keeper: int, lifeline: Lifeline) -> None:
+    """Until the keeper has ended, or has not enforced a task lease: then its tasks must end without it."""
+    guard = LeaseGuard()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     while True:
         try:
-            pid, _ = os.waitpid(-1, 0)
+            pid, _ = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return
         if pid == keeper:
             return
+        if pid:
+            continue
+        if guard.look(lifeline.enforce_by_ms, boot_ms()):
+            sys.stderr.write(
+                f"guard: keeper {keeper} hangs and did not enforce the task lease; ending its tasks\n"
+            )
+            sys.stderr.flush()
+            return
+        left_seconds = (lifeline.enforce_by_ms - boot_ms()) / 1_000 if lifeline.enforce_by_ms else 1.0
+        signal.sigtimedwait({signal.SIGCHLD}, min(1.0, max(LOOK_SECONDS, left_seconds)))

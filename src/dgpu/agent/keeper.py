@@ -23,12 +23,14 @@ from dgpu.agent.chunks import DEFAULT_CAP_BYTES, ChunkWriter
 from dgpu.agent.corral import Corral
 from dgpu.agent.disk_room import DiskRoom
 from dgpu.agent.door import Door
-from dgpu.agent.frames import PROTOCOL, Frame
+from dgpu.agent.frames import OLDEST_PROTOCOL, PROTOCOL, Frame
 from dgpu.agent.held import Held, Trees
+from dgpu.agent.lifeline import Lifeline
 from dgpu.agent.news import News
 from dgpu.agent.pipes import Pipes
 from dgpu.agent.spawn import CannotStart, Spawner
 from dgpu.agent.store import FILE_NAME, LeaseLog, Record, record_of
+from dgpu.agent.task_leases import TaskLeases
 from dgpu.agent.tree import TICKS_PER_SECOND
 from dgpu.agent.workdirs import WorkDirs
 
@@ -37,6 +39,9 @@ _CHECK_MS = 25
 _SLOW_CHECK_MS = 500
 _UNKILLABLE_MS = 60_000
 _ROOM_AGAIN_MS = 1_000
+_AGENT_SILENT_MS = (
+    60_000  # then its connection is closed; when it wakes, it connects again and is told everything
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,8 +59,9 @@ def boot_ms() -> int:
 
 
 class Keeper:
-    def __init__(self, settings: KeeperSettings) -> None:
+    def __init__(self, settings: KeeperSettings, lifeline: Lifeline | None = None) -> None:
         self._settings = settings
+        self._lifeline = lifeline or Lifeline()
         directory = Path(settings.directory)
         self.id = os.urandom(8).hex()
         self._log = LeaseLog(directory / FILE_NAME)
@@ -65,7 +71,10 @@ class Keeper:
         self._room = DiskRoom((settings.directory, settings.work_dir))
         self._start_at_ms = 0  # not before: the disk was full
         self._timers: list[tuple[int, int]] = []  # (at, lease), outdated entries do no harm
-        self._words: dict[str, tuple[int, str]] = {}  # node: when its task lease is over, and what then
+        self._leases = TaskLeases()
+        self._enforced_ms = 0
+        self._agent_protocol = OLDEST_PROTOCOL
+        self._agent_heard_ms = 0
         self._ends: dict[int, Record] = {}  # of this round
         self._stopping = False
         self._stop_asked = False
@@ -125,9 +134,11 @@ class Keeper:
         if self._queue and boot_ms() >= self._start_at_ms:
             self._start_some()
         self._fire_timers(boot_ms())
+        self._mark_lifeline()
         if self._ends:
             self._record_ends()
         self._news.tell(boot_ms())
+        self._check_agent(boot_ms())
 
     def _patience(self) -> float:
         waits = [self._timers[0][0]] if self._timers else []
@@ -149,30 +160,42 @@ class Keeper:
         idle_ms = boot_ms() - self._agent_left_ms
         return not self._door.connected and idle_ms >= self._settings.idle_exit_ms
 
+    def _check_agent(self, now_ms: int) -> None:
+        """An agent that pings and no longer does is hung: what it has not read would pile up."""
+        is_silent = now_ms - self._agent_heard_ms >= _AGENT_SILENT_MS
+        if is_silent and self._door.connected and self._agent_protocol > 1:
+            self._door.hang_up()
+            self._agent_left_ms = now_ms
+            self._news.drop()
+
     def _serve_door(self, fd: int, mask: int) -> None:
         arrived = self._door.serve(fd, mask)
+        self._agent_heard_ms = boot_ms()
         for frame in arrived.frames:
             self._obey(frame)
         if arrived.left:
             self._agent_left_ms = boot_ms()
             self._news.drop()
         if arrived.joined:
+            self._agent_protocol = OLDEST_PROTOCOL  # until it says more
             self._greet()
 
     # -- what the agent orders
 
     def _obey(self, frame: Frame) -> None:
         now_ms = boot_ms()
+        if "agent" in frame:
+            self._agent_protocol = frame["agent"]["protocol"]
         for node, at_ms, lease_ms, action in frame.get("word", ()):
-            over_ms = at_ms + lease_ms if action != "never" and lease_ms else 0
-            self._words[node] = (over_ms, action)
-            if over_ms:
+            if over_ms := self._leases.hear(node, at_ms, lease_ms, action):
                 self._wake_for_word(over_ms)
+        if "ping" in frame:
+            self._mark_lifeline()
+            self._door.send({"pong": frame["ping"]})
         for lease in frame.get("thaw", ()):
             if lease not in self._live:
                 continue
-            over_ms, _ = self._words.get(self._live[lease].node, (0, ""))
-            if over_ms and now_ms >= over_ms:
+            if self._leases.is_over(self._live[lease].node, now_ms):
                 self._news.frozen([lease])  # read too late: the lease may have been given away by now
                 continue
             self._trees.thaw(self._live[lease], now_ms)
@@ -225,6 +248,7 @@ class Keeper:
 
     def _start_some(self) -> None:
         now_ms = boot_ms()
+        self._mark_lifeline()  # before any process exists
         if self._room.is_full():
             self._start_at_ms = now_ms + _ROOM_AGAIN_MS  # they wait: another attempt would end no better
             return
@@ -246,9 +270,12 @@ class Keeper:
 
     def _start(self, order: dict[str, Any]) -> None:
         lease = order["lease"]
-        over_ms, _ = self._words.get(order["node"], (0, ""))
         now_ms = boot_ms()
-        if over_ms and now_ms >= over_ms:
+        if now_ms >= order.get("start_by_ms", now_ms + 1):
+            # Read too late, after a stop of this process: the agent has withdrawn it by now.
+            self._end(lease, {"outcome": "stopped", "error": "its start deadline was over before the start"})
+            return
+        if self._leases.is_over(order["node"], now_ms):
             # The order was read too late: the scheduler may have given the lease to another node by now.
             self._end(lease, {"outcome": "node_fault", "error": "the task lease was over before the start"})
             return
@@ -303,6 +330,7 @@ class Keeper:
                     self._tend_at(held.lease, now_ms)
 
     def _fire_timers(self, now_ms: int) -> None:
+        self._enforced_ms = now_ms  # every lease that is over by now has its timer among those that fire
         timers = self._timers
         while timers and timers[0][0] <= now_ms:
             _, lease = heapq.heappop(timers)
@@ -395,21 +423,24 @@ class Keeper:
 
     def _enforce_words(self, now_ms: int) -> None:
         self._word_timer_ms = 0
-        later = [over_ms for over_ms, _ in self._words.values() if over_ms > now_ms]
-        if later:
-            self._wake_for_word(min(later))
+        if next_ms := self._leases.next_end_ms(now_ms):
+            self._wake_for_word(next_ms)
         to_freeze: list[Held] = []
         for held in list(self._live.values()):
-            over_ms, action = self._words.get(held.node, (0, ""))
-            if not over_ms or now_ms < over_ms or held.frozen_since_ms:
+            if held.frozen_since_ms or not self._leases.is_over(held.node, now_ms):
                 continue
-            if action == "stop" or held.kill_at_ms:
+            if self._leases.action(held.node) == "stop" or held.kill_at_ms:
                 # One that is ending already has no more grace: its task may be given to another node soon.
                 self._stop(held, "lease_over", 0, now_ms)
             else:
                 to_freeze.append(held)
         self._trees.freeze(to_freeze, now_ms)
         self._news.frozen([held.lease for held in to_freeze])
+
+    def _mark_lifeline(self) -> None:
+        """Tells the guard which lease has to be enforced next. Ends that passed since the timers fired count."""
+        is_needed = self._live or self._queue
+        self._lifeline.set(self._leases.next_end_ms(self._enforced_ms) if is_needed else 0)
 
     def _tend_at(self, lease: int, at_ms: int) -> None:
         heapq.heappush(self._timers, (at_ms, lease))
@@ -426,6 +457,7 @@ class Keeper:
         self._news.drop()
         hello = {
             "protocol": PROTOCOL,
+            "oldest": OLDEST_PROTOCOL,
             "keeper": self.id,
             "pid": os.getpid(),
             "leases": leases,

@@ -1,8 +1,9 @@
 """The agent's side of the keeper's socket: start a keeper where there is none, connect, exchange frames.
 
 Frames to the keeper: `spawn` [{lease task attempt node gpus argv env cwd timeout_ms grace_ms}], `stop`
-[[lease, grace_ms, cause]], `thaw` [lease], `forget` [lease], `word` [[node, at_ms, lease_ms, action]], `shutdown`.
-Frames from it: `hello` {protocol keeper pid leases dirs}, `started` [[lease, at_ms]], `ended` [{lease outcome exit_code
+[[lease, grace_ms, cause]], `thaw` [lease], `forget` [lease], `word` [[node, at_ms, lease_ms, action]], `shutdown`,
+`agent` {protocol}, `ping` number.
+Frames from it: `hello` {protocol oldest keeper pid leases dirs}, `pong` number, `started` [[lease, at_ms]], `ended` [{lease outcome exit_code
 signal error ended_ms output_bytes output_lost unkilled work}], `frozen` [lease], `refused` reason.
 """
 
@@ -17,11 +18,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from dgpu.agent import keeper_main
-from dgpu.agent.frames import Decoder, Frame, encode
+from dgpu.agent.frames import OLDEST_PROTOCOL, PROTOCOL, Decoder, Frame, encode
 from dgpu.agent.keeper import KeeperSettings
+from dgpu.agent.pulse import TICK_SECONDS
 
 SOCKET_NAME = "keeper.sock"
 _LAUNCH_SECONDS = 90  # a new keeper waits until all tasks of a dead one have gone
@@ -29,6 +31,10 @@ _LAUNCH_SECONDS = 90  # a new keeper waits until all tasks of a dead one have go
 
 class KeeperError(Exception):
     """The keeper cannot be started, or does not talk to us. One line for people."""
+
+
+class KeeperGoneError(KeeperError):
+    """It ended, or closed the connection."""
 
 
 def launch(settings: KeeperSettings) -> None:
@@ -67,6 +73,29 @@ def connect(directory: Path) -> socket.socket:
     return link
 
 
+def protocol_of(hello: dict[str, Any]) -> int:
+    """The protocol to speak with this keeper. A keeper outlives agents, so it may be older or newer than this one."""
+    newest = int(hello.get("protocol", 1))
+    oldest = int(hello.get("oldest", newest))
+    spoken = min(newest, PROTOCOL)
+    if spoken < max(oldest, OLDEST_PROTOCOL):
+        raise KeeperError(
+            f"the keeper (pid {hello.get('pid')}) speaks protocol {oldest} to {newest}, this agent "
+            f"{OLDEST_PROTOCOL} to {PROTOCOL}: start the agent's version that fits until its tasks have ended"
+        )
+    return spoken
+
+
+def is_answering(directory: Path) -> bool:
+    """For a keeper that knows no pings: it refuses a second connection at once, unless it hangs. Blocks."""
+    try:
+        with connect(directory) as link:
+            link.settimeout(TICK_SECONDS)
+            return bool(link.recv(1))
+    except OSError:
+        return False
+
+
 class KeeperLink(asyncio.Protocol):
     """Frames over one connection. `on_lost` is called once, when the keeper has gone."""
 
@@ -83,11 +112,11 @@ class KeeperLink(asyncio.Protocol):
         """Connects to the keeper of the directory; starts one if there is none."""
         directory = Path(settings.directory)
         try:
-            found = connect(directory)
+            found = await asyncio.to_thread(connect, directory)
         except OSError:
             await asyncio.to_thread(launch, settings)
             try:
-                found = connect(directory)
+                found = await asyncio.to_thread(connect, directory)
             except OSError as error:
                 raise KeeperError(f"the keeper does not answer: {error}") from error
         link = cls(on_frame=on_frame, on_lost=on_lost)

@@ -15,6 +15,8 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from dgpu.agent.lifecycle_words import (
     Acked,
     CheckRelease,
@@ -34,11 +36,13 @@ from dgpu.agent.lifecycle_words import (
     StopRuns,
     ThawRuns,
     Welcomed,
+    Woke,
 )
 from dgpu.agent.reservations import Reservations, after_fault
 from dgpu.agent.run.runner import (
     KnownRun,
     RunEnd,
+    RunnerFit,
     RunnerLost,
     RunOrder,
     RunsEnded,
@@ -47,12 +51,14 @@ from dgpu.agent.run.runner import (
     RunsStarted,
     StopOrder,
 )
+from dgpu.agent.start_watch import START_MS, StartWatch
 from dgpu.core.ids import GpuId, LeaseId, TaskId
 from dgpu.core.task import Outcome
 
 RELEASE_MS = 10_000  # allowed to a GPU to give its memory back
 DEFAULT_GRACE_MS = 10_000
 _MOST_REMEMBERED = 4_096
+_LATE = f"withdrawn: not started within {START_MS // 1_000} s"
 
 
 class _Lease:
@@ -69,6 +75,7 @@ class _Lease:
         "stop",
         "stored",
         "stuck",
+        "withdrawn",
     )
 
     def __init__(self, order: RunOrder, state: LeaseState) -> None:
@@ -83,6 +90,7 @@ class _Lease:
         self.stuck: tuple[GpuId, ...] = ()
         self.stored = False
         self.peak_mb = 0  # of memory, known when it has ended
+        self.withdrawn = False  # not started within its deadline
         self.reported = True  # False: given up by the scheduler, which wants no report
 
 
@@ -93,6 +101,7 @@ class Lifecycle:
         self._waiting: dict[LeaseId, _Lease] = {}  # those RECEIVED
         self._abandoned: dict[LeaseId, _Lease] = {}  # given up, their processes not yet gone
         self._memory = Reservations()
+        self._starts = StartWatch()
         self._runner_up = False
         self._gone: collections.OrderedDict[LeaseId, None] = collections.OrderedDict()
 
@@ -124,6 +133,14 @@ class Lifecycle:
             case RunnerLost():
                 self._runner_up = False
                 return []
+            case RunnerFit():
+                return []  # orders wait until their deadline, whatever the runner says of itself
+            case Woke():
+                return self._withdraw_late(now_ms)
+
+    @property
+    def wake_at_ms(self) -> int:
+        return self._starts.wake_at_ms
 
     def held(self) -> list[HeldRun]:
         """What a registration tells: everything whose end is not acknowledged."""
@@ -172,6 +189,7 @@ class Lifecycle:
             elif order.lease_id not in self._gone:
                 lease = self._leases[order.lease_id] = _Lease(order, LeaseState.RECEIVED)
                 self._waiting[order.lease_id] = lease
+                self._starts.add(order.lease_id, now_ms)
         outputs = self._start_ready()
         stops: list[StopOrder] = []
         unstarted: list[RunEnd] = []
@@ -246,6 +264,7 @@ class Lifecycle:
             if lease is None or lease.started_at_ms:
                 continue
             lease.started_at_ms = at_ms
+            self._starts.drop(lease_id)
             if lease.state is LeaseState.STARTING:
                 lease.state = LeaseState.RUNNING
             fresh.append(lease)
@@ -272,7 +291,11 @@ class Lifecycle:
             if lease is None or lease.end is not None:
                 continue
             order = lease.order
-            lease.end = end
+            self._starts.drop(end.lease_id)
+            if lease.withdrawn and not lease.started_at_ms:
+                lease.end = replace(end, error=_LATE)
+            else:
+                lease.end = end
             lease.peak_mb = self._memory.peak_mb(end.lease_id)
             self._memory.forget(end.lease_id)
             lease.frozen = False
@@ -326,7 +349,11 @@ class Lifecycle:
             if lease.end is not None or lease.state is LeaseState.RECEIVED:
                 continue
             if run is None:
-                lost.append(_lost(lease_id, now_ms))
+                # The runner writes an order down before it starts it. One that it does not know never ran.
+                never_ran = not lease.started_at_ms
+                lost.append(
+                    _unstarted(lease_id, Outcome.STOPPED, now_ms) if never_ran else _lost(lease_id, now_ms)
+                )
                 continue
             outputs += self._catch_up(lease, run, lost)
             if lease.stop is not None and run.end is None:
@@ -337,7 +364,7 @@ class Lifecycle:
             if run.lease_id in self._gone:
                 outputs.append(ForgetRuns(lease_ids=(run.lease_id,)))  # it did not hear us the first time
             else:
-                outputs += self._adopt(run, lost)
+                outputs += self._adopt(run, lost, now_ms)
         return outputs + self._on_ended(lost, now_ms) + self._start_ready()
 
     def _catch_up(self, lease: _Lease, run: KnownRun, ends: list[RunEnd]) -> list[LifecycleOutput]:
@@ -348,7 +375,7 @@ class Lifecycle:
             return self._on_started(RunsStarted(started=((run.lease_id, run.started_at_ms),)))
         return []
 
-    def _adopt(self, run: KnownRun, ends: list[RunEnd]) -> list[LifecycleOutput]:
+    def _adopt(self, run: KnownRun, ends: list[RunEnd], now_ms: int) -> list[LifecycleOutput]:
         order = RunOrder(
             lease_id=run.lease_id,
             task_id=run.task_id,
@@ -358,7 +385,27 @@ class Lifecycle:
             kill_outgrown=run.most_mb > 0,
         )
         lease = self._leases[run.lease_id] = _Lease(order, LeaseState.STARTING)
+        self._starts.add(run.lease_id, now_ms)
         return self._catch_up(lease, run, ends)
+
+    def _withdraw_late(self, now_ms: int) -> list[LifecycleOutput]:
+        """Orders past their start deadline. One that the runner never got has ended for certain. One that it got may
+        have started all the same: its end is certain when the runner confirms it, or has been replaced.
+        """
+        ends: list[RunEnd] = []
+        stops: list[StopOrder] = []
+        for lease_id in self._starts.late(now_ms):
+            lease = self._leases.get(lease_id)
+            if lease is None or lease.end is not None or lease.started_at_ms:
+                continue
+            if lease.state is LeaseState.RECEIVED:
+                self._waiting.pop(lease_id, None)
+                ends.append(RunEnd(lease_id=lease_id, outcome=Outcome.STOPPED, at_ms=now_ms, error=_LATE))
+            elif lease.state is LeaseState.STARTING:
+                lease.withdrawn = True
+                stops.append(_stop(lease, 0, Outcome.STOPPED))
+        outputs: list[LifecycleOutput] = [StopRuns(orders=tuple(stops))] if stops else []
+        return outputs + self._on_ended(ends, now_ms)
 
     # -- leaves
 

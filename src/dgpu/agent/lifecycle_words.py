@@ -66,7 +66,11 @@ class MemorySeen(msgspec.Struct, frozen=True, kw_only=True):
     leases_mb: tuple[tuple[LeaseId, int], ...]
 
 
-LifecycleInput = RunnerWord | Welcomed | Ordered | Acked | GpusReleased | OutputStored | MemorySeen
+class Woke(msgspec.Struct, frozen=True, kw_only=True):
+    """`wake_at_ms` has come."""
+
+
+LifecycleInput = RunnerWord | Welcomed | Ordered | Acked | GpusReleased | OutputStored | MemorySeen | Woke
 
 # -- outputs
 

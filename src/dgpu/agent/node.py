@@ -20,8 +20,9 @@ from dgpu.agent.lifecycle_words import (
     StopRuns,
     ThawRuns,
     Welcomed,
+    Woke,
 )
-from dgpu.agent.run.runner import RunnerLost, RunsEnded, RunsFrozen, RunsListed, RunsStarted
+from dgpu.agent.run.runner import RunnerFit, RunnerLost, RunsEnded, RunsFrozen, RunsListed, RunsStarted
 from dgpu.agent.session import Session
 from dgpu.agent.session_words import (
     Begin,
@@ -43,7 +44,6 @@ from dgpu.agent.session_words import (
     Send,
     SessionInput,
     TakeSamples,
-    Woke,
     Written,
 )
 from dgpu.core.ids import LeaseId
@@ -69,6 +69,7 @@ NodeInput = (
     | RunsEnded
     | RunsFrozen
     | RunnerLost
+    | RunnerFit
     | GpusReleased
     | OutputStored
 )
@@ -106,7 +107,7 @@ class NodeMachine:
 
     @property
     def wake_at_ms(self) -> int:
-        return self.session.wake_at_ms
+        return min(self.session.wake_at_ms, self.lifecycle.wake_at_ms)
 
     def on_input(self, value: NodeInput, now_ms: int) -> list[NodeOutput]:
         if isinstance(value, _FOR_LIFECYCLE):
@@ -126,6 +127,8 @@ class NodeMachine:
             if most:
                 outputs += self._to_lifecycle(MemorySeen(leases_mb=tuple(most.items())), now_ms)
             return outputs
+        if isinstance(value, Woke):
+            return self._to_lifecycle(value, now_ms) + self._to_session(value, now_ms)
         return self._to_session(value, now_ms)
 
     def _to_session(self, value: SessionInput, now_ms: int) -> list[NodeOutput]:

@@ -29,6 +29,7 @@ from dgpu.agent.lifecycle_words import (
     StartRuns,
     StopRuns,
     ThawRuns,
+    Woke,
 )
 from dgpu.agent.memory import with_leases
 from dgpu.agent.node import NodeInput, NodeMachine, NodeOutput, StreamOpened
@@ -60,7 +61,6 @@ from dgpu.agent.session_words import (
     Send,
     SessionSettings,
     TakeSamples,
-    Woke,
     Written,
 )
 from dgpu.agent.stream import MainStream

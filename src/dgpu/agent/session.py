@@ -10,9 +10,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 
-from dgpu.agent.lifecycle_words import Acked, FinishedRun, Ordered, Report, Welcomed
+from dgpu.agent.lifecycle_words import Acked, FinishedRun, Ordered, Report, Welcomed, Woke
 from dgpu.agent.probe.probe import Sample
-from dgpu.agent.run.runner import RunOrder
+from dgpu.agent.run.runner import RunnerFit, RunOrder
 from dgpu.agent.session_words import (
     Begin,
     CardChecked,
@@ -37,7 +37,6 @@ from dgpu.agent.session_words import (
     SessionOutput,
     SessionSettings,
     TakeSamples,
-    Woke,
     Written,
     checked_message,
     gpu_message,
@@ -119,6 +118,7 @@ class Session:
         self._gpus: tuple[NodeGpu, ...] = ()
         self._samples: tuple[Sample, ...] = ()
         self._unfit = ""
+        self._runner_unfit = ""
         self._stream = _Stream()
         self._said_beat_ms = 0
         self.highest_epoch = highest_epoch
@@ -147,6 +147,10 @@ class Session:
                 return []
             case GpusFound():
                 return self._on_gpus(value)
+            case RunnerFit():
+                self._stream.beat_due = self._stream.beat_due or value.unfit != self._runner_unfit
+                self._runner_unfit = value.unfit
+                return self._write(now_ms)
             case CardChecked():
                 # The heartbeat leaves first: it tells that a fault is gone, or that it is not.
                 self._stream.beat_due = True
@@ -271,6 +275,7 @@ class Session:
         self._stream.silence_ms = welcome.heartbeat_timeout_ms or DEFAULT_SILENCE_MS
         self._stream.beat_ms = _beat_ms(self._settings.heartbeat_ms, self._stream.silence_ms)
         self._stream.next_beat_ms = now_ms + self._stream.beat_ms
+        self._stream.beat_due = bool(self._runner_unfit)  # told before the scheduler sends many orders
         outputs: list[SessionOutput] = [
             *self._say_beat(),
             Note(event="registered", detail=f"{self._address}, epoch {welcome.epoch}"),
@@ -409,7 +414,7 @@ class Session:
             beat = pb.Heartbeat(
                 seq=self._stream.beat_seq,
                 samples=[sample_message(sample) for sample in self._samples],
-                unfit=self._unfit,
+                unfit=self._runner_unfit or self._unfit,
             )
             return pb.FromAgent(heartbeat=beat)
         has_reports = self._stream.started or self._stream.finished

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from dgpu.agent.lifecycle_words import Acked, HeldRun, LeaseState, Ordered, Report, Welcomed
+from dgpu.agent.lifecycle_words import Acked, HeldRun, LeaseState, Ordered, Report, Welcomed, Woke
 from dgpu.agent.probe.probe import Sample
+from dgpu.agent.run.runner import RunnerFit
 from dgpu.core.ids import GpuId, NodeId
 from dgpu.wire.proto import agent_pb2 as pb
 
@@ -98,10 +99,6 @@ class Flush(msgspec.Struct, frozen=True, kw_only=True):
     """No more inputs are at hand: reports that gathered may leave, as one message."""
 
 
-class Woke(msgspec.Struct, frozen=True, kw_only=True):
-    """`wake_at_ms` has come."""
-
-
 SessionInput = (
     Begin
     | Flush
@@ -113,6 +110,7 @@ SessionInput = (
     | Sampled
     | GpusFound
     | CardChecked
+    | RunnerFit
     | Woke
     | Report
 )

@@ -14,6 +14,7 @@ from dgpu.agent.lifecycle_words import (
     StartRuns,
     StopRuns,
     ThawRuns,
+    Woke,
 )
 from dgpu.agent.node import NodeInput, NodeMachine, NodeOutput, StreamOpened
 from dgpu.agent.run.runner import RunnerLost, RunnerWord
@@ -35,7 +36,6 @@ from dgpu.agent.session_words import (
     Send,
     SessionSettings,
     TakeSamples,
-    Woke,
     Written,
 )
 from dgpu.core.ids import GpuId, NodeId

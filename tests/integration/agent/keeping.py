@@ -108,6 +108,11 @@ class Kept:
         while lease not in self.frozen:
             self._take(self._next_frame())
 
+    def wait_pong(self) -> int:
+        while "pong" not in (frame := self._next_frame()):
+            self._take(frame)
+        return frame["pong"]
+
     def output(self, lease: int) -> bytes:
         folder = self.directory / "output" / str(lease)
         return b"".join(file.read_bytes() for file in sorted(folder.iterdir())) if folder.exists() else b""

@@ -15,13 +15,15 @@ import msgspec
 import structlog
 
 from dgpu.agent.chunks import read_at
-from dgpu.agent.frames import Frame
+from dgpu.agent.frames import PROTOCOL, Frame
 from dgpu.agent.keeper import KeeperSettings, boot_ms
-from dgpu.agent.keeper_link import KeeperError, KeeperLink
+from dgpu.agent.keeper_link import KeeperError, KeeperGoneError, KeeperLink, is_answering, protocol_of
 from dgpu.agent.oom import TAIL_BYTES, out_of_memory
+from dgpu.agent.pulse import MAX_UNANSWERED, TICK_SECONDS, Pulse
 from dgpu.agent.run.runner import (
     KnownRun,
     RunEnd,
+    RunnerFit,
     RunnerLost,
     RunnerWord,
     RunOrder,
@@ -32,6 +34,7 @@ from dgpu.agent.run.runner import (
     StopOrder,
 )
 from dgpu.agent.spawn import SHELL
+from dgpu.agent.start_watch import START_MS
 from dgpu.agent.tree import KEEPER_MARKER, LEASE_MARKER, Survey
 from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId, task_name
 from dgpu.core.task import Outcome, TaskDetail
@@ -39,6 +42,8 @@ from dgpu.wire.ranks import attempt_of
 
 _RETRY_SECONDS = 1.0
 _STOP_SECONDS = 60.0
+_GREETING_SECONDS = 10.0
+_MAX_GREETINGS = 3  # keepers that end while they are greeted, before it counts as a failure
 _STALE = ".old"
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -63,6 +68,11 @@ class ProcessRunner:
         self._link: KeeperLink | None = None
         self._keeper_id = ""
         self._keeper_pid = 0
+        self._protocol = 0  # of the connected keeper
+        self._pulse = Pulse()
+        self._pulsing: asyncio.Task[None] | None = None
+        self._linkless_ticks = 0
+        self._unfit = ""
         self._nodes: dict[LeaseId, NodeId] = {}
         self._remains: dict[LeaseId, list[Path]] = {}  # of ended leases, deleted when they are forgotten
         self._words: dict[
@@ -76,14 +86,33 @@ class ProcessRunner:
         self._deleting: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Raises KeeperError when there is no keeper to be had."""
-        self._greeted = asyncio.get_running_loop().create_future()
-        self._early = []
-        self._link = await KeeperLink.open(self._settings, on_frame=self._on_frame, on_lost=self._on_lost)
-        self._on_hello(await self._greeted)
+        """Raises KeeperError when there is no keeper to be had. Waits as long as a keeper takes to answer: until then
+        nobody knows what runs here, and the node must not register.
+        """
+        if self._pulsing is None:
+            self._pulsing = asyncio.get_running_loop().create_task(self._keep_pulse())
+        for chance in range(_MAX_GREETINGS):
+            self._greeted = asyncio.get_running_loop().create_future()
+            self._early = []
+            self._link = await KeeperLink.open(self._settings, on_frame=self._on_frame, on_lost=self._on_lost)
+            try:
+                self._on_hello(await self._greeting())
+            except KeeperGoneError:
+                if chance + 1 == _MAX_GREETINGS:
+                    raise
+            else:
+                break
         early, self._early = self._early, None
-        for frame in early:
+        for frame in early or ():
             self._on_frame(frame)
+
+    async def _greeting(self) -> dict[str, Any]:
+        assert self._greeted is not None  # noqa: S101 - made by `open`
+        while True:
+            try:
+                return await asyncio.wait_for(asyncio.shield(self._greeted), _GREETING_SECONDS)
+            except TimeoutError:
+                self._be_unfit("its keeper does not answer")
 
     def start(self, node_id: NodeId, orders: Sequence[RunOrder]) -> None:
         spawns: list[dict[str, Any]] = []
@@ -118,18 +147,21 @@ class ProcessRunner:
             self._nodes.pop(lease_id, None)
             remains += self._remains.pop(lease_id, ())
         self._delete(remains)
+        self._retire_if_old()
 
     def heard(self, node_id: NodeId, *, at_ms: int, lease_ms: int, action: str) -> None:
         word = self._words[node_id] = [node_id, at_ms, lease_ms, action]
-        self._send({"word": [word]})
+        if not self._pulse.is_silent:  # else it hears the latest of them when it answers again
+            self._send({"word": [word]})
 
     def pids(self) -> frozenset[int]:
         return frozenset(Survey().with_descendants([self._keeper_pid])) if self._keeper_pid else frozenset()
 
     async def close(self, *, stop_tasks: bool) -> None:
         self._closing = True
-        if self._reopening is not None:
-            self._reopening.cancel()
+        for task in (self._reopening, self._pulsing):
+            if task is not None:
+                task.cancel()
         if self._link is None:
             return
         if stop_tasks:
@@ -173,6 +205,7 @@ class ProcessRunner:
             "cwd": detail.workdir,
             "timeout_ms": order.timeout_ms,
             "grace_ms": self._grace_ms,
+            "start_by_ms": boot_ms() + START_MS,
             "most_mb": order.gpu_memory_mb if order.kill_outgrown else 0,
         }
 
@@ -192,6 +225,8 @@ class ProcessRunner:
         if self._early is not None:
             self._early.append(frame)
             return
+        if "pong" in frame:
+            self._on_pong(frame["pong"])
         words: dict[NodeId, list[RunnerWord]] = {}
         for node_id, started in self._by_node(frame.get("started", ()), lambda each: each[0]):
             word = RunsStarted(started=tuple((LeaseId(lease), at_ms) for lease, at_ms in started))
@@ -216,6 +251,8 @@ class ProcessRunner:
         return found.items()
 
     def _on_hello(self, hello: dict[str, Any]) -> None:
+        self._protocol = protocol_of(hello)
+        self._pulse = Pulse()
         self._keeper_id = hello["keeper"]
         self._keeper_pid = hello["pid"]
         runs: dict[NodeId, list[KnownRun]] = {node_id: [] for node_id in self._node_ids}
@@ -228,9 +265,11 @@ class ProcessRunner:
             self._note_remains(record["lease"], record.get("end", {}))
             runs[node_id].append(self._known(record))
         self._sweep(hello)
-        self._send({"word": list(self._words.values())})
+        self._send({"agent": {"protocol": PROTOCOL}, "word": list(self._words.values())})
         for node_id, known in runs.items():
             self._say(node_id, [RunsListed(runs=tuple(known))])
+        self._be_unfit("")
+        self._retire_if_old()
 
     def _on_lost(self) -> None:
         self._link = None
@@ -240,7 +279,7 @@ class ProcessRunner:
         for node_id in self._node_ids:
             self._say(node_id, [RunnerLost()])
         if self._greeted is not None and not self._greeted.done():
-            self._greeted.set_exception(KeeperError("the keeper hung up"))
+            self._greeted.set_exception(KeeperGoneError("the keeper hung up"))
             return
         _log.error("keeper_lost", pid=self._keeper_pid)
         self._reopening = asyncio.get_running_loop().create_task(self._reopen())
@@ -254,10 +293,66 @@ class ProcessRunner:
                 _log.warning(
                     "keeper_not_started", error=str(error), exc_info=not isinstance(error, KeeperError)
                 )
+                self._be_unfit(f"its keeper cannot be started: {error}")
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
                 _log.info("keeper_started", pid=self._keeper_pid)
                 return
+
+    # -- is it fit?
+
+    async def _keep_pulse(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            if self._link is None:
+                self._linkless_ticks += 1
+                if self._linkless_ticks >= MAX_UNANSWERED and not self._unfit:
+                    self._be_unfit("its keeper is being replaced")
+                continue
+            self._linkless_ticks = 0
+            if self._greeted is not None and not self._greeted.done():
+                continue  # `open` waits for it
+            number = self._pulse.tick()
+            if self._protocol == 1:
+                if await asyncio.to_thread(is_answering, Path(self._settings.directory)):
+                    self._on_pong(number)
+            elif not self._pulse.is_silent:  # else those that wait unread are enough
+                self._send({"ping": number})
+            self._look_at_pulse()
+
+    def _on_pong(self, number: int) -> None:
+        was_silent = self._pulse.is_silent
+        self._pulse.answered(number)
+        if was_silent:
+            self._send({"word": list(self._words.values())})
+        self._look_at_pulse()
+
+    def _look_at_pulse(self) -> None:
+        if self._link is not None and self._early is None:
+            self._be_unfit(
+                f"its keeper (pid {self._keeper_pid}) does not answer" if self._pulse.is_silent else ""
+            )
+
+    def _be_unfit(self, reason: str) -> None:
+        """Empty: it is fit. The nodes hear what is new."""
+        if reason == self._unfit:
+            return
+        self._unfit = reason
+        if reason:
+            _log.error("keeper_unfit", reason=reason, pid=self._keeper_pid)
+        else:
+            _log.info("keeper_fit", pid=self._keeper_pid)
+        for node_id in self._node_ids:
+            self._say(node_id, [RunnerFit(unfit=reason)])
+
+    def _retire_if_old(self) -> None:
+        """A keeper of an older version serves its tasks to their end; when nothing is left, a new one takes over."""
+        if self._protocol >= PROTOCOL or self._nodes or self._link is None or self._closing:
+            return
+        _log.info("keeper_replaced", pid=self._keeper_pid, protocol=self._protocol)
+        for node_id in self._node_ids:
+            self._say(node_id, [RunnerLost()])  # orders that come now wait for the next one
+        self._send({"shutdown": True})
 
     # -- directories
 

@@ -80,7 +80,13 @@ class RunnerLost(msgspec.Struct, frozen=True, kw_only=True):
     """It is being replaced; a list follows."""
 
 
-RunnerWord = RunsListed | RunsStarted | RunsEnded | RunsFrozen | RunnerLost
+class RunnerFit(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the runner can take orders. Said when it changes; a runner is fit until it says otherwise."""
+
+    unfit: str  # why it cannot; empty: it can
+
+
+RunnerWord = RunsListed | RunsStarted | RunsEnded | RunsFrozen | RunnerLost | RunnerFit
 
 
 class Runner(Protocol):

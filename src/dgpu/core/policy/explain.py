@@ -129,6 +129,8 @@ def _running(state: ClusterState, task: Task) -> Explanation:
         summary = f"{name} is being stopped on node {node.id}"
     elif not lease.started:
         summary = f"{name} is starting on node {node.id}"
+        if node.draining and node.drain_reason:
+            summary += f", which takes no tasks now ({node.drain_reason})"
     elif task.node_ids:
         summary = f"{name} runs on nodes {', '.join(task.node_ids)}, attempt {task.attempt}"
     else:
