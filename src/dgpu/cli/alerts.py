@@ -16,6 +16,7 @@ app = typer.Typer(add_completion=False)
 
 RULES = (
     "agent_offline",
+    "node_unfit",
     "gpu_error",
     "gpu_unrecoverable",
     "gpu_temperature",

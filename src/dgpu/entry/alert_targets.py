@@ -174,6 +174,7 @@ def _rules(alerts: Alerts) -> RuleSet:
     waiting, disk = written.queue_wait, written.disk_full
     return r.RuleSet(
         agent_offline=r.Rule(**plain(written.agent_offline)),  # type: ignore[arg-type]
+        node_unfit=r.Rule(**plain(written.node_unfit)),  # type: ignore[arg-type]
         gpu_error=r.Rule(**plain(written.gpu_error)),  # type: ignore[arg-type]
         gpu_unrecoverable=r.Rule(**plain(written.gpu_unrecoverable)),  # type: ignore[arg-type]
         gpu_temperature=r.TemperatureRule(**plain(hot), limit_c=hot.limit_c),  # type: ignore[arg-type]

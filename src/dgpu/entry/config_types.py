@@ -190,6 +190,7 @@ class DiskRule(Section, frozen=True, kw_only=True):
 
 class AlertRules(Section, frozen=True, kw_only=True):
     agent_offline: AlertRule = AlertRule()
+    node_unfit: AlertRule = AlertRule()
     gpu_error: AlertRule = AlertRule()
     gpu_unrecoverable: AlertRule = AlertRule()
     gpu_temperature: TemperatureRule = TemperatureRule()

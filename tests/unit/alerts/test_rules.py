@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from dgpu.core.apply import apply
-from dgpu.core.commands import LoseNode, RegisterNode, SubmitTasks
+from dgpu.core.commands import DrainNode, LoseNode, RegisterNode, SubmitTasks
 from dgpu.core.decide import decide
 from dgpu.core.events import TaskFinished
 from dgpu.core.health import GpuHealth, Health
@@ -15,7 +15,7 @@ from dgpu.core.quota import Quota, QuotaMode
 from dgpu.core.rejections import Rejection
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Pool, Shape, TaskSpec, TaskStatus
-from dgpu.service.agent_words import GpuSample
+from dgpu.service.agent_words import GpuSample, reason_of_node
 from dgpu.service.alerts.readings import EndedTasks, read_state
 from dgpu.service.alerts.rules import RULE_NAMES, Readings, Rule, RuleSet, Use, findings
 from dgpu.service.outputs import CommittedGroup
@@ -48,6 +48,17 @@ def look(state, telemetry=None, **more):
 
 def test_a_healthy_cluster_raises_nothing():
     assert look(cluster("n1", "n2")) == {}
+
+
+def test_a_node_that_says_it_is_unfit_is_found_and_one_that_a_person_drains_is_not():
+    state = cluster("n1", "n2")
+    do(state, DrainNode(node_id=NodeId("n1"), reason=reason_of_node("its keeper (pid 7) does not answer")))
+    do(state, DrainNode(node_id=NodeId("n2"), reason="new fan"))
+    (finding,) = look(state).values()
+    assert (finding.rule, finding.subject) == ("node_unfit", "n1")
+    assert "its keeper (pid 7) does not answer" in finding.summary
+    do(state, LoseNode(node_id=NodeId("n1"), reason="silent"))
+    assert [rule for rule, _ in look(state)] == ["agent_offline"]
 
 
 def test_a_lost_node_is_found_by_its_name():

@@ -387,6 +387,7 @@ export const en = {
   "severity.warning": "warning",
   "severity.info": "info",
   "rule.agent_offline": "node offline",
+  "rule.node_unfit": "node unfit",
   "rule.gpu_error": "GPU error",
   "rule.gpu_unrecoverable": "GPU out of service",
   "rule.gpu_temperature": "GPU temperature",

@@ -13,8 +13,8 @@ from dgpu.core.policy.quota import quota_of, used_milli
 from dgpu.core.quota import QuotaMode
 from dgpu.core.state import ClusterState
 from dgpu.core.task import WHOLE_MILLI, Pool, Task, TaskStatus
-from dgpu.service.agent_words import GpuSample
-from dgpu.service.alerts.rules import HotGpu, OfflineNode, Oldest, Readings, RuleSet, SickGpu, Use
+from dgpu.service.agent_words import GpuSample, is_reason_of_node
+from dgpu.service.alerts.rules import HotGpu, OfflineNode, Oldest, Readings, RuleSet, SickGpu, UnfitNode, Use
 from dgpu.service.outputs import CommittedGroup
 
 _BUCKETS = 60  # of the window of the failure rate
@@ -58,6 +58,7 @@ def read_state(
     return Readings(
         at=now,
         offline=_offline(state) if rules.agent_offline.enabled else (),
+        unfit=_unfit(state) if rules.node_unfit.enabled else (),
         sick=_sick(state) if rules.gpu_error.enabled or rules.gpu_unrecoverable.enabled else (),
         hot=_hot(state, telemetry, rules.gpu_temperature.limit_c, now)
         if rules.gpu_temperature.enabled
@@ -72,6 +73,14 @@ def _offline(state: ClusterState) -> tuple[OfflineNode, ...]:
         OfflineNode(node.id, node.offline_since, sum(1 for _ in state.node_leases(node.id)), node.draining)
         for node in state.nodes.values()
         if node.offline_since
+    )
+
+
+def _unfit(state: ClusterState) -> tuple[UnfitNode, ...]:
+    return tuple(
+        UnfitNode(node.id, node.drain_reason, sum(1 for _ in state.node_leases(node.id)))
+        for node in state.nodes.values()
+        if node.draining and not node.offline_since and is_reason_of_node(node.drain_reason)
     )
 
 

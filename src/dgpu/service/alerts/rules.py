@@ -49,6 +49,7 @@ class RuleSet(msgspec.Struct, frozen=True, kw_only=True):
     """The field's name is the rule's name."""
 
     agent_offline: Rule = Rule(severity="critical")
+    node_unfit: Rule = Rule(severity="critical")
     gpu_error: Rule = Rule(severity="critical")
     gpu_unrecoverable: Rule = Rule(severity="critical")
     gpu_temperature: TemperatureRule = TemperatureRule(for_ms=60_000)
@@ -66,6 +67,14 @@ class OfflineNode(NamedTuple):
     since: int
     tasks: int
     draining: bool
+
+
+class UnfitNode(NamedTuple):
+    """A node that takes no tasks because it says it cannot: its keeper hangs, its disk is full."""
+
+    node: str
+    reason: str
+    tasks: int
 
 
 class SickGpu(NamedTuple):
@@ -104,6 +113,7 @@ class Readings(NamedTuple):
 
     at: int
     offline: tuple[OfflineNode, ...] = ()
+    unfit: tuple[UnfitNode, ...] = ()
     sick: tuple[SickGpu, ...] = ()
     hot: tuple[HotGpu, ...] = ()
     uses: tuple[Use, ...] = ()
@@ -138,6 +148,13 @@ def _offline(readings: Readings, _rule: Rule, name: str) -> Iterator[Finding]:
         facts = {"node": node, "offline_since": instant(since), "tasks": tasks, "draining": draining}
         held = f"; {tasks} of its tasks wait for it" if tasks else ""
         yield Finding(name, node, f"Node {node} is offline since {instant(since)}{held}.", facts)
+
+
+def _unfit(readings: Readings, _rule: Rule, name: str) -> Iterator[Finding]:
+    for node, reason, tasks in readings.unfit:
+        facts = {"node": node, "reason": reason, "tasks": tasks}
+        held = f"; {tasks} of its tasks may be stuck" if tasks else ""
+        yield Finding(name, node, f"Node {node} takes no tasks: {reason}{held}.", facts)
 
 
 def _sick(readings: Readings, _rule: Rule, name: str) -> Iterator[Finding]:
@@ -210,6 +227,7 @@ def _disk(readings: Readings, rule: DiskRule, name: str) -> Iterator[Finding]:
 
 _FINDERS: dict[str, Callable[[Readings, Any, str], Iterator[Finding]]] = {
     "agent_offline": _offline,
+    "node_unfit": _unfit,
     "gpu_error": _sick,
     "gpu_unrecoverable": _sick,
     "gpu_temperature": _hot,
