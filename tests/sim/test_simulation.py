@@ -15,17 +15,21 @@ from typing import Any
 import msgspec
 import pytest
 
+from dgpu.agent.lifecycle import Lifecycle
+from dgpu.agent.lifecycle_words import LeaseState
+from dgpu.agent.run.runner import RunEnd
 from dgpu.agent.session import Session
 from dgpu.core import endings
 from dgpu.core.events import Event, RankEnded
 from dgpu.core.lease import Lease
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Task
+from dgpu.core.task import Outcome, Task
 from dgpu.service.contact import AgentRules
 from dgpu.service.inputs import AgentSaid, DecideQueued, HistoryAdvanced, Input, Read, TimePassed
 from dgpu.service.outputs import Append, Output, ReadNow, Reply, Tell
 from dgpu.service.scheduler import Scheduler
 from dgpu.sim.checkers import Violation
+from dgpu.sim.keeper import SimKeeper
 from dgpu.sim.simulate import simulate
 from dgpu.wire.proto import agent_pb2 as pb
 
@@ -162,6 +166,33 @@ def test_an_agent_that_counts_its_lease_from_the_arrival_of_an_answer_is_caught(
 
     monkeypatch.setattr(Session, "_on_heartbeat_ack", from_arrival)
     assert _is_caught(only_fault="falls_asleep_and_is_cut_off")
+
+
+def test_a_keeper_that_hangs_without_a_guard_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else can freeze or end its tasks before they are given to another node."""
+    monkeypatch.setattr(SimKeeper, "_watch_lease", lambda _self, _hang: None)
+    assert _is_caught(only_fault="keeper_hangs_and_is_cut_off")
+
+
+def test_a_keeper_that_starts_withdrawn_orders_when_it_wakes_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An agent that takes an order for ended because its deadline is over must be right."""
+    honest = Lifecycle._withdraw_late
+
+    def too_sure(self: Lifecycle, now_ms: int) -> Any:
+        late = [lease for lease in self._leases.values() if lease.state is LeaseState.STARTING]
+        outputs = honest(self, now_ms)
+        ends = [
+            RunEnd(lease_id=lease.order.lease_id, outcome=Outcome.STOPPED, at_ms=now_ms)
+            for lease in late
+            if lease.state is LeaseState.STOPPING
+        ]
+        return outputs + self._on_ended(ends, now_ms)
+
+    monkeypatch.setattr(Lifecycle, "_withdraw_late", too_sure)
+    monkeypatch.setattr("dgpu.sim.keeper.START_MS", 10**9)
+    assert _is_caught(only_fault="keeper_hangs")
 
 
 @pytest.mark.patches_core

@@ -30,6 +30,8 @@ class Faults:
             self.agent_sleeps,
             self.falls_asleep_and_is_cut_off,
             self.keeper_dies,
+            self.keeper_hangs,
+            self.keeper_hangs_and_is_cut_off,
             self.node_restarts,
             self.connection_breaks,
             self.node_is_cut_off,
@@ -83,6 +85,15 @@ class Faults:
 
     def keeper_dies(self, node: NodeHost) -> None:
         node.crash_keeper()
+
+    def keeper_hangs(self, node: NodeHost) -> None:
+        node.hang_keeper(self._world.between(1_000, 100_000))
+
+    def keeper_hangs_and_is_cut_off(self, node: NodeHost) -> None:
+        """Nobody but the guard can end its tasks before they are given to another node."""
+        node.hang_keeper(self._world.between(60_000, 150_000))
+        self._world.after(self._world.between(0, 5_000), lambda: self._network.cut_off(node.name))
+        self._world.after(150_000, lambda: self._network.heal(node.name))
 
     def node_restarts(self, node: NodeHost) -> None:
         node.reboot()

@@ -1,7 +1,12 @@
-"""A keeper in the simulation: processes are numbers that run down, unless they are frozen."""
+"""A keeper in the simulation: processes are numbers that run down, unless they are frozen.
+
+A keeper can hang. Its processes go on, its orders wait in the socket, and its guard ends everything shortly after the
+task lease, as `agent.guard` does.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 
@@ -16,6 +21,7 @@ from dgpu.agent.run.runner import (
     RunsStarted,
     StopOrder,
 )
+from dgpu.agent.start_watch import START_MS
 from dgpu.core.ids import LeaseId, NodeId
 from dgpu.core.task import Outcome
 from dgpu.sim.checkers import Checkers
@@ -53,7 +59,10 @@ class SimKeeper:
         self._ends: dict[LeaseId, tuple[RunOrder, RunEnd]] = {}
         self._over_ms = 0
         self._action = "never"
+        self._hung: list[Callable[[], None]] | None = None  # what waits while it hangs
+        self._hangs = 0
         self.tell: Callable[[RunnerWord], None] | None = None  # None: no agent is connected
+        self.on_ended_by_guard: Callable[[], None] = lambda: None
 
     def listed(self) -> RunsListed:
         runs = [
@@ -80,9 +89,55 @@ class SimKeeper:
         ]
         return RunsListed(runs=tuple(runs))
 
+    @property
+    def hangs(self) -> bool:
+        return self._hung is not None
+
+    def hang(self, ms: int) -> None:
+        if self._hung is not None:
+            return
+        self._hung = []
+        self._hangs += 1
+        hang = self._hangs
+
+        def wake() -> None:
+            if self._hung is not None and self._hangs == hang:
+                waiting, self._hung = self._hung, None
+                for action in waiting:
+                    action()
+
+        self._world.after(ms, wake)
+        self._watch_lease(hang)
+
+    def _watch_lease(self, hang: int) -> None:
+        """The guard: what the keeper last heard counts, not what waits in its socket."""
+        if self._action == "never" or not self._over_ms:
+            return
+
+        def look() -> None:
+            is_same = self._hung is not None and self._hangs == hang
+            if is_same and not all(process.frozen for process in self._processes.values()):
+                self.on_ended_by_guard()
+
+        self._world.at(self._to_world(self._over_ms) + self._world.between(1_500, 3_500), look)
+
+    def when_awake(self, action: Callable[[], None]) -> None:
+        """Now, or when it no longer hangs."""
+        if self._hung is None:
+            action()
+        else:
+            self._hung.append(action)
+
     def start(self, orders: Sequence[RunOrder]) -> None:
+        start_by_ms = self._clock() + START_MS
+        self.when_awake(lambda: self._start(orders, start_by_ms))
+
+    def _start(self, orders: Sequence[RunOrder], start_by_ms: int) -> None:
         for order in orders:
             if order.lease_id in self._processes or order.lease_id in self._ends:
+                continue
+            if self._clock() >= start_by_ms:
+                self._end(order, Outcome.STOPPED, error="its start deadline was over before the start")
                 continue
             if self._is_lease_over():
                 self._end(order, Outcome.NODE_FAULT, error="the task lease was over before the start")
@@ -94,13 +149,20 @@ class SimKeeper:
             self._say(RunsStarted(started=((order.lease_id, process.started_ms),)))
 
     def stop(self, orders: Sequence[StopOrder]) -> None:
+        self.when_awake(lambda: self._stop(orders))
+
+    def _stop(self, orders: Sequence[StopOrder]) -> None:
         for order in orders:
             process = self._processes.get(order.lease_id)
             if process is not None:
                 delay_ms = self._world.between(0, min(order.grace_ms, 1_000))
-                self._world.after(delay_ms, lambda p=process, c=order.cause: self._finish(p, c))  # type: ignore[misc]
+                finish = functools.partial(self._finish, process, order.cause)
+                self._world.after(delay_ms, lambda f=finish: self.when_awake(f))  # type: ignore[misc]
 
     def thaw(self, lease_ids: Sequence[LeaseId]) -> None:
+        self.when_awake(lambda: self._thaw(lease_ids))
+
+    def _thaw(self, lease_ids: Sequence[LeaseId]) -> None:
         for lease_id in lease_ids:
             process = self._processes.get(lease_id)
             if process is not None and process.frozen and self._is_lease_over():
@@ -112,14 +174,21 @@ class SimKeeper:
                 self._plan_end(process)
 
     def forget(self, lease_ids: Sequence[LeaseId]) -> None:
+        self.when_awake(lambda: self._forget(lease_ids))
+
+    def _forget(self, lease_ids: Sequence[LeaseId]) -> None:
         for lease_id in lease_ids:
             self._ends.pop(lease_id, None)
 
     def heard(self, at_ms: int, lease_ms: int, action: str) -> None:
+        self.when_awake(lambda: self._heard(at_ms, lease_ms, action))
+
+    def _heard(self, at_ms: int, lease_ms: int, action: str) -> None:
         self._over_ms, self._action = at_ms + lease_ms, action
         if action != "never":
             over_ms = self._over_ms
-            self._world.at(self._to_world(over_ms), lambda: self._enforce(over_ms))
+            enforce = functools.partial(self._enforce, over_ms)
+            self._world.at(self._to_world(over_ms), lambda: self.when_awake(enforce))
 
     def die(self) -> None:
         """With all its processes; what had ended is on disk."""
@@ -127,6 +196,7 @@ class SimKeeper:
             self._checkers.on_asleep(process.order.task_id, process.order.lease_id)
         self._processes.clear()
         self._over_ms, self._action = 0, "never"
+        self._hung = None
 
     def forget_all(self) -> None:
         self.die()
@@ -175,7 +245,9 @@ class SimKeeper:
         self._checkers.on_asleep(process.order.task_id, lease_id)
         if outcome is Outcome.EXITED:
             self._checkers.on_exit(lease_id, process.code)
-        self._end(process.order, outcome, code=process.code if outcome is Outcome.EXITED else 0)
+        code = process.code if outcome is Outcome.EXITED else 0
+        # A process ends whether its keeper looks or not; the end is told when it does.
+        self.when_awake(lambda: self._end(process.order, outcome, code=code))
 
     def _end(self, order: RunOrder, outcome: Outcome, *, code: int = 0, error: str = "") -> None:
         end = RunEnd(

@@ -17,7 +17,8 @@ from dgpu.agent.lifecycle_words import (
     Woke,
 )
 from dgpu.agent.node import NodeInput, NodeMachine, NodeOutput, StreamOpened
-from dgpu.agent.run.runner import RunnerLost, RunnerWord
+from dgpu.agent.pulse import MAX_UNANSWERED, TICK_SECONDS
+from dgpu.agent.run.runner import RunnerFit, RunnerLost, RunnerWord
 from dgpu.agent.session import NEVER_MS, Session
 from dgpu.agent.session_words import (
     CardChecked,
@@ -70,6 +71,8 @@ class NodeHost:
         self._rate = 1 + world.chance.uniform(-0.001, 0.001)  # no two crystals are alike
         self._epoch_on_disk = 0
         self.keeper = SimKeeper(world, checkers, NodeId(name), self.clock, self.to_world)
+        self.keeper.on_ended_by_guard = self.crash_keeper
+        self._keeper_silent = False
         self._machine: NodeMachine | None = None
         self._connection: Connection | None = None
         self._waking_at = 0
@@ -109,6 +112,7 @@ class NodeHost:
         self._machine = None
         self._last_heard = None
         self._paused = None
+        self._keeper_silent = False
         self.keeper.tell = None
         self._waking_at = 0
         if self._connection is not None:
@@ -126,6 +130,31 @@ class NodeHost:
             self._later(self._world.between(10, 500), machine, self._meet_keeper)
 
         self._later(self._keeper_delay_ms(), machine, notice)
+
+    def hang_keeper(self, ms: int) -> None:
+        """SIGSTOP of the keeper: its processes go on. The agent misses the answers to its pings."""
+        if self.keeper.hangs:
+            return
+        self.keeper.hang(ms)
+        machine = self._machine
+        notices_after_ms = self._world.between(
+            int(TICK_SECONDS * 1_000) * MAX_UNANSWERED, int(TICK_SECONDS * 1_000) * (MAX_UNANSWERED + 1)
+        )
+
+        def notice() -> None:
+            if self.keeper.hangs and self.keeper.tell is not None:
+                self._keeper_silent = True
+                self._put(RunnerFit(unfit="its keeper does not answer"))
+
+        def answer() -> None:
+            if self._keeper_silent and not self.keeper.hangs:
+                self._keeper_silent = False
+                if self._last_heard is not None and self.keeper.tell is not None:
+                    self._order(self._last_heard)
+                self._put(RunnerFit(unfit=""))
+
+        self._later(notices_after_ms, machine, notice)
+        self._later(ms + self._world.between(1, 20), machine, answer)
 
     def reboot(self) -> None:
         self.crash_agent()
@@ -188,10 +217,20 @@ class NodeHost:
         self._world.at(at, wake)
 
     def _meet_keeper(self) -> None:
+        """One that hangs is waited for: until it answers, nobody knows what runs here."""
+        machine = self._machine
+        self.keeper.when_awake(lambda: self._greet_keeper(machine))
+
+    def _greet_keeper(self, machine: NodeMachine | None) -> None:
+        if machine is None or machine is not self._machine:
+            return
         self.keeper.tell = self._on_keeper
         if self._last_heard is not None:
             self._order(self._last_heard)
         self._put(self.keeper.listed())
+        if self._keeper_silent:
+            self._keeper_silent = False
+            self._put(RunnerFit(unfit=""))
 
     def _on_keeper(self, word: RunnerWord) -> None:
         self._later(self._keeper_delay_ms(), self._machine, lambda: self._put(word))
@@ -240,6 +279,8 @@ class NodeHost:
             case Heard() | StartRuns() | StopRuns() | ThawRuns() | ForgetRuns():
                 if isinstance(output, Heard):
                     self._last_heard = output
+                    if self._keeper_silent:
+                        return
                 if self.keeper.tell is not None:
                     self._order(output)
             case CheckRelease():
