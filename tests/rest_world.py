@@ -29,6 +29,7 @@ from dgpu.service.clock import Clock
 from dgpu.service.contact import AgentRules
 from dgpu.service.history import HISTORY_NAME, History
 from dgpu.service.history_writer import HistoryWriter
+from dgpu.service.inputs import Begin
 from dgpu.service.logstore import LogStore
 from dgpu.service.output_streams import OutputStreams
 from dgpu.service.outputs import CommittedGroup
@@ -149,7 +150,7 @@ class RestWorld:
         self.history = History(self.folder / HISTORY_NAME)
         self.output = OutputStreams(LogStore(self.folder / "logs"), self.runtime)
         self.access = Access(mode=self.access_mode, token=TOKEN, clock=time.monotonic)  # type: ignore[arg-type]
-        await self.runtime.start(self.settings)
+        await self.runtime.start(Begin(settings=self.settings))
         self.alerts = (
             AlertWatch(self.alert_options, self.runtime, self.folder) if self.alert_options else None
         )

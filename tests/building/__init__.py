@@ -83,7 +83,7 @@ def node(
     cpus: int = 64,
     ram_mb: int = 262_144,
     boot: str = "boot-1",
-    held: tuple[int, ...] = (),
+    held: tuple[int | HeldLease, ...] = (),
     labels: dict[str, str] | None = None,
 ) -> RegisterNode:
     listed = gpus_of(name, gpus, model=model, memory_mb=memory_mb) if isinstance(gpus, int) else gpus
@@ -94,7 +94,12 @@ def node(
         ram_mb=ram_mb,
         gpus=listed,
         labels=labels or {},
-        held=tuple(HeldLease(lease_id=LeaseId(each), task_id=TaskId(0), running=True) for each in held),
+        held=tuple(
+            HeldLease(lease_id=LeaseId(each), task_id=TaskId(each), running=True)
+            if isinstance(each, int)
+            else each
+            for each in held  # a number: of the task with the same number
+        ),
     )
 
 

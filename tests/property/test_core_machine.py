@@ -18,6 +18,7 @@ from dgpu.core.commands import (
     ChangeInventory,
     Command,
     DrainNode,
+    HeldLease,
     LoseNode,
     ObserveGpu,
     ReleaseNode,
@@ -169,7 +170,10 @@ class Cluster(RuleBasedStateMachine):
         cpus=st.sampled_from([2, 4]),
     )
     def register(self, data: st.DataObject, name: Any, boot: str, cpus: int) -> None:
-        held = [lease.id for lease in self.state.node_leases(name)]
+        held = [
+            HeldLease(lease_id=lease.id, task_id=lease.task_id, running=lease.started)
+            for lease in self.state.node_leases(name)
+        ]
         kept = data.draw(st.lists(st.sampled_from(held), unique=True)) if held else []
         gpus = data.draw(card_lists(name))
         self.send(

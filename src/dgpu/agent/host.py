@@ -13,7 +13,7 @@ from pathlib import Path
 import structlog
 
 from dgpu.agent import machine
-from dgpu.agent.epoch import EpochFile
+from dgpu.agent.epoch import JoinedFile
 from dgpu.agent.keeper import KeeperSettings, boot_ms
 from dgpu.agent.node_host import NodeHost
 from dgpu.agent.options import AgentOptions
@@ -43,7 +43,7 @@ async def serve_agent(options: AgentOptions, *, stop: asyncio.Event | None = Non
     options.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _lock(options.state_dir / "agent.lock"):
         output_dir = options.state_dir / "output"
-        epoch = EpochFile(options.state_dir / "epoch")
+        joined = JoinedFile(options.state_dir)
         boot_id = machine.boot_id()
         desk = OutputDesk(
             OutputShelf(
@@ -54,7 +54,7 @@ async def serve_agent(options: AgentOptions, *, stop: asyncio.Event | None = Non
             )
         )
         nodes = {
-            node.id: NodeHost(options, node, epoch=epoch, desk=desk, boot_id=boot_id)
+            node.id: NodeHost(options, node, joined=joined, desk=desk, boot_id=boot_id)
             for node in options.nodes
         }
         runner = _runner(options, nodes, output_dir)

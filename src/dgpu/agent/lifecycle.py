@@ -38,6 +38,7 @@ from dgpu.agent.lifecycle_words import (
     Welcomed,
     Woke,
 )
+from dgpu.agent.node_lease import NodeLease, lost_end, refused_end, reports_of, stop_order, unstarted_end
 from dgpu.agent.reservations import Reservations, after_fault
 from dgpu.agent.run.runner import (
     KnownRun,
@@ -61,45 +62,12 @@ _MOST_REMEMBERED = 4_096
 _LATE = f"withdrawn: not started within {START_MS // 1_000} s"
 
 
-class _Lease:
-    __slots__ = (
-        "end",
-        "frozen",
-        "order",
-        "peak_mb",
-        "reported",
-        "started_acked",
-        "started_at_ms",
-        "started_told",
-        "state",
-        "stop",
-        "stored",
-        "stuck",
-        "withdrawn",
-    )
-
-    def __init__(self, order: RunOrder, state: LeaseState) -> None:
-        self.order = order
-        self.state = state
-        self.started_at_ms = 0
-        self.started_told = False  # to the scheduler of the current session
-        self.started_acked = False
-        self.frozen = False
-        self.end: RunEnd | None = None
-        self.stop: StopOrder | None = None  # the last one given to the runner
-        self.stuck: tuple[GpuId, ...] = ()
-        self.stored = False
-        self.peak_mb = 0  # of memory, known when it has ended
-        self.withdrawn = False  # not started within its deadline
-        self.reported = True  # False: given up by the scheduler, which wants no report
-
-
 class Lifecycle:
     def __init__(self, *, grace_ms: int = DEFAULT_GRACE_MS) -> None:
         self._grace_ms = grace_ms
-        self._leases: dict[LeaseId, _Lease] = {}
-        self._waiting: dict[LeaseId, _Lease] = {}  # those RECEIVED
-        self._abandoned: dict[LeaseId, _Lease] = {}  # given up, their processes not yet gone
+        self._leases: dict[LeaseId, NodeLease] = {}
+        self._waiting: dict[LeaseId, NodeLease] = {}  # those RECEIVED
+        self._abandoned: dict[LeaseId, NodeLease] = {}  # given up, their processes not yet gone
         self._memory = Reservations()
         self._starts = StartWatch()
         self._runner_up = False
@@ -145,7 +113,14 @@ class Lifecycle:
     def held(self) -> list[HeldRun]:
         """What a registration tells: everything whose end is not acknowledged."""
         return [
-            HeldRun(lease_id=lease_id, task_id=lease.order.task_id, state=lease.state)
+            HeldRun(
+                lease_id=lease_id,
+                task_id=lease.order.task_id,
+                state=lease.state,
+                attempt=lease.order.attempt,
+                nonce=lease.order.nonce,
+                cluster_id=lease.order.cluster_id,
+            )
             for lease_id, lease in self._leases.items()
             if lease.state is not LeaseState.ACKED and lease.reported
         ]
@@ -181,16 +156,23 @@ class Lifecycle:
     # -- the scheduler's words
 
     def _on_ordered(self, ordered: Ordered, now_ms: int) -> list[LifecycleOutput]:
-        repeated: list[_Lease] = []
+        repeated: list[NodeLease] = []
+        refusals: list[FinishedRun] = []
         for order in ordered.starts:
             known = self._leases.get(order.lease_id)
-            if known is not None:
-                repeated.append(known)
-            elif order.lease_id not in self._gone:
-                lease = self._leases[order.lease_id] = _Lease(order, LeaseState.RECEIVED)
+            if known is None and order.lease_id not in self._gone:
+                lease = self._leases[order.lease_id] = NodeLease(order, LeaseState.RECEIVED)
                 self._waiting[order.lease_id] = lease
                 self._starts.add(order.lease_id, now_ms)
+            elif known is not None and known.answers(order):
+                repeated.append(known)
+            elif known is not None and order.lease_id in self._abandoned:
+                known.refused = refused_end(order, known, now_ms)
+            else:
+                refusals.append(FinishedRun(end=refused_end(order, known, now_ms)))
         outputs = self._start_ready()
+        if refusals:
+            outputs.append(Report(finished=tuple(refusals)))
         stops: list[StopOrder] = []
         unstarted: list[RunEnd] = []
         for lease_id, reason in ordered.stops:
@@ -199,27 +181,32 @@ class Lifecycle:
             if stopped is None and lease_id not in self._gone:
                 # Its start never came: the answer is an end, and a late start finds it.
                 order = RunOrder(lease_id=lease_id, task_id=TaskId(0), attempt=0)
-                stopped = self._leases[lease_id] = _Lease(order, LeaseState.RECEIVED)
+                stopped = self._leases[lease_id] = NodeLease(order, LeaseState.RECEIVED)
             if stopped is None:
                 continue
             if stopped.state is LeaseState.RECEIVED:
                 self._waiting.pop(lease_id, None)
-                unstarted.append(_unstarted(lease_id, cause, now_ms))
+                unstarted.append(unstarted_end(lease_id, cause, now_ms))
             elif stopped.state in {LeaseState.STARTING, LeaseState.RUNNING}:
-                stops.append(_stop(stopped, self._grace_ms, cause))
+                stops.append(stop_order(stopped, self._grace_ms, cause))
             elif stopped.state is LeaseState.ENDED:
                 repeated.append(stopped)
         if stops:
             outputs.append(StopRuns(orders=tuple(stops)))
-        return outputs + self._on_ended(tuple(unstarted), now_ms) + _reports(repeated)
+        return outputs + self._on_ended(tuple(unstarted), now_ms) + reports_of(repeated)
 
     def _on_welcomed(self, welcomed: Welcomed) -> list[LifecycleOutput]:
         outputs: list[LifecycleOutput] = []
         stops: list[StopOrder] = []
         thaws: list[LeaseId] = []
-        kept: list[_Lease] = []
+        kept: list[NodeLease] = []
         for lease_id, lease in list(self._leases.items()):
+            lease.foreign = lease.order.cluster_id not in {"", welcomed.cluster_id}
+            if lease.foreign:
+                lease.stored = True
             if lease.state is LeaseState.ACKED:
+                if lease.foreign:
+                    outputs += self._forget([lease_id])
                 continue
             if lease_id in welcomed.keep and lease.reported:
                 kept.append(lease)
@@ -233,9 +220,9 @@ class Lifecycle:
             outputs.append(StopRuns(orders=tuple(stops)))
         if thaws:
             outputs.append(ThawRuns(lease_ids=tuple(thaws)))
-        return outputs + self._start_ready() + _reports(kept)
+        return outputs + self._start_ready() + reports_of(kept)
 
-    def _give_up(self, lease_id: LeaseId, lease: _Lease, stops: list[StopOrder]) -> list[LifecycleOutput]:
+    def _give_up(self, lease_id: LeaseId, lease: NodeLease, stops: list[StopOrder]) -> list[LifecycleOutput]:
         lease.reported = False
         if lease.state is LeaseState.RECEIVED:
             self._waiting.pop(lease_id, None)
@@ -245,7 +232,7 @@ class Lifecycle:
         self._abandoned[lease_id] = lease
         if lease.state in {LeaseState.STARTING, LeaseState.RUNNING, LeaseState.STOPPING}:
             # No grace: the task may run elsewhere by now, and must not meet its past.
-            stops.append(_stop(lease, 0, Outcome.STOPPED))
+            stops.append(stop_order(lease, 0, Outcome.STOPPED))
         return []
 
     def _on_acked(self, acked: Acked) -> list[LifecycleOutput]:
@@ -258,7 +245,7 @@ class Lifecycle:
     # -- the runner's words
 
     def _on_started(self, value: RunsStarted) -> list[LifecycleOutput]:
-        fresh: list[_Lease] = []
+        fresh: list[NodeLease] = []
         for lease_id, at_ms in value.started:
             lease = self._leases.get(lease_id)
             if lease is None or lease.started_at_ms:
@@ -268,7 +255,7 @@ class Lifecycle:
             if lease.state is LeaseState.STARTING:
                 lease.state = LeaseState.RUNNING
             fresh.append(lease)
-        return _reports(fresh)
+        return reports_of(fresh)
 
     def _on_memory(self, seen: MemorySeen) -> list[LifecycleOutput]:
         stops: list[StopOrder] = []
@@ -284,7 +271,7 @@ class Lifecycle:
 
     def _on_ended(self, ended: Iterable[RunEnd], now_ms: int) -> list[LifecycleOutput]:
         outputs: list[LifecycleOutput] = []
-        over: list[_Lease] = []
+        over: list[NodeLease] = []
         releasing: list[tuple[LeaseId, tuple[GpuId, ...]]] = []
         for end in ended:
             lease = self._leases.get(end.lease_id)
@@ -299,7 +286,7 @@ class Lifecycle:
             lease.peak_mb = self._memory.peak_mb(end.lease_id)
             self._memory.forget(end.lease_id)
             lease.frozen = False
-            lease.stored = not (end.output_bytes or end.output_lost)
+            lease.stored = lease.foreign or not (end.output_bytes or end.output_lost)
             if not lease.stored:
                 outputs.append(
                     KeepOutput(
@@ -323,7 +310,7 @@ class Lifecycle:
         return outputs + self._conclude(over)
 
     def _on_released(self, value: GpusReleased) -> list[LifecycleOutput]:
-        over: list[_Lease] = []
+        over: list[NodeLease] = []
         for fault in value.faults:
             lease = self._leases.get(fault.lease_id)
             if lease is not None and lease.state is LeaseState.RELEASING and lease.end is not None:
@@ -352,7 +339,9 @@ class Lifecycle:
                 # The runner writes an order down before it starts it. One that it does not know never ran.
                 never_ran = not lease.started_at_ms
                 lost.append(
-                    _unstarted(lease_id, Outcome.STOPPED, now_ms) if never_ran else _lost(lease_id, now_ms)
+                    unstarted_end(lease_id, Outcome.STOPPED, now_ms)
+                    if never_ran
+                    else lost_end(lease_id, now_ms)
                 )
                 continue
             outputs += self._catch_up(lease, run, lost)
@@ -367,7 +356,7 @@ class Lifecycle:
                 outputs += self._adopt(run, lost, now_ms)
         return outputs + self._on_ended(lost, now_ms) + self._start_ready()
 
-    def _catch_up(self, lease: _Lease, run: KnownRun, ends: list[RunEnd]) -> list[LifecycleOutput]:
+    def _catch_up(self, lease: NodeLease, run: KnownRun, ends: list[RunEnd]) -> list[LifecycleOutput]:
         lease.frozen = run.frozen
         if run.end is not None:
             ends.append(run.end)
@@ -383,8 +372,10 @@ class Lifecycle:
             gpu_ids=run.gpu_ids,
             gpu_memory_mb=run.most_mb,
             kill_outgrown=run.most_mb > 0,
+            nonce=run.nonce,
+            cluster_id=run.cluster_id,
         )
-        lease = self._leases[run.lease_id] = _Lease(order, LeaseState.STARTING)
+        lease = self._leases[run.lease_id] = NodeLease(order, LeaseState.STARTING)
         self._starts.add(run.lease_id, now_ms)
         return self._catch_up(lease, run, ends)
 
@@ -403,7 +394,7 @@ class Lifecycle:
                 ends.append(RunEnd(lease_id=lease_id, outcome=Outcome.STOPPED, at_ms=now_ms, error=_LATE))
             elif lease.state is LeaseState.STARTING:
                 lease.withdrawn = True
-                stops.append(_stop(lease, 0, Outcome.STOPPED))
+                stops.append(stop_order(lease, 0, Outcome.STOPPED))
         outputs: list[LifecycleOutput] = [StopRuns(orders=tuple(stops))] if stops else []
         return outputs + self._on_ended(ends, now_ms)
 
@@ -420,11 +411,14 @@ class Lifecycle:
             lease.state = LeaseState.STARTING
         return [StartRuns(orders=tuple(lease.order for lease in ready))] if ready else []
 
-    def _conclude(self, over: list[_Lease]) -> list[LifecycleOutput]:
+    def _conclude(self, over: list[NodeLease]) -> list[LifecycleOutput]:
         """Ends that are complete: told, or settled at once when nobody wants to hear them."""
         silent = [lease.order.lease_id for lease in over if not lease.reported]
-        outputs = _reports([lease for lease in over if lease.reported])
+        outputs = reports_of([lease for lease in over if lease.reported])
         if silent:
+            refusals = [lease.refused for lease in over if not lease.reported and lease.refused is not None]
+            if refusals:
+                outputs.append(Report(finished=tuple(FinishedRun(end=end) for end in refusals)))
             for lease_id in silent:
                 self._abandoned.pop(lease_id, None)
             outputs += self._settle(silent)
@@ -461,32 +455,3 @@ class Lifecycle:
         while len(self._gone) > _MOST_REMEMBERED:
             self._gone.popitem(last=False)
         return [ForgetRuns(lease_ids=tuple(lease_ids))] if lease_ids else []
-
-
-def _reports(leases: list[_Lease]) -> list[LifecycleOutput]:
-    """What these leases have to tell: starts once per session, ends as often as they are asked for."""
-    started: list[tuple[LeaseId, int]] = []
-    finished: list[FinishedRun] = []
-    for lease in leases:
-        if not lease.reported:
-            continue
-        if lease.started_at_ms and not lease.started_told:
-            lease.started_told = True
-            started.append((lease.order.lease_id, lease.started_at_ms))
-        if lease.state is LeaseState.ENDED and lease.end is not None:
-            finished.append(FinishedRun(end=lease.end, stuck=lease.stuck, peak_memory_mb=lease.peak_mb))
-    return [Report(started=tuple(started), finished=tuple(finished))] if started or finished else []
-
-
-def _stop(lease: _Lease, grace_ms: int, cause: Outcome) -> StopOrder:
-    lease.state = LeaseState.STOPPING
-    lease.stop = StopOrder(lease_id=lease.order.lease_id, grace_ms=grace_ms, cause=cause)
-    return lease.stop
-
-
-def _unstarted(lease_id: LeaseId, cause: Outcome, now_ms: int) -> RunEnd:
-    return RunEnd(lease_id=lease_id, outcome=cause, at_ms=now_ms, error="stopped before it was started")
-
-
-def _lost(lease_id: LeaseId, now_ms: int) -> RunEnd:
-    return RunEnd(lease_id=lease_id, outcome=Outcome.NODE_FAULT, at_ms=now_ms, error="its keeper died")

@@ -27,6 +27,7 @@ class Welcomed(msgspec.Struct, frozen=True, kw_only=True):
     """A scheduler knows us again. What it does not keep was given away, or has long ended for it."""
 
     keep: frozenset[LeaseId]
+    cluster_id: str = ""
 
 
 class Ordered(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,3 +127,6 @@ class HeldRun(msgspec.Struct, frozen=True, kw_only=True):
     lease_id: LeaseId
     task_id: TaskId
     state: LeaseState
+    attempt: int = 0
+    nonce: str = ""
+    cluster_id: str = ""

@@ -15,7 +15,7 @@ import structlog
 from dgpu import __version__
 from dgpu.agent import machine
 from dgpu.agent.disk_room import DiskRoom
-from dgpu.agent.epoch import EpochFile
+from dgpu.agent.epoch import Joined, JoinedFile, NotJoined
 from dgpu.agent.keeper import boot_ms
 from dgpu.agent.lifecycle import Lifecycle
 from dgpu.agent.lifecycle_words import (
@@ -73,19 +73,19 @@ _LIVE = {LeaseState.RECEIVED, LeaseState.STARTING, LeaseState.RUNNING, LeaseStat
 
 class NodeHost:
     def __init__(
-        self, options: AgentOptions, node: NodeOptions, *, epoch: EpochFile, desk: OutputDesk, boot_id: str
+        self, options: AgentOptions, node: NodeOptions, *, joined: JoinedFile, desk: OutputDesk, boot_id: str
     ) -> None:
         self.id = node.id
         self._options = options
         self._node = node
-        self._epoch = epoch
+        self._joined = joined
         self._log = structlog.get_logger("dgpu.agent").bind(node=node.id)
         self._runner: Runner | None = None
         self._probe: Probe | None = None
         self._selection: GpuSelection | None = None
         self._cards_mb: dict[GpuId, int] = {}  # memory of each
         self._sees_pids = machine.in_first_pid_namespace()
-        self._machine = _machine(options, node, epoch.highest, boot_id)
+        self._machine = _machine(options, node, joined.joined, boot_id)
         self._output = OutputHost(
             node_id=node.id,
             desk=desk,
@@ -193,7 +193,7 @@ class NodeHost:
             case CheckCard():
                 self._spawn(self._check_card(output))
             case SaveEpoch():
-                self._save_epoch(output.epoch)
+                self._save_epoch(output.joined)
             case Dial():
                 self._dial(output.address)
             case HangUp():
@@ -205,14 +205,14 @@ class NodeHost:
             case Note():
                 self._log.info(output.event, detail=output.detail)
 
-    def _save_epoch(self, epoch: int) -> None:
+    def _save_epoch(self, joined: Joined) -> None:
         try:
-            self._epoch.save(epoch)
-        except OSError as error:
+            self._joined.save(joined)
+        except (OSError, NotJoined) as error:
             # Not obeyed: after a crash an older scheduler would be. The next call tries again.
-            self._on_stream_end(f"epoch {epoch} cannot be saved: {error}")
+            self._on_stream_end(f"epoch {joined.epoch} cannot be saved: {error}")
         else:
-            self._feed(EpochSaved(epoch=epoch))
+            self._feed(EpochSaved(joined=joined))
 
     def _set_timer(self) -> None:
         wake_at_ms = self._machine.wake_at_ms
@@ -383,7 +383,7 @@ def _clinging(probe: Probe, gpu_ids: tuple[GpuId, ...]) -> tuple[GpuId, ...]:
     return tuple(found)
 
 
-def _machine(options: AgentOptions, node: NodeOptions, highest_epoch: int, boot_id: str) -> NodeMachine:
+def _machine(options: AgentOptions, node: NodeOptions, joined: Joined, boot_id: str) -> NodeMachine:
     session = Session(
         identity=Identity(
             node_id=node.id,
@@ -400,7 +400,7 @@ def _machine(options: AgentOptions, node: NodeOptions, highest_epoch: int, boot_
             retry_ms=options.retry_ms,
             max_retry_ms=options.max_retry_ms,
         ),
-        highest_epoch=highest_epoch,
+        joined=joined,
         jitter=SystemRandom().random,
         new_session_id=lambda: secrets.token_hex(8),
     )

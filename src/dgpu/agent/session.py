@@ -1,8 +1,8 @@
 """A node's conversation with the scheduler. A machine without I/O.
 
 One stream at a time: dial, register, be welcomed, then heartbeats and reports until the stream ends; then again, after
-a pause that doubles. Orders are obeyed only under the highest epoch ever seen, which is on disk before the first of
-them is obeyed.
+a pause that doubles. Orders are obeyed only of the cluster that the node has joined, under the highest epoch ever seen.
+Both are on disk before the first order is obeyed.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 
+from dgpu.agent.epoch import Joined
 from dgpu.agent.lifecycle_words import Acked, FinishedRun, Ordered, Report, Welcomed, Woke
 from dgpu.agent.probe.probe import Sample
 from dgpu.agent.run.runner import RunnerFit, RunOrder
@@ -104,7 +105,7 @@ class Session:
         *,
         identity: Identity,
         settings: SessionSettings,
-        highest_epoch: int,
+        joined: Joined,
         jitter: Callable[[], float],
         new_session_id: Callable[[], str],
     ) -> None:
@@ -121,7 +122,7 @@ class Session:
         self._runner_unfit = ""
         self._stream = _Stream()
         self._said_beat_ms = 0
-        self.highest_epoch = highest_epoch
+        self.joined = joined
         self.session_id = ""
         self.wake_at_ms = NEVER_MS
 
@@ -191,7 +192,9 @@ class Session:
             session_id=self.session_id,
             agent_version=identity.agent_version,
             address=identity.address,
-            highest_epoch=self.highest_epoch,
+            highest_epoch=self.joined.epoch,
+            nonce=self.joined.nonce,
+            cluster_id=self.joined.cluster_id,
             cpus_milli=identity.cpus_milli,
             ram_mb=identity.ram_mb,
             labels=identity.labels,
@@ -249,17 +252,17 @@ class Session:
         return []
 
     def _on_welcome(self, welcome: pb.Welcome, now_ms: int) -> list[SessionOutput]:
-        if welcome.epoch < self.highest_epoch:
-            reason = f"epoch {welcome.epoch} is older than {self.highest_epoch}"
-            return [Note(event="stale_scheduler", detail=reason), *self._hang_up(reason, now_ms)]
+        joined = Joined(cluster_id=welcome.cluster_id, epoch=welcome.epoch, nonce=welcome.nonce)
+        if reason := self.joined.refuses(joined):
+            return [Note(event="scheduler_refused", detail=reason), *self._hang_up(reason, now_ms)]
         self._stream.welcome = welcome
-        if welcome.epoch > self.highest_epoch:
+        if joined != self.joined:
             self._state = _State.SAVING
-            return [SaveEpoch(epoch=welcome.epoch)]
+            return [SaveEpoch(joined=joined)]
         return self._enter(welcome, now_ms)
 
     def _on_saved(self, saved: EpochSaved, now_ms: int) -> list[SessionOutput]:
-        self.highest_epoch = max(self.highest_epoch, saved.epoch)
+        self.joined = saved.joined
         if self._state is not _State.SAVING or self._stream.welcome is None:
             return []
         outputs = self._enter(self._stream.welcome, now_ms)
@@ -281,7 +284,9 @@ class Session:
             Note(event="registered", detail=f"{self._address}, epoch {welcome.epoch}"),
             *self._heard(self._stream.registered_ms),
             Opened(address=self._address, session_id=self.session_id),
-            Welcomed(keep=frozenset(LeaseId(lease_id) for lease_id in welcome.keep)),
+            Welcomed(
+                keep=frozenset(LeaseId(lease_id) for lease_id in welcome.keep), cluster_id=welcome.cluster_id
+            ),
         ]
         if not self._samples:
             outputs.append(TakeSamples())
@@ -318,6 +323,8 @@ class Session:
                 share_milli=start.share_milli or WHOLE_MILLI,
                 kill_outgrown=start.kill_outgrown,
                 env=dict(start.env),
+                nonce=start.nonce,
+                cluster_id=self.joined.cluster_id,
             )
             for start in orders.starts
         )

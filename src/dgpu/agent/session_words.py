@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from dgpu.agent.epoch import Joined
 from dgpu.agent.lifecycle_words import Acked, HeldRun, LeaseState, Ordered, Report, Welcomed, Woke
 from dgpu.agent.probe.probe import Sample
 from dgpu.agent.run.runner import RunnerFit
@@ -74,7 +75,7 @@ class Disconnected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EpochSaved(msgspec.Struct, frozen=True, kw_only=True):
-    epoch: int
+    joined: Joined
 
 
 class Sampled(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +134,7 @@ class HangUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SaveEpoch(msgspec.Struct, frozen=True, kw_only=True):
-    epoch: int
+    joined: Joined
 
 
 class TakeSamples(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,7 +190,14 @@ SessionOutput = (
 
 
 def held_message(run: HeldRun) -> pb.HeldLease:
-    return pb.HeldLease(lease_id=run.lease_id, task_id=run.task_id, state=_HELD_STATES[run.state])
+    return pb.HeldLease(
+        lease_id=run.lease_id,
+        task_id=run.task_id,
+        state=_HELD_STATES[run.state],
+        attempt=run.attempt,
+        nonce=run.nonce,
+        cluster_id=run.cluster_id,
+    )
 
 
 def gpu_message(gpu: NodeGpu) -> pb.Gpu:

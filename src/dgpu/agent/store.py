@@ -13,9 +13,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-Record = dict[
-    str, Any
-]  # of a lease: lease, task, attempt, node, gpus, started_ms, most_mb; "end" once it has ended
+Record = dict[str, Any]  # of a lease, see record_of; "end" once it has ended
 
 FILE_NAME = "leases.log"  # in the keeper's directory
 _COMPACT_BYTES = 8 * 1024 * 1024
@@ -101,6 +99,8 @@ def record_of(order: dict[str, Any], now_ms: int) -> Record:
         "gpus": order["gpus"],
         "started_ms": now_ms,
         "most_mb": order.get("most_mb", 0),  # kept for an agent that adopts it
+        "nonce": order.get("nonce", ""),  # the same: which journal the lease is of
+        "cluster": order.get("cluster", ""),
     }
 
 

@@ -16,7 +16,7 @@ def apply_gang_placed(state: ClusterState, event: GangPlaced) -> None:
     task = state.tasks[event.task_id]
     line = state.waiting.lines[task.shape_id]
     for rank, placed in enumerate(event.ranks):
-        lease = lease_of(placed, line.shape, rank=rank)
+        lease = lease_of(placed, line.shape, state.nonce, rank)
         state.leases[lease.id] = lease
         state.rooms.grant(lease)
         state.hold(line, lease)

@@ -17,6 +17,7 @@ from dgpu.core.events import (
     ObservationChanged,
 )
 from dgpu.core.holdings import adopt_settings
+from dgpu.core.identity import identify
 from dgpu.core.ids import NodeId
 from dgpu.core.node import Gpu
 from dgpu.core.state import ClusterState
@@ -25,6 +26,8 @@ from dgpu.core.state import ClusterState
 def apply_epoch(state: ClusterState, event: EpochBegan) -> None:
     adopt_settings(state, event)
     state.epoch = event.epoch
+    if event.nonce:
+        identify(state, event)
     state.settings = event.settings
     if event.unconfirms:
         _unconfirm(state, event.at)

@@ -56,7 +56,7 @@ def apply_submitted(state: ClusterState, event: TasksSubmitted) -> None:
 def apply_placed(state: ClusterState, event: TaskPlaced) -> None:
     task = state.tasks[event.task_id]
     line = state.waiting.lines[task.shape_id]
-    lease = lease_of(event, line.shape)
+    lease = lease_of(event, line.shape, state.nonce)
     state.next_lease_id = LeaseId(event.lease_id + 1)
     state.leases[event.lease_id] = lease
     put_on(state, task, line, event, event.gpu_ids)
@@ -64,7 +64,7 @@ def apply_placed(state: ClusterState, event: TaskPlaced) -> None:
     state.hold(line, lease)
 
 
-def lease_of(event: TaskPlaced, shape: Shape, rank: int = 0) -> Lease:
+def lease_of(event: TaskPlaced, shape: Shape, nonce: str, rank: int = 0) -> Lease:
     return Lease(
         id=event.lease_id,
         task_id=event.task_id,
@@ -76,6 +76,7 @@ def lease_of(event: TaskPlaced, shape: Shape, rank: int = 0) -> Lease:
         share_milli=event.share_milli,
         gpu_memory_mb=event.gpu_memory_mb,
         rank=rank,
+        nonce=nonce,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from dgpu.core.dependencies import Dependency
-from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId, TenantId
+from dgpu.core.ids import NO_TASK, GpuId, LeaseId, NodeId, TaskId, TenantId
 from dgpu.core.node import Gpu
 from dgpu.core.quota import QuotaMode, Reclaim
 from dgpu.core.settings import Settings
@@ -21,6 +21,11 @@ class BeginEpoch(Command, frozen=True, kw_only=True):
     """A scheduler took over: after every start, before anything else."""
 
     settings: Settings
+    nonce: str = ""  # random, made by the service
+    cluster_id: str = ""  # for a journal that has none yet
+    above_epoch: int = 0  # highest one known outside the journal
+    above_task: TaskId = NO_TASK  # the same for task ids
+    lost_tail: bool = False  # groups are known to be lost, and an operator accepted it
 
 
 class SubmitTasks(Command, frozen=True, kw_only=True):
@@ -69,6 +74,9 @@ class HeldLease(msgspec.Struct, frozen=True, kw_only=True):
     lease_id: LeaseId
     task_id: TaskId
     running: bool  # False: starting, or ended with its report still to come
+    attempt: int = 0  # 0: an agent of an earlier version, which does not name it
+    nonce: str = ""  # of the epoch that granted it; empty: started by an earlier version
+    cluster_id: str = ""
 
 
 class RegisterNode(Command, frozen=True, kw_only=True):

@@ -30,6 +30,7 @@ from dgpu.core.events import (
     ObservationChanged,
 )
 from dgpu.core.health import Cause, Health, cause_of
+from dgpu.core.identity import is_same_run
 from dgpu.core.ids import NodeId
 from dgpu.core.node import Gpu, Node
 from dgpu.core.rejections import GpuClaimed, NodeBusy, NodeNotOffline, UnknownGpu, UnknownNode
@@ -166,7 +167,7 @@ def _gone_attempts(state: ClusterState, command: RegisterNode, known: Node | Non
     if known is None:
         return []
     rebooted = known.boot_id != command.boot_id
-    held = {each.lease_id for each in command.held}
+    held = {each.lease_id for each in command.held if is_same_run(state, each)}
     events: list[Event] = []
     for lease in state.node_leases(command.node_id):
         task = state.tasks[lease.task_id]

@@ -20,7 +20,19 @@ PORTION: Final = 1_000
 
 
 def decide_begin_epoch(state: ClusterState, command: BeginEpoch) -> Decision:
-    return (EpochBegan(at=command.at, epoch=state.epoch + 1, settings=command.settings, unconfirms=True),)
+    """Above every epoch and task id that is known inside or outside the journal."""
+    return (
+        EpochBegan(
+            at=command.at,
+            epoch=max(state.epoch, command.above_epoch) + 1,
+            settings=command.settings,
+            unconfirms=True,
+            cluster_id=state.cluster_id or command.cluster_id,
+            nonce=command.nonce,
+            next_task_id=TaskId(max(state.next_task_id, command.above_task + 1)),
+            lost_tail=command.lost_tail,
+        ),
+    )
 
 
 def decide_tick(state: ClusterState, command: Tick) -> Decision:

@@ -23,7 +23,15 @@ class When(enum.StrEnum):
     FAILED = "failed"  # ran and failed; one that was cancelled did not
 
 
-class Dependency(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, order=True):
+class Dependency(
+    msgspec.Struct,
+    forbid_unknown_fields=True,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    gc=False,
+    order=True,
+):
     task_id: TaskId
     when: When = When.OK
 
@@ -38,7 +46,9 @@ class Dependency(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
         return f"the {words[self.when]} of {task_name(self.task_id)}"
 
 
-class Awaited(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class Awaited(
+    msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True, gc=False
+):
     """What a waiting task still waits for. Broken: that cannot come any more, and the task is about to be ended."""
 
     on: tuple[Dependency, ...] = ()  # none of them is over

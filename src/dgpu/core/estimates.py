@@ -14,7 +14,9 @@ MOST_ESTIMATES: Final = 10_000  # a bound on memory; the one that was not touche
 _MOST_TITLE: Final = 120
 
 
-class Estimate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class Estimate(
+    msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True, gc=False
+):
     tenant_id: TenantId
     model: str = ""  # or else
     command: str = ""  # its beginning, for people; the key holds a hash of all of it

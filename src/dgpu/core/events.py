@@ -1,6 +1,7 @@
 """What happened. Events are the journal; their names and fields are a file format (see wire.upcast).
 
-Fields are only ever added at the end, with a default.
+Fields are only ever added at the end, with a default. A new field needs a new schema number once the present one is
+released (see wire.records).
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from dgpu.core.tenant import Tenant
 from dgpu.core.typical import Typical
 
 
-class Event(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Event(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """A reader that lacks a field refuses the event. Dropping the field silently would give another state."""
+
     at: int
 
 
@@ -27,6 +30,10 @@ class EpochBegan(Event, frozen=True, array_like=True, tag=True):
     epoch: int
     settings: Settings
     unconfirms: bool = False  # nodes get no tasks until they register; False in journals older than this rule
+    cluster_id: str = ""  # created once; empty in journals of schema 1
+    nonce: str = ""  # random; empty in journals of schema 1, whose lease ids do not contain the epoch
+    next_task_id: TaskId = NO_TASK  # task ids below it may have been given out by groups that are lost
+    lost_tail: bool = False  # an operator accepted that groups are lost: earlier epochs prove nothing
 
 
 class TasksSubmitted(Event, frozen=True, array_like=True, tag=True):

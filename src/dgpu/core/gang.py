@@ -16,7 +16,9 @@ _FIRST_PORT: Final = 20_000  # below the range that kernels hand out by themselv
 _PORTS: Final = 12_000
 
 
-class RankEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class RankEnd(
+    msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True, gc=False
+):
     """How the first rank ended that did not end well: the whole gang ends like it."""
 
     rank: int
@@ -28,7 +30,9 @@ class RankEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     reason: str = ""  # not empty: the attempt is gone through no fault of its own, and not counted
 
 
-class Gang(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class Gang(
+    msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True, gc=False
+):
     """Of a task that runs. Its leases stand until the last rank has ended: GPUs are freed together."""
 
     leases: tuple[LeaseId, ...]  # by rank

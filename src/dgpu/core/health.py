@@ -63,7 +63,7 @@ class Cause(enum.StrEnum):
 MOMENTARY: Final = frozenset({Cause.XID, Cause.ECC, Cause.FAILURES, Cause.CHECK})
 
 
-class HealthRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class HealthRules(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True):
     cool_down_ms: int = 30_000  # without its cause, before a card is checked
     give_up_ms: int = 3_600_000  # a cause that lasts longer needs a person
     check_timeout_ms: int = 120_000
@@ -74,7 +74,7 @@ class HealthRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     window_ms: int = 86_400_000
 
 
-class Blame(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Blame(msgspec.Struct, forbid_unknown_fields=True, frozen=True, array_like=True, gc=False):
     """A failure of a task that may be the card's: who failed, what it ran, when."""
 
     tenant_id: str
@@ -83,7 +83,7 @@ class Blame(msgspec.Struct, frozen=True, array_like=True, gc=False):
     at: int
 
 
-class GpuHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class GpuHealth(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True):
     """Of a card that has a past. It is kept while the card is gone: one that comes back is not trusted for that."""
 
     gpu_id: GpuId

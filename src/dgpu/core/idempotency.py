@@ -7,7 +7,9 @@ import msgspec
 from dgpu.core.ids import TaskId
 
 
-class IdempotencyKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class IdempotencyKey(
+    msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True, gc=False
+):
     first_id: TaskId
     count: int
     created_at: int

@@ -12,8 +12,17 @@ TenantId = NewType("TenantId", str)
 NO_LEASE: Final = LeaseId(0)
 NO_TASK: Final = TaskId(0)
 
+# A lease id holds the epoch that granted it above a counter. It stays below 2^53, the largest integer that a browser
+# holds exactly, so there are 2^21 epochs of 2^32 leases each.
+LEASE_BITS: Final = 32
+MAX_EPOCH: Final = (1 << 21) - 1
+
 _PREFIX: Final = "task-"
 _MOST_DIGITS: Final = 18
+
+
+def first_lease_of(epoch: int) -> LeaseId:
+    return LeaseId((epoch << LEASE_BITS) + 1)
 
 
 def task_name(task_id: TaskId) -> str:

@@ -7,7 +7,9 @@ import msgspec
 from dgpu.core.ids import NO_TASK, GpuId, LeaseId, NodeId, TaskId
 
 
-class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class Lease(
+    msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True, gc=False
+):
     id: LeaseId
     task_id: TaskId
     node_id: NodeId
@@ -23,6 +25,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
 
     rank: int = 0  # of a gang
     ended: bool = False  # this rank is over; its GPUs are freed with those of the others
+    nonce: str = ""  # of the epoch that granted it; empty: granted by a version without nonces
 
     @property
     def gpu_milli(self) -> int:

@@ -29,7 +29,7 @@ class GpuStatus(enum.StrEnum):
     UNCONFIRMED = "unconfirmed"  # idle as far as known, on a node that is unconfirmed
 
 
-class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Node(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True):
     id: NodeId
     boot_id: str
     address: str = ""
@@ -69,7 +69,9 @@ class Kind(NamedTuple):
     parole: bool = False  # for tasks of low priority only
 
 
-class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class Gpu(
+    msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True, gc=False
+):
     id: GpuId
     node_id: NodeId
     index: int

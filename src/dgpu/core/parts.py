@@ -50,6 +50,9 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     meter: Meter
     run_times: dict[str, RunTimes]  # what runs have taught about how long they take
     reservations: dict[TaskId, Reservation]  # of waiting tasks that no node has room for
+    cluster_id: str  # created once with the first epoch
+    nonce: str  # of the present epoch
+    nonces: dict[int, str]  # of the latest epochs of this journal, the present one included
 
 
 PART_NAMES: Final = Parts.__struct_fields__
@@ -68,4 +71,7 @@ LATER_PARTS: Final[dict[str, object]] = {
     "meter": Meter(),
     "run_times": {},
     "reservations": {},
+    "cluster_id": "",
+    "nonce": "",
+    "nonces": {},
 }

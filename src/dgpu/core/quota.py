@@ -26,7 +26,7 @@ class Reclaim(enum.StrEnum):
     STOP = "stop"  # borrowed batch tasks are asked to stop, and requeued
 
 
-class Quota(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Quota(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True):
     """Parts in millionths: no float decides. The core's own default leaves no GPU idle; the configuration is strict."""
 
     online_ppm: int = 700_000

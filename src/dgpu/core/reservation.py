@@ -9,12 +9,12 @@ import msgspec
 from dgpu.core.ids import GpuId, NodeId, TaskId
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Place(msgspec.Struct, forbid_unknown_fields=True, frozen=True, array_like=True, gc=False):
     node_id: NodeId
     gpu_ids: tuple[GpuId, ...] = ()  # idle ones are kept for it; busy ones are once they are free
 
 
-class Reservation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Reservation(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True):
     task_id: TaskId
     places: tuple[Place, ...]  # one, or one for each rank of a gang
     at: int = 0  # its GPUs are free by then; 0: nobody knows

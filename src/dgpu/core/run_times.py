@@ -22,7 +22,9 @@ _MOST_READ: Final = 4_096  # characters of a command
 _NUMBER: Final = re.compile(r"\d+")
 
 
-class RunTimes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class RunTimes(
+    msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True, gc=False
+):
     recent_ms: tuple[int, ...]  # the last ones, oldest first
     updated_at: int = 0
 

@@ -16,7 +16,9 @@ class Placement(enum.StrEnum):
     PACK = "pack"  # keeps nodes whole and fragments least: see policy.fragment
 
 
-class EstimateRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class EstimateRules(
+    msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True
+):
     """What is assumed of a task's memory until runs have taught better."""
 
     base_mb: int = 4_000
@@ -33,7 +35,7 @@ class EstimateRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     models_mb: dict[str, int] = {}  # base by model
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True):
     default_timeout_ms: int = 3_600_000  # batch only; 0: none
     max_timeout_ms: int = 86_400_000  # 0: none
     retry_delay_ms: int = 1_000  # doubles per retry

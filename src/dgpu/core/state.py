@@ -37,6 +37,7 @@ class ClusterState:
         "after",
         "away",
         "bookings",
+        "cluster_id",
         "dependents",
         "ended",
         "epoch",
@@ -57,6 +58,8 @@ class ClusterState:
         "next_shape_id",
         "next_task_id",
         "nodes",
+        "nonce",
+        "nonces",
         "other_ranks",
         "quota",
         "reclaims",
@@ -97,6 +100,9 @@ class ClusterState:
         self.meter = Meter()
         self.run_times: dict[str, RunTimes] = {}
         self.reservations: dict[TaskId, Reservation] = {}
+        self.cluster_id = ""
+        self.nonce = ""
+        self.nonces: dict[int, str] = {}
         self._derive()
 
     @classmethod

@@ -60,7 +60,9 @@ class Outcome(enum.StrEnum):
     OUT_OF_MEMORY = "out_of_memory"  # on a GPU: it said so at its end, or outgrew what it shares
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class Shape(
+    msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True, gc=False
+):
     """All that placement looks at. Tasks of one shape are interchangeable but for their age."""
 
     tenant_id: TenantId
@@ -92,7 +94,9 @@ class TaskDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     structure_n_atoms: int = 0
 
 
-class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class TaskSpec(
+    msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True, gc=False
+):
     """A submitted task, normalised."""
 
     shape: Shape
@@ -107,7 +111,9 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     array_limit: int = 0  # 0: none
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class Task(
+    msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True, gc=False
+):
     """gc=False here and elsewhere: values are acyclic, so the collector need not know the many thousands of them."""
 
     id: TaskId

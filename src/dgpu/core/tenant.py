@@ -14,7 +14,7 @@ WEIGHT_MILLI: Final = 1_000  # the weight 1
 BOTH_POOLS: Final = (Pool.ONLINE, Pool.BATCH)
 
 
-class Tenant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Tenant(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True):
     """None: no limit of this kind."""
 
     id: TenantId

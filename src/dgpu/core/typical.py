@@ -7,7 +7,9 @@ import msgspec
 from dgpu.core.node import Kind
 
 
-class TypicalShape(msgspec.Struct, frozen=True, kw_only=True, gc=False, order=True):
+class TypicalShape(
+    msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, gc=False, order=True
+):
     """What a table remembers of a demand: its GPU side."""
 
     gpus: int
@@ -18,7 +20,7 @@ class TypicalShape(msgspec.Struct, frozen=True, kw_only=True, gc=False, order=Tr
     parole: bool = False
 
 
-class Typical(msgspec.Struct, frozen=True, kw_only=True):
+class Typical(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The tasks we know, in short. Part of the state, for choices depend on it."""
 
     shapes: tuple[TypicalShape, ...] = ()  # heaviest first

@@ -35,7 +35,9 @@ def _roots() -> tuple[int, ...]:
 _ROOTS: Final = _roots()
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class Usage(
+    msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True, gc=False
+):
     """Of one tenant, in thousandths of a GPU times milliseconds."""
 
     weighed: int = 0  # with the factor of the time of use
@@ -43,7 +45,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     of_month: int = 0
 
 
-class Meter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Meter(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True):
     """How far use is charged, and where the factor counts from."""
 
     charged_at: int = 0

@@ -6,6 +6,7 @@ JournalError
 ├── NotWritten        a group is certainly not stored, and the journal is sound: it can be tried again later
 ├── JournalLocked     another process uses the directory
 ├── CorruptJournal    bytes that were durable once are damaged or missing: refused, with file and offset
+├── NewerVersion      a newer version of dgpu wrote it: refused, because reading it would lose what is new
 └── SnapshotDamaged   one snapshot file cannot be trusted; an older one may do
 """
 
@@ -41,6 +42,15 @@ class CorruptJournal(JournalError):
         self.file = file
         self.offset = offset
         self.why = why
+
+
+class NewerVersion(JournalError):
+    def __init__(self, file: str, what: str) -> None:
+        super().__init__(
+            f"{file} was written by a newer version of dgpu: {what}. Use that version or a later one; to go back, "
+            f"restore a copy of the directory from before the upgrade"
+        )
+        self.file = file
 
 
 class SnapshotDamaged(JournalError):

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from dgpu.journal.errors import CorruptJournal
+from dgpu.journal.errors import CorruptJournal, NewerVersion
 from dgpu.journal.format import HEADER_BYTES, Record, Scan, record_at, record_bytes, scan
 from dgpu.journal.journal import Group
-from dgpu.wire.records import UnreadableGroup, decode_group
+from dgpu.wire.records import NewerSchema, UnreadableGroup, decode_group
 
 JOURNAL_FOLDER = "journal"
 ARCHIVE_FOLDER = "archive"
@@ -150,6 +150,8 @@ def scans(
 def group_of(record: Record, file: str) -> Group:
     try:
         events = decode_group(record.payload, record.schema)
+    except NewerSchema as error:
+        raise NewerVersion(file, f"group {record.index} is {error}") from error
     except UnreadableGroup as error:
         raise CorruptJournal(file, record.offset, f"group {record.index} cannot be read: {error}") from error
     return Group(index=record.index, epoch=record.epoch, events=events)

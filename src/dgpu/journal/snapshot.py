@@ -24,11 +24,13 @@ from dgpu.core.parts import LATER_PARTS, PART_NAMES, Parts
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Task
 from dgpu.journal.durable import sync_folder, write_file
-from dgpu.journal.errors import SnapshotDamaged
+from dgpu.journal.errors import NewerVersion, SnapshotDamaged
 from dgpu.journal.journal import collector_off
 from dgpu.journal.segments import ARCHIVE_FOLDER
+from dgpu.wire.records import SCHEMA
 
-FORMAT = "dgpu-snapshot-1"
+FORMAT_NAME = "dgpu-snapshot-"
+FORMAT = f"{FORMAT_NAME}{SCHEMA}"  # it holds what the journal's schema knows
 SNAPSHOT_NAME = "snapshot.json"
 PREVIOUS_NAME = "snapshot.prev.json"
 DAMAGED_NAME = "snapshot.damaged.json"
@@ -48,6 +50,7 @@ _StoredTask: Any = msgspec.defstruct(
     kw_only=True,
     omit_defaults=True,
     gc=False,
+    forbid_unknown_fields=True,
 )  # fmt: skip
 
 
@@ -74,16 +77,22 @@ _StoredState: Any = msgspec.defstruct(
     [_stored_field(name, part) for name, part in get_type_hints(Parts).items()],
     frozen=True,
     kw_only=True,
+    forbid_unknown_fields=True,
 )
 
 
-class _File(msgspec.Struct, frozen=True, kw_only=True):
+class _Head(msgspec.Struct, frozen=True, kw_only=True):
+    format: str
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     format: str
     index: int
     epoch: int
     at: int
     digest: str
     state: _StoredState
+    crc: str = ""  # of all before it; checked on the bytes
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +104,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _encoder = msgspec.json.Encoder()
+_head_decoder = msgspec.json.Decoder(_Head)
 _decoder = msgspec.json.Decoder(_File)
 
 
@@ -113,15 +123,22 @@ def decode_snapshot(content: bytes, file: str) -> Snapshot:
         raise SnapshotDamaged(file, damage)
     with collector_off():
         try:
+            _check_format(_head_decoder.decode(content).format, file)
             stored = _decoder.decode(content)
         except msgspec.DecodeError as error:
             raise SnapshotDamaged(file, f"cannot be read by this version: {error}") from error
-        if stored.format != FORMAT:
-            raise SnapshotDamaged(file, f"has the format {stored.format!r}, this version reads {FORMAT!r}")
         state = _state(stored.state)
         if digest(state) != stored.digest:
             raise SnapshotDamaged(file, "does not give the state it was taken of (digests differ)")
     return Snapshot(file=file, index=stored.index, epoch=stored.epoch, at=stored.at, state=state)
+
+
+def _check_format(name: str, file: str) -> None:
+    number = name.removeprefix(FORMAT_NAME)
+    if name == number or not number.isdecimal():
+        raise SnapshotDamaged(file, f"has the format {name!r}, this version reads up to {FORMAT!r}")
+    if int(number) > SCHEMA:
+        raise NewerVersion(file, f"it has the format {name!r}, this version reads up to {FORMAT!r}")
 
 
 def write_snapshot(directory: Path, state: ClusterState, *, index: int, epoch: int) -> str:

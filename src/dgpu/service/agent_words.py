@@ -10,12 +10,13 @@ import msgspec
 from dgpu.core.commands import HeldLease, RegisterNode, ReportCheck, ReportFinished, ReportStarted
 from dgpu.core.gang import Gang, master_port
 from dgpu.core.health import GpuHealth
-from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId
+from dgpu.core.ids import MAX_EPOCH, GpuId, LeaseId, NodeId, TaskId
 from dgpu.core.lease import Lease
 from dgpu.core.node import Gpu
 from dgpu.core.state import ClusterState
 from dgpu.core.task import MEMORY_STEP_MB, WHOLE_MILLI, Outcome, Task
 from dgpu.wire.proto import agent_pb2 as pb
+from dgpu.wire.ranks import attempt_of
 
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _ADDRESS = re.compile(r"[A-Za-z0-9._:%\[\]-]{0,253}")  # tasks over several nodes get it as MASTER_ADDR
@@ -80,6 +81,12 @@ def registration(register: pb.Register) -> RegisterNode:
         raise Malformed("boot_id and session_id must be 1 to 128 printable characters")
     if len(register.leases) > _MOST_LEASES:
         raise Malformed(f"more than {_MOST_LEASES} leases")
+    if register.highest_epoch > MAX_EPOCH:
+        raise Malformed(
+            f"highest_epoch is {register.highest_epoch}, which is above {MAX_EPOCH}, the last possible one"
+        )
+    if any(len(word) > _MOST_TEXT for word in (register.cluster_id, register.nonce)):
+        raise Malformed(f"cluster_id and nonce must have at most {_MOST_TEXT} characters")
     if len(register.labels) > _MOST_LABELS:
         raise Malformed(f"more than {_MOST_LABELS} labels")
     if not _ADDRESS.fullmatch(register.address):
@@ -100,6 +107,9 @@ def registration(register: pb.Register) -> RegisterNode:
                 lease_id=LeaseId(held.lease_id),
                 task_id=TaskId(held.task_id),
                 running=held.state == pb.HeldLease.RUNNING,
+                attempt=attempt_of(held.attempt),
+                nonce=held.nonce,
+                cluster_id=held.cluster_id,
             )
             for held in register.leases
         ),
@@ -196,6 +206,7 @@ def start(state: ClusterState, task: Task, lease: Lease) -> pb.Start:
         gpu_uuids=lease.gpu_ids,
         detail=task.detail,
         timeout_ms=task.timeout_ms,
+        nonce=lease.nonce,
     )
     if lease.share_milli < WHOLE_MILLI:
         order.share_milli = lease.share_milli

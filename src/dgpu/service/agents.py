@@ -31,6 +31,7 @@ from dgpu.core.events import (
     TaskStopRequested,
 )
 from dgpu.core.health import Health
+from dgpu.core.identity import is_same_run
 from dgpu.core.ids import GpuId, LeaseId, NodeId
 from dgpu.core.node import Gpu
 from dgpu.core.rejections import GpuClaimed, Rejection
@@ -39,6 +40,7 @@ from dgpu.service import agent_words as words
 from dgpu.service.agent_words import GpuSample, Malformed
 from dgpu.service.conditions import Conditions
 from dgpu.service.contact import AgentRules, Contacts, NodeContact
+from dgpu.service.fences import contradiction, foreign_cluster
 from dgpu.service.outputs import HangUp, Output, Remark, Tell
 from dgpu.wire.proto import agent_pb2 as pb
 
@@ -79,7 +81,7 @@ class _Session:
         self.id = session_id
         self.node_id = command.node_id
         self.boot_id = command.boot_id
-        self.held = frozenset(held.lease_id for held in command.held)
+        self.held = command.held
         self.welcomed = False
         self.unacked = 0
 
@@ -174,11 +176,10 @@ class Agents:
             raise Malformed("the first message must be Register")
         register = message.register
         command = words.registration(register)
-        if register.highest_epoch > self._state.epoch:
-            reason = (
-                f"this scheduler is at epoch {self._state.epoch}, the node has seen {register.highest_epoch}"
-            )
-            return [_refused(connection_id, reason), HangUp(connection_id=connection_id, reason=reason)]
+        if reason := foreign_cluster(self._state, register):
+            return _turned_away(connection_id, command.node_id, reason)
+        if contradicted := contradiction(self._state, register, command):
+            return [contradicted, *_turned_away(connection_id, command.node_id, contradicted.reason)]
         effects: list[Effect] = []
         older = self._by_node.get(command.node_id)
         if older is not None:
@@ -282,12 +283,15 @@ class Agents:
         session.welcomed = True
         # A rank that is over is nobody's: if the node still holds it, it is to be killed.
         stand = {lease.id: lease for lease in self._state.node_leases(session.node_id) if not lease.ended}
+        held = {each.lease_id for each in session.held if is_same_run(self._state, each)}
         welcome = pb.Welcome(
             epoch=self._state.epoch,
+            cluster_id=self._state.cluster_id,
+            nonce=self._state.nonce,
             task_lease_ms=self._rules.task_lease_ms,
             lease_action=self._rules.lease_action,
             heartbeat_timeout_ms=self._rules.heartbeat_timeout_ms,
-            keep=sorted(session.held & stand.keys()),
+            keep=sorted(held & stand.keys()),
         )
         starts: list[pb.Start] = []
         stops: list[pb.Stop] = []
@@ -295,7 +299,7 @@ class Agents:
             task = self._state.tasks[lease.task_id]
             if task.allocation:
                 continue
-            if lease.id not in session.held:
+            if lease.id not in held:
                 starts.append(words.start(self._state, task, lease))
             if task.cancelling:
                 stops.append(pb.Stop(lease_id=lease.id, reason="cancelled"))
@@ -310,17 +314,13 @@ class Agents:
             self._tell(session, pb.FromScheduler(welcome=welcome), now),
         ]
         effects += [self._tell(session, message, now) for message in words.orders(starts, stops, checks)]
-        session.held = frozenset()
+        session.held = ()
         return effects
 
     def _refuse(self, session: _Session, result: Rejection | None) -> list[Effect]:
         self._drop(session)
         reason = _why_refused(result)
-        return [
-            _refused(session.connection_id, reason),
-            HangUp(connection_id=session.connection_id, reason=reason),
-            Remark(event="agent_refused", facts={"node": session.node_id, "reason": reason}),
-        ]
+        return _turned_away(session.connection_id, session.node_id, reason)
 
     def _dispatch(self, events: Sequence[Event], welcomed: set[NodeId], now: int) -> list[Tell]:
         """Orders for the nodes that are listening; the others get theirs with Welcome."""
@@ -412,6 +412,14 @@ def _observed_every_ms(gpu: Gpu, sample: GpuSample) -> int:
 
 def _refused(connection_id: int, reason: str) -> Tell:
     return Tell(connection_id=connection_id, message=pb.FromScheduler(refused=pb.Refused(reason=reason)))
+
+
+def _turned_away(connection_id: int, node_id: NodeId, reason: str) -> list[Effect]:
+    return [
+        _refused(connection_id, reason),
+        HangUp(connection_id=connection_id, reason=reason),
+        Remark(event="agent_refused", facts={"node": node_id, "reason": reason}),
+    ]
 
 
 def _why_refused(result: Rejection | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from dgpu.core.commands import Command
+from dgpu.core.ids import NO_TASK, TaskId
 from dgpu.core.rejections import JournalUnavailable, StorageFull
 from dgpu.core.settings import Settings
 from dgpu.core.state import ClusterState
@@ -20,6 +21,11 @@ class Begin(Input, frozen=True, kw_only=True):
     """The journal was read: a new epoch starts under these settings."""
 
     settings: Settings
+    nonce: str = ""
+    cluster_id: str = ""  # for a journal that has none yet
+    above_epoch: int = 0  # the highest epoch known outside the journal
+    above_task: TaskId = NO_TASK
+    lost_tail: bool = False  # an operator accepted that the journal lost its latest groups
 
 
 class Execute(Input, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from dgpu.core.events import Event
+from dgpu.core.ids import NodeId, TaskId
 from dgpu.core.rejections import Rejection
 from dgpu.wire.proto.agent_pb2 import FromScheduler
 
@@ -61,6 +62,15 @@ class HangUp(Output, frozen=True, kw_only=True):
     connection_id: int
     reason: str
     fault: bool = False
+
+
+class Contradicted(Output, frozen=True, kw_only=True):
+    """A node obeyed an epoch of this cluster that is not in our journal: the journal was restored or lost its tail."""
+
+    node_id: NodeId
+    epoch: int
+    task_id: TaskId  # the highest one that the node holds
+    reason: str
 
 
 class Remark(Output, frozen=True, kw_only=True):

@@ -17,7 +17,6 @@ from dgpu.core.commands import Command
 from dgpu.core.events import Event
 from dgpu.core.ids import GpuId, NodeId
 from dgpu.core.rejections import Rejection
-from dgpu.core.settings import Settings
 from dgpu.core.state import ClusterState
 from dgpu.journal.journal import Journal, Room, Sighting
 from dgpu.service.agent_words import GpuSample
@@ -42,6 +41,7 @@ from dgpu.service.meters import Meters
 from dgpu.service.outputs import (
     Append,
     CommittedGroup,
+    Contradicted,
     HangUp,
     Output,
     Publish,
@@ -109,6 +109,7 @@ class Runtime:
         self._timer_at = 0
         self._idle_beats = 0
         self._is_tidy = False
+        self.contradicted: Contradicted | None = None  # by the node that has obeyed the highest epoch
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._carry_out: dict[type[Output], Callable[..., None]] = {
             Reply: self._reply,
@@ -118,12 +119,13 @@ class Runtime:
             ReadNow: self._read_now,
             HangUp: self._hang_up,
             ReplyFailed: self._reply_failed,
+            Contradicted: self._contradicted,
             Remark: _remark,
         }
 
-    async def start(self, settings: Settings) -> None:
+    async def start(self, begin: Begin) -> None:
         """Returns when the new epoch is durable, or when there is no room for it: then `ready` is false."""
-        self._put(Begin(settings=settings))
+        self._put(begin)
         self._on_beat()
         await self._started
 
@@ -383,6 +385,10 @@ class Runtime:
                 callback(output.group)
             except Exception:  # noqa: BLE001 - one subscriber's bug is not the others'
                 _log.exception("subscriber_failed", index=output.group.index)
+
+    def _contradicted(self, output: Contradicted) -> None:
+        if self.contradicted is None or output.epoch > self.contradicted.epoch:
+            self.contradicted = output
 
     def _tell(self, output: Tell) -> None:
         link = self._links.get(output.connection_id)

@@ -139,7 +139,15 @@ class Scheduler:
     # Commands and reads
 
     def _on_begin(self, value: Begin, _now: int) -> list[Output]:
-        self._commit.offer(value, BeginEpoch(settings=value.settings))
+        command = BeginEpoch(
+            settings=value.settings,
+            nonce=value.nonce,
+            cluster_id=value.cluster_id,
+            above_epoch=value.above_epoch,
+            above_task=value.above_task,
+            lost_tail=value.lost_tail,
+        )
+        self._commit.offer(value, command)
         return []
 
     def _on_execute(self, value: Execute, _now: int) -> list[Output]:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -26,6 +27,7 @@ from dgpu.service.alerts.watch import AlertWatch
 from dgpu.service.clock import Clock
 from dgpu.service.follower_link import FollowerLink
 from dgpu.service.follower_words import FollowerSettings
+from dgpu.service.inputs import Begin
 from dgpu.service.logstore import LogStore
 from dgpu.service.options import Address, ServiceOptions, check_options
 from dgpu.service.output_intake_words import Holder, HolderFound
@@ -119,7 +121,9 @@ async def _state(
         runtime.subscribe(lambda group: follower.notify(group.index))
         if on_committed is not None:
             runtime.subscribe(on_committed)
-        await runtime.start(options.settings)
+        await runtime.start(
+            Begin(settings=options.settings, nonce=secrets.token_hex(8), cluster_id=secrets.token_hex(12))
+        )
         milliseconds = round((time.monotonic() - began_s) * 1_000)
         _log.info("state_recovered", index=recovery.index, tasks=len(state.tasks), ms=milliseconds)
         looking = asyncio.create_task(_watch_history(follower, runtime))

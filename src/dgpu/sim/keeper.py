@@ -71,6 +71,8 @@ class SimKeeper:
                 task_id=process.order.task_id,
                 attempt=process.order.attempt,
                 gpu_ids=process.order.gpu_ids,
+                nonce=process.order.nonce,
+                cluster_id=process.order.cluster_id,
                 started_at_ms=process.started_ms,
                 frozen=process.frozen,
             )
@@ -82,6 +84,8 @@ class SimKeeper:
                 task_id=order.task_id,
                 attempt=order.attempt,
                 gpu_ids=order.gpu_ids,
+                nonce=order.nonce,
+                cluster_id=order.cluster_id,
                 started_at_ms=1,
                 end=end,
             )

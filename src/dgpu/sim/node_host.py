@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from dgpu.agent.epoch import Joined
 from dgpu.agent.lifecycle import Lifecycle
 from dgpu.agent.lifecycle_words import (
     CheckRelease,
@@ -69,7 +70,7 @@ class NodeHost:
         self._boots = 0
         self._booted_at = world.now
         self._rate = 1 + world.chance.uniform(-0.001, 0.001)  # no two crystals are alike
-        self._epoch_on_disk = 0
+        self._joined_on_disk = Joined()
         self.keeper = SimKeeper(world, checkers, NodeId(name), self.clock, self.to_world)
         self.keeper.on_ended_by_guard = self.crash_keeper
         self._keeper_silent = False
@@ -100,7 +101,7 @@ class NodeHost:
                 ram_mb=64_000,
             ),
             settings=SessionSettings(addresses=("scheduler",)),
-            highest_epoch=self._epoch_on_disk,
+            joined=self._joined_on_disk,
             jitter=self._world.chance.random,
             new_session_id=lambda: f"s{self._world.between(0, 1 << 30)}",
         )
@@ -268,7 +269,7 @@ class NodeHost:
                     self._connection = None
                 self._later(0, machine, lambda: self._put(Disconnected(reason="hung up")))
             case SaveEpoch():
-                self._later(self._world.between(0, 10), machine, lambda: self._save(output.epoch))
+                self._later(self._world.between(0, 10), machine, lambda: self._save(output.joined))
             case TakeSamples():
                 self._later(1, machine, lambda: self._put(Sampled(samples=())))
             case CheckCard():
@@ -305,9 +306,9 @@ class NodeHost:
             case ForgetRuns():
                 self.keeper.forget(output.lease_ids)
 
-    def _save(self, epoch: int) -> None:
-        self._epoch_on_disk = max(self._epoch_on_disk, epoch)
-        self._put(EpochSaved(epoch=epoch))
+    def _save(self, joined: Joined) -> None:
+        self._joined_on_disk = joined
+        self._put(EpochSaved(joined=joined))
 
     def _dial(self) -> None:
         machine = self._machine

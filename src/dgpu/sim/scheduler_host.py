@@ -101,7 +101,8 @@ class SchedulerHost:
         self._waking_at = 0
         for group in self.disk.groups_after(self.history.seen_index):  # some may never have been published
             self._follow(group)
-        self._put(Begin(settings=self._settings))
+        name = f"{self._world.seed}-{self.starts}"
+        self._put(Begin(settings=self._settings, nonce=name, cluster_id=name))
         self._wake_later(self._world.now + 1_000)
 
     def crash(self) -> None:

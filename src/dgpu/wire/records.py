@@ -9,9 +9,11 @@ import msgspec
 
 from dgpu.core import events
 from dgpu.core.events import Event
-from dgpu.wire.upcast import upcast
+from dgpu.wire.upcast import only_adds_fields, upcast
 
-SCHEMA = 1
+# 1: the first. 2: cluster ids, nonces and lease ids that contain the epoch. Fields may be added to the present schema
+# until it is released; after that they need a new number, so that an older reader refuses the file by name.
+SCHEMA = 2
 
 EVENT_TYPES: tuple[type[Event], ...] = (
     events.EpochBegan,
@@ -60,6 +62,10 @@ class UnreadableGroup(ValueError):  # noqa: N818 - it names the thing
     """The bytes are whole, but this version cannot make events of them."""
 
 
+class NewerSchema(UnreadableGroup):
+    """A newer version wrote them. Reading what is known of it would lose the rest silently."""
+
+
 def encode_group(group: Sequence[Event]) -> bytes:
     return _encoder.encode(group)
 
@@ -81,9 +87,9 @@ def _array_header(count: int) -> bytes:
 
 def decode_group(payload: bytes, schema: int) -> list[Event]:
     if schema > SCHEMA:
-        raise UnreadableGroup(f"written in schema {schema} by a newer version; this one reads up to {SCHEMA}")
+        raise NewerSchema(f"written in schema {schema} by a newer version; this one reads up to {SCHEMA}")
     try:
-        if schema == SCHEMA:
+        if only_adds_fields(schema, SCHEMA):
             return _decoder.decode(payload)
         return msgspec.convert(upcast(msgspec.msgpack.decode(payload), schema, SCHEMA), _GROUP)
     except msgspec.DecodeError as error:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from dgpu.agent.epoch import EpochFile
+from dgpu.agent.epoch import Joined, JoinedFile
 from dgpu.agent.host import AgentRunningError, serve_agent
 from dgpu.agent.options import NodeOptions
 from dgpu.agent.probe.detect import DetectionMethod
@@ -259,16 +259,16 @@ async def test_a_scheduler_of_an_older_epoch_is_not_obeyed(tmp_path) -> None:
 
 async def test_an_epoch_that_finds_no_room_on_disk_is_tried_again(tmp_path, monkeypatch) -> None:
     """A full disk must not leave a node out for ever, and without the record nothing is obeyed."""
-    save = EpochFile.save
+    save = JoinedFile.save
     tries: list[int] = []
 
-    def save_later(self: EpochFile, epoch: int) -> None:
-        tries.append(epoch)
+    def save_later(self: JoinedFile, joined: Joined) -> None:
+        tries.append(joined.epoch)
         if len(tries) < 3:
             raise OSError(errno.ENOSPC, "No space left on device")
-        save(self, epoch)
+        save(self, joined)
 
-    monkeypatch.setattr(EpochFile, "save", save_later)
+    monkeypatch.setattr(JoinedFile, "save", save_later)
     async with ScriptedScheduler() as scheduler, agent(tmp_path, scheduler, retry_ms=10):
         await until(lambda: len(scheduler.registrations) == 3 and scheduler.heartbeats)
         await scheduler.order(start(1, "exit 4"))

@@ -22,6 +22,7 @@ from dgpu.service.clock import Clock
 from dgpu.service.contact import AgentRules
 from dgpu.service.grpc import links
 from dgpu.service.grpc.server import SERVICE, AgentServer
+from dgpu.service.inputs import Begin
 from dgpu.service.logstore import LogStore
 from dgpu.service.output_reading import OutputUnavailable
 from dgpu.service.output_streams import OutputStreams
@@ -88,7 +89,7 @@ async def service(tmp_path: Path) -> AsyncIterator[Service]:
         recovery.replayed(), last_index=recovery.index, rules=AgentRules(), started_at=clock.now_ms()
     )
     runtime = Runtime(scheduler, journal, clock)
-    await runtime.start(Settings())
+    await runtime.start(Begin(settings=Settings()))
     output = OutputStreams(LogStore(tmp_path / "logs"), runtime)
     server = AgentServer(runtime, output)
     service = Service(runtime, output, await server.start("127.0.0.1", 0))

@@ -74,12 +74,14 @@ def test_a_repeated_start_of_an_ended_lease_is_answered_by_its_report() -> None:
     assert lifecycle.on_input(Ordered(starts=(order(),)), 60) == [report]
 
 
-def test_a_start_of_a_forgotten_lease_is_ignored() -> None:
-    """It ran and its end is durable: a message that comes late must not run it again."""
+def test_a_start_of_a_forgotten_lease_is_not_run_again_and_ends_visibly() -> None:
+    """It ran and its end is durable, so a late message changes nothing. A journal that lost that end gets an answer."""
     lifecycle = running(order())
     lifecycle.on_input(RunsEnded(ended=(end(),)), 50)
     assert lifecycle.on_input(Acked(finished=(L1,)), 60) == [ForgetRuns(lease_ids=(L1,))]
-    assert lifecycle.on_input(Ordered(starts=(order(),)), 70) == []
+    (report,) = lifecycle.on_input(Ordered(starts=(order(),)), 70)
+    assert isinstance(report, Report)
+    assert [(run.end.lease_id, run.end.outcome) for run in report.finished] == [(L1, Outcome.NODE_FAULT)]
     assert lifecycle.held() == []
 
 
@@ -197,8 +199,8 @@ def test_a_restarted_agent_adopts_what_its_keeper_holds() -> None:
     )
     lifecycle.on_input(RunsListed(runs=runs), 100)
     assert lifecycle.held() == [
-        HeldRun(lease_id=L1, task_id=TaskId(11), state=LeaseState.RUNNING),
-        HeldRun(lease_id=L2, task_id=TaskId(12), state=LeaseState.ENDED),
+        HeldRun(lease_id=L1, task_id=TaskId(11), state=LeaseState.RUNNING, attempt=2),
+        HeldRun(lease_id=L2, task_id=TaskId(12), state=LeaseState.ENDED, attempt=1),
     ]
     outputs = lifecycle.on_input(Welcomed(keep=frozenset({L1, L2})), 110)
     assert outputs == [Report(started=((L1, 5), (L2, 6)), finished=(FinishedRun(end=end(L2, exit_code=7)),))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dgpu.agent.epoch import Joined
 from dgpu.agent.lifecycle_words import Acked, FinishedRun, HeldRun, LeaseState, Ordered, Report, Welcomed
 from dgpu.agent.probe.probe import Sample
 from dgpu.agent.run.runner import RunEnd, RunOrder
@@ -44,7 +45,7 @@ def session(*, epoch: int = 4, jitter: float = 1.0, addresses: tuple[str, ...] =
     return Session(
         identity=Identity(node_id=NodeId("n1"), boot_id="b1", cpus_milli=8_000, ram_mb=64_000),
         settings=SessionSettings(addresses=addresses),
-        highest_epoch=epoch,
+        joined=Joined(epoch=epoch),
         jitter=lambda: jitter,
         new_session_id=lambda: "s1",
     )
@@ -152,15 +153,15 @@ def test_a_new_epoch_is_on_disk_before_anything_is_obeyed() -> None:
     machine = session(epoch=4)
     machine.on_input(Begin(), 0)
     machine.on_input(Connected(), 100)
-    assert machine.on_input(welcome(epoch=5), 200) == [SaveEpoch(epoch=5)]
+    assert machine.on_input(welcome(epoch=5), 200) == [SaveEpoch(joined=Joined(epoch=5))]
     orders = Received(
         message=pb.FromScheduler(orders=pb.Orders(starts=[pb.Start(lease_id=1, task_id=11, attempt=1)]))
     )
     assert machine.on_input(orders, 210) == []
-    outputs = machine.on_input(EpochSaved(epoch=5), 220)
+    outputs = machine.on_input(EpochSaved(joined=Joined(epoch=5)), 220)
     start = RunOrder(lease_id=LeaseId(1), task_id=TaskId(11), attempt=1, detail=b"")
     assert outputs[-1] == Ordered(starts=(start,))
-    assert machine.highest_epoch == 5
+    assert machine.joined.epoch == 5
 
 
 def test_a_scheduler_of_an_older_epoch_is_left() -> None:
@@ -168,7 +169,7 @@ def test_a_scheduler_of_an_older_epoch_is_left() -> None:
     machine.on_input(Begin(), 0)
     machine.on_input(Connected(), 100)
     assert machine.on_input(welcome(epoch=3), 200) == [
-        Note(event="stale_scheduler", detail="epoch 3 is older than 4"),
+        Note(event="scheduler_refused", detail="epoch 3 is older than 4"),
         HangUp(reason="epoch 3 is older than 4"),
     ]
     stale = Received(message=pb.FromScheduler(orders=pb.Orders(stops=[pb.Stop(lease_id=1)])))
@@ -355,7 +356,7 @@ def test_an_epoch_that_cannot_be_saved_is_not_waited_for_for_ever() -> None:
     machine = session(epoch=4)
     machine.on_input(Begin(), 0)
     machine.on_input(Connected(), 100)
-    assert machine.on_input(welcome(epoch=5), 200) == [SaveEpoch(epoch=5)]
+    assert machine.on_input(welcome(epoch=5), 200) == [SaveEpoch(joined=Joined(epoch=5))]
     assert machine.on_input(Woke(), 10_100) == [HangUp(reason="no answer")]
     machine.on_input(Disconnected(), 10_101)
     assert machine.on_input(Woke(), machine.wake_at_ms) == [Dial(address="m:1")]

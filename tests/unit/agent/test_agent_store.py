@@ -8,7 +8,7 @@ import os
 import pytest
 
 from dgpu.agent import store
-from dgpu.agent.epoch import EpochFile
+from dgpu.agent.epoch import Joined, JoinedFile, NotJoined
 from dgpu.agent.store import LeaseLog
 from dgpu.agent.workdirs import WorkDirs
 
@@ -60,11 +60,46 @@ def test_the_file_stays_small_however_many_leases_pass_through(tmp_path, monkeyp
 
 
 def test_the_highest_epoch_is_remembered_and_never_goes_back(tmp_path) -> None:
-    epoch = EpochFile(tmp_path / "epoch")
-    assert epoch.highest == 0
-    epoch.save(7)
-    epoch.save(3)
-    assert EpochFile(tmp_path / "epoch").highest == 7
+    file = JoinedFile(tmp_path)
+    assert file.joined == Joined()
+    file.save(Joined(epoch=7))
+    with pytest.raises(NotJoined, match="epoch 3 is older than 7"):
+        file.save(Joined(epoch=3))
+    assert JoinedFile(tmp_path).joined == Joined(epoch=7)
+
+
+def test_the_epoch_of_an_earlier_version_is_taken_over(tmp_path) -> None:
+    (tmp_path / "epoch").write_text("7\n")
+    file = JoinedFile(tmp_path)
+    assert file.joined == Joined(epoch=7)
+    joined = Joined(cluster_id="c", epoch=8, nonce="n")
+    file.save(joined)
+    assert JoinedFile(tmp_path).joined == joined
+    assert not (tmp_path / "epoch").exists(), "one file to remove when the node is to move"
+
+
+@pytest.mark.parametrize(
+    ("welcome", "why"),
+    [
+        (
+            Joined(cluster_id="other", epoch=9, nonce="m"),
+            "belongs to cluster ours, the scheduler to cluster other",
+        ),
+        (Joined(epoch=9), "the scheduler to a cluster without an id"),
+        (Joined(cluster_id="ours", epoch=7, nonce="m"), "epoch 7 is older than 8"),
+        (Joined(cluster_id="ours", epoch=8, nonce="m"), "epoch 8 was begun by two schedulers"),
+    ],
+)
+def test_a_node_that_has_joined_refuses_other_clusters_and_other_lines_of_epochs(
+    tmp_path, welcome, why
+) -> None:
+    """Nodes of one host share the file: what one of them has joined binds the others too."""
+    file = JoinedFile(tmp_path)
+    file.save(Joined(cluster_id="ours", epoch=8, nonce="n"))
+    with pytest.raises(NotJoined, match=why):
+        file.save(welcome)
+    file.save(Joined(cluster_id="ours", epoch=8, nonce="n"))
+    file.save(Joined(cluster_id="ours", epoch=9, nonce="m"))
 
 
 def test_a_work_directory_that_was_tampered_with_is_not_used_again(tmp_path) -> None:

@@ -1,5 +1,7 @@
 """Groups as bytes: every event survives, old schemas are read, newer ones are refused by name."""
 
+import typing
+
 import msgspec
 import pytest
 
@@ -7,6 +9,7 @@ from dgpu.core import events
 from dgpu.core.estimates import Estimate
 from dgpu.core.health import Blame, Health
 from dgpu.core.node import Kind, Node
+from dgpu.core.parts import Parts
 from dgpu.core.quota import Quota
 from dgpu.core.reservation import Place, Reservation
 from dgpu.core.settings import Settings
@@ -16,6 +19,24 @@ from dgpu.core.typical import Typical
 from dgpu.wire.records import EVENT_TYPES, SCHEMA, UnreadableGroup, decode_group, encode_group
 from dgpu.wire.upcast import upcast
 from unit.journal.samples import busy_cluster, gpus, spec
+
+
+def persisted() -> list[type[msgspec.Struct]]:
+    """Every kind of value in a journal or a snapshot."""
+    seen: dict[type[msgspec.Struct], None] = {}
+
+    def walk(kind: object) -> None:
+        for part in typing.get_args(kind):
+            walk(part)
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind not in seen:
+            seen[kind] = None
+            for field in msgspec.structs.fields(kind):
+                walk(field.type)
+
+    for kind in (*EVENT_TYPES, Parts):
+        walk(kind)
+    del seen[Parts]  # the snapshot has a form of its own
+    return list(seen)
 
 
 def test_every_kind_of_event_is_known_to_the_decoder() -> None:
@@ -105,3 +126,20 @@ def test_an_old_group_walks_through_every_step() -> None:
 def test_a_missing_step_is_said() -> None:
     with pytest.raises(ValueError, match="from schema 1 to 2"):
         upcast([], 1, 2, {})
+
+
+def test_a_field_that_this_version_does_not_know_is_refused_and_not_dropped() -> None:
+    """An older reader that drops a field silently makes another state of the same journal."""
+
+    class Longer(msgspec.Struct, frozen=True, array_like=True, tag="NodeResumed"):
+        at: int
+        node_id: str
+        added: int
+
+    with pytest.raises(UnreadableGroup, match="at most length"):
+        decode_group(msgspec.msgpack.encode([Longer(1, "n1", 7)]), SCHEMA)
+
+
+@pytest.mark.parametrize("kind", persisted(), ids=lambda kind: kind.__name__)
+def test_nothing_that_is_kept_drops_unknown_fields(kind) -> None:
+    assert kind.__struct_config__.forbid_unknown_fields

@@ -12,9 +12,10 @@ from dgpu.core.digest import digest
 from dgpu.core.invariants import check_invariants
 from dgpu.core.parts import LATER_PARTS
 from dgpu.core.state import ClusterState
-from dgpu.journal.errors import SnapshotDamaged
+from dgpu.journal.errors import NewerVersion, SnapshotDamaged
 from dgpu.journal.snapshot import (
     DAMAGED_NAME,
+    FORMAT,
     PREVIOUS_NAME,
     SNAPSHOT_NAME,
     decode_snapshot,
@@ -176,3 +177,20 @@ def test_a_snapshot_from_before_a_part_existed_loads_with_that_part_empty(state:
 def test_the_parts_that_came_later_are_those_of_an_empty_state() -> None:
     state = ClusterState()
     assert {name: getattr(state, name) for name in LATER_PARTS} == LATER_PARTS
+
+
+def test_a_snapshot_of_a_newer_version_is_refused_by_name() -> None:
+    """Falling back to an older snapshot would only meet the newer journal."""
+    content = encode_snapshot(busy_cluster().state, index=3, epoch=1)
+    newer = content[:-20].replace(FORMAT.encode(), b"dgpu-snapshot-9", 1)
+    newer += b'\n,"crc":"%08x"}\n' % zlib.crc32(newer)
+    with pytest.raises(NewerVersion, match=r"newer version of dgpu.*'dgpu-snapshot-9'"):
+        decode_snapshot(newer, "snapshot.json")
+
+
+def test_a_part_that_this_version_does_not_know_is_not_dropped() -> None:
+    content = encode_snapshot(busy_cluster().state, index=3, epoch=1)
+    longer = content[:-20].replace(b'"state":{', b'"state":{"added":7,', 1)
+    longer += b'\n,"crc":"%08x"}\n' % zlib.crc32(longer)
+    with pytest.raises(SnapshotDamaged, match="unknown field `added`"):
+        decode_snapshot(longer, "snapshot.json")

@@ -41,8 +41,15 @@ def submit(count: int = 1, **values: Any) -> SubmitTasks:
 
 
 def register(
-    node: str = "n1", *, gpus: int = 2, boot: str = "boot-1", held: tuple[int, ...] = (), epoch: int = 0
+    node: str = "n1",
+    *,
+    gpus: int = 2,
+    boot: str = "boot-1",
+    held: tuple[int | pb.HeldLease, ...] = (),
+    epoch: int = 0,
+    **identity: str,
 ):
+    """`held`: leases of tasks with the same number, or as they are."""
     return pb.FromAgent(
         register=pb.Register(
             node_id=node,
@@ -54,7 +61,13 @@ def register(
             gpus=[
                 pb.Gpu(uuid=f"GPU-{node}-{i}", index=i, model="V100", memory_mb=16_384) for i in range(gpus)
             ],
-            leases=[pb.HeldLease(lease_id=lease, task_id=1, state=pb.HeldLease.RUNNING) for lease in held],
+            leases=[
+                pb.HeldLease(lease_id=lease, task_id=lease, state=pb.HeldLease.RUNNING)
+                if isinstance(lease, int)
+                else lease
+                for lease in held
+            ],
+            **identity,
         )
     )
 

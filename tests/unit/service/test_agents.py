@@ -6,7 +6,7 @@ from dgpu.core.node import NodeStatus
 from dgpu.core.task import Restart, TaskStatus
 from dgpu.service import agents
 from dgpu.service.inputs import AgentSaid, TimePassed
-from dgpu.service.outputs import HangUp, Tell
+from dgpu.service.outputs import Contradicted, HangUp, Tell
 from dgpu.wire.proto import agent_pb2 as pb
 from unit.service.cluster import (
     Bench,
@@ -233,8 +233,12 @@ def test_a_gpu_of_another_node_is_refused_with_the_reason() -> None:
 
 def test_a_node_that_has_seen_a_newer_scheduler_is_refused() -> None:
     bench = Bench()
-    (refused,) = told(bench.say(1, register(epoch=5)))
-    assert refused.refused.reason == "this scheduler is at epoch 1, the node has seen 5"
+    outputs = bench.say(1, register(epoch=5))
+    (refused,) = told(outputs)
+    assert "at epoch 1, node n1 has obeyed epoch 5" in refused.refused.reason
+    assert "--accept-lost-tail" in refused.refused.reason
+    (contradicted,) = [each for each in outputs if isinstance(each, Contradicted)]
+    assert (contradicted.node_id, contradicted.epoch) == ("n1", 5)
 
 
 def test_what_breaks_the_protocol_ends_that_connection_alone() -> None:

@@ -17,6 +17,7 @@ from dgpu.journal.memory import MemoryJournal
 from dgpu.service import journal_thread
 from dgpu.service.clock import Clock
 from dgpu.service.contact import AgentRules
+from dgpu.service.inputs import Begin
 from dgpu.service.outputs import CommittedGroup
 from dgpu.service.runtime import CommandFailed, Runtime
 from dgpu.service.scheduler import Scheduler
@@ -66,7 +67,7 @@ async def runtime(journal: SlowJournal) -> AsyncIterator[Runtime]:
         recovery.replayed(), last_index=recovery.index, rules=AgentRules(), started_at=clock.now_ms()
     )
     runtime = Runtime(scheduler, journal, clock)
-    await runtime.start(Settings())
+    await runtime.start(Begin(settings=Settings()))
     yield runtime
     journal.gate.set()
     await runtime.stop()
@@ -219,7 +220,7 @@ async def test_a_start_without_room_can_be_read_and_goes_on_when_there_is_room()
         journal.committed_state(), last_index=0, rules=AgentRules(), started_at=clock.now_ms()
     )
     runtime = Runtime(scheduler, journal, clock)
-    await runtime.start(Settings())
+    await runtime.start(Begin(settings=Settings()))
     assert not runtime.ready
     assert await runtime.read(lambda state: len(state.tasks)) == 0
     assert await runtime.execute(submit()) == StorageFull()
@@ -261,7 +262,7 @@ async def test_stopping_commits_what_was_asked_for(journal: SlowJournal) -> None
     recovery = journal.recover()
     scheduler = Scheduler(recovery.replayed(), last_index=0, rules=AgentRules(), started_at=clock.now_ms())
     runtime = Runtime(scheduler, journal, clock)
-    await runtime.start(Settings())
+    await runtime.start(Begin(settings=Settings()))
     answer = runtime.execute(submit())
     await runtime.stop()
     assert answer.done()

@@ -207,6 +207,8 @@ class ProcessRunner:
             "grace_ms": self._grace_ms,
             "start_by_ms": boot_ms() + START_MS,
             "most_mb": order.gpu_memory_mb if order.kill_outgrown else 0,
+            "nonce": order.nonce,
+            "cluster": order.cluster_id,
         }
 
     def _send(self, frame: Frame) -> None:
@@ -390,6 +392,8 @@ class ProcessRunner:
             frozen=record.get("frozen", False),
             end=self._end({"lease": record["lease"], **end}) if end else None,
             most_mb=record.get("most_mb", 0),
+            nonce=record.get("nonce", ""),
+            cluster_id=record.get("cluster", ""),
         )
 
     def _sweep(self, hello: dict[str, Any]) -> None:

@@ -22,6 +22,16 @@ class RunOrder(msgspec.Struct, frozen=True, kw_only=True):
     share_milli: int = 1_000
     kill_outgrown: bool = False
     env: dict[str, str] = {}  # of the scheduler, beside those of the detail
+    nonce: str = ""  # of the epoch that granted the lease; empty: a scheduler of an earlier version
+    cluster_id: str = ""
+
+    def is_same_run(self, other: RunOrder) -> bool:
+        """Not of another journal under the same number. What an earlier version did not record is not compared."""
+        return (
+            self.task_id == other.task_id
+            and self.attempt == other.attempt
+            and (self.nonce == other.nonce or not (self.nonce and other.nonce))
+        )
 
 
 class StopOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +63,8 @@ class KnownRun(msgspec.Struct, frozen=True, kw_only=True):
     frozen: bool = False
     end: RunEnd | None = None
     most_mb: int = 0  # of GPU memory, where more is a reason to stop it
+    nonce: str = ""
+    cluster_id: str = ""
 
 
 # What a runner says. Batches, in the order of what happened.

@@ -1,0 +1,90 @@
+"""One lease on a node as the lifecycle knows it, and the words about it that need nothing else."""
+
+from __future__ import annotations
+
+from dgpu.agent.lifecycle_words import FinishedRun, LeaseState, LifecycleOutput, Report
+from dgpu.agent.run.runner import RunEnd, RunOrder, StopOrder
+from dgpu.core.ids import GpuId, LeaseId, task_name
+from dgpu.core.task import Outcome
+
+
+class NodeLease:
+    __slots__ = (
+        "end",
+        "foreign",
+        "frozen",
+        "order",
+        "peak_mb",
+        "refused",
+        "reported",
+        "started_acked",
+        "started_at_ms",
+        "started_told",
+        "state",
+        "stop",
+        "stored",
+        "stuck",
+        "withdrawn",
+    )
+
+    def __init__(self, order: RunOrder, state: LeaseState) -> None:
+        self.order = order
+        self.state = state
+        self.started_at_ms = 0
+        self.started_told = False  # to the scheduler of the current session
+        self.started_acked = False
+        self.frozen = False
+        self.end: RunEnd | None = None
+        self.stop: StopOrder | None = None  # the last one given to the runner
+        self.stuck: tuple[GpuId, ...] = ()
+        self.stored = False
+        self.peak_mb = 0  # of memory, known when it has ended
+        self.withdrawn = False  # not started within its deadline
+        self.reported = True  # False: given up by the scheduler, which wants no report
+        self.foreign = False  # of another cluster: its output is not for this scheduler
+        self.refused: RunEnd | None = None  # of an order under its number; told when its processes are gone
+
+    def answers(self, order: RunOrder) -> bool:
+        """The order is a repetition. A stop may have come before its start: then the task is not known (0)."""
+        return self.reported and (not self.order.task_id or self.order.is_same_run(order))
+
+
+def reports_of(leases: list[NodeLease]) -> list[LifecycleOutput]:
+    """What these leases have to tell: starts once per session, ends as often as they are asked for."""
+    started: list[tuple[LeaseId, int]] = []
+    finished: list[FinishedRun] = []
+    for lease in leases:
+        if not lease.reported:
+            continue
+        if lease.started_at_ms and not lease.started_told:
+            lease.started_told = True
+            started.append((lease.order.lease_id, lease.started_at_ms))
+        if lease.state is LeaseState.ENDED and lease.end is not None:
+            finished.append(FinishedRun(end=lease.end, stuck=lease.stuck, peak_memory_mb=lease.peak_mb))
+    return [Report(started=tuple(started), finished=tuple(finished))] if started or finished else []
+
+
+def stop_order(lease: NodeLease, grace_ms: int, cause: Outcome) -> StopOrder:
+    lease.state = LeaseState.STOPPING
+    lease.stop = StopOrder(lease_id=lease.order.lease_id, grace_ms=grace_ms, cause=cause)
+    return lease.stop
+
+
+def unstarted_end(lease_id: LeaseId, cause: Outcome, now_ms: int) -> RunEnd:
+    return RunEnd(lease_id=lease_id, outcome=cause, at_ms=now_ms, error="stopped before it was started")
+
+
+def lost_end(lease_id: LeaseId, now_ms: int) -> RunEnd:
+    return RunEnd(lease_id=lease_id, outcome=Outcome.NODE_FAULT, at_ms=now_ms, error="its keeper died")
+
+
+def refused_end(order: RunOrder, known: NodeLease | None, now_ms: int) -> RunEnd:
+    """An order under a number that is used up. It ends visibly: the scheduler gives the task another lease."""
+    if known is None:
+        why = "has ended here before"
+    elif known.order.is_same_run(order):
+        why = "was withdrawn before"
+    else:
+        why = f"belongs to {task_name(known.order.task_id)} of another journal"
+    error = f"lease {order.lease_id} was not started: the number {why}"
+    return RunEnd(lease_id=order.lease_id, outcome=Outcome.NODE_FAULT, at_ms=now_ms, error=error)

@@ -1,0 +1,84 @@
+"""Writes the golden journal of schema 2: the story of schema 1 by a core that knows clusters, nonces and lost tails.
+
+`python tests/golden/make_schema2.py tests/golden/schema2`, as long as schema 2 is not released. After that what it wrote
+is never edited: later versions must read it and reach the same state.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import msgspec
+from make_schema1 import BEGINNING, STORY, Chapter, register, summary, task, write_journal
+
+from dgpu.core import commands
+from dgpu.core.digest import digest
+from dgpu.core.events import Event, GangPlaced, TaskPlaced
+from dgpu.core.execute import execute
+from dgpu.core.ids import LeaseId
+from dgpu.core.rejections import Rejection
+from dgpu.core.settings import Settings
+from dgpu.core.state import ClusterState
+from dgpu.core.tenant import Tenant
+from dgpu.journal.snapshot import write_snapshot
+from dgpu.wire.records import EVENT_TYPES
+
+CLUSTER = "3f6c1a52d9e04b7788aa01c2"
+
+LARGE = msgspec.structs.replace(
+    task("large"), shape=msgspec.structs.replace(task("large").shape, gpus=2, priority=90)
+)
+
+LOST_TAIL: Chapter = (
+    (1_000, (commands.BeginEpoch(settings=Settings(reservations=3), above_epoch=7, above_task=900, lost_tail=True),)),
+    (10, (commands.SetTenant(tenant=Tenant(id="lab")), register("n7", 2), commands.RunPass(full=True))),
+    (10, (commands.SubmitTasks(entries=((4, task("r")), (1, LARGE), (2, task("s")))), commands.RunPass(full=True))),
+)  # fmt: skip
+
+
+def tell() -> tuple[list[tuple[int, list[Event]]], ClusterState]:
+    """Leases of the story are numbered in the order of their grants."""
+    state, at, groups = ClusterState(), BEGINNING, []
+    granted: list[LeaseId] = []
+    for passed_ms, wanted in (*STORY, *LOST_TAIL):
+        at += passed_ms
+        events: list[Event] = []
+        for command in wanted:
+            changes: dict[str, object] = {"at": at}
+            if isinstance(command, commands.BeginEpoch):
+                changes |= {"cluster_id": CLUSTER, "nonce": f"{len(groups):016x}"}
+            elif isinstance(command, commands.ReportStarted | commands.ReportFinished):
+                changes |= {"lease_id": granted[command.lease_id - 1]}
+            decision = execute(state, msgspec.structs.replace(command, **changes))
+            if isinstance(decision, Rejection):
+                raise SystemExit(f"refused: {command} → {decision}")
+            for event in decision:
+                placed = event.ranks if isinstance(event, GangPlaced) else (event,)
+                granted += [one.lease_id for one in placed if isinstance(one, TaskPlaced)]
+            events += decision
+        groups.append((state.epoch, events))
+    return groups, state
+
+
+def main(directory: Path) -> None:
+    groups, state = tell()
+    kinds = {type(event) for _, events in groups for event in events}
+    if missing := set(EVENT_TYPES) - kinds:
+        raise SystemExit(f"the story lacks {sorted(kind.__name__ for kind in missing)}")
+    write_journal(directory, groups)
+    write_snapshot(directory, state, index=len(groups), epoch=state.epoch)
+    (directory / "snapshot.json").rename(directory / "snapshot.golden.json")
+    expected = {
+        "digest": digest(state),
+        "groups": len(groups),
+        "epoch": state.epoch,
+        "events": sorted(kind.__name__ for kind in kinds),
+        **summary(state),
+    }
+    (directory / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
