@@ -296,7 +296,9 @@ class Keeper:
         self._mains[held.pid] = held
         self._live[lease] = held
         self._pipes.open(held)
-        self._log.live[lease]["started_ms"] = held.started_ms
+        self._log.live[lease] |= {"started_ms": held.started_ms, "pid": held.pid}
+        if order.get("most_mb") and self._corral.gather(lease, [held.pid]):
+            held.grouped = True  # its share of a GPU is enforced: a daemon must not get away from it
         self._news.started(held, boot_ms())
         if held.deadline_ms:
             self._tend_at(lease, held.deadline_ms)

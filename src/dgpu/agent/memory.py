@@ -7,19 +7,21 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from dgpu.agent.probe.probe import Sample
-from dgpu.agent.tree import markers
 from dgpu.core.ids import GpuId, LeaseId
 
 
 def with_leases(
-    samples: Sequence[Sample], holders: Mapping[GpuId, tuple[LeaseId, ...]]
+    samples: Sequence[Sample],
+    holders: Mapping[GpuId, tuple[LeaseId, ...]],
+    owners: Mapping[int, LeaseId | None],
 ) -> tuple[Sample, ...]:
-    """Reads /proc: for a thread."""
-    leases: dict[int, str] = {}  # by pid
-    return tuple(_with_leases(sample, holders.get(sample.gpu_id, ()), leases) for sample in samples)
+    """`owners`: the lease of each process of our tasks, see ProcessOwners."""
+    return tuple(_with_leases(sample, holders.get(sample.gpu_id, ()), owners) for sample in samples)
 
 
-def _with_leases(sample: Sample, holders: tuple[LeaseId, ...], known: dict[int, str]) -> Sample:
+def _with_leases(
+    sample: Sample, holders: tuple[LeaseId, ...], owners: Mapping[int, LeaseId | None]
+) -> Sample:
     if not holders or sample.fault:
         return sample
     if not sample.own_mb:
@@ -30,9 +32,7 @@ def _with_leases(sample: Sample, holders: tuple[LeaseId, ...], known: dict[int, 
         )
     held: dict[LeaseId, int] = {}
     for pid, memory_mb in sample.own_mb:
-        if pid not in known:
-            known[pid] = markers(pid)[0]
-        lease_id = LeaseId(int(known[pid])) if known[pid].isdigit() else None
-        if lease_id in holders:
+        lease_id = owners.get(pid)
+        if lease_id is not None and lease_id in holders:
             held[lease_id] = held.get(lease_id, 0) + memory_mb
     return replace(sample, leases_mb=tuple(sorted(held.items())))

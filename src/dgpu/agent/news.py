@@ -19,6 +19,7 @@ class News:
         self._door = door
         self._log = log
         self._started: list[list[int]] = []
+        self._pids: list[list[int]] = []  # of their first processes
         self._started_due_ms = 0
         self._frozen: list[int] = []
         self._ended: dict[int, None] = {}  # in order, each once
@@ -27,6 +28,7 @@ class News:
         if not self._started:
             self._started_due_ms = now_ms + _STARTS_WAIT_MS
         self._started.append([held.lease, held.started_ms])
+        self._pids.append([held.lease, held.pid])
 
     def frozen(self, leases: Iterable[int]) -> None:
         self._frozen += leases
@@ -36,6 +38,7 @@ class News:
 
     def drop(self) -> None:
         self._started.clear()
+        self._pids.clear()
         self._frozen.clear()
         self._ended.clear()
 
@@ -60,6 +63,7 @@ class News:
         frame: Frame = {}
         if self._started:
             frame["started"], self._started = self._started, []
+            frame["pids"], self._pids = self._pids, []
         if self._frozen:
             frame["frozen"], self._frozen = self._frozen, []
         if self._ended:

@@ -322,9 +322,9 @@ class NodeHost:
     def _sample_now(self, holders: dict[GpuId, tuple[LeaseId, ...]]) -> tuple[Sample, ...]:
         assert self._probe is not None  # noqa: S101 - asked for before
         assert self._runner is not None  # noqa: S101 - attached before any session
-        pids = self._runner.pids() if holders else frozenset()
-        samples = self._probe.sample(dict.fromkeys(holders, pids))
-        return with_leases(samples, holders)
+        owners = self._runner.owners() if holders else {}
+        samples = self._probe.sample(dict.fromkeys(holders, frozenset(owners)))
+        return with_leases(samples, holders, owners)
 
     def _check_release(self, check: CheckRelease) -> None:
         """At once where nothing blocks, in a thread where a driver is asked."""

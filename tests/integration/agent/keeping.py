@@ -46,6 +46,7 @@ class Kept:
         self._decoder = Decoder()
         self._frames: list[Frame] = []
         self.started: dict[int, int] = {}
+        self.roots: dict[int, int] = {}
         self.ended: dict[int, dict[str, Any]] = {}
         self.frozen: list[int] = []
         first = self._next_frame()
@@ -145,6 +146,7 @@ class Kept:
 
     def _take(self, frame: Frame) -> None:
         self.started.update(dict(frame.get("started", ())))
+        self.roots.update(dict(frame.get("pids", ())))
         self.ended.update({end["lease"]: end for end in frame.get("ended", ())})
         self.frozen.extend(frame.get("frozen", ()))
 

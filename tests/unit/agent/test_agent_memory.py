@@ -124,17 +124,16 @@ def test_the_peak_travels_with_the_end() -> None:
 
 def test_a_card_with_one_lease_needs_no_telling_apart() -> None:
     sample = Sample(gpu_id=GPU, memory_used_mb=5_000, memory_foreign_mb=1_000)
-    (found,) = with_leases([sample], {GPU: (L1,)})
+    (found,) = with_leases([sample], {GPU: (L1,)}, {})
     assert found.leases_mb == ((L1, 4_000),)
-    (found,) = with_leases([sample], {GPU: (L1, L2)})
+    (found,) = with_leases([sample], {GPU: (L1, L2)}, {})
     assert found.leases_mb == ()
 
 
-def test_processes_are_told_apart_by_the_lease_in_their_environment(monkeypatch) -> None:
-    marks = {11: ("1", "k"), 12: ("2", "k"), 13: ("1", "k"), 14: ("", "")}
-    monkeypatch.setattr("dgpu.agent.memory.markers", marks.__getitem__)
-    sample = Sample(gpu_id=GPU, own_mb=((11, 100), (12, 200), (13, 400), (14, 800)))
-    (found,) = with_leases([sample], {GPU: (L1, L2)})
+def test_processes_are_told_apart_by_their_owners() -> None:
+    owners = {11: L1, 12: L2, 13: L1, 14: None, 15: LeaseId(9)}
+    sample = Sample(gpu_id=GPU, own_mb=((11, 100), (12, 200), (13, 400), (14, 800), (15, 1_600), (16, 3_200)))
+    (found,) = with_leases([sample], {GPU: (L1, L2)}, owners)
     assert found.leases_mb == ((L1, 500), (L2, 200))
 
 

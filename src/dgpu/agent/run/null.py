@@ -55,8 +55,8 @@ class NullRunner:
     def heard(self, node_id: NodeId, *, at_ms: int, lease_ms: int, action: str) -> None:
         pass
 
-    def pids(self) -> frozenset[int]:
-        return frozenset()
+    def owners(self) -> dict[int, LeaseId | None]:
+        return {}
 
     async def close(self, *, stop_tasks: bool) -> None:
         pass

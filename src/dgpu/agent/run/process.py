@@ -7,6 +7,7 @@ import contextlib
 import os
 import pwd
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from dgpu.agent.frames import PROTOCOL, Frame
 from dgpu.agent.keeper import KeeperSettings, boot_ms
 from dgpu.agent.keeper_link import KeeperError, KeeperGoneError, KeeperLink, is_answering, protocol_of
 from dgpu.agent.oom import TAIL_BYTES, out_of_memory
+from dgpu.agent.owners import ProcessOwners
 from dgpu.agent.pulse import MAX_UNANSWERED, TICK_SECONDS, Pulse
 from dgpu.agent.run.runner import (
     KnownRun,
@@ -74,6 +76,9 @@ class ProcessRunner:
         self._linkless_ticks = 0
         self._unfit = ""
         self._nodes: dict[LeaseId, NodeId] = {}
+        self._roots: dict[LeaseId, int] = {}  # pid of the first process of each lease that has not ended
+        self._owners = ProcessOwners()
+        self._owners_lock = threading.Lock()
         self._remains: dict[LeaseId, list[Path]] = {}  # of ended leases, deleted when they are forgotten
         self._words: dict[
             NodeId, list[Any]
@@ -145,6 +150,7 @@ class ProcessRunner:
         remains: list[Path] = []
         for lease_id in lease_ids:
             self._nodes.pop(lease_id, None)
+            self._roots.pop(lease_id, None)
             remains += self._remains.pop(lease_id, ())
         self._delete(remains)
         self._retire_if_old()
@@ -154,8 +160,14 @@ class ProcessRunner:
         if not self._pulse.is_silent:  # else it hears the latest of them when it answers again
             self._send({"word": [word]})
 
-    def pids(self) -> frozenset[int]:
-        return frozenset(Survey().with_descendants([self._keeper_pid])) if self._keeper_pid else frozenset()
+    def owners(self) -> dict[int, LeaseId | None]:
+        if not self._keeper_pid:
+            return {}
+        roots = dict(self._roots)  # one step: the loop changes it meanwhile
+        with self._owners_lock:  # nodes of one agent sample in threads of their own
+            return self._owners.look(
+                Survey(), keeper_pid=self._keeper_pid, keeper_id=self._keeper_id, roots=roots
+            )
 
     async def close(self, *, stop_tasks: bool) -> None:
         self._closing = True
@@ -230,6 +242,9 @@ class ProcessRunner:
         if "pong" in frame:
             self._on_pong(frame["pong"])
         words: dict[NodeId, list[RunnerWord]] = {}
+        self._roots.update((LeaseId(lease), pid) for lease, pid in frame.get("pids", ()))
+        for entry in frame.get("ended", ()):
+            self._roots.pop(LeaseId(entry["lease"]), None)
         for node_id, started in self._by_node(frame.get("started", ()), lambda each: each[0]):
             word = RunsStarted(started=tuple((LeaseId(lease), at_ms) for lease, at_ms in started))
             words.setdefault(node_id, []).append(word)
@@ -257,6 +272,11 @@ class ProcessRunner:
         self._pulse = Pulse()
         self._keeper_id = hello["keeper"]
         self._keeper_pid = hello["pid"]
+        self._roots = {
+            LeaseId(record["lease"]): record["pid"]
+            for record in hello["leases"]
+            if record.get("pid") and "end" not in record
+        }
         runs: dict[NodeId, list[KnownRun]] = {node_id: [] for node_id in self._node_ids}
         for record in hello["leases"]:
             node_id = NodeId(record["node"])

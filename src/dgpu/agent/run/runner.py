@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -119,7 +119,7 @@ class Runner(Protocol):
     def heard(self, node_id: NodeId, *, at_ms: int, lease_ms: int, action: str) -> None:
         """A scheduler was certainly in contact at this time; the task lease counts from it."""
 
-    def pids(self) -> frozenset[int]:
-        """All processes of all tasks, to tell our memory on a GPU from others'. May block: for a thread."""
+    def owners(self) -> Mapping[int, LeaseId | None]:
+        """All processes of all tasks with their lease, None where it is not certain. May block: for a thread."""
 
     async def close(self, *, stop_tasks: bool) -> None: ...

@@ -1,0 +1,97 @@
+"""Which lease a process belongs to, by facts that a task cannot forge: parents, sessions, control groups, start times.
+
+The environment of a process says what its task wants it to say, so it decides nothing here. A process that left its
+parents (a daemon) is known from an earlier look, from its session or from its group. If none of them tells, it belongs
+to the only lease that is old enough to have started it. If there are several, it belongs to no lease: better no
+lease is blamed than the wrong one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from dgpu.agent.tree import Proc, Survey
+from dgpu.core.ids import LeaseId
+
+_GROUP = re.compile(rb"/dgpu-([0-9a-f]+)/(\d+)$")
+
+
+class ProcessOwners:
+    """Remembers what it saw from one look to the next. Reads /proc: for a thread."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[int, int], LeaseId] = {}  # by pid and start
+        self._sessions: dict[int, LeaseId] = {}  # a session is left by making a new one, and never joined
+        self._started: dict[LeaseId, int] = {}  # ticks since boot
+
+    def look(
+        self, survey: Survey, *, keeper_pid: int, keeper_id: str, roots: Mapping[LeaseId, int]
+    ) -> dict[int, LeaseId | None]:
+        """All processes of all tasks; None: a process of an unknown lease. `roots` are the first processes of leases."""
+        ours = survey.with_descendants([keeper_pid])
+        ours.pop(keeper_pid, None)
+        self._started = {lease_id: at for lease_id, at in self._started.items() if lease_id in roots}
+        found: dict[int, LeaseId] = {}
+        mains: dict[int, LeaseId] = {}
+        for lease_id, pid in roots.items():
+            if pid in ours and ours[pid].ppid == keeper_pid:
+                started = self._started.setdefault(lease_id, ours[pid].start_ticks)
+                if started == ours[pid].start_ticks:  # else its number is used again
+                    mains[pid] = lease_id
+        _spread(survey, mains.items(), found)
+        # Orphans are children of the keeper: each of them and what it started has one owner.
+        orphans = [proc for proc in survey.children(keeper_pid) if proc.pid not in mains and proc.pid in ours]
+        for proc in sorted(orphans, key=lambda proc: (proc.start_ticks, proc.pid)):
+            owner = self._owner(survey, proc, keeper_id, roots)
+            if owner is not None:
+                _spread(survey, [(proc.pid, owner)], found)
+                self._sessions[proc.sid] = owner
+        self._remember(ours, found)
+        return {pid: found.get(pid) for pid in ours}
+
+    def _owner(
+        self, survey: Survey, proc: Proc, keeper_id: str, roots: Mapping[LeaseId, int]
+    ) -> LeaseId | None:
+        by_session = {pid: lease_id for lease_id, pid in roots.items()}  # a root leads its session
+        owner = (
+            self._seen.get((proc.pid, proc.start_ticks))
+            or by_session.get(proc.sid)
+            or self._sessions.get(proc.sid)
+            or _lease_of_group(proc.pid, keeper_id)
+        )
+        if owner is not None:
+            return owner if owner in roots else None
+        # One of its children may have been seen before it took a session of its own.
+        below = {
+            self._seen.get((each.pid, each.start_ticks))
+            for each in survey.with_descendants([proc.pid]).values()
+        } - {None}
+        if len(below) == 1:
+            return below.pop()
+        old_enough = [lease_id for lease_id in roots if self._started.get(lease_id, 0) <= proc.start_ticks]
+        return old_enough[0] if len(old_enough) == 1 else None
+
+    def _remember(self, ours: Mapping[int, Proc], found: Mapping[int, LeaseId]) -> None:
+        self._seen = {(pid, ours[pid].start_ticks): lease_id for pid, lease_id in found.items()}
+        alive = {proc.sid for proc in ours.values()}
+        self._sessions = {sid: lease_id for sid, lease_id in self._sessions.items() if sid in alive}
+        self._sessions |= {ours[pid].sid: lease_id for pid, lease_id in found.items()}
+
+
+def _spread(survey: Survey, roots: Iterable[tuple[int, LeaseId]], found: dict[int, LeaseId]) -> None:
+    for root, lease_id in roots:
+        for pid in survey.with_descendants([root]):
+            found.setdefault(pid, lease_id)
+
+
+def _lease_of_group(pid: int, keeper_id: str) -> LeaseId | None:
+    """See corral: groups of leases are made by the keeper."""
+    try:
+        with open(f"/proc/{pid}/cgroup", "rb") as file:  # noqa: PTH123 - many of these are opened in a row
+            match = next((found for line in file if (found := _GROUP.search(line.rstrip()))), None)
+    except OSError:
+        return None
+    if match is None or match[1].decode() != keeper_id:
+        return None
+    return LeaseId(int(match[2]))
