@@ -30,6 +30,14 @@ export interface Attempt {
   error: string;
 }
 
+export interface OutputPlace {
+  bytes: number | null;
+  missing: { begin: number; end: number }[];
+  node: string | null;
+  node_connected: boolean;
+  kept_until: string | null;
+}
+
 export interface Task {
   task_id: string;
   name: string;

@@ -24,6 +24,10 @@ class ExitCode(enum.IntEnum):
     INTERRUPTED = 130
 
 
+class ReaderLeft(Exception):  # noqa: N818  not an error
+    """The program that reads our stdout has closed it."""
+
+
 class CliFailure(Exception):  # noqa: N818  a refusal is not always an error
     def __init__(self, message: str, exit_code: int = ExitCode.FAILED) -> None:
         super().__init__(message)

@@ -6,6 +6,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from dgpu.cli.failures import ReaderLeft
+
 if TYPE_CHECKING:
     from dgpu.client.sync import Client
 
@@ -62,5 +64,9 @@ class OutputFollower:
 
 
 def write_output(piece: bytes) -> None:
-    sys.stdout.buffer.write(piece)
-    sys.stdout.buffer.flush()
+    try:
+        sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        # `dgpu logs 42 | head -1` has what it wanted. The library for commands would make a failure of it.
+        raise ReaderLeft from None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from dgpu.cli.failures import CliFailure, ExitCode, complain, translated
+from dgpu.cli.failures import CliFailure, ExitCode, ReaderLeft, complain, translated
 from dgpu.cli.flags import Flags, shared_parameters, watch_parameters
 from dgpu.cli.lightness import lighten
 
@@ -126,7 +126,7 @@ def run(arguments: Sequence[str]) -> int:
         return _complain_usage(refused)
     except typer.Abort:
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:
+    except (BrokenPipeError, ReaderLeft):
         return _reader_gone()
     except Exception as error:  # noqa: BLE001  the last line of defence: never a traceback for a person
         failure = translated(error) or _own_fault(error, flags)

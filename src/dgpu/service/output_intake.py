@@ -142,7 +142,8 @@ class OutputIntake:
                 return self._on_left(value.request_id)
 
     def is_attached(self, node_id: NodeId) -> bool:
-        return node_id in self._by_node
+        link_id = self._by_node.get(node_id)
+        return link_id is not None and self._session_of(node_id) == self._links[link_id].session_id
 
     def holder(self, lease_id: LeaseId) -> Holder | None:
         return self._holders.get(lease_id)
@@ -380,7 +381,7 @@ class OutputIntake:
 
     def _on_wanted(self, wanted: FetchWanted) -> list[IntakeOutput]:
         link_id = self._by_node.get(wanted.node_id)
-        if link_id is None:
+        if link_id is None or not self.is_attached(wanted.node_id):
             return [Deliver(request_id=wanted.request_id, paused=True)]
         self._fetches[wanted.request_id] = _Fetch(link_id, wanted.lease_id)
         fetch = pb.Fetch(

@@ -28,6 +28,10 @@ class OutputUnavailable(Exception):  # noqa: N818 - it names what the output is
     """The text says why, for people."""
 
 
+class NodeSilent(OutputUnavailable):
+    """A node is connected and does not answer."""
+
+
 class Place(msgspec.Struct, frozen=True):
     lease_id: LeaseId
     node_id: NodeId
@@ -177,6 +181,8 @@ class Reading:
                 yield piece
             self._is_done = self._source.is_attached(place.node_id)
             self._be_patient()  # the node was there until now, however long the task has run
+        except NodeSilent:
+            raise
         except OutputUnavailable:
             # It has not come there yet. Or the agent let go of it: stored a moment ago, or nothing to store.
             stored = await self._source.stored(self._task_id, self._attempt)
@@ -213,6 +219,8 @@ class Reading:
                 try:
                     async for between in self._across(stored, begin):
                         yield between
+                except NodeSilent:
+                    why = f"{self._where(stored)}, but the node does not answer"
                 except OutputUnavailable:
                     why = f"node {stored.node_id} no longer has them"
             skipped = 0

@@ -40,6 +40,7 @@ from dgpu.service.output_intake_words import (
 )
 from dgpu.service.output_reading import (
     SETTLE_S,
+    NodeSilent,
     OutputState,
     OutputUnavailable,
     Place,
@@ -54,6 +55,7 @@ from dgpu.wire.proto import agent_pb2 as pb
 from dgpu.wire.ranks import run_number
 
 MAX_PLACES = 100_000
+ANSWER_S = 20.0  # allowed to a node for the next piece of what it has
 _LOOK_AGAIN_S = 1.0
 
 _log = structlog.get_logger("dgpu.output")
@@ -337,8 +339,7 @@ class OutputStreams:
             try:
                 while not (reader.ended or reader.paused) or reader.pieces:
                     if not reader.pieces:
-                        await reader.arrived.wait()
-                        reader.arrived.clear()
+                        await self._wait(reader, place.node_id, follow=follow)
                         continue
                     pieces, reader.pieces = reader.pieces, []
                     self._put(FetchTaken(request_id=request_id))
@@ -352,6 +353,15 @@ class OutputStreams:
                 raise OutputUnavailable(reader.error)
             if reader.ended or (offset == before and not self.is_attached(place.node_id)):
                 return
+
+    async def _wait(self, reader: _Waiting, node_id: NodeId, *, follow: bool) -> None:
+        """For the next piece; while following, as long as it takes."""
+        try:
+            async with asyncio.timeout(None if follow else ANSWER_S):
+                await reader.arrived.wait()
+        except TimeoutError:
+            raise NodeSilent(f"node {node_id} does not answer") from None
+        reader.arrived.clear()
 
     def _source(self, rank: int) -> Source:
         return RankSource(self, rank) if rank else self

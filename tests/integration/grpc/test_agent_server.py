@@ -18,6 +18,7 @@ from dgpu.core.ids import NodeId, TaskId
 from dgpu.core.settings import Settings
 from dgpu.core.task import TaskStatus
 from dgpu.journal.memory import MemoryJournal
+from dgpu.service import output_streams
 from dgpu.service.clock import Clock
 from dgpu.service.contact import AgentRules
 from dgpu.service.grpc import links
@@ -457,3 +458,14 @@ async def test_what_the_store_left_out_is_fetched_from_the_node_in_its_place(ser
     (mark,) = (line for line in lines if line.startswith(b"[dgpu: 6,600 bytes left out here; "))
     assert b"the whole output is on node n1 until 20" in mark
     assert b"".join(line for line in lines if line != mark) == text[:2_200] + text[8_800:]
+
+
+async def test_a_node_that_does_not_answer_is_named(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut output without a word would pass for all of it."""
+    monkeypatch.setattr(output_streams, "ANSWER_S", 0.05)
+    _agent, task_id, _lease = await running_task(service)
+    await output_stream(service)
+    with pytest.raises(OutputUnavailable, match="node n1 does not answer"):
+        await _all(service.output.read(task_id))

@@ -272,3 +272,53 @@ def test_a_stop_ends_the_streams(tmp_path) -> None:
     with contextlib.suppress(http.client.IncompleteRead):
         assert response.read() is not None
     connection.close()
+
+
+def test_what_is_missing_is_told_in_headers_as_json_and_in_the_text(world) -> None:
+    world.add_node()
+    world.submit()
+    running = world.ask("GET", "/api/v1/tasks/1/output").body
+    assert (running["attempt"], running["bytes"], running["node"]) == (1, None, "n1")
+    agent = AgentOutput(world)
+    lease_id = world.read(lambda state: state.tasks[TaskId(1)].lease_id)
+    head = pb.OutputChunk(lease_id=lease_id, task_id=1, attempt=1, data=b"first\n")
+    tail = pb.OutputChunk(
+        lease_id=lease_id,
+        task_id=1,
+        attempt=1,
+        offset=994,
+        data=b"last\n\n",
+        last=True,
+        end=1_000,
+        kept_ms=10**9,
+    )
+    for chunk in (head, tail):
+        world.loop.call_soon_threadsafe(world.output.on_chunk, agent.link_id, chunk)
+    world.finish_running()
+    wait_until(lambda: world.run(world.output.stored(TaskId(1), 1)) is not None)
+    place = world.ask("GET", "/api/v1/tasks/1/output").body
+    assert (place["bytes"], place["node"], place["node_connected"]) == (1_000, "n1", True)
+    assert place["stored"] == [{"begin": 0, "end": 6}, {"begin": 994, "end": 1_000}]
+    assert place["missing"] == [{"begin": 6, "end": 994}]
+    assert place["kept_until"]
+
+    def answer() -> None:
+        agent.write(b"x" * 987 + b"\n", offset=6, last=True)
+
+    answering = threading.Thread(target=answer)
+    answering.start()
+    whole = world.ask("GET", "/api/v1/tasks/1/logs")
+    answering.join()
+    assert whole.raw == b"first\n" + b"x" * 987 + b"\nlast\n\n"
+    assert whole.headers["x-dgpu-output-bytes"] == "1000"
+    assert "x-dgpu-output-missing" not in whole.headers
+
+    world.loop.call_soon_threadsafe(world.output.detach, agent.link_id)
+    wait_until(lambda: not world.output.is_attached(NodeId("n1")))
+    parts = world.ask("GET", "/api/v1/tasks/1/logs")
+    assert parts.headers["x-dgpu-output-missing"] == "6-994"
+    first, mark, *last = parts.body.splitlines()
+    assert (first, last) == ("first", [""])
+    assert mark.startswith("[dgpu: 993 bytes left out here; the whole output is on node n1 until ")
+    assert world.ask("GET", "/api/v1/tasks/1/output?attempt=0").body["code"] == "invalid_query"
+    assert world.ask("GET", "/api/v1/tasks/9/output").status == 404

@@ -1,9 +1,9 @@
 // What a task prints, as it prints it.
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
-import { asProblem, isAbort, path, problemOf, ApiError } from "../api";
-import { number } from "../format";
-import { t } from "../i18n";
-import type { Problem, Task } from "../types";
+import { asProblem, get, isAbort, path, problemOf, ApiError } from "../api";
+import { exact, number, parseTime } from "../format";
+import { language, t } from "../i18n";
+import type { OutputPlace, Problem, Task } from "../types";
 import { ProblemBox } from "../ui/parts";
 import { found, Lines, MOST_LINES } from "./lines";
 
@@ -57,8 +57,34 @@ export function Log({ task }: { task: Task }) {
       {told.problem && told.lines.length === 0 && !live ? <p class="muted">{told.problem.code === "output_unavailable" ? told.problem.detail : ""}</p> : null}
       {told.problem && told.problem.code !== "output_unavailable" ? <ProblemBox problem={told.problem} /> : null}
       <Text lines={told.lines} find={text.trim()} follow={live && !paused} empty={live ? t("log.empty") : t("log.none")} />
+      <Missing task={task} query={query} over={!live || attempt > 0} />
       {told.dropped ? <small class="muted">{t("log.cut", { n: number(MOST_LINES) })}</small> : null}
     </section>
+  );
+}
+
+/** Which part of the output the scheduler does not have, and where it still is. */
+function Missing({ task, query, over }: { task: Task; query: Record<string, number | null>; over: boolean }) {
+  const [place, setPlace] = useState<OutputPlace | null>(null);
+  useEffect(() => {
+    setPlace(null);
+    if (!over) return;
+    const controller = new AbortController();
+    get<OutputPlace>(`/api/v1/tasks/${task.task_id}/output`, query, controller.signal)
+      .then(setPlace)
+      .catch(() => undefined); // the output itself says what is missing
+    return () => controller.abort();
+  }, [task.task_id, task.status, query.attempt, query.rank, over]);
+  const left = place?.missing.reduce((sum, each) => sum + each.end - each.begin, 0) ?? 0;
+  if (!place || !left) return null;
+  const until = parseTime(place.kept_until);
+  const isKept = place.node !== null && until !== null && until > Date.now();
+  const facts = { node: place.node ?? "", until: until === null ? "" : exact(until, language.value) };
+  return (
+    <p class="muted" data-testid="log-missing">
+      {t("log.parts", { all: number(place.bytes), n: number(left) })}{" "}
+      {!isKept ? t("log.parts.gone") : place.node_connected ? t("log.parts.node", facts) : t("log.parts.away", facts)}
+    </p>
   );
 }
 

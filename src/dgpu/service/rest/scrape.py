@@ -148,6 +148,8 @@ class Scrapes:
 
     def _tell_agents(self, text: Text, state: ClusterState, at: int) -> None:
         runtime = self._backend.runtime
+        about = "Streams and pieces of output that were not of the node that holds the lease."
+        text.one("output_refused_total", "counter", about, self._backend.output.refused)
         unsent = runtime.unsent
         text.one("agent_streams", "gauge", "Streams of agents that are open.", len(unsent))
         about = "Messages to agents that wait to be written, over all streams."

@@ -12,12 +12,13 @@ from litestar.response import Stream
 
 from dgpu.core.gang import MOST_NODES
 from dgpu.core.ids import TaskId
-from dgpu.service.output_reading import OutputUnavailable
+from dgpu.service.output_reading import OutputState, OutputUnavailable
 from dgpu.service.rest import listing
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.tasks import Given, TaskIdText
-from dgpu.wire.answers import Problem, TaskAnswer
+from dgpu.wire.answers import Problem, TaskAnswer, instant_or_none
 from dgpu.wire.json_body import BadRequest
+from dgpu.wire.output_answers import ByteRange, OutputAnswer
 from dgpu.wire.ranks import run_number
 
 MOST_TAIL_LINES = 1_000_000
@@ -41,7 +42,10 @@ AttemptQuery = Annotated[
     summary="Output of a task",
     description="stdout and stderr as text. With follow it is streamed until the task is over; a task that waits is waited for. "
     "Nothing means that nothing was written. Where that is not known, or where it is known that there was more, this is told: "
-    "404 output_unavailable if nothing is left, else a line in the text.",
+    "404 output_unavailable if nothing is left, else a line `[dgpu: N bytes left out here; ...]` in the text. The scheduler "
+    "stores the first and the last bytes of an attempt; the rest comes from its node, while that is connected and has it. "
+    "Of an attempt that is over, headers tell before the text: X-Dgpu-Output-Bytes (all that was written) and, if something "
+    "cannot be had now, X-Dgpu-Output-Missing (ranges like 1048576-23068672, the second number excluded).",
     media_type="text/plain",
 )
 async def task_logs(
@@ -73,9 +77,50 @@ async def task_logs(
     if not (first or follows or lines == 0) and (doubt := await _doubt(rest, task, which, which_rank)):
         await pieces.aclose()
         raise ProblemError(_unavailable(doubt))
-    return Stream(
-        _rest_of(first, pieces), media_type="text/plain; charset=utf-8", headers={"x-accel-buffering": "no"}
+    headers = {"x-accel-buffering": "no"}
+    if not follows and task.attempt:
+        headers |= _headers(await rest.output.describe(number, which or task.attempt, which_rank))
+    return Stream(_rest_of(first, pieces), media_type="text/plain; charset=utf-8", headers=headers)
+
+
+@get(
+    "/api/v1/tasks/{task_id:str}/output",
+    summary="Where the output of a task is",
+    description="How much an attempt has written, which ranges of bytes the scheduler stores, which it does not, and where those "
+    "still are. `bytes` is null until an attempt is over and its output has arrived.",
+)
+async def task_output(
+    rest: Given, task_id: TaskIdText, attempt: AttemptQuery = None, rank: RankQuery = None
+) -> OutputAnswer:
+    number = listing.task_id_of(task_id)
+    which = 0 if attempt is None else listing.parse_whole("attempt", attempt, 1, 1_000_000)
+    which_rank = 0 if rank is None else listing.parse_whole("rank", rank, 0, MOST_NODES - 1)
+    task = await listing.find_task(rest, number)
+    if which_rank >= task.nodes:
+        raise ProblemError(_no_rank(task))
+    chosen = which or task.attempt
+    state = await rest.output.describe(number, chosen, which_rank) if chosen else OutputState()
+    stored = state.stored
+    return OutputAnswer(
+        task_id=task.task_id,
+        attempt=chosen,
+        rank=which_rank,
+        bytes=None if stored is None else stored.end,
+        stored=tuple(ByteRange(begin=begin, end=end) for begin, end in (stored.ranges if stored else ())),
+        missing=tuple(ByteRange(begin=begin, end=end) for begin, end in state.missing),
+        node=state.node_id,
+        node_connected=state.is_connected,
+        kept_until=instant_or_none(stored.kept_until_ms) if stored is not None else None,
     )
+
+
+def _headers(state: OutputState) -> dict[str, str]:
+    if state.stored is None:
+        return {}
+    headers = {"x-dgpu-output-bytes": str(state.stored.end)}
+    if state.missing and not (state.is_connected and state.stored.kept_until_ms):
+        headers["x-dgpu-output-missing"] = ", ".join(f"{begin}-{end}" for begin, end in state.missing)
+    return headers
 
 
 async def _doubt(rest: Backend, task: TaskAnswer, attempt: int, rank: int) -> str:
@@ -195,4 +240,4 @@ async def _events(rest: Backend, after: int | None) -> AsyncIterator[bytes]:
         rest.close_stream()
 
 
-ROUTES: tuple[Any, ...] = (task_logs, stream_events)
+ROUTES: tuple[Any, ...] = (task_logs, task_output, stream_events)
