@@ -24,6 +24,7 @@ RULES = (
     "failure_rate",
     "queue_wait",
     "disk_full",
+    "epoch_unknown",
 )
 
 Comment = Annotated[str, typer.Option("--comment", "-m", metavar="TEXT", help="For the others.")]

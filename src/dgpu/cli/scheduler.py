@@ -20,6 +20,9 @@ def scheduler(
     rebuild_history: Annotated[
         bool, typer.Option("--rebuild-history", help="Make the history anew from the journal, then end.")
     ] = False,
+    accept_lost_tail: Annotated[
+        bool, typer.Option("--accept-lost-tail", help="Start although the journal lost its latest groups.")
+    ] = False,
 ) -> int:
     """The scheduler service, in the foreground. SIGTERM stops it and harms no task."""
     from dgpu.cli.failures import CliFailure, ExitCode, note
@@ -40,4 +43,4 @@ def scheduler(
         return rebuild(settings)
     from dgpu.entry.scheduler import run_scheduler
 
-    return run_scheduler(settings)
+    return run_scheduler(settings, accept_lost_tail=accept_lost_tail)

@@ -26,6 +26,9 @@ def up(
     grpc_port: Annotated[
         int, typer.Option("--grpc-port", min=0, max=65535, help="A free one if it is taken.")
     ] = 9090,
+    accept_lost_tail: Annotated[
+        bool, typer.Option("--accept-lost-tail", help="Start although the journal lost its latest groups.")
+    ] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when it is ready.")] = False,
 ) -> int:
     """Start a scheduler and an agent for this machine.
@@ -35,7 +38,14 @@ def up(
     """
     from dgpu.entry.up import UpOptions, up, up_detached
 
-    options = UpOptions(fake=fake, nodes=nodes, data_dir=data_dir, http_port=http_port, grpc_port=grpc_port)
+    options = UpOptions(
+        fake=fake,
+        nodes=nodes,
+        data_dir=data_dir,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        accept_lost_tail=accept_lost_tail,
+    )
     try:
         return up_detached(options) if detach else up(options)
     except ValueError as error:

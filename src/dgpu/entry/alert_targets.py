@@ -191,6 +191,7 @@ def _rules(alerts: Alerts) -> RuleSet:
             free_percent=disk.free_percent,
             free_bytes=round(disk.free_gib * (1 << 30)),
         ),
+        epoch_unknown=r.Rule(**plain(written.epoch_unknown)),  # type: ignore[arg-type]
     )
 
 

@@ -198,6 +198,7 @@ class AlertRules(Section, frozen=True, kw_only=True):
     failure_rate: FailureRule = FailureRule()
     queue_wait: WaitRule = WaitRule()
     disk_full: DiskRule = DiskRule()
+    epoch_unknown: AlertRule = AlertRule()
 
 
 class AlertSending(Section, frozen=True, kw_only=True):

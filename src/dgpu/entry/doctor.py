@@ -146,6 +146,11 @@ def _scheduler(url: str) -> Iterator[Check]:
         is_full = state.get("storage_full")
         todo = "Make room on its disk." if is_full else "Wait a moment; then look into its log."
         yield _fail("scheduler", detail, todo)
+    elif state.get("epoch_unknown"):
+        todo = (
+            "If its state is the right one: dgpu up --accept-lost-tail, or dgpu scheduler --accept-lost-tail."
+        )
+        yield _fail("scheduler", f"{url} refuses nodes: {state['epoch_unknown']}", todo)
     elif version != __version__:
         detail = f"{url} has version {version}, this is {__version__}"
         yield _warn("scheduler", detail, "Restart it with this version: dgpu down, dgpu up.")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _DAY_MS = 86_400_000
 
 
-def run_scheduler(config: SchedulerConfig) -> int:
+def run_scheduler(config: SchedulerConfig, *, accept_lost_tail: bool = False) -> int:
     """Serves until SIGTERM or Ctrl-C; returns the exit code."""
     import uvloop
 
@@ -34,7 +34,7 @@ def run_scheduler(config: SchedulerConfig) -> int:
     # gRPC's own notes go past our log and are about forks that we make on purpose.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
-        uvloop.run(_serve(service_options(config)))
+        uvloop.run(_serve(service_options(config, accept_lost_tail=accept_lost_tail)))
     except (OptionsRefused, JournalError, OSError) as error:
         return _failed(error)
     return 0
@@ -74,7 +74,7 @@ def _say(line: str) -> None:
     sys.stderr.flush()
 
 
-def service_options(config: SchedulerConfig) -> ServiceOptions:
+def service_options(config: SchedulerConfig, *, accept_lost_tail: bool = False) -> ServiceOptions:
     from dgpu.service.contact import AgentRules
     from dgpu.service.options import ServiceOptions
 
@@ -102,6 +102,7 @@ def service_options(config: SchedulerConfig) -> ServiceOptions:
         telemetry_retention_ms=_age_ms(config.storage.telemetry_retention),
         segment_bytes=config.storage.segment_mb << 20,
         alerts=alert_options(config.alerts),
+        accept_lost_tail=accept_lost_tail,
     )
 
 

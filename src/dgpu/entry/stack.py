@@ -23,6 +23,7 @@ GRPC_PORT = 9090
 DEFAULT_CARDS = "4xV100"
 READY_SECONDS = 60.0
 _POLL_SECONDS = 0.03
+_ACCEPT_LOST_TAIL = "--accept-lost-tail"
 
 
 class StartFailed(Exception):  # noqa: N818  it says what happened
@@ -167,8 +168,14 @@ class Stack:
             "executor": {"work_dir": str(self.state_dir.tasks_dir)},
         }
 
+    def accept_lost_tail(self) -> None:
+        """By the next start alone: an operator looked at this loss, not at one to come."""
+        self.scheduler.arguments.append(_ACCEPT_LOST_TAIL)
+
     def start_scheduler(self) -> None:
         self.scheduler.start()
+        if _ACCEPT_LOST_TAIL in self.scheduler.arguments:
+            self.scheduler.arguments.remove(_ACCEPT_LOST_TAIL)
         # Another scheduler may have taken the port a moment before: its answer is not ours.
         own = self.scheduler.listens_on
         self._await(self.scheduler, lambda: own(self.http_port) and is_ready(self.url))

@@ -38,6 +38,7 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     data_dir: Path | None = None
     http_port: int = HTTP_PORT
     grpc_port: int = GRPC_PORT
+    accept_lost_tail: bool = False
 
 
 def say(message: str) -> None:
@@ -66,6 +67,8 @@ def up(options: UpOptions) -> int:
         if (doubt := _doubt_of_heartbeats()) is not None:
             say(f"Note: {doubt}")
         stack = Stack(state_dir, cards, http_port=options.http_port, grpc_port=options.grpc_port)
+        if options.accept_lost_tail:
+            stack.accept_lost_tail()
         return _serve(Supervisor(stack, signals, say), state_dir)
     finally:
         os.close(lock)
@@ -225,6 +228,8 @@ def _foreground_command(options: UpOptions) -> list[str]:
     command += ["--http-port", str(options.http_port), "--grpc-port", str(options.grpc_port)]
     if options.fake is not None:
         command += ["--fake", options.fake]
+    if options.accept_lost_tail:
+        command += ["--accept-lost-tail"]
     if options.data_dir is not None:
         command += ["--data-dir", str(options.data_dir.absolute())]
     return command

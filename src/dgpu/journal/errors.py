@@ -6,6 +6,8 @@ JournalError
 ├── NotWritten        a group is certainly not stored, and the journal is sound: it can be tried again later
 ├── JournalLocked     another process uses the directory
 ├── CorruptJournal    bytes that were durable once are damaged or missing: refused, with file and offset
+│   └── LostTail      the latest groups are missing; an operator may accept that
+├── ForeignState      a file belongs to another cluster
 ├── NewerVersion      a newer version of dgpu wrote it: refused, because reading it would lose what is new
 └── SnapshotDamaged   one snapshot file cannot be trusted; an older one may do
 """
@@ -42,6 +44,22 @@ class CorruptJournal(JournalError):
         self.file = file
         self.offset = offset
         self.why = why
+
+
+class LostTail(CorruptJournal):
+    """`index`: of the last group that the journal has; `known`: of the last one that is known elsewhere."""
+
+    def __init__(self, file: str, offset: int, why: str, *, index: int, known: int) -> None:
+        super().__init__(file, offset, why)
+        self.index = index
+        self.known = known
+
+    def __str__(self) -> str:
+        return self.why
+
+
+class ForeignState(JournalError):
+    pass
 
 
 class NewerVersion(JournalError):

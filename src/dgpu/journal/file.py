@@ -11,7 +11,7 @@ from pathlib import Path
 from dgpu.core.state import ClusterState
 from dgpu.journal.active import NO_ROOM, ActiveSegment
 from dgpu.journal.durable import make_folder, overwrite_in_place, sync_folder, write_file
-from dgpu.journal.errors import CorruptJournal, JournalBroken, JournalError, NotWritten
+from dgpu.journal.errors import CorruptJournal, JournalBroken, JournalError, LostTail, NotWritten
 from dgpu.journal.format import HEADER_BYTES, Scan, encode_record, scan
 from dgpu.journal.journal import Recovery, Room, Sighting, TornTail
 from dgpu.journal.lock import FolderLock
@@ -103,22 +103,28 @@ class FileJournal:
         free_bytes = self._active.free_bytes if self._active else 0
         return max(free_bytes, self._spares.largest_bytes) - HEADER_BYTES
 
-    def recover(self) -> Recovery:
-        """The newest sound snapshot and all that follows it; a torn final group is cut, kept aside and reported."""
+    def recover(self, *, least_index: int = 0) -> Recovery:
+        """The newest sound snapshot and all that follows it; a torn final group is cut, kept aside and reported.
+
+        `least_index`: groups up to it are known to have been acknowledged. If they are missing, LostTail is raised
+        before anything is changed.
+        """
         if self._active is not None:
             raise ValueError("recover is called once")
         snapshot, notes = load_newest(self._directory)
         segments = live_segments(self._directory)
         if not segments:
-            self._refuse_missing_journal(snapshot)
+            self._refuse_missing_journal(snapshot, least_index)
             return self._begin(snapshot, notes)
         last = segments[-1]
         result = scan_segment(last)
         self._index = last.first_index - 1 + len(result.records)
         self._epoch = _last_epoch(segments, result, snapshot)
-        if self._index < snapshot.index:
-            why = f"the journal ends with group {self._index}, but {snapshot.file} stands at {snapshot.index}"
-            raise CorruptJournal(str(last.path), result.end, why)
+        known = max(snapshot.index, least_index)
+        if self._index < known:
+            by = f"{snapshot.file} stands at" if known == snapshot.index else "history or mark know group"
+            why = f"the journal ends with group {self._index}, but {by} {known}"
+            raise LostTail(str(last.path), result.end, why, index=self._index, known=known)
         groups = StoredGroups(chain(self._directory, snapshot.index), scanned_last=result)
         self._continue(last.path, result.end)
         self._sealed = _with_ends(segments)
@@ -242,12 +248,12 @@ class FileJournal:
             snapshot_state=snapshot.state, snapshot_index=0, groups=(), index=0, epoch=0, notes=notes
         )
 
-    def _refuse_missing_journal(self, snapshot: Snapshot) -> None:
+    def _refuse_missing_journal(self, snapshot: Snapshot, least_index: int) -> None:
         archived = archived_segments(self._directory)
-        if snapshot.index or archived:
-            known = max([snapshot.index, *(segment.last_index or 0 for segment in archived)])
-            why = f"holds no segment, but groups up to {known} were written"
-            raise CorruptJournal(str(self._folder), 0, why)
+        known = max([snapshot.index, least_index, *(segment.last_index or 0 for segment in archived)])
+        if known:
+            why = f"{self._folder} holds no segment, but groups up to {known} were written"
+            raise LostTail(str(self._folder), 0, why, index=0, known=known)
 
     def _continue(self, path: Path, offset: int) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)

@@ -24,7 +24,7 @@ import msgspec
 from dgpu.core.apply import apply
 from dgpu.core.state import ClusterState
 from dgpu.journal.archive import earliest_state, latest_state, pack_covered, prune
-from dgpu.journal.errors import JournalError
+from dgpu.journal.errors import JournalError, LostTail
 from dgpu.journal.journal import Group, collector_off
 from dgpu.journal.lock import FolderLock
 from dgpu.journal.segments import JournalTail, Segment, chain, group_of, scans
@@ -36,7 +36,7 @@ from dgpu.journal.snapshot import (
     snapshot_index,
     write_snapshot,
 )
-from dgpu.service.follower_words import Ask, FollowerSettings, Order
+from dgpu.service.follower_words import FOLLOWER_LOCK, Ask, FollowerSettings, Order
 from dgpu.service.forecaster import Forecaster
 from dgpu.service.foresight import answer
 from dgpu.service.history import HISTORY_NAME
@@ -52,7 +52,7 @@ from dgpu.service.telemetry.store import TelemetryStore
 from dgpu.service.telemetry.tiers import Batch
 from dgpu.wire.questions import Hastening
 
-LOCK_NAME = "follower.lock"
+LOCK_NAME = FOLLOWER_LOCK
 _LOCK_PATIENCE_S = 30  # the follower of a scheduler that was killed sees its stdin close and goes
 _MOST_GROUPS = 500  # in one step
 _MOST_ROWS = 20_000  # collected for the history before they are written
@@ -105,11 +105,9 @@ class Follower:
         """The scheduler says: committed up to here."""
         first, self._told = not self._told, True
         if first and index < self._history.index:
-            # Groups that were acknowledged once are missing from the journal.
-            self._say(
-                {"error": f"the history knows group {self._history.index}, the journal ends at {index}"}
-            )
-            self._restart_history()
+            # Groups that were acknowledged once are missing. The history is the only one that still knows them.
+            why = f"the history knows group {self._history.index}, the journal ends at {index}"
+            raise LostTail(str(self._history_path), 0, why, index=index, known=self._history.index)
         self._committed = max(self._committed, index)
 
     @property
@@ -250,14 +248,6 @@ class Follower:
                 {"note": f"the history reaches back to group {base.index}, which is where the archive begins"}
             )
         return base
-
-    def _restart_history(self) -> None:
-        base = self._begin_anew()
-        self._making = True
-        self._state, self._epoch, self._index = base.state, base.epoch, base.index
-        self._read_archive()
-        self._tail = JournalTail(self._directory, after_index=self._index)
-        self._unapplied.clear()
 
     def _read_archive(self) -> None:
         """Packed segments were committed long ago; they are read before the scheduler has said anything."""

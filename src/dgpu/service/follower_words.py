@@ -9,6 +9,8 @@ from dgpu.service.history import MOST_TASKS
 from dgpu.service.telemetry.tiers import MOST_AGE_MS, MOST_BYTES, Batch
 from dgpu.wire.questions import Question
 
+FOLLOWER_LOCK = "follower.lock"
+
 
 class FollowerSettings(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_interval_ms: int = 30_000

@@ -14,7 +14,9 @@ from dgpu.journal.lock import FolderLock
 from dgpu.journal.segments import StoredGroups, chain
 from dgpu.service.follower import LOCK_NAME
 from dgpu.service.history import HISTORY_NAME, MOST_TASKS
+from dgpu.service.history_lost import history_end
 from dgpu.service.history_writer import HistoryWriter, end_making, remove_history
+from dgpu.service.witnesses import explained, look_outside
 
 _MOST_ROWS = 50_000
 _FOLLOWER_PATIENCE_S = 30
@@ -70,6 +72,10 @@ def _rebuild(directory: Path, report: Callable[[str], None], most_tasks: int) ->
         writer.close()  # the last connection: SQLite folds its log into the file
         gc.unfreeze()
     target = directory / HISTORY_NAME
+    known = history_end(target)
+    if known.index > index:
+        remove_history(new)
+        raise explained(directory, index, look_outside(directory))
     remove_history(target)
     new.replace(target)
     end_making(target)

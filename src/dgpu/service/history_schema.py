@@ -73,6 +73,12 @@ CREATE TRIGGER task_removed AFTER DELETE ON tasks WHEN OLD.forgotten = 1 BEGIN
         WHERE tenant = OLD.tenant AND pool = OLD.pool AND priority = OLD.priority AND status = OLD.status;
 END;
 """
+
+# Which cluster the history is of. A history of before it was there gets it when it is next written.
+IDENTITY_SQL = (
+    "CREATE TABLE IF NOT EXISTS identity (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;"
+)
+
 MAX_KINDS_MERGED = 500  # each is a cursor of its own; beyond it a page walks by id
 
 
@@ -110,5 +116,6 @@ def _complete(connection: sqlite3.Connection) -> None:
     if "share_milli" not in columns:
         connection.execute("ALTER TABLE attempts ADD COLUMN share_milli INTEGER NOT NULL DEFAULT 1000")
     connection.executescript(TIMES_SQL)
+    connection.execute(IDENTITY_SQL)
     if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'task_counts'").fetchone():
         connection.executescript(f"BEGIN; {COUNTS_SQL} COMMIT;")

@@ -110,7 +110,8 @@ class HistoryWriter:
         for task in state.tasks.values():
             self._touched[task.id] = (task, state.shapes[task.shape_id])
             self._new[task.id] = index
-        self._meta_values.update(from_index=index, from_at=state.last_at, index=index)
+        self._meta_values.update(from_index=index, from_at=state.last_at, index=index, epoch=state.epoch)
+        self._cluster_id = state.cluster_id
         self.commit(index)
 
     def note(self, event: Event, state: ClusterState, *, index: int, position: int) -> None:
@@ -122,6 +123,9 @@ class HistoryWriter:
                 self._touch(task_id, state)
         elif isinstance(event, events.TasksForgotten):
             self._forgotten += event.task_ids
+        elif isinstance(event, events.EpochBegan):
+            self._meta_values["epoch"] = event.epoch
+            self._cluster_id = event.cluster_id
         elif named := named_tasks(event):
             body = _text(shared_facts(event))
             for task_id in named:
@@ -177,6 +181,10 @@ class HistoryWriter:
             connection.executemany(_FORGET_TASK, ((task_id,) for task_id in self._forgotten))
             meta = {**self._meta_values, "index": index}
             connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta.items())
+            if self._cluster_id:
+                connection.execute(
+                    "INSERT OR REPLACE INTO identity VALUES ('cluster_id', ?)", (self._cluster_id,)
+                )
         self._tasks += new
         self._kept_node_events += len(self._node_events)
         self.index = index
@@ -219,6 +227,7 @@ class HistoryWriter:
         self._task_events: list[tuple[Any, ...]] = []
         self._node_events: list[tuple[Any, ...]] = []
         self._meta_values: dict[str, int] = {}
+        self._cluster_id = ""
 
     def _touch(self, task_id: int, state: ClusterState) -> None:
         task = state.tasks.get(task_id)  # type: ignore[call-overload]

@@ -14,6 +14,7 @@ import structlog
 from dgpu.core.rejections import JournalUnavailable, StorageFull
 from dgpu.journal.errors import JournalError, NotWritten
 from dgpu.journal.journal import Journal, Sighting
+from dgpu.journal.mark import AcknowledgedMark, Mark
 from dgpu.service.inputs import NotStored
 from dgpu.service.outputs import Append
 
@@ -40,12 +41,14 @@ class JournalThread:
         on_committed: Callable[[int, float], None],
         on_not_stored: Callable[[NotStored], None],
         on_sighting: Callable[[Sighting], None],
+        mark: AcknowledgedMark | None = None,
     ) -> None:
         self._journal = journal
         self._loop = loop
         self._on_committed = on_committed
         self._on_not_stored = on_not_stored
         self._on_sighting = on_sighting
+        self._mark = mark
         self._queue: queue.SimpleQueue[Append | str] = queue.SimpleQueue()
         self._asked: dict[str, float] = {}  # "room" or "look", and when
         self._stopping = threading.Event()
@@ -99,6 +102,8 @@ class JournalThread:
                     return
             else:
                 took_s = time.perf_counter() - began_s
+                if self._mark is not None:
+                    self._mark.note(Mark(index=group.index, epoch=group.epoch, last_task=group.last_task))
                 self._loop.call_soon_threadsafe(self._on_committed, group.index, took_s)
                 return
 

@@ -54,6 +54,7 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     telemetry_retention_ms: int = 91 * 86_400_000
     segment_bytes: int = 32 << 20  # of one journal file
     alerts: AlertOptions | None = AlertOptions()  # None: nobody watches
+    accept_lost_tail: bool = False  # an operator's word, for this start
 
 
 class OptionsRefused(ValueError):  # noqa: N818 - it says what happened

@@ -27,6 +27,7 @@ class Append(Output, frozen=True, kw_only=True):
     index: int
     epoch: int
     payload: bytes
+    last_task: int = 0  # the highest task id given out, this group included
 
 
 class Reply(Output, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from dgpu.core.ids import GpuId, NodeId
 from dgpu.core.rejections import Rejection
 from dgpu.core.state import ClusterState
 from dgpu.journal.journal import Journal, Room, Sighting
+from dgpu.journal.mark import AcknowledgedMark
 from dgpu.service.agent_words import GpuSample
 from dgpu.service.clock import Clock
 from dgpu.service.contact import NodeContact
@@ -80,7 +81,9 @@ class AgentLink(Protocol):
 
 
 class Runtime:
-    def __init__(self, scheduler: Scheduler, journal: Journal, clock: Clock) -> None:
+    def __init__(
+        self, scheduler: Scheduler, journal: Journal, clock: Clock, mark: AcknowledgedMark | None = None
+    ) -> None:
         self._scheduler = scheduler
         self._journal = journal
         self._clock = clock
@@ -91,6 +94,7 @@ class Runtime:
             on_committed=self._on_committed,
             on_not_stored=self._on_not_stored,
             on_sighting=self._on_sighting,
+            mark=mark,
         )
         self.hindrance = (
             ""  # why submits are refused although the journal can be written; set it from outside
@@ -110,6 +114,7 @@ class Runtime:
         self._idle_beats = 0
         self._is_tidy = False
         self.contradicted: Contradicted | None = None  # by the node that has obeyed the highest epoch
+        self.on_contradicted: Callable[[Contradicted], None] = lambda _: None  # called in a thread
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._carry_out: dict[type[Output], Callable[..., None]] = {
             Reply: self._reply,
@@ -153,6 +158,11 @@ class Runtime:
     @property
     def epoch(self) -> int:
         return self._scheduler.state.epoch
+
+    @property
+    def epoch_unknown(self) -> str:
+        """Why nodes are refused that obeyed an epoch which the journal does not have; empty: none was."""
+        return "" if self.contradicted is None else self.contradicted.reason
 
     @property
     def committed_index(self) -> int:
@@ -389,6 +399,7 @@ class Runtime:
     def _contradicted(self, output: Contradicted) -> None:
         if self.contradicted is None or output.epoch > self.contradicted.epoch:
             self.contradicted = output
+            self._loop.run_in_executor(None, self.on_contradicted, output)
 
     def _tell(self, output: Tell) -> None:
         link = self._links.get(output.connection_id)

@@ -76,6 +76,7 @@ class Scheduler:
         self.ready = False  # its epoch is durable
         self._commit = CommitPipeline(state, last_index)
         self._agents = Agents(state, rules, started_at)
+        self._rules = rules
         self._full_pass_ms = full_pass_ms
         self._ticked_at = started_at
         self._full_pass_at = started_at
@@ -131,14 +132,15 @@ class Scheduler:
     def wake_at(self) -> int:
         """When TimePassed should come at the latest."""
         beat = self._ticked_at + TICK_MS
-        return min(beat, next_wake_at(self.state) or beat, next_tick_at(self.state) or beat)
+        wake_at = max(next_wake_at(self.state) or beat, self._commit.no_pass_before)
+        return min(beat, wake_at, next_tick_at(self.state) or beat)
 
     def on_input(self, value: Input, now: int) -> list[Output]:
         return self._on[type(value)](value, now)
 
     # Commands and reads
 
-    def _on_begin(self, value: Begin, _now: int) -> list[Output]:
+    def _on_begin(self, value: Begin, now: int) -> list[Output]:
         command = BeginEpoch(
             settings=value.settings,
             nonce=value.nonce,
@@ -148,6 +150,11 @@ class Scheduler:
             lost_tail=value.lost_tail,
         )
         self._commit.offer(value, command)
+        if value.lost_tail:
+            # A node may run a task under a lease of the lost groups. By then it has registered, which stops that run, or
+            # its keeper has frozen it.
+            rules = self._rules
+            self._commit.no_pass_before = now + rules.task_lease_ms + rules.lease_margin_ms
         return []
 
     def _on_execute(self, value: Execute, _now: int) -> list[Output]:
@@ -170,7 +177,13 @@ class Scheduler:
         outputs: list[Output] = []
         while (group := self._commit.decide(now)) is not None:
             if group.index:
-                outputs.append(Append(index=group.index, epoch=self.state.epoch, payload=group.payload))
+                append = Append(
+                    index=group.index,
+                    epoch=self.state.epoch,
+                    payload=group.payload,
+                    last_task=self.state.next_task_id - 1,
+                )
+                outputs.append(append)
                 break
             outputs += self._release(group, now)  # only refusals: nothing to wait for
         return outputs

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import gc
 import os
-import secrets
 import signal
 import socket
 import sys
@@ -23,11 +22,11 @@ from dgpu.core.ids import LeaseId
 from dgpu.core_form import FORM
 from dgpu.journal.archive import Retention
 from dgpu.journal.file import FileJournal
+from dgpu.journal.mark import AcknowledgedMark
 from dgpu.service.alerts.watch import AlertWatch
 from dgpu.service.clock import Clock
 from dgpu.service.follower_link import FollowerLink
 from dgpu.service.follower_words import FollowerSettings
-from dgpu.service.inputs import Begin
 from dgpu.service.logstore import LogStore
 from dgpu.service.options import Address, ServiceOptions, check_options
 from dgpu.service.output_intake_words import Holder, HolderFound
@@ -35,6 +34,7 @@ from dgpu.service.output_streams import OutputStreams
 from dgpu.service.outputs import CommittedGroup
 from dgpu.service.runtime import Runtime
 from dgpu.service.scheduler import Scheduler
+from dgpu.service.start import Start
 from dgpu.service.telemetry.recorder import record_for_ever
 from dgpu.service.views import Views
 from dgpu.wire.ranks import run_number
@@ -94,9 +94,11 @@ async def _state(
     """Recovered and running; at the end everything is committed, and the follower writes the last snapshot."""
     began_s = time.monotonic()
     gc.disable()
+    start = Start(options.data_dir, accept_lost_tail=options.accept_lost_tail)
     journal = FileJournal.open(options.data_dir, segment_bytes=options.segment_bytes)
+    mark = AcknowledgedMark(options.data_dir)
     try:
-        recovery = journal.recover()
+        recovery = start.recover(journal)
         for note in recovery.notes:
             _log.warning("recovery_note", detail=note)
         if recovery.cut is not None:
@@ -105,6 +107,7 @@ async def _state(
                 "journal_tail_cut", index=cut.index, file=cut.file, offset=cut.offset, kept_at=cut.kept_at
             )
         state = recovery.replayed()
+        start.check(state, recovery.index)
         views = Views(state, recovery.index)
         _settle_collector()
         clock = Clock(state.last_at)
@@ -115,15 +118,15 @@ async def _state(
             started_at=clock.now_ms(),
             full_pass_ms=options.schedule_interval_ms,
         )
-        runtime = Runtime(scheduler, journal, clock)
+        runtime = Runtime(scheduler, journal, clock, mark)
         follower = FollowerLink(options.data_dir, _follower_settings(options))
         runtime.subscribe(views.on_group)
         runtime.subscribe(lambda group: follower.notify(group.index))
         if on_committed is not None:
             runtime.subscribe(on_committed)
-        await runtime.start(
-            Begin(settings=options.settings, nonce=secrets.token_hex(8), cluster_id=secrets.token_hex(12))
-        )
+        runtime.subscribe(lambda group: start.on_group(group, state))
+        runtime.on_contradicted = start.hear
+        await runtime.start(start.begin(options.settings))
         milliseconds = round((time.monotonic() - began_s) * 1_000)
         _log.info("state_recovered", index=recovery.index, tasks=len(state.tasks), ms=milliseconds)
         looking = asyncio.create_task(_watch_history(follower, runtime))
@@ -139,6 +142,7 @@ async def _state(
             await follower.stop(final_snapshot=True)
     finally:
         journal.close()
+        mark.close()
 
 
 @contextlib.asynccontextmanager

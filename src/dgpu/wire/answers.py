@@ -443,6 +443,7 @@ class Ready(Answer, frozen=True, kw_only=True):
     storage_full: bool = False
     history_lag: int | None = None  # records that the history has still to read
     detail: str = ""
+    epoch_unknown: str = ""  # why nodes are refused: they obeyed an epoch that the journal does not have
 
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

@@ -7,7 +7,7 @@ import pytest
 from dgpu.core.commands import SubmitTasks
 from dgpu.core.digest import digest
 from dgpu.journal.archive import Retention
-from dgpu.journal.errors import JournalLocked
+from dgpu.journal.errors import JournalLocked, LostTail
 from dgpu.journal.file import FileJournal
 from dgpu.journal.segments import archived_segments, live_segments
 from dgpu.journal.snapshot import load_newest, load_snapshot
@@ -118,12 +118,13 @@ def test_a_damaged_history_is_made_again(tmp_path, cluster) -> None:
     assert rows(tmp_path) == before
 
 
-def test_a_history_that_knows_more_than_the_journal_is_an_error_and_made_again(tmp_path, cluster) -> None:
-    """Groups that were acknowledged are missing: somebody must hear of it."""
+def test_a_history_that_knows_more_than_the_journal_is_an_error_and_kept(tmp_path, cluster) -> None:
+    """Groups that were acknowledged are missing, and the history is the only one that still knows them."""
     follow(tmp_path, len(cluster.groups), final_snapshot=False, settings=FollowerSettings())
-    _, said = follow(tmp_path, 50, final_snapshot=False, settings=FollowerSettings())
-    assert any("knows group" in message.get("error", "") for message in said)
-    assert History(tmp_path / HISTORY_NAME).reach().index == 50
+    before = rows(tmp_path)
+    with pytest.raises(LostTail, match=f"knows group {len(cluster.groups)}, the journal ends at 50"):
+        follow(tmp_path, 50, final_snapshot=False, settings=FollowerSettings())
+    assert rows(tmp_path) == before
 
 
 def test_a_damaged_snapshot_costs_time_and_nothing_else(tmp_path, cluster) -> None:

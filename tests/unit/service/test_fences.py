@@ -106,3 +106,17 @@ def test_an_epoch_beyond_the_last_possible_one_is_refused_as_malformed() -> None
     (hang_up,) = bench().say(1, register(epoch=1 << 40))
     assert hang_up.fault
     assert "above 2097151" in hang_up.reason
+
+
+def test_after_a_lost_tail_tasks_wait_until_runs_of_lost_leases_are_over() -> None:
+    """A node that is still away may run them under a lease that the journal does not know any more."""
+    made = bench()
+    made.say(1, register())
+    made.put(Begin(settings=Settings(), nonce="n3", lost_tail=True))
+    made.settle()
+    made.say(2, register())
+    made.ask(submit())
+    assert starts(made.settle()) == []
+    assert made.scheduler.wake_at() > made.now, "no busy waiting"
+    assert starts(made.wait(60_000, beating={2: 1})) == []
+    assert starts(made.wait(10_000, beating={2: 1})) == [first_lease_of(3)]

@@ -57,6 +57,7 @@ class RuleSet(msgspec.Struct, frozen=True, kw_only=True):
     failure_rate: FailureRule = FailureRule(for_ms=60_000)
     queue_wait: WaitRule = WaitRule(for_ms=60_000)
     disk_full: DiskRule = DiskRule(for_ms=60_000, severity="critical")
+    epoch_unknown: Rule = Rule(severity="critical")
 
 
 RULE_NAMES: tuple[str, ...] = RuleSet.__struct_fields__
@@ -123,6 +124,7 @@ class Readings(NamedTuple):
     disk_free_bytes: int | None = None  # None: not known yet
     disk_total_bytes: int = 0
     journal_full: bool = False
+    epoch_unknown: str = ""  # why nodes of a lost epoch are refused
 
 
 class Finding(NamedTuple):
@@ -225,6 +227,11 @@ def _disk(readings: Readings, rule: DiskRule, name: str) -> Iterator[Finding]:
     yield Finding(name, "scheduler", text, facts)
 
 
+def _epoch(readings: Readings, _rule: Rule, name: str) -> Iterator[Finding]:
+    if readings.epoch_unknown:
+        yield Finding(name, "scheduler", f"Nodes are refused: {readings.epoch_unknown}.", {})
+
+
 _FINDERS: dict[str, Callable[[Readings, Any, str], Iterator[Finding]]] = {
     "agent_offline": _offline,
     "node_unfit": _unfit,
@@ -235,4 +242,5 @@ _FINDERS: dict[str, Callable[[Readings, Any, str], Iterator[Finding]]] = {
     "failure_rate": _failures,
     "queue_wait": _waiting,
     "disk_full": _disk,
+    "epoch_unknown": _epoch,
 }

@@ -122,6 +122,7 @@ class AlertWatch:
             disk_free_bytes=free,
             disk_total_bytes=total,
             journal_full=self._runtime.room is not Room.OK,
+            epoch_unknown=self._runtime.epoch_unknown,
         )
 
     async def _look_on(self) -> None:

@@ -31,5 +31,6 @@ async def readiness(backend: Backend) -> tuple[int, Ready]:
         storage_full=runtime.room is not Room.OK and not runtime.trouble,
         history_lag=None if seen is None else max(0, index - seen),
         detail=detail,
+        epoch_unknown=runtime.epoch_unknown,
     )
     return 503 if detail else 200, answer
