@@ -14,6 +14,8 @@ import structlog
 
 from dgpu.agent import machine
 from dgpu.agent.epoch import JoinedFile
+from dgpu.agent.file_stream import FilesDesk
+from dgpu.agent.housework import keep_house
 from dgpu.agent.keeper import KeeperSettings, boot_ms
 from dgpu.agent.node_host import NodeHost
 from dgpu.agent.options import AgentOptions
@@ -53,20 +55,25 @@ async def serve_agent(options: AgentOptions, *, stop: asyncio.Event | None = Non
                 max_age_ms=options.output_retention_ms,
             )
         )
+        files = FilesDesk(options.tasks_dir if options.runner == "process" else None)
         nodes = {
-            node.id: NodeHost(options, node, joined=joined, desk=desk, boot_id=boot_id)
+            node.id: NodeHost(options, node, joined=joined, desk=desk, files=files, boot_id=boot_id)
             for node in options.nodes
         }
         runner = _runner(options, nodes, output_dir)
+        housework: asyncio.Task[None] | None = None
         try:
             for node in nodes.values():
                 await node.find_gpus()
                 node.attach(runner)
             await runner.open()
             desk.start()
+            housework = keep_house(options, runner, boot_id)
             await stop.wait()
         finally:
             _log.info("agent_stopping", stop_tasks=options.stop_tasks)
+            if housework is not None:
+                housework.cancel()
             # Ends that a stop brings about are still reported: the streams close last.
             await runner.close(stop_tasks=options.stop_tasks)
             if options.stop_tasks:
@@ -84,7 +91,7 @@ def _runner(options: AgentOptions, nodes: dict[NodeId, NodeHost], output_dir: Pa
         return NullRunner(node_ids=tuple(nodes), say=say, run_ms=options.null_run_ms)
     settings = KeeperSettings(
         directory=str(options.state_dir),
-        work_dir=str(options.work_dir or options.state_dir / "tasks"),
+        work_dir=str(options.tasks_dir),
         output_dir=str(output_dir),
         output_cap_bytes=options.output_cap_bytes,
         idle_exit_ms=options.keeper_idle_exit_ms,

@@ -47,7 +47,7 @@ _AGENT_SILENT_MS = (
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KeeperSettings:
     directory: str  # socket, lock, lease log
-    work_dir: str  # a directory per task, named by its lease
+    work_dir: str  # a directory per run, see wire.run_dirs
     output_dir: str
     output_cap_bytes: int = DEFAULT_CAP_BYTES
     idle_exit_ms: int = 600_000  # without an agent and without a running task
@@ -394,8 +394,7 @@ class Keeper:
 
     def _end(self, lease: int, end: Record, order: dict[str, Any] | None = None) -> None:
         end["ended_ms"] = boot_ms()
-        if left := self._work_dirs.give_back(lease):
-            end["work"] = left
+        self._work_dirs.give_back(lease, reusable=not end.get("unkilled"))
         self._ends[lease] = end
         if order is not None and lease not in self._log.live:
             self._log.live[lease] = record_of(order, 0)  # never begun; known until it is forgotten
@@ -463,6 +462,7 @@ class Keeper:
             "keeper": self.id,
             "pid": os.getpid(),
             "leases": leases,
-            "dirs": self._work_dirs.names(),
+            "dirs": self._work_dirs.names(),  # for agents of older versions, which delete others
+            "names_dirs": True,  # by task and attempt
         }
         self._door.send({"hello": hello})

@@ -16,6 +16,7 @@ from dgpu import __version__
 from dgpu.agent import machine
 from dgpu.agent.disk_room import DiskRoom
 from dgpu.agent.epoch import Joined, JoinedFile, NotJoined
+from dgpu.agent.file_stream import FilesDesk, FileStream
 from dgpu.agent.keeper import boot_ms
 from dgpu.agent.lifecycle import Lifecycle
 from dgpu.agent.lifecycle_words import (
@@ -73,7 +74,14 @@ _LIVE = {LeaseState.RECEIVED, LeaseState.STARTING, LeaseState.RUNNING, LeaseStat
 
 class NodeHost:
     def __init__(
-        self, options: AgentOptions, node: NodeOptions, *, joined: JoinedFile, desk: OutputDesk, boot_id: str
+        self,
+        options: AgentOptions,
+        node: NodeOptions,
+        *,
+        joined: JoinedFile,
+        desk: OutputDesk,
+        files: FilesDesk,
+        boot_id: str,
     ) -> None:
         self.id = node.id
         self._options = options
@@ -99,6 +107,8 @@ class NodeHost:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = NEVER_MS
         self._stream: MainStream | None = None
+        self._desk = files
+        self._files: FileStream | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def find_gpus(self) -> None:
@@ -202,6 +212,7 @@ class NodeHost:
             case Opened():
                 if self._stream is not None:
                     self._output.open(self._stream.channel, output.session_id)
+                    self._files = self._desk.open(self._stream.channel, self.id, output.session_id)
             case Note():
                 self._log.info(output.event, detail=output.detail)
 
@@ -248,6 +259,9 @@ class NodeHost:
         self._feed(Disconnected(reason=reason))
 
     def _close_streams(self) -> None:
+        if self._files is not None:
+            self._files.close()
+            self._files = None
         self._output.hang_up()
         if self._stream is not None:
             self._stream.close()
@@ -393,6 +407,7 @@ def _machine(options: AgentOptions, node: NodeOptions, joined: Joined, boot_id: 
             agent_version=__version__,
             address=node.address,
             labels=node.labels,
+            work_dir=str(options.tasks_dir) if options.runner == "process" else "",
         ),
         settings=SessionSettings(
             addresses=options.addresses,

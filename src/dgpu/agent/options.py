@@ -12,6 +12,7 @@ from dgpu.agent.lifecycle import DEFAULT_GRACE_MS
 from dgpu.agent.output_shelf import DEFAULT_MAX_AGE_MS, DEFAULT_MAX_BYTES
 from dgpu.agent.probe.detect import DetectionMethod
 from dgpu.agent.probe.models import SimulatedCards
+from dgpu.agent.retention import DEFAULT_LIMITS, Limits
 from dgpu.core.ids import NodeId
 
 
@@ -46,3 +47,8 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
     output_retention_ms: int = DEFAULT_MAX_AGE_MS
     keeper_idle_exit_ms: int = 600_000
     stop_tasks: bool = False  # at a clean stop: end them instead of leaving them to the keeper
+    workdir_limits: Limits = DEFAULT_LIMITS  # of directories of ended tasks
+
+    @property
+    def tasks_dir(self) -> Path:
+        return self.work_dir or self.state_dir / "tasks"

@@ -198,6 +198,7 @@ class Session:
             cpus_milli=identity.cpus_milli,
             ram_mb=identity.ram_mb,
             labels=identity.labels,
+            work_dir=identity.work_dir,
             gpus=[gpu_message(gpu) for gpu in self._gpus],
             leases=[held_message(run) for run in connected.held],
         )

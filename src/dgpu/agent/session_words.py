@@ -40,6 +40,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     agent_version: str = ""
     address: str = ""
     labels: dict[str, str] = {}
+    work_dir: str = ""
 
 
 class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):

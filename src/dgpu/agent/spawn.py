@@ -46,7 +46,7 @@ class Spawner:
         self._limits = raise_file_limit()
 
     def spawn(self, order: dict[str, Any]) -> Child | CannotStart:
-        failure = self._enter(order["cwd"], order["lease"])
+        failure = self._enter(order)
         if failure is not None:
             return failure
         argv: list[str] = order["argv"]
@@ -71,11 +71,12 @@ class Spawner:
                 resource.prlimit(pid, resource.RLIMIT_NOFILE, self._limits)
         return Child(pid, read_end)
 
-    def _enter(self, cwd: str, lease: int) -> CannotStart | None:
+    def _enter(self, order: dict[str, Any]) -> CannotStart | None:
+        cwd, lease = order["cwd"], order["lease"]
         if cwd and not cwd.startswith("/"):
             return CannotStart("cannot_start", 126, f"workdir {_short(cwd)} is not an absolute path")
         try:
-            os.chdir(cwd or self._work_dirs.take(lease))
+            os.chdir(cwd or self._work_dirs.take(lease, order.get("dir") or f"{lease:d}"))
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else str(error)
             if cwd:

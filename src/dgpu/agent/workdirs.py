@@ -1,7 +1,7 @@
 """Directories for tasks that bring none. Standard library only.
 
-One that a task left empty goes to the next task: making and removing directories waits for the file system's journal,
-which a scheduler on the same disk keeps busy (measured: a third of all time, under load).
+A directory stays after the end of its task; `agent.retention` deletes it later. An empty one goes to the next task:
+making and removing directories waits for the file system's journal, which a scheduler on the same disk keeps busy.
 """
 
 from __future__ import annotations
@@ -11,44 +11,61 @@ import os
 import stat
 from pathlib import Path
 
-_MOST_SPARE = 256
+_MAX_SPARE = 64  # more empty directories than this are removed at once
+_MAX_ASIDE = 1_000
 _MODE = 0o700
 
 
 class WorkDirs:
-    """Named by the lease that first used them."""
+    """Named by task and attempt; see `wire.run_dirs`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._spare: list[str] = []
         self._used: dict[int, str] = {}  # by lease
 
-    def take(self, lease: int) -> str:
-        """The path, empty and ours alone."""
+    def take(self, lease: int, name: str) -> str:
+        """The path of a new, empty directory. Raises OSError."""
+        self._set_aside(name)
         while self._spare:
-            name = self._spare.pop()
-            if self._is_empty(name):
+            spare = self._spare.pop()
+            if not self._is_empty(spare):
+                continue
+            with contextlib.suppress(OSError):  # removed by the agent in this moment: try the next one
+                os.rename(self._path(spare), self._path(name))  # noqa: PTH104 - on the path of every start
                 break
         else:
-            name = f"{lease:d}"
-            os.makedirs(self._path(name), mode=_MODE, exist_ok=True)  # noqa: PTH103 - on the path of every start
+            os.makedirs(self._path(name), _MODE)  # noqa: PTH103 - on the path of every start
         self._used[lease] = name
         return self._path(name)
 
-    def give_back(self, lease: int) -> str:
-        """The name of what is left to be deleted; empty: nothing."""
-        name = self._used.pop(lease, "")
-        if name and len(self._spare) < _MOST_SPARE and self._is_empty(name):
-            self._spare.append(name)
-            return ""
-        return name
-
     def names(self) -> list[str]:
-        """All that nobody else may delete."""
+        """All that nothing else may delete."""
         return [*self._used.values(), *self._spare]
 
+    def give_back(self, lease: int, *, reusable: bool = True) -> None:
+        """The task has ended. Not reusable: a process of it may still be there."""
+        name = self._used.pop(lease, "")
+        if not name or not reusable or not self._is_empty(name):
+            return
+        if len(self._spare) < _MAX_SPARE:
+            self._spare.append(name)
+            return
+        with contextlib.suppress(OSError):
+            os.rmdir(self._path(name))  # noqa: PTH106 - on the path of every end
+
+    def _set_aside(self, name: str) -> None:
+        """A directory of this name belongs to another cluster, or to a journal that was restored from a backup."""
+        if not os.path.lexists(self._path(name)):
+            return
+        for number in range(1, _MAX_ASIDE):
+            other = self._path(f"{name}~{number}")
+            if not os.path.lexists(other):
+                os.rename(self._path(name), other)  # noqa: PTH104 - on the path of every start
+                return
+
     def _is_empty(self, name: str) -> bool:
-        """And still what it was when we made it: a task can do anything to its own directory."""
+        """And still as it was made: a task can do anything to its own directory."""
         with contextlib.suppress(OSError):
             found = os.lstat(self._path(name))
             if stat.S_ISDIR(found.st_mode) and stat.S_IMODE(found.st_mode) == _MODE:

@@ -89,6 +89,7 @@ class RegisterNode(Command, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     gpus: tuple[Gpu, ...]
     held: tuple[HeldLease, ...] = ()
+    work_dir: str = ""
 
 
 class ChangeInventory(Command, frozen=True, kw_only=True):

@@ -55,6 +55,7 @@ def decide_register(state: ClusterState, command: RegisterNode) -> Decision:
         # A drain is an operator's word: it outlives the node's connection.
         draining=known is not None and known.draining,
         drain_reason=known.drain_reason if known is not None else "",
+        work_dir=command.work_dir,
     )
     gpus = _listed(state, command.node_id, command.gpus)
     registered = NodeRegistered(at=command.at, node=node, gpus=gpus)

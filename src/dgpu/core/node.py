@@ -42,6 +42,7 @@ class Node(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
     draining: bool = False
     drain_reason: str = ""
     unconfirmed_since: int = 0  # start of the scheduler that has not heard from it yet; 0: it registered
+    work_dir: str = ""  # below it runs without a workdir have directories, see wire.run_dirs; empty: none
 
     @property
     def ram_in_steps_mb(self) -> int:

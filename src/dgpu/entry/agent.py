@@ -40,6 +40,7 @@ def run_agent(config: AgentConfig) -> int:
 
 def agent_options(config: AgentConfig, *, host_name: str | None = None) -> AgentOptions:
     from dgpu.agent.options import AgentOptions, NodeOptions
+    from dgpu.agent.retention import Limits
 
     host = _NOT_IN_A_NAME.sub("-", host_name or socket.gethostname()) or "node"
     node = NodeOptions(
@@ -66,6 +67,10 @@ def agent_options(config: AgentConfig, *, host_name: str | None = None) -> Agent
         output_cap_bytes=config.executor.max_output_mb << 20 or config.executor.output_max_bytes,
         output_retention_bytes=round(config.executor.output_retention.gib * 1024**3),
         output_retention_ms=round(config.executor.output_retention.days * 86_400_000),
+        workdir_limits=Limits(
+            max_age_ms=round(config.executor.workdir_retention.days * 86_400_000),
+            max_bytes=round(config.executor.workdir_retention.gib * 1024**3),
+        ),
     )
 
 

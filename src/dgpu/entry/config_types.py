@@ -293,6 +293,13 @@ class Docker(Section, frozen=True, kw_only=True):
     default_image: str = ""
 
 
+class WorkdirRetention(Section, frozen=True, kw_only=True):
+    """Of directories of ended tasks that brought none. The oldest is deleted first; 0: no limit."""
+
+    days: Annotated[float, msgspec.Meta(ge=0, le=3_650)] = 7
+    gib: Annotated[float, msgspec.Meta(ge=0, le=1_048_576)] = 50  # of all of them
+
+
 class Executor(Section, frozen=True, kw_only=True):
     execution_method: Literal["process", "docker", "simulated"] = "process"  # simulated: tasks run nothing
     work_dir: str = "/var/lib/dgpu-agent/tasks"
@@ -302,6 +309,7 @@ class Executor(Section, frozen=True, kw_only=True):
     max_output_mb: Annotated[int, msgspec.Meta(ge=0, le=1_048_576)] = 0
     output_retention: Retention = Retention(days=7, gib=20)  # of ended attempts
     docker: Docker = Docker()
+    workdir_retention: WorkdirRetention = WorkdirRetention()
 
 
 class AgentConfig(Section, frozen=True, kw_only=True):

@@ -29,6 +29,7 @@ _MOST_NEAR = 1_000
 _MOST_TEXT = 256
 _MOST_ERROR = 1_000
 _MOST_CAUSE = 32
+_MAX_DIRECTORY = 1_024
 _MOST_NUMBER = 1 << 40
 _MOST_AGO_MS = 30 * 86_400_000
 
@@ -102,6 +103,7 @@ def registration(register: pb.Register) -> RegisterNode:
         ram_mb=_number(register.ram_mb, "ram_mb"),
         labels={line(key): line(value) for key, value in sorted(register.labels.items())},
         gpus=inventory(node_id, register.gpus),
+        work_dir=_directory(register.work_dir),
         held=tuple(
             HeldLease(
                 lease_id=LeaseId(held.lease_id),
@@ -114,6 +116,11 @@ def registration(register: pb.Register) -> RegisterNode:
             for held in register.leases
         ),
     )
+
+
+def _directory(path: str) -> str:
+    """An absolute path that can be printed, or nothing: it is only ever shown."""
+    return path if path.startswith("/") and path.isprintable() and len(path) <= _MAX_DIRECTORY else ""
 
 
 def inventory(node_id: NodeId, gpus: Sequence[pb.Gpu]) -> tuple[Gpu, ...]:

@@ -130,7 +130,8 @@ class TaskAnswer(Answer, frozen=True, kw_only=True):
     waiting: str = ""  # one line: why it waits
     command: str | list[str] = ""
     env: list[str] = []  # names only
-    workdir: str = ""
+    workdir: str = ""  # where it runs or last ran; in lists, the one it was submitted with
+    own_workdir: bool = False  # the directory was made for the attempt; executor.workdir_retention deletes it
     timeout_seconds: float | None = None
     labels: dict[str, str] = {}
     model_name: str = ""

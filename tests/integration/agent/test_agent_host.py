@@ -22,6 +22,7 @@ from dgpu.agent.options import NodeOptions
 from dgpu.agent.probe.detect import DetectionMethod
 from dgpu.agent.probe.models import SimulatedCards
 from dgpu.agent.probe.simulated import simulated_gpu_id
+from dgpu.agent.retention import Limits
 from dgpu.core.ids import NodeId
 from dgpu.wire.proto import agent_pb2 as pb
 from integration.agent import agent_child
@@ -72,9 +73,10 @@ async def test_a_task_runs_with_its_gpus_and_its_end_and_output_arrive(tmp_path)
         assert b"".join(chunk.data for chunk in chunks) == f"{GPU1} task-101 1 n1 x y\n".encode()
         assert chunks[-1].last
         assert finished.output_bytes == len(chunks[0].data)
-        # Stored and acknowledged: nothing is left of it.
+        # Stored and acknowledged: nothing is left of its output. What it made is kept.
         await until(lambda: not (tmp_path / "output" / "1").exists())
-        await until(lambda: not (tmp_path / "tasks" / "1").exists())
+        assert register.work_dir == str(tmp_path / "tasks")
+        assert (tmp_path / "tasks" / "task-101.1" / "left").exists()
 
 
 async def test_a_task_without_gpus_sees_none(tmp_path) -> None:
@@ -121,7 +123,7 @@ async def test_a_killed_agent_is_replaced_and_adopts_what_runs(tmp_path) -> None
         await until(lambda: scheduler.finished.get(2))
         child.kill()
         child.wait()
-        (tmp_path / "tasks" / "1" / "go").touch()
+        (tmp_path / "tasks" / "task-101.1" / "go").touch()
         scheduler.finished.clear()
         scheduler.acks = True
         async with agent(tmp_path, scheduler):
@@ -278,8 +280,40 @@ async def test_an_epoch_that_finds_no_room_on_disk_is_tried_again(tmp_path, monk
 
 async def test_a_directory_that_could_not_be_deleted_does_not_keep_an_agent_from_starting(tmp_path) -> None:
     for name in ("5", "5.old"):
-        (tmp_path / "tasks" / name).mkdir(parents=True)
-        (tmp_path / "tasks" / name / "file").touch()
+        (tmp_path / "output" / name).mkdir(parents=True)
+        (tmp_path / "output" / name / "file").touch()
     async with ScriptedScheduler() as scheduler, agent(tmp_path, scheduler):
-        await until(lambda: not (tmp_path / "tasks" / "5.old").exists())
+        await until(lambda: not (tmp_path / "output" / "5.old").exists())
         assert scheduler.registrations
+
+
+async def test_directories_of_ended_tasks_go_by_the_rules_also_after_a_kill(tmp_path, monkeypatch) -> None:
+    """Empty ones at once, others by size and the oldest first; that of a running task never."""
+    monkeypatch.setattr("dgpu.agent.housework.SWEEP_SECONDS", 0.05)
+    tasks = tmp_path / "tasks"
+
+    def left() -> set[str]:
+        return {entry.name for entry in tasks.iterdir() if entry.name.startswith("task-")}
+
+    async with ScriptedScheduler() as scheduler:
+        child = started_child(tmp_path, scheduler)
+        fill = "head -c 200000 /dev/zero > checkpoint"
+        wait = "while [ ! -e go ]; do sleep 0.05; done"
+        await scheduler.order(start(1, f"{fill}; {wait}", gpus=(GPU0,)), start(2, "true"))
+        await until(lambda: 1 in scheduler.started and scheduler.finished.get(2))
+        await scheduler.order(start(3, fill))
+        await until(lambda: scheduler.finished.get(3))
+        child.kill()
+        child.wait()
+        async with agent(tmp_path, scheduler, workdir_limits=Limits(max_age_ms=0, max_bytes=500_000)):
+            await until(lambda: len(scheduler.registrations) == 2)
+            await until(lambda: left() == {"task-101.1", "task-103.1"})
+            await scheduler.order(start(4, fill), start(5, fill))
+            await until(lambda: scheduler.finished.get(4) and scheduler.finished.get(5))
+            await until(lambda: "task-103.1" not in left() and len(left()) == 3)
+            (tasks / "task-101.1" / "go").touch()
+            (finished,) = await until(lambda: scheduler.finished.get(1))
+            assert finished.exit_code == 0
+            # Three directories were too much: of the two that had ended before, the older one went.
+            await until(lambda: len(left()) == 2 and "task-101.1" in left())
+            await until(lambda: list((tasks / ".trash").iterdir()) == [])

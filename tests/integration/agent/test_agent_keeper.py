@@ -74,15 +74,13 @@ def test_a_task_finds_its_environment_an_empty_stdin_and_a_directory_of_its_own(
     assert int(lines[2].split()[4], 8) == mask
 
 
-def test_a_directory_that_a_task_left_empty_goes_to_the_next_one(kept, tmp_path) -> None:
-    kept.spawn(1, "pwd")
-    assert "work" not in kept.wait_ended(1)
-    kept.spawn(2, "pwd; touch mine")
-    assert kept.wait_ended(2)["work"] == "1"
-    kept.spawn(3, "pwd; ls")
-    kept.wait_ended(3)
-    assert kept.output(2).decode() == f"{tmp_path}/tasks/1\n"
-    assert kept.output(3).decode() == f"{tmp_path}/tasks/3\n"
+def test_a_directory_is_kept_with_its_files_and_an_empty_one_goes_to_the_next_task(kept, tmp_path) -> None:
+    for lease, command in ((1, "pwd"), (2, "pwd; touch mine"), (3, "pwd; ls")):
+        kept.spawn(lease, command, dir=f"task-{lease}.1")
+        kept.wait_ended(lease)
+        assert kept.output(lease).decode() == f"{tmp_path}/tasks/task-{lease}.1\n"
+    assert sorted(entry.name for entry in (tmp_path / "tasks").iterdir()) == ["task-2.1", "task-3.1"]
+    assert (tmp_path / "tasks" / "task-2.1" / "mine").exists()
 
 
 def test_a_signal_from_elsewhere_is_not_taken_for_ours(kept) -> None:

@@ -105,11 +105,29 @@ def test_a_node_that_has_joined_refuses_other_clusters_and_other_lines_of_epochs
 def test_a_work_directory_that_was_tampered_with_is_not_used_again(tmp_path) -> None:
     """A task can swap its directory for a link, or close it; the next task must not follow."""
     work_dirs = WorkDirs(tmp_path)
-    first = work_dirs.take(1)
-    assert work_dirs.give_back(1) == ""
-    (tmp_path / "1").rmdir()
-    (tmp_path / "1").symlink_to("/")
-    assert work_dirs.take(2) == f"{tmp_path}/2" != first
-    (tmp_path / "2").chmod(0o500)
-    assert work_dirs.give_back(2) == "2"
+    work_dirs.take(1, "task-1.1")
+    work_dirs.give_back(1)
+    (tmp_path / "task-1.1").rmdir()
+    (tmp_path / "task-1.1").symlink_to("/")
+    assert work_dirs.take(2, "task-2.1") == f"{tmp_path}/task-2.1"
+    assert (tmp_path / "task-1.1").is_symlink()
+    (tmp_path / "task-2.1").chmod(0o500)
+    work_dirs.give_back(2)
     assert work_dirs.names() == []
+
+
+def test_a_work_directory_of_another_cluster_is_set_aside(tmp_path) -> None:
+    """Task numbers begin again with a new state directory; the files of the old task stay its own."""
+    old = WorkDirs(tmp_path).take(1, "task-1.1")
+    (tmp_path / "task-1.1" / "checkpoint").touch()
+    assert WorkDirs(tmp_path).take(1, "task-1.1") == old
+    assert list((tmp_path / "task-1.1").iterdir()) == []
+    assert (tmp_path / "task-1.1~1" / "checkpoint").exists()
+
+
+def test_a_work_directory_with_a_process_that_could_not_be_killed_is_not_used_again(tmp_path) -> None:
+    work_dirs = WorkDirs(tmp_path)
+    work_dirs.take(1, "task-1.1")
+    work_dirs.give_back(1, reusable=False)
+    work_dirs.take(2, "task-2.1")
+    assert (tmp_path / "task-1.1").is_dir()

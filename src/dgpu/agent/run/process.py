@@ -41,6 +41,7 @@ from dgpu.agent.tree import KEEPER_MARKER, LEASE_MARKER, Survey
 from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId, task_name
 from dgpu.core.task import Outcome, TaskDetail
 from dgpu.wire.ranks import attempt_of
+from dgpu.wire.run_dirs import run_dir_name
 
 _RETRY_SECONDS = 1.0
 _STOP_SECONDS = 60.0
@@ -75,10 +76,12 @@ class ProcessRunner:
         self._pulsing: asyncio.Task[None] | None = None
         self._linkless_ticks = 0
         self._unfit = ""
+        self.names_dirs = False  # as `wire.run_dirs` says; a keeper of an older version names them by lease
         self._nodes: dict[LeaseId, NodeId] = {}
         self._roots: dict[LeaseId, int] = {}  # pid of the first process of each lease that has not ended
         self._owners = ProcessOwners()
         self._owners_lock = threading.Lock()
+        self._dirs: dict[LeaseId, str] = {}  # of every lease that is not forgotten
         self._remains: dict[LeaseId, list[Path]] = {}  # of ended leases, deleted when they are forgotten
         self._words: dict[
             NodeId, list[Any]
@@ -124,6 +127,7 @@ class ProcessRunner:
         failed: list[RunEnd] = []
         for order in orders:
             self._nodes[order.lease_id] = node_id
+            self._dirs[order.lease_id] = run_dir_name(order.task_id, order.attempt)
             try:
                 spawns.append(self._spawn(node_id, order))
             except (msgspec.DecodeError, ValueError) as error:
@@ -151,6 +155,7 @@ class ProcessRunner:
         for lease_id in lease_ids:
             self._nodes.pop(lease_id, None)
             self._roots.pop(lease_id, None)
+            self._dirs.pop(lease_id, None)
             remains += self._remains.pop(lease_id, ())
         self._delete(remains)
         self._retire_if_old()
@@ -168,6 +173,10 @@ class ProcessRunner:
             return self._owners.look(
                 Survey(), keeper_pid=self._keeper_pid, keeper_id=self._keeper_id, roots=roots
             )
+
+    def dirs_in_use(self) -> frozenset[str]:
+        """Names of directories that nothing may delete: their runs are not over, or their ends not reported yet."""
+        return frozenset(self._dirs.values())
 
     async def close(self, *, stop_tasks: bool) -> None:
         self._closing = True
@@ -215,6 +224,7 @@ class ProcessRunner:
             "argv": argv,
             "env": env,
             "cwd": detail.workdir,
+            "dir": self._dirs[order.lease_id],
             "timeout_ms": order.timeout_ms,
             "grace_ms": self._grace_ms,
             "start_by_ms": boot_ms() + START_MS,
@@ -278,7 +288,9 @@ class ProcessRunner:
             if record.get("pid") and "end" not in record
         }
         runs: dict[NodeId, list[KnownRun]] = {node_id: [] for node_id in self._node_ids}
+        self.names_dirs = hello.get("names_dirs", False)
         for record in hello["leases"]:
+            self._dirs[LeaseId(record["lease"])] = run_dir_name(record["task"], record["attempt"])
             node_id = NodeId(record["node"])
             if node_id not in runs:
                 _log.warning("lease_of_unknown_node", lease=record["lease"], node=node_id)
@@ -380,8 +392,6 @@ class ProcessRunner:
 
     def _note_remains(self, lease: int, end: dict[str, Any]) -> None:
         remains: list[Path] = []
-        if end.get("work"):
-            remains.append(Path(self._settings.work_dir) / end["work"])
         if end.get("output_bytes") or end.get("output_lost"):
             remains.append(Path(f"{self._settings.output_dir}/{lease:d}"))
         if remains:
@@ -419,16 +429,14 @@ class ProcessRunner:
     def _sweep(self, hello: dict[str, Any]) -> None:
         """Directories that nobody knows any more: left by a crash between forgetting and deleting."""
         leases = {str(record["lease"]) for record in hello["leases"]}
-        work = {*hello["dirs"], *(record.get("end", {}).get("work", "") for record in hello["leases"])}
         stale: list[Path] = []
-        for directory, known in ((self._settings.output_dir, leases), (self._settings.work_dir, work)):
-            for entry in Path(directory).iterdir():
-                if entry.name.isdigit() and entry.name not in known:
-                    # One that could not be deleted may stand there: then this one's turn comes another time.
-                    with contextlib.suppress(OSError):
-                        stale.append(entry.rename(entry.with_suffix(_STALE)))
-                elif entry.suffix == _STALE:
-                    stale.append(entry)
+        for entry in Path(self._settings.output_dir).iterdir():
+            if entry.name.isdigit() and entry.name not in leases:
+                # One that could not be deleted may stand there: then this one's turn comes another time.
+                with contextlib.suppress(OSError):
+                    stale.append(entry.rename(entry.with_suffix(_STALE)))
+            elif entry.suffix == _STALE:
+                stale.append(entry)
         self._delete(stale)
 
     def _delete(self, paths: list[Path]) -> None:

@@ -1,0 +1,87 @@
+"""The gRPC stream for files of tasks: open as long as the main stream is, and opened again when it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from dgpu.agent.file_server import FileServer, file_threads
+from dgpu.core.ids import NodeId
+from dgpu.wire.proto import agent_pb2 as pb
+
+FILES = "/dgpu.agent.v1.Agents/Files"
+_REOPEN_SECONDS = 2.0
+_OLD_SCHEDULER_SECONDS = 60.0
+
+
+class FilesDesk:
+    """The directories of an agent and the threads that read there; shared by its nodes."""
+
+    def __init__(self, work_dir: Path | None) -> None:
+        self._work_dir = work_dir
+        self._threads = file_threads()
+
+    def open(self, channel: grpc.aio.Channel, node_id: NodeId, session_id: str) -> FileStream:
+        return FileStream(
+            channel, node_id, session_id, lambda send: FileServer(self._work_dir, self._threads, send)
+        )
+
+
+MakeServer = Callable[[Callable[[pb.FromAgentFiles], None]], FileServer]
+
+
+class FileStream:
+    def __init__(
+        self, channel: grpc.aio.Channel, node_id: NodeId, session_id: str, make_server: MakeServer
+    ) -> None:
+        self._channel = channel
+        self._hello = pb.FromAgentFiles(hello=pb.FilesHello(node_id=node_id, session_id=session_id))
+        self._make_server = make_server
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def close(self) -> None:
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            pause = _REOPEN_SECONDS
+            try:
+                await self._one_call()
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # a scheduler of before
+                    pause = _OLD_SCHEDULER_SECONDS
+            except (grpc.RpcError, asyncio.InvalidStateError):
+                pass
+            await asyncio.sleep(pause)
+
+    async def _one_call(self) -> None:
+        method = self._channel.stream_stream(
+            FILES,
+            request_serializer=pb.FromAgentFiles.SerializeToString,
+            response_deserializer=pb.FromSchedulerFiles.FromString,
+        )
+        call: Any = method()
+        # Bounded by the scheduler, which has few requests under way, and by the threads, which answer as many.
+        answers: asyncio.Queue[pb.FromAgentFiles] = asyncio.Queue()
+        server = self._make_server(answers.put_nowait)
+        writing = asyncio.get_running_loop().create_task(self._write(call, answers))
+        try:
+            while (message := await call.read()) is not grpc.aio.EOF:
+                if message.WhichOneof("body") == "request":
+                    server.on_request(message.request)
+        finally:
+            server.close()
+            writing.cancel()
+            call.cancel()
+
+    async def _write(self, call: Any, answers: asyncio.Queue[pb.FromAgentFiles]) -> None:
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # the reader tells why
+            await call.write(self._hello)
+            while True:
+                await call.write(await answers.get())
