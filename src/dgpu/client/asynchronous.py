@@ -13,6 +13,7 @@ from dgpu.client import calls
 from dgpu.client.alerts import AsyncAlertCalls
 from dgpu.client.calls import Call, Filters, QuotaFields, TaskFields, TenantFields
 from dgpu.client.errors import DgpuError, Unreachable, WaitedTooLong, unreachable
+from dgpu.client.files import AsyncFileCalls, check_whole, download_path
 from dgpu.client.history import AsyncPastCalls
 from dgpu.client.server import locate
 from dgpu.client.stream import EventParser, ServerEvent
@@ -27,7 +28,7 @@ _FIRST_POLL_SECONDS = 0.02
 _LONGEST_POLL_SECONDS = 0.5
 
 
-class AsyncClient(AsyncPastCalls, AsyncAlertCalls):
+class AsyncClient(AsyncPastCalls, AsyncAlertCalls, AsyncFileCalls):
     """The same calls as `Client`, awaited. Retries cannot submit twice here either."""
 
     def __init__(
@@ -176,6 +177,19 @@ class AsyncClient(AsyncPastCalls, AsyncAlertCalls):
         async with self._stream(path) as response:
             async for piece in response.aiter_raw():
                 yield piece
+
+    async def download(
+        self, task_id: str | int, path: str, *, attempt: int | None = None, rank: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """One file of a task in pieces. Raises Unreachable when it does not come whole."""
+        asked = download_path(task_id, path, attempt=attempt, rank=rank)
+        got = 0
+        async with self._stream(asked) as response:
+            size = response.headers.get("content-length")
+            async for piece in response.aiter_raw():
+                got += len(piece)
+                yield piece
+        check_whole(got, None if size is None else int(size))
 
     # cluster
 

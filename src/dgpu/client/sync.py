@@ -15,6 +15,7 @@ from dgpu.client import calls
 from dgpu.client.alerts import AlertCalls
 from dgpu.client.calls import Call, Filters, QuotaFields, TaskFields, TenantFields
 from dgpu.client.errors import DgpuError, Unreachable, WaitedTooLong, unreachable
+from dgpu.client.files import FileCalls, download_path, whole
 from dgpu.client.history import PastCalls
 from dgpu.client.server import locate
 from dgpu.client.stream import MOST_LINE_BYTES, EventParser, ServerEvent
@@ -28,7 +29,7 @@ _FIRST_POLL_SECONDS = 0.02
 _LONGEST_POLL_SECONDS = 0.5
 
 
-class Client(PastCalls, AlertCalls):
+class Client(PastCalls, AlertCalls, FileCalls):
     """Calls may be made from several threads; each thread has a connection of its own.
 
     A call that meets a broken connection or a 503 is repeated a few times. That cannot submit twice: every
@@ -181,6 +182,14 @@ class Client(PastCalls, AlertCalls):
         """The output in pieces as they come; with `follow` until the task is over."""
         path = calls.logs_path(task_id, follow=follow, tail=tail, attempt=attempt, rank=rank)
         return _pieces(_Stream(self, path, endless=follow).open())
+
+    def download(
+        self, task_id: str | int, path: str, *, attempt: int | None = None, rank: int | None = None
+    ) -> Generator[bytes, None, None]:
+        """One file of a task in pieces. Raises Unreachable when it does not come whole."""
+        asked = download_path(task_id, path, attempt=attempt, rank=rank)
+        stream = _Stream(self, asked, endless=False).open()
+        return whole(_pieces(stream), stream.response.length)
 
     # cluster
 

@@ -25,6 +25,7 @@ from dgpu.journal.file import FileJournal
 from dgpu.journal.mark import AcknowledgedMark
 from dgpu.service.alerts.watch import AlertWatch
 from dgpu.service.clock import Clock
+from dgpu.service.files import FileStreams
 from dgpu.service.follower_link import FollowerLink
 from dgpu.service.follower_words import FollowerSettings
 from dgpu.service.logstore import LogStore
@@ -66,12 +67,13 @@ async def serve(
     stop = stop or asyncio.Event()
     _stop_on_signals(stop)
     http_socket = _listen(options.http)
+    files = FileStreams()
     async with (
         _state(options, on_committed) as (runtime, views, follower),
         _output(options, runtime) as output,
-        _agents(options, runtime, output) as grpc_port,
+        _agents(options, runtime, output, files) as grpc_port,
         _alerts(options, runtime) as alerts,
-        _http(options, runtime, views, output, follower, alerts, http_socket),
+        _http(options, runtime, views, output, files, follower, alerts, http_socket),
     ):
         at = ServedAt(
             http=Address(host=options.http.host, port=http_socket.getsockname()[1]),
@@ -163,12 +165,14 @@ async def _output(options: ServiceOptions, runtime: Runtime) -> AsyncIterator[Ou
 
 
 @contextlib.asynccontextmanager
-async def _agents(options: ServiceOptions, runtime: Runtime, output: OutputStreams) -> AsyncIterator[int]:
+async def _agents(
+    options: ServiceOptions, runtime: Runtime, output: OutputStreams, files: FileStreams
+) -> AsyncIterator[int]:
     # Only the follower is forked off, and it execs at once: gRPC need not prepare for forks, nor warn about them.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     from dgpu.service.grpc.server import AgentServer
 
-    server = AgentServer(runtime, output, trusts_all=options.auth_mode == "none")
+    server = AgentServer(runtime, output, files, trusts_all=options.auth_mode == "none")
     port = await server.start(options.grpc.host, options.grpc.port)
     try:
         yield port
@@ -195,6 +199,7 @@ async def _http(
     runtime: Runtime,
     views: Views,
     output: OutputStreams,
+    files: FileStreams,
     follower: FollowerLink,
     alerts: AlertWatch | None,
     listening: socket.socket,
@@ -240,6 +245,7 @@ async def _http(
         RestOptions(version=__version__, journal_dir=options.data_dir),
         follower,
         alerts,
+        files,
     )
     server = HttpServer(app)
     await server.start(listening)

@@ -60,7 +60,9 @@ class Service:
     def call(self, method: str = "Connect", **options: Any) -> Any:
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{self.port}", **options)
         self._channels.append(channel)
-        answer = pb.FromScheduler if method == "Connect" else pb.FromSchedulerOutput
+        answer = {"Connect": pb.FromScheduler, "Files": pb.FromSchedulerFiles}.get(
+            method, pb.FromSchedulerOutput
+        )
         return channel.stream_stream(
             f"/{SERVICE}/{method}",
             request_serializer=lambda message: (
@@ -469,3 +471,27 @@ async def test_a_node_that_does_not_answer_is_named(
     await output_stream(service)
     with pytest.raises(OutputUnavailable, match="node n1 does not answer"):
         await _all(service.output.read(task_id))
+
+
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        (pb.FromAgentFiles(hello=pb.FilesHello(node_id="n1", session_id="other")), "no node is registered"),
+        (pb.FromAgentFiles(hello=pb.FilesHello(node_id="n1")), "no node is registered"),
+        (
+            pb.FromAgentFiles(hello=pb.FilesHello(node_id="invented", session_id="s1")),
+            "no node is registered",
+        ),
+        (pb.FromAgentFiles(answer=pb.FileAnswer()), "the first message must be FilesHello"),
+    ],
+)
+async def test_a_stream_for_files_needs_the_session_of_a_registered_node(
+    service: Service, first: pb.FromAgentFiles, reason: str
+) -> None:
+    """Otherwise an invented node answers in the place of a real one."""
+    await connected(service)
+    call = service.call("Files")
+    await call.write(first)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call.read()
+    assert reason in (refused.value.details() or "")

@@ -15,6 +15,7 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from dgpu.core.ids import NodeId
+from dgpu.service.files import FileStreams
 from dgpu.service.grpc.links import Link
 from dgpu.service.grpc.peers import is_ours
 from dgpu.service.output_streams import OutputStreams
@@ -45,9 +46,17 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class AgentServer:
-    def __init__(self, runtime: Runtime, output: OutputStreams, *, trusts_all: bool = False) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        output: OutputStreams,
+        files: FileStreams | None = None,
+        *,
+        trusts_all: bool = False,
+    ) -> None:
         self._runtime = runtime
         self._output = output
+        self._files = files or FileStreams()
         self._trusts_all = trusts_all
         self._address = ("", 0)
         self._live: set[Link[Any]] = set()
@@ -59,6 +68,7 @@ class AgentServer:
                     {
                         "Connect": _stream(self._connect, pb.FromAgent),
                         "Output": _stream(self._output_stream, pb.FromAgentOutput),
+                        "Files": _stream(self._file_stream, pb.FromAgentFiles),
                     },
                 ),
             )
@@ -107,6 +117,27 @@ class AgentServer:
             self._output.on_chunk(stream, message.chunk)
 
         await self._serve(context, link, on_message, lambda: self._output.detach(stream))
+
+    async def _file_stream(self, _requests: object, context: _Context) -> None:
+        await self._refuse_strangers(context)
+        link: Link[pb.FromSchedulerFiles] = Link(context)
+        hello = await context.read()
+        if not isinstance(hello, pb.FromAgentFiles) or hello.WhichOneof("body") != "hello":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be FilesHello")
+        node_id, session_id = NodeId(hello.hello.node_id), hello.hello.session_id
+        if not session_id or self._runtime.session_of(node_id) != session_id:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION, "no node is registered here with this session"
+            )
+        stream = self._files.attach(node_id, link.send)
+
+        def on_message(message: pb.FromAgentFiles) -> None:
+            if message.WhichOneof("body") != "answer":
+                link.hang_up("only FileAnswer may follow FilesHello", fault=True)
+                return
+            self._files.on_answer(stream, message.answer)
+
+        await self._serve(context, link, on_message, lambda: self._files.detach(stream))
 
     async def _refuse_strangers(self, context: _Context) -> None:
         if not (self._trusts_all or is_ours(context.peer(), *self._address)):

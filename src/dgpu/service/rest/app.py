@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from dgpu.service.alerts.watch import AlertWatch
+from dgpu.service.files import FileStreams
 from dgpu.service.follower_link import FollowerLink
 from dgpu.service.history import History
 from dgpu.service.output_streams import OutputStreams
@@ -29,12 +30,13 @@ def create_app(
     options: RestOptions,
     follower: FollowerLink | None = None,
     alerts: AlertWatch | None = None,
+    files: FileStreams | None = None,
 ) -> App:
     """Call it in the loop that serves. `views` must be told of every group that `runtime` commits.
 
     Submits, probes and the list of tasks are answered from the first moment; other calls wait until the frame is there.
     """
-    backend = Backend(runtime, views, history, output, options, follower)
+    backend = Backend(runtime, views, history, output, options, follower, files)
     if alerts is not None:
         backend.watch_alerts(alerts)
     front = Front(backend, access, _LaterFrame(backend), Pages(options.pages_dir or BUNDLE))

@@ -13,6 +13,7 @@ from dgpu.core.events import Event
 from dgpu.core.rejections import Rejection
 from dgpu.service.alerts.watch import AlertWatch
 from dgpu.service.board import Board
+from dgpu.service.files import FileStreams
 from dgpu.service.follower_link import FollowerLink
 from dgpu.service.history import History
 from dgpu.service.output_streams import OutputStreams
@@ -54,11 +55,13 @@ class Backend:
         output: OutputStreams,
         options: RestOptions,
         follower: FollowerLink | None = None,
+        files: FileStreams | None = None,
     ) -> None:
         self.runtime = runtime
         self.views = views
         self.history = history
         self.output = output
+        self.files = files or FileStreams()
         self.options = options
         self.follower = follower  # None: nobody looks ahead
         self.feed = EventFeed(views)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from dgpu.core.demand import Demand
-from dgpu.core.ids import ShapeId, TaskId, TenantId, parse_task_id
+from dgpu.core.ids import NodeId, ShapeId, TaskId, TenantId, parse_task_id
 from dgpu.core.policy.backfill import fits_without_reservations
 from dgpu.core.policy.barriers import barriers_of
 from dgpu.core.policy.blockers import Blocker, blockers_of, plural
@@ -34,6 +34,7 @@ from dgpu.wire.answers import FieldError, Problem, TaskAnswer, TaskPage, instant
 from dgpu.wire.fields import Check, Unacceptable
 from dgpu.wire.json_body import BadRequest, shorten
 from dgpu.wire.problem import problem_of
+from dgpu.wire.run_dirs import run_dir_name
 
 MOST_PER_PAGE = 1_000
 MOST_EXPLAINED = 32  # different demands of one page, and as many questions about reservations
@@ -238,6 +239,7 @@ async def find_task(backend: Backend, task_id: TaskId) -> TaskAnswer:
                 reason = {"waiting_code": why.blockers[0].code, "waiting": text}
         awaited = state.after.get(task_id)
         shown = task_answer(task, state.shapes[task.shape_id], awaited=awaited, **reason)
+        shown = _with_workdir(state, shown)
         return shown if reserved is None else replace(shown, reservation=reserved)
 
     answer = await backend.runtime.read(look)
@@ -245,8 +247,22 @@ async def find_task(backend: Backend, task_id: TaskId) -> TaskAnswer:
         row = await asyncio.to_thread(backend.history.task, task_id)
         if row is None or not row.status.is_final:
             raise unknown_task(task_id)
-        answer = past_task_answer(row)
+        past = past_task_answer(row)
+        answer = await backend.runtime.read(lambda state: _with_workdir(state, past))
     return answer
+
+
+def _with_workdir(state: ClusterState, answer: TaskAnswer) -> TaskAnswer:
+    """Where it runs or last ran, also if it brought no directory."""
+    node = state.nodes.get(NodeId(answer.node or ""))
+    task_id = parse_task_id(answer.task_id)
+    if answer.workdir or answer.allocation or not answer.attempt or task_id is None:
+        return answer
+    if node is None or not node.work_dir:
+        return answer
+    return replace(
+        answer, workdir=f"{node.work_dir}/{run_dir_name(task_id, answer.attempt)}", own_workdir=True
+    )
 
 
 def unknown_task(task_id: TaskId) -> ProblemError:

@@ -1,0 +1,203 @@
+"""Files of tasks, read from their nodes. Each agent has one stream for them, beside its main one and its output.
+
+The scheduler asks, the agent answers each request once. A download asks for one piece more than its reader has taken, so
+a slow reader costs two pieces of memory here and an open file there. Nothing of a file is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+
+import msgspec
+
+from dgpu.core.ids import NodeId, TaskId
+from dgpu.wire.proto import agent_pb2 as pb
+
+PIECE_BYTES = 512 * 1024
+ANSWER_S = 30.0
+MAX_REQUESTS = 64  # under way at one node
+MAX_TRANSFERS = 16  # files of one node that are open
+
+Send = Callable[[pb.FromSchedulerFiles], None]
+
+
+class FilesUnavailable(Exception):  # noqa: N818 - it names what the files are
+    """`code`: a word of the agent, or node_unreachable, node_busy, node_silent, changed."""
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(detail)
+        self.code = code
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """A path below the directory of a run."""
+
+    node_id: NodeId
+    task_id: TaskId
+    run: int  # wire.ranks.run_number
+    workdir: str  # of the task; empty: the run has a directory of its own
+    path: str
+
+    def message(self) -> pb.FilePlace:
+        return pb.FilePlace(task_id=self.task_id, run=self.run, workdir=self.workdir, path=self.path.encode())
+
+
+class FileLink:
+    """The stream of one node."""
+
+    __slots__ = ("node_id", "send", "transfers", "waiting")
+
+    def __init__(self, node_id: NodeId, send: Send) -> None:
+        self.node_id = node_id
+        self.send = send
+        self.waiting: dict[int, asyncio.Future[pb.FileAnswer]] = {}
+        self.transfers = 0
+
+
+class FileStreams:
+    def __init__(self) -> None:
+        self._links: dict[NodeId, FileLink] = {}
+        self._last_request_id = 0
+
+    # The streams of the agents
+
+    def attach(self, node_id: NodeId, send: Send) -> FileLink:
+        older = self._links.get(node_id)
+        if older is not None:
+            self.detach(older)
+        link = self._links[node_id] = FileLink(node_id, send)
+        return link
+
+    def detach(self, link: FileLink) -> None:
+        if self._links.get(link.node_id) is link:
+            del self._links[link.node_id]
+        for future in link.waiting.values():
+            if not future.done():
+                future.set_exception(_unreachable(link.node_id))
+
+    def on_answer(self, link: FileLink, answer: pb.FileAnswer) -> None:
+        future = link.waiting.get(answer.request_id)
+        if future is not None and not future.done():  # else it came too late
+            future.set_result(answer)
+
+    # Reading
+
+    async def list_files(self, place: Place, *, after: bytes, limit: int) -> tuple[list[pb.FileEntry], bool]:
+        """Entries in the order of their names, and whether there are more."""
+        ask = pb.ListFiles(place=place.message(), after=after, limit=limit)
+        answer = await self._ask(self._link(place.node_id), pb.FileRequest(list=ask))
+        return list(answer.entries), answer.more
+
+    async def open_file(self, place: Place) -> FileReading:
+        """The caller closes it."""
+        link = self._link(place.node_id)
+        if link.transfers >= MAX_TRANSFERS:
+            raise FilesUnavailable(
+                "node_busy", f"{MAX_TRANSFERS} files of node {place.node_id} are being read"
+            )
+        link.transfers += 1
+        request = pb.FileRequest(open=pb.OpenFile(place=place.message()))
+        try:
+            answer = await self._ask(link, request)
+            entry = _only_entry(answer, link.node_id)
+        except BaseException:
+            self.release(link, request.request_id)  # it may have been opened all the same
+            raise
+        return FileReading(self, link, request.request_id, entry)
+
+    async def read_piece(self, link: FileLink, handle: int, offset: int, size: int) -> bytes:
+        ask = pb.ReadFile(handle=handle, offset=offset, size=size)
+        return (await self._ask(link, pb.FileRequest(read=ask))).data
+
+    def release(self, link: FileLink, handle: int) -> None:
+        link.transfers -= 1
+        if handle and self._links.get(link.node_id) is link:
+            close = pb.FileRequest(close=pb.CloseFile(handle=handle))
+            link.send(pb.FromSchedulerFiles(request=close))
+
+    def _link(self, node_id: NodeId) -> FileLink:
+        link = self._links.get(node_id)
+        if link is None:
+            raise _unreachable(node_id)
+        return link
+
+    async def _ask(self, link: FileLink, request: pb.FileRequest) -> pb.FileAnswer:
+        if self._links.get(link.node_id) is not link:
+            raise _unreachable(link.node_id)
+        if len(link.waiting) >= MAX_REQUESTS:
+            raise FilesUnavailable("node_busy", f"node {link.node_id} has {MAX_REQUESTS} requests to answer")
+        self._last_request_id += 1
+        request.request_id = self._last_request_id
+        future: asyncio.Future[pb.FileAnswer] = asyncio.get_running_loop().create_future()
+        link.waiting[request.request_id] = future
+        link.send(pb.FromSchedulerFiles(request=request))
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                answer = await future
+        except TimeoutError:
+            detail = f"node {link.node_id} did not answer within {ANSWER_S:.0f} s; its disk or mount may hang"
+            raise FilesUnavailable("node_silent", detail) from None
+        finally:
+            del link.waiting[request.request_id]
+        if answer.error:
+            code = "node_busy" if answer.error == "busy" else answer.error
+            raise FilesUnavailable(code, answer.detail)
+        return answer
+
+
+class FileReading:
+    """One open file. Its size is that of the moment it was opened."""
+
+    def __init__(self, streams: FileStreams, link: FileLink, handle: int, entry: pb.FileEntry) -> None:
+        self._streams = streams
+        self._link = link
+        self._handle = handle
+        self._closed = False
+        self.entry = entry
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._streams.release(self._link, self._handle)
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        """As many bytes as the file had when it was opened; FilesUnavailable when it has become shorter."""
+        size = self.entry.size
+        offset = 0
+        coming = self._ask(offset, size)
+        try:
+            while offset < size:
+                piece = await coming
+                offset += len(piece)
+                if not piece:
+                    raise FilesUnavailable("changed", f"the file was cut to {offset} bytes while it was read")
+                coming = self._ask(offset, size)
+                yield piece
+        finally:
+            coming.cancel()
+            with contextlib.suppress(asyncio.CancelledError, FilesUnavailable):
+                await coming
+            self.close()
+
+    def _ask(self, offset: int, size: int) -> asyncio.Task[bytes]:
+        """Asked for while the reader takes the piece before."""
+        wanted = min(PIECE_BYTES, size - offset)
+
+        async def ask() -> bytes:
+            if not wanted:
+                return b""
+            return await self._streams.read_piece(self._link, self._handle, offset, wanted)
+
+        return asyncio.get_running_loop().create_task(ask())
+
+
+def _only_entry(answer: pb.FileAnswer, node_id: NodeId) -> pb.FileEntry:
+    if len(answer.entries) != 1:
+        raise FilesUnavailable("malformed", f"node {node_id} gave an answer that is none")
+    return answer.entries[0]
+
+
+def _unreachable(node_id: NodeId) -> FilesUnavailable:
+    return FilesUnavailable("node_unreachable", f"node {node_id} is not connected, and the files are there")

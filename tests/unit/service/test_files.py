@@ -1,0 +1,127 @@
+"""Files of nodes: each request has one answer, and whatever a node does not answer costs a bounded time and memory."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from dgpu.core.ids import NodeId, TaskId
+from dgpu.service import files
+from dgpu.service.files import FileLink, FileStreams, FilesUnavailable, Place
+from dgpu.wire.proto import agent_pb2 as pb
+
+PLACE = Place(node_id=NodeId("n1"), task_id=TaskId(7), run=1, workdir="", path="model.pt")
+
+
+class Node:
+    """An agent that answers what a test tells it to."""
+
+    def __init__(self, streams: FileStreams, content: bytes = b"") -> None:
+        self.streams = streams
+        self.content = content
+        self.asked: list[pb.FileRequest] = []
+        self.closed: list[int] = []
+        self.silent = False
+        self.link: FileLink = streams.attach(NodeId("n1"), self.hear)
+
+    def hear(self, message: pb.FromSchedulerFiles) -> None:
+        request = message.request
+        if request.WhichOneof("what") == "close":
+            self.closed.append(request.close.handle)
+            return
+        self.asked.append(request)
+        if not self.silent:
+            self.streams.on_answer(self.link, self.answer(request))
+
+    def answer(self, request: pb.FileRequest) -> pb.FileAnswer:
+        answer = pb.FileAnswer(request_id=request.request_id)
+        match request.WhichOneof("what"):
+            case "open":
+                answer.entries.append(pb.FileEntry(name=b"model.pt", kind="file", size=len(self.content)))
+            case "read":
+                start = request.read.offset
+                answer.data = self.content[start : start + request.read.size]
+        return answer
+
+
+async def refusal(streams: FileStreams) -> str:
+    with pytest.raises(FilesUnavailable) as refused:
+        await streams.open_file(PLACE)
+    return refused.value.code
+
+
+async def test_a_file_comes_in_pieces_and_is_closed() -> None:
+    streams = FileStreams()
+    node = Node(streams, bytes(1_300_000))
+    reading = await streams.open_file(PLACE)
+    pieces = [piece async for piece in reading.pieces()]
+    assert b"".join(pieces) == node.content
+    assert max(map(len, pieces)) == files.PIECE_BYTES
+    assert node.closed == [node.asked[0].request_id]
+    assert node.link.transfers == 0
+
+
+async def test_a_reader_that_does_not_read_is_one_piece_ahead_at_most() -> None:
+    streams = FileStreams()
+    node = Node(streams, bytes(10 * files.PIECE_BYTES))
+    pieces = (await streams.open_file(PLACE)).pieces()
+    await anext(pieces)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert sum(request.WhichOneof("what") == "read" for request in node.asked) == 2
+    await pieces.aclose()
+    assert len(node.closed) == 1
+
+
+async def test_a_file_that_was_cut_is_not_taken_for_a_whole_one() -> None:
+    streams = FileStreams()
+    node = Node(streams, bytes(2 * files.PIECE_BYTES))
+    pieces = (await streams.open_file(PLACE)).pieces()
+    await anext(pieces)
+    node.content = b""
+    with pytest.raises(FilesUnavailable, match="cut to"):
+        [piece async for piece in pieces]
+    assert len(node.closed) == 1
+
+
+async def test_a_node_that_leaves_ends_what_waits_for_it() -> None:
+    streams = FileStreams()
+    assert await refusal(streams) == "node_unreachable"
+    node = Node(streams)
+    node.silent = True
+    asking = asyncio.ensure_future(refusal(streams))
+    await asyncio.sleep(0)
+    streams.detach(node.link)
+    assert await asking == "node_unreachable"
+    assert await refusal(streams) == "node_unreachable"
+
+
+async def test_a_node_that_does_not_answer_is_given_up(monkeypatch) -> None:
+    monkeypatch.setattr(files, "ANSWER_S", 0.01)
+    streams = FileStreams()
+    node = Node(streams)
+    node.silent = True
+    assert await refusal(streams) == "node_silent"
+    assert node.closed == [node.asked[0].request_id]  # it may have opened the file all the same
+    streams.on_answer(node.link, node.answer(node.asked[0]))  # too late: no harm
+    assert node.link.transfers == 0
+    assert node.link.waiting == {}
+
+
+async def test_transfers_of_a_node_are_bounded() -> None:
+    streams = FileStreams()
+    Node(streams, b"x")
+    readings = [await streams.open_file(PLACE) for _ in range(files.MAX_TRANSFERS)]
+    assert await refusal(streams) == "node_busy"
+    readings[0].close()
+    readings[0].close()  # twice: no harm
+    await streams.open_file(PLACE)
+    assert await refusal(streams) == "node_busy"
+
+
+async def test_an_answer_without_an_entry_is_refused() -> None:
+    streams = FileStreams()
+    node = Node(streams)
+    node.answer = lambda request: pb.FileAnswer(request_id=request.request_id)  # type: ignore[method-assign]
+    assert await refusal(streams) == "malformed"
