@@ -25,6 +25,7 @@ class Verb(NamedTuple):
     asks: bool = True  # takes the shared flags
     watches: bool = False
     describes: bool = False  # takes the flags that describe a task
+    forms: bool = True  # -o is the form of the answer; else the verb has its own -o
 
 
 VERBS = {
@@ -37,6 +38,7 @@ VERBS = {
     "why": Verb("Why a task waits, and what would start it sooner."),
     "show": Verb("All about a task."),
     "logs": Verb("The output of a task."),
+    "fetch": Verb("Copy files of a task here.", forms=False),
     "cancel": Verb("Cancel tasks, waiting or running."),
     "retry": Verb("Submit tasks that are over once more."),
     "hold": Verb("Keep waiting tasks from starting."),
@@ -87,13 +89,13 @@ def load_verb(name: str) -> Command:
 
         command.params[1:1] = task_parameters()  # after CMD, before the verb's own
     if verb.asks:
-        _add_parameters(command, watches=verb.watches)
+        _add_parameters(command, watches=verb.watches, forms=verb.forms)
     lighten(command)
     return command
 
 
-def _add_parameters(command: Command, *, watches: bool) -> None:
-    command.params.extend(shared_parameters())
+def _add_parameters(command: Command, *, watches: bool, forms: bool = True) -> None:
+    command.params.extend(each for each in shared_parameters() if forms or "-o" not in each.opts)
     if watches:
         command.params.extend(watch_parameters())
     for inner in getattr(command, "commands", {}).values():

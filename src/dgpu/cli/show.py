@@ -72,12 +72,18 @@ def fields(task: dict[str, Any]) -> list[tuple[str, str]]:
         ("ran", duration(between(task["started_at"], task["finished_at"]))),
         ("time limit", limit(task["timeout_seconds"])),
         ("command", command_text(task["command"])),
-        ("workdir", task["workdir"]),
+        ("workdir", _workdir(task)),
         ("env", ", ".join(sorted(task["env"]))),
         ("labels", ", ".join(f"{name}={value}" for name, value in task["labels"].items())),
         *((name.replace("_", " "), _text(task[name] or "")) for name in MORE),
         ("also", ", ".join(flags)),
     ]
+
+
+def _workdir(task: dict[str, Any]) -> str:
+    """With the node once there is one: a path alone does not say where it is."""
+    nodes = task["allocated_nodes"] or ([task["node"]] if task["node"] else [])
+    return f"{nodes[0]}:{task['workdir']}" if nodes and task["workdir"] else task["workdir"]
 
 
 def _array(task: dict[str, Any]) -> str:
