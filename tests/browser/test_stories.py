@@ -181,3 +181,31 @@ def test_a_lost_scheduler_is_told_and_found_again(visitor, world):
     world.server.wait_for_nodes(1)
     task_id = world.submit(name="after-the-restart")
     expect(page.get_by_test_id(f"row-{task_id}")).to_contain_text("running")
+
+
+def test_the_files_of_a_task_are_listed_and_downloaded(visitor, world):
+    task_id = world.submit(
+        "mkdir ckpt; echo weights > 'ckpt/model 1%.pt'; ln -s /etc/passwd out; for i in $(seq 120); do touch f$i; done"
+    )
+    world.until(task_id, "success")
+    page = visitor.look(world, f"/tasks/{task_id}")
+    table = page.get_by_test_id("files-table")
+    expect(table.locator("tbody tr")).to_have_count(100)
+    page.get_by_test_id("files-more").click()
+    expect(table.locator("tbody tr")).to_have_count(122)
+    expect(table).to_contain_text("out → /etc/passwd")
+    expect(page.get_by_test_id("files")).to_contain_text(f"{task_id}.1")
+    table.get_by_role("button", name="ckpt/").click()
+    with page.expect_download() as started:
+        table.get_by_role("link", name="model 1%.pt").click()
+    assert started.value.suggested_filename.startswith("model 1")
+    assert started.value.path().read_text() == "weights\n"
+    page.get_by_role("button", name="Directory of the task").click()
+    expect(table.locator("tbody tr")).to_have_count(100)
+
+
+def test_a_task_that_left_no_files_says_so(visitor, world):
+    task_id = world.submit("true")
+    world.until(task_id, "success")
+    page = visitor.look(world, f"/tasks/{task_id}")
+    expect(page.get_by_test_id("files")).to_contain_text("No files")

@@ -17,6 +17,12 @@ export function megabytes(mb: number | null | undefined): string {
   return gb < 1_024 ? `${gb.toFixed(gb < 100 ? 1 : 0)} GB` : `${(gb / 1_024).toFixed(1)} TB`;
 }
 
+export function bytes(count: number | null | undefined): string {
+  if (count === null || count === undefined) return "–";
+  if (count < 1_024) return `${count} B`;
+  return count < 1_024 ** 2 ? `${trimmed(count / 1_024)} KB` : megabytes(count / 1_024 ** 2);
+}
+
 /** Two units at most: 850 ms, 42 s, 3 min 20 s, 2 h 5 min, 3 d 4 h. */
 export function duration(ms: number | null | undefined): string {
   if (ms === null || ms === undefined || !Number.isFinite(ms)) return "–";

@@ -78,10 +78,28 @@ export interface Task {
   command: string | string[];
   env: string[];
   workdir: string;
+  own_workdir?: boolean;
   timeout_seconds: number | null;
   labels: Record<string, string>;
   model_name: string;
   attempts?: Attempt[];
+}
+
+export interface FileEntry {
+  path: string;
+  kind: "file" | "directory" | "link" | "other";
+  size_bytes: number;
+  modified_at: string;
+  target: string;
+}
+
+export interface FileList {
+  node: string;
+  workdir: string;
+  path: string;
+  files: FileEntry[];
+  gone: boolean;
+  next_cursor: string | null;
 }
 
 export interface TaskPage {

@@ -2,6 +2,7 @@ import assert from "node:assert/strict";
 import test from "node:test";
 import { BLANK, formOf, taskOf } from "../src/submit/form";
 import { found, Lines, MOST_LINES } from "../src/task/lines";
+import { fileAddress, filesAddress, nameOf, steps } from "../src/task/paths";
 import { spansOf } from "../src/task/spans";
 import type { Task, TaskEvent } from "../src/types";
 
@@ -83,4 +84,17 @@ test("a task can be taken as the pattern of the next", () => {
   assert.equal(form.command, "python 'a b.py'");
   assert.equal(form.model, "A100|H100");
   assert.equal(form.env, "TOKEN=");
+});
+
+test("the address of a file keeps its slashes and encodes all else", () => {
+  const list = filesAddress("task-7");
+  assert.equal(fileAddress(list, "ckpt/a b%20é?.pt"), "/api/v1/tasks/task-7/files/ckpt/a%20b%2520%C3%A9%3F.pt");
+  assert.equal(nameOf("ckpt/deep/model.pt"), "model.pt");
+  assert.deepEqual(steps("a/b/c"), ["a", "a/b", "a/b/c"]);
+});
+
+test("a task like another one does not get the directory that was made for the other", () => {
+  const other = task({ command: "true", workdir: "/var/lib/dgpu-agent/tasks/tasks/task-1.1", own_workdir: true });
+  assert.equal(formOf(other).workdir, "");
+  assert.equal(formOf(task({ command: "true", workdir: "/srv/project", own_workdir: false })).workdir, "/srv/project");
 });

@@ -122,7 +122,7 @@ export function formOf(task: Task): Form {
     nodes: String(task.nodes),
     timeout: task.timeout_seconds ? String(task.timeout_seconds) : "",
     retries: String(task.max_retries),
-    workdir: task.workdir,
+    workdir: task.own_workdir ? "" : task.workdir,
     env: (task.env ?? []).map((name) => `${name}=`).join("\n"),
   };
 }

@@ -7,6 +7,7 @@ import { GpuChart } from "../heatmap/gpu";
 import { t, word } from "../i18n";
 import { now } from "../now";
 import { go } from "../router";
+import { Files } from "../task/files";
 import { Life } from "../task/life";
 import { Log } from "../task/log";
 import { Waits } from "../task/waits";
@@ -62,6 +63,7 @@ export function TaskView({ id }: { id: string }) {
           <Log key={`${known.attempt}`} task={known} />
           <Details task={known} />
         </div>
+        <Files task={known} />
         <RunCharts task={known} />
         <Attempts task={known} />
       </div>
