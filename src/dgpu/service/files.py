@@ -17,6 +17,7 @@ from dgpu.wire.proto import agent_pb2 as pb
 
 PIECE_BYTES = 512 * 1024
 ANSWER_S = 30.0
+ATTACH_S = 5.0
 MAX_REQUESTS = 64  # under way at one node
 MAX_TRANSFERS = 16  # files of one node that are open
 
@@ -58,7 +59,9 @@ class FileLink:
 
 class FileStreams:
     def __init__(self) -> None:
+        self.is_connected: Callable[[NodeId], bool] = lambda _: False
         self._links: dict[NodeId, FileLink] = {}
+        self._awaited: dict[NodeId, asyncio.Event] = {}
         self._last_request_id = 0
 
     # The streams of the agents
@@ -68,6 +71,8 @@ class FileStreams:
         if older is not None:
             self.detach(older)
         link = self._links[node_id] = FileLink(node_id, send)
+        if (awaited := self._awaited.pop(node_id, None)) is not None:
+            awaited.set()
         return link
 
     def detach(self, link: FileLink) -> None:
@@ -87,12 +92,12 @@ class FileStreams:
     async def list_files(self, place: Place, *, after: bytes, limit: int) -> tuple[list[pb.FileEntry], bool]:
         """Entries in the order of their names, and whether there are more."""
         ask = pb.ListFiles(place=place.message(), after=after, limit=limit)
-        answer = await self._ask(self._link(place.node_id), pb.FileRequest(list=ask))
+        answer = await self._ask(await self._link(place.node_id), pb.FileRequest(list=ask))
         return list(answer.entries), answer.more
 
     async def open_file(self, place: Place) -> FileReading:
         """The caller closes it."""
-        link = self._link(place.node_id)
+        link = await self._link(place.node_id)
         if link.transfers >= MAX_TRANSFERS:
             raise FilesUnavailable(
                 "node_busy", f"{MAX_TRANSFERS} files of node {place.node_id} are being read"
@@ -117,11 +122,20 @@ class FileStreams:
             close = pb.FileRequest(close=pb.CloseFile(handle=handle))
             link.send(pb.FromSchedulerFiles(request=close))
 
-    def _link(self, node_id: NodeId) -> FileLink:
+    async def _link(self, node_id: NodeId) -> FileLink:
+        """A node that has just registered opens its stream for files a moment later."""
+        if node_id not in self._links and self.is_connected(node_id):
+            awaited = self._awaited.setdefault(node_id, asyncio.Event())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ATTACH_S):
+                    await awaited.wait()
         link = self._links.get(node_id)
-        if link is None:
+        if link is not None:
+            return link
+        if not self.is_connected(node_id):
             raise _unreachable(node_id)
-        return link
+        detail = f"node {node_id} serves no files; its agent may be of an older version"
+        raise FilesUnavailable("node_unreachable", detail)
 
     async def _ask(self, link: FileLink, request: pb.FileRequest) -> pb.FileAnswer:
         if self._links.get(link.node_id) is not link:

@@ -97,6 +97,19 @@ async def test_a_node_that_leaves_ends_what_waits_for_it() -> None:
     assert await refusal(streams) == "node_unreachable"
 
 
+async def test_a_node_that_has_just_registered_is_waited_for(monkeypatch) -> None:
+    streams = FileStreams()
+    streams.is_connected = lambda _: True
+    asking = asyncio.ensure_future(streams.open_file(PLACE))
+    await asyncio.sleep(0)
+    Node(streams, b"x")
+    assert (await asking).entry.size == 1
+    monkeypatch.setattr(files, "ATTACH_S", 0.01)
+    older = FileStreams()
+    older.is_connected = lambda _: True
+    assert await refusal(older) == "node_unreachable"
+
+
 async def test_a_node_that_does_not_answer_is_given_up(monkeypatch) -> None:
     monkeypatch.setattr(files, "ANSWER_S", 0.01)
     streams = FileStreams()

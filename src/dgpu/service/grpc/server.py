@@ -57,6 +57,7 @@ class AgentServer:
         self._runtime = runtime
         self._output = output
         self._files = files or FileStreams()
+        self._files.is_connected = lambda node_id: bool(runtime.session_of(node_id))
         self._trusts_all = trusts_all
         self._address = ("", 0)
         self._live: set[Link[Any]] = set()
