@@ -307,7 +307,8 @@ class AsyncClient(AsyncPastCalls, AsyncAlertCalls, AsyncFileCalls):
                 if pause is None:
                     raise self._unreachable(error) from error
             else:
-                pause = next(pauses, None) if calls.is_worth_repeating(response.status_code) else None
+                is_repeated = calls.is_worth_repeating(response.status_code, response.content)
+                pause = next(pauses, None) if is_repeated else None
                 if pause is None:
                     return calls.parse(call, response.status_code, response.content)
             await asyncio.sleep(pause)

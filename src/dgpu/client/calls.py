@@ -387,8 +387,9 @@ def _unreadable(status: int, detail: str) -> answers.Problem:
     )
 
 
-def is_worth_repeating(status: int) -> bool:
-    return status == 503
+def is_worth_repeating(status: int, body: bytes) -> bool:
+    """Old idempotency keys make room for new ones every second; if they are all young, the refusal is final."""
+    return status == 503 or (status == 429 and b'"too_many_keys"' in body)
 
 
 def pauses(retries: int) -> Iterator[float]:

@@ -304,7 +304,7 @@ class Client(PastCalls, AlertCalls, FileCalls):
                 if pause is None:
                     raise self.unreachable(error) from error
             else:
-                pause = next(pauses, None) if calls.is_worth_repeating(status) else None
+                pause = next(pauses, None) if calls.is_worth_repeating(status, body) else None
                 if pause is None:
                     return calls.parse(call, status, body)
             time.sleep(pause)

@@ -22,7 +22,7 @@ from dgpu.core.events import (
     TaskStarted,
 )
 from dgpu.core.holdings import note_released
-from dgpu.core.idempotency import IdempotencyKey
+from dgpu.core.idempotency import PackedKey, pack
 from dgpu.core.ids import NO_LEASE, GpuId, LeaseId, NodeId, TaskId
 from dgpu.core.lease import Lease
 from dgpu.core.line import Line
@@ -43,14 +43,17 @@ def apply_submitted(state: ClusterState, event: TasksSubmitted) -> None:
         task_id = TaskId(task_id + count)
     state.next_task_id = task_id
     if event.idempotency_key:
-        # An old key that was still known goes to the end: keys stand by age.
-        state.keys.pop(event.idempotency_key, None)
-        state.keys[event.idempotency_key] = IdempotencyKey(
-            first_id=event.first_id,
-            count=task_id - event.first_id,
-            created_at=event.at,
-            fingerprint=event.fingerprint,
-        )
+        state.key_ring.add(packed_key(event))
+
+
+def packed_key(event: TasksSubmitted) -> PackedKey:
+    return pack(
+        event.idempotency_key,
+        first_id=event.first_id,
+        count=sum(count for count, _ in event.entries),
+        at=event.at,
+        fingerprint=event.fingerprint,
+    )
 
 
 def apply_placed(state: ClusterState, event: TaskPlaced) -> None:
@@ -206,13 +209,7 @@ def apply_forgotten(state: ClusterState, event: TasksForgotten) -> None:
 
 
 def apply_keys_forgotten(state: ClusterState, event: KeysForgotten) -> None:
-    old = []
-    for key, value in state.keys.items():
-        if value.created_at >= event.before:
-            break
-        old.append(key)
-    for key in old:
-        del state.keys[key]
+    state.key_ring.forget(event.before, event.tenant_id)
 
 
 def reshape(state: ClusterState, task_id: TaskId, shape: Shape) -> None:

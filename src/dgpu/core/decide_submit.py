@@ -10,9 +10,18 @@ from dgpu.core.decide_quota import new_tenants, refused_by_number, refused_by_qu
 from dgpu.core.decision import Decision
 from dgpu.core.demand import demand_of
 from dgpu.core.events import TasksSubmitted
+from dgpu.core.idempotency import is_same_body, tenant_of
+from dgpu.core.ids import TenantId
 from dgpu.core.policy.capacity import never_fits
 from dgpu.core.policy.estimate import with_estimate
-from dgpu.core.rejections import AlreadySubmitted, KeyReused, QueueFull, Rejection, TimeoutTooLong
+from dgpu.core.rejections import (
+    AlreadySubmitted,
+    KeyReused,
+    QueueFull,
+    Rejection,
+    TimeoutTooLong,
+    TooManyKeys,
+)
 from dgpu.core.settings import Settings
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Pool, TaskSpec
@@ -22,6 +31,9 @@ def decide_submit(state: ClusterState, command: SubmitTasks) -> Decision:
     repeated = _repeated(state, command)
     if repeated is not None:
         return repeated
+    refusal: Rejection | None = _too_many_keys(state, command)
+    if refusal is not None:
+        return refusal
     count = sum(number for number, _ in command.entries)
     if state.waiting_count + count > state.settings.most_waiting:
         return QueueFull(waiting=state.waiting_count, submitted=count, limit=state.settings.most_waiting)
@@ -35,7 +47,7 @@ def decide_submit(state: ClusterState, command: SubmitTasks) -> Decision:
             )
         # Without any node yet, nobody knows what will come: it waits.
         if state.nodes:
-            refusal: Rejection | None = never_fits(state, demand_of(spec.shape), entry)
+            refusal = never_fits(state, demand_of(spec.shape), entry)
             if refusal is not None:
                 return refusal
         refusal = refused_by_quota(state, spec.shape, entry)
@@ -89,9 +101,23 @@ def resolve_timeout(settings: Settings, spec: TaskSpec) -> int | None:
 def _repeated(state: ClusterState, command: SubmitTasks) -> Rejection | None:
     if not command.idempotency_key:
         return None
-    known = state.keys.get(command.idempotency_key)
+    known = state.key_ring.find(command.idempotency_key)
     if known is None or known.created_at + state.settings.idempotency_ms <= command.at:
         return None
-    if known.fingerprint != command.fingerprint:
+    if not is_same_body(known, command.fingerprint):
         return KeyReused(key=command.idempotency_key)
     return AlreadySubmitted(first_id=known.first_id, count=known.count, created_at=known.created_at)
+
+
+def _too_many_keys(state: ClusterState, command: SubmitTasks) -> Rejection | None:
+    """Old keys make room for new ones (decide_time). Here all keys are younger than an hour, and a bound is reached."""
+    if not command.idempotency_key:
+        return None
+    ring, settings = state.key_ring, state.settings
+    tenant = tenant_of(command.idempotency_key)
+    known = ring.count_of(tenant)
+    if known >= settings.max_tenant_keys:
+        return TooManyKeys(tenant_id=TenantId(tenant), known=known, limit=settings.max_tenant_keys)
+    if ring.count >= settings.max_keys:
+        return TooManyKeys(tenant_id=TenantId(""), known=ring.count, limit=settings.max_keys)
+    return None

@@ -13,10 +13,12 @@ from dgpu.core.decide_quota import charge_due
 from dgpu.core.decision import Decision
 from dgpu.core.endings import time_over
 from dgpu.core.events import EpochBegan, Event, KeysForgotten, TasksForgotten
+from dgpu.core.idempotency import MIN_KEY_AGE_MS, KeyRing
 from dgpu.core.ids import TaskId
 from dgpu.core.state import ClusterState
 
 PORTION: Final = 1_000
+MAX_TENANTS_AT_ONCE: Final = 16
 
 
 def decide_begin_epoch(state: ClusterState, command: BeginEpoch) -> Decision:
@@ -82,12 +84,37 @@ def _oldest_first(heap: list[tuple[int, TaskId]]) -> Iterator[tuple[int, TaskId]
 
 
 def _forget_keys(state: ClusterState, command: Tick) -> tuple[Event, ...]:
-    over_at = command.at - state.settings.idempotency_ms
-    oldest = [key.created_at for key in islice(state.keys.values(), PORTION + 1)]
-    if not oldest or oldest[0] > over_at:
+    """Keys go when their time is over; where there are nearly too many, the oldest go after an hour."""
+    ring, settings = state.key_ring, state.settings
+    if not ring.count:
+        return ()
+    over_at = command.at - settings.idempotency_ms
+    early_at = command.at - MIN_KEY_AGE_MS
+    if ring.oldest_at <= over_at:
+        return _keys_before(ring, command.at, over_at, PORTION, "")
+    if ring.oldest_at > early_at:
+        return ()
+    events: list[Event] = []
+    for tenant, keys in ring.by_tenant.items():
+        excess = min(PORTION, len(keys) - _nearly(settings.max_tenant_keys))
+        if excess > 0 and len(events) < MAX_TENANTS_AT_ONCE:
+            events += _keys_before(ring, command.at, early_at, excess, tenant)
+    excess = min(PORTION, ring.count - _nearly(settings.max_keys))
+    if not events and excess > 0:
+        events += _keys_before(ring, command.at, early_at, excess, "")
+    return tuple(events)
+
+
+def _keys_before(ring: KeyRing, at: int, over_at: int, number: int, tenant: str) -> tuple[Event, ...]:
+    oldest = ring.oldest(over_at + 1, number + 1, tenant)
+    if not oldest:
         return ()
     before = over_at + 1
-    if len(oldest) > PORTION:
+    if len(oldest) > number:
         # Keys of one moment go together.
-        before = min(before, max(oldest[-1], oldest[0] + 1))
-    return (KeysForgotten(at=command.at, before=before),)
+        before = min(before, max(oldest[number], oldest[0] + 1))
+    return (KeysForgotten(at=at, before=before, tenant_id=tenant),)
+
+
+def _nearly(limit: int) -> int:
+    return limit - limit // 8

@@ -16,8 +16,11 @@ _AT_A_TIME_BYTES: Final = 1 << 16
 _AT_THE_END: Final = -1
 
 
-def digest(state: ClusterState) -> str:
-    """sha256 over all that is not derived: each part by name, each dict by its sorted keys."""
+def digest(state: ClusterState, *, with_keys: bool = True) -> str:
+    """sha256 over all that is not derived: each part by name, each dict by its sorted keys.
+
+    Idempotency keys count by their number and mark; a snapshot has its own check of them.
+    """
     seen = hashlib.sha256()
     buffer = bytearray()
     for name in PART_NAMES:
@@ -31,5 +34,8 @@ def digest(state: ClusterState) -> str:
                 if len(buffer) > _AT_A_TIME_BYTES:
                     seen.update(buffer)
                     buffer.clear()
+    ring = state.key_ring
+    if with_keys and ring.count:
+        _encoder.encode_into(("key_ring", ring.count, f"{ring.mark:x}"), buffer, _AT_THE_END)
     seen.update(buffer)
     return seen.hexdigest()

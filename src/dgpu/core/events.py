@@ -134,9 +134,10 @@ class TasksForgotten(Event, frozen=True, array_like=True, tag=True):
 
 
 class KeysForgotten(Event, frozen=True, array_like=True, tag=True):
-    """Idempotency keys given before this time."""
+    """Idempotency keys given before this time; of one tenant if it is named."""
 
     before: int
+    tenant_id: str = ""
 
 
 class NodeRegistered(Event, frozen=True, array_like=True, tag=True):

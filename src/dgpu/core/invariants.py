@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from dgpu.core.health import Health
+from dgpu.core.idempotency import KeyRing, created_at
 from dgpu.core.ids import NO_LEASE, GpuId, NodeId, TenantId
 from dgpu.core.policy.lasting import Ends, lasts_ms
 from dgpu.core.policy.quota import settle_pools
@@ -193,8 +194,20 @@ def _check_numbers(state: ClusterState) -> None:
     )
     latest = max((max(task.created_at, task.ended_at) for task in state.tasks.values()), default=0)
     _hold(latest <= state.last_at, f"a task of {latest}, later than {state.last_at}")
-    ages = [key.created_at for key in state.keys.values()]
-    _hold(ages == sorted(ages), "idempotency keys out of order")
+    _hold(not state.keys, "idempotency keys of an earlier version that were not adopted")
+    _check_keys(state.key_ring)
+
+
+def _check_keys(ring: KeyRing) -> None:
+    anew = KeyRing()
+    for keys in ring.by_tenant.values():
+        ages = [created_at(value) for value in keys.values()]
+        _hold(bool(ages) and ages == sorted(ages), "idempotency keys out of order")
+    for packed in ring.packed():
+        anew.add(packed)
+    _hold((anew.count, anew.mark) == (ring.count, ring.mark), "the mark of the idempotency keys is wrong")
+    oldest = min((created_at(packed.value) for packed in ring.packed()), default=0)
+    _hold(not ring.count or ring.oldest_at <= oldest, "an idempotency key older than the oldest")
 
 
 def _check_indexes(state: ClusterState) -> None:

@@ -189,6 +189,15 @@ class JournalUnavailable(Rejection, frozen=True, kw_only=True):
     reason: str
 
 
+class TooManyKeys(Rejection, frozen=True, kw_only=True):
+    """Idempotency keys of the last hour: a bound on memory. Without a key, or later, the submit is accepted."""
+
+    code: ClassVar[str] = "too_many_keys"
+    tenant_id: TenantId  # empty: the bound of all tenants together
+    known: int
+    limit: int
+
+
 class TooBusy(Rejection, frozen=True, kw_only=True):
     """More commands wait to be decided than may wait. Said by the service; asking again later helps."""
 

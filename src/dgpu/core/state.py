@@ -13,7 +13,7 @@ from dgpu.core.dependencies import Awaited, Dependents
 from dgpu.core.estimates import Estimate
 from dgpu.core.gang import Gang
 from dgpu.core.health import GpuHealth, due_at
-from dgpu.core.idempotency import IdempotencyKey
+from dgpu.core.idempotency import IdempotencyKey, KeyRing, pack
 from dgpu.core.ids import GpuId, LeaseId, NodeId, ShapeId, TaskId, TenantId
 from dgpu.core.lease import Lease
 from dgpu.core.line import LAST_OF_ALL, Line
@@ -49,6 +49,7 @@ class ClusterState:
         "health",
         "health_at",
         "health_changed",
+        "key_ring",
         "keys",
         "last_at",
         "leases",
@@ -82,7 +83,10 @@ class ClusterState:
         self.nodes: dict[NodeId, Node] = {}
         self.gpus: dict[GpuId, Gpu] = {}
         self.leases: dict[LeaseId, Lease] = {}
-        self.keys: dict[str, IdempotencyKey] = {}  # oldest first
+        self.keys: dict[
+            str, IdempotencyKey
+        ] = {}  # of a snapshot of an earlier version, until `adopt_old_keys`
+        self.key_ring = KeyRing()
         self.settings = Settings()
         self.epoch = 0
         self.next_task_id = TaskId(1)
@@ -111,10 +115,17 @@ class ClusterState:
         state = cls()
         for name in PART_NAMES:
             setattr(state, name, getattr(parts, name))
-        by_age = sorted(state.keys.items(), key=lambda item: (item[1].created_at, item[1].first_id))
-        state.keys = dict(by_age)
         state.rebuild()
         return state
+
+    def adopt_old_keys(self) -> None:
+        """Idempotency keys of a snapshot of an earlier version."""
+        for key, old in sorted(self.keys.items(), key=lambda item: (item[1].created_at, item[1].first_id)):
+            packed = pack(
+                key, first_id=old.first_id, count=old.count, at=old.created_at, fingerprint=old.fingerprint
+            )
+            self.key_ring.add(packed)
+        self.keys = {}
 
     def parts(self) -> Parts:
         return Parts(**{name: getattr(self, name) for name in PART_NAMES})
@@ -125,6 +136,7 @@ class ClusterState:
         for name in PART_NAMES:
             part = getattr(self, name)
             setattr(twin, name, part.copy() if isinstance(part, dict) else part)
+        twin.key_ring = self.key_ring.copy()
         twin.accounts = self.accounts.copy(twin.tenants)
         twin.waiting = self.waiting.copy(twin.tasks, twin.accounts)
         twin.away = self.away.copy()
@@ -203,6 +215,7 @@ class ClusterState:
         """Take over all of `other`, which the caller lets go of. Readers that hold this object go on with it."""
         for name in PART_NAMES:
             setattr(self, name, getattr(other, name))
+        self.key_ring = other.key_ring
         self.accounts, self.waiting, self.rooms = other.accounts, other.waiting, other.rooms
         self.away, self.reclaims, self.dependents = other.away, other.reclaims, other.dependents
         self.limits_changed, self.stirred = other.limits_changed, other.stirred

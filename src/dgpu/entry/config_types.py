@@ -86,6 +86,10 @@ class SchedulerRules(Section, frozen=True, kw_only=True):
     ageing_minutes_per_point: Annotated[int, msgspec.Meta(ge=0, le=525_600)] = 0  # 0: priority alone decides
     keep_finished_tasks: _NotNegative = 10_000  # in memory; older ones are in the history
     keep_finished_seconds: _Seconds = 3600
+    max_idempotency_keys: _Positive = (
+        1_000_000  # of all tenants; about 170 bytes of memory each, in two processes
+    )
+    max_idempotency_keys_per_tenant: _Positive = 500_000
 
 
 class Backfill(Section, frozen=True, kw_only=True):

@@ -26,6 +26,15 @@ from dgpu.core.task import Task
 from dgpu.journal.durable import sync_folder, write_file
 from dgpu.journal.errors import NewerVersion, SnapshotDamaged
 from dgpu.journal.journal import collector_off
+from dgpu.journal.key_files import (
+    KeyFile,
+    KeyFiles,
+    KeysDamaged,
+    StoredKeys,
+    inline_keys,
+    read_keys,
+    read_what_is_left,
+)
 from dgpu.journal.segments import ARCHIVE_FOLDER
 from dgpu.wire.records import SCHEMA
 
@@ -83,6 +92,7 @@ _StoredState: Any = msgspec.defstruct(
 
 class _Head(msgspec.Struct, frozen=True, kw_only=True):
     format: str
+    key_ring: StoredKeys | None = None
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -92,6 +102,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     at: int
     digest: str
     state: _StoredState
+    key_ring: StoredKeys | None = None
     crc: str = ""  # of all before it; checked on the bytes
 
 
@@ -101,6 +112,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     at: int
     state: ClusterState
+    key_files: tuple[KeyFile, ...] | None = None  # None: there are no files that hold exactly its keys
 
 
 _encoder = msgspec.json.Encoder()
@@ -108,8 +120,16 @@ _head_decoder = msgspec.json.Decoder(_Head)
 _decoder = msgspec.json.Decoder(_File)
 
 
-def encode_snapshot(state: ClusterState, *, index: int, epoch: int) -> bytes:
-    head = {"format": FORMAT, "index": index, "epoch": epoch, "at": state.last_at, "digest": digest(state)}
+def encode_snapshot(state: ClusterState, *, index: int, epoch: int, keys: StoredKeys | None = None) -> bytes:
+    """Without `keys`, the idempotency keys are in the snapshot itself."""
+    head = {
+        "format": FORMAT,
+        "index": index,
+        "epoch": epoch,
+        "at": state.last_at,
+        "digest": digest(state, with_keys=False),
+        "key_ring": keys or inline_keys(state.key_ring),
+    }
     # Small things first: who looks into the file sees the numbers before a hundred thousand tasks.
     names = sorted(PART_NAMES, key=lambda name: (isinstance(getattr(state, name), dict), name))
     members = (b'"%b":%b' % (name.encode(), _encode_part(name, getattr(state, name))) for name in names)
@@ -117,8 +137,13 @@ def encode_snapshot(state: ClusterState, *, index: int, epoch: int) -> bytes:
     return b'%b\n,"crc":"%08x"}\n' % (body, zlib.crc32(body))
 
 
-def decode_snapshot(content: bytes, file: str) -> Snapshot:
-    """Raises SnapshotDamaged for anything that is not exactly what was written."""
+def decode_snapshot(
+    content: bytes, file: str, directory: Path | None = None, *, any_keys: bool = False
+) -> Snapshot:
+    """Raises SnapshotDamaged for anything that is not exactly what was written.
+
+    `directory` has the files of idempotency keys. `any_keys`: as many keys as there still are will do.
+    """
     if damage := _damage_of(content):
         raise SnapshotDamaged(file, damage)
     with collector_off():
@@ -128,9 +153,23 @@ def decode_snapshot(content: bytes, file: str) -> Snapshot:
         except msgspec.DecodeError as error:
             raise SnapshotDamaged(file, f"cannot be read by this version: {error}") from error
         state = _state(stored.state)
-        if digest(state) != stored.digest:
+        if digest(state, with_keys=False) != stored.digest:
             raise SnapshotDamaged(file, "does not give the state it was taken of (digests differ)")
-    return Snapshot(file=file, index=stored.index, epoch=stored.epoch, at=stored.at, state=state)
+        state.adopt_old_keys()
+        keys = stored.key_ring
+        if any_keys and directory is not None:
+            from_at = stored.at - state.settings.idempotency_ms
+            read_what_is_left(state.key_ring, directory, upto_at=stored.at, from_at=from_at)
+        elif keys is not None:
+            read_keys(state.key_ring, keys, directory, file)
+    return Snapshot(
+        file=file,
+        index=stored.index,
+        epoch=stored.epoch,
+        at=stored.at,
+        state=state,
+        key_files=None if any_keys or keys is None or keys.inline else keys.files,
+    )
 
 
 def _check_format(name: str, file: str) -> None:
@@ -141,7 +180,9 @@ def _check_format(name: str, file: str) -> None:
         raise NewerVersion(file, f"it has the format {name!r}, this version reads up to {FORMAT!r}")
 
 
-def write_snapshot(directory: Path, state: ClusterState, *, index: int, epoch: int) -> str:
+def write_snapshot(
+    directory: Path, state: ClusterState, *, index: int, epoch: int, key_files: KeyFiles | None = None
+) -> str:
     """Replace the newest snapshot, keep the one before. A failure leaves both as they were.
 
     A damaged newest one does not become the one before: the sound older one stays, and the damaged file is set aside.
@@ -149,7 +190,9 @@ def write_snapshot(directory: Path, state: ClusterState, *, index: int, epoch: i
     """
     newest, previous = directory / SNAPSHOT_NAME, directory / PREVIOUS_NAME
     ready = directory / "snapshot.new.json"
-    content = encode_snapshot(state, index=index, epoch=epoch)
+    key_files = key_files or KeyFiles(directory)
+    keys = key_files.save(state.key_ring)
+    content = encode_snapshot(state, index=index, epoch=epoch, keys=keys)
     _decoder.decode(
         content
     )  # 40 ms for 100,000 tasks: never put what cannot be read in the place of what can
@@ -165,6 +208,7 @@ def write_snapshot(directory: Path, state: ClusterState, *, index: int, epoch: i
         twin.replace(directory / DAMAGED_NAME if damage else previous)
     ready.replace(newest)
     sync_folder(directory)
+    key_files.clean([keys, _keys_named_in(previous)])
     if damage:
         return f"{newest} {damage}; it was set aside as {DAMAGED_NAME}, and {PREVIOUS_NAME} was kept"
     return ""
@@ -186,14 +230,16 @@ def _damage_of(content: bytes) -> str:
     return "" if int(seal[1], 16) == zlib.crc32(body) else "does not match its CRC"
 
 
-def load_snapshot(path: Path) -> Snapshot:
+def load_snapshot(path: Path, *, any_keys: bool = False) -> Snapshot:
+    is_archived = path.suffix == ".gz"
+    directory = path.parent.parent if is_archived else path.parent
     try:
         content = path.read_bytes()
-        if path.suffix == ".gz":
+        if is_archived:
             content = gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
         raise SnapshotDamaged(str(path), f"cannot be read: {error}") from error
-    return decode_snapshot(content, str(path))
+    return decode_snapshot(content, str(path), directory, any_keys=any_keys or is_archived)
 
 
 def snapshot_index(path: Path) -> int:
@@ -204,6 +250,16 @@ def snapshot_index(path: Path) -> int:
     except OSError:
         return 0
     return int(found[1]) if found else 0
+
+
+def _keys_named_in(path: Path) -> StoredKeys | None:
+    """From its first line."""
+    try:
+        with path.open("rb") as file:
+            head = file.readline()
+        return _head_decoder.decode(head.rstrip().removesuffix(b',"state":{') + b"}").key_ring
+    except (OSError, msgspec.DecodeError):
+        return None
 
 
 def archived_snapshots(directory: Path) -> list[tuple[int, Path]]:
@@ -225,20 +281,31 @@ def load_newest(directory: Path) -> tuple[Snapshot, tuple[str, ...]]:
     Without any, everything is replayed from the first group; if that is not possible the journal says so.
     """
     notes: list[str] = []
+    without_keys: Path | None = None
     usual = [directory / SNAPSHOT_NAME, directory / PREVIOUS_NAME]
     paths = [path for path in usual if path.exists()]
     if paths and paths[0] != usual[0]:
         notes.append(f"{usual[0]} is missing")
     archived = [path for _, path in reversed(archived_snapshots(directory))]
     for path in [*paths, *archived]:
+        if without_keys is not None and path in archived:
+            break
         try:
             snapshot = load_snapshot(path)
         except SnapshotDamaged as error:
+            if isinstance(error, KeysDamaged):
+                without_keys = without_keys or path
             notes.append(f"{error}; an older state is used")
         else:
             if notes:
                 notes.append(f"recovering from {path}, group {snapshot.index}")
             return snapshot, tuple(notes)
+    if without_keys is not None:
+        notes.append(
+            f"recovering from {without_keys} with the idempotency keys that are left: a submit that is repeated with one "
+            "of the others makes a second task"
+        )
+        return load_snapshot(without_keys, any_keys=True), tuple(notes)
     if notes:
         notes.append("no snapshot can be used; replaying from the first group")
     return no_snapshot(), tuple(notes)
@@ -246,7 +313,7 @@ def load_newest(directory: Path) -> tuple[Snapshot, tuple[str, ...]]:
 
 def no_snapshot() -> Snapshot:
     """Where a journal begins: an empty state."""
-    return Snapshot(file="", index=0, epoch=0, at=0, state=ClusterState())
+    return Snapshot(file="", index=0, epoch=0, at=0, state=ClusterState(), key_files=())
 
 
 def _encode_part(name: str, part: Any) -> bytes:

@@ -22,10 +22,13 @@ from typing import Any
 import msgspec
 
 from dgpu.core.apply import apply
+from dgpu.core.apply_task import packed_key
+from dgpu.core.events import TasksSubmitted
 from dgpu.core.state import ClusterState
 from dgpu.journal.archive import earliest_state, latest_state, pack_covered, prune
 from dgpu.journal.errors import JournalError, LostTail
 from dgpu.journal.journal import Group, collector_off
+from dgpu.journal.key_files import KeyFiles
 from dgpu.journal.lock import FolderLock
 from dgpu.journal.segments import JournalTail, Segment, chain, group_of, scans
 from dgpu.journal.snapshot import (
@@ -91,6 +94,7 @@ class Follower:
         self._state = base.state
         self._epoch = base.epoch
         self._index = base.index  # of the last group applied
+        self._key_files = KeyFiles(directory, base.key_files)
         with collector_off():
             self._read_archive()
         gc.freeze()
@@ -179,7 +183,9 @@ class Follower:
         """Failing leaves the old ones; it is tried again soon."""
         try:
             self._history.settle()
-            damage = write_snapshot(self._directory, self._state, index=self._index, epoch=self._epoch)
+            damage = write_snapshot(
+                self._directory, self._state, index=self._index, epoch=self._epoch, key_files=self._key_files
+            )
             if damage:
                 self._say({"error": damage})
             self._snapshot_index = self._index
@@ -267,6 +273,8 @@ class Follower:
     def _follow(self, group: Group) -> None:
         for position, event in enumerate(group.events):
             apply(self._state, event)
+            if isinstance(event, TasksSubmitted) and event.idempotency_key:
+                self._key_files.note(packed_key(event))
             self._forecaster.note(event)
             if group.index > self._history.index:
                 self._history.note(event, self._state, index=group.index, position=position)

@@ -21,6 +21,7 @@ OfSubmits = (
     | r.StorageFull
     | r.JournalUnavailable
     | r.TooBusy
+    | r.TooManyKeys
 )
 OfThings = (
     r.UnknownTask
@@ -147,6 +148,15 @@ def _of_submit(rejection: OfSubmits, *, batch: bool) -> Meaning:
                 503,
                 "The journal is not available",
                 f"Nothing was done: {rejection.reason}. Running tasks go on; /ready tells when tasks are taken again.",
+            )
+        case r.TooManyKeys():
+            owner = f"tenant {rejection.tenant_id!r}" if rejection.tenant_id else "all tenants together"
+            return Meaning(
+                429,
+                "Too many idempotency keys",
+                f"{rejection.known:,} Idempotency-Keys of {owner} are known, the limit is {rejection.limit:,}, and none "
+                "younger than an hour is forgotten. Submit in batches (one key for up to 10,000 tasks), without a key, "
+                "or later.",
             )
         case r.TooBusy():
             return Meaning(

@@ -7,10 +7,12 @@ import re
 
 import pytest
 
+from dgpu.client import Client, Refused
 from dgpu.core.commands import LoseNode
 from dgpu.core.ids import NodeId
+from dgpu.core.settings import Settings
 from dgpu.journal.journal import Room
-from rest_world import RestWorld
+from rest_world import TOKEN, RestWorld
 
 RFC3339 = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")
 
@@ -247,6 +249,30 @@ def test_health_and_readiness(world) -> None:
     assert world.ask("GET", "/health").body == {"status": "ok", "version": "test"}
     ready = world.ask("GET", "/ready").body
     assert (ready["ready"], ready["role"], ready["epoch"]) == (True, "master", 1)
+
+
+def test_beyond_the_bound_of_keys_a_submit_is_429_and_old_keys_still_answer(tmp_path) -> None:
+    with RestWorld(tmp_path, settings=Settings(max_tenant_keys=2)) as world:
+        first = [
+            world.ask("POST", "/api/v1/tasks", {"command": "x"}, {"Idempotency-Key": key}) for key in "ab"
+        ]
+        refused = world.ask("POST", "/api/v1/tasks", {"command": "x"}, {"Idempotency-Key": "c"})
+        assert (refused.status, refused.body["code"]) == (429, "too_many_keys")
+        assert refused.headers["retry-after"] == "60"
+        assert "'default'" in refused.body["detail"]
+        again = world.ask("POST", "/api/v1/tasks", {"command": "x"}, {"Idempotency-Key": "a"})
+        assert (again.status, again.body) == (201, first[0].body)
+        assert world.ask("POST", "/api/v1/tasks", {"command": "x"}).status == 201
+
+
+def test_a_client_repeats_a_submit_until_there_is_room_for_its_key_and_gives_up_in_the_end(tmp_path) -> None:
+    with RestWorld(tmp_path, settings=Settings(max_tenant_keys=1)) as world:
+        client = Client(world.url, token=TOKEN, retries=2)
+        client.submit(command="x")
+        with pytest.raises(Refused) as refused:
+            client.submit(command="x")
+        assert refused.value.code == "too_many_keys"
+        assert world.runtime.meters.refused["too_many_keys"] == 3
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])

@@ -67,7 +67,9 @@ def test_the_digest_sees_every_part_and_no_order_of_dicts() -> None:
         name: dict(reversed(part.items())) if isinstance(part, dict) else part
         for name, part in msgspec.structs.asdict(parts).items()
     }
-    assert digest(ClusterState.from_parts(Parts(**shuffled))) == digest(state)
+    assert digest(ClusterState.from_parts(Parts(**shuffled)), with_keys=False) == digest(
+        state, with_keys=False
+    )
     for name, part in msgspec.structs.asdict(parts).items():
         if part == {}:
             continue  # left out of the digest
@@ -129,6 +131,8 @@ def test_a_state_from_its_parts_is_complete() -> None:
     state, _ = busy_cluster()
     parts = state.fork().parts()
     again = ClusterState.from_parts(parts)
+    for packed in state.key_ring.packed():
+        again.key_ring.add(packed)
     check_invariants(again)
     assert digest(again) == digest(state)
     assert run_pass(again, at=state.last_at + 5_000) == run_pass(state, at=state.last_at + 5_000)

@@ -130,7 +130,7 @@ def test_the_queue_has_a_bound_and_a_batch_goes_in_whole_or_not_at_all() -> None
 def test_the_same_key_with_the_same_body_gives_the_first_answer() -> None:
     state = cluster(task(count=3, key="t/a", fingerprint="x"))
     again = tried(state, task(count=3, key="t/a", fingerprint="x"))
-    assert again == AlreadySubmitted(first_id=1, count=3, created_at=state.keys["t/a"].created_at)
+    assert again == AlreadySubmitted(first_id=1, count=3, created_at=state.key_ring.find("t/a").created_at)
     assert len(state.tasks) == 3
 
 
@@ -142,7 +142,7 @@ def test_the_same_key_with_another_body_is_refused() -> None:
 def test_a_key_that_is_over_counts_as_new() -> None:
     state = cluster(task(key="t/a", fingerprint="x"), settings=Settings(idempotency_ms=1_000))
     do(state, task(key="t/a", fingerprint="y"), at=state.last_at + 1_000)
-    assert state.keys["t/a"].first_id == 2
+    assert state.key_ring.find("t/a").first_id == 2
 
 
 def test_a_batch_of_nothing_is_nothing() -> None:

@@ -103,8 +103,10 @@ def test_the_one_before_is_kept_and_both_are_private(tmp_path) -> None:
     assert snapshot_index(tmp_path / SNAPSHOT_NAME) == 3
     assert snapshot_index(tmp_path / PREVIOUS_NAME) == 2
     assert load_snapshot(tmp_path / PREVIOUS_NAME).index == 2
-    assert {path.name for path in tmp_path.iterdir()} == {SNAPSHOT_NAME, PREVIOUS_NAME}
-    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o600}
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {SNAPSHOT_NAME, PREVIOUS_NAME} < {path.name for path in files}
+    assert {path.parent.name for path in files if "snapshot" not in path.name} == {"keys"}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
 
 
 def test_a_damaged_newest_gives_way_to_the_one_before_and_that_is_said(tmp_path) -> None:

@@ -44,7 +44,7 @@ _REFUSALS = {
     "413": "The body is too large.",
     "415": "Content-Type is not application/json.",
     "422": "It can never run here, or a limit forbids it, or it is not supported yet.",
-    "429": "Too many tasks wait.",
+    "429": "Too many tasks wait, or too many idempotency keys of the last hour are known.",
     "503": "Too busy; try again.",
     "507": "The disk is full.",
 }
@@ -215,7 +215,8 @@ def _call(summary: str, about: str, body: Any, answer: dict[str, Any], *, key: b
                 "name": "Idempotency-Key",
                 "in": "header",
                 "schema": {"type": "string", "maxLength": 200},
-                "description": "Makes a retry safe for 24 hours.",
+                "description": "Makes a retry safe for 24 hours, or for at least one hour when very many keys are in use. Beyond the bound of keys: 429 "
+                "with code too_many_keys.",
             }
         ]
     return operation
