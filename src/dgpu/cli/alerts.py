@@ -17,6 +17,7 @@ app = typer.Typer(add_completion=False)
 RULES = (
     "agent_offline",
     "node_unfit",
+    "history_behind",
     "gpu_error",
     "gpu_unrecoverable",
     "gpu_temperature",

@@ -16,6 +16,7 @@ from dgpu.core.policy.capacity import never_fits
 from dgpu.core.policy.estimate import with_estimate
 from dgpu.core.rejections import (
     AlreadySubmitted,
+    HistoryBehind,
     KeyReused,
     QueueFull,
     Rejection,
@@ -31,6 +32,8 @@ def decide_submit(state: ClusterState, command: SubmitTasks) -> Decision:
     repeated = _repeated(state, command)
     if repeated is not None:
         return repeated
+    if is_history_behind(state):
+        return HistoryBehind(finished=state.ended_count, limit=_most_ended(state.settings))
     refusal: Rejection | None = _too_many_keys(state, command)
     if refusal is not None:
         return refusal
@@ -80,6 +83,15 @@ def decide_submit(state: ClusterState, command: SubmitTasks) -> Decision:
         ),
         *created,
     )
+
+
+def is_history_behind(state: ClusterState) -> bool:
+    """So many finished tasks are only in memory and in the journal that no more tasks are taken."""
+    return state.ended_count > _most_ended(state.settings)
+
+
+def _most_ended(settings: Settings) -> int:
+    return settings.keep_finished + settings.max_unsaved
 
 
 def resolve_timeout(settings: Settings, spec: TaskSpec) -> int | None:

@@ -189,6 +189,14 @@ class JournalUnavailable(Rejection, frozen=True, kw_only=True):
     reason: str
 
 
+class HistoryBehind(Rejection, frozen=True, kw_only=True):
+    """Finished tasks stay in memory until the history holds them: a bound on memory while it does not advance."""
+
+    code: ClassVar[str] = "history_behind"
+    finished: int
+    limit: int
+
+
 class TooManyKeys(Rejection, frozen=True, kw_only=True):
     """Idempotency keys of the last hour: a bound on memory. Without a key, or later, the submit is accepted."""
 

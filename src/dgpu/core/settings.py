@@ -59,6 +59,7 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
     creates_tenants: bool = False  # on first use; else unknown ones are refused once any tenant is known
     fair_share_half_life_ms: int = 86_400_000
     reservations: int = 0  # of the first tasks that no node has room for; 0: none, whoever fits runs ahead
+    max_unsaved: int = 250_000  # finished tasks beyond `keep_finished` that the history does not hold yet
     max_keys: int = (
         1_000_000  # idempotency keys that are known at once, about 170 bytes each in two processes
     )

@@ -175,6 +175,7 @@ def _rules(alerts: Alerts) -> RuleSet:
     return r.RuleSet(
         agent_offline=r.Rule(**plain(written.agent_offline)),  # type: ignore[arg-type]
         node_unfit=r.Rule(**plain(written.node_unfit)),  # type: ignore[arg-type]
+        history_behind=r.Rule(**plain(written.history_behind)),  # type: ignore[arg-type]
         gpu_error=r.Rule(**plain(written.gpu_error)),  # type: ignore[arg-type]
         gpu_unrecoverable=r.Rule(**plain(written.gpu_unrecoverable)),  # type: ignore[arg-type]
         gpu_temperature=r.TemperatureRule(**plain(hot), limit_c=hot.limit_c),  # type: ignore[arg-type]

@@ -86,6 +86,7 @@ class SchedulerRules(Section, frozen=True, kw_only=True):
     ageing_minutes_per_point: Annotated[int, msgspec.Meta(ge=0, le=525_600)] = 0  # 0: priority alone decides
     keep_finished_tasks: _NotNegative = 10_000  # in memory; older ones are in the history
     keep_finished_seconds: _Seconds = 3600
+    max_unsaved_tasks: _Positive = 250_000  # finished tasks beyond those, while the history does not advance
     max_idempotency_keys: _Positive = (
         1_000_000  # of all tenants; about 170 bytes of memory each, in two processes
     )
@@ -195,6 +196,7 @@ class DiskRule(Section, frozen=True, kw_only=True):
 class AlertRules(Section, frozen=True, kw_only=True):
     agent_offline: AlertRule = AlertRule()
     node_unfit: AlertRule = AlertRule()
+    history_behind: AlertRule = AlertRule()
     gpu_error: AlertRule = AlertRule()
     gpu_unrecoverable: AlertRule = AlertRule()
     gpu_temperature: TemperatureRule = TemperatureRule()

@@ -122,6 +122,7 @@ def _settings(config: SchedulerConfig) -> Settings:
         keep_finished=rules.keep_finished_tasks,
         keep_finished_ms=_ms(rules.keep_finished_seconds),
         most_waiting=rules.max_waiting_tasks,
+        max_unsaved=rules.max_unsaved_tasks,
         max_keys=rules.max_idempotency_keys,
         max_tenant_keys=rules.max_idempotency_keys_per_tenant,
         ageing_ms=rules.ageing_minutes_per_point * 60_000,

@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 import structlog
 
 from dgpu.core.commands import Command
+from dgpu.core.decide_submit import is_history_behind
 from dgpu.core.events import Event
 from dgpu.core.ids import GpuId, NodeId
 from dgpu.core.rejections import Rejection
@@ -176,6 +177,11 @@ class Runtime:
     def trouble(self) -> str:
         """Why submits are refused although the disk is not full."""
         return self._scheduler.trouble
+
+    @property
+    def history_behind(self) -> bool:
+        """Finished tasks pile up in memory; no new ones are taken."""
+        return is_history_behind(self._scheduler.state)
 
     @property
     def telemetry(self) -> dict[GpuId, GpuSample]:

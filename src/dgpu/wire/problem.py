@@ -12,17 +12,8 @@ from dgpu.wire.json_body import BadRequest
 
 # Every kind of refusal. A new one is added to one of these, and the type checker then names the match that lacks it;
 # a test compares the list with the classes that exist.
-OfSubmits = (
-    r.AlreadySubmitted
-    | r.KeyReused
-    | r.NeverFits
-    | r.TimeoutTooLong
-    | r.QueueFull
-    | r.StorageFull
-    | r.JournalUnavailable
-    | r.TooBusy
-    | r.TooManyKeys
-)
+OfSubmits = r.AlreadySubmitted | r.KeyReused | r.NeverFits | r.TimeoutTooLong
+OfLoad = r.QueueFull | r.StorageFull | r.JournalUnavailable | r.TooBusy | r.TooManyKeys | r.HistoryBehind
 OfThings = (
     r.UnknownTask
     | r.TaskEnded
@@ -56,7 +47,7 @@ OfTenants = (
     | r.TooManyTenants
     | r.QuotaInUse
 )
-AnyRejection = OfTenants | OfSubmits | OfThings | OfWaiting
+AnyRejection = OfTenants | OfSubmits | OfLoad | OfThings | OfWaiting
 
 _LACKS = {
     "nodes": ("nodes", "nodes"),
@@ -105,6 +96,8 @@ def problem_of_bad_request(bad: BadRequest) -> Problem:
 def _meaning(rejection: AnyRejection, *, batch: bool) -> Meaning:
     if isinstance(rejection, OfSubmits):
         return _of_submit(rejection, batch=batch)
+    if isinstance(rejection, OfLoad):
+        return _of_load(rejection)
     if isinstance(rejection, OfTenants):
         return _of_tenant(rejection, batch=batch)
     if isinstance(rejection, OfWaiting):
@@ -130,6 +123,13 @@ def _of_submit(rejection: OfSubmits, *, batch: bool) -> Meaning:
             return _never_fits(rejection, batch=batch)
         case r.TimeoutTooLong():
             return _timeout_too_long(rejection, batch=batch)
+        case _:
+            assert_never(rejection)
+
+
+def _of_load(rejection: OfLoad) -> Meaning:
+    """Nothing is wrong with the request: the scheduler cannot take it now."""
+    match rejection:
         case r.QueueFull():
             return Meaning(
                 429,
@@ -148,6 +148,13 @@ def _of_submit(rejection: OfSubmits, *, batch: bool) -> Meaning:
                 503,
                 "The journal is not available",
                 f"Nothing was done: {rejection.reason}. Running tasks go on; /ready tells when tasks are taken again.",
+            )
+        case r.HistoryBehind():
+            return Meaning(
+                503,
+                "The history is behind",
+                f"Nothing was done: {rejection.finished:,} finished tasks are in memory because the history does not hold them "
+                f"yet; the limit is {rejection.limit:,}. Running tasks go on. See the scheduler's log and its disk.",
             )
         case r.TooManyKeys():
             owner = f"tenant {rejection.tenant_id!r}" if rejection.tenant_id else "all tenants together"

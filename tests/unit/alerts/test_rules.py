@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from dgpu.core.apply import apply
-from dgpu.core.commands import DrainNode, LoseNode, RegisterNode, SubmitTasks
+from dgpu.core.commands import CancelTasks, DrainNode, LoseNode, RegisterNode, SubmitTasks
 from dgpu.core.decide import decide
 from dgpu.core.events import TaskFinished
 from dgpu.core.health import GpuHealth, Health
@@ -161,3 +161,20 @@ def test_a_rule_that_is_switched_off_finds_nothing():
     assert findings(full, off) == []
     assert read_state(state, {}, off, NOW) == Readings(at=NOW)
     assert isinstance(off.agent_offline, Rule)
+
+
+def test_a_history_that_does_not_advance_is_found_long_before_tasks_are_refused():
+    state = cluster("n1")
+    shape = Shape(tenant_id=TenantId("t"), pool=Pool.BATCH, priority=50, gpus=1)
+    state.settings = msgspec.structs.replace(state.settings, keep_finished=2, max_unsaved=10)
+    do(state, SubmitTasks(entries=((4, TaskSpec(shape=shape, detail=b"{}")),)))
+    do(state, CancelTasks())
+    assert look(state) == {}
+    do(state, SubmitTasks(entries=((2, TaskSpec(shape=shape, detail=b"{}")),)))
+    do(state, CancelTasks())
+    (finding,) = look(state).values()
+    assert (finding.rule, finding.subject, finding.facts) == (
+        "history_behind",
+        "cluster",
+        {"tasks": 4, "limit": 10},
+    )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from dgpu.core.commands import CancelTasks
 from dgpu.core.events import TasksForgotten
+from dgpu.core.rejections import HistoryBehind
 from dgpu.service.inputs import HistoryAdvanced, TimePassed
 from dgpu.service.outputs import Publish
 from unit.service.cluster import Bench, submit
@@ -40,3 +43,16 @@ def test_tasks_that_the_history_lacks_are_kept() -> None:
     bench.run(CancelTasks())
     bench.wait(10_000)
     assert len(bench.state.tasks) == KEPT + 5_000
+
+
+def test_tasks_that_the_history_lacks_are_bounded() -> None:
+    """While the follower is away nothing can be forgotten. New tasks are refused before the memory is full."""
+    bench = Bench()
+    bench.state.settings = replace(bench.state.settings, keep_finished=100, max_unsaved=400)
+    bench.run(submit(count=501))
+    bench.run(CancelTasks())
+    assert bench.run(submit()) == HistoryBehind(finished=501, limit=500)
+    bench.put(HistoryAdvanced(at=bench.now))
+    bench.wait(1_000)
+    assert len(bench.state.tasks) == 100
+    assert isinstance(bench.run(submit()), tuple)

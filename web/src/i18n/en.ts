@@ -404,6 +404,7 @@ export const en = {
   "severity.info": "info",
   "rule.agent_offline": "node offline",
   "rule.node_unfit": "node unfit",
+  "rule.history_behind": "history behind",
   "rule.gpu_error": "GPU error",
   "rule.gpu_unrecoverable": "GPU out of service",
   "rule.gpu_temperature": "GPU temperature",

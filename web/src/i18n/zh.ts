@@ -406,6 +406,7 @@ export const zh: Messages = {
   "severity.info": "提示",
   "rule.agent_offline": "节点离线",
   "rule.node_unfit": "节点不可用",
+  "rule.history_behind": "历史记录停滞",
   "rule.gpu_error": "GPU 故障",
   "rule.gpu_unrecoverable": "GPU 停用",
   "rule.gpu_temperature": "GPU 温度",

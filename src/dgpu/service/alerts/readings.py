@@ -14,7 +14,17 @@ from dgpu.core.quota import QuotaMode
 from dgpu.core.state import ClusterState
 from dgpu.core.task import WHOLE_MILLI, Pool, Task, TaskStatus
 from dgpu.service.agent_words import GpuSample, is_reason_of_node
-from dgpu.service.alerts.rules import HotGpu, OfflineNode, Oldest, Readings, RuleSet, SickGpu, UnfitNode, Use
+from dgpu.service.alerts.rules import (
+    HotGpu,
+    OfflineNode,
+    Oldest,
+    Readings,
+    RuleSet,
+    SickGpu,
+    UnfitNode,
+    Unsaved,
+    Use,
+)
 from dgpu.service.outputs import CommittedGroup
 
 _BUCKETS = 60  # of the window of the failure rate
@@ -59,6 +69,7 @@ def read_state(
         at=now,
         offline=_offline(state) if rules.agent_offline.enabled else (),
         unfit=_unfit(state) if rules.node_unfit.enabled else (),
+        unsaved=_unsaved(state) if rules.history_behind.enabled else None,
         sick=_sick(state) if rules.gpu_error.enabled or rules.gpu_unrecoverable.enabled else (),
         hot=_hot(state, telemetry, rules.gpu_temperature.limit_c, now)
         if rules.gpu_temperature.enabled
@@ -82,6 +93,13 @@ def _unfit(state: ClusterState) -> tuple[UnfitNode, ...]:
         for node in state.nodes.values()
         if node.draining and not node.offline_since and is_reason_of_node(node.drain_reason)
     )
+
+
+def _unsaved(state: ClusterState) -> Unsaved | None:
+    """From a fifth of the bound on: a history that only lags behind a burst is not worth an alert."""
+    limit = state.settings.max_unsaved
+    tasks = state.ended_count - state.settings.keep_finished
+    return Unsaved(tasks, limit) if tasks > limit // 5 else None
 
 
 def _sick(state: ClusterState) -> tuple[SickGpu, ...]:

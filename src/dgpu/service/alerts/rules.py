@@ -50,6 +50,7 @@ class RuleSet(msgspec.Struct, frozen=True, kw_only=True):
 
     agent_offline: Rule = Rule(severity="critical")
     node_unfit: Rule = Rule(severity="critical")
+    history_behind: Rule = Rule(severity="critical")
     gpu_error: Rule = Rule(severity="critical")
     gpu_unrecoverable: Rule = Rule(severity="critical")
     gpu_temperature: TemperatureRule = TemperatureRule(for_ms=60_000)
@@ -76,6 +77,13 @@ class UnfitNode(NamedTuple):
     node: str
     reason: str
     tasks: int
+
+
+class Unsaved(NamedTuple):
+    """Finished tasks beyond those that are kept anyway, which the history does not hold yet."""
+
+    tasks: int
+    limit: int
 
 
 class SickGpu(NamedTuple):
@@ -115,6 +123,7 @@ class Readings(NamedTuple):
     at: int
     offline: tuple[OfflineNode, ...] = ()
     unfit: tuple[UnfitNode, ...] = ()
+    unsaved: Unsaved | None = None
     sick: tuple[SickGpu, ...] = ()
     hot: tuple[HotGpu, ...] = ()
     uses: tuple[Use, ...] = ()
@@ -157,6 +166,16 @@ def _unfit(readings: Readings, _rule: Rule, name: str) -> Iterator[Finding]:
         facts = {"node": node, "reason": reason, "tasks": tasks}
         held = f"; {tasks} of its tasks may be stuck" if tasks else ""
         yield Finding(name, node, f"Node {node} takes no tasks: {reason}{held}.", facts)
+
+
+def _behind(readings: Readings, _rule: Rule, name: str) -> Iterator[Finding]:
+    if readings.unsaved is not None:
+        tasks, limit = readings.unsaved
+        text = (
+            f"The history does not advance: {tasks:,} finished tasks are in memory and in the journal only. With {limit:,} "
+            "no more tasks are taken."
+        )
+        yield Finding(name, "cluster", text, {"tasks": tasks, "limit": limit})
 
 
 def _sick(readings: Readings, _rule: Rule, name: str) -> Iterator[Finding]:
@@ -235,6 +254,7 @@ def _epoch(readings: Readings, _rule: Rule, name: str) -> Iterator[Finding]:
 _FINDERS: dict[str, Callable[[Readings, Any, str], Iterator[Finding]]] = {
     "agent_offline": _offline,
     "node_unfit": _unfit,
+    "history_behind": _behind,
     "gpu_error": _sick,
     "gpu_unrecoverable": _sick,
     "gpu_temperature": _hot,

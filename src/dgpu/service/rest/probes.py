@@ -23,6 +23,10 @@ async def readiness(backend: Backend) -> tuple[int, Ready]:
         detail = "The journal is being read."
     elif runtime.room is not Room.OK:
         detail = "The disk is full: no new tasks are taken."
+    elif runtime.history_behind:
+        detail = (
+            "The history does not advance and too many finished tasks are in memory: no new tasks are taken."
+        )
     answer = Ready(
         ready=not detail,
         role=backend.options.role,
