@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
@@ -23,6 +22,7 @@ from dgpu.journal.journal import Journal, Room, Sighting
 from dgpu.journal.mark import AcknowledgedMark
 from dgpu.service.agent_words import GpuSample
 from dgpu.service.clock import Clock
+from dgpu.service.collector import Collector
 from dgpu.service.contact import NodeContact
 from dgpu.service.inputs import (
     AgentLeft,
@@ -59,7 +59,6 @@ from dgpu.wire.proto.agent_pb2 import FromAgent, FromScheduler
 T = TypeVar("T")
 Answer = tuple[Event, ...] | Rejection
 
-_IDLE_BEATS_BEFORE_COLLECTING = 5
 _ROOM_RETRY_S = 0.02
 _STOP_PATIENCE_S = 10.0
 
@@ -112,8 +111,7 @@ class Runtime:
         self._decide_handle: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
-        self._idle_beats = 0
-        self._is_tidy = False
+        self._collector = Collector()
         self.contradicted: Contradicted | None = None  # by the node that has obeyed the highest epoch
         self.on_contradicted: Callable[[Contradicted], None] = lambda _: None  # called in a thread
         self._started: asyncio.Future[None] = self._loop.create_future()
@@ -357,16 +355,8 @@ class Runtime:
         if self._scheduler.room is not Room.OK:
             self._thread.make_room()
         self._thread.look()
-        self._collect_garbage_when_idle()
+        self._collector.on_beat()
         self._put(TimePassed())
-
-    def _collect_garbage_when_idle(self) -> None:
-        """A full collection walks everything that is not frozen: never while somebody waits."""
-        self._idle_beats += 1
-        if self._idle_beats >= _IDLE_BEATS_BEFORE_COLLECTING and not self._is_tidy:
-            gc.collect()
-            gc.freeze()
-            self._is_tidy = True
 
     # Carrying out
 
@@ -375,8 +365,7 @@ class Runtime:
             self._carry_out[type(output)](output)
 
     def _append(self, output: Append) -> None:
-        self._idle_beats = 0
-        self._is_tidy = False
+        self._collector.on_append()
         self.meters.journal_bytes += len(output.payload)
         self._thread.append(output)
 
