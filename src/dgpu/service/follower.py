@@ -60,9 +60,10 @@ _LOCK_PATIENCE_S = 30  # the follower of a scheduler that was killed sees its st
 _MOST_GROUPS = 500  # in one step
 _MOST_ROWS = 20_000  # collected for the history before they are written
 _MAX_ROWS_AT_ONCE = 2_000  # in one transaction: a question waits for one of these at most
-_MAX_ROWS_UNSAVED = 200_000  # collected while questions are answered first
+_MAX_ROWS_UNSAVED = 50_000  # collected while questions are answered first
+_APPLY_S = 0.05  # at a time, before the next question is looked for
 _CATCH_UP_S = 5.0  # before a question is answered from the state that there is
-_CATCH_UP_WHY_S = 0.1
+_CATCH_UP_WHY_S = 0.05
 _RETRY_S = 2.0  # after a full disk
 _NICENESS = 10
 
@@ -139,7 +140,7 @@ class Follower:
     def step(self) -> None:
         """A bounded piece of what is due."""
         if not self._unsaved:
-            self._apply_some(_MOST_ROWS)
+            self._apply_some(_MOST_ROWS, _APPLY_S)
         if self._unsaved and not self._save_some():
             return
         self.say_seen()
@@ -206,7 +207,12 @@ class Follower:
     def finish(self, *, final_snapshot: bool) -> None:
         """A clean stop: everything committed is replayed and, if wanted, in a snapshot."""
         while self.behind and not self._is_stuck:
-            self.step()
+            if self._unsaved:
+                self._save_some()
+            else:
+                self._apply_some(_MOST_ROWS, _APPLY_S)
+        self.say_seen()
+        self._end_making()
         if final_snapshot and self._index > self._snapshot_index and not self._unsaved:
             self.snapshot()
 
@@ -287,18 +293,25 @@ class Follower:
             self._making = False
             self._say({"note": f"the history is complete again, up to group {self._index}"})
 
-    def _apply_some(self, max_rows: int) -> None:
-        """Up to so many rows for the history, or a read of the journal."""
+    def _apply_some(self, max_rows: int, patience_s: float) -> None:
+        """Up to so many rows for the history, a read of the journal, or for about so long."""
+        until_s = time.monotonic() + patience_s
         if not self._unapplied:
             self._unapplied.extend(self._tail.read(upto_index=self._committed, most_groups=_MOST_GROUPS))
         while self._unapplied and self._history.pending_rows < max_rows:
             self._follow(self._unapplied.popleft())
+            if time.monotonic() >= until_s:
+                return
 
     def _catch_up(self, patience_s: float) -> None:
         until_s = time.monotonic() + patience_s
-        while self._index < self._committed and time.monotonic() < until_s and not self._is_stuck:
+        while (
+            self._index < self._committed
+            and (left_s := until_s - time.monotonic()) > 0
+            and not self._is_stuck
+        ):
             if self._history.pending_rows < _MAX_ROWS_UNSAVED:
-                self._apply_some(_MAX_ROWS_UNSAVED)
+                self._apply_some(_MAX_ROWS_UNSAVED, left_s)
             else:
                 self._save_some()
 
