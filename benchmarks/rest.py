@@ -88,17 +88,20 @@ def waiting(server: Server) -> Iterator[dict[str, Any]]:
 
 
 def time_of(server: Server, name: str, path: str, aim: float | None) -> dict[str, Any]:
+    """The worst one with the CPU time of the scheduler meanwhile: a stall without it is the machine's, not ours."""
     took = []
     for _ in range(PAGES):
-        began = time.perf_counter()
+        cpu_s, began = server.cpu_seconds(), time.perf_counter()
         server.get(path)
-        took.append((time.perf_counter() - began) * 1000)
+        took.append(((time.perf_counter() - began) * 1000, (server.cpu_seconds() - cpu_s) * 1000))
+    worst_ms, cpu_ms = max(took)
     return {
         "figure": f"{name}, {WAITING:,} waiting",
-        "value": round(median(took), 2),
+        "value": round(median(ms for ms, _ in took), 2),
         "unit": "ms",
         "aim": aim,
-        "worst_ms": round(max(took), 2),
+        "worst_ms": round(worst_ms, 2),
+        "worst_cpu_ms": round(cpu_ms),
     }
 
 

@@ -54,6 +54,7 @@ from dgpu.service.outputs import (
     Tell,
 )
 from dgpu.service.scheduler import Scheduler
+from dgpu.service.stalls import Stalls
 from dgpu.wire.proto.agent_pb2 import FromAgent, FromScheduler
 
 T = TypeVar("T")
@@ -112,6 +113,7 @@ class Runtime:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
         self._collector = Collector()
+        self._stalls = Stalls()
         self.contradicted: Contradicted | None = None  # by the node that has obeyed the highest epoch
         self.on_contradicted: Callable[[Contradicted], None] = lambda _: None  # called in a thread
         self._started: asyncio.Future[None] = self._loop.create_future()
@@ -351,6 +353,8 @@ class Runtime:
 
     def _on_beat(self) -> None:
         self._timer = None
+        if self._timer_at:
+            self._stalls.on_beat(self._clock.now_ms() - self._timer_at)
         self._beat_at(self._clock.now_ms() + 1_000)
         if self._scheduler.room is not Room.OK:
             self._thread.make_room()
