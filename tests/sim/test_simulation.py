@@ -17,20 +17,24 @@ import pytest
 
 from dgpu.agent.lifecycle import Lifecycle
 from dgpu.agent.lifecycle_words import LeaseState
+from dgpu.agent.node_lease import NodeLease
 from dgpu.agent.run.runner import RunEnd
 from dgpu.agent.session import Session
-from dgpu.core import endings
+from dgpu.core import decide_node, endings, identity
+from dgpu.core.commands import HeldLease
 from dgpu.core.events import Event, RankEnded
+from dgpu.core.ids import LeaseId
 from dgpu.core.lease import Lease
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Outcome, Task
+from dgpu.service import agents
 from dgpu.service.contact import AgentRules
 from dgpu.service.inputs import AgentSaid, DecideQueued, HistoryAdvanced, Input, Read, TimePassed
 from dgpu.service.outputs import Append, Output, ReadNow, Reply, Tell
 from dgpu.service.scheduler import Scheduler
 from dgpu.sim.checkers import Violation
 from dgpu.sim.keeper import SimKeeper
-from dgpu.sim.simulate import simulate
+from dgpu.sim.simulate import Loss, simulate
 from dgpu.wire.proto import agent_pb2 as pb
 
 SEEDS = int(os.environ.get("DGPU_SIM_SEEDS", "200"))
@@ -65,7 +69,7 @@ def test_the_worlds_are_as_bad_as_they_claim() -> None:
 
 
 def test_a_seed_gives_the_same_world_again_also_in_another_process() -> None:
-    program = "from dgpu.sim.simulate import simulate; print(simulate(7))"
+    program = "from dgpu.sim.simulate import Loss, simulate; print(simulate(7))"
     worlds = {
         subprocess.run(
             [sys.executable, "-c", program],
@@ -147,6 +151,15 @@ class ForgetsTooEarly(Scheduler):
         return super().on_input(value, now)
 
 
+class PlacesAtOnce(Scheduler):
+    """Does not wait for runs of lost leases to end or to be frozen."""
+
+    def on_input(self, value: Input, now: int) -> list[Output]:
+        outputs = super().on_input(value, now)
+        self._commit.no_pass_before = 0
+        return outputs
+
+
 @pytest.mark.parametrize(
     "mutant", [RequeuesAtOnce, AcknowledgesTooEarly, AnswersTooEarly, ReadsTooEarly, ForgetsTooEarly]
 )
@@ -204,6 +217,35 @@ def test_a_gang_that_starts_again_before_all_its_ranks_have_ended_is_caught(
 
     monkeypatch.setattr(endings, "_end_rank", at_once)
     assert _is_caught()
+
+
+@pytest.mark.parametrize("loses", ["state", "tail"])
+def test_no_run_of_another_journal_is_taken_for_one_of_this(loses: Loss) -> None:
+    """A new state directory or a rewound journal, while keepers still hold leases of before."""
+    for seed in range(FIRST, FIRST + SEEDS // 4):
+        print(f"seed {seed}")
+        assert simulate(seed, loses=loses).runs > 0
+
+
+@pytest.mark.patches_core
+@pytest.mark.parametrize("loses", ["state", "tail"])
+def test_numbers_that_two_journals_share_are_caught(monkeypatch: pytest.MonkeyPatch, loses: Loss) -> None:
+    """As it was once: leases were counted from 1 in every journal, and matched by their number alone."""
+
+    def by_number(state: ClusterState, held: HeldLease) -> bool:
+        return held.lease_id in state.leases
+
+    monkeypatch.setattr(identity, "first_lease_of", lambda _: LeaseId(1))
+    monkeypatch.setattr(decide_node, "is_same_run", by_number)
+    monkeypatch.setattr(agents, "is_same_run", by_number)
+    monkeypatch.setattr(NodeLease, "answers", lambda *_: True)
+    assert _is_caught(loses=loses)
+
+
+@pytest.mark.parametrize("loses", ["tail"])
+def test_a_scheduler_that_places_at_once_after_a_lost_tail_is_caught(loses: Loss) -> None:
+    """A node may still run a task under a lease that the journal does not know any more."""
+    assert _is_caught(make_scheduler=PlacesAtOnce, loses=loses)
 
 
 def _is_caught(**values: Any) -> bool:

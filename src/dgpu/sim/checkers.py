@@ -6,7 +6,7 @@ import json
 
 from dgpu.agent.run.runner import RunOrder
 from dgpu.core.digest import digest
-from dgpu.core.events import Event, TaskFinished, TasksCancelled, TasksForgotten
+from dgpu.core.events import EpochBegan, Event, TaskFinished, TasksCancelled, TasksForgotten
 from dgpu.core.ids import LeaseId, NodeId, TaskId
 from dgpu.core.invariants import check_invariants
 from dgpu.core.state import ClusterState
@@ -24,13 +24,14 @@ class Violation(AssertionError):  # noqa: N818 - it names what was found
 class Checkers:
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._awake: dict[
-            TaskId, dict[LeaseId, tuple[int, NodeId]]
-        ] = {}  # processes that are neither frozen nor over, with their attempt
+        # Processes that are neither frozen nor over, by cluster and task, with their attempt. A scheduler that lost all of
+        # its state is another cluster: its task 1 is not the one of before.
+        self._awake: dict[tuple[str, TaskId], dict[LeaseId, tuple[int, NodeId]]] = {}
         self._ended: dict[TaskId, TaskStatus] = {}
         self._ended_for_readers: dict[TaskId, TaskStatus] = {}
         self._details: dict[TaskId, dict[str, int]] = {}  # what each task was submitted for
-        self._exits: dict[LeaseId, int] = {}
+        self._exits: dict[tuple[str, TaskId], dict[LeaseId, int]] = {}
+        self._cluster_id = ""
         self._commits = 0
         self.acknowledged: dict[str, tuple[TaskId, ...]] = {}  # by idempotency key
         self.runs = 0
@@ -43,23 +44,25 @@ class Checkers:
     def on_awake(self, order: RunOrder, node_id: NodeId) -> None:
         """A process started, or goes on after it was frozen. Ranks of one attempt run together, on nodes of their own."""
         task_id, lease_id, attempt = order.task_id, order.lease_id, attempt_of(order.attempt)
-        others = {lease: place for lease, place in self._awake.get(task_id, {}).items() if lease != lease_id}
+        awake = self._awake.setdefault((order.cluster_id, task_id), {})
+        others = {lease: place for lease, place in awake.items() if lease != lease_id}
         if any(other == node_id or number != attempt for number, other in others.values()) or (
             others and not order.env.get("WORLD_SIZE")
         ):
             raise self._violation(
                 f"task {task_id} runs under lease {lease_id} on {node_id} and under {others}"
             )
-        if self._ended.get(task_id) is TaskStatus.SUCCESS:
+        is_ours = order.cluster_id == self._cluster_id
+        if is_ours and self._ended.get(task_id) is TaskStatus.SUCCESS:
             raise self._violation(f"task {task_id} was over, and runs again on {node_id}")
-        self._awake.setdefault(task_id, {})[lease_id] = (attempt, node_id)
+        awake[lease_id] = (attempt, node_id)
         self.runs += 1
 
-    def on_asleep(self, task_id: TaskId, lease_id: LeaseId) -> None:
-        self._awake.get(task_id, {}).pop(lease_id, None)
+    def on_asleep(self, order: RunOrder) -> None:
+        self._awake.get((order.cluster_id, order.task_id), {}).pop(order.lease_id, None)
 
-    def on_exit(self, lease_id: LeaseId, code: int) -> None:
-        self._exits[lease_id] = code
+    def on_exit(self, order: RunOrder, code: int) -> None:
+        self._exits.setdefault((order.cluster_id, order.task_id), {})[order.lease_id] = code
 
     # told by clients and the scheduler
 
@@ -71,6 +74,8 @@ class Checkers:
 
     def on_committed(self, state: ClusterState, events: tuple[Event, ...], history: SimHistory) -> None:
         for event in events:
+            if isinstance(event, EpochBegan):
+                self._cluster_id = event.cluster_id
             if isinstance(event, TasksForgotten) and not history.ended.keys() >= set(event.task_ids):
                 raise self._violation(f"tasks left the memory before the history had them: {event}")
             if isinstance(event, TaskFinished):
@@ -86,17 +91,21 @@ class Checkers:
         if event.task_id in self._ended:
             raise self._violation(f"task {event.task_id} ended twice")
         self.timeouts += event.reason == "timeout"
-        if event.status is TaskStatus.SUCCESS and self._exits.get(event.lease_id) != 0:
+        exits = self._exits.get((self._cluster_id, event.task_id), {})
+        if event.status is TaskStatus.SUCCESS and exits.get(event.lease_id) != 0:
             raise self._violation(
-                f"task {event.task_id} succeeded, but no process under {event.lease_id} did"
+                f"task {event.task_id} succeeded, but no process of it under {event.lease_id} did"
             )
-        if event.status is TaskStatus.SUCCESS and self._awake.get(event.task_id):
-            raise self._violation(
-                f"task {event.task_id} succeeded, and {self._awake[event.task_id]} still runs"
-            )
+        if event.exit_code and event.reason == "" and event.exit_code not in exits.values():
+            raise self._violation(f"task {event.task_id} has an exit code that none of its runs had: {event}")
+        awake = self._awake.get((self._cluster_id, event.task_id))
+        if event.status is TaskStatus.SUCCESS and awake:
+            raise self._violation(f"task {event.task_id} succeeded, and {awake} still runs")
 
     def on_read(self, task_id: TaskId, state: ClusterState, history: SimHistory) -> None:
         """A client reads a task that it was told of. An end that it saw once must stay."""
+        if task_id not in self._details:
+            return  # lost with the state, which an operator accepted
         status = self._status_of(task_id, state, history)
         if status.is_final:
             self.reads_of_ends += 1
@@ -104,6 +113,20 @@ class Checkers:
         if self._ended_for_readers.get(task_id, status) is not status:
             seen = self._ended_for_readers[task_id]
             raise self._violation(f"task {task_id} was read as {seen} and later as {status}")
+
+    def on_lost(self, state: ClusterState, history: SimHistory) -> None:
+        """Groups are gone, and an operator accepted that. What is left must hold as before."""
+        self.acknowledged = {
+            key: task_ids for key, task_ids in self.acknowledged.items() if task_ids[-1] < state.next_task_id
+        }
+        kept = {task_id for task_ids in self.acknowledged.values() for task_id in task_ids}
+        self._details = {task_id: detail for task_id, detail in self._details.items() if task_id in kept}
+        self._ended = dict(history.ended)
+        self._ended_for_readers = {
+            task_id: status
+            for task_id, status in self._ended_for_readers.items()
+            if self._ended.get(task_id) is status
+        }
 
     # asked at a start and at the end
 

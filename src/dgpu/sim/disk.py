@@ -8,7 +8,7 @@ from dgpu.core.digest import digest
 from dgpu.core.events import Event
 from dgpu.core.replay import replay
 from dgpu.core.state import ClusterState
-from dgpu.journal.format import encode_record
+from dgpu.journal.format import encode_record, record_bytes, scan
 from dgpu.journal.memory import MemoryDisk, MemoryJournal
 from dgpu.service.outputs import Append, CommittedGroup
 from dgpu.sim.world import World
@@ -63,6 +63,13 @@ class SimDisk:
         state = self.replayed()
         index = sum(1 for _ in self._journal.groups())
         self._journal.take_snapshot(state, index=index)
+
+    def lose_tail(self, groups: int) -> None:
+        """The newest groups are gone without a trace, and snapshots with them."""
+        records = scan(bytes(self.memory.segment), file="memory", first_index=1).records
+        kept = records[: max(1, len(records) - groups)]
+        del self.memory.segment[kept[-1].offset + record_bytes(len(kept[-1].payload)) :]
+        self.memory.snapshot = b""
 
     def crash(self) -> None:
         self._life += 1

@@ -50,6 +50,17 @@ class Faults:
             node = self._world.chance.choice(self._nodes)
             self._world.after(self._world.between(0, over_ms), lambda k=kind, n=node: self._do(k, n))  # type: ignore[misc]
 
+    def lose_state(self) -> None:
+        """Once: a new state directory, while keepers hold leases of the old one."""
+        self._scheduler.lose_state()
+        for node in self._nodes:
+            node.leave_cluster()
+            self._world.after(self._world.between(100, 20_000), node.start_agent)
+
+    def lose_tail(self) -> None:
+        """Once: the journal is rewound by a few groups, or by many."""
+        self._scheduler.lose_tail(self._world.chance.choice((1, 2, 5, 20, 100)))
+
     def heal(self) -> None:
         self._network.heal()
         self._scheduler.start()

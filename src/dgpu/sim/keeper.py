@@ -197,7 +197,7 @@ class SimKeeper:
     def die(self) -> None:
         """With all its processes; what had ended is on disk."""
         for process in list(self._processes.values()):
-            self._checkers.on_asleep(process.order.task_id, process.order.lease_id)
+            self._checkers.on_asleep(process.order)
         self._processes.clear()
         self._over_ms, self._action = 0, "never"
         self._hung = None
@@ -223,7 +223,7 @@ class SimKeeper:
             process.left_ms = max(0, process.left_ms - ran_ms)
             if process.limit_ms:
                 process.limit_ms = max(1, process.limit_ms - ran_ms)  # the pause was not the task's
-            self._checkers.on_asleep(process.order.task_id, process.order.lease_id)
+            self._checkers.on_asleep(process.order)
             self._checkers.freezes += 1
         if frozen and self._action != "stop":
             self._say(RunsFrozen(lease_ids=tuple(process.order.lease_id for process in frozen)))
@@ -246,9 +246,9 @@ class SimKeeper:
             return
         del self._processes[lease_id]
         process.turn += 1
-        self._checkers.on_asleep(process.order.task_id, lease_id)
+        self._checkers.on_asleep(process.order)
         if outcome is Outcome.EXITED:
-            self._checkers.on_exit(lease_id, process.code)
+            self._checkers.on_exit(process.order, process.code)
         code = process.code if outcome is Outcome.EXITED else 0
         # A process ends whether its keeper looks or not; the end is told when it does.
         self.when_awake(lambda: self._end(process.order, outcome, code=code))

@@ -120,6 +120,11 @@ class NodeHost:
             self._connection.close("agent")
             self._connection = None
 
+    def leave_cluster(self) -> None:
+        """An operator moves the node to another cluster. Its keeper still holds what ran under the old one."""
+        self.crash_agent()
+        self._joined_on_disk = Joined()
+
     def crash_keeper(self) -> None:
         """What the agent orders is lost until it notices and has met the next one."""
         self.keeper.die()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from dgpu.core.commands import Command
+from dgpu.core.ids import TaskId
 from dgpu.core.settings import Settings
 from dgpu.core.state import ClusterState
 from dgpu.service.contact import AgentRules
@@ -86,7 +88,29 @@ class SchedulerHost:
             raise AssertionError("the scheduler is down")
         return self.scheduler.state
 
-    def start(self) -> None:
+    def lose_state(self) -> None:
+        """A new state directory: another cluster, whose numbers begin anew."""
+        self.crash()
+        self.disk = SimDisk(self._world)
+        self._forget_lost(ClusterState())
+        self.start()
+
+    def lose_tail(self, groups: int) -> None:
+        """The journal is rewound, and an operator accepts that: the next epoch is above all that was ever known."""
+        self.crash()
+        before, _ = self.disk.recover()
+        self.disk.lose_tail(groups)
+        self._forget_lost(self.disk.recover()[0])
+        self.start(above_epoch=before.epoch, above_task=TaskId(before.next_task_id - 1), lost_tail=True)
+
+    def _forget_lost(self, state: ClusterState) -> None:
+        self.history, self._history_at = SimHistory(), 0
+        for group in self.disk.groups_after(0):
+            self.history.see(group)
+        self._checkers.on_lost(state, self.history)
+
+    def start(self, **known: Any) -> None:
+        """`known`: what a start after a loss tells the new epoch."""
         if self.scheduler is not None:
             return
         self.starts += 1
@@ -102,7 +126,7 @@ class SchedulerHost:
         for group in self.disk.groups_after(self.history.seen_index):  # some may never have been published
             self._follow(group)
         name = f"{self._world.seed}-{self.starts}"
-        self._put(Begin(settings=self._settings, nonce=name, cluster_id=name))
+        self._put(Begin(settings=self._settings, nonce=name, cluster_id=name, **known))
         self._wake_later(self._world.now + 1_000)
 
     def crash(self) -> None:
@@ -249,11 +273,14 @@ class SchedulerHost:
 
     def _follow(self, group: CommittedGroup) -> None:
         """What the follower does: it writes the history some time after the commit, and says how far it is."""
+        history = self.history
 
         def write() -> None:
-            self.history.see(group)
+            if history is not self.history:
+                return  # it was lost with the state
+            history.see(group)
             # Several groups may share a millisecond: everything before it is certain to be there.
-            self._put(HistoryAdvanced(at=self.history.seen_at - 1))
+            self._put(HistoryAdvanced(at=history.seen_at - 1))
 
         self._world.after(self._history_lag_ms(), write)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from dgpu.core.settings import Settings
@@ -37,8 +39,16 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     journal_bytes: int
 
 
-def simulate(seed: int, *, make_scheduler: MakeScheduler = Scheduler, only_fault: str = "") -> Summary:
-    """Raises Violation (or an assertion of the core) when a promise is broken."""
+Loss = Literal["", "state", "tail"]
+
+
+def simulate(
+    seed: int, *, make_scheduler: MakeScheduler = Scheduler, only_fault: str = "", loses: Loss = ""
+) -> Summary:
+    """Raises Violation (or an assertion of the core) when a promise is broken.
+
+    `loses`: once, the scheduler's whole state or the end of its journal is lost, and an operator accepts that.
+    """
     world = World(seed)
     checkers = Checkers(seed)
     network = Network(world)
@@ -56,6 +66,11 @@ def simulate(seed: int, *, make_scheduler: MakeScheduler = Scheduler, only_fault
         world.after(world.between(0, 3_000), node.start_agent)
     workload.plan(SUBMITS, TROUBLE_MS)
     faults.plan(FAULTS, TROUBLE_MS, only_fault)
+    if loses:
+        lose = faults.lose_state if loses == "state" else faults.lose_tail
+        lost_ms = world.between(20_000, TROUBLE_MS)
+        world.after(lost_ms, lose)
+        world.after(lost_ms + 1, workload.release_again)
 
     world.run_until(TROUBLE_MS)
     faults.heal()

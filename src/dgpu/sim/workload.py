@@ -10,7 +10,13 @@ from dgpu.core.commands import CancelTasks, ReleaseTasks, SubmitTasks
 from dgpu.core.dependencies import Dependency, When
 from dgpu.core.events import TasksSubmitted
 from dgpu.core.ids import TaskId, TenantId
-from dgpu.core.rejections import AlreadySubmitted, DependencyForgotten, DependencyNeverMet, NeverFits
+from dgpu.core.rejections import (
+    AlreadySubmitted,
+    DependencyForgotten,
+    DependencyNeverMet,
+    NeverFits,
+    UnknownDependency,
+)
 from dgpu.core.task import Pool, Shape, TaskSpec
 from dgpu.sim.checkers import Checkers, Violation
 from dgpu.sim.scheduler_host import SchedulerHost
@@ -26,6 +32,7 @@ class Workload:
         self._scheduler = scheduler
         self._checkers = checkers
         self._unanswered: set[str] = set()
+        self._lost = False  # what a submit waits for may be lost
         self._is_plain = world.chance.random() < 0.5  # tasks of one node that wait for nobody
         self._reads_left = MAX_READS
         self.submits = 0
@@ -97,6 +104,8 @@ class Workload:
             elif isinstance(result, NeverFits | DependencyNeverMet | DependencyForgotten):
                 # No node that is large enough had registered by then, or what it waits for ended otherwise, or long ago.
                 self._unanswered.discard(key)
+            elif self._lost and isinstance(result, UnknownDependency):
+                self._unanswered.discard(key)  # what it waits for is lost
             else:
                 raise Violation(f"submit {key} was answered by {result}")
 
@@ -120,6 +129,11 @@ class Workload:
                 self._world.after(self._world.between(1, 20_000), read)
 
         read()
+
+    def release_again(self) -> None:
+        """A loss may have taken the release of tasks that are still known."""
+        self._release(tuple(task_id for ids in self._checkers.acknowledged.values() for task_id in ids))
+        self._lost = True
 
     def _release(self, task_ids: tuple[TaskId, ...]) -> None:
         """Whoever is held is let go, sooner or later; asked until there is an answer."""
