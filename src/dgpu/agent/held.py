@@ -9,6 +9,7 @@ from typing import Any
 
 from dgpu.agent.chunks import ChunkWriter
 from dgpu.agent.corral import Corral
+from dgpu.agent.spawn import CannotStart
 from dgpu.agent.tree import OrphanWatch, Proc, Survey, markers, send
 
 _SIGNAL_ROUNDS = 3  # of killing by signal before a group is used: only a tree that keeps forking needs one
@@ -23,6 +24,7 @@ class Held:
         "deadline_ms",
         "error",
         "exit_status",
+        "failure",
         "frozen_since_ms",
         "grace_ms",
         "grouped",
@@ -35,6 +37,8 @@ class Held:
         "pid",
         "start_ticks",
         "started_ms",
+        "status_fd",
+        "timeout_ms",
         "unkilled",
     )
 
@@ -44,13 +48,16 @@ class Held:
         self.lease: int = order["lease"]
         self.node: str = order["node"]
         self.grace_ms: int = order["grace_ms"]
-        self.deadline_ms: int = now_ms + order["timeout_ms"] if order["timeout_ms"] else 0
+        self.timeout_ms: int = order["timeout_ms"]
+        self.deadline_ms = 0  # set when its program has started
         self.pid = pid
         self.output_fd = output_fd
         self.output = output
         self.started_ms = now_ms
         self.start_ticks = ticks
         self.exit_status: int | None = None  # of the main process, as waitpid gives it
+        self.status_fd = -1  # open until its program has started, if that may take long
+        self.failure: CannotStart | None = None  # why its program did not start
         self.cause = ""  # timeout | stopped | lease_over; empty: it ended by itself
         self.error = ""
         self.kill_at_ms = 0

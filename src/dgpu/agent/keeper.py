@@ -25,10 +25,12 @@ from dgpu.agent.disk_room import DiskRoom
 from dgpu.agent.door import Door
 from dgpu.agent.frames import OLDEST_PROTOCOL, PROTOCOL, Frame
 from dgpu.agent.held import Held, Trees
+from dgpu.agent.launches import Launches
 from dgpu.agent.lifeline import Lifeline
 from dgpu.agent.news import News
 from dgpu.agent.pipes import Pipes
-from dgpu.agent.spawn import CannotStart, Spawner
+from dgpu.agent.spawn import CannotStart
+from dgpu.agent.starter import Starter
 from dgpu.agent.store import FILE_NAME, LeaseLog, Record, record_of
 from dgpu.agent.task_leases import TaskLeases
 from dgpu.agent.tree import TICKS_PER_SECOND
@@ -83,13 +85,14 @@ class Keeper:
         self._corral = Corral(self.id)
         self._trees = Trees(keeper_id=self.id, mains=self._mains, live=self._live, corral=self._corral)
         self._work_dirs = WorkDirs(Path(settings.work_dir))
-        self._spawner = Spawner(self._work_dirs)
+        self._spawner = Starter(self._work_dirs)
         self._epoll = select.epoll()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._epoll.register(self._wake_read, select.EPOLLIN)
         self._door = Door(directory / "keeper.sock", self._epoll)
         self._news = News(self._door, self._log)
         self._pipes = Pipes(self._epoll)
+        self._launches = Launches(self._epoll)
         self._recover()
         (directory / "keeper.json").write_text(
             json.dumps({"id": self.id, "pid": os.getpid(), "cgroup": self._corral.path})
@@ -120,7 +123,10 @@ class Keeper:
         for fd, mask in events:
             if self._pipes.serve(fd):
                 continue
-            if fd == self._wake_read:
+            if (launched := self._launches.find(fd)) is not None:
+                if self._launches.has_started(launched) and not launched.cause:
+                    self._note_started(launched)
+            elif fd == self._wake_read:
                 children = True
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, 4096)
@@ -217,7 +223,8 @@ class Keeper:
         """A repeated order is answered by what is known, never by a second process."""
         lease = order["lease"]
         if lease in self._live:
-            self._news.started(self._live[lease], boot_ms())
+            if self._live[lease].status_fd < 0:
+                self._news.started(self._live[lease], boot_ms())
         elif lease in self._log.live and "end" in self._log.live[lease]:
             self._news.ended([lease])
         elif lease not in self._queue and not self._stopping:
@@ -296,12 +303,21 @@ class Keeper:
         self._mains[held.pid] = held
         self._live[lease] = held
         self._pipes.open(held)
-        self._log.live[lease] |= {"started_ms": held.started_ms, "pid": held.pid}
+        self._log.live[lease] |= {"started_ms": 0, "pid": held.pid}
         if order.get("most_mb") and self._corral.gather(lease, [held.pid]):
             held.grouped = True  # its share of a GPU is enforced: a daemon must not get away from it
-        self._news.started(held, boot_ms())
-        if held.deadline_ms:
-            self._tend_at(lease, held.deadline_ms)
+        if child.status_fd >= 0:
+            self._launches.open(held, child.status_fd)
+        else:
+            self._note_started(held)
+
+    def _note_started(self, held: Held) -> None:
+        held.started_ms = boot_ms()
+        self._log.live[held.lease]["started_ms"] = held.started_ms
+        self._news.started(held, held.started_ms)
+        if held.timeout_ms:
+            held.deadline_ms = held.started_ms + held.timeout_ms
+            self._tend_at(held.lease, held.deadline_ms)
 
     # -- ending
 
@@ -370,6 +386,10 @@ class Keeper:
 
     def _finish(self, held: Held) -> None:
         """The whole tree has gone: the end may be told."""
+        if held.status_fd >= 0:
+            if self._launches.has_started(held) and not held.cause:
+                self._note_started(held)
+            self._launches.close(held)
         self._pipes.close(held)
         self._trees.release(held)
         del self._live[held.lease]
@@ -390,6 +410,8 @@ class Keeper:
             end["error"] = held.error or "no scheduler was heard for the time of the task lease"
         elif held.cause:
             end["outcome"] = held.cause
+        elif held.failure is not None:
+            end["outcome"], end["exit_code"], end["error"] = held.failure
         self._end(held.lease, end)
 
     def _end(self, lease: int, end: Record, order: dict[str, Any] | None = None) -> None:

@@ -1,7 +1,7 @@
 """Starting one process of a task. Standard library only; runs in the keeper, which is single-threaded.
 
 chdir is done by the keeper itself before the spawn: posix_spawn cannot do it, and the keeper has no directory of
-its own to lose.
+its own to lose. Only for paths that cannot hang; `starter` sends all others to `spawn_apart`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from dgpu.agent.workdirs import WorkDirs
 
 SHELL = "/bin/sh"
-_DEFAULT_SIGNALS = [
+DEFAULT_SIGNALS = [
     signal.SIGPIPE,
     signal.SIGXFSZ,
     signal.SIGCHLD,
@@ -31,6 +31,7 @@ _MOST_ERROR_CHARACTERS = 500
 class Child(NamedTuple):
     pid: int
     output_fd: int  # the reading end, non-blocking
+    status_fd: int = -1  # of one that may still hang before its program starts: see spawn_apart
 
 
 class CannotStart(NamedTuple):
@@ -42,8 +43,8 @@ class CannotStart(NamedTuple):
 class Spawner:
     def __init__(self, work_dirs: WorkDirs) -> None:
         self._work_dirs = work_dirs
-        self._null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-        self._limits = raise_file_limit()
+        self.null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        self.limits = raise_file_limit()
 
     def spawn(self, order: dict[str, Any]) -> Child | CannotStart:
         failure = self._enter(order)
@@ -57,42 +58,42 @@ class Spawner:
                 return found
             read_end, write_end = os.pipe2(os.O_CLOEXEC)
         except (OSError, ValueError) as error:
-            return _failure(error, argv[0])
+            return failure_of(error, argv[0])
         try:
             pid = self._execute(found, argv, env, write_end)
             os.set_blocking(read_end, False)
         except (OSError, ValueError) as error:
             os.close(read_end)
-            return _failure(error, argv[0])
+            return failure_of(error, argv[0])
         finally:
             os.close(write_end)
-        if self._limits is not None:
+        if self.limits is not None:
             with contextlib.suppress(OSError):  # over already
-                resource.prlimit(pid, resource.RLIMIT_NOFILE, self._limits)
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, self.limits)
         return Child(pid, read_end)
 
     def _enter(self, order: dict[str, Any]) -> CannotStart | None:
         cwd, lease = order["cwd"], order["lease"]
         if cwd and not cwd.startswith("/"):
-            return CannotStart("cannot_start", 126, f"workdir {_short(cwd)} is not an absolute path")
+            return CannotStart("cannot_start", 126, f"workdir {one_line(cwd)} is not an absolute path")
         try:
             os.chdir(cwd or self._work_dirs.take(lease, order.get("dir") or f"{lease:d}"))
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else str(error)
             if cwd:
-                return CannotStart("cannot_start", 126, f"workdir {_short(cwd)}: {why}")
+                return CannotStart("cannot_start", 126, f"workdir {one_line(cwd)}: {why}")
             return CannotStart("node_fault", 126, f"cannot make the task's directory: {why}")
         return None
 
     def _execute(self, path: str, argv: list[str], env: dict[str, str], output: int) -> int:
         actions = [
-            (os.POSIX_SPAWN_DUP2, self._null, 0),
+            (os.POSIX_SPAWN_DUP2, self.null, 0),
             (os.POSIX_SPAWN_DUP2, output, 1),
             (os.POSIX_SPAWN_DUP2, output, 2),
         ]
         try:
             return os.posix_spawn(
-                path, argv, env, file_actions=actions, setsid=True, setsigmask=[], setsigdef=_DEFAULT_SIGNALS
+                path, argv, env, file_actions=actions, setsid=True, setsigmask=[], setsigdef=DEFAULT_SIGNALS
             )
         except OSError as error:
             if error.errno != errno.ENOEXEC:
@@ -100,7 +101,7 @@ class Spawner:
         # A script without a first line that names its interpreter: what a shell does with it.
         argv = [SHELL, path, *argv[1:]]
         return os.posix_spawn(
-            SHELL, argv, env, file_actions=actions, setsid=True, setsigmask=[], setsigdef=_DEFAULT_SIGNALS
+            SHELL, argv, env, file_actions=actions, setsid=True, setsigmask=[], setsigdef=DEFAULT_SIGNALS
         )
 
 
@@ -117,12 +118,12 @@ def find_program(name: str, search_path: str) -> str | CannotStart:
             return path
         refused = refused or os.path.isfile(path)  # noqa: PTH113 - as above
     if refused:
-        return CannotStart("cannot_start", 126, f"{_short(name)}: not executable")
-    return CannotStart("cannot_start", 127, f"{_short(name)}: command not found")
+        return CannotStart("cannot_start", 126, f"{one_line(name)}: not executable")
+    return CannotStart("cannot_start", 127, f"{one_line(name)}: command not found")
 
 
-def _failure(error: OSError | ValueError, name: str) -> CannotStart:
-    name = _short(name)
+def failure_of(error: OSError | ValueError, name: str) -> CannotStart:
+    name = one_line(name)
     if not isinstance(error, OSError):
         return CannotStart("cannot_start", 126, f"{name}: {error}")
     if error.errno in _NODE_ERRORS:
@@ -140,7 +141,7 @@ def _failure(error: OSError | ValueError, name: str) -> CannotStart:
     return CannotStart("cannot_start", 126, f"{name}: {error.strerror}")
 
 
-def _short(text: str) -> str:
+def one_line(text: str) -> str:
     """One printable line."""
     line = "".join(
         character if character.isprintable() else "?" for character in text[:_MOST_ERROR_CHARACTERS]

@@ -37,8 +37,11 @@ class Kept:
             output_dir=str(directory / "output"),
             **settings,
         )
-        launch(self.settings)
+        self.launch(self.settings)
         self.connect()
+
+    def launch(self, settings: KeeperSettings) -> None:
+        launch(settings)
 
     def connect(self, link: socket.socket | None = None) -> None:
         self._link = link or connect(self.directory / "keeper")

@@ -1,0 +1,65 @@
+"""Chooses how a task's process is started, so that no start can hang the keeper. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from dgpu.agent.mounts import Mounts
+from dgpu.agent.spawn import CannotStart, Child, Spawner, failure_of
+from dgpu.agent.spawn_apart import spawn_apart
+from dgpu.agent.workdirs import WorkDirs
+
+_MAX_KNOWN = 1_024
+_KNOWN_SECONDS = 1.0  # a link may be changed: an answer is used again only within this time
+
+
+class Starter:
+    def __init__(self, work_dirs: WorkDirs) -> None:
+        self._work_dirs = work_dirs
+        self._spawner = Spawner(work_dirs)
+        self._mounts = Mounts()
+        self._known: dict[tuple[str, str, str], tuple[float, bool]] = {}
+
+    def spawn(self, order: dict[str, Any]) -> Child | CannotStart:
+        cwd: str = order["cwd"]
+        if self._cannot_hang(cwd, order["argv"][0], order["env"].get("PATH", os.defpath)):
+            return self._spawner.spawn(order)
+        try:
+            directory = cwd or self._work_dirs.take(order["lease"], order.get("dir") or f"{order['lease']:d}")
+        except OSError as error:
+            return CannotStart("node_fault", 126, f"cannot make the task's directory: {error.strerror}")
+        null, limits = self._spawner.null, self._spawner.limits
+        try:
+            return spawn_apart(directory, order["argv"], order["env"], null=null, limits=limits)
+        except OSError as error:
+            return failure_of(error, order["argv"][0])
+
+    def _cannot_hang(self, cwd: str, program: str, search_path: str) -> bool:
+        """Remembered for a moment: a burst of equal tasks asks once."""
+        key, now = (cwd, program, search_path), time.monotonic()
+        if self._mounts.refresh() or len(self._known) >= _MAX_KNOWN:
+            self._known.clear()
+        known = self._known.get(key)
+        if known is None or now - known[0] >= _KNOWN_SECONDS:
+            known = self._known[key] = (now, self._look(cwd, program, search_path))
+        return known[1]
+
+    def _look(self, cwd: str, program: str, search_path: str) -> bool:
+        """The directory, each place where the program is looked for, and the program are all on this machine."""
+        if "\0" in f"{cwd}{program}{search_path}" or (cwd and not cwd.startswith("/")):
+            return True  # no call takes it
+        if cwd and not self._mounts.is_local(cwd):
+            return False
+        for place in [""] if "/" in program else search_path.split(":"):
+            path = f"{place}/{program}" if place else program
+            if not path.startswith("/"):
+                if not cwd:
+                    continue  # in a new and empty directory of the node's own
+                path = f"{cwd}/{path}"
+            if not self._mounts.is_local(path):
+                return False
+            if os.access(path, os.X_OK):
+                return self._mounts.is_local_program(path)
+        return True
