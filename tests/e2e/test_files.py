@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
@@ -11,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from dgpu.client import Client, Unreachable
+from dgpu.client import AsyncClient, Client, Unreachable
 from dgpu.entry.processes import process_ref
 
 from .conftest import eventually
@@ -171,6 +172,21 @@ def test_a_list_of_files_comes_in_pages(running_site):
         names += [entry["path"] for entry in page["files"]]
         cursor = page["next_cursor"]
     assert names == sorted(f"f{number}" for number in range(1, 26))
+
+
+def test_both_clients_read_files(running_site):
+    task_id = with_checkpoints(running_site)
+    url = running_site.record["url"]
+    with Client(url) as client:
+        names = [entry.path for entry in client.files(task_id, "ckpt")]
+        assert b"".join(client.download(task_id, "ckpt/step-1.pt")) == CHECKPOINT
+
+    async def read():
+        async with AsyncClient(url) as client:
+            assert [entry.path async for entry in client.files(task_id, "ckpt")] == names
+            return b"".join([piece async for piece in client.download(task_id, "ckpt/step-1.pt")])
+
+    assert asyncio.run(read()) == CHECKPOINT
 
 
 def test_a_task_that_waits_and_one_that_left_nothing_have_no_files(running_site):

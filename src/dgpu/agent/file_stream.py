@@ -27,7 +27,10 @@ class FilesDesk:
         self._work_dir = work_dir
         self._threads = file_threads()
 
-    def open(self, channel: grpc.aio.Channel, node_id: NodeId, session_id: str) -> FileStream:
+    def open(self, channel: grpc.aio.Channel, node_id: NodeId, session_id: str) -> FileStream | None:
+        """None: tasks of this agent run nothing, so thousands of simulated nodes need no stream for files."""
+        if self._work_dir is None:
+            return None
         return FileStream(
             channel, node_id, session_id, lambda send: FileServer(self._work_dir, self._threads, send)
         )

@@ -69,6 +69,7 @@ async def list_files(
     entries: list[pb.FileEntry] = []
     more = gone = False
     try:
+        _refuse_nowhere(where)
         entries, more = await rest.files.list_files(where.place, after=after, limit=number)
     except FilesUnavailable as error:
         gone = error.code == "directory_gone" and not (where.place.workdir or where.place.path)
@@ -107,6 +108,7 @@ async def download_file(
     where = await _where(rest, task_id, path, attempt, rank)
     rest.open_stream()
     try:
+        _refuse_nowhere(where)
         reading = await rest.files.open_file(where.place)
     except FilesUnavailable as error:
         rest.close_stream()
@@ -169,6 +171,12 @@ async def _where(rest: Backend, task_id: str, path: str, attempt: str | None, ra
     name = run_dir_name(number, run)
     root = workdir or (f"{task.workdir.rpartition('/')[0]}/{name}" if task.workdir else name)
     return _Where(task, place, which_rank, root)
+
+
+def _refuse_nowhere(where: _Where) -> None:
+    """The node is not known any more, or its tasks have no directories: it need not be asked."""
+    if not where.task.workdir:
+        raise FilesUnavailable("directory_gone", f"{where.task.task_id} has no directory")
 
 
 async def _node(rest: Backend, task: TaskAnswer, attempt: int, rank: int) -> str:
