@@ -44,7 +44,7 @@ def accept_lost_tail(directory: Path, outside: Outside) -> bool:
         index = max(outside.index, snapshot.index)
         if _journal_end(directory) >= index:
             return False
-        state, read_index = _readable(directory)
+        state, read_index = readable_state(directory)
         kept_at = _set_aside(directory, state, index)
         lost_tasks = _mark_history(directory, state, index)
     finally:
@@ -64,7 +64,7 @@ def _journal_end(directory: Path) -> int:
     return segments[-1].first_index - 1 + len(scan_segment(segments[-1]).records) if segments else 0
 
 
-def _readable(directory: Path) -> tuple[ClusterState, int]:
+def readable_state(directory: Path) -> tuple[ClusterState, int]:
     """The newest state that snapshot and journal give together. Damage in the middle is still refused."""
     snapshot, _ = load_newest(directory)
     state, index = snapshot.state, snapshot.index

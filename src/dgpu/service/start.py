@@ -12,7 +12,7 @@ from dgpu.core.events import EpochBegan
 from dgpu.core.ids import TaskId
 from dgpu.core.settings import Settings
 from dgpu.core.state import ClusterState
-from dgpu.journal.errors import LostTail
+from dgpu.journal.errors import JournalError, LostTail
 from dgpu.journal.file import FileJournal
 from dgpu.journal.journal import Recovery
 from dgpu.service import cluster_file
@@ -41,7 +41,13 @@ class Start:
         try:
             return journal.recover(least_index=self._outside.index)
         except LostTail as lost:
-            raise explained(self._directory, lost.index, self._outside, at_least=lost.known) from lost
+            raise explained(
+                self._directory,
+                lost.index,
+                self._outside,
+                state=self._readable(),
+                at_least=lost.known,
+            ) from lost
 
     def check(self, state: ClusterState, index: int) -> None:
         """Raises LostTail or ForeignState."""
@@ -60,6 +66,9 @@ class Start:
     def begin(self, settings: Settings) -> Begin:
         """The new epoch is above every number ever known; those that nodes told count once they are accepted."""
         outside, known = self._outside, self._outside.known
+        if self._accepted:
+            detail = "a loss was accepted; no task is placed for the time of the task lease and its margin"
+            _log.warning("lost_tail_begins", epoch_above=max(outside.epoch, known.heard_epoch), detail=detail)
         heard_epoch, heard_task = (known.heard_epoch, known.heard_task) if self._accepted else (0, 0)
         return Begin(
             settings=settings,
@@ -93,6 +102,14 @@ class Start:
             task_id=contradicted.task_id,
             node_id=contradicted.node_id,
         )
+
+    def _readable(self) -> ClusterState | None:
+        from dgpu.service.lost_tail import readable_state
+
+        try:
+            return readable_state(self._directory)[0]
+        except JournalError:
+            return None
 
     def _unaccepted(self) -> KnownCluster | None:
         known = self._outside.known

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from dgpu.core.events import (
+    EpochBegan,
     Event,
     GangPlaced,
     PriorityChanged,
@@ -203,6 +204,8 @@ class Views:
             self._on_priority(event)  # type: ignore[arg-type]
         elif kind is TasksForgotten:
             self._forget(event.task_ids, index)  # type: ignore[attr-defined]
+        elif kind is EpochBegan:
+            self.highest_forgotten = _highest_missing(self._state)  # ids may have skipped those of lost tasks
 
     def _on_submitted(self, event: TasksSubmitted) -> None:
         number = 0

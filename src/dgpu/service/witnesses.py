@@ -83,22 +83,27 @@ def check_state(directory: Path, state: ClusterState, index: int, outside: Outsi
                 f"directory holds files of two clusters. Move away what does not belong here"
             )
         if witness.epoch > state.epoch or witness.last_task >= state.next_task_id:
-            raise explained(directory, index, outside, next_task_id=state.next_task_id)
+            raise explained(directory, index, outside, state=state)
     if max(state.epoch, outside.epoch) >= MAX_EPOCH:
         raise JournalError(f"epoch {MAX_EPOCH} is the last one: this cluster cannot begin another")
 
 
 def explained(
-    directory: Path, index: int, outside: Outside, *, next_task_id: int = 0, at_least: int = 0
+    directory: Path, index: int, outside: Outside, *, state: ClusterState | None = None, at_least: int = 0
 ) -> LostTail:
-    """Names what is lost, as far as anything still knows it, and what to do."""
+    """Names what is lost, as far as anything still knows it, and what to do. `state`: what can still be read."""
+    next_task_id = 0 if state is None else state.next_task_id
     lost = lost_of(directory / HISTORY_NAME, after_index=index, next_task_id=next_task_id)
+    if 0 < next_task_id <= outside.last_task:
+        # Ids are given out in order, so these are lost even if the history has not seen them.
+        ids = range(next_task_id, outside.last_task + 1)
+        lost = msgspec.structs.replace(lost, tasks=tuple(ids[:_SHOWN]), total=len(ids))
     ahead = [
         f"{witness.file} knows group {witness.index} of epoch {witness.epoch}"
         if witness.index
         else f"{witness.file} knows epoch {witness.epoch}"
         for witness in outside.witnesses
-        if witness.index > index or (not witness.index and next_task_id and witness.epoch)
+        if witness.index > index or (state is not None and witness.epoch > state.epoch)
     ]
     lines = [
         (

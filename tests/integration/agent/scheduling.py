@@ -24,7 +24,13 @@ async def until(what: Callable[[], Any]) -> Any:
 
 
 def start(
-    lease: int, command: str, *, gpus: tuple[str, ...] = (), timeout_ms: int = 0, **detail: Any
+    lease: int,
+    command: str,
+    *,
+    gpus: tuple[str, ...] = (),
+    timeout_ms: int = 0,
+    nonce: str = "",
+    **detail: Any,
 ) -> pb.Start:
     return pb.Start(
         lease_id=lease,
@@ -33,12 +39,23 @@ def start(
         gpu_uuids=gpus,
         detail=msgspec.json.encode(TaskDetail(command=command, **detail)),
         timeout_ms=timeout_ms,
+        nonce=nonce,
     )
 
 
 class ScriptedScheduler:
-    def __init__(self, *, epoch: int = 1, lease_ms: int = 3_600_000, action: str = "freeze") -> None:
+    def __init__(
+        self,
+        *,
+        epoch: int = 1,
+        lease_ms: int = 3_600_000,
+        action: str = "freeze",
+        cluster_id: str = "",
+        nonce: str = "",
+    ) -> None:
         self.epoch = epoch
+        self.cluster_id = cluster_id
+        self.nonce = nonce
         self.lease_ms = lease_ms
         self.action = action
         self.acks = True
@@ -123,6 +140,8 @@ class ScriptedScheduler:
     def _welcome(self, register: pb.Register) -> pb.Welcome:
         return pb.Welcome(
             epoch=self.epoch,
+            cluster_id=self.cluster_id,
+            nonce=self.nonce,
             task_lease_ms=self.lease_ms,
             lease_action=self.action,
             heartbeat_timeout_ms=15_000,
