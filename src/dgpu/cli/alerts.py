@@ -26,6 +26,7 @@ RULES = (
     "queue_wait",
     "disk_full",
     "epoch_unknown",
+    "journal_unavailable",
 )
 
 Comment = Annotated[str, typer.Option("--comment", "-m", metavar="TEXT", help="For the others.")]

@@ -193,6 +193,7 @@ def _rules(alerts: Alerts) -> RuleSet:
             free_bytes=round(disk.free_gib * (1 << 30)),
         ),
         epoch_unknown=r.Rule(**plain(written.epoch_unknown)),  # type: ignore[arg-type]
+        journal_unavailable=r.Rule(**plain(written.journal_unavailable)),  # type: ignore[arg-type]
     )
 
 

@@ -205,6 +205,7 @@ class AlertRules(Section, frozen=True, kw_only=True):
     queue_wait: WaitRule = WaitRule()
     disk_full: DiskRule = DiskRule()
     epoch_unknown: AlertRule = AlertRule()
+    journal_unavailable: AlertRule = AlertRule(severity="critical")
 
 
 class AlertSending(Section, frozen=True, kw_only=True):

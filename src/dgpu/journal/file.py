@@ -53,6 +53,7 @@ class FileJournal:
         self._stuck = ""  # why the last group was not written; empty: it was
         self._stuck_for_room = False
         self._had_snapshot = False
+        self._relinks_told = 0
 
     @classmethod
     def open(
@@ -191,6 +192,8 @@ class FileJournal:
                 notes.append("the lock file was deleted or replaced; it was made again")
             if not self._active.is_in_place():
                 self._active.relink()
+            if self._active.relinked > self._relinks_told:
+                self._relinks_told = self._active.relinked
                 notes.append(
                     f"{self._active.path} was deleted or replaced; it was made again with all of its groups"
                 )
@@ -207,6 +210,18 @@ class FileJournal:
         uncovered = self._uncovered()
         notes += uncovered
         return Sighting(notes=tuple(notes), snapshot_due=snapshot_due or bool(uncovered))
+
+    def begin_segment(self) -> None:
+        """A snapshot covers all groups: from here on a restart needs only the new file."""
+        if self._active is None or self._broken or self._stuck or not self._active.offset:
+            return
+        try:
+            self._turn_over(first_index=self._index + 1, need_bytes=_LEAST_BYTES)
+        except NotWritten as error:
+            self._stuck, self._stuck_for_room = str(error), not error.gone
+        except OSError as error:
+            self._broken = True
+            raise JournalBroken(f"no new segment could be begun: {error}") from error
 
     def committed_state(self) -> ClusterState:
         """The state as of the last durable group, read from the files; of the active one from its open descriptor."""
@@ -353,7 +368,7 @@ def _last_epoch(segments: list[Segment], last: Scan, snapshot: Snapshot) -> int:
     """A segment that was begun but holds nothing yet tells no epoch: the one before does, or the snapshot."""
     if last.records:
         return last.records[-1].epoch
-    if len(segments) == 1:
+    if len(segments) == 1 or snapshot.index >= segments[-1].first_index - 1:
         return snapshot.epoch
     before = segments[-2]
     records = scan_segment(before).records

@@ -100,6 +100,10 @@ class Journal(Protocol):
         """Check that a restart would find every file, and make again what it would not."""
         ...
 
+    def begin_segment(self) -> None:
+        """The next group goes to a new segment, if one can be had: earlier ones may be damaged or gone."""
+        ...
+
     def committed_state(self) -> ClusterState:
         """The state as of the last group that was appended, read anew."""
         ...

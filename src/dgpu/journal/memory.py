@@ -79,6 +79,9 @@ class MemoryJournal:
     def look(self) -> Sighting:
         return Sighting()
 
+    def begin_segment(self) -> None:
+        """There is only one."""
+
     def committed_state(self) -> ClusterState:
         return replay(event for group in self.groups() for event in group.events)
 

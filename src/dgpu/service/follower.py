@@ -26,7 +26,7 @@ from dgpu.core.apply_task import packed_key
 from dgpu.core.events import TasksSubmitted
 from dgpu.core.state import ClusterState
 from dgpu.journal.archive import earliest_state, latest_state, pack_covered, prune
-from dgpu.journal.errors import JournalError, LostTail
+from dgpu.journal.errors import CorruptJournal, JournalError, LostTail
 from dgpu.journal.journal import Group, collector_off
 from dgpu.journal.key_files import KeyFiles
 from dgpu.journal.lock import FolderLock
@@ -39,7 +39,14 @@ from dgpu.journal.snapshot import (
     snapshot_index,
     write_snapshot,
 )
-from dgpu.service.follower_words import FOLLOWER_LOCK, Ask, FollowerSettings, Order
+from dgpu.service.follower_words import (
+    EXIT_CANNOT_FOLLOW,
+    FOLLOWER_LOCK,
+    FROM_NEWEST,
+    Ask,
+    FollowerSettings,
+    Order,
+)
 from dgpu.service.forecaster import Forecaster
 from dgpu.service.foresight import answer
 from dgpu.service.history import HISTORY_NAME
@@ -71,7 +78,9 @@ Say = Callable[[dict[str, Any]], None]
 
 
 class Follower:
-    def __init__(self, directory: Path, settings: FollowerSettings, say: Say) -> None:
+    def __init__(
+        self, directory: Path, settings: FollowerSettings, say: Say, *, from_newest: bool = False
+    ) -> None:
         self._directory = directory
         self._settings = settings
         self._say = say
@@ -90,7 +99,7 @@ class Follower:
             most_age_ms=settings.telemetry_age_ms,
             say=lambda text: say({"error": text}),
         )
-        base = self._choose_base()
+        base = self._bridge() if from_newest else self._choose_base()
         self._making = is_being_made(self._history_path)
         self._state = base.state
         self._epoch = base.epoch
@@ -180,6 +189,11 @@ class Follower:
         self._telemetry.step()
         return self._telemetry.busy
 
+    def snapshot_now(self) -> None:
+        """Also when nothing has changed: the file may be gone."""
+        self._snapshot_index = 0
+        self._snapshot_due_s = 0.0
+
     def snapshot(self) -> None:
         """Failing leaves the old ones; it is tried again soon."""
         try:
@@ -248,6 +262,17 @@ class Follower:
             return newest
         base = latest_state(self._directory, upto_index=self._history.index)
         return base if base is not None else self._begin_anew()
+
+    def _bridge(self) -> Snapshot:
+        """Groups behind the history are in no file any more. The newest snapshot has what they led to."""
+        newest, _ = load_newest(self._directory)
+        self._snapshot_index = newest.index if newest.file.endswith(SNAPSHOT_NAME) else 0
+        known = self._history.index
+        if newest.index > known:
+            self._history.bridge(newest.state, index=newest.index)
+            lost = f"the history has no events of groups {known + 1} to {newest.index}"
+            self._say({"note": f"{lost}: their files are gone. It goes on from a snapshot of the scheduler"})
+        return newest
 
     def _begin_anew(self) -> Snapshot:
         base = earliest_state(self._directory)
@@ -333,7 +358,7 @@ class Follower:
 
 
 def main(arguments: list[str]) -> int:
-    """`python -m dgpu.service.follower DIRECTORY SETTINGS`, the settings as JSON."""
+    """`python -m dgpu.service.follower DIRECTORY SETTINGS [from-newest]`, the settings as JSON."""
     os.nice(_NICENESS)
     # A service's stop signal goes to all of its processes; the scheduler still wants a last snapshot from us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -344,9 +369,12 @@ def main(arguments: list[str]) -> int:
     try:
         lock = FolderLock(directory, LOCK_NAME, patience_s=_LOCK_PATIENCE_S)
         try:
-            _serve(Follower(directory, settings, say))
+            _serve(Follower(directory, settings, say, from_newest=FROM_NEWEST in arguments[2:]))
         finally:
             lock.close()
+    except CorruptJournal as error:
+        say({"error": str(error)})
+        return EXIT_CANNOT_FOLLOW
     except (JournalError, OSError, sqlite3.OperationalError) as error:
         say({"error": str(error)})
         return 1
@@ -395,6 +423,8 @@ def _serve(follower: Follower) -> None:
                     follower.finish(final_snapshot=order.final_snapshot)
                     follower.close()
                     return
+                if order.snapshot:
+                    follower.snapshot_now()
                 if order.samples is not None:
                     follower.record(order.samples)
                 if order.ask is not None:

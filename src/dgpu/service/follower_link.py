@@ -7,12 +7,13 @@ import contextlib
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
 import structlog
 
-from dgpu.service.follower_words import Ask, FollowerSettings
+from dgpu.service.follower_words import EXIT_CANNOT_FOLLOW, FROM_NEWEST, Ask, FollowerSettings
 from dgpu.service.forecasts import Forecasts, Foretold
 from dgpu.service.telemetry.tiers import Batch
 from dgpu.wire.questions import Question
@@ -20,6 +21,7 @@ from dgpu.wire.questions import Question
 _NOTIFY_INTERVAL_S = (
     0.05  # the history may lag this much; a pipe write for each commit would cost more than it gives
 )
+MAX_FAILURES = 3  # in a row; then new tasks are refused
 _FIRST_DELAY_S = 0.5
 _MOST_DELAY_S = 30.0
 _HEALTHY_S = 60.0  # who lived that long starts again without delay
@@ -61,9 +63,20 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FollowerLink:
-    """All calls come from the event loop. A dead follower harms nobody: it is started again and catches up."""
+    """All calls come from the event loop. A dead follower is started again and catches up.
 
-    def __init__(self, directory: Path | str, settings: FollowerSettings | None = None) -> None:
+    One that cannot follow, because groups are in no file any more, needs a snapshot of the state in memory: `rescue`
+    writes it. One that dies again and again without catching up is `trouble`: no snapshot is written meanwhile, and
+    nothing leaves the memory.
+    """
+
+    def __init__(
+        self,
+        directory: Path | str,
+        settings: FollowerSettings | None = None,
+        *,
+        rescue: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self._directory = Path(directory)
         self._settings = settings or FollowerSettings()
         self._committed = 0
@@ -78,6 +91,12 @@ class FollowerLink:
         self.snapshot_index = 0  # of the last snapshot written while we listened
         self.restarts = 0
         self.last_error = ""
+        self.trouble = ""  # why it does not follow; empty while it does, or has only just died
+        self._rescue = rescue
+        self._rescued = False
+        self._failures = 0  # in a row, without catching up in between
+        self._catches_up_at = 0  # what was committed when it was started
+        self._snapshot_wanted = False
         self.forecasts = Forecasts()
         self._asked: dict[int, asyncio.Future[bytes]] = {}
         self._next_ask = 0
@@ -100,6 +119,10 @@ class FollowerLink:
     def notify(self, index: int) -> None:
         """Committed up to here. Cheap: many calls become one message."""
         self._committed = index
+        self._news.set()
+
+    def snapshot_soon(self) -> None:
+        self._snapshot_wanted = True
         self._news.set()
 
     async def ask(self, question: Question, *, at: int, patience_s: float) -> bytes:
@@ -158,16 +181,45 @@ class FollowerLink:
         while True:
             started_s = time.monotonic()
             code = await self._one_life()
+            if code == EXIT_CANNOT_FOLLOW and (not self._stopping or self._final_snapshot):
+                await self._call_rescue()
             if self._stopping:
                 return
             self.restarts += 1
             if time.monotonic() - started_s >= _HEALTHY_S:
                 self._delay_s = _FIRST_DELAY_S
-            _log.warning("follower_died", code=code, restart_in_seconds=self._delay_s, error=self.last_error)
+            self._note_death(code)
             await self._pause(self._delay_s)
             if self._stopping and not self._final_snapshot:
                 return
             self._delay_s = min(self._delay_s * 2, _MOST_DELAY_S)
+
+    def _note_death(self, code: int | None) -> None:
+        self._failures += 1
+        _log.warning("follower_died", code=code, restart_in_seconds=self._delay_s, error=self.last_error)
+        if self._failures >= MAX_FAILURES:
+            how = self.last_error or f"exit code {code}"
+            self.trouble = (
+                f"the process that writes snapshots and history failed {self._failures} times: {how}"
+            )
+            _log.error("follower_failing", failures=self._failures, error=self.last_error)
+
+    def _note_caught_up(self) -> None:
+        if self._failures:
+            _log.info("follower_follows_again", failures=self._failures)
+        self._failures, self.trouble, self._rescued = 0, "", False
+        self._delay_s = _FIRST_DELAY_S
+
+    async def _call_rescue(self) -> None:
+        if self._rescue is None:
+            return
+        try:
+            await self._rescue()
+        except Exception as error:  # noqa: BLE001 - it is tried again after the next death
+            _log.error("rescue_snapshot_failed", error=f"{type(error).__name__}: {error}")
+        else:
+            self._rescued = True
+            _log.warning("rescue_snapshot_written", index=self._committed, cause=self.last_error)
 
     async def _pause(self, delay_s: float) -> None:
         """Also over when we are told to stop: then the last snapshot still wants a follower, once."""
@@ -182,6 +234,7 @@ class FollowerLink:
                 "dgpu.service.follower",
                 str(self._directory),
                 msgspec.json.encode(self._settings).decode(),
+                *([FROM_NEWEST] if self._rescued else []),
                 stdin=PIPE,
                 stdout=PIPE,
                 limit=_MOST_LINE_BYTES,
@@ -191,6 +244,7 @@ class FollowerLink:
             self.last_error = str(error)
             return None
         self._process = process
+        self._catches_up_at = self._committed
         self._news.set()
         teller = asyncio.get_running_loop().create_task(self._tell(process))
         try:
@@ -216,6 +270,9 @@ class FollowerLink:
                 await self._news.wait()
                 self._news.clear()
                 order: dict[str, object] = {"committed": self._committed}
+                if self._snapshot_wanted:
+                    self._snapshot_wanted = False
+                    order["snapshot"] = True
                 if self._stopping:
                     order |= {"stop": True, "final_snapshot": self._final_snapshot}
                 stdin.write(msgspec.json.encode(order) + b"\n")
@@ -239,6 +296,8 @@ class FollowerLink:
     def _hear(self, answer: Answer) -> None:
         if answer.seen is not None:
             self.seen_index, self.seen_at = answer.seen, answer.at
+            if self._failures and answer.seen >= self._catches_up_at:
+                self._note_caught_up()
         if answer.snapshot is not None:
             self.snapshot_index = answer.snapshot
             _log.info("snapshot_written", index=answer.snapshot)

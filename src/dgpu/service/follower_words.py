@@ -10,6 +10,8 @@ from dgpu.service.telemetry.tiers import MOST_AGE_MS, MOST_BYTES, Batch
 from dgpu.wire.questions import Question
 
 FOLLOWER_LOCK = "follower.lock"
+EXIT_CANNOT_FOLLOW = 3  # the journal lacks groups that were committed
+FROM_NEWEST = "from-newest"
 
 
 class FollowerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,4 +37,5 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     final_snapshot: bool = False
     ask: Ask | None = None
     remake_history: bool = False  # who reads it found it damaged
+    snapshot: bool = False  # write one now: files that it would stand for are gone
     samples: Batch | None = None  # of all cards; goes to the telemetry file, which no replay touches

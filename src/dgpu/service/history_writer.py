@@ -114,6 +114,18 @@ class HistoryWriter:
         self._cluster_id = state.cluster_id
         self.commit(index)
 
+    def bridge(self, state: ClusterState, *, index: int) -> None:
+        """Go on at `index` without the events in between: the tasks of `state` are as they are there, and tasks that
+        it no longer has were forgotten on the way.
+        """
+        known = {row[0] for row in self._connection.execute("SELECT id FROM tasks WHERE forgotten = 0")}
+        for task in state.tasks.values():
+            self._touched[task.id] = (task, state.shapes[task.shape_id])
+            if task.id not in known:
+                self._new[task.id] = index
+        self._forgotten += [task_id for task_id in sorted(known) if task_id not in state.tasks]
+        self.commit(index)
+
     def note(self, event: Event, state: ClusterState, *, index: int, position: int) -> None:
         """After the event was applied to `state`."""
         if isinstance(event, events.TasksSubmitted):

@@ -66,6 +66,9 @@ class JournalThread:
         """Are all files where they belong? Without effect when that was asked a moment ago."""
         self._ask("look", _LOOK_EVERY_S)
 
+    def begin_segment(self) -> None:
+        self._ask("segment", 0.0)
+
     def stop(self) -> None:
         """After what is queued. Blocks until then."""
         self._stopping.set()
@@ -86,6 +89,8 @@ class JournalThread:
                     continue
                 if item == "room":
                     self._journal.prepare()
+                elif item == "segment":
+                    self._journal.begin_segment()
                 else:
                     self._loop.call_soon_threadsafe(self._on_sighting, self._journal.look())
                 self._asked[item] = time.monotonic()

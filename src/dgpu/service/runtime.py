@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
@@ -62,6 +63,7 @@ Answer = tuple[Event, ...] | Rejection
 
 _ROOM_RETRY_S = 0.02
 _STOP_PATIENCE_S = 10.0
+_REPAIRED_S = 600.0  # an alert says so for that long
 
 _log = structlog.get_logger("dgpu.scheduler")
 
@@ -100,6 +102,8 @@ class Runtime:
         self.hindrance = (
             ""  # why submits are refused although the journal can be written; set it from outside
         )
+        self._repaired = ""
+        self._repaired_s = 0.0
         self.on_snapshot_due: Callable[[], None] = lambda: None
         self._next_id = 0
         self._futures: dict[int, asyncio.Future[Answer]] = {}
@@ -175,8 +179,17 @@ class Runtime:
 
     @property
     def trouble(self) -> str:
-        """Why submits are refused although the disk is not full."""
-        return self._scheduler.trouble
+        """Why submits are refused although the disk is not full. Also true while a group is in flight."""
+        return self._journal.trouble or self.hindrance
+
+    def begin_segment(self) -> None:
+        """A snapshot covers all that is committed: what follows goes to a file that needs none before it."""
+        self._thread.begin_segment()
+
+    @property
+    def repaired_of_late(self) -> str:
+        """Files that were found deleted or replaced within the last minutes."""
+        return self._repaired if time.monotonic() - self._repaired_s < _REPAIRED_S else ""
 
     @property
     def history_behind(self) -> bool:
@@ -315,6 +328,8 @@ class Runtime:
             self._tell_room()
         if sighting.notes:
             self.meters.journal_repairs += 1
+            self._repaired = "; ".join(sighting.notes)
+            self._repaired_s = time.monotonic()
         if sighting.snapshot_due:
             self.on_snapshot_due()
         self._want_decision()

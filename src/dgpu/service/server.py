@@ -33,6 +33,7 @@ from dgpu.service.options import Address, ServiceOptions, check_options
 from dgpu.service.output_intake_words import Holder, HolderFound
 from dgpu.service.output_streams import OutputStreams
 from dgpu.service.outputs import CommittedGroup
+from dgpu.service.rescue import write_own_snapshot
 from dgpu.service.runtime import Runtime
 from dgpu.service.scheduler import Scheduler
 from dgpu.service.start import Start
@@ -121,7 +122,12 @@ async def _state(
             full_pass_ms=options.schedule_interval_ms,
         )
         runtime = Runtime(scheduler, journal, clock, mark)
-        follower = FollowerLink(options.data_dir, _follower_settings(options))
+        follower = FollowerLink(
+            options.data_dir,
+            _follower_settings(options),
+            rescue=lambda: write_own_snapshot(runtime, options.data_dir),
+        )
+        runtime.on_snapshot_due = follower.snapshot_soon
         runtime.subscribe(views.on_group)
         runtime.subscribe(lambda group: follower.notify(group.index))
         if on_committed is not None:
@@ -266,6 +272,7 @@ async def _watch_history(follower: FollowerLink, runtime: Runtime) -> None:
     while True:
         await asyncio.sleep(_HISTORY_LOOK_S)
         runtime.history_advanced(follower.seen_at)
+        runtime.hindrance = follower.trouble
 
 
 def _follower_settings(options: ServiceOptions) -> FollowerSettings:

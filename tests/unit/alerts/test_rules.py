@@ -178,3 +178,13 @@ def test_a_history_that_does_not_advance_is_found_long_before_tasks_are_refused(
         "cluster",
         {"tasks": 4, "limit": 10},
     )
+
+
+def test_a_journal_that_is_not_available_or_was_made_again_is_an_alert_at_once() -> None:
+    state = cluster()
+    assert ("journal_unavailable", "scheduler") not in look(state)
+    refusing = look(state, journal_trouble="the files are gone")["journal_unavailable", "scheduler"]
+    assert "New tasks are refused: the files are gone." in refusing.summary
+    repaired = look(state, journal_repaired="the lock was deleted")["journal_unavailable", "scheduler"]
+    assert "deleted or replaced while it ran: the lock was deleted" in repaired.summary
+    assert RuleSet().journal_unavailable.for_ms == 0

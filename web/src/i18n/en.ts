@@ -412,6 +412,7 @@ export const en = {
   "rule.failure_rate": "failure rate",
   "rule.queue_wait": "queue wait",
   "rule.disk_full": "disk nearly full",
+  "rule.journal_unavailable": "journal not available",
   "event.task_submitted": "submitted",
   "event.task_scheduled": "placed",
   "event.task_started": "started",

@@ -414,6 +414,7 @@ export const zh: Messages = {
   "rule.failure_rate": "失败率",
   "rule.queue_wait": "排队等待",
   "rule.disk_full": "磁盘将满",
+  "rule.journal_unavailable": "日志不可用",
   "event.task_submitted": "已提交",
   "event.task_scheduled": "已放置",
   "event.task_started": "已开始",

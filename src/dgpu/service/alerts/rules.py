@@ -59,6 +59,7 @@ class RuleSet(msgspec.Struct, frozen=True, kw_only=True):
     queue_wait: WaitRule = WaitRule(for_ms=60_000)
     disk_full: DiskRule = DiskRule(for_ms=60_000, severity="critical")
     epoch_unknown: Rule = Rule(severity="critical")
+    journal_unavailable: Rule = Rule(severity="critical")
 
 
 RULE_NAMES: tuple[str, ...] = RuleSet.__struct_fields__
@@ -134,6 +135,8 @@ class Readings(NamedTuple):
     disk_total_bytes: int = 0
     journal_full: bool = False
     epoch_unknown: str = ""  # why nodes of a lost epoch are refused
+    journal_trouble: str = ""  # why new tasks are refused although the disk is not full
+    journal_repaired: str = ""  # files that were found deleted or replaced of late, and made again
 
 
 class Finding(NamedTuple):
@@ -251,6 +254,16 @@ def _epoch(readings: Readings, _rule: Rule, name: str) -> Iterator[Finding]:
         yield Finding(name, "scheduler", f"Nodes are refused: {readings.epoch_unknown}.", {})
 
 
+def _unavailable(readings: Readings, _rule: Rule, name: str) -> Iterator[Finding]:
+    trouble, repaired = readings.journal_trouble, readings.journal_repaired
+    if trouble:
+        text = f"New tasks are refused: {trouble}."
+        yield Finding(name, "scheduler", text, {"refusing": True, "detail": trouble})
+    elif repaired:
+        text = f"Files of the scheduler were deleted or replaced while it ran: {repaired}."
+        yield Finding(name, "scheduler", text, {"refusing": False, "detail": repaired})
+
+
 _FINDERS: dict[str, Callable[[Readings, Any, str], Iterator[Finding]]] = {
     "agent_offline": _offline,
     "node_unfit": _unfit,
@@ -263,4 +276,5 @@ _FINDERS: dict[str, Callable[[Readings, Any, str], Iterator[Finding]]] = {
     "queue_wait": _waiting,
     "disk_full": _disk,
     "epoch_unknown": _epoch,
+    "journal_unavailable": _unavailable,
 }

@@ -121,8 +121,10 @@ class AlertWatch:
             failed=failed,
             disk_free_bytes=free,
             disk_total_bytes=total,
-            journal_full=self._runtime.room is not Room.OK,
+            journal_full=self._runtime.room is not Room.OK and not self._runtime.trouble,
             epoch_unknown=self._runtime.epoch_unknown,
+            journal_trouble=self._runtime.trouble,
+            journal_repaired=self._runtime.repaired_of_late,
         )
 
     async def _look_on(self) -> None:
