@@ -27,9 +27,11 @@ from dgpu.core.ids import LeaseId
 from dgpu.core.lease import Lease
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Outcome, Task
+from dgpu.journal.errors import CorruptJournal
+from dgpu.journal.memory import MemoryJournal
 from dgpu.service import agents
 from dgpu.service.contact import AgentRules
-from dgpu.service.inputs import AgentSaid, DecideQueued, HistoryAdvanced, Input, Read, TimePassed
+from dgpu.service.inputs import AgentSaid, DecideQueued, HistoryAdvanced, Input, NotStored, Read, TimePassed
 from dgpu.service.outputs import Append, Output, ReadNow, Reply, Tell
 from dgpu.service.scheduler import Scheduler
 from dgpu.sim.checkers import Violation
@@ -246,6 +248,29 @@ def test_numbers_that_two_journals_share_are_caught(monkeypatch: pytest.MonkeyPa
 def test_a_scheduler_that_places_at_once_after_a_lost_tail_is_caught(loses: Loss) -> None:
     """A node may still run a task under a lease that the journal does not know any more."""
     assert _is_caught(make_scheduler=PlacesAtOnce, loses=loses)
+
+
+class KeepsWhatWasNotStored(Scheduler):
+    """Goes on with a group in memory that the disk refused."""
+
+    def on_input(self, value: Input, now: int) -> list[Output]:
+        if isinstance(value, NotStored):
+            value = msgspec.structs.replace(value, state=self.state.fork())
+        return super().on_input(value, now)
+
+
+def test_a_scheduler_that_keeps_a_group_without_room_is_caught() -> None:
+    assert _is_caught(make_scheduler=KeepsWhatWasNotStored, only_fault="disk_is_full")
+
+
+def test_a_start_that_only_syncs_what_it_read_after_a_failed_sync_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The pages count as clean: the next power cut leaves a hole in front of acknowledged groups."""
+    monkeypatch.setattr(MemoryJournal, "_rewrite_last", lambda _self: None)
+    with pytest.raises((Violation, CorruptJournal)):
+        for seed in range(MUTANT_SEEDS):
+            simulate(seed, only_fault="sync_fails")
 
 
 def _is_caught(**values: Any) -> bool:

@@ -23,6 +23,15 @@ class MemoryDisk:
         self.segment = bytearray()
         self.snapshot = b""
         self.torn: list[bytes] = []
+        self.unsynced: tuple[int, int] | None = None  # in the cache only: a failed sync left its pages clean
+        self.left: bytes = b""  # behind the last record: the front of one that found no room
+
+    def cut_power(self) -> None:
+        """What is only in the cache is gone."""
+        if self.unsynced is not None:
+            start, end = self.unsynced
+            self.segment[start:end] = bytes(end - start)
+            self.unsynced = None
 
 
 class MemoryJournal:
@@ -30,13 +39,15 @@ class MemoryJournal:
         self.disk = disk or MemoryDisk()
         self.room = Room.OK  # set it to try a full disk
         self.sure_payload_bytes = 1 << 30
-        self.trouble = ""
+        self.trouble = self.room_lacks = ""
         self.broken = False  # set it to try a failing one
         self.refusals = 0  # so many appends find no room; `room` is NONE from then on
         self._index = 0
         self._epoch = 0
 
     def recover(self) -> Recovery:
+        self.disk.segment += self.disk.left
+        self.disk.left = b""
         state, snapshot_index = ClusterState(), 0
         if self.disk.snapshot:
             snapshot = decode_snapshot(self.disk.snapshot, _FILE)
@@ -44,6 +55,7 @@ class MemoryJournal:
         result = scan(bytes(self.disk.segment), file=_FILE, first_index=1)
         torn = bytes(self.disk.segment[result.end : result.end + result.torn_bytes])
         del self.disk.segment[result.end :]
+        self._rewrite_last()
         self._index = len(result.records)
         self._epoch = result.records[-1].epoch if result.records else 0
         cut = None
@@ -61,6 +73,10 @@ class MemoryJournal:
             cut=cut,
         )
 
+    def _rewrite_last(self) -> None:
+        """As the file journal does: written again, then synced, the last record is on the disk for certain."""
+        self.disk.unsynced = None
+
     def append(self, epoch: int, index: int, payload: bytes) -> None:
         if index != self._index + 1 or epoch < self._epoch:
             raise ValueError(f"group {index} of epoch {epoch} cannot follow {self._index} of {self._epoch}")
@@ -70,6 +86,7 @@ class MemoryJournal:
             self.refusals -= 1
             self.room = Room.NONE
             raise NotWritten("the disk is full")
+        self.disk.left = b""
         self.disk.segment += encode_record(schema=SCHEMA, epoch=epoch, index=index, payload=payload)
         self._index, self._epoch = index, epoch
 

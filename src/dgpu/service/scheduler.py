@@ -132,6 +132,8 @@ class Scheduler:
     def wake_at(self) -> int:
         """When TimePassed should come at the latest."""
         beat = self._ticked_at + TICK_MS
+        if not self.ready or self._commit.room is Room.NONE:
+            return beat  # nothing that is due could be decided
         wake_at = max(next_wake_at(self.state) or beat, self._commit.no_pass_before)
         return min(beat, wake_at, next_tick_at(self.state) or beat)
 
@@ -251,6 +253,7 @@ class Scheduler:
     def _on_time(self, _value: TimePassed, now: int) -> list[Output]:
         # Without room nothing is decided; asking every second would only fill the queue.
         if not self.ready or self._commit.room is Room.NONE:
+            self._ticked_at = now
             return []
         if now - self._ticked_at >= TICK_MS or _is_due(next_tick_at(self.state), now):
             self._ticked_at = now

@@ -140,6 +140,11 @@ class Checkers:
                 if self._ended_for_readers.get(task_id, status) is not status:
                     raise self._violation(f"the end of task {task_id} was read and is lost")
 
+    def check_undone(self, state: ClusterState, replayed: ClusterState) -> None:
+        """A group without room never happened: memory is again what the journal holds."""
+        if digest(state) != digest(replayed):
+            raise self._violation("a group that was not stored is still in memory")
+
     def check_at_rest(self, state: ClusterState, replayed: ClusterState, history: SimHistory) -> None:
         self.check_recovered(state, history)
         known = history.ended.keys() | state.tasks.keys()

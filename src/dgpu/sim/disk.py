@@ -9,6 +9,7 @@ from dgpu.core.events import Event
 from dgpu.core.replay import replay
 from dgpu.core.state import ClusterState
 from dgpu.journal.format import encode_record, record_bytes, scan
+from dgpu.journal.journal import Room
 from dgpu.journal.memory import MemoryDisk, MemoryJournal
 from dgpu.service.outputs import Append, CommittedGroup
 from dgpu.sim.world import World
@@ -23,6 +24,25 @@ class SimDisk:
         self._writing: Append | None = None
         self._life = 0
         self.torn = 0
+        self.full_until = 0
+        self.refused = 0
+        self._noticed = False
+        self._sync_fails = False
+
+    @property
+    def room(self) -> Room:
+        """As the journal knows it: a full disk is noticed by a write that fails."""
+        return Room.NONE if self._noticed and self._is_full else Room.OK
+
+    @property
+    def _is_full(self) -> bool:
+        return self._world.now < self.full_until
+
+    def fail_next_sync(self) -> None:
+        self._sync_fails = True
+
+    def cut_power(self) -> None:
+        self.memory.cut_power()
 
     def recover(self) -> tuple[ClusterState, int]:
         """The state as a starting scheduler finds it: from the snapshot, checked against all of the journal."""
@@ -46,20 +66,51 @@ class SimDisk:
             if group.index > index
         ]
 
-    def append(self, group: Append, on_durable: Callable[[], None]) -> None:
+    def append(
+        self,
+        group: Append,
+        on_durable: Callable[[], None],
+        on_not_stored: Callable[[ClusterState], None],
+        on_failed: Callable[[], None],
+    ) -> None:
         self._writing = group
         life = self._life
 
         def synced() -> None:
-            if life == self._life:
-                self._writing = None
+            if life != self._life:
+                return
+            self._writing = None
+            if self._is_full:
+                self._refuse(group)
+                on_not_stored(self.replayed())
+            elif self._sync_fails:
+                self._fail(group)
+                on_failed()
+            else:
+                self._noticed = False
                 self._journal.append(group.epoch, group.index, group.payload)
                 on_durable()
 
         self._world.after(self._world.between(0, 6), synced)
 
+    def _refuse(self, group: Append) -> None:
+        """A full copy-on-write disk: nothing of the record was taken, or its front."""
+        record = _record(group)
+        self.refused += 1
+        self._noticed = True
+        self.memory.left = record[: self._world.between(0, len(record) - 16)]
+
+    def _fail(self, group: Append) -> None:
+        """The sync fails and the record is in the cache, where the next start reads it; the disk never got it."""
+        self._sync_fails = False
+        start = len(self.memory.segment)
+        self.memory.segment += _record(group)
+        self.memory.unsynced = (start, len(self.memory.segment))
+
     def take_snapshot(self) -> None:
         """What the follower does: it sees the committed journal and nothing else."""
+        if self.memory.unsynced is not None:
+            return  # the last group counts when a start has made it durable
         state = self.replayed()
         index = sum(1 for _ in self._journal.groups())
         self._journal.take_snapshot(state, index=index)
@@ -69,21 +120,31 @@ class SimDisk:
         records = scan(bytes(self.memory.segment), file="memory", first_index=1).records
         kept = records[: max(1, len(records) - groups)]
         del self.memory.segment[kept[-1].offset + record_bytes(len(kept[-1].payload)) :]
-        self.memory.snapshot = b""
+        self.memory.snapshot = self.memory.left = b""
+        self.memory.unsynced = None
 
     def crash(self) -> None:
         self._life += 1
         group, self._writing = self._writing, None
         if group is None:
             return
-        record = encode_record(schema=SCHEMA, epoch=group.epoch, index=group.index, payload=group.payload)
-        kind = self._world.between(0, 3)
+        record = _record(group)
+        self.memory.left = b""
+        kind = self._world.between(0, 4)
         if kind == 0:
             return  # nothing of it reached the disk
         if kind == 1:
             self.memory.segment += record  # all of it did, but nobody was told
         elif kind == 2:
             self.memory.segment += record[: self._world.between(1, len(record) - 1)]
+        elif kind == 3:
+            flipped = bytearray(record)
+            flipped[self._world.between(0, len(record) - 1)] ^= 1 << self._world.between(0, 7)
+            self.memory.segment += flipped
         else:
             hole = self._world.between(0, len(record) - 1)
             self.memory.segment += record[:hole] + bytes(len(record) - hole)
+
+
+def _record(group: Append) -> bytes:
+    return encode_record(schema=SCHEMA, epoch=group.epoch, index=group.index, payload=group.payload)

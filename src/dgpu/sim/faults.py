@@ -41,6 +41,8 @@ class Faults:
             self.network_is_slow,
             self.messages_come_twice,
             self.scheduler_sleeps,
+            self.disk_is_full,
+            self.sync_fails,
             self.snapshot,
         ]
         if only:
@@ -78,6 +80,16 @@ class Faults:
 
     def scheduler_dies_writing(self, _node: NodeHost) -> None:
         self._scheduler.dies_at_next_write = True
+
+    def disk_is_full(self, _node: NodeHost) -> None:
+        """Noticed in the middle of a write. Some of the times the scheduler is killed meanwhile."""
+        disk = self._scheduler.disk
+        disk.full_until = self._world.now + self._world.between(100, 30_000)
+        if self._world.chance.random() < 0.3:
+            self._world.after(self._world.between(0, 5_000), lambda: self.scheduler_dies(_node))
+
+    def sync_fails(self, _node: NodeHost) -> None:
+        self._scheduler.disk.fail_next_sync()
 
     def agent_dies(self, node: NodeHost) -> None:
         node.crash_agent()

@@ -7,6 +7,7 @@ from typing import Any
 
 from dgpu.core.commands import Command
 from dgpu.core.ids import TaskId
+from dgpu.core.rejections import StorageFull
 from dgpu.core.settings import Settings
 from dgpu.core.state import ClusterState
 from dgpu.service.contact import AgentRules
@@ -19,7 +20,9 @@ from dgpu.service.inputs import (
     Execute,
     HistoryAdvanced,
     Input,
+    NotStored,
     Read,
+    RoomChanged,
     TimePassed,
 )
 from dgpu.service.outputs import (
@@ -210,6 +213,8 @@ class SchedulerHost:
             return
         self._deciding = False
         if not scheduler.in_flight:
+            room = RoomChanged(room=self.disk.room, sure_bytes=1 << 30)
+            self._carry(scheduler.on_input(room, self._now()))
             self._carry(scheduler.on_input(DecideQueued(), self._now()))
             self._wake_later(scheduler.wake_at() - self._clock_offset)
 
@@ -251,7 +256,12 @@ class SchedulerHost:
 
     def _append(self, group: Append) -> None:
         scheduler = self.scheduler
-        self.disk.append(group, lambda: self._on_durable(scheduler, group.index))
+        self.disk.append(
+            group,
+            on_durable=lambda: self._on_durable(scheduler, group.index),
+            on_not_stored=lambda state: self._on_not_stored(scheduler, group.index, state),
+            on_failed=self._end_and_start,
+        )
         if self.dies_at_next_write:
             self.dies_at_next_write = False
             self._world.after(0, self.crash)
@@ -263,6 +273,26 @@ class SchedulerHost:
         if not self._is_postponed(lambda: self._on_durable(scheduler, index)):
             self._carry(scheduler.on_input(Committed(index=index), self._now()))
             self._decide(scheduler)
+
+    def _on_not_stored(self, scheduler: Scheduler | None, index: int, state: ClusterState) -> None:
+        if scheduler is None or scheduler is not self.scheduler:
+            return
+        if not self._is_postponed(lambda: self._on_not_stored(scheduler, index, state)):
+            not_stored = NotStored(index=index, state=state, refusal=StorageFull())
+            self._carry(scheduler.on_input(not_stored, self._now()))
+            self._checkers.check_undone(scheduler.state, self.disk.replayed())
+
+    def _end_and_start(self) -> None:
+        """A failed sync ends the process. In half of the cases the machine loses power some time later."""
+        self.crash()
+        self._world.after(500, self.start)
+        if self._world.chance.random() < 0.5:
+            self._world.after(self._world.between(0, 20_000), self.lose_power)
+
+    def lose_power(self) -> None:
+        self.crash()
+        self.disk.cut_power()
+        self._world.after(2_000, self.start)
 
     def _is_postponed(self, action: Callable[[], None]) -> bool:
         """Whatever reaches a stopped process waits until it goes on. One that died meanwhile never does it."""

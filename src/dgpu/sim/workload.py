@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -15,6 +16,7 @@ from dgpu.core.rejections import (
     DependencyForgotten,
     DependencyNeverMet,
     NeverFits,
+    StorageFull,
     UnknownDependency,
 )
 from dgpu.core.task import Pool, Shape, TaskSpec
@@ -106,6 +108,8 @@ class Workload:
                 self._unanswered.discard(key)
             elif self._lost and isinstance(result, UnknownDependency):
                 self._unanswered.discard(key)  # what it waits for is lost
+            elif isinstance(result, StorageFull):
+                pass  # asked again later, under the same key
             else:
                 raise Violation(f"submit {key} was answered by {result}")
 
@@ -142,7 +146,7 @@ class Workload:
         def ask() -> None:
             for task_id in sorted(waiting):
                 release = ReleaseTasks(task_ids=(task_id,))
-                self._scheduler.execute(release, lambda _, each=task_id: waiting.discard(each))  # type: ignore[misc]
+                self._scheduler.execute(release, partial(_done_with, waiting, task_id))
             if waiting:
                 self._world.after(_ASK_AGAIN_MS, ask)
 
@@ -160,3 +164,8 @@ class Workload:
             self._world.after(
                 self._world.between(0, 5_000), lambda: self._scheduler.execute(cancel, lambda _: None)
             )
+
+
+def _done_with(waiting: set[TaskId], task_id: TaskId, result: object) -> None:
+    if not isinstance(result, StorageFull):
+        waiting.discard(task_id)

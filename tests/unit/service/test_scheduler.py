@@ -127,3 +127,13 @@ def test_the_reserve_is_not_spent_on_placements() -> None:
     assert starts(bench.wait(10_000, beating={1: 1})) == []
     bench.put(RoomChanged(room=Room.OK, sure_bytes=32 << 20))
     assert starts(bench.settle()) == [1]
+
+
+def test_without_room_it_asks_to_be_woken_once_a_second_and_no_more_often() -> None:
+    """What is due cannot be decided: asking at once again and again would take a whole CPU on a full disk."""
+    bench = Bench()
+    bench.put(RoomChanged(room=Room.NONE, sure_bytes=0))
+    for _ in range(3):
+        bench.now += 5_000
+        bench.put(TimePassed())
+        assert bench.scheduler.wake_at() == bench.now + 1_000
