@@ -43,6 +43,7 @@ class FileJournal:
         self._folder = directory / JOURNAL_FOLDER
         self._lock = lock
         self._margin_bytes = min(_MARGIN_BYTES, reserve_bytes // 4)
+        self._plenty_bytes = segment_bytes // 4
         self._spares = Spares(self._folder, segment_bytes=segment_bytes, reserve_bytes=reserve_bytes)
         self._active: ActiveSegment | None = None
         self._sealed: list[Segment] = []  # live ones that may still be needed, with their last index
@@ -82,6 +83,10 @@ class FileJournal:
         if not self._spares.lacks:
             return Room.OK  # also while the next segment is being made
         free_bytes = self._active.free_bytes if self._active else 0
+        if not self._spares.lacks_room and self._spares.has_reserve and free_bytes >= self._plenty_bytes:
+            return (
+                Room.OK
+            )  # for lack of descriptors, most likely: they may be back before the segment is full
         if self._spares.has_reserve or free_bytes >= self._margin_bytes:
             return Room.RESERVE
         return Room.NONE
@@ -96,7 +101,7 @@ class FileJournal:
         """Why nothing can be stored although the disk may have room: files are gone, or descriptors are used up."""
         if self._stuck:
             return "" if self._stuck_for_room else self._stuck
-        return "" if self._spares.lacks_room else self._spares.lacks
+        return "" if self._spares.lacks_room or self.room is Room.OK else self._spares.lacks
 
     @property
     def sure_payload_bytes(self) -> int:

@@ -77,6 +77,11 @@ class Journal(Protocol):
         ...
 
     @property
+    def room_lacks(self) -> str:
+        """What could not be made ahead of need, also while `room` is still OK; empty: nothing."""
+        ...
+
+    @property
     def sure_payload_bytes(self) -> int:
         """A payload of this size can be appended now without asking the disk for more."""
         ...

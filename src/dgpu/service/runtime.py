@@ -371,7 +371,7 @@ class Runtime:
         if self._timer_at:
             self._stalls.on_beat(self._clock.now_ms() - self._timer_at)
         self._beat_at(self._clock.now_ms() + 1_000)
-        if self._scheduler.room is not Room.OK:
+        if self._scheduler.room is not Room.OK or self._journal.room_lacks:
             self._thread.make_room()
         self._thread.look()
         self._collector.on_beat()
