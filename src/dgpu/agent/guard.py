@@ -24,6 +24,7 @@ from dgpu.agent.corral import destroy
 from dgpu.agent.keeper import Keeper, KeeperSettings, boot_ms
 from dgpu.agent.lifeline import LOOK_SECONDS, LeaseGuard, Lifeline
 from dgpu.agent.tree import Survey, send
+from dgpu.file_limit import lower_soft_limit
 
 LOCK_WAIT_SECONDS = 60
 _PR_SET_CHILD_SUBREAPER = 36
@@ -32,6 +33,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 def main(settings_json: str) -> int:
     """Returns in the starting process: 0 once the keeper listens, 1 with a line on stderr otherwise."""
     settings = KeeperSettings(**json.loads(settings_json))
+    lower_soft_limit(
+        settings.soft_files
+    )  # the agent raised its own; tasks get the one that the agent was given
     ready, tell = os.pipe()
     if os.fork() == 0:
         os.close(ready)

@@ -25,6 +25,7 @@ from dgpu.agent.run.null import NullRunner
 from dgpu.agent.run.process import ProcessRunner
 from dgpu.agent.run.runner import Runner, RunnerWord
 from dgpu.core.ids import NodeId
+from dgpu.file_limit import given_soft_limit
 
 _log = structlog.get_logger("dgpu.agent")
 
@@ -95,6 +96,7 @@ def _runner(options: AgentOptions, nodes: dict[NodeId, NodeHost], output_dir: Pa
         output_dir=str(output_dir),
         output_cap_bytes=options.output_cap_bytes,
         idle_exit_ms=options.keeper_idle_exit_ms,
+        soft_files=given_soft_limit(),
     )
     return ProcessRunner(settings=settings, node_ids=tuple(nodes), say=say, grace_ms=options.grace_ms)
 

@@ -53,6 +53,7 @@ class KeeperSettings:
     output_dir: str
     output_cap_bytes: int = DEFAULT_CAP_BYTES
     idle_exit_ms: int = 600_000  # without an agent and without a running task
+    soft_files: int = 0  # the limit of open files that tasks get; 0: that of the keeper at its start
 
 
 def boot_ms() -> int:

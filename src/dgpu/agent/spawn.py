@@ -11,9 +11,11 @@ import errno
 import os
 import resource
 import signal
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from dgpu.agent.workdirs import WorkDirs
+from dgpu.file_limit import raise_file_limit
 
 SHELL = "/bin/sh"
 DEFAULT_SIGNALS = [
@@ -60,16 +62,14 @@ class Spawner:
         except (OSError, ValueError) as error:
             return failure_of(error, argv[0])
         try:
-            pid = self._execute(found, argv, env, write_end)
+            with self._limits_of_tasks():
+                pid = self._execute(found, argv, env, write_end)
             os.set_blocking(read_end, False)
         except (OSError, ValueError) as error:
             os.close(read_end)
             return failure_of(error, argv[0])
         finally:
             os.close(write_end)
-        if self.limits is not None:
-            with contextlib.suppress(OSError):  # over already
-                resource.prlimit(pid, resource.RLIMIT_NOFILE, self.limits)
         return Child(pid, read_end)
 
     def _enter(self, order: dict[str, Any]) -> CannotStart | None:
@@ -84,6 +84,19 @@ class Spawner:
                 return CannotStart("cannot_start", 126, f"workdir {one_line(cwd)}: {why}")
             return CannotStart("node_fault", 126, f"cannot make the task's directory: {why}")
         return None
+
+    @contextlib.contextmanager
+    def _limits_of_tasks(self) -> Iterator[None]:
+        """Set before the start and not after it: a task must not see, or pass on to its children, the keeper's own limit."""
+        if self.limits is None:
+            yield
+            return
+        own = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, self.limits)
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, own)
 
     def _execute(self, path: str, argv: list[str], env: dict[str, str], output: int) -> int:
         actions = [
@@ -147,16 +160,3 @@ def one_line(text: str) -> str:
         character if character.isprintable() else "?" for character in text[:_MOST_ERROR_CHARACTERS]
     )
     return line if len(text) <= _MOST_ERROR_CHARACTERS else line + "…"
-
-
-def raise_file_limit() -> tuple[int, int] | None:
-    """A pipe and a file per task need more than the usual soft limit. Returns what tasks are to be given back."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return None
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    except (OSError, ValueError):
-        return None
-    return soft, hard

@@ -29,7 +29,9 @@ def run_agent(config: AgentConfig) -> int:
     set_up_logging(config.logging)  # first: it imports the library of all log lines as it should be
     from dgpu.agent.host import AgentRunningError, serve_agent
     from dgpu.agent.keeper_link import KeeperError
+    from dgpu.file_limit import raise_file_limit
 
+    raise_file_limit()
     try:
         uvloop.run(serve_agent(agent_options(config)))
     except (AgentRunningError, KeeperError, OSError) as error:

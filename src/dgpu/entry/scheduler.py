@@ -31,6 +31,7 @@ def run_scheduler(config: SchedulerConfig, *, accept_lost_tail: bool = False) ->
     from dgpu.service.options import OptionsRefused
 
     set_up_logging(config.logging)
+    _claim_files()
     # gRPC's own notes go past our log and are about forks that we make on purpose.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
@@ -38,6 +39,18 @@ def run_scheduler(config: SchedulerConfig, *, accept_lost_tail: bool = False) ->
     except (OptionsRefused, JournalError, OSError) as error:
         return _failed(error)
     return 0
+
+
+def _claim_files() -> None:
+    """The soft limit of open files is often 1,024 where the hard one is a thousand times that."""
+    import structlog
+
+    from dgpu.file_limit import file_limit, raise_file_limit
+    from dgpu.service.file_budget import MIN_FILES
+
+    raise_file_limit()
+    if file_limit() < MIN_FILES:
+        structlog.get_logger("dgpu.server").warning("file_limit_low", limit=file_limit(), wanted=MIN_FILES)
 
 
 def rebuild_history(config: SchedulerConfig) -> int:

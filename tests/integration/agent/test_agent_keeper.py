@@ -445,3 +445,17 @@ def test_what_a_task_may_hold_is_known_to_the_agent_that_adopts_it(kept) -> None
     kept.wait_started(1)
     kept.connect_again()
     assert kept.known[1]["most_mb"] == 4_096
+
+
+def test_a_task_gets_the_limit_of_open_files_that_the_agent_was_given(tmp_path) -> None:
+    """Agent and keeper raise theirs. A program that uses select() breaks beyond 1,024."""
+    kept = Kept(tmp_path, soft_files=333)
+    try:
+        kept.spawn(1, ["/bin/sh", "-c", "ulimit -Sn; /bin/sh -c 'ulimit -Sn'"])
+        kept.wait_ended(1)
+        assert kept.output(1) == b"333\n333\n"
+        limits = Path(f"/proc/{kept.pid}/limits").read_text()
+        soft, hard = next(line for line in limits.splitlines() if "open files" in line).split()[3:5]
+        assert int(soft) == min(int(hard), 65_536) > 333
+    finally:
+        kept.close()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 
+from dgpu import file_limit
 from dgpu.agent.probe.probe import Examination, Probe, ProbeError
 from dgpu.agent.probe.simulated import SimulatedProbe
 from dgpu.agent.probe.touch import CANNOT_TRY
@@ -56,6 +57,7 @@ def _use(gpu_id: GpuId, command: str, timeout_seconds: float) -> Examination:
         )
     except OSError as error:
         return Examination(ok=False, words=f"{name} does not start: {error.strerror}")
+    file_limit.give_back(process.pid)
     try:
         output, _ = process.communicate(timeout=timeout_seconds)
     except subprocess.TimeoutExpired:
