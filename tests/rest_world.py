@@ -27,6 +27,7 @@ from dgpu.service.alerts.options import AlertOptions
 from dgpu.service.alerts.watch import AlertWatch
 from dgpu.service.clock import Clock
 from dgpu.service.contact import AgentRules
+from dgpu.service.file_budget import HttpLimits
 from dgpu.service.history import HISTORY_NAME, History
 from dgpu.service.history_writer import HistoryWriter
 from dgpu.service.inputs import Begin
@@ -36,7 +37,9 @@ from dgpu.service.outputs import CommittedGroup
 from dgpu.service.rest.access import Access
 from dgpu.service.rest.app import create_app
 from dgpu.service.rest.backend import RestOptions
-from dgpu.service.rest.protocol import HttpServer
+from dgpu.service.rest.doors import Doors
+from dgpu.service.rest.http_server import HttpServer
+from dgpu.service.rest.turns import Turns
 from dgpu.service.runtime import Runtime
 from dgpu.service.scheduler import Scheduler
 from dgpu.service.views import Views
@@ -100,6 +103,7 @@ class RestWorld:
         options: RestOptions | None = None,
         follower: bool = True,
         alerts: AlertOptions | None = None,
+        limits: HttpLimits | None = None,
     ) -> None:
         self.folder = folder
         self.settings = settings or Settings()
@@ -108,6 +112,8 @@ class RestWorld:
         self.options = options or RestOptions(version="test")
         self.with_follower = follower
         self.alert_options = alerts
+        self.doors = Doors(limits)
+        self.turns = Turns()
         self._ready = threading.Event()
         self._stop: asyncio.Event
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
@@ -164,8 +170,10 @@ class RestWorld:
             self.access,
             self.options,
             alerts=self.alerts,
+            doors=self.doors,
+            turns=self.turns,
         )
-        server = HttpServer(app)
+        server = HttpServer(app, self.doors, self.turns)
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(("127.0.0.1", 0))

@@ -24,6 +24,7 @@ from dgpu.entry.state_dir import StateDir, UpRecord
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 _CLOCK_UNSYNCHRONISED = 5
+FEW_FILES = 1_024  # leaves few connections beside the files that the scheduler keeps for itself
 _LITTLE_MB, _TOO_LITTLE_MB = 2_048, 200
 
 
@@ -156,6 +157,25 @@ def _scheduler(url: str) -> Iterator[Check]:
         yield _warn("scheduler", detail, "Restart it with this version: dgpu down, dgpu up.")
     else:
         yield _ok("scheduler", f"{url}, version {version}, ready, {state.get('role', 'master')}")
+    if isinstance(state.get("connections"), dict):
+        yield _connections(state["connections"])
+
+
+def _connections(counts: dict[str, int]) -> Check:
+    http, http_max = counts.get("http", 0), counts.get("http_max", 0)
+    agents, agents_max = counts.get("agents", 0), counts.get("agents_max", 0)
+    files, files_max = counts.get("files", 0), counts.get("files_max", 0)
+    detail = (
+        f"{http} of {http_max} for HTTP ({counts.get('http_refused', 0)} refused since its start), "
+        f"{agents} of {agents_max} for agents; {files} of {files_max} files open"
+    )
+    if files_max < FEW_FILES:
+        advice = "Raise the hard limit of open files: ulimit -Hn, LimitNOFILE= of the service."
+        return _warn("connections", detail, advice)
+    if http * 10 >= http_max * 9 or agents * 10 >= agents_max * 9 or files * 10 >= files_max * 9:
+        advice = "See which clients hold them: ss -tnp. Idle ones of other users give way by themselves."
+        return _warn("connections", detail, advice)
+    return _ok("connections", detail)
 
 
 def _ports(record: UpRecord | None, url: str) -> Iterator[Check]:

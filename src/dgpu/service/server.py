@@ -14,17 +14,20 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
 
 from dgpu.core.ids import LeaseId
 from dgpu.core_form import FORM
+from dgpu.file_limit import file_limit
 from dgpu.journal.archive import Retention
 from dgpu.journal.file import FileJournal
 from dgpu.journal.mark import AcknowledgedMark
 from dgpu.service.alerts.watch import AlertWatch
 from dgpu.service.clock import Clock
+from dgpu.service.file_budget import AgentConnections, budget_of
 from dgpu.service.files import FileStreams
 from dgpu.service.follower_link import FollowerLink
 from dgpu.service.follower_words import FollowerSettings
@@ -40,6 +43,9 @@ from dgpu.service.start import Start
 from dgpu.service.telemetry.recorder import record_for_ever
 from dgpu.service.views import Views
 from dgpu.wire.ranks import run_number
+
+if TYPE_CHECKING:
+    from dgpu.service.history import History
 
 _BACKLOG = 1_024
 _HISTORY_LOOK_S = 1.0
@@ -69,12 +75,13 @@ async def serve(
     _stop_on_signals(stop)
     http_socket = _listen(options.http)
     files = FileStreams()
+    connections = AgentConnections(max=budget_of(file_limit()).agents)
     async with (
         _state(options, on_committed) as (runtime, views, follower),
         _output(options, runtime) as output,
-        _agents(options, runtime, output, files) as grpc_port,
+        _agents(options, runtime, output, files, connections) as grpc_port,
         _alerts(options, runtime) as alerts,
-        _http(options, runtime, views, output, files, follower, alerts, http_socket),
+        _http(options, runtime, views, output, files, follower, alerts, http_socket, connections),
     ):
         at = ServedAt(
             http=Address(host=options.http.host, port=http_socket.getsockname()[1]),
@@ -172,13 +179,19 @@ async def _output(options: ServiceOptions, runtime: Runtime) -> AsyncIterator[Ou
 
 @contextlib.asynccontextmanager
 async def _agents(
-    options: ServiceOptions, runtime: Runtime, output: OutputStreams, files: FileStreams
+    options: ServiceOptions,
+    runtime: Runtime,
+    output: OutputStreams,
+    files: FileStreams,
+    connections: AgentConnections,
 ) -> AsyncIterator[int]:
     # Only the follower is forked off, and it execs at once: gRPC need not prepare for forks, nor warn about them.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     from dgpu.service.grpc.server import AgentServer
 
-    server = AgentServer(runtime, output, files, trusts_all=options.auth_mode == "none")
+    server = AgentServer(
+        runtime, output, files, trusts_all=options.auth_mode == "none", counts=connections
+    )
     port = await server.start(options.grpc.host, options.grpc.port)
     try:
         yield port
@@ -209,13 +222,16 @@ async def _http(
     follower: FollowerLink,
     alerts: AlertWatch | None,
     listening: socket.socket,
+    connections: AgentConnections,
 ) -> AsyncIterator[None]:
     from dgpu import __version__
     from dgpu.service.history import History
     from dgpu.service.rest.access import Access, load_token
     from dgpu.service.rest.app import create_app
     from dgpu.service.rest.backend import RestOptions
-    from dgpu.service.rest.protocol import HttpServer
+    from dgpu.service.rest.doors import Doors
+    from dgpu.service.rest.http_server import HttpServer
+    from dgpu.service.rest.turns import Turns
 
     access = Access(
         mode="none" if options.auth_mode == "none" else "loopback",
@@ -223,25 +239,14 @@ async def _http(
         clock=time.monotonic,
         hosts=frozenset(options.allowed_hosts),
     )
+    doors, turns = Doors(budget_of(file_limit()).http, connections), Turns()
     loop = asyncio.get_running_loop()
     history = History(
         options.data_dir / "history.sqlite",
         lambda: _tell_of_damage(loop, follower),
         lambda: follower.seen_index > 0,
     )
-    recovered_index = runtime.committed_index
-
-    def past_holder(lease_id: LeaseId) -> HolderFound:
-        # History knows all leases of before this start once it has read the journal as far as that.
-        is_sure = follower.seen_index >= recovered_index
-        found = history.rank_of(lease_id)
-        holder = None
-        if found is not None:
-            task_id, attempt, rank, node_id = found
-            holder = Holder(node_id=node_id, task_id=task_id, attempt=run_number(attempt, rank))
-        return HolderFound(lease_id=lease_id, holder=holder, is_sure=is_sure)
-
-    output.look_up_with(past_holder)
+    output.look_up_with(_past_holders(history, follower, runtime.committed_index))
     app = create_app(
         runtime,
         views,
@@ -252,14 +257,32 @@ async def _http(
         follower,
         alerts,
         files,
+        doors,
+        turns,
     )
-    server = HttpServer(app)
+    server = HttpServer(app, doors, turns)
     await server.start(listening)
     try:
         yield
     finally:
         await server.stop()
         history.close()
+
+
+def _past_holders(
+    history: History, follower: FollowerLink, recovered_index: int
+) -> Callable[[LeaseId], HolderFound]:
+    def past_holder(lease_id: LeaseId) -> HolderFound:
+        # History knows all leases of before this start once it has read the journal as far as that.
+        is_sure = follower.seen_index >= recovered_index
+        found = history.rank_of(lease_id)
+        holder = None
+        if found is not None:
+            task_id, attempt, rank, node_id = found
+            holder = Holder(node_id=node_id, task_id=task_id, attempt=run_number(attempt, rank))
+        return HolderFound(lease_id=lease_id, holder=holder, is_sure=is_sure)
+
+    return past_holder
 
 
 def _tell_of_damage(loop: asyncio.AbstractEventLoop, follower: FollowerLink) -> None:

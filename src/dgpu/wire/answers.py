@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from dgpu.wire.connections import Connections
+
 PROBLEM_JSON = "application/problem+json"
 
 
@@ -445,6 +447,7 @@ class Ready(Answer, frozen=True, kw_only=True):
     history_lag: int | None = None  # records that the history has still to read
     detail: str = ""
     epoch_unknown: str = ""  # why nodes are refused: they obeyed an epoch that the journal does not have
+    connections: Connections | None = None
 
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

@@ -12,6 +12,7 @@ import threading
 
 import pytest
 
+from dgpu.service.rest.peer import PeerUids
 from rest_world import TOKEN
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
@@ -168,10 +169,8 @@ def test_a_page_of_our_own_may_write(world) -> None:
 
 def test_the_uid_is_looked_up_once_per_connection(world, monkeypatch) -> None:
     asked = []
-    real = __import__("dgpu.service.rest.protocol", fromlist=["peer_uid"]).peer_uid
-    monkeypatch.setattr(
-        "dgpu.service.rest.protocol.peer_uid", lambda *ends: asked.append(ends) or real(*ends)
-    )
+    real = PeerUids.uid
+    monkeypatch.setattr(PeerUids, "uid", lambda uids, *ends: asked.append(ends) or real(uids, *ends))
     connection = http.client.HTTPConnection("127.0.0.1", world.port, timeout=30)
     for _ in range(3):
         connection.request("GET", "/api/v1/tasks")

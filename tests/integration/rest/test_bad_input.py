@@ -232,16 +232,6 @@ def test_a_connection_that_never_comes_to_the_point_is_closed(world, monkeypatch
         assert client.recv(100) == b""
 
 
-def test_too_many_connections_are_told_so(world, monkeypatch) -> None:
-    monkeypatch.setattr("dgpu.service.rest.protocol.MOST_CONNECTIONS", 3)
-    held = [socket.create_connection(("127.0.0.1", world.port), timeout=30) for _ in range(4)]
-    try:
-        assert held[3].recv(1000).startswith(b"HTTP/1.1 503 ")
-    finally:
-        for connection in held:
-            connection.close()
-
-
 def test_a_body_that_stops_coming_is_given_up(world, monkeypatch) -> None:
     monkeypatch.setattr("dgpu.service.rest.submit.BODY_SECONDS", 0.2)
     with socket.create_connection(("127.0.0.1", world.port), timeout=30) as client:

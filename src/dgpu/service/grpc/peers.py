@@ -15,12 +15,18 @@ from dgpu.service.rest.peer import Address, peer_uid
 
 def is_ours(peer: str, our_host: str, our_port: int) -> bool:
     """`peer` as gRPC names it: `ipv4:127.0.0.1:4711`, `ipv6:%5B::1%5D:4711`. Whoever cannot be told is nobody."""
+    theirs = address_of(peer)
+    return theirs is not None and is_our_user(_our_end(theirs, our_host, our_port), theirs)
+
+
+def is_our_user(ours: Address, theirs: Address) -> bool:
+    return peer_uid(ours, theirs) in {0, os.getuid()}
+
+
+def address_of(peer: str) -> Address | None:
     _, _, address = unquote(peer).partition(":")
     host, _, port = address.rpartition(":")
-    theirs = (host.strip("[]"), int(port)) if port.isdigit() else None
-    if theirs is None:
-        return False
-    return peer_uid(_our_end(theirs, our_host, our_port), theirs) in {0, os.getuid()}
+    return (host.strip("[]"), int(port)) if port.isdigit() else None
 
 
 def _our_end(theirs: Address, our_host: str, our_port: int) -> Address:

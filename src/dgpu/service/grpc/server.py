@@ -15,9 +15,11 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from dgpu.core.ids import NodeId
+from dgpu.service.file_budget import AgentConnections
 from dgpu.service.files import FileStreams
 from dgpu.service.grpc.links import Link
-from dgpu.service.grpc.peers import is_ours
+from dgpu.service.grpc.peers import address_of, is_our_user, is_ours
+from dgpu.service.grpc.sweep import Sweep, Swept
 from dgpu.service.output_streams import OutputStreams
 from dgpu.service.runtime import Runtime
 from dgpu.wire.proto import agent_pb2 as pb
@@ -25,7 +27,11 @@ from dgpu.wire.proto import agent_pb2 as pb
 SERVICE = "dgpu.agent.v1.Agents"
 MOST_MESSAGE_BYTES = 16 << 20
 MOST_STREAMS = 20_000
+MAX_STREAMS_PER_CONNECTION = 10_000  # simulated nodes of one agent share a connection
+SWEEP_SECONDS = 2.0
+BUSY_SWEEP_SECONDS = 0.05  # while strangers keep coming
 _STOP_S = 1.0
+_LOG_EVERY_SECONDS = 10.0
 
 # A peer that vanished without a word is noticed after about 20 s, by pings on an idle connection too.
 _OPTIONS: list[tuple[str, Any]] = [
@@ -37,6 +43,9 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 4_000),
     ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 60_000),  # without a stream; agents always have one
     ("grpc.so_reuseport", 0),  # a second scheduler on the same port must fail, not share
 ]
 
@@ -53,6 +62,7 @@ class AgentServer:
         files: FileStreams | None = None,
         *,
         trusts_all: bool = False,
+        counts: AgentConnections | None = None,
     ) -> None:
         self._runtime = runtime
         self._output = output
@@ -60,8 +70,12 @@ class AgentServer:
         self._files.is_connected = lambda node_id: bool(runtime.session_of(node_id))
         self._trusts_all = trusts_all
         self._address = ("", 0)
-        self._live: set[Link[Any]] = set()
-        self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MOST_STREAMS)
+        self._live: dict[Link[Any], str] = {}  # with the peer as gRPC names it
+        self._counts = AgentConnections() if counts is None else counts
+        self._next_log_s = 0.0
+        self._sweeping: asyncio.Task[None] | None = None
+        options = [*_OPTIONS, ("grpc.max_allowed_incoming_connections", self._counts.max)]
+        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MOST_STREAMS)
         self._server.add_generic_rpc_handlers(
             (
                 grpc.method_handlers_generic_handler(
@@ -85,13 +99,41 @@ class AgentServer:
             raise OSError(f"cannot listen on {address} for agents: {error}") from error
         self._address = (host, bound)
         await self._server.start()
+        self._sweeping = asyncio.ensure_future(self._sweep(bound))
         return bound
 
     async def stop(self) -> None:
         """Agents are told that it is on purpose; they dial again."""
         for link in tuple(self._live):
             link.hang_up("the scheduler is stopping", fault=False)
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         await self._server.stop(_STOP_S)
+
+    async def _sweep(self, port: int) -> None:
+        sweep = Sweep(
+            port,
+            self._counts.max,
+            lambda ours, theirs: not (self._trusts_all or is_our_user(ours, theirs)),
+        )
+        while True:
+            live = {address for peer in self._live.values() if (address := address_of(peer)) is not None}
+            try:
+                swept = await asyncio.to_thread(sweep.look, live)
+            except OSError as error:  # no file left to look with: the next look may have one
+                _log.warning("agent_connections_unseen", error=error.strerror)
+                swept = Swept(self._counts.open, 0)
+            self._counts.open = swept.open
+            if swept.closed:
+                self._counts.closed += swept.closed
+                self._tell_closed(swept)
+            await asyncio.sleep(BUSY_SWEEP_SECONDS if swept.closed else SWEEP_SECONDS)
+
+    def _tell_closed(self, swept: Swept) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._next_log_s:
+            self._next_log_s = now_s + _LOG_EVERY_SECONDS
+            _log.warning("agent_connections_closed", open=swept.open, closed=self._counts.closed)
 
     async def _connect(self, _requests: object, context: _Context) -> None:
         await self._refuse_strangers(context)
@@ -155,12 +197,12 @@ class AgentServer:
     ) -> None:
         """Reads in a task of its own while the link writes; the end of either ends both."""
         reading = asyncio.ensure_future(_read(context, link, on_message))
-        self._live.add(link)
+        self._live[link] = context.peer()
         try:
             await link.run()
         finally:
             reading.cancel()
-            self._live.discard(link)
+            self._live.pop(link, None)
             on_end()
 
 

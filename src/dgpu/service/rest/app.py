@@ -12,9 +12,11 @@ from dgpu.service.history import History
 from dgpu.service.output_streams import OutputStreams
 from dgpu.service.rest.access import Access
 from dgpu.service.rest.backend import Backend, RestOptions
+from dgpu.service.rest.doors import Doors
 from dgpu.service.rest.front import App, Front
 from dgpu.service.rest.pages import BUNDLE, Pages
 from dgpu.service.rest.request_log import RequestLog
+from dgpu.service.rest.turns import Turns
 from dgpu.service.runtime import Runtime
 from dgpu.service.views import Views
 
@@ -31,12 +33,14 @@ def create_app(
     follower: FollowerLink | None = None,
     alerts: AlertWatch | None = None,
     files: FileStreams | None = None,
+    doors: Doors | None = None,
+    turns: Turns | None = None,
 ) -> App:
     """Call it in the loop that serves. `views` must be told of every group that `runtime` commits.
 
     Submits, probes and the list of tasks are answered from the first moment; other calls wait until the frame is there.
     """
-    backend = Backend(runtime, views, history, output, options, follower, files)
+    backend = Backend(runtime, views, history, output, options, follower, files, doors, turns)
     if alerts is not None:
         backend.watch_alerts(alerts)
     front = Front(backend, access, _LaterFrame(backend), Pages(options.pages_dir or BUNDLE))

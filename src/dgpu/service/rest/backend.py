@@ -17,8 +17,10 @@ from dgpu.service.files import FileStreams
 from dgpu.service.follower_link import FollowerLink
 from dgpu.service.history import History
 from dgpu.service.output_streams import OutputStreams
+from dgpu.service.rest.doors import Doors
 from dgpu.service.rest.feed import EventFeed
 from dgpu.service.rest.scrape import Scrapes
+from dgpu.service.rest.turns import Turns
 from dgpu.service.runtime import Runtime
 from dgpu.service.views import Views
 from dgpu.wire.answers import Problem
@@ -56,6 +58,8 @@ class Backend:
         options: RestOptions,
         follower: FollowerLink | None = None,
         files: FileStreams | None = None,
+        doors: Doors | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self.runtime = runtime
         self.views = views
@@ -64,6 +68,8 @@ class Backend:
         self.files = files or FileStreams()
         self.options = options
         self.follower = follower  # None: nobody looks ahead
+        self.doors = Doors() if doors is None else doors
+        self.turns = Turns() if turns is None else turns
         self.feed = EventFeed(views)
         self.alerts: AlertWatch | None = None  # None: nobody watches
         self.board = Board(runtime, views, version=options.version, role=options.role)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import parse_qsl
@@ -12,9 +13,11 @@ import structlog
 from dgpu.service.history import HistoryDamaged, HistoryUnfinished
 from dgpu.service.metrics_text import CONTENT_TYPE as METRICS_TYPE
 from dgpu.service.rest import board_calls, listing, probes, session_calls, submit, task_list
-from dgpu.service.rest.access import Access, Peer, wrong_content
+from dgpu.service.rest.access import OPEN_PATHS, Access, Peer, wrong_content
 from dgpu.service.rest.backend import Backend, ProblemError
+from dgpu.service.rest.doors import Guest
 from dgpu.service.rest.pages import Page, Pages
+from dgpu.service.rest.turns import is_large
 from dgpu.wire.answers import PROBLEM_JSON, Problem
 from dgpu.wire.json_body import BadRequest
 from dgpu.wire.problem import problem_of_bad_request
@@ -71,6 +74,8 @@ class Front:
             if page is None
             else self._access.wrong_host(headers)
         )
+        if refused is None and page is None and path not in OPEN_PATHS:
+            _note_admitted(scope)
         if refused is not None:
             await send_problem(send, refused, request_id, _headers_of(refused))
         elif page is not None:
@@ -84,7 +89,7 @@ class Front:
             answering = self._backend.scrapes.answer(scope["query_string"])
             await self._answer(answering, send, request_id, METRICS_TYPE)
         elif method == "GET" and path == task_list.PATH:
-            await self._answer(task_list.answer(self._backend, scope["query_string"]), send, request_id)
+            await self._answer(self._task_list(scope), send, request_id)
         elif path in board_calls.PATHS or path in session_calls.PATHS:
             await self._unframed(scope, headers, peer, receive, send, request_id)
         elif path.rstrip("/") in _ONLY_POST:
@@ -110,11 +115,20 @@ class Front:
             return
         await self._send(send, 201, body, request_id)
 
+    async def _task_list(self, scope: Scope) -> bytes:
+        query = scope["query_string"]
+        if not is_large("GET", task_list.PATH, query):
+            return await task_list.answer(self._backend, query)
+        async with self._backend.turns.one(_is_gone(scope)):
+            return await task_list.answer(self._backend, query)
+
     async def _answer(
         self, answering: Awaitable[bytes], send: Send, request_id: str, kind: bytes = b"application/json"
     ) -> None:
         try:
             body = await answering
+        except ConnectionResetError:
+            return
         except Exception as error:  # noqa: BLE001 - every failure has to become an answer
             problem, extra = problem_for(error, request_id)
             await send_problem(send, problem, request_id, extra)
@@ -174,22 +188,42 @@ class Front:
     async def _framed(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
         scope["state"] = {**scope.get("state", {}), "request_id": request_id}
         started = False
+        turn = contextlib.AsyncExitStack()
 
         async def send_with_headers(message: Any) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
+                await turn.aclose()  # the answer is made; a client that reads slowly keeps no turn
                 extra = [(b"x-request-id", request_id.encode()), *_SAFETY_HEADERS]
                 message = {**message, "headers": [*message.get("headers", ()), *extra]}
             await send(message)
 
         try:
+            if is_large(scope["method"], scope["path"], scope["query_string"]):
+                await turn.enter_async_context(self._backend.turns.one(_is_gone(scope)))
             await self._rest(scope, receive, send_with_headers)
+        except ConnectionResetError:
+            if started:
+                raise
         except Exception as error:  # the frame's own failure
             if started:
                 raise
             problem, extra = problem_for(error, request_id)
             await send_problem(send, problem, request_id, extra)
+        finally:
+            await turn.aclose()
+
+
+def _note_admitted(scope: Scope) -> None:
+    guest: Guest | None = scope["state"].get("guest")
+    if guest is not None:
+        guest.admitted()
+
+
+def _is_gone(scope: Scope) -> Callable[[], bool]:
+    guest: Guest | None = scope["state"].get("guest")
+    return lambda: guest is not None and guest.is_gone
 
 
 async def _answer(

@@ -29,29 +29,58 @@ _FACTS_AT = _HEADER.size + 4 + _ENDS.size + _TAIL.size
 Address = tuple[str, int]
 
 
+class PeerUids:
+    """Asks the kernel over one socket that stays open: a lookup needs no further file. Not for several threads."""
+
+    def __init__(self) -> None:
+        self._netlink: socket.socket | None = None
+        self._sequence = 0
+
+    def uid(self, ours: Address, theirs: Address) -> int | None:
+        """The uid that owns the socket at `theirs`, connected to `ours`; None if that cannot be told."""
+        try:
+            if self._netlink is None:
+                self._netlink = _open_netlink()
+            self._sequence = (self._sequence + 1) & 0xFFFFFFFF
+            return _ask(self._netlink, ours, theirs, self._sequence)
+        except OSError:
+            self.close()
+            return _by_proc(ours, theirs)
+
+    def close(self) -> None:
+        if self._netlink is not None:
+            self._netlink.close()
+            self._netlink = None
+
+
 def peer_uid(ours: Address, theirs: Address) -> int | None:
-    """The uid that owns the socket at `theirs`, connected to `ours`; None when nobody can tell."""
+    uids = PeerUids()
     try:
-        return _by_sock_diag(ours, theirs)
-    except OSError:
-        return _by_proc(ours, theirs)
+        return uids.uid(ours, theirs)
+    finally:
+        uids.close()
 
 
-def _by_sock_diag(ours: Address, theirs: Address) -> int | None:
+def _open_netlink() -> socket.socket:
+    netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG)
+    netlink.settimeout(1.0)
+    return netlink
+
+
+def _ask(netlink: socket.socket, ours: Address, theirs: Address, sequence: int) -> int | None:
     our_ip, their_ip = ipaddress.ip_address(ours[0]), ipaddress.ip_address(theirs[0])
     family = socket.AF_INET if our_ip.version == 4 else socket.AF_INET6
     # the peer's socket: its own end is the source
     ends = _ENDS.pack(theirs[1], ours[1], their_ip.packed.ljust(16, b"\0"), our_ip.packed.ljust(16, b"\0"))
     wanted = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, _ALL_STATES)
     wanted += ends + _TAIL.pack(0, _NO_COOKIE, _NO_COOKIE)
-    header = _HEADER.pack(_HEADER.size + len(wanted), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0)
-    with socket.socket(
-        socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG
-    ) as netlink:
-        netlink.settimeout(1.0)
-        netlink.sendto(header + wanted, (0, 0))
+    header = _HEADER.pack(_HEADER.size + len(wanted), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, sequence, 0)
+    netlink.sendto(header + wanted, (0, 0))
+    while True:
         answer = netlink.recv(4096)
-    kind = _HEADER.unpack_from(answer)[1]
+        _, kind, _, answers, _ = _HEADER.unpack_from(answer)
+        if answers == sequence:  # else the late answer to an earlier question
+            break
     if kind == _NLMSG_ERROR:
         error = -struct.unpack_from("=i", answer, _HEADER.size)[0]
         if error == 2:  # ENOENT: the socket is gone

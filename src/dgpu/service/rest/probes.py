@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dgpu.file_limit import file_limit, open_files
 from dgpu.journal.journal import Room
 from dgpu.service.rest.backend import Backend
 from dgpu.wire.answers import Health, Ready
+from dgpu.wire.connections import Connections
 
 
 async def health(backend: Backend) -> tuple[int, Health]:
@@ -36,5 +38,22 @@ async def readiness(backend: Backend) -> tuple[int, Ready]:
         history_lag=None if seen is None else max(0, index - seen),
         detail=detail,
         epoch_unknown=runtime.epoch_unknown,
+        connections=connections_of(backend),
     )
     return 503 if detail else 200, answer
+
+
+def connections_of(backend: Backend) -> Connections:
+    doors = backend.doors
+    return Connections(
+        http=doors.count,
+        http_max=doors.limits.total,
+        http_refused=doors.refused,
+        http_shed=doors.shed,
+        http_unread=doors.unread,
+        agents=doors.agents.open,
+        agents_max=doors.agents.max,
+        agents_closed=doors.agents.closed,
+        files=open_files(),
+        files_max=file_limit(),
+    )

@@ -1,9 +1,13 @@
-"""uvicorn's HTTP protocol with what it lacks: who the peer is, a limit on slow headers, and one on connections."""
+"""uvicorn's HTTP protocol, bounded: headers that come slowly, requests sent ahead, answers that are not read.
+
+One request of a connection is parsed and answered at a time. Bytes of the next one stay unparsed, and reading pauses,
+until the answer is written and most of it is sent.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import socket
+import time
 from typing import Any
 
 import msgspec
@@ -11,21 +15,24 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from dgpu.service.rest.access import Peer
-from dgpu.service.rest.peer import peer_uid
+from dgpu.service.rest.doors import Doors, Guest
+from dgpu.service.rest.transport import OneWrite
+from dgpu.service.rest.turns import Turns, UnsentAnswer
 from dgpu.wire.answers import Problem
 
-MOST_CONNECTIONS = 4_096
 HEADER_SECONDS = 10.0
 KEEP_ALIVE_SECONDS = 75
-MOST_HEADER_BYTES = 64 << 10
-MOST_GATHERED_BYTES = 64 << 10
-MOST_IGNORED_BYTES = (
-    256 << 20
-)  # of a body that was refused: read on, so that the sender gets to read the answer
+UNREAD_SECONDS = 60.0  # an answer of which the client reads nothing for so long is given up
+UNREAD_STREAM_SECONDS = 600.0  # a stream: `dgpu logs -f` in a pager may rest for a while
+LINGER_SECONDS = 10.0
+MAX_HEADER_BYTES = 64 << 10
+MAX_AHEAD_BYTES = 1 << 20  # of requests sent ahead, unparsed
+MAX_IGNORED_BYTES = 256 << 20  # of a refused body: read on, so that the sender gets to read the answer
+_PIECE_BYTES = 4 << 10  # parsed at a time where the end of a request is not known
+_HEADERS_END = b"\r\n\r\n"
 
 
-def _last_words(status: bytes, code: str, detail: str) -> bytes:
+def last_answer(status: bytes, code: str, detail: str) -> bytes:
     number, _, phrase = status.partition(b" ")
     problem = Problem(status=int(number), title=phrase.decode(), code=code, detail=detail)
     body = msgspec.json.encode(problem)
@@ -35,123 +42,266 @@ def _last_words(status: bytes, code: str, detail: str) -> bytes:
     )
 
 
-_TOO_MANY = _last_words(
-    b"503 Service Unavailable", "too_many_connections", "Too many connections are open. Try again soon."
-)
-_NOT_HTTP = _last_words(b"400 Bad Request", "malformed_http", "This is not a request of HTTP/1.1.")
-_LONG_HEADERS = _last_words(
+_NOT_HTTP = last_answer(b"400 Bad Request", "malformed_http", "This is not a request of HTTP/1.1.")
+_LONG_HEADERS = last_answer(
     b"431 Request Header Fields Too Large", "headers_too_large", "The headers may have at most 65,536 bytes."
 )
-
-
-class OneWrite:
-    """A transport that gathers what is written in one turn of the loop: an answer's head and body are one system call."""
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._pieces: list[bytes] = []
-        self._bytes = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, piece: bytes) -> None:
-        self._pieces.append(piece)
-        self._bytes += len(piece)
-        if self._bytes > MOST_GATHERED_BYTES:
-            self.flush()
-        elif len(self._pieces) == 1:
-            self._loop.call_soon(self.flush)
-
-    def flush(self) -> None:
-        if self._pieces:
-            pieces, self._pieces, self._bytes = self._pieces, [], 0
-            if not self._transport.is_closing():
-                self._transport.write(b"".join(pieces))
-
-    def close(self) -> None:
-        self.flush()
-        self._transport.close()
-
-    def abort(self) -> None:
-        self._pieces.clear()
-        self._transport.abort()
 
 
 class HttpProtocol(HttpToolsProtocol):
     """One per connection."""
 
-    _header_limit: asyncio.TimerHandle | None = None
-    _in_headers = False
-    _header_bytes = 0
-    _ignored_bytes = 0
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        *,
+        guest: Guest,
+        doors: Doors,
+        turns: Turns,
+    ) -> None:
+        super().__init__(config, server_state, app_state, asyncio.get_running_loop())
+        self._guest = guest
+        self._doors = doors
+        self._turns = turns
+        self._held = b""  # of requests sent ahead: not parsed yet
+        self._answering = False
+        self._in_message = False
+        self._in_headers = False
+        self._header_bytes = 0  # fed since the last byte of a body: headers, or trailers
+        self._body_left = 0  # -1: chunked, the end is not known
+        self._ignored_bytes = 0
+        self._lingering = False
+        self._header_limit: asyncio.TimerHandle | None = None
+        self._linger_limit: asyncio.TimerHandle | None = None
+        self._unread_limit: asyncio.TimerHandle | None = None
+        self._unsent: UnsentAnswer | None = None
+
+    # connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(OneWrite(transport, self.loop))  # type: ignore[arg-type]
-        if len(self.connections) > MOST_CONNECTIONS:
-            self._end_with(_TOO_MANY)
+        super().connection_made(OneWrite(transport, self.loop, self._linger))  # type: ignore[arg-type]
+        self._guest.close = transport.abort
+        if self._guest.is_leaving:  # its place was given away before it had one
+            transport.abort()
             return
-        # asyncio does this by itself only for sockets that were made with the protocol's number; without it, an
-        # answer of two writes waits for the other side's delayed acknowledgement, 40 ms
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.app_state = {**self.app_state, "peer": Peer(uid=self._peer_uid())}
         self._await_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._headers_came()
+        self._unset_keepalive_if_required()
+        self._forget_unsent()
+        if self._linger_limit is not None:
+            self._linger_limit.cancel()
+        self._held = b""
+        self._guest.close = _nothing
+        self._doors.leave(self._guest)
         super().connection_lost(exc)
 
+    def eof_received(self) -> None:
+        if self._lingering:
+            self.transport.abort()
+
+    # requests
+
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        if self._lingering:
+            self._ignore(len(data))
+        elif self._held:
+            self._hold(data)
+        else:
+            self._feed(data)
+
+    def _feed(self, data: bytes) -> None:
+        start = 0
+        while start < len(data):
+            if self._must_wait():
+                self._hold(data[start:])
+                return
+            end = self._piece_end(data, start)
+            self._header_bytes += end - start
+            super().data_received(data if end - start == len(data) else data[start:end])
+            start = end
+            if not self._in_message:
+                self._header_bytes = 0
+            elif self._header_bytes > MAX_HEADER_BYTES:
+                self._end_with(_LONG_HEADERS)
+            if self._lingering or self.transport.is_closing():
+                return
         if self._in_headers:  # they did not come in one piece, as they nearly always do
             self._await_headers()
 
+    def _hold(self, data: bytes) -> None:
+        self._held += data
+        self.flow.pause_reading()  # the application may have resumed it, to hear of the connection's end
+        if len(self._held) > MAX_AHEAD_BYTES:
+            self.transport.abort()
+
+    def _must_wait(self) -> bool:
+        if self._in_message or self.cycle is None:
+            return False
+        return not self.cycle.response_complete or self.flow.write_paused
+
+    def _piece_end(self, data: bytes, start: int) -> int:
+        """Where to stop and look whether a request is complete: at the end of its headers, of its body, or soon."""
+        if self._in_message and not self._in_headers and self._body_left >= 0:
+            return min(len(data), start + max(1, self._body_left))
+        found = -1 if self._in_message and not self._in_headers else data.find(_HEADERS_END, start)
+        end = len(data) if found < 0 else found + len(_HEADERS_END)
+        return min(end, start + _PIECE_BYTES)
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._header_bytes = self._ignored_bytes = 0
-        self._in_headers = True
-
-    def on_url(self, url: bytes) -> None:
-        super().on_url(url)
-        self._count_header(len(url))
+        self._ignored_bytes = self._body_left = 0
+        self._in_headers = self._in_message = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_headers:  # else a trailer: every check of the headers is over
             super().on_header(name, value)
-        self._count_header(len(name) + len(value))
+            self._note_length(name.lower(), value)
+
+    def _note_length(self, name: bytes, value: bytes) -> None:
+        if name == b"content-length" and value.strip().isdigit():
+            self._body_left = int(value)
+        elif name == b"transfer-encoding":
+            self._body_left = -1
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        if self._lingering:
+            return
+        self._headers_came()
+        self._doors.busy(self._guest)
+        super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
+        if self._lingering:
+            return
+        self._header_bytes = 0
+        if self._body_left > 0:
+            self._body_left -= len(body)
         if self.cycle.response_complete:
-            self._ignored_bytes += len(body)
-            if self._ignored_bytes > MOST_IGNORED_BYTES:
-                self.transport.close()
+            self._ignore(len(body))
         super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_message = False
+        if self._lingering:
+            return
+        super().on_message_complete()
+        if self.cycle.response_complete:  # answered before the body was complete
+            self.loop.call_soon(self._go_on)
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - ours says it as a problem
         self._end_with(_NOT_HTTP)
 
-    def on_headers_complete(self) -> None:
-        self._in_headers = False
+    # answers
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        self._answering = False
+        if self.transport.is_closing() or self._lingering:
+            return
+        if self._in_message and not self.pipeline:  # the rest of a body that was refused
+            self._rest()
+        else:
+            self.loop.call_soon(self._go_on)  # not at once: other connections have their turn
+
+    def _go_on(self) -> None:
+        """The next request, unless this answer still has to be read."""
+        if self._answering or self._lingering or self.flow.write_paused or self.transport.is_closing():
+            return
+        if self.pipeline:  # parsed in one piece with the end of a chunked body
+            self._start_asgi_task(*self.pipeline.pop())
+            return
+        if self._held:
+            data, self._held = self._held, b""
+            self._feed(data)
+        if not self._answering and not self._held:
+            self.flow.resume_reading()
+            if not self._in_message:
+                self._rest()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._answering = True
+        super()._start_asgi_task(cycle, app)
+
+    def _rest(self) -> None:
+        self._doors.idle(self._guest, self.loop.time())
+        self.flow.resume_reading()
+        self._await_rest()
+
+    def _await_rest(self) -> None:
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unsent = UnsentAnswer(self.transport.get_write_buffer_size, self._give_up_unread)
+        self._turns.paused(self._unsent)
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        self._forget_unsent()
+        super().resume_writing()
+        if self.transport is not None and not self.transport.is_closing():
+            self.loop.call_soon(self._go_on)
+
+    def _watch_reader(self) -> None:
+        if self._unsent is None:
+            return
+        is_stream = self.cycle is not None and bool(self.cycle.chunked_encoding)
+        patience_s = UNREAD_STREAM_SECONDS if is_stream else UNREAD_SECONDS
+        idle_s = self._unsent.idle_seconds(time.monotonic())
+        if idle_s >= patience_s:
+            self._give_up_unread()
+        else:
+            self._unread_limit = self.loop.call_later(
+                max(0.05, min(patience_s - idle_s, patience_s / 2)), self._watch_reader
+            )
+
+    def _give_up_unread(self) -> None:
+        self._doors.unread += 1
+        self.transport.abort()
+
+    def _forget_unsent(self) -> None:
+        if self._unread_limit is not None:
+            self._unread_limit.cancel()
+            self._unread_limit = None
+        if self._unsent is not None:
+            unsent, self._unsent = self._unsent, None
+            self._turns.resumed(unsent)
+
+    # ends
+
+    def _end_with(self, answer: bytes) -> None:
+        if not self._lingering and not self.transport.is_closing():
+            self.transport.write(answer)
+            self._linger_now()
+
+    def _linger(self) -> bool:
+        """Asked by the transport before it closes: bytes still under way would make the kernel drop the answer."""
+        if (self._in_message or self._held) and not self._lingering:
+            self._linger_now()
+        return self._lingering
+
+    def _linger_now(self) -> None:
+        """The answer, then the end of our side. What the client still sends is read and dropped for a while."""
+        self._lingering = True
+        self._held = b""
         self._headers_came()
-        super().on_headers_complete()
+        self._unset_keepalive_if_required()
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self._linger_limit = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
 
-    def _peer_uid(self) -> int | None:
-        if self.client is None or self.server is None or self.server[1] is None:
-            return None
-        if not _is_loopback(self.client[0]):
-            return None
-        return peer_uid((self.server[0], self.server[1]), self.client)
-
-    def _count_header(self, number: int) -> None:
-        self._header_bytes += number
-        if self._header_bytes > MOST_HEADER_BYTES:
-            self._end_with(_LONG_HEADERS)
-
-    def _end_with(self, words: bytes) -> None:
-        if not self.transport.is_closing():
-            self.transport.write(words)
-            self.transport.close()
+    def _ignore(self, number: int) -> None:
+        self._ignored_bytes += number
+        if self._ignored_bytes > MAX_IGNORED_BYTES:
+            self.transport.abort()
 
     def _await_headers(self) -> None:
         """A connection that is open and does not come to the point must not stay."""
@@ -165,55 +315,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _give_up(self) -> None:
         self._header_limit = None
-        if not self.transport.is_closing():
-            self.transport.close()
+        self.transport.abort()
 
 
-def _is_loopback(host: str) -> bool:
-    return host.startswith("127.") or host == "::1"
-
-
-class HttpServer:
-    """Serves an ASGI application on a socket that is bound already. Signals and the loop are the caller's."""
-
-    def __init__(self, app: Any) -> None:
-        self._config = uvicorn.Config(
-            app,
-            http=HttpProtocol,
-            ws="none",
-            loop="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            date_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        )
-        self._config.load()
-        self._state = ServerState()
-        self._server: asyncio.Server | None = None
-
-    async def start(self, sock: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: HttpProtocol(config=self._config, server_state=self._state, app_state={}, _loop=loop),
-            sock=sock,
-            backlog=1_024,
-        )
-
-    async def stop(self, grace_seconds: float = 2.0) -> None:
-        """Nothing new is taken; what is under way gets a moment, endless streams are cut."""
-        if self._server is None:
-            return
-        self._server.close()
-        for connection in tuple(self._state.connections):
-            connection.shutdown()
-        if self._state.tasks:
-            await asyncio.wait(tuple(self._state.tasks), timeout=grace_seconds)
-        for task in tuple(self._state.tasks):
-            task.cancel()
-        if self._state.tasks:
-            await asyncio.wait(tuple(self._state.tasks), timeout=grace_seconds)
-        for connection in tuple(self._state.connections):
-            connection.transport.abort()
+def _nothing() -> None:
+    pass

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from dgpu.core.ids import GpuId
 from dgpu.core.state import ClusterState
+from dgpu.file_limit import file_limit, open_files
 from dgpu.journal.journal import Room
 from dgpu.service import metrics_cluster as cluster
 from dgpu.service.metrics_gpu import GpuLines, joined
@@ -83,6 +84,7 @@ class Scrapes:
         cluster.tell_scheduler(text, state, meters)
         self._tell_service(text)
         self._tell_streams(text)
+        self._tell_connections(text)
         self._tell_agents(text, state, at)
         self._tell_process(text)
         self._gpu_lines.forget_removed(state.gpus)
@@ -146,6 +148,28 @@ class Scrapes:
         about = "Open streams of events and of logs."
         text.one("http_streams", "gauge", about, self._backend.streams)
 
+    def _tell_connections(self, text: Text) -> None:
+        doors, turns = self._backend.doors, self._backend.turns
+        text.one("http_connections", "gauge", "Open connections for HTTP.", doors.count)
+        text.one("http_connections_idle", "gauge", "Those without a request under way.", doors.idle_count)
+        text.one("http_connections_max", "gauge", "How many may be open.", doors.limits.total)
+        about = "Connections refused because their user, their address or all together had too many."
+        text.one("http_connections_refused_total", "counter", about, doors.refused)
+        about = "Idle connections closed to make room for others."
+        text.one("http_connections_shed_total", "counter", about, doors.shed)
+        about = "Connections closed because the client did not read its answer."
+        text.one("http_connections_unread_total", "counter", about, doors.unread)
+        about = "Times that no file was left for a new connection."
+        text.one("http_accept_pauses_total", "counter", about, doors.accept_pauses)
+        text.one(
+            "http_unsent_bytes", "gauge", "Answers that clients have not read yet.", turns.unsent_bytes()
+        )
+        text.one("http_large_reads_waiting", "gauge", "Large reads that wait for their turn.", turns.waiting)
+        text.one("agent_connections", "gauge", "Open connections of agents.", doors.agents.open)
+        text.one("agent_connections_max", "gauge", "How many may be open.", doors.agents.max)
+        about = "Connections of other users to the agents' port, closed to make room."
+        text.one("agent_connections_closed_total", "counter", about, doors.agents.closed)
+
     def _tell_agents(self, text: Text, state: ClusterState, at: int) -> None:
         runtime = self._backend.runtime
         about = "Streams and pieces of output that were not of the node that holds the lease."
@@ -169,4 +193,6 @@ class Scrapes:
         cpu_s = used.ru_utime + used.ru_stime
         text.one("process_cpu_seconds_total", "counter", "CPU time of the scheduler.", cpu_s)
         text.one("process_resident_memory_bytes", "gauge", "Memory of the scheduler.", resident)
+        text.one("process_open_fds", "gauge", "Open files of the scheduler.", open_files())
+        text.one("process_max_fds", "gauge", "How many files it may open.", file_limit())
         text.one("process_start_time_seconds", "gauge", "When the scheduler started.", self._started_s)
