@@ -11,6 +11,7 @@ from litestar import MediaType, Request, Response, get
 from dgpu.service.rest.describe_browser import browser_calls
 from dgpu.service.rest.tasks import Given
 from dgpu.wire.alert_fields import SILENCE_FIELDS
+from dgpu.wire.answers import PROBLEM_JSON
 from dgpu.wire.task_fields import TASK_FIELDS
 from dgpu.wire.tenant_fields import QUOTA_FIELDS, TENANT_FIELDS
 
@@ -39,10 +40,11 @@ _PROBLEM: dict[str, Any] = {
         },
     },
 }
+_A_PROBLEM = {"$ref": "#/components/schemas/Problem"}
 _REFUSALS = {
     "400": "The body is not what was expected; `errors` names the fields.",
     "413": "The body is too large.",
-    "415": "Content-Type is not application/json.",
+    "415": "Content-Type is not application/json, or Content-Encoding is not identity.",
     "422": "It can never run here, or a limit forbids it, or it is not supported yet.",
     "429": "Too many tasks wait, or too many idempotency keys of the last hour are known.",
     "503": "Too busy; try again.",
@@ -99,16 +101,24 @@ def complete(schema: dict[str, Any]) -> dict[str, Any]:
     )
     _describe_cancel(paths)
     _describe_quota(paths)
+    _describe_quota_answer(paths)
     _describe_whatif(paths, task)
     _describe_alerts(paths)
     paths.update(browser_calls())
     for item in paths.values():
         for operation in item.values():
             if isinstance(operation, dict) and "responses" in operation:
-                operation["responses"]["default"] = _answer(
-                    "A problem.", {"$ref": "#/components/schemas/Problem"}, "application/problem+json"
-                )
+                _describe_problems(operation["responses"])
     return schema
+
+
+def _describe_problems(responses: dict[str, Any]) -> None:
+    """Every refusal is a problem. Litestar describes its own form of 400, which it never sends here."""
+    for status, response in responses.items():
+        if status.startswith(("4", "5")):
+            text = _REFUSALS.get(status, response["description"])
+            responses[status] = _answer(text, _A_PROBLEM, PROBLEM_JSON)
+    responses["default"] = _answer("A problem.", _A_PROBLEM, PROBLEM_JSON)
 
 
 def _describe_whatif(paths: dict[str, Any], task: dict[str, Any]) -> None:
@@ -173,6 +183,12 @@ def _describe_quota(paths: dict[str, Any]) -> None:
         paths[path][method]["requestBody"] = {"required": True, "content": {_JSON: {"schema": body}}}
 
 
+def _describe_quota_answer(paths: dict[str, Any]) -> None:
+    """With dry_run the effect, else the quota. Each has all required fields of the other's description, so not oneOf."""
+    schema = paths["/api/v1/quota"]["put"]["responses"]["200"]["content"][_JSON]["schema"]
+    schema["anyOf"] = schema.pop("oneOf")
+
+
 def _describe_cancel(paths: dict[str, Any]) -> None:
     names = ("status", "tenant", "pool", "priority")
     body = {
@@ -203,10 +219,7 @@ def _call(summary: str, about: str, body: Any, answer: dict[str, Any], *, key: b
         "requestBody": {"required": True, "content": {_JSON: {"schema": body}}},
         "responses": {
             "201": _answer("Accepted and durable.", {"type": "object", "properties": answer}, _JSON),
-            **{
-                status: _answer(text, {"$ref": "#/components/schemas/Problem"}, "application/problem+json")
-                for status, text in _REFUSALS.items()
-            },
+            **{status: _answer(text, _A_PROBLEM, PROBLEM_JSON) for status, text in _REFUSALS.items()},
         },
     }
     if key:

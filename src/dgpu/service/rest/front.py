@@ -16,6 +16,7 @@ from dgpu.service.rest import board_calls, listing, probes, session_calls, submi
 from dgpu.service.rest.access import OPEN_PATHS, Access, Peer, wrong_content
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.doors import Guest
+from dgpu.service.rest.methods import methods_before_frame, methods_of_frame
 from dgpu.service.rest.pages import Page, Pages
 from dgpu.service.rest.turns import is_large
 from dgpu.wire.answers import PROBLEM_JSON, Problem
@@ -80,6 +81,8 @@ class Front:
             await send_problem(send, refused, request_id, _headers_of(refused))
         elif page is not None:
             await _send_page(send, page, method, request_id)
+        elif method == "OPTIONS":
+            await self._options(scope, receive, send, request_id)
         elif method == "POST" and (call := HOT_CALLS.get(path.rstrip("/"))) is not None:
             await self._hot(call, scope, headers, receive, send)
         elif method in {"GET", "HEAD"} and (probe := _PROBES.get(path)) is not None:
@@ -98,6 +101,18 @@ class Front:
             await send_problem(send, no_such_call(path), request_id, {})
         else:
             await self._framed(scope, receive, send, request_id)
+
+    async def _options(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+        path = scope["path"]
+        allowed = methods_before_frame(path, self._pages, _ONLY_POST)
+        if allowed is None and not path.startswith("/schema"):
+            allowed = await methods_of_frame(self._rest, scope, receive)
+        if allowed is None:
+            await send_problem(send, no_such_call(path), request_id, {})
+            return
+        named = dict.fromkeys(word.strip() for word in f"{allowed}, OPTIONS".split(",") if word.strip())
+        headers = [(b"allow", ", ".join(named).encode()), (b"x-request-id", request_id.encode())]
+        await _answer(send, 204, b"", [*headers, *_SAFETY_HEADERS[:2]])
 
     async def _hot(
         self, call: HotCall, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send

@@ -8,6 +8,8 @@ from dgpu.service.rest.backend import Backend
 from dgpu.wire.answers import Health, Ready
 from dgpu.wire.connections import Connections
 
+PATHS = frozenset({"/health", "/ready"})
+
 
 async def health(backend: Backend) -> tuple[int, Health]:
     return 200, Health(status="ok", version=backend.options.version)
