@@ -189,9 +189,7 @@ async def _agents(
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     from dgpu.service.grpc.server import AgentServer
 
-    server = AgentServer(
-        runtime, output, files, trusts_all=options.auth_mode == "none", counts=connections
-    )
+    server = AgentServer(runtime, output, files, trusts_all=options.auth_mode == "none", counts=connections)
     port = await server.start(options.grpc.host, options.grpc.port)
     try:
         yield port
