@@ -13,6 +13,7 @@ from pathlib import Path
 import structlog
 
 from dgpu.agent import machine
+from dgpu.agent.disk_watch import DiskWatch
 from dgpu.agent.epoch import JoinedFile
 from dgpu.agent.file_stream import FilesDesk
 from dgpu.agent.housework import keep_house
@@ -57,8 +58,12 @@ async def serve_agent(options: AgentOptions, *, stop: asyncio.Event | None = Non
             )
         )
         files = FilesDesk(options.tasks_dir if options.runner == "process" else None)
+        work_dir = str(options.work_dir or options.state_dir)
+        disk = DiskWatch((str(options.state_dir), work_dir), str(options.state_dir))
         nodes = {
-            node.id: NodeHost(options, node, joined=joined, desk=desk, files=files, boot_id=boot_id)
+            node.id: NodeHost(
+                options, node, joined=joined, desk=desk, files=files, disk=disk, boot_id=boot_id
+            )
             for node in options.nodes
         }
         runner = _runner(options, nodes, output_dir)

@@ -14,7 +14,7 @@ import structlog
 
 from dgpu import __version__
 from dgpu.agent import machine
-from dgpu.agent.disk_room import DiskRoom
+from dgpu.agent.disk_watch import DiskWatch
 from dgpu.agent.epoch import Joined, JoinedFile, NotJoined
 from dgpu.agent.file_stream import FilesDesk, FileStream
 from dgpu.agent.keeper import boot_ms
@@ -81,6 +81,7 @@ class NodeHost:
         joined: JoinedFile,
         desk: OutputDesk,
         files: FilesDesk,
+        disk: DiskWatch,
         boot_id: str,
     ) -> None:
         self.id = node.id
@@ -101,7 +102,7 @@ class NodeHost:
             run_of=self._machine.lifecycle.run_of,
             on_settled=self._on_output_settled,
         )
-        self._room = DiskRoom((str(options.state_dir), str(options.work_dir or options.state_dir)))
+        self._disk = disk
         self._inbox: collections.deque[NodeInput] = collections.deque()
         self._working = False
         self._timer: asyncio.TimerHandle | None = None
@@ -329,9 +330,7 @@ class NodeHost:
             self._feed(Sampled(samples=samples, unfit=self._unfit()))
 
     def _unfit(self) -> str:
-        if not self._room.is_full():
-            return ""
-        return f"the disk of {self._options.state_dir} is full"
+        return self._disk.unfit(boot_ms())
 
     def _sample_now(self, holders: dict[GpuId, tuple[LeaseId, ...]]) -> tuple[Sample, ...]:
         assert self._probe is not None  # noqa: S101 - asked for before

@@ -71,6 +71,7 @@ class ScriptedScheduler:
         self._link: Any = None
         self._output: Any = None
         self.port = 0
+        self._writing = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -105,7 +106,12 @@ class ScriptedScheduler:
 
     async def say(self, message: pb.FromScheduler) -> None:
         await until(lambda: self._link is not None)
-        await self._link.write(message)
+        await self._write(self._link, message)
+
+    async def _write(self, link: Any, message: pb.FromScheduler) -> None:
+        """A stream takes one write at a time."""
+        async with self._writing:
+            await link.write(message)
 
     async def order(self, *starts: pb.Start, stops: tuple[int, ...] = ()) -> None:
         stopping = [pb.Stop(lease_id=lease, reason="cancelled") for lease in stops]
@@ -121,12 +127,12 @@ class ScriptedScheduler:
             kind = message.WhichOneof("body")
             if kind == "register":
                 self.registrations.append(message.register)
-                await context.write(pb.FromScheduler(welcome=self._welcome(message.register)))
+                await self._write(context, pb.FromScheduler(welcome=self._welcome(message.register)))
                 self._link = context
             elif kind == "heartbeat":
                 self.heartbeats.append(message.heartbeat)
                 ack = pb.HeartbeatAck(seq=message.heartbeat.seq)
-                await context.write(pb.FromScheduler(heartbeat_ack=ack))
+                await self._write(context, pb.FromScheduler(heartbeat_ack=ack))
             elif kind == "inventory":
                 self.inventories.append(message.inventory)
             elif kind == "reports":
@@ -135,7 +141,7 @@ class ScriptedScheduler:
                     self.finished.setdefault(each.lease_id, []).append(each)
                 if self.acks:
                     ack = pb.ReportsAck(seq=message.reports.seq)
-                    await context.write(pb.FromScheduler(reports_ack=ack))
+                    await self._write(context, pb.FromScheduler(reports_ack=ack))
 
     def _welcome(self, register: pb.Register) -> pb.Welcome:
         return pb.Welcome(

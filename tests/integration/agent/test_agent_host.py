@@ -176,7 +176,7 @@ async def test_a_restarted_scheduler_is_found_again_and_hears_what_it_missed(tmp
         (finished,) = await until(lambda: scheduler.finished.get(1))
         assert finished.exit_code == 4
         assert scheduler.registrations[-1].highest_epoch == 1
-        await until(lambda: (tmp_path / "epoch").read_text() == "2\n")
+        await until(lambda: JoinedFile(tmp_path).joined.epoch == 2)
 
 
 async def test_a_lease_given_away_is_ended_without_a_report(tmp_path) -> None:

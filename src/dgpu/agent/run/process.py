@@ -8,7 +8,7 @@ import os
 import pwd
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ import structlog
 from dgpu.agent.chunks import read_at
 from dgpu.agent.frames import PROTOCOL, Frame
 from dgpu.agent.keeper import KeeperSettings, boot_ms
-from dgpu.agent.keeper_link import KeeperError, KeeperGoneError, KeeperLink, is_answering, protocol_of
+from dgpu.agent.keeper_link import KeeperError, KeeperGoneError, KeeperLink, protocol_of
 from dgpu.agent.oom import TAIL_BYTES, out_of_memory
 from dgpu.agent.owners import ProcessOwners
-from dgpu.agent.pulse import MAX_UNANSWERED, TICK_SECONDS, Pulse
+from dgpu.agent.run.keeper_watch import KeeperWatch
 from dgpu.agent.run.runner import (
     KnownRun,
     RunEnd,
@@ -46,6 +46,7 @@ from dgpu.wire.run_dirs import run_dir_name
 _RETRY_SECONDS = 1.0
 _STOP_SECONDS = 60.0
 _GREETING_SECONDS = 10.0
+_LOOK_SECONDS = 5.0
 _MAX_GREETINGS = 3  # keepers that end while they are greeted, before it counts as a failure
 _STALE = ".old"
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -72,10 +73,12 @@ class ProcessRunner:
         self._keeper_id = ""
         self._keeper_pid = 0
         self._protocol = 0  # of the connected keeper
-        self._pulse = Pulse()
-        self._pulsing: asyncio.Task[None] | None = None
-        self._linkless_ticks = 0
-        self._unfit = ""
+        self._watch = KeeperWatch(
+            Path(settings.directory),
+            send=self._send,
+            on_change=self._say_fitness,
+            on_return=self._say_words_again,
+        )
         self.names_dirs = False  # as `wire.run_dirs` says; a keeper of an older version names them by lease
         self._nodes: dict[LeaseId, NodeId] = {}
         self._roots: dict[LeaseId, int] = {}  # pid of the first process of each lease that has not ended
@@ -91,20 +94,19 @@ class ProcessRunner:
         self._reopening: asyncio.Task[None] | None = None
         self._gone = asyncio.Event()
         self._closing = False
-        self._deleting: set[asyncio.Task[None]] = set()
+        self._at_work: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         """Raises KeeperError when there is no keeper to be had. Waits as long as a keeper takes to answer: until then
         nobody knows what runs here, and the node must not register.
         """
-        if self._pulsing is None:
-            self._pulsing = asyncio.get_running_loop().create_task(self._keep_pulse())
+        self._watch.start()
         for chance in range(_MAX_GREETINGS):
             self._greeted = asyncio.get_running_loop().create_future()
             self._early = []
             self._link = await KeeperLink.open(self._settings, on_frame=self._on_frame, on_lost=self._on_lost)
             try:
-                self._on_hello(await self._greeting())
+                await self._on_hello(await self._greeting())
             except KeeperGoneError:
                 if chance + 1 == _MAX_GREETINGS:
                     raise
@@ -120,7 +122,7 @@ class ProcessRunner:
             try:
                 return await asyncio.wait_for(asyncio.shield(self._greeted), _GREETING_SECONDS)
             except TimeoutError:
-                self._be_unfit("its keeper does not answer")
+                self._watch.be_unfit("its keeper does not answer")
 
     def start(self, node_id: NodeId, orders: Sequence[RunOrder]) -> None:
         spawns: list[dict[str, Any]] = []
@@ -162,7 +164,7 @@ class ProcessRunner:
 
     def heard(self, node_id: NodeId, *, at_ms: int, lease_ms: int, action: str) -> None:
         word = self._words[node_id] = [node_id, at_ms, lease_ms, action]
-        if not self._pulse.is_silent:  # else it hears the latest of them when it answers again
+        if not self._watch.is_silent:  # else it hears the latest of them when it answers again
             self._send({"word": [word]})
 
     def owners(self) -> dict[int, LeaseId | None]:
@@ -180,9 +182,9 @@ class ProcessRunner:
 
     async def close(self, *, stop_tasks: bool) -> None:
         self._closing = True
-        for task in (self._reopening, self._pulsing):
-            if task is not None:
-                task.cancel()
+        self._watch.stop()
+        if self._reopening is not None:
+            self._reopening.cancel()
         if self._link is None:
             return
         if stop_tasks:
@@ -193,8 +195,8 @@ class ProcessRunner:
             _log.info("tasks_go_on", leases=len(self._nodes), keeper_pid=self._keeper_pid)
         if self._link is not None:
             self._link.close()
-        if self._deleting:
-            await asyncio.wait(self._deleting, timeout=5)
+        if self._at_work:
+            await asyncio.wait(self._at_work, timeout=5)
 
     # -- to the keeper
 
@@ -250,7 +252,7 @@ class ProcessRunner:
             self._early.append(frame)
             return
         if "pong" in frame:
-            self._on_pong(frame["pong"])
+            self._watch.answered(frame["pong"])
         words: dict[NodeId, list[RunnerWord]] = {}
         self._roots.update((LeaseId(lease), pid) for lease, pid in frame.get("pids", ()))
         for entry in frame.get("ended", ()):
@@ -263,9 +265,21 @@ class ProcessRunner:
         for node_id, ended in self._by_node(frame.get("ended", ()), lambda each: each["lease"]):
             for each in ended:
                 self._note_remains(each["lease"], each)
-            words.setdefault(node_id, []).append(RunsEnded(ended=tuple(self._end(each) for each in ended)))
+            told = [each for each in ended if not _may_lack_memory(_end(each))]
+            words.setdefault(node_id, []).append(RunsEnded(ended=tuple(map(_end, told))))
+            if len(told) < len(ended):
+                self._later(self._look_at_ends(node_id, [each for each in ended if each not in told]))
         for node_id, said in words.items():
             self._say(node_id, said)
+
+    async def _look_at_ends(self, node_id: NodeId, entries: list[dict[str, Any]]) -> None:
+        """Their output may say that memory ran out. It is read in a thread; a dead disk delays the end, no more."""
+        try:
+            read = asyncio.to_thread(lambda: tuple(map(self._end, entries)))
+            ends = await asyncio.wait_for(read, _LOOK_SECONDS)
+        except TimeoutError:
+            ends = tuple(map(_end, entries))
+        self._say(node_id, [RunsEnded(ended=ends)])
 
     def _by_node(
         self, entries: Iterable[Any], lease_of: Callable[[Any], int]
@@ -277,9 +291,8 @@ class ProcessRunner:
                 found.setdefault(node_id, []).append(entry)
         return found.items()
 
-    def _on_hello(self, hello: dict[str, Any]) -> None:
+    async def _on_hello(self, hello: dict[str, Any]) -> None:
         self._protocol = protocol_of(hello)
-        self._pulse = Pulse()
         self._keeper_id = hello["keeper"]
         self._keeper_pid = hello["pid"]
         self._roots = {
@@ -287,26 +300,31 @@ class ProcessRunner:
             for record in hello["leases"]
             if record.get("pid") and "end" not in record
         }
+        # In a thread: it looks at files of every lease and directory.
+        known, stale = await asyncio.to_thread(
+            lambda: ([self._known(record) for record in hello["leases"]], self._find_stale(hello))
+        )
         runs: dict[NodeId, list[KnownRun]] = {node_id: [] for node_id in self._node_ids}
         self.names_dirs = hello.get("names_dirs", False)
-        for record in hello["leases"]:
-            self._dirs[LeaseId(record["lease"])] = run_dir_name(record["task"], record["attempt"])
+        for record, run in zip(hello["leases"], known, strict=True):
+            self._dirs[run.lease_id] = run_dir_name(record["task"], record["attempt"])
             node_id = NodeId(record["node"])
             if node_id not in runs:
                 _log.warning("lease_of_unknown_node", lease=record["lease"], node=node_id)
                 continue
-            self._nodes[LeaseId(record["lease"])] = node_id
+            self._nodes[run.lease_id] = node_id
             self._note_remains(record["lease"], record.get("end", {}))
-            runs[node_id].append(self._known(record))
-        self._sweep(hello)
+            runs[node_id].append(run)
+        self._delete(stale)
         self._send({"agent": {"protocol": PROTOCOL}, "word": list(self._words.values())})
-        for node_id, known in runs.items():
-            self._say(node_id, [RunsListed(runs=tuple(known))])
-        self._be_unfit("")
+        for node_id, listed in runs.items():
+            self._say(node_id, [RunsListed(runs=tuple(listed))])
+        self._watch.connected(self._keeper_pid, self._protocol)
         self._retire_if_old()
 
     def _on_lost(self) -> None:
         self._link = None
+        self._watch.lost()
         self._gone.set()
         if self._closing:
             return
@@ -327,7 +345,7 @@ class ProcessRunner:
                 _log.warning(
                     "keeper_not_started", error=str(error), exc_info=not isinstance(error, KeeperError)
                 )
-                self._be_unfit(f"its keeper cannot be started: {error}")
+                self._watch.be_unfit(f"its keeper cannot be started: {error}")
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
                 _log.info("keeper_started", pid=self._keeper_pid)
@@ -335,49 +353,13 @@ class ProcessRunner:
 
     # -- is it fit?
 
-    async def _keep_pulse(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_SECONDS)
-            if self._link is None:
-                self._linkless_ticks += 1
-                if self._linkless_ticks >= MAX_UNANSWERED and not self._unfit:
-                    self._be_unfit("its keeper is being replaced")
-                continue
-            self._linkless_ticks = 0
-            if self._greeted is not None and not self._greeted.done():
-                continue  # `open` waits for it
-            number = self._pulse.tick()
-            if self._protocol == 1:
-                if await asyncio.to_thread(is_answering, Path(self._settings.directory)):
-                    self._on_pong(number)
-            elif not self._pulse.is_silent:  # else those that wait unread are enough
-                self._send({"ping": number})
-            self._look_at_pulse()
-
-    def _on_pong(self, number: int) -> None:
-        was_silent = self._pulse.is_silent
-        self._pulse.answered(number)
-        if was_silent:
-            self._send({"word": list(self._words.values())})
-        self._look_at_pulse()
-
-    def _look_at_pulse(self) -> None:
-        if self._link is not None and self._early is None:
-            self._be_unfit(
-                f"its keeper (pid {self._keeper_pid}) does not answer" if self._pulse.is_silent else ""
-            )
-
-    def _be_unfit(self, reason: str) -> None:
-        """Empty: it is fit. The nodes hear what is new."""
-        if reason == self._unfit:
-            return
-        self._unfit = reason
-        if reason:
-            _log.error("keeper_unfit", reason=reason, pid=self._keeper_pid)
-        else:
-            _log.info("keeper_fit", pid=self._keeper_pid)
+    def _say_fitness(self, unfit: str) -> None:
         for node_id in self._node_ids:
-            self._say(node_id, [RunnerFit(unfit=reason)])
+            self._say(node_id, [RunnerFit(unfit=unfit)])
+
+    def _say_words_again(self) -> None:
+        """Those that were withheld while the keeper did not answer."""
+        self._send({"word": list(self._words.values())})
 
     def _retire_if_old(self) -> None:
         """A keeper of an older version serves its tasks to their end; when nothing is left, a new one takes over."""
@@ -400,8 +382,7 @@ class ProcessRunner:
     def _end(self, entry: dict[str, Any]) -> RunEnd:
         """As the keeper saw it; where the output says that memory ran out, as that."""
         end = _end(entry)
-        failed = end.outcome is Outcome.SIGNALED or (end.outcome is Outcome.EXITED and end.exit_code)
-        if not failed or not end.output_bytes:
+        if not _may_lack_memory(end):
             return end
         directory = Path(f"{self._settings.output_dir}/{end.lease_id:d}")
         try:
@@ -426,7 +407,7 @@ class ProcessRunner:
             cluster_id=record.get("cluster", ""),
         )
 
-    def _sweep(self, hello: dict[str, Any]) -> None:
+    def _find_stale(self, hello: dict[str, Any]) -> list[Path]:
         """Directories that nobody knows any more: left by a crash between forgetting and deleting."""
         leases = {str(record["lease"]) for record in hello["leases"]}
         stale: list[Path] = []
@@ -437,7 +418,7 @@ class ProcessRunner:
                     stale.append(entry.rename(entry.with_suffix(_STALE)))
             elif entry.suffix == _STALE:
                 stale.append(entry)
-        self._delete(stale)
+        return stale
 
     def _delete(self, paths: list[Path]) -> None:
         if not paths:
@@ -447,9 +428,12 @@ class ProcessRunner:
             for path in paths:
                 shutil.rmtree(path, ignore_errors=True)
 
-        task = asyncio.get_running_loop().create_task(asyncio.to_thread(delete))
-        self._deleting.add(task)
-        task.add_done_callback(self._deleting.discard)
+        self._later(asyncio.to_thread(delete))
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._at_work.add(task)
+        task.add_done_callback(self._at_work.discard)
 
 
 def base_environment() -> dict[str, str]:
@@ -466,6 +450,11 @@ def base_environment() -> dict[str, str]:
         # What a script printed before it was stopped must not be lost in its buffer.
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def _may_lack_memory(end: RunEnd) -> bool:
+    failed = end.outcome is Outcome.SIGNALED or (end.outcome is Outcome.EXITED and end.exit_code != 0)
+    return failed and end.output_bytes > 0
 
 
 def _end(entry: dict[str, Any]) -> RunEnd:
