@@ -86,6 +86,8 @@ class FollowerLink:
         self._life: asyncio.Task[None] | None = None
         self._process: Process | None = None
         self._delay_s = _FIRST_DELAY_S
+        self._marked_index = 0
+        self._marked_s = 0.0
         self.seen_index = 0  # the history has everything up to this group
         self.seen_at = 0  # journal time of that group
         self.snapshot_index = 0  # of the last snapshot written while we listened
@@ -116,9 +118,19 @@ class FollowerLink:
         self._news.set()
         self._life = asyncio.get_running_loop().create_task(self._live(), name="follower")
 
+    @property
+    def lag_s(self) -> float:
+        """For how long the history has not reached a group that was committed."""
+        return 0.0 if self.seen_index >= self._marked_index else time.monotonic() - self._marked_s
+
+    def _mark_lag(self) -> None:
+        if self.seen_index >= self._marked_index:
+            self._marked_index, self._marked_s = self._committed, time.monotonic()
+
     def notify(self, index: int) -> None:
         """Committed up to here. Cheap: many calls become one message."""
         self._committed = index
+        self._mark_lag()
         self._news.set()
 
     def snapshot_soon(self) -> None:
@@ -296,6 +308,7 @@ class FollowerLink:
     def _hear(self, answer: Answer) -> None:
         if answer.seen is not None:
             self.seen_index, self.seen_at = answer.seen, answer.at
+            self._mark_lag()
             if self._failures and answer.seen >= self._catches_up_at:
                 self._note_caught_up()
         if answer.snapshot is not None:

@@ -20,31 +20,21 @@ import msgspec
 
 from dgpu.core.ids import NO_TASK, GpuId, LeaseId, NodeId, TaskId, TenantId
 from dgpu.core.task import Pool, Restart, TaskStatus
+from dgpu.service.history_filters import (
+    IDS_OF_KIND,
+    Search,
+    TaskFilters,
+    all_of,
+    kind_of,
+    search_where,
+    where_of,
+)
 from dgpu.service.history_schema import HISTORY_VERSION, MAX_KINDS_MERGED
 
 HISTORY_NAME = "history.sqlite"
 MAKING = ".making"  # a file beside the history: it is there, but does not hold everything yet
 MOST_ROWS = 1_000
 MOST_TASKS = 1_000_000  # kept
-
-_IDS_OF_KIND = """
-    SELECT id FROM tasks WHERE forgotten = 1 AND tenant = ? AND pool = ? AND priority = ? AND status = ? AND id < ?
-    ORDER BY id DESC"""
-
-
-class TaskFilters(msgspec.Struct, frozen=True, kw_only=True):
-    status: TaskStatus | None = None
-    priority: int | None = None
-    tenant_id: TenantId | None = None
-    pool: Pool | None = None
-
-
-class Search(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person looks for beyond the filters."""
-
-    words: str = ""  # in the id, name, tenant or command; upper and lower case are the same
-    node_id: str = ""
-    gpu_id: str = ""
 
 
 class PastTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,22 +141,36 @@ class History:
         return _task(rows[0]) if rows else None
 
     def list_tasks(
-        self, filters: TaskFilters, *, before_id: int | None = None, limit: int = 100, live: bool = False
+        self,
+        filters: TaskFilters,
+        *,
+        before_id: int | None = None,
+        above_id: int = 0,
+        limit: int = 100,
+        live: bool = False,
     ) -> list[PastTask]:
-        """Newest first, from below `before_id`. `live` adds those that the core still has."""
+        """Newest first, from below `before_id` to above `above_id`. `live` adds those that the core still has."""
         limit = min(limit, MOST_ROWS)
-        where, values = _where(filters, live=live)
+        where, values = where_of(filters, live=live)
         if not live and (len(values) > 1 or filters.pool is not None):
             kinds = self._kinds(filters)
             if kinds is not None and len(kinds) <= MAX_KINDS_MERGED:
-                return self._of_kinds(kinds, before_id, limit)
+                return self._of_kinds(kinds, before_id, above_id, limit)
         if before_id is not None:
             where, values = [*where, "id < ?"], [*values, before_id]
-        query = f"SELECT * FROM tasks {_all_of(where)} ORDER BY id DESC LIMIT ?"  # noqa: S608 - words of ours
+        if above_id:
+            where, values = [*where, "id > ?"], [*values, above_id]
+        query = f"SELECT * FROM tasks {all_of(where)} ORDER BY id DESC LIMIT ?"  # noqa: S608 - words of ours
         return [_task(row) for row in self._rows(query, (*values, limit))]
 
     def forgotten_page(
-        self, filters: TaskFilters, *, before_id: int | None, limit: int, live: bool = False
+        self,
+        filters: TaskFilters,
+        *,
+        before_id: int | None,
+        limit: int,
+        above_id: int = 0,
+        live: bool = False,
     ) -> ForgottenPage:
         with self._reading() as connection:
             if connection is None:
@@ -175,7 +179,9 @@ class History:
             try:
                 return ForgottenPage(
                     index=self.reach().index,
-                    tasks=self.list_tasks(filters, before_id=before_id, limit=limit, live=live),
+                    tasks=self.list_tasks(
+                        filters, before_id=before_id, above_id=above_id, limit=limit, live=live
+                    ),
                     total=self.count_tasks(filters),
                 )
             finally:
@@ -188,15 +194,15 @@ class History:
         """Tasks that are over, behind the id `edge`; also those that the core still has. Looks at `most` of them, and
         tells the id at which it stopped; None: it came to the end.
         """
-        where, values = _where(filters, live=True)
+        where, values = where_of(filters, live=True)
         if edge is not None:
             where, values = [*where, "id > ?" if oldest else "id < ?"], [*values, edge]
         order = "ASC" if oldest else "DESC"
-        looked_at = f"SELECT * FROM tasks {_all_of(where)} ORDER BY id {order} LIMIT {most}"  # noqa: S608 - words of ours
-        found, wanted = _search_where(search)
-        query = f"SELECT * FROM ({looked_at}) {_all_of(found)} ORDER BY id {order} LIMIT ?"  # noqa: S608 - the same
+        looked_at = f"SELECT * FROM tasks {all_of(where)} ORDER BY id {order} LIMIT {most}"  # noqa: S608 - words of ours
+        found, wanted = search_where(search)
+        query = f"SELECT * FROM ({looked_at}) {all_of(found)} ORDER BY id {order} LIMIT ?"  # noqa: S608 - the same
         rows = self._rows(query, (*values, *wanted, min(limit, MOST_ROWS)))
-        stops = f"SELECT id FROM tasks {_all_of(where)} ORDER BY id {order} LIMIT 1 OFFSET {most - 1}"  # noqa: S608
+        stops = f"SELECT id FROM tasks {all_of(where)} ORDER BY id {order} LIMIT 1 OFFSET {most - 1}"  # noqa: S608
         stopped = self._rows(stops, tuple(values))
         return [_task(row) for row in rows], int(stopped[0]["id"]) if stopped else None
 
@@ -205,8 +211,8 @@ class History:
         kinds = None if live else self._kinds(filters)
         if kinds is not None:
             return sum(kind["number"] for kind in kinds)
-        where, values = _where(filters, live=live)
-        rows = self._rows(f"SELECT count(*) AS n FROM tasks {_all_of(where)}", tuple(values))  # noqa: S608 - the same
+        where, values = where_of(filters, live=live)
+        rows = self._rows(f"SELECT count(*) AS n FROM tasks {all_of(where)}", tuple(values))  # noqa: S608 - the same
         return int(rows[0]["n"]) if rows else 0
 
     def task_events(self, task_id: TaskId, *, limit: int = MOST_ROWS) -> list[PastEvent]:
@@ -260,8 +266,8 @@ class History:
 
     def _kinds(self, filters: TaskFilters) -> list[sqlite3.Row] | None:
         """Kinds of forgotten tasks that the filters take, with their numbers. None: an old file has no counters yet."""
-        where, values = _where(filters, live=True)
-        query = f"SELECT * FROM task_counts {_all_of([*where, 'number > 0'])}"  # noqa: S608 - words of ours
+        where, values = where_of(filters, live=True)
+        query = f"SELECT * FROM task_counts {all_of([*where, 'number > 0'])}"  # noqa: S608 - words of ours
         with self._reading() as connection:
             if connection is None:
                 return []
@@ -269,14 +275,17 @@ class History:
                 return None
             return connection.execute(query, values).fetchall()
 
-    def _of_kinds(self, kinds: list[sqlite3.Row], before_id: int | None, limit: int) -> list[PastTask]:
+    def _of_kinds(
+        self, kinds: list[sqlite3.Row], before_id: int | None, above_id: int, limit: int
+    ) -> list[PastTask]:
         """The newest of each kind, merged. A filter that takes few tasks does not walk past all the others."""
         below = (1 << 62) if before_id is None else before_id
         with self._reading() as connection:
             if connection is None:
                 return []
             ids_of = [
-                (row[0] for row in connection.execute(_IDS_OF_KIND, (*_kind(kind), below))) for kind in kinds
+                (row[0] for row in connection.execute(IDS_OF_KIND, (*kind_of(kind), below, above_id)))
+                for kind in kinds
             ]
             ids = list(islice(merge(*ids_of, reverse=True), limit))
             query = f"SELECT * FROM tasks WHERE id IN ({','.join('?' * len(ids))}) ORDER BY id DESC"  # noqa: S608 - the same
@@ -336,45 +345,6 @@ class History:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-
-
-def _where(filters: TaskFilters, *, live: bool) -> tuple[list[str], list[Any]]:
-    columns = {
-        "status": filters.status,
-        "priority": filters.priority,
-        "tenant": filters.tenant_id,
-        "pool": filters.pool,
-    }
-    wanted = {column: value for column, value in columns.items() if value is not None}
-    where = [] if live else ["forgotten = 1"]
-    return [*where, *(f"{column} = ?" for column in wanted)], [
-        value if isinstance(value, int) else str(value) for value in wanted.values()
-    ]
-
-
-def _kind(row: sqlite3.Row) -> tuple[Any, ...]:
-    return row["tenant"], row["pool"], row["priority"], row["status"]
-
-
-def _search_where(search: Search) -> tuple[list[str], list[Any]]:
-    where = ["status NOT IN ('pending', 'running')"]
-    values: list[Any] = []
-    if search.words:
-        plain = search.words.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-        columns = ("'task-' || id", "name", "tenant", "command")
-        where.append("(" + " OR ".join(f"{column} LIKE ? ESCAPE '\\'" for column in columns) + ")")
-        values += [f"%{plain}%"] * len(columns)
-    if search.node_id:
-        where.append("node = ?")
-        values.append(search.node_id)
-    if search.gpu_id:
-        where.append("instr(gpu_ids, ?)")
-        values.append(msgspec.json.encode(search.gpu_id).decode())
-    return where, values
-
-
-def _all_of(where: list[str]) -> str:
-    return "WHERE " + " AND ".join(where) if where else ""
 
 
 def _task(row: sqlite3.Row) -> PastTask:

@@ -17,7 +17,8 @@ from dgpu.journal.file import FileJournal
 from dgpu.journal.snapshot import load_newest
 from dgpu.service.follower_link import FollowerLink
 from dgpu.service.follower_words import FollowerSettings
-from dgpu.service.history import HISTORY_NAME, History, TaskFilters
+from dgpu.service.history import HISTORY_NAME, History
+from dgpu.service.history_filters import TaskFilters
 from dgpu.wire.records import encode_group
 from unit.journal.samples import busy_cluster, write_journal
 

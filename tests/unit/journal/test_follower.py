@@ -13,7 +13,8 @@ from dgpu.journal.segments import archived_segments, live_segments
 from dgpu.journal.snapshot import load_newest, load_snapshot
 from dgpu.service.follower import Follower
 from dgpu.service.follower_words import Ask, FollowerSettings
-from dgpu.service.history import HISTORY_NAME, History, HistoryDamaged, TaskFilters
+from dgpu.service.history import HISTORY_NAME, History, HistoryDamaged
+from dgpu.service.history_filters import TaskFilters
 from dgpu.service.history_rebuild import rebuild_history
 from dgpu.service.history_writer import HistoryWriter, begin_again, remove_history
 from dgpu.wire.questions import Hastening

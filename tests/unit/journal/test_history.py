@@ -9,7 +9,8 @@ from dgpu.core.events import NodeDraining
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Pool, TaskStatus
 from dgpu.service import history_writer
-from dgpu.service.history import History, TaskFilters
+from dgpu.service.history import History
+from dgpu.service.history_filters import TaskFilters
 from dgpu.service.history_schema import HistoryUnusable
 from dgpu.service.history_writer import HistoryWriter
 from unit.journal.samples import SECRET, busy_cluster

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from dgpu.core.task import Pool, TaskStatus
-from dgpu.service.history import History, TaskFilters
+from dgpu.service.history import History
+from dgpu.service.history_filters import TaskFilters
 from dgpu.service.history_writer import HistoryWriter
 
 FEW, MANY = 2_000, 40_000
@@ -118,4 +119,15 @@ def test_a_history_of_an_earlier_version_is_counted_once(tmp_path) -> None:
     HistoryWriter(tmp_path / "h.sqlite").close()
     assert history.count_tasks(failed) == 4
     assert history.count_tasks(TaskFilters()) == FEW
+    history.close()
+
+
+@pytest.mark.parametrize("filters", [TaskFilters(), TaskFilters(tenant_id="lab", pool=Pool.BATCH)], ids=str)
+def test_a_page_may_ask_only_for_tasks_above_an_id(files, filters: TaskFilters) -> None:
+    """Where the memory fills a page, older tasks cannot be on it; only their number matters."""
+    history = History(files[0])
+    page = history.forgotten_page(filters, before_id=FEW, above_id=FEW - 6, limit=100)
+    every = [task.id for task in history.list_tasks(filters, before_id=FEW, limit=100)]
+    assert [task.id for task in page.tasks] == [each for each in every if each > FEW - 6] != []
+    assert page.total == history.count_tasks(filters)
     history.close()

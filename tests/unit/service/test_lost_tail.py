@@ -20,7 +20,8 @@ from dgpu.journal.mark import MARK_NAME, AcknowledgedMark, Mark, read_mark
 from dgpu.journal.segments import live_segments, scan_segment
 from dgpu.journal.snapshot import write_snapshot
 from dgpu.service.cluster_file import KnownCluster, hear, read_known, write_known
-from dgpu.service.history import HISTORY_NAME, History, TaskFilters
+from dgpu.service.history import HISTORY_NAME, History
+from dgpu.service.history_filters import TaskFilters
 from dgpu.service.history_rebuild import rebuild_history
 from dgpu.service.history_writer import HistoryWriter
 from dgpu.service.outputs import CommittedGroup

@@ -26,7 +26,8 @@ from dgpu.core.policy.reserved import fits_now, room_blockers
 from dgpu.core.rejections import Rejection, UnknownTask
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Pool, Shape, Task, TaskStatus
-from dgpu.service.history import PastTask, TaskFilters
+from dgpu.service.history import PastTask
+from dgpu.service.history_filters import TaskFilters
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.views import Filter, Forgotten
 from dgpu.service.views_tasks import past_task_answer, reservation_answer, task_answer
@@ -69,7 +70,9 @@ async def list_page(backend: Backend, wanted: Filter, before: int | None, limit:
     total = live.total
     may_be_past = wanted.status is None or wanted.status.is_final
     if may_be_past and views.highest_forgotten:
-        past, past_total = await _past_part(backend, wanted, before, limit + 1)
+        # A full page of newer tasks is in memory: older ones cannot be on it, and only their number is asked for.
+        above = live.rows[-1].task.id if len(live.rows) > limit else 0
+        past, past_total = await _past_part(backend, wanted, before, limit + 1, above)
         total += past_total
         for task_id, answer in past:
             merged.setdefault(task_id, answer)
@@ -213,20 +216,24 @@ def _unreachable(state: ClusterState, task: Task) -> dict[str, str]:
 
 
 async def _past_part(
-    backend: Backend, wanted: Filter, before: int | None, limit: int
+    backend: Backend, wanted: Filter, before: int | None, limit: int, above: int
 ) -> tuple[list[tuple[TaskId, TaskAnswer]], int]:
     views, history = backend.views, backend.history
     filters = filters_of(wanted)
-    page = await asyncio.to_thread(history.forgotten_page, filters, before_id=before, limit=limit)
+    page = await asyncio.to_thread(
+        history.forgotten_page, filters, before_id=before, above_id=above, limit=limit
+    )
     if page.index < views.first_index:
         # it still reads what was forgotten before this start: take its rows unmarked
         page = await asyncio.to_thread(
-            history.forgotten_page, filters, before_id=before, limit=limit, live=True
+            history.forgotten_page, filters, before_id=before, above_id=above, limit=limit, live=True
         )
     rows = {row.id: row for row in page.tasks if row.status.is_final}
     unmarked = views.forgotten_after(page.index, wanted)
     missing = [
-        gone for gone in unmarked if gone.task_id not in rows and (before is None or gone.task_id < before)
+        gone
+        for gone in unmarked
+        if gone.task_id not in rows and above < gone.task_id and (before is None or gone.task_id < before)
     ]
     missing.sort(key=lambda gone: -gone.task_id)
     if missing:

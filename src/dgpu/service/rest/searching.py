@@ -16,7 +16,7 @@ import msgspec
 from dgpu.core.ids import TaskId, task_name
 from dgpu.core.state import ClusterState
 from dgpu.core.task import Shape, Task, TaskDetail
-from dgpu.service.history import Search
+from dgpu.service.history_filters import Search
 from dgpu.service.rest import listing
 from dgpu.service.rest.backend import Backend
 from dgpu.service.views import Filter

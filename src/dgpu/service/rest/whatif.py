@@ -22,6 +22,7 @@ from dgpu.wire.answers import Change, Problem, WhatifAnswer, Why
 from dgpu.wire.questions import Hastening, Question, decode_whatif
 
 _PATIENCE_S = 20.0
+_MAX_LAG_S = 1.0
 _SOONER_PATIENCE_S = 0.3  # `why` answers without it rather than late
 
 _whatif = msgspec.json.Decoder(WhatifAnswer).decode
@@ -112,6 +113,8 @@ async def _ask(rest: Backend, question: Question, patience_s: float) -> bytes:
         return told
     if rest.follower is None:
         raise FollowerAway
+    if isinstance(question, Hastening) and rest.follower.lag_s > _MAX_LAG_S:
+        raise FollowerAway  # it has to read on; `why` answers without it
     return await rest.follower.ask(question, at=now, patience_s=patience_s)
 
 

@@ -1,0 +1,69 @@
+"""What a list of the history may be asked for, and the conditions that say so to SQLite."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+import msgspec
+
+from dgpu.core.ids import TenantId
+from dgpu.core.task import Pool, TaskStatus
+
+IDS_OF_KIND = """
+    SELECT id FROM tasks WHERE forgotten = 1 AND tenant = ? AND pool = ? AND priority = ? AND status = ? AND id < ? AND id > ?
+    ORDER BY id DESC"""
+
+
+class TaskFilters(msgspec.Struct, frozen=True, kw_only=True):
+    status: TaskStatus | None = None
+    priority: int | None = None
+    tenant_id: TenantId | None = None
+    pool: Pool | None = None
+
+
+class Search(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person looks for beyond the filters."""
+
+    words: str = ""  # in the id, name, tenant or command; upper and lower case are the same
+    node_id: str = ""
+    gpu_id: str = ""
+
+
+def where_of(filters: TaskFilters, *, live: bool) -> tuple[list[str], list[Any]]:
+    columns = {
+        "status": filters.status,
+        "priority": filters.priority,
+        "tenant": filters.tenant_id,
+        "pool": filters.pool,
+    }
+    wanted = {column: value for column, value in columns.items() if value is not None}
+    where = [] if live else ["forgotten = 1"]
+    return [*where, *(f"{column} = ?" for column in wanted)], [
+        value if isinstance(value, int) else str(value) for value in wanted.values()
+    ]
+
+
+def kind_of(row: sqlite3.Row) -> tuple[Any, ...]:
+    return row["tenant"], row["pool"], row["priority"], row["status"]
+
+
+def search_where(search: Search) -> tuple[list[str], list[Any]]:
+    where = ["status NOT IN ('pending', 'running')"]
+    values: list[Any] = []
+    if search.words:
+        plain = search.words.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+        columns = ("'task-' || id", "name", "tenant", "command")
+        where.append("(" + " OR ".join(f"{column} LIKE ? ESCAPE '\\'" for column in columns) + ")")
+        values += [f"%{plain}%"] * len(columns)
+    if search.node_id:
+        where.append("node = ?")
+        values.append(search.node_id)
+    if search.gpu_id:
+        where.append("instr(gpu_ids, ?)")
+        values.append(msgspec.json.encode(search.gpu_id).decode())
+    return where, values
+
+
+def all_of(where: list[str]) -> str:
+    return "WHERE " + " AND ".join(where) if where else ""

@@ -1,0 +1,36 @@
+"""How long the follower has been behind: a burst is no lag, and neither is a pause."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from dgpu.service import follower_link
+from dgpu.service.follower_link import Answer, FollowerLink
+
+
+def test_the_lag_is_the_time_since_a_group_that_was_not_reached(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(follower_link.time, "monotonic", lambda: now_s)
+
+    async def story() -> None:
+        nonlocal now_s
+        link = FollowerLink(tmp_path)
+        link.notify(1)
+        link._hear(Answer(seen=1, at=5))
+        now_s += 3_600  # nothing happens for an hour
+        link.notify(2)
+        assert link.lag_s == 0.0
+        now_s += 0.5
+        link.notify(3)
+        assert link.lag_s == 0.5
+        link._hear(Answer(seen=2, at=6))
+        now_s += 0.2
+        assert link.lag_s == pytest.approx(0.2)
+        link._hear(Answer(seen=3, at=7))
+        assert link.lag_s == 0.0
+
+    asyncio.run(story())
