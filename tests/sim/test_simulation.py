@@ -29,9 +29,11 @@ from dgpu.core.state import ClusterState
 from dgpu.core.task import Outcome, Task
 from dgpu.journal.errors import CorruptJournal
 from dgpu.journal.memory import MemoryJournal
-from dgpu.service import agents
+from dgpu.service import agents, output_intake
 from dgpu.service.contact import AgentRules
 from dgpu.service.inputs import AgentSaid, DecideQueued, HistoryAdvanced, Input, NotStored, Read, TimePassed
+from dgpu.service.output_intake import OutputIntake
+from dgpu.service.output_intake_words import IntakeInput, IntakeOutput, PartsStored
 from dgpu.service.outputs import Append, Output, ReadNow, Reply, Tell
 from dgpu.service.scheduler import Scheduler
 from dgpu.sim.checkers import Violation
@@ -65,6 +67,8 @@ def test_the_worlds_are_as_bad_as_they_claim() -> None:
         seen["forgotten"] += summary.forgotten
         seen["timeouts"] += summary.timeouts
         seen["reads of ended tasks"] += summary.reads_of_ends
+        seen["outputs"] += summary.outputs
+        seen["outputs in parts"] += summary.output_gaps
     assert min(seen.values()) >= 10, seen
     assert seen["torn tails"] >= 10
     assert seen["freezes"] >= 10
@@ -271,6 +275,24 @@ def test_a_start_that_only_syncs_what_it_read_after_a_failed_sync_is_caught(
     with pytest.raises((Violation, CorruptJournal)):
         for seed in range(MUTANT_SEEDS):
             simulate(seed, only_fault="sync_fails")
+
+
+def test_an_intake_that_takes_output_from_any_node_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_intake, "_why_foreign", lambda *_: "")
+    assert _is_caught(only_fault="output_is_forged")
+
+
+class StoredTooEarly(OutputIntake):
+    """Tells the agent that its output is stored although the disk was full."""
+
+    def on_input(self, value: IntakeInput, now_ms: int) -> list[IntakeOutput]:
+        if isinstance(value, PartsStored):
+            value = PartsStored(ok=True)
+        return super().on_input(value, now_ms)
+
+
+def test_an_intake_that_forgets_a_full_disk_is_caught() -> None:
+    assert _is_caught(make_intake=StoredTooEarly, only_fault="output_disk_is_full")
 
 
 def _is_caught(**values: Any) -> bool:

@@ -165,6 +165,7 @@ class Lifecycle:
                 self._waiting[order.lease_id] = lease
                 self._starts.add(order.lease_id, now_ms)
             elif known is not None and known.answers(order):
+                _tell_again(known)
                 repeated.append(known)
             elif known is not None and order.lease_id in self._abandoned:
                 known.refused = refused_end(order, known, now_ms)
@@ -189,7 +190,8 @@ class Lifecycle:
                 unstarted.append(unstarted_end(lease_id, cause, now_ms))
             elif stopped.state in {LeaseState.STARTING, LeaseState.RUNNING}:
                 stops.append(stop_order(stopped, self._grace_ms, cause))
-            elif stopped.state is LeaseState.ENDED:
+            elif stopped.state in {LeaseState.ENDED, LeaseState.ACKED}:
+                _tell_again(stopped)
                 repeated.append(stopped)
         if stops:
             outputs.append(StopRuns(orders=tuple(stops)))
@@ -455,3 +457,9 @@ class Lifecycle:
         while len(self._gone) > _MOST_REMEMBERED:
             self._gone.popitem(last=False)
         return [ForgetRuns(lease_ids=tuple(lease_ids))] if lease_ids else []
+
+
+def _tell_again(lease: NodeLease) -> None:
+    """A scheduler that orders a lease whose end was acknowledged has lost that end, with the tail of its journal."""
+    if lease.state is LeaseState.ACKED:
+        lease.state = LeaseState.ENDED

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from dgpu.core.events import GangPlaced, TaskPlaced
-from dgpu.core.ids import LeaseId, NodeId, TaskId
+from dgpu.core.ids import LeaseId, NodeId
 from dgpu.service.log_pack import OutputPart
 from dgpu.service.output_intake_words import (
     ChunkArrived,
@@ -35,11 +35,11 @@ from dgpu.service.output_intake_words import (
     StoreParts,
     TellAgent,
 )
+from dgpu.service.output_links import WINDOW_BYTES, Fetch, Link, Upload
 from dgpu.service.outputs import CommittedGroup
 from dgpu.wire.proto import agent_pb2 as pb
 from dgpu.wire.ranks import run_number
 
-WINDOW_BYTES = 1 << 20  # a stream's credit
 DEFAULT_HEAD_BYTES = 1 << 20
 DEFAULT_TAIL_BYTES = 16 << 20
 MAX_CHUNK_BYTES = 256 << 10
@@ -51,45 +51,6 @@ MAX_HOLDERS = 100_000
 MAX_OFFSET = 1 << 60
 _CREDIT_STEP_BYTES = 256 << 10
 _COMPLAIN_EVERY_MS = 10_000
-
-
-class _Upload:
-    __slots__ = ("attempt", "content", "failed", "held_back", "lease_id", "offset", "task_id")
-
-    def __init__(self, chunk: pb.OutputChunk) -> None:
-        self.lease_id = LeaseId(chunk.lease_id)
-        self.task_id = TaskId(chunk.task_id)
-        self.attempt = chunk.attempt
-        self.offset = 0
-        self.content = bytearray()
-        self.held_back: list[pb.OutputChunk] | None = []  # None: the holder is known
-        self.failed = False  # a part could not be stored
-
-
-class _Link:
-    __slots__ = ("credit_bytes", "id", "node_id", "owed_bytes", "session_id", "uploads")
-
-    def __init__(self, opened: LinkOpened) -> None:
-        self.id = opened.link_id
-        self.node_id = opened.node_id
-        self.session_id = opened.session_id
-        self.credit_bytes = WINDOW_BYTES  # what the agent may still send
-        self.owed_bytes = 0  # arrived, credit not given back yet
-        self.uploads: dict[LeaseId, _Upload] = {}  # oldest first
-
-    @property
-    def is_waiting(self) -> bool:
-        return any(upload.held_back is not None for upload in self.uploads.values())
-
-
-class _Fetch:
-    __slots__ = ("lease_id", "link_id", "paused", "unread_bytes")
-
-    def __init__(self, link_id: int, lease_id: LeaseId) -> None:
-        self.link_id = link_id
-        self.lease_id = lease_id
-        self.unread_bytes = 0
-        self.paused = False
 
 
 class OutputIntake:
@@ -107,11 +68,11 @@ class OutputIntake:
         self._head_bytes = head_bytes
         self._tail_bytes = tail_bytes
         self._holders: OrderedDict[LeaseId, Holder] = OrderedDict(holders)
-        self._links: dict[int, _Link] = {}
+        self._links: dict[int, Link] = {}
         self._by_node: dict[NodeId, int] = {}
-        self._fetches: dict[int, _Fetch] = {}
-        self._unstored: list[tuple[_Link, _Upload, OutputPart]] = []
-        self._storing: list[tuple[_Link, _Upload, OutputPart]] = []
+        self._fetches: dict[int, Fetch] = {}
+        self._unstored: list[tuple[Link, Upload, OutputPart]] = []
+        self._storing: list[tuple[Link, Upload, OutputPart]] = []
         self._unstored_bytes = 0
         self._complained_ms = -_COMPLAIN_EVERY_MS
         self._unlogged = 0
@@ -171,7 +132,7 @@ class OutputIntake:
         older = self._by_node.get(opened.node_id)
         if older is not None:
             outputs += self._end(older, "replaced by a newer stream")
-        link = self._links[opened.link_id] = _Link(opened)
+        link = self._links[opened.link_id] = Link(opened)
         self._by_node[opened.node_id] = opened.link_id
         credit = pb.Credit(bytes=WINDOW_BYTES, head_bytes=self._head_bytes, tail_bytes=self._tail_bytes)
         outputs.append(TellAgent(link_id=link.id, message=pb.FromSchedulerOutput(credit=credit)))
@@ -191,7 +152,7 @@ class OutputIntake:
             del self._fetches[request_id]
         return [Deliver(request_id=request_id, paused=True) for request_id in broken]
 
-    def _give_credit(self, link: _Link) -> list[IntakeOutput]:
+    def _give_credit(self, link: Link) -> list[IntakeOutput]:
         if (
             link.owed_bytes < _CREDIT_STEP_BYTES
             or self._unstored_bytes >= MAX_UNSTORED_BYTES
@@ -224,7 +185,7 @@ class OutputIntake:
         )
         return outputs + self._give_credit(link)
 
-    def _on_fetched(self, link: _Link, chunk: pb.OutputChunk, now_ms: int) -> list[IntakeOutput]:
+    def _on_fetched(self, link: Link, chunk: pb.OutputChunk, now_ms: int) -> list[IntakeOutput]:
         fetch = self._fetches.get(chunk.request_id)
         if fetch is None:
             return []  # the reader left
@@ -249,7 +210,7 @@ class OutputIntake:
             outputs.append(_cancel(link.id, chunk.request_id))
         return outputs
 
-    def _on_kept(self, link: _Link, chunk: pb.OutputChunk, now_ms: int) -> list[IntakeOutput]:
+    def _on_kept(self, link: Link, chunk: pb.OutputChunk, now_ms: int) -> list[IntakeOutput]:
         lease_id = LeaseId(chunk.lease_id)
         upload = link.uploads.get(lease_id)
         if upload is not None and (upload.task_id, upload.attempt) != (chunk.task_id, chunk.attempt):
@@ -259,7 +220,7 @@ class OutputIntake:
                 return self._accept(link, upload, chunk, now_ms)
             upload.held_back.append(chunk)
             return []
-        upload = _Upload(chunk)
+        upload = Upload(chunk)
         holder = self._holders.get(lease_id)
         if holder is not None:
             if why := _why_foreign(holder, link, upload):
@@ -291,7 +252,7 @@ class OutputIntake:
             outputs += self._give_credit(link)
         return outputs
 
-    def _refuse(self, link: _Link, chunk: pb.OutputChunk, why: str, now_ms: int) -> list[IntakeOutput]:
+    def _refuse(self, link: Link, chunk: pb.OutputChunk, why: str, now_ms: int) -> list[IntakeOutput]:
         self.refused += 1
         outputs: list[IntakeOutput] = []
         if not chunk.request_id:
@@ -318,9 +279,16 @@ class OutputIntake:
 
     # -- parts
 
-    def _accept(self, link: _Link, upload: _Upload, chunk: pb.OutputChunk, now_ms: int) -> list[IntakeOutput]:
+    def _accept(self, link: Link, upload: Upload, chunk: pb.OutputChunk, now_ms: int) -> list[IntakeOutput]:
         if chunk.last:
             link.uploads.pop(upload.lease_id, None)
+        if 0 <= upload.reached >= chunk.offset:
+            upload.reached = max(upload.reached, chunk.offset + len(chunk.data))
+        else:
+            upload.reached = -1
+        if chunk.last and chunk.end and not chunk.kept_ms and upload.reached != chunk.end:
+            # The node will not keep what it sent wholly, but its beginning is not here: it must send it again.
+            upload.failed = True
         if upload.failed:
             return []
         if upload.content and upload.offset + len(upload.content) != chunk.offset:
@@ -336,7 +304,7 @@ class OutputIntake:
             self._cut_part(link, upload)
         return self._store()
 
-    def _cut_part(self, link: _Link, upload: _Upload, *, end: int = -1, kept_until_ms: int = 0) -> None:
+    def _cut_part(self, link: Link, upload: Upload, *, end: int = -1, kept_until_ms: int = 0) -> None:
         part = OutputPart(
             task_id=upload.task_id,
             attempt=upload.attempt,
@@ -383,7 +351,7 @@ class OutputIntake:
         link_id = self._by_node.get(wanted.node_id)
         if link_id is None or not self.is_attached(wanted.node_id):
             return [Deliver(request_id=wanted.request_id, paused=True)]
-        self._fetches[wanted.request_id] = _Fetch(link_id, wanted.lease_id)
+        self._fetches[wanted.request_id] = Fetch(link_id, wanted.lease_id)
         fetch = pb.Fetch(
             request_id=wanted.request_id,
             lease_id=wanted.lease_id,
@@ -416,7 +384,7 @@ class OutputIntake:
         return []
 
 
-def _why_foreign(holder: Holder, link: _Link, upload: _Upload) -> str:
+def _why_foreign(holder: Holder, link: Link, upload: Upload) -> str:
     if holder.node_id != link.node_id:
         return "another node holds or held this lease"
     if (holder.task_id, holder.attempt) != (upload.task_id, upload.attempt):

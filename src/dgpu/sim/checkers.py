@@ -12,6 +12,7 @@ from dgpu.core.invariants import check_invariants
 from dgpu.core.state import ClusterState
 from dgpu.core.task import TaskStatus
 from dgpu.sim.history import SimHistory
+from dgpu.sim.output_checker import OutputChecker
 from dgpu.wire.ranks import attempt_of
 
 _CHECK_EVERY = 16  # commits; checking all would take most of the time
@@ -33,6 +34,7 @@ class Checkers:
         self._exits: dict[tuple[str, TaskId], dict[LeaseId, int]] = {}
         self._cluster_id = ""
         self._commits = 0
+        self.outputs = OutputChecker(self._violation)
         self.acknowledged: dict[str, tuple[TaskId, ...]] = {}  # by idempotency key
         self.runs = 0
         self.freezes = 0
@@ -116,6 +118,7 @@ class Checkers:
 
     def on_lost(self, state: ClusterState, history: SimHistory) -> None:
         """Groups are gone, and an operator accepted that. What is left must hold as before."""
+        self.outputs.on_lost()
         self.acknowledged = {
             key: task_ids for key, task_ids in self.acknowledged.items() if task_ids[-1] < state.next_task_id
         }

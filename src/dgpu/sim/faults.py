@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from dgpu.core.ids import NodeId
 from dgpu.sim.network import Network
 from dgpu.sim.node_host import NodeHost
 from dgpu.sim.scheduler_host import SchedulerHost
@@ -36,6 +37,7 @@ class Faults:
             self.connection_breaks,
             self.node_is_cut_off,
             self.node_is_cut_off,
+            self.node_is_cut_off,
             self.node_hears_nothing,
             self.node_is_not_heard,
             self.network_is_slow,
@@ -45,10 +47,11 @@ class Faults:
             self.sync_fails,
             self.snapshot,
         ]
+        chosen = [self._world.chance.choice(kinds) for _ in range(faults)]
+        chosen += [self.output_is_forged, self.output_disk_is_full]
         if only:
-            kinds = [getattr(self, only)]
-        for _ in range(faults):
-            kind = self._world.chance.choice(kinds)
+            chosen = [getattr(self, only)] * faults
+        for kind in chosen:
             node = self._world.chance.choice(self._nodes)
             self._world.after(self._world.between(0, over_ms), lambda k=kind, n=node: self._do(k, n))  # type: ignore[misc]
 
@@ -148,6 +151,15 @@ class Faults:
 
     def network_is_slow(self, _node: NodeHost) -> None:
         self._network.slow_down(self._world.between(1_000, 20_000))
+
+    def output_is_forged(self, node: NodeHost) -> None:
+        """By a node that sends output of another one's attempt, and by a caller that invents a session."""
+        node_id = NodeId(node.name)
+        self._scheduler.output.forge(node_id, self._scheduler.session_of(node_id))
+        self._scheduler.output.forge(node_id, "invented")
+
+    def output_disk_is_full(self, _node: NodeHost) -> None:
+        self._scheduler.output.full_until = self._world.now + self._world.between(1_000, 90_000)
 
     def snapshot(self, _node: NodeHost) -> None:
         self._scheduler.disk.take_snapshot()

@@ -63,6 +63,7 @@ class SimKeeper:
         self._hangs = 0
         self.tell: Callable[[RunnerWord], None] | None = None  # None: no agent is connected
         self.on_ended_by_guard: Callable[[], None] = lambda: None
+        self.write_output: Callable[[RunOrder], int] = lambda _order: 0
 
     def listed(self) -> RunsListed:
         runs = [
@@ -251,16 +252,19 @@ class SimKeeper:
             self._checkers.on_exit(process.order, process.code)
         code = process.code if outcome is Outcome.EXITED else 0
         # A process ends whether its keeper looks or not; the end is told when it does.
-        self.when_awake(lambda: self._end(process.order, outcome, code=code))
+        written = self.write_output(process.order)
+        self.when_awake(lambda: self._end(process.order, outcome, code=code, output_bytes=written))
 
-    def _end(self, order: RunOrder, outcome: Outcome, *, code: int = 0, error: str = "") -> None:
+    def _end(
+        self, order: RunOrder, outcome: Outcome, *, code: int = 0, error: str = "", output_bytes: int = 0
+    ) -> None:
         end = RunEnd(
             lease_id=order.lease_id,
             outcome=outcome,
             at_ms=self._clock(),
             exit_code=code,
             error=error,
-            output_bytes=self._world.between(0, 1),
+            output_bytes=output_bytes,
         )
         self._ends[order.lease_id] = (order, end)
         self._say(RunsEnded(ended=(end,)))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from dgpu.sim.world import World
-from dgpu.wire.proto.agent_pb2 import FromAgent, FromScheduler
+from dgpu.wire.proto.agent_pb2 import FromAgent, FromAgentOutput, FromScheduler, FromSchedulerOutput
 
 _RETRANSMIT_MS = 200
 
@@ -30,10 +30,10 @@ class Connection:
         self.open = {"agent": True, "scheduler": True}
         self._arrives_at = {"agent": 0, "scheduler": 0}
 
-    def send_up(self, message: FromAgent) -> None:
+    def send_up(self, message: FromAgent | FromAgentOutput) -> None:
         self._send("scheduler", message.SerializeToString())
 
-    def send_down(self, message: FromScheduler) -> None:
+    def send_down(self, message: FromScheduler | FromSchedulerOutput) -> None:
         self._send("agent", message.SerializeToString())
 
     def close(self, side: str) -> None:

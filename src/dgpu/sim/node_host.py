@@ -32,6 +32,7 @@ from dgpu.agent.session_words import (
     Heard,
     Identity,
     NodeGpu,
+    Opened,
     Received,
     Sampled,
     SaveEpoch,
@@ -44,6 +45,7 @@ from dgpu.core.ids import GpuId, NodeId
 from dgpu.sim.checkers import Checkers
 from dgpu.sim.keeper import SimKeeper
 from dgpu.sim.network import Connection, Network
+from dgpu.sim.output_node import OutputNode
 from dgpu.sim.scheduler_host import SchedulerHost
 from dgpu.sim.world import World
 from dgpu.wire.proto.agent_pb2 import FromScheduler
@@ -73,6 +75,8 @@ class NodeHost:
         self._joined_on_disk = Joined()
         self.keeper = SimKeeper(world, checkers, NodeId(name), self.clock, self.to_world)
         self.keeper.on_ended_by_guard = self.crash_keeper
+        self.output = OutputNode(world, network, scheduler.output, checkers, name, self.clock)
+        self.keeper.write_output = self.output.write
         self._keeper_silent = False
         self._machine: NodeMachine | None = None
         self._connection: Connection | None = None
@@ -105,11 +109,16 @@ class NodeHost:
             jitter=self._world.chance.random,
             new_session_id=lambda: f"s{self._world.between(0, 1 << 30)}",
         )
-        self._machine = NodeMachine(session=session, lifecycle=Lifecycle())
+        machine = self._machine = NodeMachine(session=session, lifecycle=Lifecycle())
+        self.output.begin(
+            lambda ms, action: self._later(ms, machine, action),
+            lambda lease_id: self._put(OutputStored(lease_ids=(lease_id,))),
+        )
         self._put(GpusFound(gpus=self._gpus))
         self._meet_keeper()
 
     def crash_agent(self) -> None:
+        self.output.die()
         self._machine = None
         self._last_heard = None
         self._paused = None
@@ -192,6 +201,7 @@ class NodeHost:
     def on_broken(self, connection: Connection) -> None:
         if connection is self._connection:
             self._connection = None
+            self._later(0, self._machine, self.output.hang_up)
             self._put(Disconnected(reason="broken"))
 
     # Driving the machine
@@ -269,10 +279,13 @@ class NodeHost:
                     self._connection.send_up(output.message)
                 self._later(self._world.between(0, 2), machine, lambda: self._put(Written()))
             case HangUp():
+                self.output.hang_up()
                 if self._connection is not None:
                     self._connection.close("agent")
                     self._connection = None
                 self._later(0, machine, lambda: self._put(Disconnected(reason="hung up")))
+            case Opened():
+                self.output.open(output.session_id)
             case SaveEpoch():
                 self._later(self._world.between(0, 10), machine, lambda: self._save(output.joined))
             case TakeSamples():
@@ -293,10 +306,9 @@ class NodeHost:
                 released = GpusReleased(released=tuple((lease_id, ()) for lease_id, _ in output.leases))
                 self._later(self._world.between(0, 100), machine, lambda: self._put(released))
             case KeepOutput():
-                stored = OutputStored(lease_ids=(output.lease_id,))
-                self._later(self._world.between(0, 3_000), machine, lambda: self._put(stored))
+                self.output.keep(output)
             case _:
-                pass  # notes, and the stream for output, which is no part of this world
+                pass  # notes
 
     def _order(self, output: Heard | StartRuns | StopRuns | ThawRuns | ForgetRuns) -> None:
         match output:

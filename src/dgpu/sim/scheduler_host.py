@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dgpu.core.commands import Command
-from dgpu.core.ids import TaskId
+from dgpu.core.ids import NodeId, TaskId
 from dgpu.core.rejections import StorageFull
 from dgpu.core.settings import Settings
 from dgpu.core.state import ClusterState
@@ -25,6 +25,7 @@ from dgpu.service.inputs import (
     RoomChanged,
     TimePassed,
 )
+from dgpu.service.output_intake import OutputIntake
 from dgpu.service.outputs import (
     Append,
     CommittedGroup,
@@ -41,6 +42,7 @@ from dgpu.sim.checkers import Checkers, Violation
 from dgpu.sim.disk import SimDisk
 from dgpu.sim.history import SimHistory
 from dgpu.sim.network import Connection
+from dgpu.sim.output_scheduler import MakeIntake, SimOutput
 from dgpu.sim.world import World
 from dgpu.wire.proto.agent_pb2 import FromAgent
 
@@ -60,6 +62,7 @@ class SchedulerHost:
         rules: AgentRules,
         settings: Settings,
         make_scheduler: MakeScheduler = Scheduler,
+        make_intake: MakeIntake = OutputIntake,
     ) -> None:
         self._world = world
         self._checkers = checkers
@@ -68,6 +71,8 @@ class SchedulerHost:
         self._make = make_scheduler
         self.disk = SimDisk(world)
         self.history = SimHistory()
+        self.output = SimOutput(world, make_intake)
+        self.output.postpone = self._is_postponed
         self.scheduler: Scheduler | None = None
         self.starts = 0
         self.dies_at_next_write = False
@@ -77,6 +82,7 @@ class SchedulerHost:
         self._waking_at = 0
         self._next_id = 0
         self._paused: list[Callable[[], None]] | None = None
+        self._known: dict[str, Any] = {}
         self._answers: dict[int, Answer] = {}
         self._looks: dict[int, Look] = {}
         self._connections: dict[int, Connection] = {}
@@ -91,10 +97,14 @@ class SchedulerHost:
             raise AssertionError("the scheduler is down")
         return self.scheduler.state
 
+    def session_of(self, node_id: NodeId) -> str:
+        return self.scheduler.session_of(node_id) if self.scheduler is not None else ""
+
     def lose_state(self) -> None:
         """A new state directory: another cluster, whose numbers begin anew."""
         self.crash()
         self.disk = SimDisk(self._world)
+        self.output.stored.clear()
         self._forget_lost(ClusterState())
         self.start()
 
@@ -108,14 +118,18 @@ class SchedulerHost:
 
     def _forget_lost(self, state: ClusterState) -> None:
         self.history, self._history_at = SimHistory(), 0
+        self.output.forget_holders()
         for group in self.disk.groups_after(0):
             self.history.see(group)
+            self.output.on_group(group)
         self._checkers.on_lost(state, self.history)
 
     def start(self, **known: Any) -> None:
         """`known`: what a start after a loss tells the new epoch."""
         if self.scheduler is not None:
             return
+        # An operator who accepted a loss does so again when the start died before its epoch was durable.
+        self._known = known = known or self._known
         self.starts += 1
         state, index = self.disk.recover()
         self._checkers.check_recovered(state, self.history)
@@ -126,6 +140,7 @@ class SchedulerHost:
             state, last_index=index, rules=self._rules, started_at=self._now(), full_pass_ms=5_000
         )
         self._waking_at = 0
+        self.output.start(self.session_of)
         for group in self.disk.groups_after(self.history.seen_index):  # some may never have been published
             self._follow(group)
         name = f"{self._world.seed}-{self.starts}"
@@ -140,6 +155,7 @@ class SchedulerHost:
         self._paused = None
         self._deciding = False
         self.disk.crash()
+        self.output.crash()
         self._answers.clear()
         self._looks.clear()
         connections, self._connections = self._connections, {}
@@ -251,6 +267,7 @@ class SchedulerHost:
             elif isinstance(output, ReadNow):
                 self._looks.pop(output.request_id)(self.state)
             elif isinstance(output, Publish):
+                self._known = {}
                 self._checkers.on_committed(self.state, output.group.events, self.history)
                 self._follow(output.group)
 
@@ -304,6 +321,7 @@ class SchedulerHost:
     def _follow(self, group: CommittedGroup) -> None:
         """What the follower does: it writes the history some time after the commit, and says how far it is."""
         history = self.history
+        self.output.on_group(group)
 
         def write() -> None:
             if history is not self.history:

@@ -8,11 +8,13 @@ import msgspec
 
 from dgpu.core.settings import Settings
 from dgpu.service.contact import AgentRules, LeaseAction
+from dgpu.service.output_intake import OutputIntake
 from dgpu.service.scheduler import Scheduler
 from dgpu.sim.checkers import Checkers, Violation
 from dgpu.sim.faults import Faults
 from dgpu.sim.network import Network
 from dgpu.sim.node_host import NodeHost
+from dgpu.sim.output_scheduler import MakeIntake
 from dgpu.sim.scheduler_host import MakeScheduler, SchedulerHost
 from dgpu.sim.workload import Workload
 from dgpu.sim.world import World
@@ -30,6 +32,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     forgotten: int
     timeouts: int
     reads_of_ends: int
+    outputs: int
+    output_gaps: int
     runs: int
     freezes: int
     scheduler_starts: int
@@ -43,7 +47,12 @@ Loss = Literal["", "state", "tail"]
 
 
 def simulate(
-    seed: int, *, make_scheduler: MakeScheduler = Scheduler, only_fault: str = "", loses: Loss = ""
+    seed: int,
+    *,
+    make_scheduler: MakeScheduler = Scheduler,
+    make_intake: MakeIntake = OutputIntake,
+    only_fault: str = "",
+    loses: Loss = "",
 ) -> Summary:
     """Raises Violation (or an assertion of the core) when a promise is broken.
 
@@ -54,7 +63,7 @@ def simulate(
     network = Network(world)
     actions: tuple[LeaseAction, ...] = ("freeze", "freeze", "stop")
     rules = AgentRules(lease_action=world.chance.choice(actions))
-    scheduler = SchedulerHost(world, checkers, rules, _settings(world), make_scheduler)
+    scheduler = SchedulerHost(world, checkers, rules, _settings(world), make_scheduler, make_intake)
     nodes = [
         NodeHost(world, network, scheduler, checkers, f"n{number}", gpus=world.between(1, 3) if number else 2)
         for number in range(NODES)  # the first is large enough for any task
@@ -74,16 +83,21 @@ def simulate(
 
     world.run_until(TROUBLE_MS)
     faults.heal()
-    world.run_until(TROUBLE_MS + PEACE_MS, lambda: _is_at_rest(scheduler, workload))
+    world.run_until(TROUBLE_MS + PEACE_MS, lambda: _is_at_rest(scheduler, workload, nodes))
     if not scheduler.is_up or not workload.is_answered:
         raise Violation(f"seed {seed}: the scheduler did not come back, or does not answer")
     checkers.check_at_rest(scheduler.state, scheduler.disk.replayed(), scheduler.history)
+    if not all(node.output.is_at_rest for node in nodes):
+        raise Violation(f"seed {seed}: output was never stored")
+    checkers.outputs.check(scheduler.output.stored, [key for node in nodes for key in node.output.files])
     return Summary(
         seed=seed,
         tasks=sum(len(ids) for ids in checkers.acknowledged.values()),
         forgotten=len(scheduler.history.ended.keys() - scheduler.state.tasks.keys()),
         timeouts=checkers.timeouts,
         reads_of_ends=checkers.reads_of_ends,
+        outputs=checkers.outputs.checked,
+        output_gaps=checkers.outputs.gaps,
         runs=checkers.runs,
         freezes=checkers.freezes,
         scheduler_starts=scheduler.starts,
@@ -101,7 +115,7 @@ def _settings(world: World) -> Settings:
     return Settings(default_timeout_ms=0, max_timeout_ms=0, keep_finished=3, keep_finished_ms=5_000)
 
 
-def _is_at_rest(scheduler: SchedulerHost, workload: Workload) -> bool:
+def _is_at_rest(scheduler: SchedulerHost, workload: Workload, nodes: list[NodeHost]) -> bool:
     machine = scheduler.scheduler
     return (
         machine is not None
@@ -110,4 +124,5 @@ def _is_at_rest(scheduler: SchedulerHost, workload: Workload) -> bool:
         and not machine.in_flight
         and not machine.queued
         and machine.state.ended_count == len(machine.state.tasks)
+        and all(node.output.is_at_rest for node in nodes)
     )

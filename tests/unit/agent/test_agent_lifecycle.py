@@ -178,6 +178,17 @@ def test_output_is_kept_until_it_is_stored_and_the_end_acknowledged() -> None:
     assert lifecycle.on_input(OutputStored(lease_ids=(L1,)), 70) == [ForgetRuns(lease_ids=(L1,))]
 
 
+def test_a_start_of_an_acknowledged_lease_whose_output_waits_is_answered_by_its_report() -> None:
+    """A journal that lost the end orders it again. Without an answer the task would run for ever."""
+    lifecycle = running(order())
+    lifecycle.on_input(RunsEnded(ended=(end(output_bytes=9),)), 50)
+    lifecycle.on_input(Acked(finished=(L1,)), 60)
+    report = Report(finished=(FinishedRun(end=end(output_bytes=9)),))
+    assert lifecycle.on_input(Ordered(starts=(order(),)), 70) == [report]
+    lifecycle.on_input(Acked(finished=(L1,)), 80)
+    assert lifecycle.on_input(Ordered(stops=((L1, "cancelled"),)), 90) == [report]
+
+
 def test_output_that_was_lost_is_told_like_output() -> None:
     lifecycle = running(order())
     outputs = lifecycle.on_input(RunsEnded(ended=(end(output_lost=9),)), 50)

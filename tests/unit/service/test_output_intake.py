@@ -7,7 +7,7 @@ import pytest
 from dgpu.core.events import GangPlaced, TaskPlaced
 from dgpu.core.ids import LeaseId, NodeId, TaskId
 from dgpu.service import output_intake
-from dgpu.service.output_intake import PART_BYTES, WINDOW_BYTES, OutputIntake
+from dgpu.service.output_intake import PART_BYTES, OutputIntake
 from dgpu.service.output_intake_words import (
     ChunkArrived,
     Complain,
@@ -27,6 +27,7 @@ from dgpu.service.output_intake_words import (
     StoreParts,
     TellAgent,
 )
+from dgpu.service.output_links import WINDOW_BYTES
 from dgpu.service.outputs import CommittedGroup
 from dgpu.wire.proto import agent_pb2 as pb
 from dgpu.wire.ranks import run_number
@@ -268,3 +269,14 @@ def test_what_an_agent_never_finishes_is_forgotten(bench) -> None:
         bench.chunk(lease_id=lease, data=b"x" * 1_000)
     link = bench.intake._links[1]
     assert len(link.uploads) == output_intake.MAX_UPLOADS
+
+
+def test_an_upload_without_its_beginning_does_not_count_as_whole(bench) -> None:
+    """A doubled last piece, or one whose upload was forgotten: the node would delete what was never stored."""
+    assert bench.chunk(data=b"end", offset=97, last=True, end=100) == []
+    outputs = bench.chunk(data=b"x" * 50) + bench.chunk(data=b"x" * 50, offset=50, last=True, end=100)
+    assert any(isinstance(output, StoreParts) for output in outputs)
+    (told,) = bench.put(PartsStored(ok=True))
+    assert told.message.stored.lease_id == LEASE
+    in_parts = bench.chunk(data=b"end", offset=97, last=True, end=100, kept_ms=1)
+    assert any(isinstance(output, StoreParts) for output in in_parts)
