@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -101,6 +102,8 @@ class MainStream:
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # the reader tells why
             while True:
                 message = await self._outgoing.get()
+                if message.HasField("heartbeat"):
+                    message.heartbeat.wall_ms = time.time_ns() // 1_000_000
                 await self._call.write(message)
                 if not self._closed:
                     self._on_written()

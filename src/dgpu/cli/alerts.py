@@ -27,6 +27,7 @@ RULES = (
     "disk_full",
     "epoch_unknown",
     "journal_unavailable",
+    "clock_skew",
 )
 
 Comment = Annotated[str, typer.Option("--comment", "-m", metavar="TEXT", help="For the others.")]

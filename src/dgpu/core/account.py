@@ -87,6 +87,7 @@ class Accounts:
         "by_tenant",
         "dropped",
         "guaranteed",
+        "wall_offset_ms",
     )
 
     def __init__(self, tenants: Mapping[TenantId, Tenant], meter: Meter) -> None:
@@ -101,9 +102,11 @@ class Accounts:
         self._standings = Standings()
         self._step, self._factor = -1, 0
         self._day, self._month = -1, 0
+        self.wall_offset_ms = 0  # months are those of the calendar
 
     def copy(self, tenants: Mapping[TenantId, Tenant]) -> Accounts:
         twin = Accounts(tenants, self._meter)
+        twin.wall_offset_ms = self.wall_offset_ms
         for tenant_id, account in self.by_tenant.items():
             copied = twin.by_tenant[tenant_id] = account.copy()
             twin._standings.move(copied)
@@ -186,9 +189,11 @@ class Accounts:
         return self._factor
 
     def month_at(self, at: int) -> int:
-        day = at // _DAY_MS
+        """The calendar month of the wall clock."""
+        wall_ms = at + self.wall_offset_ms
+        day = wall_ms // _DAY_MS
         if day != self._day:
-            self._day, self._month = day, month_of(at)
+            self._day, self._month = day, month_of(wall_ms)
         return self._month
 
     # leaves

@@ -41,6 +41,7 @@ from dgpu.core.apply_task import (
 from dgpu.core.events import Event
 from dgpu.core.holdings import apply_charged, apply_quota, apply_tenant_removed, apply_tenant_set
 from dgpu.core.state import ClusterState
+from dgpu.core.wall_clock import apply_wall_clock
 
 
 def apply(state: ClusterState, event: Event) -> None:
@@ -85,4 +86,5 @@ APPLIERS: Final[dict[type[Event], Callable[[ClusterState, Any], None]]] = {
     events.EstimateLearned: apply_learned,
     events.DemandChanged: apply_demand,
     events.TasksReserved: apply_reserved,
+    events.WallClockRead: apply_wall_clock,
 }

@@ -1,4 +1,4 @@
-"""What may be asked of the core. `at` is stamped by the service: milliseconds since 1970, never going back."""
+"""What may be asked of the core. `at` is stamped by the service: counted milliseconds, never going back (wall_span)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dgpu.core.quota import QuotaMode, Reclaim
 from dgpu.core.settings import Settings
 from dgpu.core.task import Outcome, Pool, TaskSpec, TaskStatus
 from dgpu.core.tenant import Tenant
+from dgpu.core.wall_span import WallSpan
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,3 +213,9 @@ class Tick(Command, frozen=True, kw_only=True):
     """Time passed: allocations end, finished tasks and old idempotency keys are forgotten, in bounded portions."""
 
     history_at: int = 0  # the history holds all up to this time; tasks that ended later are kept
+
+
+class ReadWallClock(Command, frozen=True, kw_only=True):
+    """How the wall clock differs from `at`: at the start of a scheduler, and when the wall clock was set."""
+
+    span: WallSpan

@@ -29,6 +29,7 @@ from dgpu.core.decision import Decision
 from dgpu.core.policy.backfill import grant_kept_to
 from dgpu.core.policy.place import first_grant
 from dgpu.core.state import ClusterState
+from dgpu.core.wall_clock import decide_wall_clock
 
 
 def decide(state: ClusterState, command: Command) -> Decision:
@@ -66,4 +67,5 @@ DECIDERS: Final[dict[type[Command], Callable[[ClusterState, Any], Decision]]] = 
     commands.RemoveTenant: decide_remove_tenant,
     commands.RunPass: decide_pass,
     commands.Tick: decide_tick,
+    commands.ReadWallClock: decide_wall_clock,
 }

@@ -18,6 +18,7 @@ from dgpu.core.settings import Settings
 from dgpu.core.task import Outcome, TaskSpec, TaskStatus
 from dgpu.core.tenant import Tenant
 from dgpu.core.typical import Typical
+from dgpu.core.wall_span import WallSpan
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -267,3 +268,10 @@ class TasksReserved(Event, frozen=True, array_like=True, tag=True):
 
     made: tuple[Reservation, ...] = ()
     dropped: tuple[TaskId, ...] = ()
+
+
+class WallClockRead(Event, frozen=True, array_like=True, tag=True):
+    """The wall clock of the span that began at `since`: of a new boot, or read again because it was set."""
+
+    since: int
+    span: WallSpan

@@ -22,6 +22,7 @@ from dgpu.core.task import Shape, Task
 from dgpu.core.tenant import Tenant
 from dgpu.core.typical import Typical
 from dgpu.core.usage import Meter, Usage
+from dgpu.core.wall_span import WallSpan
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +54,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     cluster_id: str  # created once with the first epoch
     nonce: str  # of the present epoch
     nonces: dict[int, str]  # of the latest epochs of this journal, the present one included
+    wall: dict[int, WallSpan]  # by the `at` at which each began
 
 
 PART_NAMES: Final = Parts.__struct_fields__
@@ -74,4 +76,5 @@ LATER_PARTS: Final[dict[str, object]] = {
     "cluster_id": "",
     "nonce": "",
     "nonces": {},
+    "wall": {},
 }

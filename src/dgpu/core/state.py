@@ -29,6 +29,7 @@ from dgpu.core.tenant import Tenant
 from dgpu.core.typical import Typical
 from dgpu.core.usage import Meter, Usage
 from dgpu.core.waiting import Waiting
+from dgpu.core.wall_span import WallSpan, newest_span
 
 
 class ClusterState:
@@ -75,6 +76,7 @@ class ClusterState:
         "typical",
         "usages",
         "waiting",
+        "wall",
     )
 
     def __init__(self) -> None:
@@ -107,6 +109,7 @@ class ClusterState:
         self.cluster_id = ""
         self.nonce = ""
         self.nonces: dict[int, str] = {}
+        self.wall: dict[int, WallSpan] = {}
         self._derive()
 
     @classmethod
@@ -194,6 +197,8 @@ class ClusterState:
     def _derive(self) -> None:
         self.accounts = Accounts(self.tenants, self.meter)
         self.accounts.learn(self.usages, self.meter)
+        span = newest_span(self.wall)
+        self.accounts.wall_offset_ms = 0 if span is None else span.wall_offset_ms
         self.waiting = Waiting(self.tasks, self.accounts, self.settings.ageing_ms)
         self.away: dict[NodeId, dict[Pool, int]] = {}  # held on cards that are out of reach or faulty
         self.reclaims: dict[LeaseId, TaskId] = {}  # stops that give quota back, and who waits for it

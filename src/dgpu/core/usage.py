@@ -69,10 +69,11 @@ def weigh(milli_ms: int, by_factor: int) -> int:
 
 
 def charged(usage: Usage, milli_ms: int, by_factor: int, month: int) -> Usage:
-    before = usage.of_month if usage.month == month else 0
+    """A wall clock that is set back does not begin a month again."""
+    before = usage.of_month if usage.month >= month else 0
     return Usage(
         weighed=usage.weighed + weigh(milli_ms, by_factor),
-        month=month,
+        month=max(usage.month, month),
         of_month=before + milli_ms,
     )
 

@@ -171,7 +171,7 @@ def _rules(alerts: Alerts) -> RuleSet:
         }
 
     hot, quota, failures = written.gpu_temperature, written.quota_usage, written.failure_rate
-    waiting, disk = written.queue_wait, written.disk_full
+    waiting, disk, clock = written.queue_wait, written.disk_full, written.clock_skew
     return r.RuleSet(
         agent_offline=r.Rule(**plain(written.agent_offline)),  # type: ignore[arg-type]
         node_unfit=r.Rule(**plain(written.node_unfit)),  # type: ignore[arg-type]
@@ -194,6 +194,7 @@ def _rules(alerts: Alerts) -> RuleSet:
         ),
         epoch_unknown=r.Rule(**plain(written.epoch_unknown)),  # type: ignore[arg-type]
         journal_unavailable=r.Rule(**plain(written.journal_unavailable)),  # type: ignore[arg-type]
+        clock_skew=r.ClockRule(**plain(clock), limit_ms=_ms(clock.limit_seconds)),  # type: ignore[arg-type]
     )
 
 

@@ -193,6 +193,13 @@ class DiskRule(Section, frozen=True, kw_only=True):
     severity: _Severity = "critical"
 
 
+class ClockRule(Section, frozen=True, kw_only=True):
+    enabled: bool = True
+    limit_seconds: Annotated[float, msgspec.Meta(ge=5, le=1_000_000_000)] = 10
+    for_seconds: _SecondsOrNone = 0
+    severity: _Severity = "warning"
+
+
 class AlertRules(Section, frozen=True, kw_only=True):
     agent_offline: AlertRule = AlertRule()
     node_unfit: AlertRule = AlertRule()
@@ -206,6 +213,7 @@ class AlertRules(Section, frozen=True, kw_only=True):
     disk_full: DiskRule = DiskRule()
     epoch_unknown: AlertRule = AlertRule()
     journal_unavailable: AlertRule = AlertRule(severity="critical")
+    clock_skew: ClockRule = ClockRule()
 
 
 class AlertSending(Section, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -159,6 +160,7 @@ def _scheduler(url: str) -> Iterator[Check]:
         yield _ok("scheduler", f"{url}, version {version}, ready, {state.get('role', 'master')}")
     if isinstance(state.get("connections"), dict):
         yield _connections(state["connections"])
+    yield from _clocks(state)
 
 
 def _connections(counts: dict[str, int]) -> Check:
@@ -176,6 +178,18 @@ def _connections(counts: dict[str, int]) -> Check:
         advice = "See which clients hold them: ss -tnp. Idle ones of other users give way by themselves."
         return _warn("connections", detail, advice)
     return _ok("connections", detail)
+
+
+def _clocks(ready: dict[str, Any]) -> Iterator[Check]:
+    """As the scheduler sees them: its own, and those of its nodes."""
+    detail = str(ready.get("detail") or "")
+    if ready.get("clock_jump_seconds") or ready.get("clocks_ahead_seconds"):
+        advice = (
+            "Start a time service there. Limits, order and retention do not depend on it; shown times do."
+        )
+        yield _warn("clocks", detail, advice)
+    elif "clock_jump_seconds" in ready:
+        yield _ok("clocks", "scheduler and nodes agree")
 
 
 def _ports(record: UpRecord | None, url: str) -> Iterator[Check]:

@@ -18,6 +18,7 @@ from dgpu.journal.segments import (
     archived_name,
     archived_segments,
     chain,
+    first_at,
     live_segments,
 )
 from dgpu.journal.snapshot import (
@@ -60,14 +61,18 @@ def pack_covered(directory: Path, covered_index: int) -> list[Path]:
 
 
 def prune(directory: Path, retention: Retention, *, now_ms: int) -> list[Path]:
-    """Remove the oldest until the rest is within bounds, and the states that nothing follows any more."""
+    """Remove the oldest until the rest is within bounds, and the states that nothing follows any more.
+
+    `now_ms` and the age of a segment are times of the journal. Times of files come from the wall clock, which may have
+    been wrong when a file was written, or may be wrong now.
+    """
     sizes = {path: path.stat().st_size for path in (directory / ARCHIVE_FOLDER).glob("*.gz")}
     total_bytes = sum(sizes.values())
     segments = archived_segments(directory)
     removed: list[Path] = []
     while segments:
-        age_ms = now_ms - segments[0].path.stat().st_mtime_ns // 1_000_000
-        if total_bytes <= retention.most_bytes and age_ms <= retention.most_age_ms:
+        is_too_much = total_bytes > retention.most_bytes
+        if not is_too_much and not _is_too_old(directory, segments, now_ms - retention.most_age_ms):
             break
         oldest = segments.pop(0)
         doomed = [oldest.path, *_states_before(directory, oldest.last_index or 0)]
@@ -80,6 +85,13 @@ def prune(directory: Path, retention: Retention, *, now_ms: int) -> list[Path]:
         path.unlink(missing_ok=True)
         removed.append(path)
     return removed
+
+
+def _is_too_old(directory: Path, archived: list[Segment], before_ms: int) -> bool:
+    """Of the first of them: it ends where the next one begins. A segment of unknown age is kept."""
+    following = next(iter([*archived[1:], *live_segments(directory)]), None)
+    ended_at = None if following is None else first_at(following)
+    return ended_at is not None and ended_at < before_ms
 
 
 def earliest_state(directory: Path) -> Snapshot:

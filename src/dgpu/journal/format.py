@@ -73,6 +73,12 @@ def record_at(view: memoryview, offset: int) -> Record | None:
     return Record(schema, epoch, index, bytes(view[start : start + payload_bytes]), offset)
 
 
+def record_length(header: bytes) -> int | None:
+    """Bytes of the whole record that begins with this header, or None if the header is damaged."""
+    found = _header_at(memoryview(header), 0)
+    return None if found is None else record_bytes(found[3])
+
+
 def scan(segment: bytes | memoryview, *, file: str, first_index: int, least_epoch: int = 0) -> Scan:
     """All records of a segment, in order.
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from dgpu.journal.errors import CorruptJournal, NewerVersion
-from dgpu.journal.format import HEADER_BYTES, Record, Scan, record_at, record_bytes, scan
+from dgpu.journal.errors import CorruptJournal, JournalError, NewerVersion
+from dgpu.journal.format import HEADER_BYTES, Record, Scan, record_at, record_bytes, record_length, scan
 from dgpu.journal.journal import Group
 from dgpu.wire.records import NewerSchema, UnreadableGroup, decode_group
 
@@ -145,6 +145,20 @@ def scans(
         yield segment, result
         if result.records:
             expected, epoch = expected + len(result.records), result.records[-1].epoch
+
+
+def first_at(segment: Segment) -> int | None:
+    """The time of the segment's first group, as the group says it. None: it cannot be read."""
+    try:
+        with segment.path.open("rb") as raw:
+            file = raw if segment.last_index is None else gzip.GzipFile(fileobj=raw)
+            header = file.read(HEADER_BYTES)
+            length = record_length(header)
+            content = header + file.read((length or HEADER_BYTES) - HEADER_BYTES)
+        record = record_at(memoryview(content), 0)
+        return None if record is None else group_of(record, str(segment.path)).events[0].at
+    except (OSError, EOFError, zlib.error, JournalError):
+        return None
 
 
 def group_of(record: Record, file: str) -> Group:

@@ -36,6 +36,7 @@ from dgpu.core.ids import GpuId, LeaseId, NodeId
 from dgpu.core.node import Gpu
 from dgpu.core.rejections import GpuClaimed, Rejection
 from dgpu.core.state import ClusterState
+from dgpu.core.wall_clock import wall_ms
 from dgpu.service import agent_words as words
 from dgpu.service.agent_words import GpuSample, Malformed
 from dgpu.service.conditions import Conditions
@@ -100,7 +101,11 @@ class Agents:
     def contact(self, node_id: NodeId) -> NodeContact:
         session = self._by_node.get(node_id)
         connected = session is not None and session.welcomed
-        return NodeContact(connected=connected, heard_at=self._contacts.heard_at(node_id))
+        return NodeContact(
+            connected=connected,
+            heard_at=self._contacts.heard_at(node_id),
+            clock_ahead_ms=self._contacts.clock_ahead_ms(node_id) if connected else 0,
+        )
 
     def session_of(self, node_id: NodeId) -> str:
         """The session in which a node is registered now; empty: it is not."""
@@ -220,6 +225,8 @@ class Agents:
         ack = pb.FromScheduler(heartbeat_ack=pb.HeartbeatAck(seq=heartbeat.seq))
         effects.append(self._tell(session, ack, now))
         effects += self._take_out_or_back(session.node_id, heartbeat.unfit)
+        if heartbeat.wall_ms:
+            self._contacts.clock_said(session.node_id, heartbeat.wall_ms - wall_ms(self._state, now))
         for reading in heartbeat.samples:
             gpu = self._state.gpus.get(GpuId(reading.uuid))
             if gpu is not None and gpu.node_id == session.node_id:

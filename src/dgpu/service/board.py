@@ -25,6 +25,7 @@ from dgpu.service.board_columns import HEALTHS, NODE_STATUSES, Columns
 from dgpu.service.board_figures import MOST_POINTS, STEP_MS, Point, Traffic
 from dgpu.service.runtime import Runtime
 from dgpu.service.views import Views
+from dgpu.wire.wall_time import SHOWN
 
 BEAT_MS = 1_000
 QUIET_MS = 5_000  # without a change, a beat is sent after this all the same: the stream is alive
@@ -206,7 +207,8 @@ class Board:
                 self._publish(self.snapshot())
             elif delta or self._at_ms - self._sent_at_ms >= QUIET_MS:
                 self.seq += 1
-                told = {"seq": self.seq, "index": self._figures["index"], "at_ms": self._at_ms, **delta}
+                shown_ms = SHOWN.wall_ms(self._at_ms)
+                told = {"seq": self.seq, "index": self._figures["index"], "at_ms": shown_ms, **delta}
                 self._publish(Piece(self.seq, self._event("delta", msgspec.json.encode(told))))
 
     def _publish(self, piece: Piece) -> None:
@@ -238,7 +240,7 @@ class Board:
                 if key not in known or known[key] != value
             }
         if point is not None:
-            delta["point"] = point
+            delta["point"] = msgspec.structs.replace(point, at_ms=SHOWN.wall_ms(point.at_ms))
         if self._traffic.changed or self._traffic.changed_more:
             delta["changed"] = list(self._traffic.changed)
             delta["changed_more"] = self._traffic.changed_more
@@ -296,7 +298,7 @@ class Board:
             "v": 1,
             "board": self.id,
             "seq": self.seq,
-            "at_ms": self._at_ms,
+            "at_ms": SHOWN.wall_ms(self._at_ms),
             **self._about,
             "statuses": STATUSES,
             "node_statuses": NODE_STATUSES,
@@ -308,6 +310,7 @@ class Board:
             "history": {
                 "step_ms": STEP_MS,
                 **{name: [getattr(point, name) for point in self._points] for name in names},
+                "at_ms": [SHOWN.wall_ms(point.at_ms) for point in self._points],
             },
         }
 

@@ -1,19 +1,139 @@
-"""Time for commands: the wall clock at the start plus a monotonic count, so that it never jumps.
+"""Time for commands: counted on CLOCK_BOOTTIME, which never goes back, never jumps and counts a suspend.
 
-A wall clock that was set back between two runs would let time stand still until it catches up: no back-off would end.
-So it starts no earlier than what the journal holds.
+A new scheduler on the same boot goes on counting exactly. After a reboot only the wall clock knows how long the machine was
+off, and it may be wrong: at most MAX_GAP_MS of it is believed. So a wrong clock ends no time limit, no back-off and no
+retention. The wall clock is only for people: its difference from the counted time is looked at every second, and followed
+when it has been steady for a while (see core.wall_span).
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from dgpu.core.wall_clock import MIN_STEP_MS
+from dgpu.core.wall_span import WallSpan, newest_span
+
+MAX_GAP_MS = 12 * 3_600_000  # less than any retention, and than the age of an idempotency key
+HOLD_MS = 30_000  # a wall clock that was set is followed when it has been steady for so long
+DOUBT_MS = 5_000  # a larger jump is reported
+_TELL_MS = 600_000  # for so long
+_READ_TRIES = 5
+_QUICK_MS = 20
+
+
+class Machine(Protocol):
+    """The clocks of a machine."""
+
+    boot_id: str
+
+    def since_boot_ms(self) -> int: ...
+
+    def wall_ms(self) -> int: ...
+
+
+class ThisMachine:
+    def __init__(self) -> None:
+        self.boot_id = ""
+        with contextlib.suppress(OSError):
+            self.boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+    def since_boot_ms(self) -> int:
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+class Jump(NamedTuple):
+    """The wall clock was set, or was found set at the start."""
+
+    at: int
+    by_ms: int  # positive: ahead
 
 
 class Clock:
-    """Somebody who sets the wall clock while we run changes nothing: no timeout, no back-off, no order."""
+    """`last_at` and `spans`: where the journal ends."""
 
-    def __init__(self, at_least_ms: int = 0) -> None:
-        self._started_ns = max(time.time_ns(), at_least_ms * 1_000_000) - time.monotonic_ns()
+    def __init__(
+        self,
+        last_at: int = 0,
+        spans: Mapping[int, WallSpan] | None = None,
+        *,
+        machine: Machine | None = None,
+        hold_ms: int = HOLD_MS,
+    ) -> None:
+        self._machine = machine or ThisMachine()
+        self._hold_ms = hold_ms
+        self._set_at: int | None = None  # since when the wall clock has differed by about `off_by_ms`
+        self.off_by_ms = 0  # the wall clock minus the time that is shown; 0: they agree
+        self.jump: Jump | None = None
+        known = newest_span(spans or {})
+        booted_ms, wall = self._read()
+        now = _start(last_at, known, self._machine.boot_id, booted_ms, wall)
+        offset_ms = wall - now
+        if known is not None and known.boot_id == self._machine.boot_id:
+            moved_ms = offset_ms - known.wall_offset_ms
+            offset_ms = known.wall_offset_ms if abs(moved_ms) < MIN_STEP_MS else offset_ms
+        else:  # a machine that was off for a while is ahead, and rightly so
+            moved_ms = min(0, wall - _wall_of(last_at, known)) if last_at else 0
+        if abs(moved_ms) > DOUBT_MS:
+            self.jump = Jump(now, moved_ms)
+        self._span = WallSpan(
+            boot_id=self._machine.boot_id, boot_offset_ms=now - booted_ms, wall_offset_ms=offset_ms
+        )
+
+    @property
+    def span(self) -> WallSpan:
+        return self._span
 
     def now_ms(self) -> int:
-        return (self._started_ns + time.monotonic_ns()) // 1_000_000
+        return self._machine.since_boot_ms() + self._span.boot_offset_ms
+
+    def recent_jump(self) -> Jump | None:
+        jump = self.jump
+        return jump if jump is not None and self.now_ms() - jump.at < _TELL_MS else None
+
+    def look(self) -> None:
+        """Once a second. `span` changes when the wall clock was set and has been steady for a while."""
+        booted_ms, wall = self._read()
+        now = booted_ms + self._span.boot_offset_ms
+        off_by_ms = wall - now - self._span.wall_offset_ms
+        was_off_by_ms, self.off_by_ms = self.off_by_ms, off_by_ms if abs(off_by_ms) >= MIN_STEP_MS else 0
+        if not self.off_by_ms:
+            self._set_at = None
+        elif self._set_at is None or abs(self.off_by_ms - was_off_by_ms) >= MIN_STEP_MS:
+            self._set_at = now
+            if abs(self.off_by_ms) > DOUBT_MS:
+                self.jump = Jump(now, self.off_by_ms)
+        elif now - self._set_at >= self._hold_ms:
+            self._set_at, self.off_by_ms = None, 0
+            self._span = WallSpan(
+                boot_id=self._span.boot_id,
+                boot_offset_ms=self._span.boot_offset_ms,
+                wall_offset_ms=wall - now,
+            )
+
+    def _read(self) -> tuple[int, int]:
+        """Both clocks at nearly the same moment, also on a busy machine."""
+        for _ in range(_READ_TRIES):
+            booted_ms = self._machine.since_boot_ms()
+            wall = self._machine.wall_ms()
+            if self._machine.since_boot_ms() - booted_ms <= _QUICK_MS:
+                break
+        return booted_ms, wall
+
+
+def _start(last_at: int, known: WallSpan | None, boot_id: str, booted_ms: int, wall: int) -> int:
+    if not last_at:
+        return wall
+    if known is not None and known.boot_id == boot_id:
+        return max(last_at, booted_ms + known.boot_offset_ms)
+    return last_at + min(max(1, wall - _wall_of(last_at, known)), MAX_GAP_MS)
+
+
+def _wall_of(at: int, span: WallSpan | None) -> int:
+    return at if span is None else at + span.wall_offset_ms

@@ -34,6 +34,7 @@ from dgpu.core.state import ClusterState
 LeaseAction = Literal["freeze", "stop", "never"]
 
 _ASK_AGAIN_MS = 5_000
+_CLOCK_READINGS = 3
 _NAP_MS = 3_000  # a scheduler that was stopped this long cannot blame the others for silence
 
 
@@ -47,16 +48,18 @@ class AgentRules(msgspec.Struct, frozen=True, kw_only=True):
 class NodeContact(msgspec.Struct, frozen=True, kw_only=True):
     connected: bool
     heard_at: int  # 0: not since this scheduler started
+    clock_ahead_ms: int = 0  # the node's wall clock compared with the scheduler's; 0 also while not known
 
 
 class _Times:
-    __slots__ = ("heard_at", "lose_asked_at", "release_asked_at", "told_at")
+    __slots__ = ("clocks_ahead_ms", "heard_at", "lose_asked_at", "release_asked_at", "told_at")
 
     def __init__(self) -> None:
         self.heard_at = 0
         self.told_at = 0
         self.lose_asked_at = 0
         self.release_asked_at = 0
+        self.clocks_ahead_ms: tuple[int, ...] = ()  # as the last few heartbeats said
 
 
 class Contacts:
@@ -77,6 +80,16 @@ class Contacts:
     def heard_at(self, node_id: NodeId) -> int:
         times = self._times.get(node_id)
         return times.heard_at if times else 0
+
+    def clock_said(self, node_id: NodeId, ahead_ms: int) -> None:
+        times = self._of(node_id)
+        times.clocks_ahead_ms = (*times.clocks_ahead_ms, ahead_ms)[-_CLOCK_READINGS:]
+
+    def clock_ahead_ms(self, node_id: NodeId) -> int:
+        """The least of the last few: a heartbeat that was on its way for long looks like a clock that is behind."""
+        times = self._times.get(node_id)
+        readings = times.clocks_ahead_ms if times else ()
+        return min(readings, key=abs) if len(readings) == _CLOCK_READINGS else 0
 
     def is_fresh(self, node_id: NodeId, now: int) -> bool:
         return now - self.heard_at(node_id) < self._rules.heartbeat_timeout_ms

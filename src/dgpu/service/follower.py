@@ -23,7 +23,7 @@ import msgspec
 
 from dgpu.core.apply import apply
 from dgpu.core.apply_task import packed_key
-from dgpu.core.events import TasksSubmitted
+from dgpu.core.events import TasksSubmitted, WallClockRead
 from dgpu.core.state import ClusterState
 from dgpu.journal.archive import earliest_state, latest_state, pack_covered, prune
 from dgpu.journal.errors import CorruptJournal, JournalError, LostTail
@@ -61,6 +61,7 @@ from dgpu.service.telemetry.file import TELEMETRY_NAME
 from dgpu.service.telemetry.store import TelemetryStore
 from dgpu.service.telemetry.tiers import Batch
 from dgpu.wire.questions import Hastening
+from dgpu.wire.wall_time import SHOWN
 
 LOCK_NAME = FOLLOWER_LOCK
 _LOCK_PATIENCE_S = 30  # the follower of a scheduler that was killed sees its stdin close and goes
@@ -110,6 +111,7 @@ class Follower:
         gc.freeze()
         self._tail = JournalTail(directory, after_index=self._index)
         self._unapplied: deque[Group] = deque()  # read from the journal
+        SHOWN.follow(self._state.wall)
 
     @property
     def state(self) -> ClusterState:
@@ -306,6 +308,8 @@ class Follower:
             apply(self._state, event)
             if isinstance(event, TasksSubmitted) and event.idempotency_key:
                 self._key_files.note(packed_key(event))
+            if isinstance(event, WallClockRead):
+                SHOWN.follow(self._state.wall)
             self._forecaster.note(event)
             if group.index > self._history.index:
                 self._history.note(event, self._state, index=group.index, position=position)

@@ -9,6 +9,7 @@ from dgpu.core.ids import NO_TASK, TaskId
 from dgpu.core.rejections import JournalUnavailable, StorageFull
 from dgpu.core.settings import Settings
 from dgpu.core.state import ClusterState
+from dgpu.core.wall_span import WallSpan
 from dgpu.journal.journal import Room
 from dgpu.wire.proto.agent_pb2 import FromAgent
 
@@ -26,6 +27,7 @@ class Begin(Input, frozen=True, kw_only=True):
     above_epoch: int = 0  # the highest epoch known outside the journal
     above_task: TaskId = NO_TASK
     lost_tail: bool = False  # an operator accepted that the journal lost its latest groups
+    wall: WallSpan | None = None
 
 
 class Execute(Input, frozen=True, kw_only=True):
@@ -67,6 +69,12 @@ class HistoryAdvanced(Input, frozen=True, kw_only=True):
     """The history holds everything up to this time: what ended before it may leave the memory."""
 
     at: int
+
+
+class WallClockSet(Input, frozen=True, kw_only=True):
+    """The wall clock differs from the time of the journal by more or less than before."""
+
+    span: WallSpan
 
 
 class TimePassed(Input, frozen=True, kw_only=True):

@@ -30,6 +30,7 @@ from dgpu.service.log_pack import (
     encode,
     scan,
 )
+from dgpu.wire.wall_time import SHOWN
 
 PACK_BYTES = 64 << 20
 MAX_ROWS = 2_000_000  # of the index, about 150 bytes each
@@ -202,6 +203,7 @@ class LogStore:
                 os.ftruncate(self._descriptor, start)
             raise
         self._packs[self._current] = place
+        _set_time(self._descriptor, now_ms)
         self._remember(rows, self._current, place)
         self.expire(now_ms)
 
@@ -347,11 +349,13 @@ class LogStore:
         self._descriptor, self._current, self._packs[pack] = descriptor, pack, 0
 
     def _is_too_old(self, pack: int, now_ms: int) -> bool:
+        """Packs of earlier versions have the wall clock's time, which may have been wrong: they are kept in doubt."""
         written_ms = self._written_ms(pack)
-        return written_ms is None or now_ms - written_ms > self._retention_ms
+        youngest_now_ms = min(now_ms, SHOWN.wall_ms(now_ms))
+        return written_ms is None or youngest_now_ms - written_ms > self._retention_ms
 
     def _written_ms(self, pack: int) -> int | None:
-        """When it was last written to; None: somebody deleted it."""
+        """When it was last written to, as a time of the journal; None: the file was deleted."""
         try:
             return self._path(pack).stat().st_mtime_ns // 1_000_000
         except FileNotFoundError:
@@ -389,7 +393,13 @@ def _memory_index() -> sqlite3.Connection:
 
 
 def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+    return SHOWN.at_ms(time.time_ns() // 1_000_000)
+
+
+def _set_time(descriptor: int, now_ms: int) -> None:
+    """The time of the journal, not of the wall clock: a wall clock that was wrong for a while must not age a pack."""
+    with contextlib.suppress(OSError):
+        os.utime(descriptor, ns=(now_ms * 1_000_000, now_ms * 1_000_000))
 
 
 def _row(part: OutputPart, pack: int, place: int) -> _Row:

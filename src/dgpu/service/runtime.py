@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
+import msgspec
 import structlog
 
 from dgpu.core.commands import Command
@@ -19,10 +20,12 @@ from dgpu.core.events import Event
 from dgpu.core.ids import GpuId, NodeId
 from dgpu.core.rejections import Rejection
 from dgpu.core.state import ClusterState
+from dgpu.core.wall_clock import differs
+from dgpu.core.wall_span import newest_span
 from dgpu.journal.journal import Journal, Room, Sighting
 from dgpu.journal.mark import AcknowledgedMark
 from dgpu.service.agent_words import GpuSample
-from dgpu.service.clock import Clock
+from dgpu.service.clock import DOUBT_MS, Clock
 from dgpu.service.collector import Collector
 from dgpu.service.contact import NodeContact
 from dgpu.service.inputs import (
@@ -38,6 +41,7 @@ from dgpu.service.inputs import (
     Read,
     RoomChanged,
     TimePassed,
+    WallClockSet,
 )
 from dgpu.service.journal_thread import JournalThread, end_process
 from dgpu.service.meters import Meters
@@ -135,7 +139,7 @@ class Runtime:
 
     async def start(self, begin: Begin) -> None:
         """Returns when the new epoch is durable, or when there is no room for it: then `ready` is false."""
-        self._put(begin)
+        self._put(msgspec.structs.replace(begin, wall=self._clock.span))
         self._on_beat()
         await self._started
 
@@ -218,7 +222,18 @@ class Runtime:
         return self._scheduler.session_of(node_id)
 
     def now_ms(self) -> int:
+        """The time of the journal, for order and durations. `wire.wall_time` shows it to people."""
         return self._clock.now_ms()
+
+    def clocks_ahead(self) -> dict[NodeId, int]:
+        """Nodes whose wall clock differs from the scheduler's, in milliseconds."""
+        nodes = self._scheduler.state.nodes
+        found = {node_id: self._scheduler.contact(node_id).clock_ahead_ms for node_id in nodes}
+        return {node_id: ahead_ms for node_id, ahead_ms in found.items() if abs(ahead_ms) >= DOUBT_MS}
+
+    @property
+    def clock(self) -> Clock:
+        return self._clock
 
     def execute(self, command: Command) -> asyncio.Future[Answer]:
         """Await it: the answer comes after the commit."""
@@ -375,6 +390,9 @@ class Runtime:
             self._thread.make_room()
         self._thread.look()
         self._collector.on_beat()
+        self._clock.look()
+        if differs(newest_span(self._scheduler.state.wall), self._clock.span):
+            self._put(WallClockSet(span=self._clock.span))
         self._put(TimePassed())
 
     # Carrying out

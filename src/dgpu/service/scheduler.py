@@ -14,6 +14,7 @@ from dgpu.core.commands import (
     LoseNode,
     ObserveCondition,
     ObserveGpu,
+    ReadWallClock,
     RegisterNode,
     ReleaseNode,
     Tick,
@@ -41,6 +42,7 @@ from dgpu.service.inputs import (
     Read,
     RoomChanged,
     TimePassed,
+    WallClockSet,
 )
 from dgpu.service.outputs import (
     Append,
@@ -94,6 +96,7 @@ class Scheduler:
             RoomChanged: self._on_room,
             HistoryAdvanced: self._on_history,
             Begin: self._on_begin,
+            WallClockSet: self._on_wall_clock,
         }
 
     @property
@@ -157,6 +160,13 @@ class Scheduler:
             # its keeper has frozen it.
             rules = self._rules
             self._commit.no_pass_before = now + rules.task_lease_ms + rules.lease_margin_ms
+        if value.wall is not None:
+            self._commit.offer(None, ReadWallClock(span=value.wall))
+        return []
+
+    def _on_wall_clock(self, value: WallClockSet, _now: int) -> list[Output]:
+        if self.ready and self._commit.room is not Room.NONE:
+            self._commit.offer(None, ReadWallClock(span=value.span))
         return []
 
     def _on_execute(self, value: Execute, _now: int) -> list[Output]:

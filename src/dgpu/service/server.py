@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
+from dgpu.core.events import WallClockRead
 from dgpu.core.ids import LeaseId
+from dgpu.core.state import ClusterState
 from dgpu.core_form import FORM
 from dgpu.file_limit import file_limit
 from dgpu.journal.archive import Retention
@@ -42,10 +44,13 @@ from dgpu.service.scheduler import Scheduler
 from dgpu.service.start import Start
 from dgpu.service.telemetry.recorder import record_for_ever
 from dgpu.service.views import Views
+from dgpu.wire.answers import instant
 from dgpu.wire.ranks import run_number
+from dgpu.wire.wall_time import SHOWN
 
 if TYPE_CHECKING:
     from dgpu.service.history import History
+    from dgpu.service.rest.access import Access
 
 _BACKLOG = 1_024
 _HISTORY_LOOK_S = 1.0
@@ -120,7 +125,8 @@ async def _state(
         start.check(state, recovery.index)
         views = Views(state, recovery.index)
         _settle_collector()
-        clock = Clock(state.last_at)
+        clock = Clock(state.last_at, state.wall)
+        SHOWN.follow(state.wall)
         scheduler = Scheduler(
             state,
             last_index=recovery.index,
@@ -135,6 +141,7 @@ async def _state(
             rescue=lambda: write_own_snapshot(runtime, options.data_dir),
         )
         runtime.on_snapshot_due = follower.snapshot_soon
+        runtime.subscribe(lambda group: _follow_wall_clock(group, state))
         runtime.subscribe(views.on_group)
         runtime.subscribe(lambda group: follower.notify(group.index))
         if on_committed is not None:
@@ -224,19 +231,13 @@ async def _http(
 ) -> AsyncIterator[None]:
     from dgpu import __version__
     from dgpu.service.history import History
-    from dgpu.service.rest.access import Access, load_token
     from dgpu.service.rest.app import create_app
     from dgpu.service.rest.backend import RestOptions
     from dgpu.service.rest.doors import Doors
     from dgpu.service.rest.http_server import HttpServer
     from dgpu.service.rest.turns import Turns
 
-    access = Access(
-        mode="none" if options.auth_mode == "none" else "loopback",
-        token=load_token(options.data_dir / "token"),
-        clock=time.monotonic,
-        hosts=frozenset(options.allowed_hosts),
-    )
+    access = _access(options, runtime)
     doors, turns = Doors(budget_of(file_limit()).http, connections), Turns()
     loop = asyncio.get_running_loop()
     history = History(
@@ -283,6 +284,18 @@ def _past_holders(
     return past_holder
 
 
+def _access(options: ServiceOptions, runtime: Runtime) -> Access:
+    from dgpu.service.rest.access import Access, load_token
+
+    return Access(
+        mode="none" if options.auth_mode == "none" else "loopback",
+        token=load_token(options.data_dir / "token"),
+        clock=time.monotonic,
+        lasting_clock=lambda: runtime.now_ms() / 1000,  # setting the wall clock signs no browser out
+        hosts=frozenset(options.allowed_hosts),
+    )
+
+
 def _tell_of_damage(loop: asyncio.AbstractEventLoop, follower: FollowerLink) -> None:
     with contextlib.suppress(RuntimeError):  # the loop is closed: the next start sees to it
         loop.call_soon_threadsafe(follower.remake_history)
@@ -294,6 +307,14 @@ async def _watch_history(follower: FollowerLink, runtime: Runtime) -> None:
         await asyncio.sleep(_HISTORY_LOOK_S)
         runtime.history_advanced(follower.seen_at)
         runtime.hindrance = follower.trouble
+
+
+def _follow_wall_clock(group: CommittedGroup, state: ClusterState) -> None:
+    for event in group.events:
+        if isinstance(event, WallClockRead):
+            SHOWN.follow(state.wall)
+            shown = instant(event.at)
+            _log.info("wall_clock_read", shown=shown, wall_offset_ms=event.span.wall_offset_ms)
 
 
 def _follower_settings(options: ServiceOptions) -> FollowerSettings:

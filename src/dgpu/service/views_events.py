@@ -46,6 +46,7 @@ NAMES: dict[type[e.Event], str] = {
     e.GpuBlamed: "gpu_blamed",
     e.EstimateLearned: "memory_learned",
     e.DemandChanged: "task_demand_changed",
+    e.WallClockRead: "wall_clock_read",
 }
 _BY_CLASS_NAME = {kind.__name__: name for kind, name in NAMES.items()}
 # our own housekeeping: nothing happened to anybody
@@ -93,6 +94,8 @@ def facts(event: e.Event) -> dict[str, Any]:
         }
     if isinstance(event, e.EpochBegan):
         return {"epoch": event.epoch}
+    if isinstance(event, e.WallClockRead):
+        return {"since": instant(event.since), "wall_offset_ms": event.span.wall_offset_ms}
     if isinstance(event, e.GpuHealthChanged):
         return {**_plain_facts(event), "severity": SEVERITIES.get(event.after, "info")}
     if isinstance(event, e.GpuBlamed):

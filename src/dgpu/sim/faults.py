@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dgpu.core.ids import NodeId
 from dgpu.sim.network import Network
 from dgpu.sim.node_host import NodeHost
-from dgpu.sim.scheduler_host import SchedulerHost
+from dgpu.sim.scheduler_host import JUMPS_MS, SchedulerHost
 from dgpu.sim.world import World
 
 
@@ -46,6 +46,8 @@ class Faults:
             self.disk_is_full,
             self.sync_fails,
             self.snapshot,
+            self.wall_clock_is_set,
+            self.scheduler_restarts_with_its_machine,
         ]
         chosen = [self._world.chance.choice(kinds) for _ in range(faults)]
         chosen += [self.output_is_forged, self.output_disk_is_full]
@@ -163,3 +165,13 @@ class Faults:
 
     def snapshot(self, _node: NodeHost) -> None:
         self._scheduler.disk.take_snapshot()
+
+    def wall_clock_is_set(self, _node: NodeHost) -> None:
+        self._scheduler.machine.wall_off_ms = self._world.chance.choice((0, *JUMPS_MS))
+
+    def scheduler_restarts_with_its_machine(self, node: NodeHost) -> None:
+        """With a wall clock that may be wrong."""
+        self._scheduler.crash()
+        self._scheduler.machine.reboot()
+        self.wall_clock_is_set(node)
+        self._world.after(self._world.between(5_000, 90_000), self._scheduler.start)

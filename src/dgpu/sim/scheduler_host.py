@@ -10,6 +10,9 @@ from dgpu.core.ids import NodeId, TaskId
 from dgpu.core.rejections import StorageFull
 from dgpu.core.settings import Settings
 from dgpu.core.state import ClusterState
+from dgpu.core.wall_clock import differs
+from dgpu.core.wall_span import newest_span
+from dgpu.service.clock import MAX_GAP_MS, Clock
 from dgpu.service.contact import AgentRules
 from dgpu.service.inputs import (
     AgentLeft,
@@ -24,6 +27,7 @@ from dgpu.service.inputs import (
     Read,
     RoomChanged,
     TimePassed,
+    WallClockSet,
 )
 from dgpu.service.output_intake import OutputIntake
 from dgpu.service.outputs import (
@@ -48,10 +52,33 @@ from dgpu.wire.proto.agent_pb2 import FromAgent
 
 WALL_MS = 1_700_000_000_000
 _HOUR_MS = 3_600_000
+JUMPS_MS = tuple(sign * hours * _HOUR_MS for hours in (1, 40 * 24, 10 * 365 * 24) for sign in (-1, 1))
 
 Answer = Callable[[object], None]
 Look = Callable[[ClusterState], None]
 MakeScheduler = Callable[..., Scheduler]
+
+
+class SimMachine:
+    """The scheduler's machine: its wall clock is set now and then, and it is started again."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._boots = 0
+        self._booted_at = -86_400_000
+        self.boot_id = "boot-0"
+        self.wall_off_ms = 0
+
+    def since_boot_ms(self) -> int:
+        return self._world.now - self._booted_at
+
+    def wall_ms(self) -> int:
+        return WALL_MS + self._world.now + self.wall_off_ms
+
+    def reboot(self) -> None:
+        self._boots += 1
+        self.boot_id = f"boot-{self._boots}"
+        self._booted_at = self._world.now
 
 
 class SchedulerHost:
@@ -76,8 +103,11 @@ class SchedulerHost:
         self.scheduler: Scheduler | None = None
         self.starts = 0
         self.dies_at_next_write = False
+        self.machine = SimMachine(world)
+        self._clock = Clock(machine=self.machine)
         self._clock_offset = 0
         self._history_at = 0
+        self._last_at = self._last_now = 0  # of the scheduler before
         self._deciding = False
         self._waking_at = 0
         self._next_id = 0
@@ -133,9 +163,8 @@ class SchedulerHost:
         self.starts += 1
         state, index = self.disk.recover()
         self._checkers.check_recovered(state, self.history)
-        # Somebody may have set the wall clock meanwhile. It never goes back behind what is journaled.
-        wall = WALL_MS + self._world.now + self._world.between(-_HOUR_MS, _HOUR_MS)
-        self._clock_offset = max(wall, state.last_at) - self._world.now
+        self._clock = self._started_clock(state)
+        self._clock_offset = self._clock.now_ms() - self._world.now
         self.scheduler = self._make(
             state, last_index=index, rules=self._rules, started_at=self._now(), full_pass_ms=5_000
         )
@@ -144,13 +173,28 @@ class SchedulerHost:
         for group in self.disk.groups_after(self.history.seen_index):  # some may never have been published
             self._follow(group)
         name = f"{self._world.seed}-{self.starts}"
-        self._put(Begin(settings=self._settings, nonce=name, cluster_id=name, **known))
+        begin = Begin(settings=self._settings, nonce=name, cluster_id=name, wall=self._clock.span, **known)
+        self._put(begin)
         self._wake_later(self._world.now + 1_000)
+
+    def _started_clock(self, state: ClusterState) -> Clock:
+        """Whatever the wall clock says, exactly the time that has passed is counted, unless the machine was off."""
+        clock = Clock(state.last_at, state.wall, machine=self.machine)
+        known = newest_span(state.wall)
+        now, gone_ms = clock.now_ms(), self._world.now - self._last_now
+        is_exact = known is not None and known.boot_id == self.machine.boot_id
+        first, last = (state.last_at, state.last_at + MAX_GAP_MS)
+        if is_exact:
+            first = last = self._last_at + gone_ms
+        if self._last_at and not first <= now <= last:
+            raise Violation(f"the time jumped from {self._last_at} to {now}, {gone_ms} ms have passed")
+        return clock
 
     def crash(self) -> None:
         """Like kill -9: memory is gone, the disk keeps what it has, the kernel closes the sockets."""
         if self.scheduler is None:
             return
+        self._last_at, self._last_now = self._now(), self._world.now
         self.scheduler = None
         self._paused = None
         self._deciding = False
@@ -244,6 +288,9 @@ class SchedulerHost:
             if scheduler is self.scheduler and scheduler is not None and self._waking_at == at:
                 self._waking_at = 0
                 self._wake_later(self._world.now + 1_000)
+                self._clock.look()
+                if differs(newest_span(scheduler.state.wall), self._clock.span):
+                    self._put(WallClockSet(span=self._clock.span))
                 self._put(TimePassed())
 
         self._world.at(at, wake)

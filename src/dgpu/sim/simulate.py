@@ -23,7 +23,7 @@ TROUBLE_MS = 240_000
 PEACE_MS = 3_600_000
 NODES = 3
 SUBMITS = 25
-FAULTS = 14
+FAULTS = 18
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):

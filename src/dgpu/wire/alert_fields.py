@@ -11,6 +11,7 @@ from dgpu.wire.answers import FieldError
 from dgpu.wire.fields import Check, Unacceptable
 from dgpu.wire.json_body import BadRequest, parse_json
 from dgpu.wire.requests import field_error, invalid, unknown_field
+from dgpu.wire.wall_time import SHOWN
 
 MOST_SILENCE_SECONDS = 366 * 86_400
 ANY_RULE = "*"
@@ -124,7 +125,7 @@ def _until(value: Any, now: int) -> int:
     if moment.tzinfo is None:
         raise Unacceptable(f"{expected}, with its time zone")
     try:
-        at = round(moment.timestamp() * 1_000)
+        at = SHOWN.at_ms(round(moment.timestamp() * 1_000))
     except (OverflowError, OSError, ValueError):
         raise Unacceptable(expected) from None
     if not now < at <= now + MOST_SILENCE_SECONDS * 1_000:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from dgpu.wire.connections import Connections
+from dgpu.wire.wall_time import SHOWN
 
 PROBLEM_JSON = "application/problem+json"
 
@@ -448,14 +449,18 @@ class Ready(Answer, frozen=True, kw_only=True):
     detail: str = ""
     epoch_unknown: str = ""  # why nodes are refused: they obeyed an epoch that the journal does not have
     connections: Connections | None = None
+    clock_jump_seconds: float = 0  # the wall clock was set by so much during the last 10 minutes
+    clock_error_seconds: float = 0  # the wall clock minus the times that are shown, until they follow it
+    clocks_ahead_seconds: dict[str, float] = {}  # nodes with a wall clock that differs by more than 5 s
 
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_FIRST_MS, _LAST_MS = -30_610_224_000_000, 253_402_300_799_999  # years of four digits
 
 
 def instant(at_ms: int) -> str:
-    """RFC 3339, UTC, milliseconds."""
-    second, milli = divmod(at_ms, 1000)
+    """RFC 3339, UTC, milliseconds, of a time of the journal."""
+    second, milli = divmod(min(max(SHOWN.wall_ms(at_ms), _FIRST_MS), _LAST_MS), 1000)
     return f"{_second(second)}.{milli:03d}Z"
 
 

@@ -51,6 +51,7 @@ EVENT_TYPES: tuple[type[Event], ...] = (
     events.EstimateLearned,
     events.DemandChanged,
     events.TasksReserved,
+    events.WallClockRead,
 )
 
 _GROUP = list[Union[EVENT_TYPES]]  # type: ignore[valid-type]  # noqa: UP007 - built from the tuple above

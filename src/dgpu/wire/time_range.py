@@ -6,6 +6,7 @@ import datetime as dt
 import re
 
 from dgpu.wire.fields import Unacceptable
+from dgpu.wire.wall_time import SHOWN
 
 _UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([smhdw])")
@@ -21,21 +22,22 @@ def duration_ms(text: str) -> int | None:
 
 
 def moment_ms(text: str, now_ms: int) -> int:
-    """Raises Unacceptable."""
+    """A time of the journal. Raises Unacceptable."""
     text = text.strip()
     if text == "now":
         return now_ms
     ago = duration_ms(text)
     if ago is not None:
-        return now_ms - ago
+        return SHOWN.at_ms(SHOWN.wall_ms(now_ms) - ago)
     if len(text) > _LONGEST_TEXT:
         raise Unacceptable(EXPECTED_MOMENT)
     try:
         # a `+` in a query that was not escaped arrives as a blank
         at = dt.datetime.fromisoformat(re.sub(r" (?=\d\d:?\d\d$)", "+", text))
-        return round((at if at.tzinfo else at.replace(tzinfo=dt.UTC)).timestamp() * 1_000)
+        wall_ms = round((at if at.tzinfo else at.replace(tzinfo=dt.UTC)).timestamp() * 1_000)
     except (ValueError, OverflowError):
         raise Unacceptable(EXPECTED_MOMENT) from None
+    return SHOWN.at_ms(wall_ms)
 
 
 def step_ms(text: str) -> int:

@@ -10,7 +10,7 @@ from dgpu.core.replay import replay
 from dgpu.journal.archive import Retention, earliest_state, latest_state, pack_covered, prune
 from dgpu.journal.errors import CorruptJournal
 from dgpu.journal.file import FileJournal
-from dgpu.journal.segments import StoredGroups, archived_segments, chain, live_segments
+from dgpu.journal.segments import StoredGroups, archived_segments, chain, first_at, live_segments
 from dgpu.journal.snapshot import PREVIOUS_NAME, SNAPSHOT_NAME, archived_snapshots, write_snapshot
 from unit.journal.samples import busy_cluster, write_journal
 
@@ -102,14 +102,39 @@ def test_the_archive_stays_within_its_bytes_oldest_first(written) -> None:
 
 
 def test_the_archive_stays_within_its_days(written) -> None:
+    """The age of a segment is that of its groups, as they say it."""
     directory, _ = written
     pack_covered(directory, 10**9)
     packed = archived_segments(directory)
-    now_ms = 1_800_000_000_000
-    for age_days, segment in enumerate(reversed(packed)):
-        os.utime(segment.path, ns=(0, (now_ms - age_days * DAY_MS) * 1_000_000))
-    prune(directory, Retention(most_age_ms=2 * DAY_MS), now_ms=now_ms)
-    assert archived_segments(directory) == packed[-3:]
+    ended_at = first_at(packed[3])
+    assert ended_at is not None
+    prune(directory, Retention(most_age_ms=2 * DAY_MS), now_ms=ended_at + 2 * DAY_MS)
+    assert archived_segments(directory) == packed[2:], "the third one ended within the two days"
+    last_at = first_at(live_segments(directory)[0])
+    assert last_at is not None
+    prune(directory, Retention(most_age_ms=2 * DAY_MS), now_ms=last_at + 2 * DAY_MS + 1)
+    assert archived_segments(directory) == []
+
+
+@pytest.mark.parametrize("wrong_days", [-3_650, -40, 40, 3_650])
+def test_the_times_of_files_do_not_age_the_archive(written, wrong_days) -> None:
+    """They come from a wall clock that may have been wrong."""
+    directory, cluster = written
+    pack_covered(directory, 10**9)
+    packed = archived_segments(directory)
+    for segment in packed:
+        os.utime(segment.path, ns=(0, (1_800_000_000_000 + wrong_days * DAY_MS) * 1_000_000))
+    assert prune(directory, Retention(), now_ms=cluster.state.last_at) == []
+    assert archived_segments(directory) == packed
+
+
+def test_a_segment_of_unknown_age_is_kept(written) -> None:
+    directory, _ = written
+    pack_covered(directory, 10**9)
+    packed = archived_segments(directory)
+    packed[1].path.write_bytes(b"damaged")
+    assert first_at(packed[1]) is None
+    assert prune(directory, Retention(most_age_ms=1), now_ms=10**15) == []
 
 
 def test_a_replay_begins_where_the_archive_does(written) -> None:

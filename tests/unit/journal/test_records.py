@@ -16,6 +16,7 @@ from dgpu.core.settings import Settings
 from dgpu.core.task import Outcome, Pool, TaskStatus
 from dgpu.core.tenant import Tenant
 from dgpu.core.typical import Typical
+from dgpu.core.wall_span import WallSpan
 from dgpu.wire.records import EVENT_TYPES, SCHEMA, UnreadableGroup, decode_group, encode_group
 from dgpu.wire.upcast import upcast
 from unit.journal.samples import busy_cluster, gpus, spec
@@ -91,6 +92,7 @@ def test_every_kind_of_event_survives() -> None:
             (Reservation(task_id=6, places=(Place("n1", ("GPU-n1-0",)),), at=9_000, made_at=21),),
             (7,),
         ),
+        events.WallClockRead(22, 22, WallSpan("boot", 5, -40)),
     ]
     assert {type(event) for event in group} == set(EVENT_TYPES)
     assert decode_group(encode_group(group), SCHEMA) == group

@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 
 from dgpu.core.ids import LeaseId, NodeId, TaskId
+from dgpu.core.wall_span import WallSpan
 from dgpu.service.log_pack import OutputPart
 from dgpu.service.logstore import LogStore, StoredOutput
+from dgpu.wire.wall_time import SHOWN
+
+DAY_MS = 86_400_000
 
 NOW = 1_700_000_000_000
 
@@ -153,6 +157,37 @@ def test_packs_that_are_too_old_go_and_the_one_in_use_stays(tmp_path: Path) -> N
     written_ms = (tmp_path / "pack-00000001.bin").stat().st_mtime_ns // 1_000_000
     store.expire(written_ms + 2_000)
     assert [store.has(TaskId(task), 1) for task in (1, 2)] == [False, True]
+
+
+@pytest.mark.parametrize("jump_ms", [-3_650 * DAY_MS, -40 * DAY_MS, 40 * DAY_MS, 3_650 * DAY_MS])
+def test_a_wall_clock_that_jumps_ages_no_pack(tmp_path: Path, jump_ms: int) -> None:
+    """The times of files come from the wall clock, ages from the time of the journal."""
+    store = LogStore(tmp_path, pack_bytes=100)
+    at = time.time_ns() // 1_000_000 + jump_ms  # the time of the journal is another one than the wall clock's
+    for task in (1, 2, 3):
+        store.append([output(task, os.urandom(200))], at)
+    store.expire(at + 29 * DAY_MS)
+    assert [store.has(TaskId(task), 1) for task in (1, 2, 3)] == [True, True, True]
+    store.expire(at + 31 * DAY_MS)
+    assert [store.has(TaskId(task), 1) for task in (1, 2, 3)] == [False, False, True], (
+        "the last one is in use"
+    )
+
+
+def test_packs_of_earlier_versions_are_kept_when_the_journal_is_ahead_of_the_wall_clock(
+    tmp_path: Path,
+) -> None:
+    store = LogStore(tmp_path, pack_bytes=100)
+    wall_ms = time.time_ns() // 1_000_000
+    for task in (1, 2):
+        store.append([output(task, os.urandom(200))], wall_ms)
+    at = wall_ms + 40 * DAY_MS
+    SHOWN.follow({at: WallSpan(boot_id="b", boot_offset_ms=0, wall_offset_ms=-40 * DAY_MS)})
+    try:
+        store.expire(at)
+    finally:
+        SHOWN.follow({})
+    assert store.has(TaskId(1), 1)
 
 
 def test_the_store_knows_since_when_it_has_all(tmp_path: Path) -> None:

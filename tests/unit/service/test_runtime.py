@@ -281,11 +281,6 @@ async def test_a_broken_journal_ends_the_process_before_anything_is_answered(
     runtime._scheduler._commit.in_flight = None  # the real process is gone by now; let the fixture stop
 
 
-def test_the_clock_never_starts_behind_the_journal() -> None:
-    ahead = Clock().now_ms() + 3_600_000
-    assert Clock(ahead).now_ms() >= ahead
-
-
 async def test_tries_for_room_do_not_pile_up_before_the_appends() -> None:
     """On a full and slow disk the beat asks more often than the disk answers."""
     gate = threading.Event()

@@ -413,6 +413,7 @@ export const en = {
   "rule.queue_wait": "queue wait",
   "rule.disk_full": "disk nearly full",
   "rule.journal_unavailable": "journal not available",
+  "rule.clock_skew": "clock is wrong",
   "event.task_submitted": "submitted",
   "event.task_scheduled": "placed",
   "event.task_started": "started",

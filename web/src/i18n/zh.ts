@@ -415,6 +415,7 @@ export const zh: Messages = {
   "rule.queue_wait": "排队等待",
   "rule.disk_full": "磁盘将满",
   "rule.journal_unavailable": "日志不可用",
+  "rule.clock_skew": "时钟不准",
   "event.task_submitted": "已提交",
   "event.task_scheduled": "已放置",
   "event.task_started": "已开始",

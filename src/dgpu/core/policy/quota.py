@@ -156,7 +156,7 @@ def within_limits(state: ClusterState, account: Account, claim: Claim) -> bool:
 def spent(state: ClusterState, account: Account) -> int:
     """In the current month, as far as charged."""
     usage = state.usages.get(account.tenant_id)
-    if usage is None or usage.month != state.accounts.month_at(state.meter.charged_at):
+    if usage is None or usage.month < state.accounts.month_at(state.meter.charged_at):
         return 0
     return usage.of_month
 

@@ -9,6 +9,7 @@ import msgspec
 
 from dgpu.core.health import Health
 from dgpu.wire.answers import instant
+from dgpu.wire.wall_time import words_of_ms
 
 Severity: TypeAlias = Literal["critical", "warning", "info"]
 _GIB = 1 << 30
@@ -45,6 +46,10 @@ class DiskRule(Rule, frozen=True, kw_only=True):
     free_bytes: int = 20 << 30
 
 
+class ClockRule(Rule, frozen=True, kw_only=True):
+    limit_ms: int = 10_000
+
+
 class RuleSet(msgspec.Struct, frozen=True, kw_only=True):
     """The field's name is the rule's name."""
 
@@ -60,6 +65,7 @@ class RuleSet(msgspec.Struct, frozen=True, kw_only=True):
     disk_full: DiskRule = DiskRule(for_ms=60_000, severity="critical")
     epoch_unknown: Rule = Rule(severity="critical")
     journal_unavailable: Rule = Rule(severity="critical")
+    clock_skew: ClockRule = ClockRule()
 
 
 RULE_NAMES: tuple[str, ...] = RuleSet.__struct_fields__
@@ -118,6 +124,13 @@ class Oldest(NamedTuple):
     since: int
 
 
+class OffClock(NamedTuple):
+    """A wall clock that does not agree with the scheduler's time."""
+
+    subject: str  # a node, or the scheduler
+    ahead_ms: int
+
+
 class Readings(NamedTuple):
     """All that the rules look at. `hot` holds only what passes the limit: thousands of cool cards are not carried about."""
 
@@ -137,6 +150,7 @@ class Readings(NamedTuple):
     epoch_unknown: str = ""  # why nodes of a lost epoch are refused
     journal_trouble: str = ""  # why new tasks are refused although the disk is not full
     journal_repaired: str = ""  # files that were found deleted or replaced of late, and made again
+    clocks: tuple[OffClock, ...] = ()
 
 
 class Finding(NamedTuple):
@@ -264,6 +278,20 @@ def _unavailable(readings: Readings, _rule: Rule, name: str) -> Iterator[Finding
         yield Finding(name, "scheduler", text, {"refusing": False, "detail": repaired})
 
 
+def _clocks(readings: Readings, rule: ClockRule, name: str) -> Iterator[Finding]:
+    for subject, ahead_ms in readings.clocks:
+        if abs(ahead_ms) < rule.limit_ms:
+            continue
+        facts = {"seconds_ahead": ahead_ms / 1000, "limit_seconds": rule.limit_ms / 1000}
+        amount = words_of_ms(abs(ahead_ms))
+        if subject == "scheduler":
+            text = f"The scheduler's wall clock was set {'forward' if ahead_ms > 0 else 'back'} by {amount}."
+        else:
+            side = "ahead of" if ahead_ms > 0 else "behind"
+            text = f"The clock of node {subject} is {amount} {side} the scheduler's."
+        yield Finding(name, subject, f"{text} Check the time service (chrony, systemd-timesyncd).", facts)
+
+
 _FINDERS: dict[str, Callable[[Readings, Any, str], Iterator[Finding]]] = {
     "agent_offline": _offline,
     "node_unfit": _unfit,
@@ -277,4 +305,5 @@ _FINDERS: dict[str, Callable[[Readings, Any, str], Iterator[Finding]]] = {
     "disk_full": _disk,
     "epoch_unknown": _epoch,
     "journal_unavailable": _unavailable,
+    "clock_skew": _clocks,
 }

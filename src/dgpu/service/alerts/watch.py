@@ -24,7 +24,7 @@ from dgpu.service.alerts.machine import AlertMachine
 from dgpu.service.alerts.options import AlertOptions
 from dgpu.service.alerts.outbox import Delivery, Outbox, TargetCounts
 from dgpu.service.alerts.readings import EndedTasks, read_state
-from dgpu.service.alerts.rules import Readings, findings
+from dgpu.service.alerts.rules import OffClock, Readings, findings
 from dgpu.service.alerts.senders import Senders, SendFailed
 from dgpu.service.alerts.store import AlertStore, Kept
 from dgpu.service.alerts.targets import Target
@@ -125,7 +125,13 @@ class AlertWatch:
             epoch_unknown=self._runtime.epoch_unknown,
             journal_trouble=self._runtime.trouble,
             journal_repaired=self._runtime.repaired_of_late,
+            clocks=self._clocks(),
         )
+
+    def _clocks(self) -> tuple[OffClock, ...]:
+        jump = self._runtime.clock.recent_jump()
+        own = () if jump is None else (OffClock("scheduler", jump.by_ms),)
+        return (*own, *(OffClock(node, ahead_ms) for node, ahead_ms in self._runtime.clocks_ahead().items()))
 
     async def _look_on(self) -> None:
         while True:

@@ -7,6 +7,7 @@ import hmac
 import ipaddress
 import os
 import secrets
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -45,6 +46,7 @@ class Access:
         clock: Callable[[], float],
         hosts: frozenset[str] = frozenset(),
         own_uid: int | None = None,
+        lasting_clock: Callable[[], float] | None = None,  # goes on after a restart; None: the wall clock
     ) -> None:
         self.mode = mode
         self._token = token.encode()
@@ -53,7 +55,7 @@ class Access:
         self._good_hosts: set[bytes] = set()  # headers that were found good, as they were sent
         self._trusted = frozenset({0, os.getuid() if own_uid is None else own_uid})
         self._failures: dict[int | None, tuple[float, int]] = {}
-        self.sessions = Sessions(token, clock)
+        self.sessions = Sessions(token, clock, lasting_clock or time.time)
 
     def refuse(self, method: str, path: str, headers: dict[bytes, bytes], peer: Peer) -> Problem | None:
         """Why this request is not carried out; None: it may be, if `wrong_content` has nothing against its body."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dgpu.file_limit import file_limit, open_files
 from dgpu.journal.journal import Room
 from dgpu.service.rest.backend import Backend
+from dgpu.service.runtime import Runtime
 from dgpu.wire.answers import Health, Ready
 from dgpu.wire.connections import Connections
+from dgpu.wire.wall_time import words_of_ms
 
 PATHS = frozenset({"/health", "/ready"})
 
@@ -31,18 +33,38 @@ async def readiness(backend: Backend) -> tuple[int, Ready]:
         detail = (
             "The history does not advance and too many finished tasks are in memory: no new tasks are taken."
         )
+    is_ready = not detail
+    jump = runtime.clock.recent_jump()
     answer = Ready(
-        ready=not detail,
+        ready=is_ready,
         role=backend.options.role,
         epoch=runtime.epoch,
         journal_index=index,
         storage_full=runtime.room is not Room.OK and not runtime.trouble,
         history_lag=None if seen is None else max(0, index - seen),
-        detail=detail,
         epoch_unknown=runtime.epoch_unknown,
         connections=connections_of(backend),
+        clock_jump_seconds=0 if jump is None else jump.by_ms / 1000,
+        clock_error_seconds=runtime.clock.off_by_ms / 1000,
+        clocks_ahead_seconds={node: ahead_ms / 1000 for node, ahead_ms in runtime.clocks_ahead().items()},
+        detail=detail or _clock_detail(runtime),
     )
-    return 503 if detail else 200, answer
+    return 200 if is_ready else 503, answer
+
+
+def _clock_detail(runtime: Runtime) -> str:
+    """No reason not to serve: nothing but the times that are shown depends on the wall clock."""
+    jump = runtime.clock.recent_jump()
+    ahead = runtime.clocks_ahead()
+    texts = []
+    if jump is not None:
+        way = "forward" if jump.by_ms > 0 else "back"
+        texts.append(f"The wall clock was set {way} by {words_of_ms(abs(jump.by_ms))}.")
+    if ahead:
+        furthest = max(ahead, key=lambda node: abs(ahead[node]))
+        amount = words_of_ms(abs(ahead[furthest]))
+        texts.append(f"The clocks of {len(ahead)} nodes differ from this one, of {furthest} by {amount}.")
+    return " ".join(texts)
 
 
 def connections_of(backend: Backend) -> Connections:

@@ -20,6 +20,7 @@ from dgpu.wire.answers import Problem, TaskAnswer, instant_or_none
 from dgpu.wire.json_body import BadRequest
 from dgpu.wire.output_answers import ByteRange, OutputAnswer
 from dgpu.wire.ranks import run_number
+from dgpu.wire.wall_time import SHOWN
 
 MOST_TAIL_LINES = 1_000_000
 MOST_TAIL_BYTES = 4 << 20
@@ -129,7 +130,7 @@ async def _doubt(rest: Backend, task: TaskAnswer, attempt: int, rank: int) -> st
     if task.allocation or not task.attempt or (is_latest and task.status == "running"):
         return ""
     ended_at = task.finished_at if is_latest and task.finished_at else task.created_at
-    ended_ms = round(dt.datetime.fromisoformat(ended_at).timestamp() * 1000)
+    ended_ms = SHOWN.at_ms(round(dt.datetime.fromisoformat(ended_at).timestamp() * 1000))
     nodes = task.allocated_nodes or ([task.node] if task.node else [])
     node = nodes[rank] if rank < len(nodes) else None
     number = listing.task_id_of(task.task_id)

@@ -1,0 +1,48 @@
+"""The wall clock enters the journal: at the start of a scheduler, and when it was set. See wall_span."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dgpu.core.commands import ReadWallClock
+from dgpu.core.decision import Decision
+from dgpu.core.events import WallClockRead
+from dgpu.core.state import ClusterState
+from dgpu.core.wall_span import WallSpan, newest_span
+
+MAX_SPANS: Final = 64
+MIN_STEP_MS: Final = 500  # a smaller difference is the accuracy of reading two clocks
+
+
+def decide_wall_clock(state: ClusterState, command: ReadWallClock) -> Decision:
+    known, span = newest_span(state.wall), command.span
+    if not differs(known, span):
+        return ()
+    since = max(state.wall) if _goes_on(known, span) else command.at
+    return (WallClockRead(at=command.at, since=since, span=span),)
+
+
+def differs(known: WallSpan | None, span: WallSpan) -> bool:
+    if known is None or not _goes_on(known, span):
+        return True
+    return abs(known.wall_offset_ms - span.wall_offset_ms) >= MIN_STEP_MS
+
+
+def _goes_on(known: WallSpan | None, span: WallSpan) -> bool:
+    """Of one boot, and counted without a gap."""
+    if known is None:
+        return False
+    return known.boot_id == span.boot_id and known.boot_offset_ms == span.boot_offset_ms
+
+
+def apply_wall_clock(state: ClusterState, event: WallClockRead) -> None:
+    state.wall[event.since] = event.span
+    if len(state.wall) > MAX_SPANS:
+        del state.wall[min(state.wall)]
+    state.accounts.wall_offset_ms = event.span.wall_offset_ms
+
+
+def wall_ms(state: ClusterState, at: int) -> int:
+    """The wall clock at a recent `at`."""
+    span = newest_span(state.wall)
+    return at if span is None else at + span.wall_offset_ms
