@@ -18,7 +18,7 @@ import msgspec
 
 from dgpu import __version__, core_form
 from dgpu.entry.ask import ask
-from dgpu.entry.processes import is_alive
+from dgpu.entry.processes import is_alive, processes_of
 from dgpu.entry.stack import GRPC_PORT, HOST, HTTP_PORT
 from dgpu.entry.state_dir import StateDir, UpRecord
 
@@ -296,15 +296,14 @@ def _clock() -> Iterator[Check]:
 
 
 def _leftovers(state_dir: StateDir, record: UpRecord | None) -> Iterator[Check]:
-    if record is None:
-        yield _ok("leftovers", "none")
-        return
     alive = [
         f"{name} {ref.pid}"
-        for name, ref in (("scheduler", record.scheduler), ("agent", record.agent))
-        if ref is not None and is_alive(ref)
+        for name in ("scheduler", "agent")
+        for ref in processes_of(state_dir.hold_file(name), getattr(record, name, None))
     ]
-    if is_alive(record.supervisor):
+    if record is None and not alive:
+        yield _ok("leftovers", "none")
+    elif record is not None and is_alive(record.supervisor):
         yield _ok("leftovers", f"none; dgpu up runs (pid {record.pid})")
     elif alive:
         detail = f"dgpu up was killed, but {' and '.join(alive)} still run"

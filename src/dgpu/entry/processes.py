@@ -69,6 +69,12 @@ def holders(file: Path) -> list[ProcessRef]:
     return [ref for ref in found if ref is not None]
 
 
+def processes_of(held: Path, recorded: ProcessRef | None) -> list[ProcessRef]:
+    """Living processes that hold the file open, and the recorded one if it lives."""
+    found = holders(held)
+    return [*found, recorded] if recorded and recorded not in found and is_alive(recorded) else found
+
+
 def _parent_pid(pid: int) -> int:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")

@@ -14,7 +14,7 @@ import msgspec
 
 from dgpu.entry.ask import ask, dashboard_url, running_tasks
 from dgpu.entry.keepers import end_idle_keepers, end_keepers, find_keepers, kept_tasks
-from dgpu.entry.processes import ProcessRef, holders, is_alive, set_aside, stop_process, tail
+from dgpu.entry.processes import ProcessRef, processes_of, set_aside, stop_process, tail
 from dgpu.entry.stack import (
     GRPC_PORT,
     HTTP_PORT,
@@ -169,12 +169,7 @@ def _end_leftovers(state_dir: StateDir) -> None:
 
 def _services(state_dir: StateDir, record: UpRecord | None, name: str) -> list[ProcessRef]:
     """Living processes of this service: as recorded, and as found by the file that each holds open."""
-    return _found(state_dir.hold_file(name), getattr(record, name, None))
-
-
-def _found(held: Path, recorded: ProcessRef | None) -> list[ProcessRef]:
-    found = holders(held)
-    return [*found, recorded] if recorded and recorded not in found and is_alive(recorded) else found
+    return processes_of(state_dir.hold_file(name), getattr(record, name, None))
 
 
 def up_detached(options: UpOptions) -> int:
@@ -313,7 +308,7 @@ def _stop_tasks(record: UpRecord) -> list[str] | None:
 
 
 def _supervisors(state_dir: StateDir, record: UpRecord | None) -> list[ProcessRef]:
-    return _found(state_dir.lock_file, record.supervisor if record else None)
+    return processes_of(state_dir.lock_file, record.supervisor if record else None)
 
 
 def _all_processes(state_dir: StateDir, record: UpRecord | None) -> list[ProcessRef]:

@@ -141,7 +141,7 @@ async def _state(
             rescue=lambda: write_own_snapshot(runtime, options.data_dir),
         )
         runtime.on_snapshot_due = follower.snapshot_soon
-        runtime.subscribe(lambda group: _follow_wall_clock(group, state))
+        runtime.subscribe(lambda group: _follow_wall_clock(group, state, clock))
         runtime.subscribe(views.on_group)
         runtime.subscribe(lambda group: follower.notify(group.index))
         if on_committed is not None:
@@ -309,12 +309,16 @@ async def _watch_history(follower: FollowerLink, runtime: Runtime) -> None:
         runtime.hindrance = follower.trouble
 
 
-def _follow_wall_clock(group: CommittedGroup, state: ClusterState) -> None:
+def _follow_wall_clock(group: CommittedGroup, state: ClusterState, clock: Clock) -> None:
     for event in group.events:
         if isinstance(event, WallClockRead):
             SHOWN.follow(state.wall)
-            shown = instant(event.at)
-            _log.info("wall_clock_read", shown=shown, wall_offset_ms=event.span.wall_offset_ms)
+            shown, offset_ms = instant(event.at), event.span.wall_offset_ms
+            if (jump := clock.recent_jump()) is None:
+                _log.info("wall_clock_read", shown=shown, wall_offset_ms=offset_ms)
+            else:
+                seconds = jump.by_ms / 1000
+                _log.warning("wall_clock_set", by_seconds=seconds, shown=shown, wall_offset_ms=offset_ms)
 
 
 def _follower_settings(options: ServiceOptions) -> FollowerSettings:
