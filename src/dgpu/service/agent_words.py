@@ -35,26 +35,24 @@ _MOST_AGO_MS = 30 * 86_400_000
 
 _SAYS_THE_NODE = "the node says: "
 
-_NUMBERS = frozenset({"utilization", "memory", "temperature", "power"})  # of a sample
 
 _MOST_ORDERS = 500
 _MOST_ORDER_BYTES = 1 << 20
 
 
 class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
-    """The latest raw reading of a GPU. Never seen by the core."""
+    """The latest raw reading of a GPU. Never seen by the core. None: the card has no sensor for it."""
 
     at: int
-    utilization_percent: int = 0
-    memory_used_mb: int = 0
-    memory_foreign_mb: int = 0
-    temperature_c: int = 0
-    power_w: int = 0
+    utilization_percent: int | None = None
+    memory_used_mb: int | None = None
+    memory_foreign_mb: int | None = None
+    temperature_c: int | None = None
+    power_w: int | None = None
     fault: str = ""
     fault_cause: str = ""
     leases_mb: tuple[tuple[LeaseId, int], ...] = ()  # of our tasks on it, where the agent can tell
     loaded_models: tuple[str, ...] = ()
-    untold: frozenset[str] = frozenset()  # utilization, memory, temperature, power: the card does not say
 
 
 def reason_of_node(unfit: str) -> str:
@@ -182,13 +180,16 @@ def finished(report: pb.Finished) -> ReportFinished:
 
 
 def sample(reading: pb.GpuSample, at: int) -> GpuSample:
+    """The one place that knows how an agent says that a card has no such sensor."""
+    untold = frozenset(reading.untold)
+    has_memory = "memory" not in untold
     return GpuSample(
         at=at,
-        utilization_percent=min(reading.utilization_percent, 100),
-        memory_used_mb=min(reading.memory_used_mb, _MOST_NUMBER),
-        memory_foreign_mb=min(reading.memory_foreign_mb, _MOST_NUMBER),
-        temperature_c=reading.temperature_c,
-        power_w=reading.power_w,
+        utilization_percent=None if "utilization" in untold else min(reading.utilization_percent, 100),
+        memory_used_mb=min(reading.memory_used_mb, _MOST_NUMBER) if has_memory else None,
+        memory_foreign_mb=min(reading.memory_foreign_mb, _MOST_NUMBER) if has_memory else None,
+        temperature_c=None if "temperature" in untold else reading.temperature_c,
+        power_w=None if "power" in untold else reading.power_w,
         fault=line(reading.fault),
         fault_cause=line(reading.fault_cause, _MOST_CAUSE) if reading.fault else "",
         leases_mb=tuple(
@@ -196,7 +197,6 @@ def sample(reading: pb.GpuSample, at: int) -> GpuSample:
             for each in reading.leases[:_MOST_LEASES]
         ),
         loaded_models=tuple(line(name) for name in reading.loaded_models[:_MOST_LABELS]),
-        untold=_NUMBERS.intersection(reading.untold) if reading.untold else frozenset(),
     )
 
 

@@ -248,9 +248,10 @@ class Agents:
         return []
 
     def _observe(self, gpu: Gpu, sample: GpuSample, now: int) -> list[Effect]:
-        step_mb = words.foreign_step_mb(sample.memory_foreign_mb)
+        foreign_mb = sample.memory_foreign_mb or 0
+        step_mb = words.foreign_step_mb(foreign_mb)
         if step_mb < gpu.foreign_mb:
-            step_mb = min(gpu.foreign_mb, words.foreign_step_mb(sample.memory_foreign_mb + _STEP_SLACK_MB))
+            step_mb = min(gpu.foreign_mb, words.foreign_step_mb(foreign_mb + _STEP_SLACK_MB))
         is_known = step_mb == gpu.foreign_mb and sample.fault == gpu.fault
         if is_known or now - self._observed_at.get(gpu.id, 0) < _observed_every_ms(gpu, sample):
             return []

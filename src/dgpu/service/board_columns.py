@@ -193,7 +193,7 @@ def _measured(node: Node, gpu: Gpu, sample: GpuSample | None) -> tuple[Any, ...]
         sample.memory_used_mb,
         sample.temperature_c,
         sample.power_w,
-        sample.memory_foreign_mb,
+        gpu.foreign_mb if sample.memory_foreign_mb is None else sample.memory_foreign_mb,
     )
 
 

@@ -63,9 +63,9 @@ class Conditions:
             gpu_id=gpu.id,
             over_mb=over_mb,
             load_band=_held(
-                gpu.load_band, sample.utilization_percent, LOAD_EDGES_PERCENT, _LOAD_SLACK_PERCENT
+                gpu.load_band, sample.utilization_percent or 0, LOAD_EDGES_PERCENT, _LOAD_SLACK_PERCENT
             ),
-            heat_band=_held(gpu.heat_band, sample.temperature_c, HEAT_EDGES_C, _HEAT_SLACK_C),
+            heat_band=_held(gpu.heat_band, sample.temperature_c or 0, HEAT_EDGES_C, _HEAT_SLACK_C),
             rest_band=band(rested_ms, REST_EDGES_MS),
             warm=sample.loaded_models,
         )

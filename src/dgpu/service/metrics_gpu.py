@@ -54,13 +54,18 @@ class GpuLines:
             of = self._of(gpu)
             sample = telemetry.get(gpu_id)
             if sample is not None and gpu_status(state, gpu) is not GpuStatus.OFFLINE:
-                percent = sample.utilization_percent
-                a.append(f"gpu_utilization{of} {percent / 100}\n")
-                b.append(f"gpu_utilization_percent{of} {percent}\n")
-                c.append(f"gpu_memory_used_bytes{of} {sample.memory_used_mb * _MIB}\n")
-                d.append(f"gpu_temperature_celsius{of} {sample.temperature_c}\n")
-                e.append(f"gpu_power_watts{of} {sample.power_w}\n")
-                f.append(f"gpu_memory_foreign_bytes{of} {sample.memory_foreign_mb * _MIB}\n")
+                # A card without a sensor has no line: 0 would be a reading.
+                if (percent := sample.utilization_percent) is not None:
+                    a.append(f"gpu_utilization{of} {percent / 100}\n")
+                    b.append(f"gpu_utilization_percent{of} {percent}\n")
+                if (used_mb := sample.memory_used_mb) is not None:
+                    c.append(f"gpu_memory_used_bytes{of} {used_mb * _MIB}\n")
+                if sample.temperature_c is not None:
+                    d.append(f"gpu_temperature_celsius{of} {sample.temperature_c}\n")
+                if sample.power_w is not None:
+                    e.append(f"gpu_power_watts{of} {sample.power_w}\n")
+                if (foreign_mb := sample.memory_foreign_mb) is not None:
+                    f.append(f"gpu_memory_foreign_bytes{of} {foreign_mb * _MIB}\n")
             g.append(f"gpu_memory_total_bytes{of} {gpu.memory_mb * _MIB}\n")
             h.append(f"gpu_memory_reserved_bytes{of} {_reserved_mb(state, gpu) * _MIB}\n")
             i.append(f"gpu_tasks_total{of} {tasks.get(gpu_id, 0)}\n")

@@ -43,7 +43,6 @@ def _gpu_answer(state: ClusterState, gpu: Gpu, sample: GpuSample | None) -> GpuA
     status = gpu_status(state, gpu)
     if status is GpuStatus.OFFLINE:
         sample = None  # what was measured before it was lost says nothing about now
-    untold = sample.untold if sample else frozenset()
     return GpuAnswer(
         id=gpu.id,
         node=gpu.node_id,
@@ -51,14 +50,16 @@ def _gpu_answer(state: ClusterState, gpu: Gpu, sample: GpuSample | None) -> GpuA
         uuid=gpu.id,
         model=gpu.model,
         memory_total_mb=gpu.memory_mb,
-        memory_used_mb=sample.memory_used_mb if sample and "memory" not in untold else None,
-        memory_foreign_mb=sample.memory_foreign_mb if sample else gpu.foreign_mb,
+        memory_used_mb=sample.memory_used_mb if sample else None,
+        memory_foreign_mb=gpu.foreign_mb
+        if sample is None or sample.memory_foreign_mb is None
+        else sample.memory_foreign_mb,
         memory_reserved_mb=sum(lease.gpu_memory_mb for lease in leases) if shared else usable,
         memory_usable_mb=usable,
         share_free=max(0, WHOLE_MILLI - held) / WHOLE_MILLI,
-        utilization_percent=sample.utilization_percent if sample and "utilization" not in untold else None,
-        temperature_c=sample.temperature_c if sample and "temperature" not in untold else None,
-        power_w=sample.power_w if sample and "power" not in untold else None,
+        utilization_percent=sample.utilization_percent if sample else None,
+        temperature_c=sample.temperature_c if sample else None,
+        power_w=sample.power_w if sample else None,
         status=status.value,
         fault=gpu.fault,
         health=gpu_health(state, gpu),

@@ -98,11 +98,28 @@ def browser(world: RestWorld, **how: str) -> Iterator[Browser]:
         opened.close()
 
 
-def measure(world: RestWorld, gpu_id: str, **values: int) -> None:
+def measure(world: RestWorld, gpu_id: str, **values: int | None) -> None:
     async def put() -> None:
         world.runtime.telemetry[GpuId(gpu_id)] = GpuSample(at=1, **values)
 
     world.run(put())
+
+
+def test_a_card_without_sensors_has_no_readings_and_lowers_no_mean(world) -> None:
+    """0 %, 0 °C and 0 W would be readings."""
+    world.add_node("n1", 2)
+    measure(world, "GPU-n1-0", utilization_percent=80, memory_used_mb=900, temperature_c=60, power_w=200)
+    measure(world, "GPU-n1-1")
+    board = world.ask("GET", "/api/v1/board").body
+    for column, value in (("util", 80), ("mem_used", 900), ("temp", 60), ("power", 200)):
+        assert board["gpus"][column] == [value, None], column
+    assert board["counts"]["util"] == 80
+    assert board["history"]["util"][-1] == 80
+    answer = world.ask("GET", "/api/v1/gpus").body["gpus"][1]
+    readings = ("utilization_percent", "memory_used_mb", "temperature_c", "power_w")
+    assert [answer[name] for name in readings] == [None] * 4
+    monitor = world.ask("GET", "/api/monitor/metrics").body["gpus"]
+    assert (monitor["utilization_percent"], monitor["temperature_max_c"], monitor["power_w"]) == (80, 60, 200)
 
 
 def test_the_snapshot_is_the_cluster_in_columns(world) -> None:

@@ -32,7 +32,7 @@ def cluster(world):
         at=now, utilization_percent=80, memory_used_mb=9_000, temperature_c=60, power_w=200
     )
     world.runtime.telemetry[GpuId("GPU-n1-1")] = GpuSample(
-        at=now, utilization_percent=0, memory_used_mb=100, temperature_c=40, untold=frozenset({"power"})
+        at=now, utilization_percent=0, memory_used_mb=100, memory_foreign_mb=0, temperature_c=40
     )
     for back in (2, 1, 0):
         writer.take(world.run(gather(world.runtime, now - back * RAW.step_ms, fresh_ms=60_000)))

@@ -99,7 +99,7 @@ def world(tmp_path: Path) -> Iterator[RestWorld]:
         yield world
 
 
-def measure(world: RestWorld, gpu: str, **values: int) -> None:
+def measure(world: RestWorld, gpu: str, **values: int | None) -> None:
     async def put() -> None:
         world.runtime.telemetry[GpuId(gpu)] = GpuSample(at=1, **values)
 
@@ -108,7 +108,15 @@ def measure(world: RestWorld, gpu: str, **values: int) -> None:
 
 def test_every_promised_name_is_there_with_its_labels(world: RestWorld) -> None:
     world.add_node("n1", gpus=2)
-    measure(world, "GPU-n1-0", utilization_percent=50)
+    measure(
+        world,
+        "GPU-n1-0",
+        utilization_percent=50,
+        memory_used_mb=1,
+        memory_foreign_mb=0,
+        temperature_c=40,
+        power_w=90,
+    )
     world.submit()
     scrape = Scrape(world)
     assert scrape.reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -117,6 +125,23 @@ def test_every_promised_name_is_there_with_its_labels(world: RestWorld) -> None:
         assert found, f"{name} is missing"
         assert all(labels <= each.keys() for each in found), (name, found)
     assert "predicted_start_error_seconds" in scrape.declared  # told as soon as there is one
+
+
+def test_a_card_without_sensors_has_no_samples_of_them(world: RestWorld) -> None:
+    """A 0 would lower every mean that is made of them."""
+    world.add_node("n1", gpus=2)
+    measure(world, "GPU-n1-0", utilization_percent=50, temperature_c=40, power_w=90, memory_used_mb=7)
+    measure(world, "GPU-n1-1")
+    scrape = Scrape(world)
+    for name in (
+        "gpu_utilization",
+        "gpu_utilization_percent",
+        "gpu_temperature_celsius",
+        "gpu_power_watts",
+        "gpu_memory_used_bytes",
+    ):
+        assert [each["gpu_id"] for each in scrape.labels(name)] == ["GPU-n1-0"], name
+    assert len(scrape.labels("gpu_memory_total_bytes")) == 2
 
 
 def test_no_family_is_told_twice_and_no_sample_either(world: RestWorld) -> None:

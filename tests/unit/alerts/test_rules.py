@@ -87,6 +87,7 @@ def test_a_card_is_hot_only_by_a_fresh_reading_above_the_limit():
         GpuId("n1-1"): GpuSample(at=NOW, temperature_c=85),
         GpuId("n2-0"): GpuSample(at=NOW - 120_000, temperature_c=99),
         GpuId("gone"): GpuSample(at=NOW, temperature_c=99),
+        GpuId("n2-1"): GpuSample(at=NOW),  # has no sensor
     }
     found = look(cluster("n1", "n2"), samples)
     assert set(found) == {("gpu_temperature", "n1-0")}

@@ -286,7 +286,8 @@ def test_what_a_card_does_not_tell_is_known_as_such() -> None:
     bench = Bench()
     bench.say(1, register(gpus=1))
     bench.say(1, heartbeat(GPU_n1_0={"utilization_percent": 80, "untold": ["power", "a later word"]}))
-    assert bench.scheduler.telemetry[GpuId("GPU-n1-0")].untold == {"power"}
+    sample = bench.scheduler.telemetry[GpuId("GPU-n1-0")]
+    assert (sample.utilization_percent, sample.power_w, sample.temperature_c) == (80, None, 0)
 
 
 def test_samples_of_unknown_or_foreign_gpus_are_ignored() -> None:

@@ -116,9 +116,12 @@ def _hot(
 ) -> tuple[HotGpu, ...]:
     gpus = state.gpus
     return tuple(
-        HotGpu(gpu_id, gpus[gpu_id].node_id, sample.temperature_c)
+        HotGpu(gpu_id, gpus[gpu_id].node_id, heat)
         for gpu_id, sample in telemetry.items()
-        if sample.temperature_c > limit_c and gpu_id in gpus and now - sample.at < _STALE_MS
+        if (heat := sample.temperature_c) is not None
+        and heat > limit_c
+        and gpu_id in gpus
+        and now - sample.at < _STALE_MS
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from litestar import Response, get
@@ -85,17 +85,24 @@ def _gpus(state: ClusterState, telemetry: Mapping[GpuId, GpuSample]) -> MonitorG
         if (gpu := state.gpus.get(gpu_id)) and gpu_status(state, gpu) is not GpuStatus.OFFLINE
     ]
     counts = state.gpu_counts()
+    load = _told(sample.utilization_percent for sample in samples)
+    used = _told(sample.memory_used_mb for sample in samples)
+    heat = _told(sample.temperature_c for sample in samples)
+    power = _told(sample.power_w for sample in samples)
     return MonitorGpus(
         total=sum(counts.values()),
         **{status.value: number for status, number in counts.items()},
-        utilization_percent=(
-            sum(sample.utilization_percent for sample in samples) / len(samples) if samples else None
-        ),
+        utilization_percent=sum(load) / len(load) if load else None,
         memory_total_mb=sum(gpu.memory_mb for gpu in state.gpus.values()),
-        memory_used_mb=sum(sample.memory_used_mb for sample in samples) if samples else None,
-        temperature_max_c=max((sample.temperature_c for sample in samples), default=None),
-        power_w=sum(sample.power_w for sample in samples) if samples else None,
+        memory_used_mb=sum(used) if used else None,
+        temperature_max_c=max(heat, default=None),
+        power_w=sum(power) if power else None,
     )
+
+
+def _told(values: Iterable[int | None]) -> list[int]:
+    """A card without the sensor neither lowers a mean nor adds to a sum."""
+    return [value for value in values if value is not None]
 
 
 def _tasks(state: ClusterState, meters: Meters) -> MonitorTasks:

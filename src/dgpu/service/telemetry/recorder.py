@@ -74,18 +74,18 @@ class _Rows:
                 sum(lease.gpu_memory_mb for lease in leases) if shared else usable_mb(gpu, state.settings)
             )
             self._busy += 1
-        untold = sample.untold
+        load = sample.utilization_percent
         self._gpus.append(gpu.id)
         self._nodes.append(gpu.node_id)
         self._total_mb += gpu.memory_mb
         self._rows.append(
             (
-                None if "utilization" in untold else sample.utilization_percent * 10,
-                None if "memory" in untold else sample.memory_used_mb,
+                None if load is None else load * 10,
+                sample.memory_used_mb,
                 reserved_mb,
-                None if "memory" in untold else sample.memory_foreign_mb,
-                None if "temperature" in untold else sample.temperature_c,
-                None if "power" in untold else sample.power_w,
+                sample.memory_foreign_mb,
+                sample.temperature_c,
+                sample.power_w,
             )
         )
 
