@@ -1,12 +1,13 @@
 // The frame around every view: where to go, what is going on, and whether what is shown is still true.
 import { useEffect, useRef } from "preact/hooks";
-import { board, link, reconnectNow, retryAt, seenAt } from "./board/stream";
+import { board, link, reconnectNow, retryAt, seenAt, updated } from "./board/stream";
 import { clock } from "./format";
 import { language, setLanguage, t, word, type MessageKey } from "./i18n";
 import { helpShown, PLACES } from "./keyboard";
 import { here } from "./now";
 import { go, route } from "./router";
 import { nextTheme, theme } from "./theme";
+import { Boundary } from "./ui/boundary";
 import { Confirmation, Dialog } from "./ui/dialog";
 import { CopyLine, Empty } from "./ui/parts";
 import { Toasts } from "./ui/toast";
@@ -36,8 +37,11 @@ export function App() {
       <div>
         <Top />
         <Banner />
+        <Updated />
         <main class="page" id="main" tabIndex={-1} ref={title}>
-          <View />
+          <Boundary key={`${view}/${id}`}>
+            <View />
+          </Boundary>
         </main>
       </div>
       {helpShown.value ? <Keys /> : null}
@@ -170,6 +174,19 @@ function Banner() {
   if (known && known.role !== "master") return <div class="banner">{t("banner.standby", { role: known.role })}</div>;
   if (known && !known.ready) return <div class="banner">{t("banner.notReady")}</div>;
   return null;
+}
+
+/** Another version serves than the one this page came from: it may send what this page does not know. */
+function Updated() {
+  if (!updated.value) return null;
+  return (
+    <div class="banner" role="alert" data-testid="updated">
+      <span>{t("banner.updated", { version: board.value?.version ?? "" })}</span>
+      <button type="button" onClick={() => location.reload()}>
+        {t("broken.reload")}
+      </button>
+    </div>
+  );
 }
 
 function Keys() {

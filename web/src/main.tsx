@@ -6,6 +6,7 @@ import { startClock } from "./now";
 import { startRouter } from "./router";
 import { redeemCode } from "./session";
 import { watchTheme } from "./theme";
+import { Boundary } from "./ui/boundary";
 
 async function start(): Promise<void> {
   const place = document.getElementById("app");
@@ -16,7 +17,12 @@ async function start(): Promise<void> {
   startClock();
   watchTheme();
   place.replaceChildren();
-  render(<App />, place);
+  render(
+    <Boundary>
+      <App />
+    </Boundary>,
+    place,
+  );
   openStream();
 }
 

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import { en } from "../src/i18n/en";
+import { en, type MessageKey } from "../src/i18n/en";
 import { zh } from "../src/i18n/zh";
 
 function holes(text: string): string[] {
@@ -21,4 +21,12 @@ test("no message is empty, and Chinese is not English left over", () => {
     assert.ok(text.trim(), key);
     if (!alike.has(key)) assert.match(text, /[\u4e00-\u9fff]|GPU/, key);
   }
+});
+
+test("a word of a newer server is shown as it is", async () => {
+  Object.defineProperty(globalThis, "navigator", { value: { language: "en" }, configurable: true }); // Node 20 has none
+  const { t, word } = await import("../src/i18n");
+  assert.equal(word("status", "deep_sleep"), "deep sleep");
+  assert.equal(word("status", null), "");
+  assert.equal(t("alerts.dozing" as MessageKey), "dozing");
 });

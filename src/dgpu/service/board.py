@@ -96,7 +96,9 @@ class Listener:
 
 
 class Board:
-    def __init__(self, runtime: Runtime, views: Views, *, version: str = "", role: str = "master") -> None:
+    def __init__(
+        self, runtime: Runtime, views: Views, *, version: str = "", role: str = "master", build: str = ""
+    ) -> None:
         self.id = secrets.token_hex(4)
         self.seq = 0
         self.beats = 0
@@ -104,7 +106,7 @@ class Board:
         self.count_alerts: Callable[[], dict[str, int] | None] = lambda: None
         self._runtime = runtime
         self._views = views
-        self._about = {"version": version, "role": role}
+        self._about = {"version": version, "role": role, "build": build}
         self._columns = Columns()
         self._traffic = Traffic(views)
         self._points: deque[Point] = deque(maxlen=MOST_POINTS)

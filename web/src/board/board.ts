@@ -79,6 +79,7 @@ export interface Board {
   at_ms: number;
   role: string;
   version: string;
+  build?: string; // of the page that this server serves
   ready: boolean;
   statuses: string[];
   node_statuses: string[];

@@ -14,6 +14,8 @@ export const link = signal<Link>("connecting");
 export const retryAt = signal(0); // when the next try is made, in ms; 0: now
 export const seenAt = signal(0); // when the stream last spoke
 export const clockSkewMs = signal(0); // the server's clock minus ours
+export const updated = signal(false); // another version of dgpu serves than the one that this page came from
+let servedBy: string | null = null;
 
 type Listener = (numbers: number[], more: boolean) => void;
 const listeners = new Set<Listener>();
@@ -66,6 +68,9 @@ function parse<T>(event: Event): T {
 function onSnapshot(told: Board): void {
   heard(told.at_ms);
   const known = board.value !== null;
+  const server = `${told.version} ${told.build ?? ""}`;
+  servedBy ??= server;
+  updated.value = servedBy !== server;
   board.value = told;
   if (known) tell([], true); // anything may have happened meanwhile
 }

@@ -49,7 +49,9 @@ export function valueOf(board: Board, place: number, measure: Measure): number |
   }
   const used = g.mem_used[place];
   const total = g.mem_total[place] ?? 0;
-  return total ? Math.min(1, Math.max(used ?? 0, g.mem_reserved[place] ?? 0) / total) : null;
+  const reserved = g.mem_reserved[place] ?? 0;
+  if (!total || (!reserved && (used === null || used === undefined))) return null;
+  return Math.min(1, Math.max(used ?? 0, reserved) / total);
 }
 
 function part(value: number | null | undefined, most: number): number | null {

@@ -1,7 +1,7 @@
 // The map of all GPUs: one canvas, a tip at the pointer, arrow keys to walk.
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { gpuAt, type Board } from "../board/board";
-import { t } from "../i18n";
+import { t, word } from "../i18n";
 import { paints } from "../theme";
 import { draw, drawGlyph, paintOf, widestOf, type Measure } from "./draw";
 import { GpuTip } from "./gpu";
@@ -135,7 +135,7 @@ function Glyph({ state }: { state: string }) {
   return (
     <span class="legend-state">
       <canvas ref={canvas} width={28} height={28} aria-hidden="true" />
-      {t(`gpu.${state}` as "gpu.idle")}
+      {word("gpu", state)}
     </span>
   );
 }

@@ -29,13 +29,15 @@ export function setLanguage(next: Language): void {
 }
 
 export function t(key: MessageKey, values: Record<string, string | number> = {}): string {
-  return TABLES[language.value][key].replace(/\{(\w+)\}/g, (hole, name: string) => String(values[name] ?? hole));
+  // A key made from a word of a newer server is in no table. The type checker cannot see that.
+  const text = (TABLES[language.value] as Partial<Messages>)[key] ?? key.slice(key.indexOf(".") + 1);
+  return text.replace(/\{(\w+)\}/g, (hole, name: string) => String(values[name] ?? hole));
 }
 
 /** A word of the server in the viewer's language; what this page does not know is shown as it came. */
-export function word(group: string, value: string): string {
-  const key = `${group}.${value}`;
-  return key in en ? t(key as MessageKey) : value.replaceAll("_", " ");
+export function word(group: string, value: string | null | undefined): string {
+  const key = `${group}.${value ?? ""}`;
+  return key in en ? t(key as MessageKey) : String(value ?? "").replaceAll("_", " ");
 }
 
 export type { MessageKey } from "./en";

@@ -52,7 +52,7 @@ export function Life({ task, events }: { task: Task; events: TaskEvent[] | null 
 }
 
 function named(span: Span): string {
-  const outcome = span.outcome ? word("status", span.outcome) : t(`life.${span.kind}`);
+  const outcome = span.outcome ? word("status", span.outcome) : word("life", span.kind);
   return span.kind === "waiting" || span.attempt < 2 ? outcome : `${t("life.attempt", { n: span.attempt })}, ${outcome}`;
 }
 

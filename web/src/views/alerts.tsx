@@ -115,7 +115,7 @@ function Row({ alert, refresh, silence }: { alert: Alert; refresh: () => void; s
         <div class="row">
           <State group="severity" value={alert.severity} />
           <b>{word("rule", alert.rule)}</b>
-          {alert.state === "firing" ? null : <span class="chip">{t(`alerts.${alert.state}`)}</span>}
+          {alert.state === "firing" ? null : <span class="chip">{word("alerts", alert.state)}</span>}
           {alert.flaps ? <span class="muted">{t("alerts.flaps", { n: alert.flaps })}</span> : null}
         </div>
         <p>{alert.summary}</p>

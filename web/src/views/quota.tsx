@@ -105,7 +105,7 @@ function Editor({ board: known }: { board: Board }) {
             ]}
             onChange={(mode) => set({ mode })}
           />
-          <span class="hint">{t(`quota.${wanted.mode ?? now.mode}` as "quota.strict")}</span>
+          <span class="hint">{word("quota", wanted.mode ?? now.mode)}</span>
         </div>
         <div class="field">
           <span class="label">{t("quota.reclaim")}</span>
@@ -118,7 +118,7 @@ function Editor({ board: known }: { board: Board }) {
             ]}
             onChange={(reclaim) => set({ reclaim })}
           />
-          <span class="hint">{t(`quota.${wanted.reclaim ?? now.reclaim}` as "quota.wait")}</span>
+          <span class="hint">{word("quota", wanted.reclaim ?? now.reclaim)}</span>
         </div>
         {problem ? <ProblemBox problem={problem} /> : null}
         <footer class="row">
@@ -198,7 +198,7 @@ function Effect({ effect, delays, before }: { effect: QuotaEffect; delays: strin
       {parts.map(([name, ids]) =>
         ids.length ? (
           <div key={name} class={name === "starts" ? "note good" : "note wait"} data-testid={`effect-${name}`}>
-            <b>{number(ids.length)}</b> {t(`quota.${name}` as "quota.starts")}
+            <b>{number(ids.length)}</b> {word("quota", name)}
             <div class="ids">
               {ids.slice(0, MOST_SHOWN).map((id) => (
                 <TaskLink key={id} id={id} />

@@ -19,6 +19,7 @@ from dgpu.service.history import History
 from dgpu.service.output_streams import OutputStreams
 from dgpu.service.rest.doors import Doors
 from dgpu.service.rest.feed import EventFeed
+from dgpu.service.rest.pages import BUNDLE, build_of
 from dgpu.service.rest.scrape import Scrapes
 from dgpu.service.rest.turns import Turns
 from dgpu.service.runtime import Runtime
@@ -72,7 +73,8 @@ class Backend:
         self.turns = Turns() if turns is None else turns
         self.feed = EventFeed(views)
         self.alerts: AlertWatch | None = None  # None: nobody watches
-        self.board = Board(runtime, views, version=options.version, role=options.role)
+        build = build_of(options.pages_dir or BUNDLE)
+        self.board = Board(runtime, views, version=options.version, role=options.role, build=build)
         self.board.count_alerts = self._count_alerts
         self.scrapes = Scrapes(self)
         self.past: Past | None = None  # what was; opened with the first question
