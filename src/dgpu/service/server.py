@@ -26,6 +26,7 @@ from dgpu.core_form import FORM
 from dgpu.file_limit import file_limit
 from dgpu.journal.archive import Retention
 from dgpu.journal.file import FileJournal
+from dgpu.journal.journal import Recovery
 from dgpu.journal.mark import AcknowledgedMark
 from dgpu.service.alerts.watch import AlertWatch
 from dgpu.service.clock import Clock
@@ -114,13 +115,7 @@ async def _state(
     mark = AcknowledgedMark(options.data_dir)
     try:
         recovery = start.recover(journal)
-        for note in recovery.notes:
-            _log.warning("recovery_note", detail=note)
-        if recovery.cut is not None:
-            cut = recovery.cut
-            _log.warning(
-                "journal_tail_cut", index=cut.index, file=cut.file, offset=cut.offset, kept_at=cut.kept_at
-            )
+        _tell_log(recovery)
         state = recovery.replayed()
         start.check(state, recovery.index)
         views = Views(state, recovery.index)
@@ -165,6 +160,16 @@ async def _state(
     finally:
         journal.close()
         mark.close()
+
+
+def _tell_log(recovery: Recovery) -> None:
+    for note in recovery.notes:
+        _log.warning("recovery_note", detail=note)
+    cut = recovery.cut
+    if cut is not None:
+        _log.warning(
+            "journal_tail_cut", index=cut.index, file=cut.file, offset=cut.offset, kept_at=cut.kept_at
+        )
 
 
 @contextlib.asynccontextmanager
