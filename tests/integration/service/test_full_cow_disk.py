@@ -19,11 +19,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 @pytest.fixture
 def cow_disk(tmp_path: Path) -> Iterator[Path]:
-    """A btrfs of 300 MiB on a loop device."""
+    """A btrfs on a loop device, about as small as it can be: it is filled soon."""
     image, place = tmp_path / "image", tmp_path / "disk"
     place.mkdir()
     with image.open("wb") as file:
-        file.truncate(300 << 20)
+        file.truncate(128 << 20)
     for command in (["mkfs.btrfs", "-q", str(image)], ["mount", "-o", "loop", str(image), str(place)]):
         try:
             subprocess.run(command, check=True, capture_output=True, text=True)
@@ -59,7 +59,8 @@ def fill(place: Path) -> list[Path]:
             try:
                 while True:
                     file.write(os.urandom(size))
-                    os.fsync(file.fileno())
+                    if size < 1 << 20:
+                        os.fsync(file.fileno())
             except OSError as error:
                 assert error.errno == errno.ENOSPC
     return ballast
