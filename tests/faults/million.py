@@ -42,7 +42,7 @@ gpu: {{detection_method: simulated, simulated: 8xV100}}
 executor: {{execution_method: simulated, work_dir: {home}/agent}}
 logging: {{level: warning}}
 """
-_NODES = 50
+_NODES = 20  # an agent remembers 4,096 ended leases for each: full before the memory is compared
 _BATCH = 100
 _CLIENTS = 6
 _MAX_OPEN = 20_000  # tasks that wait or run; beyond it the clients pause
