@@ -51,6 +51,7 @@ class Storm:
         self._due: list[tuple[float, int, Callable[[], object]]] = []
         self._numbers = itertools.count()
         self._hung_nodes: dict[str, float] = {}  # nodes with a stopped keeper, until when
+        self._guard_stopped = dict.fromkeys(self._site.names, 0.0)  # the same for guards
         self._happened: Counter[str] = Counter()
         self._wrong: list[str] = []
 
@@ -115,12 +116,11 @@ class Storm:
         self._kill("scheduler")
 
     def _kill_agent(self, node: str) -> None:
-        if not self._is_hung(node):
-            self._kill(node)
+        self._kill(node)
 
     def _kill_scheduler_and_agent(self, node: str) -> None:
         self._kill("scheduler")
-        self._kill_agent(node)
+        self._kill(node)
 
     def _kill_follower(self, _node: str) -> None:
         send(self._site.follower(), signal.SIGKILL)
@@ -129,7 +129,8 @@ class Storm:
         send(self._site.keeper(node), signal.SIGKILL)
 
     def _kill_guard(self, node: str) -> None:
-        send(self._site.guard(node), signal.SIGKILL)
+        if not self._is_hung(node):
+            send(self._site.guard(node), signal.SIGKILL)
 
     def _stop_scheduler(self, _node: str) -> None:
         self._stop(self._site.service("scheduler"), self._chance.choice((0.5, 3, 7, 20)))
@@ -138,17 +139,18 @@ class Storm:
         self._stop(self._site.follower(), self._chance.uniform(0.5, 10))
 
     def _stop_agent(self, node: str) -> None:
-        if not self._is_hung(node):
-            self._stop(self._site.service(node), self._chance.choice((0.5, 3, 7, 20)))
+        self._stop(self._site.service(node), self._chance.choice((0.5, 3, 7, 20)))
 
     def _stop_keeper(self, node: str) -> None:
-        """Its agent is left alone meanwhile: without both of them nothing on the node enforces a lease."""
+        """The guard is left alone meanwhile: without both of them nothing on the node enforces a lease."""
         seconds = self._chance.uniform(0.5, _LEASE_SECONDS * 3)
-        if self._site.service(node) is not None and self._stop(self._site.keeper(node), seconds):
+        if time.monotonic() > self._guard_stopped[node] and self._stop(self._site.keeper(node), seconds):
             self._hung_nodes[node] = time.monotonic() + seconds + 1
 
     def _stop_guard(self, node: str) -> None:
-        self._stop(self._site.guard(node), self._chance.uniform(0.5, 10))
+        seconds = self._chance.uniform(0.5, 10)
+        if not self._is_hung(node) and self._stop(self._site.guard(node), seconds):
+            self._guard_stopped[node] = time.monotonic() + seconds + 1
 
     def _is_hung(self, node: str) -> bool:
         return time.monotonic() < self._hung_nodes.get(node, 0)
