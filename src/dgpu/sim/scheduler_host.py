@@ -103,6 +103,9 @@ class SchedulerHost:
         self.scheduler: Scheduler | None = None
         self.starts = 0
         self.dies_at_next_write = False
+        self.read_in_flight: Callable[[], None] = lambda: (
+            None
+        )  # clients that look while a group is being written
         self.machine = SimMachine(world)
         self._clock = Clock(machine=self.machine)
         self._clock_offset = 0
@@ -328,6 +331,7 @@ class SchedulerHost:
         )
         if self.dies_at_next_write:
             self.dies_at_next_write = False
+            self._world.after(0, self.read_in_flight)
             self._world.after(0, self.crash)
             self._world.after(500, self.start)
 

@@ -37,6 +37,7 @@ class Workload:
         self._lost = False  # what a submit waits for may be lost
         self._is_plain = world.chance.random() < 0.5  # tasks of one node that wait for nobody
         self._reads_left = MAX_READS
+        scheduler.read_in_flight = self._read_all
         self.submits = 0
 
     @property
@@ -125,14 +126,20 @@ class Workload:
     def _read_now_and_then(self, task_ids: tuple[TaskId, ...]) -> None:
         def read() -> None:
             for task_id in task_ids:
-                self._scheduler.read(
-                    lambda state, each=task_id: self._checkers.on_read(each, state, self._scheduler.history)  # type: ignore[misc]
-                )
+                self._read(task_id)
             if self._reads_left > 0:
                 self._reads_left -= 1
                 self._world.after(self._world.between(1, 20_000), read)
 
         read()
+
+    def _read_all(self) -> None:
+        for task_ids in self._checkers.acknowledged.values():
+            for task_id in task_ids:
+                self._read(task_id)
+
+    def _read(self, task_id: TaskId) -> None:
+        self._scheduler.read(lambda state: self._checkers.on_read(task_id, state, self._scheduler.history))
 
     def release_again(self) -> None:
         """A loss may have taken the release of tasks that are still known."""
