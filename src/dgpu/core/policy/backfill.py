@@ -159,8 +159,10 @@ def view(room: Room, access: Access) -> Room:
 
 
 def window_ms(reservation: Reservation, at: int) -> int:
-    """What is over within this time delays it by nothing, or by no more than `PATIENCE_MS`."""
-    return reservation.at - at if reservation.at else PATIENCE_MS
+    """What is over within this time delays it by nothing, or by no more than `PATIENCE_MS`. Never negative: a time in the
+    past (its nodes were away, so it did not move) must not look like a refusal to the task that holds the reservation.
+    """
+    return max(0, reservation.at - at) if reservation.at else PATIENCE_MS
 
 
 # leaves

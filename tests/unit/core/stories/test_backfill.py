@@ -379,3 +379,19 @@ def test_reservations_that_are_turned_off_in_the_middle_leave_nobody_unasked() -
     assert run_pass(state, START + MINUTE, limit=1) == [6]
     restart(state, Settings(memory_margin_mb=0), START + MINUTE)
     assert run_pass(state.fork(), START + MINUTE) == run_pass(state, START + MINUTE) == [7]
+
+
+def test_a_reservation_whose_time_passed_while_its_node_was_away_is_used_when_the_node_is_back() -> None:
+    """After a restart it did not move, and it looked refused to the very task that holds it: nothing ran any more."""
+    state = busy_node(gpus=2, minutes=10)
+    do(state, task(1, count=2, timeout_ms=60 * MINUTE), START)
+    assert run_pass(state, START) == []
+    assert len(state.reservations) == 2
+    late = START + 60 * MINUTE
+    do(state, BeginEpoch(settings=RULES), late)
+    for task_id in (1, 2):
+        do(state, finished(task_id), late)
+    assert run_pass(state, late) == [], "its node has not contacted the scheduler yet"
+    for command in returning(state):
+        do(state, command, late + 1)
+    assert run_pass(state, late + 1) == [3, 4]
