@@ -104,6 +104,7 @@ class SimDisk:
         """The sync fails and the record is in the cache, where the next start reads it; the disk never got it."""
         self._sync_fails = False
         start = len(self.memory.segment)
+        self.memory.left = b""  # the record is written over it
         self.memory.segment += _record(group)
         self.memory.unsynced = (start, len(self.memory.segment))
 
