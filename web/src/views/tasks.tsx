@@ -87,10 +87,19 @@ function Filters() {
   const { query } = route.value;
   const [text, setText] = useState(query.get("q") ?? "");
   const inAddress = query.get("q") ?? "";
-  useEffect(() => setText(inAddress), [inAddress]);
+  const sent = useRef(inAddress);
+  // Only an address that came from elsewhere replaces the text: what was typed meanwhile, and a space at its end, stays.
+  useEffect(() => {
+    if (inAddress === sent.current) return;
+    sent.current = inAddress;
+    setText(inAddress);
+  }, [inAddress]);
   useEffect(() => {
     if (text.trim() === inAddress) return;
-    const timer = window.setTimeout(() => setQuery({ q: text.trim(), cursor: null }, { replace: true }), 250);
+    const timer = window.setTimeout(() => {
+      sent.current = text.trim();
+      setQuery({ q: text.trim(), cursor: null }, { replace: true });
+    }, 250);
     return () => window.clearTimeout(timer);
   }, [text]);
   const tenants = board.value?.tenants ?? [];
