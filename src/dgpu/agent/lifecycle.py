@@ -277,6 +277,9 @@ class Lifecycle:
         releasing: list[tuple[LeaseId, tuple[GpuId, ...]]] = []
         for end in ended:
             lease = self._leases.get(end.lease_id)
+            if lease is None and self._runner_up:
+                # Given up before. The runner must not answer a later order under this number with it.
+                outputs.append(ForgetRuns(lease_ids=(end.lease_id,)))
             if lease is None or lease.end is not None:
                 continue
             order = lease.order

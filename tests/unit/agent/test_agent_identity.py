@@ -112,3 +112,11 @@ def test_output_that_waited_for_the_old_cluster_is_dropped_with_its_run() -> Non
     outputs = lifecycle.on_input(Welcomed(keep=frozenset(), cluster_id="new"), 20)
     assert ForgetRuns(lease_ids=(L1,)) in outputs
     assert not any(isinstance(output, StopRuns) for output in outputs)
+
+
+def test_an_end_that_nothing_waits_for_is_forgotten_by_the_runner() -> None:
+    """Otherwise the runner would answer a later order under the same number with the exit code of another task."""
+    lifecycle = Lifecycle()
+    lifecycle.on_input(RunsListed(runs=()), 0)
+    end = RunEnd(lease_id=LeaseId(5), outcome=Outcome.EXITED, at_ms=1)
+    assert lifecycle.on_input(RunsEnded(ended=(end,)), 1) == [ForgetRuns(lease_ids=(LeaseId(5),))]
