@@ -14,14 +14,15 @@ Attempt = tuple[LeaseId, TaskId, int]
 class OutputChecker:
     def __init__(self, violation: Callable[[str], AssertionError]) -> None:
         self._violation = violation
-        self._written: dict[Attempt, tuple[NodeId, bytes]] = {}
+        # By node: after a lost state, two clusters give the same numbers to runs on different nodes.
+        self._written: dict[Attempt, dict[NodeId, bytes]] = {}
         self._settled: dict[Attempt, OutputSettled] = {}
         self.checked = 0  # attempts with output
         self.gaps = 0  # attempts of which the store has only parts
         self._is_state_lost = False  # then leases of before are unknown, and their output is refused
 
     def on_written(self, node_id: NodeId, key: Attempt, text: bytes) -> None:
-        self._written[key] = (node_id, text)
+        self._written.setdefault(key, {})[node_id] = text
 
     def on_lost(self) -> None:
         """The scheduler's store may be gone with its state."""
@@ -46,17 +47,20 @@ class OutputChecker:
             parts = by_attempt.get(key, [])
             if not any(part.is_last for part in parts):
                 raise self._violation(f"the agent was told that the output of {key} is stored, and it is not")
-            missing = len(self._written[key][1]) - len(_covered(parts))
+            missing = len(self._written[key][parts[0].node_id]) - len(_covered(parts))
             self.checked += 1
             self.gaps += missing > 0
             if missing and (settled.is_whole or key not in kept):
                 raise self._violation(f"{missing} bytes of {key} are neither stored nor on the node")
 
     def _check_parts(self, key: Attempt, parts: list[OutputPart]) -> None:
-        node_id, text = self._written.get(key, (NodeId(""), b""))
+        written = self._written.get(key, {})
         for part in parts:
-            if part.node_id != node_id:
-                raise self._violation(f"output of {key} was stored for node {part.node_id}, not {node_id!r}")
+            text = written.get(part.node_id)
+            if text is None:
+                raise self._violation(
+                    f"output of {key} was stored for node {part.node_id}, not {list(written)}"
+                )
             if text[part.offset : part.offset + len(part.content)] != part.content:
                 raise self._violation(
                     f"output of {key} was stored that it did not write: {part.content[:40]!r}"
