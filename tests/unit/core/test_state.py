@@ -77,6 +77,8 @@ def test_the_digest_sees_every_part_and_no_order_of_dicts() -> None:
             other = dict(list(part.items())[1:])
         elif isinstance(part, int):
             other = part + 1
+        elif isinstance(part, str):
+            other = f"{part}x"
         else:
             other = Settings()
         changed = state.fork()
