@@ -360,7 +360,7 @@ def test_leases_of_another_node_and_leases_without_an_end_go_on(kept) -> None:
 
 
 def test_a_keeper_that_holds_nothing_and_hears_nobody_leaves(tmp_path) -> None:
-    kept = Kept(tmp_path, idle_exit_ms=300)
+    kept = Kept(tmp_path, idle_exit_ms=3_000)
     kept.spawn(1, "sleep 0.6; exit 8")
     kept.wait_started(1)
     keeper = kept.pid
