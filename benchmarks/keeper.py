@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Self
 
 from dgpu.agent.frames import Decoder, encode
-from dgpu.agent.keeper import KeeperSettings
 from dgpu.agent.keeper_link import connect, launch
+from dgpu.agent.keeper_settings import KeeperSettings
 
 ROUNDS = 3
 SPAWNS = 1_000

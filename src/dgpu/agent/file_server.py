@@ -14,7 +14,7 @@ import structlog
 
 from dgpu.agent.background import Busy, DaemonPool
 from dgpu.agent.files import Entry, FilesError, OpenedFile, Root, list_files, open_file
-from dgpu.agent.keeper import boot_ms
+from dgpu.agent.keeper_settings import boot_ms
 from dgpu.wire.proto import agent_pb2 as pb
 from dgpu.wire.run_dirs import run_dir_name
 

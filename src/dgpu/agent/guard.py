@@ -16,13 +16,18 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from dgpu.agent.corral import destroy
-from dgpu.agent.keeper import Keeper, KeeperSettings, boot_ms
+from dgpu.agent.keeper import Keeper
+from dgpu.agent.keeper_settings import KeeperSettings, boot_ms
 from dgpu.agent.lifeline import LOOK_SECONDS, LeaseGuard, Lifeline
+from dgpu.agent.scribe import be_scribe
+from dgpu.agent.store import FILE_NAME, LeaseLog
 from dgpu.agent.tree import Survey, send
 from dgpu.file_limit import lower_soft_limit
 
@@ -58,28 +63,45 @@ def _be_guard(settings: KeeperSettings, tell: int) -> None:
     try:
         lock = _lock(directory / "keeper.lock")
         end_predecessor(directory)
+        log = LeaseLog(directory / FILE_NAME)
     except OSError as error:
         os.write(tell, f"keeper: {error.strerror}: {directory}".encode())
         os._exit(1)
     lifeline = Lifeline()
+    said, say = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    ours, theirs = socket.socketpair()
+    scribe = os.fork()
+    if scribe == 0:
+        os.close(tell)
+        ours.close()
+        _speak_into(say)
+        be_scribe(settings, log, theirs)
+    theirs.close()
+    log.close()
     keeper = os.fork()
     if keeper == 0:
-        _be_keeper(settings, tell, lifeline)
+        _speak_into(say)
+        _be_keeper(settings, tell, known=log.live, scribe=ours, lifeline=lifeline)
     os.close(tell)
+    os.close(say)
+    ours.close()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda got, _frame: _pass_on(keeper, got))
-    _wait_for(keeper, lifeline)
+    why = _wait_for(keeper, scribe, lifeline)
     end_all_descendants()
+    # From here on the disk may be touched: no task is left that depends on this process.
+    with contextlib.suppress(OSError):
+        os.write(2, why.encode() + os.read(said, 65_536))
     end_predecessor(directory)
     os.close(lock)
     os._exit(0)
 
 
-def _be_keeper(settings: KeeperSettings, tell: int, lifeline: Lifeline) -> None:
+def _be_keeper(settings: KeeperSettings, tell: int, **parts: Any) -> None:
     code = 1
     try:
         _become_subreaper()
-        keeper = Keeper(settings, lifeline)
+        keeper = Keeper(settings, **parts)
         os.write(tell, b"ready")
         os.close(tell)
         tell = -1  # its number may soon be a task's pipe: nothing more is written there
@@ -90,7 +112,8 @@ def _be_keeper(settings: KeeperSettings, tell: int, lifeline: Lifeline) -> None:
             os.write(tell, f"keeper: {error}".encode())
         import traceback
 
-        traceback.print_exc()
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
     finally:
         os._exit(code)
 
@@ -149,6 +172,12 @@ def _detach_output(log: Path) -> None:
     os.close(out)
 
 
+def _speak_into(pipe: int) -> None:
+    """The guard writes it to the log in the end: neither the keeper nor the scribe may hang on a line."""
+    os.dup2(pipe, 1)
+    os.dup2(pipe, 2)
+
+
 def _lock(path: Path) -> int:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + LOCK_WAIT_SECONDS
@@ -170,24 +199,25 @@ def _pass_on(keeper: int, number: int) -> None:
         os.kill(keeper, number)
 
 
-def _wait_for(keeper: int, lifeline: Lifeline) -> None:
-    """Until the keeper has ended, or has not enforced a task lease: then its tasks must end without it."""
+def _wait_for(keeper: int, scribe: int, lifeline: Lifeline) -> str:
+    """Until one of the two has ended, or the keeper has not enforced a task lease: then its tasks must end without it.
+
+    Returns a line for the log, if there is something to say. Nothing is written here: the disk may hang.
+    """
     guard = LeaseGuard()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return
+            return ""
         if pid == keeper:
-            return
+            return ""
+        if pid == scribe:
+            return f"guard: scribe {scribe} has ended; ending the keeper and its tasks\n"
         if pid:
             continue
         if guard.look(lifeline.enforce_by_ms, boot_ms()):
-            sys.stderr.write(
-                f"guard: keeper {keeper} hangs and did not enforce the task lease; ending its tasks\n"
-            )
-            sys.stderr.flush()
-            return
+            return f"guard: keeper {keeper} hangs and did not enforce the task lease; ending its tasks\n"
         left_seconds = (lifeline.enforce_by_ms - boot_ms()) / 1_000 if lifeline.enforce_by_ms else 1.0
         signal.sigtimedwait({signal.SIGCHLD}, min(1.0, max(LOOK_SECONDS, left_seconds)))

@@ -7,7 +7,6 @@ import os
 import signal
 from typing import Any
 
-from dgpu.agent.chunks import ChunkWriter
 from dgpu.agent.corral import Corral
 from dgpu.agent.spawn import CannotStart
 from dgpu.agent.tree import OrphanWatch, Proc, Survey, markers, send
@@ -22,6 +21,7 @@ class Held:
     __slots__ = (
         "cause",
         "deadline_ms",
+        "directory",
         "error",
         "exit_status",
         "failure",
@@ -32,8 +32,6 @@ class Held:
         "kill_rounds",
         "lease",
         "node",
-        "output",
-        "output_fd",
         "pid",
         "start_ticks",
         "started_ms",
@@ -42,17 +40,14 @@ class Held:
         "unkilled",
     )
 
-    def __init__(
-        self, order: dict[str, Any], *, pid: int, output_fd: int, output: ChunkWriter, now_ms: int, ticks: int
-    ) -> None:
+    def __init__(self, order: dict[str, Any], *, pid: int, now_ms: int, ticks: int) -> None:
         self.lease: int = order["lease"]
         self.node: str = order["node"]
         self.grace_ms: int = order["grace_ms"]
         self.timeout_ms: int = order["timeout_ms"]
         self.deadline_ms = 0  # set when its program has started
         self.pid = pid
-        self.output_fd = output_fd
-        self.output = output
+        self.directory = ""  # its name, if it was made for the task
         self.started_ms = now_ms
         self.start_ticks = ticks
         self.exit_status: int | None = None  # of the main process, as waitpid gives it

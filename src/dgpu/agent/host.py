@@ -17,7 +17,7 @@ from dgpu.agent.disk_watch import DiskWatch
 from dgpu.agent.epoch import JoinedFile
 from dgpu.agent.file_stream import FilesDesk
 from dgpu.agent.housework import keep_house
-from dgpu.agent.keeper import KeeperSettings, boot_ms
+from dgpu.agent.keeper_settings import KeeperSettings, boot_ms
 from dgpu.agent.node_host import NodeHost
 from dgpu.agent.options import AgentOptions
 from dgpu.agent.output_host import OutputDesk

@@ -7,7 +7,7 @@ import asyncio
 import structlog
 
 from dgpu.agent.background import DaemonPool
-from dgpu.agent.keeper import boot_ms
+from dgpu.agent.keeper_settings import boot_ms
 from dgpu.agent.options import AgentOptions
 from dgpu.agent.retention import Retention
 from dgpu.agent.run.process import ProcessRunner

@@ -3,8 +3,9 @@
 Frames to the keeper: `spawn` [{lease task attempt node gpus argv env cwd timeout_ms grace_ms}], `stop`
 [[lease, grace_ms, cause]], `thaw` [lease], `forget` [lease], `word` [[node, at_ms, lease_ms, action]], `shutdown`,
 `agent` {protocol}, `ping` number.
-Frames from it: `hello` {protocol oldest keeper pid leases dirs}, `pong` number, `started` [[lease, at_ms]], `ended` [{lease outcome exit_code
-signal error ended_ms output_bytes output_lost unkilled work}], `frozen` [lease], `refused` reason.
+Frames from it: `hello` {protocol oldest keeper pid leases dirs}, `pong` number with `stalled` if its disk does not
+answer, `started` [[lease, at_ms]], `ended` [{lease outcome exit_code signal error ended_ms output_bytes output_lost
+unkilled}], `frozen` [lease], `refused` reason.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, cast
 
 from dgpu.agent import keeper_main
 from dgpu.agent.frames import OLDEST_PROTOCOL, PROTOCOL, Decoder, Frame, encode
-from dgpu.agent.keeper import KeeperSettings
+from dgpu.agent.keeper_settings import KeeperSettings
 from dgpu.agent.pulse import TICK_SECONDS
 
 SOCKET_NAME = "keeper.sock"

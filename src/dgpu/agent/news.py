@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dgpu.agent.door import Door
 from dgpu.agent.frames import Frame
 from dgpu.agent.held import Held
-from dgpu.agent.store import LeaseLog
+from dgpu.agent.store import Record
 
 _STARTS_WAIT_MS = 10  # so that the start of a short task is told together with its end
 
@@ -15,9 +15,9 @@ _STARTS_WAIT_MS = 10  # so that the start of a short task is told together with 
 class News:
     """For the agent that is connected. One that comes later learns all of it from the greeting."""
 
-    def __init__(self, door: Door, log: LeaseLog) -> None:
+    def __init__(self, door: Door, known: dict[int, Record]) -> None:
         self._door = door
-        self._log = log
+        self._known = known
         self._started: list[list[int]] = []
         self._pids: list[list[int]] = []  # of their first processes
         self._started_due_ms = 0
@@ -67,11 +67,11 @@ class News:
         if self._frozen:
             frame["frozen"], self._frozen = self._frozen, []
         if self._ended:
-            live = self._log.live
+            known = self._known
             frame["ended"] = [
-                {"lease": lease, **live[lease]["end"]}
+                {"lease": lease, **known[lease]["end"]}
                 for lease in self._ended
-                if "end" in live.get(lease, {})
+                if "end" in known.get(lease, {})
             ]
             self._ended = {}
         return frame

@@ -17,7 +17,7 @@ from dgpu.agent import machine
 from dgpu.agent.disk_watch import DiskWatch
 from dgpu.agent.epoch import Joined, JoinedFile, NotJoined
 from dgpu.agent.file_stream import FilesDesk, FileStream
-from dgpu.agent.keeper import boot_ms
+from dgpu.agent.keeper_settings import boot_ms
 from dgpu.agent.lifecycle import Lifecycle
 from dgpu.agent.lifecycle_words import (
     CheckRelease,

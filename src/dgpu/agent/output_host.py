@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc.aio
 import structlog
 
-from dgpu.agent.keeper import boot_ms
+from dgpu.agent.keeper_settings import boot_ms
 from dgpu.agent.lifecycle_words import KeepOutput
 from dgpu.agent.output_courier import NEVER_MS, OutputCourier
 from dgpu.agent.output_shelf import OutputShelf

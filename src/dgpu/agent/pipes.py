@@ -5,53 +5,69 @@ from __future__ import annotations
 import os
 import select
 
-from dgpu.agent.held import Held
+from dgpu.agent.chunks import ChunkWriter
+from dgpu.agent.store import Record
 
 _READ_BYTES = 64 * 1024
-_MOST_LAST_READS = 16  # of a pipe after its tree has ended
+_MAX_LAST_READS = 16  # of a pipe after its tree has ended
+
+
+class _Pipe:
+    __slots__ = ("descriptor", "output")
+
+    def __init__(self, descriptor: int, output: ChunkWriter) -> None:
+        self.descriptor = descriptor  # -1: every writer has closed it
+        self.output = output
 
 
 class Pipes:
     def __init__(self, epoll: select.epoll) -> None:
         self._epoll = epoll
-        self._readers: dict[int, Held] = {}
+        self._by_descriptor: dict[int, _Pipe] = {}
+        self._by_lease: dict[int, _Pipe] = {}
 
-    def open(self, held: Held) -> None:
-        self._readers[held.output_fd] = held
-        self._epoll.register(held.output_fd, select.EPOLLIN)
+    def open(self, lease: int, descriptor: int, output: ChunkWriter) -> None:
+        """Takes the non-blocking reading end of a pipe over."""
+        pipe = _Pipe(descriptor, output)
+        self._by_descriptor[descriptor] = self._by_lease[lease] = pipe
+        self._epoll.register(descriptor, select.EPOLLIN)
 
-    def serve(self, fd: int) -> bool:
-        """Whether it is one of the pipes."""
-        held = self._readers.get(fd)
-        if held is None:
-            return False
-        self._read(held)
-        return True
+    def serve(self, descriptor: int) -> None:
+        """One read. Does nothing for a pipe that was closed meanwhile."""
+        if (pipe := self._by_descriptor.get(descriptor)) is not None:
+            self._read(pipe)
 
-    def close(self, held: Held) -> None:
-        """Takes what is left. A process that got away with the pipe and writes on is not waited for."""
-        for _ in range(_MOST_LAST_READS):
-            if held.output_fd < 0 or not self._read(held):
+    def close(self, lease: int) -> Record:
+        """Takes the rest, and tells how much there was. A process that got away and still writes is not waited for."""
+        pipe = self._by_lease.pop(lease, None)
+        if pipe is None:
+            return {}
+        for _ in range(_MAX_LAST_READS):
+            if pipe.descriptor < 0 or not self._read(pipe):
                 break
-        self._hang_up(held)
-        held.output.close()
+        self._hang_up(pipe)
+        pipe.output.close()
+        told: Record = {"output_bytes": pipe.output.total_bytes}
+        if pipe.output.dropped_bytes:
+            told["output_lost"] = pipe.output.dropped_bytes
+        return told
 
-    def _read(self, held: Held) -> bool:
+    def _read(self, pipe: _Pipe) -> bool:
         try:
-            output = os.read(held.output_fd, _READ_BYTES)
+            output = os.read(pipe.descriptor, _READ_BYTES)
         except BlockingIOError:
             return False
         except OSError:
             output = b""
         if not output:
-            self._hang_up(held)
+            self._hang_up(pipe)
             return False
-        held.output.append(output)
+        pipe.output.append(output)
         return True
 
-    def _hang_up(self, held: Held) -> None:
-        if held.output_fd >= 0:
-            self._epoll.unregister(held.output_fd)
-            del self._readers[held.output_fd]
-            os.close(held.output_fd)
-            held.output_fd = -1
+    def _hang_up(self, pipe: _Pipe) -> None:
+        if pipe.descriptor >= 0:
+            self._epoll.unregister(pipe.descriptor)
+            del self._by_descriptor[pipe.descriptor]
+            os.close(pipe.descriptor)
+            pipe.descriptor = -1

@@ -14,7 +14,6 @@ import signal
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from dgpu.agent.workdirs import WorkDirs
 from dgpu.file_limit import raise_file_limit
 
 SHELL = "/bin/sh"
@@ -43,13 +42,12 @@ class CannotStart(NamedTuple):
 
 
 class Spawner:
-    def __init__(self, work_dirs: WorkDirs) -> None:
-        self._work_dirs = work_dirs
+    def __init__(self) -> None:
         self.null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         self.limits = raise_file_limit()
 
-    def spawn(self, order: dict[str, Any]) -> Child | CannotStart:
-        failure = self._enter(order)
+    def spawn(self, order: dict[str, Any], own_dir: str) -> Child | CannotStart:
+        failure = self._enter(order["cwd"], own_dir)
         if failure is not None:
             return failure
         argv: list[str] = order["argv"]
@@ -72,17 +70,16 @@ class Spawner:
             os.close(write_end)
         return Child(pid, read_end)
 
-    def _enter(self, order: dict[str, Any]) -> CannotStart | None:
-        cwd, lease = order["cwd"], order["lease"]
+    def _enter(self, cwd: str, own_dir: str) -> CannotStart | None:
         if cwd and not cwd.startswith("/"):
             return CannotStart("cannot_start", 126, f"workdir {one_line(cwd)} is not an absolute path")
         try:
-            os.chdir(cwd or self._work_dirs.take(lease, order.get("dir") or f"{lease:d}"))
+            os.chdir(cwd or own_dir)
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else str(error)
             if cwd:
                 return CannotStart("cannot_start", 126, f"workdir {one_line(cwd)}: {why}")
-            return CannotStart("node_fault", 126, f"cannot make the task's directory: {why}")
+            return CannotStart("node_fault", 126, f"cannot enter the task's directory: {why}")
         return None
 
     @contextlib.contextmanager

@@ -9,30 +9,26 @@ from typing import Any
 from dgpu.agent.mounts import Mounts
 from dgpu.agent.spawn import CannotStart, Child, Spawner, failure_of
 from dgpu.agent.spawn_apart import spawn_apart
-from dgpu.agent.workdirs import WorkDirs
 
 _MAX_KNOWN = 1_024
 _KNOWN_SECONDS = 1.0  # a link may be changed: an answer is used again only within this time
 
 
 class Starter:
-    def __init__(self, work_dirs: WorkDirs) -> None:
-        self._work_dirs = work_dirs
-        self._spawner = Spawner(work_dirs)
+    def __init__(self, work_dir: str) -> None:
+        self._work_dir = work_dir  # of the node, for tasks that bring no directory
+        self._spawner = Spawner()
         self._mounts = Mounts()
         self._known: dict[tuple[str, str, str], tuple[float, bool]] = {}
 
-    def spawn(self, order: dict[str, Any]) -> Child | CannotStart:
+    def spawn(self, order: dict[str, Any], own_dir: str) -> Child | CannotStart:
+        """`own_dir`: made for the task, if it brings no directory."""
         cwd: str = order["cwd"]
         if self._cannot_hang(cwd, order["argv"][0], order["env"].get("PATH", os.defpath)):
-            return self._spawner.spawn(order)
-        try:
-            directory = cwd or self._work_dirs.take(order["lease"], order.get("dir") or f"{order['lease']:d}")
-        except OSError as error:
-            return CannotStart("node_fault", 126, f"cannot make the task's directory: {error.strerror}")
+            return self._spawner.spawn(order, own_dir)
         null, limits = self._spawner.null, self._spawner.limits
         try:
-            return spawn_apart(directory, order["argv"], order["env"], null=null, limits=limits)
+            return spawn_apart(cwd or own_dir, order["argv"], order["env"], null=null, limits=limits)
         except OSError as error:
             return failure_of(error, order["argv"][0])
 
@@ -50,7 +46,7 @@ class Starter:
         """The directory, each place where the program is looked for, and the program are all on this machine."""
         if "\0" in f"{cwd}{program}{search_path}" or (cwd and not cwd.startswith("/")):
             return True  # no call takes it
-        if cwd and not self._mounts.is_local(cwd):
+        if not self._mounts.is_local(cwd or self._work_dir):
             return False
         for place in [""] if "/" in program else search_path.split(":"):
             path = f"{place}/{program}" if place else program

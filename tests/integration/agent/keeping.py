@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from dgpu.agent.frames import Decoder, Frame, encode
-from dgpu.agent.keeper import KeeperSettings, boot_ms
 from dgpu.agent.keeper_link import connect, launch
+from dgpu.agent.keeper_settings import KeeperSettings, boot_ms
 from dgpu.agent.tree import markers
 
 PATIENCE_SECONDS = 60.0
@@ -77,6 +77,15 @@ class Kept:
     def pid(self) -> int:
         return json.loads((self.directory / "keeper" / "keeper.json").read_text())["pid"]
 
+    @property
+    def guard_pid(self) -> int:
+        return int(Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+    @property
+    def scribe_pid(self) -> int:
+        (scribe,) = set(children_of(self.guard_pid)) - {self.pid}
+        return scribe
+
     def send(self, frame: Frame) -> None:
         self._link.sendall(encode(frame))
 
@@ -115,7 +124,14 @@ class Kept:
     def wait_pong(self) -> int:
         while "pong" not in (frame := self._next_frame()):
             self._take(frame)
+        self.stalled = frame.get("stalled", False)
         return frame["pong"]
+
+    def is_stalled(self) -> bool:
+        """As the keeper says when it is asked."""
+        self.send({"ping": 1})
+        self.wait_pong()
+        return self.stalled
 
     def output(self, lease: int) -> bytes:
         folder = self.directory / "output" / str(lease)

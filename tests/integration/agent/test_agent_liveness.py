@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from dgpu.agent import keeper_link, start_watch
-from dgpu.agent.keeper import KeeperSettings, boot_ms
+from dgpu.agent.keeper_settings import KeeperSettings, boot_ms
 from dgpu.agent.run import process
 from integration.agent import old_keeper
 from integration.agent.keeping import Kept, is_alive, wait_for

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dgpu.agent.keeper import KeeperSettings
+from dgpu.agent.keeper_settings import KeeperSettings
 from integration.agent import dead_mount_keeper
 from integration.agent.keeping import Kept, is_alive, wait_for
 

@@ -11,7 +11,6 @@ import threading
 import pytest
 
 from dgpu.agent import held, machine, tree
-from dgpu.agent.chunks import ChunkWriter
 from dgpu.agent.corral import Corral
 from dgpu.agent.frames import Decoder, FrameTooLarge, encode
 from dgpu.agent.spawn import CannotStart, find_program
@@ -134,8 +133,6 @@ def test_many_trees_are_frozen_with_as_few_looks_as_one(tmp_path, monkeypatch) -
             process.pid: held.Held(
                 {"lease": process.pid, "node": "n1", "grace_ms": 0, "timeout_ms": 0},
                 pid=process.pid,
-                output_fd=-1,
-                output=ChunkWriter(tmp_path),
                 now_ms=0,
                 ticks=0,
             )

@@ -34,6 +34,7 @@ class KeeperWatch:
         self._pid = 0
         self._protocol = 0  # of the connected keeper; 0: none is connected
         self._ticks_without = 0
+        self._is_stalled = False
         self._unfit = ""
         self._task: asyncio.Task[None] | None = None
 
@@ -51,13 +52,16 @@ class KeeperWatch:
 
     def connected(self, pid: int, protocol: int) -> None:
         self._pulse = Pulse()
+        self._is_stalled = False
         self._pid, self._protocol = pid, protocol
         self.be_unfit("")
 
     def lost(self) -> None:
         self._protocol = self._ticks_without = 0
 
-    def answered(self, number: int) -> None:
+    def answered(self, number: int, *, stalled: bool = False) -> None:
+        """`stalled`: it runs, but waits for its disk."""
+        self._is_stalled = stalled
         was_silent = self._pulse.is_silent
         self._pulse.answered(number)
         if was_silent:
@@ -91,5 +95,9 @@ class KeeperWatch:
             self._look()
 
     def _look(self) -> None:
-        if self._protocol:
-            self.be_unfit(f"its keeper (pid {self._pid}) does not answer" if self._pulse.is_silent else "")
+        if not self._protocol:
+            return
+        if self._pulse.is_silent:
+            self.be_unfit(f"its keeper (pid {self._pid}) does not answer")
+        else:
+            self.be_unfit("the disk of its keeper does not answer" if self._is_stalled else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from dgpu.agent.keeper import boot_ms
+from dgpu.agent.keeper_settings import boot_ms
 from dgpu.agent.run.runner import RunEnd, RunnerWord, RunOrder, RunsEnded, RunsListed, RunsStarted, StopOrder
 from dgpu.core.ids import LeaseId, NodeId
 from dgpu.core.task import Outcome

@@ -17,8 +17,8 @@ import structlog
 
 from dgpu.agent.chunks import read_at
 from dgpu.agent.frames import PROTOCOL, Frame
-from dgpu.agent.keeper import KeeperSettings, boot_ms
 from dgpu.agent.keeper_link import KeeperError, KeeperGoneError, KeeperLink, protocol_of
+from dgpu.agent.keeper_settings import KeeperSettings, boot_ms
 from dgpu.agent.oom import TAIL_BYTES, out_of_memory
 from dgpu.agent.owners import ProcessOwners
 from dgpu.agent.run.keeper_watch import KeeperWatch
@@ -252,7 +252,7 @@ class ProcessRunner:
             self._early.append(frame)
             return
         if "pong" in frame:
-            self._watch.answered(frame["pong"])
+            self._watch.answered(frame["pong"], stalled=frame.get("stalled", False))
         words: dict[NodeId, list[RunnerWord]] = {}
         self._roots.update((LeaseId(lease), pid) for lease, pid in frame.get("pids", ()))
         for entry in frame.get("ended", ()):

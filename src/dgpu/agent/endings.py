@@ -1,0 +1,222 @@
+"""The runs of a keeper, from their first process to the record of their end. Standard library only.
+
+A run ends on order, at its time limit, when the task lease is over, or by itself. Its end is told once its whole tree
+has gone and the scribe has recorded it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+from typing import Any
+
+from dgpu.agent.held import Held, Trees
+from dgpu.agent.keeper_settings import boot_ms
+from dgpu.agent.launches import Launches
+from dgpu.agent.news import News
+from dgpu.agent.scribe_link import ScribeLink
+from dgpu.agent.store import Record, record_of
+from dgpu.agent.task_leases import TaskLeases
+
+_CHECK_MS = 25
+_SLOW_CHECK_MS = 500
+_UNKILLABLE_MS = 60_000
+
+
+class Endings:
+    def __init__(
+        self,
+        *,
+        known: dict[int, Record],
+        mains: dict[int, Held],
+        live: dict[int, Held],
+        trees: Trees,
+        leases: TaskLeases,
+        launches: Launches,
+        scribe: ScribeLink,
+        news: News,
+    ) -> None:
+        self.known = known  # every lease that is not forgotten, started or ended
+        self.mains = mains  # by pid, until waited for
+        self.live = live  # until the whole tree has gone
+        self._trees = trees
+        self._leases = leases
+        self._launches = launches
+        self._scribe = scribe
+        self._news = news
+        self._recording: set[int] = set()
+        self._timers: list[tuple[int, int]] = []  # (at, lease), outdated entries do no harm
+        self._word_timer_ms = 0
+        self.enforced_ms = 0  # every lease that was over by then has been enforced
+
+    @property
+    def are_recorded(self) -> bool:
+        return not self._recording
+
+    def due_ms(self) -> int | None:
+        return self._timers[0][0] if self._timers else None
+
+    def tend_at(self, lease: int, at_ms: int) -> None:
+        heapq.heappush(self._timers, (at_ms, lease))
+
+    def fire(self, now_ms: int) -> None:
+        self.enforced_ms = now_ms  # every lease that is over by now has its timer among those that fire
+        timers = self._timers
+        while timers and timers[0][0] <= now_ms:
+            _, lease = heapq.heappop(timers)
+            if not lease:
+                self._enforce_words(now_ms)
+            elif (held := self.live.get(lease)) is not None:
+                self._tend(held, now_ms)
+
+    def note_started(self, held: Held) -> None:
+        held.started_ms = boot_ms()
+        self.known[held.lease]["started_ms"] = held.started_ms
+        self._news.started(held, held.started_ms)
+        if held.timeout_ms:
+            held.deadline_ms = held.started_ms + held.timeout_ms
+            self.tend_at(held.lease, held.deadline_ms)
+
+    def stop(self, held: Held, cause: str, grace_ms: int, now_ms: int) -> None:
+        if held.exit_status is None:
+            held.cause = held.cause or cause
+        kill_at_ms = now_ms + grace_ms
+        if held.frozen_since_ms:
+            kill_at_ms = now_ms  # another node may hold the task now: it must not wake here
+        first = not held.kill_at_ms
+        held.kill_at_ms = min(held.kill_at_ms, kill_at_ms) if held.kill_at_ms else kill_at_ms
+        if first and held.kill_at_ms > now_ms:
+            self._trees.terminate(held)
+        self.tend_at(held.lease, held.kill_at_ms)
+
+    def reap(self) -> None:
+        now_ms = boot_ms()
+        adopted = False
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if not pid:
+                break
+            held = self.mains.pop(pid, None)
+            if held is None:
+                adopted = True
+                continue
+            held.exit_status = status
+            if self._trees.may_have_left(held):
+                self.tend_at(held.lease, now_ms)
+            else:
+                self._finish(held)
+        # Processes that the ended ones left behind may be younger than the survey of this round.
+        self._trees.look_anew()
+        if adopted:
+            for held in list(self.live.values()):
+                if held.exit_status is not None:
+                    self.tend_at(held.lease, now_ms)
+
+    # -- the record
+
+    def end(self, lease: int, end: Record, *, unkilled: int = 0) -> None:
+        """Told when the scribe has recorded it."""
+        end["ended_ms"] = boot_ms()
+        self._recording.add(lease)
+        self._scribe.end(lease, end, reusable=not unkilled)
+
+    def end_order(self, order: dict[str, Any], end: Record) -> None:
+        """Of an order without a process. Told at once: without the record, no later keeper would run it either."""
+        lease = order["lease"]
+        self.end(lease, end)
+        self._recording.discard(lease)
+        self.known[lease] = record_of(order, 0) | {"end": end}
+        self._news.ended([lease])
+
+    def recorded(self, ends: list[list[Any]]) -> None:
+        told = []
+        for lease, end in ends:
+            if lease in self._recording:
+                self._recording.discard(lease)
+                if lease in self.known:
+                    self.known[lease]["end"] = end
+                    told.append(lease)
+        self._news.ended(told)
+
+    def _tend(self, held: Held, now_ms: int) -> None:
+        """Whatever is due for one lease; safe to call at any time."""
+        if held.exit_status is not None:
+            if not self._trees.members(held):
+                self._finish(held)
+                return
+            if not held.kill_at_ms:
+                held.kill_at_ms = now_ms + held.grace_ms
+                self._trees.terminate(held)
+        elif held.deadline_ms and now_ms >= held.deadline_ms and not held.cause and not held.frozen_since_ms:
+            self.stop(held, "timeout", held.grace_ms, now_ms)
+        if not held.kill_at_ms:
+            return
+        if now_ms < held.kill_at_ms:
+            self.tend_at(held.lease, min(held.kill_at_ms, now_ms + _SLOW_CHECK_MS))
+            return
+        self._trees.kill(held)
+        if now_ms - held.kill_at_ms > _UNKILLABLE_MS and held.exit_status is not None:
+            self._trees.look_anew()
+            held.unkilled = len(self._trees.members(held))
+            held.error = f"{held.unkilled} processes could not be killed"
+            self._finish(held)
+            return
+        self.tend_at(held.lease, now_ms + (_CHECK_MS if held.kill_rounds < 10 else _SLOW_CHECK_MS))
+
+    def _finish(self, held: Held) -> None:
+        """The whole tree has gone: the end may be recorded."""
+        if held.status_fd >= 0:
+            if self._launches.has_started(held) and not held.cause:
+                self.note_started(held)
+            self._launches.close(held)
+        self._trees.release(held)
+        del self.live[held.lease]
+        self.end(held.lease, _end_of(held), unkilled=held.unkilled)
+
+    # -- the task lease
+
+    def wake_for_word(self, over_ms: int) -> None:
+        """One timer for all nodes, at the earliest end; it is set again when it fires."""
+        if not self._word_timer_ms or over_ms < self._word_timer_ms:
+            self._word_timer_ms = over_ms
+            heapq.heappush(self._timers, (over_ms, 0))
+
+    def _enforce_words(self, now_ms: int) -> None:
+        self._word_timer_ms = 0
+        if next_ms := self._leases.next_end_ms(now_ms):
+            self.wake_for_word(next_ms)
+        to_freeze: list[Held] = []
+        for held in list(self.live.values()):
+            if held.frozen_since_ms or not self._leases.is_over(held.node, now_ms):
+                continue
+            if self._leases.action(held.node) == "stop" or held.kill_at_ms:
+                # A run that is ending has no more grace: its task may be given to another node soon.
+                self.stop(held, "lease_over", 0, now_ms)
+            else:
+                to_freeze.append(held)
+        self._trees.freeze(to_freeze, now_ms)
+        self._news.frozen([held.lease for held in to_freeze])
+
+
+def _end_of(held: Held) -> Record:
+    """Without the bytes of its output: the scribe knows them."""
+    status = held.exit_status or 0
+    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    end: Record = {
+        "outcome": "signaled" if number else "exited",
+        "exit_code": 128 + number if number else os.WEXITSTATUS(status),
+        "signal": number,
+        "error": held.error,
+        "unkilled": held.unkilled,
+    }
+    if held.cause == "lease_over":
+        end["outcome"] = "node_fault"
+        end["error"] = held.error or "no scheduler was heard for the time of the task lease"
+    elif held.cause:
+        end["outcome"] = held.cause
+    elif held.failure is not None:
+        end["outcome"], end["exit_code"], end["error"] = held.failure
+    return end

@@ -1,0 +1,115 @@
+"""The keeper's end of the socket to its scribe. Never blocks. Standard library only.
+
+Frames to the scribe, at most one per round: `output` [lease], with the reading end of a pipe for each; `end`
+[[lease, end, reusable]]; `forget` [lease]; `begin` [record] with `dirs` [[lease, name]] of runs that bring no
+directory; `ping` number. Within a frame they are served in this order.
+Frames from it: `recorded` [[lease, end]]; `begun` {dirs [[lease, path, error]]}, {full} or {error}; `pong` number.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from typing import Any
+
+from dgpu.agent.frames import Decoder, Frame, encode
+from dgpu.agent.store import Record
+
+MAX_DESCRIPTORS = 64  # in one message; the kernel takes 253
+_READ_BYTES = 256 * 1024
+_STALLED_MS = 4_000  # without an answer
+
+
+class ScribeGone(Exception):  # noqa: N818 - a fact about the peer
+    """The guard ends this keeper now as well."""
+
+
+class ScribeLink:
+    def __init__(self, link: socket.socket, epoll: select.epoll) -> None:
+        link.setblocking(False)
+        self._link = link
+        self._epoll = epoll
+        self._epoll.register(link, select.EPOLLIN)
+        self._decoder = Decoder()
+        self._frame: Frame = {}
+        self._outputs: list[int] = []  # descriptors of this frame
+        self._unsent: list[tuple[bytes, list[int]]] = []
+        self._is_watching_room = False
+        self._asked_ms: list[int] = []  # when each frame without an answer was sent
+
+    def fileno(self) -> int:
+        return self._link.fileno()
+
+    def is_stalled(self, now_ms: int) -> bool:
+        """Whether the disk keeps it from answering."""
+        return bool(self._asked_ms) and now_ms - self._asked_ms[0] >= _STALLED_MS
+
+    # -- collected until `flush`
+
+    def output(self, lease: int, descriptor: int) -> None:
+        """Takes the descriptor over."""
+        self._frame.setdefault("output", []).append(lease)
+        self._outputs.append(descriptor)
+
+    def end(self, lease: int, end: Record, *, reusable: bool) -> None:
+        self._frame.setdefault("end", []).append([lease, end, reusable])
+
+    def forget(self, leases: list[int]) -> None:
+        self._frame.setdefault("forget", []).extend(leases)
+
+    def begin(self, records: list[Record], dirs: list[list[Any]]) -> None:
+        self._frame |= {"begin": records, "dirs": dirs}
+
+    def ping(self, number: int) -> None:
+        """Unless an answer is awaited anyway."""
+        if not self._asked_ms:
+            self._frame["ping"] = number
+
+    def flush(self, now_ms: int) -> None:
+        if not self._frame:
+            return
+        if self._frame.keys() & {"end", "begin", "ping"}:
+            self._asked_ms.append(now_ms)
+        self._unsent.append((encode(self._frame), self._outputs))
+        self._frame, self._outputs = {}, []
+        self._push()
+
+    def serve(self, mask: int) -> list[Frame]:
+        """Answers. Raises ScribeGone."""
+        if mask & select.EPOLLOUT:
+            self._push()
+        if not mask & ~select.EPOLLOUT:
+            return []
+        try:
+            received = self._link.recv(_READ_BYTES)
+        except BlockingIOError:
+            return []
+        except OSError as error:
+            raise ScribeGone from error
+        if not received:
+            raise ScribeGone
+        frames = self._decoder.feed(received)
+        del self._asked_ms[: len(frames)]
+        return frames
+
+    def _push(self) -> None:
+        try:
+            while self._unsent:
+                body, descriptors = self._unsent[0]
+                sent = socket.send_fds(self._link, [body], descriptors)
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                if sent < len(body):
+                    self._unsent[0] = (body[sent:], [])
+                else:
+                    self._unsent.pop(0)
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise ScribeGone from error
+        if bool(self._unsent) != self._is_watching_room:
+            self._is_watching_room = bool(self._unsent)
+            self._epoll.modify(
+                self._link, select.EPOLLIN | (select.EPOLLOUT if self._is_watching_room else 0)
+            )

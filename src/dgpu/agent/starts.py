@@ -1,0 +1,131 @@
+"""The orders of a keeper, up to the first process of each. Standard library only.
+
+An order waits until the scribe has recorded it and made its directory. So nothing is started while the disk is full
+or does not answer.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from dgpu.agent.corral import Corral
+from dgpu.agent.endings import Endings
+from dgpu.agent.frames import Frame
+from dgpu.agent.held import Held
+from dgpu.agent.keeper_settings import boot_ms
+from dgpu.agent.launches import Launches
+from dgpu.agent.scribe_link import ScribeLink
+from dgpu.agent.spawn import CannotStart
+from dgpu.agent.starter import Starter
+from dgpu.agent.store import Record, record_of
+from dgpu.agent.task_leases import TaskLeases
+from dgpu.agent.tree import TICKS_PER_SECOND
+
+_SPAWNS_PER_ROUND = 32  # so that exits and orders are served between them
+_ROOM_AGAIN_MS = 1_000
+
+Order = dict[str, Any]
+
+
+class Starts:
+    def __init__(
+        self,
+        *,
+        starter: Starter,
+        scribe: ScribeLink,
+        launches: Launches,
+        corral: Corral,
+        leases: TaskLeases,
+        endings: Endings,
+    ) -> None:
+        self._starter = starter
+        self._scribe = scribe
+        self._launches = launches
+        self._corral = corral
+        self._leases = leases
+        self._endings = endings
+        self.queue: dict[int, Order] = {}  # not started yet, in order
+        self._asked: dict[int, Record] = {}  # records that the scribe writes now
+        self._begun: list[tuple[Order, str, str]] = []  # with the directory, or why there is none
+        self._ask_at_ms = 0  # not before: the disk was full
+
+    def due_ms(self) -> int | None:
+        """When orders have to be looked at again. None: an event does it."""
+        return self._ask_at_ms if self.queue and not self._asked else None
+
+    def withdraw(self, lease: int, error: str) -> None:
+        order = self.queue.pop(lease)
+        self._endings.end_order(order, {"outcome": "stopped", "error": error})
+
+    def ask(self, now_ms: int) -> None:
+        """The scribe, for the next batch: one at a time."""
+        if self._asked or not self.queue or now_ms < self._ask_at_ms:
+            return
+        orders = list(self.queue.values())[:_SPAWNS_PER_ROUND]
+        self._asked = {order["lease"]: record_of(order, now_ms) for order in orders}
+        dirs = [
+            [order["lease"], order.get("dir") or f"{order['lease']:d}"]
+            for order in orders
+            if not order["cwd"]
+        ]
+        self._scribe.begin(list(self._asked.values()), dirs)
+
+    def answered(self, answer: Frame, now_ms: int) -> None:
+        asked, self._asked = self._asked, {}
+        if "full" in answer:
+            self._ask_at_ms = now_ms + _ROOM_AGAIN_MS  # they wait: another attempt would end no better
+            return
+        dirs = {lease: (path, error) for lease, path, error in answer.get("dirs", ())}
+        for lease, record in asked.items():
+            order = self.queue.pop(lease, None)
+            if order is None:
+                continue  # withdrawn meanwhile; the end of its record has been sent as well
+            if "error" in answer:
+                self._endings.end_order(order, {"outcome": "node_fault", "error": answer["error"]})
+                continue
+            self._endings.known[lease] = record
+            self._begun.append((order, *dirs.get(lease, ("", ""))))
+
+    def start_begun(self) -> None:
+        if not self._begun:
+            return
+        begun, self._begun = self._begun, []
+        for order, own_dir, error in begun:
+            self._start(order, own_dir, error)
+        os.chdir("/")
+
+    def _start(self, order: Order, own_dir: str, dir_error: str) -> None:
+        lease, now_ms = order["lease"], boot_ms()
+        if (refusal := self._refusal(order, dir_error, now_ms)) is not None:
+            self._endings.end(lease, refusal)
+            return
+        child = self._starter.spawn(order, own_dir)
+        if isinstance(child, CannotStart):
+            end = {"outcome": child.outcome, "exit_code": child.exit_code, "error": child.error}
+            self._endings.end(lease, end)
+            return
+        held = Held(order, pid=child.pid, now_ms=boot_ms(), ticks=now_ms * TICKS_PER_SECOND // 1000)
+        self._endings.mains[held.pid] = held
+        self._endings.live[lease] = held
+        held.directory = own_dir.rpartition("/")[2]
+        self._scribe.output(lease, child.output_fd)
+        self._endings.known[lease] |= {"started_ms": 0, "pid": held.pid}
+        if order.get("most_mb") and self._corral.gather(lease, [held.pid]):
+            held.grouped = True  # its share of a GPU is enforced: a daemon must not get away from it
+        if child.status_fd >= 0:
+            self._launches.open(held, child.status_fd)
+        else:
+            self._endings.note_started(held)
+
+    def _refusal(self, order: Order, dir_error: str, now_ms: int) -> Record | None:
+        if now_ms >= order.get("start_by_ms", now_ms + 1):
+            # Read or recorded too late, after a stop of this process or of the disk: the agent has withdrawn it.
+            return {"outcome": "stopped", "error": "its start deadline was over before the start"}
+        if self._leases.is_over(order["node"], now_ms):
+            # The order was read too late: the scheduler may have given the lease to another node by now.
+            return {"outcome": "node_fault", "error": "the task lease was over before the start"}
+        if dir_error:
+            error = f"cannot make the task's directory: {dir_error}"
+            return {"outcome": "node_fault", "exit_code": 126, "error": error}
+        return None
