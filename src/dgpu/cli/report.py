@@ -16,6 +16,7 @@ app = typer.Typer(add_completion=False)
 
 KEYS = ("tenant", "pool", "user")
 _FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
+_LONG_LAG_SECONDS = 5
 FORMATS = ("table", "csv", "json")
 _NUMBERS = (
     "gpu_hours",
@@ -95,9 +96,10 @@ def report(
         _show(answer, keys, flags)
     behind = answer["history_behind"]
     if behind:
+        seconds = answer["history_behind_seconds"]
         note(
-            f"These figures are not complete: the history is {plural(behind, 'group')} behind. "
-            "If that lasts, the scheduler's log says why."
+            f"These figures are not complete: the history is {plural(behind, 'group')} ({seconds:.1f} s) behind."
+            + (" The scheduler's log says why." if seconds >= _LONG_LAG_SECONDS else "")
         )
     if answer["truncated"]:
         note(f"Only the first {len(answer['rows']):,} rows are shown; the total counts all.")

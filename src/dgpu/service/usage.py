@@ -6,7 +6,6 @@ shared counts with the share.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -19,8 +18,6 @@ from dgpu.wire.history_answers import Bar, Timeline, Usage, UsageRow
 
 By = Literal["tenant", "pool", "user"]
 MOST_ROWS = 1_000
-_PATIENCE_S = 1.0  # the history writes many times a second: what it lacks for longer is no moment's lag
-_LOOK_S = 0.05
 _GPU_MS_PER_HOUR = 3_600_000 * 1_000  # of thousandths of a GPU
 
 _KEYS: dict[By, str] = {
@@ -78,10 +75,19 @@ class Waits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def usage(
-    history: History, by: Sequence[By], *, since: int, until: int, now: int, upto_index: int = 0
+    history: History,
+    by: Sequence[By],
+    *,
+    since: int,
+    until: int,
+    now: int,
+    upto_index: int = 0,
+    lag_s: float = 0.0,
 ) -> Usage:
-    """Blocks; a year of a busy cluster takes seconds. It is to have all of the journal up to `upto_index`."""
-    behind = _lag(history, upto_index)
+    """Blocks; a year of a busy cluster takes seconds. Says what is missing of the journal up to `upto_index`, and for
+    how long it has been (`lag_s`); it waits for nothing.
+    """
+    behind = max(0, upto_index - history.reach().index)
     keys = ", ".join(f"{_KEYS[each]} AS key_{each}" for each in by)
     places = ", ".join(str(place) for place in range(1, len(by) + 1))
     times = {"since": since, "until": until, "now": now}
@@ -105,18 +111,11 @@ def usage(
         by=list(by),
         history_since=instant_or_none(reach.from_at),
         history_behind=behind,
+        history_behind_seconds=round(lag_s, 3) if behind else 0.0,
         rows=rows[:MOST_ROWS],
         total=UsageRow(**_shown(_sum(found.values()))),
         truncated=len(rows) > MOST_ROWS,
     )
-
-
-def _lag(history: History, upto_index: int) -> int:
-    """Groups that are still missing after a moment's wait."""
-    due_s = time.monotonic() + _PATIENCE_S
-    while (behind := upto_index - history.reach().index) > 0 and time.monotonic() < due_s:
-        time.sleep(_LOOK_S)
-    return max(0, behind)
 
 
 def _key(row: Any, by: Sequence[By]) -> tuple[str, ...]:

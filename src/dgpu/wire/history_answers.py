@@ -108,6 +108,7 @@ class Usage(Answer, frozen=True, kw_only=True):
     by: list[str]
     history_since: str | None = None  # None: all that ever was is known
     history_behind: int = 0  # newest groups of the journal that it lacks; above 0: not complete
+    history_behind_seconds: float = 0.0  # for how long it has lacked the oldest of them
     rows: list[UsageRow]
     total: UsageRow
     truncated: bool = False

@@ -266,19 +266,21 @@ def test_a_report_says_when_the_history_is_behind(cluster):
     assert (now["history_behind"], now["total"]["tasks"]) == (0, 2)
 
 
-def test_a_report_waits_a_moment_for_what_is_on_its_way(cluster, monkeypatch):
+def test_a_report_waits_for_nothing(cluster, monkeypatch):
+    """Whatever the history lacks is named; a second look would be a wait."""
     cluster.pause_history()
     cluster.submit(gpu_count=1)
+    looks = []
     look = History.reach
 
-    def look_too_early(history):
-        found = look(history)
-        cluster.run(caught_up(cluster))
-        return found
+    def counted(history):
+        looks.append(1)
+        return look(history)
 
-    monkeypatch.setattr(History, "reach", look_too_early)
+    monkeypatch.setattr(History, "reach", counted)
     report = get(cluster, "usage?since=3h")
-    assert (report["history_behind"], report["total"]["tasks"]) == (0, 2)
+    assert report["history_behind"] > 0
+    assert len(looks) <= 2, "one for the lag, one for the range"
 
 
 async def caught_up(cluster):

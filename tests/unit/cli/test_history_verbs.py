@@ -126,10 +126,12 @@ def test_a_report_is_a_table_with_a_total(dgpu, used):
 @pytest.mark.parametrize("form", ["table", "csv", "json"])
 def test_a_report_that_is_not_complete_says_so_beside_its_figures(dgpu, used, form):
     assert "not complete" not in dgpu("--server", used.url, "report", "--format", form)[2]
-    used.answers["GET", "/api/v1/history/usage"][1]["history_behind"] = 4_741
+    answer = used.answers["GET", "/api/v1/history/usage"][1]
+    answer |= {"history_behind": 4_741, "history_behind_seconds": 61.23}
     code, out, err = dgpu("--server", used.url, "report", "--format", form)
     assert (code, "not complete" in out) == (0, False)
-    assert "These figures are not complete: the history is 4,741 groups behind." in err
+    said = "These figures are not complete: the history is 4,741 groups (61.2 s) behind. The scheduler's log says why."
+    assert said in " ".join(err.split())
 
 
 def test_a_report_as_csv_can_be_read_by_anything(dgpu, used):

@@ -146,7 +146,7 @@ async def queue_history(
     summary="Who used how much",
     description="GPU-hours within the range, what still runs included, and how long tasks had waited that started in it. "
     "`user` is the label of that name. `history_behind` above 0: the history lacks so many of the newest groups of the "
-    "journal, and the numbers are not complete.",
+    "journal, since `history_behind_seconds`, and the numbers are not complete. The report does not wait for them.",
 )
 async def usage_history(
     rest: Given,
@@ -161,10 +161,17 @@ async def usage_history(
     times = parse_range(rest, since, until, default="30d")
     past = past_of(rest)
     upto = rest.runtime.committed_index
+    lag_s = 0.0 if rest.follower is None else rest.follower.lag_s
     return await past.ask(
         ("usage", since, until, keys),
         lambda: reports.usage(
-            past.history, keys, since=times.since, until=times.until, now=times.now, upto_index=upto
+            past.history,
+            keys,
+            since=times.since,
+            until=times.until,
+            now=times.now,
+            upto_index=upto,
+            lag_s=lag_s,
         ),
     )
 
