@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
-from dgpu.client import calls
+from dgpu.client import calls, repeats
 from dgpu.client.alerts import AsyncAlertCalls
 from dgpu.client.calls import Call, Filters, QuotaFields, TaskFields, TenantFields
 from dgpu.client.errors import DgpuError, Unreachable, WaitedTooLong, unreachable
@@ -37,7 +37,7 @@ class AsyncClient(AsyncPastCalls, AsyncAlertCalls, AsyncFileCalls):
         *,
         token: str | None = None,
         timeout_seconds: float = 30.0,
-        retries: int = calls.RETRIES,
+        retries: int = repeats.RETRIES,
     ) -> None:
         import httpx
 
@@ -296,7 +296,7 @@ class AsyncClient(AsyncPastCalls, AsyncAlertCalls, AsyncFileCalls):
 
     async def _do(self, call: Call[T]) -> T:
         headers = calls.headers_of(call, self._server.token)
-        pauses = calls.pauses(self._retries)
+        pauses = repeats.pauses(self._retries)
         while True:
             try:
                 response = await self._http.request(
@@ -307,10 +307,11 @@ class AsyncClient(AsyncPastCalls, AsyncAlertCalls, AsyncFileCalls):
                 if pause is None:
                     raise self._unreachable(error) from error
             else:
-                is_repeated = calls.is_worth_repeating(response.status_code, response.content)
-                pause = next(pauses, None) if is_repeated else None
+                status, body = response.status_code, response.content
+                retry_after = response.headers.get("retry-after")
+                pause = repeats.pause_before_repeat(status, body, retry_after, pauses)
                 if pause is None:
-                    return calls.parse(call, response.status_code, response.content)
+                    return calls.parse(call, status, body)
             await asyncio.sleep(pause)
 
     @asynccontextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Literal, TypedDict, TypeVar
@@ -18,9 +17,6 @@ T = TypeVar("T")
 
 PART_TASKS = 10_000
 PART_BYTES = 8 << 20
-RETRIES = 4
-FIRST_RETRY_SECONDS = 0.1
-LONGEST_RETRY_SECONDS = 2.0
 FINAL = frozenset({"success", "failed", "cancelled"})
 
 
@@ -385,15 +381,3 @@ def _unreadable(status: int, detail: str) -> answers.Problem:
         detail=detail,
         code="unreadable_answer",
     )
-
-
-def is_worth_repeating(status: int, body: bytes) -> bool:
-    """Old idempotency keys make room for new ones every second; if they are all young, the refusal is final."""
-    return status == 503 or (status == 429 and b'"too_many_keys"' in body)
-
-
-def pauses(retries: int) -> Iterator[float]:
-    """Doubling, with jitter: clients that lost the same server do not come back in step."""
-    for attempt in range(retries):
-        longest = min(LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(attempt, 10))
-        yield longest * random.uniform(0.5, 1.0)  # noqa: S311 - jitter is no secret

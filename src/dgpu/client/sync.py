@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 from urllib.parse import urlsplit
 
-from dgpu.client import calls
+from dgpu.client import calls, repeats
 from dgpu.client.alerts import AlertCalls
 from dgpu.client.calls import Call, Filters, QuotaFields, TaskFields, TenantFields
 from dgpu.client.errors import DgpuError, Unreachable, WaitedTooLong, unreachable
@@ -43,7 +43,7 @@ class Client(PastCalls, AlertCalls, FileCalls):
         *,
         token: str | None = None,
         timeout_seconds: float = 30.0,
-        retries: int = calls.RETRIES,
+        retries: int = repeats.RETRIES,
         repeats_timeouts: bool = True,
         waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
@@ -294,22 +294,22 @@ class Client(PastCalls, AlertCalls, FileCalls):
 
     def _ask(self, call: Call[T]) -> T:
         headers = calls.headers_of(call, self._server.token)
-        pauses = calls.pauses(self._retries)
+        pauses = repeats.pauses(self._retries)
         while True:
             try:
-                status, body = self._exchange(call, headers)
+                status, body, retry_after = self._exchange(call, headers)
             except _BROKEN as error:
                 is_repeated = self._repeats_timeouts or not isinstance(error, TimeoutError)
                 pause = next(pauses, None) if is_repeated else None
                 if pause is None:
                     raise self.unreachable(error) from error
             else:
-                pause = next(pauses, None) if calls.is_worth_repeating(status, body) else None
+                pause = repeats.pause_before_repeat(status, body, retry_after, pauses)
                 if pause is None:
                     return calls.parse(call, status, body)
             time.sleep(pause)
 
-    def _exchange(self, call: Call[Any], headers: dict[str, str]) -> tuple[int, bytes]:
+    def _exchange(self, call: Call[Any], headers: dict[str, str]) -> tuple[int, bytes, str | None]:
         connection: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
         if connection is None:
             connection = self.connect(self._timeout_seconds)
@@ -317,7 +317,7 @@ class Client(PastCalls, AlertCalls, FileCalls):
         try:
             connection.request(call.method, call.path, call.body, headers)
             response = connection.getresponse()
-            return response.status, response.read()
+            return response.status, response.read(), response.getheader("Retry-After")
         except BaseException:
             # half an answer must not be taken for the start of the next one
             self.close()

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from dgpu.client import calls, errors
+from dgpu.client import calls, errors, repeats
 from dgpu.client.stream import EventParser
 
 
@@ -99,15 +99,15 @@ def test_fields_of_a_newer_server_are_ignored() -> None:
 
 
 def test_pauses_grow_and_end() -> None:
-    pauses = list(calls.pauses(6))
+    pauses = list(repeats.pauses(6))
     assert len(pauses) == 6
-    assert all(0 < pause <= calls.LONGEST_RETRY_SECONDS for pause in pauses)
+    assert all(0 < pause <= repeats.LONGEST_RETRY_SECONDS for pause in pauses)
     assert max(pauses[3:]) > max(pauses[:2])
 
 
 def test_a_client_that_never_gives_up_has_pauses_for_ever() -> None:
     """Doubling without a bound overflowed after a thousand tries, about half an hour into an outage."""
-    assert max(calls.pauses(2_000)) <= calls.LONGEST_RETRY_SECONDS
+    assert max(repeats.pauses(2_000)) <= repeats.LONGEST_RETRY_SECONDS
 
 
 def test_events_are_read_line_by_line() -> None:

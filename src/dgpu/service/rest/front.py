@@ -297,8 +297,7 @@ def _headers_of(problem: Problem) -> dict[str, str]:
     if problem.status == 401:
         return {"www-authenticate": 'Bearer realm="dgpu"'}
     if problem.status in {429, 503}:
-        is_long = problem.code in {"too_many_failures", "too_many_keys"}
-        return {"retry-after": "60" if is_long else "1"}
+        return {"retry-after": "60" if problem.code == "too_many_failures" else "1"}
     return {}
 
 

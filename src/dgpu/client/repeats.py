@@ -1,0 +1,39 @@
+"""When a request is sent again, and how long the client waits before."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+RETRIES = 4
+FIRST_RETRY_SECONDS = 0.1
+LONGEST_RETRY_SECONDS = 2.0
+MAX_RETRY_AFTER_SECONDS = 10.0  # a server that asks for more is not asked again
+
+
+def pause_before_repeat(
+    status: int, body: bytes, retry_after: str | None, pauses: Iterator[float]
+) -> float | None:
+    """How long to wait before the request is sent again; None: the answer is final.
+
+    `Retry-After` in seconds makes the pause longer, never shorter.
+    """
+    if not _is_worth_repeating(status, body):
+        return None
+    asked = int(retry_after) if retry_after and retry_after.isascii() and retry_after.isdigit() else 0
+    if asked > MAX_RETRY_AFTER_SECONDS:
+        return None
+    pause = next(pauses, None)
+    return None if pause is None else max(pause, asked)
+
+
+def _is_worth_repeating(status: int, body: bytes) -> bool:
+    """Old idempotency keys make room for new ones every second; if they are all young, the refusal is final."""
+    return status == 503 or (status == 429 and b'"too_many_keys"' in body)
+
+
+def pauses(retries: int) -> Iterator[float]:
+    """Doubling, with jitter: clients that lost the same server do not come back in step."""
+    for attempt in range(retries):
+        longest = min(LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(attempt, 10))
+        yield longest * random.uniform(0.5, 1.0)  # noqa: S311 - jitter is no secret
