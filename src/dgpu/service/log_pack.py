@@ -6,6 +6,8 @@ parts that are missing can be named. Packs of the first format hold one entry pe
 
 from __future__ import annotations
 
+import contextlib
+import os
 import struct
 import zlib
 from collections.abc import Iterator
@@ -163,3 +165,38 @@ def _front_1(content: bytes) -> _Front | None:
         end=offset + raw_bytes,
     )
     return _Front(part, raw_bytes, packed_bytes, crc, _FRONT_1_BYTES, 0)
+
+
+def copy_pack(descriptor: int, path: Path) -> int:
+    """A new file with the content of an open pack whose file was deleted. Returns its descriptor. Raises OSError."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    fresh = path.with_suffix(".new")
+    copied = os.open(fresh, flags, 0o600)
+    try:
+        place = 0
+        while content := os.pread(descriptor, 1 << 20, place):
+            place += os.pwrite(copied, content, place)
+        os.fsync(copied)
+        fresh.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError:
+        os.close(copied)
+        raise
+    return copied
+
+
+def write_all(descriptor: int, content: bytes, offset: int) -> None:
+    view = memoryview(content)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def set_time(descriptor: int, now_ms: int) -> None:
+    """The time of the journal, not of the wall clock: a wall clock that was wrong for a while must not age a pack."""
+    with contextlib.suppress(OSError):
+        os.utime(descriptor, ns=(now_ms * 1_000_000, now_ms * 1_000_000))

@@ -14,21 +14,36 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from dgpu.core.ids import LeaseId, NodeId, TaskId
 from dgpu.service.byte_ranges import Range, merged, uncovered
+from dgpu.service.log_index import (
+    COUNT_ROWS,
+    DELETE_SOME,
+    INDEX_NAME,
+    INSERT,
+    Row,
+    copy_index,
+    identity,
+    memory_index,
+    open_index,
+    row_of,
+)
 from dgpu.service.log_pack import (
     FRONT_BYTES,
     MAX_ENTRY_BYTES,
     MAX_NODE_BYTES,
     OutputPart,
+    copy_pack,
     decode,
     encode,
     scan,
+    set_time,
+    write_all,
 )
 from dgpu.wire.wall_time import SHOWN
 
@@ -39,33 +54,7 @@ _ROWS_PER_DELETE = 5_000  # a reader waits for one of these at most
 _PRIVATE_FILE = 0o600
 _PRIVATE_FOLDER = 0o700
 
-# `entries` is of the first format: whole attempts, of which their entry says the rest.
-_TABLES = """
-CREATE TABLE IF NOT EXISTS entries (
-    task_id INTEGER, attempt INTEGER, pack INTEGER, place INTEGER, PRIMARY KEY (task_id, attempt)
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS entries_by_pack ON entries (pack);
-CREATE TABLE IF NOT EXISTS parts (
-    task_id INTEGER, attempt INTEGER, offset INTEGER, end INTEGER, pack INTEGER, place INTEGER,
-    total INTEGER, lease_id INTEGER, node TEXT, kept_until INTEGER, PRIMARY KEY (task_id, attempt, offset)
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS parts_by_pack ON parts (pack);
-CREATE TABLE IF NOT EXISTS packs (pack INTEGER PRIMARY KEY, end INTEGER);
-CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value INTEGER);
-"""
-_INSERT = "INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_COUNT_ROWS = """
-SELECT pack, count(*) FROM (SELECT pack FROM entries UNION ALL SELECT pack FROM parts) GROUP BY pack
-"""
-_DELETE_SOME = (
-    """DELETE FROM parts WHERE (task_id, attempt, offset)
-    IN (SELECT task_id, attempt, offset FROM parts WHERE pack = ? LIMIT ?)""",
-    """DELETE FROM entries WHERE (task_id, attempt)
-    IN (SELECT task_id, attempt FROM entries WHERE pack = ? LIMIT ?)""",
-)
 _LATEST = " ORDER BY attempt & 1048575 DESC, attempt LIMIT 1"  # of the latest attempt, the lowest rank: see wire.ranks
-
-_Row = tuple[int, int, int, int, int, int, int | None, int, str, int]
 
 
 class StoredOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +74,7 @@ class StoredOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogStore:
-    """Calls block. `append` comes from one thread at a time; the others from any."""
+    """Calls block. `append` and `mend` come from one thread at a time; the others from any."""
 
     def __init__(
         self,
@@ -102,21 +91,26 @@ class LogStore:
         self._pack_bytes = pack_bytes
         self._max_rows = max_rows
         self._lock = threading.Lock()
+        self.report: Callable[[str], object] = lambda _: None  # hears when files were deleted under it
         folder.mkdir(mode=_PRIVATE_FOLDER, parents=True, exist_ok=True)
         self._packs: dict[int, int] = {}  # number -> bytes
         self._rows: dict[int, int] = {}  # number -> rows of the index
         self._descriptor = -1
         self._current = 0
+        self._index_file: tuple[int, int] | None = None  # None: it is in memory
         try:
-            self._begin(_open_index(folder / "index.sqlite"))
+            self._begin(open_index(folder / INDEX_NAME))
         except sqlite3.OperationalError:
             # A full disk must not keep a scheduler from starting: until the next start the index is in memory.
-            self._begin(_memory_index())
+            self._begin(memory_index())
+            self._index_file = None
 
     def _begin(self, index: sqlite3.Connection) -> None:
         self._index = index
+        self._index_file = identity(self._folder / INDEX_NAME)
         # A new index may stand for an old one, and what that one knew of is lost.
         self._index.execute("INSERT OR IGNORE INTO meta VALUES ('whole_since', ?)", (_now_ms(),))
+        self._index.commit()
         self._catch_up()
 
     def find(self, task_id: TaskId, attempt: int = 0) -> StoredOutput | None:
@@ -183,6 +177,7 @@ class LogStore:
 
     def append(self, parts: Sequence[OutputPart], now_ms: int) -> None:
         """Durable when it returns. An OSError (a full disk) leaves what was stored before as it was."""
+        self.mend()
         fresh = self._fresh(parts)
         if not fresh:
             return
@@ -190,12 +185,12 @@ class LogStore:
             self._begin_pack()
         start = self._packs[self._current]
         place = start
-        rows: list[_Row] = []
+        rows: list[Row] = []
         try:
             for part in fresh:
                 entry = encode(part)
-                _write_all(self._descriptor, entry, place)
-                rows.append(_row(part, self._current, place))
+                write_all(self._descriptor, entry, place)
+                rows.append(row_of(part, self._current, place))
                 place += len(entry)
             os.fdatasync(self._descriptor)
         except OSError:
@@ -203,7 +198,7 @@ class LogStore:
                 os.ftruncate(self._descriptor, start)
             raise
         self._packs[self._current] = place
-        _set_time(self._descriptor, now_ms)
+        set_time(self._descriptor, now_ms)
         self._remember(rows, self._current, place)
         self.expire(now_ms)
 
@@ -248,6 +243,39 @@ class LogStore:
             del self._packs[pack]
             self._rows.pop(pack, None)
 
+    def mend(self) -> None:
+        """Makes files again that were deleted under it, and reports it.
+
+        The current pack and the index are open, so they are copied. Other packs are lost.
+        """
+        gone = [pack for pack in self._packs if not self._path(pack).exists()]
+        is_index_gone = self._index_file not in {None, identity(self._folder / INDEX_NAME)}
+        is_replaced = self._descriptor >= 0 and not os.fstat(self._descriptor).st_nlink
+        if not (gone or is_index_gone or is_replaced):
+            return
+        self._folder.mkdir(mode=_PRIVATE_FOLDER, parents=True, exist_ok=True)
+        if self._descriptor >= 0 and (is_replaced or self._current in gone):
+            old, self._descriptor = self._descriptor, copy_pack(self._descriptor, self._path(self._current))
+            os.close(old)
+        if is_index_gone:
+            self._replace_index()
+        lost = [pack for pack in gone if not self._path(pack).exists()]
+        lost_bytes = sum(self._packs[pack] for pack in lost)
+        for pack in lost:
+            self._forget(pack, _now_ms())
+            del self._packs[pack]
+            self._rows.pop(pack, None)
+        note = f"files in {self._folder} were deleted or replaced; they were made again"
+        self.report(f"{note}, but {lost_bytes:,} bytes of stored output are lost" if lost else note)
+
+    def _replace_index(self) -> None:
+        path = self._folder / INDEX_NAME
+        with self._lock:
+            self._index.commit()  # an open transaction would hold up the copy for ever
+            old, self._index = self._index, copy_index(self._index, path)
+            self._index_file = identity(path)
+            old.close()
+
     def close(self) -> None:
         with self._lock:
             self._index.close()
@@ -288,25 +316,25 @@ class LogStore:
             pack = int(path.stem.removeprefix("pack-"))
             end = known.get(pack, 0)
             if path.stat().st_size != end:
-                rows: list[_Row] = []
+                rows: list[Row] = []
                 for place, behind, part in scan(path, end):
-                    rows.append(_row(part, pack, place))
+                    rows.append(row_of(part, pack, place))
                     end = behind
                 self._remember(rows, pack, end)
             self._packs[pack] = end
         for pack in known.keys() - self._packs.keys():
             self._forget(pack, _now_ms())
         self._rows = {}
-        for pack, rows_of in self._index.execute(_COUNT_ROWS).fetchall():
+        for pack, rows_of in self._index.execute(COUNT_ROWS).fetchall():
             self._rows[pack] = rows_of
         self._current = max(self._packs, default=0)
         if self._current and not self._is_pack_full():
             self._descriptor = os.open(self._path(self._current), os.O_RDWR | os.O_CLOEXEC)
             os.ftruncate(self._descriptor, self._packs[self._current])  # a torn entry was never acknowledged
 
-    def _remember(self, rows: list[_Row], pack: int, end: int) -> None:
+    def _remember(self, rows: list[Row], pack: int, end: int) -> None:
         with self._lock:
-            self._index.executemany(_INSERT, rows)
+            self._index.executemany(INSERT, rows)
             self._index.execute("INSERT OR REPLACE INTO packs VALUES (?, ?)", (pack, end))
             self._index.commit()
         self._rows[pack] = self._rows.get(pack, 0) + len(rows)
@@ -318,7 +346,7 @@ class LogStore:
                 "UPDATE meta SET value = max(value, ?) WHERE name = 'whole_since'", (written_ms,)
             )
             self._index.commit()
-        for delete_some in _DELETE_SOME:
+        for delete_some in DELETE_SOME:
             deleted = _ROWS_PER_DELETE
             while deleted == _ROWS_PER_DELETE:
                 with self._lock:
@@ -365,62 +393,5 @@ class LogStore:
         return self._folder / f"pack-{pack:08}.bin"
 
 
-def _open_index(path: Path) -> sqlite3.Connection:
-    old_mask = os.umask(0o077)
-    try:
-        index = sqlite3.connect(path, check_same_thread=False)
-        try:
-            index.execute("PRAGMA journal_mode = WAL")
-            index.execute("PRAGMA synchronous = NORMAL")
-            index.executescript(_TABLES)
-        except sqlite3.OperationalError:
-            index.close()
-            raise  # a full disk or a lock: the file itself may be sound
-        except sqlite3.DatabaseError:
-            # It can be made again from the packs; keep the damaged one for whoever wants to know.
-            index.close()
-            path.rename(path.with_name(f"index.damaged-{time.time_ns()}"))
-            return _open_index(path)
-    finally:
-        os.umask(old_mask)
-    return index
-
-
-def _memory_index() -> sqlite3.Connection:
-    index = sqlite3.connect(":memory:", check_same_thread=False)
-    index.executescript(_TABLES)
-    return index
-
-
 def _now_ms() -> int:
     return SHOWN.at_ms(time.time_ns() // 1_000_000)
-
-
-def _set_time(descriptor: int, now_ms: int) -> None:
-    """The time of the journal, not of the wall clock: a wall clock that was wrong for a while must not age a pack."""
-    with contextlib.suppress(OSError):
-        os.utime(descriptor, ns=(now_ms * 1_000_000, now_ms * 1_000_000))
-
-
-def _row(part: OutputPart, pack: int, place: int) -> _Row:
-    total = part.end if part.is_last else None
-    end = part.offset + len(part.content)
-    return (
-        part.task_id,
-        part.attempt,
-        part.offset,
-        end,
-        pack,
-        place,
-        total,
-        part.lease_id,
-        part.node_id,
-        part.kept_until_ms,
-    )
-
-
-def _write_all(descriptor: int, content: bytes, offset: int) -> None:
-    view = memoryview(content)
-    while view:
-        written = os.pwrite(descriptor, view, offset)
-        view, offset = view[written:], offset + written

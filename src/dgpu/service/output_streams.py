@@ -124,6 +124,9 @@ class OutputStreams:
         """Leases of before this start are known to history only. The call may block."""
         self._past_holder = past_holder
 
+    async def mend_store(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._disk, self._store.mend)
+
     async def close(self) -> None:
         self._unsubscribe()
         while self._tasks:

@@ -342,12 +342,20 @@ class Runtime:
             _log.error("journal_files_gone", detail=sighting.trouble)
             self._tell_room()
         if sighting.notes:
-            self.meters.journal_repairs += 1
-            self._repaired = "; ".join(sighting.notes)
-            self._repaired_s = time.monotonic()
+            self._note_repair("; ".join(sighting.notes))
         if sighting.snapshot_due:
             self.on_snapshot_due()
         self._want_decision()
+
+    def report_repair(self, note: str) -> None:
+        """Files of stored output were deleted or replaced."""
+        _log.warning("output_files_changed", detail=note)
+        self._note_repair(note)
+
+    def _note_repair(self, note: str) -> None:
+        self.meters.journal_repairs += 1
+        self._repaired = note
+        self._repaired_s = time.monotonic()
 
     def _tell_room(self) -> None:
         journal = self._journal

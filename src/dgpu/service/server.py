@@ -38,6 +38,7 @@ from dgpu.service.logstore import LogStore
 from dgpu.service.options import Address, ServiceOptions, check_options
 from dgpu.service.output_intake_words import Holder, HolderFound
 from dgpu.service.output_streams import OutputStreams
+from dgpu.service.output_upkeep import look_after_files
 from dgpu.service.outputs import CommittedGroup
 from dgpu.service.rescue import write_own_snapshot
 from dgpu.service.runtime import Runtime
@@ -180,12 +181,16 @@ async def _output(options: ServiceOptions, runtime: Runtime) -> AsyncIterator[Ou
         retention_ms=options.log_retention_ms,
         max_rows=options.log_retention_rows,
     )
+    loop = asyncio.get_running_loop()
+    store.report = lambda note: loop.call_soon_threadsafe(runtime.report_repair, note)
     output = OutputStreams(
         store, runtime, head_bytes=options.log_head_bytes, tail_bytes=options.log_tail_bytes
     )
+    looking = loop.create_task(look_after_files(output), name="output-files")
     try:
         yield output
     finally:
+        looking.cancel()
         await output.close()
 
 

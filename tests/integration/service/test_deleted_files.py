@@ -124,6 +124,17 @@ def test_deleted_files_are_reported_in_log_metrics_and_alerts(
     assert "\njournal_unavailable 0" in metrics
 
 
+def test_deleted_folders_of_output_are_made_again_and_reported(
+    start: Callable[[], Served], tmp_path: Path
+) -> None:
+    """Also while no output arrives."""
+    served = start()
+    shutil.rmtree(tmp_path / "state" / "logs")
+    wait_until(lambda: "output_files_changed" in (tmp_path / "log").read_text())
+    assert (tmp_path / "state" / "logs" / "index.sqlite").stat().st_size > 0
+    assert served.end(signal.SIGTERM) == 0
+
+
 def test_while_the_folder_cannot_be_made_again_submits_get_503_and_reads_go_on(
     start: Callable[[], Served], tmp_path: Path
 ) -> None:

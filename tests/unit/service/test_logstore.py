@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sqlite3
 import struct
 import time
@@ -300,3 +301,66 @@ def test_a_pack_of_the_first_format_is_read(tmp_path: Path) -> None:
         assert found is not None
         assert found.missing == ((0, 50),)
         assert store.has(TaskId(7), 1)
+
+
+def test_a_deleted_folder_is_made_again_with_the_output_that_is_still_open(tmp_path: Path) -> None:
+    store = LogStore(tmp_path / "logs", pack_bytes=1)
+    notes: list[str] = []
+    store.report = notes.append
+    lost, kept, later = output(1, b"lost"), output(2, b"kept"), output(3, b"later")
+    store.append([lost], NOW)
+    store.append([kept], NOW)
+    shutil.rmtree(tmp_path / "logs")
+    store.append([later], NOW)
+    (note,) = notes
+    assert "were made again" in note
+    assert "bytes of stored output are lost" in note
+    for opened in (store, LogStore(tmp_path / "logs")):
+        assert is_found(opened, kept)
+        assert is_found(opened, later)
+        assert opened.find(TaskId(1)) is None, "it is named as lost, not read in vain"
+        assert opened.whole_since_ms > NOW
+    store.mend()
+    assert len(notes) == 1
+
+
+def test_nothing_is_lost_with_the_index_alone(tmp_path: Path) -> None:
+    store = LogStore(tmp_path, pack_bytes=1)
+    notes: list[str] = []
+    store.report = notes.append
+    kept = [output(1), output(2)]
+    for each in kept:
+        store.append([each], NOW)
+    since_ms = store.whole_since_ms
+    for file in tmp_path.glob("index.sqlite*"):
+        file.unlink()
+    store.mend()
+    (note,) = notes
+    assert "are lost" not in note
+    store.append([output(3)], NOW)
+    store.close()
+    again = LogStore(tmp_path)
+    assert all(is_found(again, each) for each in [*kept, output(3)])
+    assert again.whole_since_ms == since_ms
+
+
+def test_while_the_folder_cannot_be_made_again_nothing_counts_as_stored(tmp_path: Path) -> None:
+    """The node keeps its output until it is."""
+    store = LogStore(tmp_path / "logs")
+    store.append([output(1)], NOW)
+    shutil.rmtree(tmp_path / "logs")
+    (tmp_path / "logs").write_text("not a folder")
+    with pytest.raises(OSError, match="exists"):
+        store.append([output(2)], NOW)
+    (tmp_path / "logs").unlink()
+    store.append([output(2)], NOW)
+    assert is_found(store, output(1))
+    assert is_found(store, output(2))
+
+
+def test_an_index_that_nothing_was_stored_in_is_made_again(tmp_path: Path) -> None:
+    store = LogStore(tmp_path / "logs")
+    shutil.rmtree(tmp_path / "logs")
+    store.mend()
+    store.append([output(1)], NOW)
+    assert is_found(LogStore(tmp_path / "logs"), output(1))

@@ -110,7 +110,9 @@ class Scrapes:
         text.one("journal_storage_full", "gauge", about, int(is_full))
         about = "1 while new tasks are refused because the journal's files are gone or nothing follows it."
         text.one("journal_unavailable", "gauge", about, int(bool(runtime.trouble)))
-        about = "Times files of the journal were found deleted or replaced, and made again."
+        about = (
+            "Times files of the journal or of stored output were found deleted or replaced, and made again."
+        )
         text.one("journal_repairs_total", "counter", about, runtime.meters.journal_repairs)
         text.one(
             "scheduler_scrapes_total",
