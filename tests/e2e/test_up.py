@@ -8,10 +8,12 @@ import signal
 import socket
 import stat
 import subprocess
+import time
 
 import pytest
 
 from dgpu.entry.processes import process_ref
+from dgpu.entry.up import _STOP_TASKS_SECONDS
 
 from .conftest import PATIENCE_SECONDS, Site, eventually
 
@@ -217,6 +219,25 @@ def test_tasks_stopped_after_the_scheduler_was_killed_do_not_start_again(site):
     assert (site.task(running)["status"], site.task(running)["attempt"]) == ("cancelled", 1)
 
 
+def test_tasks_are_stopped_without_a_wait_for_an_agent_that_was_killed(site):
+    """No end can be reported then, so the time that is given to reports is not spent."""
+    site.up()
+    running = site.submit("--", "sleep", "600")
+    site.started(running)
+    record = site.record
+    for part in ("supervisor", "agent"):
+        os.kill(record[part]["pid"], signal.SIGKILL)
+    site.supervisor.communicate(timeout=PATIENCE_SECONDS)
+    site.supervisor = None
+    begun_s = time.monotonic()
+    site.good("down", "--stop-tasks")
+    assert time.monotonic() - begun_s < _STOP_TASKS_SECONDS
+    assert site.keepers() == []
+    site.up()
+    assert site.dgpu("wait", running).code == 130
+    assert (site.task(running)["status"], site.task(running)["attempt"]) == ("cancelled", 1)
+
+
 def test_a_task_without_gpus_holds_one_cpu(site):
     site.up()
     cpus = int(site.json("nodes")["nodes"][0]["cpus"])
@@ -229,7 +250,7 @@ def test_a_task_without_gpus_holds_one_cpu(site):
     assert site.dgpu("wait", uncounted).code == 0
     told = site.good("why", tasks[-1]).out
     assert "asks for 0 GPUs and 1 CPU" in told, told
-    assert "needs 1 cpus on one node; at most 0 free" in told, told
+    assert "needs 1 cpu on one node; at most 0 free" in told, told
     release.touch()
     assert site.dgpu("wait", *tasks).code == 0
 

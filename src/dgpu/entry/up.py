@@ -239,7 +239,7 @@ def down(data_dir: Path | None, *, stop_tasks: bool) -> int:
         return _down_already(state_dir, stop_tasks=stop_tasks)
     running = running_tasks(record.url) if record and _services(state_dir, record, "scheduler") else None
     if record and stop_tasks and running is not None:
-        running = _stop_tasks(record)
+        running = _stop_tasks(state_dir, record)
     if left := _end(state_dir, record):
         pids = ", ".join(str(ref.pid) for ref in left)
         say(f"dgpu: Process {pids} does not end. Its log: {state_dir.log_file('up')}")
@@ -287,8 +287,11 @@ def _end_tasks(state_dir: StateDir) -> bool:
     return True
 
 
-def _stop_tasks(record: UpRecord) -> list[str] | None:
-    """Drained first: otherwise the next tasks of the queue would start where these end."""
+def _stop_tasks(state_dir: StateDir, record: UpRecord) -> list[str] | None:
+    """Drained first: otherwise the next tasks of the queue would start where these end.
+
+    Without an agent no end can be reported, so nothing is waited for: the keepers are ended later in any case.
+    """
     answer = ask(record.url, "/api/v1/nodes")
     for node in (answer.body or {}).get("nodes", ()) if answer else ():
         if not node.get("draining"):
@@ -301,10 +304,15 @@ def _stop_tasks(record: UpRecord) -> list[str] | None:
     ask(record.url, "/api/v1/tasks/cancel", method="POST", body={"status": "running"})
     deadline = time.monotonic() + _STOP_TASKS_SECONDS
     running = running_tasks(record.url)
-    while running and time.monotonic() < deadline:
+    while running and time.monotonic() < deadline and _may_report(state_dir, record):
         time.sleep(0.1)
         running = running_tasks(record.url)
     return running
+
+
+def _may_report(state_dir: StateDir, record: UpRecord) -> bool:
+    """An agent runs, or a supervisor that starts it again."""
+    return bool(_services(state_dir, record, "agent") or _supervisors(state_dir, record))
 
 
 def _supervisors(state_dir: StateDir, record: UpRecord | None) -> list[ProcessRef]:

@@ -344,7 +344,8 @@ def _share_blockers(tally: _Tally, demand: Demand, state: ClusterState) -> list[
     found = []
     if tally.nodes["cpus"]:
         most = max(0, tally.most_cpus_free_milli)
-        detail = f"needs {cpus(demand.cpus_milli)} cpus on one node; at most {cpus(most)} free"
+        unit = "cpu" if demand.cpus_milli == 1_000 else "cpus"
+        detail = f"needs {cpus(demand.cpus_milli)} {unit} on one node; at most {cpus(most)} free"
         numbers: dict[str, int | str] = {"needed_milli": demand.cpus_milli, "most_free_milli": most}
         found.append(Blocker(code="cpus", detail=detail, numbers=numbers))
     if tally.nodes["ram"]:
