@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import pwd
 import shutil
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -15,13 +13,12 @@ from typing import Any
 import msgspec
 import structlog
 
-from dgpu.agent.chunks import read_at
 from dgpu.agent.frames import PROTOCOL, Frame
 from dgpu.agent.keeper_link import KeeperError, KeeperGoneError, KeeperLink, protocol_of
 from dgpu.agent.keeper_settings import KeeperSettings, boot_ms
-from dgpu.agent.oom import TAIL_BYTES, out_of_memory
 from dgpu.agent.owners import ProcessOwners
 from dgpu.agent.run.keeper_watch import KeeperWatch
+from dgpu.agent.run.orders import base_environment, end_of, known_run, may_lack_memory, read_end, spawn_order
 from dgpu.agent.run.runner import (
     KnownRun,
     RunEnd,
@@ -35,12 +32,10 @@ from dgpu.agent.run.runner import (
     RunsStarted,
     StopOrder,
 )
-from dgpu.agent.spawn import SHELL
 from dgpu.agent.start_watch import START_MS
-from dgpu.agent.tree import KEEPER_MARKER, LEASE_MARKER, Survey
-from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId, task_name
-from dgpu.core.task import Outcome, TaskDetail
-from dgpu.wire.ranks import attempt_of
+from dgpu.agent.tree import Survey
+from dgpu.core.ids import LeaseId, NodeId
+from dgpu.core.task import Outcome
 from dgpu.wire.run_dirs import run_dir_name
 
 _RETRY_SECONDS = 1.0
@@ -49,10 +44,8 @@ _GREETING_SECONDS = 10.0
 _LOOK_SECONDS = 5.0
 _MAX_GREETINGS = 3  # keepers that end while they are greeted, before it counts as a failure
 _STALE = ".old"
-_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _log = structlog.get_logger("dgpu.agent")
-_decode_detail = msgspec.json.Decoder(TaskDetail).decode
 
 
 class ProcessRunner:
@@ -131,7 +124,16 @@ class ProcessRunner:
             self._nodes[order.lease_id] = node_id
             self._dirs[order.lease_id] = run_dir_name(order.task_id, order.attempt)
             try:
-                spawns.append(self._spawn(node_id, order))
+                spawns.append(
+                    spawn_order(
+                        order,
+                        node_id=node_id,
+                        keeper_id=self._keeper_id,
+                        surroundings=self._surroundings,
+                        grace_ms=self._grace_ms,
+                        start_ms=START_MS,
+                    )
+                )
             except (msgspec.DecodeError, ValueError) as error:
                 end = RunEnd(
                     lease_id=order.lease_id,
@@ -200,41 +202,6 @@ class ProcessRunner:
 
     # -- to the keeper
 
-    def _spawn(self, node_id: NodeId, order: RunOrder) -> dict[str, Any]:
-        detail = _decode_detail(order.detail)
-        command = detail.command
-        argv = [SHELL, "-c", command] if isinstance(command, str) else list(command)
-        if not argv or not command:
-            raise ValueError("the task has no command")
-        env = {
-            **self._surroundings,
-            **detail.env,
-            **order.env,
-            "CUDA_VISIBLE_DEVICES": ",".join(order.gpu_ids),
-            "DGPU_TASK_ID": task_name(order.task_id),
-            "DGPU_ATTEMPT": str(attempt_of(order.attempt)),
-            "DGPU_NODE": node_id,
-            LEASE_MARKER: str(order.lease_id),
-            KEEPER_MARKER: self._keeper_id,
-        }
-        return {
-            "lease": order.lease_id,
-            "task": order.task_id,
-            "attempt": order.attempt,
-            "node": node_id,
-            "gpus": order.gpu_ids,
-            "argv": argv,
-            "env": env,
-            "cwd": detail.workdir,
-            "dir": self._dirs[order.lease_id],
-            "timeout_ms": order.timeout_ms,
-            "grace_ms": self._grace_ms,
-            "start_by_ms": boot_ms() + START_MS,
-            "most_mb": order.gpu_memory_mb if order.kill_outgrown else 0,
-            "nonce": order.nonce,
-            "cluster": order.cluster_id,
-        }
-
     def _send(self, frame: Frame) -> None:
         if self._link is not None:
             self._link.send(frame)
@@ -265,8 +232,8 @@ class ProcessRunner:
         for node_id, ended in self._by_node(frame.get("ended", ()), lambda each: each["lease"]):
             for each in ended:
                 self._note_remains(each["lease"], each)
-            told = [each for each in ended if not _may_lack_memory(_end(each))]
-            words.setdefault(node_id, []).append(RunsEnded(ended=tuple(map(_end, told))))
+            told = [each for each in ended if not may_lack_memory(end_of(each))]
+            words.setdefault(node_id, []).append(RunsEnded(ended=tuple(map(end_of, told))))
             if len(told) < len(ended):
                 self._later(self._look_at_ends(node_id, [each for each in ended if each not in told]))
         for node_id, said in words.items():
@@ -275,10 +242,12 @@ class ProcessRunner:
     async def _look_at_ends(self, node_id: NodeId, entries: list[dict[str, Any]]) -> None:
         """Their output may say that memory ran out. It is read in a thread; a dead disk delays the end, no more."""
         try:
-            read = asyncio.to_thread(lambda: tuple(map(self._end, entries)))
+            read = asyncio.to_thread(
+                lambda: tuple(read_end(entry, self._settings.output_dir) for entry in entries)
+            )
             ends = await asyncio.wait_for(read, _LOOK_SECONDS)
         except TimeoutError:
-            ends = tuple(map(_end, entries))
+            ends = tuple(map(end_of, entries))
         self._say(node_id, [RunsEnded(ended=ends)])
 
     def _by_node(
@@ -302,7 +271,10 @@ class ProcessRunner:
         }
         # In a thread: it looks at files of every lease and directory.
         known, stale = await asyncio.to_thread(
-            lambda: ([self._known(record) for record in hello["leases"]], self._find_stale(hello))
+            lambda: (
+                [known_run(record, self._settings.output_dir) for record in hello["leases"]],
+                self._find_stale(hello),
+            )
         )
         runs: dict[NodeId, list[KnownRun]] = {node_id: [] for node_id in self._node_ids}
         self.names_dirs = hello.get("names_dirs", False)
@@ -379,34 +351,6 @@ class ProcessRunner:
         if remains:
             self._remains[LeaseId(lease)] = remains
 
-    def _end(self, entry: dict[str, Any]) -> RunEnd:
-        """As the keeper saw it; where the output says that memory ran out, as that."""
-        end = _end(entry)
-        if not _may_lack_memory(end):
-            return end
-        directory = Path(f"{self._settings.output_dir}/{end.lease_id:d}")
-        try:
-            _, tail = read_at(directory, max(0, end.output_bytes - TAIL_BYTES), TAIL_BYTES)
-        except OSError:
-            return end
-        said = out_of_memory(tail)
-        return msgspec.structs.replace(end, outcome=Outcome.OUT_OF_MEMORY, error=said) if said else end
-
-    def _known(self, record: dict[str, Any]) -> KnownRun:
-        end = record.get("end")
-        return KnownRun(
-            lease_id=LeaseId(record["lease"]),
-            task_id=TaskId(record["task"]),
-            attempt=record["attempt"],
-            gpu_ids=tuple(GpuId(gpu) for gpu in record["gpus"]),
-            started_at_ms=record["started_ms"],
-            frozen=record.get("frozen", False),
-            end=self._end({"lease": record["lease"], **end}) if end else None,
-            most_mb=record.get("most_mb", 0),
-            nonce=record.get("nonce", ""),
-            cluster_id=record.get("cluster", ""),
-        )
-
     def _find_stale(self, hello: dict[str, Any]) -> list[Path]:
         """Directories that nobody knows any more: left by a crash between forgetting and deleting."""
         leases = {str(record["lease"]) for record in hello["leases"]}
@@ -434,38 +378,3 @@ class ProcessRunner:
         task = asyncio.get_running_loop().create_task(work)
         self._at_work.add(task)
         task.add_done_callback(self._at_work.discard)
-
-
-def base_environment() -> dict[str, str]:
-    """What a task finds besides its own variables: a little of the agent's, nothing else of it."""
-    try:
-        user = pwd.getpwuid(os.geteuid())
-        found = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name, "SHELL": user.pw_shell}
-    except KeyError:
-        found = {"HOME": "/", "USER": str(os.geteuid())}
-    return {
-        **found,
-        "PATH": os.environ.get("PATH", _DEFAULT_PATH),
-        "LANG": os.environ.get("LANG", "C.UTF-8"),
-        # What a script printed before it was stopped must not be lost in its buffer.
-        "PYTHONUNBUFFERED": "1",
-    }
-
-
-def _may_lack_memory(end: RunEnd) -> bool:
-    failed = end.outcome is Outcome.SIGNALED or (end.outcome is Outcome.EXITED and end.exit_code != 0)
-    return failed and end.output_bytes > 0
-
-
-def _end(entry: dict[str, Any]) -> RunEnd:
-    return RunEnd(
-        lease_id=LeaseId(entry["lease"]),
-        outcome=Outcome(entry["outcome"]),
-        at_ms=entry["ended_ms"],
-        exit_code=entry.get("exit_code", 0),
-        signal=entry.get("signal", 0),
-        error=entry.get("error", ""),
-        output_bytes=entry.get("output_bytes", 0),
-        output_lost=entry.get("output_lost", 0),
-        unkilled=entry.get("unkilled", 0),
-    )

@@ -1,0 +1,135 @@
+"""Orders and ends between the agent's machines and its keeper: values in, frames out, and back."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dgpu.agent.chunks import read_at
+from dgpu.agent.keeper_settings import boot_ms
+from dgpu.agent.oom import TAIL_BYTES, out_of_memory
+from dgpu.agent.run.runner import KnownRun, RunEnd, RunOrder
+from dgpu.agent.spawn import SHELL
+from dgpu.agent.tree import KEEPER_MARKER, LEASE_MARKER
+from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId, task_name
+from dgpu.core.task import Outcome, TaskDetail
+from dgpu.wire.ranks import attempt_of
+from dgpu.wire.run_dirs import run_dir_name
+
+_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+_decode_detail = msgspec.json.Decoder(TaskDetail).decode
+
+
+def spawn_order(
+    order: RunOrder,
+    *,
+    node_id: NodeId,
+    keeper_id: str,
+    surroundings: dict[str, str],
+    grace_ms: int,
+    start_ms: int,
+) -> dict[str, Any]:
+    """Raises DecodeError and ValueError for a task that can never start."""
+    detail = _decode_detail(order.detail)
+    command = detail.command
+    argv = [SHELL, "-c", command] if isinstance(command, str) else list(command)
+    if not argv or not command:
+        raise ValueError("the task has no command")
+    env = {
+        **surroundings,
+        **detail.env,
+        **order.env,
+        "CUDA_VISIBLE_DEVICES": ",".join(order.gpu_ids),
+        "DGPU_TASK_ID": task_name(order.task_id),
+        "DGPU_ATTEMPT": str(attempt_of(order.attempt)),
+        "DGPU_NODE": node_id,
+        LEASE_MARKER: str(order.lease_id),
+        KEEPER_MARKER: keeper_id,
+    }
+    return {
+        "lease": order.lease_id,
+        "task": order.task_id,
+        "attempt": order.attempt,
+        "node": node_id,
+        "gpus": order.gpu_ids,
+        "argv": argv,
+        "env": env,
+        "cwd": detail.workdir,
+        "dir": run_dir_name(order.task_id, order.attempt),
+        "timeout_ms": order.timeout_ms,
+        "grace_ms": grace_ms,
+        "start_by_ms": boot_ms() + start_ms,
+        "most_mb": order.gpu_memory_mb if order.kill_outgrown else 0,
+        "nonce": order.nonce,
+        "cluster": order.cluster_id,
+    }
+
+
+def base_environment() -> dict[str, str]:
+    """What a task finds besides its own variables: a little of the agent's, nothing else of it."""
+    try:
+        user = pwd.getpwuid(os.geteuid())
+        found = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name, "SHELL": user.pw_shell}
+    except KeyError:
+        found = {"HOME": "/", "USER": str(os.geteuid())}
+    return {
+        **found,
+        "PATH": os.environ.get("PATH", _DEFAULT_PATH),
+        "LANG": os.environ.get("LANG", "C.UTF-8"),
+        # What a script printed before it was stopped must not be lost in its buffer.
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def known_run(record: dict[str, Any], output_dir: str) -> KnownRun:
+    end = record.get("end")
+    return KnownRun(
+        lease_id=LeaseId(record["lease"]),
+        task_id=TaskId(record["task"]),
+        attempt=record["attempt"],
+        gpu_ids=tuple(GpuId(gpu) for gpu in record["gpus"]),
+        started_at_ms=record["started_ms"],
+        frozen=record.get("frozen", False),
+        end=read_end({"lease": record["lease"], **end}, output_dir) if end else None,
+        most_mb=record.get("most_mb", 0),
+        nonce=record.get("nonce", ""),
+        cluster_id=record.get("cluster", ""),
+    )
+
+
+def read_end(entry: dict[str, Any], output_dir: str) -> RunEnd:
+    """As the keeper saw it; where the output says that memory ran out, as that. Reads files."""
+    end = end_of(entry)
+    if not may_lack_memory(end):
+        return end
+    directory = Path(f"{output_dir}/{end.lease_id:d}")
+    try:
+        _, tail = read_at(directory, max(0, end.output_bytes - TAIL_BYTES), TAIL_BYTES)
+    except OSError:
+        return end
+    said = out_of_memory(tail)
+    return msgspec.structs.replace(end, outcome=Outcome.OUT_OF_MEMORY, error=said) if said else end
+
+
+def may_lack_memory(end: RunEnd) -> bool:
+    failed = end.outcome is Outcome.SIGNALED or (end.outcome is Outcome.EXITED and end.exit_code != 0)
+    return failed and end.output_bytes > 0
+
+
+def end_of(entry: dict[str, Any]) -> RunEnd:
+    return RunEnd(
+        lease_id=LeaseId(entry["lease"]),
+        outcome=Outcome(entry["outcome"]),
+        at_ms=entry["ended_ms"],
+        exit_code=entry.get("exit_code", 0),
+        signal=entry.get("signal", 0),
+        error=entry.get("error", ""),
+        output_bytes=entry.get("output_bytes", 0),
+        output_lost=entry.get("output_lost", 0),
+        unkilled=entry.get("unkilled", 0),
+    )
