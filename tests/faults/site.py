@@ -92,6 +92,11 @@ class Site:
         above = parent(keeper)
         return above if above is not None and b"keeper_main" in command_line(above) else None
 
+    def scribe(self, name: str) -> int | None:
+        """None: there is none, or its guard was killed, so that nothing tells it from a keeper."""
+        keeper = self.keeper(name)
+        return next((pid for pid in children(self.guard(name)) if pid != keeper), None)
+
     def left(self) -> list[str]:
         """Processes that belong to this site and still live."""
         found = []

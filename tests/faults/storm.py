@@ -101,11 +101,13 @@ class Storm:
             self._kill_scheduler_and_agent,
             self._kill_follower,
             self._kill_keeper,
+            self._kill_scribe,
             self._kill_guard,
             self._stop_scheduler,
             self._stop_follower,
             self._stop_agent,
             self._stop_keeper,
+            self._stop_scribe,
             self._stop_guard,
         )
         kind = self._chance.choice(kinds)
@@ -128,6 +130,9 @@ class Storm:
     def _kill_keeper(self, node: str) -> None:
         send(self._site.keeper(node), signal.SIGKILL)
 
+    def _kill_scribe(self, node: str) -> None:
+        send(self._site.scribe(node), signal.SIGKILL)
+
     def _kill_guard(self, node: str) -> None:
         if not self._is_hung(node):
             send(self._site.guard(node), signal.SIGKILL)
@@ -146,6 +151,10 @@ class Storm:
         seconds = self._chance.uniform(0.5, _LEASE_SECONDS * 3)
         if time.monotonic() > self._guard_stopped[node] and self._stop(self._site.keeper(node), seconds):
             self._hung_nodes[node] = time.monotonic() + seconds + 1
+
+    def _stop_scribe(self, node: str) -> None:
+        """As a disk that hangs. The keeper goes on enforcing leases."""
+        self._stop(self._site.scribe(node), self._chance.uniform(0.5, _LEASE_SECONDS * 3))
 
     def _stop_guard(self, node: str) -> None:
         seconds = self._chance.uniform(0.5, 10)
