@@ -85,9 +85,8 @@ class ClusterState:
         self.nodes: dict[NodeId, Node] = {}
         self.gpus: dict[GpuId, Gpu] = {}
         self.leases: dict[LeaseId, Lease] = {}
-        self.keys: dict[
-            str, IdempotencyKey
-        ] = {}  # of a snapshot of an earlier version, until `adopt_old_keys`
+        # Of a snapshot of an earlier version, until `adopt_old_keys`.
+        self.keys: dict[str, IdempotencyKey] = {}
         self.key_ring = KeyRing()
         self.settings = Settings()
         self.epoch = 0
@@ -134,13 +133,15 @@ class ClusterState:
         return Parts(**{name: getattr(self, name) for name in PART_NAMES})
 
     def fork(self) -> ClusterState:
-        """A state of its own: dicts are copied, values are shared."""
+        """A state of its own: dicts are copied, values are shared. `core.discard` ends it."""
         twin = ClusterState()
         for name in PART_NAMES:
             part = getattr(self, name)
             setattr(twin, name, part.copy() if isinstance(part, dict) else part)
         twin.key_ring = self.key_ring.copy()
         twin.accounts = self.accounts.copy(twin.tenants)
+        for lane in twin.waiting.pool_lanes:
+            lane.other = None  # the empty ones refer to each other
         twin.waiting = self.waiting.copy(twin.tasks, twin.accounts)
         twin.away = self.away.copy()
         twin.reclaims = self.reclaims.copy()

@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from dgpu.core.commands import RunPass, SetQuota
+from dgpu.core.discard import discard
 from dgpu.core.events import Event, GangPlaced, TaskPlaced, TaskStopRequested
 from dgpu.core.execute import execute
 from dgpu.core.ids import TaskId
@@ -40,18 +41,23 @@ def try_quota(state: ClusterState, command: SetQuota, at: int) -> QuotaTrial:
     decision = execute(changed, msgspec.structs.replace(command, at=at))
     if isinstance(decision, Rejection):
         left = {pool: max(0, parts.milli(pool) - used[pool]) for pool in Pool}
+        discard(today)
+        discard(changed)
         return QuotaTrial(parts=parts, used_milli=used, available_milli=left, drains=drains, refused=decision)
     left = {pool: available_milli(changed, pool) for pool in Pool}
     before = _started(execute(today, RunPass(at=at, limit=_MOST_PLACED)))
     events = execute(changed, RunPass(at=at, limit=_MOST_PLACED))
     after = _started(events)
     stops = () if isinstance(events, Rejection) else events
+    waits = {*(before.keys() - after.keys()), *(_barred(changed) - _barred(today))}
+    discard(today)
+    discard(changed)
     return QuotaTrial(
         parts=parts,
         used_milli=used,
         available_milli=left,
         starts=_told(after.keys() - before.keys()),
-        waits=_told({*(before.keys() - after.keys()), *(_barred(changed) - _barred(today))}),
+        waits=_told(waits),
         drains=drains,
         stops=_told({event.task_id for event in stops if isinstance(event, TaskStopRequested)}),
     )

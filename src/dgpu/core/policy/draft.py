@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Final, NamedTuple, TypeAlias
 
@@ -12,7 +12,7 @@ from dgpu.core.events import TasksReserved
 from dgpu.core.ids import LeaseId, NodeId, TaskId
 from dgpu.core.line import Line
 from dgpu.core.policy.backfill import by_time, level_of
-from dgpu.core.policy.lasting import NEVER, UNKNOWN, lasts_ms
+from dgpu.core.policy.lasting import NEVER, UNKNOWN, Ends, lasts_ms
 from dgpu.core.policy.soonest import Cluster, Opening, Taken, opening, opens_at
 from dgpu.core.reservation import Hold, Place, Reservation
 from dgpu.core.room import Room
@@ -44,9 +44,14 @@ class Draft:
         self.touched = set(unsettled)  # of these nodes something changed
         if state.rooms.moved is None:
             state.rooms.moved = state.bookings.moved
-        self._ends = state.bookings.ends
+        ends = state.bookings.ends
+        # Not a method of this draft: the cycle would keep the state alive until the next garbage collection.
         self._cluster = Cluster(
-            state.leases, state.rooms.holders, self._ends.known, self._ends_at, state.settings.most_leases
+            state.leases,
+            state.rooms.holders,
+            ends.known,
+            _asking(ends, state, at),
+            state.settings.most_leases,
         )
 
     def is_stale(self, known: Reservation) -> bool:
@@ -192,9 +197,13 @@ class Draft:
 
         return look
 
-    def _ends_at(self, lease_id: LeaseId) -> int:
-        known = self._ends.known.get(lease_id)
-        return self._ends.ask(self.state, lease_id, self.at) if known is None else known
+
+def _asking(ends: Ends, state: ClusterState, at: int) -> Callable[[LeaseId], int]:
+    def ends_at(lease_id: LeaseId) -> int:
+        known = ends.known.get(lease_id)
+        return ends.ask(state, lease_id, at) if known is None else known
+
+    return ends_at
 
 
 def _not_before(room: Room, demand: Demand, holds: list[Taken]) -> int:

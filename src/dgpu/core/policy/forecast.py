@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from dgpu.core.discard import discard
 from dgpu.core.ids import TaskId
 from dgpu.core.policy.forward import ForwardRun
 from dgpu.core.policy.order import queue
@@ -47,4 +48,5 @@ def run_ahead(state: ClusterState, at: int, wanted: set[TaskId], percent: int) -
         return {}
     ahead = ForwardRun(state.fork(), at, percent=percent, run_times=state.run_times)
     ahead.run(wanted, most_grants=_GRANTS_PER_TASK * len(wanted) + MOST_FORETOLD)
+    discard(ahead.state)
     return {task_id: start.at for task_id, start in ahead.starts.items()}

@@ -24,6 +24,7 @@ from dgpu.core.commands import (
     SetQuota,
     SubmitTasks,
 )
+from dgpu.core.discard import discard
 from dgpu.core.events import (
     Event,
     GangPlaced,
@@ -80,6 +81,7 @@ def sooner(state: ClusterState, task_id: TaskId, at: int) -> tuple[Change, ...]:
         found.append(change)
         if len(found) == MOST_TOLD:
             break
+    trials.close()
     return tuple(found)
 
 
@@ -119,11 +121,12 @@ class _Trials:
         if not self._may_try():
             return False
         fork = self.state.fork()
-        for command in commands:
-            if isinstance(execute(fork, replace(command, at=self.at)), Rejection):
-                return False
-        _pass(fork, self.at)
-        return fork.tasks[self.task.id].status is TaskStatus.RUNNING
+        starts = False
+        if not any(isinstance(execute(fork, replace(each, at=self.at)), Rejection) for each in commands):
+            _pass(fork, self.at)
+            starts = fork.tasks[self.task.id].status is TaskStatus.RUNNING
+        discard(fork)
+        return starts
 
     def starts_with(self, **changes: Any) -> tuple[str, ...]:
         """The GPU models that it would get with another shape; without GPUs the node. Empty: it would not start."""
@@ -172,6 +175,11 @@ class _Trials:
             for event in events
         )
         if others or not fork.tasks[task_id].status.is_final:
+            self.close()
+
+    def close(self) -> None:
+        if self._fork is not None:
+            discard(self._fork)
             self._fork = None
 
 
@@ -334,7 +342,8 @@ def _awaited(trials: _Trials, node_id: NodeId) -> Iterator[Change]:
             words = f"when {names} on node {node_id} {'is' if number == 1 else 'are'} over"
             facts: dict[str, int | str] = {"tasks": names, "number": number, "node": node_id}
             yield Change(change="wait", detail=words, facts=facts)
-            return
+            break
+    discard(fork)
 
 
 def _limit_at(task: Task) -> tuple[bool, int, TaskId]:

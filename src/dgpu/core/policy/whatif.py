@@ -8,6 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from dgpu.core.commands import Command, LoseNode, ReleaseNode
+from dgpu.core.discard import discard
 from dgpu.core.events import Event, TaskFinished, TaskRequeued, TasksSubmitted, TaskStopRequested
 from dgpu.core.execute import execute
 from dgpu.core.ids import NodeId, TaskId
@@ -63,7 +64,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Run(NamedTuple):
-    ahead: ForwardRun
+    starts: dict[TaskId, Start]
     now: dict[TaskId, Start]  # started at once
     new: tuple[TaskId, ...]
     stopped: dict[TaskId, Stops]
@@ -98,6 +99,7 @@ def _run(
     for command in change:
         decided = execute(fork, replace(command, at=at))
         if isinstance(decided, Rejection):
+            discard(fork)
             return decided
         new += _submitted(decided)
         for event in decided:
@@ -118,7 +120,8 @@ def _run(
     for task_id, stop in ahead.stops.items():
         if task_id in places:
             stopped.setdefault(task_id, Stops(task_id=task_id, node_id=stop.node_id, reason=stop.reason))
-    return _Run(ahead, now, tuple(new), stopped, explained)
+    discard(fork)
+    return _Run(ahead.starts, now, tuple(new), stopped, explained)
 
 
 def _submitted(events: tuple[Event, ...]) -> list[TaskId]:
@@ -132,7 +135,7 @@ def _submitted(events: tuple[Event, ...]) -> list[TaskId]:
 
 def _compare(unchanged: _Run, changed: _Run, compared: set[TaskId]) -> Effect:
     new = set(changed.new)
-    before, after = unchanged.ahead.starts, changed.ahead.starts
+    before, after = unchanged.starts, changed.starts
     starts = tuple(
         Starts(task_id=task_id, node_ids=start.node_ids, is_new=task_id in new)
         for task_id, start in sorted(changed.now.items())
