@@ -10,8 +10,7 @@ reader takes them: the fetch of a slow reader is cancelled and begun again later
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from dgpu.core.events import GangPlaced, TaskPlaced
 from dgpu.core.ids import LeaseId, NodeId
@@ -37,6 +36,7 @@ from dgpu.service.output_intake_words import (
 )
 from dgpu.service.output_links import WINDOW_BYTES, Fetch, Link, Upload
 from dgpu.service.outputs import CommittedGroup
+from dgpu.service.recent import Recent
 from dgpu.wire.proto import agent_pb2 as pb
 from dgpu.wire.ranks import run_number
 
@@ -60,14 +60,13 @@ class OutputIntake:
         self,
         *,
         session_of: Callable[[NodeId], str],
-        holders: Iterable[tuple[LeaseId, Holder]] = (),
         head_bytes: int = DEFAULT_HEAD_BYTES,
         tail_bytes: int = DEFAULT_TAIL_BYTES,
     ) -> None:
         self._session_of = session_of
         self._head_bytes = head_bytes
         self._tail_bytes = tail_bytes
-        self._holders: OrderedDict[LeaseId, Holder] = OrderedDict(holders)
+        self._holders = Recent[LeaseId, Holder](MAX_HOLDERS)
         self._links: dict[int, Link] = {}
         self._by_node: dict[NodeId, int] = {}
         self._fetches: dict[int, Fetch] = {}
@@ -374,13 +373,12 @@ class OutputIntake:
         for event in group.events:
             for rank, placed in enumerate(event.ranks if isinstance(event, GangPlaced) else (event,)):
                 if isinstance(placed, TaskPlaced):
-                    self._holders[placed.lease_id] = Holder(
+                    holder = Holder(
                         node_id=placed.node_id,
                         task_id=placed.task_id,
                         attempt=run_number(placed.attempt, rank),
                     )
-        while len(self._holders) > MAX_HOLDERS:
-            self._holders.popitem(last=False)
+                    self._holders.put(placed.lease_id, holder)
         return []
 
 

@@ -10,7 +10,7 @@ from dgpu.service.outputs import CommittedGroup
 from dgpu.wire.proto import agent_pb2 as pb
 
 
-class Holder(msgspec.Struct, frozen=True, kw_only=True):
+class Holder(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The one node whose output counts for a lease."""
 
     node_id: NodeId

@@ -32,7 +32,7 @@ class NodeSilent(OutputUnavailable):
     """A node is connected and does not answer."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class Place(msgspec.Struct, frozen=True, gc=False):
     lease_id: LeaseId
     node_id: NodeId
     task_id: TaskId = NO_TASK

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
@@ -50,6 +49,7 @@ from dgpu.service.output_reading import (
     Source,
 )
 from dgpu.service.outputs import CommittedGroup
+from dgpu.service.recent import Recent
 from dgpu.wire.answers import instant
 from dgpu.wire.proto import agent_pb2 as pb
 from dgpu.wire.ranks import run_number
@@ -113,7 +113,7 @@ class OutputStreams:
         self._attached_s: dict[NodeId, float] = {}
         self._readers: dict[int, _Waiting] = {}
         self._last_id = 0
-        self._places: OrderedDict[tuple[TaskId, int], Place] = OrderedDict()
+        self._places = Recent[tuple[TaskId, int], Place](MAX_PLACES)
         self._changed: dict[TaskId, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._past_holder: Callable[[LeaseId], HolderFound] | None = None
@@ -206,7 +206,7 @@ class OutputStreams:
         else:
             for part in output.parts:
                 if part.is_last:
-                    self._places.pop((part.task_id, part.attempt), None)
+                    self._places.drop((part.task_id, part.attempt))
         self._put(PartsStored(ok=ok))
 
     async def _find_holder(self, lease_id: LeaseId) -> None:
@@ -375,15 +375,12 @@ class OutputStreams:
             for rank, placed in enumerate(event.ranks if isinstance(event, GangPlaced) else (event,)):
                 if isinstance(placed, TaskPlaced):
                     number = run_number(placed.attempt, rank)
-                    self._places[placed.task_id, number] = Place(
-                        placed.lease_id, placed.node_id, placed.task_id, number
-                    )
+                    place = Place(placed.lease_id, placed.node_id, placed.task_id, number)
+                    self._places.put((placed.task_id, number), place)
             if self._changed:
                 changed = self._changed.get(getattr(event, "task_id", TaskId(0)))
                 if changed is not None:
                     changed.set()
-        while len(self._places) > MAX_PLACES:
-            self._places.popitem(last=False)
 
 
 def holder_in(state: ClusterState, lease_id: LeaseId) -> Holder | None:
