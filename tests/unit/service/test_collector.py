@@ -46,3 +46,14 @@ def test_it_collects_once_after_five_seconds_without_a_record() -> None:
     for _ in range(10):
         collector.on_beat()
     assert seen == [1]
+
+
+def test_it_also_collects_where_records_are_written_without_a_pause() -> None:
+    """A closed connection is a cycle: under steady load all of them would stay."""
+    collector = Collector()
+    seen = []
+    collector.tidy = lambda: seen.append(1)  # type: ignore[method-assign]
+    for _ in range(1_000):
+        collector.on_append()
+        collector.on_beat()
+    assert len(seen) == 3
