@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 PRIVATE_FILE = 0o600
@@ -69,11 +70,19 @@ def write_gently(descriptor: int, content: bytes | memoryview, offset: int = 0) 
 
 def write_file(path: Path, content: bytes) -> None:
     """A synced file, or none at all: its name appears when its content is safe. The folder is not synced yet."""
+    write_pieces(path, (content,))
+
+
+def write_pieces(path: Path, pieces: Iterable[bytes]) -> None:
+    """The same for a content that need not be in memory at once."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         descriptor = open_new(temporary)
         try:
-            write_gently(descriptor, content)
+            offset = 0
+            for piece in pieces:
+                write_gently(descriptor, piece, offset)
+                offset += len(piece)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import tracemalloc
 
 import pytest
 
@@ -161,3 +162,19 @@ def test_a_packed_segment_is_plain_gzip_of_the_journal(written) -> None:
     first = live_segments(directory)[0].path.read_bytes()
     (packed,) = pack_covered(directory, live_segments(directory)[1].first_index - 1)
     assert gzip.decompress(packed.read_bytes()) == first
+
+
+def test_packing_takes_little_memory_however_large_the_segment_is(written) -> None:
+    """A follower that packed 32 MiB at once kept the memory for good."""
+    directory, _ = written
+    first, following = live_segments(directory)[:2]
+    content = first.path.read_bytes() + os.urandom(32 << 20)
+    first.path.write_bytes(content)
+    tracemalloc.start()
+    try:
+        (packed,) = pack_covered(directory, following.first_index - 1)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 << 20
+    assert gzip.decompress(packed.read_bytes()) == content
