@@ -3,7 +3,8 @@
 Real processes: a scheduler with its follower, and an agent with simulated nodes whose tasks end at once. While tasks flow,
 the program samples the memory of each process, the time of a list page and of `why`, and the sizes of all files. The exit
 code is 1 if something grew. Nine tenths of the tasks come in batches of 100 with one idempotency key each, as sweeps do;
-of the others, every second one carries a key of its own, as `dgpu submit` does.
+of the others, every second one carries a key of its own, as `dgpu submit` does. The rate is below what two cores can do:
+at their limit, the times of list pages say how long the queue for a core is.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ _SCHEDULER = """\
 server: {{http_address: "127.0.0.1:{http}", grpc_address: "127.0.0.1:{grpc}"}}
 quota: {{mode: borrow, reclaim: wait, unknown_tenants: create}}
 storage: {{snapshot_dir: {home}/scheduler}}
+scheduler: {{snapshot_interval: 15}}
 logging: {{level: warning}}
 """
 _AGENT = """\
@@ -47,7 +49,8 @@ _BATCH = 100
 _CLIENTS = 6
 _MAX_OPEN = 5_000  # tasks that wait or run; beyond it the clients pause
 _MAX_LAG = 300  # journal groups that the history has still to read
-_LOOKS = 20  # list pages and `why` of one sample
+_LOOKS = 50  # list pages and `why` of one sample
+_RATE = 2_000  # tasks per second
 
 _SETTLED = 100_000  # tasks; until then memory may grow
 _MAX_GROWTH = 1.10
@@ -69,9 +72,10 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Million:
-    def __init__(self, tasks: int, nodes: int = _NODES) -> None:
+    def __init__(self, tasks: int, nodes: int = _NODES, rate: int = _RATE) -> None:
         self._tasks = tasks
         self._nodes = nodes
+        self._rate = rate
         self._home = pathlib.Path(tempfile.mkdtemp(prefix=".million-", dir=pathlib.Path.cwd()))
         self._http, self._grpc = free_port(), free_port()
         self._services: list[subprocess.Popen[bytes]] = []
@@ -144,12 +148,14 @@ class Million:
     def _pace(self) -> None:
         """Clients pause while much is open, or the history is behind: what is measured is the flow, not a queue."""
         connection = http.client.HTTPConnection("127.0.0.1", self._http, timeout=120)
+        began_s = time.monotonic()
         try:
             while not self._failed and (finished := self._finished(connection)) < self._tasks:
                 lag = self._get(connection, "/ready").get("history_lag") or 0
                 is_full = self._submitted - finished > _MAX_OPEN or lag > _MAX_LAG
-                (self._may_submit.clear if is_full else self._may_submit.set)()
-                time.sleep(0.1)
+                is_early = self._submitted > self._rate * (time.monotonic() - began_s)
+                (self._may_submit.clear if is_full or is_early else self._may_submit.set)()
+                time.sleep(0.05)
         except (OSError, http.client.HTTPException) as error:
             self._failed.append(f"the number of tasks is unknown: {type(error).__name__}: {error}")
 
@@ -304,8 +310,9 @@ def main() -> int:
     )
     parser.add_argument("--tasks", type=int, default=1_000_000)
     parser.add_argument("--nodes", type=int, default=_NODES)
+    parser.add_argument("--rate", type=int, default=_RATE, help="tasks per second at most")
     given = parser.parse_args()
-    samples, failed = Million(given.tasks, given.nodes).run()
+    samples, failed = Million(given.tasks, given.nodes, given.rate).run()
     wrong = [*failed, *(judge(samples, given.tasks) if samples else ["no sample was taken"])]
     for line in wrong:
         print(f"GREW  {line}")
