@@ -58,6 +58,7 @@ _MAX_RATIO = 3.0  # of p99, the last samples against the first
 _FLOOR_MS = 25.0  # a p99 below it is never a failure: the machine has other work, too
 _KEY_BYTES = 170  # keys live for a day by contract: they are allowed on top, in scheduler and follower
 _KEY_LINE_BYTES = 200
+_HISTORY_BYTES = 1_200  # of a task with its attempt and its events
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,6 +257,8 @@ def judge(samples: list[Sample], tasks: int) -> list[str]:
         "keys": 2 * keys * _KEY_LINE_BYTES / 2**20 + 16.0,
         "snapshot": 4.0 * first_snapshot + 4.0,  # two, and one being written
         "archive": 10_240.0,
+        "history": tasks * _HISTORY_BYTES / 2**20 + 64.0,  # it keeps a million tasks
+        "forecasts": 16.0,
     }
     wrong += [
         f"{name}: {files.get(name, 0.0):.0f} MiB of files, the bound is {bound:.0f}"
