@@ -81,7 +81,8 @@ class HttpProtocol(HttpToolsProtocol):
     # connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(OneWrite(transport, self.loop, self._linger))  # type: ignore[arg-type]
+        self._one_write = OneWrite(transport, self.loop, self._linger)
+        super().connection_made(self._one_write)  # type: ignore[arg-type]
         self._guest.close = transport.abort
         if self._guest.is_leaving:  # its place was given away before it had one
             transport.abort()
@@ -98,6 +99,10 @@ class HttpProtocol(HttpToolsProtocol):
         self._guest.close = _nothing
         self._doors.leave(self._guest)
         super().connection_lost(exc)
+        # No reference back to here is left: the garbage collector runs rarely, and a flood opens hundreds a second.
+        self._one_write.let_go()
+        self.cycle = None  # type: ignore[assignment]
+        self.pipeline.clear()
 
     def eof_received(self) -> None:
         if self._lingering:

@@ -59,3 +59,11 @@ class OneWrite:
     def abort(self) -> None:
         self._pieces.clear()
         self._transport.abort()
+
+    def let_go(self) -> None:
+        """The connection is over: the protocol is not asked any more."""
+        self._lingers = _never
+
+
+def _never() -> bool:
+    return False
