@@ -26,6 +26,7 @@ from dgpu.core.state import ClusterState
 def apply_epoch(state: ClusterState, event: EpochBegan) -> None:
     adopt_settings(state, event)
     state.epoch = event.epoch
+    state.no_pass_before = event.no_pass_before
     if event.nonce:
         identify(state, event)
     state.settings = event.settings

@@ -27,6 +27,8 @@ class BeginEpoch(Command, frozen=True, kw_only=True):
     above_epoch: int = 0  # highest one known outside the journal
     above_task: TaskId = NO_TASK  # the same for task ids
     lost_tail: bool = False  # groups are known to be lost, and an operator accepted it
+    lost_wait_ms: int = 0  # how long a run under a lost lease may be awake after the loss
+    wall: WallSpan | None = None  # says whether `at` was counted without a gap since the epoch before
 
 
 class SubmitTasks(Command, frozen=True, kw_only=True):

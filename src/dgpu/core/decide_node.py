@@ -30,7 +30,7 @@ from dgpu.core.events import (
     ObservationChanged,
 )
 from dgpu.core.health import Cause, Health, cause_of
-from dgpu.core.identity import is_same_run
+from dgpu.core.identity import is_before_loss, is_same_run
 from dgpu.core.ids import NodeId
 from dgpu.core.node import Gpu, Node
 from dgpu.core.rejections import GpuClaimed, NodeBusy, NodeNotOffline, UnknownGpu, UnknownNode
@@ -172,8 +172,10 @@ def _gone_attempts(state: ClusterState, command: RegisterNode, known: Node | Non
     events: list[Event] = []
     for lease in state.node_leases(command.node_id):
         task = state.tasks[lease.task_id]
-        # An allocation lives in the state alone. What never started is not lost: the order to start is sent again.
-        if task.allocation or (not rebooted and (lease.id in held or not lease.started)):
+        # An allocation lives in the state alone. What never started is not lost: the order to start is sent again. But an
+        # attempt from before an accepted loss may have started, and ended, in groups that are lost.
+        is_waiting = not lease.started and not is_before_loss(state, lease)
+        if task.allocation or (not rebooted and (lease.id in held or is_waiting)):
             continue
         why = "was restarted" if rebooted else "does not know it any more"
         error = f"node {command.node_id} {why}"

@@ -16,7 +16,10 @@ from dgpu.core.events import EpochBegan, Event, KeysForgotten, TasksForgotten
 from dgpu.core.idempotency import MIN_KEY_AGE_MS, KeyRing
 from dgpu.core.ids import TaskId
 from dgpu.core.state import ClusterState
+from dgpu.core.wall_clock import goes_on
+from dgpu.core.wall_span import newest_span
 
+LOSS_ACCEPTED: Final = 1 << 53  # as `no_pass_before`: a loss was accepted, and no epoch has begun since
 PORTION: Final = 1_000
 MAX_TENANTS_AT_ONCE: Final = 16
 
@@ -32,9 +35,26 @@ def decide_begin_epoch(state: ClusterState, command: BeginEpoch) -> Decision:
             cluster_id=state.cluster_id or command.cluster_id,
             nonce=command.nonce,
             next_task_id=TaskId(max(state.next_task_id, command.above_task + 1)),
-            lost_tail=command.lost_tail,
+            lost_tail=command.lost_tail or state.no_pass_before == LOSS_ACCEPTED,
+            no_pass_before=_no_pass_before(state, command),
         ),
     )
+
+
+def _no_pass_before(state: ClusterState, command: BeginEpoch) -> int:
+    """Until every run under a lost lease has been stopped or frozen; 0: there is none.
+
+    A scheduler that dies meanwhile leaves the wait to the next one. If time was not counted since then, because the machine
+    was off, only the journal proves that it has passed.
+    """
+    over_at = state.no_pass_before
+    if command.lost_tail or over_at == LOSS_ACCEPTED:
+        return command.at + command.lost_wait_ms
+    if over_at <= state.last_at:
+        return 0
+    if goes_on(newest_span(state.wall), command.wall):
+        return over_at if over_at > command.at else 0
+    return command.at + command.lost_wait_ms
 
 
 def decide_tick(state: ClusterState, command: Tick) -> Decision:

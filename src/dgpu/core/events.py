@@ -35,6 +35,7 @@ class EpochBegan(Event, frozen=True, array_like=True, tag=True):
     nonce: str = ""  # random; empty in journals of schema 1, whose lease ids do not contain the epoch
     next_task_id: TaskId = NO_TASK  # task ids below it may have been given out by groups that are lost
     lost_tail: bool = False  # an operator accepted that groups are lost: earlier epochs prove nothing
+    no_pass_before: int = 0  # until then a node may run a task under a lease that is lost
 
 
 class TasksSubmitted(Event, frozen=True, array_like=True, tag=True):

@@ -6,7 +6,8 @@ from typing import Final
 
 from dgpu.core.commands import HeldLease
 from dgpu.core.events import EpochBegan
-from dgpu.core.ids import first_lease_of
+from dgpu.core.ids import epoch_of, first_lease_of
+from dgpu.core.lease import Lease
 from dgpu.core.state import ClusterState
 
 MAX_NONCES: Final = 256  # epochs whose nonce is remembered: an agent was rarely away for longer
@@ -22,6 +23,11 @@ def identify(state: ClusterState, event: EpochBegan) -> None:
     state.nonces[event.epoch] = event.nonce
     while len(state.nonces) > MAX_NONCES:
         del state.nonces[min(state.nonces)]
+
+
+def is_before_loss(state: ClusterState, lease: Lease) -> bool:
+    """Was it granted before groups were lost? Then the journal does not know what became of it."""
+    return bool(lease.nonce) and state.nonces.get(epoch_of(lease.id)) != lease.nonce
 
 
 def is_same_run(state: ClusterState, held: HeldLease) -> bool:

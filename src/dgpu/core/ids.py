@@ -25,6 +25,10 @@ def first_lease_of(epoch: int) -> LeaseId:
     return LeaseId((epoch << LEASE_BITS) + 1)
 
 
+def epoch_of(lease_id: LeaseId) -> int:
+    return lease_id >> LEASE_BITS
+
+
 def task_name(task_id: TaskId) -> str:
     return f"{_PREFIX}{task_id}"
 

@@ -55,6 +55,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     nonce: str  # of the present epoch
     nonces: dict[int, str]  # of the latest epochs of this journal, the present one included
     wall: dict[int, WallSpan]  # by the `at` at which each began
+    no_pass_before: int  # after an accepted loss: runs that the journal does not know may be awake until then
 
 
 PART_NAMES: Final = Parts.__struct_fields__
@@ -77,4 +78,5 @@ LATER_PARTS: Final[dict[str, object]] = {
     "nonce": "",
     "nonces": {},
     "wall": {},
+    "no_pass_before": 0,
 }

@@ -59,6 +59,7 @@ class ClusterState:
         "next_lease_id",
         "next_shape_id",
         "next_task_id",
+        "no_pass_before",
         "nodes",
         "nonce",
         "nonces",
@@ -109,6 +110,7 @@ class ClusterState:
         self.nonce = ""
         self.nonces: dict[int, str] = {}
         self.wall: dict[int, WallSpan] = {}
+        self.no_pass_before = 0
         self._derive()
 
     @classmethod

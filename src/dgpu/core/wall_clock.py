@@ -18,19 +18,19 @@ def decide_wall_clock(state: ClusterState, command: ReadWallClock) -> Decision:
     known, span = newest_span(state.wall), command.span
     if not differs(known, span):
         return ()
-    since = max(state.wall) if _goes_on(known, span) else command.at
+    since = max(state.wall) if goes_on(known, span) else command.at
     return (WallClockRead(at=command.at, since=since, span=span),)
 
 
 def differs(known: WallSpan | None, span: WallSpan) -> bool:
-    if known is None or not _goes_on(known, span):
+    if known is None or not goes_on(known, span):
         return True
     return abs(known.wall_offset_ms - span.wall_offset_ms) >= MIN_STEP_MS
 
 
-def _goes_on(known: WallSpan | None, span: WallSpan) -> bool:
+def goes_on(known: WallSpan | None, span: WallSpan | None) -> bool:
     """Of one boot, and counted without a gap."""
-    if known is None:
+    if known is None or span is None:
         return False
     return known.boot_id == span.boot_id and known.boot_offset_ms == span.boot_offset_ms
 

@@ -73,7 +73,6 @@ class CommitPipeline:
         self._queued_bytes = 0
         self._pass_due = False
         self._full_pass_due = False
-        self.no_pass_before = 0  # after a lost tail: runs that the journal does not know may still be awake
 
     @property
     def queued(self) -> int:
@@ -188,7 +187,7 @@ class CommitPipeline:
         # The reserve is for reports on what runs already. Placing more would use it up.
         if self.room is not Room.OK or not (self._pass_due or pass_due(self._state)):
             return
-        if decided.at < self.no_pass_before:
+        if decided.at < self._state.no_pass_before:
             return
         full = self._full_pass_due
         self._pass_due = self._full_pass_due = False

@@ -8,6 +8,7 @@ from pathlib import Path
 import structlog
 
 from dgpu.core.apply import apply
+from dgpu.core.decide_time import LOSS_ACCEPTED
 from dgpu.core.state import ClusterState
 from dgpu.journal.durable import make_folder, sync_folder, write_file
 from dgpu.journal.lock import FolderLock
@@ -77,6 +78,8 @@ def readable_state(directory: Path) -> tuple[ClusterState, int]:
 
 def _set_aside(directory: Path, state: ClusterState, index: int) -> Path:
     """The journal begins again behind `index`, out of a snapshot; segments of before are kept as they are."""
+    # A start that dies before its epoch is durable leaves it to the next one to wait.
+    state.no_pass_before = LOSS_ACCEPTED
     for _ in range(2):  # both names: an older snapshot could not be followed across the gap
         write_snapshot(directory, state, index=index, epoch=state.epoch)
     kept = directory / f"lost-tail-{time.time_ns() // 1_000_000}"

@@ -137,7 +137,7 @@ class Scheduler:
         beat = self._ticked_at + TICK_MS
         if not self.ready or self._commit.room is Room.NONE:
             return beat  # nothing that is due could be decided
-        wake_at = max(next_wake_at(self.state) or beat, self._commit.no_pass_before)
+        wake_at = max(next_wake_at(self.state) or beat, self.state.no_pass_before)
         return min(beat, wake_at, next_tick_at(self.state) or beat)
 
     def on_input(self, value: Input, now: int) -> list[Output]:
@@ -145,7 +145,7 @@ class Scheduler:
 
     # Commands and reads
 
-    def _on_begin(self, value: Begin, now: int) -> list[Output]:
+    def _on_begin(self, value: Begin, _now: int) -> list[Output]:
         command = BeginEpoch(
             settings=value.settings,
             nonce=value.nonce,
@@ -153,13 +153,12 @@ class Scheduler:
             above_epoch=value.above_epoch,
             above_task=value.above_task,
             lost_tail=value.lost_tail,
-        )
-        self._commit.offer(value, command)
-        if value.lost_tail:
             # A node may run a task under a lease of the lost groups. By then it has registered, which stops that run, or
             # its keeper has frozen it.
-            rules = self._rules
-            self._commit.no_pass_before = now + rules.task_lease_ms + rules.lease_margin_ms
+            lost_wait_ms=self._rules.task_lease_ms + self._rules.lease_margin_ms,
+            wall=value.wall,
+        )
+        self._commit.offer(value, command)
         if value.wall is not None:
             self._commit.offer(None, ReadWallClock(span=value.wall))
         return []

@@ -94,7 +94,9 @@ def reports(seq: int = 1, *, started: tuple[int, ...] = (), finished: tuple[int,
 class Bench:
     """Drives a scheduler; commits groups when told, or by itself with `settle`."""
 
-    def __init__(self, state: ClusterState | None = None, *, last_index: int = 0, **rules: Any) -> None:
+    def __init__(
+        self, state: ClusterState | None = None, *, last_index: int = 0, begins: bool = True, **rules: Any
+    ) -> None:
         self.now = START
         self.state = state or ClusterState()
         self.scheduler = Scheduler(
@@ -102,7 +104,11 @@ class Bench:
         )
         self.appended: list[Append] = []
         self._request_id = 0
-        self.put(Begin(settings=Settings()))
+        if begins:
+            self.begin()
+
+    def begin(self, **known: Any) -> None:
+        self.put(Begin(settings=Settings(), **known))
         self.settle()
 
     def put(self, value: Input) -> list[Output]:

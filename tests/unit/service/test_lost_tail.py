@@ -33,13 +33,15 @@ from unit.journal.samples import Cluster, register, spec
 class Made(Cluster):
     """A scheduler's directory: one group for each submit, all witnesses up to date."""
 
-    def __init__(self, directory: Path, submits: int = 8) -> None:
+    def __init__(self, directory: Path, submits: int = 8, *, starts_one: bool = False) -> None:
         super().__init__()
         self.directory = directory
         begin = commands.BeginEpoch(settings=Settings(), nonce="n1", cluster_id="ours")
         self.do(begin, register("n1"), register("n2", 2))
         for number in range(submits):
             self.do(commands.SubmitTasks(entries=((1, spec(f"t{number}")),)), commands.RunPass(limit=1))
+        if starts_one:
+            self.do(commands.ReportStarted(lease_id=min(self.state.leases)))
         self._write()
 
     def _write(self) -> None:
@@ -111,6 +113,7 @@ def restart(directory: Path, *, accept: bool = False) -> tuple[Start, Cluster, i
                 above_epoch=begin.above_epoch,
                 above_task=begin.above_task,
                 lost_tail=begin.lost_tail,
+                lost_wait_ms=65_000,
             )
         )
         journal.append(state.epoch, recovery.index + 1, encode_group(cluster.groups[-1]))
@@ -265,6 +268,18 @@ def test_an_accepting_start_that_is_interrupted_is_completed_by_the_next(made: M
         started(made.directory)
     _, cluster, index = restart(made.directory, accept=True)
     assert (cluster.state.epoch, index) == (2, made.index + 1)
+
+
+def test_a_loss_accepted_by_a_start_that_died_before_its_epoch_is_waited_for_by_the_next(
+    tmp_path: Path,
+) -> None:
+    """The journal was set aside already, and no task is lost: nothing outside the state tells of the loss any more."""
+    made = Made(tmp_path / "state", starts_one=True)
+    made.drop_groups(1)
+    Start(made.directory, accept_lost_tail=True)
+    _, cluster, _ = restart(made.directory)
+    assert cluster.state.no_pass_before == cluster.at + 65_000
+    assert len(cluster.state.nonces) == 1, "earlier epochs prove nothing"
 
 
 def test_the_flag_without_a_loss_changes_nothing(made: Made) -> None:

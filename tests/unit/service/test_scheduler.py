@@ -7,11 +7,14 @@ import pytest
 from dgpu.core.commands import Command, RunPass, Tick
 from dgpu.core.ids import TaskId
 from dgpu.core.task import TaskStatus
+from dgpu.core.wall_span import WallSpan
 from dgpu.journal.journal import Room
 from dgpu.service import commit as pipeline
 from dgpu.service.inputs import HistoryAdvanced, RoomChanged, TimePassed
 from dgpu.wire.proto import agent_pb2 as pb
 from unit.service.cluster import START, Bench, register, starts, submit
+
+SPAN = WallSpan(boot_id="b1", boot_offset_ms=START, wall_offset_ms=0)
 
 
 @pytest.fixture
@@ -137,3 +140,23 @@ def test_without_room_it_asks_to_be_woken_once_a_second_and_no_more_often() -> N
         bench.now += 5_000
         bench.put(TimePassed())
         assert bench.scheduler.wake_at() == bench.now + 1_000
+
+
+def test_after_an_accepted_loss_nothing_is_placed_until_lost_runs_are_frozen_also_by_the_next_scheduler() -> (
+    None
+):
+    """A node may run a task under a lease that is lost. It freezes it when its own lease is over, not before."""
+    bench = Bench(task_lease_ms=60_000, lease_margin_ms=5_000)
+    bench.begin(lost_tail=True, wall=SPAN)
+    bench.say(1, register())
+    bench.ask(submit())
+    assert not starts(bench.settle())
+    assert not starts(bench.wait(30_000, beating={1: 1}))
+    died_at = bench.now
+
+    bench = Bench(bench.state, last_index=len(bench.appended), begins=False)
+    bench.now = died_at
+    bench.begin(wall=SPAN)
+    bench.say(2, register(epoch=2))
+    assert not starts(bench.wait(34_000, beating={2: 1}))
+    assert len(starts(bench.wait(6_000, beating={2: 1}))) == 1
