@@ -22,6 +22,7 @@ from dgpu.core.rejections import Rejection
 from dgpu.core.settings import Settings
 from dgpu.core.state import ClusterState
 from dgpu.core.tenant import Tenant
+from dgpu.core.wall_span import WallSpan
 from dgpu.journal.snapshot import write_snapshot
 from dgpu.wire.records import EVENT_TYPES
 
@@ -31,8 +32,10 @@ LARGE = msgspec.structs.replace(
     task("large"), shape=msgspec.structs.replace(task("large").shape, gpus=2, priority=90)
 )
 
+SPAN = WallSpan(boot_id="5d0f", boot_offset_ms=BEGINNING, wall_offset_ms=250)
 LOST_TAIL: Chapter = (
-    (1_000, (commands.BeginEpoch(settings=Settings(reservations=3), above_epoch=7, above_task=900, lost_tail=True),)),
+    (1_000, (commands.BeginEpoch(settings=Settings(reservations=3), above_epoch=7, above_task=900, lost_tail=True,
+                                 lost_wait_ms=65_000, wall=SPAN), commands.ReadWallClock(span=SPAN))),
     (10, (commands.SetTenant(tenant=Tenant(id="lab")), register("n7", 2), commands.RunPass(full=True))),
     (10, (commands.SubmitTasks(entries=((4, task("r")), (1, LARGE), (2, task("s")))), commands.RunPass(full=True))),
 )  # fmt: skip
