@@ -1,4 +1,8 @@
-"""Many simulated worlds: `python -m tests.sim.many --seeds 20000`. A failing seed replays with `--first SEED --seeds 1`."""
+"""Many simulated worlds: `python -m tests.sim.many --seeds 20000`. A failing seed replays with `--first SEED --seeds 1`.
+
+`--loses state` or `--loses tail`: worlds that lose their state or the end of their journal. `--loses all`: each seed plainly
+and with each loss.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +14,26 @@ import time
 from collections import Counter
 
 from dgpu.core_form import FORM
-from dgpu.sim.simulate import simulate
+from dgpu.sim.simulate import Loss, simulate
 
 _MAX_FAILURES = 20
+_LOSSES: dict[str, tuple[Loss, ...]] = {
+    "none": ("",),
+    "state": ("state",),
+    "tail": ("tail",),
+    "all": ("", "state", "tail"),
+}
 
 
-def one(seed: int) -> tuple[int, str, dict[str, int]]:
-    """The seed, what went wrong, and how often each fault struck."""
+def one(world: tuple[int, Loss]) -> tuple[str, str, dict[str, int]]:
+    """The world's name, what went wrong, and how often each fault struck."""
+    seed, loses = world
+    name = f"seed {seed}, loses {loses}" if loses else f"seed {seed}"
     try:
-        summary = simulate(seed)
+        summary = simulate(seed, loses=loses)
     except Exception as error:  # noqa: BLE001 - any error is a finding
-        return seed, f"{type(error).__name__}: {error}", {}
-    return seed, "", {"tasks": summary.tasks, "runs": summary.runs, **summary.faults}
+        return name, f"{type(error).__name__}: {error}", {}
+    return name, "", {"tasks": summary.tasks, "runs": summary.runs, **summary.faults}
 
 
 def main() -> int:
@@ -29,24 +41,26 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1_000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--loses", choices=_LOSSES, default="none")
     arguments = parser.parse_args()
     seen: Counter[str] = Counter()
     failures = 0
     began = time.monotonic()
     seeds = range(arguments.first, arguments.first + arguments.seeds)
-    print(f"{FORM} core, seeds {seeds.start} to {seeds.stop - 1}", flush=True)
+    worlds = [(seed, loses) for seed in seeds for loses in _LOSSES[arguments.loses]]
+    print(f"{FORM} core, seeds {seeds.start} to {seeds.stop - 1}, loses {arguments.loses}", flush=True)
     with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
-        for done, (seed, wrong, counts) in enumerate(pool.imap_unordered(one, seeds, chunksize=10), 1):
+        for done, (name, wrong, counts) in enumerate(pool.imap_unordered(one, worlds, chunksize=10), 1):
             seen.update(counts)
             if wrong:
                 failures += 1
-                print(f"seed {seed}: {wrong}", flush=True)
+                print(f"{name}: {wrong}", flush=True)
             if failures >= _MAX_FAILURES:
                 break
             if done % 1_000 == 0:
-                print(f"{done} seeds, {failures} failed, {time.monotonic() - began:.0f} s", flush=True)
+                print(f"{done} worlds, {failures} failed, {time.monotonic() - began:.0f} s", flush=True)
     print(", ".join(f"{name} {count:,}" for name, count in sorted(seen.items())))
-    print(f"{arguments.seeds} seeds, {failures} failed")
+    print(f"{len(worlds)} worlds, {failures} failed")
     return 1 if failures else 0
 
 
