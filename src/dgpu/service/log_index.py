@@ -25,6 +25,7 @@ CREATE INDEX IF NOT EXISTS parts_by_pack ON parts (pack);
 CREATE TABLE IF NOT EXISTS packs (pack INTEGER PRIMARY KEY, end INTEGER);
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value INTEGER);
 """
+REPLACED = "DELETE FROM parts WHERE task_id = ? AND attempt = ? AND lease_id < ?"
 INSERT = "INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 COUNT_ROWS = """
 SELECT pack, count(*) FROM (SELECT pack FROM entries UNION ALL SELECT pack FROM parts) GROUP BY pack

@@ -4,7 +4,9 @@ A pack is a run of entries, only ever appended to; see log_pack. Packs are the t
 which pack it has read; after a crash the rest is read again from there. The oldest pack goes when the store is too
 large, has too many entries, or the pack is too old.
 
-An attempt is stored in parts: its first bytes and its last ones. It is found once its last part is there.
+An attempt is stored in parts: its first bytes and its last ones. It is found once its last part is there. After an
+accepted loss of groups an attempt may be made once more, under a later lease: its output then takes the place of the
+earlier one.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from dgpu.service.log_index import (
     DELETE_SOME,
     INDEX_NAME,
     INSERT,
+    REPLACED,
     Row,
     copy_index,
     identity,
@@ -138,9 +141,10 @@ class LogStore:
         """The first stored bytes at or behind an offset, and where they begin. None: there are none."""
         while True:
             with self._lock:
-                query = "SELECT end, pack, place FROM parts WHERE task_id = ? AND attempt = ? AND end > offset AND end > ?"
-                values = (stored.task_id, stored.attempt, offset)
-                row = self._index.execute(f"{query} ORDER BY offset LIMIT 1", values).fetchone()
+                query = """SELECT end, pack, place FROM parts WHERE task_id = ? AND attempt = ? AND end > offset AND end > ?
+                    AND lease_id = ? ORDER BY offset LIMIT 1"""
+                values = (stored.task_id, stored.attempt, offset, stored.lease_id)
+                row = self._index.execute(query, values).fetchone()
                 if row is None:
                     query = "SELECT -1, pack, place FROM entries WHERE task_id = ? AND attempt = ?"
                     row = self._index.execute(query, values[:2]).fetchone()
@@ -204,15 +208,17 @@ class LogStore:
 
     def _fresh(self, parts: Sequence[OutputPart]) -> list[OutputPart]:
         """What is not stored yet: an agent that began anew sends again what it had sent."""
-        known: dict[tuple[TaskId, int], list[Range]] = {}
+        known: dict[tuple[TaskId, int, LeaseId], list[Range]] = {}
         fresh: list[OutputPart] = []
         for part in parts:
-            key = (part.task_id, part.attempt)
+            run = (part.task_id, part.attempt)
+            key = (*run, part.lease_id)
             if key not in known:
                 with self._lock:
-                    if self._has(*key):
+                    stored_under = self._lease(*run) or part.lease_id
+                    if part.lease_id < stored_under or (part.lease_id == stored_under and self._has(*run)):
                         continue
-                    known[key] = self._ranges(*key)
+                    known[key] = self._ranges(*run) if part.lease_id == stored_under else []
             end = part.offset + len(part.content)
             holes = list(uncovered(merged(known[key]), part.offset, end))
             if part.is_last and (not holes or holes[-1][1] < end):
@@ -301,6 +307,11 @@ class LogStore:
         query = "SELECT offset, end FROM parts WHERE task_id = ? AND attempt = ?"
         return self._index.execute(query, (task_id, attempt)).fetchall()
 
+    def _lease(self, task_id: TaskId, attempt: int) -> int:
+        """Under which the attempt ran as far as it is stored in parts; 0: it is not."""
+        query = "SELECT max(lease_id) FROM parts WHERE task_id = ? AND attempt = ?"
+        return int(self._index.execute(query, (task_id, attempt)).fetchone()[0] or 0)
+
     def _read(self, pack: int, place: int) -> OutputPart | None:
         try:
             with self._path(pack).open("rb") as file:
@@ -333,8 +344,12 @@ class LogStore:
             os.ftruncate(self._descriptor, self._packs[self._current])  # a torn entry was never acknowledged
 
     def _remember(self, rows: list[Row], pack: int, end: int) -> None:
+        leases: dict[tuple[int, int], int] = {}
+        for row in rows:
+            leases[row[:2]] = max(row[7], leases.get(row[:2], 0))
         with self._lock:
-            self._index.executemany(INSERT, rows)
+            self._index.executemany(REPLACED, [(*run, lease_id) for run, lease_id in leases.items()])
+            self._index.executemany(INSERT, [row for row in rows if row[7] == leases[row[:2]]])
             self._index.execute("INSERT OR REPLACE INTO packs VALUES (?, ?)", (pack, end))
             self._index.commit()
         self._rows[pack] = self._rows.get(pack, 0) + len(rows)

@@ -28,12 +28,19 @@ def output(task: int, content: bytes = b"hello\n", attempt: int = 1, offset: int
 
 
 def part(
-    task: int, content: bytes, attempt: int = 1, offset: int = 0, *, end: int = -1, kept_until_ms: int = 0
+    task: int,
+    content: bytes,
+    attempt: int = 1,
+    offset: int = 0,
+    *,
+    end: int = -1,
+    kept_until_ms: int = 0,
+    epoch: int = 3,
 ) -> OutputPart:
     return OutputPart(
         task_id=TaskId(task),
         attempt=attempt,
-        lease_id=LeaseId((3 << 32) + task),
+        lease_id=LeaseId((epoch << 32) + task),
         node_id=NodeId("n1"),
         offset=offset,
         content=content,
@@ -364,3 +371,32 @@ def test_an_index_that_nothing_was_stored_in_is_made_again(tmp_path: Path) -> No
     store.mend()
     store.append([output(1)], NOW)
     assert is_found(LogStore(tmp_path / "logs"), output(1))
+
+
+@pytest.mark.parametrize("reopens", [False, True])
+def test_an_attempt_that_was_made_once_more_after_a_loss_has_the_output_of_its_last_run(
+    tmp_path: Path, *, reopens: bool
+) -> None:
+    """A rewound journal gives the number of an attempt once more, under a lease of a later epoch."""
+    store = LogStore(tmp_path)
+    first = part(7, b"0123456789", end=10)
+    store.append([part(7, b"01"), part(7, b"89", offset=8, end=10)], NOW)
+    seen = store.find(TaskId(7), 1)
+    store.append([part(7, b"ab", epoch=5)], NOW)
+    assert store.find(TaskId(7), 1) is None, "until its last part is there"
+    assert seen is not None
+    assert store.piece(seen, 0) is None, "a reader gets no mixture"
+    store.append([part(7, b"cd", offset=2, end=4, epoch=5)], NOW)
+    store.append([first], NOW)  # its node still has it and sends it again
+    store.append([part(8, b"old", end=3), part(8, b"new", end=3, epoch=5)], NOW)
+    if reopens:  # with an index that is made again
+        store.close()
+        for path in tmp_path.glob("index.sqlite*"):
+            path.unlink()
+        store = LogStore(tmp_path)
+    stored = store.find(TaskId(7), 1)
+    assert stored is not None
+    assert (stored.lease_id, stored.end) == ((5 << 32) + 7, 4)
+    assert read(store, stored) == {0: b"ab", 2: b"cd"}
+    assert is_found(store, part(8, b"new", end=3, epoch=5))
+    store.close()
