@@ -187,15 +187,7 @@ class ForgetsToWait(Scheduler):
         return super().on_input(value, now)
 
 
-# A lost report heals when the node registers again: the task runs once more, which no checker forbids yet.
-_HEALS = pytest.mark.skip(
-    reason="needs a checker of acknowledged ends: 300 worlds no longer show this mutant"
-)
-
-
-@pytest.mark.parametrize(
-    "mutant", [RequeuesAtOnce, pytest.param(AcknowledgesTooEarly, marks=_HEALS), ForgetsTooEarly]
-)
+@pytest.mark.parametrize("mutant", [RequeuesAtOnce, AcknowledgesTooEarly, ForgetsTooEarly])
 def test_a_scheduler_that_breaks_a_rule_is_caught(mutant: type[Scheduler]) -> None:
     assert _is_caught(make_scheduler=mutant)
 

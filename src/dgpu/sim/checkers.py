@@ -7,7 +7,7 @@ import json
 from dgpu.agent.run.runner import RunOrder
 from dgpu.core.digest import digest
 from dgpu.core.events import EpochBegan, Event, TaskFinished, TasksCancelled, TasksForgotten
-from dgpu.core.ids import LeaseId, NodeId, TaskId
+from dgpu.core.ids import LeaseId, NodeId, TaskId, first_lease_of
 from dgpu.core.invariants import check_invariants
 from dgpu.core.state import ClusterState
 from dgpu.core.task import TaskStatus
@@ -15,6 +15,7 @@ from dgpu.sim.history import SimHistory
 from dgpu.sim.output_checker import OutputChecker
 from dgpu.wire.ranks import attempt_of
 
+_ALL = LeaseId(1 << 62)  # above every lease
 _CHECK_EVERY = 16  # commits; checking all would take most of the time
 
 
@@ -32,6 +33,10 @@ class Checkers:
         self._ended_for_readers: dict[TaskId, TaskStatus] = {}
         self._details: dict[TaskId, dict[str, int]] = {}  # what each task was submitted for
         self._exits: dict[tuple[str, TaskId], dict[LeaseId, int]] = {}
+        self._standing: frozenset[LeaseId] = frozenset()  # durable, and not over as far as the journal knows
+        self._lost_below = LeaseId(
+            0
+        )  # the ends of earlier leases may have been lost, which an operator accepted
         self._cluster_id = ""
         self._commits = 0
         self.outputs = OutputChecker(self._violation)
@@ -66,6 +71,13 @@ class Checkers:
     def on_exit(self, order: RunOrder, code: int) -> None:
         self._exits.setdefault((order.cluster_id, order.task_id), {})[order.lease_id] = code
 
+    def on_end_acknowledged(self, order: RunOrder) -> None:
+        """Its agent heard that the end is durable, and lets go of it."""
+        if order.lease_id in self._standing and order.cluster_id in {"", self._cluster_id}:
+            raise self._violation(
+                f"the end of task {order.task_id} under {order.lease_id} was acknowledged, and the journal does not have it"
+            )
+
     # told by clients and the scheduler
 
     def on_acknowledged(self, key: str, task_ids: tuple[TaskId, ...], detail: bytes) -> None:
@@ -78,6 +90,8 @@ class Checkers:
         for event in events:
             if isinstance(event, EpochBegan):
                 self._cluster_id = event.cluster_id
+                if self._lost_below == _ALL:
+                    self._lost_below = first_lease_of(event.epoch)
             if isinstance(event, TasksForgotten) and not history.ended.keys() >= set(event.task_ids):
                 raise self._violation(f"tasks left the memory before the history had them: {event}")
             if isinstance(event, TaskFinished):
@@ -85,6 +99,7 @@ class Checkers:
                 self._ended[event.task_id] = event.status
             elif isinstance(event, TasksCancelled):
                 self._ended.update(dict.fromkeys(event.task_ids, TaskStatus.CANCELLED))
+        self._note_standing(state)
         self._commits += 1
         if self._commits % _CHECK_EVERY == 0:
             check_invariants(state)
@@ -119,6 +134,7 @@ class Checkers:
     def on_lost(self, state: ClusterState, history: SimHistory) -> None:
         """Groups are gone, and an operator accepted that. What is left must hold as before."""
         self.outputs.on_lost()
+        self._lost_below = _ALL
         self.acknowledged = {
             key: task_ids for key, task_ids in self.acknowledged.items() if task_ids[-1] < state.next_task_id
         }
@@ -135,6 +151,7 @@ class Checkers:
 
     def check_recovered(self, state: ClusterState, history: SimHistory) -> None:
         check_invariants(state)
+        self._note_standing(state)
         for task_ids in self.acknowledged.values():
             for task_id in task_ids:
                 status = self._status_of(task_id, state, history)
@@ -142,6 +159,11 @@ class Checkers:
                     raise self._violation(f"the end of task {task_id} is lost")
                 if self._ended_for_readers.get(task_id, status) is not status:
                     raise self._violation(f"the end of task {task_id} was read and is lost")
+
+    def _note_standing(self, state: ClusterState) -> None:
+        self._standing = frozenset(
+            lease.id for lease in state.leases.values() if not lease.ended and lease.id >= self._lost_below
+        )
 
     def check_undone(self, state: ClusterState, replayed: ClusterState) -> None:
         """A group without room never happened: memory is again what the journal holds."""

@@ -7,10 +7,13 @@ from collections.abc import Callable
 from dgpu.agent.epoch import Joined
 from dgpu.agent.lifecycle import Lifecycle
 from dgpu.agent.lifecycle_words import (
+    Acked,
     CheckRelease,
     ForgetRuns,
     GpusReleased,
     KeepOutput,
+    LifecycleInput,
+    LifecycleOutput,
     OutputStored,
     StartRuns,
     StopRuns,
@@ -51,6 +54,21 @@ from dgpu.sim.world import World
 from dgpu.wire.proto.agent_pb2 import FromScheduler
 
 
+class _WatchedLifecycle(Lifecycle):
+    """Tells which ends its node was told to be durable."""
+
+    def __init__(self, checkers: Checkers) -> None:
+        super().__init__()
+        self._checkers = checkers
+
+    def on_input(self, value: LifecycleInput, now_ms: int) -> list[LifecycleOutput]:
+        if isinstance(value, Acked):
+            for lease_id in value.finished:
+                if lease_id in self._leases:
+                    self._checkers.on_end_acknowledged(self._leases[lease_id].order)
+        return super().on_input(value, now_ms)
+
+
 class NodeHost:
     def __init__(
         self,
@@ -64,6 +82,7 @@ class NodeHost:
         self._world = world
         self._network = network
         self._scheduler = scheduler
+        self._checkers = checkers
         self.name = name
         self._gpus = tuple(
             NodeGpu(id=GpuId(f"GPU-{name}-{index}"), index=index, model="V100", memory_mb=16_384)
@@ -109,7 +128,7 @@ class NodeHost:
             jitter=self._world.chance.random,
             new_session_id=lambda: f"s{self._world.between(0, 1 << 30)}",
         )
-        machine = self._machine = NodeMachine(session=session, lifecycle=Lifecycle())
+        machine = self._machine = NodeMachine(session=session, lifecycle=_WatchedLifecycle(self._checkers))
         self.output.begin(
             lambda ms, action: self._later(ms, machine, action),
             lambda lease_id: self._put(OutputStored(lease_ids=(lease_id,))),
