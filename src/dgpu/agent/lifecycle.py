@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from dgpu.agent.lifecycle_words import (
     Acked,
     CheckRelease,
+    DropOutput,
     FinishedRun,
     ForgetRuns,
     GpusReleased,
@@ -204,8 +205,10 @@ class Lifecycle:
         kept: list[NodeLease] = []
         for lease_id, lease in list(self._leases.items()):
             lease.foreign = lease.order.cluster_id not in {"", welcomed.cluster_id}
-            if lease.foreign:
+            if lease.foreign and not lease.stored:
                 lease.stored = True
+                if lease.end is not None:
+                    outputs.append(DropOutput(lease_id=lease_id))
             if lease.state is LeaseState.ACKED:
                 if lease.foreign:
                     outputs += self._forget([lease_id])

@@ -109,6 +109,12 @@ class KeepOutput(msgspec.Struct, frozen=True, kw_only=True):
     output_bytes: int = 0  # in all
 
 
+class DropOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """Takes a KeepOutput back: the attempt is of another cluster, which this scheduler must not hear of."""
+
+    lease_id: LeaseId
+
+
 class FinishedRun(msgspec.Struct, frozen=True, kw_only=True):
     end: RunEnd
     stuck: tuple[GpuId, ...] = ()
@@ -120,7 +126,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     finished: tuple[FinishedRun, ...] = ()
 
 
-LifecycleOutput = StartRuns | StopRuns | ThawRuns | ForgetRuns | CheckRelease | KeepOutput | Report
+LifecycleOutput = (
+    StartRuns | StopRuns | ThawRuns | ForgetRuns | CheckRelease | KeepOutput | DropOutput | Report
+)
 
 
 class HeldRun(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from dgpu.agent.lifecycle import Lifecycle
 from dgpu.agent.lifecycle_words import (
     Acked,
     CheckRelease,
+    DropOutput,
     ForgetRuns,
     GpusReleased,
     KeepOutput,
@@ -90,6 +91,7 @@ NodeOutput = (
     | ForgetRuns
     | CheckRelease
     | KeepOutput
+    | DropOutput
 )
 
 _FOR_LIFECYCLE = (RunsListed, RunsStarted, RunsEnded, RunsFrozen, RunnerLost, GpusReleased, OutputStored)

@@ -21,6 +21,7 @@ from dgpu.agent.keeper_settings import boot_ms
 from dgpu.agent.lifecycle import Lifecycle
 from dgpu.agent.lifecycle_words import (
     CheckRelease,
+    DropOutput,
     ForgetRuns,
     GpusReleased,
     KeepOutput,
@@ -195,6 +196,8 @@ class NodeHost:
                 self._runner.thaw(output.lease_ids)
             case KeepOutput():
                 self._output.keep(output)
+            case DropOutput():
+                self._output.drop(output)
             case Heard():
                 self._runner.heard(
                     self.id, at_ms=output.at_ms, lease_ms=output.lease_ms, action=output.action

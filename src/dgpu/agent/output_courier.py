@@ -8,7 +8,7 @@ sends it before it reads the next: its memory is one piece, however large the ou
 from __future__ import annotations
 
 from dgpu.agent.chunks import dropped_mark
-from dgpu.agent.lifecycle_words import KeepOutput
+from dgpu.agent.lifecycle_words import DropOutput, KeepOutput
 from dgpu.agent.output_words import (
     CallEnded,
     CallOpened,
@@ -85,6 +85,8 @@ class OutputCourier:
         match value:
             case KeepOutput():
                 self._uploads.setdefault(value.lease_id, _Upload(value))
+            case DropOutput():
+                self._uploads.pop(value.lease_id, None)
             case CallOpened():
                 self._on_opened(value.session_id)
             case CallEnded():

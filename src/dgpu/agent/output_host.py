@@ -11,7 +11,7 @@ import grpc.aio
 import structlog
 
 from dgpu.agent.keeper_settings import boot_ms
-from dgpu.agent.lifecycle_words import KeepOutput
+from dgpu.agent.lifecycle_words import DropOutput, KeepOutput
 from dgpu.agent.output_courier import NEVER_MS, OutputCourier
 from dgpu.agent.output_shelf import OutputShelf
 from dgpu.agent.output_words import (
@@ -95,6 +95,10 @@ class OutputHost:
         """An attempt with output has ended."""
         if self._desk.shelf.waits(output.lease_id, output.output_bytes):
             self._desk.tidy()
+        self._feed(output)
+
+    def drop(self, output: DropOutput) -> None:
+        self._desk.shelf.is_settled(output.lease_id)
         self._feed(output)
 
     def open(self, channel: grpc.aio.Channel, session_id: str) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from dgpu.agent.lifecycle_words import KeepOutput
+from dgpu.agent.lifecycle_words import DropOutput, KeepOutput
 from dgpu.core.ids import LeaseId, TaskId
 from dgpu.wire.proto import agent_pb2 as pb
 
-# -- inputs, beside KeepOutput: an attempt with output has ended
+# -- inputs, beside KeepOutput (an attempt with output has ended) and DropOutput
 
 
 class CallOpened(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +44,9 @@ class TimeCame(msgspec.Struct, frozen=True, kw_only=True):
     pass
 
 
-CourierInput = KeepOutput | CallOpened | CallEnded | SchedulerSaid | MessageTaken | FilesRead | TimeCame
+CourierInput = (
+    KeepOutput | DropOutput | CallOpened | CallEnded | SchedulerSaid | MessageTaken | FilesRead | TimeCame
+)
 
 # -- outputs
 

@@ -9,6 +9,7 @@ from dgpu.agent.lifecycle import Lifecycle
 from dgpu.agent.lifecycle_words import (
     Acked,
     CheckRelease,
+    DropOutput,
     ForgetRuns,
     GpusReleased,
     KeepOutput,
@@ -326,6 +327,8 @@ class NodeHost:
                 self._later(self._world.between(0, 100), machine, lambda: self._put(released))
             case KeepOutput():
                 self.output.keep(output)
+            case DropOutput():
+                self.output.drop(output)
             case _:
                 pass  # notes
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dgpu.agent.lifecycle_words import KeepOutput
+from dgpu.agent.lifecycle_words import DropOutput, KeepOutput
 from dgpu.agent.output_courier import NEVER_MS, OutputCourier
 from dgpu.agent.output_words import (
     CallEnded,
@@ -94,6 +94,10 @@ class OutputNode:
 
     def keep(self, output: KeepOutput) -> None:
         self._unsettled.add(output.lease_id)
+        self._put(output)
+
+    def drop(self, output: DropOutput) -> None:
+        self._unsettled.discard(output.lease_id)
         self._put(output)
 
     def open(self, session_id: str) -> None:

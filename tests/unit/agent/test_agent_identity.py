@@ -6,13 +6,13 @@ from msgspec.structs import replace
 
 from dgpu.agent.lifecycle import Lifecycle
 from dgpu.agent.lifecycle_words import (
+    DropOutput,
     ForgetRuns,
     GpusReleased,
     KeepOutput,
     Ordered,
     Report,
     StartRuns,
-    StopRuns,
     Welcomed,
 )
 from dgpu.agent.run.runner import KnownRun, RunEnd, RunOrder, RunsEnded, RunsListed
@@ -110,8 +110,7 @@ def test_output_that_waited_for_the_old_cluster_is_dropped_with_its_run() -> Non
     outputs = lifecycle.on_input(RunsListed(runs=(replace(OLD, gpu_ids=(), end=ENDED),)), 10)
     assert any(isinstance(output, KeepOutput) for output in outputs)
     outputs = lifecycle.on_input(Welcomed(keep=frozenset(), cluster_id="new"), 20)
-    assert ForgetRuns(lease_ids=(L1,)) in outputs
-    assert not any(isinstance(output, StopRuns) for output in outputs)
+    assert outputs == [DropOutput(lease_id=L1), ForgetRuns(lease_ids=(L1,))], "not sent, then deleted"
 
 
 def test_an_end_that_nothing_waits_for_is_forgotten_by_the_runner() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dgpu.agent.chunks import ChunkWriter
-from dgpu.agent.lifecycle_words import KeepOutput
+from dgpu.agent.lifecycle_words import DropOutput, KeepOutput
 from dgpu.agent.output_courier import CHUNK_BYTES, LEGACY_TAIL_BYTES, LOOK_MS, RESEND_MS, OutputCourier
 from dgpu.agent.output_shelf import OutputShelf
 from dgpu.agent.output_words import (
@@ -296,3 +296,12 @@ def test_output_that_this_node_does_not_have_is_answered_with_a_reason(desk) -> 
     (chunk,) = desk.drain()
     assert chunk.last
     assert chunk.error == "this node has no output of that attempt"
+
+
+def test_output_that_was_taken_back_is_not_sent(desk) -> None:
+    """It is of another cluster. This one may know the same numbers and would take it for its own."""
+    desk.keep(L1, b"of the old cluster")
+    desk.put(DropOutput(lease_id=L1))
+    desk.open()
+    assert desk.drain() == []
+    assert desk.settled == []
