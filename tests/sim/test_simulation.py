@@ -257,6 +257,15 @@ def test_no_run_of_another_journal_is_taken_for_one_of_this(loses: Loss) -> None
         assert simulate(seed, loses=loses).runs > 0
 
 
+@pytest.mark.parametrize(
+    ("loses", "seed"),
+    [("tail", 50), ("tail", 53), ("tail", 56), ("state", 1277), ("state", 1433), ("state", 1519)],
+)
+def test_losses_that_once_broke_a_promise(loses: Loss, seed: int) -> None:
+    """A wait that was forgotten, an attempt that was ordered twice, output of another cluster."""
+    assert simulate(seed, loses=loses).runs > 0
+
+
 @pytest.mark.patches_core
 @pytest.mark.parametrize("loses", ["state", "tail"])
 def test_numbers_that_two_journals_share_are_caught(monkeypatch: pytest.MonkeyPatch, loses: Loss) -> None:
