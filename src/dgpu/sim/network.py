@@ -7,6 +7,7 @@ may deliver a message twice.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 from typing import Protocol
 
@@ -29,6 +30,9 @@ class Connection:
         self.ends = {"agent": agent, "scheduler": scheduler}
         self.open = {"agent": True, "scheduler": True}
         self._arrives_at = {"agent": 0, "scheduler": 0}
+        self._on_the_way: dict[str, collections.deque[tuple[int, Callable[[], None]]]] = {
+            side: collections.deque() for side in self.ends
+        }
 
     def send_up(self, message: FromAgent | FromAgentOutput) -> None:
         self._send("scheduler", message.SerializeToString())
@@ -63,17 +67,23 @@ class Connection:
             self.ends[to].on_message(self, content)
 
     def _deliver(self, to: str, action: Callable[[], None]) -> None:
-        world = self._network.world
+        """Behind all that is on the way, also when a partition has held that back."""
+        world, waiting = self._network.world, self._on_the_way[to]
         self._arrives_at[to] = max(self._arrives_at[to], world.now + self._network.delay_ms())
+        waiting.append((self._arrives_at[to], action))
+        if len(waiting) == 1:
+            world.at(self._arrives_at[to], lambda: self._let_in(to))
 
-        def attempt() -> None:
-            if self._network.is_cut_off(self.name, to):
-                self._arrives_at[to] = max(self._arrives_at[to], world.now + _RETRANSMIT_MS)
-                world.at(self._arrives_at[to], attempt)
-            else:
-                action()
-
-        world.at(self._arrives_at[to], attempt)
+    def _let_in(self, to: str) -> None:
+        """The oldest message that is on the way to this side; then the next one."""
+        world, waiting = self._network.world, self._on_the_way[to]
+        if self._network.is_cut_off(self.name, to):
+            world.after(_RETRANSMIT_MS, lambda: self._let_in(to))
+            return
+        _, action = waiting.popleft()
+        if waiting:
+            world.at(waiting[0][0], lambda: self._let_in(to))
+        action()
 
 
 class Network:
