@@ -208,7 +208,7 @@ def test_an_agent_that_counts_its_lease_from_the_arrival_of_an_answer_is_caught(
         return honest(self, seq, now_ms)
 
     monkeypatch.setattr(Session, "_on_heartbeat_ack", from_arrival)
-    assert _is_caught(only_fault="falls_asleep_and_is_cut_off")
+    assert _is_caught(only_fault="falls_asleep_and_is_cut_off", first=60)
 
 
 def test_a_keeper_that_hangs_without_a_guard_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
