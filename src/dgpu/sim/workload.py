@@ -17,6 +17,7 @@ from dgpu.core.rejections import (
     DependencyNeverMet,
     NeverFits,
     StorageFull,
+    TooBusy,
     UnknownDependency,
 )
 from dgpu.core.task import Pool, Shape, TaskSpec
@@ -109,8 +110,9 @@ class Workload:
                 self._unanswered.discard(key)
             elif self._lost and isinstance(result, UnknownDependency):
                 self._unanswered.discard(key)  # what it waits for is lost
-            elif isinstance(result, StorageFull):
-                pass  # asked again later, under the same key
+            elif isinstance(result, StorageFull | TooBusy):
+                # Asked again later, under the same key. A scheduler that slept finds the repeats of all clients.
+                pass
             else:
                 raise Violation(f"submit {key} was answered by {result}")
 
