@@ -13,12 +13,12 @@ import msgspec
 
 from dgpu.core.commands import BeginEpoch, ObserveCondition, RunPass, SubmitTasks
 from dgpu.core.execute import execute
-from dgpu.core.ids import GpuId, TenantId
-from dgpu.core.quota import Quota, QuotaMode, split
-from dgpu.core.settings import Placement, Settings
+from dgpu.core.model.ids import GpuId, TenantId
+from dgpu.core.model.quota import Quota, QuotaMode, split
+from dgpu.core.model.settings import Placement, Settings
+from dgpu.core.model.task import Pool, Shape, TaskDetail, TaskSpec
+from dgpu.core.model.tenant import Tenant
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Pool, Shape, TaskDetail, TaskSpec
-from dgpu.core.tenant import Tenant
 
 TENANTS = 5
 SHAPES = 50

@@ -20,14 +20,14 @@ import msgspec
 from dgpu.core.commands import BeginEpoch, RegisterNode, ReportFinished, RunPass, SubmitTasks
 from dgpu.core.events import Event, GangPlaced, TaskPlaced
 from dgpu.core.execute import execute
-from dgpu.core.ids import GpuId, LeaseId, NodeId, TenantId
-from dgpu.core.node import Gpu
-from dgpu.core.policy.explain import explain
-from dgpu.core.policy.order import queue
-from dgpu.core.policy.sooner import sooner
-from dgpu.core.settings import Placement, Settings
+from dgpu.core.foresight.explain import explain
+from dgpu.core.foresight.sooner import sooner
+from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TenantId
+from dgpu.core.model.node import Gpu
+from dgpu.core.model.settings import Placement, Settings
+from dgpu.core.model.task import Outcome, Pool, Shape, TaskDetail, TaskSpec
+from dgpu.core.rules.order import queue
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Outcome, Pool, Shape, TaskDetail, TaskSpec
 
 GPUS_PER_NODE = 8
 ROUNDS = 10_000

@@ -11,15 +11,15 @@ from typing import Any
 
 from dgpu.core.commands import BeginEpoch, DrainNode, RegisterNode, RunPass, SubmitTasks
 from dgpu.core.execute import execute
-from dgpu.core.ids import GpuId, NodeId, TaskId, TenantId
-from dgpu.core.node import Gpu
-from dgpu.core.policy.explain import explain
-from dgpu.core.policy.forecast import forecast
-from dgpu.core.policy.sooner import sooner
-from dgpu.core.policy.whatif import whatif
-from dgpu.core.settings import Settings
+from dgpu.core.foresight.explain import explain
+from dgpu.core.foresight.forecast import forecast
+from dgpu.core.foresight.sooner import sooner
+from dgpu.core.foresight.whatif import whatif
+from dgpu.core.model.ids import GpuId, NodeId, TaskId, TenantId
+from dgpu.core.model.node import Gpu
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Pool, Shape, TaskSpec
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Pool, Shape, TaskSpec
 
 WAITING = 100_000
 SHAPES = 50

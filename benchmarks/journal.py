@@ -17,9 +17,9 @@ import msgspec
 from dgpu.core.commands import BeginEpoch, SubmitTasks
 from dgpu.core.events import Event
 from dgpu.core.execute import execute
-from dgpu.core.settings import Settings
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Pool, Shape, TaskDetail, TaskSpec
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Pool, Shape, TaskDetail, TaskSpec
 from dgpu.journal.file import FileJournal
 from dgpu.journal.format import encode_record, scan
 from dgpu.journal.snapshot import load_snapshot, write_snapshot

@@ -10,10 +10,10 @@ from typing import Any
 
 from _cluster import Server, agent_host, scheduler
 
-from dgpu.core.apply import apply
+from dgpu.core.apply.table import apply
 from dgpu.core.events import NodeRegistered
-from dgpu.core.ids import GpuId, NodeId
-from dgpu.core.node import Gpu, Node
+from dgpu.core.model.ids import GpuId, NodeId
+from dgpu.core.model.node import Gpu, Node
 from dgpu.core.state import ClusterState
 from dgpu.service.agent_words import GpuSample
 from dgpu.service.metrics_gpu import FAMILIES, GpuLines, joined

@@ -19,12 +19,12 @@ from collections.abc import Iterator
 from dgpu.core.commands import BeginEpoch, CancelTasks, RegisterNode, RunPass, SubmitTasks
 from dgpu.core.events import TaskPlaced
 from dgpu.core.execute import execute
-from dgpu.core.ids import GpuId, NodeId, TaskId, TenantId
-from dgpu.core.node import Gpu
-from dgpu.core.quota import Quota
-from dgpu.core.settings import Placement, Settings
+from dgpu.core.model.ids import GpuId, NodeId, TaskId, TenantId
+from dgpu.core.model.node import Gpu
+from dgpu.core.model.quota import Quota
+from dgpu.core.model.settings import Placement, Settings
+from dgpu.core.model.task import WHOLE_MILLI, Pool, Shape, TaskSpec
 from dgpu.core.state import ClusterState
-from dgpu.core.task import WHOLE_MILLI, Pool, Shape, TaskSpec
 
 WORKLOADS = ("openb_default", "openb_multigpu20", "openb_cpu050", "openb_gpushare40", "openb_gpuspec10")
 SEEDS = tuple(int(seed) for seed in os.environ.get("DGPU_OPENB_SEEDS", "42,43,44,45").split(","))

@@ -13,15 +13,15 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
-from dgpu.core.apply import apply
+from dgpu.core.apply.table import apply
 from dgpu.core.commands import Command, RegisterNode, ReportFinished, ReportStarted, Tick
 from dgpu.core.digest import digest
-from dgpu.core.ids import GpuId, NodeId
-from dgpu.core.node import Gpu
+from dgpu.core.model.ids import GpuId, NodeId
+from dgpu.core.model.node import Gpu
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Outcome
 from dgpu.core.rejections import Rejection
-from dgpu.core.settings import Settings
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Outcome
 from dgpu.journal.memory import MemoryDisk, MemoryJournal
 from dgpu.service.alerts.options import AlertOptions
 from dgpu.service.alerts.watch import AlertWatch

@@ -14,6 +14,7 @@ from pathlib import Path
 COMPILED = "compiled"
 LIBRARY = "dgpu_core__mypyc"  # compiled modules import it by this name
 RECORD = "sources"
+PACKAGES = ("apply", "decide", "foresight", "index", "model", "rules")  # of the core
 
 
 def put_compiled_first(path: MutableSequence[str], package: str) -> None:
@@ -48,7 +49,7 @@ def _why_interpreted(folder: Path, core: Path) -> str | None:
 def record_of(core: Path) -> str:
     """Size and time of each source: every start of a process compares them, and contents would take longer."""
     lines = []
-    for folder in (core, core / "policy"):
+    for folder in (core, *(core / name for name in PACKAGES)):
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.name.endswith(".py"):

@@ -7,8 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from dgpu.core.apply import apply
-from dgpu.core.array import ArrayPlan, parse_array, size
+from dgpu.core.apply.table import apply
 from dgpu.core.commands import (
     BeginEpoch,
     Command,
@@ -18,16 +17,17 @@ from dgpu.core.commands import (
     RunPass,
     SubmitTasks,
 )
-from dgpu.core.dependencies import Dependency, When
 from dgpu.core.events import Event, GangPlaced, TaskPlaced
 from dgpu.core.execute import execute
-from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId, TenantId
-from dgpu.core.node import Gpu
-from dgpu.core.policy.fit import chosen_cards
+from dgpu.core.model.array import ArrayPlan, parse_array, size
+from dgpu.core.model.dependencies import Dependency, When
+from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId, TenantId
+from dgpu.core.model.node import Gpu
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Constraint, Outcome, Pool, Restart, Shape, TaskDetail, TaskSpec
 from dgpu.core.rejections import Rejection
-from dgpu.core.settings import Settings
+from dgpu.core.rules.fit import chosen_cards
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Constraint, Outcome, Pool, Restart, Shape, TaskDetail, TaskSpec
 
 Step: TypeAlias = Command | Callable[[ClusterState], None]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from dgpu.core.node import GpuStatus
-from dgpu.core.quota import QuotaMode
+from dgpu.core.model.node import GpuStatus
+from dgpu.core.model.quota import QuotaMode
+from dgpu.core.model.task import Pool, Shape, Task, TaskStatus
 from dgpu.core.state import ClusterState, gpu_status
-from dgpu.core.task import Pool, Shape, Task, TaskStatus
 
 COUNTED = {GpuStatus.IDLE, GpuStatus.BUSY, GpuStatus.DRAINING, GpuStatus.UNCONFIRMED}
 

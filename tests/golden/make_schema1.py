@@ -17,12 +17,12 @@ from dgpu.core import commands
 from dgpu.core.digest import digest
 from dgpu.core.events import Event
 from dgpu.core.execute import execute
-from dgpu.core.node import Gpu
+from dgpu.core.model.node import Gpu
+from dgpu.core.model.settings import Placement, Settings
+from dgpu.core.model.task import Outcome, Pool, Restart, Shape, TaskDetail, TaskSpec
+from dgpu.core.model.tenant import Tenant
 from dgpu.core.rejections import Rejection
-from dgpu.core.settings import Placement, Settings
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Outcome, Pool, Restart, Shape, TaskDetail, TaskSpec
-from dgpu.core.tenant import Tenant
 from dgpu.journal.file import FileJournal
 from dgpu.journal.snapshot import write_snapshot
 from dgpu.wire.records import EVENT_TYPES, encode_group

@@ -17,12 +17,12 @@ from dgpu.core import commands
 from dgpu.core.digest import digest
 from dgpu.core.events import Event, GangPlaced, TaskPlaced
 from dgpu.core.execute import execute
-from dgpu.core.ids import LeaseId
+from dgpu.core.model.ids import LeaseId
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.tenant import Tenant
+from dgpu.core.model.wall_span import WallSpan
 from dgpu.core.rejections import Rejection
-from dgpu.core.settings import Settings
 from dgpu.core.state import ClusterState
-from dgpu.core.tenant import Tenant
-from dgpu.core.wall_span import WallSpan
 from dgpu.journal.snapshot import write_snapshot
 from dgpu.wire.records import EVENT_TYPES
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from building import START, finished, gpus_of, node, spec
 from building.oracle import Oracle
-from dgpu.core.apply import apply
+from dgpu.core.apply.table import apply
 from dgpu.core.commands import (
     BeginEpoch,
     CancelTasks,
@@ -30,19 +30,19 @@ from dgpu.core.commands import (
 from dgpu.core.digest import digest
 from dgpu.core.events import Event, GangPlaced, TaskPlaced, TaskStopRequested
 from dgpu.core.execute import execute
-from dgpu.core.ids import LeaseId, TenantId
+from dgpu.core.foresight.explain import Explanation, explain
 from dgpu.core.invariants import check_invariants
-from dgpu.core.policy.explain import Explanation, explain
-from dgpu.core.policy.order import position, queue
-from dgpu.core.policy.place import grant
-from dgpu.core.policy.quota import claim_of_grant
-from dgpu.core.quota import Quota, QuotaMode, Reclaim
+from dgpu.core.model.ids import LeaseId, TenantId
+from dgpu.core.model.quota import Quota, QuotaMode, Reclaim
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Outcome, Pool, Task, TaskStatus
+from dgpu.core.model.tenant import Tenant
 from dgpu.core.rejections import Rejection
 from dgpu.core.replay import replay
-from dgpu.core.settings import Settings
+from dgpu.core.rules.admission import claim_of_grant
+from dgpu.core.rules.order import position, queue
+from dgpu.core.rules.place import grant
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Outcome, Pool, Task, TaskStatus
-from dgpu.core.tenant import Tenant
 
 NODES = ("n1", "n2")
 RULES = Settings(

@@ -29,21 +29,21 @@ from dgpu.core.commands import (
     SubmitTasks,
     Tick,
 )
-from dgpu.core.decide import decide
-from dgpu.core.demand import demand_of
+from dgpu.core.decide.table import decide
 from dgpu.core.digest import digest
 from dgpu.core.events import Event, GangPlaced, TaskPlaced
 from dgpu.core.execute import execute
+from dgpu.core.foresight.explain import Explanation, explain
 from dgpu.core.invariants import check_invariants
-from dgpu.core.node import Gpu, NodeStatus
-from dgpu.core.policy.explain import Explanation, explain
-from dgpu.core.policy.fit import rank
-from dgpu.core.policy.order import position, queue
+from dgpu.core.model.demand import demand_of
+from dgpu.core.model.node import Gpu, NodeStatus
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Outcome, Pool, Restart, TaskStatus
 from dgpu.core.rejections import Rejection, StaleLease
 from dgpu.core.replay import replay
-from dgpu.core.settings import Settings
+from dgpu.core.rules.fit import rank
+from dgpu.core.rules.order import position, queue
 from dgpu.core.state import ClusterState, next_wake_at
-from dgpu.core.task import Outcome, Pool, Restart, TaskStatus
 
 NODES = ("n1", "n2", "n3")
 RULES = Settings(

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from building import cluster, do, node, run_pass, task, tried
 from building.changes import starts_it
-from dgpu.core.apply_task import reshape
+from dgpu.core.apply.task import reshape
 from dgpu.core.commands import (
     CancelTasks,
     DrainNode,
@@ -26,18 +26,18 @@ from dgpu.core.commands import (
     SetTenant,
 )
 from dgpu.core.digest import digest
+from dgpu.core.foresight import blockers
+from dgpu.core.foresight.explain import Explanation, explain
+from dgpu.core.foresight.forecast import forecast
+from dgpu.core.foresight.forward import end_task
+from dgpu.core.foresight.sooner import sooner
+from dgpu.core.foresight.whatif import lose, whatif
 from dgpu.core.invariants import check_invariants
-from dgpu.core.policy import blockers
-from dgpu.core.policy.explain import Explanation, explain
-from dgpu.core.policy.forecast import forecast
-from dgpu.core.policy.forward import end_task
-from dgpu.core.policy.sooner import sooner
-from dgpu.core.policy.whatif import lose, whatif
-from dgpu.core.quota import Quota, QuotaMode, Reclaim
-from dgpu.core.settings import Settings
+from dgpu.core.model.quota import Quota, QuotaMode, Reclaim
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Outcome, Pool, TaskStatus
+from dgpu.core.model.tenant import Tenant
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Outcome, Pool, TaskStatus
-from dgpu.core.tenant import Tenant
 
 NODES = {
     "n1": (2, "V100", 16_384),

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec.structs import replace
 
 from building import START, finished, gpus_of, node, spec
-from dgpu.core.apply import apply
+from dgpu.core.apply.table import apply
 from dgpu.core.commands import (
     BeginEpoch,
     ChangeInventory,
@@ -29,14 +29,14 @@ from dgpu.core.commands import (
 from dgpu.core.digest import digest
 from dgpu.core.events import Event, GpuHealthChanged, TaskPlaced, TaskStopRequested
 from dgpu.core.execute import execute
-from dgpu.core.health import SERVING, STEPS, Cause, Health, HealthRules
 from dgpu.core.invariants import check_invariants
-from dgpu.core.node import GpuStatus
+from dgpu.core.model.health import SERVING, STEPS, Cause, Health, HealthRules
+from dgpu.core.model.node import GpuStatus
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import PRIORITY_LEVELS, Outcome
 from dgpu.core.rejections import Rejection
 from dgpu.core.replay import replay
-from dgpu.core.settings import Settings
 from dgpu.core.state import ClusterState, gpu_status, next_tick_at
-from dgpu.core.task import PRIORITY_LEVELS, Outcome
 
 NODES = ("n1", "n2")
 RULES = HealthRules(

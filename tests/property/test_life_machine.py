@@ -19,9 +19,9 @@ from dgpu.core.commands import (
     ReleaseTasks,
     SubmitTasks,
 )
-from dgpu.core.dependencies import When
+from dgpu.core.model.dependencies import When
+from dgpu.core.model.task import Outcome, Restart, TaskStatus
 from dgpu.core.rejections import TaskNotWaiting
-from dgpu.core.task import Outcome, Restart, TaskStatus
 from property.test_core_machine import CI, RULES, Cluster
 
 lives = {

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from building import do, finished, gpu, node, spec
-from dgpu.core.apply import apply
+from dgpu.core.apply.table import apply
 from dgpu.core.commands import (
     BeginEpoch,
     DrainNode,
@@ -15,18 +15,18 @@ from dgpu.core.commands import (
     ResumeNode,
     SubmitTasks,
 )
-from dgpu.core.decide_learning import typical_due
-from dgpu.core.demand import demand_of
+from dgpu.core.decide.learning import typical_due
 from dgpu.core.digest import digest
 from dgpu.core.events import Event, TaskPlaced
 from dgpu.core.execute import next_grant
+from dgpu.core.foresight.blockers import blockers_of
 from dgpu.core.invariants import check_invariants
-from dgpu.core.policy.blockers import blockers_of
-from dgpu.core.policy.fit import fits
+from dgpu.core.model.demand import demand_of
+from dgpu.core.model.settings import Placement, Settings
+from dgpu.core.model.task import WHOLE_MILLI, Outcome, TaskStatus
 from dgpu.core.replay import replay
-from dgpu.core.settings import Placement, Settings
+from dgpu.core.rules.fit import fits
 from dgpu.core.state import ClusterState
-from dgpu.core.task import WHOLE_MILLI, Outcome, TaskStatus
 
 MARGIN_MB = 1_000
 NODES = ("n1", "n2", "n3")

@@ -16,14 +16,14 @@ from dgpu.core.commands import BeginEpoch, ReportFinished, ReportStarted, RunPas
 from dgpu.core.digest import digest
 from dgpu.core.events import Event, GangPlaced, TaskPlaced, TasksReserved
 from dgpu.core.execute import execute
+from dgpu.core.foresight.explain import Explanation, explain
 from dgpu.core.invariants import check_invariants
-from dgpu.core.policy.explain import Explanation, explain
-from dgpu.core.policy.lasting import KILL_GRACE_MS, RELEASE_MS
-from dgpu.core.policy.order import queue
+from dgpu.core.model.settings import Placement, Settings
+from dgpu.core.model.task import Outcome, TaskSpec
 from dgpu.core.replay import replay
-from dgpu.core.settings import Placement, Settings
+from dgpu.core.rules.durations import KILL_GRACE_MS, RELEASE_MS
+from dgpu.core.rules.order import queue
 from dgpu.core.state import ClusterState, pass_due
-from dgpu.core.task import Outcome, TaskSpec
 from property.test_core_machine import CI, RULES
 from property.test_life_machine import Lives
 

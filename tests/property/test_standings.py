@@ -7,9 +7,9 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dgpu.core.account import Account
-from dgpu.core.ids import TenantId
-from dgpu.core.standings import Standings
+from dgpu.core.index.account import Account
+from dgpu.core.index.standings import Standings
+from dgpu.core.model.ids import TenantId
 
 TENANTS = 5
 # Small numbers meet often, large ones leave wide ranges; None: the tenant goes.

@@ -20,14 +20,16 @@ from dgpu.agent.lifecycle_words import LeaseState
 from dgpu.agent.node_lease import NodeLease
 from dgpu.agent.run.runner import RunEnd
 from dgpu.agent.session import Session
-from dgpu.core import decide_node, endings, identity
+from dgpu.core import identity
 from dgpu.core.commands import HeldLease, ReadWallClock
-from dgpu.core.decide_time import LOSS_ACCEPTED
+from dgpu.core.decide import endings
+from dgpu.core.decide import node as decide_node
+from dgpu.core.decide.time import LOSS_ACCEPTED
 from dgpu.core.events import Event, RankEnded
-from dgpu.core.ids import LeaseId
-from dgpu.core.lease import Lease
+from dgpu.core.model.ids import LeaseId
+from dgpu.core.model.lease import Lease
+from dgpu.core.model.task import Outcome, Task
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Outcome, Task
 from dgpu.journal.errors import CorruptJournal
 from dgpu.journal.memory import MemoryJournal
 from dgpu.service import agents, output_intake

@@ -21,9 +21,9 @@ import compile_core  # noqa: E402
 
 MADE = ROOT / "src" / "dgpu" / "_compiled"
 LOOK = """
-import dgpu.core_form, dgpu.core.lane, dgpu.core.policy.place, dgpu.core.task
+import dgpu.core_form, dgpu.core.index.lane, dgpu.core.rules.place, dgpu.core.model.task
 print(dgpu.core_form.FORM)
-for module in (dgpu.core.lane, dgpu.core.policy.place, dgpu.core.task):
+for module in (dgpu.core.index.lane, dgpu.core.rules.place, dgpu.core.model.task):
     print(module.__file__)
 """
 
@@ -63,8 +63,8 @@ def test_modules_with_structs_are_left_alone(tmp_path) -> None:
 def test_what_decides_is_compiled_and_what_is_decoded_is_not() -> None:
     core = ROOT / "src" / "dgpu" / "core"
     found = {str(path.relative_to(core)) for path in compile_core.compiled_modules(core)}
-    assert {"execute.py", "lane.py", "state.py", "policy/place.py"} <= found
-    assert not {"commands.py", "events.py", "rejections.py", "task.py"} & found
+    assert {"execute.py", "state.py", "index/lane.py", "rules/place.py"} <= found
+    assert not {"commands.py", "events.py", "rejections.py", "model/task.py"} & found
 
 
 def test_an_isolated_build_uses_the_locked_versions() -> None:
@@ -89,7 +89,7 @@ def copy(tmp_path) -> pathlib.Path:
 
 
 def looked_at(copy: pathlib.Path, **environment: str) -> tuple[str, list[str]]:
-    """The form that a process tells, and the suffixes of lane, policy.place and task."""
+    """The form that a process tells, and the suffixes of lane, rules.place and task."""
     inherited = {name: value for name, value in os.environ.items() if name != "DGPU_INTERPRETED"}
     told = subprocess.run(
         [sys.executable, "-c", LOOK],
@@ -120,7 +120,7 @@ def test_nothing_compiled_is_no_error(copy) -> None:
     assert looked_at(copy) == ("interpreted: not compiled", INTERPRETED)
 
 
-@pytest.mark.parametrize("changed", ["lane.py", "task.py", "policy/place.py", "policy/__init__.py"])
+@pytest.mark.parametrize("changed", ["state.py", "model/task.py", "rules/place.py", "rules/__init__.py"])
 def test_a_changed_source_is_never_shadowed(copy, changed) -> None:
     with (copy / "core" / changed).open("a") as source:
         source.write("# changed\n")
@@ -227,7 +227,7 @@ def test_a_wheel_made_without_a_compiler_is_for_every_platform(project) -> None:
     with wheel_of(project, CC="/nowhere/cc") as wheel:
         assert wheel.filename.endswith("-py3-none-any.whl")
         assert [name for name in wheel.namelist() if "_compiled" in name] == []
-        assert "dgpu/core/lane.py" in wheel.namelist()
+        assert "dgpu/core/index/lane.py" in wheel.namelist()
 
 
 @pytest.mark.slow

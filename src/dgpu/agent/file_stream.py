@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from dgpu.agent.file_server import FileServer, file_threads
-from dgpu.core.ids import NodeId
+from dgpu.core.model.ids import NodeId
 from dgpu.wire.proto import agent_pb2 as pb
 
 FILES = "/dgpu.agent.v1.Agents/Files"

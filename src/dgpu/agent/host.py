@@ -25,7 +25,7 @@ from dgpu.agent.output_shelf import OutputShelf
 from dgpu.agent.run.null import NullRunner
 from dgpu.agent.run.process import ProcessRunner
 from dgpu.agent.run.runner import Runner, RunnerWord
-from dgpu.core.ids import NodeId
+from dgpu.core.model.ids import NodeId
 from dgpu.file_limit import given_soft_limit
 
 _log = structlog.get_logger("dgpu.agent")

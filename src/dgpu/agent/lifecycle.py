@@ -54,8 +54,8 @@ from dgpu.agent.run.runner import (
     StopOrder,
 )
 from dgpu.agent.start_watch import START_MS, StartWatch
-from dgpu.core.ids import GpuId, LeaseId, TaskId
-from dgpu.core.task import Outcome
+from dgpu.core.model.ids import GpuId, LeaseId, TaskId
+from dgpu.core.model.task import Outcome
 
 RELEASE_MS = 10_000  # allowed to a GPU to give its memory back
 DEFAULT_GRACE_MS = 10_000

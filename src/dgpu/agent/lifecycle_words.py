@@ -7,7 +7,7 @@ import enum
 import msgspec
 
 from dgpu.agent.run.runner import RunEnd, RunnerWord, RunOrder, StopOrder
-from dgpu.core.ids import GpuId, LeaseId, TaskId
+from dgpu.core.model.ids import GpuId, LeaseId, TaskId
 
 
 class LeaseState(enum.StrEnum):

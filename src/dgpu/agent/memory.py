@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from dgpu.agent.probe.probe import Sample
-from dgpu.core.ids import GpuId, LeaseId
+from dgpu.core.model.ids import GpuId, LeaseId
 
 
 def with_leases(

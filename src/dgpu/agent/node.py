@@ -47,7 +47,7 @@ from dgpu.agent.session_words import (
     TakeSamples,
     Written,
 )
-from dgpu.core.ids import LeaseId
+from dgpu.core.model.ids import LeaseId
 
 
 class StreamOpened(msgspec.Struct, frozen=True, kw_only=True):

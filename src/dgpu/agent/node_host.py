@@ -66,7 +66,7 @@ from dgpu.agent.session_words import (
     Written,
 )
 from dgpu.agent.stream import MainStream
-from dgpu.core.ids import GpuId, LeaseId
+from dgpu.core.model.ids import GpuId, LeaseId
 
 _RELEASE_LOOK_SECONDS = 0.05
 _GOODBYE_SECONDS = 5.0

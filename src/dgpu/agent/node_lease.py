@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dgpu.agent.lifecycle_words import FinishedRun, LeaseState, LifecycleOutput, Report
 from dgpu.agent.run.runner import RunEnd, RunOrder, StopOrder
-from dgpu.core.ids import GpuId, LeaseId, task_name
-from dgpu.core.task import Outcome
+from dgpu.core.model.ids import GpuId, LeaseId, task_name
+from dgpu.core.model.task import Outcome
 
 
 class NodeLease:

@@ -13,7 +13,7 @@ from dgpu.agent.output_shelf import DEFAULT_MAX_AGE_MS, DEFAULT_MAX_BYTES
 from dgpu.agent.probe.detect import DetectionMethod
 from dgpu.agent.probe.models import SimulatedCards
 from dgpu.agent.retention import DEFAULT_LIMITS, Limits
-from dgpu.core.ids import NodeId
+from dgpu.core.model.ids import NodeId
 
 
 class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):

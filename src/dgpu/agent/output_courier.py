@@ -22,7 +22,7 @@ from dgpu.agent.output_words import (
     SendMessage,
     TimeCame,
 )
-from dgpu.core.ids import LeaseId, NodeId, TaskId
+from dgpu.core.model.ids import LeaseId, NodeId, TaskId
 from dgpu.wire.proto import agent_pb2 as pb
 
 CHUNK_BYTES = 64 * 1024

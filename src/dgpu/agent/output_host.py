@@ -28,7 +28,7 @@ from dgpu.agent.output_words import (
     TimeCame,
 )
 from dgpu.agent.stream import OutputStream
-from dgpu.core.ids import LeaseId, NodeId, TaskId
+from dgpu.core.model.ids import LeaseId, NodeId, TaskId
 
 TIDY_SECONDS = 60.0
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from dgpu.agent import chunks
 from dgpu.agent.output_words import FilesRead, OutputSettled, ReadFiles
-from dgpu.core.ids import LeaseId, TaskId
+from dgpu.core.model.ids import LeaseId, TaskId
 
 DEFAULT_MAX_BYTES = 20 * 1024**3
 DEFAULT_MAX_AGE_MS = 7 * 86_400_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from dgpu.agent.lifecycle_words import DropOutput, KeepOutput
-from dgpu.core.ids import LeaseId, TaskId
+from dgpu.core.model.ids import LeaseId, TaskId
 from dgpu.wire.proto import agent_pb2 as pb
 
 # -- inputs, beside KeepOutput (an attempt with output has ended) and DropOutput

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from dgpu.agent.tree import Proc, Survey
-from dgpu.core.ids import LeaseId
+from dgpu.core.model.ids import LeaseId
 
 _GROUP = re.compile(rb"/dgpu-([0-9a-f]+)/(\d+)$")
 

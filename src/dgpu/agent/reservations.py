@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from dgpu.agent.run.runner import RunEnd, RunOrder
-from dgpu.core.ids import LeaseId
-from dgpu.core.task import Outcome
+from dgpu.core.model.ids import LeaseId
+from dgpu.core.model.task import Outcome
 
 _FULL_PERCENT = 90  # looks are seconds apart: the last one before the end saw a little less
 

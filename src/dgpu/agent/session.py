@@ -45,8 +45,8 @@ from dgpu.agent.session_words import (
     reports_message,
     sample_message,
 )
-from dgpu.core.ids import GpuId, LeaseId, TaskId
-from dgpu.core.task import WHOLE_MILLI
+from dgpu.core.model.ids import GpuId, LeaseId, TaskId
+from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.wire.proto import agent_pb2 as pb
 from dgpu.wire.ranks import run_number
 

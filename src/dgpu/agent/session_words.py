@@ -8,7 +8,7 @@ from dgpu.agent.epoch import Joined
 from dgpu.agent.lifecycle_words import Acked, HeldRun, LeaseState, Ordered, Report, Welcomed, Woke
 from dgpu.agent.probe.probe import Sample
 from dgpu.agent.run.runner import RunnerFit
-from dgpu.core.ids import GpuId, NodeId
+from dgpu.core.model.ids import GpuId, NodeId
 from dgpu.wire.proto import agent_pb2 as pb
 
 _HELD_STATES = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dgpu.core.ids import LeaseId
+from dgpu.core.model.ids import LeaseId
 
 START_MS = 30_000  # from the order's arrival at the agent until its process must exist
 NEVER_MS = 2**62

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import typer
 
-from dgpu.core.ids import parse_task_id, task_name
+from dgpu.core.model.ids import parse_task_id, task_name
 
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)([smhdw]?)")

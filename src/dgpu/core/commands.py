@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from dgpu.core.dependencies import Dependency
-from dgpu.core.ids import NO_TASK, GpuId, LeaseId, NodeId, TaskId, TenantId
-from dgpu.core.node import Gpu
-from dgpu.core.quota import QuotaMode, Reclaim
-from dgpu.core.settings import Settings
-from dgpu.core.task import Outcome, Pool, TaskSpec, TaskStatus
-from dgpu.core.tenant import Tenant
-from dgpu.core.wall_span import WallSpan
+from dgpu.core.model.dependencies import Dependency
+from dgpu.core.model.ids import NO_TASK, GpuId, LeaseId, NodeId, TaskId, TenantId
+from dgpu.core.model.node import Gpu
+from dgpu.core.model.quota import QuotaMode, Reclaim
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Outcome, Pool, TaskSpec, TaskStatus
+from dgpu.core.model.tenant import Tenant
+from dgpu.core.model.wall_span import WallSpan
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):

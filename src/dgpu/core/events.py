@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import msgspec
 
-from dgpu.core.estimates import Estimate
-from dgpu.core.health import Blame, Health
-from dgpu.core.ids import NO_LEASE, NO_TASK, GpuId, LeaseId, NodeId, TaskId, TenantId
-from dgpu.core.node import Gpu, Node
-from dgpu.core.quota import Quota
-from dgpu.core.reservation import Reservation
-from dgpu.core.settings import Settings
-from dgpu.core.task import Outcome, TaskSpec, TaskStatus
-from dgpu.core.tenant import Tenant
-from dgpu.core.typical import Typical
-from dgpu.core.wall_span import WallSpan
+from dgpu.core.model.estimates import Estimate
+from dgpu.core.model.health import Blame, Health
+from dgpu.core.model.ids import NO_LEASE, NO_TASK, GpuId, LeaseId, NodeId, TaskId, TenantId
+from dgpu.core.model.node import Gpu, Node
+from dgpu.core.model.quota import Quota
+from dgpu.core.model.reservation import Reservation
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Outcome, TaskSpec, TaskStatus
+from dgpu.core.model.tenant import Tenant
+from dgpu.core.model.typical import Typical
+from dgpu.core.model.wall_span import WallSpan
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):

@@ -4,33 +4,27 @@ from __future__ import annotations
 
 from typing import Final
 
-from dgpu.core.apply import apply
+from dgpu.core.apply.table import apply
 from dgpu.core.commands import Command, RunPass
-from dgpu.core.decide import decide
-from dgpu.core.decide_learning import typical_due
-from dgpu.core.decide_time import PORTION
-from dgpu.core.decide_waiting import end_broken
+from dgpu.core.decide.learning import typical_due
+from dgpu.core.decide.table import decide
+from dgpu.core.decide.time import PORTION
+from dgpu.core.decide.waiting import end_broken
 from dgpu.core.decision import Decision
 from dgpu.core.events import Event, TasksReserved
-from dgpu.core.lane import UNBOUNDED
-from dgpu.core.line import Line
-from dgpu.core.policy.backfill import MOST_LOOKED_AT, grant_kept
-from dgpu.core.policy.place import grant
-from dgpu.core.policy.preempt import stops_due
-from dgpu.core.policy.quota import (
-    claim_of_grant,
-    free_milli,
-    has_quota,
-    is_kept,
-    settle_pools,
-    within_limits,
-)
-from dgpu.core.policy.reserve import note_admissions, replan, reservations_due, reserve_head
+from dgpu.core.index.lane import UNBOUNDED
+from dgpu.core.index.limits import settle_pools
+from dgpu.core.index.line import Line
+from dgpu.core.index.room import Slot
+from dgpu.core.model.settings import Placement
+from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.core.rejections import Rejection
-from dgpu.core.room import Slot
-from dgpu.core.settings import Placement
+from dgpu.core.rules.admission import claim_of_grant, free_milli, has_quota, is_kept, within_limits
+from dgpu.core.rules.backfill import MOST_LOOKED_AT, grant_kept
+from dgpu.core.rules.place import grant
+from dgpu.core.rules.reclaim import stops_due
+from dgpu.core.rules.reservations import note_admissions, replan, reservations_due, reserve_head
 from dgpu.core.state import ClusterState
-from dgpu.core.task import WHOLE_MILLI
 
 _IDLE: Final = int(Slot.IDLE)
 _PACK: Final = Placement.PACK  # to look a member up costs as much as a call

@@ -6,8 +6,8 @@ from typing import Final
 
 from dgpu.core.commands import HeldLease
 from dgpu.core.events import EpochBegan
-from dgpu.core.ids import epoch_of, first_lease_of
-from dgpu.core.lease import Lease
+from dgpu.core.model.ids import epoch_of, first_lease_of
+from dgpu.core.model.lease import Lease
 from dgpu.core.state import ClusterState
 
 MAX_NONCES: Final = 256  # epochs whose nonce is remembered: an agent was rarely away for longer

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from dgpu.core.health import Health
-from dgpu.core.idempotency import KeyRing, created_at
-from dgpu.core.ids import NO_LEASE, GpuId, NodeId, TenantId
-from dgpu.core.policy.lasting import Ends, lasts_ms
-from dgpu.core.policy.quota import settle_pools
+from dgpu.core.index.limits import settle_pools
+from dgpu.core.index.waiting import Waiting
+from dgpu.core.model.health import Health
+from dgpu.core.model.idempotency import KeyRing, created_at
+from dgpu.core.model.ids import NO_LEASE, GpuId, NodeId, TenantId
+from dgpu.core.model.task import WHOLE_MILLI, Pool, Task, TaskStatus
+from dgpu.core.rules.durations import Ends, lasts_ms
 from dgpu.core.state import ClusterState
-from dgpu.core.task import WHOLE_MILLI, Pool, Task, TaskStatus
-from dgpu.core.waiting import Waiting
 
 
 def check_invariants(state: ClusterState) -> None:

@@ -6,23 +6,23 @@ from typing import Final
 
 import msgspec
 
-from dgpu.core.dependencies import Awaited
-from dgpu.core.estimates import Estimate
-from dgpu.core.gang import Gang
-from dgpu.core.health import GpuHealth
-from dgpu.core.idempotency import IdempotencyKey
-from dgpu.core.ids import GpuId, LeaseId, NodeId, ShapeId, TaskId, TenantId
-from dgpu.core.lease import Lease
-from dgpu.core.node import Gpu, Node
-from dgpu.core.quota import Quota
-from dgpu.core.reservation import Reservation
-from dgpu.core.run_times import RunTimes
-from dgpu.core.settings import Settings
-from dgpu.core.task import Shape, Task
-from dgpu.core.tenant import Tenant
-from dgpu.core.typical import Typical
-from dgpu.core.usage import Meter, Usage
-from dgpu.core.wall_span import WallSpan
+from dgpu.core.model.dependencies import Awaited
+from dgpu.core.model.estimates import Estimate
+from dgpu.core.model.gang import Gang
+from dgpu.core.model.health import GpuHealth
+from dgpu.core.model.idempotency import IdempotencyKey
+from dgpu.core.model.ids import GpuId, LeaseId, NodeId, ShapeId, TaskId, TenantId
+from dgpu.core.model.lease import Lease
+from dgpu.core.model.node import Gpu, Node
+from dgpu.core.model.quota import Quota
+from dgpu.core.model.reservation import Reservation
+from dgpu.core.model.run_times import RunTimes
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Shape, Task
+from dgpu.core.model.tenant import Tenant
+from dgpu.core.model.typical import Typical
+from dgpu.core.model.usage import Meter, Usage
+from dgpu.core.model.wall_span import WallSpan
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):

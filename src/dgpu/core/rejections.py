@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import msgspec
 
-from dgpu.core.dependencies import Dependency
-from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId, TenantId
+from dgpu.core.model.dependencies import Dependency
+from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId, TenantId
 
 
 class Rejection(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dgpu.core.apply import apply
+from dgpu.core.apply.table import apply
 from dgpu.core.events import Event
 from dgpu.core.state import ClusterState
 

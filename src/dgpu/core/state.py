@@ -5,31 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
-from dgpu.core.account import Accounts
-from dgpu.core.bookings import Bookings
-from dgpu.core.cards import status_of
-from dgpu.core.demand import Demand
-from dgpu.core.dependencies import Awaited, Dependents
-from dgpu.core.estimates import Estimate
-from dgpu.core.gang import Gang
-from dgpu.core.health import GpuHealth, due_at
-from dgpu.core.idempotency import IdempotencyKey, KeyRing, pack
-from dgpu.core.ids import GpuId, LeaseId, NodeId, ShapeId, TaskId, TenantId
-from dgpu.core.lease import Lease
-from dgpu.core.line import LAST_OF_ALL, Line
-from dgpu.core.node import Gpu, GpuStatus, Node
+from dgpu.core.index.account import Accounts
+from dgpu.core.index.bookings import Bookings
+from dgpu.core.index.cards import status_of
+from dgpu.core.index.line import LAST_OF_ALL, Line
+from dgpu.core.index.room import STATUSES
+from dgpu.core.index.rooms import Rooms
+from dgpu.core.index.waiting import Waiting
+from dgpu.core.model.demand import Demand
+from dgpu.core.model.dependencies import Awaited, Dependents
+from dgpu.core.model.estimates import Estimate
+from dgpu.core.model.gang import Gang
+from dgpu.core.model.health import GpuHealth, due_at
+from dgpu.core.model.idempotency import IdempotencyKey, KeyRing, pack
+from dgpu.core.model.ids import GpuId, LeaseId, NodeId, ShapeId, TaskId, TenantId
+from dgpu.core.model.lease import Lease
+from dgpu.core.model.node import Gpu, GpuStatus, Node
+from dgpu.core.model.reservation import Hold, Reservation
+from dgpu.core.model.run_times import RunTimes
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Pool, Shape, Task, TaskStatus
+from dgpu.core.model.tenant import Tenant
+from dgpu.core.model.typical import Typical
+from dgpu.core.model.usage import Meter, Usage
+from dgpu.core.model.wall_span import WallSpan, newest_span
 from dgpu.core.parts import PART_NAMES, Parts
-from dgpu.core.reservation import Hold, Reservation
-from dgpu.core.room import STATUSES
-from dgpu.core.rooms import Rooms
-from dgpu.core.run_times import RunTimes
-from dgpu.core.settings import Settings
-from dgpu.core.task import Pool, Shape, Task, TaskStatus
-from dgpu.core.tenant import Tenant
-from dgpu.core.typical import Typical
-from dgpu.core.usage import Meter, Usage
-from dgpu.core.waiting import Waiting
-from dgpu.core.wall_span import WallSpan, newest_span
 
 
 class ClusterState:

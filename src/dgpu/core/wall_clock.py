@@ -7,8 +7,8 @@ from typing import Final
 from dgpu.core.commands import ReadWallClock
 from dgpu.core.decision import Decision
 from dgpu.core.events import WallClockRead
+from dgpu.core.model.wall_span import WallSpan, newest_span
 from dgpu.core.state import ClusterState
-from dgpu.core.wall_span import WallSpan, newest_span
 
 MAX_SPANS: Final = 64
 MIN_STEP_MS: Final = 500  # a smaller difference is the accuracy of reading two clocks

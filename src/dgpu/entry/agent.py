@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dgpu.agent.probe.models import SimulatedCards, parse_cards
-from dgpu.core.ids import NodeId
+from dgpu.core.model.ids import NodeId
 from dgpu.entry.config_types import AgentConfig
 
 if TYPE_CHECKING:

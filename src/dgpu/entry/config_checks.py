@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from dgpu.agent.probe.detect import DetectionMethod
 from dgpu.agent.probe.models import check_cards, parse_cards
-from dgpu.core.tenant import MOST_TENANTS
+from dgpu.core.model.tenant import MOST_TENANTS
 from dgpu.entry.alert_targets import check_alerts
 from dgpu.entry.config_problem import Problem
 from dgpu.entry.config_types import AgentConfig, Docker, Quota, Replication, SchedulerConfig, Section

@@ -38,10 +38,10 @@ from dgpu.core.events import (
     TenantRemoved,
     TenantSet,
 )
-from dgpu.core.health import SEVERITIES
-from dgpu.core.ids import TaskId, task_name
-from dgpu.core.quota import MILLION
-from dgpu.core.task import TaskStatus
+from dgpu.core.model.health import SEVERITIES
+from dgpu.core.model.ids import TaskId, task_name
+from dgpu.core.model.quota import MILLION
+from dgpu.core.model.task import TaskStatus
 
 _LINES_PER_SECOND = 50  # of one name
 

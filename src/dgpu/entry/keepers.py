@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from dgpu.agent.store import read_leases
-from dgpu.core.ids import TaskId, task_name
+from dgpu.core.model.ids import TaskId, task_name
 from dgpu.entry.processes import ProcessRef, process_ref, stop_process
 
 _SCRIPT = b"keeper_main"  # in the command line of every keeper

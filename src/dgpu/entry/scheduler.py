@@ -13,10 +13,10 @@ from dgpu.entry.config_checks import parse_address
 from dgpu.entry.config_types import HealthSection, Retention, SchedulerConfig
 
 if TYPE_CHECKING:
-    from dgpu.core.health import HealthRules
-    from dgpu.core.quota import Quota
-    from dgpu.core.settings import Settings
-    from dgpu.core.tenant import Tenant
+    from dgpu.core.model.health import HealthRules
+    from dgpu.core.model.quota import Quota
+    from dgpu.core.model.settings import Settings
+    from dgpu.core.model.tenant import Tenant
     from dgpu.service.options import Address, ServiceOptions
 
 _DAY_MS = 86_400_000
@@ -124,7 +124,7 @@ def data_dir(config: SchedulerConfig) -> Path:
 
 
 def _settings(config: SchedulerConfig) -> Settings:
-    from dgpu.core.settings import EstimateRules, Placement, Settings
+    from dgpu.core.model.settings import EstimateRules, Placement, Settings
 
     rules = config.scheduler
     return Settings(
@@ -161,7 +161,7 @@ def _settings(config: SchedulerConfig) -> Settings:
 
 
 def _health(section: HealthSection) -> HealthRules:
-    from dgpu.core.health import HealthRules
+    from dgpu.core.model.health import HealthRules
 
     return HealthRules(
         cool_down_ms=_ms(section.cool_down_seconds),
@@ -176,7 +176,7 @@ def _health(section: HealthSection) -> HealthRules:
 
 
 def _quota(config: SchedulerConfig) -> Quota:
-    from dgpu.core.quota import MILLION, Quota, QuotaMode, Reclaim
+    from dgpu.core.model.quota import MILLION, Quota, QuotaMode, Reclaim
 
     return Quota(
         online_ppm=round(config.quota.online_percent * MILLION),

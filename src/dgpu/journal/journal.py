@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from dgpu.core.apply import apply
+from dgpu.core.apply.table import apply
 from dgpu.core.events import Event
 from dgpu.core.state import ClusterState
 

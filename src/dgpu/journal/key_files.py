@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from dgpu.core.idempotency import KeyRing, PackedKey, created_at
+from dgpu.core.model.idempotency import KeyRing, PackedKey, created_at
 from dgpu.journal.durable import PRIVATE_FILE, make_folder, sync_folder, write_all
 from dgpu.journal.errors import SnapshotDamaged
 

@@ -18,11 +18,11 @@ from typing import Any, get_type_hints
 import msgspec
 
 from dgpu.core.digest import digest
-from dgpu.core.lease import Lease
-from dgpu.core.node import Gpu, Node
+from dgpu.core.model.lease import Lease
+from dgpu.core.model.node import Gpu, Node
+from dgpu.core.model.task import Task
 from dgpu.core.parts import LATER_PARTS, PART_NAMES, Parts
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Task
 from dgpu.journal.durable import sync_folder, write_file
 from dgpu.journal.errors import NewerVersion, SnapshotDamaged
 from dgpu.journal.journal import collector_off

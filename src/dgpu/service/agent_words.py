@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from dgpu.core.commands import HeldLease, RegisterNode, ReportCheck, ReportFinished, ReportStarted
-from dgpu.core.gang import Gang, master_port
-from dgpu.core.health import GpuHealth
-from dgpu.core.ids import MAX_EPOCH, GpuId, LeaseId, NodeId, TaskId
-from dgpu.core.lease import Lease
-from dgpu.core.node import Gpu
+from dgpu.core.model.gang import Gang, master_port
+from dgpu.core.model.health import GpuHealth
+from dgpu.core.model.ids import MAX_EPOCH, GpuId, LeaseId, NodeId, TaskId
+from dgpu.core.model.lease import Lease
+from dgpu.core.model.node import Gpu
+from dgpu.core.model.task import MEMORY_STEP_MB, WHOLE_MILLI, Outcome, Task
 from dgpu.core.state import ClusterState
-from dgpu.core.task import MEMORY_STEP_MB, WHOLE_MILLI, Outcome, Task
 from dgpu.wire.proto import agent_pb2 as pb
 from dgpu.wire.ranks import attempt_of
 

@@ -30,10 +30,10 @@ from dgpu.core.events import (
     TaskPlaced,
     TaskStopRequested,
 )
-from dgpu.core.health import Health
 from dgpu.core.identity import is_same_run
-from dgpu.core.ids import GpuId, LeaseId, NodeId
-from dgpu.core.node import Gpu
+from dgpu.core.model.health import Health
+from dgpu.core.model.ids import GpuId, LeaseId, NodeId
+from dgpu.core.model.node import Gpu
 from dgpu.core.rejections import GpuClaimed, Rejection
 from dgpu.core.state import ClusterState
 from dgpu.core.wall_clock import wall_ms

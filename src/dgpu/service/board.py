@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from dgpu.core.room import STATUSES
+from dgpu.core.index.room import STATUSES
 from dgpu.core.state import ClusterState
 from dgpu.journal.journal import Room
 from dgpu.service import board_figures as figures

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dgpu.core.cards import status_of, usable_mb
-from dgpu.core.health import Health
-from dgpu.core.ids import GpuId, LeaseId, NodeId
-from dgpu.core.node import Gpu, Node, NodeStatus
-from dgpu.core.room import STATUSES
+from dgpu.core.index.cards import status_of, usable_mb
+from dgpu.core.index.room import STATUSES
+from dgpu.core.model.health import Health
+from dgpu.core.model.ids import GpuId, LeaseId, NodeId
+from dgpu.core.model.node import Gpu, Node, NodeStatus
+from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.core.state import ClusterState
-from dgpu.core.task import WHOLE_MILLI
 from dgpu.service.agent_words import GpuSample
 
 MOST_TASKS_SHOWN = 8  # of one GPU; the count tells of the rest

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from dgpu.core.events import Event, GangPlaced, TaskPlaced, TasksSubmitted
-from dgpu.core.node import NodeStatus
+from dgpu.core.model.node import NodeStatus
+from dgpu.core.model.task import TaskStatus
 from dgpu.core.state import ClusterState
-from dgpu.core.task import TaskStatus
 from dgpu.service.agent_words import GpuSample
 from dgpu.service.outputs import CommittedGroup
 from dgpu.service.views import Views

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from dgpu.core.model.wall_span import WallSpan, newest_span
 from dgpu.core.wall_clock import MIN_STEP_MS
-from dgpu.core.wall_span import WallSpan, newest_span
 
 MAX_GAP_MS = 12 * 3_600_000  # less than any retention, and than the age of an idempotency key
 HOLD_MS = 30_000  # a wall clock that was set is followed when it has been steady for so long

@@ -11,9 +11,9 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from dgpu.core.apply import apply
+from dgpu.core.apply.table import apply
 from dgpu.core.commands import CancelTasks, Command, RegisterNode, ReportFinished, RunPass, SubmitTasks
-from dgpu.core.decide import decide
+from dgpu.core.decide.table import decide
 from dgpu.core.events import Event, GangPlaced, TaskPlaced
 from dgpu.core.execute import execute
 from dgpu.core.rejections import JournalUnavailable, Rejection, StorageFull

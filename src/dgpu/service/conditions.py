@@ -7,13 +7,13 @@ spoken of at most every few seconds; and one that is held by an exclusive task, 
 from __future__ import annotations
 
 from dgpu.core.commands import ObserveCondition
-from dgpu.core.ids import GpuId, LeaseId, task_name
-from dgpu.core.lease import Lease
-from dgpu.core.node import Gpu
-from dgpu.core.policy.score import HEAT_EDGES_C, LOAD_EDGES_PERCENT, REST_EDGES_MS, band
-from dgpu.core.settings import Placement
+from dgpu.core.model.ids import GpuId, LeaseId, task_name
+from dgpu.core.model.lease import Lease
+from dgpu.core.model.node import Gpu
+from dgpu.core.model.settings import Placement
+from dgpu.core.model.task import MEMORY_STEP_MB, WHOLE_MILLI
+from dgpu.core.rules.score import HEAT_EDGES_C, LOAD_EDGES_PERCENT, REST_EDGES_MS, band
 from dgpu.core.state import ClusterState
-from dgpu.core.task import MEMORY_STEP_MB, WHOLE_MILLI
 from dgpu.service.agent_words import GpuSample
 from dgpu.service.outputs import Remark
 

@@ -28,7 +28,7 @@ from typing import Literal
 import msgspec
 
 from dgpu.core.commands import Command, LoseNode, ReleaseNode
-from dgpu.core.ids import NodeId
+from dgpu.core.model.ids import NodeId
 from dgpu.core.state import ClusterState
 
 LeaseAction = Literal["freeze", "stop", "never"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dgpu.core.commands import RegisterNode
-from dgpu.core.ids import NO_TASK
+from dgpu.core.model.ids import NO_TASK
 from dgpu.core.state import ClusterState
 from dgpu.service.outputs import Contradicted
 from dgpu.wire.proto import agent_pb2 as pb

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
-from dgpu.core.ids import NodeId, TaskId
+from dgpu.core.model.ids import NodeId, TaskId
 from dgpu.wire.proto import agent_pb2 as pb
 
 PIECE_BYTES = 512 * 1024

@@ -21,8 +21,8 @@ from typing import Any
 
 import msgspec
 
-from dgpu.core.apply import apply
-from dgpu.core.apply_task import packed_key
+from dgpu.core.apply.table import apply
+from dgpu.core.apply.task import packed_key
 from dgpu.core.events import TasksSubmitted, WallClockRead
 from dgpu.core.state import ClusterState
 from dgpu.journal.archive import earliest_state, latest_state, pack_covered, prune

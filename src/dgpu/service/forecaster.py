@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from dgpu.core import events
 from dgpu.core.events import Event
-from dgpu.core.ids import TaskId
-from dgpu.core.policy.forecast import Prediction, forecast
+from dgpu.core.foresight.forecast import Prediction, forecast
+from dgpu.core.model.ids import TaskId
 from dgpu.core.state import ClusterState
 from dgpu.journal.durable import PRIVATE_FILE
 from dgpu.service.forecasts import Foretold

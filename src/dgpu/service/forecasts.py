@@ -6,8 +6,8 @@ import time
 
 import msgspec
 
-from dgpu.core.ids import TaskId
-from dgpu.core.policy.forecast import Prediction
+from dgpu.core.foresight.forecast import Prediction
+from dgpu.core.model.ids import TaskId
 from dgpu.wire.answers import ExpectedStart, instant
 
 

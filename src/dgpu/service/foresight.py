@@ -10,11 +10,11 @@ from collections.abc import Iterator
 import msgspec
 
 from dgpu.core.commands import Command, DrainNode, RegisterNode, SetQuota, SubmitTasks
-from dgpu.core.ids import GpuId, NodeId, task_name
-from dgpu.core.node import Gpu
-from dgpu.core.policy.explain import Explanation
-from dgpu.core.policy.sooner import sooner
-from dgpu.core.policy.whatif import Effect, lose, whatif
+from dgpu.core.foresight.explain import Explanation
+from dgpu.core.foresight.sooner import sooner
+from dgpu.core.foresight.whatif import Effect, lose, whatif
+from dgpu.core.model.ids import GpuId, NodeId, task_name
+from dgpu.core.model.node import Gpu
 from dgpu.core.state import ClusterState
 from dgpu.wire.answers import (
     Change,

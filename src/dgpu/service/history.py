@@ -18,8 +18,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from dgpu.core.ids import NO_TASK, GpuId, LeaseId, NodeId, TaskId, TenantId
-from dgpu.core.task import Pool, Restart, TaskStatus
+from dgpu.core.model.ids import NO_TASK, GpuId, LeaseId, NodeId, TaskId, TenantId
+from dgpu.core.model.task import Pool, Restart, TaskStatus
 from dgpu.service.history_filters import (
     IDS_OF_KIND,
     Search,

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from dgpu.core.ids import TenantId
-from dgpu.core.task import Pool, TaskStatus
+from dgpu.core.model.ids import TenantId
+from dgpu.core.model.task import Pool, TaskStatus
 
 IDS_OF_KIND = """
     SELECT id FROM tasks WHERE forgotten = 1 AND tenant = ? AND pool = ? AND priority = ? AND status = ? AND id < ? AND id > ?

@@ -7,7 +7,7 @@ import gc
 from collections.abc import Callable
 from pathlib import Path
 
-from dgpu.core.apply import apply
+from dgpu.core.apply.table import apply
 from dgpu.journal.archive import earliest_state
 from dgpu.journal.durable import sync_folder
 from dgpu.journal.lock import FolderLock

@@ -13,8 +13,8 @@ import msgspec
 
 from dgpu.core import events
 from dgpu.core.events import Event
+from dgpu.core.model.task import Shape, Task, TaskDetail
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Shape, Task, TaskDetail
 from dgpu.journal.durable import PRIVATE_FILE
 from dgpu.service.history import MAKING, MOST_TASKS
 from dgpu.service.history_schema import open_for_writing

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from dgpu.core.commands import Command
-from dgpu.core.ids import NO_TASK, TaskId
+from dgpu.core.model.ids import NO_TASK, TaskId
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.wall_span import WallSpan
 from dgpu.core.rejections import JournalUnavailable, StorageFull
-from dgpu.core.settings import Settings
 from dgpu.core.state import ClusterState
-from dgpu.core.wall_span import WallSpan
 from dgpu.journal.journal import Room
 from dgpu.wire.proto.agent_pb2 import FromAgent
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from dgpu.core.ids import LeaseId, NodeId, TaskId
+from dgpu.core.model.ids import LeaseId, NodeId, TaskId
 
 MAX_ENTRY_BYTES = 4 << 20
 MAX_NODE_BYTES = 1 << 10

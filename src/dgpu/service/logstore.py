@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from dgpu.core.ids import LeaseId, NodeId, TaskId
+from dgpu.core.model.ids import LeaseId, NodeId, TaskId
 from dgpu.service.byte_ranges import Range, merged, uncovered
 from dgpu.service.log_index import (
     COUNT_ROWS,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import structlog
 
-from dgpu.core.apply import apply
-from dgpu.core.decide_time import LOSS_ACCEPTED
+from dgpu.core.apply.table import apply
+from dgpu.core.decide.time import LOSS_ACCEPTED
 from dgpu.core.state import ClusterState
 from dgpu.journal.durable import make_folder, sync_folder, write_file
 from dgpu.journal.lock import FolderLock

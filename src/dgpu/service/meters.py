@@ -20,9 +20,9 @@ from dgpu.core.events import (
     TasksCancelled,
     TasksSubmitted,
 )
-from dgpu.core.ids import GpuId, TaskId
+from dgpu.core.model.ids import GpuId, TaskId
+from dgpu.core.model.task import PRIORITY_LEVELS, Pool, TaskStatus
 from dgpu.core.state import ClusterState
-from dgpu.core.task import PRIORITY_LEVELS, Pool, TaskStatus
 from dgpu.service.outputs import CommittedGroup
 
 _FINE_S = tuple(value * 1e-6 for value in (2, 4, 8, 17, 35, 70, 100, 250, 1_000, 10_000))

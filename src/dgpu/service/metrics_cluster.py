@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from dgpu.core.health import Health
-from dgpu.core.ids import TenantId
-from dgpu.core.node import GpuStatus, NodeStatus
-from dgpu.core.policy.quota import quota_of, spent, used_milli
+from dgpu.core.index.limits import quota_of
+from dgpu.core.model.health import Health
+from dgpu.core.model.ids import TenantId
+from dgpu.core.model.node import GpuStatus, NodeStatus
+from dgpu.core.model.task import WHOLE_MILLI, Pool, TaskStatus
+from dgpu.core.model.usage import HOUR_MS
+from dgpu.core.rules.admission import spent, used_milli
 from dgpu.core.state import ClusterState
-from dgpu.core.task import WHOLE_MILLI, Pool, TaskStatus
-from dgpu.core.usage import HOUR_MS
 from dgpu.service.meters import OTHER, Meters
 from dgpu.service.metrics_text import Text
 from dgpu.service.views import CountKey

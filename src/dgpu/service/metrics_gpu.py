@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dgpu.core.cards import usable_mb
-from dgpu.core.ids import GpuId, NodeId
-from dgpu.core.node import Gpu, GpuStatus
+from dgpu.core.index.cards import usable_mb
+from dgpu.core.model.ids import GpuId, NodeId
+from dgpu.core.model.node import Gpu, GpuStatus
+from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.core.state import ClusterState, gpu_status
-from dgpu.core.task import WHOLE_MILLI
 from dgpu.service.agent_words import GpuSample
 from dgpu.service.metrics_text import Kind, escaped, head
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from dgpu.core.settings import Settings
+from dgpu.core.model.settings import Settings
 from dgpu.service.alerts.options import AlertOptions
 from dgpu.service.contact import AgentRules
 from dgpu.service.logstore import MAX_ROWS

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dgpu.core.events import GangPlaced, TaskPlaced
-from dgpu.core.ids import LeaseId, NodeId
+from dgpu.core.model.ids import LeaseId, NodeId
 from dgpu.service.log_pack import OutputPart
 from dgpu.service.output_intake_words import (
     ChunkArrived,

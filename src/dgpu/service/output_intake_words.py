@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from dgpu.core.ids import LeaseId, NodeId, TaskId
+from dgpu.core.model.ids import LeaseId, NodeId, TaskId
 from dgpu.service.log_pack import OutputPart
 from dgpu.service.outputs import CommittedGroup
 from dgpu.wire.proto import agent_pb2 as pb

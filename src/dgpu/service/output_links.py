@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dgpu.core.ids import LeaseId, TaskId
+from dgpu.core.model.ids import LeaseId, TaskId
 from dgpu.service.output_intake_words import LinkOpened
 from dgpu.wire.proto import agent_pb2 as pb
 

@@ -12,8 +12,8 @@ from typing import Protocol
 
 import msgspec
 
-from dgpu.core.ids import NO_TASK, LeaseId, NodeId, TaskId
-from dgpu.core.task import TaskStatus
+from dgpu.core.model.ids import NO_TASK, LeaseId, NodeId, TaskId
+from dgpu.core.model.task import TaskStatus
 from dgpu.service.byte_ranges import Range
 from dgpu.service.logstore import StoredOutput
 from dgpu.wire.answers import instant

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 import structlog
 
 from dgpu.core.events import GangPlaced, TaskPlaced
-from dgpu.core.ids import LeaseId, NodeId, TaskId
+from dgpu.core.model.ids import LeaseId, NodeId, TaskId
 from dgpu.core.state import ClusterState
 from dgpu.service.logstore import LogStore, StoredOutput
 from dgpu.service.output_intake import DEFAULT_HEAD_BYTES, DEFAULT_TAIL_BYTES, OutputIntake

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from dgpu.core.events import Event
-from dgpu.core.ids import NodeId, TaskId
+from dgpu.core.model.ids import NodeId, TaskId
 from dgpu.core.rejections import Rejection
 from dgpu.wire.proto.agent_pb2 import FromScheduler
 

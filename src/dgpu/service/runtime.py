@@ -15,13 +15,13 @@ import msgspec
 import structlog
 
 from dgpu.core.commands import Command
-from dgpu.core.decide_submit import is_history_behind
+from dgpu.core.decide.submit import is_history_behind
 from dgpu.core.events import Event
-from dgpu.core.ids import GpuId, NodeId
+from dgpu.core.model.ids import GpuId, NodeId
+from dgpu.core.model.wall_span import newest_span
 from dgpu.core.rejections import Rejection
 from dgpu.core.state import ClusterState
 from dgpu.core.wall_clock import differs
-from dgpu.core.wall_span import newest_span
 from dgpu.journal.journal import Journal, Room, Sighting
 from dgpu.journal.mark import AcknowledgedMark
 from dgpu.service.agent_words import GpuSample

@@ -19,8 +19,8 @@ from dgpu.core.commands import (
     ReleaseNode,
     Tick,
 )
-from dgpu.core.decide_time import forget_due
-from dgpu.core.ids import GpuId, NodeId
+from dgpu.core.decide.time import forget_due
+from dgpu.core.model.ids import GpuId, NodeId
 from dgpu.core.rejections import Rejection, StorageFull, TooBusy
 from dgpu.core.state import ClusterState, next_tick_at, next_wake_at
 from dgpu.journal.journal import Room

@@ -20,7 +20,7 @@ import msgspec
 import structlog
 
 from dgpu.core.events import WallClockRead
-from dgpu.core.ids import LeaseId
+from dgpu.core.model.ids import LeaseId
 from dgpu.core.state import ClusterState
 from dgpu.core_form import FORM
 from dgpu.file_limit import file_limit

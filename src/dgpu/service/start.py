@@ -9,8 +9,8 @@ import msgspec
 import structlog
 
 from dgpu.core.events import EpochBegan
-from dgpu.core.ids import TaskId
-from dgpu.core.settings import Settings
+from dgpu.core.model.ids import TaskId
+from dgpu.core.model.settings import Settings
 from dgpu.core.state import ClusterState
 from dgpu.journal.errors import JournalError, LostTail
 from dgpu.journal.file import FileJournal

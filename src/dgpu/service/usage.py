@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from dgpu.core.ids import task_name
+from dgpu.core.model.ids import task_name
 from dgpu.service.history import History, PastEvent
 from dgpu.wire.answers import instant, instant_or_none
 from dgpu.wire.history_answers import Bar, Timeline, Usage, UsageRow

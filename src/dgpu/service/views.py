@@ -25,9 +25,9 @@ from dgpu.core.events import (
     TasksForgotten,
     TasksSubmitted,
 )
-from dgpu.core.ids import NO_LEASE, TaskId
+from dgpu.core.model.ids import NO_LEASE, TaskId
+from dgpu.core.model.task import Shape, Task, TaskStatus
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Shape, Task, TaskStatus
 from dgpu.service.outputs import CommittedGroup
 
 MOST_OVERLAY = 100_000  # forgotten tasks that the history has still to mark

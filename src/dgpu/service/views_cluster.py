@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dgpu.core.cards import usable_mb
-from dgpu.core.health import Health
-from dgpu.core.ids import GpuId, NodeId, task_name
-from dgpu.core.node import Gpu, GpuStatus, Node
+from dgpu.core.index.cards import usable_mb
+from dgpu.core.model.health import Health
+from dgpu.core.model.ids import GpuId, NodeId, task_name
+from dgpu.core.model.node import Gpu, GpuStatus, Node
+from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.core.state import ClusterState, gpu_status
-from dgpu.core.task import WHOLE_MILLI
 from dgpu.service.agent_words import GpuSample
 from dgpu.wire.answers import GpuAnswer, GpuHealthAnswer, GpuList, NodeAnswer, NodeList, instant_or_none
 

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from dgpu.core import events as e
-from dgpu.core.health import SEVERITIES
-from dgpu.core.ids import TaskId, task_name
-from dgpu.core.quota import MILLION
+from dgpu.core.model.health import SEVERITIES
+from dgpu.core.model.ids import TaskId, task_name
+from dgpu.core.model.quota import MILLION
 from dgpu.service.history import PastEvent
 from dgpu.service.outputs import CommittedGroup
 from dgpu.wire.answers import TaskEvent, instant, instant_or_none

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dgpu.core.account import Account
-from dgpu.core.decide_quota import waiting_count
-from dgpu.core.ids import TenantId, task_name
-from dgpu.core.policy.quota import available_milli, kept_milli, quota_of, spent, used_milli
-from dgpu.core.quota import MILLION
+from dgpu.core.decide.quota import waiting_count
+from dgpu.core.foresight.trial import QuotaTrial
+from dgpu.core.index.account import Account
+from dgpu.core.index.limits import quota_of
+from dgpu.core.model.ids import TenantId, task_name
+from dgpu.core.model.quota import MILLION
+from dgpu.core.model.task import WHOLE_MILLI, Pool
+from dgpu.core.model.tenant import Tenant
+from dgpu.core.model.usage import HOUR_MS, decayed
+from dgpu.core.rules.admission import available_milli, kept_milli, spent, used_milli
 from dgpu.core.state import ClusterState
-from dgpu.core.task import WHOLE_MILLI, Pool
-from dgpu.core.tenant import Tenant
-from dgpu.core.trial import QuotaTrial
-from dgpu.core.usage import HOUR_MS, decayed
 from dgpu.wire.answers import PoolQuota, QuotaAnswer, QuotaEffect, TenantAnswer, TenantList, TenantUse
 from dgpu.wire.problem import problem_of
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
-from dgpu.core.dependencies import Awaited
-from dgpu.core.ids import TaskId, task_name
-from dgpu.core.policy.capacity import in_words
-from dgpu.core.policy.reserved import Reserved
-from dgpu.core.reservation import Reservation
-from dgpu.core.task import WHOLE_MILLI, Shape, Task, TaskDetail, TaskStatus
+from dgpu.core.foresight.reserved import Reserved
+from dgpu.core.model.dependencies import Awaited
+from dgpu.core.model.ids import TaskId, task_name
+from dgpu.core.model.reservation import Reservation
+from dgpu.core.model.task import WHOLE_MILLI, Shape, Task, TaskDetail, TaskStatus
+from dgpu.core.rules.capacity import in_words
 from dgpu.service.history import PastTask
 from dgpu.wire.answers import (
     Dependency,

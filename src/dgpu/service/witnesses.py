@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from dgpu.core.ids import MAX_EPOCH, task_name
+from dgpu.core.model.ids import MAX_EPOCH, task_name
 from dgpu.core.state import ClusterState
 from dgpu.journal.errors import ForeignState, JournalError, LostTail
 from dgpu.journal.mark import MARK_NAME, read_mark

@@ -7,10 +7,10 @@ import json
 from dgpu.agent.run.runner import RunOrder
 from dgpu.core.digest import digest
 from dgpu.core.events import EpochBegan, Event, TaskFinished, TasksCancelled, TasksForgotten
-from dgpu.core.ids import LeaseId, NodeId, TaskId, first_lease_of
 from dgpu.core.invariants import check_invariants
+from dgpu.core.model.ids import LeaseId, NodeId, TaskId, first_lease_of
+from dgpu.core.model.task import TaskStatus
 from dgpu.core.state import ClusterState
-from dgpu.core.task import TaskStatus
 from dgpu.sim.history import SimHistory
 from dgpu.sim.output_checker import OutputChecker
 from dgpu.wire.ranks import attempt_of

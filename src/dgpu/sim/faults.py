@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dgpu.core.ids import NodeId
+from dgpu.core.model.ids import NodeId
 from dgpu.sim.network import Network
 from dgpu.sim.node_host import NodeHost
 from dgpu.sim.scheduler_host import JUMPS_MS, SchedulerHost

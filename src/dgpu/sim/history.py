@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dgpu.core.events import TaskFinished, TasksCancelled
-from dgpu.core.ids import TaskId
-from dgpu.core.task import TaskStatus
+from dgpu.core.model.ids import TaskId
+from dgpu.core.model.task import TaskStatus
 from dgpu.service.outputs import CommittedGroup
 
 

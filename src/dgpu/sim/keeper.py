@@ -22,8 +22,8 @@ from dgpu.agent.run.runner import (
     StopOrder,
 )
 from dgpu.agent.start_watch import START_MS
-from dgpu.core.ids import LeaseId, NodeId
-from dgpu.core.task import Outcome
+from dgpu.core.model.ids import LeaseId, NodeId
+from dgpu.core.model.task import Outcome
 from dgpu.sim.checkers import Checkers
 from dgpu.sim.world import World
 

@@ -45,7 +45,7 @@ from dgpu.agent.session_words import (
     TakeSamples,
     Written,
 )
-from dgpu.core.ids import GpuId, NodeId
+from dgpu.core.model.ids import GpuId, NodeId
 from dgpu.sim.checkers import Checkers
 from dgpu.sim.keeper import SimKeeper
 from dgpu.sim.network import Connection, Network

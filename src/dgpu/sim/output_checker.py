@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from dgpu.agent.output_words import OutputSettled
-from dgpu.core.ids import LeaseId, NodeId, TaskId
+from dgpu.core.model.ids import LeaseId, NodeId, TaskId
 from dgpu.service.log_pack import OutputPart
 
 Attempt = tuple[LeaseId, TaskId, int]

@@ -22,7 +22,7 @@ from dgpu.agent.output_words import (
     TimeCame,
 )
 from dgpu.agent.run.runner import RunOrder
-from dgpu.core.ids import LeaseId, NodeId, TaskId
+from dgpu.core.model.ids import LeaseId, NodeId, TaskId
 from dgpu.sim.checkers import Checkers
 from dgpu.sim.network import Connection, Network
 from dgpu.sim.output_scheduler import SimOutput

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from dgpu.core.commands import Command
-from dgpu.core.ids import NodeId, TaskId
+from dgpu.core.model.ids import NodeId, TaskId
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.wall_span import newest_span
 from dgpu.core.rejections import StorageFull
-from dgpu.core.settings import Settings
 from dgpu.core.state import ClusterState
 from dgpu.core.wall_clock import differs
-from dgpu.core.wall_span import newest_span
 from dgpu.service.clock import MAX_GAP_MS, Clock
 from dgpu.service.contact import AgentRules
 from dgpu.service.inputs import (

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from dgpu.core.settings import Settings
+from dgpu.core.model.settings import Settings
 from dgpu.service.contact import AgentRules, LeaseAction
 from dgpu.service.output_intake import OutputIntake
 from dgpu.service.scheduler import Scheduler

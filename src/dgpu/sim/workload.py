@@ -8,9 +8,10 @@ from functools import partial
 from msgspec.structs import replace
 
 from dgpu.core.commands import CancelTasks, ReleaseTasks, SubmitTasks
-from dgpu.core.dependencies import Dependency, When
 from dgpu.core.events import TasksSubmitted
-from dgpu.core.ids import TaskId, TenantId
+from dgpu.core.model.dependencies import Dependency, When
+from dgpu.core.model.ids import TaskId, TenantId
+from dgpu.core.model.task import Pool, Shape, TaskSpec
 from dgpu.core.rejections import (
     AlreadySubmitted,
     DependencyForgotten,
@@ -20,7 +21,6 @@ from dgpu.core.rejections import (
     TooBusy,
     UnknownDependency,
 )
-from dgpu.core.task import Pool, Shape, TaskSpec
 from dgpu.sim.checkers import Checkers, Violation
 from dgpu.sim.scheduler_host import SchedulerHost
 from dgpu.sim.world import World

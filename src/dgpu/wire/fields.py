@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dgpu.core.array import ArrayPlan, NoArray, parse_array
-from dgpu.core.dependencies import Dependency, When
-from dgpu.core.ids import TaskId, TenantId, parse_task_id
-from dgpu.core.task import PRIORITY_LEVELS, WHOLE_MILLI, Constraint, Pool, Restart, in_steps
+from dgpu.core.model.array import ArrayPlan, NoArray, parse_array
+from dgpu.core.model.dependencies import Dependency, When
+from dgpu.core.model.ids import TaskId, TenantId, parse_task_id
+from dgpu.core.model.task import PRIORITY_LEVELS, WHOLE_MILLI, Constraint, Pool, Restart, in_steps
 
 MOST_GPUS = 1024
 MOST_ARGUMENTS = 4096

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple, assert_never
 
 from dgpu.core import rejections as r
-from dgpu.core.ids import task_name
-from dgpu.core.task import MEMORY_STEP_MB
+from dgpu.core.model.ids import task_name
+from dgpu.core.model.task import MEMORY_STEP_MB
 from dgpu.wire.answers import FieldError, Problem
 from dgpu.wire.json_body import BadRequest
 

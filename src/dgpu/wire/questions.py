@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from dgpu.core.ids import NodeId, TaskId
-from dgpu.core.quota import MILLION, QuotaMode, Reclaim
-from dgpu.core.task import TaskSpec
+from dgpu.core.model.ids import NodeId, TaskId
+from dgpu.core.model.quota import MILLION, QuotaMode, Reclaim
+from dgpu.core.model.task import TaskSpec
 from dgpu.wire import fields
 from dgpu.wire.answers import FieldError
 from dgpu.wire.fields import Check, Unacceptable

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from dgpu.core.array import ArrayPlan, size
 from dgpu.core.commands import CancelTasks
-from dgpu.core.dependencies import Dependency
-from dgpu.core.ids import TaskId, parse_task_id
-from dgpu.core.task import (
+from dgpu.core.model.array import ArrayPlan, size
+from dgpu.core.model.dependencies import Dependency
+from dgpu.core.model.ids import TaskId, parse_task_id
+from dgpu.core.model.task import (
     PRIORITY_LEVELS,
     WHOLE_MILLI,
     Pool,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from dgpu.core.array import MOST_TASKS
-from dgpu.core.dependencies import When
-from dgpu.core.gang import MOST_NODES
-from dgpu.core.ids import TenantId
-from dgpu.core.task import PRIORITY_LEVELS, Restart
+from dgpu.core.model.array import MOST_TASKS
+from dgpu.core.model.dependencies import When
+from dgpu.core.model.gang import MOST_NODES
+from dgpu.core.model.ids import TenantId
+from dgpu.core.model.task import PRIORITY_LEVELS, Restart
 from dgpu.wire import fields
 from dgpu.wire.fields import Check
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from dgpu.core.commands import SetQuota
-from dgpu.core.ids import TenantId
-from dgpu.core.quota import MILLION, QuotaMode, Reclaim
-from dgpu.core.task import Pool
-from dgpu.core.tenant import Tenant
+from dgpu.core.model.ids import TenantId
+from dgpu.core.model.quota import MILLION, QuotaMode, Reclaim
+from dgpu.core.model.task import Pool
+from dgpu.core.model.tenant import Tenant
 from dgpu.wire import fields
 from dgpu.wire.answers import FieldError
 from dgpu.wire.fields import Check, Unacceptable

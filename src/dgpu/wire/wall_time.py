@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dgpu.core.wall_span import WallSpan  # the client shows times too, and needs nothing of the core
+    from dgpu.core.model.wall_span import (
+        WallSpan,  # the client shows times too, and needs nothing of the core
+    )
 
 
 class WallTime:

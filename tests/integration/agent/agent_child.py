@@ -10,7 +10,7 @@ from dgpu.agent.host import serve_agent
 from dgpu.agent.options import AgentOptions, NodeOptions
 from dgpu.agent.probe.detect import DetectionMethod
 from dgpu.agent.probe.models import SimulatedCards
-from dgpu.core.ids import NodeId
+from dgpu.core.model.ids import NodeId
 
 
 def options(directory: Path, port: int, **facts) -> AgentOptions:

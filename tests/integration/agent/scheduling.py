@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import msgspec
 
-from dgpu.core.task import TaskDetail
+from dgpu.core.model.task import TaskDetail
 from dgpu.wire.proto import agent_pb2 as pb
 
 PATIENCE_SECONDS = 60.0

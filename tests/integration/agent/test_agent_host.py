@@ -23,7 +23,7 @@ from dgpu.agent.probe.detect import DetectionMethod
 from dgpu.agent.probe.models import SimulatedCards
 from dgpu.agent.probe.simulated import simulated_gpu_id
 from dgpu.agent.retention import Limits
-from dgpu.core.ids import NodeId
+from dgpu.core.model.ids import NodeId
 from dgpu.wire.proto import agent_pb2 as pb
 from integration.agent import agent_child
 from integration.agent.agent_child import options

@@ -15,7 +15,7 @@ from dgpu.agent.owners import ProcessOwners
 from dgpu.agent.probe.probe import Sample
 from dgpu.agent.run.runner import RunOrder, RunsListed, RunsStarted
 from dgpu.agent.tree import Survey
-from dgpu.core.ids import GpuId, LeaseId, TaskId
+from dgpu.core.model.ids import GpuId, LeaseId, TaskId
 from integration.agent.keeping import Kept, wait_for
 
 VICTIM, FORGER = LeaseId(7), LeaseId(8)

@@ -14,7 +14,7 @@ import structlog
 
 from alert_receivers import MailServer, WebhookServer, eventually, serving
 from dgpu.core.commands import LoseNode, RegisterNode
-from dgpu.core.ids import NodeId
+from dgpu.core.model.ids import NodeId
 from dgpu.journal.memory import MemoryDisk
 from dgpu.service.alerts.options import AlertOptions
 from dgpu.service.alerts.outbox import SendingRules

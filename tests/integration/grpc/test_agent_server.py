@@ -14,9 +14,9 @@ import grpc
 import pytest
 
 from dgpu.core.commands import CancelTasks
-from dgpu.core.ids import NodeId, TaskId
-from dgpu.core.settings import Settings
-from dgpu.core.task import TaskStatus
+from dgpu.core.model.ids import NodeId, TaskId
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import TaskStatus
 from dgpu.journal.memory import MemoryJournal
 from dgpu.service import output_streams
 from dgpu.service.clock import Clock

@@ -12,7 +12,7 @@ import pytest
 from dgpu.agent.probe.detect import DetectionMethod, detect
 from dgpu.agent.probe.nvidia_smi import NvidiaSmiProbe
 from dgpu.agent.probe.probe import ProbeError, ProbeUnavailableError
-from dgpu.core.ids import GpuId
+from dgpu.core.model.ids import GpuId
 
 A, B = GpuId("GPU-aaaa"), GpuId("GPU-bbbb")
 CARD_A = "0, GPU-aaaa, 00000000:0B:00.0, 32768, 1024, 12, 45, 60.42, [N/A], Tesla V100-SXM2-32GB"

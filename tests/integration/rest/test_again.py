@@ -8,8 +8,8 @@ import time
 import msgspec
 
 from dgpu.core.commands import ReportFinished, ReportStarted
-from dgpu.core.settings import Settings
-from dgpu.core.task import Outcome, TaskDetail
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Outcome, TaskDetail
 from dgpu.journal.file import FileJournal
 from dgpu.service.rest.backend import RestOptions
 from dgpu.wire.records import encode_group

@@ -11,7 +11,7 @@ import pytest
 from alert_receivers import eventually
 from dgpu.client import AsyncClient, BadRequest, Client, NotFound, Refused
 from dgpu.core.commands import LoseNode
-from dgpu.core.ids import NodeId
+from dgpu.core.model.ids import NodeId
 from dgpu.service.alerts.options import AlertOptions
 from dgpu.service.alerts.store import AlertStore
 from dgpu.service.alerts.values import AlertTimes, MachineOptions

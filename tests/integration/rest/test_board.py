@@ -18,7 +18,7 @@ import pytest
 
 from dgpu.client.stream import EventParser, ServerEvent
 from dgpu.core.commands import DrainNode
-from dgpu.core.ids import GpuId, NodeId
+from dgpu.core.model.ids import GpuId, NodeId
 from dgpu.service.agent_words import GpuSample
 from dgpu.service.board import MOST_KEPT, Board, Listener, Piece
 from dgpu.service.board_columns import CHANGING, FIXED

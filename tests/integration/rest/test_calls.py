@@ -9,8 +9,8 @@ import pytest
 
 from dgpu.client import Client, Refused
 from dgpu.core.commands import LoseNode
-from dgpu.core.ids import NodeId
-from dgpu.core.settings import Settings
+from dgpu.core.model.ids import NodeId
+from dgpu.core.model.settings import Settings
 from dgpu.journal.journal import Room
 from rest_world import TOKEN, RestWorld
 

@@ -6,7 +6,7 @@ import pytest
 
 from dgpu.client import Client
 from dgpu.core.commands import ObserveGpu, ReportCheck
-from dgpu.core.ids import GpuId
+from dgpu.core.model.ids import GpuId
 from rest_world import TOKEN, RestWorld
 
 CARD = GpuId("GPU-n1-0")

@@ -10,7 +10,7 @@ import pytest
 from dgpu.client.asynchronous import AsyncClient
 from dgpu.client.sync import Client
 from dgpu.core.commands import DrainNode, ResumeNode
-from dgpu.core.ids import GpuId, NodeId
+from dgpu.core.model.ids import GpuId, NodeId
 from dgpu.service.agent_words import GpuSample
 from dgpu.service.history import HISTORY_NAME, History
 from dgpu.service.telemetry.file import TELEMETRY_NAME

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dgpu.client import AsyncClient, Client
-from dgpu.core.settings import Settings
+from dgpu.core.model.settings import Settings
 from rest_world import RestWorld
 
 

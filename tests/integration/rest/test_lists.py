@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dgpu.core.commands import LoseNode, ReportFinished, ReportStarted
-from dgpu.core.ids import NodeId
-from dgpu.core.settings import Settings
-from dgpu.core.task import Outcome
+from dgpu.core.model.ids import NodeId
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Outcome
 from rest_world import RestWorld
 
 

@@ -14,9 +14,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dgpu.core.commands import LoseNode, ReleaseNode, SetTenant
-from dgpu.core.ids import GpuId, NodeId, TenantId
-from dgpu.core.settings import Settings
-from dgpu.core.tenant import Tenant
+from dgpu.core.model.ids import GpuId, NodeId, TenantId
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.tenant import Tenant
 from dgpu.service.agent_words import GpuSample
 from dgpu.service.metrics_cluster import MOST_TENANTS
 from dgpu.service.rest.backend import Backend

@@ -8,9 +8,9 @@ from dgpu.cli.queue import starts_by
 from dgpu.cli.show import fields
 from dgpu.cli.why import page
 from dgpu.core.commands import ReportFinished
-from dgpu.core.ids import LeaseId
-from dgpu.core.settings import Settings
-from dgpu.core.task import Outcome
+from dgpu.core.model.ids import LeaseId
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Outcome
 from rest_world import RestWorld
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dgpu.core.settings import Settings
+from dgpu.core.model.settings import Settings
 from dgpu.service.rest import searching
 from rest_world import RestWorld
 

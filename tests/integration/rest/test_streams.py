@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from dgpu.core.ids import NodeId, TaskId
+from dgpu.core.model.ids import NodeId, TaskId
 from dgpu.service.rest.backend import RestOptions
 from dgpu.service.rest.streams import tail_of
 from dgpu.wire.proto import agent_pb2 as pb

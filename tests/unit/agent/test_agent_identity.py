@@ -16,8 +16,8 @@ from dgpu.agent.lifecycle_words import (
     Welcomed,
 )
 from dgpu.agent.run.runner import KnownRun, RunEnd, RunOrder, RunsEnded, RunsListed
-from dgpu.core.ids import GpuId, LeaseId, TaskId
-from dgpu.core.task import Outcome
+from dgpu.core.model.ids import GpuId, LeaseId, TaskId
+from dgpu.core.model.task import Outcome
 
 L1 = LeaseId(1 << 32 | 1)
 GPU = GpuId("GPU-a")

@@ -31,8 +31,8 @@ from dgpu.agent.run.runner import (
     RunsStarted,
     StopOrder,
 )
-from dgpu.core.ids import GpuId, LeaseId, TaskId
-from dgpu.core.task import Outcome
+from dgpu.core.model.ids import GpuId, LeaseId, TaskId
+from dgpu.core.model.task import Outcome
 
 L1, L2 = LeaseId(1), LeaseId(2)
 GPU = GpuId("GPU-a")

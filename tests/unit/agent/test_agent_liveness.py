@@ -31,8 +31,8 @@ from dgpu.agent.run.runner import (
 from dgpu.agent.session_words import Send, Written
 from dgpu.agent.start_watch import NEVER_MS, START_MS
 from dgpu.agent.task_leases import TaskLeases
-from dgpu.core.ids import GpuId, LeaseId, TaskId
-from dgpu.core.task import Outcome
+from dgpu.core.model.ids import GpuId, LeaseId, TaskId
+from dgpu.core.model.task import Outcome
 from unit.agent.test_agent_session import opened
 
 L1 = LeaseId(1)

@@ -13,8 +13,8 @@ from dgpu.agent.oom import out_of_memory
 from dgpu.agent.probe.foreign import own_mb
 from dgpu.agent.probe.probe import Sample
 from dgpu.agent.run.runner import KnownRun, RunEnd, RunOrder, RunsEnded, RunsListed, RunsStarted, StopOrder
-from dgpu.core.ids import GpuId, LeaseId, TaskId
-from dgpu.core.task import Outcome
+from dgpu.core.model.ids import GpuId, LeaseId, TaskId
+from dgpu.core.model.task import Outcome
 
 L1, L2 = LeaseId(1), LeaseId(2)
 GPU = GpuId("GPU-a")

@@ -34,8 +34,8 @@ from dgpu.agent.session_words import (
     Woke,
     Written,
 )
-from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId
-from dgpu.core.task import Outcome
+from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId
+from dgpu.core.model.task import Outcome
 from dgpu.wire.proto import agent_pb2 as pb
 
 GPU = NodeGpu(id=GpuId("GPU-a"), index=0, model="V100", memory_mb=16_384)

@@ -10,7 +10,7 @@ from dgpu.agent import output_shelf
 from dgpu.agent.chunks import ChunkWriter, extent
 from dgpu.agent.output_shelf import OutputShelf
 from dgpu.agent.output_words import OutputSettled, ReadFiles
-from dgpu.core.ids import LeaseId, TaskId
+from dgpu.core.model.ids import LeaseId, TaskId
 
 HOUR_MS = 3_600_000
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import msgspec
 
-from dgpu.core.apply import apply
+from dgpu.core.apply.table import apply
 from dgpu.core.commands import CancelTasks, DrainNode, LoseNode, RegisterNode, SubmitTasks
-from dgpu.core.decide import decide
+from dgpu.core.decide.table import decide
 from dgpu.core.events import TaskFinished
-from dgpu.core.health import GpuHealth, Health
-from dgpu.core.ids import GpuId, NodeId, TenantId
-from dgpu.core.node import Gpu
-from dgpu.core.quota import Quota, QuotaMode
+from dgpu.core.model.health import GpuHealth, Health
+from dgpu.core.model.ids import GpuId, NodeId, TenantId
+from dgpu.core.model.node import Gpu
+from dgpu.core.model.quota import Quota, QuotaMode
+from dgpu.core.model.task import Pool, Shape, TaskSpec, TaskStatus
 from dgpu.core.rejections import Rejection
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Pool, Shape, TaskSpec, TaskStatus
 from dgpu.service.agent_words import GpuSample, reason_of_node
 from dgpu.service.alerts.readings import EndedTasks, read_state
 from dgpu.service.alerts.rules import RULE_NAMES, Readings, Rule, RuleSet, Use, findings

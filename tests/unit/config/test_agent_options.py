@@ -5,7 +5,7 @@ from pathlib import Path
 from dgpu.agent.options import AgentOptions, NodeOptions
 from dgpu.agent.probe.detect import DetectionMethod
 from dgpu.agent.probe.models import SimulatedCards
-from dgpu.core.ids import NodeId
+from dgpu.core.model.ids import NodeId
 from dgpu.entry.agent import agent_options
 from dgpu.entry.config import load_agent_config
 from dgpu.entry.config_types import AgentConfig

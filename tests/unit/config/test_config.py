@@ -10,7 +10,7 @@ import yaml
 
 from dgpu.agent.probe.detect import DetectionMethod
 from dgpu.agent.probe.models import SimulatedCards
-from dgpu.core.settings import Settings
+from dgpu.core.model.settings import Settings
 from dgpu.entry.config import ConfigError, known_keys, load_agent_config, load_scheduler_config
 from dgpu.entry.config_checks import parse_address
 from dgpu.entry.config_types import AgentConfig, SchedulerConfig

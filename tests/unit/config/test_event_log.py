@@ -24,10 +24,10 @@ from dgpu.core.events import (
     TasksSubmitted,
     TaskStopRequested,
 )
-from dgpu.core.health import Blame, Health
-from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId, TenantId
-from dgpu.core.node import Node
-from dgpu.core.task import Pool, Shape, TaskSpec, TaskStatus
+from dgpu.core.model.health import Blame, Health
+from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId, TenantId
+from dgpu.core.model.node import Node
+from dgpu.core.model.task import Pool, Shape, TaskSpec, TaskStatus
 from dgpu.entry.event_log import EventLog
 
 

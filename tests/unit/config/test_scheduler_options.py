@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dgpu.core.ids import TenantId
-from dgpu.core.quota import Quota, QuotaMode, Reclaim
-from dgpu.core.settings import Settings
-from dgpu.core.task import Pool
-from dgpu.core.tenant import Tenant
+from dgpu.core.model.ids import TenantId
+from dgpu.core.model.quota import Quota, QuotaMode, Reclaim
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Pool
+from dgpu.core.model.tenant import Tenant
 from dgpu.entry.config import load_scheduler_config
 from dgpu.entry.config_types import SchedulerConfig
 from dgpu.entry.scheduler import service_options

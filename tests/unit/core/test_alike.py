@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from building import cluster, do, lease, node, task
 from dgpu.core.commands import DrainNode, RunPass
-from dgpu.core.demand import Demand
-from dgpu.core.policy.alike import alike
-from dgpu.core.policy.explain import explain
+from dgpu.core.foresight.alike import alike
+from dgpu.core.foresight.explain import explain
+from dgpu.core.model.demand import Demand
 
 
 def test_nodes_alike_are_counted_and_others_stand_alone() -> None:

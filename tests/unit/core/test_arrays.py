@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from building import cluster, do, finished, node, run_pass, task, tried
-from dgpu.core.array import NoArray, indexes, parse_array
 from dgpu.core.commands import CancelTasks, ChangePriority
+from dgpu.core.foresight.explain import explain
 from dgpu.core.invariants import check_invariants
-from dgpu.core.policy.explain import explain
+from dgpu.core.model.array import NoArray, indexes, parse_array
+from dgpu.core.model.task import Outcome
 from dgpu.core.rejections import UnknownArray
-from dgpu.core.task import Outcome
 
 
 @pytest.mark.parametrize(

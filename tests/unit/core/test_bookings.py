@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dgpu.core.bookings import IN_PASSING, THOROUGH, Bookings, Pace, Soonest
-from dgpu.core.ids import NodeId
-from dgpu.core.room import Room
+from dgpu.core.index.bookings import IN_PASSING, THOROUGH, Bookings, Pace, Soonest
+from dgpu.core.index.room import Room
+from dgpu.core.model.ids import NodeId
 
 
 def test_after_a_look_in_vain_nobody_looks_for_a_second_unless_somebody_comes() -> None:

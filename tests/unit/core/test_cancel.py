@@ -6,10 +6,10 @@ from building import cluster, do, finished, node, run_pass, task, tried
 from dgpu.core.commands import CancelTasks, LoseNode, ReleaseNode
 from dgpu.core.digest import digest
 from dgpu.core.events import TaskCancelRequested, TasksCancelled
-from dgpu.core.quota import Quota
+from dgpu.core.model.quota import Quota
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Outcome, Pool, TaskStatus
 from dgpu.core.rejections import TaskEnded, UnknownTask
-from dgpu.core.settings import Settings
-from dgpu.core.task import Outcome, Pool, TaskStatus
 
 
 def statuses(state) -> list[str]:

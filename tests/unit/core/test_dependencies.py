@@ -8,17 +8,17 @@ from msgspec.structs import replace
 from building import cluster, do, finished, node, on, run_pass, task, tried
 from dgpu.core.commands import CancelTasks, RunPass, Tick
 from dgpu.core.events import TasksCancelled
+from dgpu.core.foresight.explain import explain
 from dgpu.core.invariants import check_invariants
-from dgpu.core.policy.explain import explain
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Restart, TaskStatus
 from dgpu.core.rejections import (
     DependencyForgotten,
     DependencyNeverMet,
     TooManyDependencies,
     UnknownDependency,
 )
-from dgpu.core.settings import Settings
 from dgpu.core.state import ClusterState, pass_due
-from dgpu.core.task import Restart, TaskStatus
 
 
 def end(state: ClusterState, task_id: int, exit_code: int = 0) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from building import cluster, do, finished, gpu, lease, node, run_pass, task
 from dgpu.core.commands import CancelTasks, DrainNode, LoseNode, ObserveGpu
-from dgpu.core.policy.explain import Explanation, explain
+from dgpu.core.foresight.explain import Explanation, explain
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Outcome
 from dgpu.core.rejections import UnknownTask
-from dgpu.core.settings import Settings
-from dgpu.core.task import Outcome
 
 
 def why(state, task_id: int) -> Explanation:

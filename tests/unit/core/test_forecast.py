@@ -5,12 +5,12 @@ from __future__ import annotations
 from building import START, cluster, do, finished, node, run_pass, task
 from dgpu.core.commands import HoldTasks, LoseNode, ReportStarted
 from dgpu.core.digest import digest
-from dgpu.core.policy.forecast import forecast
-from dgpu.core.policy.forward import KILL_GRACE_MS, RELEASE_MS
-from dgpu.core.run_times import MOST_KINDS, MOST_RUNS, RunTimes, kind_of, note_run, quantile_ms
-from dgpu.core.settings import Settings
+from dgpu.core.foresight.forecast import forecast
+from dgpu.core.foresight.forward import KILL_GRACE_MS, RELEASE_MS
+from dgpu.core.model.run_times import MOST_KINDS, MOST_RUNS, RunTimes, kind_of, note_run, quantile_ms
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Restart, Task, TaskStatus
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Restart, Task, TaskStatus
 
 MINUTE = 60_000
 NO_LIMITS = Settings(default_timeout_ms=0, max_timeout_ms=0)

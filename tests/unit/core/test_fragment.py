@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dgpu.core.demand import Demand
-from dgpu.core.ordered import Ordered
-from dgpu.core.packing import Found, Packing
-from dgpu.core.policy.fragment import (
+from dgpu.core.index.ordered import Ordered
+from dgpu.core.index.packing import Found, Packing
+from dgpu.core.model.demand import Demand
+from dgpu.core.model.typical import Typical, TypicalShape
+from dgpu.core.rules.fragment import (
     MOST_TYPICAL,
     Cards,
     Host,
@@ -24,7 +25,6 @@ from dgpu.core.policy.fragment import (
     view_of,
     without,
 )
-from dgpu.core.typical import Typical, TypicalShape
 
 A100 = Kind("A100", 80_000)
 T4 = Kind("T4", 16_000)

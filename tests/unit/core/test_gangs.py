@@ -7,11 +7,11 @@ import pytest
 from building import cluster, do, finished, node, run_pass, task, tried
 from dgpu.core.commands import CancelTasks, LoseNode, ReleaseNode, ReportStarted, RunPass, Tick
 from dgpu.core.events import GangPlaced, RankEnded, TaskFinished, TaskRequeued
+from dgpu.core.foresight.explain import explain
 from dgpu.core.invariants import check_invariants
-from dgpu.core.policy.explain import explain
+from dgpu.core.model.task import Outcome, Restart
 from dgpu.core.rejections import NeverFits, StaleLease
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Outcome, Restart
 
 
 def three_nodes(gpus: int = 2) -> ClusterState:

@@ -15,14 +15,14 @@ import pytest
 from building import cluster, do, finished, node, run_pass, task
 from dgpu.core.commands import DrainNode, ReportStarted, SetQuota
 from dgpu.core.digest import digest
-from dgpu.core.ids import NodeId, TaskId
-from dgpu.core.policy.explain import explain
-from dgpu.core.policy.forecast import forecast
-from dgpu.core.policy.sooner import sooner
-from dgpu.core.policy.whatif import whatif
-from dgpu.core.settings import Settings
+from dgpu.core.foresight.explain import explain
+from dgpu.core.foresight.forecast import forecast
+from dgpu.core.foresight.sooner import sooner
+from dgpu.core.foresight.trial import try_quota
+from dgpu.core.foresight.whatif import whatif
+from dgpu.core.model.ids import NodeId, TaskId
+from dgpu.core.model.settings import Settings
 from dgpu.core.state import ClusterState
-from dgpu.core.trial import try_quota
 
 MINUTE = 60_000
 LARGE, SMALL = TaskId(7), TaskId(27)

@@ -17,14 +17,14 @@ from dgpu.core.commands import (
 )
 from dgpu.core.digest import digest
 from dgpu.core.events import Event, GpuBlamed, GpuHealthChanged, TaskRequeued, TaskStopRequested
-from dgpu.core.health import Health, HealthRules
+from dgpu.core.foresight.explain import Explanation, explain
 from dgpu.core.invariants import check_invariants
-from dgpu.core.node import GpuStatus
-from dgpu.core.policy.explain import Explanation, explain
+from dgpu.core.model.health import Health, HealthRules
+from dgpu.core.model.node import GpuStatus
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Outcome, TaskStatus
 from dgpu.core.rejections import GpuInService, StaleCheck, UnknownGpu
-from dgpu.core.settings import Settings
 from dgpu.core.state import ClusterState, gpu_status, next_tick_at
-from dgpu.core.task import Outcome, TaskStatus
 
 CARD = "GPU-n1-0"
 RULES = HealthRules(

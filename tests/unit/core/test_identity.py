@@ -7,14 +7,14 @@ from msgspec.structs import replace
 
 from building import cluster, do, node, task
 from dgpu.core.commands import BeginEpoch, HeldLease, ReadWallClock, RegisterNode, ReportStarted, RunPass
-from dgpu.core.decide_time import LOSS_ACCEPTED
+from dgpu.core.decide.time import LOSS_ACCEPTED
 from dgpu.core.digest import digest
 from dgpu.core.identity import MAX_NONCES, is_same_run
-from dgpu.core.ids import MAX_EPOCH, LeaseId, NodeId, TaskId, first_lease_of
-from dgpu.core.settings import Settings
+from dgpu.core.model.ids import MAX_EPOCH, LeaseId, NodeId, TaskId, first_lease_of
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import TaskStatus
+from dgpu.core.model.wall_span import WallSpan
 from dgpu.core.state import ClusterState
-from dgpu.core.task import TaskStatus
-from dgpu.core.wall_span import WallSpan
 
 OURS = HeldLease(
     lease_id=first_lease_of(1), task_id=TaskId(1), running=True, attempt=1, nonce="n1", cluster_id="c"

@@ -7,10 +7,10 @@ import pytest
 from building import START, cluster, do, task, tried
 from dgpu.core.commands import Tick
 from dgpu.core.digest import digest
-from dgpu.core.idempotency import MIN_KEY_AGE_MS, KeyRing, pack
 from dgpu.core.invariants import check_invariants
+from dgpu.core.model.idempotency import MIN_KEY_AGE_MS, KeyRing, pack
+from dgpu.core.model.settings import Settings
 from dgpu.core.rejections import AlreadySubmitted, TooManyKeys
-from dgpu.core.settings import Settings
 
 BOUNDS = Settings(max_keys=40, max_tenant_keys=24)
 LATER = START + MIN_KEY_AGE_MS

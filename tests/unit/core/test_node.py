@@ -14,10 +14,10 @@ from dgpu.core.commands import (
     ResumeNode,
 )
 from dgpu.core.events import NodeRegistered, TaskRequeued
-from dgpu.core.node import GpuStatus, NodeStatus
+from dgpu.core.model.node import GpuStatus, NodeStatus
+from dgpu.core.model.task import Restart, TaskStatus
 from dgpu.core.rejections import GpuClaimed, NodeBusy, NodeNotOffline, UnknownGpu, UnknownNode
 from dgpu.core.state import gpu_status
-from dgpu.core.task import Restart, TaskStatus
 
 LOST = LoseNode(node_id="n1", reason="no heartbeat for 15 s")
 GIVEN_UP = ReleaseNode(node_id="n1", reason="lease over")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from building import cluster, do, finished, lease, node, run_pass, task
 from dgpu.core.commands import CancelTasks
-from dgpu.core.policy.order import position, queue
-from dgpu.core.task import Outcome
+from dgpu.core.model.task import Outcome
+from dgpu.core.rules.order import position, queue
 
 
 def test_the_queue_is_by_priority_then_age_over_all_shapes() -> None:

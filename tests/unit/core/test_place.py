@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from building import cluster, do, finished, gpu, gpus_of, lease, node, run_pass, task
-from dgpu.core.apply import apply
+from dgpu.core.apply.table import apply
 from dgpu.core.commands import DrainNode, LoseNode, ObserveGpu, ReleaseNode, ResumeNode, RunPass
-from dgpu.core.decide import decide
+from dgpu.core.decide.table import decide
 from dgpu.core.digest import digest
 from dgpu.core.events import TaskPlaced, TaskStarted
-from dgpu.core.settings import Placement, Settings
+from dgpu.core.model.settings import Placement, Settings
+from dgpu.core.model.task import Outcome, TaskStatus
 from dgpu.core.state import next_wake_at, pass_due
-from dgpu.core.task import Outcome, TaskStatus
 
 
 def test_higher_priority_goes_first_and_equals_go_by_age_over_all_shapes() -> None:

@@ -7,11 +7,11 @@ import pytest
 from building import cluster, do, finished, node, run_pass, task, tried
 from dgpu.core.commands import CancelTasks, ObserveGpu, ReportStarted
 from dgpu.core.events import ObservationChanged, TaskFinished, TaskRequeued
-from dgpu.core.node import GpuStatus
+from dgpu.core.model.node import GpuStatus
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Outcome, Restart, TaskStatus
 from dgpu.core.rejections import StaleLease
-from dgpu.core.settings import Settings
 from dgpu.core.state import gpu_status
-from dgpu.core.task import Outcome, Restart, TaskStatus
 
 
 def running(**more):

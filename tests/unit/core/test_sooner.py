@@ -8,11 +8,11 @@ from building import cluster, do, gpu, node, run_pass, task
 from building.changes import starts_it
 from dgpu.core.commands import DrainNode, HoldTasks
 from dgpu.core.digest import digest
-from dgpu.core.policy.sooner import MOST_TRIES, Change, sooner
-from dgpu.core.quota import Quota, QuotaMode
-from dgpu.core.settings import Settings
+from dgpu.core.foresight.sooner import MOST_TRIES, Change, sooner
+from dgpu.core.model.quota import Quota, QuotaMode
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Pool
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Pool
 
 STRICT = Settings(quota=Quota(online_ppm=700_000, mode=QuotaMode.STRICT), memory_margin_mb=0)
 

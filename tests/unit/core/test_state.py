@@ -12,17 +12,17 @@ import msgspec
 import pytest
 
 from building import START, cluster, do, finished, lease, node, run_pass, task
-from dgpu.core.apply import APPLIERS
+from dgpu.core.apply.table import APPLIERS
 from dgpu.core.commands import BeginEpoch, CancelTasks, Command, LoseNode, RunPass
-from dgpu.core.decide import DECIDERS
+from dgpu.core.decide.table import DECIDERS
 from dgpu.core.digest import digest
 from dgpu.core.events import Event
 from dgpu.core.invariants import check_invariants
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Outcome, Task
 from dgpu.core.parts import Parts
 from dgpu.core.replay import replay
-from dgpu.core.settings import Settings
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Outcome, Task
 
 
 def busy_cluster() -> tuple[ClusterState, list[Event]]:

@@ -7,9 +7,9 @@ import pytest
 from building import cluster, do, gpu, node, run_pass, spec, task, tried
 from dgpu.core.commands import CancelTasks, ChangeInventory, LoseNode, RemoveNode, SubmitTasks
 from dgpu.core.digest import digest
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Pool, TaskStatus, in_steps
 from dgpu.core.rejections import AlreadySubmitted, KeyReused, NeverFits, QueueFull, TimeoutTooLong
-from dgpu.core.settings import Settings
-from dgpu.core.task import Pool, TaskStatus, in_steps
 
 HOUR = 3_600_000
 

@@ -6,9 +6,9 @@ from building import START, cluster, do, finished, node, restart, run_pass, task
 from dgpu.core.commands import BeginEpoch, CancelTasks, Tick
 from dgpu.core.events import KeysForgotten, TaskFinished, TasksForgotten
 from dgpu.core.invariants import check_invariants
-from dgpu.core.settings import Settings
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import TaskStatus
 from dgpu.core.state import next_tick_at
-from dgpu.core.task import TaskStatus
 
 LATER = START + 10_000_000
 

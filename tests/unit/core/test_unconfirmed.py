@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from building import cluster, do, finished, node, restart, returning, run_pass, task
-from dgpu.core.apply import apply
+from dgpu.core.apply.table import apply
 from dgpu.core.commands import BeginEpoch, LoseNode, ReportStarted, RunPass, SetQuota
 from dgpu.core.digest import digest
 from dgpu.core.events import EpochBegan, TaskStopRequested
 from dgpu.core.execute import execute
+from dgpu.core.foresight.explain import explain
+from dgpu.core.foresight.forecast import forecast
+from dgpu.core.index.limits import quota_of
 from dgpu.core.invariants import check_invariants
-from dgpu.core.node import GpuStatus, NodeStatus
-from dgpu.core.policy.explain import explain
-from dgpu.core.policy.forecast import forecast
-from dgpu.core.policy.quota import quota_of, used_milli
-from dgpu.core.quota import QuotaMode, Reclaim
-from dgpu.core.settings import Settings
-from dgpu.core.task import Pool, TaskStatus
+from dgpu.core.model.node import GpuStatus, NodeStatus
+from dgpu.core.model.quota import QuotaMode, Reclaim
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Pool, TaskStatus
+from dgpu.core.rules.admission import used_milli
 
 MINUTE = 60_000
 

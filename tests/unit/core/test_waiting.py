@@ -6,12 +6,12 @@ from msgspec.structs import replace
 
 from building import START, cluster, do, finished, node, on, restart, run_pass, task, tried
 from dgpu.core.commands import BeginEpoch, CancelTasks, ChangePriority, HoldTasks, ReleaseTasks
+from dgpu.core.foresight.explain import explain
 from dgpu.core.invariants import check_invariants
-from dgpu.core.policy.explain import explain
-from dgpu.core.policy.order import position, queue
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Outcome
 from dgpu.core.rejections import TaskNotWaiting, UnknownArray, UnknownTask
-from dgpu.core.settings import Settings
-from dgpu.core.task import Outcome
+from dgpu.core.rules.order import position, queue
 
 MINUTE_MS = 60_000
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dgpu.core.apply import apply
+from dgpu.core.apply.table import apply
 from dgpu.core.commands import ReadWallClock
-from dgpu.core.decide import decide
+from dgpu.core.decide.table import decide
 from dgpu.core.digest import digest
+from dgpu.core.model.usage import Usage, charged, month_of
+from dgpu.core.model.wall_span import WallSpan
 from dgpu.core.state import ClusterState
-from dgpu.core.usage import Usage, charged, month_of
 from dgpu.core.wall_clock import MAX_SPANS, wall_ms
-from dgpu.core.wall_span import WallSpan
 
 DAY_MS = 86_400_000
 AT = 1_790_000_000_000

@@ -5,12 +5,12 @@ from __future__ import annotations
 from building import cluster, do, node, run_pass, task
 from dgpu.core.commands import Command, DrainNode, ReportStarted, SetQuota
 from dgpu.core.digest import digest
-from dgpu.core.policy.whatif import Effect, Starts, lose, whatif
-from dgpu.core.quota import Quota, QuotaMode, Reclaim
+from dgpu.core.foresight.whatif import Effect, Starts, lose, whatif
+from dgpu.core.model.quota import Quota, QuotaMode, Reclaim
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Pool
 from dgpu.core.rejections import NeverFits, UnknownNode
-from dgpu.core.settings import Settings
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Pool
 
 MINUTE = 60_000
 MARGIN = 11_000  # kill grace and release

@@ -10,11 +10,11 @@ import msgspec
 from dgpu.core import commands
 from dgpu.core.events import Event
 from dgpu.core.execute import execute
-from dgpu.core.node import Gpu
+from dgpu.core.model.node import Gpu
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Outcome, Pool, Shape, TaskDetail, TaskSpec, TaskStatus
 from dgpu.core.rejections import Rejection
-from dgpu.core.settings import Settings
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Outcome, Pool, Shape, TaskDetail, TaskSpec, TaskStatus
 from dgpu.journal.file import FileJournal
 from dgpu.wire.records import encode_group
 

@@ -4,10 +4,10 @@ import sqlite3
 
 import pytest
 
-from dgpu.core.apply import apply
+from dgpu.core.apply.table import apply
 from dgpu.core.events import NodeDraining
+from dgpu.core.model.task import Pool, TaskStatus
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Pool, TaskStatus
 from dgpu.service import history_writer
 from dgpu.service.history import History
 from dgpu.service.history_filters import TaskFilters

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dgpu.core.task import Pool, TaskStatus
+from dgpu.core.model.task import Pool, TaskStatus
 from dgpu.service.history import History
 from dgpu.service.history_filters import TaskFilters
 from dgpu.service.history_writer import HistoryWriter

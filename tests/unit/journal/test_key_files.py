@@ -10,8 +10,8 @@ import pytest
 
 from dgpu.core.commands import SubmitTasks, Tick
 from dgpu.core.digest import digest
-from dgpu.core.idempotency import IdempotencyKey, pack
 from dgpu.core.invariants import check_invariants
+from dgpu.core.model.idempotency import IdempotencyKey, pack
 from dgpu.core.state import ClusterState
 from dgpu.journal import key_files
 from dgpu.journal.key_files import KEYS_FOLDER, KeyFiles

@@ -6,17 +6,17 @@ import msgspec
 import pytest
 
 from dgpu.core import events
-from dgpu.core.estimates import Estimate
-from dgpu.core.health import Blame, Health
-from dgpu.core.node import Kind, Node
+from dgpu.core.model.estimates import Estimate
+from dgpu.core.model.health import Blame, Health
+from dgpu.core.model.node import Kind, Node
+from dgpu.core.model.quota import Quota
+from dgpu.core.model.reservation import Place, Reservation
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Outcome, Pool, TaskStatus
+from dgpu.core.model.tenant import Tenant
+from dgpu.core.model.typical import Typical
+from dgpu.core.model.wall_span import WallSpan
 from dgpu.core.parts import Parts
-from dgpu.core.quota import Quota
-from dgpu.core.reservation import Place, Reservation
-from dgpu.core.settings import Settings
-from dgpu.core.task import Outcome, Pool, TaskStatus
-from dgpu.core.tenant import Tenant
-from dgpu.core.typical import Typical
-from dgpu.core.wall_span import WallSpan
 from dgpu.wire.records import EVENT_TYPES, SCHEMA, UnreadableGroup, decode_group, encode_group
 from dgpu.wire.upcast import upcast
 from unit.journal.samples import busy_cluster, gpus, spec

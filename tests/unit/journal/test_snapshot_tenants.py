@@ -6,7 +6,7 @@ from building import START, cluster, do, finished, node, run_pass, task
 from dgpu.core.commands import SetQuota, SetTenant, Tick
 from dgpu.core.digest import digest
 from dgpu.core.invariants import check_invariants
-from dgpu.core.tenant import Tenant
+from dgpu.core.model.tenant import Tenant
 from dgpu.journal.snapshot import decode_snapshot, encode_snapshot
 
 

@@ -9,7 +9,7 @@ from dgpu.agent.probe.check import check_card
 from dgpu.agent.probe.models import SimulatedCards
 from dgpu.agent.probe.simulated import SimulatedProbe
 from dgpu.agent.probe.touch import CANNOT_TRY
-from dgpu.core.ids import NodeId
+from dgpu.core.model.ids import NodeId
 
 
 def one_card() -> tuple[SimulatedProbe, str]:

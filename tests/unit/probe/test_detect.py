@@ -3,7 +3,7 @@ from __future__ import annotations
 from dgpu.agent.probe.detect import DetectionMethod, GpuSelection, detect
 from dgpu.agent.probe.models import parse_cards
 from dgpu.agent.probe.probe import FoundGpu
-from dgpu.core.ids import GpuId, NodeId
+from dgpu.core.model.ids import GpuId, NodeId
 
 
 def found(*names: str) -> list[FoundGpu]:

@@ -5,7 +5,7 @@ import pytest
 from dgpu.agent.probe.models import UNKNOWN_MODEL, SimulatedCards, card_model, parse_cards
 from dgpu.agent.probe.probe import ProbeError, Sample
 from dgpu.agent.probe.simulated import SimulatedProbe, simulated_gpu_id
-from dgpu.core.ids import GpuId, NodeId
+from dgpu.core.model.ids import GpuId, NodeId
 
 
 class Clock:

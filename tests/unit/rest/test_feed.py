@@ -7,10 +7,10 @@ import asyncio
 from dgpu.client.stream import EventParser
 from dgpu.core import events
 from dgpu.core.events import Event, GpuHealthChanged, NodeResumed, TasksForgotten, TasksSubmitted
-from dgpu.core.health import Health
-from dgpu.core.ids import GpuId, NodeId, TaskId, TenantId
+from dgpu.core.model.health import Health
+from dgpu.core.model.ids import GpuId, NodeId, TaskId, TenantId
+from dgpu.core.model.task import Pool, Shape, TaskSpec
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Pool, Shape, TaskSpec
 from dgpu.service.outputs import CommittedGroup
 from dgpu.service.rest import feed
 from dgpu.service.rest.feed import EventFeed

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from dgpu.core import rejections
-from dgpu.core.dependencies import Dependency
+from dgpu.core.model.dependencies import Dependency
 from dgpu.core.rejections import NeverFits, Rejection, StorageFull, TimeoutTooLong
 from dgpu.wire.problem import AnyRejection, problem_of
 

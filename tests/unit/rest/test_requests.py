@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dgpu.core.task import Pool, Restart, TaskDetail, TaskSpec
+from dgpu.core.model.task import Pool, Restart, TaskDetail, TaskSpec
 from dgpu.wire.json_body import BadRequest, parse_json
 from dgpu.wire.requests import (
     decode_batch,

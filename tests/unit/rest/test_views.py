@@ -7,16 +7,16 @@ from collections import Counter
 
 import pytest
 
-from dgpu.core.apply import apply
+from dgpu.core.apply.table import apply
 from dgpu.core.commands import CancelTasks, Command, RegisterNode, ReportFinished, RunPass, SubmitTasks, Tick
-from dgpu.core.decide import decide
+from dgpu.core.decide.table import decide
 from dgpu.core.execute import execute
-from dgpu.core.ids import GpuId, NodeId, TaskId, TenantId
-from dgpu.core.node import Gpu
+from dgpu.core.model.ids import GpuId, NodeId, TaskId, TenantId
+from dgpu.core.model.node import Gpu
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Outcome, Pool, Shape, TaskSpec, TaskStatus
 from dgpu.core.rejections import Rejection
-from dgpu.core.settings import Settings
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Outcome, Pool, Shape, TaskSpec, TaskStatus
 from dgpu.service.outputs import CommittedGroup
 from dgpu.service.views import Filter, Views
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dgpu.core.wall_span import WallSpan
+from dgpu.core.model.wall_span import WallSpan
 from dgpu.wire.answers import instant
 from dgpu.wire.time_range import moment_ms
 from dgpu.wire.wall_time import SHOWN, WallTime, words_of_ms

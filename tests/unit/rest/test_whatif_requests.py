@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dgpu.core.quota import QuotaMode
+from dgpu.core.model.quota import QuotaMode
 from dgpu.wire.json_body import BadRequest
 from dgpu.wire.questions import Adding, ChangingQuota, Draining, Losing, NewNodes, Submitting, decode_whatif
 

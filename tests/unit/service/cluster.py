@@ -6,11 +6,11 @@ from typing import Any
 
 from dgpu.core.commands import Command, SubmitTasks
 from dgpu.core.events import Event
-from dgpu.core.ids import TenantId
+from dgpu.core.model.ids import TenantId
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Pool, Restart, Shape, TaskSpec
 from dgpu.core.rejections import Rejection
-from dgpu.core.settings import Settings
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Pool, Restart, Shape, TaskSpec
 from dgpu.service.contact import AgentRules
 from dgpu.service.inputs import (
     AgentLeft,

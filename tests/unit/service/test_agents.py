@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 from dgpu.core.commands import CancelTasks, DrainNode
-from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId
-from dgpu.core.node import NodeStatus
-from dgpu.core.task import Restart, TaskStatus
+from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId
+from dgpu.core.model.node import NodeStatus
+from dgpu.core.model.task import Restart, TaskStatus
 from dgpu.service import agents
 from dgpu.service.inputs import AgentSaid, TimePassed
 from dgpu.service.outputs import Contradicted, HangUp, Tell

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dgpu.core.commands import DrainNode, ObserveGpu, ResumeNode
-from dgpu.core.health import Health
-from dgpu.core.ids import GpuId, NodeId
+from dgpu.core.model.health import Health
+from dgpu.core.model.ids import GpuId, NodeId
 from dgpu.wire.proto import agent_pb2 as pb
 from unit.service.cluster import (
     Bench,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dgpu.core.ids import NodeId
+from dgpu.core.model.ids import NodeId
 from dgpu.journal.journal import Room
 from dgpu.service import commit
 from dgpu.service.inputs import AgentSaid, RoomChanged

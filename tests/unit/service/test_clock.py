@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dgpu.core.apply import apply
+from dgpu.core.apply.table import apply
 from dgpu.core.commands import ReadWallClock
-from dgpu.core.decide import decide
+from dgpu.core.decide.table import decide
 from dgpu.core.state import ClusterState
 from dgpu.service.clock import HOLD_MS, MAX_GAP_MS, Clock, ThisMachine
 from dgpu.wire.wall_time import WallTime

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dgpu.core.ids import NodeId
-from dgpu.core.wall_span import WallSpan
+from dgpu.core.model.ids import NodeId
+from dgpu.core.model.wall_span import WallSpan
 from dgpu.service.alerts.rules import OffClock, Readings, RuleSet, findings
 from dgpu.service.inputs import WallClockSet
 from dgpu.wire.proto import agent_pb2 as pb

@@ -5,12 +5,12 @@ import pytest
 from dgpu.core.commands import CancelTasks, DrainNode, RemoveNode, ReportFinished, SubmitTasks
 from dgpu.core.digest import digest
 from dgpu.core.events import TasksSubmitted
-from dgpu.core.ids import LeaseId, NodeId, TaskId
 from dgpu.core.invariants import check_invariants
+from dgpu.core.model.ids import LeaseId, NodeId, TaskId
+from dgpu.core.model.task import Outcome
 from dgpu.core.rejections import JournalUnavailable, StorageFull, TooBusy, UnknownNode, UnknownTask
 from dgpu.core.replay import replay
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Outcome
 from dgpu.journal.journal import Room
 from dgpu.service import commit as pipeline
 from dgpu.service.commit import CommitPipeline

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from building import cluster, do, node, run_pass, task
 from dgpu.core.commands import ObserveCondition
-from dgpu.core.ids import LeaseId
-from dgpu.core.settings import Placement, Settings
+from dgpu.core.model.ids import LeaseId
+from dgpu.core.model.settings import Placement, Settings
 from dgpu.core.state import ClusterState
 from dgpu.service.agent_words import GpuSample
 from dgpu.service.conditions import Conditions

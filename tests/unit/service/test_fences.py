@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dgpu.core.ids import first_lease_of
-from dgpu.core.settings import Settings
-from dgpu.core.task import TaskStatus
+from dgpu.core.model.ids import first_lease_of
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import TaskStatus
 from dgpu.service.inputs import Begin
 from dgpu.service.outputs import Contradicted
 from dgpu.wire.proto import agent_pb2 as pb

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from dgpu.core.ids import NodeId, TaskId
+from dgpu.core.model.ids import NodeId, TaskId
 from dgpu.service import files
 from dgpu.service.files import FileLink, FileStreams, FilesUnavailable, Place
 from dgpu.wire.proto import agent_pb2 as pb

@@ -8,9 +8,9 @@ import pytest
 
 from building import cluster, do, finished, node, run_pass, task
 from dgpu.core.commands import CancelTasks, Command, ReportStarted, RunPass
-from dgpu.core.policy.forecast import Prediction
+from dgpu.core.foresight.forecast import Prediction
+from dgpu.core.model.task import Pool
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Pool
 from dgpu.service.forecaster import FORECASTS_NAME, Forecaster
 from dgpu.service.forecasts import Forecasts, Foretold
 

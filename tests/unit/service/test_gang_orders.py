@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from dgpu.core.commands import CancelTasks, SubmitTasks
-from dgpu.core.task import TaskStatus
+from dgpu.core.model.task import TaskStatus
 from dgpu.wire.proto import agent_pb2 as pb
 from unit.service.cluster import Bench, register, reports, spec, starts, stops, told
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dgpu.core.ids import LeaseId, NodeId, TaskId
-from dgpu.core.wall_span import WallSpan
+from dgpu.core.model.ids import LeaseId, NodeId, TaskId
+from dgpu.core.model.wall_span import WallSpan
 from dgpu.service.log_pack import OutputPart
 from dgpu.service.logstore import LogStore, StoredOutput
 from dgpu.wire.wall_time import SHOWN

@@ -10,9 +10,9 @@ import pytest
 
 from dgpu.core import commands
 from dgpu.core.digest import digest
-from dgpu.core.ids import TaskId, first_lease_of
-from dgpu.core.settings import Settings
-from dgpu.core.task import TaskStatus
+from dgpu.core.model.ids import TaskId, first_lease_of
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import TaskStatus
 from dgpu.journal.errors import ForeignState, LostTail
 from dgpu.journal.file import FileJournal
 from dgpu.journal.journal import Recovery
@@ -49,7 +49,7 @@ class Made(Cluster):
         history = HistoryWriter(self.directory / HISTORY_NAME)
         replayed = journal.recover().snapshot_state
         mark = AcknowledgedMark(self.directory)
-        from dgpu.core.apply import apply
+        from dgpu.core.apply.table import apply
 
         for index, group in enumerate(self.groups, start=1):
             journal.append(1, index, encode_group(group))

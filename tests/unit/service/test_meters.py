@@ -8,8 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from building import START, cluster, node, task
 from dgpu.core.commands import ReportFinished, RunPass
 from dgpu.core.execute import execute
-from dgpu.core.ids import GpuId, LeaseId, TaskId
-from dgpu.core.task import Outcome, Pool, TaskStatus
+from dgpu.core.model.ids import GpuId, LeaseId, TaskId
+from dgpu.core.model.task import Outcome, Pool, TaskStatus
 from dgpu.service.meters import Histogram, Meters, level_of
 from dgpu.service.metrics_text import Text
 from dgpu.service.outputs import CommittedGroup

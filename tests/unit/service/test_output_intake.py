@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dgpu.core.events import GangPlaced, TaskPlaced
-from dgpu.core.ids import LeaseId, NodeId, TaskId
+from dgpu.core.model.ids import LeaseId, NodeId, TaskId
 from dgpu.service import output_intake
 from dgpu.service.output_intake import PART_BYTES, OutputIntake
 from dgpu.service.output_intake_words import (

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from dgpu.core.ids import LeaseId, NodeId, TaskId
-from dgpu.core.task import TaskStatus
+from dgpu.core.model.ids import LeaseId, NodeId, TaskId
+from dgpu.core.model.task import TaskStatus
 from dgpu.service.logstore import StoredOutput
 from dgpu.service.output_reading import OutputUnavailable, Place, Reading, Seen
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracemalloc
 
 from dgpu.core.events import TaskPlaced
-from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId
+from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId
 from dgpu.service.output_intake import MAX_HOLDERS, OutputIntake
 from dgpu.service.outputs import CommittedGroup
 from dgpu.service.recent import Recent

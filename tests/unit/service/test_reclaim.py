@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from dgpu.core.commands import SetQuota, SubmitTasks
-from dgpu.core.quota import Reclaim
-from dgpu.core.task import Pool, TaskStatus
+from dgpu.core.model.quota import Reclaim
+from dgpu.core.model.task import Pool, TaskStatus
 from dgpu.wire.proto import agent_pb2 as pb
 
 from .cluster import Bench, heartbeat, register, reports, spec, starts, stops, submit

@@ -9,9 +9,9 @@ import pytest
 
 from dgpu.core.commands import CancelTasks, RemoveNode
 from dgpu.core.digest import digest
-from dgpu.core.ids import NodeId, TaskId
+from dgpu.core.model.ids import NodeId, TaskId
+from dgpu.core.model.settings import Settings
 from dgpu.core.rejections import JournalUnavailable, StorageFull, UnknownNode
-from dgpu.core.settings import Settings
 from dgpu.journal.journal import Room
 from dgpu.journal.memory import MemoryJournal
 from dgpu.service import journal_thread

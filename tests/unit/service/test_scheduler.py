@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from dgpu.core.commands import Command, RunPass, Tick
-from dgpu.core.ids import TaskId
-from dgpu.core.task import TaskStatus
-from dgpu.core.wall_span import WallSpan
+from dgpu.core.model.ids import TaskId
+from dgpu.core.model.task import TaskStatus
+from dgpu.core.model.wall_span import WallSpan
 from dgpu.journal.journal import Room
 from dgpu.service import commit as pipeline
 from dgpu.service.inputs import HistoryAdvanced, RoomChanged, TimePassed

@@ -7,11 +7,11 @@ import pytest
 
 from dgpu.core import commands
 from dgpu.core.execute import execute
-from dgpu.core.quota import Quota, QuotaMode
+from dgpu.core.model.quota import Quota, QuotaMode
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Outcome, Pool, Shape, TaskDetail, TaskSpec
 from dgpu.core.rejections import Rejection
-from dgpu.core.settings import Settings
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Outcome, Pool, Shape, TaskDetail, TaskSpec
 from dgpu.service import usage as reports
 from dgpu.service.history import History
 from dgpu.service.history_writer import HistoryWriter

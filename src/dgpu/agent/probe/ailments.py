@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from dgpu.core.health import Cause
-from dgpu.core.ids import GpuId
+from dgpu.core.model.health import Cause
+from dgpu.core.model.ids import GpuId
 
 DEFAULT_LIMIT_C = 95  # of cards that name no limit of their own
 _COOLED_C = 5  # so much below the limit it is over

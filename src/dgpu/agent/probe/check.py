@@ -12,7 +12,7 @@ from dgpu import file_limit
 from dgpu.agent.probe.probe import Examination, Probe, ProbeError
 from dgpu.agent.probe.simulated import SimulatedProbe
 from dgpu.agent.probe.touch import CANNOT_TRY
-from dgpu.core.ids import GpuId
+from dgpu.core.model.ids import GpuId
 
 TIMEOUT_SECONDS = 60.0
 _KILL_GRACE_SECONDS = 2.0

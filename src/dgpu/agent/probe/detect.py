@@ -10,7 +10,7 @@ import msgspec
 
 from dgpu.agent.probe.models import SimulatedCards
 from dgpu.agent.probe.probe import FoundGpu, Probe, ProbeError
-from dgpu.core.ids import GpuId, NodeId
+from dgpu.core.model.ids import GpuId, NodeId
 
 _NO_NODE = NodeId("")
 

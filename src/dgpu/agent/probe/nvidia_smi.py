@@ -28,8 +28,8 @@ from dgpu.agent.probe.probe import (
     ProbeUnavailableError,
     Sample,
 )
-from dgpu.core.health import Cause
-from dgpu.core.ids import GpuId
+from dgpu.core.model.health import Cause
+from dgpu.core.model.ids import GpuId
 
 # The name comes last: it alone may hold a comma.
 _GPU_FIELDS = (

@@ -27,8 +27,8 @@ from dgpu.agent.probe.probe import (
     Sample,
 )
 from dgpu.agent.probe.topology import read_topology
-from dgpu.core.health import Cause
-from dgpu.core.ids import GpuId
+from dgpu.core.model.health import Cause
+from dgpu.core.model.ids import GpuId
 
 _log = logging.getLogger("dgpu.probe")
 

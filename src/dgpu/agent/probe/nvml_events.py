@@ -8,7 +8,7 @@ from typing import Any
 
 import pynvml
 
-from dgpu.core.ids import GpuId
+from dgpu.core.model.ids import GpuId
 
 _log = logging.getLogger("dgpu.probe")
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from dgpu.core.ids import GpuId, LeaseId
+from dgpu.core.model.ids import GpuId, LeaseId
 
 # Per leased GPU, the processes that we started on it (empty while none is known). A GPU that is not a key is not leased.
 BusyGpus = Mapping[GpuId, frozenset[int]]

@@ -18,8 +18,8 @@ import msgspec
 from dgpu.agent.probe.ailments import Ailments, Reading
 from dgpu.agent.probe.models import CardModel, SimulatedCards, card_model, check_cards
 from dgpu.agent.probe.probe import NUMA, NVLINK, SWITCH, BusyGpus, Examination, FoundGpu, ProbeError, Sample
-from dgpu.core.health import Cause
-from dgpu.core.ids import GpuId, NodeId
+from dgpu.core.model.health import Cause
+from dgpu.core.model.ids import GpuId, NodeId
 
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "simulated.dgpu")
 

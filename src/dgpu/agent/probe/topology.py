@@ -12,7 +12,7 @@ from typing import Any
 import pynvml
 
 from dgpu.agent.probe.probe import NUMA, NVLINK, SWITCH
-from dgpu.core.ids import GpuId
+from dgpu.core.model.ids import GpuId
 
 _MOST_LINKS = 18
 _NEAR_SWITCH = pynvml.NVML_TOPOLOGY_MULTIPLE

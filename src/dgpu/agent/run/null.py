@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from dgpu.agent.keeper_settings import boot_ms
 from dgpu.agent.run.runner import RunEnd, RunnerWord, RunOrder, RunsEnded, RunsListed, RunsStarted, StopOrder
-from dgpu.core.ids import LeaseId, NodeId
-from dgpu.core.task import Outcome
+from dgpu.core.model.ids import LeaseId, NodeId
+from dgpu.core.model.task import Outcome
 
 
 class NullRunner:

@@ -15,8 +15,8 @@ from dgpu.agent.oom import TAIL_BYTES, out_of_memory
 from dgpu.agent.run.runner import KnownRun, RunEnd, RunOrder
 from dgpu.agent.spawn import SHELL
 from dgpu.agent.tree import KEEPER_MARKER, LEASE_MARKER
-from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId, task_name
-from dgpu.core.task import Outcome, TaskDetail
+from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId, task_name
+from dgpu.core.model.task import Outcome, TaskDetail
 from dgpu.wire.ranks import attempt_of
 from dgpu.wire.run_dirs import run_dir_name
 

@@ -34,8 +34,8 @@ from dgpu.agent.run.runner import (
 )
 from dgpu.agent.start_watch import START_MS
 from dgpu.agent.tree import Survey
-from dgpu.core.ids import LeaseId, NodeId
-from dgpu.core.task import Outcome
+from dgpu.core.model.ids import LeaseId, NodeId
+from dgpu.core.model.task import Outcome
 from dgpu.wire.run_dirs import run_dir_name
 
 _RETRY_SECONDS = 1.0

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import msgspec
 
-from dgpu.core.ids import GpuId, LeaseId, NodeId, TaskId
-from dgpu.core.task import Outcome
+from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId
+from dgpu.core.model.task import Outcome
 
 
 class RunOrder(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from itertools import islice
 
 from dgpu.core.events import TaskFinished
-from dgpu.core.health import SERVING
-from dgpu.core.ids import GpuId, task_name
-from dgpu.core.policy.quota import quota_of, used_milli
-from dgpu.core.quota import QuotaMode
+from dgpu.core.index.limits import quota_of
+from dgpu.core.model.health import SERVING
+from dgpu.core.model.ids import GpuId, task_name
+from dgpu.core.model.quota import QuotaMode
+from dgpu.core.model.task import WHOLE_MILLI, Pool, Task, TaskStatus
+from dgpu.core.rules.admission import used_milli
 from dgpu.core.state import ClusterState
-from dgpu.core.task import WHOLE_MILLI, Pool, Task, TaskStatus
 from dgpu.service.agent_words import GpuSample, is_reason_of_node
 from dgpu.service.alerts.rules import (
     HotGpu,

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from dgpu.core.health import Health
+from dgpu.core.model.health import Health
 from dgpu.wire.answers import instant
 from dgpu.wire.wall_time import words_of_ms
 

@@ -14,7 +14,7 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError, Message
 
-from dgpu.core.ids import NodeId
+from dgpu.core.model.ids import NodeId
 from dgpu.service.file_budget import AgentConnections
 from dgpu.service.files import FileStreams
 from dgpu.service.grpc.links import Link

@@ -10,9 +10,9 @@ from litestar import Request, post
 from msgspec.structs import replace
 
 from dgpu.core.events import TasksSubmitted
-from dgpu.core.ids import NO_TASK, TaskId, task_name
+from dgpu.core.model.ids import NO_TASK, TaskId, task_name
+from dgpu.core.model.task import Task, TaskSpec, TaskStatus
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Task, TaskSpec, TaskStatus
 from dgpu.journal.errors import JournalError
 from dgpu.journal.segments import StoredGroups, chain
 from dgpu.service.rest import listing

@@ -7,9 +7,9 @@ import sqlite3
 
 from msgspec.structs import replace
 
-from dgpu.core.ids import TaskId
+from dgpu.core.model.ids import TaskId
+from dgpu.core.model.task import TaskStatus
 from dgpu.core.state import ClusterState
-from dgpu.core.task import TaskStatus
 from dgpu.service.history import HistoryDamaged, PastAttempt
 from dgpu.service.rest.backend import Backend
 from dgpu.wire.answers import Attempt, instant, instant_or_none

@@ -8,9 +8,9 @@ from litestar import Request, Response, delete, get, post
 from litestar.params import PathParameter, QueryParameter
 
 from dgpu.core.commands import Command, DrainNode, RecoverGpu, ReleaseNode, RemoveNode, ResumeNode
-from dgpu.core.ids import GpuId, NodeId
-from dgpu.core.policy.order import queue
+from dgpu.core.model.ids import GpuId, NodeId
 from dgpu.core.rejections import UnknownGpu, UnknownNode
+from dgpu.core.rules.order import queue
 from dgpu.core.state import ClusterState
 from dgpu.service.rest import listing, probes
 from dgpu.service.rest.backend import Backend, ProblemError

@@ -7,7 +7,7 @@ import asyncio
 from msgspec.structs import replace
 
 from dgpu.core.commands import SubmitTasks
-from dgpu.core.ids import TaskId
+from dgpu.core.model.ids import TaskId
 from dgpu.core.rejections import DependencyForgotten, DependencyNeverMet, Rejection, UnknownDependency
 from dgpu.service.rest.backend import Backend
 

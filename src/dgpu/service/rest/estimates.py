@@ -7,10 +7,10 @@ from typing import Annotated, Any
 from litestar import get
 from litestar.params import QueryParameter
 
-from dgpu.core.estimates import Estimate
-from dgpu.core.policy.estimate import Need, estimate
+from dgpu.core.model.estimates import Estimate
+from dgpu.core.model.task import WHOLE_MILLI, TaskDetail
+from dgpu.core.rules.estimate import Need, estimate
 from dgpu.core.state import ClusterState
-from dgpu.core.task import WHOLE_MILLI, TaskDetail
 from dgpu.service.rest.tasks import Given
 from dgpu.wire import fields
 from dgpu.wire.answers import EstimateAnswer, EstimateList, FieldError, NeedAnswer, instant_or_none

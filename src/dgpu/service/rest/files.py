@@ -12,8 +12,8 @@ from litestar import Request, get
 from litestar.params import PathParameter, QueryParameter
 from litestar.response import Stream
 
-from dgpu.core.gang import MOST_NODES
-from dgpu.core.ids import NodeId
+from dgpu.core.model.gang import MOST_NODES
+from dgpu.core.model.ids import NodeId
 from dgpu.service.files import FileReading, FilesUnavailable, Place
 from dgpu.service.rest import listing
 from dgpu.service.rest.attempts import attempts_of

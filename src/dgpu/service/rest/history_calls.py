@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from litestar import get
 from litestar.params import PathParameter, QueryParameter
 
-from dgpu.core.ids import GpuId, NodeId
+from dgpu.core.model.ids import GpuId, NodeId
 from dgpu.core.rejections import UnknownGpu, UnknownNode
 from dgpu.core.state import ClusterState
 from dgpu.service import usage as reports

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from dgpu.core.health import SEVERITIES, Health
-from dgpu.core.node import Gpu
+from dgpu.core.model.health import SEVERITIES, Health
+from dgpu.core.model.node import Gpu
 from dgpu.service.history import PastEvent
 from dgpu.service.telemetry.reader import Points, Span
 from dgpu.service.telemetry.tiers import GPU_COLUMNS

@@ -14,18 +14,18 @@ from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from dgpu.core.demand import Demand
-from dgpu.core.dependencies import Awaited
-from dgpu.core.ids import NodeId, ShapeId, TaskId, TenantId, parse_task_id
-from dgpu.core.policy.backfill import fits_without_reservations
-from dgpu.core.policy.barriers import barriers_of
-from dgpu.core.policy.blockers import Blocker, blockers_of, plural
-from dgpu.core.policy.conditions import conditions_of
-from dgpu.core.policy.explain import back_off, explain
-from dgpu.core.policy.reserved import fits_now, room_blockers
+from dgpu.core.foresight.barriers import barriers_of
+from dgpu.core.foresight.blockers import Blocker, blockers_of, plural
+from dgpu.core.foresight.conditions import conditions_of
+from dgpu.core.foresight.explain import back_off, explain
+from dgpu.core.foresight.reserved import fits_now, room_blockers
+from dgpu.core.model.demand import Demand
+from dgpu.core.model.dependencies import Awaited
+from dgpu.core.model.ids import NodeId, ShapeId, TaskId, TenantId, parse_task_id
+from dgpu.core.model.task import Pool, Shape, Task, TaskStatus
 from dgpu.core.rejections import Rejection, UnknownTask
+from dgpu.core.rules.backfill import fits_without_reservations
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Pool, Shape, Task, TaskStatus
 from dgpu.service.history import PastTask
 from dgpu.service.history_filters import TaskFilters
 from dgpu.service.rest.backend import Backend, ProblemError

@@ -7,11 +7,12 @@ from typing import Any
 
 from litestar import Response, get
 
-from dgpu.core.ids import GpuId
-from dgpu.core.node import GpuStatus, NodeStatus
-from dgpu.core.policy.quota import quota_of, used_milli
+from dgpu.core.index.limits import quota_of
+from dgpu.core.model.ids import GpuId
+from dgpu.core.model.node import GpuStatus, NodeStatus
+from dgpu.core.model.task import WHOLE_MILLI, Pool, TaskStatus
+from dgpu.core.rules.admission import used_milli
 from dgpu.core.state import ClusterState, gpu_status
-from dgpu.core.task import WHOLE_MILLI, Pool, TaskStatus
 from dgpu.service.agent_words import GpuSample
 from dgpu.service.meters import Histogram, Meters
 from dgpu.service.metrics_cluster import tenant_loads

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from litestar import Request, get, put
 from litestar.params import QueryParameter
 
+from dgpu.core.foresight.trial import try_quota
 from dgpu.core.state import ClusterState
-from dgpu.core.trial import try_quota
 from dgpu.service.rest.backend import Backend
 from dgpu.service.rest.tasks import Given
 from dgpu.service.views_quota import quota_answer, quota_effect

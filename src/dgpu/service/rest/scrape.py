@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dgpu.core.ids import GpuId
+from dgpu.core.model.ids import GpuId
 from dgpu.core.state import ClusterState
 from dgpu.file_limit import file_limit, open_files
 from dgpu.journal.journal import Room

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from dgpu.core.ids import TaskId, task_name
+from dgpu.core.model.ids import TaskId, task_name
+from dgpu.core.model.task import Shape, Task, TaskDetail
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Shape, Task, TaskDetail
 from dgpu.service.history_filters import Search
 from dgpu.service.rest import listing
 from dgpu.service.rest.backend import Backend

@@ -10,8 +10,8 @@ from litestar import Request, get
 from litestar.params import QueryParameter
 from litestar.response import Stream
 
-from dgpu.core.gang import MOST_NODES
-from dgpu.core.ids import TaskId
+from dgpu.core.model.gang import MOST_NODES
+from dgpu.core.model.ids import TaskId
 from dgpu.service.output_reading import OutputState, OutputUnavailable
 from dgpu.service.rest import listing
 from dgpu.service.rest.backend import Backend, ProblemError

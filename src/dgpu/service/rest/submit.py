@@ -10,7 +10,7 @@ import msgspec
 
 from dgpu.core.commands import SubmitTasks
 from dgpu.core.events import TasksSubmitted
-from dgpu.core.ids import TaskId, task_name
+from dgpu.core.model.ids import TaskId, task_name
 from dgpu.core.rejections import AlreadySubmitted, DependencyForgotten, Rejection
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.dependencies import look_up

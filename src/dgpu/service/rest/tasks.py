@@ -12,9 +12,9 @@ from litestar.params import PathParameter, QueryParameter, SkipValidation
 
 from dgpu.core.commands import CancelTasks
 from dgpu.core.events import TaskCancelRequested, TaskFinished, TasksCancelled
-from dgpu.core.ids import TaskId, task_name
+from dgpu.core.model.ids import TaskId, task_name
+from dgpu.core.model.task import TaskStatus
 from dgpu.core.rejections import Rejection, TaskEnded, UnknownTask
-from dgpu.core.task import TaskStatus
 from dgpu.service.history import HistoryDamaged
 from dgpu.service.rest import listing, task_list
 from dgpu.service.rest.attempts import attempts_of

@@ -8,7 +8,7 @@ from litestar import Request, delete, get, post, put
 from litestar.params import PathParameter
 
 from dgpu.core.commands import RemoveTenant, SetTenant
-from dgpu.core.ids import TenantId
+from dgpu.core.model.ids import TenantId
 from dgpu.core.rejections import UnknownTenant
 from dgpu.core.state import ClusterState
 from dgpu.service.rest.backend import Backend, ProblemError

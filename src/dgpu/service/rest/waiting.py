@@ -7,7 +7,7 @@ from typing import Any
 from litestar import Request, post
 
 from dgpu.core.commands import ChangePriority, HoldTasks, ReleaseTasks
-from dgpu.core.ids import TaskId
+from dgpu.core.model.ids import TaskId
 from dgpu.core.rejections import Rejection, TaskNotWaiting
 from dgpu.service.rest import listing
 from dgpu.service.rest.backend import Backend, ProblemError

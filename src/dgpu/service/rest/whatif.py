@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 from litestar import Request, get, post
 
-from dgpu.core.ids import TaskId, task_name
-from dgpu.core.policy.explain import Explanation, explain
+from dgpu.core.foresight.explain import Explanation, explain
+from dgpu.core.model.ids import TaskId, task_name
+from dgpu.core.model.task import TaskStatus
 from dgpu.core.rejections import Rejection
 from dgpu.core.state import ClusterState
-from dgpu.core.task import TaskStatus
 from dgpu.service.follower_link import FollowerAway
 from dgpu.service.foresight import answer, blockers_told, is_small
 from dgpu.service.rest import listing

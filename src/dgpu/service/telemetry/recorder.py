@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from dgpu.core.cards import usable_mb
-from dgpu.core.ids import GpuId, NodeId
-from dgpu.core.node import Gpu
+from dgpu.core.index.cards import usable_mb
+from dgpu.core.model.ids import GpuId, NodeId
+from dgpu.core.model.node import Gpu
+from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.core.state import ClusterState
-from dgpu.core.task import WHOLE_MILLI
 from dgpu.service.agent_words import GpuSample
 from dgpu.service.runtime import Runtime
 from dgpu.service.telemetry.tiers import GPU_COLUMNS, RAW, Batch

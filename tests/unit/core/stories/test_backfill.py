@@ -6,16 +6,16 @@ from building import START, cluster, do, finished, node, restart, returning, run
 from dgpu.core.commands import BeginEpoch, CancelTasks, HoldTasks, LoseNode, ReportStarted, RunPass
 from dgpu.core.digest import digest
 from dgpu.core.events import Event
-from dgpu.core.policy.explain import Explanation, explain
-from dgpu.core.policy.forecast import forecast
-from dgpu.core.policy.forward import end_task
-from dgpu.core.quota import Quota, QuotaMode
+from dgpu.core.foresight.explain import Explanation, explain
+from dgpu.core.foresight.forecast import forecast
+from dgpu.core.foresight.forward import end_task
+from dgpu.core.model.quota import Quota, QuotaMode
+from dgpu.core.model.run_times import RunTimes, kind_of
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Pool, Restart, TaskStatus
+from dgpu.core.model.tenant import Tenant
 from dgpu.core.replay import replay
-from dgpu.core.run_times import RunTimes, kind_of
-from dgpu.core.settings import Settings
 from dgpu.core.state import ClusterState, pass_due
-from dgpu.core.task import Pool, Restart, TaskStatus
-from dgpu.core.tenant import Tenant
 
 MINUTE = 60_000
 OVER_MS = 11_000  # kill grace and release

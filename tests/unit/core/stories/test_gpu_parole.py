@@ -5,11 +5,11 @@ from __future__ import annotations
 from building import cluster, do, finished, node, run_pass, task
 from dgpu.core.commands import ObserveGpu, RecoverGpu, ReportCheck, ReportStarted, Tick
 from dgpu.core.events import Event, GpuHealthChanged
-from dgpu.core.ids import TaskId
-from dgpu.core.node import GpuStatus
-from dgpu.core.policy.explain import Explanation, explain
+from dgpu.core.foresight.explain import Explanation, explain
+from dgpu.core.model.ids import TaskId
+from dgpu.core.model.node import GpuStatus
+from dgpu.core.model.task import Outcome, TaskStatus
 from dgpu.core.state import ClusterState, gpu_status, next_tick_at
-from dgpu.core.task import Outcome, TaskStatus
 
 CARD = "GPU-n1-0"
 SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000

@@ -7,11 +7,11 @@ import pytest
 from building import cluster, do, finished, gpu, lease, node, run_pass, spec, task, tried
 from dgpu.core.commands import ObserveGpu, ReportStarted, SubmitTasks
 from dgpu.core.invariants import check_invariants
-from dgpu.core.policy.estimate import estimate, with_estimate
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Outcome, TaskDetail, TaskStatus
 from dgpu.core.rejections import NeverFits
-from dgpu.core.settings import Settings
+from dgpu.core.rules.estimate import estimate, with_estimate
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Outcome, TaskDetail, TaskStatus
 
 MARGIN = Settings()  # 2,000 MB
 MINUTE_MS = 60_000

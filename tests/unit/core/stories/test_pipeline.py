@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from building import cluster, do, finished, node, on, run_pass, task
 from dgpu.core.commands import ChangePriority, HoldTasks, ReleaseTasks
+from dgpu.core.foresight.explain import explain
 from dgpu.core.invariants import check_invariants
-from dgpu.core.policy.explain import explain
 from dgpu.core.state import ClusterState
 
 PREPARE, FIRST, LAST, REPORT, MAIL = 1, 2, 11, 12, 13

@@ -6,9 +6,9 @@ import pytest
 
 from building import cluster, do, finished, gpu, node, run_pass, task, tried
 from dgpu.core.commands import DrainNode, ObserveCondition
-from dgpu.core.policy.explain import explain
+from dgpu.core.foresight.explain import explain
+from dgpu.core.model.settings import Placement, Settings
 from dgpu.core.rejections import NeverFits
-from dgpu.core.settings import Placement, Settings
 
 PACK = Settings(placement=Placement.PACK, memory_margin_mb=0)
 BALANCED = Settings(memory_margin_mb=0)

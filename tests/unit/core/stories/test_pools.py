@@ -9,16 +9,17 @@ from building import cluster, do, finished, node, run_pass, spec, task, tried
 from dgpu.core.commands import CancelTasks, DrainNode, LoseNode, RunPass, SetQuota, SetTenant, SubmitTasks
 from dgpu.core.digest import digest
 from dgpu.core.events import TaskStopRequested
-from dgpu.core.ids import TenantId
+from dgpu.core.foresight.explain import explain
+from dgpu.core.index.limits import quota_of
 from dgpu.core.invariants import check_invariants
-from dgpu.core.policy.explain import explain
-from dgpu.core.policy.quota import quota_of, used_milli
-from dgpu.core.quota import Quota, QuotaMode, Reclaim, Split, split
+from dgpu.core.model.ids import TenantId
+from dgpu.core.model.quota import Quota, QuotaMode, Reclaim, Split, split
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Outcome, Pool, TaskStatus
+from dgpu.core.model.tenant import Tenant
 from dgpu.core.rejections import ExceedsQuota, QuotaInUse
-from dgpu.core.settings import Settings
+from dgpu.core.rules.admission import used_milli
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Outcome, Pool, TaskStatus
-from dgpu.core.tenant import Tenant
 
 STRICT = Settings(quota=Quota(mode=QuotaMode.STRICT))
 BORROW = Settings(quota=Quota(mode=QuotaMode.BORROW))

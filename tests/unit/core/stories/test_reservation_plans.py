@@ -7,12 +7,12 @@ import pytest
 from building import START, cluster, do, node, run_pass, task
 from dgpu.core.commands import CancelTasks, ReportStarted, RunPass
 from dgpu.core.events import Event, TasksReserved
-from dgpu.core.policy.forward import end_task
-from dgpu.core.policy.reserve import LOOK_AGAIN_MS
-from dgpu.core.quota import Quota, QuotaMode
-from dgpu.core.settings import Settings
+from dgpu.core.foresight.forward import end_task
+from dgpu.core.model.quota import Quota, QuotaMode
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Pool
+from dgpu.core.rules.reservations import LOOK_AGAIN_MS
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Pool
 
 MINUTE = 60_000
 OVER_MS = 11_000  # kill grace and release

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from building import cluster, do, finished, node, run_pass, task
 from dgpu.core.commands import ObserveCondition, ObserveGpu
+from dgpu.core.foresight.explain import explain
 from dgpu.core.invariants import check_invariants
-from dgpu.core.policy.explain import explain
-from dgpu.core.settings import Settings
+from dgpu.core.model.settings import Settings
 from dgpu.core.state import ClusterState
 
 SHARED = 0.001  # what `shared: true` alone means: its memory decides

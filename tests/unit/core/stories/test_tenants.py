@@ -21,11 +21,14 @@ from dgpu.core.commands import (
 from dgpu.core.digest import digest
 from dgpu.core.events import Event, TaskPlaced, TenantSet, UsageCharged
 from dgpu.core.execute import execute
-from dgpu.core.ids import TenantId
+from dgpu.core.foresight.explain import explain
 from dgpu.core.invariants import check_invariants
-from dgpu.core.policy.explain import explain
-from dgpu.core.policy.order import position, queue
-from dgpu.core.quota import Quota
+from dgpu.core.model.ids import TenantId
+from dgpu.core.model.quota import Quota
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Pool
+from dgpu.core.model.tenant import Tenant
+from dgpu.core.model.usage import HOUR_MS, Meter, Usage, decayed, month_of, month_starts_at
 from dgpu.core.rejections import (
     ExceedsMemory,
     ExceedsQuota,
@@ -39,11 +42,8 @@ from dgpu.core.rejections import (
     UnknownTenant,
 )
 from dgpu.core.replay import replay
-from dgpu.core.settings import Settings
+from dgpu.core.rules.order import position, queue
 from dgpu.core.state import ClusterState
-from dgpu.core.task import Pool
-from dgpu.core.tenant import Tenant
-from dgpu.core.usage import HOUR_MS, Meter, Usage, decayed, month_of, month_starts_at
 
 ONE_POOL = Settings(quota=Quota(online_ppm=0), default_timeout_ms=0, max_timeout_ms=0)
 

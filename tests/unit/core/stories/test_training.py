@@ -5,9 +5,9 @@ from __future__ import annotations
 from building import cluster, do, finished, node, run_pass, task
 from dgpu.core.commands import LoseNode, ReleaseNode
 from dgpu.core.digest import digest
+from dgpu.core.foresight.explain import explain
 from dgpu.core.invariants import check_invariants
-from dgpu.core.policy.explain import explain
-from dgpu.core.task import Outcome
+from dgpu.core.model.task import Outcome
 
 NAMES = ("n1", "n2", "n3", "n4", "n5")
 

@@ -1,0 +1,62 @@
+"""What events do to the dependencies of waiting tasks, and to those that are held."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from dgpu.core.events import TasksHeld, TasksReleased
+from dgpu.core.model.dependencies import Awaited, Dependency
+from dgpu.core.model.ids import TaskId
+from dgpu.core.model.task import Task
+from dgpu.core.state import ClusterState
+
+
+def await_others(state: ClusterState, task_ids: list[TaskId], on: tuple[Dependency, ...]) -> None:
+    awaited = Awaited(on=on)
+    for task_id in task_ids:
+        state.after[task_id] = awaited
+        state.dependents.link(task_id, awaited)
+
+
+def wait_no_more(state: ClusterState, task: Task) -> None:
+    """A waiting task is over."""
+    awaited = state.after.pop(task.id, None)
+    if awaited is not None:
+        state.dependents.unlink(task.id, awaited)
+
+
+def tell_dependents(state: ClusterState, ended: Task) -> None:
+    """Those that waited for this end may start. Those that waited for another end of it never will."""
+    for task_id in state.dependents.by_task.pop(ended.id, ()):
+        awaited = state.after[task_id]
+        dependency = next(each for each in awaited.on if each.task_id == ended.id)
+        rest = tuple(each for each in awaited.on if each.task_id != ended.id)
+        if not dependency.is_met_by(ended.status):
+            state.dependents.unlink(task_id, awaited)
+            state.after[task_id] = broken = Awaited(broken=dependency)
+            state.dependents.link(task_id, broken)
+        elif rest:
+            state.after[task_id] = Awaited(on=rest)
+        else:
+            del state.after[task_id]
+            _unpark(state, state.tasks[task_id])
+
+
+def apply_held(state: ClusterState, event: TasksHeld) -> None:
+    for task_id in event.task_ids:
+        task = state.tasks[task_id]
+        if not state.is_apart(task):
+            state.let_go(task_id)
+            state.waiting.park(task.shape_id, task_id)
+        state.tasks[task_id] = replace(task, held=True)
+
+
+def apply_released(state: ClusterState, event: TasksReleased) -> None:
+    for task_id in event.task_ids:
+        task = state.tasks[task_id] = replace(state.tasks[task_id], held=False)
+        _unpark(state, task)
+
+
+def _unpark(state: ClusterState, task: Task) -> None:
+    if not state.is_apart(task):
+        state.waiting.unpark(task.shape_id, task.id, task.eligible_at)

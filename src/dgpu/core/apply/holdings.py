@@ -1,0 +1,130 @@
+"""What pools and tenants hold, kept up with every lease; and what time charges to tenants."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec.structs import replace
+
+from dgpu.core.events import EpochBegan, QuotaChanged, TenantRemoved, TenantSet, UsageCharged
+from dgpu.core.model.ids import TenantId
+from dgpu.core.model.lease import Lease
+from dgpu.core.model.tenant import Tenant
+from dgpu.core.model.usage import ONE, Meter, Usage, charged, factor, is_far
+from dgpu.core.state import ClusterState
+
+NOTHING_USED: Final = Usage()
+
+
+def note_released(state: ClusterState, lease: Lease, at: int) -> None:
+    """Before the task has another shape."""
+    line = state.waiting.lines[state.tasks[lease.task_id].shape_id]
+    milli = lease.gpu_milli
+    line.crowd.lane.used_milli -= milli
+    account, accounts = line.account, state.accounts
+    if state.tenants and lease.gpu_ids:
+        if is_far(state.meter, at):
+            state.meter = _moved(state, state.meter.half_life_ms, at)
+            accounts.learn(state.usages, state.meter)
+        milli_ms = milli * max(0, at - accounts.charged_up_to(lease))
+        usage = charged(
+            state.usages.get(account.tenant_id, NOTHING_USED),
+            milli_ms,
+            accounts.factor_at(at),
+            accounts.month_at(at),
+        )
+        state.usages[account.tenant_id] = usage
+        account.weighed = usage.weighed
+    accounts.let_go(account, lease, milli)
+    if lease.stop_for:
+        del state.reclaims[lease.id]
+    state.stirred = True
+
+
+# events
+
+
+def apply_quota(state: ClusterState, event: QuotaChanged) -> None:
+    state.quota = event.quota
+    state.limits_changed = state.stirred = True
+
+
+def apply_tenant_set(state: ClusterState, event: TenantSet) -> None:
+    _know(state, event.tenant, event.at)
+    _tenants_changed(state)
+
+
+def apply_tenant_removed(state: ClusterState, event: TenantRemoved) -> None:
+    _forget(state, event.tenant_id)
+    _tenants_changed(state)
+
+
+def apply_charged(state: ClusterState, event: UsageCharged) -> None:
+    """All that is running is charged up to now."""
+    _charge(state, event.at)
+    _tenants_changed(state)
+
+
+def adopt_settings(state: ClusterState, event: EpochBegan) -> None:
+    """The latest word holds: what the configuration says when it says something new, else what was changed live."""
+    before, after = state.settings, event.settings
+    if state.epoch == 0 or before.quota != after.quota:
+        state.quota = after.quota
+        state.limits_changed = True
+    if state.tenants:
+        _charge(state, event.at)
+    if after.fair_share_half_life_ms != state.meter.half_life_ms:
+        state.meter = _moved(state, after.fair_share_half_life_ms, event.at)
+    known = {tenant.id: tenant for tenant in before.tenants} if state.epoch else {}
+    listed = {tenant.id: tenant for tenant in after.tenants}
+    for tenant_id, tenant in listed.items():
+        if known.get(tenant_id) != tenant:
+            _know(state, tenant, event.at)
+    for tenant_id in known.keys() - listed.keys():
+        _forget(state, tenant_id)
+    _tenants_changed(state)
+
+
+# leaves
+
+
+def _know(state: ClusterState, tenant: Tenant, at: int) -> None:
+    if not state.tenants:
+        # Nobody was charged before: what runs is charged from now on.
+        state.meter = replace(state.meter, charged_at=at, landmark_at=at)
+        state.usages.clear()
+        for account in state.accounts.by_tenant.values():
+            account.since = account.milli * at
+    state.tenants[tenant.id] = tenant
+
+
+def _forget(state: ClusterState, tenant_id: TenantId) -> None:
+    if state.tenants.pop(tenant_id, None) is not None:
+        state.usages.pop(tenant_id, None)
+
+
+def _tenants_changed(state: ClusterState) -> None:
+    state.accounts.learn(state.usages, state.meter)
+    state.stirred = True
+
+
+def _charge(state: ClusterState, at: int) -> None:
+    if is_far(state.meter, at):
+        state.meter = _moved(state, state.meter.half_life_ms, at)
+    accounts, meter = state.accounts, state.meter
+    by_factor, month = factor(meter, at), accounts.month_at(at)
+    for tenant_id, account in accounts.by_tenant.items():
+        if account.milli:
+            usage = state.usages.get(tenant_id, NOTHING_USED)
+            state.usages[tenant_id] = charged(usage, account.uncharged(at), by_factor, month)
+            account.since = account.milli * at
+    state.meter = replace(meter, charged_at=at)
+
+
+def _moved(state: ClusterState, half_life_ms: int, at: int) -> Meter:
+    """The landmark moves to now, and all use is written down as what is left of it now."""
+    meter = state.meter
+    by_factor = factor(meter, at)
+    for tenant_id, usage in state.usages.items():
+        state.usages[tenant_id] = replace(usage, weighed=usage.weighed * ONE // by_factor)
+    return Meter(charged_at=meter.charged_at, landmark_at=at, half_life_ms=half_life_ms)

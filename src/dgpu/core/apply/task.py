@@ -1,0 +1,299 @@
+"""What events do to tasks and leases."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import Final
+
+from msgspec.structs import replace
+
+from dgpu.core.apply.dependencies import await_others, tell_dependents, wait_no_more
+from dgpu.core.apply.health import note_freed
+from dgpu.core.apply.holdings import note_released
+from dgpu.core.events import (
+    KeysForgotten,
+    PriorityChanged,
+    TaskCancelRequested,
+    TaskFinished,
+    TaskPlaced,
+    TaskRequeued,
+    TasksCancelled,
+    TasksForgotten,
+    TasksSubmitted,
+    TaskStarted,
+)
+from dgpu.core.index.line import Line
+from dgpu.core.model.idempotency import PackedKey, pack
+from dgpu.core.model.ids import NO_LEASE, GpuId, LeaseId, NodeId, TaskId
+from dgpu.core.model.lease import Lease
+from dgpu.core.model.run_times import note_run
+from dgpu.core.model.task import Shape, Task, TaskSpec, TaskStatus, new_tasks
+from dgpu.core.rules.durations import certain_ms
+from dgpu.core.state import ClusterState
+
+# Looking a member up costs more than the change of a field.
+_PENDING: Final = TaskStatus.PENDING
+_RUNNING: Final = TaskStatus.RUNNING
+
+
+def apply_submitted(state: ClusterState, event: TasksSubmitted) -> None:
+    task_id = event.first_id
+    for count, spec in event.entries:
+        _add_tasks(state, task_id, count, spec, event.at)
+        task_id = TaskId(task_id + count)
+    state.next_task_id = task_id
+    if event.idempotency_key:
+        state.key_ring.add(packed_key(event))
+
+
+def packed_key(event: TasksSubmitted) -> PackedKey:
+    return pack(
+        event.idempotency_key,
+        first_id=event.first_id,
+        count=sum(count for count, _ in event.entries),
+        at=event.at,
+        fingerprint=event.fingerprint,
+    )
+
+
+def apply_placed(state: ClusterState, event: TaskPlaced) -> None:
+    task = state.tasks[event.task_id]
+    line = state.waiting.lines[task.shape_id]
+    lease = lease_of(event, line.shape, state.nonce)
+    state.next_lease_id = LeaseId(event.lease_id + 1)
+    state.leases[event.lease_id] = lease
+    put_on(state, task, line, event, event.gpu_ids)
+    state.rooms.grant(lease)
+    state.hold(line, lease)
+
+
+def lease_of(event: TaskPlaced, shape: Shape, nonce: str, rank: int = 0) -> Lease:
+    return Lease(
+        id=event.lease_id,
+        task_id=event.task_id,
+        node_id=event.node_id,
+        gpu_ids=event.gpu_ids,
+        cpus_milli=shape.cpus_milli,
+        ram_mb=shape.ram_mb,
+        granted_at=event.at,
+        share_milli=event.share_milli,
+        gpu_memory_mb=event.gpu_memory_mb,
+        rank=rank,
+        nonce=nonce,
+    )
+
+
+def put_on(
+    state: ClusterState,
+    task: Task,
+    line: Line,
+    event: TaskPlaced,
+    gpu_ids: tuple[GpuId, ...],
+    node_ids: tuple[NodeId, ...] = (),
+) -> None:
+    """The task no longer waits: it holds a lease, or several."""
+    state.tasks[task.id] = replace(
+        task,
+        status=_RUNNING,
+        attempt=event.attempt,
+        eligible_at=0,
+        lease_id=event.lease_id,
+        node_id=event.node_id,
+        gpu_ids=gpu_ids,
+        node_ids=node_ids,
+        started_at=0,
+        reason="",
+        error="",
+    )
+    state.waiting.take(line, task.id)
+    if state.reservations:
+        state.bookings.ends.note(event.lease_id, task, event.at)
+        if task.id in state.reservations:
+            state.let_go(task.id)
+    if task.array_id:
+        _count_running(state, task, 1)
+
+
+def apply_started(state: ClusterState, event: TaskStarted) -> None:
+    state.leases[event.lease_id] = replace(state.leases[event.lease_id], started=True)
+    task = state.tasks[event.task_id]
+    if not task.started_at:  # of a gang, the first rank counts
+        task = state.tasks[task.id] = replace(task, started_at=event.started_at)
+        state.bookings.ends.forget(state.leases_of(task))
+        state.note_expiry(task)
+
+
+def apply_finished(state: ClusterState, event: TaskFinished) -> None:
+    task = state.tasks[event.task_id]
+    _release_all(state, task, event.at)
+    _end(
+        state,
+        replace(
+            task,
+            status=event.status,
+            lease_id=NO_LEASE,
+            finished_at=event.finished_at,
+            exit_code=event.exit_code,
+            reason=event.reason,
+            error=event.error,
+            cancelling=False,
+            ended_at=event.at,
+        ),
+    )
+    if note_run(state.run_times, state.shapes[task.shape_id], state.tasks[task.id], event.at):
+        state.bookings.ends.start_over()
+
+
+def apply_requeued(state: ClusterState, event: TaskRequeued) -> None:
+    task = state.tasks[event.task_id]
+    _release_all(state, task, event.at)
+    state.tasks[task.id] = replace(
+        task,
+        status=_PENDING,
+        lease_id=NO_LEASE,
+        gpu_ids=(),
+        node_ids=(),
+        started_at=0,
+        retries=task.retries + event.counted,
+        eligible_at=event.eligible_at,
+        reason=event.reason,
+        error=event.error,
+    )
+    state.waiting.add(task.shape_id, task.id, event.eligible_at)
+
+
+def apply_cancel_requested(state: ClusterState, event: TaskCancelRequested) -> None:
+    task = state.tasks[event.task_id] = replace(state.tasks[event.task_id], cancelling=True)
+    state.hasten(state.leases_of(task))
+
+
+def apply_cancelled(state: ClusterState, event: TasksCancelled) -> None:
+    tasks = [state.tasks[task_id] for task_id in event.task_ids]
+    if state.reservations:
+        for task_id in event.task_ids:
+            state.let_go(task_id)
+    state.waiting.remove_many((task.shape_id, task.id) for task in tasks)
+    errors = [_broken(state, task) for task in tasks] if state.after else [""] * len(tasks)
+    if state.after:
+        # All of them before any is over: one may have waited for another.
+        for task in tasks:
+            wait_no_more(state, task)
+    for task, error in zip(tasks, errors, strict=True):
+        _end(
+            state,
+            replace(
+                task,
+                status=TaskStatus.CANCELLED,
+                eligible_at=0,
+                finished_at=event.at,
+                reason=event.reason,
+                error=error,
+                held=False,
+                ended_at=event.at,
+            ),
+        )
+
+
+def apply_forgotten(state: ClusterState, event: TasksForgotten) -> None:
+    for task_id in event.task_ids:
+        task = state.tasks.pop(task_id)
+        state.leave_line(task.shape_id)
+    left = len(event.task_ids)
+    while state.ended and state.ended[0][1] not in state.tasks:
+        heappop(state.ended)
+        left -= 1
+    if left:
+        # Others ended in the same moment and stand before them. What is left here would be forgotten a second time.
+        state.ended = [entry for entry in state.ended if entry[1] in state.tasks]
+        heapify(state.ended)
+
+
+def apply_keys_forgotten(state: ClusterState, event: KeysForgotten) -> None:
+    state.key_ring.forget(event.before, event.tenant_id)
+
+
+def reshape(state: ClusterState, task_id: TaskId, shape: Shape) -> None:
+    """A waiting task asks for something else from now on; its age stays."""
+    task = state.tasks[task_id]
+    line = state.line_of(shape)
+    if line.shape_id == task.shape_id:
+        return
+    state.let_go(task_id)
+    state.waiting.remove(task.shape_id, task_id)
+    line.uses += 1
+    state.tasks[task_id] = replace(task, shape_id=line.shape_id)
+    state.waiting.add(line.shape_id, task_id, task.eligible_at, apart=state.is_apart(task))
+    state.leave_line(task.shape_id)
+
+
+def apply_priority(state: ClusterState, event: PriorityChanged) -> None:
+    for task_id, _ in event.tasks:
+        shape = state.shapes[state.tasks[task_id].shape_id]
+        reshape(state, task_id, replace(shape, priority=event.priority))
+
+
+def _add_tasks(state: ClusterState, first_id: TaskId, count: int, spec: TaskSpec, at: int) -> None:
+    shape = spec.shape
+    if spec.array_limit:
+        shape = replace(shape, array_id=first_id, array_limit=spec.array_limit)
+    line = state.line_of(shape)
+    line.uses += count
+    tasks = new_tasks(spec, first_id, count, shape_id=line.shape_id, at=at)
+    task_ids = list(tasks)
+    state.tasks.update(tasks)
+    if spec.after:
+        await_others(state, task_ids, spec.after)
+    if spec.held or spec.after:
+        state.waiting.set_apart(line, task_ids)
+    else:
+        state.waiting.extend(line, task_ids, certain_ms(tasks[first_id]), state.rooms.kept_ms)
+
+
+def _broken(state: ClusterState, task: Task) -> str:
+    """Why a task that waited for others can never start."""
+    awaited = state.after.get(task.id)
+    if awaited is None or awaited.broken is None:
+        return ""
+    return f"it waited for {awaited.broken.in_words()}, which ended otherwise"
+
+
+def _count_running(state: ClusterState, task: Task, change: int) -> None:
+    shape = state.shapes[task.shape_id]
+    if shape.array_id:
+        state.waiting.count_running(shape, change)
+
+
+def _release_all(state: ClusterState, task: Task, at: int) -> None:
+    if task.array_id:
+        _count_running(state, task, -1)
+    gang = state.gangs.pop(task.id, None) if state.gangs else None
+    if gang is None:
+        _release(state, task.lease_id, at)
+        return
+    state.other_ranks -= len(gang.leases) - 1
+    for lease_id in gang.leases:
+        _release(state, lease_id, at)
+
+
+def _release(state: ClusterState, lease_id: LeaseId, at: int) -> None:
+    lease = state.leases.pop(lease_id)
+    state.rooms.release(lease)
+    state.bookings.ends.release(lease_id)
+    note_freed(state, lease)
+    note_released(state, lease, at)
+    # A card that left its node while leased is forgotten with its lease.
+    gone = [
+        gpu_id for gpu_id in lease.gpu_ids if state.gpus[gpu_id].gone and gpu_id not in state.rooms.holders
+    ]
+    if gone:
+        for gpu_id in gone:
+            del state.gpus[gpu_id]
+        listed = state.rooms.by_node[lease.node_id].gpu_ids
+        state.rooms.refresh(lease.node_id, [state.gpus[gpu_id] for gpu_id in listed if gpu_id in state.gpus])
+
+
+def _end(state: ClusterState, task: Task) -> None:
+    state.tasks[task.id] = task
+    heappush(state.ended, (task.ended_at, task.id))
+    if state.after:
+        tell_dependents(state, task)

@@ -1,0 +1,239 @@
+"""The life of nodes and their GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from dgpu.core.commands import (
+    ChangeInventory,
+    DrainNode,
+    LoseNode,
+    ObserveGpu,
+    RegisterNode,
+    ReleaseNode,
+    RemoveNode,
+    ResumeNode,
+)
+from dgpu.core.decide.endings import lose_attempt
+from dgpu.core.decide.health import fall_ill, fault_news, once_per_lease
+from dgpu.core.decision import Decision
+from dgpu.core.events import (
+    Event,
+    InventoryChanged,
+    NodeDraining,
+    NodeLost,
+    NodeRegistered,
+    NodeRemoved,
+    NodeResumed,
+    ObservationChanged,
+)
+from dgpu.core.identity import is_before_loss, is_same_run
+from dgpu.core.model.health import Cause, Health, cause_of
+from dgpu.core.model.ids import NodeId
+from dgpu.core.model.node import Gpu, Node
+from dgpu.core.model.task import MEMORY_STEP_MB, Restart
+from dgpu.core.rejections import GpuClaimed, NodeBusy, NodeNotOffline, UnknownGpu, UnknownNode
+from dgpu.core.state import ClusterState
+
+
+def decide_register(state: ClusterState, command: RegisterNode) -> Decision:
+    claimed = _claimed(state, command.node_id, command.gpus)
+    if claimed is not None:
+        return claimed
+    known = state.nodes.get(command.node_id)
+    node = Node(
+        id=command.node_id,
+        boot_id=command.boot_id,
+        address=command.address,
+        agent_version=command.agent_version,
+        cpus_milli=command.cpus_milli,
+        ram_mb=command.ram_mb,
+        labels=command.labels,
+        registered_at=command.at,
+        # A drain is an operator's word: it outlives the node's connection.
+        draining=known is not None and known.draining,
+        drain_reason=known.drain_reason if known is not None else "",
+        work_dir=command.work_dir,
+    )
+    gpus = _listed(state, command.node_id, command.gpus)
+    registered = NodeRegistered(at=command.at, node=node, gpus=gpus)
+    ill = _fallen_ill(state, command.at, gpus)
+    return tuple(once_per_lease((*_gone_attempts(state, command, known), registered, *ill)))
+
+
+def decide_inventory(state: ClusterState, command: ChangeInventory) -> Decision:
+    if command.node_id not in state.nodes:
+        return UnknownNode(node_id=command.node_id)
+    claimed = _claimed(state, command.node_id, command.gpus)
+    if claimed is not None:
+        return claimed
+    gpus = _listed(state, command.node_id, command.gpus)
+    if _by_index(gpus) == _by_index(gpu for gpu in state.node_gpus(command.node_id) if not gpu.gone):
+        return ()
+    changed = InventoryChanged(at=command.at, node_id=command.node_id, gpus=gpus)
+    ill = (*_fallen_ill(state, command.at, gpus), *_vanished(state, command.at, command.node_id, gpus))
+    return tuple(once_per_lease((changed, *ill)))
+
+
+def decide_observe(state: ClusterState, command: ObserveGpu) -> Decision:
+    gpu = state.gpus.get(command.gpu_id)
+    if gpu is None:
+        return UnknownGpu(gpu_id=command.gpu_id)
+    # Rounded up: what is promised to a task must be there.
+    foreign_mb = -(-max(0, command.foreign_mb) // MEMORY_STEP_MB) * MEMORY_STEP_MB
+    if gpu.gone or (gpu.foreign_mb == foreign_mb and gpu.fault == command.fault):
+        return ()
+    observed = ObservationChanged(
+        at=command.at,
+        gpu_id=gpu.id,
+        foreign_mb=foreign_mb,
+        fault=command.fault,
+        fault_cause=command.fault_cause if command.fault else "",
+    )
+    if not command.fault or command.fault == gpu.fault:
+        return (observed,)
+    cause = cause_of(command.fault_cause)
+    return (observed, *fall_ill(state, command.at, gpu.id, gpu.node_id, cause, command.fault))
+
+
+def decide_lose(state: ClusterState, command: LoseNode) -> Decision:
+    node = state.nodes.get(command.node_id)
+    if node is None:
+        return UnknownNode(node_id=command.node_id)
+    if node.offline_since:
+        return ()
+    # Services are replaced at once, two replicas do no harm. All others keep their leases until their end is certain.
+    error = _lost(node.id, command.reason)
+    services = (
+        lease
+        for lease in state.node_leases(node.id)
+        if (task := state.tasks[lease.task_id]).restart is Restart.ALWAYS and not task.allocation
+    )
+    return (
+        NodeLost(at=command.at, node_id=node.id, reason=command.reason),
+        *(
+            event
+            for lease in services
+            for event in lose_attempt(state, lease, command.at, reason="node_lost", error=error)
+        ),
+    )
+
+
+def decide_release(state: ClusterState, command: ReleaseNode) -> Decision:
+    node = state.nodes.get(command.node_id)
+    if node is None:
+        return UnknownNode(node_id=command.node_id)
+    if not node.offline_since:
+        return NodeNotOffline(node_id=node.id)
+    error = _lost(node.id, command.reason)
+    return tuple(
+        event
+        for lease in state.node_leases(node.id)
+        for event in lose_attempt(state, lease, command.at, reason="node_lost", error=error)
+    )
+
+
+def decide_drain(state: ClusterState, command: DrainNode) -> Decision:
+    node = state.nodes.get(command.node_id)
+    if node is None:
+        return UnknownNode(node_id=command.node_id)
+    if node.draining and (command.keeps_reason or node.drain_reason == command.reason):
+        return ()
+    return (NodeDraining(at=command.at, node_id=node.id, reason=command.reason),)
+
+
+def decide_resume(state: ClusterState, command: ResumeNode) -> Decision:
+    node = state.nodes.get(command.node_id)
+    if node is None:
+        return UnknownNode(node_id=command.node_id)
+    if not node.draining or command.drained_for not in {None, node.drain_reason}:
+        return ()
+    return (NodeResumed(at=command.at, node_id=node.id),)
+
+
+def decide_remove(state: ClusterState, command: RemoveNode) -> Decision:
+    node = state.nodes.get(command.node_id)
+    if node is None:
+        return UnknownNode(node_id=command.node_id)
+    leases = len(state.node_leases(node.id))
+    if leases or not node.offline_since:
+        return NodeBusy(node_id=node.id, leases=leases, status=node.status.value)
+    return (NodeRemoved(at=command.at, node_id=node.id),)
+
+
+def _gone_attempts(state: ClusterState, command: RegisterNode, known: Node | None) -> list[Event]:
+    """What the node was given and cannot be running any more."""
+    if known is None:
+        return []
+    rebooted = known.boot_id != command.boot_id
+    held = {each.lease_id for each in command.held if is_same_run(state, each)}
+    events: list[Event] = []
+    for lease in state.node_leases(command.node_id):
+        task = state.tasks[lease.task_id]
+        # An allocation lives in the state alone. What never started is not lost: the order to start is sent again. But an
+        # attempt from before an accepted loss may have started, and ended, in groups that are lost.
+        is_waiting = not lease.started and not is_before_loss(state, lease)
+        if task.allocation or (not rebooted and (lease.id in held or is_waiting)):
+            continue
+        why = "was restarted" if rebooted else "does not know it any more"
+        error = f"node {command.node_id} {why}"
+        events += lose_attempt(state, lease, command.at, reason="node_lost", error=error)
+    return events
+
+
+def _claimed(state: ClusterState, node_id: NodeId, gpus: tuple[Gpu, ...]) -> GpuClaimed | None:
+    """A card is in one node at a time. It may have moved if its old node is off and nothing is leased on it."""
+    seen = set()
+    for gpu in gpus:
+        if gpu.id in seen:
+            return GpuClaimed(gpu_id=gpu.id, node_id=node_id, holder=node_id)
+        seen.add(gpu.id)
+        known = state.gpus.get(gpu.id)
+        if known is None or known.node_id == node_id:
+            continue
+        if not state.nodes[known.node_id].offline_since or gpu.id in state.rooms.holders:
+            return GpuClaimed(gpu_id=gpu.id, node_id=node_id, holder=known.node_id)
+    return None
+
+
+def _listed(state: ClusterState, node_id: NodeId, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    """As the node lists them; foreign memory stays as last observed unless the list says more."""
+    listed = []
+    for gpu in gpus:
+        known = state.gpus.get(gpu.id)
+        foreign_mb = gpu.foreign_mb
+        if known is not None and known.node_id == node_id and not foreign_mb:
+            foreign_mb = known.foreign_mb
+        past = state.health.get(gpu.id)
+        health = Health.TRUSTED if past is None else past.state
+        listed.append(replace(gpu, node_id=node_id, foreign_mb=foreign_mb, gone=False, health=health))
+    return tuple(listed)
+
+
+def _fallen_ill(state: ClusterState, at: int, listed: tuple[Gpu, ...]) -> list[Event]:
+    """Cards of a list with a fault that is news."""
+    events: list[Event] = []
+    for gpu in listed:
+        if fault_news(state, gpu):
+            events += fall_ill(state, at, gpu.id, gpu.node_id, cause_of(gpu.fault_cause), gpu.fault)
+    return events
+
+
+def _vanished(state: ClusterState, at: int, node_id: NodeId, listed: tuple[Gpu, ...]) -> list[Event]:
+    """A connected node lists a card no longer. (After a restart of its agent it may be meant to: `gpu_ids`.)"""
+    still = {gpu.id for gpu in listed}
+    events: list[Event] = []
+    for gpu in state.node_gpus(node_id):
+        if gpu.id not in still and not gpu.gone:
+            events += fall_ill(state, at, gpu.id, node_id, Cause.LOST, "its node no longer lists it")
+    return events
+
+
+def _by_index(gpus: Iterable[Gpu]) -> list[Gpu]:
+    return sorted(gpus, key=lambda gpu: (gpu.index, gpu.id))
+
+
+def _lost(node_id: NodeId, reason: str) -> str:
+    return f"node {node_id} was lost: {reason}" if reason else f"node {node_id} was lost"

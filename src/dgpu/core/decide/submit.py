@@ -1,0 +1,135 @@
+"""Submitting: all or nothing."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from dgpu.core.commands import SubmitTasks
+from dgpu.core.decide.after import resolve_after
+from dgpu.core.decide.quota import new_tenants, refused_by_number, refused_by_quota
+from dgpu.core.decision import Decision
+from dgpu.core.events import TasksSubmitted
+from dgpu.core.model.demand import demand_of
+from dgpu.core.model.idempotency import is_same_body, tenant_of
+from dgpu.core.model.ids import TenantId
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Pool, TaskSpec
+from dgpu.core.rejections import (
+    AlreadySubmitted,
+    HistoryBehind,
+    KeyReused,
+    QueueFull,
+    Rejection,
+    TimeoutTooLong,
+    TooManyKeys,
+)
+from dgpu.core.rules.capacity import never_fits
+from dgpu.core.rules.estimate import with_estimate
+from dgpu.core.state import ClusterState
+
+
+def decide_submit(state: ClusterState, command: SubmitTasks) -> Decision:
+    repeated = _repeated(state, command)
+    if repeated is not None:
+        return repeated
+    if is_history_behind(state):
+        return HistoryBehind(finished=state.ended_count, limit=_most_ended(state.settings))
+    refusal: Rejection | None = _too_many_keys(state, command)
+    if refusal is not None:
+        return refusal
+    count = sum(number for number, _ in command.entries)
+    if state.waiting_count + count > state.settings.most_waiting:
+        return QueueFull(waiting=state.waiting_count, submitted=count, limit=state.settings.most_waiting)
+    entries: list[tuple[int, TaskSpec]] = []
+    for entry, (number, submitted) in enumerate(command.entries):
+        spec = with_estimate(state, submitted)
+        timeout_ms = resolve_timeout(state.settings, spec)
+        if timeout_ms is None:
+            return TimeoutTooLong(
+                entry=entry, timeout_ms=spec.timeout_ms or 0, max_timeout_ms=state.settings.max_timeout_ms
+            )
+        # Without any node yet, nobody knows what will come: it waits.
+        if state.nodes:
+            refusal = never_fits(state, demand_of(spec.shape), entry)
+            if refusal is not None:
+                return refusal
+        refusal = refused_by_quota(state, spec.shape, entry)
+        if refusal is not None:
+            return refusal
+        if number > 0:
+            if spec.timeout_ms != timeout_ms:
+                spec = replace(spec, timeout_ms=timeout_ms)
+            if spec.after:
+                left = resolve_after(state, spec, number, entry, command.met)
+                if isinstance(left, Rejection):
+                    return left
+                spec = replace(spec, after=left)
+            entries.append((number, spec))
+    if not entries:
+        return ()
+    created = new_tenants(state, entries, command.at)
+    if isinstance(created, Rejection):
+        return created
+    refusal = refused_by_number(state, entries) if state.tenants else None
+    if refusal is not None:
+        return refusal
+    return (
+        TasksSubmitted(
+            at=command.at,
+            first_id=state.next_task_id,
+            entries=tuple(entries),
+            idempotency_key=command.idempotency_key,
+            fingerprint=command.fingerprint,
+        ),
+        *created,
+    )
+
+
+def is_history_behind(state: ClusterState) -> bool:
+    """So many finished tasks are only in memory and in the journal that no more tasks are taken."""
+    return state.ended_count > _most_ended(state.settings)
+
+
+def _most_ended(settings: Settings) -> int:
+    return settings.keep_finished + settings.max_unsaved
+
+
+def resolve_timeout(settings: Settings, spec: TaskSpec) -> int | None:
+    """In ms, 0 for no limit; None if it is beyond what is allowed. Online tasks may run for ever, batch tasks only
+    where there is no maximum.
+    """
+    limit_ms = settings.max_timeout_ms
+    timeout_ms = spec.timeout_ms
+    if timeout_ms is None:
+        if spec.shape.pool is Pool.ONLINE:
+            return 0
+        timeout_ms = settings.default_timeout_ms
+        return min(timeout_ms or limit_ms, limit_ms) if limit_ms else timeout_ms
+    if limit_ms and (timeout_ms > limit_ms or (timeout_ms == 0 and spec.shape.pool is Pool.BATCH)):
+        return None
+    return timeout_ms
+
+
+def _repeated(state: ClusterState, command: SubmitTasks) -> Rejection | None:
+    if not command.idempotency_key:
+        return None
+    known = state.key_ring.find(command.idempotency_key)
+    if known is None or known.created_at + state.settings.idempotency_ms <= command.at:
+        return None
+    if not is_same_body(known, command.fingerprint):
+        return KeyReused(key=command.idempotency_key)
+    return AlreadySubmitted(first_id=known.first_id, count=known.count, created_at=known.created_at)
+
+
+def _too_many_keys(state: ClusterState, command: SubmitTasks) -> Rejection | None:
+    """Old keys make room for new ones (decide_time). Here all keys are younger than an hour, and a bound is reached."""
+    if not command.idempotency_key:
+        return None
+    ring, settings = state.key_ring, state.settings
+    tenant = tenant_of(command.idempotency_key)
+    known = ring.count_of(tenant)
+    if known >= settings.max_tenant_keys:
+        return TooManyKeys(tenant_id=TenantId(tenant), known=known, limit=settings.max_tenant_keys)
+    if ring.count >= settings.max_keys:
+        return TooManyKeys(tenant_id=TenantId(""), known=ring.count, limit=settings.max_keys)
+    return None

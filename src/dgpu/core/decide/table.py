@@ -1,0 +1,71 @@
+"""decide(state, command): what happens, or why not. Nothing is changed here, and nothing is asked of the world."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from dgpu.core import commands
+from dgpu.core.commands import Command, RunPass
+from dgpu.core.decide.cancel import decide_cancel
+from dgpu.core.decide.health import decide_check, decide_recover
+from dgpu.core.decide.learning import decide_condition, decide_end
+from dgpu.core.decide.node import (
+    decide_drain,
+    decide_inventory,
+    decide_lose,
+    decide_observe,
+    decide_register,
+    decide_release,
+    decide_remove,
+    decide_resume,
+)
+from dgpu.core.decide.quota import decide_remove_tenant, decide_set_quota, decide_set_tenant
+from dgpu.core.decide.report import decide_started
+from dgpu.core.decide.submit import decide_submit
+from dgpu.core.decide.time import decide_begin_epoch, decide_tick
+from dgpu.core.decide.waiting import decide_hold, decide_let_go, decide_priority
+from dgpu.core.decision import Decision
+from dgpu.core.rules.backfill import grant_kept_to
+from dgpu.core.rules.place import first_grant
+from dgpu.core.state import ClusterState
+from dgpu.core.wall_clock import decide_wall_clock
+
+
+def decide(state: ClusterState, command: Command) -> Decision:
+    """For RunPass: the next grant alone, since each grant changes what the following may have."""
+    return DECIDERS[type(command)](state, command)
+
+
+def decide_pass(state: ClusterState, command: RunPass) -> Decision:
+    state.waiting.advance(command.at)  # an index catches up with time; nothing that counts changes
+    return first_grant(state, command.at, grant_kept_to) if command.limit > 0 else ()
+
+
+DECIDERS: Final[dict[type[Command], Callable[[ClusterState, Any], Decision]]] = {
+    commands.BeginEpoch: decide_begin_epoch,
+    commands.SubmitTasks: decide_submit,
+    commands.CancelTasks: decide_cancel,
+    commands.HoldTasks: decide_hold,
+    commands.ReleaseTasks: decide_let_go,
+    commands.ChangePriority: decide_priority,
+    commands.RegisterNode: decide_register,
+    commands.ChangeInventory: decide_inventory,
+    commands.ObserveGpu: decide_observe,
+    commands.ReportCheck: decide_check,
+    commands.RecoverGpu: decide_recover,
+    commands.ObserveCondition: decide_condition,
+    commands.LoseNode: decide_lose,
+    commands.ReleaseNode: decide_release,
+    commands.DrainNode: decide_drain,
+    commands.ResumeNode: decide_resume,
+    commands.RemoveNode: decide_remove,
+    commands.ReportStarted: decide_started,
+    commands.ReportFinished: decide_end,
+    commands.SetQuota: decide_set_quota,
+    commands.SetTenant: decide_set_tenant,
+    commands.RemoveTenant: decide_remove_tenant,
+    commands.RunPass: decide_pass,
+    commands.Tick: decide_tick,
+    commands.ReadWallClock: decide_wall_clock,
+}

@@ -1,0 +1,63 @@
+"""Nodes that are alike for a demand, taken together: an explanation looks at each kind of node once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dgpu.core.index.room import Room
+from dgpu.core.model.demand import Demand
+from dgpu.core.model.task import WHOLE_MILLI
+from dgpu.core.state import ClusterState
+
+
+def alike(state: ClusterState, demand: Demand) -> Iterator[tuple[Room, int]]:
+    """One room of each kind, with the number of its kind. Alike are only rooms in service whose cards are all of one
+    kind, healthy and not shared; every other one is a kind of its own.
+    """
+    if demand.constraints or demand.share_milli < WHOLE_MILLI:
+        for room in _known(state):
+            yield room, 1
+        return
+    least_mb, counts_host = demand.gpu_memory_mb, bool(demand.cpus_milli or demand.ram_mb)
+    most_leases = state.settings.most_leases
+    kinds: dict[tuple[object, ...], list[Room]] = {}
+    for room in _known(state):
+        cards = room.cards
+        if (
+            not room.ready
+            or room.mixed
+            or room.used
+            or room.holds
+            or len(cards) != len(room.gpu_ids)
+            or not cards
+        ):
+            yield room, 1
+            continue
+        card = next(iter(cards.values()))
+        if card[4] < least_mb:  # usable_mb: too small, or used by others
+            yield room, 1
+            continue
+        kind: tuple[object, ...] = (
+            len(room.idle),
+            len(cards),
+            card[3],
+            card[4],
+            card[5],
+            len(room.leases) >= most_leases,
+        )
+        if counts_host:
+            node = state.nodes[room.node_id]
+            kind += (room.cpus_free_milli, room.ram_free_mb, node.cpus_milli, node.ram_mb)
+        known = kinds.get(kind)
+        if known is None:
+            kinds[kind] = [room]
+        else:
+            known.append(room)
+    for rooms in kinds.values():
+        yield rooms[0], len(rooms)
+
+
+def _known(state: ClusterState) -> Iterator[Room]:
+    """A room without its node is one that was removed."""
+    by_node, nodes = state.rooms.by_node, state.nodes
+    return iter(by_node.values()) if len(by_node) == len(nodes) else (by_node[each] for each in nodes)

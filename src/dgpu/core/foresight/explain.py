@@ -1,0 +1,143 @@
+"""Why a task waits: every blocker that holds, with numbers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from dgpu.core.foresight.barriers import barriers_of
+from dgpu.core.foresight.blockers import Blocker, Nearest, nearest_node, plural
+from dgpu.core.foresight.conditions import conditions_of
+from dgpu.core.foresight.reserved import Reserved, in_words, reserved_of, room_blockers
+from dgpu.core.model.ids import TaskId, task_name
+from dgpu.core.model.task import Task, TaskStatus
+from dgpu.core.rejections import UnknownTask
+from dgpu.core.rules.order import position, queue
+from dgpu.core.state import ClusterState
+
+MOST_AHEAD: Final = 100
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    task_id: TaskId
+    status: TaskStatus
+    summary: str  # one sentence for people
+    position: int | None = None  # 1: first in the queue; None: it does not wait
+    ahead: tuple[TaskId, ...] = ()  # in order, the first `MOST_AHEAD`
+    ahead_total: int = 0
+    blockers: tuple[Blocker, ...] = ()
+    nearest: Nearest | None = None  # the node that lacks least
+    reservation: Reserved | None = None
+
+
+def explain(state: ClusterState, task_id: TaskId, at: int) -> Explanation | UnknownTask:
+    task = state.tasks.get(task_id)
+    if task is None:
+        return UnknownTask(task_id=task_id)
+    if task.status is TaskStatus.PENDING:
+        return _waiting(state, task, at)
+    if task.status is TaskStatus.RUNNING:
+        return _running(state, task)
+    return Explanation(task_id=task_id, status=task.status, summary=_ended(task))
+
+
+def _waiting(state: ClusterState, task: Task, at: int) -> Explanation:
+    state.waiting.advance(at)  # who backs off no longer wants quota as much as anybody
+    place = position(state, task.id) or 1
+    ahead = place - 1
+    line = state.waiting.lines[task.shape_id]
+    demand = line.crowd.demand
+    blockers = [
+        *conditions_of(state, task),
+        *barriers_of(state, line),
+        *room_blockers(state, task, demand, at),
+    ]
+    if task.eligible_at > at:
+        blockers.append(back_off(task, at))
+    if ahead:
+        detail = f"{plural(ahead, 'task')} of the same or a higher priority {'come' if ahead > 1 else 'comes'} first"
+        blockers.append(Blocker(code="tasks_ahead", detail=detail, numbers={"ahead": ahead}))
+    if blockers:
+        summary = f"{task_name(task.id)} waits: {'; '.join(blocker.detail for blocker in blockers)}"
+    else:
+        summary = f"{task_name(task.id)} is placed in the next pass"
+    reservation = reserved_of(state, task.id)
+    if reservation is not None and blockers:
+        summary += f"; {in_words(reservation, at)}"
+    return Explanation(
+        task_id=task.id,
+        status=task.status,
+        summary=summary,
+        position=place,
+        ahead=tuple(queue(state, limit=min(ahead, MOST_AHEAD))),
+        ahead_total=ahead,
+        blockers=tuple(blockers),
+        nearest=nearest_node(state, demand) if blockers else None,
+        reservation=reservation,
+    )
+
+
+def back_off(task: Task, at: int) -> Blocker:
+    left_ms = task.eligible_at - at
+    last = f" after: {task.error}" if task.error else ""
+    return Blocker(
+        code="back_off",
+        detail=f"it is tried again in {-(-left_ms // 1_000)} s{last}",
+        numbers={
+            "eligible_at": task.eligible_at,
+            "left_ms": left_ms,
+            "retries": task.retries,
+            "max_retries": task.max_retries,
+        },
+    )
+
+
+def _running(state: ClusterState, task: Task) -> Explanation:
+    leases = [state.leases[lease_id] for lease_id in state.leases_of(task)]
+    # Of a gang, the first rank that is not as it should be.
+    lease = min(
+        leases,
+        key=lambda each: (
+            not state.nodes[each.node_id].offline_since,
+            not state.nodes[each.node_id].unconfirmed_since,
+            each.started,
+            each.rank,
+        ),
+    )
+    node = state.nodes[lease.node_id]
+    name = task_name(task.id)
+    if node.offline_since:
+        detail = f"node {node.id} is unreachable; the task keeps its lease until its end is certain"
+        unreachable = Blocker(
+            code="node_unreachable", detail=detail, numbers={"node": node.id, "since": node.offline_since}
+        )
+        return Explanation(
+            task_id=task.id, status=task.status, summary=f"{name}: {detail}", blockers=(unreachable,)
+        )
+    if node.unconfirmed_since:
+        detail = f"node {node.id} has not contacted this scheduler since it started; the task keeps its lease"
+        unconfirmed = Blocker(
+            code="node_unconfirmed",
+            detail=detail,
+            numbers={"node": node.id, "since": node.unconfirmed_since},
+        )
+        return Explanation(
+            task_id=task.id, status=task.status, summary=f"{name}: {detail}", blockers=(unconfirmed,)
+        )
+    if task.cancelling:
+        summary = f"{name} is being stopped on node {node.id}"
+    elif not lease.started:
+        summary = f"{name} is starting on node {node.id}"
+        if node.draining and node.drain_reason:
+            summary += f", which takes no tasks now ({node.drain_reason})"
+    elif task.node_ids:
+        summary = f"{name} runs on nodes {', '.join(task.node_ids)}, attempt {task.attempt}"
+    else:
+        summary = f"{name} runs on node {node.id}, attempt {task.attempt}"
+    return Explanation(task_id=task.id, status=task.status, summary=summary)
+
+
+def _ended(task: Task) -> str:
+    because = f": {task.error or task.reason}" if task.error or task.reason else ""
+    return f"{task_name(task.id)} is over ({task.status}){because}"

@@ -1,0 +1,164 @@
+"""A run ahead: what the core would do from here on if nothing but time came, on a state of its own.
+
+What runs ends by its time limit or as runs of its kind did; what neither tells of runs for ever. Ends go through the
+same code as real ones, and so does every pass. Nothing else is guessed: no new task comes, no node fails, every task
+ends well. Nodes that this scheduler has not heard from yet are assumed to be back at once.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import Final, NamedTuple
+
+from dgpu.core.apply.node import confirm_all
+from dgpu.core.apply.table import apply
+from dgpu.core.commands import ReportFinished, RunPass, Tick
+from dgpu.core.decide.endings import time_over
+from dgpu.core.events import Event, GangPlaced, TaskPlaced, TaskStopRequested
+from dgpu.core.execute import execute
+from dgpu.core.model.ids import LeaseId, NodeId, TaskId
+from dgpu.core.model.run_times import RunTimes, kind_of, quantile_ms
+from dgpu.core.model.task import Outcome, Restart, Task
+from dgpu.core.rules.durations import KILL_GRACE_MS, RELEASE_MS
+from dgpu.core.state import ClusterState, next_wake_at, pass_due
+
+_CHARGE_MS: Final = 60_000  # virtual time between two Ticks, where tenants are charged
+_MOST_IN_PASS: Final = 1_000
+_MOST_ENDS: Final = (
+    200  # between two passes: where thousands end at once, only what is asked about need be looked at
+)
+
+
+class Start(NamedTuple):
+    at: int
+    node_ids: tuple[NodeId, ...]
+
+
+class Stop(NamedTuple):
+    at: int
+    node_id: NodeId
+    reason: str
+
+
+class ForwardRun:
+    """`state` is changed. `percent` is the quantile of run times that is believed in."""
+
+    def __init__(self, state: ClusterState, at: int, *, percent: int, run_times: dict[str, RunTimes]) -> None:
+        self.state = state
+        self.at = at
+        self.starts: dict[TaskId, Start] = {}  # the first of each task
+        self.stops: dict[TaskId, Stop] = {}
+        self.grants = 0
+        self._left: set[TaskId] = set()  # wanted, and not started yet
+        self._percent = percent
+        self._run_times = run_times
+        self._ticked_at = at
+        self._ends: list[tuple[int, LeaseId, Outcome]] = []
+        confirm_all(state)
+        for task_id in sorted({lease.task_id for lease in state.leases.values()}):
+            self._expect_end(state.tasks[task_id])
+
+    def pass_now(self) -> None:
+        """What can start at once does."""
+        self._pass(most=_MOST_IN_PASS)
+
+    def run(self, wanted: set[TaskId], *, most_grants: int) -> None:
+        """Until all of these have started, nothing is known to end any more, or so many grants were made."""
+        self._pass(most=most_grants)
+        self._left = wanted - self.starts.keys()
+        while self._left and self.grants < most_grants:
+            due_at = self._due_at()
+            if due_at is None:
+                return
+            self.at = max(self.at, due_at)
+            self._end_due()
+            if self.state.tenants and self.at - self._ticked_at >= _CHARGE_MS:
+                self._ticked_at = self.at
+                execute(self.state, Tick(at=self.at))
+            self._pass(most=most_grants - self.grants)
+
+    # leaves
+
+    def _due_at(self) -> int | None:
+        wake_at = next_wake_at(self.state)
+        if not self._ends:
+            return wake_at
+        return self._ends[0][0] if wake_at is None else min(wake_at, self._ends[0][0])
+
+    def _end_due(self) -> None:
+        state = self.state
+        for _ in range(_MOST_ENDS):
+            if not self._ends or self._ends[0][0] > self.at:
+                return
+            _, lease_id, outcome = heappop(self._ends)
+            lease = state.leases.get(lease_id)
+            if lease is None:
+                continue
+            end_task(state, state.tasks[lease.task_id], self.at, outcome)
+
+    def _pass(self, *, most: int) -> None:
+        while most > 0:
+            decided = execute(self.state, RunPass(at=self.at, limit=min(most, _MOST_IN_PASS)))
+            placed = self._note(decided) if isinstance(decided, tuple) else 0
+            self.grants += placed
+            most -= placed
+            if not placed or not pass_due(self.state):
+                return
+
+    def _note(self, events: tuple[Event, ...]) -> int:
+        placed = 0
+        for event in events:
+            if isinstance(event, TaskPlaced):
+                placed += 1
+                self._start(event.task_id, (event.node_id,))
+            elif isinstance(event, GangPlaced):
+                placed += 1
+                self._start(event.task_id, tuple(rank.node_id for rank in event.ranks))
+            elif isinstance(event, TaskStopRequested):
+                node_id = self.state.leases[event.lease_id].node_id
+                self.stops.setdefault(event.task_id, Stop(self.at, node_id, event.reason))
+                over_at = self.at + KILL_GRACE_MS + RELEASE_MS
+                heappush(self._ends, (over_at, event.lease_id, Outcome.STOPPED))
+        return placed
+
+    def _start(self, task_id: TaskId, node_ids: tuple[NodeId, ...]) -> None:
+        self.starts.setdefault(task_id, Start(self.at, node_ids))
+        self._left.discard(task_id)
+        self._expect_end(self.state.tasks[task_id])
+
+    def _expect_end(self, task: Task) -> None:
+        lease = self.state.leases[task.lease_id]
+        if task.cancelling or lease.stopping:
+            over_at = self.at + KILL_GRACE_MS + RELEASE_MS
+            heappush(self._ends, (over_at, lease.id, Outcome.STOPPED))
+            return
+        ends_at = self._ends_at(task, task.started_at or lease.granted_at)
+        if ends_at is not None:
+            heappush(self._ends, (ends_at, lease.id, Outcome.EXITED))
+
+    def _ends_at(self, task: Task, began_at: int) -> int | None:
+        if task.restart is Restart.ALWAYS:
+            return None
+        if any(
+            self.state.nodes[self.state.leases[each].node_id].offline_since
+            for each in self.state.leases_of(task)
+        ):
+            return None  # nobody knows what became of it
+        ends: list[int] = []
+        if task.timeout_ms:
+            ends.append(began_at + task.timeout_ms + (0 if task.allocation else KILL_GRACE_MS + RELEASE_MS))
+        if not task.allocation and self._run_times:
+            runs = self._run_times.get(kind_of(self.state.shapes[task.shape_id], task.detail))
+            lasts_ms = quantile_ms(runs, self._percent, longer_than_ms=self.at - began_at)
+            if lasts_ms is not None:
+                ends.append(began_at + lasts_ms + RELEASE_MS)
+        return max(min(ends), self.at) if ends else None
+
+
+def end_task(state: ClusterState, task: Task, at: int, outcome: Outcome = Outcome.EXITED) -> None:
+    """As if its agent said so; all ranks of a gang at once."""
+    if task.allocation and outcome is Outcome.EXITED:
+        apply(state, time_over(task, at))
+        return
+    for lease_id in state.leases_of(task):
+        execute(state, ReportFinished(at=at, lease_id=lease_id, outcome=outcome))

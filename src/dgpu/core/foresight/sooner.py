@@ -1,0 +1,351 @@
+"""The smallest changes that would start a waiting task now. Each is tried on a state of its own, by the same code: what
+is told is true at that moment. The number of tries is bounded.
+
+A change to what the task asks for is tried as a person would make it: the task is cancelled and submitted again, so it
+stands behind all others of its priority. The state of the tries is put back by cancelling again, which is much cheaper
+than another copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from dgpu.core.commands import (
+    CancelTasks,
+    ChangePriority,
+    Command,
+    ReleaseTasks,
+    ResumeNode,
+    RunPass,
+    SetQuota,
+    SubmitTasks,
+)
+from dgpu.core.discard import discard
+from dgpu.core.events import (
+    Event,
+    GangPlaced,
+    TaskPlaced,
+    TasksReserved,
+    TasksSubmitted,
+    TaskStopRequested,
+)
+from dgpu.core.execute import execute
+from dgpu.core.foresight.explain import Explanation, explain
+from dgpu.core.foresight.forward import end_task
+from dgpu.core.index.limits import quota_of, schedulable
+from dgpu.core.model.ids import NO_TASK, NodeId, TaskId, task_name
+from dgpu.core.model.quota import MILLION, OTHER_POOL, QuotaMode
+from dgpu.core.model.task import MEMORY_STEP_MB, Outcome, Pool, Task, TaskSpec, TaskStatus
+from dgpu.core.rejections import Rejection
+from dgpu.core.rules.order import queue
+from dgpu.core.state import ClusterState, pass_due
+
+MOST_TRIES: Final = 48
+MOST_TOLD: Final = 6
+_MOST_RESUMED: Final = 4
+_MOST_AWAITED: Final = 16
+_HIGHEST_PRIORITY: Final = 100
+_PERCENT_PPM: Final = MILLION // 100
+_APART: Final = {
+    "held",
+    "dependency",
+    "dependency_failed",
+    "array_limit",
+    "back_off",
+}  # no other shape would help
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    change: str  # the field or the order
+    detail: str  # plain words, no full stop
+    facts: dict[str, int | str] = {}
+
+
+def sooner(state: ClusterState, task_id: TaskId, at: int) -> tuple[Change, ...]:
+    """Each of them alone would start it. The state is left as it is."""
+    task = state.tasks.get(task_id)
+    if task is None or task.status is not TaskStatus.PENDING:
+        return ()
+    trials = _Trials(state, task, at)
+    if pass_due(state) and trials.starts_after():
+        return ()
+    told = explain(state, task_id, at)
+    if not isinstance(told, Explanation):
+        return ()
+    found: list[Change] = []
+    for change in _search(trials, told):
+        found.append(change)
+        if len(found) == MOST_TOLD:
+            break
+    trials.close()
+    return tuple(found)
+
+
+def _search(trials: _Trials, told: Explanation) -> Iterator[Change]:
+    codes = {blocker.code for blocker in told.blockers}
+    if "held" in codes and trials.starts_after(ReleaseTasks(task_ids=(trials.task.id,))):
+        yield Change(change="release", detail="if it were released")
+    if not codes & _APART:
+        yield from _other_shapes(trials, codes)
+        if trials.fits:  # else no order and no quota helps at once
+            yield from _other_order(trials, told)
+    if "draining" in codes:
+        yield from _resumed(trials)
+    if codes & _OF_POOLS and trials.fits:
+        yield from _other_quota(trials)
+    if not codes & _APART and told.nearest is not None:
+        yield from _awaited(trials, told.nearest.node_id)
+
+
+_OF_POOLS: Final = {"pool_quota", "quota"}
+
+
+class _Trials:
+    def __init__(self, state: ClusterState, task: Task, at: int) -> None:
+        self.state = state
+        self.task = task
+        self.at = at
+        self.shape = state.shapes[task.shape_id]
+        self.left = MOST_TRIES
+        demand = state.waiting.lines[task.shape_id].crowd.demand
+        # A gang may be tried in vain.
+        self.fits = demand.nodes > 1 or state.rooms.best(demand) is not None
+        self._fork: ClusterState | None = None
+
+    def starts_after(self, *commands: Command) -> bool:
+        """On a copy of its own, since others may start too."""
+        if not self._may_try():
+            return False
+        fork = self.state.fork()
+        starts = False
+        if not any(isinstance(execute(fork, replace(each, at=self.at)), Rejection) for each in commands):
+            _pass(fork, self.at)
+            starts = fork.tasks[self.task.id].status is TaskStatus.RUNNING
+        discard(fork)
+        return starts
+
+    def starts_with(self, **changes: Any) -> tuple[str, ...]:
+        """The GPU models that it would get with another shape; without GPUs the node. Empty: it would not start."""
+        if not self._may_try():
+            return ()
+        fork = self._copy()
+        spec = TaskSpec(
+            shape=replace(self.shape, array_id=NO_TASK, array_limit=0, **changes),
+            detail=self.task.detail,
+            timeout_ms=self.task.timeout_ms or None,
+            max_retries=self.task.max_retries,
+            restart=self.task.restart,
+            allocation=self.task.allocation,
+        )
+        decided = execute(fork, SubmitTasks(at=self.at, entries=((1, spec),)))
+        if isinstance(decided, Rejection) or not isinstance(decided[0], TasksSubmitted):
+            return ()
+        task_id = decided[0].first_id
+        events = _pass(fork, self.at)
+        task = fork.tasks[task_id]
+        got: tuple[str, ...] = ()
+        if task.status is TaskStatus.RUNNING:
+            got = tuple(sorted({fork.gpus[gpu_id].model for gpu_id in task.gpu_ids})) or (task.node_id or "",)
+        self._put_back(fork, task_id, events)
+        return got
+
+    def _may_try(self) -> bool:
+        self.left -= 1
+        return self.left >= 0
+
+    def _copy(self) -> ClusterState:
+        if self._fork is None:
+            self._fork = self.state.fork()
+            execute(self._fork, CancelTasks(at=self.at, task_ids=(self.task.id,)))
+            _pass(self._fork, self.at)
+        return self._fork
+
+    def _put_back(self, fork: ClusterState, task_id: TaskId, events: tuple[Event, ...]) -> None:
+        execute(fork, CancelTasks(at=self.at, task_ids=(task_id,)))
+        task = fork.tasks[task_id]
+        if task.status is TaskStatus.RUNNING:
+            end_task(fork, task, self.at, Outcome.STOPPED)
+        others = any(
+            isinstance(event, TaskStopRequested | TasksReserved)
+            or (isinstance(event, TaskPlaced | GangPlaced) and event.task_id != task_id)
+            for event in events
+        )
+        if others or not fork.tasks[task_id].status.is_final:
+            self.close()
+
+    def close(self) -> None:
+        if self._fork is not None:
+            discard(self._fork)
+            self._fork = None
+
+
+def _pass(state: ClusterState, at: int) -> tuple[Event, ...]:
+    events = execute(state, RunPass(at=at))
+    return events if isinstance(events, tuple) else ()
+
+
+# what it asks for
+
+
+def _other_shapes(trials: _Trials, codes: set[str]) -> Iterator[Change]:
+    shape = trials.shape
+    if shape.gpus > 1:
+        fewer = _largest(shape.gpus - 1, lambda gpus: bool(gpus and trials.starts_with(gpus=gpus)))
+        if fewer:
+            yield _asking(
+                "gpu_count", fewer, f"with {fewer} GPUs instead of {shape.gpus}".replace("1 GPUs", "1 GPU")
+            )
+    if shape.nodes > 1:
+        fewer = _largest(shape.nodes - 1, lambda nodes: bool(nodes and trials.starts_with(nodes=nodes)))
+        if fewer:
+            words = f"with {fewer} nodes instead of {shape.nodes}".replace("1 nodes", "1 node")
+            yield _asking("nodes", fewer, words)
+    if shape.gpu_memory_mb and codes & {"gpu_memory", "gpu_share"}:
+        steps = _largest(
+            shape.gpu_memory_mb // MEMORY_STEP_MB - 1,
+            lambda number: bool(number and trials.starts_with(gpu_memory_mb=number * MEMORY_STEP_MB)),
+        )
+        if steps:
+            less = steps * MEMORY_STEP_MB
+            words = f"with {less} MB on each GPU instead of {shape.gpu_memory_mb}"
+            yield _asking("gpu_memory_mb", less, words)
+    yield from _other_nodes(trials, codes)
+
+
+def _other_nodes(trials: _Trials, codes: set[str]) -> Iterator[Change]:
+    shape = trials.shape
+    if shape.gpu_models and (models := trials.starts_with(gpu_models=())):
+        named = ", ".join(models)
+        words = f"on {named} instead of {', '.join(shape.gpu_models)}"
+        yield Change(change="gpu_model", detail=words, facts={"gpu_model": named})
+    if shape.constraints and trials.starts_with(constraints=()):
+        yield Change(change="constraints", detail="without its constraints")
+    if shape.cpus_milli and "cpus" in codes:
+        fewer = _largest(
+            (shape.cpus_milli - 1) // 1_000, lambda cpus: _starts(trials, cpus_milli=cpus * 1_000)
+        )
+        if fewer:
+            yield _asking("cpus", fewer, f"with {fewer} cpus instead of {shape.cpus_milli / 1_000:g}")
+    if shape.ram_mb and "ram" in codes:
+        steps = _largest(
+            (shape.ram_mb - 1) // MEMORY_STEP_MB,
+            lambda number: _starts(trials, ram_mb=number * MEMORY_STEP_MB),
+        )
+        if steps:
+            less = steps * MEMORY_STEP_MB
+            yield _asking("ram_mb", less, f"with {less} MB of ram instead of {shape.ram_mb}")
+    if shape.gpus and trials.fits and trials.starts_with(pool=OTHER_POOL[shape.pool]):
+        other = OTHER_POOL[shape.pool].value
+        yield Change(change="pool", detail=f"in the pool {other}", facts={"pool": other})
+
+
+def _starts(trials: _Trials, **changes: int) -> bool:
+    """0 of something means that it is not counted, which is no smaller demand but none."""
+    return all(changes.values()) and bool(trials.starts_with(**changes))
+
+
+def _asking(field: str, number: int, words: str) -> Change:
+    return Change(change=field, detail=words, facts={field: number})
+
+
+def _largest(most: int, works: Callable[[int], bool]) -> int:
+    """What works with a number works with a smaller one too; 0: none does."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if works(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+# what stands in its way
+
+
+def _other_order(trials: _Trials, told: Explanation) -> Iterator[Change]:
+    if not told.ahead_total:
+        return
+    state = trials.state
+    first = state.shapes[state.tasks[queue(state, limit=1)[0]].shape_id].priority
+    for priority in sorted({first, min(_HIGHEST_PRIORITY, first + 1)}):
+        if priority <= trials.shape.priority:
+            continue
+        if trials.starts_after(ChangePriority(priority=priority, task_ids=(trials.task.id,))):
+            words = f"with priority {priority} instead of {trials.shape.priority}"
+            yield _asking("priority", priority, words)
+            return
+
+
+def _resumed(trials: _Trials) -> Iterator[Change]:
+    drained = sorted(
+        node.id for node in trials.state.nodes.values() if node.draining and not node.offline_since
+    )
+    for node_id in drained[:_MOST_RESUMED]:
+        if trials.starts_after(ResumeNode(node_id=node_id)):
+            words = f"if node {node_id}, which is being drained, were resumed"
+            yield Change(change="resume", detail=words, facts={"node": node_id})
+            return
+
+
+def _other_quota(trials: _Trials) -> Iterator[Change]:
+    state, pool = trials.state, trials.shape.pool
+    gpus = schedulable(state)
+    own = quota_of(state).milli(pool) // 1_000
+    more = _smallest(
+        own + 1, gpus, lambda part: trials.starts_after(SetQuota(online_ppm=_ppm(pool, part, gpus)))
+    )
+    if more is not None:
+        ppm = _ppm(pool, more, gpus)
+        percent = (ppm if pool is Pool.ONLINE else MILLION - ppm) // _PERCENT_PPM
+        words = f"if the pool {pool.value} had {percent} % of the GPUs"
+        yield Change(change="quota", detail=words, facts={"online_ppm": ppm})
+    if state.quota.mode is QuotaMode.STRICT and trials.starts_after(SetQuota(mode=QuotaMode.BORROW)):
+        words = "if the quota were not strict: GPUs that the other pool does not use could be borrowed"
+        yield Change(change="quota_mode", detail=words, facts={"mode": QuotaMode.BORROW.value})
+
+
+def _ppm(pool: Pool, part: int, gpus: int) -> int:
+    """Online's part such that the pool has at least so many GPUs, in whole percents."""
+    own = min(MILLION, -(-part * 100 // gpus) * _PERCENT_PPM)
+    return own if pool is Pool.ONLINE else MILLION - own
+
+
+def _smallest(least: int, most: int, works: Callable[[int], bool]) -> int | None:
+    if least > most or not works(most):
+        return None
+    low, high = least, most
+    while low < high:
+        middle = (low + high) // 2
+        if works(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _awaited(trials: _Trials, node_id: NodeId) -> Iterator[Change]:
+    """The tasks on the node that lacks least, those first that should end first."""
+    state = trials.state
+    running = {lease.task_id: state.tasks[lease.task_id] for lease in state.node_leases(node_id)}
+    by_end = sorted(running.values(), key=_limit_at)[:_MOST_AWAITED]
+    fork = state.fork()
+    for number, task in enumerate(by_end, 1):
+        end_task(fork, fork.tasks[task.id], trials.at)
+        _pass(fork, trials.at)
+        if fork.tasks[trials.task.id].status is TaskStatus.RUNNING:
+            names = ", ".join(task_name(each.id) for each in by_end[:number])
+            words = f"when {names} on node {node_id} {'is' if number == 1 else 'are'} over"
+            facts: dict[str, int | str] = {"tasks": names, "number": number, "node": node_id}
+            yield Change(change="wait", detail=words, facts=facts)
+            break
+    discard(fork)
+
+
+def _limit_at(task: Task) -> tuple[bool, int, TaskId]:
+    """Those without a time limit last."""
+    return (not task.timeout_ms, task.started_at + task.timeout_ms, task.id)

@@ -1,0 +1,165 @@
+"""What would happen if: the change is made on a state of its own, by the same code, and both are run ahead."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from dgpu.core.commands import Command, LoseNode, ReleaseNode
+from dgpu.core.discard import discard
+from dgpu.core.events import Event, TaskFinished, TaskRequeued, TasksSubmitted, TaskStopRequested
+from dgpu.core.execute import execute
+from dgpu.core.foresight.explain import Explanation, explain
+from dgpu.core.foresight.forward import ForwardRun, Start
+from dgpu.core.model.ids import NodeId, TaskId
+from dgpu.core.rejections import Rejection
+from dgpu.core.rules.order import queue
+from dgpu.core.state import ClusterState
+
+MOST_COMPARED: Final = 1_000  # waiting tasks, the first in the queue
+MOST_EXPLAINED: Final = 10  # of the submitted that would wait
+_GRANTS_PER_TASK: Final = 4
+
+
+class Starts(msgspec.Struct, frozen=True, kw_only=True):
+    """Would start now; without the change it would not."""
+
+    task_id: TaskId
+    node_ids: tuple[NodeId, ...]
+    is_new: bool = False
+
+
+class Delays(msgspec.Struct, frozen=True, kw_only=True):
+    """Would start later than without the change, by the forecast. None: nobody knows when."""
+
+    task_id: TaskId
+    before_at: int
+    after_at: int | None
+
+
+class Stops(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs now and would not go on."""
+
+    task_id: TaskId
+    node_id: NodeId
+    reason: str
+
+
+class Waits(msgspec.Struct, frozen=True, kw_only=True):
+    """A submitted task that would not start at once."""
+
+    task_id: TaskId
+    starts_at: int | None
+    explanation: Explanation | None = None  # of the first ones
+
+
+class Effect(msgspec.Struct, frozen=True, kw_only=True):
+    starts: tuple[Starts, ...] = ()
+    delays: tuple[Delays, ...] = ()
+    stops: tuple[Stops, ...] = ()
+    waits: tuple[Waits, ...] = ()
+    rejected: Rejection | None = None
+
+
+class _Run(NamedTuple):
+    starts: dict[TaskId, Start]
+    now: dict[TaskId, Start]  # started at once
+    new: tuple[TaskId, ...]
+    stopped: dict[TaskId, Stops]
+    explained: dict[TaskId, Explanation]
+
+
+def whatif(state: ClusterState, change: tuple[Command, ...], at: int) -> Effect:
+    """The state is left as it is. The first refusal is the answer."""
+    compared = set(queue(state, limit=MOST_COMPARED))
+    changed = _run(state, change, at, compared)
+    if isinstance(changed, Rejection):
+        return Effect(rejected=changed)
+    unchanged = _run(state, (), at, compared)
+    if isinstance(unchanged, Rejection):
+        raise AssertionError("nothing was refused")  # noqa: TRY004 - a bug, not a wrong type
+    return _compare(unchanged, changed, compared)
+
+
+def lose(node_id: NodeId) -> tuple[Command, ...]:
+    """As if its tasks were certain to be gone: they wait again."""
+    reason = f"node {node_id} is lost"
+    return (LoseNode(node_id=node_id, reason=reason), ReleaseNode(node_id=node_id, reason=reason))
+
+
+def _run(
+    state: ClusterState, change: tuple[Command, ...], at: int, compared: set[TaskId]
+) -> _Run | Rejection:
+    fork = state.fork()
+    places = {lease.task_id: lease.node_id for lease in state.leases.values()}
+    new: list[TaskId] = []
+    stopped: dict[TaskId, Stops] = {}
+    for command in change:
+        decided = execute(fork, replace(command, at=at))
+        if isinstance(decided, Rejection):
+            discard(fork)
+            return decided
+        new += _submitted(decided)
+        for event in decided:
+            if isinstance(event, TaskRequeued | TaskFinished | TaskStopRequested) and event.task_id in places:
+                stopped[event.task_id] = Stops(
+                    task_id=event.task_id, node_id=places[event.task_id], reason=event.reason
+                )
+    ahead = ForwardRun(fork, at, percent=50, run_times=state.run_times)
+    ahead.pass_now()
+    now = dict(ahead.starts)
+    explained: dict[TaskId, Explanation] = {}
+    for task_id in [each for each in new if each not in now][:MOST_EXPLAINED]:
+        told = explain(fork, task_id, at)
+        if isinstance(told, Explanation):
+            explained[task_id] = told
+    wanted = compared | set(new[:MOST_COMPARED])
+    ahead.run(wanted, most_grants=_GRANTS_PER_TASK * len(wanted) + MOST_COMPARED)
+    for task_id, stop in ahead.stops.items():
+        if task_id in places:
+            stopped.setdefault(task_id, Stops(task_id=task_id, node_id=stop.node_id, reason=stop.reason))
+    discard(fork)
+    return _Run(ahead.starts, now, tuple(new), stopped, explained)
+
+
+def _submitted(events: tuple[Event, ...]) -> list[TaskId]:
+    return [
+        TaskId(number)
+        for event in events
+        if isinstance(event, TasksSubmitted)
+        for number in range(event.first_id, event.first_id + sum(count for count, _ in event.entries))
+    ]
+
+
+def _compare(unchanged: _Run, changed: _Run, compared: set[TaskId]) -> Effect:
+    new = set(changed.new)
+    before, after = unchanged.starts, changed.starts
+    starts = tuple(
+        Starts(task_id=task_id, node_ids=start.node_ids, is_new=task_id in new)
+        for task_id, start in sorted(changed.now.items())
+        if task_id not in unchanged.now
+    )
+    delays = [
+        Delays(task_id=task_id, before_at=before[task_id].at, after_at=_at(after.get(task_id)))
+        for task_id in sorted(compared)
+        if task_id in before and _is_later(after.get(task_id), before[task_id])
+    ]
+    stops = tuple(
+        stop for task_id, stop in sorted(changed.stopped.items()) if task_id not in unchanged.stopped
+    )
+    waits = tuple(
+        Waits(task_id=task_id, starts_at=_at(after.get(task_id)), explanation=changed.explained.get(task_id))
+        for task_id in changed.new
+        if task_id not in changed.now
+    )
+    return Effect(starts=starts, delays=tuple(delays), stops=stops, waits=waits)
+
+
+def _at(start: Start | None) -> int | None:
+    return None if start is None else start.at
+
+
+def _is_later(after: Start | None, before: Start) -> bool:
+    return after is None or after.at > before.at

@@ -1,0 +1,61 @@
+"""What pools may use: their parts of the GPUs that count, kept up as nodes come, go and fall ill."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dgpu.core.index.room import STATUSES
+from dgpu.core.model.ids import NodeId
+from dgpu.core.model.node import GpuStatus
+from dgpu.core.model.quota import Split, split
+from dgpu.core.model.task import Pool
+from dgpu.core.state import ClusterState, gpu_status
+
+_COUNTED: Final = tuple(
+    STATUSES.index(status)
+    for status in (GpuStatus.IDLE, GpuStatus.BUSY, GpuStatus.DRAINING, GpuStatus.UNCONFIRMED)
+)
+
+
+def schedulable(state: ClusterState) -> int:
+    counts = state.rooms.counts
+    return sum([counts[slot] for slot in _COUNTED])
+
+
+def quota_of(state: ClusterState) -> Split:
+    return split(schedulable(state), state.quota.online_ppm)
+
+
+def settle_pools(state: ClusterState) -> None:
+    """The lanes' limits follow what counts: quota, and what is held out of its reach."""
+    refreshed = state.rooms.refreshed
+    if not refreshed and not state.limits_changed:
+        return
+    for node_id in refreshed:
+        _count_away(state, node_id)
+    refreshed.clear()
+    state.limits_changed = False
+    parts = quota_of(state)
+    for pool in Pool:
+        away = sum(held[pool] for held in state.away.values()) if state.away else 0
+        state.waiting.lanes[pool].limit_milli = parts.milli(pool) + away
+
+
+def _count_away(state: ClusterState, node_id: NodeId) -> None:
+    """What is held on cards that no longer count for the quota does not count against it either."""
+    state.away.pop(node_id, None)
+    room = state.rooms.by_node.get(node_id)
+    if room is None:
+        return
+    counts = state.rooms.by_node[node_id].counts
+    if not room.leases or sum(counts) == sum(counts[slot] for slot in _COUNTED):
+        return
+    away = dict.fromkeys(Pool, 0)
+    for lease_id in room.leases:
+        lease = state.leases[lease_id]
+        pool = state.shapes[state.tasks[lease.task_id].shape_id].pool
+        for gpu_id in lease.gpu_ids:
+            if gpu_status(state, state.gpus[gpu_id]) is not GpuStatus.BUSY:
+                away[pool] += lease.share_milli
+    if any(away.values()):
+        state.away[node_id] = away

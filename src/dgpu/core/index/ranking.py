@@ -1,0 +1,238 @@
+"""Nodes in the order in which a kind of demand likes them, kept up lazily from a list of changed rooms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from heapq import heapify, heappop, heappush
+from typing import Final
+
+from dgpu.core.index.room import Room
+from dgpu.core.model.demand import Demand
+from dgpu.core.model.ids import NodeId
+from dgpu.core.model.task import WHOLE_MILLI
+from dgpu.core.rules.fit import has_host, milli_on, rank
+
+_MOST_RANKED: Final = 2_000_000  # entries over all rankings: a bound on memory
+_FEWEST_RANKINGS: Final = 16
+_MOST_RANKINGS: Final = 1_024
+_FEWEST_CHANGES: Final = 4_096  # kept before rankings must catch up or go
+_ANY_MB: Final = 1 << 60
+_FEW_SKIPPED: Final = 8  # nodes that lack cpus or ram
+
+
+class Ranking:
+    """A heap of (rank, node id) with stale entries skipped: the top is the best node, whatever the cluster's size.
+    Ties go by node id, so equal states choose alike.
+    """
+
+    __slots__ = ("demand", "heap", "most_leases", "ranks", "seen")
+
+    def __init__(self, demand: Demand, most_leases: int, rooms: Iterable[Room], seen: int) -> None:
+        self.demand = demand
+        self.most_leases = most_leases
+        self.seen = seen  # how much of the list of changes is worked in
+        self.ranks: dict[NodeId, int] = {}
+        for room in rooms:
+            value = rank(room, demand, most_leases)
+            if value is not None:
+                self.ranks[room.node_id] = value
+        self.heap = [(value, node_id) for node_id, value in self.ranks.items()]
+        heapify(self.heap)
+
+    def copy(self) -> Ranking:
+        """For rooms that are as they are now, with no changes yet."""
+        twin = Ranking(self.demand, self.most_leases, (), 0)
+        twin.ranks, twin.heap = self.ranks.copy(), self.heap.copy()
+        return twin
+
+    def catch_up(self, changes: list[Room]) -> None:
+        if self.seen == len(changes):
+            return
+        ranks, demand = self.ranks, self.demand
+        gpus, whole = demand.gpus, demand.share_milli == WHOLE_MILLI
+        for room in dict.fromkeys(changes[self.seen :]):  # how a room is now counts, not how often it changed
+            # Most rooms of a busy cluster have no card to give, which is seen at once.
+            gives = len(room.idle) >= gpus if whole else room.parts or room.idle
+            value = rank(room, demand, self.most_leases) if gives else None
+            node_id = room.node_id
+            if value is None:
+                ranks.pop(node_id, None)
+            elif ranks.get(node_id) != value:
+                ranks[node_id] = value
+                heappush(self.heap, (value, node_id))
+        self.seen = len(changes)
+        if len(self.heap) > 2 * len(ranks) + 64:
+            self.heap = [(value, node_id) for node_id, value in ranks.items()]
+            heapify(self.heap)
+
+    def best(self) -> tuple[int, NodeId] | None:
+        heap, ranks = self.heap, self.ranks
+        while heap:
+            top = heap[0]
+            if ranks.get(top[1]) == top[0]:
+                return top
+            heappop(heap)
+        return None
+
+    def best_host(self, demand: Demand, rooms: Mapping[NodeId, Room]) -> tuple[Room | None, bool]:
+        """The best of those that also have the cpus and ram, for a ranking that does not look at them. False: too many
+        of the best have not, and it is not known.
+        """
+        skipped: list[tuple[int, NodeId]] = []
+        found: Room | None = None
+        while (top := self.best()) is not None and len(skipped) < _FEW_SKIPPED:
+            room = rooms[top[1]]
+            if has_host(room, demand):
+                found = room
+                break
+            skipped.append(heappop(self.heap))
+        for entry in skipped:
+            heappush(self.heap, entry)
+        return found, found is not None or top is None
+
+
+class Rankings:
+    """One for each kind of demand that was asked for lately. Demands that the nodes cannot tell apart share one; and so do
+    those that differ in cpus and ram only, while most nodes have enough of these.
+    """
+
+    __slots__ = (
+        "_by_demand",
+        "_changes",
+        "_least_mb",
+        "_most_leases",
+        "_origin",
+        "_parole",
+        "_rooms",
+        "_warm",
+    )
+
+    def __init__(self, rooms: Mapping[NodeId, Room], most_leases: int) -> None:
+        self._rooms = rooms
+        self._most_leases = most_leases
+        self._by_demand: dict[Demand, Ranking] = {}
+        self._changes: list[Room] = []
+        self._origin: tuple[Rankings, list[Room], int] | None = (
+            None  # of a copy: the original, and its changes then
+        )
+        self._least_mb = _ANY_MB  # no card can promise less
+        self._warm = False  # models are loaded somewhere
+        self._parole = False  # some card is on parole
+
+    def copy(self, rooms: Mapping[NodeId, Room]) -> Rankings:
+        """Rankings are copied when they are asked for, and only while the original stays as it is."""
+        twin = Rankings(rooms, self._most_leases)
+        twin._least_mb, twin._warm, twin._parole = self._least_mb, self._warm, self._parole
+        twin._origin = (self, self._changes, len(self._changes))
+        return twin
+
+    # what changes
+
+    def start_over(self, most_leases: int) -> None:
+        """New rules: what may be promised and how nodes are liked may differ."""
+        self._most_leases = most_leases
+        self._by_demand.clear()
+        self._origin = None
+        self._least_mb, self._warm, self._parole = _ANY_MB, False, False
+
+    def tell_apart(self, room: Room) -> None:
+        """A card may differ from all others in what no demand had to look at before. Rankings start anew then."""
+        least_mb = min((card.usable_mb for card in room.cards.values()), default=self._least_mb)
+        parole = self._parole or any(card.parole for card in room.cards.values())
+        if least_mb < self._least_mb or room.warm > self._warm or parole > self._parole:
+            self._by_demand.clear()
+            self._least_mb = min(least_mb, self._least_mb)
+            self._warm = self._warm or room.warm
+            self._parole = parole
+
+    def note(self, room: Room) -> None:
+        """It changed."""
+        self._changes.append(room)
+        if len(self._changes) > _FEWEST_CHANGES and len(self._changes) > 2 * len(self._rooms):
+            self._forget_changes()
+
+    # what is asked
+
+    def best(self, demand: Demand) -> Room | None:
+        ranking = self._by_demand.get(demand)
+        if ranking is None:
+            ranking = self._open(demand)
+        ranking.catch_up(self._changes)
+        of = ranking.demand
+        if of.cpus_milli == demand.cpus_milli and of.ram_mb == demand.ram_mb:
+            top = ranking.best()
+            return None if top is None else self._rooms[top[1]]
+        room, known = ranking.best_host(demand, self._rooms)
+        if known:
+            return room
+        # cpus or ram are short: from now on it has a ranking of its own.
+        self._by_demand[demand] = ranking = self._open_plain(self._plain(demand))
+        ranking.catch_up(self._changes)
+        top = ranking.best()
+        return None if top is None else self._rooms[top[1]]
+
+    def fitting(self, demand: Demand) -> Mapping[NodeId, int]:
+        """All nodes with room for it now, each with its rank."""
+        ranking = self._open_plain(self._plain(demand))
+        ranking.catch_up(self._changes)
+        return ranking.ranks
+
+    # leaves
+
+    def _plain(self, demand: Demand) -> Demand:
+        """Without what makes no difference here."""
+        return demand.but(
+            gpu_memory_mb=demand.gpu_memory_mb if self._counts_memory(demand) else 0,
+            model=demand.model if self._warm else "",
+            parole=demand.parole and self._parole,
+        )
+
+    def _counts_memory(self, demand: Demand) -> bool:
+        """Every card has enough for a whole GPU; of a share, its part of the memory may be more than was asked for."""
+        if demand.share_milli == WHOLE_MILLI:
+            return demand.gpu_memory_mb > self._least_mb
+        return milli_on(demand, self._least_mb) > demand.share_milli
+
+    def _open(self, demand: Demand) -> Ranking:
+        plain = self._plain(demand)
+        if demand.gpus:  # without, cpus and ram are all that it asks for
+            plain = plain.but(cpus_milli=0, ram_mb=0)
+        ranking = self._by_demand[demand] = self._open_plain(plain)
+        return ranking
+
+    def _open_plain(self, plain: Demand) -> Ranking:
+        known = self._by_demand.get(plain)
+        if known is not None and known.demand == plain:
+            return known
+        most = max(_FEWEST_RANKINGS, min(_MOST_RANKINGS, _MOST_RANKED // (len(self._rooms) + 1)))
+        if len(self._by_demand) >= most:
+            self._by_demand.clear()
+        ranking = None
+        if self._origin is not None:
+            # Most demands fit nowhere or on few nodes: a copy costs less than asking every node anew.
+            original, changes, number = self._origin
+            ranking = original.lend(plain, changes, number)
+        if ranking is None:
+            ranking = Ranking(plain, self._most_leases, self._rooms.values(), len(self._changes))
+        self._by_demand[plain] = ranking
+        return ranking
+
+    def lend(self, demand: Demand, changes: list[Room], number: int) -> Ranking | None:
+        """A copy of a ranking, if nothing has changed since there were so many changes."""
+        known = self._by_demand.get(demand)
+        if known is None or known.demand != demand or self._changes is not changes or len(changes) != number:
+            return None
+        known.catch_up(changes)
+        return known.copy()
+
+    def _forget_changes(self) -> None:
+        """Rankings in use catch up, those not asked for lately go: the list stays short, also where nobody asks."""
+        half = len(self._changes) // 2
+        used = {demand: ranking for demand, ranking in self._by_demand.items() if ranking.seen >= half}
+        for ranking in used.values():
+            ranking.catch_up(self._changes)
+        for ranking in used.values():
+            ranking.seen = 0
+        self._by_demand = used
+        self._changes = []
+        self._origin = None

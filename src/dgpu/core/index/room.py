@@ -1,0 +1,226 @@
+"""What a node has to give right now. Derived from the state, changed in place, never journaled."""
+
+from __future__ import annotations
+
+import enum
+from typing import Final, NamedTuple
+
+from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId
+from dgpu.core.model.node import GpuStatus, Kind
+from dgpu.core.model.reservation import Hold
+from dgpu.core.model.task import WHOLE_MILLI
+
+STATUSES: Final = tuple(GpuStatus)
+
+
+class Card(NamedTuple):
+    """A GPU that may be given away, in the order of liking: by `key`, then by place and id."""
+
+    key: int  # the smaller, the better liked while idle; see rules.score
+    place: int  # its index in the node
+    id: GpuId
+    model: str
+    usable_mb: int  # what may be promised: without the safety margin and foreign memory
+    parole: bool = False  # for tasks of low priority only
+    over_mb: int = 0  # used by shared tasks beyond what they reserved
+    warm: tuple[str, ...] = ()  # models that are loaded
+    most_warm: int = 0
+    kind: Kind = Kind("", 0)
+
+
+class Slot(enum.IntEnum):
+    """Where a GPU's status is counted in `Room.counts`."""
+
+    IDLE = STATUSES.index(GpuStatus.IDLE)
+    BUSY = STATUSES.index(GpuStatus.BUSY)
+
+
+class Used(NamedTuple):
+    """What shared tasks hold of a card."""
+
+    milli: int
+    memory_mb: int
+    leases: int
+
+
+_NOTHING: Final = Used(0, 0, 0)
+
+# Of rooms that nobody changes, see `whole`.
+_NO_HOLDS: Final[dict[TaskId, Hold]] = {}
+_NO_KEEPS: Final[dict[GpuId, tuple[TaskId, ...]]] = {}
+_NO_LEASES: Final[dict[LeaseId, None]] = {}
+_NONE_USED: Final[dict[GpuId, Used]] = {}
+_NO_PARTS: Final[dict[GpuId, int]] = {}
+_NO_CARDS: Final[list[Card]] = []
+
+
+class Room:
+    __slots__ = (
+        "cards",
+        "counts",
+        "cpus_free_milli",
+        "flat",
+        "gpu_ids",
+        "holds",
+        "idle",
+        "keeps",
+        "kept",
+        "kept_cpus_milli",
+        "kept_ram_mb",
+        "labels",
+        "leases",
+        "mixed",
+        "near",
+        "node_id",
+        "parts",
+        "ram_free_mb",
+        "ready",
+        "used",
+        "warm",
+    )
+
+    def __init__(self, node_id: NodeId, *, bare: bool = False) -> None:
+        """`bare`: who makes it sets all the rest. Forks of large clusters are made of this."""
+        self.node_id = node_id
+        if bare:
+            return
+        self.ready = False  # the node takes tasks
+        self.cpus_free_milli = 0
+        self.ram_free_mb = 0
+        self.labels: dict[str, str] = {}
+        self.idle: list[Card] = []  # sorted; empty unless ready
+        self.used: dict[GpuId, Used] = {}  # cards that shared tasks live on; empty unless ready
+        self.parts: dict[
+            GpuId, int
+        ] = {}  # what is left of these in thousandths, where something is and nobody keeps it
+        self.cards: dict[GpuId, Card] = {}  # all that are neither reserved nor faulty nor gone, leased or not
+        self.gpu_ids: tuple[GpuId, ...] = ()  # all of the node, by index
+        self.leases: dict[LeaseId, None] = {}
+        self.counts: list[int] = [0] * len(STATUSES)  # GPUs per status
+        self.mixed = False  # its cards differ in model, memory or trust
+        self.warm = False  # models are loaded on some card
+        self.flat = True  # no two cards are nearer to each other than any other two
+        self.near: dict[GpuId, dict[GpuId, int]] = {}
+        self.holds: dict[TaskId, Hold] = {}  # of reservations; replaced, never changed
+        self.keeps: dict[GpuId, tuple[TaskId, ...]] = {}  # cards of reservations, and whose
+        self.kept: list[Card] = []  # idle cards that are kept for reservations: not among `idle`
+        self.kept_cpus_milli = 0
+        self.kept_ram_mb = 0
+
+    def copy(self) -> Room:
+        twin = Room(self.node_id, bare=True)
+        twin.ready, twin.gpu_ids = self.ready, self.gpu_ids
+        twin.cpus_free_milli, twin.ram_free_mb = self.cpus_free_milli, self.ram_free_mb
+        # These are replaced, never changed.
+        twin.labels, twin.cards, twin.near = self.labels, self.cards, self.near
+        twin.mixed, twin.warm, twin.flat = self.mixed, self.warm, self.flat
+        twin.idle = self.idle.copy()
+        twin.used, twin.parts = self.used.copy(), self.parts.copy()
+        twin.leases = self.leases.copy()
+        twin.counts = self.counts.copy()
+        twin.holds, twin.keeps, twin.kept = self.holds, self.keeps, self.kept.copy()
+        twin.kept_cpus_milli, twin.kept_ram_mb = self.kept_cpus_milli, self.kept_ram_mb
+        return twin
+
+    def keep(self, holds: dict[TaskId, Hold]) -> None:
+        """All that reservations hold here."""
+        self.holds = holds
+        keeps: dict[GpuId, tuple[TaskId, ...]] = {}
+        for task_id, hold in holds.items():
+            for gpu_id in hold.gpu_ids:
+                keeps[gpu_id] = (*keeps.get(gpu_id, ()), task_id)
+        self.hide(
+            keeps,
+            sum(hold.cpus_milli for hold in holds.values()),
+            sum(hold.ram_mb for hold in holds.values()),
+        )
+
+    def hide(self, keeps: dict[GpuId, tuple[TaskId, ...]], cpus_milli: int, ram_mb: int) -> None:
+        self.keeps = keeps
+        self.kept_cpus_milli, self.kept_ram_mb = cpus_milli, ram_mb
+        cards = sorted(self.idle + self.kept)
+        self.idle = [card for card in cards if card.id not in keeps]
+        self.kept = [card for card in cards if card.id in keeps]
+        for gpu_id in self.used:
+            self.look_at_part(gpu_id)
+
+    def host_left(self) -> tuple[int, int]:
+        """What is kept for nobody of its cpus and ram."""
+        if not self.holds:
+            return self.cpus_free_milli, self.ram_free_mb
+        return (
+            max(0, self.cpus_free_milli - self.kept_cpus_milli),
+            max(0, self.ram_free_mb - self.kept_ram_mb),
+        )
+
+    def use(self, gpu_id: GpuId, milli: int, memory_mb: int) -> None:
+        """A shared task holds so much of a card; negative: no more."""
+        used = self.used.get(gpu_id, _NOTHING)
+        leases = used.leases + (1 if milli > 0 else -1)
+        if leases:
+            self.used[gpu_id] = Used(used.milli + milli, used.memory_mb + memory_mb, leases)
+        else:
+            del self.used[gpu_id]
+        self.look_at_part(gpu_id)
+
+    def look_at_part(self, gpu_id: GpuId) -> None:
+        """What is left of a card is worked out when something changes about it, and not by all who ask."""
+        card = self.cards.get(gpu_id) if gpu_id in self.used and gpu_id not in self.keeps else None
+        left = 0 if card is None else self.free_milli(card)
+        if left:
+            self.parts[gpu_id] = left
+        else:
+            self.parts.pop(gpu_id, None)
+
+    def free_milli(self, card: Card) -> int:
+        """Of a card that shared tasks live on: by share and by memory, whichever is less."""
+        milli, memory_mb, _ = self.used[card.id]
+        free = WHOLE_MILLI - milli
+        usable_mb = card.usable_mb
+        if usable_mb:
+            by_memory = (usable_mb - memory_mb - card.over_mb) * WHOLE_MILLI // usable_mb
+            if by_memory < free:  # noqa: PLR1730 - for every shared card of a room, in every decision
+                free = by_memory
+        return free if free > 0 else 0  # noqa: FURB136
+
+    def facts(self) -> tuple[object, ...]:
+        """For comparison with a room rebuilt from scratch."""
+        return (
+            self.node_id,
+            self.ready,
+            self.cpus_free_milli,
+            self.ram_free_mb,
+            self.labels,
+            self.idle,
+            dict(sorted(self.used.items())),
+            dict(sorted(self.parts.items())),
+            self.cards,
+            self.gpu_ids,
+            sorted(self.leases),
+            self.counts,
+            self.kept,
+            dict(sorted(self.holds.items())),
+        )
+
+
+def whole(room: Room, most_leases: int) -> Room:
+    """As if no reservation held anything of it: to ask what fits, for nobody to change. One that may have no more leases
+    is not ready.
+    """
+    twin = Room(room.node_id, bare=True)  # in every pass: what is never asked for is not copied
+    twin.ready = room.ready and len(room.leases) < most_leases
+    twin.cpus_free_milli, twin.ram_free_mb = room.cpus_free_milli, room.ram_free_mb
+    twin.labels, twin.cards, twin.near, twin.gpu_ids = room.labels, room.cards, room.near, room.gpu_ids
+    twin.mixed, twin.warm, twin.flat = room.mixed, room.warm, room.flat
+    twin.idle = sorted(room.idle + room.kept) if room.kept else room.idle.copy()
+    twin.leases, twin.counts = _NO_LEASES, room.counts
+    twin.holds, twin.keeps, twin.kept = _NO_HOLDS, _NO_KEEPS, _NO_CARDS
+    twin.kept_cpus_milli = twin.kept_ram_mb = 0
+    if not room.used:
+        twin.used, twin.parts = _NONE_USED, _NO_PARTS
+        return twin
+    twin.used, twin.parts = room.used.copy(), room.parts.copy()
+    if room.keeps:
+        for gpu_id in twin.used:
+            twin.look_at_part(gpu_id)
+    return twin

@@ -1,0 +1,435 @@
+"""The index of rooms: what every node has to give, and rankings of nodes, so that a decision scans no cluster."""
+
+from __future__ import annotations
+
+from bisect import insort
+from heapq import nsmallest
+from typing import TYPE_CHECKING, Final
+
+from dgpu.core.index.cards import deal, status_of
+from dgpu.core.index.giving import Giving, fitting
+from dgpu.core.index.packing import Packing, pack_cards, parts_of
+from dgpu.core.index.ranking import Rankings
+from dgpu.core.index.room import STATUSES, Room, Slot, whole
+from dgpu.core.index.spot import Spot, spot_in, spot_on
+from dgpu.core.model.demand import Demand
+from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId
+from dgpu.core.model.lease import Lease
+from dgpu.core.model.node import Gpu, Node
+from dgpu.core.model.reservation import Hold
+from dgpu.core.model.settings import Placement, Settings
+from dgpu.core.model.task import WHOLE_MILLI
+from dgpu.core.model.typical import Typical
+from dgpu.core.rules.fit import fits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+_IDLE: Final = int(Slot.IDLE)
+_BUSY: Final = int(Slot.BUSY)
+_PACK: Final = Placement.PACK  # to look a member up costs as much as a call
+
+
+class Rooms:
+    __slots__ = (
+        "_giving",
+        "_gpus",
+        "_leases",
+        "_mixed",
+        "_nodes",
+        "_packing",
+        "_rankings",
+        "_settings",
+        "_typical",
+        "by_node",
+        "counts",
+        "holders",
+        "improved",
+        "kept_ms",
+        "moved",
+        "refreshed",
+        "reserved",
+        "unconfirmed",
+        "unsettled",
+    )
+
+    def __init__(
+        self,
+        nodes: Mapping[NodeId, Node],
+        gpus: Mapping[GpuId, Gpu],
+        leases: Mapping[LeaseId, Lease],
+        settings: Settings,
+        typical: Typical,
+    ) -> None:
+        self._nodes = nodes
+        self._gpus = gpus
+        self._leases = leases
+        self._settings = settings
+        self._typical = typical
+        self.by_node: dict[NodeId, Room] = {}
+        self.holders: dict[GpuId, tuple[LeaseId, ...]] = {}  # several where tasks share
+        self.counts: list[int] = [0] * len(STATUSES)
+        self.improved: dict[NodeId, Room] = {}  # may have more to give than when they were last looked at
+        self._rankings = Rankings(self.by_node, settings.most_leases)
+        self._giving = Giving()
+        self.refreshed: dict[
+            NodeId, None
+        ] = {}  # worked out anew: cards may count for the quota or not any more
+        self.moved: list[Room] | None = (
+            None  # changed since; kept only where somebody asks when nodes come free
+        )
+        self.reserved: dict[NodeId, Room] = {}  # rooms that reservations hold something of
+        self.kept_ms = 1 << 62  # who takes longer delays every reservation; too much at worst
+        self.unsettled: dict[NodeId, None] = {}  # of these: more is free than when they were last looked at
+        self.unconfirmed: dict[NodeId, None] = {}  # nodes that have not contacted this scheduler yet
+        self._packing: Packing | None = None  # made when it is first asked
+        self._mixed = False  # some node has cards of several kinds
+
+    def rebuild(self) -> None:
+        for lease_id, lease in self._leases.items():
+            self._room(lease.node_id).leases[lease_id] = None
+            for gpu_id in lease.gpu_ids:
+                self.holders[gpu_id] = (*self.holders.get(gpu_id, ()), lease_id)
+        by_node: dict[NodeId, list[Gpu]] = {node_id: [] for node_id in self._nodes}
+        for gpu in self._gpus.values():
+            by_node[gpu.node_id].append(gpu)
+        for node_id, gpus in by_node.items():
+            self.refresh(node_id, gpus)
+
+    def copy(
+        self, nodes: Mapping[NodeId, Node], gpus: Mapping[GpuId, Gpu], leases: Mapping[LeaseId, Lease]
+    ) -> Rooms:
+        twin = Rooms(nodes, gpus, leases, self._settings, self._typical)
+        twin.by_node = {node_id: room.copy() for node_id, room in self.by_node.items()}
+        twin._giving = self._giving.copy(twin.by_node)
+        twin.holders = self.holders.copy()
+        twin.counts = self.counts.copy()
+        twin.refreshed = self.refreshed.copy()
+        twin._mixed = self._mixed
+        twin.improved = {node_id: twin.by_node[node_id] for node_id in self.improved}
+        twin.reserved = {node_id: twin.by_node[node_id] for node_id in self.reserved}
+        twin.unsettled = self.unsettled.copy()
+        twin.unconfirmed = self.unconfirmed.copy()
+        twin.kept_ms = self.kept_ms
+        twin._rankings = self._rankings.copy(twin.by_node)
+        return twin
+
+    def configure(self, settings: Settings) -> None:
+        """New rules: what may be promised and how nodes are liked may differ."""
+        if settings == self._settings:
+            return
+        self._settings = settings
+        self._rankings.start_over(settings.most_leases)
+        self._packing = None
+        for node_id in self.by_node:
+            if node_id in self._nodes:
+                self.refresh(node_id)
+
+    def learn(self, typical: Typical) -> None:
+        self._typical = typical
+        if self._packing is not None:
+            self._packing.learn(typical)
+
+    # what changes
+
+    def refresh(self, node_id: NodeId, gpus: list[Gpu] | None = None) -> None:
+        """Work out a room anew. With `gpus`, the node's list of them changed."""
+        room = self._room(node_id)
+        node = self._nodes[node_id]
+        if gpus is None:
+            gpus = [self._gpus[gpu_id] for gpu_id in room.gpu_ids]
+        else:
+            gpus.sort(key=_by_index)
+            room.gpu_ids = tuple(gpu.id for gpu in gpus)
+        room.ready = node.takes_tasks
+        if node.unconfirmed_since:
+            self.unconfirmed[node_id] = None
+        else:
+            self.unconfirmed.pop(node_id, None)
+        room.labels = {**node.labels, "node": node_id}
+        leases = [self._leases[lease_id] for lease_id in room.leases]
+        room.cpus_free_milli = node.cpus_milli - sum(lease.cpus_milli for lease in leases)
+        room.ram_free_mb = node.ram_in_steps_mb - sum(lease.ram_mb for lease in leases)
+        deal(room, gpus, leases, self.holders, self._settings)
+        if room.holds:
+            room.keep(room.holds)
+            self.unsettled[node_id] = None
+        self._mixed = self._mixed or room.mixed
+        self._rankings.tell_apart(room)
+        counts = [0] * len(STATUSES)
+        for gpu in gpus:
+            counts[STATUSES.index(status_of(gpu, node, leased=gpu.id in self.holders))] += 1
+        self._count(room, counts)
+        self._changed(room)
+        self.refreshed[node_id] = None
+        if room.ready:
+            self.improved[node_id] = room
+
+    def remove(self, node_id: NodeId) -> None:
+        room = self.by_node.pop(node_id)
+        self.reserved.pop(node_id, None)
+        self.unsettled.pop(node_id, None)
+        self.unconfirmed.pop(node_id, None)
+        self.improved.pop(node_id, None)
+        self.refreshed[node_id] = None
+        room.ready = False
+        self._count(room, [0] * len(STATUSES))
+        self._changed(room)
+
+    def grant(self, lease: Lease) -> None:
+        room = self.by_node[lease.node_id]
+        room.leases[lease.id] = None
+        room.cpus_free_milli -= lease.cpus_milli
+        room.ram_free_mb -= lease.ram_mb
+        if lease.share_milli < WHOLE_MILLI:
+            self._grant_share(room, lease)
+            return
+        gpu_ids, idle = lease.gpu_ids, room.idle
+        missing = len(gpu_ids)
+        for gpu_id in gpu_ids:
+            self.holders[gpu_id] = (lease.id,)
+            for place, card in enumerate(idle):
+                if card[2] == gpu_id:
+                    del idle[place]
+                    missing -= 1
+                    break
+        if missing and room.kept:
+            left = [card for card in room.kept if card.id not in gpu_ids]
+            missing -= len(room.kept) - len(left)
+            room.kept = left
+        if missing:
+            self.refresh(lease.node_id)
+            return
+        if gpu_ids:
+            self._shift(room, len(gpu_ids))
+        self._changed(room)
+
+    def release(self, lease: Lease) -> None:
+        room = self.by_node[lease.node_id]
+        del room.leases[lease.id]
+        room.cpus_free_milli += lease.cpus_milli
+        room.ram_free_mb += lease.ram_mb
+        if lease.share_milli < WHOLE_MILLI:
+            self._release_share(room, lease)
+            return
+        for gpu_id in lease.gpu_ids:
+            del self.holders[gpu_id]
+        cards = [room.cards.get(gpu_id) for gpu_id in lease.gpu_ids]
+        if not room.ready or None in cards:
+            self.refresh(lease.node_id)
+            return
+        for card in cards:
+            if card is not None:
+                insort(room.kept if card.id in room.keeps else room.idle, card)
+        if cards:
+            self._shift(room, -len(cards))
+        self._changed(room)
+        self.improved[room.node_id] = room
+        if room.holds:
+            self.unsettled[room.node_id] = None
+
+    def _grant_share(self, room: Room, lease: Lease) -> None:
+        (gpu_id,) = lease.gpu_ids
+        first = gpu_id not in self.holders
+        self.holders[gpu_id] = (*self.holders.get(gpu_id, ()), lease.id)
+        card = room.cards.get(gpu_id)
+        if not room.ready or card is None or (first and card not in room.idle and card not in room.kept):
+            self.refresh(room.node_id)
+            return
+        if first:
+            (room.kept if card in room.kept else room.idle).remove(card)
+            self._shift(room, 1)
+        room.use(gpu_id, lease.share_milli, lease.gpu_memory_mb)
+        self._changed(room)
+
+    def _release_share(self, room: Room, lease: Lease) -> None:
+        (gpu_id,) = lease.gpu_ids
+        left = tuple(each for each in self.holders.pop(gpu_id) if each != lease.id)
+        if left:
+            self.holders[gpu_id] = left
+        card = room.cards.get(gpu_id)
+        if not room.ready or card is None:
+            self.refresh(room.node_id)
+            return
+        room.use(gpu_id, -lease.share_milli, -lease.gpu_memory_mb)
+        if not left:
+            insort(room.kept if gpu_id in room.keeps else room.idle, card)
+            self._shift(room, -1)
+        self._changed(room)
+        self.improved[room.node_id] = room
+        if room.holds:
+            self.unsettled[room.node_id] = None
+
+    def _shift(self, room: Room, taken: int) -> None:
+        """So many cards were idle and are busy; negative: the other way."""
+        of_room, of_all = room.counts, self.counts
+        of_room[_IDLE] -= taken
+        of_room[_BUSY] += taken
+        of_all[_IDLE] -= taken
+        of_all[_BUSY] += taken
+
+    # what is asked
+
+    def best(self, demand: Demand) -> Room | None:
+        """The node that a task of this demand goes to, or None if it fits nowhere now."""
+        if self._settings.placement is _PACK and _is_packed(demand):
+            found = self._packed().best(demand)
+            if found is not None:
+                return self.by_node[NodeId(found.node_id)]
+            if not self._may_mix(demand):
+                return None
+        return self._rankings.best(demand)
+
+    def find(self, demand: Demand, few: Sequence[Room] | None = None) -> Spot | None:
+        """The node and the cards on it. `few`: the rooms that have room for it, the best liked first, if that is known."""
+        packs = self._settings.placement is _PACK and _is_packed(demand)
+        if few is None:
+            few = self._giving.fitting(demand, self._settings.most_leases)
+        if few is not None:
+            if not few:
+                return None
+            if not packs:
+                return spot_in(few[0], demand)
+            if len(few) == 1 and (spot := self._pack_into(few[0], demand)) is not None:
+                return spot
+        if packs:
+            found = self._packed().best(demand)
+            if found is not None:
+                room = self.by_node[NodeId(found.node_id)]
+                return spot_on(room, demand, pack_cards(room, demand, found.kind, found.from_milli))
+            if not self._may_mix(demand):
+                return None
+        best = self._rankings.best(demand)
+        return None if best is None else spot_in(best, demand)
+
+    def _pack_into(self, room: Room, demand: Demand) -> Spot | None:
+        """Where one room alone is left, packing has only its cards to choose."""
+        cpus_milli, ram_mb = room.host_left()
+        if room.mixed or cpus_milli < demand.cpus_milli or ram_mb < demand.ram_mb:
+            return None
+        packing = self._packing_anyway()
+        packing.catch_up_some(self.by_node, self._settings.most_leases)
+        if demand.gpus and demand.share_milli == WHOLE_MILLI:
+            return spot_on(room, demand, pack_cards(room, demand, room.idle[0].kind, WHOLE_MILLI))
+        (cards,) = parts_of(room)
+        from_milli = packing.from_milli(cards, demand)
+        return spot_on(room, demand, pack_cards(room, demand, cards.kind, from_milli))
+
+    def find_gang(self, demand: Demand) -> list[Spot]:
+        """A node for each rank, the best liked first; empty if too few have room now."""
+        ranks = self.fitting(demand)
+        if len(ranks) < demand.nodes:
+            return []
+        chosen = nsmallest(demand.nodes, ((value, node_id) for node_id, value in ranks.items()))
+        rooms = [self.by_node[node_id] for _, node_id in chosen]
+        return [spot_in(room, demand) for room in rooms]
+
+    def fitting(self, demand: Demand) -> Mapping[NodeId, int]:
+        """The nodes with room for it now, each with its rank."""
+        return self._rankings.fitting(demand)
+
+    def _may_mix(self, demand: Demand) -> bool:
+        """Packing looks at cards of one kind. Where none has enough of them, different ones may do."""
+        return demand.gpus > 1 and self._mixed
+
+    def fitting_of(self, rooms: Iterable[Room], demand: Demand) -> list[Room]:
+        return fitting(rooms, demand, self._settings.most_leases)
+
+    # reservations
+
+    @property
+    def most_leases(self) -> int:
+        return self._settings.most_leases
+
+    @property
+    def idle_milli(self) -> int:
+        return self.counts[_IDLE] * WHOLE_MILLI
+
+    @property
+    def plans(self) -> bool:
+        """Reservations are held, or may be made."""
+        return bool(self._settings.reservations or self.reserved)
+
+    def with_idle(self) -> Iterable[Room]:
+        """Rooms that have a GPU idle, and kept for nobody."""
+        return self._giving.whole
+
+    def lets_in_but_for_kept(self, rooms: Iterable[Room], demand: Demand) -> bool:
+        """Would one of these have room if nothing were kept for reservations? Who may have that is asked when it is
+        tried.
+        """
+        if not self.reserved:
+            return False
+        most_leases = self._settings.most_leases
+        for room in rooms:
+            if not room.holds or (room.kept and len(room.idle) + len(room.kept) < demand.gpus):
+                continue
+            if fits(whole(room, most_leases), demand, most_leases):
+                return True
+        return False
+
+    def any_fits(self, rooms: Iterable[Room], demand: Demand) -> bool:
+        most_leases = self._settings.most_leases
+        return any(fits(room, demand, most_leases) for room in rooms)
+
+    def keep(self, node_id: NodeId, task_id: TaskId, hold: Hold | None) -> None:
+        """What a reservation holds of a node; None: nothing any more."""
+        room = self.by_node.get(node_id)
+        if room is None:
+            return
+        before = room.holds.get(task_id)
+        holds = {each: known for each, known in room.holds.items() if each != task_id}
+        if hold is not None:
+            holds[task_id] = hold
+        room.keep(dict(sorted(holds.items())))
+        if room.holds:
+            self.reserved[node_id] = room
+        else:
+            self.reserved.pop(node_id, None)
+            self.unsettled.pop(node_id, None)
+        self._changed(room)
+        if room.ready and before is not None and (hold is None or not {*before.gpu_ids} <= {*hold.gpu_ids}):
+            self.improved[node_id] = room
+
+    # leaves
+
+    def _room(self, node_id: NodeId) -> Room:
+        room = self.by_node.get(node_id)
+        if room is None:
+            room = self.by_node[node_id] = Room(node_id)
+        return room
+
+    def _count(self, room: Room, counts: list[int]) -> None:
+        for slot, (before, now) in enumerate(zip(room.counts, counts, strict=True)):
+            self.counts[slot] += now - before
+        room.counts = counts
+
+    def _packed(self) -> Packing:
+        packing = self._packing_anyway()
+        packing.catch_up(self.by_node, self._settings.most_leases)
+        return packing
+
+    def _packing_anyway(self) -> Packing:
+        """It may lag behind the rooms."""
+        packing = self._packing
+        if packing is None:
+            packing = self._packing = Packing(self._typical)
+            packing.changed.update(self.by_node)
+        return packing
+
+    def _changed(self, room: Room) -> None:
+        self._giving.note(room)
+        if self._packing is not None:
+            self._packing.changed[room.node_id] = room
+        if self.moved is not None:
+            self.moved.append(room)
+        self._rankings.note(room)
+
+
+def _is_packed(demand: Demand) -> bool:
+    """Tasks that ask for nothing are spread. A constraint picks nodes by name, which no group of equals can tell."""
+    return not demand.constraints and bool(demand.gpus or demand.cpus_milli or demand.ram_mb)
+
+
+def _by_index(gpu: Gpu) -> tuple[int, GpuId]:
+    return (gpu.index, gpu.id)

@@ -1,0 +1,41 @@
+"""What runs have taught about the memory that a tenant's model, or command, needs."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+import msgspec
+
+from dgpu.core.model.ids import TenantId
+from dgpu.core.model.task import TaskDetail
+
+MOST_ESTIMATES: Final = 10_000  # a bound on memory; the one that was not touched for longest leaves
+_MOST_TITLE: Final = 120
+
+
+class Estimate(
+    msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True, gc=False
+):
+    tenant_id: TenantId
+    model: str = ""  # or else
+    command: str = ""  # its beginning, for people; the key holds a hash of all of it
+    base_mb: int  # of a model: without atoms and the task type's factor; of a command: all
+    runs: int = 0  # that told their peak
+    ooms: int = 0
+    peak_mb: int = 0  # of the last run that told it
+    updated_at: int = 0
+
+
+def model_key(tenant_id: TenantId, model: str) -> str:
+    return f"{tenant_id}/model/{model}"
+
+
+def command_key(tenant_id: TenantId, detail: TaskDetail) -> str:
+    words = detail.command if isinstance(detail.command, str) else "\0".join(detail.command)
+    return f"{tenant_id}/command/{hashlib.sha256(words.encode()).hexdigest()[:24]}"
+
+
+def title(detail: TaskDetail) -> str:
+    words = detail.command if isinstance(detail.command, str) else " ".join(detail.command)
+    return " ".join(words.split())[:_MOST_TITLE]

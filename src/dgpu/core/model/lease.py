@@ -1,0 +1,33 @@
+"""A lease: a granted placement. Its id is the fence that tells old reports from new ones."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dgpu.core.model.ids import NO_TASK, GpuId, LeaseId, NodeId, TaskId
+
+
+class Lease(
+    msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True, gc=False
+):
+    id: LeaseId
+    task_id: TaskId
+    node_id: NodeId
+    gpu_ids: tuple[GpuId, ...] = ()
+    cpus_milli: int = 0
+    ram_mb: int = 0
+    granted_at: int = 0
+    started: bool = False
+    stop_for: TaskId = NO_TASK  # of a stop that gives quota back: who waits for it
+    stopping: str = ""  # why its node was told to end it; empty: it was not. See events.TaskStopRequested
+    share_milli: int = 1_000  # of each GPU; below 1,000 others may live beside it
+    gpu_memory_mb: int = 0  # promised on each GPU; 0: an exclusive task has all that is free
+
+    rank: int = 0  # of a gang
+    ended: bool = False  # this rank is over; its GPUs are freed with those of the others
+    nonce: str = ""  # of the epoch that granted it; empty: granted by a version without nonces
+
+    @property
+    def gpu_milli(self) -> int:
+        """What quota, limits and fair share count."""
+        return len(self.gpu_ids) * self.share_milli

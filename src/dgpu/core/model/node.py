@@ -1,0 +1,98 @@
+"""Nodes and their GPUs: facts only. What a GPU's status is follows from the facts."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+import msgspec
+
+from dgpu.core.model.health import Health
+from dgpu.core.model.ids import GpuId, NodeId
+from dgpu.core.model.task import in_steps
+
+
+class NodeStatus(enum.StrEnum):
+    READY = "ready"
+    DRAINING = "draining"
+    OFFLINE = "offline"
+    UNCONFIRMED = "unconfirmed"  # not heard from since this scheduler started
+
+
+class GpuStatus(enum.StrEnum):
+    IDLE = "idle"
+    BUSY = "busy"
+    OFFLINE = "offline"
+    ERROR = "error"
+    DRAINING = "draining"
+    RESERVED = "reserved"
+    UNCONFIRMED = "unconfirmed"  # idle as far as known, on a node that is unconfirmed
+
+
+class Node(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True):
+    id: NodeId
+    boot_id: str
+    address: str = ""
+    agent_version: str = ""
+    cpus_milli: int = 0
+    ram_mb: int = 0
+    labels: dict[str, str] = {}
+    registered_at: int = 0
+    offline_since: int = 0  # 0: connected
+    draining: bool = False
+    drain_reason: str = ""
+    unconfirmed_since: int = 0  # start of the scheduler that has not heard from it yet; 0: it registered
+    work_dir: str = ""  # below it runs without a workdir have directories, see wire.run_dirs; empty: none
+
+    @property
+    def ram_in_steps_mb(self) -> int:
+        """What demands, which are rounded up, are held against: otherwise all of a node could never be had."""
+        return in_steps(self.ram_mb)
+
+    @property
+    def takes_tasks(self) -> bool:
+        return not (self.offline_since or self.unconfirmed_since or self.draining)
+
+    @property
+    def status(self) -> NodeStatus:
+        if self.offline_since:
+            return NodeStatus.OFFLINE
+        if self.unconfirmed_since:
+            return NodeStatus.UNCONFIRMED
+        return NodeStatus.DRAINING if self.draining else NodeStatus.READY
+
+
+class Kind(NamedTuple):
+    """GPUs of one kind are interchangeable. A node whose GPUs differ has a part for each kind."""
+
+    model: str
+    memory_mb: int  # what a task may use: without the safety margin and foreign memory
+    parole: bool = False  # for tasks of low priority only
+
+
+class Gpu(
+    msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True, gc=False
+):
+    id: GpuId
+    node_id: NodeId
+    index: int
+    model: str
+    memory_mb: int
+    reserved: bool = False
+    fault: str = ""  # empty: healthy
+    gone: bool = False  # no longer in the node's list, but a lease still names it
+    foreign_mb: int = 0  # used by processes that are not ours, in steps of 256
+    fault_cause: str = ""  # one word for the fault; see health.Cause
+    health: Health = Health.TRUSTED  # the step it stands at; `ClusterState.health` holds the rest
+    over_mb: int = 0  # used by shared tasks beyond what they reserved, in steps of 256
+    load_band: int = 0  # utilisation, temperature and time without a task; see rules.score
+    heat_band: int = 0
+    rest_band: int = 0
+    warm: tuple[str, ...] = ()  # models that are loaded
+    near: tuple[
+        tuple[GpuId, int], ...
+    ] = ()  # other cards of the node, the nearer the higher; none told: equal
+
+    @property
+    def memory_in_steps_mb(self) -> int:
+        return in_steps(self.memory_mb)

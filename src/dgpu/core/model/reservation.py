@@ -1,0 +1,29 @@
+"""A reservation: where and when a task that no node has room for is going to start. Others may not delay it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from dgpu.core.model.ids import GpuId, NodeId, TaskId
+
+
+class Place(msgspec.Struct, forbid_unknown_fields=True, frozen=True, array_like=True, gc=False):
+    node_id: NodeId
+    gpu_ids: tuple[GpuId, ...] = ()  # idle ones are kept for it; busy ones are once they are free
+
+
+class Reservation(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True):
+    task_id: TaskId
+    places: tuple[Place, ...]  # one, or one for each rank of a gang
+    at: int = 0  # its GPUs are free by then; 0: nobody knows
+    made_at: int = 0
+
+
+class Hold(NamedTuple):
+    """What one reservation keeps on one node. Of cpus and ram as much as it will need, as far as they are free."""
+
+    gpu_ids: tuple[GpuId, ...]
+    cpus_milli: int
+    ram_mb: int

@@ -1,0 +1,80 @@
+"""How long runs took, by tenant and model or command: what forecasts expect of tasks alike.
+
+The last runs of each kind are kept as they were: so few numbers give a median and a 90th percentile without any sketch,
+and a kind that has become slower is believed after some runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Final
+
+import msgspec
+
+from dgpu.core.model.task import Shape, Task, TaskStatus
+
+MOST_KINDS: Final = 4_096  # a bound on memory; the half that was not seen for longest leaves
+MOST_RUNS: Final = 15
+FEWEST_RUNS: Final = 3  # for reservations to believe them: fewer say too little
+
+_MOST_READ: Final = 4_096  # characters of a command
+_NUMBER: Final = re.compile(r"\d+")
+
+
+class RunTimes(
+    msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True, gc=False
+):
+    recent_ms: tuple[int, ...]  # the last ones, oldest first
+    updated_at: int = 0
+
+
+class _Words(msgspec.Struct, frozen=True):
+    """All of a detail that counts here."""
+
+    command: str | tuple[str, ...] = ""
+
+
+_decode = msgspec.json.Decoder(_Words).decode
+
+
+def kind_of(shape: Shape, detail: bytes) -> str:
+    """Commands that differ in numbers only (a seed, a fold) are of one kind; other numbers of GPUs make another."""
+    gpus = shape.gpus * shape.nodes
+    if shape.model:
+        return f"{shape.tenant_id}/model/{shape.model}/{gpus}"
+    command = _decode(detail).command if detail else ""
+    words = command if isinstance(command, str) else "\0".join(command)
+    known_by = hashlib.sha256(_NUMBER.sub("0", words[:_MOST_READ]).encode()).hexdigest()[:24]
+    return f"{shape.tenant_id}/command/{known_by}/{gpus}"
+
+
+def note_run(known: dict[str, RunTimes], shape: Shape, task: Task, at: int) -> bool:
+    """Of a task that is over. One that was cancelled says nothing of how long it would have run; an allocation runs as
+    long as it is told to. Are there just enough of its kind now, so that others are believed to take as long?
+    """
+    if task.status not in _TELLING or not task.started_at or task.allocation:
+        return False
+    kind = kind_of(shape, task.detail)
+    before = known.get(kind)
+    if before is None and len(known) >= MOST_KINDS:
+        _make_room(known)
+    recent = () if before is None else before.recent_ms[1 - MOST_RUNS :]
+    known[kind] = RunTimes(recent_ms=(*recent, max(0, task.finished_at - task.started_at)), updated_at=at)
+    return len(recent) + 1 == FEWEST_RUNS
+
+
+_TELLING: Final = {TaskStatus.SUCCESS, TaskStatus.FAILED}
+
+
+def _make_room(known: dict[str, RunTimes]) -> None:
+    """Half of them at once: a stream of kinds that never come again costs little each."""
+    by_age = sorted(known, key=lambda kind: (known[kind].updated_at, kind))
+    for kind in by_age[: len(by_age) // 2]:
+        del known[kind]
+
+
+def quantile_ms(runs: RunTimes | None, percent: int, *, longer_than_ms: int) -> int | None:
+    """Of the runs that took longer than this one has taken already; None if none did."""
+    left = sorted(each for each in runs.recent_ms if each > longer_than_ms) if runs else []
+    return left[min(len(left) - 1, len(left) * percent // 100)] if left else None

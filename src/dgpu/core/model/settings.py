@@ -1,0 +1,67 @@
+"""What an operator may set and decisions depend on. Journaled, so that a replay decides under the same rules."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from dgpu.core.model.health import HealthRules
+from dgpu.core.model.quota import Quota
+from dgpu.core.model.tenant import Tenant
+
+
+class Placement(enum.StrEnum):
+    BALANCED = "balanced"  # warm models, free memory, low load: see rules.score
+    PACK = "pack"  # keeps nodes whole and fragments least: see rules.fragment
+
+
+class EstimateRules(
+    msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True
+):
+    """What is assumed of a task's memory until runs have taught better."""
+
+    base_mb: int = 4_000
+    mb_per_atom_milli: int = 2_000
+    atoms: int = 500
+    factors_milli: dict[str, int] = msgspec.field(
+        default_factory=lambda: {
+            "optimization": 1_200,
+            "stability": 1_500,
+            "heat-capacity": 2_000,
+            "bulk-modulus": 1_300,
+        }
+    )  # by task type; 1,000 for any other
+    models_mb: dict[str, int] = {}  # base by model
+
+
+class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True):
+    default_timeout_ms: int = 3_600_000  # batch only; 0: none
+    max_timeout_ms: int = 86_400_000  # 0: none
+    retry_delay_ms: int = 1_000  # doubles per retry
+    max_retry_delay_ms: int = 60_000
+    keep_finished: int = 10_000  # finished tasks held in memory; older ones are in the history
+    keep_finished_ms: int = 3_600_000
+    idempotency_ms: int = 86_400_000
+    most_waiting: int = 1_000_000  # a bound on memory; beyond it submits are refused
+    most_leases: int = (
+        512  # on one node: tasks that ask for neither GPUs nor cpus would else all start at once
+    )
+    health: HealthRules = HealthRules()
+    ageing_ms: int = 0  # so much waiting counts as one point of priority; 0: priority alone decides
+    placement: Placement = Placement.BALANCED
+    memory_margin_mb: int = 2_000  # of each GPU, never promised to a task
+    memory_ramp_up_ms: int = 60_000  # what ended sooner says nothing about how much memory it would need
+    max_models_per_gpu: int = 2
+    estimates: EstimateRules = EstimateRules()
+    quota: Quota = Quota()
+    tenants: tuple[Tenant, ...] = ()
+    creates_tenants: bool = False  # on first use; else unknown ones are refused once any tenant is known
+    fair_share_half_life_ms: int = 86_400_000
+    reservations: int = 0  # of the first tasks that no node has room for; 0: none, whoever fits runs ahead
+    max_unsaved: int = 250_000  # finished tasks beyond `keep_finished` that the history does not hold yet
+    max_keys: int = (
+        1_000_000  # idempotency keys that are known at once, about 170 bytes each in two processes
+    )
+    max_tenant_keys: int = 500_000  # the same for each tenant
+    share_enforcement: str = "report"  # or kill: what outgrows its reservation on a shared GPU

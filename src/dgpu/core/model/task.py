@@ -1,0 +1,175 @@
+"""A task: what was asked for (shape, detail) and where its life stands."""
+
+from __future__ import annotations
+
+import enum
+from typing import Final, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
+
+from dgpu.core.model.array import Ranges, indexes
+from dgpu.core.model.dependencies import Dependency
+from dgpu.core.model.ids import NO_LEASE, NO_TASK, GpuId, LeaseId, NodeId, ShapeId, TaskId, TenantId
+
+PRIORITY_LEVELS: Final = {"low": 10, "normal": 50, "high": 80, "critical": 100}
+MEMORY_STEP_MB: Final = 256  # demands are rounded up to it, so that near-equal tasks share a shape
+
+WHOLE_MILLI: Final = 1_000  # one GPU
+
+# What a node's labels must say: (label, is, values). The label's value is among the values, or with `is` false is not.
+Constraint: TypeAlias = tuple[str, bool, tuple[str, ...]]
+
+
+def in_steps(memory_mb: int) -> int:
+    return -(-memory_mb // MEMORY_STEP_MB) * MEMORY_STEP_MB
+
+
+class Pool(enum.StrEnum):
+    ONLINE = "online"
+    BATCH = "batch"
+
+
+class TaskStatus(enum.StrEnum):
+    PENDING = "pending"
+    RUNNING = "running"  # from placement on: it holds a lease
+    SUCCESS = "success"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        return self not in {TaskStatus.PENDING, TaskStatus.RUNNING}
+
+
+class Restart(enum.StrEnum):
+    NEVER = "never"
+    ON_FAILURE = "on-failure"  # an exit code other than 0 is retried like an infrastructure failure
+    ALWAYS = "always"  # a service: starts again whenever it ends
+
+
+class Outcome(enum.StrEnum):
+    """How an attempt ended, as its agent saw it."""
+
+    EXITED = "exited"  # by itself, with an exit code
+    SIGNALED = "signaled"  # by a signal that we did not send
+    TIMEOUT = "timeout"
+    STOPPED = "stopped"  # on our order
+    CANNOT_START = "cannot_start"  # the task's own fault: no such command, no such directory
+    NODE_FAULT = "node_fault"  # the node's fault: keeper gone, disk full, out of processes
+    OUT_OF_MEMORY = "out_of_memory"  # on a GPU: it said so at its end, or outgrew what it shares
+
+
+class Shape(
+    msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True, gc=False
+):
+    """All that placement looks at. Tasks of one shape are interchangeable but for their age."""
+
+    tenant_id: TenantId
+    pool: Pool
+    priority: int
+    gpus: int
+    gpu_models: tuple[str, ...] = ()  # alternatives; empty: any
+    gpu_memory_mb: int = 0  # needed on each GPU
+    cpus_milli: int = 0  # 0: not counted
+    ram_mb: int = 0
+    share_milli: int = WHOLE_MILLI  # below it: shares its one GPU; the part of its memory counts too
+    constraints: tuple[Constraint, ...] = ()  # sorted; all must hold
+    model: str = ""  # `model_name` of the detail: a GPU that has it loaded is liked
+    nodes: int = 1  # more: a gang; so many nodes are needed at once, each with all of the above
+    array_id: TaskId = NO_TASK  # of an array with a limit: its tasks have a line of their own
+    array_limit: int = 0  # how many of them may run at once
+
+
+class TaskDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What placement never looks at. It stays one encoded blob until an agent or a person needs it."""
+
+    name: str = ""
+    command: str | tuple[str, ...] = ""  # a string is for the shell, a list is argv
+    env: dict[str, str] = {}
+    workdir: str = ""
+    labels: dict[str, str] = {}
+    model_name: str = ""
+    task_type: str = ""
+    structure_n_atoms: int = 0
+
+
+class TaskSpec(
+    msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True, gc=False
+):
+    """A submitted task, normalised."""
+
+    shape: Shape
+    detail: bytes  # TaskDetail as JSON
+    timeout_ms: int | None = None  # None: the pool's default; 0: no limit
+    max_retries: int = 3
+    restart: Restart = Restart.NEVER
+    allocation: bool = False  # holds its GPUs, runs nothing
+    held: bool = False  # waits until it is released
+    after: tuple[Dependency, ...] = ()  # sorted by task, each once
+    array: Ranges = ()  # the indexes of an array: a task for each
+    array_limit: int = 0  # 0: none
+
+
+class Task(
+    msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True, gc=False
+):
+    """gc=False here and elsewhere: values are acyclic, so the collector need not know the many thousands of them."""
+
+    id: TaskId
+    shape_id: ShapeId
+    detail: bytes
+    created_at: int
+    timeout_ms: int = 0  # 0: no limit
+    max_retries: int = 0
+    restart: Restart = Restart.NEVER
+    allocation: bool = False
+    status: TaskStatus = TaskStatus.PENDING
+    attempt: int = 0  # of the current or last placement, from 1
+    retries: int = 0  # attempts that counted against max_retries
+    eligible_at: int = 0  # back-off: not placed before
+    lease_id: LeaseId = NO_LEASE
+    node_id: NodeId | None = None  # of the current or last placement
+    gpu_ids: tuple[GpuId, ...] = ()
+    started_at: int = 0
+    finished_at: int = 0
+    exit_code: int | None = None
+    reason: str = ""  # one word for programs: timeout, exit_code, signal, cancelled, node_lost, ...
+    error: str = ""  # one line for people
+    cancelling: bool = False
+    ended_at: int = (
+        0  # when its end was journaled; `finished_at` may be much earlier on a node that was cut off
+    )
+    held: bool = False  # waits until it is released
+    array_id: TaskId = NO_TASK  # the first task of its array
+    array_index: int = 0
+    array_count: int = 0  # tasks of the array
+    node_ids: tuple[NodeId, ...] = ()  # of a gang, by rank; `node_id` is that of rank 0
+    grown: bool = False  # ran out of memory, and was given a larger demand
+
+
+def new_tasks(
+    spec: TaskSpec, first_id: TaskId, count: int, *, shape_id: ShapeId, at: int
+) -> dict[TaskId, Task]:
+    """By age. Here and not where they are added, for this module is never compiled: so a number that many tasks have, or
+    that is a key as well, is one object for all. That is a tenth of their memory.
+    """
+    timeout_ms = spec.timeout_ms or 0
+    tasks = {
+        task_id: Task(
+            id=task_id,
+            shape_id=shape_id,
+            detail=spec.detail,
+            created_at=at,
+            timeout_ms=timeout_ms,
+            max_retries=spec.max_retries,
+            restart=spec.restart,
+            allocation=spec.allocation,
+            held=spec.held,
+        )
+        for task_id in map(TaskId, range(first_id, first_id + count))
+    }
+    if spec.array:
+        for index, (task_id, task) in zip(indexes(spec.array), list(tasks.items()), strict=True):
+            tasks[task_id] = replace(task, array_id=first_id, array_index=index, array_count=count)
+    return tasks

@@ -1,0 +1,118 @@
+"""Could any registered node hold a task if it were empty? If not, waiting cannot help."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from dgpu.core.model.demand import Demand
+from dgpu.core.model.node import Gpu, Node
+from dgpu.core.model.task import Constraint
+from dgpu.core.rejections import NeverFits
+from dgpu.core.rules.fit import holds
+from dgpu.core.state import ClusterState
+
+_MOST_REMEMBERED: Final = 1_024
+
+
+def fits_empty(state: ClusterState, demand: Demand) -> bool:
+    known = state.fits_empty.get(demand)
+    if known is None:
+        holding = (
+            _holds(state, node, state.node_gpus(node_id), demand) for node_id, node in state.nodes.items()
+        )
+        known = any(holding) if demand.nodes == 1 else sum(holding) >= demand.nodes
+        if len(state.fits_empty) >= _MOST_REMEMBERED:
+            state.fits_empty.clear()
+        state.fits_empty[demand] = known
+    return known
+
+
+def never_fits(state: ClusterState, demand: Demand, entry: int = 0) -> NeverFits | None:
+    """The refusal, or None. It names the first thing that leaves no node over, with what the best of the nodes left before offers."""
+    if fits_empty(state, demand):
+        return None
+    nodes = [(node, configured(state.node_gpus(node_id))) for node_id, node in state.nodes.items()]
+
+    def lacks(what: str, requested: int | str, largest: int | str) -> NeverFits:
+        return NeverFits(entry=entry, lacks=what, requested=requested, largest=largest)
+
+    if demand.nodes > 1 and fits_empty(state, demand.but(nodes=1)):
+        number = sum(_holds(state, node, state.node_gpus(node.id), demand) for node, _ in nodes)
+        return lacks("nodes", demand.nodes, number)
+
+    if demand.constraints:
+        nodes = [(node, gpus) for node, gpus in nodes if holds(labels_of(node), demand.constraints)]
+        if not nodes:
+            return lacks("constraints", in_words(demand.constraints), len(state.nodes))
+    most = max((len(gpus) for _, gpus in nodes), default=0)
+    if most < demand.gpus:
+        return lacks("gpus", demand.gpus, most)
+    if demand.gpu_models and demand.gpus:
+        models = sorted({gpu.model for _, gpus in nodes for gpu in gpus})
+        nodes = [(node, [gpu for gpu in gpus if gpu.model in demand.gpu_models]) for node, gpus in nodes]
+        most = max(len(gpus) for _, gpus in nodes)
+        if most == 0:
+            return lacks("gpu_model", ", ".join(demand.gpu_models), ", ".join(models))
+        if most < demand.gpus:
+            return lacks("gpus", demand.gpus, most)
+    if demand.gpus:
+        nodes = [(node, gpus) for node, gpus in nodes if len(gpus) >= demand.gpus]
+        best = max(weakest_of_best(state, gpus, demand.gpus) for _, gpus in nodes)
+        if best < demand.gpu_memory_mb:
+            return lacks("gpu_memory_mb", demand.gpu_memory_mb, best)
+        nodes = [
+            (node, gpus)
+            for node, gpus in nodes
+            if weakest_of_best(state, gpus, demand.gpus) >= demand.gpu_memory_mb
+        ]
+    most = max(node.cpus_milli for node, _ in nodes)
+    if most < demand.cpus_milli:
+        return lacks("cpus", cpus(demand.cpus_milli), cpus(most))
+    most = max(node.ram_mb for node, _ in nodes if node.cpus_milli >= demand.cpus_milli)
+    return lacks("ram_mb", demand.ram_mb, most)
+
+
+def configured(gpus: Sequence[Gpu]) -> list[Gpu]:
+    """What the node would offer if all were well and nothing ran."""
+    return [gpu for gpu in gpus if not gpu.reserved and not gpu.gone]
+
+
+def weakest_of_best(state: ClusterState, gpus: Sequence[Gpu], count: int) -> int:
+    """What the weakest card could promise if the `count` largest are taken."""
+    return sorted((promised_mb(state, gpu) for gpu in gpus), reverse=True)[count - 1]
+
+
+def promised_mb(state: ClusterState, gpu: Gpu) -> int:
+    """What a card may promise when nothing else is on it."""
+    return max(0, gpu.memory_in_steps_mb - state.settings.memory_margin_mb)
+
+
+def labels_of(node: Node) -> dict[str, str]:
+    return {**node.labels, "node": node.id}
+
+
+def in_words(constraints: tuple[Constraint, ...]) -> str:
+    return ", ".join(
+        f"{label}{'=' if wanted else '!='}{'|'.join(values)}" for label, wanted, values in constraints
+    )
+
+
+def cpus(milli: int) -> int | str:
+    """Whole cpus as a number, parts of one as text: no float enters a refusal."""
+    whole, part = divmod(milli, 1_000)
+    return f"{whole}.{part:03d}".rstrip("0") if part else whole
+
+
+def _holds(state: ClusterState, node: Node, gpus: Sequence[Gpu], demand: Demand) -> bool:
+    if node.cpus_milli < demand.cpus_milli or node.ram_in_steps_mb < demand.ram_mb:
+        return False
+    if demand.constraints and not holds(labels_of(node), demand.constraints):
+        return False
+    fitting = sum(
+        1
+        for gpu in configured(gpus)
+        if (not demand.gpu_memory_mb or promised_mb(state, gpu) >= demand.gpu_memory_mb)
+        and (not demand.gpu_models or gpu.model in demand.gpu_models)
+    )
+    return fitting >= demand.gpus

@@ -1,0 +1,169 @@
+"""How much memory a task will need: what it says, else what runs have taught, else a formula.
+
+    need = (base of the model + MB per atom x atoms) x factor of the task type
+
+A task that says nothing at all (no gpu_memory_mb, no model, task type or atoms) and shares nothing needs an idle card,
+however large, until it has run out of memory once.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from dgpu.core.index.cards import usable_mb
+from dgpu.core.model.estimates import MOST_ESTIMATES, Estimate, command_key, model_key, title
+from dgpu.core.model.ids import TenantId
+from dgpu.core.model.lease import Lease
+from dgpu.core.model.settings import EstimateRules
+from dgpu.core.model.task import MEMORY_STEP_MB, WHOLE_MILLI, Shape, Task, TaskDetail, TaskSpec
+from dgpu.core.state import ClusterState
+
+_GROWTH: Final = (6, 5)  # x 1.2
+_SLOWNESS: Final = 8  # an over-estimate loses an eighth of itself per run
+_TELLING: Final = (b'"task_type"', b'"structure_n_atoms"')  # in a detail, seen without decoding it
+
+_decode = msgspec.json.Decoder(TaskDetail).decode
+
+
+class Need(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer to "how much, and how do you know?"."""
+
+    gpu_memory_mb: int
+    base_mb: int
+    atoms: int
+    factor_milli: int
+    known: Estimate | None  # None: nothing was learned, the table speaks
+
+
+def with_estimate(state: ClusterState, spec: TaskSpec) -> TaskSpec:
+    """The task with a demand for memory, where it leaves that to us."""
+    shape = spec.shape
+    if not shape.gpus or shape.gpu_memory_mb:
+        return spec
+    told = bool(shape.model) or any(word in spec.detail for word in _TELLING)
+    if not told and not state.estimates:
+        return spec
+    detail = _decode(spec.detail)
+    if not (shape.model or detail.task_type or detail.structure_n_atoms):
+        known = state.estimates.get(command_key(shape.tenant_id, detail))
+        if known is None:
+            return spec
+        return replace(spec, shape=replace(shape, gpu_memory_mb=_stepped(known.base_mb)))
+    need = estimate(state, shape.tenant_id, detail)
+    return replace(spec, shape=replace(shape, gpu_memory_mb=need.gpu_memory_mb))
+
+
+def estimate(state: ClusterState, tenant_id: TenantId, detail: TaskDetail) -> Need:
+    rules = state.settings.estimates
+    known = state.estimates.get(model_key(tenant_id, detail.model_name)) if detail.model_name else None
+    base_mb = rules.models_mb.get(detail.model_name, rules.base_mb) if known is None else known.base_mb
+    atoms = detail.structure_n_atoms or rules.atoms
+    factor = rules.factors_milli.get(detail.task_type, WHOLE_MILLI)
+    return Need(
+        gpu_memory_mb=_stepped(_need_mb(rules, base_mb, atoms, factor)),
+        base_mb=base_mb,
+        atoms=atoms,
+        factor_milli=factor,
+        known=known,
+    )
+
+
+def after_oom(state: ClusterState, task: Task, lease: Lease, at: int) -> tuple[str, Estimate, int]:
+    """What is learned, and the demand of a further attempt: at most what the largest card may promise."""
+    shape = state.shapes[task.shape_id]
+    detail = _decode(task.detail)
+    largest = largest_mb(state)
+    if detail.model_name:
+        need = estimate(state, shape.tenant_id, detail)
+        base_mb = min(_grown(need.base_mb), max(largest, need.base_mb))
+        learned = _touched(need.known, shape, base_mb, at, model=detail.model_name)
+        demand = _need_mb(state.settings.estimates, base_mb, need.atoms, need.factor_milli)
+        demand = max(demand, _grown(shape.gpu_memory_mb))
+        key = model_key(shape.tenant_id, detail.model_name)
+    else:
+        key = command_key(shape.tenant_id, detail)
+        known = state.estimates.get(key)
+        held = shape.gpu_memory_mb or _card_mb(state, lease)
+        base_mb = min(_grown(max(held, known.base_mb if known else 0)), max(largest, held))
+        learned = _touched(known, shape, base_mb, at, command=title(detail))
+        demand = base_mb
+    return key, replace(learned, ooms=learned.ooms + 1), min(_stepped(demand), largest)
+
+
+def after_run(
+    state: ClusterState, task: Task, peak_mb: int, at: int, finished_at: int
+) -> tuple[str, Estimate] | None:
+    """A run ended well and its peak was seen. More than was thought counts at once, less only slowly."""
+    if not peak_mb:
+        return None
+    shape = state.shapes[task.shape_id]
+    if not shape.model and not state.estimates:
+        return None
+    detail = _decode(task.detail)
+    rules = state.settings.estimates
+    if detail.model_name:
+        need = estimate(state, shape.tenant_id, detail)
+        key, known = model_key(shape.tenant_id, detail.model_name), need.known
+        base_mb = need.base_mb
+        atoms_mb = rules.mb_per_atom_milli * need.atoms // 1_000
+        seen_mb = max(0, -(-peak_mb * WHOLE_MILLI // need.factor_milli) - atoms_mb)
+    else:
+        key = command_key(shape.tenant_id, detail)
+        known = state.estimates.get(key)
+        if known is None:
+            return None
+        base_mb, seen_mb = known.base_mb, peak_mb
+    if seen_mb >= base_mb:
+        base_mb = seen_mb
+    elif finished_at - task.started_at >= state.settings.memory_ramp_up_ms:
+        base_mb -= (base_mb - seen_mb) // _SLOWNESS
+    learned = _touched(known, shape, base_mb, at, model=detail.model_name)
+    return key, replace(learned, runs=learned.runs + 1, peak_mb=peak_mb)
+
+
+def largest_mb(state: ClusterState) -> int:
+    """The most that any card may promise when nothing else is on it."""
+    settings = state.settings
+    return max(
+        (
+            usable_mb(replace(gpu, foreign_mb=0), settings)
+            for gpu in state.gpus.values()
+            if not (gpu.gone or gpu.reserved)
+        ),
+        default=0,
+    )
+
+
+def evicted(estimates: dict[str, Estimate], key: str) -> str | None:
+    """Who leaves so that `key` can enter."""
+    if key in estimates or len(estimates) < MOST_ESTIMATES:
+        return None
+    return min(estimates, key=lambda each: (estimates[each].updated_at, each))
+
+
+def _touched(
+    known: Estimate | None, shape: Shape, base_mb: int, at: int, *, model: str = "", command: str = ""
+) -> Estimate:
+    if known is None:
+        known = Estimate(tenant_id=shape.tenant_id, model=model, command=command, base_mb=base_mb)
+    return replace(known, base_mb=base_mb, updated_at=at)
+
+
+def _need_mb(rules: EstimateRules, base_mb: int, atoms: int, factor_milli: int) -> int:
+    return (base_mb + rules.mb_per_atom_milli * atoms // 1_000) * factor_milli // WHOLE_MILLI
+
+
+def _card_mb(state: ClusterState, lease: Lease) -> int:
+    """What an exclusive task had that said nothing: the smallest of its cards."""
+    return min((state.gpus[gpu_id].memory_mb for gpu_id in lease.gpu_ids), default=0)
+
+
+def _grown(memory_mb: int) -> int:
+    return memory_mb * _GROWTH[0] // _GROWTH[1]
+
+
+def _stepped(memory_mb: int) -> int:
+    return -(-memory_mb // MEMORY_STEP_MB) * MEMORY_STEP_MB

@@ -1,0 +1,195 @@
+"""Does a node have room for a task, which of its cards are meant, and how is the node liked?"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from dgpu.core.index.room import Card, Room
+from dgpu.core.model.demand import Asks, Demand
+from dgpu.core.model.task import WHOLE_MILLI, Constraint
+from dgpu.core.rules.connect import connected
+from dgpu.core.rules.score import affinity, part_key
+
+_Liked: TypeAlias = tuple[int, Card]  # how it is liked; of those liked alike, the first by place and id
+
+
+def rank(room: Room, demand: Demand, most_leases: int) -> int | None:
+    """The smaller, the better; None: no room. With GPUs it is the sum of the cards' keys (see rules.score), without
+    the number of leases: such tasks are spread.
+    """
+    if not room.ready or len(room.leases) >= most_leases:
+        return None
+    if (cpus_milli := demand.cpus_milli) and cpus_milli > room.cpus_free_milli - room.kept_cpus_milli:
+        return None
+    if (ram_mb := demand.ram_mb) and ram_mb > room.ram_free_mb - room.kept_ram_mb:
+        return None
+    if demand.constraints and not holds(room.labels, demand.constraints):
+        return None
+    gpus = demand.gpus
+    if not gpus:
+        return len(room.leases)
+    if demand.share_milli < WHOLE_MILLI:
+        best = _best_share(room, demand)
+        return None if best is None else best[0]
+    idle = room.idle
+    if len(idle) < gpus:
+        return None
+    if room.mixed or demand.model:
+        if gpus == 1:
+            liked = _best_whole(room, demand)
+            return None if liked is None else liked[0]
+        cards = _whole_cards(room, demand)
+        return None if cards is None else sum(card[0] - affinity(card, demand.model) for card in cards)
+    # All cards of the room are alike in model, memory and trust: the common case.
+    first = idle[0]
+    if first.usable_mb < demand.gpu_memory_mb:
+        return None
+    if (demand.gpu_models or first.parole) and not _accepts(first, demand):
+        return None
+    return first.key if gpus == 1 else sum(card.key for card in idle[:gpus])
+
+
+def has_host(room: Room, demand: Demand) -> bool:
+    """The cpus and ram, whatever the cards."""
+    if (cpus_milli := demand.cpus_milli) and cpus_milli > room.cpus_free_milli - room.kept_cpus_milli:
+        return False
+    return not demand.ram_mb or demand.ram_mb <= room.ram_free_mb - room.kept_ram_mb
+
+
+def fits(room: Room, demand: Demand, most_leases: int) -> bool:
+    return rank(room, demand, most_leases) is not None
+
+
+def cards_in(room: Room, demand: Demand) -> list[Card]:
+    """The cards that a task gets in a room that is known to have room for it."""
+    gpus = demand.gpus
+    if room.mixed or demand.share_milli < WHOLE_MILLI or (demand.model and room.warm):
+        return chosen_cards(room, demand)
+    if gpus > 1 and not room.flat:
+        return chosen_cards(room, demand)
+    return room.idle[:gpus]  # all are alike, and stand in the order of liking
+
+
+def chosen_cards(room: Room, demand: Demand) -> list[Card]:
+    """The cards that a task would get on this node; empty if it would get none, or needs none."""
+    gpus = demand.gpus
+    if not gpus:
+        return []
+    if gpus == 1:
+        best = (_best_share if demand.share_milli < WHOLE_MILLI else _best_whole)(room, demand)
+        return [] if best is None else [best[1]]
+    return _whole_cards(room, demand) or []
+
+
+def milli_on(demand: Asks, usable_mb: int) -> int:
+    """A shared task holds the larger of its share and its part of the memory: both are given out as one number."""
+    share = demand.share_milli
+    memory_mb = demand.gpu_memory_mb
+    if share == WHOLE_MILLI or not memory_mb:
+        return share
+    if memory_mb > usable_mb:
+        return WHOLE_MILLI + 1  # more than any card of this kind has
+    by_memory = -(-memory_mb * WHOLE_MILLI // usable_mb)
+    return by_memory if by_memory > share else share  # noqa: FURB136 - for every room that changed
+
+
+def reserved_mb(demand: Demand, usable_mb: int) -> int:
+    """Memory that a lease holds on each of its cards; 0: all that is free. A share brings its part of the memory."""
+    if demand.share_milli == WHOLE_MILLI:
+        return demand.gpu_memory_mb
+    return max(demand.gpu_memory_mb, usable_mb * demand.share_milli // WHOLE_MILLI)
+
+
+def holds(labels: dict[str, str], constraints: tuple[Constraint, ...]) -> bool:
+    return all((labels.get(label) in values) is wanted for label, wanted, values in constraints)
+
+
+def accepts(card: Card, demand: Demand) -> bool:
+    """By its nature: model, memory, trust. Whether it is free is another question."""
+    return card.usable_mb >= demand.gpu_memory_mb and _accepts(card, demand)
+
+
+def _accepts(card: Card, demand: Demand) -> bool:
+    if demand.gpu_models and card.model not in demand.gpu_models:
+        return False
+    return demand.parole or not card.parole
+
+
+def _whole_cards(room: Room, demand: Demand) -> list[Card] | None:
+    """Idle cards in the order of liking, the best connected of them if it takes several."""
+    gpus = demand.gpus
+    fitting = [card for card in room.idle if accepts(card, demand)]
+    if len(fitting) < gpus:
+        return None
+    if demand.model and room.warm:
+        fitting.sort(key=lambda card: (card.key - affinity(card, demand.model), card.place, card.id))
+    if gpus == 1 or room.flat or len(fitting) == gpus:
+        return fitting[:gpus]
+    return connected(room, fitting, gpus)
+
+
+def _best_whole(room: Room, demand: Demand) -> _Liked | None:
+    """Of the idle cards, for a task of one."""
+    best: Card | None = None
+    best_key = 0
+    model, mixed = demand.model, room.mixed
+    loaded = model if room.warm else ""
+    for card in room.idle:
+        if (best is None or mixed) and not accepts(card, demand):
+            if mixed:
+                continue
+            break  # where all are alike, one speaks for the others
+        key = card.key - affinity(card, model)
+        if best is None or key < best_key or (key == best_key and stands_before(card, best)):
+            best, best_key = card, key
+        if not loaded or loaded in card.warm:
+            break  # idle cards stand in the order of liking: but for what is loaded, none behind is better
+    return None if best is None else (best_key, best)
+
+
+def _best_share(room: Room, demand: Demand) -> _Liked | None:
+    """Cards in use by other shares are liked, so that whole ones stay whole. Asked for every room that changed: who is
+    liked is compared by key alone, as long as keys differ.
+    """
+    best: Card | None = None
+    best_key = 0
+    needs: int | None = None  # of a card
+    model, mixed, cards = demand.model, room.mixed, room.cards
+    loaded = model if room.warm else ""
+    for gpu_id, free_milli in room.parts.items():
+        card = cards[gpu_id]
+        if needs is None or mixed:
+            needs = _part_of(card, demand)
+        if needs <= free_milli:
+            key = part_key(card, free_milli)
+            if model:
+                key -= affinity(card, model)
+            if best is None or key < best_key or (key == best_key and stands_before(card, best)):
+                best, best_key = card, key
+    for card in room.idle:
+        if needs is None or mixed:
+            needs = _part_of(card, demand)
+        if needs <= WHOLE_MILLI:
+            key = card.key - affinity(card, model) if model else card.key
+            if best is None or key < best_key or (key == best_key and stands_before(card, best)):
+                best, best_key = card, key
+            if not loaded or loaded in card.warm:
+                break  # as above
+        elif not mixed:
+            break
+    return None if best is None else (best_key, best)
+
+
+def stands_before(card: Card, other: Card) -> bool:
+    """By index. Asked for in most decisions: no tuples are made for it."""
+    return card.place < other.place or (card.place == other.place and card.id < other.id)
+
+
+def _part_of(card: Card, demand: Demand) -> int:
+    """What it takes of a card, in thousandths; more than there are if it may not have any."""
+    usable_mb = card.usable_mb
+    if usable_mb < demand.gpu_memory_mb:
+        return WHOLE_MILLI + 1
+    if (demand.gpu_models or card.parole) and not _accepts(card, demand):
+        return WHOLE_MILLI + 1
+    return milli_on(demand, usable_mb)

@@ -1,0 +1,102 @@
+"""The order of the queue: highest priority first, then the tenant with the least share (see account), then the oldest,
+over all shapes. With ageing, by level instead of priority (see line).
+
+It is the order of this moment: every grant moves its tenant back among those of equal priority.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heapify, heappop, heapreplace
+from itertools import dropwhile
+
+from dgpu.core.index.line import Line
+from dgpu.core.model.ids import TaskId
+from dgpu.core.model.task import TaskStatus
+from dgpu.core.state import ClusterState
+
+
+def queue(
+    state: ClusterState, *, limit: int, after: TaskId | None = None, after_level: int | None = None
+) -> list[TaskId]:
+    """Waiting tasks in order, at most `limit`, from behind `after` on. Those that back off stand where they belong.
+    `after_level` is the level of `after`; with it, a page can follow one whose last task is gone meanwhile.
+    Without it, a task that is unknown starts from the front.
+    """
+    share, last = 0, TaskId(0)
+    if after is not None:
+        if after in state.tasks:
+            line = state.waiting.lines[state.tasks[after].shape_id]
+            share = line.account.share
+            after_level = line.level(after) if after_level is None else after_level
+        last = after
+    found: list[TaskId] = []
+    merged = _merge(state, None if after_level is None else (-after_level, share, last))
+    while len(found) < limit and (task_id := next(merged, None)) is not None:
+        found.append(task_id)
+    return found
+
+
+def position(state: ClusterState, task_id: TaskId) -> int | None:
+    """1 for the first in order; None if it does not wait."""
+    task = state.tasks.get(task_id)
+    if task is None or task.status is not TaskStatus.PENDING:
+        return None
+    own = state.waiting.lines[task.shape_id]
+    level, share = own.level(task_id), own.account.share
+    ahead = 0
+    for line in state.waiting.lines.values():
+        # In a line the older never stand lower, so those ahead are its first ones: all above the level, and at it all
+        # of a tenant with less share, or the older of one with the same.
+        above = line.above(level)
+        if line.account.share < share:
+            above = line.above(level - 1)
+        elif line.account.share == share:
+            above = max(above, min(line.rank(task_id), line.above(level - 1)))
+        ahead += above
+    return ahead + 1
+
+
+def heads(state: ClusterState, at: int) -> Iterator[tuple[TaskId, Line]]:
+    """The oldest task of each shape that may be placed now, in order."""
+    eligible = state.waiting.delayed_until
+    found: list[tuple[int, int, TaskId, Line]] = []
+    for line in state.waiting.lines.values():
+        if line.shut:
+            continue
+        due = [task_id for task_id in line.delayed if eligible.get(task_id, at + 1) <= at]
+        if line.head:
+            due.append(line.head)
+        if due:
+            first = min(due)
+            found.append((-line.level(first), line.account.share, first, line))
+    found.sort(key=lambda each: each[:3])
+    for _, _, task_id, line in found:
+        yield task_id, line
+
+
+def _merge(state: ClusterState, place: tuple[int, int, TaskId] | None) -> Iterator[TaskId]:
+    """Merges the lines by a heap of their heads: nothing is sorted that is not asked for."""
+    merging: list[tuple[int, int, TaskId, Line, Iterator[TaskId]]] = []
+    for line in state.waiting.lines.values():
+        rest = _behind(line, place)
+        head = next(rest, None)
+        if head is not None:
+            merging.append((-line.level(head), line.account.share, head, line, rest))
+    heapify(merging)
+    while merging:
+        _, share, head, line, rest = merging[0]
+        yield head
+        following = next(rest, None)
+        if following is None:
+            heappop(merging)
+        else:
+            heapreplace(merging, (-line.level(following), share, following, line, rest))
+
+
+def _behind(line: Line, place: tuple[int, int, TaskId] | None) -> Iterator[TaskId]:
+    """The tasks of a line that stand behind a place in the order."""
+    if place is None:
+        return line.after(TaskId(0))
+    share = line.account.share
+    return dropwhile(lambda each: (-line.level(each), share, each) <= place, line.after(TaskId(0)))

@@ -1,0 +1,309 @@
+"""Which borrowed batch tasks are asked to stop, so that online tasks get what is theirs.
+
+Only with `quota.reclaim: stop`. For each online task that waits for GPUs and is within its pool's own quota, in order: the
+node on which the least work is lost. What is idle there, or comes free by stops under way, is counted first, as far as
+those before it do not need it. What is stopped was granted beyond the quota of its pool; of several, those that lose the
+least work (GPUs times time) go first, so the newest and smallest. No stop could be left out. Stopped tasks are requeued,
+and cannot borrow again while an online task needs the quota. That is a number of GPUs: one may still come back to the very
+GPU that was freed, where others are idle that the waiting task cannot use. It is not stopped for that task again: so it ends.
+
+Allocations, gangs and tasks that share a GPU are not stopped.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Final, NamedTuple
+
+from dgpu.core.events import TaskStopRequested
+from dgpu.core.index.limits import settle_pools
+from dgpu.core.index.line import Claim, Line
+from dgpu.core.index.room import STATUSES, Card, Room
+from dgpu.core.model.demand import Demand
+from dgpu.core.model.ids import GpuId, NodeId, TaskId, TenantId, task_name
+from dgpu.core.model.lease import Lease
+from dgpu.core.model.node import GpuStatus
+from dgpu.core.model.quota import QuotaMode, Reclaim
+from dgpu.core.model.task import WHOLE_MILLI, Pool
+from dgpu.core.rules.admission import is_kept, within_limits
+from dgpu.core.rules.fit import accepts, holds, milli_on, reserved_mb
+from dgpu.core.state import ClusterState
+
+RECLAIMED: Final = "reclaimed"
+_UNCONFIRMED: Final = STATUSES.index(GpuStatus.UNCONFIRMED)
+MOST_LOOKED_AT: Final = 2_000  # of the newest leases
+MOST_HELPED: Final = 64  # waiting tasks in one pass
+
+
+class _Plan:
+    """What leaves, and what of it and of all that is idle was promised to those before."""
+
+    def __init__(self, left_milli: int) -> None:
+        self.left_milli = left_milli  # borrowed, and not asked for yet
+        self.ending: dict[NodeId, list[Lease]] = {}
+        self.stopped_for: dict[TaskId, list[NodeId]] = {}  # where stops in favour of a task are under way
+        self.promised: dict[NodeId, list[Demand]] = {}
+        self.cards: set[GpuId] = set()  # promised
+        self.parts: dict[GpuId, int] = {}  # what shares leave of a card that one of them was promised
+        self.claims: dict[TenantId, list[Claim]] = {}  # of those who have what they need
+        self._candidates: dict[NodeId, list[Lease]] | None = None
+
+    def candidates(self, state: ClusterState) -> dict[NodeId, list[Lease]]:
+        """What may be stopped, by node, the newest first. Looked for once, and only if anybody needs a stop."""
+        if self._candidates is None:
+            self._candidates = {}
+            for lease in islice(reversed(state.leases.values()), MOST_LOOKED_AT):
+                if _is_stoppable(state, lease):
+                    self._candidates.setdefault(lease.node_id, []).append(lease)
+        return self._candidates
+
+    def admits(self, seeker: _Seeker) -> bool:
+        """Within the limits of its tenant together with those before it."""
+        claims, account = self.claims.get(seeker.account.tenant_id), seeker.account
+        if not claims:
+            return True
+        most = None if account.tenant is None else account.tenant.max_running
+        if most is not None and account.running + len(claims) >= most:
+            return False
+        milli = seeker.claim.milli + sum([claim.milli for claim in claims])
+        memory_mb = seeker.claim.memory_mb + sum([claim.memory_mb for claim in claims])
+        return within_limits(seeker.state, account, Claim(milli, memory_mb))
+
+    def promise(self, choice: _Choice, demand: Demand, room: Room) -> None:
+        self.left_milli -= choice.milli
+        self.ending.setdefault(choice.node_id, []).extend(choice.leases)
+        if self._candidates is not None:
+            for lease in choice.leases:
+                self._candidates[choice.node_id].remove(lease)
+        self.promised.setdefault(choice.node_id, []).append(demand)
+        self.cards.update(choice.cards)
+        if demand.share_milli < WHOLE_MILLI:
+            (gpu_id,) = choice.cards
+            takes = milli_on(demand, room.cards[gpu_id].usable_mb)
+            self.parts[gpu_id] = self.parts.get(gpu_id, WHOLE_MILLI) - takes
+
+
+class _Seeker:
+    """An online task in need."""
+
+    def __init__(self, state: ClusterState, task_id: TaskId, line: Line, spare_milli: int) -> None:
+        self.state = state
+        self.task_id = task_id
+        self.account = line.account
+        self.demand = line.crowd.demand
+        self.claim = line.crowd.claim
+        self.spare_milli = spare_milli  # of its pool's quota
+
+    def may_stop(self, lease: Lease) -> bool:
+        """Not what was stopped before, and was let in again though this one waited: it might be so for ever."""
+        victim = self.state.tasks[lease.task_id]
+        came_back = victim.attempt - 1 > victim.retries
+        return not came_back or lease.granted_at < self.state.tasks[self.task_id].created_at
+
+    def takes(self, card: Card) -> bool:
+        """By its nature; and what a share takes of its tenant's limits depends on the card."""
+        demand = self.demand
+        if not accepts(card, demand):
+            return False
+        if demand.share_milli == WHOLE_MILLI:
+            return True
+        claim = Claim(milli_on(demand, card.usable_mb), reserved_mb(demand, card.usable_mb))
+        return claim.milli <= self.spare_milli and within_limits(self.state, self.account, claim)
+
+
+class _Choice(NamedTuple):
+    lost: int
+    milli: int
+    age: int  # of several with equal loss the newest
+    node_id: NodeId
+    leases: list[Lease]
+    cards: list[GpuId]
+
+
+def stops_due(state: ClusterState, at: int) -> tuple[TaskStopRequested, ...]:
+    if state.quota.reclaim is not Reclaim.STOP or state.quota.mode is not QuotaMode.BORROW:
+        return ()
+    if state.rooms.counts[_UNCONFIRMED]:
+        return ()  # idle GPUs may come back with their nodes within seconds: work stopped for them would be lost
+    settle_pools(state)
+    online, batch = state.waiting.lanes[Pool.ONLINE], state.waiting.lanes[Pool.BATCH]
+    leaving = [state.leases[lease_id] for lease_id in state.reclaims]
+    plan = _Plan(batch.used_milli - batch.limit_milli - sum([lease.gpu_milli for lease in leaving]))
+    spare = online.limit_milli - online.used_milli
+    if plan.left_milli <= 0 or spare <= 0 or not online.ready:
+        return ()
+    in_need = _in_need(state)
+    helped = set(state.reclaims.values())
+    if helped.issuperset([task_id for task_id, _ in in_need]):
+        return ()  # mostly, in the many passes while the stopped ones leave
+    for lease in leaving:
+        plan.ending.setdefault(lease.node_id, []).append(lease)
+        plan.stopped_for.setdefault(lease.stop_for, []).append(lease.node_id)
+    stops: list[TaskStopRequested] = []
+    for task_id, line in in_need:
+        milli = line.crowd.milli
+        if milli > spare:
+            continue
+        seeker = _Seeker(state, task_id, line, spare)
+        if not plan.admits(seeker):
+            continue
+        spare -= milli
+        victims = _victims(seeker, plan, at)
+        if victims is not None:
+            stops += [_stop(lease, task_id, at) for lease in victims]
+            plan.claims.setdefault(line.account.tenant_id, []).append(seeker.claim)
+        if plan.left_milli <= 0 or spare <= 0:
+            break
+    return tuple(stops)
+
+
+def _stop(lease: Lease, task_id: TaskId, at: int) -> TaskStopRequested:
+    return TaskStopRequested(
+        at=at,
+        task_id=lease.task_id,
+        lease_id=lease.id,
+        reason=RECLAIMED,
+        error=f"stopped so that {task_name(task_id)} gets the quota of the online pool; it waits for its next turn",
+        for_task=task_id,
+    )
+
+
+def _in_need(state: ClusterState) -> list[tuple[TaskId, Line]]:
+    """Online tasks that wait for GPUs, in order; a bounded number."""
+    lines = [
+        line
+        for line in state.waiting.lanes[Pool.ONLINE].ready.values()
+        if within_limits(state, line.account, line.crowd.claim)
+        and not is_kept(state, line.account, line.crowd.claim)
+    ]
+    waiting = [
+        (-line.level(task_id), line.account.share, task_id, line)
+        for line in lines
+        for task_id in islice(line.ready, MOST_HELPED)
+    ]
+    waiting.sort(key=lambda each: each[:3])
+    return [(task_id, line) for _, _, task_id, line in waiting[:MOST_HELPED]]
+
+
+def _victims(seeker: _Seeker, plan: _Plan, at: int) -> list[Lease] | None:
+    """None: there is no place for it. Nobody has to be stopped where enough comes free anyway."""
+    state, demand = seeker.state, seeker.demand
+    if demand.nodes == 1:
+        for node_id in [*plan.stopped_for.get(seeker.task_id, ()), *sorted(plan.ending)]:
+            choice = _choose(seeker, node_id, [], plan, at)
+            if choice is not None:
+                plan.promise(choice, demand, state.rooms.by_node[node_id])
+                return []
+    candidates = plan.candidates(state)
+    rooms = candidates if demand.nodes == 1 else state.rooms.by_node
+    found = [_choose(seeker, node_id, candidates.get(node_id, []), plan, at) for node_id in rooms]
+    choices = sorted([choice for choice in found if choice is not None], key=lambda choice: choice[:4])
+    choices = choices[: demand.nodes]
+    if len(choices) < demand.nodes or sum([choice.milli for choice in choices]) > plan.left_milli:
+        return None
+    for choice in choices:
+        plan.promise(choice, demand, state.rooms.by_node[choice.node_id])
+    return [lease for choice in choices for lease in choice.leases]
+
+
+def _is_stoppable(state: ClusterState, lease: Lease) -> bool:
+    if lease.stopping or not lease.gpu_ids or lease.share_milli < WHOLE_MILLI:
+        return False
+    task = state.tasks[lease.task_id]
+    if task.allocation or task.cancelling or task.id in state.gangs:
+        return False
+    return state.shapes[task.shape_id].pool is Pool.BATCH
+
+
+def _choose(seeker: _Seeker, node_id: NodeId, leases: list[Lease], plan: _Plan, at: int) -> _Choice | None:
+    """The leases whose end makes it fit on this node, with the least work lost; None if that cannot be."""
+    demand = seeker.demand
+    room = seeker.state.rooms.by_node[node_id]
+    if not room.ready or not holds(room.labels, demand.constraints):
+        return None
+    shared = _beside(room, seeker, plan)
+    if shared and _has_host(room, seeker, plan, []):
+        return _Choice(0, 0, 0, node_id, [], shared)
+    idle = _comes_free(room, seeker, plan)
+    short = demand.gpus - len(idle)
+    stoppable = [lease for lease in leases if seeker.may_stop(lease)]
+    by_loss = sorted(stoppable, key=lambda lease: (_lost(lease, at), -lease.id))
+    useful = [lease for lease in by_loss if _freed(room, lease, seeker)]
+    chosen: list[Lease] = []
+    while short > 0:
+        # One that is no more than needed is better than one that frees too much.
+        fitting = [lease for lease in useful if len(_freed(room, lease, seeker)) <= short]
+        best = fitting[0] if fitting else min(useful, key=lambda lease: len(lease.gpu_ids), default=None)
+        if best is None:
+            return None
+        useful.remove(best)
+        chosen.append(best)
+        short -= len(_freed(room, best, seeker))
+    for lease in by_loss:
+        if _has_host(room, seeker, plan, chosen):
+            break
+        if lease not in chosen:
+            chosen.append(lease)
+    if not _has_host(room, seeker, plan, chosen):
+        return None
+    chosen = _needed(room, seeker, chosen, idle, plan)
+    cards = idle + [gpu_id for lease in chosen for gpu_id in _freed(room, lease, seeker)]
+    milli = sum([lease.gpu_milli for lease in chosen])
+    age = -max([lease.id for lease in chosen], default=0)
+    lost = sum([_lost(lease, at) for lease in chosen])
+    return _Choice(lost, milli, age, node_id, chosen, cards[: demand.gpus])
+
+
+def _beside(room: Room, seeker: _Seeker, plan: _Plan) -> list[GpuId]:
+    """A card that another share was promised, and that has room for this one too."""
+    demand = seeker.demand
+    if demand.share_milli == WHOLE_MILLI:
+        return []
+    for gpu_id, left_milli in plan.parts.items():
+        card = room.cards.get(gpu_id)
+        if card is not None and seeker.takes(card) and milli_on(demand, card.usable_mb) <= left_milli:
+            return [gpu_id]
+    return []
+
+
+def _comes_free(room: Room, seeker: _Seeker, plan: _Plan) -> list[GpuId]:
+    """Cards that nobody before it was promised: idle, kept by its own reservation, or of tasks that are being stopped."""
+    own = [card for card in room.kept if seeker.task_id in room.keeps[card.id]]
+    free = [card.id for card in room.idle + own if seeker.takes(card)]
+    for lease in plan.ending.get(room.node_id, ()):
+        free += _freed(room, lease, seeker)
+    return [gpu_id for gpu_id in free if gpu_id not in plan.cards]
+
+
+def _needed(room: Room, seeker: _Seeker, chosen: list[Lease], idle: list[GpuId], plan: _Plan) -> list[Lease]:
+    """Leaves out, from the dearest on, whatever is not needed after all."""
+    kept = list(chosen)
+    for lease in reversed(chosen):
+        rest = [each for each in kept if each is not lease]
+        freed = sum([len(_freed(room, each, seeker)) for each in rest])
+        if len(idle) + freed >= seeker.demand.gpus and _has_host(room, seeker, plan, rest):
+            kept = rest
+    return kept
+
+
+def _freed(room: Room, lease: Lease, seeker: _Seeker) -> list[GpuId]:
+    """Its cards that would do."""
+    cards = [room.cards.get(gpu_id) for gpu_id in lease.gpu_ids]
+    return [card.id for card in cards if card is not None and seeker.takes(card)]
+
+
+def _has_host(room: Room, seeker: _Seeker, plan: _Plan, chosen: list[Lease]) -> bool:
+    demand = seeker.demand
+    ending = chosen + plan.ending.get(room.node_id, [])
+    taken = [demand, *plan.promised.get(room.node_id, ())]
+    cpus_milli = room.cpus_free_milli + sum([lease.cpus_milli for lease in ending])
+    ram_mb = room.ram_free_mb + sum([lease.ram_mb for lease in ending])
+    return (
+        (not demand.cpus_milli or cpus_milli >= sum([each.cpus_milli for each in taken]))
+        and (not demand.ram_mb or ram_mb >= sum([each.ram_mb for each in taken]))
+        and len(room.leases) - len(ending) + len(taken) <= seeker.state.settings.most_leases
+    )
+
+
+def _lost(lease: Lease, at: int) -> int:
+    return lease.gpu_milli * max(0, at - lease.granted_at)
