@@ -69,7 +69,7 @@ def test_every_promise_holds_whatever_dies(shard: int) -> None:
 def test_the_worlds_are_as_bad_as_they_claim() -> None:
     """A simulation in which nothing happens proves nothing."""
     seen: Counter[str] = Counter()
-    for seed in range(40):
+    for seed in range(80):
         summary = simulate(seed)
         seen.update(summary.faults)
         seen["torn tails"] += summary.torn_tails
