@@ -1,0 +1,45 @@
+"""Borrowed tasks are stopped where what comes free is enough: to the last megabyte of RAM and the last CPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from building import cluster, do, node, run_pass, task
+from dgpu.core.commands import RunPass
+from dgpu.core.events import TaskStopRequested
+from dgpu.core.model.quota import Quota, QuotaMode, Reclaim
+from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import Pool
+
+STOP = Settings(
+    memory_margin_mb=0, quota=Quota(online_ppm=1_000_000, mode=QuotaMode.BORROW, reclaim=Reclaim.STOP)
+)
+
+
+def stopped(asked: dict[str, int], *, running: dict[str, int], **free: int) -> list[int]:
+    """On a node of two GPUs with so much free beside two borrowed tasks: those that an online task stops."""
+    sizes = {
+        "cpus": 2 * running.get("cpus", 0) + free.get("cpus", 0),
+        "ram_mb": 2 * running.get("ram_mb", 0) + free.get("ram_mb", 0),
+    }
+    state = cluster(
+        node("n1", gpus=2, cpus=sizes["cpus"] or 8, ram_mb=sizes["ram_mb"] or 8_192), settings=STOP
+    )
+    do(state, task(1, count=2, **running))
+    assert run_pass(state) == [1, 2]
+    do(state, task(1, pool=Pool.ONLINE, **asked))
+    return [event.task_id for event in do(state, RunPass()) if isinstance(event, TaskStopRequested)]
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(5_120, [2]), (5_376, [2, 1]), (9_216, [2, 1])])
+def test_ram_that_is_exactly_enough_is_enough(asked: int, expected: list[int]) -> None:
+    """Two borrowed tasks hold 4,096 MB each, 1,024 MB are free."""
+    running = {"ram_mb": 4_096}
+    found = stopped({"ram_mb": asked}, running=running, ram_mb=1_024)
+    assert sorted(found) == sorted(expected)
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(5, [2]), (6, [2, 1]), (9, [2, 1])])
+def test_cpus_that_are_exactly_enough_are_enough(asked: int, expected: list[int]) -> None:
+    """Two borrowed tasks hold four each, one is free."""
+    assert sorted(stopped({"cpus": asked}, running={"cpus": 4}, cpus=1)) == sorted(expected)
