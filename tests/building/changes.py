@@ -21,7 +21,7 @@ from dgpu.core.model.quota import QuotaMode
 from dgpu.core.model.task import Pool, Shape, TaskSpec, TaskStatus
 from dgpu.core.state import ClusterState, pass_due
 
-_MOST_PASSES = 10  # as the service does: one after the other while one is due
+_MAX_PASSES = 10  # as the service does: one after the other while one is due
 
 
 def starts_it(state: ClusterState, task_id: int, change: Change) -> bool:
@@ -44,7 +44,7 @@ def starts_it(state: ClusterState, task_id: int, change: Change) -> bool:
             end_task(state, state.tasks[parse_task_id(name)], state.last_at)
     else:
         do(state, _order(task.id, change), at)
-    for _ in range(_MOST_PASSES):
+    for _ in range(_MAX_PASSES):
         run_pass(state, at)
         if not pass_due(state):
             break

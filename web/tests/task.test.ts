@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { BLANK, formOf, taskOf } from "../src/submit/form";
-import { found, Lines, MOST_LINES } from "../src/task/lines";
+import { found, Lines, MAX_LINES } from "../src/task/lines";
 import { fileAddress, filesAddress, nameOf, steps } from "../src/task/paths";
 import { spansOf } from "../src/task/spans";
 import type { Task, TaskEvent } from "../src/types";
@@ -61,8 +61,8 @@ test("output comes in pieces, with colours and progress bars, and stays bounded"
   lines.push("ch 1\n\u001b[31mred\u001b[0m\n10%\r50%\r100%\nlast");
   assert.deepEqual(lines.all(), ["epoch 1", "red", "100%", "last"]);
   assert.deepEqual(found(lines.all(), "RED"), [{ number: 2, line: "red" }]);
-  lines.push("\n" + "x\n".repeat(MOST_LINES + 100));
-  assert.equal(lines.all().length, MOST_LINES);
+  lines.push("\n" + "x\n".repeat(MAX_LINES + 100));
+  assert.equal(lines.all().length, MAX_LINES);
   assert.equal(lines.dropped, 104);
   lines.push("y".repeat(1_000_000));
   assert.ok((lines.all().at(-1) ?? "").length <= 4_000);

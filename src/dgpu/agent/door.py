@@ -13,8 +13,8 @@ from typing import NamedTuple
 from dgpu.agent.frames import Decoder, Frame, FrameTooLarge, encode
 
 _READ_BYTES = 256 * 1024
-_MOST_READS = 256
-_MOST_UNSENT_BYTES = 4 * 1024 * 1024  # an agent that does not read is told later, from what is known then
+_MAX_READS = 256
+_MAX_UNSENT_BYTES = 4 * 1024 * 1024  # an agent that does not read is told later, from what is known then
 
 
 class Arrived(NamedTuple):
@@ -40,15 +40,13 @@ class Door:
 
     @property
     def has_room(self) -> bool:
-        return len(self._unsent) < _MOST_UNSENT_BYTES
+        return len(self._unsent) < _MAX_UNSENT_BYTES
 
     def serve(self, fd: int, mask: int) -> Arrived:
         """Frames first, then a leaving, then a joining: an agent that was killed may have left all three at once."""
         if fd == self._listener.fileno():
             had_agent = self.connected
-            frames = self._receive(
-                _MOST_READS
-            )  # one that has gone is noticed before its successor is refused
+            frames = self._receive(_MAX_READS)  # one that has gone is noticed before its successor is refused
             left = had_agent and not self.connected
             return Arrived(frames, left=left, joined=self._accept())
         if self._agent is None or fd != self._agent.fileno():

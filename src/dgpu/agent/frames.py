@@ -8,7 +8,7 @@ from typing import Any
 
 PROTOCOL = 2  # 2: agent and keeper ping each other, orders have a start deadline
 OLDEST_PROTOCOL = 1  # that this version still speaks
-MOST_FRAME_BYTES = 64 * 1024 * 1024
+MAX_FRAME_BYTES = 64 * 1024 * 1024
 _LENGTH = struct.Struct(">I")
 
 Frame = dict[str, Any]  # keys are verbs, values are batches; see keeper_link.py for the list
@@ -36,7 +36,7 @@ class Decoder:
         start = 0
         while len(buffer) - start >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(buffer, start)
-            if length > MOST_FRAME_BYTES:
+            if length > MAX_FRAME_BYTES:
                 raise FrameTooLarge(f"a frame of {length} bytes")
             end = start + _LENGTH.size + length
             if len(buffer) < end:

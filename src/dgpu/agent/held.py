@@ -12,7 +12,7 @@ from dgpu.agent.spawn import CannotStart
 from dgpu.agent.tree import OrphanWatch, Proc, Survey, markers, send
 
 _SIGNAL_ROUNDS = 3  # of killing by signal before a group is used: only a tree that keeps forking needs one
-_MOST_FREEZE_ROUNDS = 20
+_MAX_FREEZE_ROUNDS = 20
 
 
 class Held:
@@ -130,7 +130,7 @@ class Trees:
         for held in trees:
             held.frozen_since_ms = now_ms
         seen: set[int] = set()
-        for _ in range(_MOST_FREEZE_ROUNDS):
+        for _ in range(_MAX_FREEZE_ROUNDS):
             self._survey = None
             fresh = [
                 (held, [proc for proc in self.members(held, marked=True) if proc.pid not in seen])

@@ -59,7 +59,7 @@ from dgpu.core.model.task import Outcome
 
 RELEASE_MS = 10_000  # allowed to a GPU to give its memory back
 DEFAULT_GRACE_MS = 10_000
-_MOST_REMEMBERED = 4_096
+_MAX_REMEMBERED = 4_096
 _LATE = f"withdrawn: not started within {START_MS // 1_000} s"
 
 
@@ -460,7 +460,7 @@ class Lifecycle:
         for lease_id in lease_ids:
             del self._leases[lease_id]
             self._gone[lease_id] = None
-        while len(self._gone) > _MOST_REMEMBERED:
+        while len(self._gone) > _MAX_REMEMBERED:
             self._gone.popitem(last=False)
         return [ForgetRuns(lease_ids=tuple(lease_ids))] if lease_ids else []
 

@@ -6,8 +6,8 @@ import re
 
 TAIL_BYTES = 16_384
 MARK = "DGPU_OUT_OF_MEMORY"  # for programs that catch it themselves: print this and exit with a code other than 0
-_MOST_LINES = 40
-_MOST_CHARS = 300
+_MAX_LINES = 40
+_MAX_CHARS = 300
 
 # PyTorch, CuPy and plain CUDA, the driver's API, JAX and TensorFlow, ONNX Runtime.
 _SAYS_SO = re.compile(
@@ -25,8 +25,8 @@ _SAYS_SO = re.compile(
 
 def out_of_memory(tail: bytes) -> str:
     """The line that says so, or nothing."""
-    lines = tail.decode(errors="replace").splitlines()[-_MOST_LINES:]
+    lines = tail.decode(errors="replace").splitlines()[-_MAX_LINES:]
     for line in reversed(lines):
         if _SAYS_SO.search(line):
-            return " ".join(line.split())[:_MOST_CHARS]
+            return " ".join(line.split())[:_MAX_CHARS]
     return ""

@@ -54,8 +54,8 @@ ANSWER_MS = 10_000  # allowed to a scheduler to take the call and to welcome us
 DEFAULT_SILENCE_MS = 15_000
 SAMPLE_AHEAD_MS = 500
 LEAST_BEAT_MS = 50
-MOST_REPORTS = 1_000  # in one message
-MOST_UNACKED = 100  # messages with reports under way
+MAX_REPORTS = 1_000  # in one message
+MAX_UNACKED = 100  # messages with reports under way
 NEVER_MS = 2**62
 
 
@@ -426,12 +426,12 @@ class Session:
             )
             return pb.FromAgent(heartbeat=beat)
         has_reports = self._stream.started or self._stream.finished
-        if has_reports and len(self._stream.unacked) < MOST_UNACKED:
+        if has_reports and len(self._stream.unacked) < MAX_UNACKED:
             report = Report(
-                started=tuple(self._stream.started[:MOST_REPORTS]),
-                finished=tuple(self._stream.finished[:MOST_REPORTS]),
+                started=tuple(self._stream.started[:MAX_REPORTS]),
+                finished=tuple(self._stream.finished[:MAX_REPORTS]),
             )
-            del self._stream.started[:MOST_REPORTS], self._stream.finished[:MOST_REPORTS]
+            del self._stream.started[:MAX_REPORTS], self._stream.finished[:MAX_REPORTS]
             self._stream.report_seq += 1
             self._stream.unacked[self._stream.report_seq] = report
             return pb.FromAgent(reports=reports_message(self._stream.report_seq, report, now_ms))

@@ -26,7 +26,7 @@ DEFAULT_SIGNALS = [
     signal.SIGHUP,
 ]
 _NODE_ERRORS = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EIO}
-_MOST_ERROR_CHARACTERS = 500
+_MAX_ERROR_CHARACTERS = 500
 
 
 class Child(NamedTuple):
@@ -154,6 +154,6 @@ def failure_of(error: OSError | ValueError, name: str) -> CannotStart:
 def one_line(text: str) -> str:
     """One printable line."""
     line = "".join(
-        character if character.isprintable() else "?" for character in text[:_MOST_ERROR_CHARACTERS]
+        character if character.isprintable() else "?" for character in text[:_MAX_ERROR_CHARACTERS]
     )
-    return line if len(text) <= _MOST_ERROR_CHARACTERS else line + "…"
+    return line if len(text) <= _MAX_ERROR_CHARACTERS else line + "…"

@@ -15,15 +15,15 @@ from dgpu.wire.proto import agent_pb2 as pb
 
 CONNECT = "/dgpu.agent.v1.Agents/Connect"
 OUTPUT = "/dgpu.agent.v1.Agents/Output"
-MOST_MESSAGE_BYTES = 16 * 1024 * 1024
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 _REOPEN_SECONDS = 2.0
 
 _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     # Pauses between calls are ours: a shared subchannel would add its own, up to two minutes.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
-    ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MOST_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
 ]

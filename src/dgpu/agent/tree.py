@@ -18,9 +18,9 @@ LEASE_MARKER = "DGPU_LEASE_ID"
 KEEPER_MARKER = "DGPU_KEEPER"
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
-_MOST_CANDIDATES = 64  # beyond it one look at all of /proc is cheaper
-_MOST_LOOKS = 4
-_MOST_LOOKS_AT_CHANGE = 20
+_MAX_CANDIDATES = 64  # beyond it one look at all of /proc is cheaper
+_MAX_LOOKS = 4
+_MAX_LOOKS_AT_CHANGE = 20
 _CHANGE_SECONDS = 0.001
 _EMPTY_LOOKS = 2
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
@@ -67,7 +67,7 @@ def _settled_environ(pid: int) -> bytes:
     leave a marked process behind.
     """
     empty_looks = 0
-    for _ in range(_MOST_LOOKS_AT_CHANGE):
+    for _ in range(_MAX_LOOKS_AT_CHANGE):
         text = _environ(pid)
         if text != b"":
             return text or b""
@@ -176,11 +176,11 @@ class OrphanWatch:
 
     def may_have_left(self, since_pid: int, mains: Container[int]) -> bool:
         checked = since_pid
-        for _ in range(_MOST_LOOKS):
+        for _ in range(_MAX_LOOKS):
             newest = self.newest_pid()
             if newest == checked:
                 return False
-            if newest < checked or newest - checked > _MOST_CANDIDATES:
+            if newest < checked or newest - checked > _MAX_CANDIDATES:
                 return True
             for pid in range(checked + 1, newest + 1):
                 if pid in mains:

@@ -11,7 +11,7 @@ from dgpu.cli.flags import Flags
 from dgpu.cli.formats import clock, duration, listed, one_line, plural
 from dgpu.cli.output import print_document
 
-_MOST_SHOWN = 10
+_MAX_SHOWN = 10
 
 
 def print_effect(answer: dict[str, Any], flags: Flags) -> int:
@@ -30,20 +30,20 @@ def print_effect(answer: dict[str, Any], flags: Flags) -> int:
 
 
 def effect_lines(answer: dict[str, Any]) -> list[str]:
-    lines = [_start(start) for start in answer["starts"][:_MOST_SHOWN]]
+    lines = [_start(start) for start in answer["starts"][:_MAX_SHOWN]]
     lines += _more(answer["starts"], "would start now")
-    for wait in answer["waits"][:_MOST_SHOWN]:
+    for wait in answer["waits"][:_MAX_SHOWN]:
         when = wait["expected_start"]
         lines.append(
             f"{wait['task_id']} (new) would wait; expected start: {clock(when) if when else 'unknown'}"
         )
         lines += [f"  - {one_line(str(blocker.get('detail')))}" for blocker in wait["blockers"]]
     lines += _more(answer["waits"], "would wait")
-    for delay in answer["delays"][:_MOST_SHOWN]:
+    for delay in answer["delays"][:_MAX_SHOWN]:
         later = "at an unknown time" if delay["seconds"] is None else f"{duration(delay['seconds'])} later"
         lines.append(f"{delay['task_id']} would start {later}, instead of {clock(delay['before'])}")
     lines += _more(answer["delays"], "would start later")
-    for stop in answer["stops"][:_MOST_SHOWN]:
+    for stop in answer["stops"][:_MAX_SHOWN]:
         lines.append(
             f"{stop['task_id']} on {one_line(stop['node'])} would be stopped ({one_line(stop['reason'])})"
         )
@@ -57,5 +57,5 @@ def _start(start: dict[str, Any]) -> str:
 
 
 def _more(items: list[Any], would: str) -> list[str]:
-    left = len(items) - _MOST_SHOWN
+    left = len(items) - _MAX_SHOWN
     return [f"and {plural(left, 'task')} more {would}"] if left > 0 else []

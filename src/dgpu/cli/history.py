@@ -21,7 +21,7 @@ METRICS = {
     "power": "power_w",
 }
 _WIDTH = 40
-_MOST_GPUS = 64  # of one request
+_MAX_GPUS = 64  # of one request
 
 
 def _whole(key: str, unit: str, *, peak: bool) -> Any:
@@ -88,11 +88,11 @@ def history(
             "step": _step(since, until),
         }
         cluster = builtins(client.cluster_history(**asked))
-        shown = ids if len(ids) <= _MOST_GPUS else []
+        shown = ids if len(ids) <= _MAX_GPUS else []
         answer = builtins(client.gpus_history(shown, **asked)) if shown else {**cluster, "gpus": []}
         _show(cluster, answer, metric, flags)
-        if len(ids) > _MOST_GPUS:
-            note(f"{plural(len(ids), 'GPU')}: name nodes or GPUs to see each, at most {_MOST_GPUS} at once.")
+        if len(ids) > _MAX_GPUS:
+            note(f"{plural(len(ids), 'GPU')}: name nodes or GPUs to see each, at most {_MAX_GPUS} at once.")
 
     repeat(draw, flags)
 
@@ -120,9 +120,9 @@ def _chosen(known: list[dict[str, Any]], names: list[str]) -> list[str]:
             chosen.update(dict.fromkeys(str(gpu["uuid"]) for gpu in matching))
         else:
             chosen[name] = None  # it may have left: the server knows
-    if len(chosen) > _MOST_GPUS:
+    if len(chosen) > _MAX_GPUS:
         raise CliFailure(
-            f"These are {len(chosen)} GPUs; at most {_MOST_GPUS} can be shown at once.", ExitCode.USAGE
+            f"These are {len(chosen)} GPUs; at most {_MAX_GPUS} can be shown at once.", ExitCode.USAGE
         )
     return list(chosen)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-MOST_LINE_BYTES = 16 << 20
+MAX_LINE_BYTES = 16 << 20
 
 
 class ServerEvent(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from dgpu.client.errors import DgpuError, Unreachable, WaitedTooLong, unreachabl
 from dgpu.client.files import FileCalls, download_path, whole
 from dgpu.client.history import PastCalls
 from dgpu.client.server import locate
-from dgpu.client.stream import MOST_LINE_BYTES, EventParser, ServerEvent
+from dgpu.client.stream import MAX_LINE_BYTES, EventParser, ServerEvent
 from dgpu.wire import answers
 
 T = TypeVar("T")
@@ -381,7 +381,7 @@ def _pieces(stream: _Stream) -> Generator[bytes, None, None]:
 def _events(stream: _Stream) -> Generator[ServerEvent, None, None]:
     parser = EventParser()
     with stream as response:
-        while line := response.readline(MOST_LINE_BYTES):
+        while line := response.readline(MAX_LINE_BYTES):
             event = parser.on_line(line.decode("utf-8", "replace").rstrip("\r\n"))
             if event is not None:
                 yield event

@@ -20,7 +20,7 @@ from dgpu.core.model.settings import Placement
 from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.core.rejections import Rejection
 from dgpu.core.rules.admission import claim_of_grant, free_milli, has_quota, is_kept, within_limits
-from dgpu.core.rules.backfill import MOST_LOOKED_AT, grant_kept
+from dgpu.core.rules.backfill import MAX_LOOKED_AT, grant_kept
 from dgpu.core.rules.place import grant
 from dgpu.core.rules.reclaim import stops_due
 from dgpu.core.rules.reservations import note_admissions, replan, reservations_due, reserve_head
@@ -49,7 +49,7 @@ def run_pass(state: ClusterState, command: RunPass) -> tuple[Event, ...]:
     events = _prepare(state, command)
     plans = state.settings.reservations or state.reservations
     if plans:
-        state.bookings.looks_left = MOST_LOOKED_AT
+        state.bookings.looks_left = MAX_LOOKED_AT
         events += _plan_ahead(state, at)
     elif state.waiting.last_reserved is not None:
         state.waiting.last_reserved, state.waiting.overtaken = None, False  # they were turned off

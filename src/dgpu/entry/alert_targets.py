@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from dgpu.service.alerts.rules import RuleSet
     from dgpu.service.alerts.targets import Target
 
-MOST_TARGETS = 20  # of each kind
-_MOST_BYTES = 65_536
+MAX_TARGETS = 20  # of each kind
+_MAX_BYTES = 65_536
 
 
 def check_alerts(alerts: Alerts) -> Iterator[Problem]:
@@ -48,8 +48,8 @@ def targets_of(alerts: Alerts, refuse: Callable[[Problem], None]) -> tuple[Targe
         ("alerts.notify", "apprise", alerts.notify, apprise_refusal),
     )
     for key, kind, listed, refusal in kinds:
-        if len(listed) > MOST_TARGETS:
-            refuse(Problem(key, f"at most {MOST_TARGETS} can be listed"))
+        if len(listed) > MAX_TARGETS:
+            refuse(Problem(key, f"at most {MAX_TARGETS} can be listed"))
             continue
         for number, written in enumerate(listed):
             target = _target(f"{key}[{number}]", kind, number, written, refusal, refuse)
@@ -116,11 +116,11 @@ def _value(
 def _read(path: Path) -> tuple[str, str]:
     try:
         with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
+            content = file.read(_MAX_BYTES + 1)
     except OSError as error:
         return "", f"{str(path)!r} cannot be read: {error.strerror}"
-    if len(content) > _MOST_BYTES:
-        return "", f"{str(path)!r} is larger than {_MOST_BYTES} bytes"
+    if len(content) > _MAX_BYTES:
+        return "", f"{str(path)!r} is larger than {_MAX_BYTES} bytes"
     try:
         return content.decode(), ""
     except UnicodeDecodeError:

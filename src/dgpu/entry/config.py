@@ -24,8 +24,8 @@ from dgpu.entry.config_problem import Problem
 from dgpu.entry.config_types import AgentConfig, SchedulerConfig, Section
 
 PREFIX = "DGPU__"
-_MOST_BYTES = 1024 * 1024
-_MOST_TOLD = 50
+_MAX_BYTES = 1024 * 1024
+_MAX_TOLD = 50
 
 _Config = TypeVar("_Config", bound=Section)
 
@@ -38,9 +38,9 @@ class ConfigError(Exception):
             f"  {problem.path}: {problem.text}" if problem.path else f"  {problem.text}"
             for problem in problems
         )
-        told = list(itertools.islice(lines, _MOST_TOLD))
-        if len(problems) > _MOST_TOLD:
-            told.append(f"  and {len(problems) - _MOST_TOLD} more")
+        told = list(itertools.islice(lines, _MAX_TOLD))
+        if len(problems) > _MAX_TOLD:
+            told.append(f"  and {len(problems) - _MAX_TOLD} more")
         super().__init__("\n".join((f"{source}:", *told)))
         self.problems = tuple(problems)
 
@@ -98,11 +98,11 @@ class _Loader(yaml.SafeLoader):
 def _read(path: Path, source: str) -> Any:
     try:
         with path.open("rb") as file:
-            text = file.read(_MOST_BYTES + 1)
+            text = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(source, [Problem("", f"cannot be read: {error.strerror}")]) from error
-    if len(text) > _MOST_BYTES:
-        raise ConfigError(source, [Problem("", f"is larger than {_MOST_BYTES} bytes")])
+    if len(text) > _MAX_BYTES:
+        raise ConfigError(source, [Problem("", f"is larger than {_MAX_BYTES} bytes")])
     try:
         loaded = yaml.load(text, _Loader)  # noqa: S506  a safe loader, made stricter
     except yaml.MarkedYAMLError as error:

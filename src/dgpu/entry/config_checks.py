@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 from dgpu.agent.probe.detect import DetectionMethod
 from dgpu.agent.probe.models import check_cards, parse_cards
-from dgpu.core.model.tenant import MOST_TENANTS
+from dgpu.core.model.tenant import MAX_TENANTS
 from dgpu.entry.alert_targets import check_alerts
 from dgpu.entry.config_problem import Problem
 from dgpu.entry.config_types import AgentConfig, Docker, Quota, Replication, SchedulerConfig, Section
 
-_MOST_PORT = 65_535
+_MAX_PORT = 65_535
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 
 
@@ -36,7 +36,7 @@ class Address(NamedTuple):
 def parse_address(text: str) -> Address:
     """`host:port`, `:port` for every interface, `[::1]:port`. ValueError says what was expected."""
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > _MOST_PORT:
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > _MAX_PORT:
         raise ValueError(f"expected host:port, got {text!r}")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -194,8 +194,8 @@ def _check_tenants(tenants: tuple[dict[str, object], ...]) -> Iterator[Problem]:
             yield Problem(f"tenants[{number}].id", f"{tenant.id!r} is listed twice")
         if tenant is not None:
             seen.add(tenant.id)
-    if len(tenants) > MOST_TENANTS:
-        yield Problem("tenants", f"at most {MOST_TENANTS} can be listed")
+    if len(tenants) > MAX_TENANTS:
+        yield Problem("tenants", f"at most {MAX_TENANTS} can be listed")
 
 
 def _check_address(path: str, text: str, *, dialled: bool) -> Iterator[Problem]:

@@ -27,8 +27,8 @@ _HIDDEN = "[hidden]"
 _SECRET_KEY = re.compile(r"token|authorization|password|secret|cookie|^env(ironment)?$", re.IGNORECASE)
 _SECRET_TEXT = re.compile(r"\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}", re.IGNORECASE)
 _PLAIN = re.compile(r"[A-Za-z0-9_./:@%+,\-]+")
-_MOST_DEPTH = 6
-_MOST_TEXT = 2_000  # of one value
+_MAX_DEPTH = 6
+_MAX_TEXT = 2_000  # of one value
 _LEAST_SECRET = len("basic ") + 6  # shorter than this, _SECRET_TEXT matches nothing
 
 # Libraries that tell every request, or the same thing twice.
@@ -119,8 +119,8 @@ def _redacted(key: str, value: Any, depth: int) -> Any:
         if len(value) < _LEAST_SECRET:
             return value
         text = _SECRET_TEXT.sub(lambda match: f"{match[1]} {_HIDDEN}", value)
-        return text if len(text) <= _MOST_TEXT or key == "exception" else text[:_MOST_TEXT] + "..."
-    if depth >= _MOST_DEPTH:
+        return text if len(text) <= _MAX_TEXT or key == "exception" else text[:_MAX_TEXT] + "..."
+    if depth >= _MAX_DEPTH:
         return "..."
     if isinstance(value, Mapping):
         return {str(name): _redacted(str(name), inner, depth + 1) for name, inner in value.items()}

@@ -18,7 +18,7 @@ from dgpu.entry.state_dir import UpRecord
 
 DRAINED_BY_DOWN = "stopped by dgpu down --stop-tasks"
 _QUICK_SECONDS = 60.0  # a service that lived longer starts its count of deaths anew
-_MOST_QUICK_DEATHS = 10
+_MAX_QUICK_DEATHS = 10
 _LONGEST_DELAY_SECONDS = 30.0
 _LONGEST_DELAY_AFTER_KILL_SECONDS = 1.0
 _LOOK_SECONDS = 1.0
@@ -149,9 +149,9 @@ class Supervisor:
             self._deaths[name] = self._deaths[name] + 1 if quick else 1
             # Killed by a signal is somebody else's doing, not a start that cannot work: never give up on that.
             killed = (service.exit_code or 0) < 0
-            if self._deaths[name] > _MOST_QUICK_DEATHS and not killed:
+            if self._deaths[name] > _MAX_QUICK_DEATHS and not killed:
                 self._say(
-                    f"The {name} died {_MOST_QUICK_DEATHS} times in a row; giving up. Its log ends with:"
+                    f"The {name} died {_MAX_QUICK_DEATHS} times in a row; giving up. Its log ends with:"
                 )
                 self._say(service.tail())
                 return False

@@ -39,7 +39,7 @@ from dgpu.journal.snapshot import (
 PACK_LEVEL = 1
 _PIECE_BYTES = 1 << 20
 _GZIP = zlib.MAX_WBITS | 16  # of zlib: with the header of gzip
-_MOST_TORN_FILES = 16
+_MAX_TORN_FILES = 16
 _DAY_MS = 86_400_000
 
 
@@ -84,7 +84,7 @@ def prune(directory: Path, retention: Retention, *, now_ms: int) -> list[Path]:
             path.unlink(missing_ok=True)
         removed += doomed
     torn = sorted((directory / JOURNAL_FOLDER).glob("torn-*"), key=lambda path: path.stat().st_mtime_ns)
-    for path in torn[:-_MOST_TORN_FILES]:
+    for path in torn[:-_MAX_TORN_FILES]:
         path.unlink(missing_ok=True)
         removed.append(path)
     return removed

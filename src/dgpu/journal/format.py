@@ -25,7 +25,7 @@ from dgpu.journal.errors import CorruptJournal
 MAGIC = b"DGJ1"
 HEADER_BYTES = 40
 ALIGNMENT = 8
-MOST_PAYLOAD_BYTES = 1 << 30
+MAX_PAYLOAD_BYTES = 1 << 30
 
 _FIELDS = struct.Struct("<4sHHQQIII")
 _CRC = struct.Struct("<I")
@@ -52,7 +52,7 @@ def record_bytes(payload_bytes: int) -> int:
 
 
 def encode_record(*, schema: int, epoch: int, index: int, payload: bytes) -> bytes:
-    if len(payload) > MOST_PAYLOAD_BYTES:
+    if len(payload) > MAX_PAYLOAD_BYTES:
         raise ValueError(f"a group of {len(payload)} bytes is too large for a record")
     filling = bytes(-len(payload) % ALIGNMENT)
     body_crc = zlib.crc32(filling, zlib.crc32(payload))
@@ -108,7 +108,7 @@ def _header_at(view: memoryview, offset: int) -> tuple[int, int, int, int, int] 
     if offset + HEADER_BYTES > len(view):
         return None
     magic, schema, zero, epoch, index, payload_bytes, body_crc, reserved = _FIELDS.unpack_from(view, offset)
-    if magic != MAGIC or zero or reserved or payload_bytes > MOST_PAYLOAD_BYTES:
+    if magic != MAGIC or zero or reserved or payload_bytes > MAX_PAYLOAD_BYTES:
         return None
     fields_end = offset + HEADER_BYTES - _CRC.size
     if zlib.crc32(view[offset:fields_end]) != _CRC.unpack_from(view, fields_end)[0]:

@@ -26,7 +26,7 @@ ARCHIVE_FOLDER = "archive"
 _LIVE = re.compile(r"segment-(\d{20})\.journal")
 _ARCHIVED = re.compile(r"segment-(\d{20})-(\d{20})\.journal\.gz")
 _CHUNK_BYTES = 1 << 17
-_MOST_READ_BYTES = 8 << 20
+_MAX_READ_BYTES = 8 << 20
 _NO_HEADER = bytes(HEADER_BYTES)
 _ZEROS = bytes(_CHUNK_BYTES)
 
@@ -205,7 +205,7 @@ class JournalTail:
         groups: list[Group] = []
         read_bytes = 0
         while self._segment is not None and self._index < upto_index and len(groups) < most_groups:
-            if read_bytes >= _MOST_READ_BYTES:
+            if read_bytes >= _MAX_READ_BYTES:
                 break
             before = self._offset
             found = self._read_chunk(self._segment, upto_index, most_groups - len(groups))

@@ -22,22 +22,22 @@ _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _ADDRESS = re.compile(r"[A-Za-z0-9._:%\[\]-]{0,253}")  # tasks over several nodes get it as MASTER_ADDR
 _WORD = re.compile(r"[!-~]{1,128}")  # printable ASCII without blanks: uuids, boot and session ids
 
-_MOST_GPUS = 64
-_MOST_LEASES = 10_000
-_MOST_LABELS = 64
-_MOST_NEAR = 1_000
-_MOST_TEXT = 256
-_MOST_ERROR = 1_000
-_MOST_CAUSE = 32
+_MAX_GPUS = 64
+_MAX_LEASES = 10_000
+_MAX_LABELS = 64
+_MAX_NEAR = 1_000
+_MAX_TEXT = 256
+_MAX_ERROR = 1_000
+_MAX_CAUSE = 32
 _MAX_DIRECTORY = 1_024
-_MOST_NUMBER = 1 << 40
-_MOST_AGO_MS = 30 * 86_400_000
+_MAX_NUMBER = 1 << 40
+_MAX_AGO_MS = 30 * 86_400_000
 
 _SAYS_THE_NODE = "the node says: "
 
 
-_MOST_ORDERS = 500
-_MOST_ORDER_BYTES = 1 << 20
+_MAX_ORDERS = 500
+_MAX_ORDER_BYTES = 1 << 20
 
 
 class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +68,7 @@ class Malformed(Exception):  # noqa: N818 - it names what the message is
     """The message breaks the protocol; the text says how, for the agent's log."""
 
 
-def line(text: str, most: int = _MOST_TEXT) -> str:
+def line(text: str, most: int = _MAX_TEXT) -> str:
     """One printable line: what agents send ends up in terminals and logs."""
     return "".join(c if c.isprintable() else " " for c in text[:most]).strip()
 
@@ -78,16 +78,16 @@ def registration(register: pb.Register) -> RegisterNode:
         raise Malformed("node_id must be 1 to 128 letters, digits, dots, dashes or underscores")
     if not _WORD.fullmatch(register.boot_id) or not _WORD.fullmatch(register.session_id):
         raise Malformed("boot_id and session_id must be 1 to 128 printable characters")
-    if len(register.leases) > _MOST_LEASES:
-        raise Malformed(f"more than {_MOST_LEASES} leases")
+    if len(register.leases) > _MAX_LEASES:
+        raise Malformed(f"more than {_MAX_LEASES} leases")
     if register.highest_epoch > MAX_EPOCH:
         raise Malformed(
             f"highest_epoch is {register.highest_epoch}, which is above {MAX_EPOCH}, the last possible one"
         )
-    if any(len(word) > _MOST_TEXT for word in (register.cluster_id, register.nonce)):
-        raise Malformed(f"cluster_id and nonce must have at most {_MOST_TEXT} characters")
-    if len(register.labels) > _MOST_LABELS:
-        raise Malformed(f"more than {_MOST_LABELS} labels")
+    if any(len(word) > _MAX_TEXT for word in (register.cluster_id, register.nonce)):
+        raise Malformed(f"cluster_id and nonce must have at most {_MAX_TEXT} characters")
+    if len(register.labels) > _MAX_LABELS:
+        raise Malformed(f"more than {_MAX_LABELS} labels")
     if not _ADDRESS.fullmatch(register.address):
         given = line(register.address, 64)
         raise Malformed(f"address is {given!r}, expected a host name or IP address of at most 253 characters")
@@ -122,8 +122,8 @@ def _directory(path: str) -> str:
 
 
 def inventory(node_id: NodeId, gpus: Sequence[pb.Gpu]) -> tuple[Gpu, ...]:
-    if len(gpus) > _MOST_GPUS:
-        raise Malformed(f"more than {_MOST_GPUS} GPUs")
+    if len(gpus) > _MAX_GPUS:
+        raise Malformed(f"more than {_MAX_GPUS} GPUs")
     if len({gpu.uuid for gpu in gpus}) != len(gpus):
         raise Malformed("two GPUs of the same uuid")
     return tuple(_gpu(node_id, gpu) for gpu in gpus)
@@ -140,29 +140,29 @@ def _gpu(node_id: NodeId, gpu: pb.Gpu) -> Gpu:
         memory_mb=_number(gpu.memory_mb, "memory_mb"),
         reserved=gpu.reserved,
         fault=line(gpu.fault),
-        fault_cause=line(gpu.fault_cause, _MOST_CAUSE) if gpu.fault else "",
+        fault_cause=line(gpu.fault_cause, _MAX_CAUSE) if gpu.fault else "",
         near=tuple(
-            (GpuId(near.uuid), min(near.value, _MOST_NEAR))
-            for near in gpu.near[:_MOST_GPUS]
+            (GpuId(near.uuid), min(near.value, _MAX_NEAR))
+            for near in gpu.near[:_MAX_GPUS]
             if _WORD.fullmatch(near.uuid)
         ),
     )
 
 
 def _number(value: int, name: str) -> int:
-    if value > _MOST_NUMBER:
+    if value > _MAX_NUMBER:
         raise Malformed(f"{name} is beyond any machine")
     return value
 
 
 def started(report: pb.Started) -> ReportStarted:
-    return ReportStarted(lease_id=LeaseId(report.lease_id), ago_ms=min(report.ago_ms, _MOST_AGO_MS))
+    return ReportStarted(lease_id=LeaseId(report.lease_id), ago_ms=min(report.ago_ms, _MAX_AGO_MS))
 
 
 def finished(report: pb.Finished) -> ReportFinished:
     try:
         outcome = Outcome(report.outcome)
-        error = line(report.error, _MOST_ERROR)
+        error = line(report.error, _MAX_ERROR)
     except ValueError:
         # A later agent may know more ways to end. Refusing its report would hold the GPUs for ever.
         outcome = Outcome.NODE_FAULT
@@ -173,9 +173,9 @@ def finished(report: pb.Finished) -> ReportFinished:
         exit_code=report.exit_code,
         signal=min(report.signal, 255),
         error=error,
-        ago_ms=min(report.ago_ms, _MOST_AGO_MS),
-        stuck_gpus=tuple(GpuId(uuid) for uuid in report.stuck_gpus[:_MOST_GPUS]),
-        peak_memory_mb=min(report.peak_memory_mb, _MOST_NUMBER),
+        ago_ms=min(report.ago_ms, _MAX_AGO_MS),
+        stuck_gpus=tuple(GpuId(uuid) for uuid in report.stuck_gpus[:_MAX_GPUS]),
+        peak_memory_mb=min(report.peak_memory_mb, _MAX_NUMBER),
     )
 
 
@@ -186,17 +186,17 @@ def sample(reading: pb.GpuSample, at: int) -> GpuSample:
     return GpuSample(
         at=at,
         utilization_percent=None if "utilization" in untold else min(reading.utilization_percent, 100),
-        memory_used_mb=min(reading.memory_used_mb, _MOST_NUMBER) if has_memory else None,
-        memory_foreign_mb=min(reading.memory_foreign_mb, _MOST_NUMBER) if has_memory else None,
+        memory_used_mb=min(reading.memory_used_mb, _MAX_NUMBER) if has_memory else None,
+        memory_foreign_mb=min(reading.memory_foreign_mb, _MAX_NUMBER) if has_memory else None,
         temperature_c=None if "temperature" in untold else reading.temperature_c,
         power_w=None if "power" in untold else reading.power_w,
         fault=line(reading.fault),
-        fault_cause=line(reading.fault_cause, _MOST_CAUSE) if reading.fault else "",
+        fault_cause=line(reading.fault_cause, _MAX_CAUSE) if reading.fault else "",
         leases_mb=tuple(
-            (LeaseId(each.lease_id), min(each.memory_mb, _MOST_NUMBER))
-            for each in reading.leases[:_MOST_LEASES]
+            (LeaseId(each.lease_id), min(each.memory_mb, _MAX_NUMBER))
+            for each in reading.leases[:_MAX_LEASES]
         ),
-        loaded_models=tuple(line(name) for name in reading.loaded_models[:_MOST_LABELS]),
+        loaded_models=tuple(line(name) for name in reading.loaded_models[:_MAX_LABELS]),
     )
 
 
@@ -244,7 +244,7 @@ def _places(state: ClusterState, gang: Gang, lease: Lease) -> dict[str, str]:
 
 
 def checked(gpu_id: GpuId, answer: pb.Checked) -> ReportCheck:
-    evidence = line(answer.evidence, _MOST_ERROR) or "the agent gave no words for it"
+    evidence = line(answer.evidence, _MAX_ERROR) or "the agent gave no words for it"
     return ReportCheck(gpu_id=gpu_id, number=answer.number, ok=answer.ok, evidence=evidence)
 
 
@@ -260,13 +260,13 @@ def orders(
     batch = pb.Orders()
     size_bytes = 0
     for order in starts:
-        if len(batch.starts) >= _MOST_ORDERS or size_bytes + len(order.detail) > _MOST_ORDER_BYTES:
+        if len(batch.starts) >= _MAX_ORDERS or size_bytes + len(order.detail) > _MAX_ORDER_BYTES:
             messages.append(pb.FromScheduler(orders=batch))
             batch, size_bytes = pb.Orders(), 0
         batch.starts.append(order)
         size_bytes += len(order.detail)
     for stop in stops:
-        if len(batch.stops) >= _MOST_ORDERS:
+        if len(batch.stops) >= _MAX_ORDERS:
             messages.append(pb.FromScheduler(orders=batch))
             batch = pb.Orders()
         batch.stops.append(stop)

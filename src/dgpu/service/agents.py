@@ -45,7 +45,7 @@ from dgpu.service.fences import contradiction, foreign_cluster
 from dgpu.service.outputs import HangUp, Output, Remark, Tell
 from dgpu.wire.proto import agent_pb2 as pb
 
-_MOST_UNACKED = 1_000  # report messages of one session; an agent that sends more does not listen
+_MAX_UNACKED = 1_000  # report messages of one session; an agent that sends more does not listen
 _OBSERVE_EVERY_MS = 5_000  # per GPU and step of foreign memory
 _FAULT_EVERY_MS = 1_000  # per GPU and other words about its fault
 _STEP_SLACK_MB = 64  # memory at the edge of a step must not flip it with every heartbeat
@@ -263,8 +263,8 @@ class Agents:
 
     def _on_reports(self, session: _Session, reports: pb.Reports) -> list[Effect]:
         session.unacked += 1
-        if session.unacked > _MOST_UNACKED:
-            raise Malformed(f"more than {_MOST_UNACKED} reports without waiting for their acknowledgement")
+        if session.unacked > _MAX_UNACKED:
+            raise Malformed(f"more than {_MAX_UNACKED} reports without waiting for their acknowledgement")
         effects: list[Effect] = [
             Ask(command=words.started(report))
             for report in reports.started

@@ -22,7 +22,7 @@ from dgpu.core.state import ClusterState
 from dgpu.journal.journal import Room
 from dgpu.service import board_figures as figures
 from dgpu.service.board_columns import HEALTHS, NODE_STATUSES, Columns
-from dgpu.service.board_figures import MOST_POINTS, STEP_MS, Point, Traffic
+from dgpu.service.board_figures import MAX_POINTS, STEP_MS, Point, Traffic
 from dgpu.service.runtime import Runtime
 from dgpu.service.views import Views
 from dgpu.wire.wall_time import SHOWN
@@ -31,7 +31,7 @@ BEAT_MS = 1_000
 QUIET_MS = 5_000  # without a change, a beat is sent after this all the same: the stream is alive
 USE_MS = 5_000  # how often pools and tenants are looked at; while they are few, after every change too
 FEW_TENANTS = 20
-MOST_KEPT = 30  # deltas for those who come back
+MAX_KEPT = 30  # deltas for those who come back
 _PACKING_LEVEL = 4
 
 _log = structlog.get_logger("dgpu.board")
@@ -69,7 +69,7 @@ def pack(plain: bytes) -> bytes:
 class Listener:
     """One dashboard. What it does not read in time is thrown away, and it is told so."""
 
-    MOST_UNREAD = 16
+    MAX_UNREAD = 16
 
     __slots__ = ("arrived", "lagged", "pieces")
 
@@ -79,7 +79,7 @@ class Listener:
         self.arrived = asyncio.Event()
 
     def offer(self, piece: Piece) -> None:
-        if self.lagged or len(self.pieces) >= self.MOST_UNREAD:
+        if self.lagged or len(self.pieces) >= self.MAX_UNREAD:
             self.pieces.clear()
             self.lagged = True
         else:
@@ -109,10 +109,10 @@ class Board:
         self._about = {"version": version, "role": role, "build": build}
         self._columns = Columns()
         self._traffic = Traffic(views)
-        self._points: deque[Point] = deque(maxlen=MOST_POINTS)
+        self._points: deque[Point] = deque(maxlen=MAX_POINTS)
         self._figures: dict[str, Any] = {}
         self._listeners: set[Listener] = set()
-        self._kept: deque[Piece] = deque(maxlen=MOST_KEPT)
+        self._kept: deque[Piece] = deque(maxlen=MAX_KEPT)
         self._snapshot: Piece | None = None
         self._packed_picture: tuple[Piece, bytes] | None = None
         self._at_ms = self._sent_at_ms = self._use_at_ms = 0

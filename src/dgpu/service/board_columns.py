@@ -18,7 +18,7 @@ from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.core.state import ClusterState
 from dgpu.service.agent_words import GpuSample
 
-MOST_TASKS_SHOWN = 8  # of one GPU; the count tells of the rest
+MAX_TASKS_SHOWN = 8  # of one GPU; the count tells of the rest
 NODE_STATUSES = tuple(NodeStatus)
 HEALTHS = tuple(Health)
 _STATUS_CODES = {status: code for code, status in enumerate(STATUSES)}
@@ -177,7 +177,7 @@ def _gpu_row(
         reserved_mb,
         temperature_c,
         power_w,
-        [lease.task_id for lease in leases[:MOST_TASKS_SHOWN]],
+        [lease.task_id for lease in leases[:MAX_TASKS_SHOWN]],
         len(leases),
         gpu.fault,
         list(gpu.warm),

@@ -19,14 +19,14 @@ from dgpu.service.views_events import named_tasks
 from dgpu.service.views_quota import quota_answer
 
 STEP_MS = 5_000
-MOST_POINTS = 120  # ten minutes
-MOST_WAITS = 1_024
+MAX_POINTS = 120  # ten minutes
+MAX_WAITS = 1_024
 WAITS_MS = 600_000
 RATE_MS = 60_000
-MOST_GROUPS = 2_048  # that one look goes through; of more, the latest
-MOST_CHANGED = 256
-MOST_TENANTS = 100
-_MOST_TALLIES = 256
+MAX_GROUPS = 2_048  # that one look goes through; of more, the latest
+MAX_CHANGED = 256
+MAX_TENANTS = 100
+_MAX_TALLIES = 256
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,8 +44,8 @@ class Traffic:
     def __init__(self, views: Views) -> None:
         self._views = views
         self._seen_index = views.last_index
-        self._waits: deque[tuple[int, int]] = deque(maxlen=MOST_WAITS)  # (when placed, waited)
-        self._tallies: deque[tuple[int, int, int]] = deque(maxlen=_MOST_TALLIES)  # (at, started, ended)
+        self._waits: deque[tuple[int, int]] = deque(maxlen=MAX_WAITS)  # (when placed, waited)
+        self._tallies: deque[tuple[int, int, int]] = deque(maxlen=_MAX_TALLIES)  # (at, started, ended)
         self._percentiles: tuple[int, int] | None = None  # None: to be worked out
         self._started = 0
         self.changed: dict[int, None] = {}
@@ -88,7 +88,7 @@ class Traffic:
         for group in reversed(recent):
             if group.index <= seen:
                 break
-            if len(groups) == MOST_GROUPS:
+            if len(groups) == MAX_GROUPS:
                 self.changed_more = True
                 break
             groups.append(group)
@@ -116,7 +116,7 @@ class Traffic:
 
     def _note(self, task_ids: Iterable[int]) -> None:
         for task_id in task_ids:
-            if len(self.changed) >= MOST_CHANGED and task_id not in self.changed:
+            if len(self.changed) >= MAX_CHANGED and task_id not in self.changed:
                 self.changed_more = True
                 return
             self.changed[task_id] = None
@@ -184,7 +184,7 @@ def use(state: ClusterState, at: int) -> dict[str, Any]:
                 "share": round(each.share, 4),
                 "max_gpus": limits.get(each.tenant_id),  # type: ignore[call-overload]
             }
-            for each in tenants[:MOST_TENANTS]
+            for each in tenants[:MAX_TENANTS]
         ],
-        "tenants_more": max(0, len(tenants) - MOST_TENANTS),
+        "tenants_more": max(0, len(tenants) - MAX_TENANTS),
     }

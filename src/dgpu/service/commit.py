@@ -21,12 +21,12 @@ from dgpu.core.state import ClusterState, pass_due
 from dgpu.journal.journal import Room
 from dgpu.wire.records import encode_group, join_groups
 
-MOST_QUEUED = 10_000
-MOST_QUEUED_BYTES = 64 << 20
-MOST_COMMAND_BYTES = 14 << 20  # far above what REST lets in, and sure to fit in a fresh segment
-MOST_GROUP_COMMANDS = 1_000
-MOST_GROUP_BYTES = 4 << 20
-MOST_PLACED = 1_000
+MAX_QUEUED = 10_000
+MAX_QUEUED_BYTES = 64 << 20
+MAX_COMMAND_BYTES = 14 << 20  # far above what REST lets in, and sure to fit in a fresh segment
+MAX_GROUP_COMMANDS = 1_000
+MAX_GROUP_BYTES = 4 << 20
+MAX_PLACED = 1_000
 
 _COMMAND_BYTES = 200  # about what a small command leaves in the journal
 
@@ -65,7 +65,7 @@ class CommitPipeline:
         self.last_index = last_index  # committed
         self.room = Room.OK
         self.trouble = ""  # other than a full disk; submits are refused while there is one
-        self.sure_bytes = 4 * MOST_GROUP_BYTES
+        self.sure_bytes = 4 * MAX_GROUP_BYTES
         self.in_flight: Group | None = None
         self.watch: Watch | None = None
         self._state = state
@@ -82,9 +82,9 @@ class CommitPipeline:
         """For those who can be told to come back. Agents are bounded per session instead."""
         size_bytes = _size_bytes(command)
         return (
-            len(self._queue) < MOST_QUEUED
-            and size_bytes <= MOST_COMMAND_BYTES
-            and self._queued_bytes + size_bytes <= MOST_QUEUED_BYTES
+            len(self._queue) < MAX_QUEUED
+            and size_bytes <= MAX_COMMAND_BYTES
+            and self._queued_bytes + size_bytes <= MAX_QUEUED_BYTES
         )
 
     def offer(self, origin: object, command: Command | None) -> None:
@@ -168,8 +168,8 @@ class CommitPipeline:
     def _take_queued(self, decided: _Decided) -> None:
         # Sizes are estimates; a record may come to twice as much.
         sure_bytes = self.sure_bytes // 2
-        budget_bytes = min(MOST_GROUP_BYTES, sure_bytes)
-        while self._queue and len(decided.results) < MOST_GROUP_COMMANDS:
+        budget_bytes = min(MAX_GROUP_BYTES, sure_bytes)
+        while self._queue and len(decided.results) < MAX_GROUP_COMMANDS:
             origin, command, size_bytes = self._queue[0]
             refusal = self.refusal if isinstance(command, SubmitTasks) else None
             if refusal is None and size_bytes > budget_bytes and (decided.results or size_bytes > sure_bytes):
@@ -192,7 +192,7 @@ class CommitPipeline:
         full = self._full_pass_due
         self._pass_due = self._full_pass_due = False
         began_ns = self.watch.now_ns() if self.watch else 0
-        events = execute(self._state, RunPass(at=decided.at, limit=MOST_PLACED, full=full))
+        events = execute(self._state, RunPass(at=decided.at, limit=MAX_PLACED, full=full))
         if isinstance(events, Rejection):
             raise AssertionError(f"a pass was refused: {events}")  # noqa: TRY004 - a bug, not a wrong type
         if events:
@@ -200,7 +200,7 @@ class CommitPipeline:
         placed = sum(isinstance(event, TaskPlaced | GangPlaced) for event in events)
         if self.watch:
             self.watch.passed(placed, self.watch.now_ns() - began_ns)
-        if placed >= MOST_PLACED or self._state.dependents.broken:
+        if placed >= MAX_PLACED or self._state.dependents.broken:
             self._pass_due = True  # the loop gets a turn first
 
 

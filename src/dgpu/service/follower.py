@@ -65,8 +65,8 @@ from dgpu.wire.wall_time import SHOWN
 
 LOCK_NAME = FOLLOWER_LOCK
 _LOCK_PATIENCE_S = 30  # the follower of a scheduler that was killed sees its stdin close and goes
-_MOST_GROUPS = 500  # in one step
-_MOST_ROWS = 20_000  # collected for the history before they are written
+_MAX_GROUPS = 500  # in one step
+_MAX_ROWS = 20_000  # collected for the history before they are written
 _MAX_ROWS_AT_ONCE = 2_000  # in one transaction: a question waits for one of these at most
 _MAX_ROWS_UNSAVED = 50_000  # collected while questions are answered first
 _APPLY_S = 0.05  # at a time, before the next question is looked for
@@ -151,7 +151,7 @@ class Follower:
     def step(self) -> None:
         """A bounded piece of what is due."""
         if not self._unsaved:
-            self._apply_some(_MOST_ROWS, _APPLY_S)
+            self._apply_some(_MAX_ROWS, _APPLY_S)
         if self._unsaved and not self._save_some():
             return
         self.say_seen()
@@ -226,7 +226,7 @@ class Follower:
             if self._unsaved:
                 self._save_some()
             else:
-                self._apply_some(_MOST_ROWS, _APPLY_S)
+                self._apply_some(_MAX_ROWS, _APPLY_S)
         self.say_seen()
         self._end_making()
         if final_snapshot and self._index > self._snapshot_index and not self._unsaved:
@@ -296,7 +296,7 @@ class Follower:
             for record in result.records:
                 if record.index > self._index:
                     self._follow(group_of(record, str(segment.path)))
-                    if self._history.pending_rows >= _MOST_ROWS:
+                    if self._history.pending_rows >= _MAX_ROWS:
                         self._history.commit(self._index)
         if self._unsaved:
             self._history.commit(self._index)
@@ -326,7 +326,7 @@ class Follower:
         """Up to so many rows for the history, a read of the journal, or for about so long."""
         until_s = time.monotonic() + patience_s
         if not self._unapplied:
-            self._unapplied.extend(self._tail.read(upto_index=self._committed, most_groups=_MOST_GROUPS))
+            self._unapplied.extend(self._tail.read(upto_index=self._committed, most_groups=_MAX_GROUPS))
         while self._unapplied and self._history.pending_rows < max_rows:
             self._follow(self._unapplied.popleft())
             if time.monotonic() >= until_s:

@@ -23,14 +23,14 @@ _NOTIFY_INTERVAL_S = (
 )
 MAX_FAILURES = 3  # in a row; then new tasks are refused
 _FIRST_DELAY_S = 0.5
-_MOST_DELAY_S = 30.0
+_MAX_DELAY_S = 30.0
 _HEALTHY_S = 60.0  # who lived that long starts again without delay
 _STOP_PATIENCE_S = 60.0
 _REMAKE_EVERY_S = 60.0  # on a disk that spoils what is written, making it again must not become a loop
-_MOST_TEXT = 1_000
-_MOST_LINE_BYTES = 32 << 20
-_MOST_ASKED = 64  # at once
-_MOST_UNWRITTEN_BYTES = 8 << 20  # batches for a follower that does not read are left out
+_MAX_TEXT = 1_000
+_MAX_LINE_BYTES = 32 << 20
+_MAX_ASKED = 64  # at once
+_MAX_UNWRITTEN_BYTES = 8 << 20  # batches for a follower that does not read are left out
 
 _log = structlog.get_logger("dgpu.follower")
 
@@ -140,7 +140,7 @@ class FollowerLink:
     async def ask(self, question: Question, *, at: int, patience_s: float) -> bytes:
         """JSON from the state of all that is committed by now. Raises FollowerAway or AnswerFailed."""
         stdin = None if self._process is None else self._process.stdin
-        if stdin is None or stdin.is_closing() or len(self._asked) >= _MOST_ASKED:
+        if stdin is None or stdin.is_closing() or len(self._asked) >= _MAX_ASKED:
             raise FollowerAway
         self._next_ask = number = self._next_ask + 1
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -160,7 +160,7 @@ class FollowerLink:
         stdin = None if self._process is None else self._process.stdin
         if stdin is None or stdin.is_closing():
             return
-        if stdin.transport.get_write_buffer_size() <= _MOST_UNWRITTEN_BYTES:
+        if stdin.transport.get_write_buffer_size() <= _MAX_UNWRITTEN_BYTES:
             stdin.write(msgspec.json.encode({"samples": batch}) + b"\n")
 
     def remake_history(self) -> None:
@@ -204,7 +204,7 @@ class FollowerLink:
             await self._pause(self._delay_s)
             if self._stopping and not self._final_snapshot:
                 return
-            self._delay_s = min(self._delay_s * 2, _MOST_DELAY_S)
+            self._delay_s = min(self._delay_s * 2, _MAX_DELAY_S)
 
     def _note_death(self, code: int | None) -> None:
         self._failures += 1
@@ -249,7 +249,7 @@ class FollowerLink:
                 *([FROM_NEWEST] if self._rescued else []),
                 stdin=PIPE,
                 stdout=PIPE,
-                limit=_MOST_LINE_BYTES,
+                limit=_MAX_LINE_BYTES,
                 start_new_session=True,  # Ctrl-C is for the scheduler, which then asks for a last snapshot
             )
         except OSError as error:
@@ -301,7 +301,7 @@ class FollowerLink:
             try:
                 answer = msgspec.json.decode(line, type=Answer)
             except msgspec.DecodeError:
-                _log.warning("follower_spoke_nonsense", line=line[:_MOST_TEXT].decode("utf-8", "replace"))
+                _log.warning("follower_spoke_nonsense", line=line[:_MAX_TEXT].decode("utf-8", "replace"))
                 continue
             self._hear(answer)
 
@@ -319,9 +319,9 @@ class FollowerLink:
         if answer.answer is not None:
             self._pass_on(answer.answer)
         if answer.note is not None:
-            _log.info("follower_note", detail=answer.note[:_MOST_TEXT])
+            _log.info("follower_note", detail=answer.note[:_MAX_TEXT])
         if answer.error is not None:
-            self.last_error = answer.error[:_MOST_TEXT]
+            self.last_error = answer.error[:_MAX_TEXT]
             _log.error("follower_error", detail=self.last_error)
 
     def _pass_on(self, answered: Answered) -> None:
@@ -331,7 +331,7 @@ class FollowerLink:
         if answered.behind:
             future.set_exception(FollowerAway())
         elif answered.error:
-            _log.error("follower_answer_failed", error=answered.error[:_MOST_TEXT])
-            future.set_exception(AnswerFailed(answered.error[:_MOST_TEXT]))
+            _log.error("follower_answer_failed", error=answered.error[:_MAX_TEXT])
+            future.set_exception(AnswerFailed(answered.error[:_MAX_TEXT]))
         else:
             future.set_result(bytes(answered.json))

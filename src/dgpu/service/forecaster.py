@@ -28,9 +28,9 @@ from dgpu.service.sqlite_files import names_of, remove_leftovers, transaction
 FORECASTS_NAME = "forecasts.sqlite"
 _INTERVAL_S = 3.0
 _COST_FACTOR = 10  # it rests so many times as long as it took
-_MOST_SCORED = 1_000  # the last ones make the median
-_MOST_KEPT = 100_000
-_MOST_OF_ONE = 16
+_MAX_SCORED = 1_000  # the last ones make the median
+_MAX_KEPT = 100_000
+_MAX_OF_ONE = 16
 _LEAST_MOVE_MS = 10_000  # a prediction is kept again when it moved by this and by a tenth of the wait
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS predictions (
@@ -52,7 +52,7 @@ class Forecaster:
         self._connection = _open(self._path)
         self._names = names_of(self._path)  # of the files that the connection has open
         self._open: dict[TaskId, list[_Kept]] = {}  # of tasks that wait
-        self._scores: deque[int] = deque(maxlen=_MOST_SCORED)
+        self._scores: deque[int] = deque(maxlen=_MAX_SCORED)
         self._placed: list[tuple[int, TaskId]] = []
         self._left: list[TaskId] = []
         self._index = -1
@@ -166,7 +166,7 @@ class Forecaster:
             errors = self._connection.execute(
                 "SELECT abs(error_ms) FROM predictions WHERE started_at IS NOT NULL "
                 "ORDER BY started_at DESC LIMIT ?",
-                (_MOST_SCORED,),
+                (_MAX_SCORED,),
             ).fetchall()
             self._scores.extend(row[0] for row in reversed(errors))
             rows = self._connection.execute(
@@ -196,7 +196,7 @@ def _store(
         connection.execute(
             "DELETE FROM predictions WHERE started_at < (SELECT started_at FROM predictions "
             "WHERE started_at IS NOT NULL ORDER BY started_at DESC LIMIT 1 OFFSET ?)",
-            (_MOST_KEPT,),
+            (_MAX_KEPT,),
         )
 
 
@@ -210,7 +210,7 @@ def _is_news(before: list[_Kept], now: Prediction, at: int) -> bool:
     if not before:
         return True
     moved = abs(now.p50_at - before[-1].p50_at)
-    return len(before) < _MOST_OF_ONE and moved >= _LEAST_MOVE_MS and moved * 10 >= max(0, now.p50_at - at)
+    return len(before) < _MAX_OF_ONE and moved >= _LEAST_MOVE_MS and moved * 10 >= max(0, now.p50_at - at)
 
 
 def _open(path: Path) -> sqlite3.Connection | None:

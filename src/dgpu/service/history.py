@@ -33,8 +33,8 @@ from dgpu.service.history_schema import HISTORY_VERSION, MAX_KINDS_MERGED
 
 HISTORY_NAME = "history.sqlite"
 MAKING = ".making"  # a file beside the history: it is there, but does not hold everything yet
-MOST_ROWS = 1_000
-MOST_TASKS = 1_000_000  # kept
+MAX_ROWS = 1_000
+MAX_TASKS = 1_000_000  # kept
 
 
 class PastTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,7 +150,7 @@ class History:
         live: bool = False,
     ) -> list[PastTask]:
         """Newest first, from below `before_id` to above `above_id`. `live` adds those that the core still has."""
-        limit = min(limit, MOST_ROWS)
+        limit = min(limit, MAX_ROWS)
         where, values = where_of(filters, live=live)
         if not live and (len(values) > 1 or filters.pool is not None):
             kinds = self._kinds(filters)
@@ -201,7 +201,7 @@ class History:
         looked_at = f"SELECT * FROM tasks {all_of(where)} ORDER BY id {order} LIMIT {most}"  # noqa: S608 - words of ours
         found, wanted = search_where(search)
         query = f"SELECT * FROM ({looked_at}) {all_of(found)} ORDER BY id {order} LIMIT ?"  # noqa: S608 - the same
-        rows = self._rows(query, (*values, *wanted, min(limit, MOST_ROWS)))
+        rows = self._rows(query, (*values, *wanted, min(limit, MAX_ROWS)))
         stops = f"SELECT id FROM tasks {all_of(where)} ORDER BY id {order} LIMIT 1 OFFSET {most - 1}"  # noqa: S608
         stopped = self._rows(stops, tuple(values))
         return [_task(row) for row in rows], int(stopped[0]["id"]) if stopped else None
@@ -215,23 +215,23 @@ class History:
         rows = self._rows(f"SELECT count(*) AS n FROM tasks {all_of(where)}", tuple(values))  # noqa: S608 - the same
         return int(rows[0]["n"]) if rows else 0
 
-    def task_events(self, task_id: TaskId, *, limit: int = MOST_ROWS) -> list[PastEvent]:
+    def task_events(self, task_id: TaskId, *, limit: int = MAX_ROWS) -> list[PastEvent]:
         """In order. The submit is not stored a second time for each task of a batch: it is in the task's row."""
         query = """
             SELECT submitted_index AS journal_index, -1 AS position, created_at AS at, 'TasksSubmitted' AS type,
                    '{}' AS body FROM tasks WHERE id = ?1
             UNION ALL SELECT journal_index, position, at, type, body FROM task_events WHERE task_id = ?1
             ORDER BY journal_index, position LIMIT ?2"""
-        return [_event(row) for row in self._rows(query, (task_id, min(limit, MOST_ROWS)))]
+        return [_event(row) for row in self._rows(query, (task_id, min(limit, MAX_ROWS)))]
 
-    def node_events(self, node_id: NodeId, *, limit: int = MOST_ROWS) -> list[PastEvent]:
+    def node_events(self, node_id: NodeId, *, limit: int = MAX_ROWS) -> list[PastEvent]:
         """The latest, in order."""
         query = "SELECT * FROM node_events WHERE node = ? ORDER BY journal_index DESC, position DESC LIMIT ?"
-        return [_event(row) for row in reversed(self._rows(query, (node_id, min(limit, MOST_ROWS))))]
+        return [_event(row) for row in reversed(self._rows(query, (node_id, min(limit, MAX_ROWS))))]
 
-    def attempts(self, task_id: TaskId, *, limit: int = MOST_ROWS) -> list[PastAttempt]:
+    def attempts(self, task_id: TaskId, *, limit: int = MAX_ROWS) -> list[PastAttempt]:
         query = "SELECT * FROM attempts WHERE task_id = ? ORDER BY attempt, lease_id LIMIT ?"
-        return [_attempt(row) for row in self._rows(query, (task_id, min(limit, MOST_ROWS)))]
+        return [_attempt(row) for row in self._rows(query, (task_id, min(limit, MAX_ROWS)))]
 
     def rank_of(self, lease_id: LeaseId) -> tuple[TaskId, int, int, NodeId] | None:
         """Task, attempt, rank and node of a lease. Leases of one attempt are numbered by rank."""

@@ -13,17 +13,17 @@ from dgpu.journal.durable import sync_folder
 from dgpu.journal.lock import FolderLock
 from dgpu.journal.segments import StoredGroups, chain
 from dgpu.service.follower import LOCK_NAME
-from dgpu.service.history import HISTORY_NAME, MOST_TASKS
+from dgpu.service.history import HISTORY_NAME, MAX_TASKS
 from dgpu.service.history_lost import history_end
 from dgpu.service.history_writer import HistoryWriter, end_making, remove_history
 from dgpu.service.witnesses import explained, look_outside
 
-_MOST_ROWS = 50_000
+_MAX_ROWS = 50_000
 _FOLLOWER_PATIENCE_S = 30
 
 
 def rebuild_history(
-    data_dir: Path | str, report: Callable[[str], None], *, most_tasks: int = MOST_TASKS
+    data_dir: Path | str, report: Callable[[str], None], *, most_tasks: int = MAX_TASKS
 ) -> None:
     """While no scheduler runs on the directory. The old history stays until the new one is complete.
 
@@ -62,7 +62,7 @@ def _rebuild(directory: Path, report: Callable[[str], None], most_tasks: int) ->
                 apply(state, event)
                 writer.note(event, state, index=group.index, position=position)
             index = group.index
-            if writer.pending_rows >= _MOST_ROWS:
+            if writer.pending_rows >= _MAX_ROWS:
                 writer.commit(index)
                 report(f"Group {index}, {_time(state.last_at)}")
         writer.commit(index)

@@ -16,7 +16,7 @@ from dgpu.core.events import Event
 from dgpu.core.model.task import Shape, Task, TaskDetail
 from dgpu.core.state import ClusterState
 from dgpu.journal.durable import PRIVATE_FILE
-from dgpu.service.history import MAKING, MOST_TASKS
+from dgpu.service.history import MAKING, MAX_TASKS
 from dgpu.service.history_schema import open_for_writing
 from dgpu.service.sqlite_files import transaction
 from dgpu.service.views_events import gang_facts, named_tasks, shared_facts
@@ -88,7 +88,7 @@ class HistoryWriter:
     A commit that fails (a full disk) leaves the rows collected: it can be tried again.
     """
 
-    def __init__(self, path: Path, *, most_tasks: int = MOST_TASKS, most_age_ms: int | None = None) -> None:
+    def __init__(self, path: Path, *, most_tasks: int = MAX_TASKS, most_age_ms: int | None = None) -> None:
         self._most_tasks = most_tasks
         self._most_age_ms = most_age_ms
         self._path = path

@@ -31,8 +31,8 @@ _DISK_S = (0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.1, 
 _EVENTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1_024, 4_096)
 _WAIT_S = (0.01, 0.05, 0.25, 1, 5, 15, 60, 300, 900, 3_600, 14_400, 43_200, 86_400, 604_800)
 
-_MOST_REMEMBERED = 100_000  # tasks that wait again
-_MOST_REASONS = 32
+_MAX_REMEMBERED = 100_000  # tasks that wait again
+_MAX_REASONS = 32
 OTHER = "(other)"  # no tenant and no reason is called that
 
 
@@ -147,11 +147,9 @@ class Meters:
                 self._requeued_at.pop(task_id, None)
 
     def _on_requeued(self, event: TaskRequeued) -> None:
-        reason = (
-            event.reason if event.reason in self.requeued or len(self.requeued) < _MOST_REASONS else OTHER
-        )
+        reason = event.reason if event.reason in self.requeued or len(self.requeued) < _MAX_REASONS else OTHER
         self.requeued[reason] = self.requeued.get(reason, 0) + 1
-        if len(self._requeued_at) < _MOST_REMEMBERED:
+        if len(self._requeued_at) < _MAX_REMEMBERED:
             self._requeued_at[event.task_id] = max(event.at, event.eligible_at)
 
     # what the runtime and the pipeline tell

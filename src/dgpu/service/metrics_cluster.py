@@ -19,7 +19,7 @@ from dgpu.service.meters import OTHER, Meters
 from dgpu.service.metrics_text import Text
 from dgpu.service.views import CountKey
 
-MOST_TENANTS = 50  # with a label of their own; the rest are one
+MAX_TENANTS = 50  # with a label of their own; the rest are one
 
 
 class TenantLoad(msgspec.Struct, kw_only=True, gc=False):
@@ -57,7 +57,7 @@ def tenant_loads(state: ClusterState, counts: Counts, at: int) -> list[TenantLoa
             load.gpu_hours = (spent(state, account) + uncharged) / 1_000 / HOUR_MS
             load.max_gpus = None if account.tenant is None else account.tenant.max_gpus
     first = heapq.nsmallest(
-        MOST_TENANTS,
+        MAX_TENANTS,
         loads.values(),
         key=lambda load: (-load.gpus_used, -load.waiting, -load.gpu_hours, load.tenant_id),
     )
@@ -125,7 +125,7 @@ def tell_pools(text: Text, state: ClusterState, counts: Counts) -> None:
 
 def tell_tenants(text: Text, loads: Iterable[TenantLoad]) -> None:
     loads = list(loads)
-    rest = f"{MOST_TENANTS} tenants have a label, all others are {OTHER}."
+    rest = f"{MAX_TENANTS} tenants have a label, all others are {OTHER}."
     for name, about, values in (
         ("gpus_used", "GPUs that a tenant holds", {load.tenant_id: load.gpus_used for load in loads}),
         ("tasks_running", "Tasks of a tenant that run", {load.tenant_id: load.running for load in loads}),

@@ -17,7 +17,7 @@ from dgpu.wire.answers import instant, instant_or_none
 from dgpu.wire.history_answers import Bar, Timeline, Usage, UsageRow
 
 By = Literal["tenant", "pool", "user"]
-MOST_ROWS = 1_000
+MAX_ROWS = 1_000
 _GPU_MS_PER_HOUR = 3_600_000 * 1_000  # of thousandths of a GPU
 
 _KEYS: dict[By, str] = {
@@ -112,9 +112,9 @@ def usage(
         history_since=instant_or_none(reach.from_at),
         history_behind=behind,
         history_behind_seconds=round(lag_s, 3) if behind else 0.0,
-        rows=rows[:MOST_ROWS],
+        rows=rows[:MAX_ROWS],
         total=UsageRow(**_shown(_sum(found.values()))),
-        truncated=len(rows) > MOST_ROWS,
+        truncated=len(rows) > MAX_ROWS,
     )
 
 

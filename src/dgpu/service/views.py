@@ -30,9 +30,9 @@ from dgpu.core.model.task import Shape, Task, TaskStatus
 from dgpu.core.state import ClusterState
 from dgpu.service.outputs import CommittedGroup
 
-MOST_OVERLAY = 100_000  # forgotten tasks that the history has still to mark
-MOST_RECENT_GROUPS = 4_096
-MOST_RECENT_WEIGHT = 50_000  # a submitted task or a task's id counts one
+MAX_OVERLAY = 100_000  # forgotten tasks that the history has still to mark
+MAX_RECENT_GROUPS = 4_096
+MAX_RECENT_WEIGHT = 50_000  # a submitted task or a task's id counts one
 _SLACK = 1_024
 
 CountKey = tuple[str, str, int]  # tenant, pool, priority
@@ -235,7 +235,7 @@ class Views:
             self._counts[key][status] -= 1
             self._overlay.append(Forgotten(index, task_id, key, status))
             self.highest_forgotten = max(self.highest_forgotten, task_id)
-        while len(self._overlay) > MOST_OVERLAY:
+        while len(self._overlay) > MAX_OVERLAY:
             self._overlay.popleft()
         self._forgotten_ids += len(task_ids)
         if self._forgotten_ids > _SLACK + len(self._ids) // 2:
@@ -258,8 +258,8 @@ class Views:
         recent = self.recent
         recent.append(group)
         self._recent_weight += _weight(group)
-        while len(recent) > MOST_RECENT_GROUPS or (
-            self._recent_weight > MOST_RECENT_WEIGHT and len(recent) > 1
+        while len(recent) > MAX_RECENT_GROUPS or (
+            self._recent_weight > MAX_RECENT_WEIGHT and len(recent) > 1
         ):
             self._recent_weight -= _weight(recent.popleft())
 

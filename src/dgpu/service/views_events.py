@@ -15,7 +15,7 @@ from dgpu.service.history import PastEvent
 from dgpu.service.outputs import CommittedGroup
 from dgpu.wire.answers import TaskEvent, instant, instant_or_none
 
-MOST_IDS_SHOWN = 100
+MAX_IDS_SHOWN = 100
 
 NAMES: dict[type[e.Event], str] = {
     e.EpochBegan: "epoch_began",
@@ -107,7 +107,7 @@ def facts(event: e.Event) -> dict[str, Any]:
 
 def _of_many(event: e.TasksCancelled | e.TasksHeld | e.TasksReleased | e.PriorityChanged) -> dict[str, Any]:
     task_ids = named_tasks(event)
-    told = {"count": len(task_ids), "task_ids": [task_name(each) for each in task_ids[:MOST_IDS_SHOWN]]}
+    told = {"count": len(task_ids), "task_ids": [task_name(each) for each in task_ids[:MAX_IDS_SHOWN]]}
     return {**told, **shared_facts(event)}
 
 

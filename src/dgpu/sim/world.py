@@ -6,7 +6,7 @@ import heapq
 import random
 from collections.abc import Callable
 
-MOST_EVENTS = 2_000_000
+MAX_EVENTS = 2_000_000
 
 
 class World:
@@ -32,7 +32,7 @@ class World:
         while self._heap and self._heap[0][0] <= ms:
             self.now, _, action = heapq.heappop(self._heap)
             action()
-            if self._count > MOST_EVENTS:
+            if self._count > MAX_EVENTS:
                 raise AssertionError(f"seed {self.seed}: the world does not come to rest")
             if is_over is not None and is_over():
                 return True

@@ -13,7 +13,7 @@ from dgpu.wire.json_body import BadRequest, parse_json
 from dgpu.wire.requests import field_error, invalid, unknown_field
 from dgpu.wire.wall_time import SHOWN
 
-MOST_SILENCE_SECONDS = 366 * 86_400
+MAX_SILENCE_SECONDS = 366 * 86_400
 ANY_RULE = "*"
 
 SILENCE_FIELDS: dict[str, dict[str, Any]] = {
@@ -22,11 +22,11 @@ SILENCE_FIELDS: dict[str, dict[str, Any]] = {
     "seconds": {
         "type": "number",
         "exclusiveMinimum": 0,
-        "maximum": MOST_SILENCE_SECONDS,
+        "maximum": MAX_SILENCE_SECONDS,
         "description": "How long. Give this or until.",
     },
     "until": {"type": "string", "format": "date-time", "description": "RFC 3339, with a time zone."},
-    "comment": {"type": "string", "maxLength": fields.MOST_NAME_CHARS},
+    "comment": {"type": "string", "maxLength": fields.MAX_NAME_CHARS},
 }
 
 
@@ -103,17 +103,17 @@ def _one_of(words: Collection[str]) -> Check:
 
 
 def _subject(value: Any) -> str:
-    if type(value) is str and value and len(value) <= fields.MOST_NAME_CHARS and value.isprintable():
+    if type(value) is str and value and len(value) <= fields.MAX_NAME_CHARS and value.isprintable():
         return value
-    raise Unacceptable(f"the subject of an alert, at most {fields.MOST_NAME_CHARS} characters")
+    raise Unacceptable(f"the subject of an alert, at most {fields.MAX_NAME_CHARS} characters")
 
 
 def _seconds(value: Any) -> int:
     """In milliseconds."""
-    if type(value) in {int, float} and 0 < value <= MOST_SILENCE_SECONDS:
+    if type(value) in {int, float} and 0 < value <= MAX_SILENCE_SECONDS:
         milli: int = round(value * 1_000)
         return max(1, milli)
-    raise Unacceptable(f"a number of seconds above 0, at most {MOST_SILENCE_SECONDS}")
+    raise Unacceptable(f"a number of seconds above 0, at most {MAX_SILENCE_SECONDS}")
 
 
 def _until(value: Any, now: int) -> int:
@@ -128,6 +128,6 @@ def _until(value: Any, now: int) -> int:
         at = SHOWN.at_ms(round(moment.timestamp() * 1_000))
     except (OverflowError, OSError, ValueError):
         raise Unacceptable(expected) from None
-    if not now < at <= now + MOST_SILENCE_SECONDS * 1_000:
+    if not now < at <= now + MAX_SILENCE_SECONDS * 1_000:
         raise Unacceptable(expected)
     return at

@@ -13,20 +13,20 @@ from dgpu.core.model.dependencies import Dependency, When
 from dgpu.core.model.ids import TaskId, TenantId, parse_task_id
 from dgpu.core.model.task import PRIORITY_LEVELS, WHOLE_MILLI, Constraint, Pool, Restart, in_steps
 
-MOST_GPUS = 1024
-MOST_ARGUMENTS = 4096
-MOST_ARGUMENT_BYTES = 131_071  # the kernel's limit of one argument, less its closing NUL
-MOST_ENV_ENTRIES = 4096
-MOST_ENV_BYTES = 262_144
-MOST_LABELS = 64
-MOST_NAME_CHARS = 256
-MOST_PATH_CHARS = 4096
-MOST_RETRIES = 100
-MOST_TIMEOUT_SECONDS = 315_360_000  # ten years; the operator's own limit is the core's matter
-MOST_MB = 1_000_000_000
-MOST_CPUS = 1_000_000
-MOST_MODELS = 32
-MOST_AFTER = 1_000
+MAX_GPUS = 1024
+MAX_ARGUMENTS = 4096
+MAX_ARGUMENT_BYTES = 131_071  # the kernel's limit of one argument, less its closing NUL
+MAX_ENV_ENTRIES = 4096
+MAX_ENV_BYTES = 262_144
+MAX_LABELS = 64
+MAX_NAME_CHARS = 256
+MAX_PATH_CHARS = 4096
+MAX_RETRIES = 100
+MAX_TIMEOUT_SECONDS = 315_360_000  # ten years; the operator's own limit is the core's matter
+MAX_MB = 1_000_000_000
+MAX_CPUS = 1_000_000
+MAX_MODELS = 32
+MAX_AFTER = 1_000
 _ID_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 
 Check = Callable[[Any], Any]
@@ -56,9 +56,9 @@ def whole(low: int, high: int) -> Check:
 
 
 def megabytes(value: Any) -> int:
-    if type(value) is int and 0 <= value <= MOST_MB:
+    if type(value) is int and 0 <= value <= MAX_MB:
         return in_steps(value)
-    raise Unacceptable(f"a whole number of MB from 0 to {MOST_MB}")
+    raise Unacceptable(f"a whole number of MB from 0 to {MAX_MB}")
 
 
 def _line(most: int) -> Check:
@@ -77,7 +77,7 @@ def _has_controls(text: str) -> bool:
     return any(c < " " or "\x7f" <= c <= "\x9f" or c in "\u2028\u2029" for c in text)
 
 
-name = _line(MOST_NAME_CHARS)
+name = _line(MAX_NAME_CHARS)
 short_line = _line(128)
 
 
@@ -123,8 +123,8 @@ def models(value: Any) -> tuple[str, ...]:
     items = value if type(value) is list else [value]
     if type(value) is str and "|" in value:
         items = [item.strip() for item in value.split("|")]
-    if not items or len(items) > MOST_MODELS:
-        raise Unacceptable(f"a model's name, or a list of 1 to {MOST_MODELS} names")
+    if not items or len(items) > MAX_MODELS:
+        raise Unacceptable(f"a model's name, or a list of 1 to {MAX_MODELS} names")
     for number, item in enumerate(items):
         if type(item) is not str or not 0 < len(item) <= 128 or _has_controls(item):
             at = f"[{number}]" if type(value) is list else ""
@@ -150,16 +150,16 @@ def constraints(value: Any) -> tuple[Constraint, ...]:
         entries = [_constraint(text, f"[{number}]") for number, text in enumerate(value)]
     else:
         raise Unacceptable('an object like {"zone": "a"}, or a list like ["zone=a", "rack!=7"]')
-    if len(entries) > MOST_LABELS:
-        raise Unacceptable(f"at most {MOST_LABELS} constraints", value=f"{len(entries)} constraints")
+    if len(entries) > MAX_LABELS:
+        raise Unacceptable(f"at most {MAX_LABELS} constraints", value=f"{len(entries)} constraints")
     found = []
     for key, wanted, values, at in entries:
         if not 0 < len(key) <= 128 or _has_controls(key):
             raise Unacceptable("a label's name of 1 to 128 characters", at=at, value=key)
-        if not 0 < len(values) <= MOST_LABELS or any(
+        if not 0 < len(values) <= MAX_LABELS or any(
             type(text) is not str or len(text) > 256 or _has_controls(text) for text in values
         ):
-            raise Unacceptable(f"a text, or a list of 1 to {MOST_LABELS} texts", at=at, value=values)
+            raise Unacceptable(f"a text, or a list of 1 to {MAX_LABELS} texts", at=at, value=values)
         found.append((key, wanted, tuple(sorted(set(values)))))
     return tuple(sorted(set(found)))
 
@@ -173,19 +173,19 @@ def _constraint(text: Any, at: str) -> tuple[str, bool, list[str], str]:
 
 
 def milli_cpus(value: Any) -> int:
-    if type(value) in {int, float} and 0 <= value <= MOST_CPUS:
+    if type(value) in {int, float} and 0 <= value <= MAX_CPUS:
         milli: int = round(value * 1000)
         # a decimal fraction is not exact in binary: 0.07 * 1000 is 70.00000000000001
         if abs(milli - value * 1000) < 1e-6 * max(1, milli):
             return milli
-    raise Unacceptable(f"a number from 0 to {MOST_CPUS} with at most 3 decimals")
+    raise Unacceptable(f"a number from 0 to {MAX_CPUS} with at most 3 decimals")
 
 
 def timeout_ms(value: Any) -> int:
-    if type(value) in {int, float} and 0 < value <= MOST_TIMEOUT_SECONDS:
+    if type(value) in {int, float} and 0 < value <= MAX_TIMEOUT_SECONDS:
         milli: int = round(value * 1000)
         return max(1, milli)
-    raise Unacceptable(f"a number of seconds above 0, at most {MOST_TIMEOUT_SECONDS}")
+    raise Unacceptable(f"a number of seconds above 0, at most {MAX_TIMEOUT_SECONDS}")
 
 
 def command(value: Any) -> str | tuple[str, ...]:
@@ -196,8 +196,8 @@ def command(value: Any) -> str | tuple[str, ...]:
         return value
     if type(value) is not list or not value:
         raise Unacceptable("a string for the shell, or a list of 1 to 4096 strings")
-    if len(value) > MOST_ARGUMENTS:
-        raise Unacceptable(f"at most {MOST_ARGUMENTS} arguments", value=f"{len(value)} items")
+    if len(value) > MAX_ARGUMENTS:
+        raise Unacceptable(f"at most {MAX_ARGUMENTS} arguments", value=f"{len(value)} items")
     for number, item in enumerate(value):
         if type(item) is not str:
             raise Unacceptable("a string", at=f"[{number}]", value=item)
@@ -210,15 +210,15 @@ def command(value: Any) -> str | tuple[str, ...]:
 def _argument(text: str, at: str) -> None:
     if "\0" in text:
         raise Unacceptable("text without NUL characters", at=at, value=text)
-    if len(text) > MOST_ARGUMENT_BYTES // 4 and len(text.encode()) > MOST_ARGUMENT_BYTES:
-        raise Unacceptable(f"at most {MOST_ARGUMENT_BYTES} bytes", at=at, value=text)
+    if len(text) > MAX_ARGUMENT_BYTES // 4 and len(text.encode()) > MAX_ARGUMENT_BYTES:
+        raise Unacceptable(f"at most {MAX_ARGUMENT_BYTES} bytes", at=at, value=text)
 
 
 def env(value: Any) -> dict[str, str]:
     if type(value) is not dict:
         raise Unacceptable("an object of names and texts", secret=True)
-    if len(value) > MOST_ENV_ENTRIES:
-        raise Unacceptable(f"at most {MOST_ENV_ENTRIES} entries", value=f"{len(value)} entries")
+    if len(value) > MAX_ENV_ENTRIES:
+        raise Unacceptable(f"at most {MAX_ENV_ENTRIES} entries", value=f"{len(value)} entries")
     size = 0
     for key, text in value.items():
         if not key or len(key) > 256 or "=" in key or _has_controls(key):
@@ -227,14 +227,14 @@ def env(value: Any) -> dict[str, str]:
         if type(text) is not str or "\0" in text:
             raise Unacceptable("text without NUL characters", at=f".{key}", secret=True)
         size += len(key) + (len(text) if text.isascii() else len(text.encode())) + 2
-    if size > MOST_ENV_BYTES:
-        raise Unacceptable(f"at most {MOST_ENV_BYTES} bytes in all", value=f"{size} bytes")
+    if size > MAX_ENV_BYTES:
+        raise Unacceptable(f"at most {MAX_ENV_BYTES} bytes in all", value=f"{size} bytes")
     return value
 
 
 def labels(value: Any) -> dict[str, str]:
-    if type(value) is not dict or len(value) > MOST_LABELS:
-        raise Unacceptable(f"an object of at most {MOST_LABELS} names and texts")
+    if type(value) is not dict or len(value) > MAX_LABELS:
+        raise Unacceptable(f"an object of at most {MAX_LABELS} names and texts")
     for key, text in value.items():
         if not 0 < len(key) <= 128 or _has_controls(key):
             raise Unacceptable(
@@ -251,12 +251,12 @@ def workdir(value: Any) -> str:
     if (
         type(value) is str
         and value.startswith("/")
-        and len(value) <= MOST_PATH_CHARS
+        and len(value) <= MAX_PATH_CHARS
         and not _has_controls(value)
         and ".." not in value.split("/")
     ):
         return value
-    raise Unacceptable(f"an absolute path of at most {MOST_PATH_CHARS} characters, without '..' parts")
+    raise Unacceptable(f"an absolute path of at most {MAX_PATH_CHARS} characters, without '..' parts")
 
 
 def array(value: Any) -> ArrayPlan:
@@ -274,8 +274,8 @@ def array(value: Any) -> ArrayPlan:
 def after(value: Any) -> tuple[Dependency, ...]:
     """A task's id, or a list of ids and of objects with `task_id` and `when`."""
     items = value if type(value) is list else [value]
-    if len(items) > MOST_AFTER:
-        raise Unacceptable(f"at most {MOST_AFTER} tasks", value=f"{len(items)} items")
+    if len(items) > MAX_AFTER:
+        raise Unacceptable(f"at most {MAX_AFTER} tasks", value=f"{len(items)} items")
     found: dict[TaskId, Dependency] = {}
     for number, item in enumerate(items):
         at = f"[{number}]" if type(value) is list else ""

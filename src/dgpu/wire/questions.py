@@ -18,7 +18,7 @@ from dgpu.wire.answers import FieldError
 from dgpu.wire.fields import Check, Unacceptable
 from dgpu.wire.json_body import BadRequest, parse_json
 from dgpu.wire.requests import (
-    MOST_BATCH_TASKS,
+    MAX_BATCH_TASKS,
     Entries,
     entry_of,
     field_error,
@@ -27,8 +27,8 @@ from dgpu.wire.requests import (
     unknown_field,
 )
 
-MOST_ADDED = 1_000  # nodes, all kinds together
-MOST_GPUS_ADDED = 64  # on one of them
+MAX_ADDED = 1_000  # nodes, all kinds together
+MAX_GPUS_ADDED = 64  # on one of them
 
 
 class Submitting(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
@@ -112,7 +112,7 @@ def _entries(value: object) -> Entries:
             return (entry_of(spec),)
         if spec.array:
             raise invalid([FieldError(path="submit.count", detail="Leave out array or count.")])
-        return ((_checked(fields.count(MOST_BATCH_TASKS), value["count"], "submit.count"), spec),)
+        return ((_checked(fields.count(MAX_BATCH_TASKS), value["count"], "submit.count"), spec),)
     return (entry_of(task_of(value, "submit")),)
 
 
@@ -128,8 +128,8 @@ def _quota(value: object) -> ChangingQuota:
 
 
 def _kinds(value: object) -> tuple[NewNodes, ...]:
-    if type(value) is not list or not 0 < len(value) <= MOST_ADDED:
-        expected = Unacceptable(f"a list of 1 to {MOST_ADDED} objects like {{gpus, model}}")
+    if type(value) is not list or not 0 < len(value) <= MAX_ADDED:
+        expected = Unacceptable(f"a list of 1 to {MAX_ADDED} objects like {{gpus, model}}")
         raise invalid([field_error("add_nodes", value, expected)])
     kinds = []
     for number, item in enumerate(value):
@@ -149,9 +149,9 @@ def _kinds(value: object) -> tuple[NewNodes, ...]:
             )
         )
     number = sum(kind.count for kind in kinds)
-    if number > MOST_ADDED:
+    if number > MAX_ADDED:
         raise invalid(
-            [FieldError(path="add_nodes", detail=f"Expected at most {MOST_ADDED} nodes, got {number}.")]
+            [FieldError(path="add_nodes", detail=f"Expected at most {MAX_ADDED} nodes, got {number}.")]
         )
     return tuple(kinds)
 
@@ -208,9 +208,9 @@ def _model(value: Any) -> str:
 
 
 _NEW_NODE: dict[str, Check] = {
-    "gpus": fields.whole(0, MOST_GPUS_ADDED),
+    "gpus": fields.whole(0, MAX_GPUS_ADDED),
     "model": _model,
-    "count": fields.count(MOST_ADDED),
+    "count": fields.count(MAX_ADDED),
     "memory_mb": fields.megabytes,
     "cpus": fields.milli_cpus,
     "ram_mb": fields.megabytes,

@@ -29,10 +29,10 @@ from dgpu.wire.fields import Check, NotSupportedYet, Unacceptable
 from dgpu.wire.json_body import BadRequest, parse_json, shorten
 from dgpu.wire.task_fields import DEFAULT_TENANT, TASK_FIELDS
 
-MOST_BODY_BYTES = 1 << 20
-MOST_BATCH_BYTES = 8 << 20
-MOST_BATCH_TASKS = 10_000
-MOST_ERRORS_TOLD = 20
+MAX_BODY_BYTES = 1 << 20
+MAX_BATCH_BYTES = 8 << 20
+MAX_BATCH_TASKS = 10_000
+MAX_ERRORS_TOLD = 20
 DEFAULT_CPUS_MILLI = 1_000  # of a task without GPUs
 ONLINE_FROM_PRIORITY = PRIORITY_LEVELS["high"]
 
@@ -70,7 +70,7 @@ def decode_batch(body: bytes) -> Entries:
         return _decode_list(raw["tasks"])
     if raw.keys() == {"task", "count"}:
         try:
-            number = fields.count(MOST_BATCH_TASKS)(raw["count"])
+            number = fields.count(MAX_BATCH_TASKS)(raw["count"])
         except Unacceptable as bad:
             raise invalid([field_error("count", raw["count"], bad)]) from None
         spec = _spec(raw["task"], "task")
@@ -83,7 +83,7 @@ def decode_batch(body: bytes) -> Entries:
         'A batch is {"tasks": [...]} or {"task": {...}, "count": N}.',
         errors=[
             FieldError(path=path[:64], detail="This field is not known here.")
-            for path in unknown[:MOST_ERRORS_TOLD]
+            for path in unknown[:MAX_ERRORS_TOLD]
         ],
     )
 
@@ -95,16 +95,16 @@ def _decode_list(tasks: object) -> Entries:
             "`tasks` must be a list of at least one task.",
             errors=[FieldError(path="tasks", detail="Expected a list of at least one task.")],
         )
-    if len(tasks) > MOST_BATCH_TASKS:
+    if len(tasks) > MAX_BATCH_TASKS:
         raise BadRequest(
             "too_many_tasks",
-            f"{len(tasks):,} tasks in one batch, at most {MOST_BATCH_TASKS:,} are taken. Send them in parts.",
+            f"{len(tasks):,} tasks in one batch, at most {MAX_BATCH_TASKS:,} are taken. Send them in parts.",
             status=413,
-            errors=[FieldError(path="tasks", detail=f"Expected at most {MOST_BATCH_TASKS} tasks.")],
+            errors=[FieldError(path="tasks", detail=f"Expected at most {MAX_BATCH_TASKS} tasks.")],
         )
     entries = tuple([entry_of(_spec(raw, number)) for number, raw in enumerate(tasks)])
-    if len(entries) < (number := sum(count for count, _ in entries)) > MOST_BATCH_TASKS:
-        detail = f"With their arrays these are {number:,} tasks, at most {MOST_BATCH_TASKS:,} are taken."
+    if len(entries) < (number := sum(count for count, _ in entries)) > MAX_BATCH_TASKS:
+        detail = f"With their arrays these are {number:,} tasks, at most {MAX_BATCH_TASKS:,} are taken."
         raise BadRequest("too_many_tasks", detail, status=413)
     return entries
 
@@ -314,9 +314,9 @@ def _live_status(value: object) -> TaskStatus:
 
 
 def _task_ids(value: object) -> tuple[TaskId, ...]:
-    if type(value) is not list or not value or len(value) > MOST_BATCH_TASKS:
+    if type(value) is not list or not value or len(value) > MAX_BATCH_TASKS:
         raise invalid(
-            [field_error("task_ids", value, Unacceptable(f"a list of 1 to {MOST_BATCH_TASKS} task ids"))]
+            [field_error("task_ids", value, Unacceptable(f"a list of 1 to {MAX_BATCH_TASKS} task ids"))]
         )
     ids = []
     for number, item in enumerate(value):
@@ -338,7 +338,7 @@ def invalid(errors: list[FieldError]) -> BadRequest:
         NOT_SUPPORTED_YET if unsupported else "invalid_field",
         detail,
         status=422 if unsupported else 400,
-        errors=errors[:MOST_ERRORS_TOLD],
+        errors=errors[:MAX_ERRORS_TOLD],
     )
 
 

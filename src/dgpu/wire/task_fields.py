@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from dgpu.core.model.array import MOST_TASKS
+from dgpu.core.model.array import MAX_TASKS
 from dgpu.core.model.dependencies import When
-from dgpu.core.model.gang import MOST_NODES
+from dgpu.core.model.gang import MAX_NODES
 from dgpu.core.model.ids import TenantId
 from dgpu.core.model.task import PRIORITY_LEVELS, Restart
 from dgpu.wire import fields
@@ -43,11 +43,11 @@ TASK_FIELDS: dict[str, TaskField] = {
         {
             "oneOf": [
                 _TEXT,
-                {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": fields.MOST_ARGUMENTS},
+                {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": fields.MAX_ARGUMENTS},
             ]
         },
     ),
-    "name": TaskField("name", fields.name, "For people.", {**_TEXT, "maxLength": fields.MOST_NAME_CHARS}),
+    "name": TaskField("name", fields.name, "For people.", {**_TEXT, "maxLength": fields.MAX_NAME_CHARS}),
     "tenant_id": TaskField(
         "tenant_id", fields.tenant, "Whose task it is.", {**_TEXT, "default": DEFAULT_TENANT}
     ),
@@ -65,15 +65,15 @@ TASK_FIELDS: dict[str, TaskField] = {
     ),
     "gpu_count": TaskField(
         "gpus",
-        fields.whole(0, fields.MOST_GPUS),
+        fields.whole(0, fields.MAX_GPUS),
         "GPUs of one node (of each node, with `nodes`). 0 runs without any.",
-        {**_number(0, fields.MOST_GPUS), "default": 1},
+        {**_number(0, fields.MAX_GPUS), "default": 1},
     ),
     "gpu_request": TaskField(
         "gpus",
-        fields.whole(0, fields.MOST_GPUS),
+        fields.whole(0, fields.MAX_GPUS),
         "The same as gpu_count.",
-        _number(0, fields.MOST_GPUS),
+        _number(0, fields.MAX_GPUS),
     ),
     "gpu_model": TaskField(
         "gpu_models",
@@ -86,26 +86,26 @@ TASK_FIELDS: dict[str, TaskField] = {
         fields.megabytes,
         "Memory needed on each GPU; rounded up to 256 MB. If absent: estimated, if a model, task type or number of "
         "atoms is given; else an idle GPU is enough.",
-        _number(0, fields.MOST_MB),
+        _number(0, fields.MAX_MB),
     ),
     "memory_mb": TaskField(
         "gpu_memory_mb",
         fields.megabytes,
         "The same as gpu_memory_mb.",
-        _number(0, fields.MOST_MB),
+        _number(0, fields.MAX_MB),
     ),
     "cpus": TaskField(
         "cpus_milli",
         fields.milli_cpus,
         "CPUs on each node, up to 3 decimals. If absent: 1 for a command without GPUs (gpu_count 0), else not counted. "
         "0: not counted.",
-        _number(0, fields.MOST_CPUS, "number"),
+        _number(0, fields.MAX_CPUS, "number"),
     ),
     "ram_mb": TaskField(
         "ram_mb",
         fields.megabytes,
         "Main memory; rounded up to 256 MB. Not counted if absent.",
-        _number(0, fields.MOST_MB),
+        _number(0, fields.MAX_MB),
     ),
     "env": TaskField(
         "env",
@@ -118,13 +118,13 @@ TASK_FIELDS: dict[str, TaskField] = {
         "timeout_ms",
         fields.timeout_ms,
         "After this the task fails with reason `timeout`.",
-        {"type": "number", "exclusiveMinimum": 0, "maximum": fields.MOST_TIMEOUT_SECONDS},
+        {"type": "number", "exclusiveMinimum": 0, "maximum": fields.MAX_TIMEOUT_SECONDS},
     ),
     "max_retries": TaskField(
         "max_retries",
-        fields.whole(0, fields.MOST_RETRIES),
+        fields.whole(0, fields.MAX_RETRIES),
         "Retries after failures of the infrastructure.",
-        {**_number(0, fields.MOST_RETRIES), "default": 3},
+        {**_number(0, fields.MAX_RETRIES), "default": 3},
     ),
     "restart": TaskField(
         "restart",
@@ -166,9 +166,9 @@ TASK_FIELDS: dict[str, TaskField] = {
     ),
     "nodes": TaskField(
         "nodes",
-        fields.whole(1, MOST_NODES),
+        fields.whole(1, MAX_NODES),
         "More than 1: the task runs on so many nodes at once, with gpu_count GPUs on each, and ends as a whole.",
-        {**_number(1, MOST_NODES), "default": 1},
+        {**_number(1, MAX_NODES), "default": 1},
     ),
     "image": TaskField("", fields.not_yet(("",), "running in a container"), _LATER, {"const": ""}),
     "after": TaskField(
@@ -179,7 +179,7 @@ TASK_FIELDS: dict[str, TaskField] = {
         {
             "oneOf": [
                 _TEXT,
-                {"type": "array", "items": {"oneOf": [_TEXT, _DEPENDENCY]}, "maxItems": fields.MOST_AFTER},
+                {"type": "array", "items": {"oneOf": [_TEXT, _DEPENDENCY]}, "maxItems": fields.MAX_AFTER},
             ]
         },
     ),
@@ -187,7 +187,7 @@ TASK_FIELDS: dict[str, TaskField] = {
         "array",
         fields.array,
         "Many tasks at once, each with its DGPU_ARRAY_INDEX: 0-9, 1,3,7-20:2; 0-9%3 runs at most 3 at a time. At most "
-        f"{MOST_TASKS:,} tasks.",
+        f"{MAX_TASKS:,} tasks.",
         _TEXT,
     ),
     "held": TaskField(

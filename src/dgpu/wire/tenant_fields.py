@@ -16,10 +16,10 @@ from dgpu.wire.fields import Check, Unacceptable
 from dgpu.wire.json_body import BadRequest, parse_json, shorten
 from dgpu.wire.requests import invalid
 
-MOST_GPUS = 1_000_000
-MOST_TASKS = 1_000_000_000
-MOST_WEIGHT = 1_000
-MOST_HOURS = 1_000_000_000
+MAX_GPUS = 1_000_000
+MAX_TASKS = 1_000_000_000
+MAX_WEIGHT = 1_000
+MAX_HOURS = 1_000_000_000
 
 
 class TenantField(NamedTuple):
@@ -73,34 +73,34 @@ def _whole(most: int) -> dict[str, Any]:
 TENANT_FIELDS: dict[str, TenantField] = {
     "id": TenantField("id", fields.tenant, "Its name.", {"type": "string"}),
     "max_gpus": TenantField(
-        "max_gpus", fields.whole(0, MOST_GPUS), "GPUs it may hold at once. null: no limit.", _whole(MOST_GPUS)
+        "max_gpus", fields.whole(0, MAX_GPUS), "GPUs it may hold at once. null: no limit.", _whole(MAX_GPUS)
     ),
     "guaranteed_gpus": TenantField(
         "guaranteed_gpus",
-        fields.whole(0, MOST_GPUS),
+        fields.whole(0, MAX_GPUS),
         "GPUs that others leave to it while it waits for them.",
-        _whole(MOST_GPUS),
+        _whole(MAX_GPUS),
     ),
     "weight": TenantField(
         "weight_milli",
-        _thousandths(0.001, MOST_WEIGHT),
+        _thousandths(0.001, MAX_WEIGHT),
         "Of its fair share. 1 if absent.",
-        {"type": "number", "exclusiveMinimum": 0, "maximum": MOST_WEIGHT},
+        {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_WEIGHT},
     ),
     "max_running": TenantField(
-        "max_running", fields.whole(0, MOST_TASKS), "Tasks that may run at once.", _whole(MOST_TASKS)
+        "max_running", fields.whole(0, MAX_TASKS), "Tasks that may run at once.", _whole(MAX_TASKS)
     ),
     "max_waiting": TenantField(
         "max_waiting",
-        fields.whole(0, MOST_TASKS),
+        fields.whole(0, MAX_TASKS),
         "Tasks that may wait; more are refused.",
-        _whole(MOST_TASKS),
+        _whole(MAX_TASKS),
     ),
     "max_gpu_memory_mb": TenantField(
         "max_gpu_memory_mb",
-        fields.whole(0, fields.MOST_MB),
+        fields.whole(0, fields.MAX_MB),
         "GPU memory that its running tasks may ask for together. Each of them must name it then.",
-        _whole(fields.MOST_MB),
+        _whole(fields.MAX_MB),
     ),
     "max_priority": TenantField(
         "max_priority",
@@ -116,9 +116,9 @@ TENANT_FIELDS: dict[str, TenantField] = {
     ),
     "gpu_hours_per_month": TenantField(
         "gpu_hours_milli",
-        _thousandths(0, MOST_HOURS),
+        _thousandths(0, MAX_HOURS),
         "Budget of a calendar month (UTC). When it is used up, its tasks wait for the next.",
-        {"type": ["number", "null"], "minimum": 0, "maximum": MOST_HOURS},
+        {"type": ["number", "null"], "minimum": 0, "maximum": MAX_HOURS},
     ),
 }
 

@@ -188,7 +188,7 @@ async def test_a_message_beyond_the_limit_is_refused_and_the_server_goes_on(serv
 
 
 async def test_an_agent_that_does_not_read_is_cut(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "MOST_QUEUED_BYTES", 1 << 20)
+    monkeypatch.setattr(links, "MAX_QUEUED_BYTES", 1 << 20)
     agent = await connected(service, gpus=64)
     # Orders far larger than what the stream's window holds, and nobody reads them.
     for _ in range(64):

@@ -20,7 +20,7 @@ from dgpu.client.stream import EventParser, ServerEvent
 from dgpu.core.commands import DrainNode
 from dgpu.core.model.ids import GpuId, NodeId
 from dgpu.service.agent_words import GpuSample
-from dgpu.service.board import MOST_KEPT, Board, Listener, Piece
+from dgpu.service.board import MAX_KEPT, Board, Listener, Piece
 from dgpu.service.board_columns import CHANGING, FIXED
 from dgpu.service.rest.backend import RestOptions
 from rest_world import RestWorld
@@ -349,9 +349,9 @@ def test_a_dashboard_that_does_not_read_costs_little_and_is_told_to_start_over(w
 
         world.run(flood())
         unread = [len(listener.pieces) for listener in board._listeners]
-        assert max(unread) <= Listener.MOST_UNREAD
+        assert max(unread) <= Listener.MAX_UNREAD
         assert any(listener.lagged for listener in board._listeners)
-        assert len(board._kept) <= MOST_KEPT
+        assert len(board._kept) <= MAX_KEPT
         slow.settimeout(SECONDS)
         told = read_until(slow, b"event: resync", b"")
         read_until(slow, b"event: snapshot", told)

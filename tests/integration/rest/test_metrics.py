@@ -18,7 +18,7 @@ from dgpu.core.model.ids import GpuId, NodeId, TenantId
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.tenant import Tenant
 from dgpu.service.agent_words import GpuSample
-from dgpu.service.metrics_cluster import MOST_TENANTS
+from dgpu.service.metrics_cluster import MAX_TENANTS
 from dgpu.service.rest.backend import Backend
 from dgpu.service.rest.scrape import Scrapes
 from rest_world import TOKEN, RestWorld
@@ -220,14 +220,14 @@ def test_a_label_may_hold_anything(world: RestWorld, model: str) -> None:
 
 def test_tenants_are_bounded(tmp_path: Path) -> None:
     """A label for each of ten thousand tenants would break whoever stores them."""
-    number = MOST_TENANTS + 30
+    number = MAX_TENANTS + 30
     with RestWorld(tmp_path, settings=Settings(creates_tenants=True)) as world:
         world.add_node("n1", gpus=1)
         for tenant in range(number):
             world.submit(tenant_id=f"t{tenant}")
         scrape = Scrape(world)
         names = [labels["tenant"] for labels in scrape.labels("tenant_tasks_waiting")]
-        assert len(names) == MOST_TENANTS + 1
+        assert len(names) == MAX_TENANTS + 1
         assert names[0] == "t0"  # it holds the GPU
         assert names[-1] == "(other)"
         waiting = [sample.value for sample in scrape.samples if sample.name == "tenant_tasks_waiting"]

@@ -84,7 +84,7 @@ def test_pages_show_everything_once_from_both_ends(mixed, limit, monkeypatch) ->
     assert walk(mixed, f"sort=oldest&limit={limit}") == everything
     assert walk(mixed, f"sort=newest&q=task&limit={limit}") == everything[::-1]
     monkeypatch.setattr(searching, "AT_A_TIME", 3)
-    monkeypatch.setattr(searching, "MOST_LOOKED_AT", 3)
+    monkeypatch.setattr(searching, "MAX_LOOKED_AT", 3)
     assert walk(mixed, f"sort=oldest&q=task&limit={limit}") == everything
     assert walk(mixed, f"q=task&limit={limit}") == everything[::-1]
     assert walk(mixed, f"q=eval-12&limit={limit}") == ["task-12"]
@@ -95,7 +95,7 @@ def test_pages_show_everything_once_from_both_ends(mixed, limit, monkeypatch) ->
 def test_what_one_source_finds_early_is_not_shown_twice(tmp_path, monkeypatch, sort) -> None:
     """The history finds the tenant's one task at once, while the memory is looked through page by page."""
     monkeypatch.setattr(searching, "AT_A_TIME", 3)
-    monkeypatch.setattr(searching, "MOST_LOOKED_AT", 3)
+    monkeypatch.setattr(searching, "MAX_LOOKED_AT", 3)
     with RestWorld(tmp_path, settings=Settings(keep_finished=0)) as world:
         world.add_node("n1", 1)
         ended = [world.submit(tenant_id="lab") for _ in range(2)]

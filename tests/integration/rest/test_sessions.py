@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dgpu.service.rest.access import Peer
-from dgpu.service.rest.sessions import CODE_SECONDS, COOKIE_SECONDS, MOST_CODES, Sessions
+from dgpu.service.rest.sessions import CODE_SECONDS, COOKIE_SECONDS, MAX_CODES, Sessions
 from rest_world import TOKEN, RestWorld
 
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -138,7 +138,7 @@ def test_sessions_hold_over_a_restart_and_end_with_the_token() -> None:
 
 def test_unused_codes_are_few() -> None:
     sessions = Sessions("token", lambda: 1.0)
-    codes = [sessions.new_code() for _ in range(MOST_CODES + 5)]
+    codes = [sessions.new_code() for _ in range(MAX_CODES + 5)]
     assert [sessions.redeem(code) is None for code in codes[:6]] == [True] * 5 + [False]
     assert sessions.redeem(codes[-1]) is not None
 

@@ -8,7 +8,7 @@ from dgpu.agent.epoch import Joined
 from dgpu.agent.lifecycle_words import Acked, FinishedRun, HeldRun, LeaseState, Ordered, Report, Welcomed
 from dgpu.agent.probe.probe import Sample
 from dgpu.agent.run.runner import RunEnd, RunOrder
-from dgpu.agent.session import MOST_UNACKED, Session
+from dgpu.agent.session import MAX_UNACKED, Session
 from dgpu.agent.session_words import (
     Begin,
     CardChecked,
@@ -283,13 +283,13 @@ def test_an_acknowledgement_covers_all_reports_up_to_it() -> None:
 
 def test_unacknowledged_messages_are_bounded_and_the_rest_waits() -> None:
     machine = opened()
-    for lease in range(MOST_UNACKED + 5):
+    for lease in range(MAX_UNACKED + 5):
         machine.on_input(report(lease), 300)
         machine.on_input(Flush(), 300)
         machine.on_input(Written(), 300)
     ack = Received(message=pb.FromScheduler(reports_ack=pb.ReportsAck(seq=1)))
     (message,) = sent(machine.on_input(ack, 400))
-    assert message.reports.seq == MOST_UNACKED + 1
+    assert message.reports.seq == MAX_UNACKED + 1
     assert len(message.reports.finished) == 5
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from dgpu.service.alerts.machine import AlertMachine
 from dgpu.service.alerts.rules import Finding, Rule, RuleSet
 from dgpu.service.alerts.values import (
-    MOST_IN_A_MESSAGE,
-    MOST_OPEN,
+    MAX_IN_A_MESSAGE,
+    MAX_OPEN,
     AlertState,
     AlertTimes,
     KeptAlerts,
@@ -105,7 +105,7 @@ def test_two_hundred_nodes_that_go_at_about_the_same_time_are_one_message_with_a
     story.look(*nodes, after=3)
     (message,) = story.messages
     assert (message.state, message.count) == ("firing", 200)
-    assert len(message.alerts) == MOST_IN_A_MESSAGE
+    assert len(message.alerts) == MAX_IN_A_MESSAGE
     assert "200 alerts of gpu_error" in message.summary
     assert "and 195 more" in message.summary
     story.messages = []
@@ -253,9 +253,9 @@ def test_an_end_that_was_not_told_before_a_stop_is_told_after_it():
 
 def test_there_is_a_bound_on_open_alerts_and_what_is_beyond_it_is_counted():
     story = Story()
-    many = [found(subject=f"g{number}") for number in range(MOST_OPEN + 7)]
+    many = [found(subject=f"g{number}") for number in range(MAX_OPEN + 7)]
     story.look(*many)
-    assert len(story.machine.open) == MOST_OPEN
+    assert len(story.machine.open) == MAX_OPEN
     assert story.machine.dropped == 7
 
 

@@ -7,7 +7,7 @@ from dgpu.core.commands import HoldTasks, LoseNode, ReportStarted
 from dgpu.core.digest import digest
 from dgpu.core.foresight.forecast import forecast
 from dgpu.core.foresight.forward import KILL_GRACE_MS, RELEASE_MS
-from dgpu.core.model.run_times import MOST_KINDS, MOST_RUNS, RunTimes, kind_of, note_run, quantile_ms
+from dgpu.core.model.run_times import MAX_KINDS, MAX_RUNS, RunTimes, kind_of, note_run, quantile_ms
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Restart, Task, TaskStatus
 from dgpu.core.state import ClusterState
@@ -152,16 +152,16 @@ def test_cancelled_tasks_and_allocations_teach_nothing() -> None:
 
 def test_what_is_learned_is_bounded() -> None:
     state = cluster(node("n1"), task())
-    known = {str(number): RunTimes(recent_ms=(1,), updated_at=number) for number in range(MOST_KINDS)}
+    known = {str(number): RunTimes(recent_ms=(1,), updated_at=number) for number in range(MAX_KINDS)}
     ended = Task(
         id=1, shape_id=1, detail=b"{}", created_at=1, status=TaskStatus.SUCCESS, started_at=1, finished_at=4
     )
-    for _ in range(2 * MOST_RUNS):
+    for _ in range(2 * MAX_RUNS):
         note_run(known, state.shapes[1], ended, START)
-    assert len(known) == MOST_KINDS // 2 + 1
-    assert known[kind_of(state.shapes[1], b"{}")].recent_ms == (3,) * MOST_RUNS
+    assert len(known) == MAX_KINDS // 2 + 1
+    assert known[kind_of(state.shapes[1], b"{}")].recent_ms == (3,) * MAX_RUNS
     assert "0" not in known
-    assert str(MOST_KINDS - 1) in known
+    assert str(MAX_KINDS - 1) in known
 
 
 def test_quantiles_are_of_runs_that_took_longer() -> None:

@@ -13,7 +13,7 @@ from dgpu.core.index.packing import Found, Packing
 from dgpu.core.model.demand import Demand
 from dgpu.core.model.typical import Typical, TypicalShape
 from dgpu.core.rules.fragment import (
-    MOST_TYPICAL,
+    MAX_TYPICAL,
     Cards,
     Host,
     Kind,
@@ -129,7 +129,7 @@ def test_a_table_is_short_and_does_not_depend_on_order() -> None:
     table = typical_of(tasks, {A100: 8})
     random.Random(1).shuffle(tasks)
     assert typical_of(tasks, {A100: 8}) == table
-    assert len(table.shapes) == MOST_TYPICAL
+    assert len(table.shapes) == MAX_TYPICAL
 
 
 def test_a_kind_costs_the_part_of_it_that_is_claimed() -> None:

@@ -8,7 +8,7 @@ from building import cluster, do, gpu, node, run_pass, task
 from building.changes import starts_it
 from dgpu.core.commands import DrainNode, HoldTasks
 from dgpu.core.digest import digest
-from dgpu.core.foresight.sooner import MOST_TRIES, Change, sooner
+from dgpu.core.foresight.sooner import MAX_TRIES, Change, sooner
 from dgpu.core.model.quota import Quota, QuotaMode
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Pool
@@ -132,4 +132,4 @@ def test_the_number_of_tries_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     for number in range(20):
         do(state, DrainNode(node_id=f"n{number}"))
     sooner(state, 36, state.last_at)
-    assert 0 < tries <= MOST_TRIES + 2
+    assert 0 < tries <= MAX_TRIES + 2

@@ -8,7 +8,7 @@ import stat
 
 import pytest
 
-from dgpu.service.rest.access import MOST_FAILURES, Access, Peer, load_token, wrong_content
+from dgpu.service.rest.access import MAX_FAILURES, Access, Peer, load_token, wrong_content
 from dgpu.service.rest.peer import _by_proc, peer_uid
 
 TOKEN = "t" * 43
@@ -71,7 +71,7 @@ def test_health_and_readiness_are_open() -> None:
 def test_wrong_tokens_are_slowed_down_per_user_and_forgiven_later() -> None:
     clock = Time()
     rules = access(clock=clock)
-    for _ in range(MOST_FAILURES):
+    for _ in range(MAX_FAILURES):
         assert ask(rules, STRANGER, authorization="Bearer guess") == 403
     assert ask(rules, STRANGER, authorization=f"Bearer {TOKEN}") == 429
     assert ask(rules, Peer(uid=1002), authorization=f"Bearer {TOKEN}") == 200

@@ -96,7 +96,7 @@ async def test_a_listener_that_comes_back_gets_what_it_missed() -> None:
 
 
 async def test_one_that_was_away_too_long_is_told_so(monkeypatch) -> None:
-    monkeypatch.setattr("dgpu.service.views.MOST_RECENT_GROUPS", 2)
+    monkeypatch.setattr("dgpu.service.views.MAX_RECENT_GROUPS", 2)
     views = Views(ClusterState())
     for index in range(1, 9):
         views.on_group(group(index))
@@ -107,7 +107,7 @@ async def test_one_that_was_away_too_long_is_told_so(monkeypatch) -> None:
 
 
 async def test_a_slow_listener_costs_a_bounded_amount_and_is_told(monkeypatch) -> None:
-    monkeypatch.setattr(feed, "MOST_UNREAD", 10)
+    monkeypatch.setattr(feed, "MAX_UNREAD", 10)
     views = Views(ClusterState())
     events_feed = EventFeed(views)
     stream = events_feed.stream(None, 60)

@@ -265,7 +265,7 @@ def test_an_agent_that_ignores_acknowledgements_is_cut() -> None:
     bench = Bench()
     bench.say(1, register())
     outputs = []
-    for seq in range(agents._MOST_UNACKED + 1):
+    for seq in range(agents._MAX_UNACKED + 1):
         outputs += bench.put(AgentSaid(connection_id=1, message=reports(seq)))
     assert len(hung_up(without_remarks(outputs))) == 1
 

@@ -135,7 +135,7 @@ def test_a_batch_larger_than_what_surely_fits_waits_for_the_next_segment() -> No
 
 
 def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "MOST_QUEUED", 2)
+    monkeypatch.setattr(pipeline, "MAX_QUEUED", 2)
     bench = Bench()
     bench.ask(submit())
     bench.ask(submit())
@@ -144,7 +144,7 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_group_is_bounded_by_number_and_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "MOST_GROUP_COMMANDS", 2)
+    monkeypatch.setattr(pipeline, "MAX_GROUP_COMMANDS", 2)
     commits = CommitPipeline(ClusterState(), 0)
     for number in range(3):
         commits.offer(number, submit())
@@ -152,7 +152,7 @@ def test_a_group_is_bounded_by_number_and_by_bytes(monkeypatch: pytest.MonkeyPat
     assert first is not None
     assert [origin for origin, _ in first.results] == [0, 1]
     commits.commit(first.index)
-    monkeypatch.setattr(pipeline, "MOST_GROUP_BYTES", 1_000)
+    monkeypatch.setattr(pipeline, "MAX_GROUP_BYTES", 1_000)
     for number in range(2):
         commits.offer(number, submit(detail=b"x" * 600))
     second = commits.decide(START)

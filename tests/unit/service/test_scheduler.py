@@ -112,7 +112,7 @@ def test_an_allocation_ends_when_its_time_is_over_not_at_the_next_full_second() 
 
 
 def test_a_pass_that_reaches_its_limit_goes_on_in_the_next_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "MOST_PLACED", 3)
+    monkeypatch.setattr(pipeline, "MAX_PLACED", 3)
     bench = Bench()
     bench.say(1, register(gpus=8))
     records = len(bench.appended)

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dgpu.service.telemetry.batches import pack, unpack
-from dgpu.service.telemetry.codec import MOST_NUMBER, Damaged, decode, encode
+from dgpu.service.telemetry.codec import MAX_NUMBER, Damaged, decode, encode
 
 numbers = st.one_of(
     st.none(),
     st.integers(-300, 300),
-    st.integers(-MOST_NUMBER + 1, MOST_NUMBER - 1),
+    st.integers(-MAX_NUMBER + 1, MAX_NUMBER - 1),
     st.sampled_from([0, 1, -1]),
 )
 
@@ -50,13 +50,13 @@ def test_anything_else_is_damaged_also_where_it_is_packed_well(noise):
 
 
 def test_extremes_and_gaps_keep_their_places():
-    column = [None, MOST_NUMBER - 1, None, -MOST_NUMBER + 1, 0, None]
+    column = [None, MAX_NUMBER - 1, None, -MAX_NUMBER + 1, 0, None]
     assert decode(encode([column, [None] * 6, [7] * 6])) == [column, [None] * 6, [7] * 6]
 
 
 def test_numbers_and_lengths_that_cannot_be_kept_are_refused():
     with pytest.raises(ValueError, match="62 bits"):
-        encode([[MOST_NUMBER]])
+        encode([[MAX_NUMBER]])
     with pytest.raises(ValueError, match="equally long"):
         encode([[1, 2], [1]])
 

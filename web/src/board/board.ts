@@ -114,7 +114,7 @@ export interface Delta {
   [whole: string]: unknown;
 }
 
-const MOST_POINTS = 120;
+const MAX_POINTS = 120;
 const WHOLE = ["pools", "quota", "tenants", "tenants_more", "alerts", "ready", "role"] as const;
 
 /** The board after a change; null when the change does not follow this board and a snapshot is needed. */
@@ -148,7 +148,7 @@ function patched<C extends object>(columns: C, patches: Record<string, Patch>): 
 
 function appended(history: History, point: Partial<Record<Trace, number | null>>): History {
   const next = { step_ms: history.step_ms } as History;
-  for (const name of TRACES) next[name] = [...history[name], point[name] ?? null].slice(-MOST_POINTS);
+  for (const name of TRACES) next[name] = [...history[name], point[name] ?? null].slice(-MAX_POINTS);
   return next;
 }
 

@@ -30,20 +30,20 @@ const SIZES: Size[] = [
   { cell: 9, gap: 1, label: 0, space: 5 },
   { cell: 7, gap: 1, label: 0, space: 4 },
 ];
-const MOST_HEIGHT = 440;
-const MOST_PER_ROW = 16;
+const MAX_HEIGHT = 440;
+const MAX_PER_ROW = 16;
 const BETWEEN = 22;
 const BESIDE_NAME = 14; // pixels
 
 /** `widestName`: pixels of it; no more room is kept for names than they need. */
 export function layOut(gpusOfNodes: number[], width: number, widestName = 300): Layout {
-  const widest = Math.max(1, ...gpusOfNodes.map((gpus) => Math.min(gpus, MOST_PER_ROW)));
-  const rows = Math.max(1, ...gpusOfNodes.map((gpus) => Math.ceil(gpus / MOST_PER_ROW)));
+  const widest = Math.max(1, ...gpusOfNodes.map((gpus) => Math.min(gpus, MAX_PER_ROW)));
+  const rows = Math.max(1, ...gpusOfNodes.map((gpus) => Math.ceil(gpus / MAX_PER_ROW)));
   let made: Layout | null = null;
   for (const size of SIZES) {
     const label = size.label && Math.min(size.label, BESIDE_NAME + Math.ceil(widestName));
     made = fit({ ...size, label }, gpusOfNodes.length, widest, rows, width);
-    if (made.height <= MOST_HEIGHT && made.tileWidth <= width) return made;
+    if (made.height <= MAX_HEIGHT && made.tileWidth <= width) return made;
   }
   return made as Layout;
 }

@@ -1,7 +1,7 @@
 // Output of a task as lines: pieces come cut anywhere, progress bars overwrite themselves, colours are left out. Bounded.
 
-export const MOST_LINES = 5_000;
-const MOST_LINE = 4_000; // characters
+export const MAX_LINES = 5_000;
+const MAX_LINE = 4_000; // characters
 // colours and cursor movements of terminals, titles of windows
 const ESCAPES = /\u001b(?:\[[0-?]*[ -/]*[@-~]|\][^\u0007\u001b]*(?:\u0007|\u001b\\)|[@-_])/g;
 
@@ -13,9 +13,9 @@ export class Lines {
   push(piece: string): void {
     const parts = (this.rest + piece).split("\n");
     this.rest = parts.pop() ?? "";
-    if (this.rest.length > 4 * MOST_LINE) this.rest = this.rest.slice(-MOST_LINE); // a line without an end
+    if (this.rest.length > 4 * MAX_LINE) this.rest = this.rest.slice(-MAX_LINE); // a line without an end
     for (const part of parts) this.done.push(shown(part));
-    const surplus = this.done.length - MOST_LINES;
+    const surplus = this.done.length - MAX_LINES;
     if (surplus > 0) {
       this.done.splice(0, surplus);
       this.dropped += surplus;
@@ -30,7 +30,7 @@ export class Lines {
 function shown(line: string): string {
   const plain = line.replace(ESCAPES, "").replace(/\r+$/, "");
   const overwritten = plain.lastIndexOf("\r");
-  return (overwritten < 0 ? plain : plain.slice(overwritten + 1)).slice(0, MOST_LINE);
+  return (overwritten < 0 ? plain : plain.slice(overwritten + 1)).slice(0, MAX_LINE);
 }
 
 /** The lines that hold a text, with their numbers. */

@@ -5,7 +5,7 @@ import { exact, number, parseTime } from "../format";
 import { language, t } from "../i18n";
 import type { OutputPlace, Problem, Task } from "../types";
 import { ProblemBox } from "../ui/parts";
-import { found, Lines, MOST_LINES } from "./lines";
+import { found, Lines, MAX_LINES } from "./lines";
 
 const AGAIN_MS = 3_000;
 
@@ -58,7 +58,7 @@ export function Log({ task }: { task: Task }) {
       {told.problem && told.problem.code !== "output_unavailable" ? <ProblemBox problem={told.problem} /> : null}
       <Text lines={told.lines} find={text.trim()} follow={live && !paused} empty={live ? t("log.empty") : t("log.none")} />
       <Missing task={task} query={query} over={!live || attempt > 0} />
-      {told.dropped ? <small class="muted">{t("log.cut", { n: number(MOST_LINES) })}</small> : null}
+      {told.dropped ? <small class="muted">{t("log.cut", { n: number(MAX_LINES) })}</small> : null}
     </section>
   );
 }
@@ -157,7 +157,7 @@ function useOutput(id: string, query: Record<string, number | null>, follow: boo
         });
       };
       try {
-        const url = path(`/api/v1/tasks/${id}/logs`, { ...query, tail: MOST_LINES, follow: follow ? "true" : null });
+        const url = path(`/api/v1/tasks/${id}/logs`, { ...query, tail: MAX_LINES, follow: follow ? "true" : null });
         const answer = await fetch(url, { signal: controller.signal, credentials: "same-origin" });
         if (!answer.ok) throw new ApiError(await problemOf(answer));
         await drain(answer, lines, later);

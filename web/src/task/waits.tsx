@@ -8,7 +8,7 @@ import type { ExpectedStart, Task, Reservation, Why } from "../types";
 import { useAsked } from "../ui/asked";
 import { nodeAddress, ProblemBox, Skeleton, TaskLink, Time } from "../ui/parts";
 
-const MOST_AHEAD = 8;
+const MAX_AHEAD = 8;
 
 export function Waits({ task }: { task: Task }) {
   const why = useAsked<Why>(`${task.task_id} ${task.held} ${task.priority}`, (signal) => get(`/api/v1/tasks/${task.task_id}/why`, {}, signal), 4_000);
@@ -46,10 +46,10 @@ function Told({ why }: { why: Why }) {
           {why.ahead_total ? (
             <p class="ids muted">
               {t("task.ahead", { n: why.ahead_total })}
-              {why.ahead.slice(0, MOST_AHEAD).map((id) => (
+              {why.ahead.slice(0, MAX_AHEAD).map((id) => (
                 <TaskLink key={id} id={id} />
               ))}
-              {why.ahead_total > MOST_AHEAD ? "…" : ""}
+              {why.ahead_total > MAX_AHEAD ? "…" : ""}
             </p>
           ) : null}
         </div>

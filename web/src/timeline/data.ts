@@ -8,7 +8,7 @@ import { useAsked, useThrottled, type Asked } from "../ui/asked";
 import type { Bar, Range } from "./scale";
 import type { Lane, Scene } from "./draw";
 
-const MOST_EXPECTED = 8;
+const MAX_EXPECTED = 8;
 const EXPECTED_MS = 20_000; // each of them is worked out by the scheduler: not too often
 
 interface Told {
@@ -71,7 +71,7 @@ export function useExpected(inView: boolean): Expected[] {
 }
 
 async function expectedStarts(signal: AbortSignal): Promise<Expected[]> {
-  const { queue } = await get<{ queue: Waiting[] }>("/api/v1/queue", { limit: MOST_EXPECTED }, signal);
+  const { queue } = await get<{ queue: Waiting[] }>("/api/v1/queue", { limit: MAX_EXPECTED }, signal);
   const found = await Promise.all(queue.map((task) => expectedStart(task, signal).catch(() => null)));
   return found.filter((each) => each !== null);
 }

@@ -19,7 +19,7 @@ interface Props {
 }
 
 const LABEL = 112;
-const MOST_HEIGHT = 620;
+const MAX_HEIGHT = 620;
 
 export function Gantt({ lanes, bars, range, now, hues, onRange, onVisible }: Props) {
   const box = useRef<HTMLDivElement>(null);
@@ -31,7 +31,7 @@ export function Gantt({ lanes, bars, range, now, hues, onRange, onVisible }: Pro
   const [tip, setTip] = useState<{ box: Box; x: number; y: number } | null>(null);
   const lane = lanes.length <= 72 ? 18 : lanes.length <= 400 ? 13 : 9;
   const whole = AXIS + lanes.length * lane;
-  const height = Math.min(MOST_HEIGHT, whole + 4);
+  const height = Math.min(MAX_HEIGHT, whole + 4);
   const label = width < 560 ? 96 : LABEL;
   const plot = Math.max(1, width - label);
   const byCard = useMemo(() => byGpu(bars, now), [bars]);

@@ -71,7 +71,7 @@ export interface Placed {
   rows: number; // how many do
 }
 
-const MOST_ROWS = 4;
+const MAX_ROWS = 4;
 
 /** Bars by card; those that share a card at the same time lie beside each other, the others have it to themselves. */
 export function byGpu(bars: Bar[], now: number): Map<string, Placed[]> {
@@ -83,7 +83,7 @@ export function byGpu(bars: Bar[], now: number): Map<string, Placed[]> {
       if (!lane) lanes.set(gpu, (lane = { placed: [], group: [], ends: [], until: 0 }));
       if (bar.start >= lane.until) [lane.group, lane.ends] = [[], []];
       const free = lane.ends.findIndex((taken) => taken <= bar.start);
-      const row = Math.min(MOST_ROWS - 1, free < 0 ? lane.ends.length : free);
+      const row = Math.min(MAX_ROWS - 1, free < 0 ? lane.ends.length : free);
       lane.ends[row] = Math.max(lane.ends[row] ?? 0, end);
       lane.until = Math.max(lane.until, end);
       const placed = { bar, row, rows: 1 };

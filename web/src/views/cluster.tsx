@@ -11,7 +11,7 @@ import { route, setQuery } from "../router";
 import { Chart } from "../ui/chart";
 import { CopyLine, Empty, Meter, nodeAddress, Page, Segments, Skeleton, State, TaskLink } from "../ui/parts";
 
-const MOST_ROWS = 400; // of the table; the filter finds the others
+const MAX_ROWS = 400; // of the table; the filter finds the others
 
 export function Cluster() {
   const known = board.value;
@@ -240,7 +240,7 @@ function GpuTable({ board: known, visible }: { board: Board; visible: number[] }
           </tr>
         </thead>
         <tbody>
-          {places.slice(0, MOST_ROWS).map((place) => {
+          {places.slice(0, MAX_ROWS).map((place) => {
             const gpu = gpuAt(known, place);
             return (
               <tr key={gpu.id}>
@@ -269,7 +269,7 @@ function GpuTable({ board: known, visible }: { board: Board; visible: number[] }
           })}
         </tbody>
       </table>
-      {places.length > MOST_ROWS ? <p class="muted">{t("common.more", { n: number(places.length - MOST_ROWS) })}</p> : null}
+      {places.length > MAX_ROWS ? <p class="muted">{t("common.more", { n: number(places.length - MAX_ROWS) })}</p> : null}
     </div>
   );
 }

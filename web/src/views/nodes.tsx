@@ -12,7 +12,7 @@ import { useRows } from "../ui/rows";
 import { NodeView } from "../node/node";
 import { NodeOrders, NodeState } from "../node/orders";
 
-const MOST_ROWS = 300;
+const MAX_ROWS = 300;
 
 export function Nodes() {
   const chosen = route.value.query.get("node");
@@ -45,7 +45,7 @@ function NodeList() {
         ) : null}
         {shown.length ? <Table nodes={shown} refresh={asked.refresh} /> : null}
         {nodes.length && !shown.length ? <Empty title={t("cluster.noMatch")} /> : null}
-        {shown.length > MOST_ROWS ? <p class="muted small-print">{t("common.more", { n: number(shown.length - MOST_ROWS) })}</p> : null}
+        {shown.length > MAX_ROWS ? <p class="muted small-print">{t("common.more", { n: number(shown.length - MAX_ROWS) })}</p> : null}
       </section>
     </Page>
   );
@@ -76,7 +76,7 @@ function Table({ nodes, refresh }: { nodes: Node[]; refresh: () => void }) {
           </tr>
         </thead>
         <tbody>
-          {nodes.slice(0, MOST_ROWS).map((node, row) => (
+          {nodes.slice(0, MAX_ROWS).map((node, row) => (
             <tr key={node.id} class={row === at ? "at" : ""} data-testid={`node-${node.id}`}>
               <td>
                 <a href={nodeAddress(node.id)}>{node.id}</a>

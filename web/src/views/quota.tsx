@@ -9,7 +9,7 @@ import type { Problem, QuotaEffect, Whatif } from "../types";
 import { Meter, Page, ProblemBox, Segments, Skeleton, TaskLink } from "../ui/parts";
 import { say } from "../ui/toast";
 
-const MOST_SHOWN = 12;
+const MAX_SHOWN = 12;
 
 interface Change {
   online_percent?: number;
@@ -200,10 +200,10 @@ function Effect({ effect, delays, before }: { effect: QuotaEffect; delays: strin
           <div key={name} class={name === "starts" ? "note good" : "note wait"} data-testid={`effect-${name}`}>
             <b>{number(ids.length)}</b> {word("quota", name)}
             <div class="ids">
-              {ids.slice(0, MOST_SHOWN).map((id) => (
+              {ids.slice(0, MAX_SHOWN).map((id) => (
                 <TaskLink key={id} id={id} />
               ))}
-              {ids.length > MOST_SHOWN ? <span class="muted">{t("common.more", { n: ids.length - MOST_SHOWN })}</span> : null}
+              {ids.length > MAX_SHOWN ? <span class="muted">{t("common.more", { n: ids.length - MAX_SHOWN })}</span> : null}
             </div>
           </div>
         ) : null,

@@ -17,7 +17,7 @@ import { askBefore } from "../ui/dialog";
 import { nodeAddress, Page, ProblemBox, Skeleton, State, TaskLink, Time } from "../ui/parts";
 import { complain, say } from "../ui/toast";
 
-const MOST_GPUS_DRAWN = 8;
+const MAX_GPUS_DRAWN = 8;
 const MARGIN_MS = 60_000;
 
 export function TaskView({ id }: { id: string }) {
@@ -199,7 +199,7 @@ function Placed({ task }: { task: Task }) {
 function RunCharts({ task }: { task: Task }) {
   const [shown, setShown] = useState(0);
   const latest = task.attempts?.at(-1);
-  const gpus = (task.allocated_gpus?.length ? task.allocated_gpus : (latest?.gpus ?? [])).slice(0, MOST_GPUS_DRAWN);
+  const gpus = (task.allocated_gpus?.length ? task.allocated_gpus : (latest?.gpus ?? [])).slice(0, MAX_GPUS_DRAWN);
   const from = latest?.started_at ?? task.started_at;
   const gpu = gpus[Math.min(shown, gpus.length - 1)];
   if (!from || !gpu) return null;

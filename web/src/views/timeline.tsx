@@ -20,8 +20,8 @@ const SPANS: [string, number][] = [
   ["timeline.week", 168 * HOUR],
 ];
 const FEW_NODES = 40; // up to so many, the server is asked for all of them at once
-const MOST_NODES_ASKED = 80;
-const MOST_NAMED = 12; // tenants of the legend
+const MAX_NODES_ASKED = 80;
+const MAX_NAMED = 12; // tenants of the legend
 
 export function Timeline() {
   const known = board.value;
@@ -113,7 +113,7 @@ function Live({ board: known }: { board: Board }) {
       {told.problem ? <ProblemBox problem={told.problem} retry={told.refresh} /> : null}
       {asTable ? <BarTable bars={bars?.bars ?? []} /> : <Gantt lanes={lanes} bars={bars?.bars ?? []} range={range} now={now.value} hues={hues} onRange={setRange} onVisible={(first, end) => setSeen([first, end])} />}
       <div class="legend">
-        {[...hues].slice(0, MOST_NAMED).map(([tenant, hue]) => (
+        {[...hues].slice(0, MAX_NAMED).map(([tenant, hue]) => (
           <span key={tenant} class="legend-state">
             <i class="swatch" style={{ background: `var(--${HUES[hue]})` }} />
             {tenant}
@@ -144,7 +144,7 @@ function nodesInView(lanes: Lane[], [first, last]: [number, number], shown: numb
   if (shown === all && all <= FEW_NODES) return [];
   const wide = last - first;
   const names = new Set(lanes.slice(Math.max(0, first - wide), last + wide).filter((lane) => lane.gpu).map((lane) => lane.node));
-  return [...names].slice(0, MOST_NODES_ASKED);
+  return [...names].slice(0, MAX_NODES_ASKED);
 }
 
 function BarTable({ bars }: { bars: Bar[] }) {

@@ -16,7 +16,7 @@ from dgpu.core.model.ids import GpuId
 
 TIMEOUT_SECONDS = 60.0
 _KILL_GRACE_SECONDS = 2.0
-_MOST_WORDS = 300
+_MAX_WORDS = 300
 
 
 def check_card(
@@ -66,7 +66,7 @@ def _use(gpu_id: GpuId, command: str, timeout_seconds: float) -> Examination:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=_KILL_GRACE_SECONDS)  # one that hangs in the driver is left behind
         return Examination(ok=False, words=f"{name} gave no answer in {timeout_seconds:g} s")
-    words = " ".join(output.decode(errors="replace").split())[-_MOST_WORDS:]
+    words = " ".join(output.decode(errors="replace").split())[-_MAX_WORDS:]
     if not command and process.returncode == CANNOT_TRY:
         return Examination(ok=True, words=f"its memory was not tried: {words}")
     if process.returncode:

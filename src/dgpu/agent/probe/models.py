@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-_MOST_CARDS = 1024  # per node; a typing error must not fill the memory
+_MAX_CARDS = 1024  # per node; a typing error must not fill the memory
 _ENTRY = re.compile(r"\s*(?:(?P<count>\d{1,6})\s*[xX*]\s*)?(?P<model>[^,]*[^,\s])\s*")
 _COUNT_ALONE = re.compile(r"\d*[xX*]")
 _WORDS_LEFT_OUT = frozenset({"nvidia", "geforce", "tesla", "quadro", "rtx", "gtx"})
@@ -84,8 +84,8 @@ def check_cards(cards: Sequence[SimulatedCards]) -> None:
         if entry.count < 1 or entry.memory_mb < 0:
             raise ValueError(f"{entry.model}: count must be at least 1 and memory_mb not negative")
     total = sum(entry.count for entry in cards)
-    if total > _MOST_CARDS:
-        raise ValueError(f"{total} cards: one node may have at most {_MOST_CARDS}")
+    if total > _MAX_CARDS:
+        raise ValueError(f"{total} cards: one node may have at most {_MAX_CARDS}")
 
 
 def _key(name: str) -> str:

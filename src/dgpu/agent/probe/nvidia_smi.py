@@ -38,7 +38,7 @@ _GPU_FIELDS = (
 )
 _APP_FIELDS = "gpu_uuid,pid,used_gpu_memory"
 _KILL_GRACE_SECONDS = 2.0
-_MOST_TEXT = 300  # of the tool's words in an error
+_MAX_TEXT = 300  # of the tool's words in an error
 
 _LOST = re.compile(
     r"device handle for GPU\s*\d*:?\s*(?P<bus>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+):\s*(?P<text>.+)", re.IGNORECASE
@@ -324,4 +324,4 @@ def _bus_place(bus_id: str) -> tuple[int, str] | str:
 
 def _shortened(text: str) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= _MOST_TEXT else line[:_MOST_TEXT] + "..."
+    return line if len(line) <= _MAX_TEXT else line[:_MAX_TEXT] + "..."

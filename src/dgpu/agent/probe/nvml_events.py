@@ -12,7 +12,7 @@ from dgpu.core.model.ids import GpuId
 
 _log = logging.getLogger("dgpu.probe")
 
-_MOST_EVENTS = 1_000  # at one sample; the rest waits for the next
+_MAX_EVENTS = 1_000  # at one sample; the rest waits for the next
 
 
 class XidEvents:
@@ -44,7 +44,7 @@ class XidEvents:
         found: dict[GpuId, tuple[int, ...]] = {}
         if self._set is None or not self._watched:
             return found
-        for _ in range(_MOST_EVENTS):
+        for _ in range(_MAX_EVENTS):
             try:
                 event = pynvml.nvmlEventSetWait_v2(self._set, 0)
             except pynvml.NVMLError:

@@ -14,7 +14,7 @@ import pynvml
 from dgpu.agent.probe.probe import NUMA, NVLINK, SWITCH
 from dgpu.core.model.ids import GpuId
 
-_MOST_LINKS = 18
+_MAX_LINKS = 18
 _NEAR_SWITCH = pynvml.NVML_TOPOLOGY_MULTIPLE
 _NEAR_NUMA = pynvml.NVML_TOPOLOGY_NODE
 
@@ -49,7 +49,7 @@ def _joined(mine: _Links, theirs: _Links, place: str) -> int:
 
 def _links(handle: Any) -> _Links:
     links = _Links()
-    for number in range(_MOST_LINKS):
+    for number in range(_MAX_LINKS):
         try:
             if pynvml.nvmlDeviceGetNvLinkState(handle, number) != pynvml.NVML_FEATURE_ENABLED:
                 continue

@@ -21,8 +21,8 @@ from dgpu.client.errors import DgpuError, Unreachable
 from dgpu.client.stream import ServerEvent
 from dgpu.wire import answers
 
-MOST_TASKS = 1_000  # running, and waiting: what one page of the scheduler holds
-MOST_REASONS = 200  # of the waiting; each may cost the scheduler a look at its nodes
+MAX_TASKS = 1_000  # running, and waiting: what one page of the scheduler holds
+MAX_REASONS = 200  # of the waiting; each may cost the scheduler a look at its nodes
 LEAST_PAUSE_SECONDS = 1.0
 # A picture of 16,000 GPUs costs the scheduler's loop a tenth of a second. Nobody who looks on may take more of it
 # than one part in twenty, so a slow picture is asked for less often.
@@ -75,9 +75,9 @@ class Tasks(msgspec.Struct, frozen=True, kw_only=True):
 
 async def take_tasks(client: AsyncClient) -> Tasks:
     began = time.monotonic()
-    running = await client.page(status="running", limit=MOST_TASKS)
-    queue = await client.queue(limit=MOST_TASKS)
-    newest = await client.page(status="pending", limit=MOST_REASONS)
+    running = await client.page(status="running", limit=MAX_TASKS)
+    queue = await client.queue(limit=MAX_TASKS)
+    newest = await client.page(status="pending", limit=MAX_REASONS)
     return Tasks(
         rows=_rows(running.tasks, queue.queue, newest.tasks),
         running=running.total,

@@ -20,7 +20,7 @@ from dgpu.cli.live.words import summary
 _NOT_CUT = 400
 _GAP = 2
 _LEAST_WIDTH = 6
-MOST_ROWS = 40  # of each table; the verbs nodes, gpus and ps have all
+MAX_ROWS = 40  # of each table; the verbs nodes, gpus and ps have all
 
 
 def document(picture: Picture) -> dict[str, Any]:
@@ -66,9 +66,9 @@ def _print_all(console: Console, picture: Picture) -> None:
         (TASKS, picture.tasks, tasks, "ps"),
     ):
         console.print()
-        _print_sheet(console, sheet, rows[:MOST_ROWS])
-        if total > MOST_ROWS:
-            console.print(f"… {total - min(MOST_ROWS, len(rows)):,} more: dgpu {verb}")
+        _print_sheet(console, sheet, rows[:MAX_ROWS])
+        if total > MAX_ROWS:
+            console.print(f"… {total - min(MAX_ROWS, len(rows)):,} more: dgpu {verb}")
 
 
 def _print_sheet(console: Console, sheet: Sheet[Any], rows: Sequence[Any]) -> None:

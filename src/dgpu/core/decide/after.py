@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dgpu.core.model.array import MOST_TASKS
-from dgpu.core.model.dependencies import MOST_EDGES, Dependency, When
+from dgpu.core.model.array import MAX_TASKS
+from dgpu.core.model.dependencies import MAX_EDGES, Dependency, When
 from dgpu.core.model.ids import TaskId
 from dgpu.core.model.task import TaskSpec
 from dgpu.core.rejections import (
@@ -28,8 +28,8 @@ def resolve_after(
             return UnknownDependency(entry=entry, task_id=named.task_id)
         for task_id in _meant(state, named.task_id):
             wanted[task_id] = Dependency(task_id=task_id, when=named.when)
-    if len(wanted) * number > MOST_EDGES:
-        return TooManyDependencies(entry=entry, number=len(wanted) * number, limit=MOST_EDGES)
+    if len(wanted) * number > MAX_EDGES:
+        return TooManyDependencies(entry=entry, number=len(wanted) * number, limit=MAX_EDGES)
     forgotten: list[Dependency] = []
     left: list[Dependency] = []
     looked_up = set(met)
@@ -54,4 +54,4 @@ def _meant(state: ClusterState, task_id: TaskId) -> Iterator[TaskId]:
     task = state.tasks.get(task_id)
     if task is None or task.array_id != task_id:
         return iter((task_id,))
-    return map(TaskId, range(task_id, task_id + min(task.array_count, MOST_TASKS)))
+    return map(TaskId, range(task_id, task_id + min(task.array_count, MAX_TASKS)))

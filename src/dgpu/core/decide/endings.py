@@ -20,7 +20,7 @@ _SIGNALS: Final = {
     24: "SIGXCPU", 25: "SIGXFSZ", 31: "SIGSYS",
 }  # fmt: skip
 _OWN_FAILURES: Final = {Outcome.EXITED, Outcome.SIGNALED, Outcome.TIMEOUT, Outcome.OUT_OF_MEMORY}
-_MOST_DOUBLINGS: Final = 32  # keeps the number small; the delay's own bound comes first
+_MAX_DOUBLINGS: Final = 32  # keeps the number small; the delay's own bound comes first
 
 
 def end_attempt(state: ClusterState, task: Task, lease: Lease, report: ReportFinished) -> tuple[Event, ...]:
@@ -164,7 +164,7 @@ def time_over(task: Task, at: int) -> TaskFinished:
 
 
 def retry_delay_ms(settings: Settings, retries: int) -> int:
-    return min(settings.max_retry_delay_ms, settings.retry_delay_ms << min(retries, _MOST_DOUBLINGS))
+    return min(settings.max_retry_delay_ms, settings.retry_delay_ms << min(retries, _MAX_DOUBLINGS))
 
 
 def in_words(task: Task, report: ReportFinished) -> str:

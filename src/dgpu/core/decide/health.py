@@ -39,7 +39,7 @@ _CRASHES: Final = frozenset(
     {4, 6, 7, 8, 11}
 )  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV; others are sent by people
 _PROGRAM_WORDS: Final = 2  # "python train.py", whatever its arguments
-_MOST_PROGRAM: Final = 100
+_MAX_PROGRAM: Final = 100
 
 
 class _Command(msgspec.Struct):
@@ -174,7 +174,7 @@ def program_of(task: Task) -> str:
     command = _commands.decode(task.detail).command
     words = command.split() if isinstance(command, str) else list(command)
     plain = [word for word in words[:8] if not word.startswith("-")]
-    return " ".join(plain[:_PROGRAM_WORDS])[:_MOST_PROGRAM]
+    return " ".join(plain[:_PROGRAM_WORDS])[:_MAX_PROGRAM]
 
 
 def _speaks_against_card(report: ReportFinished) -> bool:

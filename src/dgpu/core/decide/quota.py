@@ -16,7 +16,7 @@ from dgpu.core.model.ids import TenantId
 from dgpu.core.model.node import GpuStatus
 from dgpu.core.model.quota import QuotaMode, split
 from dgpu.core.model.task import WHOLE_MILLI, Pool, Shape, TaskSpec
-from dgpu.core.model.tenant import MOST_TENANTS, Tenant
+from dgpu.core.model.tenant import MAX_TENANTS, Tenant
 from dgpu.core.model.usage import STEP_MS
 from dgpu.core.rejections import (
     ExceedsMemory,
@@ -62,8 +62,8 @@ def decide_set_tenant(state: ClusterState, command: SetTenant) -> Decision:
     known = state.tenants.get(tenant.id)
     if known is not None and command.is_new:
         return TenantExists(tenant_id=tenant.id)
-    if known is None and len(state.tenants) >= MOST_TENANTS:
-        return TooManyTenants(limit=MOST_TENANTS)
+    if known is None and len(state.tenants) >= MAX_TENANTS:
+        return TooManyTenants(limit=MAX_TENANTS)
     return () if known == tenant else (TenantSet(at=command.at, tenant=tenant),)
 
 
@@ -170,6 +170,6 @@ def new_tenants(
         return ()
     named = dict.fromkeys(spec.shape.tenant_id for _, spec in entries)
     unknown = [tenant_id for tenant_id in named if tenant_id not in state.tenants]
-    if len(state.tenants) + len(unknown) > MOST_TENANTS:
-        return TooManyTenants(limit=MOST_TENANTS)
+    if len(state.tenants) + len(unknown) > MAX_TENANTS:
+        return TooManyTenants(limit=MAX_TENANTS)
     return tuple([TenantSet(at=at, tenant=Tenant(id=tenant_id)) for tenant_id in unknown])

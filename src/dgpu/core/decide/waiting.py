@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dgpu.core.commands import ChangePriority, HoldTasks, ReleaseTasks
 from dgpu.core.decision import Decision
 from dgpu.core.events import PriorityChanged, TasksCancelled, TasksHeld, TasksReleased
-from dgpu.core.model.array import MOST_TASKS
+from dgpu.core.model.array import MAX_TASKS
 from dgpu.core.model.ids import TaskId
 from dgpu.core.model.task import Task, TaskStatus
 from dgpu.core.rejections import PriorityTooHigh, Rejection, TaskNotWaiting, UnknownArray, UnknownTask
@@ -56,7 +56,7 @@ def end_broken(state: ClusterState, at: int, most: int) -> tuple[TasksCancelled,
 
 def array_tasks(state: ClusterState, array_id: TaskId) -> Iterator[Task]:
     """Those that are not forgotten. Ids of an array are consecutive, and its size is bounded."""
-    for number in range(array_id, array_id + MOST_TASKS):
+    for number in range(array_id, array_id + MAX_TASKS):
         task = state.tasks.get(TaskId(number))
         if task is not None and task.array_id == array_id:
             yield task

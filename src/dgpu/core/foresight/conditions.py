@@ -12,7 +12,7 @@ from dgpu.core.model.ids import task_name
 from dgpu.core.model.task import Task
 from dgpu.core.state import ClusterState
 
-_MOST_NAMED: Final = 5
+_MAX_NAMED: Final = 5
 
 
 def conditions_of(state: ClusterState, task: Task) -> list[Blocker]:
@@ -34,13 +34,13 @@ def conditions_of(state: ClusterState, task: Task) -> list[Blocker]:
 
 
 def _dependencies(on: tuple[Dependency, ...]) -> Blocker:
-    named = ", ".join(each.in_words() for each in on[:_MOST_NAMED])
-    more = f" and {len(on) - _MOST_NAMED} more" if len(on) > _MOST_NAMED else ""
+    named = ", ".join(each.in_words() for each in on[:_MAX_NAMED])
+    more = f" and {len(on) - _MAX_NAMED} more" if len(on) > _MAX_NAMED else ""
     return Blocker(code="dependency", detail=f"it waits for {named}{more}", numbers=_of_tasks(on))
 
 
 def _of_tasks(on: tuple[Dependency, ...]) -> dict[str, int | str]:
-    names = ", ".join(f"{task_name(each.task_id)}:{each.when}" for each in on[:_MOST_NAMED])
+    names = ", ".join(f"{task_name(each.task_id)}:{each.when}" for each in on[:_MAX_NAMED])
     return {"tasks": names, "number": len(on)}
 
 

@@ -16,7 +16,7 @@ from dgpu.core.rejections import UnknownTask
 from dgpu.core.rules.order import position, queue
 from dgpu.core.state import ClusterState
 
-MOST_AHEAD: Final = 100
+MAX_AHEAD: Final = 100
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +24,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     status: TaskStatus
     summary: str  # one sentence for people
     position: int | None = None  # 1: first in the queue; None: it does not wait
-    ahead: tuple[TaskId, ...] = ()  # in order, the first `MOST_AHEAD`
+    ahead: tuple[TaskId, ...] = ()  # in order, the first `MAX_AHEAD`
     ahead_total: int = 0
     blockers: tuple[Blocker, ...] = ()
     nearest: Nearest | None = None  # the node that lacks least
@@ -70,7 +70,7 @@ def _waiting(state: ClusterState, task: Task, at: int) -> Explanation:
         status=task.status,
         summary=summary,
         position=place,
-        ahead=tuple(queue(state, limit=min(ahead, MOST_AHEAD))),
+        ahead=tuple(queue(state, limit=min(ahead, MAX_AHEAD))),
         ahead_total=ahead,
         blockers=tuple(blockers),
         nearest=nearest_node(state, demand) if blockers else None,

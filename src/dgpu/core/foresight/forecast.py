@@ -14,7 +14,7 @@ from dgpu.core.model.ids import TaskId
 from dgpu.core.rules.order import queue
 from dgpu.core.state import ClusterState
 
-MOST_FORETOLD: Final = 1_000  # the first in the queue; of those behind them nothing is said
+MAX_FORETOLD: Final = 1_000  # the first in the queue; of those behind them nothing is said
 _GRANTS_PER_TASK: Final = 4  # a bound on the work: smaller tasks from further behind may start in between
 
 
@@ -30,7 +30,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     looked_at: int  # so many tasks; those without a prediction have an unknown start
 
 
-def forecast(state: ClusterState, at: int, *, most: int = MOST_FORETOLD) -> Forecast:
+def forecast(state: ClusterState, at: int, *, most: int = MAX_FORETOLD) -> Forecast:
     """The state is left as it is."""
     first = queue(state, limit=most)
     wanted = set(first)
@@ -47,6 +47,6 @@ def run_ahead(state: ClusterState, at: int, wanted: set[TaskId], percent: int) -
     if not wanted:
         return {}
     ahead = ForwardRun(state.fork(), at, percent=percent, run_times=state.run_times)
-    ahead.run(wanted, most_grants=_GRANTS_PER_TASK * len(wanted) + MOST_FORETOLD)
+    ahead.run(wanted, most_grants=_GRANTS_PER_TASK * len(wanted) + MAX_FORETOLD)
     discard(ahead.state)
     return {task_id: start.at for task_id, start in ahead.starts.items()}

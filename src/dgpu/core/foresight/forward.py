@@ -23,8 +23,8 @@ from dgpu.core.rules.durations import KILL_GRACE_MS, RELEASE_MS
 from dgpu.core.state import ClusterState, next_wake_at, pass_due
 
 _CHARGE_MS: Final = 60_000  # virtual time between two Ticks, where tenants are charged
-_MOST_IN_PASS: Final = 1_000
-_MOST_ENDS: Final = (
+_MAX_IN_PASS: Final = 1_000
+_MAX_ENDS: Final = (
     200  # between two passes: where thousands end at once, only what is asked about need be looked at
 )
 
@@ -60,7 +60,7 @@ class ForwardRun:
 
     def pass_now(self) -> None:
         """What can start at once does."""
-        self._pass(most=_MOST_IN_PASS)
+        self._pass(most=_MAX_IN_PASS)
 
     def run(self, wanted: set[TaskId], *, most_grants: int) -> None:
         """Until all of these have started, nothing is known to end any more, or so many grants were made."""
@@ -87,7 +87,7 @@ class ForwardRun:
 
     def _end_due(self) -> None:
         state = self.state
-        for _ in range(_MOST_ENDS):
+        for _ in range(_MAX_ENDS):
             if not self._ends or self._ends[0][0] > self.at:
                 return
             _, lease_id, outcome = heappop(self._ends)
@@ -98,7 +98,7 @@ class ForwardRun:
 
     def _pass(self, *, most: int) -> None:
         while most > 0:
-            decided = execute(self.state, RunPass(at=self.at, limit=min(most, _MOST_IN_PASS)))
+            decided = execute(self.state, RunPass(at=self.at, limit=min(most, _MAX_IN_PASS)))
             placed = self._note(decided) if isinstance(decided, tuple) else 0
             self.grants += placed
             most -= placed

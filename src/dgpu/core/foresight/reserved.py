@@ -14,7 +14,7 @@ from dgpu.core.model.task import Task
 from dgpu.core.rules.backfill import fits_without_reservations, grant_kept_to, in_the_way
 from dgpu.core.state import ClusterState
 
-MOST_AWAITED: Final = 16
+MAX_AWAITED: Final = 16
 
 
 class Reserved(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ def reserved_of(state: ClusterState, task_id: TaskId) -> Reserved | None:
         made_at=made.made_at,
         node_ids=tuple(place.node_id for place in made.places),
         gpu_ids=gpu_ids,
-        waits_for=tuple(running[:MOST_AWAITED]),
+        waits_for=tuple(running[:MAX_AWAITED]),
         waits_for_total=len(running),
     )
 

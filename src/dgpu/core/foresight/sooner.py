@@ -44,10 +44,10 @@ from dgpu.core.rejections import Rejection
 from dgpu.core.rules.order import queue
 from dgpu.core.state import ClusterState, pass_due
 
-MOST_TRIES: Final = 48
-MOST_TOLD: Final = 6
-_MOST_RESUMED: Final = 4
-_MOST_AWAITED: Final = 16
+MAX_TRIES: Final = 48
+MAX_TOLD: Final = 6
+_MAX_RESUMED: Final = 4
+_MAX_AWAITED: Final = 16
 _HIGHEST_PRIORITY: Final = 100
 _PERCENT_PPM: Final = MILLION // 100
 _APART: Final = {
@@ -79,7 +79,7 @@ def sooner(state: ClusterState, task_id: TaskId, at: int) -> tuple[Change, ...]:
     found: list[Change] = []
     for change in _search(trials, told):
         found.append(change)
-        if len(found) == MOST_TOLD:
+        if len(found) == MAX_TOLD:
             break
     trials.close()
     return tuple(found)
@@ -110,7 +110,7 @@ class _Trials:
         self.task = task
         self.at = at
         self.shape = state.shapes[task.shape_id]
-        self.left = MOST_TRIES
+        self.left = MAX_TRIES
         demand = state.waiting.lines[task.shape_id].crowd.demand
         # A gang may be tried in vain.
         self.fits = demand.nodes > 1 or state.rooms.best(demand) is not None
@@ -285,7 +285,7 @@ def _resumed(trials: _Trials) -> Iterator[Change]:
     drained = sorted(
         node.id for node in trials.state.nodes.values() if node.draining and not node.offline_since
     )
-    for node_id in drained[:_MOST_RESUMED]:
+    for node_id in drained[:_MAX_RESUMED]:
         if trials.starts_after(ResumeNode(node_id=node_id)):
             words = f"if node {node_id}, which is being drained, were resumed"
             yield Change(change="resume", detail=words, facts={"node": node_id})
@@ -332,7 +332,7 @@ def _awaited(trials: _Trials, node_id: NodeId) -> Iterator[Change]:
     """The tasks on the node that lacks least, those first that should end first."""
     state = trials.state
     running = {lease.task_id: state.tasks[lease.task_id] for lease in state.node_leases(node_id)}
-    by_end = sorted(running.values(), key=_limit_at)[:_MOST_AWAITED]
+    by_end = sorted(running.values(), key=_limit_at)[:_MAX_AWAITED]
     fork = state.fork()
     for number, task in enumerate(by_end, 1):
         end_task(fork, fork.tasks[task.id], trials.at)

@@ -18,8 +18,8 @@ from dgpu.core.rejections import Rejection
 from dgpu.core.rules.admission import available_milli, has_quota, used_milli
 from dgpu.core.state import ClusterState
 
-MOST_TOLD: Final = 1_000
-_MOST_PLACED: Final = 10_000
+MAX_TOLD: Final = 1_000
+_MAX_PLACED: Final = 10_000
 
 
 class QuotaTrial(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,8 +46,8 @@ def try_quota(state: ClusterState, command: SetQuota, at: int) -> QuotaTrial:
         discard(changed)
         return QuotaTrial(parts=parts, used_milli=used, available_milli=left, drains=drains, refused=decision)
     left = {pool: available_milli(changed, pool) for pool in Pool}
-    before = _started(execute(today, RunPass(at=at, limit=_MOST_PLACED)))
-    events = execute(changed, RunPass(at=at, limit=_MOST_PLACED))
+    before = _started(execute(today, RunPass(at=at, limit=_MAX_PLACED)))
+    events = execute(changed, RunPass(at=at, limit=_MAX_PLACED))
     after = _started(events)
     stops = () if isinstance(events, Rejection) else events
     waits = {*(before.keys() - after.keys()), *(_barred(changed) - _barred(today))}
@@ -78,7 +78,7 @@ def _barred(state: ClusterState) -> set[TaskId]:
         lane = state.waiting.lanes[pool]
         for line in lane.ready.values():
             if not has_quota(state, lane, line.crowd.milli):
-                found.update(line.ready[:MOST_TOLD])
+                found.update(line.ready[:MAX_TOLD])
     return found
 
 
@@ -96,4 +96,4 @@ def _beyond(state: ClusterState, parts: Split, used: dict[Pool, int]) -> tuple[T
 
 
 def _told(task_ids: set[TaskId]) -> tuple[TaskId, ...]:
-    return tuple(sorted(task_ids)[:MOST_TOLD])
+    return tuple(sorted(task_ids)[:MAX_TOLD])

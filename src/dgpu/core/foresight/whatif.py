@@ -18,8 +18,8 @@ from dgpu.core.rejections import Rejection
 from dgpu.core.rules.order import queue
 from dgpu.core.state import ClusterState
 
-MOST_COMPARED: Final = 1_000  # waiting tasks, the first in the queue
-MOST_EXPLAINED: Final = 10  # of the submitted that would wait
+MAX_COMPARED: Final = 1_000  # waiting tasks, the first in the queue
+MAX_EXPLAINED: Final = 10  # of the submitted that would wait
 _GRANTS_PER_TASK: Final = 4
 
 
@@ -73,7 +73,7 @@ class _Run(NamedTuple):
 
 def whatif(state: ClusterState, change: tuple[Command, ...], at: int) -> Effect:
     """The state is left as it is. The first refusal is the answer."""
-    compared = set(queue(state, limit=MOST_COMPARED))
+    compared = set(queue(state, limit=MAX_COMPARED))
     changed = _run(state, change, at, compared)
     if isinstance(changed, Rejection):
         return Effect(rejected=changed)
@@ -111,12 +111,12 @@ def _run(
     ahead.pass_now()
     now = dict(ahead.starts)
     explained: dict[TaskId, Explanation] = {}
-    for task_id in [each for each in new if each not in now][:MOST_EXPLAINED]:
+    for task_id in [each for each in new if each not in now][:MAX_EXPLAINED]:
         told = explain(fork, task_id, at)
         if isinstance(told, Explanation):
             explained[task_id] = told
-    wanted = compared | set(new[:MOST_COMPARED])
-    ahead.run(wanted, most_grants=_GRANTS_PER_TASK * len(wanted) + MOST_COMPARED)
+    wanted = compared | set(new[:MAX_COMPARED])
+    ahead.run(wanted, most_grants=_GRANTS_PER_TASK * len(wanted) + MAX_COMPARED)
     for task_id, stop in ahead.stops.items():
         if task_id in places:
             stopped.setdefault(task_id, Stops(task_id=task_id, node_id=stop.node_id, reason=stop.reason))

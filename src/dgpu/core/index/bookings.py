@@ -17,8 +17,8 @@ from dgpu.core.rules.durations import Ends
 if TYPE_CHECKING:
     from dgpu.core.index.rooms import Rooms
 
-_MOST_DEMANDS: Final = 16
-_FEWEST_MOVES: Final = 4_096
+_MAX_DEMANDS: Final = 16
+_MIN_MOVES: Final = 4_096
 _REST_MS: Final = 1_000
 
 
@@ -178,7 +178,7 @@ class Bookings:
     def soonest(self, demand: Demand, rooms: Rooms, look: Look, pace: Pace) -> Soonest:
         known = self._by_demand.get(demand)
         if known is None:
-            if len(self._by_demand) >= _MOST_DEMANDS:
+            if len(self._by_demand) >= _MAX_DEMANDS:
                 del self._by_demand[next(iter(self._by_demand))]
             known = self._by_demand[demand] = self._new(demand, rooms.by_node.values(), look)
         known.catch_up(self._moved, rooms.with_idle(), look, pace)
@@ -198,7 +198,7 @@ class Bookings:
         return None if known is None else Soonest(known.times.copy(), 0)
 
     def is_long(self, nodes: int) -> bool:
-        return len(self._moved) > max(_FEWEST_MOVES, 2 * nodes)
+        return len(self._moved) > max(_MIN_MOVES, 2 * nodes)
 
     def shorten(self) -> None:
         """How a room is now counts, not how often it changed."""

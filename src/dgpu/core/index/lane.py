@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dgpu.core.index.rooms import Rooms
 
 UNBOUNDED: Final = 1 << 62  # more than any cluster has
-_MOST_WOKEN: Final = 2 * FEW_ROOMS  # older ones are forgotten: who fitted there waits until all are planned
+_MAX_WOKEN: Final = 2 * FEW_ROOMS  # older ones are forgotten: who fitted there waits until all are planned
 
 
 class Lane:
@@ -75,7 +75,7 @@ class Lane:
         # Where reservations are made: the improved rooms as they were, with all that is kept in them. Who fits there is
         # tried though others were faster: it may have what is kept, or get a reservation before those behind it.
         # Numbered: who was refused since is not tried for an older one.
-        self.woken: deque[tuple[int, Room]] = deque(maxlen=_MOST_WOKEN)
+        self.woken: deque[tuple[int, Room]] = deque(maxlen=_MAX_WOKEN)
         self.wakes = 0
         self._most_leases = 0
         self.whole_refused_at = 0  # nothing was idle then: who needs a whole GPU is tried for no older one

@@ -45,10 +45,10 @@ Asked: TypeAlias = tuple[int, ...]
 _LEVEL_MILLI: Final = 250  # part-used GPUs are told apart this finely; measured: finer finds nothing better
 _LEVELS: Final = WHOLE_MILLI // _LEVEL_MILLI + 1
 _SPARE_CLASSES: Final = 4_096  # classes kept that no node is in now: nodes come back to them
-_MOST_DEMANDS: Final = 4_096  # whose accepted kinds are remembered
-_MOST_CHOICES: Final = 256  # in a class: shapes of GPU demands are few, but nobody promises it
-_MOST_RATED: Final = 256  # in a group, likewise
-_MOST_CHANGED: Final = 256  # rooms that may wait to be taken in: about a millisecond for who asks next
+_MAX_DEMANDS: Final = 4_096  # whose accepted kinds are remembered
+_MAX_CHOICES: Final = 256  # in a class: shapes of GPU demands are few, but nobody promises it
+_MAX_RATED: Final = 256  # in a group, likewise
+_MAX_CHANGED: Final = 256  # rooms that may wait to be taken in: about a millisecond for who asks next
 _UNKNOWN: Final = object()  # in no group; None is: nobody there fits
 _MILLIONTHS: Final = 1_000  # in a thousandth
 
@@ -88,7 +88,7 @@ class Packing:
         """Nobody asks now, and a room that changes again need be taken in only once. But who asks next must not find too
         much to do: so beyond a number of rooms the oldest are taken in, mostly one by a decision, which changes one.
         """
-        over = len(self.changed) - _MOST_CHANGED
+        over = len(self.changed) - _MAX_CHANGED
         if over > 0:
             for node_id in [*islice(self.changed, 1 + over // 32)]:
                 self._take_in(node_id, self.changed.pop(node_id), rooms, most_leases)
@@ -186,7 +186,7 @@ class Packing:
                 continue
             rated: object = group.rated.get(asked, _UNKNOWN)
             if rated is _UNKNOWN:
-                if len(group.rated) >= _MOST_RATED:
+                if len(group.rated) >= _MAX_RATED:
                     group.rated.clear()
                 rated = group.rated[asked] = self._rate(group, self._view(kind), demand, milli)
             if isinstance(rated, _Rated) and (best is None or rated.is_before(best)):
@@ -212,7 +212,7 @@ class Packing:
     def _kinds_for(self, demand: Demand) -> tuple[Kind, ...]:
         kinds = self._accepted.get(demand)
         if kinds is None:
-            if len(self._accepted) >= _MOST_DEMANDS:
+            if len(self._accepted) >= _MAX_DEMANDS:
                 self._accepted.clear()
             kinds = tuple(kind for kind in sorted(self._kinds) if not demand.gpus or accepts(demand, kind))
             self._accepted[demand] = kinds
@@ -316,7 +316,7 @@ class _CardsClass:
             found = choose(view, self.cards, demand)
             if found is None:
                 raise AssertionError("a candidate fits")
-            if len(self._choices) >= _MOST_CHOICES:
+            if len(self._choices) >= _MAX_CHOICES:
                 self._choices = {}
             choice = self._choices[need] = found
         return choice

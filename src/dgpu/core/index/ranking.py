@@ -12,10 +12,10 @@ from dgpu.core.model.ids import NodeId
 from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.core.rules.fit import has_host, milli_on, rank
 
-_MOST_RANKED: Final = 2_000_000  # entries over all rankings: a bound on memory
-_FEWEST_RANKINGS: Final = 16
-_MOST_RANKINGS: Final = 1_024
-_FEWEST_CHANGES: Final = 4_096  # kept before rankings must catch up or go
+_MAX_RANKED: Final = 2_000_000  # entries over all rankings: a bound on memory
+_MIN_RANKINGS: Final = 16
+_MAX_RANKINGS: Final = 1_024
+_MIN_CHANGES: Final = 4_096  # kept before rankings must catch up or go
 _ANY_MB: Final = 1 << 60
 _FEW_SKIPPED: Final = 8  # nodes that lack cpus or ram
 
@@ -148,7 +148,7 @@ class Rankings:
     def note(self, room: Room) -> None:
         """It changed."""
         self._changes.append(room)
-        if len(self._changes) > _FEWEST_CHANGES and len(self._changes) > 2 * len(self._rooms):
+        if len(self._changes) > _MIN_CHANGES and len(self._changes) > 2 * len(self._rooms):
             self._forget_changes()
 
     # what is asked
@@ -204,7 +204,7 @@ class Rankings:
         known = self._by_demand.get(plain)
         if known is not None and known.demand == plain:
             return known
-        most = max(_FEWEST_RANKINGS, min(_MOST_RANKINGS, _MOST_RANKED // (len(self._rooms) + 1)))
+        most = max(_MIN_RANKINGS, min(_MAX_RANKINGS, _MAX_RANKED // (len(self._rooms) + 1)))
         if len(self._by_demand) >= most:
             self._by_demand.clear()
         ranking = None

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple, TypeAlias
 
-MOST_TASKS: Final = 10_000  # of one array
-MOST_INDEX: Final = 1_000_000_000
-_MOST_TEXT: Final = 4_096
+MAX_TASKS: Final = 10_000  # of one array
+MAX_INDEX: Final = 1_000_000_000
+_MAX_TEXT: Final = 4_096
 _PART: Final = re.compile(r"(\d{1,10})(?:-(\d{1,10})(?::(\d{1,10}))?)?", re.ASCII)
 _LIMIT: Final = re.compile(r"\d{1,10}", re.ASCII)
 
@@ -26,15 +26,15 @@ class NoArray(ValueError):  # noqa: N818 - it says what the text is
 
 def parse_array(text: str) -> ArrayPlan:
     """`0-9`, `0-9%3`, `1,3,7-20:2%5`. Raises NoArray. Nothing is unrolled before its size is known to be small."""
-    if len(text) > _MOST_TEXT:
-        raise NoArray(f"at most {_MOST_TEXT} characters")
+    if len(text) > _MAX_TEXT:
+        raise NoArray(f"at most {_MAX_TEXT} characters")
     listed, percent, limit = text.replace(" ", "").partition("%")
-    if percent and (not _LIMIT.fullmatch(limit) or not 1 <= int(limit) <= MOST_INDEX):
+    if percent and (not _LIMIT.fullmatch(limit) or not 1 <= int(limit) <= MAX_INDEX):
         raise NoArray("a number of tasks from 1 on behind %, as in 0-9%3")
     ranges = tuple(_range(part) for part in listed.split(","))
     number = size(ranges)
-    if number > MOST_TASKS:
-        raise NoArray(f"an array of at most {MOST_TASKS:,} tasks, not of {number:,}")
+    if number > MAX_TASKS:
+        raise NoArray(f"an array of at most {MAX_TASKS:,} tasks, not of {number:,}")
     if len(set(indexes(ranges))) < number:
         raise NoArray("each index once")
     # A limit that the array cannot reach is none.
@@ -57,6 +57,6 @@ def _range(part: str) -> tuple[int, int, int]:
     first = int(match[1])
     last = first if match[2] is None else int(match[2])
     step = 1 if match[3] is None else int(match[3])
-    if last < first or step < 1 or last > MOST_INDEX:
-        raise NoArray(f"a range that goes up, with indexes up to {MOST_INDEX:,}")
+    if last < first or step < 1 or last > MAX_INDEX:
+        raise NoArray(f"a range that goes up, with indexes up to {MAX_INDEX:,}")
     return first, last, step

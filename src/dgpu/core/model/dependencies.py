@@ -12,7 +12,7 @@ from dgpu.core.model.ids import TaskId, task_name
 if TYPE_CHECKING:
     from dgpu.core.model.task import TaskStatus
 
-MOST_EDGES: Final = 100_000  # of one submit: tasks times what each of them waits for
+MAX_EDGES: Final = 100_000  # of one submit: tasks times what each of them waits for
 
 
 class When(enum.StrEnum):

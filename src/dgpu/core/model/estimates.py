@@ -10,8 +10,8 @@ import msgspec
 from dgpu.core.model.ids import TenantId
 from dgpu.core.model.task import TaskDetail
 
-MOST_ESTIMATES: Final = 10_000  # a bound on memory; the one that was not touched for longest leaves
-_MOST_TITLE: Final = 120
+MAX_ESTIMATES: Final = 10_000  # a bound on memory; the one that was not touched for longest leaves
+_MAX_TITLE: Final = 120
 
 
 class Estimate(
@@ -38,4 +38,4 @@ def command_key(tenant_id: TenantId, detail: TaskDetail) -> str:
 
 def title(detail: TaskDetail) -> str:
     words = detail.command if isinstance(detail.command, str) else " ".join(detail.command)
-    return " ".join(words.split())[:_MOST_TITLE]
+    return " ".join(words.split())[:_MAX_TITLE]

@@ -11,7 +11,7 @@ from dgpu.core.model.task import Outcome
 
 if TYPE_CHECKING:
     from dgpu.core.events import RankEnded
-MOST_NODES: Final = 1_024
+MAX_NODES: Final = 1_024
 _FIRST_PORT: Final = 20_000  # below the range that kernels hand out by themselves
 _PORTS: Final = 12_000
 

@@ -18,7 +18,7 @@ LEASE_BITS: Final = 32
 MAX_EPOCH: Final = (1 << 21) - 1
 
 _PREFIX: Final = "task-"
-_MOST_DIGITS: Final = 18
+_MAX_DIGITS: Final = 18
 
 
 def first_lease_of(epoch: int) -> LeaseId:
@@ -36,6 +36,6 @@ def task_name(task_id: TaskId) -> str:
 def parse_task_id(text: str) -> TaskId | None:
     """`task-42` or `42`; None for anything else."""
     digits = text.removeprefix(_PREFIX)
-    if not (digits.isascii() and digits.isdigit()) or len(digits) > _MOST_DIGITS:
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > _MAX_DIGITS:
         return None
     return TaskId(int(digits)) if int(digits) > 0 else None

@@ -14,11 +14,11 @@ import msgspec
 
 from dgpu.core.model.task import Shape, Task, TaskStatus
 
-MOST_KINDS: Final = 4_096  # a bound on memory; the half that was not seen for longest leaves
-MOST_RUNS: Final = 15
-FEWEST_RUNS: Final = 3  # for reservations to believe them: fewer say too little
+MAX_KINDS: Final = 4_096  # a bound on memory; the half that was not seen for longest leaves
+MAX_RUNS: Final = 15
+MIN_RUNS: Final = 3  # for reservations to believe them: fewer say too little
 
-_MOST_READ: Final = 4_096  # characters of a command
+_MAX_READ: Final = 4_096  # characters of a command
 _NUMBER: Final = re.compile(r"\d+")
 
 
@@ -45,7 +45,7 @@ def kind_of(shape: Shape, detail: bytes) -> str:
         return f"{shape.tenant_id}/model/{shape.model}/{gpus}"
     command = _decode(detail).command if detail else ""
     words = command if isinstance(command, str) else "\0".join(command)
-    known_by = hashlib.sha256(_NUMBER.sub("0", words[:_MOST_READ]).encode()).hexdigest()[:24]
+    known_by = hashlib.sha256(_NUMBER.sub("0", words[:_MAX_READ]).encode()).hexdigest()[:24]
     return f"{shape.tenant_id}/command/{known_by}/{gpus}"
 
 
@@ -57,11 +57,11 @@ def note_run(known: dict[str, RunTimes], shape: Shape, task: Task, at: int) -> b
         return False
     kind = kind_of(shape, task.detail)
     before = known.get(kind)
-    if before is None and len(known) >= MOST_KINDS:
+    if before is None and len(known) >= MAX_KINDS:
         _make_room(known)
-    recent = () if before is None else before.recent_ms[1 - MOST_RUNS :]
+    recent = () if before is None else before.recent_ms[1 - MAX_RUNS :]
     known[kind] = RunTimes(recent_ms=(*recent, max(0, task.finished_at - task.started_at)), updated_at=at)
-    return len(recent) + 1 == FEWEST_RUNS
+    return len(recent) + 1 == MIN_RUNS
 
 
 _TELLING: Final = {TaskStatus.SUCCESS, TaskStatus.FAILED}

@@ -9,7 +9,7 @@ import msgspec
 from dgpu.core.model.ids import TenantId
 from dgpu.core.model.task import Pool
 
-MOST_TENANTS: Final = 10_000
+MAX_TENANTS: Final = 10_000
 WEIGHT_MILLI: Final = 1_000  # the weight 1
 BOTH_POOLS: Final = (Pool.ONLINE, Pool.BATCH)
 

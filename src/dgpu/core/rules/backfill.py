@@ -28,8 +28,8 @@ from dgpu.core.rules.place import grant_at
 from dgpu.core.state import ClusterState
 
 PATIENCE_MS: Final = 3_600_000 + KILL_GRACE_MS + RELEASE_MS  # the default time limit of batch tasks
-_MOST_LINES: Final = 16  # of one demand, in order
-MOST_LOOKED_AT: Final = (
+_MAX_LINES: Final = 16  # of one demand, in order
+MAX_LOOKED_AT: Final = (
     256  # waiting tasks in one pass, for short ones among them; the next one goes on from there
 )
 
@@ -65,7 +65,7 @@ def grant_kept(state: ClusterState, crowd: Crowd, at: int) -> KeptGrant | None:
             within_ms = min(within_ms, none_within_ms)
             if tasks:
                 candidates.append((turn, line, tasks))
-    granted = _first(state, crowd, nsmallest(_MOST_LINES, candidates, key=itemgetter(0)), chances)
+    granted = _first(state, crowd, nsmallest(_MAX_LINES, candidates, key=itemgetter(0)), chances)
     if granted is None and not candidates:
         crowd.refused_kept = within_ms
     return granted

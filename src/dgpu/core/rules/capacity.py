@@ -12,7 +12,7 @@ from dgpu.core.rejections import NeverFits
 from dgpu.core.rules.fit import holds
 from dgpu.core.state import ClusterState
 
-_MOST_REMEMBERED: Final = 1_024
+_MAX_REMEMBERED: Final = 1_024
 
 
 def fits_empty(state: ClusterState, demand: Demand) -> bool:
@@ -22,7 +22,7 @@ def fits_empty(state: ClusterState, demand: Demand) -> bool:
             _holds(state, node, state.node_gpus(node_id), demand) for node_id, node in state.nodes.items()
         )
         known = any(holding) if demand.nodes == 1 else sum(holding) >= demand.nodes
-        if len(state.fits_empty) >= _MOST_REMEMBERED:
+        if len(state.fits_empty) >= _MAX_REMEMBERED:
             state.fits_empty.clear()
         state.fits_empty[demand] = known
     return known

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from dgpu.core.index.room import Card, Room
     from dgpu.core.model.ids import GpuId
 
-_MOST_SETS: Final = 128  # looked at one by one; beyond it sets are grown card by card
+_MAX_SETS: Final = 128  # looked at one by one; beyond it sets are grown card by card
 
 
 def connected(room: Room, cards: Sequence[Card], count: int) -> list[Card]:
     """The `count` cards with the most nearness among them; ties go to cards that are liked better."""
     order = list(cards)
-    if comb(len(order), count) <= _MOST_SETS:
+    if comb(len(order), count) <= _MAX_SETS:
         found = max(combinations(order, count), key=lambda some: nearness(room.near, some))
         return list(found)  # the first of the best: combinations come in the order of liking
     return max(

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from dgpu.core.model.ids import LeaseId
-from dgpu.core.model.run_times import FEWEST_RUNS, MOST_KINDS, RunTimes, kind_of, quantile_ms
+from dgpu.core.model.run_times import MAX_KINDS, MIN_RUNS, RunTimes, kind_of, quantile_ms
 from dgpu.core.model.task import Restart, Task
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def certain_ms(task: Task) -> int:
 
 
 def learned_ms(runs: RunTimes | None) -> int:
-    if runs is None or len(runs.recent_ms) < FEWEST_RUNS:
+    if runs is None or len(runs.recent_ms) < MIN_RUNS:
         return UNKNOWN
     learned = quantile_ms(runs, _PERCENT, longer_than_ms=-1)
     return UNKNOWN if learned is None else learned + RELEASE_MS
@@ -87,7 +87,7 @@ class Ends:
             runs = state.run_times.get(kind)
             known, lasts = self._learned.get(kind, (None, UNKNOWN))
             if runs is not known:
-                if len(self._learned) >= MOST_KINDS:
+                if len(self._learned) >= MAX_KINDS:
                     self._learned.clear()
                 lasts = learned_ms(runs)
                 self._learned[kind] = (runs, lasts)

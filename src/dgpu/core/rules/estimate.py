@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from dgpu.core.index.cards import usable_mb
-from dgpu.core.model.estimates import MOST_ESTIMATES, Estimate, command_key, model_key, title
+from dgpu.core.model.estimates import MAX_ESTIMATES, Estimate, command_key, model_key, title
 from dgpu.core.model.ids import TenantId
 from dgpu.core.model.lease import Lease
 from dgpu.core.model.settings import EstimateRules
@@ -139,7 +139,7 @@ def largest_mb(state: ClusterState) -> int:
 
 def evicted(estimates: dict[str, Estimate], key: str) -> str | None:
     """Who leaves so that `key` can enter."""
-    if key in estimates or len(estimates) < MOST_ESTIMATES:
+    if key in estimates or len(estimates) < MAX_ESTIMATES:
         return None
     return min(estimates, key=lambda each: (estimates[each].updated_at, each))
 

@@ -28,11 +28,11 @@ from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.core.model.typical import Typical, TypicalShape
 from dgpu.core.rules import fit
 
-MOST_TYPICAL: Final = 16  # shapes in a table; measured: 4 do nearly as well, 64 no better
+MAX_TYPICAL: Final = 16  # shapes in a table; measured: 4 do nearly as well, 64 no better
 IDLE_NODE_MILLI: Final = (
     100  # price of breaking into an idle node: it wins over a little waste, not over much
 )
-FEWEST_SUBMITS: Final = 16  # between two tables
+MIN_SUBMITS: Final = 16  # between two tables
 _PER_MILLE: Final = 1_000  # weights of a table add up to about this
 
 
@@ -189,7 +189,7 @@ def typical_of(tasks: Iterable[tuple[Demand, int]], gpus_of: Mapping[Kind, int],
         counted += count
         _claim(claimed, demand, asked_milli, gpus_of)
     # Rare shapes are left out, not lumped together: a table must stay short, and what is rare wastes little.
-    heaviest = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MOST_TYPICAL]
+    heaviest = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MAX_TYPICAL]
     listed = sum(count for _, count in heaviest)
     return Typical(
         shapes=tuple(
@@ -215,7 +215,7 @@ def is_due(typical: Typical, submitted: int) -> bool:
     """Is a new table worth its price, `submitted` tasks after the last one? After a quarter more of them: a table
     settles as the workload does, and the scores that it makes void stay few for each task.
     """
-    return submitted >= max(FEWEST_SUBMITS, typical.counted // 4)
+    return submitted >= max(MIN_SUBMITS, typical.counted // 4)
 
 
 def view_of(typical: Typical, kind: Kind) -> View:

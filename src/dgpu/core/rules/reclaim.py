@@ -31,8 +31,8 @@ from dgpu.core.state import ClusterState
 
 RECLAIMED: Final = "reclaimed"
 _UNCONFIRMED: Final = STATUSES.index(GpuStatus.UNCONFIRMED)
-MOST_LOOKED_AT: Final = 2_000  # of the newest leases
-MOST_HELPED: Final = 64  # waiting tasks in one pass
+MAX_LOOKED_AT: Final = 2_000  # of the newest leases
+MAX_HELPED: Final = 64  # waiting tasks in one pass
 
 
 class _Plan:
@@ -52,7 +52,7 @@ class _Plan:
         """What may be stopped, by node, the newest first. Looked for once, and only if anybody needs a stop."""
         if self._candidates is None:
             self._candidates = {}
-            for lease in islice(reversed(state.leases.values()), MOST_LOOKED_AT):
+            for lease in islice(reversed(state.leases.values()), MAX_LOOKED_AT):
                 if _is_stoppable(state, lease):
                     self._candidates.setdefault(lease.node_id, []).append(lease)
         return self._candidates
@@ -179,10 +179,10 @@ def _in_need(state: ClusterState) -> list[tuple[TaskId, Line]]:
     waiting = [
         (-line.level(task_id), line.account.share, task_id, line)
         for line in lines
-        for task_id in islice(line.ready, MOST_HELPED)
+        for task_id in islice(line.ready, MAX_HELPED)
     ]
     waiting.sort(key=lambda each: each[:3])
-    return [(task_id, line) for _, _, task_id, line in waiting[:MOST_HELPED]]
+    return [(task_id, line) for _, _, task_id, line in waiting[:MAX_HELPED]]
 
 
 def _victims(seeker: _Seeker, plan: _Plan, at: int) -> list[Lease] | None:

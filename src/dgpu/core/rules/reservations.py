@@ -24,7 +24,7 @@ from dgpu.core.rules.draft import Draft
 from dgpu.core.state import ClusterState
 
 LOOK_AGAIN_MS: Final = 10_000  # something may have become free elsewhere: looked for only so often
-_MOST_TRIES: Final = 32  # plans in one go
+_MAX_TRIES: Final = 32  # plans in one go
 _LONG_QUEUE: Final = 100
 _NOTHING: Final = Claim(0, 0)
 
@@ -180,7 +180,7 @@ def _fill(draft: Draft) -> int | None:
             least = line.level(task_id)
         else:
             hopeless.add(demand)
-        if len(kept) >= most or tries >= _MOST_TRIES:
+        if len(kept) >= most or tries >= _MAX_TRIES:
             break
     for task_id in [each for each in draft.plans if each not in kept]:
         draft.drop(task_id)

@@ -11,8 +11,8 @@ from dgpu.service.alerts.values import Alert, Change, Message, Silence
 from dgpu.wire.alert_answers import AlertAnswer, SilenceAnswer, WebhookBody
 from dgpu.wire.answers import instant, instant_or_none
 
-MOST_TOLD_SINGLY = 100  # changes of one look; more are one event
-_MOST_LINES = 20
+MAX_TOLD_SINGLY = 100  # changes of one look; more are one event
+_MAX_LINES = 20
 
 
 def alert_answer(alert: Alert, silenced_until: int = 0) -> AlertAnswer:
@@ -49,7 +49,7 @@ def silence_answer(silence: Silence, now: int) -> SilenceAnswer:
 def change_stream_text(changes: Sequence[Change], machine: AlertMachine, now: int) -> bytes:
     """Without an id: alerts are not in the journal, so a listener's place in it stays where it is."""
     told = {"at": instant(now), "type": "alert"}
-    if len(changes) > MOST_TOLD_SINGLY:
+    if len(changes) > MAX_TOLD_SINGLY:
         many = {**told, "change": "many", "count": len(changes)}
         return b"event: alert\ndata: %b\n\n" % msgspec.json.encode(many)
     parts = []
@@ -86,9 +86,9 @@ def mail_title(message: Message) -> str:
 def mail_text(message: Message) -> str:
     lines = [message.summary]
     if message.count > 1:
-        lines += ["", *(f"- {alert.summary}" for alert in message.alerts[:_MOST_LINES])]
-        if message.count > _MOST_LINES:
-            lines.append(f"- and {message.count - _MOST_LINES:,} more: dgpu alerts")
+        lines += ["", *(f"- {alert.summary}" for alert in message.alerts[:_MAX_LINES])]
+        if message.count > _MAX_LINES:
+            lines.append(f"- and {message.count - _MAX_LINES:,} more: dgpu alerts")
     if message.state == "firing":
         first = message.alerts[0]
         lines += ["", f"Somebody looks after it: dgpu alerts ack alert-{first.number}"]

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from dgpu.service.alerts.rules import Finding, Rule
 from dgpu.service.alerts.values import (
     ANY,
-    MOST_ENDED,
-    MOST_IN_A_MESSAGE,
-    MOST_OPEN,
-    MOST_SILENCES,
+    MAX_ENDED,
+    MAX_IN_A_MESSAGE,
+    MAX_OPEN,
+    MAX_SILENCES,
     Alert,
     AlertState,
     Change,
@@ -105,7 +105,7 @@ class AlertMachine:
         self, rule: str, subject: str | None, until: int, comment: str, now: int
     ) -> tuple[Silence, list[Change]] | None:
         """None: there are too many already."""
-        if len(self.silences) >= MOST_SILENCES:
+        if len(self.silences) >= MAX_SILENCES:
             return None
         number, self._next_silence = self._next_silence, self._next_silence + 1
         silence = Silence(
@@ -180,7 +180,7 @@ class AlertMachine:
         alert = self.open.get(key)
         rule: Rule = getattr(self._rules, finding.rule)
         if alert is None:
-            if len(self.open) >= MOST_OPEN:
+            if len(self.open) >= MAX_OPEN:
                 self.dropped += 1
                 return
             alert = self._begin(key, finding, rule, now)
@@ -291,7 +291,7 @@ class AlertMachine:
             severity=told[0].severity,
             at=now,
             count=len(told),
-            alerts=tuple(told[:MOST_IN_A_MESSAGE]),
+            alerts=tuple(told[:MAX_IN_A_MESSAGE]),
             reminder=reminder,
         )
 
@@ -335,7 +335,7 @@ class AlertMachine:
         for number in numbers:
             silence = self.silences.pop(number)
             self.ended[number] = replace(silence, until=min(silence.until, now))
-        while len(self.ended) > MOST_ENDED:
+        while len(self.ended) > MAX_ENDED:
             del self.ended[next(iter(self.ended))]
         self._index_silences()
         return [Change("unsilenced", alert) for alert in before if not self.silenced_until(alert)]

@@ -30,7 +30,7 @@ from dgpu.service.outputs import CommittedGroup
 
 _BUCKETS = 60  # of the window of the failure rate
 # Lines are listed in the order in which they began to wait, so the oldest tasks are among the first.
-_MOST_LINES = 20_000
+_MAX_LINES = 20_000
 _STALE_MS = 60_000  # a temperature older than this says nothing about now
 
 
@@ -147,7 +147,7 @@ def _oldest(state: ClusterState) -> tuple[Oldest, ...]:
     found = []
     tasks = state.tasks
     for pool, lane in state.waiting.lanes.items():
-        heads = [tasks[line.head] for line in islice(lane.ready.values(), _MOST_LINES) if line.head]
+        heads = [tasks[line.head] for line in islice(lane.ready.values(), _MAX_LINES) if line.head]
         if heads:
             first = min(heads, key=_waits_since)
             name = "no pool" if pool is None else f"pool {pool.value}"

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import httpx
 
 NEEDS_APPRISE = "needs the package apprise, which is not installed: pip install 'dgpu[notify]'"
-_MOST_RECORDS = 50
-_MOST_CAUSES = 10
+_MAX_RECORDS = 50
+_MAX_CAUSES = 10
 _USER_AGENT = "dgpu-alerts"
 
 # From its first word on: it may speak of addresses and passwords.
@@ -147,7 +147,7 @@ class _Listening(logging.Handler):
         self._thread = threading.get_ident()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.thread == self._thread and len(self.records) < _MOST_RECORDS:
+        if record.thread == self._thread and len(self.records) < _MAX_RECORDS:
             self.records.append(record)
 
 
@@ -190,7 +190,7 @@ async def _in_thread(work: Callable[[], str]) -> str:
 def _words(error: BaseException) -> str:
     """Libraries wrap what the system said; that is what helps."""
     cause: BaseException | None = error
-    for _ in range(_MOST_CAUSES):
+    for _ in range(_MAX_CAUSES):
         if isinstance(cause, OSError) and cause.strerror:
             number = cause.errno or 0  # below 0: of the resolver, which has its own words
             return f"cannot be reached: {os.strerror(number) if number > 0 else cause.strerror}"

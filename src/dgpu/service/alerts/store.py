@@ -12,7 +12,7 @@ from dgpu.service.alerts.outbox import Delivery
 from dgpu.service.alerts.values import KeptAlerts
 
 FILE_NAME = "alerts.json"
-_MOST_BYTES = 256 << 20
+_MAX_BYTES = 256 << 20
 
 _log = structlog.get_logger("dgpu.alerts")
 
@@ -31,7 +31,7 @@ class AlertStore:
         """A file that cannot be read is set aside, and said: alerts then begin anew."""
         try:
             with self._path.open("rb") as file:
-                content = file.read(_MOST_BYTES + 1)
+                content = file.read(_MAX_BYTES + 1)
         except FileNotFoundError:
             return Kept()
         except OSError as error:
@@ -59,8 +59,8 @@ class AlertStore:
 
 
 def _decoded(content: bytes) -> Kept:
-    if len(content) > _MOST_BYTES:
-        raise ValueError(f"it is larger than {_MOST_BYTES} bytes")
+    if len(content) > _MAX_BYTES:
+        raise ValueError(f"it is larger than {_MAX_BYTES} bytes")
     kept = msgspec.json.decode(content, type=Kept)
     if kept.version != 1:
         raise ValueError(f"it is of version {kept.version}; this is 1")

@@ -12,7 +12,7 @@ _HIDDEN = "…"
 _PARTS = re.compile(r"[/:@?&=;,+#\s]+")
 _URL = re.compile(r"[A-Za-z][\w+.-]*://\S*")
 _LEAST_SECRET = 3
-_MOST_DETAIL = 300
+_MAX_DETAIL = 300
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
             text = text.replace(word, _HIDDEN)
         text = _URL.sub(_HIDDEN, text)  # also one that a library shows with half of its secrets
         line = " ".join(text.split())
-        return line if len(line) <= _MOST_DETAIL else line[: _MOST_DETAIL - 1] + _HIDDEN
+        return line if len(line) <= _MAX_DETAIL else line[: _MAX_DETAIL - 1] + _HIDDEN
 
     def _secret_words(self) -> set[str]:
         shown = {word for word in _PARTS.split(self.address) if word}

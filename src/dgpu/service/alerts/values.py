@@ -12,10 +12,10 @@ from dgpu.service.alerts.rules import RuleSet, Severity
 Key: TypeAlias = tuple[str, str]  # rule, subject
 ANY = "*"  # a silence of every rule
 
-MOST_OPEN = 5_000
-MOST_SILENCES = 1_000
-MOST_ENDED = 100  # silences that are over
-MOST_IN_A_MESSAGE = 50
+MAX_OPEN = 5_000
+MAX_SILENCES = 1_000
+MAX_ENDED = 100  # silences that are over
+MAX_IN_A_MESSAGE = 50
 
 
 class AlertState(enum.StrEnum):
@@ -74,7 +74,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     severity: Severity
     at: int
     count: int
-    alerts: tuple[Alert, ...] = ()  # the first MOST_IN_A_MESSAGE
+    alerts: tuple[Alert, ...] = ()  # the first MAX_IN_A_MESSAGE
     reminder: bool = False
 
     @property

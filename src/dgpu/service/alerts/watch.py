@@ -33,7 +33,7 @@ from dgpu.service.runtime import Runtime
 
 _LONGEST_NAP_S = 60.0
 _STOP_PATIENCE_S = 2.0
-_MOST_LOG_LINES = 5  # of one name at one look
+_MAX_LOG_LINES = 5  # of one name at one look
 
 _log = structlog.get_logger("dgpu.alerts")
 
@@ -325,10 +325,10 @@ def _tell_log(changes: list[Change]) -> None:
         if name not in {"firing", "resolved"}:
             continue
         told[name] += 1
-        if told[name] <= _MOST_LOG_LINES:
+        if told[name] <= _MAX_LOG_LINES:
             tell = _log.warning if name == "firing" else _log.info
             known = {"rule": alert.rule, "subject": alert.subject, "severity": alert.severity}
             tell(f"alert_{name}", **known, summary=alert.summary)
     for which, number in told.items():
-        if number > _MOST_LOG_LINES:
-            _log.warning(f"alert_{which}", count=number - _MOST_LOG_LINES, summary="more at the same time")
+        if number > _MAX_LOG_LINES:
+            _log.warning(f"alert_{which}", count=number - _MAX_LOG_LINES, summary="more at the same time")

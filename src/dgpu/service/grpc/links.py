@@ -12,8 +12,8 @@ from google.protobuf.message import Message
 
 M = TypeVar("M", bound=Message)
 
-MOST_QUEUED = 1_000
-MOST_QUEUED_BYTES = 32 << 20
+MAX_QUEUED = 1_000
+MAX_QUEUED_BYTES = 32 << 20
 _LAST_WORDS_S = 2.0
 
 
@@ -40,7 +40,7 @@ class Link(Generic[M]):
             return
         self._queue.append(message)
         self._queued_bytes += message.ByteSize()
-        if len(self._queue) > MOST_QUEUED or self._queued_bytes > MOST_QUEUED_BYTES:
+        if len(self._queue) > MAX_QUEUED or self._queued_bytes > MAX_QUEUED_BYTES:
             self._queue.clear()
             self._end(grpc.StatusCode.RESOURCE_EXHAUSTED, "this agent does not read what it is sent")
             self.cut()

@@ -25,8 +25,8 @@ from dgpu.service.runtime import Runtime
 from dgpu.wire.proto import agent_pb2 as pb
 
 SERVICE = "dgpu.agent.v1.Agents"
-MOST_MESSAGE_BYTES = 16 << 20
-MOST_STREAMS = 20_000
+MAX_MESSAGE_BYTES = 16 << 20
+MAX_STREAMS = 20_000
 MAX_STREAMS_PER_CONNECTION = 10_000  # simulated nodes of one agent share a connection
 SWEEP_SECONDS = 2.0
 BUSY_SWEEP_SECONDS = 0.05  # while strangers keep coming
@@ -35,8 +35,8 @@ _LOG_EVERY_SECONDS = 10.0
 
 # A peer that vanished without a word is noticed after about 20 s, by pings on an idle connection too.
 _OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MOST_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -75,7 +75,7 @@ class AgentServer:
         self._next_log_s = 0.0
         self._sweeping: asyncio.Task[None] | None = None
         options = [*_OPTIONS, ("grpc.max_allowed_incoming_connections", self._counts.max)]
-        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MOST_STREAMS)
+        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MAX_STREAMS)
         self._server.add_generic_rpc_handlers(
             (
                 grpc.method_handlers_generic_handler(

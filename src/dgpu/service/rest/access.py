@@ -20,9 +20,9 @@ CODE_PATH = "/api/v1/session/code"
 OPEN_PATHS = frozenset({"/health", "/ready"})  # they tell nothing worth hiding, and probes have no token
 READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
-MOST_FAILURES = 10
+MAX_FAILURES = 10
 FAILURE_SECONDS = 60.0
-MOST_WATCHED = 1_024
+MAX_WATCHED = 1_024
 _TOKEN_BYTES = 32
 
 
@@ -85,7 +85,7 @@ class Access:
             return None
         host = _host_name(given.decode("latin-1"))
         if host in self._hosts or _is_address(host):
-            if len(self._good_hosts) < MOST_WATCHED:
+            if len(self._good_hosts) < MAX_WATCHED:
                 self._good_hosts.add(given)
             return None
         return _problem(
@@ -120,7 +120,7 @@ class Access:
 
     def _limited(self, peer: Peer) -> Problem | None:
         since, number = self._failures.get(peer.uid, (0.0, 0))
-        if number < MOST_FAILURES or self._clock() - since >= FAILURE_SECONDS:
+        if number < MAX_FAILURES or self._clock() - since >= FAILURE_SECONDS:
             return None
         detail = "Too many wrong tokens or codes. Try again in a minute."
         return _problem(429, "too_many_failures", "Too many failures", detail)
@@ -131,7 +131,7 @@ class Access:
         since, number = self._failures.get(uid, (now, 0))
         if now - since >= FAILURE_SECONDS:
             since, number = now, 0
-        if uid not in self._failures and len(self._failures) >= MOST_WATCHED:
+        if uid not in self._failures and len(self._failures) >= MAX_WATCHED:
             del self._failures[next(iter(self._failures))]
         self._failures[uid] = (since, number + 1)
 

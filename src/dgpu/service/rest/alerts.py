@@ -11,7 +11,7 @@ from litestar.params import PathParameter, QueryParameter
 
 from dgpu.service.alerts.bodies import alert_answer, silence_answer
 from dgpu.service.alerts.rules import RULE_NAMES
-from dgpu.service.alerts.values import MOST_ENDED, MOST_SILENCES, Alert, AlertState, Silence
+from dgpu.service.alerts.values import MAX_ENDED, MAX_SILENCES, Alert, AlertState, Silence
 from dgpu.service.alerts.watch import AlertWatch, NotKept
 from dgpu.service.rest import listing
 from dgpu.service.rest.backend import Backend, ProblemError
@@ -33,7 +33,7 @@ from dgpu.wire.fields import Unacceptable
 _STATES = {state.value: frozenset({state}) for state in AlertState} | {
     "open": frozenset({AlertState.PENDING, AlertState.FIRING})
 }
-_MOST_DIGITS = 18
+_MAX_DIGITS = 18
 T = TypeVar("T")
 
 AlertIdText = Annotated[str, PathParameter(description="alert-12, or 12.")]
@@ -106,7 +106,7 @@ async def acknowledge_alert(
 @get(
     "/api/v1/alerts/silences",
     summary="List silences",
-    description=f"Those that hold now; with ended=true the last {MOST_ENDED} that are over, too.",
+    description=f"Those that hold now; with ended=true the last {MAX_ENDED} that are over, too.",
 )
 async def list_silences(rest: Given, ended: EndedQuery = None) -> SilenceList:
     machine, now = _watch(rest).machine, _watch(rest).now_ms()
@@ -139,7 +139,7 @@ async def create_silence(rest: Given, request: Request[Any, Any, Any]) -> Silenc
     asked = decode_silence(await request.body(), RULE_NAMES, watch.now_ms())
     silence = await _kept(watch.silence(asked.rule, asked.subject, asked.until, asked.comment))
     if silence is None:
-        detail = f"At most {MOST_SILENCES:,} silences are kept. Remove one, or silence a whole rule."
+        detail = f"At most {MAX_SILENCES:,} silences are kept. Remove one, or silence a whole rule."
         raise ProblemError(
             Problem(status=409, title="Too many silences", code="too_many_silences", detail=detail)
         )
@@ -253,7 +253,7 @@ def _true_or_false(value: str) -> bool:
 
 def _number(text: str, prefix: str) -> int | None:
     digits = text.removeprefix(prefix)
-    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < _MOST_DIGITS else None
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < _MAX_DIGITS else None
 
 
 def _one_of(words: Any) -> Any:

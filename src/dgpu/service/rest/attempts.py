@@ -14,7 +14,7 @@ from dgpu.service.history import HistoryDamaged, PastAttempt
 from dgpu.service.rest.backend import Backend
 from dgpu.wire.answers import Attempt, instant, instant_or_none
 
-MOST_ATTEMPTS = 100
+MAX_ATTEMPTS = 100
 
 
 async def attempts_of(backend: Backend, task_id: TaskId) -> list[Attempt]:
@@ -32,7 +32,7 @@ async def attempts_of(backend: Backend, task_id: TaskId) -> list[Attempt]:
         current.attempt not in by_number or by_number[current.attempt].ended_at is None
     ):
         by_number[current.attempt] = current
-    return [by_number[number] for number in sorted(by_number)][-MOST_ATTEMPTS:]
+    return [by_number[number] for number in sorted(by_number)][-MAX_ATTEMPTS:]
 
 
 def _of_row(row: PastAttempt) -> Attempt:

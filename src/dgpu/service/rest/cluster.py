@@ -38,7 +38,7 @@ GpuIdText = Annotated[str, PathParameter(description="The GPU's UUID.")]
 NodeQuery = Annotated[
     str | None, QueryParameter(description="Only those of the node with this id.", required=False)
 ]
-_MOST_ID = 128
+_MAX_ID = 128
 
 
 @get(
@@ -76,10 +76,10 @@ async def list_gpus(rest: Given, node: NodeQuery = None) -> GpuList:
 )
 async def recover_gpu(rest: Given, gpu_id: GpuIdText, request: Request[Any, Any, Any]) -> GpuAnswer:
     reason = await _reason(request)
-    await rest.do(RecoverGpu(gpu_id=GpuId(gpu_id[:_MOST_ID]), reason=reason))
+    await rest.do(RecoverGpu(gpu_id=GpuId(gpu_id[:_MAX_ID]), reason=reason))
     found = await rest.runtime.read(lambda state: one_gpu(state, GpuId(gpu_id), rest.runtime.telemetry))
     if found is None:
-        raise ProblemError(problem_of(UnknownGpu(gpu_id=GpuId(gpu_id[:_MOST_ID]))))
+        raise ProblemError(problem_of(UnknownGpu(gpu_id=GpuId(gpu_id[:_MAX_ID]))))
     return found
 
 

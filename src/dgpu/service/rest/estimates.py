@@ -19,7 +19,7 @@ from dgpu.wire.json_body import shorten
 from dgpu.wire.requests import invalid
 from dgpu.wire.task_fields import DEFAULT_TENANT
 
-_MOST_LISTED = 1_000
+_MAX_LISTED = 1_000
 _TenantQuery = Annotated[str | None, QueryParameter(name="tenant", description="Only of this tenant.")]
 _ModelQuery = Annotated[
     str | None, QueryParameter(name="model", description="What would a task with this model need?")
@@ -56,7 +56,7 @@ async def list_estimates(
         need = None
         if model or task_type or atoms:
             need = _need(estimate(state, whose or DEFAULT_TENANT, asked))
-        listed = [_answer(each) for each in found[:_MOST_LISTED]]
+        listed = [_answer(each) for each in found[:_MAX_LISTED]]
         return EstimateList(total=len(found), estimates=listed, need=need)
 
     return await rest.runtime.read(look)

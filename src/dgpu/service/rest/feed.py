@@ -10,8 +10,8 @@ from dgpu.service.outputs import CommittedGroup
 from dgpu.service.views import Views
 from dgpu.service.views_events import event_stream_text
 
-MOST_UNREAD = 512  # pieces of one listener
-MOST_UNREAD_BYTES = 1 << 20
+MAX_UNREAD = 512  # pieces of one listener
+MAX_UNREAD_BYTES = 1 << 20
 _BEAT = b": still here\n\n"
 
 
@@ -25,7 +25,7 @@ class _Listener:
         self.arrived = asyncio.Event()
 
     def offer(self, piece: bytes) -> None:
-        if len(self.pieces) >= MOST_UNREAD or self.unread_bytes + len(piece) > MOST_UNREAD_BYTES:
+        if len(self.pieces) >= MAX_UNREAD or self.unread_bytes + len(piece) > MAX_UNREAD_BYTES:
             # what it has not read is stale anyway: it has to read the whole again
             self.pieces.clear()
             self.unread_bytes = 0

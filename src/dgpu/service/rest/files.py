@@ -12,7 +12,7 @@ from litestar import Request, get
 from litestar.params import PathParameter, QueryParameter
 from litestar.response import Stream
 
-from dgpu.core.model.gang import MOST_NODES
+from dgpu.core.model.gang import MAX_NODES
 from dgpu.core.model.ids import NodeId
 from dgpu.service.files import FileReading, FilesUnavailable, Place
 from dgpu.service.rest import listing
@@ -155,7 +155,7 @@ async def _all(first: bytes, pieces: AsyncGenerator[bytes, None]) -> AsyncIterat
 async def _where(rest: Backend, task_id: str, path: str, attempt: str | None, rank: str | None) -> _Where:
     number = listing.task_id_of(task_id)
     which = 0 if attempt is None else listing.parse_whole("attempt", attempt, 1, 1_000_000)
-    which_rank = 0 if rank is None else listing.parse_whole("rank", rank, 0, MOST_NODES - 1)
+    which_rank = 0 if rank is None else listing.parse_whole("rank", rank, 0, MAX_NODES - 1)
     clean = _clean_path(path)
     task = await listing.find_task(rest, number)
     if not task.attempt or task.allocation:

@@ -35,7 +35,7 @@ from dgpu.service.rest.backend import Backend
 from dgpu.service.rest.front import HOT_CALLS, App, no_such_call, problem_for, refuse_content, wrong_method
 from dgpu.service.rest.submit import too_large
 from dgpu.wire.answers import PROBLEM_JSON, Problem
-from dgpu.wire.requests import MOST_BODY_BYTES
+from dgpu.wire.requests import MAX_BODY_BYTES
 
 _PARTS = (
     tasks,
@@ -76,7 +76,7 @@ def _litestar(backend: Backend) -> Litestar:
         guards=[only_json_bodies, only_known_queries],
         exception_handlers={Exception: answer_with_problem},
         openapi_config=OpenAPIConfig(title=describe.TITLE, version=backend.options.version, path="/schema"),
-        request_max_body_size=MOST_BODY_BYTES,
+        request_max_body_size=MAX_BODY_BYTES,
         logging_config=None,
     )
 
@@ -120,7 +120,7 @@ def _of_framework(request: Request[Any, Any, Any], error: HTTPException) -> tupl
             headers["allow"] = f"{headers.get('allow', '')}, POST"
         return wrong_method(request.method, path), headers
     if error.status_code == 413:
-        return too_large(MOST_BODY_BYTES).problem, headers
+        return too_large(MAX_BODY_BYTES).problem, headers
     problem = Problem(
         status=error.status_code, title="Bad request", code="bad_request", detail=str(error.detail)
     )

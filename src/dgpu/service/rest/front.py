@@ -49,7 +49,7 @@ _SAFETY_HEADERS = [
         b"default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; base-uri 'none'",
     ),
 ]
-_MOST_QUERY = 1_000  # is looked at
+_MAX_QUERY = 1_000  # is looked at
 _NOBODY = Peer(uid=None)
 _log = structlog.get_logger("dgpu.rest")
 
@@ -289,7 +289,7 @@ def refuse_content(method: str, headers: dict[bytes, bytes]) -> None:
 
 def _refuse_queries(query: bytes) -> None:
     """These calls take none. The frame sees to its own."""
-    given = parse_qsl(query[:_MOST_QUERY].decode("latin-1"), keep_blank_values=True)
+    given = parse_qsl(query[:_MAX_QUERY].decode("latin-1"), keep_blank_values=True)
     listing.refuse_queries([name for name, _ in given], ())
 
 

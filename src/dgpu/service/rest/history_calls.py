@@ -15,7 +15,7 @@ from dgpu.service.rest import history_shapes as shapes
 from dgpu.service.rest import listing
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.history_shapes import Card
-from dgpu.service.rest.past import MOST_IDS, parse_names, parse_range, parse_span, past_of
+from dgpu.service.rest.past import MAX_IDS, parse_names, parse_range, parse_span, past_of
 from dgpu.service.rest.tasks import Given
 from dgpu.service.telemetry.reader import Series
 from dgpu.wire.fields import Unacceptable
@@ -31,9 +31,9 @@ from dgpu.wire.history_answers import (
 )
 from dgpu.wire.problem import problem_of
 
-_MOST_ID = 128
-_MOST_BARS = 5_000
-_MOST_EVENTS = 1_000
+_MAX_ID = 128
+_MAX_BARS = 5_000
+_MAX_EVENTS = 1_000
 _BY = ("tenant", "pool", "user")
 _Since = Annotated[
     str | None,
@@ -101,10 +101,10 @@ async def node_history(
 ) -> NodeHistory:
     _, span = parse_span(rest, since, until, step)
     past = past_of(rest)
-    seen = await past.ask(("node", node_id), lambda: past.telemetry.gpus_of(node_id, limit=MOST_IDS))
+    seen = await past.ask(("node", node_id), lambda: past.telemetry.gpus_of(node_id, limit=MAX_IDS))
     found = await rest.runtime.read(lambda state: _cards_of_node(state, node_id, seen))
     if found is None:
-        raise ProblemError(problem_of(UnknownNode(node_id=NodeId(node_id[:_MOST_ID]))))
+        raise ProblemError(problem_of(UnknownNode(node_id=NodeId(node_id[:_MAX_ID]))))
     points = await past.ask(("gpus", found, span), lambda: _read(past.telemetry, found, span))
     return shapes.node_history(node_id, found, points, span)
 
@@ -192,7 +192,7 @@ async def timeline_history(
         str | None, QueryParameter(description="1 to 5000; 2000 if absent.", required=False)
     ] = None,
 ) -> Timeline:
-    most = listing.parse_limit(limit, default=2_000, most=_MOST_BARS)
+    most = listing.parse_limit(limit, default=2_000, most=_MAX_BARS)
     wanted = parse_names("nodes", nodes)
     times = parse_range(rest, since, until, default="6h")
     past = past_of(rest)
@@ -218,7 +218,7 @@ async def node_health(
         str | None, QueryParameter(description="1 to 1000; 500 if absent.", required=False)
     ] = None,
 ) -> NodeHealth:
-    most = listing.parse_limit(limit, default=500, most=_MOST_EVENTS)
+    most = listing.parse_limit(limit, default=500, most=_MAX_EVENTS)
     times = parse_range(rest, since, until, default="30d")
     past = past_of(rest)
     events = await past.ask(
@@ -232,7 +232,7 @@ async def node_health(
         if not known and not await past.ask(
             ("known", node_id), lambda: reports.knows_node(past.history, node_id)
         ):
-            raise ProblemError(problem_of(UnknownNode(node_id=NodeId(node_id[:_MOST_ID]))))
+            raise ProblemError(problem_of(UnknownNode(node_id=NodeId(node_id[:_MAX_ID]))))
     return shapes.node_health(node_id, events, times.since, times.until, most)
 
 
@@ -244,7 +244,7 @@ def _known_keys(names: tuple[str, ...]) -> tuple[str, ...]:
 
 def _some(names: tuple[str, ...]) -> tuple[str, ...]:
     if not names:
-        raise Unacceptable(f"1 to {MOST_IDS} ids, separated by commas")
+        raise Unacceptable(f"1 to {MAX_IDS} ids, separated by commas")
     return names
 
 
@@ -264,7 +264,7 @@ async def _find(rest: Backend, wanted: tuple[str, ...]) -> tuple[Card, ...]:
     found = [card or by_id.get(name) for name, card in zip(wanted, live, strict=True)]
     for name, card in zip(wanted, found, strict=True):
         if card is None:
-            raise ProblemError(problem_of(UnknownGpu(gpu_id=GpuId(name[:_MOST_ID]))))
+            raise ProblemError(problem_of(UnknownGpu(gpu_id=GpuId(name[:_MAX_ID]))))
     return tuple(dict.fromkeys(card for card in found if card is not None))
 
 
@@ -281,7 +281,7 @@ def _cards_of_node(state: ClusterState, node_id: str, seen: list[Series]) -> tup
     if NodeId(node_id) not in state.nodes and not seen:
         return None
     gone = [Card(gpu_id=each.gpu_id, node_id=each.node_id) for each in seen if each.gpu_id not in live]
-    return (*live.values(), *gone)[:MOST_IDS]
+    return (*live.values(), *gone)[:MAX_IDS]
 
 
 ROUTES: tuple[Any, ...] = (

@@ -38,12 +38,12 @@ from dgpu.wire.json_body import BadRequest, shorten
 from dgpu.wire.problem import problem_of
 from dgpu.wire.run_dirs import run_dir_name
 
-MOST_PER_PAGE = 1_000
-MOST_EXPLAINED = 32  # different demands of one page, and as many questions about reservations
+MAX_PER_PAGE = 1_000
+MAX_EXPLAINED = 32  # different demands of one page, and as many questions about reservations
 _ALWAYS_EXPLAINED = 8  # of each, however many nodes there are
-_MOST_NODES = 1_000  # that all demands of one page look at
+_MAX_NODES = 1_000  # that all demands of one page look at
 _SLICE = 50  # tasks of a page at a time
-_MOST_KEPT_NODES = 256  # the same, for questions about reservations, which cost more
+_MAX_KEPT_NODES = 256  # the same, for questions about reservations, which cost more
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -126,8 +126,8 @@ class _Reasons:
         self._by_shape: dict[tuple[ShapeId, int, int], dict[str, str]] = {}
         self._by_demand: dict[Demand, Blocker | None] = {}
         self._by_holder: dict[tuple[Demand, int, int], Blocker | None] = {}
-        self._most_demands = _as_many(_MOST_NODES, len(state.nodes))
-        self._most_holders = _as_many(_MOST_KEPT_NODES, len(state.rooms.reserved))
+        self._most_demands = _as_many(_MAX_NODES, len(state.nodes))
+        self._most_holders = _as_many(_MAX_KEPT_NODES, len(state.rooms.reserved))
 
     def of(self, task: Task) -> dict[str, str]:
         if task.status is not TaskStatus.PENDING:
@@ -191,7 +191,7 @@ _KEPT = Blocker(code="reserved_for", detail="what is free is kept for tasks with
 
 
 def _as_many(looks: int, nodes: int) -> int:
-    return min(MOST_EXPLAINED, max(_ALWAYS_EXPLAINED, looks // max(1, nodes)))
+    return min(MAX_EXPLAINED, max(_ALWAYS_EXPLAINED, looks // max(1, nodes)))
 
 
 def _told(blocker: Blocker | None) -> dict[str, str]:
@@ -323,7 +323,7 @@ def parse_filter(status: str | None, priority: str | None, tenant: str | None, p
     )
 
 
-def parse_limit(text: str | None, default: int = 100, most: int = MOST_PER_PAGE) -> int:
+def parse_limit(text: str | None, default: int = 100, most: int = MAX_PER_PAGE) -> int:
     return default if text is None else parse_whole("limit", text, 1, most)
 
 

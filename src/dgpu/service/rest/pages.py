@@ -13,8 +13,8 @@ BUNDLE = Path(__file__).parents[2] / "web_assets"
 VIEWS = frozenset(
     {"cluster", "tasks", "submit", "timeline", "tenants", "quota", "nodes", "alerts", "history", "settings"}
 )
-MOST_FILES = 1_000
-MOST_BYTES = 32 << 20
+MAX_FILES = 1_000
+MAX_BYTES = 32 << 20
 _NOT_PAGES = ("/api", "/health", "/ready", "/metrics", "/docs", "/openapi.json", "/schema")
 _PACKED = {".br": "br", ".gz": "gzip"}
 _SMALL = 1_024  # not worth packing
@@ -150,7 +150,7 @@ def _load(folder: Path) -> dict[str, _File]:
     for name in _names(folder):
         body = (folder / name).read_bytes()
         size += len(body)
-        if len(read) >= MOST_FILES or size > MOST_BYTES:
+        if len(read) >= MAX_FILES or size > MAX_BYTES:
             break
         read["/" + name] = body
     if "/index.html" not in read:

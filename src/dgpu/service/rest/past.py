@@ -23,12 +23,12 @@ from dgpu.wire.time_range import moment_ms, step_ms
 
 T = TypeVar("T")
 LONGEST_MS = 400 * 86_400_000
-MOST_IDS = 64
-_MOST_ID = 128
+MAX_IDS = 64
+_MAX_ID = 128
 _AT_ONCE = 2
-_MOST_WAITING = 64
+_MAX_WAITING = 64
 _FRESH_S = 5.0
-_MOST_KEPT = 128
+_MAX_KEPT = 128
 
 
 class Range(NamedTuple):
@@ -54,9 +54,9 @@ class Past:
             del self._answers[old]
         known = self._answers.get(key)
         if known is None:
-            if self._waiting >= _MOST_WAITING:
+            if self._waiting >= _MAX_WAITING:
                 raise _unavailable("history_busy", "Too many reports are being made. Try again soon.")
-            while len(self._answers) >= _MOST_KEPT:
+            while len(self._answers) >= _MAX_KEPT:
                 del self._answers[next(iter(self._answers))]
             known = (now + _FRESH_S, asyncio.create_task(self._work(work)))
             self._answers[key] = known
@@ -113,11 +113,11 @@ def parse_span(rest: Backend, since: str | None, until: str | None, step: str | 
         raise _refused("step", step, str(error)) from None
 
 
-def parse_names(name: str, text: str | None, *, most: int = MOST_IDS) -> tuple[str, ...]:
+def parse_names(name: str, text: str | None, *, most: int = MAX_IDS) -> tuple[str, ...]:
     """Separated by commas; each once."""
     names = tuple(dict.fromkeys(part.strip() for part in (text or "").split(",") if part.strip()))
-    if len(names) > most or any(len(each) > _MOST_ID for each in names):
-        raise _refused(name, text, f"at most {most} names of at most {_MOST_ID} characters")
+    if len(names) > most or any(len(each) > _MAX_ID for each in names):
+        raise _refused(name, text, f"at most {most} names of at most {_MAX_ID} characters")
     return names
 
 

@@ -20,8 +20,8 @@ import structlog
 LINES_PER_SECOND = 20  # of one name and level: many who look do not crowd out one who changes something
 _SANE_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
-_MOST_BODY = 256 << 10
-_MOST_PATH = 200
+_MAX_BODY = 256 << 10
+_MAX_PATH = 200
 
 _log = structlog.get_logger("dgpu.rest")
 _std = logging.getLogger("dgpu.rest")
@@ -97,7 +97,7 @@ class RequestLog:
             name,
             request_id=request_id,
             method=scope["method"],
-            path=scope["path"][:_MOST_PATH],
+            path=scope["path"][:_MAX_PATH],
             status=status,
             ms=took_ms,
             **_facts(scope["method"], status, body),
@@ -130,7 +130,7 @@ def _level(method: str, status: int) -> int:
 
 
 def _facts(method: str, status: int, body: bytes) -> dict[str, Any]:
-    if len(body) > _MOST_BODY or (method in _READING and status < 400):
+    if len(body) > _MAX_BODY or (method in _READING and status < 400):
         return {}
     try:
         told = _decoder.decode(body)

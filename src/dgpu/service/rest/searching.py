@@ -23,8 +23,8 @@ from dgpu.service.views import Filter
 from dgpu.service.views_tasks import past_task_answer
 from dgpu.wire.answers import TaskAnswer, TaskPage
 
-MOST_WORDS_CHARS = 100
-MOST_LOOKED_AT = 200_000  # tasks, for one page
+MAX_WORDS_CHARS = 100
+MAX_LOOKED_AT = 200_000  # tasks, for one page
 AT_A_TIME = 2_000
 _NEVER_PLAIN = frozenset('"\\')  # JSON writes these otherwise than people do
 
@@ -39,8 +39,8 @@ class _Part(NamedTuple):
 
 def parse_search(words: str | None, node: str | None, gpu: str | None) -> Search:
     for name, text in (("q", words), ("node", node), ("gpu", gpu)):
-        if text is not None and not (text.strip() and len(text) <= MOST_WORDS_CHARS and text.isprintable()):
-            raise listing.bad_query(name, text, f"1 to {MOST_WORDS_CHARS} printable characters")
+        if text is not None and not (text.strip() and len(text) <= MAX_WORDS_CHARS and text.isprintable()):
+            raise listing.bad_query(name, text, f"1 to {MAX_WORDS_CHARS} printable characters")
     return Search(words=(words or "").strip().lower(), node_id=node or "", gpu_id=gpu or "")
 
 
@@ -100,7 +100,7 @@ async def _live(
         looked_at += len(ids)
         if len(found) >= limit:
             return _Part(found, int(found[-1][0]))
-        if looked_at >= MOST_LOOKED_AT:
+        if looked_at >= MAX_LOOKED_AT:
             return _Part(found, edge)
         await asyncio.sleep(0)
 
@@ -141,7 +141,7 @@ async def _past(
         search,
         edge=edge,
         limit=limit,
-        most=MOST_LOOKED_AT,
+        most=MAX_LOOKED_AT,
         oldest=oldest,
     )
     if len(rows) >= limit:

@@ -8,12 +8,12 @@ import msgspec
 
 from dgpu.service.rest.access import CODE_PATH, SESSION_PATH, Access, Peer
 from dgpu.service.rest.backend import ProblemError
-from dgpu.service.rest.sessions import CODE_SECONDS, MOST_CODE_CHARS, set_cookie
+from dgpu.service.rest.sessions import CODE_SECONDS, MAX_CODE_CHARS, set_cookie
 from dgpu.service.rest.submit import read_body
 from dgpu.wire.answers import FieldError, Problem, SessionAnswer, SessionCode
 from dgpu.wire.json_body import BadRequest, parse_json
 
-MOST_BODY_BYTES = 4_096
+MAX_BODY_BYTES = 4_096
 PATHS = frozenset({SESSION_PATH, CODE_PATH})
 _JSON = (b"content-type", b"application/json")
 ALLOWED = {SESSION_PATH: "GET, POST, DELETE", CODE_PATH: "POST"}
@@ -52,7 +52,7 @@ async def _give_code(access: Access, headers: dict[bytes, bytes], receive: Any) 
 
 async def _redeem(access: Access, headers: dict[bytes, bytes], peer: Peer, receive: Any) -> Answered:
     code = (await _fields(headers, receive, known=frozenset({"code"}))).get("code")
-    if not isinstance(code, str) or not 0 < len(code) <= MOST_CODE_CHARS:
+    if not isinstance(code, str) or not 0 < len(code) <= MAX_CODE_CHARS:
         detail = "Expected the code of an address that dgpu dashboard printed."
         raise BadRequest("invalid_field", f"code: {detail}", errors=[FieldError(path="code", detail=detail)])
     cookie = access.sessions.redeem(code)
@@ -68,7 +68,7 @@ async def _redeem(access: Access, headers: dict[bytes, bytes], peer: Peer, recei
 
 
 async def _fields(headers: dict[bytes, bytes], receive: Any, *, known: frozenset[str]) -> dict[str, Any]:
-    body = await read_body(headers, receive, MOST_BODY_BYTES)
+    body = await read_body(headers, receive, MAX_BODY_BYTES)
     raw = parse_json(body) if body.strip() else {}
     if type(raw) is not dict or raw.keys() - known:
         expected = "{" + ", ".join(f'"{name}": "..."' for name in known) + "}"

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 
 CODE_SECONDS = 300.0
-MOST_CODES = 64
+MAX_CODES = 64
 COOKIE_SECONDS = 7 * 86_400
-MOST_CODE_CHARS = 64
+MAX_CODE_CHARS = 64
 _CODE_BYTES = 24
 
 
@@ -33,7 +33,7 @@ class Sessions:
         """The oldest unused one gives way when there are too many."""
         now = self._clock()
         self._codes = {code: until for code, until in self._codes.items() if until > now}
-        while len(self._codes) >= MOST_CODES:
+        while len(self._codes) >= MAX_CODES:
             del self._codes[next(iter(self._codes))]
         code = secrets.token_urlsafe(_CODE_BYTES)
         self._codes[_hashed(code)] = now + CODE_SECONDS
@@ -41,7 +41,7 @@ class Sessions:
 
     def redeem(self, code: str) -> str | None:
         """The cookie's value; None: never given, used already, or too old."""
-        until = self._codes.pop(_hashed(code[:MOST_CODE_CHARS]), None)
+        until = self._codes.pop(_hashed(code[:MAX_CODE_CHARS]), None)
         if until is None or until <= self._clock():
             return None
         return self._signed(f"{int(self._wall_clock()) + COOKIE_SECONDS}.{secrets.token_urlsafe(9)}")

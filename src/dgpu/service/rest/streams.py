@@ -10,7 +10,7 @@ from litestar import Request, get
 from litestar.params import QueryParameter
 from litestar.response import Stream
 
-from dgpu.core.model.gang import MOST_NODES
+from dgpu.core.model.gang import MAX_NODES
 from dgpu.core.model.ids import TaskId
 from dgpu.service.output_reading import OutputState, OutputUnavailable
 from dgpu.service.rest import listing
@@ -22,8 +22,8 @@ from dgpu.wire.output_answers import ByteRange, OutputAnswer
 from dgpu.wire.ranks import run_number
 from dgpu.wire.wall_time import SHOWN
 
-MOST_TAIL_LINES = 1_000_000
-MOST_TAIL_BYTES = 4 << 20
+MAX_TAIL_LINES = 1_000_000
+MAX_TAIL_BYTES = 4 << 20
 TAIL_LINE_BYTES = 1_024  # what a line is guessed to have, to ask the agent for enough
 
 FollowQuery = Annotated[
@@ -59,9 +59,9 @@ async def task_logs(
 ) -> Stream:
     number = listing.task_id_of(task_id)
     follows = listing.parse_flag("follow", follow)
-    lines = None if tail is None else listing.parse_whole("tail", tail, 0, MOST_TAIL_LINES)
+    lines = None if tail is None else listing.parse_whole("tail", tail, 0, MAX_TAIL_LINES)
     which = 0 if attempt is None else listing.parse_whole("attempt", attempt, 1, 1_000_000)
-    which_rank = 0 if rank is None else listing.parse_whole("rank", rank, 0, MOST_NODES - 1)
+    which_rank = 0 if rank is None else listing.parse_whole("rank", rank, 0, MAX_NODES - 1)
     task = await listing.find_task(rest, number)  # unknown: 404 before anything is streamed
     if which_rank >= task.nodes:
         raise ProblemError(_no_rank(task))
@@ -95,7 +95,7 @@ async def task_output(
 ) -> OutputAnswer:
     number = listing.task_id_of(task_id)
     which = 0 if attempt is None else listing.parse_whole("attempt", attempt, 1, 1_000_000)
-    which_rank = 0 if rank is None else listing.parse_whole("rank", rank, 0, MOST_NODES - 1)
+    which_rank = 0 if rank is None else listing.parse_whole("rank", rank, 0, MAX_NODES - 1)
     task = await listing.find_task(rest, number)
     if which_rank >= task.nodes:
         raise ProblemError(_no_rank(task))
@@ -172,7 +172,7 @@ async def _pieces(
     try:
         if lines == 0 and not follows:
             return
-        tail_bytes = 0 if lines is None else min(MOST_TAIL_BYTES, max(1, lines) * TAIL_LINE_BYTES)
+        tail_bytes = 0 if lines is None else min(MAX_TAIL_BYTES, max(1, lines) * TAIL_LINE_BYTES)
         pieces = rest.output.read(task_id, attempt, tail_bytes, follow=follows, rank=rank)
         if follows and lines is None:
             yield b""  # the answer begins at once, though the task may wait for hours

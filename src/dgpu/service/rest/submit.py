@@ -17,9 +17,9 @@ from dgpu.service.rest.dependencies import look_up
 from dgpu.wire.answers import Problem, instant
 from dgpu.wire.json_body import BadRequest
 from dgpu.wire.problem import problem_of
-from dgpu.wire.requests import MOST_BATCH_BYTES, MOST_BODY_BYTES, Entries, decode_batch, decode_task, entry_of
+from dgpu.wire.requests import MAX_BATCH_BYTES, MAX_BODY_BYTES, Entries, decode_batch, decode_task, entry_of
 
-MOST_KEY_CHARS = 200
+MAX_KEY_CHARS = 200
 BODY_SECONDS = 30.0
 
 Receive = Any
@@ -39,7 +39,7 @@ async def _submit_one(
     backend: Backend, headers: Headers, receive: Receive, *, bare_means_allocation: bool
 ) -> bytes:
     key = key_of(headers)
-    body = await read_body(headers, receive, MOST_BODY_BYTES)
+    body = await read_body(headers, receive, MAX_BODY_BYTES)
     entry = entry_of(decode_task(body, bare_means_allocation=bare_means_allocation))
     first_id, count, created_at = await submit_entries(backend, (entry,), key, body, batch=False)
     more = b',"count":%d' % count if entry[1].array else b""
@@ -52,7 +52,7 @@ async def _submit_one(
 
 async def submit_batch(backend: Backend, headers: Headers, receive: Receive) -> bytes:
     key = key_of(headers)
-    body = await read_body(headers, receive, MOST_BATCH_BYTES)
+    body = await read_body(headers, receive, MAX_BATCH_BYTES)
     entries = decode_batch(body)
     first_id, count, _ = await submit_entries(backend, entries, key, body, batch=True)
     return msgspec.json.encode(
@@ -93,10 +93,10 @@ def key_of(headers: Headers) -> str:
     if given is None:
         return ""
     key = given.decode("latin-1").strip()
-    if not key or len(key) > MOST_KEY_CHARS or not (key.isascii() and key.isprintable()):
+    if not key or len(key) > MAX_KEY_CHARS or not (key.isascii() and key.isprintable()):
         raise BadRequest(
             "invalid_idempotency_key",
-            f"The Idempotency-Key header takes 1 to {MOST_KEY_CHARS} printable ASCII characters.",
+            f"The Idempotency-Key header takes 1 to {MAX_KEY_CHARS} printable ASCII characters.",
         )
     return key
 

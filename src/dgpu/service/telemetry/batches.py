@@ -12,7 +12,7 @@ from typing import Any
 from dgpu.service.telemetry.codec import Damaged
 
 _LEVEL = 1
-_MOST_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 _MISSING = {"i": -(1 << 31), "q": -(1 << 63)}
 _LARGEST = {"i": (1 << 31) - 1, "q": (1 << 63) - 1}
 
@@ -68,7 +68,7 @@ def unpack(body: Any, columns: int, typecode: str = "i") -> Packed:
     numbers: array[int] = array(typecode)
     try:
         unpacking = zlib.decompressobj()
-        numbers.frombytes(unpacking.decompress(body, _MOST_BYTES))
+        numbers.frombytes(unpacking.decompress(body, _MAX_BYTES))
     except (zlib.error, ValueError) as error:
         raise Damaged(str(error)) from error
     if not unpacking.eof or len(numbers) % (columns + 1):

@@ -21,9 +21,9 @@ from itertools import accumulate, pairwise
 
 Column = Sequence[int | None]
 
-MOST_VALUES = 65_535
-MOST_NUMBER = 1 << 62  # so that a difference still fits
-_MOST_BYTES = 64 << 20  # of what a damaged body may claim to be
+MAX_VALUES = 65_535
+MAX_NUMBER = 1 << 62  # so that a difference still fits
+_MAX_BYTES = 64 << 20  # of what a damaged body may claim to be
 _LEVEL = 6
 _WIDTHS = "BHIQ"
 _ALL_MISSING = ord("-")
@@ -38,8 +38,8 @@ class Damaged(ValueError):  # noqa: N818 - it says what the body is
 def encode(columns: Sequence[Column]) -> bytes:
     """ValueError for columns of different lengths and for numbers beyond 62 bits."""
     count = len(columns[0]) if columns else 0
-    if count > MOST_VALUES or any(len(column) != count for column in columns):
-        raise ValueError(f"columns must be equally long, and of at most {MOST_VALUES} values")
+    if count > MAX_VALUES or any(len(column) != count for column in columns):
+        raise ValueError(f"columns must be equally long, and of at most {MAX_VALUES} values")
     parts = [_HEAD.pack(count)]
     for column in columns:
         parts += _encoded(column)
@@ -50,7 +50,7 @@ def _encoded(column: Column) -> list[bytes]:
     there = [value for value in column if value is not None]
     if not there:
         return [_COLUMN.pack(_ALL_MISSING, 0, 0)]
-    if max(there) >= MOST_NUMBER or min(there) <= -MOST_NUMBER:
+    if max(there) >= MAX_NUMBER or min(there) <= -MAX_NUMBER:
         raise ValueError("a number beyond 62 bits")
     steps = [later - earlier for earlier, later in pairwise(there)]
     zigzag = [step << 1 if step >= 0 else ~(step << 1) for step in steps]
@@ -73,7 +73,7 @@ def decode(body: bytes) -> list[list[int | None]]:
 
 def _unpacked(body: bytes) -> bytes:
     unpacking = zlib.decompressobj()
-    plain = unpacking.decompress(body, _MOST_BYTES)
+    plain = unpacking.decompress(body, _MAX_BYTES)
     if not unpacking.eof or unpacking.unused_data:
         raise ValueError("cut off, or followed by something else")
     return plain

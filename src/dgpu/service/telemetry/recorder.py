@@ -16,7 +16,7 @@ from dgpu.service.runtime import Runtime
 from dgpu.service.telemetry.tiers import GPU_COLUMNS, RAW, Batch
 
 _NODES_A_SLICE = 8
-_MOST_GPUS = 65_535
+_MAX_GPUS = 65_535
 _PAUSE_S = 0.002
 _LEAST_FRESH_MS = 15_000
 
@@ -62,7 +62,7 @@ class _Rows:
                 continue
             for gpu in state.node_gpus(node_id):
                 sample = self._telemetry.get(gpu.id)
-                if sample is not None and sample.at >= self._oldest and len(self._gpus) < _MOST_GPUS:
+                if sample is not None and sample.at >= self._oldest and len(self._gpus) < _MAX_GPUS:
                     self._add_one(state, gpu, sample)
 
     def _add_one(self, state: ClusterState, gpu: Gpu, sample: GpuSample) -> None:

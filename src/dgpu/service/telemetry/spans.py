@@ -5,8 +5,8 @@ from __future__ import annotations
 from dgpu.service.telemetry.reader import Span
 from dgpu.service.telemetry.tiers import MINUTES, RAW, TENS
 
-MOST_POINTS = 1_000  # where the step is ours to choose
-MOST_ASKED = 1_500
+MAX_POINTS = 1_000  # where the step is ours to choose
+MAX_ASKED = 1_500
 _STEPS_S = (10, 20, 30, 60, 120, 300, 600, 1_200, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200, 86_400)
 
 
@@ -15,13 +15,13 @@ def span_of(since: int, until: int, *, now: int, step_ms: int | None = None) -> 
     length = until - since
     if step_ms is None:
         step_ms = next(
-            (each * 1_000 for each in _STEPS_S if length <= MOST_POINTS * each * 1_000),
-            -(-length // (MOST_POINTS * 86_400_000)) * 86_400_000,
+            (each * 1_000 for each in _STEPS_S if length <= MAX_POINTS * each * 1_000),
+            -(-length // (MAX_POINTS * 86_400_000)) * 86_400_000,
         )
-    elif length > MOST_ASKED * step_ms:
-        least = -(-length // (MOST_ASKED * 10_000)) * 10
+    elif length > MAX_ASKED * step_ms:
+        least = -(-length // (MAX_ASKED * 10_000)) * 10
         raise ValueError(
-            f"at least {least} s for a range this long, so that at most {MOST_ASKED:,} points come back"
+            f"at least {least} s for a range this long, so that at most {MAX_ASKED:,} points come back"
         )
     step_ms = max(step_ms, _kept_ms(now - since))
     return Span(since=since // step_ms * step_ms, until=-(-until // step_ms) * step_ms, step_ms=step_ms)

@@ -48,8 +48,8 @@ RAW = Tier(table="raw", step_ms=10 * SECOND_MS, window_ms=900 * SECOND_MS, keep_
 MINUTES = Tier(table="minutes", step_ms=60 * SECOND_MS, window_ms=6 * 3_600 * SECOND_MS, keep_ms=7 * DAY_MS)
 TENS = Tier(table="tens", step_ms=600 * SECOND_MS, window_ms=DAY_MS, keep_ms=91 * DAY_MS)
 TIERS = (RAW, MINUTES, TENS)
-MOST_AGE_MS = TENS.keep_ms
-MOST_BYTES = 2 << 30
+MAX_AGE_MS = TENS.keep_ms
+MAX_BYTES = 2 << 30
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):

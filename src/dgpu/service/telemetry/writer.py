@@ -22,8 +22,8 @@ from dgpu.service.telemetry.tiers import (
     CLUSTER,
     CLUSTER_COLUMNS,
     GPU_COLUMNS,
-    MOST_AGE_MS,
-    MOST_BYTES,
+    MAX_AGE_MS,
+    MAX_BYTES,
     RAW,
     TIERS,
     Batch,
@@ -35,10 +35,10 @@ _SERIES_A_STEP = 20
 _ROLLED_A_STEP = 2  # each is made of two dozen chunks
 _ROWS_A_STEP = 1_000
 _ROWS_SHED = 100
-_MOST_SHEDDINGS = 50
+_MAX_SHEDDINGS = 50
 _FULL_PART = 0.9  # trimming begins here, so that the fence is never met
-_MOST_OPEN = 4 * RAW.points  # batches in memory while the disk takes nothing
-_MOST_SERIES = 100_000  # cards ever seen within the time that is kept
+_MAX_OPEN = 4 * RAW.points  # batches in memory while the disk takes nothing
+_MAX_SERIES = 100_000  # cards ever seen within the time that is kept
 _Open = tuple[Packed, Packed]
 
 
@@ -49,8 +49,8 @@ class TelemetryWriter:
         self,
         path: Path,
         *,
-        most_bytes: int = MOST_BYTES,
-        most_age_ms: int = MOST_AGE_MS,
+        most_bytes: int = MAX_BYTES,
+        most_age_ms: int = MAX_AGE_MS,
         sync_every_ms: int = SYNC_EVERY_MS,
     ) -> None:
         self._sync_every_ms = sync_every_ms
@@ -86,7 +86,7 @@ class TelemetryWriter:
             unpack(gpus, len(GPU_COLUMNS)),
             unpack(cluster, len(CLUSTER_COLUMNS), "q"),
         )
-        while len(self._open) > _MOST_OPEN:
+        while len(self._open) > _MAX_OPEN:
             del self._open[min(self._open)]
         self._write("INSERT OR REPLACE INTO open VALUES (?, ?, ?)", [(batch.at, gpus, cluster)])
         if batch.at - self._synced_at >= self._sync_every_ms:
@@ -137,7 +137,7 @@ class TelemetryWriter:
         """0: there are too many."""
         known = self._series.get(gpu)
         if known is None:
-            if len(self._series) >= _MOST_SERIES:
+            if len(self._series) >= _MAX_SERIES:
                 return 0
             cursor = self._connection.execute(
                 "INSERT INTO series (gpu, node, seen_at) VALUES (?, ?, ?)", (gpu, node, at)
@@ -288,7 +288,7 @@ class TelemetryWriter:
 
     def _write(self, statement: str, rows: Sequence[tuple[int | bytes, ...]]) -> None:
         """Where the bound is met, the oldest make room."""
-        for _ in range(_MOST_SHEDDINGS):
+        for _ in range(_MAX_SHEDDINGS):
             try:
                 with transaction(self._connection):
                     self._connection.executemany(statement, rows)
