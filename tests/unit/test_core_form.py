@@ -137,7 +137,7 @@ def test_a_source_of_the_same_size_and_another_time_has_changed(copy) -> None:
 
 
 def test_an_added_or_removed_module_is_a_change(copy) -> None:
-    added = copy / "core" / "policy" / "added.py"
+    added = copy / "core" / "rules" / "added.py"
     added.touch()
     assert looked_at(copy)[1] == INTERPRETED
     added.unlink()

@@ -13,7 +13,7 @@ import pytest
 from dgpu.service.rest.protocol import HttpProtocol
 from rest_world import RestWorld
 
-PATIENCE_S = 30.0
+PATIENCE_S = 15.0
 
 
 def left() -> int:
@@ -59,16 +59,22 @@ def following(port: int) -> None:
 
 @pytest.mark.parametrize("visit", [idle, asking, closed_by_the_server, not_http, half_a_request, following])
 def test_a_closed_connection_leaves_nothing(world: RestWorld, visit: Callable[[int], None]) -> None:
-    """A flood of connections took 100 MiB."""
+    """A flood of connections took 100 MiB. A cycle would be left by every flood. One flood may be looked at in a moment in
+    which something else still refers to its connections.
+    """
     visit(world.port)
+    assert 0 in (left_by_a_flood(world.port, visit) for _ in range(3))
+
+
+def left_by_a_flood(port: int, visit: Callable[[int], None]) -> int:
     gc.collect()
     gc.disable()
     try:
         for _ in range(20):
-            visit(world.port)
+            visit(port)
         deadline = time.monotonic() + PATIENCE_S
         while left() and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert left() == 0
+        return left()
     finally:
         gc.enable()
