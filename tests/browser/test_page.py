@@ -60,6 +60,7 @@ def test_the_keyboard_goes_everywhere(visitor, scene):
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile(r"/tasks\?q=resnet$"))
     expect(page.get_by_test_id(f"row-{scene.running}")).to_be_visible()
+    expect(page.locator("[data-search]")).not_to_be_focused()  # else the next letter is one of the search
     page.keyboard.press("j")
     page.keyboard.press("Enter")
     expect(page.get_by_test_id("view-task")).to_contain_text("train-resnet")

@@ -22,7 +22,7 @@ _MAX_CANDIDATES = 64  # beyond it one look at all of /proc is cheaper
 _MAX_LOOKS = 4
 _MAX_LOOKS_AT_CHANGE = 20
 _CHANGE_SECONDS = 0.001
-_EMPTY_LOOKS = 2
+_EMPTY_LOOKS = 4
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
 
 
@@ -72,7 +72,8 @@ def _settled_environ(pid: int) -> bytes:
         if text != b"":
             return text or b""
         size = _environ_size(pid)
-        # For an instant, an exec looks like a process that was given none: seen twice it counts.
+        # For an instant, an exec looks like a process that was given none. Seen several times in a row it counts: on a
+        # busy machine, a process that changes its program again and again was seen so twice.
         empty_looks = empty_looks + 1 if size == 0 else 0
         if size is None or empty_looks == _EMPTY_LOOKS:
             break
