@@ -15,8 +15,8 @@ from dgpu.core.events import NodeRegistered
 from dgpu.core.model.ids import GpuId, NodeId
 from dgpu.core.model.node import Gpu, Node
 from dgpu.core.state import ClusterState
-from dgpu.service.agent_words import GpuSample
-from dgpu.service.metrics_gpu import FAMILIES, GpuLines, joined
+from dgpu.service.machine.agent_words import GpuSample
+from dgpu.service.metrics.gpu import FAMILIES, GpuLines, joined
 
 SCRAPES = 20
 AIM_MS = 30

@@ -25,24 +25,24 @@ from dgpu.core.state import ClusterState
 from dgpu.journal.memory import MemoryDisk, MemoryJournal
 from dgpu.service.alerts.options import AlertOptions
 from dgpu.service.alerts.watch import AlertWatch
-from dgpu.service.clock import Clock
-from dgpu.service.contact import AgentRules
-from dgpu.service.file_budget import HttpLimits
-from dgpu.service.history import HISTORY_NAME, History
-from dgpu.service.history_writer import HistoryWriter
-from dgpu.service.inputs import Begin
-from dgpu.service.logstore import LogStore
-from dgpu.service.output_streams import OutputStreams
-from dgpu.service.outputs import CommittedGroup
+from dgpu.service.history.reader import HISTORY_NAME, History
+from dgpu.service.history.writer import HistoryWriter
+from dgpu.service.loop.clock import Clock
+from dgpu.service.loop.runtime import Runtime
+from dgpu.service.machine.contact import AgentRules
+from dgpu.service.machine.inputs import Begin
+from dgpu.service.machine.outputs import CommittedGroup
+from dgpu.service.machine.scheduler import Scheduler
+from dgpu.service.open_files import HttpLimits
 from dgpu.service.rest.access import Access
 from dgpu.service.rest.app import create_app
 from dgpu.service.rest.backend import RestOptions
 from dgpu.service.rest.doors import Doors
 from dgpu.service.rest.http_server import HttpServer
 from dgpu.service.rest.turns import Turns
-from dgpu.service.runtime import Runtime
-from dgpu.service.scheduler import Scheduler
-from dgpu.service.views import Views
+from dgpu.service.task_output.store import LogStore
+from dgpu.service.task_output.streams import OutputStreams
+from dgpu.service.views.views import Views
 from dgpu.wire.proto import agent_pb2 as pb
 
 T = TypeVar("T")

@@ -32,9 +32,9 @@ from dgpu.core.model.task import Outcome, Task
 from dgpu.core.state import ClusterState
 from dgpu.journal.errors import CorruptJournal
 from dgpu.journal.memory import MemoryJournal
-from dgpu.service import agents, output_intake
-from dgpu.service.contact import AgentRules
-from dgpu.service.inputs import (
+from dgpu.service.machine import agents
+from dgpu.service.machine.contact import AgentRules
+from dgpu.service.machine.inputs import (
     AgentSaid,
     Begin,
     DecideQueued,
@@ -44,10 +44,11 @@ from dgpu.service.inputs import (
     Read,
     TimePassed,
 )
-from dgpu.service.output_intake import OutputIntake
-from dgpu.service.output_intake_words import IntakeInput, IntakeOutput, PartsStored
-from dgpu.service.outputs import Append, Output, ReadNow, Reply, Tell
-from dgpu.service.scheduler import Scheduler
+from dgpu.service.machine.outputs import Append, Output, ReadNow, Reply, Tell
+from dgpu.service.machine.scheduler import Scheduler
+from dgpu.service.task_output import intake
+from dgpu.service.task_output.intake import OutputIntake
+from dgpu.service.task_output.intake_words import IntakeInput, IntakeOutput, PartsStored
 from dgpu.sim.checkers import Violation
 from dgpu.sim.keeper import SimKeeper
 from dgpu.sim.simulate import Loss, simulate
@@ -322,7 +323,7 @@ def test_a_start_that_only_syncs_what_it_read_after_a_failed_sync_is_caught(
 
 
 def test_an_intake_that_takes_output_from_any_node_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output_intake, "_why_foreign", lambda *_: "")
+    monkeypatch.setattr(intake, "_why_foreign", lambda *_: "")
     assert _is_caught(only_fault="output_is_forged")
 
 

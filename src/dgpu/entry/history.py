@@ -7,7 +7,7 @@ import sys
 from dgpu.entry.config_types import SchedulerConfig
 from dgpu.entry.scheduler import data_dir
 from dgpu.journal.errors import JournalError
-from dgpu.service.history_rebuild import rebuild_history
+from dgpu.service.recovery.history_rebuild import rebuild_history
 
 
 def rebuild(config: SchedulerConfig) -> int:

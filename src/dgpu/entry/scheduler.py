@@ -46,7 +46,7 @@ def _claim_files() -> None:
     import structlog
 
     from dgpu.file_limit import file_limit, raise_file_limit
-    from dgpu.service.file_budget import MIN_FILES
+    from dgpu.service.open_files import MIN_FILES
 
     raise_file_limit()
     if file_limit() < MIN_FILES:
@@ -56,7 +56,7 @@ def _claim_files() -> None:
 def rebuild_history(config: SchedulerConfig) -> int:
     """Makes the history anew from the journal, while no scheduler runs on the directory."""
     from dgpu.journal.errors import JournalError
-    from dgpu.service import history_rebuild
+    from dgpu.service.recovery import history_rebuild
 
     try:
         history_rebuild.rebuild_history(data_dir(config), _say)
@@ -88,7 +88,7 @@ def _say(line: str) -> None:
 
 
 def service_options(config: SchedulerConfig, *, accept_lost_tail: bool = False) -> ServiceOptions:
-    from dgpu.service.contact import AgentRules
+    from dgpu.service.machine.contact import AgentRules
     from dgpu.service.options import ServiceOptions
 
     return ServiceOptions(

@@ -10,9 +10,9 @@ import msgspec
 
 from dgpu.core.model.settings import Settings
 from dgpu.service.alerts.options import AlertOptions
-from dgpu.service.contact import AgentRules
-from dgpu.service.logstore import MAX_ROWS
-from dgpu.service.output_intake import DEFAULT_HEAD_BYTES, DEFAULT_TAIL_BYTES
+from dgpu.service.machine.contact import AgentRules
+from dgpu.service.task_output.intake import DEFAULT_HEAD_BYTES, DEFAULT_TAIL_BYTES
+from dgpu.service.task_output.store import MAX_ROWS
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):

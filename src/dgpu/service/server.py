@@ -29,29 +29,29 @@ from dgpu.journal.file import FileJournal
 from dgpu.journal.journal import Recovery
 from dgpu.journal.mark import AcknowledgedMark
 from dgpu.service.alerts.watch import AlertWatch
-from dgpu.service.clock import Clock
-from dgpu.service.file_budget import AgentConnections, budget_of
-from dgpu.service.files import FileStreams
-from dgpu.service.follower_link import FollowerLink
-from dgpu.service.follower_words import FollowerSettings
-from dgpu.service.logstore import LogStore
+from dgpu.service.follower.link import FollowerLink
+from dgpu.service.follower.words import FollowerSettings
+from dgpu.service.loop.clock import Clock
+from dgpu.service.loop.runtime import Runtime
+from dgpu.service.machine.outputs import CommittedGroup
+from dgpu.service.machine.scheduler import Scheduler
+from dgpu.service.open_files import AgentConnections, budget_of
 from dgpu.service.options import Address, ServiceOptions, check_options
-from dgpu.service.output_intake_words import Holder, HolderFound
-from dgpu.service.output_streams import OutputStreams
-from dgpu.service.output_upkeep import look_after_files
-from dgpu.service.outputs import CommittedGroup
-from dgpu.service.rescue import write_own_snapshot
-from dgpu.service.runtime import Runtime
-from dgpu.service.scheduler import Scheduler
-from dgpu.service.start import Start
+from dgpu.service.recovery.rescue import write_own_snapshot
+from dgpu.service.recovery.start import Start
+from dgpu.service.task_files import FileStreams
+from dgpu.service.task_output.intake_words import Holder, HolderFound
+from dgpu.service.task_output.store import LogStore
+from dgpu.service.task_output.streams import OutputStreams
+from dgpu.service.task_output.upkeep import look_after_files
 from dgpu.service.telemetry.recorder import record_for_ever
-from dgpu.service.views import Views
+from dgpu.service.views.views import Views
 from dgpu.wire.answers import instant
 from dgpu.wire.ranks import run_number
 from dgpu.wire.wall_time import SHOWN
 
 if TYPE_CHECKING:
-    from dgpu.service.history import History
+    from dgpu.service.history.reader import History
     from dgpu.service.rest.access import Access
 
 _BACKLOG = 1_024
@@ -240,7 +240,7 @@ async def _http(
     connections: AgentConnections,
 ) -> AsyncIterator[None]:
     from dgpu import __version__
-    from dgpu.service.history import History
+    from dgpu.service.history.reader import History
     from dgpu.service.rest.app import create_app
     from dgpu.service.rest.backend import RestOptions
     from dgpu.service.rest.doors import Doors

@@ -11,7 +11,7 @@ from dgpu.core.state import ClusterState
 from dgpu.journal.format import encode_record, record_bytes, scan
 from dgpu.journal.journal import Room
 from dgpu.journal.memory import MemoryDisk, MemoryJournal
-from dgpu.service.outputs import Append, CommittedGroup
+from dgpu.service.machine.outputs import Append, CommittedGroup
 from dgpu.sim.world import World
 from dgpu.wire.records import SCHEMA
 

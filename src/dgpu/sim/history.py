@@ -5,7 +5,7 @@ from __future__ import annotations
 from dgpu.core.events import TaskFinished, TasksCancelled
 from dgpu.core.model.ids import TaskId
 from dgpu.core.model.task import TaskStatus
-from dgpu.service.outputs import CommittedGroup
+from dgpu.service.machine.outputs import CommittedGroup
 
 
 class SimHistory:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from dgpu.agent.output_words import OutputSettled
 from dgpu.core.model.ids import LeaseId, NodeId, TaskId
-from dgpu.service.log_pack import OutputPart
+from dgpu.service.task_output.pack import OutputPart
 
 Attempt = tuple[LeaseId, TaskId, int]
 

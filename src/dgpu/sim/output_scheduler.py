@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from dgpu.core.events import GangPlaced, TaskPlaced
 from dgpu.core.model.ids import LeaseId, NodeId
-from dgpu.service.log_pack import OutputPart
-from dgpu.service.output_intake import OutputIntake
-from dgpu.service.output_intake_words import (
+from dgpu.service.machine.outputs import CommittedGroup
+from dgpu.service.task_output.intake import OutputIntake
+from dgpu.service.task_output.intake_words import (
     ChunkArrived,
     EndLink,
     FindHolder,
@@ -21,7 +21,7 @@ from dgpu.service.output_intake_words import (
     StoreParts,
     TellAgent,
 )
-from dgpu.service.outputs import CommittedGroup
+from dgpu.service.task_output.pack import OutputPart
 from dgpu.sim.network import Connection
 from dgpu.sim.world import World
 from dgpu.wire.proto import agent_pb2 as pb

@@ -12,9 +12,9 @@ from dgpu.core.model.wall_span import newest_span
 from dgpu.core.rejections import StorageFull
 from dgpu.core.state import ClusterState
 from dgpu.core.wall_clock import differs
-from dgpu.service.clock import MAX_GAP_MS, Clock
-from dgpu.service.contact import AgentRules
-from dgpu.service.inputs import (
+from dgpu.service.loop.clock import MAX_GAP_MS, Clock
+from dgpu.service.machine.contact import AgentRules
+from dgpu.service.machine.inputs import (
     AgentLeft,
     AgentSaid,
     Begin,
@@ -29,8 +29,7 @@ from dgpu.service.inputs import (
     TimePassed,
     WallClockSet,
 )
-from dgpu.service.output_intake import OutputIntake
-from dgpu.service.outputs import (
+from dgpu.service.machine.outputs import (
     Append,
     CommittedGroup,
     HangUp,
@@ -41,7 +40,8 @@ from dgpu.service.outputs import (
     ReplyFailed,
     Tell,
 )
-from dgpu.service.scheduler import Scheduler
+from dgpu.service.machine.scheduler import Scheduler
+from dgpu.service.task_output.intake import OutputIntake
 from dgpu.sim.checkers import Checkers, Violation
 from dgpu.sim.disk import SimDisk
 from dgpu.sim.history import SimHistory

@@ -7,9 +7,9 @@ from typing import Literal
 import msgspec
 
 from dgpu.core.model.settings import Settings
-from dgpu.service.contact import AgentRules, LeaseAction
-from dgpu.service.output_intake import OutputIntake
-from dgpu.service.scheduler import Scheduler
+from dgpu.service.machine.contact import AgentRules, LeaseAction
+from dgpu.service.machine.scheduler import Scheduler
+from dgpu.service.task_output.intake import OutputIntake
 from dgpu.sim.checkers import Checkers, Violation
 from dgpu.sim.faults import Faults
 from dgpu.sim.network import Network

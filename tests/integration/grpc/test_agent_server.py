@@ -18,17 +18,17 @@ from dgpu.core.model.ids import NodeId, TaskId
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import TaskStatus
 from dgpu.journal.memory import MemoryJournal
-from dgpu.service import output_streams
-from dgpu.service.clock import Clock
-from dgpu.service.contact import AgentRules
 from dgpu.service.grpc import links
 from dgpu.service.grpc.server import SERVICE, AgentServer
-from dgpu.service.inputs import Begin
-from dgpu.service.logstore import LogStore
-from dgpu.service.output_reading import OutputUnavailable
-from dgpu.service.output_streams import OutputStreams
-from dgpu.service.runtime import Runtime
-from dgpu.service.scheduler import Scheduler
+from dgpu.service.loop.clock import Clock
+from dgpu.service.loop.runtime import Runtime
+from dgpu.service.machine.contact import AgentRules
+from dgpu.service.machine.inputs import Begin
+from dgpu.service.machine.scheduler import Scheduler
+from dgpu.service.task_output import streams
+from dgpu.service.task_output.reading import OutputUnavailable
+from dgpu.service.task_output.store import LogStore
+from dgpu.service.task_output.streams import OutputStreams
 from dgpu.wire.proto import agent_pb2 as pb
 from unit.service.cluster import heartbeat, register, reports, submit
 
@@ -466,7 +466,7 @@ async def test_a_node_that_does_not_answer_is_named(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cut output without a word would pass for all of it."""
-    monkeypatch.setattr(output_streams, "ANSWER_S", 0.05)
+    monkeypatch.setattr(streams, "ANSWER_S", 0.05)
     _agent, task_id, _lease = await running_task(service)
     await output_stream(service)
     with pytest.raises(OutputUnavailable, match="node n1 does not answer"):

@@ -15,10 +15,10 @@ import pytest
 from dgpu.core.digest import digest
 from dgpu.journal.file import FileJournal
 from dgpu.journal.snapshot import load_newest
-from dgpu.service.follower_link import FollowerLink
-from dgpu.service.follower_words import FollowerSettings
-from dgpu.service.history import HISTORY_NAME, History
-from dgpu.service.history_filters import TaskFilters
+from dgpu.service.follower.link import FollowerLink
+from dgpu.service.follower.words import FollowerSettings
+from dgpu.service.history.filters import TaskFilters
+from dgpu.service.history.reader import HISTORY_NAME, History
 from dgpu.wire.records import encode_group
 from unit.journal.samples import busy_cluster, write_journal
 

@@ -19,9 +19,9 @@ import pytest
 from dgpu.client.stream import EventParser, ServerEvent
 from dgpu.core.commands import DrainNode
 from dgpu.core.model.ids import GpuId, NodeId
-from dgpu.service.agent_words import GpuSample
-from dgpu.service.board import MAX_KEPT, Board, Listener, Piece
-from dgpu.service.board_columns import CHANGING, FIXED
+from dgpu.service.board.board import MAX_KEPT, Board, Listener, Piece
+from dgpu.service.board.columns import CHANGING, FIXED
+from dgpu.service.machine.agent_words import GpuSample
 from dgpu.service.rest.backend import RestOptions
 from rest_world import RestWorld
 

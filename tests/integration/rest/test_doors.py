@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dgpu.service.file_budget import HttpLimits
+from dgpu.service.open_files import HttpLimits
 from dgpu.service.rest import turns as turns_module
 from rest_world import RestWorld
 

@@ -11,8 +11,8 @@ from dgpu.client.asynchronous import AsyncClient
 from dgpu.client.sync import Client
 from dgpu.core.commands import DrainNode, ResumeNode
 from dgpu.core.model.ids import GpuId, NodeId
-from dgpu.service.agent_words import GpuSample
-from dgpu.service.history import HISTORY_NAME, History
+from dgpu.service.history.reader import HISTORY_NAME, History
+from dgpu.service.machine.agent_words import GpuSample
 from dgpu.service.telemetry.file import TELEMETRY_NAME
 from dgpu.service.telemetry.recorder import gather
 from dgpu.service.telemetry.tiers import GPU_COLUMNS, RAW

@@ -17,8 +17,8 @@ from dgpu.core.commands import LoseNode, ReleaseNode, SetTenant
 from dgpu.core.model.ids import GpuId, NodeId, TenantId
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.tenant import Tenant
-from dgpu.service.agent_words import GpuSample
-from dgpu.service.metrics_cluster import MAX_TENANTS
+from dgpu.service.machine.agent_words import GpuSample
+from dgpu.service.metrics.cluster import MAX_TENANTS
 from dgpu.service.rest.backend import Backend
 from dgpu.service.rest.scrape import Scrapes
 from rest_world import TOKEN, RestWorld

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from dgpu.client import AsyncClient, Client, Refused
-from dgpu.service.views_events import event_stream_text
+from dgpu.service.views.events import event_stream_text
 
 
 def put(world, path: str, body: object):

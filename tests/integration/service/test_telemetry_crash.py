@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from dgpu.service.follower_link import FollowerLink
+from dgpu.service.follower.link import FollowerLink
 from dgpu.service.telemetry.file import TELEMETRY_NAME
 from dgpu.service.telemetry.reader import Span, Telemetry
 from dgpu.service.telemetry.tiers import RAW

@@ -15,10 +15,10 @@ from dgpu.core.model.quota import Quota, QuotaMode
 from dgpu.core.model.task import Pool, Shape, TaskSpec, TaskStatus
 from dgpu.core.rejections import Rejection
 from dgpu.core.state import ClusterState
-from dgpu.service.agent_words import GpuSample, reason_of_node
 from dgpu.service.alerts.readings import EndedTasks, read_state
 from dgpu.service.alerts.rules import RULE_NAMES, Readings, Rule, RuleSet, Use, findings
-from dgpu.service.outputs import CommittedGroup
+from dgpu.service.machine.agent_words import GpuSample, reason_of_node
+from dgpu.service.machine.outputs import CommittedGroup
 
 NOW = 10_000_000
 

@@ -11,12 +11,12 @@ from dgpu.journal.errors import JournalLocked, LostTail
 from dgpu.journal.file import FileJournal
 from dgpu.journal.segments import archived_segments, live_segments
 from dgpu.journal.snapshot import load_newest, load_snapshot
-from dgpu.service.follower import Follower
-from dgpu.service.follower_words import Ask, FollowerSettings
-from dgpu.service.history import HISTORY_NAME, History, HistoryDamaged
-from dgpu.service.history_filters import TaskFilters
-from dgpu.service.history_rebuild import rebuild_history
-from dgpu.service.history_writer import HistoryWriter, begin_again, remove_history
+from dgpu.service.follower.process import Follower
+from dgpu.service.follower.words import Ask, FollowerSettings
+from dgpu.service.history.filters import TaskFilters
+from dgpu.service.history.reader import HISTORY_NAME, History, HistoryDamaged
+from dgpu.service.history.writer import HistoryWriter, begin_again, remove_history
+from dgpu.service.recovery.history_rebuild import rebuild_history
 from dgpu.wire.questions import Hastening
 from unit.journal.samples import append_groups, busy_cluster, spec, write_journal
 

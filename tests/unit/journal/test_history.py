@@ -8,11 +8,10 @@ from dgpu.core.apply.table import apply
 from dgpu.core.events import NodeDraining
 from dgpu.core.model.task import Pool, TaskStatus
 from dgpu.core.state import ClusterState
-from dgpu.service import history_writer
-from dgpu.service.history import History
-from dgpu.service.history_filters import TaskFilters
-from dgpu.service.history_schema import HistoryUnusable
-from dgpu.service.history_writer import HistoryWriter
+from dgpu.service.history.filters import TaskFilters
+from dgpu.service.history.reader import History
+from dgpu.service.history.schema import HistoryUnusable
+from dgpu.service.history.writer import HistoryWriter
 from unit.journal.samples import SECRET, busy_cluster
 
 
@@ -209,7 +208,7 @@ def test_a_reader_follows_a_history_that_was_made_again(tmp_path, cluster) -> No
 
 def test_events_of_nodes_have_a_bound_of_their_own(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cards change state while no task is submitted or trimmed."""
-    monkeypatch.setattr(history_writer, "_KEEP_NODE_EVENTS", 2_000)
+    monkeypatch.setattr("dgpu.service.history.writer._KEEP_NODE_EVENTS", 2_000)
     cluster = busy_cluster(steps=1)
     writer = write(tmp_path / "h.sqlite", cluster.groups)
     for index in range(100, 12_000, 100):

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dgpu.core.model.task import Pool, TaskStatus
-from dgpu.service.history import History
-from dgpu.service.history_filters import TaskFilters
-from dgpu.service.history_writer import HistoryWriter
+from dgpu.service.history.filters import TaskFilters
+from dgpu.service.history.reader import History
+from dgpu.service.history.writer import HistoryWriter
 
 FEW, MANY = 2_000, 40_000
 STEPS_AT_ONCE = 50

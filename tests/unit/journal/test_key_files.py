@@ -24,8 +24,8 @@ from dgpu.journal.snapshot import (
     load_snapshot,
     write_snapshot,
 )
-from dgpu.service.follower import Follower
-from dgpu.service.follower_words import FollowerSettings
+from dgpu.service.follower.process import Follower
+from dgpu.service.follower.words import FollowerSettings
 from unit.journal.samples import Cluster, busy_cluster, spec, write_journal
 
 DAY_MS = 86_400_000

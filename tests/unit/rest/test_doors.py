@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from dgpu.service.file_budget import MAX_HTTP_CONNECTIONS, HttpLimits, budget_of, http_limits
+from dgpu.service.open_files import MAX_HTTP_CONNECTIONS, HttpLimits, budget_of, http_limits
 from dgpu.service.rest.doors import MIN_IDLE_SECONDS, Doors, Guest, Rank
 
 LIMITS = HttpLimits(total=20, others=15, per_uid=5, per_address=10)

@@ -11,11 +11,11 @@ from dgpu.core.model.health import Health
 from dgpu.core.model.ids import GpuId, NodeId, TaskId, TenantId
 from dgpu.core.model.task import Pool, Shape, TaskSpec
 from dgpu.core.state import ClusterState
-from dgpu.service.outputs import CommittedGroup
+from dgpu.service.machine.outputs import CommittedGroup
 from dgpu.service.rest import feed
 from dgpu.service.rest.feed import EventFeed
-from dgpu.service.views import Views
-from dgpu.service.views_events import all_event_types, event_stream_text
+from dgpu.service.views.events import all_event_types, event_stream_text
+from dgpu.service.views.views import Views
 
 
 def group(index: int, *told: Event) -> CommittedGroup:
@@ -96,7 +96,7 @@ async def test_a_listener_that_comes_back_gets_what_it_missed() -> None:
 
 
 async def test_one_that_was_away_too_long_is_told_so(monkeypatch) -> None:
-    monkeypatch.setattr("dgpu.service.views.MAX_RECENT_GROUPS", 2)
+    monkeypatch.setattr("dgpu.service.views.views.MAX_RECENT_GROUPS", 2)
     views = Views(ClusterState())
     for index in range(1, 9):
         views.on_group(group(index))

@@ -17,8 +17,8 @@ from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Outcome, Pool, Shape, TaskSpec, TaskStatus
 from dgpu.core.rejections import Rejection
 from dgpu.core.state import ClusterState
-from dgpu.service.outputs import CommittedGroup
-from dgpu.service.views import Filter, Views
+from dgpu.service.machine.outputs import CommittedGroup
+from dgpu.service.views.views import Filter, Views
 
 
 class Follower:
@@ -132,7 +132,7 @@ def test_what_was_forgotten_is_remembered_until_the_history_has_marked_it() -> N
 
 
 def test_recent_groups_are_found_by_index_until_they_are_too_old(monkeypatch) -> None:
-    monkeypatch.setattr("dgpu.service.views.MAX_RECENT_GROUPS", 4)
+    monkeypatch.setattr("dgpu.service.views.views.MAX_RECENT_GROUPS", 4)
     world = Follower()
     for _ in range(6):
         world.do(SubmitTasks(entries=((1, spec()),)))

@@ -11,8 +11,8 @@ from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Pool, Restart, Shape, TaskSpec
 from dgpu.core.rejections import Rejection
 from dgpu.core.state import ClusterState
-from dgpu.service.contact import AgentRules
-from dgpu.service.inputs import (
+from dgpu.service.machine.contact import AgentRules
+from dgpu.service.machine.inputs import (
     AgentLeft,
     AgentSaid,
     Begin,
@@ -22,8 +22,8 @@ from dgpu.service.inputs import (
     Input,
     TimePassed,
 )
-from dgpu.service.outputs import Append, HangUp, Output, Remark, Reply, Tell
-from dgpu.service.scheduler import Scheduler
+from dgpu.service.machine.outputs import Append, HangUp, Output, Remark, Reply, Tell
+from dgpu.service.machine.scheduler import Scheduler
 from dgpu.wire.proto import agent_pb2 as pb
 
 START = 1_700_000_000_000

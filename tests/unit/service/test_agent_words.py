@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dgpu.service.agent_words import Malformed, registration
+from dgpu.service.machine.agent_words import Malformed, registration
 from dgpu.wire.proto import agent_pb2 as pb
 
 

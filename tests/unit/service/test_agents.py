@@ -4,9 +4,9 @@ from dgpu.core.commands import CancelTasks, DrainNode
 from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId
 from dgpu.core.model.node import NodeStatus
 from dgpu.core.model.task import Restart, TaskStatus
-from dgpu.service import agents
-from dgpu.service.inputs import AgentSaid, TimePassed
-from dgpu.service.outputs import Contradicted, HangUp, Tell
+from dgpu.service.machine import agents
+from dgpu.service.machine.inputs import AgentSaid, TimePassed
+from dgpu.service.machine.outputs import Contradicted, HangUp, Tell
 from dgpu.wire.proto import agent_pb2 as pb
 from unit.service.cluster import (
     Bench,

@@ -4,8 +4,8 @@ import pytest
 
 from dgpu.core.model.ids import NodeId
 from dgpu.journal.journal import Room
-from dgpu.service import commit
-from dgpu.service.inputs import AgentSaid, RoomChanged
+from dgpu.service.machine import commit
+from dgpu.service.machine.inputs import AgentSaid, RoomChanged
 from unit.service.cluster import (
     Bench,
     heartbeat,

@@ -8,7 +8,7 @@ from dgpu.core.apply.table import apply
 from dgpu.core.commands import ReadWallClock
 from dgpu.core.decide.table import decide
 from dgpu.core.state import ClusterState
-from dgpu.service.clock import HOLD_MS, MAX_GAP_MS, Clock, ThisMachine
+from dgpu.service.loop.clock import HOLD_MS, MAX_GAP_MS, Clock, ThisMachine
 from dgpu.wire.wall_time import WallTime
 
 HOUR_MS = 3_600_000

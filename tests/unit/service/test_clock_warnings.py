@@ -7,7 +7,7 @@ import pytest
 from dgpu.core.model.ids import NodeId
 from dgpu.core.model.wall_span import WallSpan
 from dgpu.service.alerts.rules import OffClock, Readings, RuleSet, findings
-from dgpu.service.inputs import WallClockSet
+from dgpu.service.machine.inputs import WallClockSet
 from dgpu.wire.proto import agent_pb2 as pb
 
 from .cluster import Bench, register

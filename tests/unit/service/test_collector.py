@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
-from dgpu.service.collector import Collector
+from dgpu.service.loop.collector import Collector
 
 
 class Node:

@@ -12,10 +12,10 @@ from dgpu.core.rejections import JournalUnavailable, StorageFull, TooBusy, Unkno
 from dgpu.core.replay import replay
 from dgpu.core.state import ClusterState
 from dgpu.journal.journal import Room
-from dgpu.service import commit as pipeline
-from dgpu.service.commit import CommitPipeline
-from dgpu.service.inputs import AgentSaid, Execute, NotStored, Read, RoomChanged
-from dgpu.service.outputs import Append, Publish, ReadNow, Reply, ReplyFailed
+from dgpu.service.machine import commit as pipeline
+from dgpu.service.machine.commit import CommitPipeline
+from dgpu.service.machine.inputs import AgentSaid, Execute, NotStored, Read, RoomChanged
+from dgpu.service.machine.outputs import Append, Publish, ReadNow, Reply, ReplyFailed
 from dgpu.wire.records import SCHEMA, decode_group
 from unit.service.cluster import START, Bench, register, spec, starts, submit
 

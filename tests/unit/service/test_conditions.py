@@ -7,9 +7,9 @@ from dgpu.core.commands import ObserveCondition
 from dgpu.core.model.ids import LeaseId
 from dgpu.core.model.settings import Placement, Settings
 from dgpu.core.state import ClusterState
-from dgpu.service.agent_words import GpuSample
-from dgpu.service.conditions import Conditions
-from dgpu.service.outputs import Remark
+from dgpu.service.machine.agent_words import GpuSample
+from dgpu.service.machine.conditions import Conditions
+from dgpu.service.machine.outputs import Remark
 
 GPU = "GPU-n1-0"
 

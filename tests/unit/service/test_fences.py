@@ -7,8 +7,8 @@ import pytest
 from dgpu.core.model.ids import first_lease_of
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import TaskStatus
-from dgpu.service.inputs import Begin
-from dgpu.service.outputs import Contradicted
+from dgpu.service.machine.inputs import Begin
+from dgpu.service.machine.outputs import Contradicted
 from dgpu.wire.proto import agent_pb2 as pb
 from unit.service.cluster import Bench, register, reports, starts, submit, told
 

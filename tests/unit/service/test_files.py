@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from dgpu.core.model.ids import NodeId, TaskId
-from dgpu.service import files
-from dgpu.service.files import FileLink, FileStreams, FilesUnavailable, Place
+from dgpu.service import task_files
+from dgpu.service.task_files import FileLink, FileStreams, FilesUnavailable, Place
 from dgpu.wire.proto import agent_pb2 as pb
 
 PLACE = Place(node_id=NodeId("n1"), task_id=TaskId(7), run=1, workdir="", path="model.pt")
@@ -57,14 +57,14 @@ async def test_a_file_comes_in_pieces_and_is_closed() -> None:
     reading = await streams.open_file(PLACE)
     pieces = [piece async for piece in reading.pieces()]
     assert b"".join(pieces) == node.content
-    assert max(map(len, pieces)) == files.PIECE_BYTES
+    assert max(map(len, pieces)) == task_files.PIECE_BYTES
     assert node.closed == [node.asked[0].request_id]
     assert node.link.transfers == 0
 
 
 async def test_a_reader_that_does_not_read_is_one_piece_ahead_at_most() -> None:
     streams = FileStreams()
-    node = Node(streams, bytes(10 * files.PIECE_BYTES))
+    node = Node(streams, bytes(10 * task_files.PIECE_BYTES))
     pieces = (await streams.open_file(PLACE)).pieces()
     await anext(pieces)
     for _ in range(10):
@@ -76,7 +76,7 @@ async def test_a_reader_that_does_not_read_is_one_piece_ahead_at_most() -> None:
 
 async def test_a_file_that_was_cut_is_not_taken_for_a_whole_one() -> None:
     streams = FileStreams()
-    node = Node(streams, bytes(2 * files.PIECE_BYTES))
+    node = Node(streams, bytes(2 * task_files.PIECE_BYTES))
     pieces = (await streams.open_file(PLACE)).pieces()
     await anext(pieces)
     node.content = b""
@@ -104,14 +104,14 @@ async def test_a_node_that_has_just_registered_is_waited_for(monkeypatch) -> Non
     await asyncio.sleep(0)
     Node(streams, b"x")
     assert (await asking).entry.size == 1
-    monkeypatch.setattr(files, "ATTACH_S", 0.01)
+    monkeypatch.setattr(task_files, "ATTACH_S", 0.01)
     older = FileStreams()
     older.is_connected = lambda _: True
     assert await refusal(older) == "node_unreachable"
 
 
 async def test_a_node_that_does_not_answer_is_given_up(monkeypatch) -> None:
-    monkeypatch.setattr(files, "ANSWER_S", 0.01)
+    monkeypatch.setattr(task_files, "ANSWER_S", 0.01)
     streams = FileStreams()
     node = Node(streams)
     node.silent = True
@@ -125,7 +125,7 @@ async def test_a_node_that_does_not_answer_is_given_up(monkeypatch) -> None:
 async def test_transfers_of_a_node_are_bounded() -> None:
     streams = FileStreams()
     Node(streams, b"x")
-    readings = [await streams.open_file(PLACE) for _ in range(files.MAX_TRANSFERS)]
+    readings = [await streams.open_file(PLACE) for _ in range(task_files.MAX_TRANSFERS)]
     assert await refusal(streams) == "node_busy"
     readings[0].close()
     readings[0].close()  # twice: no harm

@@ -6,15 +6,14 @@ import asyncio
 
 import pytest
 
-from dgpu.service import follower_link
-from dgpu.service.follower_link import Answer, FollowerLink
+from dgpu.service.follower.link import Answer, FollowerLink
 
 
 def test_the_lag_is_the_time_since_a_group_that_was_not_reached(
     tmp_path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 100.0
-    monkeypatch.setattr(follower_link.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr("dgpu.service.follower.link.time.monotonic", lambda: now_s)
 
     async def story() -> None:
         nonlocal now_s

@@ -11,8 +11,8 @@ from dgpu.core.commands import CancelTasks, Command, ReportStarted, RunPass
 from dgpu.core.foresight.forecast import Prediction
 from dgpu.core.model.task import Pool
 from dgpu.core.state import ClusterState
-from dgpu.service.forecaster import FORECASTS_NAME, Forecaster
-from dgpu.service.forecasts import Forecasts, Foretold
+from dgpu.service.follower.forecaster import FORECASTS_NAME, Forecaster
+from dgpu.service.follower.forecasts import Forecasts, Foretold
 
 MINUTE = 60_000
 

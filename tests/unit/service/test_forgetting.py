@@ -7,8 +7,8 @@ from msgspec.structs import replace
 from dgpu.core.commands import CancelTasks
 from dgpu.core.events import TasksForgotten
 from dgpu.core.rejections import HistoryBehind
-from dgpu.service.inputs import HistoryAdvanced, TimePassed
-from dgpu.service.outputs import Publish
+from dgpu.service.machine.inputs import HistoryAdvanced, TimePassed
+from dgpu.service.machine.outputs import Publish
 from unit.service.cluster import Bench, submit
 
 KEPT = 10_000

@@ -19,13 +19,13 @@ from dgpu.journal.journal import Recovery
 from dgpu.journal.mark import MARK_NAME, AcknowledgedMark, Mark, read_mark
 from dgpu.journal.segments import live_segments, scan_segment
 from dgpu.journal.snapshot import write_snapshot
-from dgpu.service.cluster_file import KnownCluster, hear, read_known, write_known
-from dgpu.service.history import HISTORY_NAME, History
-from dgpu.service.history_filters import TaskFilters
-from dgpu.service.history_rebuild import rebuild_history
-from dgpu.service.history_writer import HistoryWriter
-from dgpu.service.outputs import CommittedGroup
-from dgpu.service.start import Start
+from dgpu.service.history.filters import TaskFilters
+from dgpu.service.history.reader import HISTORY_NAME, History
+from dgpu.service.history.writer import HistoryWriter
+from dgpu.service.machine.outputs import CommittedGroup
+from dgpu.service.recovery.cluster_file import KnownCluster, hear, read_known, write_known
+from dgpu.service.recovery.history_rebuild import rebuild_history
+from dgpu.service.recovery.start import Start
 from dgpu.wire.records import encode_group
 from unit.journal.samples import Cluster, register, spec
 
@@ -261,7 +261,7 @@ def test_an_accepting_start_that_is_interrupted_is_completed_by_the_next(made: M
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("dgpu.service.lost_tail.make_folder", stop)
+        patch.setattr("dgpu.service.recovery.lost_tail.make_folder", stop)
         with pytest.raises(KeyboardInterrupt):
             Start(made.directory, accept_lost_tail=True)
     with pytest.raises(LostTail):

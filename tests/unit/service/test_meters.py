@@ -10,9 +10,9 @@ from dgpu.core.commands import ReportFinished, RunPass
 from dgpu.core.execute import execute
 from dgpu.core.model.ids import GpuId, LeaseId, TaskId
 from dgpu.core.model.task import Outcome, Pool, TaskStatus
-from dgpu.service.meters import Histogram, Meters, level_of
-from dgpu.service.metrics_text import Text
-from dgpu.service.outputs import CommittedGroup
+from dgpu.service.machine.outputs import CommittedGroup
+from dgpu.service.metrics.meters import Histogram, Meters, level_of
+from dgpu.service.metrics.text import Text
 
 
 class Story:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dgpu.service.contact import AgentRules
+from dgpu.service.machine.contact import AgentRules
 from dgpu.service.options import Address, OptionsRefused, ServiceOptions, check_options
 
 

@@ -6,9 +6,10 @@ import pytest
 
 from dgpu.core.events import GangPlaced, TaskPlaced
 from dgpu.core.model.ids import LeaseId, NodeId, TaskId
-from dgpu.service import output_intake
-from dgpu.service.output_intake import PART_BYTES, OutputIntake
-from dgpu.service.output_intake_words import (
+from dgpu.service.machine.outputs import CommittedGroup
+from dgpu.service.task_output import intake as intake_module
+from dgpu.service.task_output.intake import PART_BYTES, OutputIntake
+from dgpu.service.task_output.intake_words import (
     ChunkArrived,
     Complain,
     Deliver,
@@ -27,8 +28,7 @@ from dgpu.service.output_intake_words import (
     StoreParts,
     TellAgent,
 )
-from dgpu.service.output_links import WINDOW_BYTES
-from dgpu.service.outputs import CommittedGroup
+from dgpu.service.task_output.links import WINDOW_BYTES
 from dgpu.wire.proto import agent_pb2 as pb
 from dgpu.wire.ranks import run_number
 
@@ -203,7 +203,7 @@ def test_a_reader_hears_that_the_stream_broke(bench) -> None:
 
 
 def test_a_stream_that_sends_more_than_its_credit_is_ended(bench, monkeypatch) -> None:
-    monkeypatch.setattr(output_intake, "MAX_UNSTORED_BYTES", 0)  # no credit comes back
+    monkeypatch.setattr(intake_module, "MAX_UNSTORED_BYTES", 0)  # no credit comes back
     for number in range(8):
         outputs = bench.chunk(data=b"x" * (128 << 10), offset=number * (128 << 10))
         assert not any(isinstance(output, EndLink | TellAgent) for output in outputs)
@@ -250,7 +250,7 @@ def test_a_part_that_cannot_be_stored_makes_the_agent_send_all_again(bench) -> N
 
 
 def test_no_credit_comes_back_while_too_much_waits_for_the_disk(bench, monkeypatch) -> None:
-    monkeypatch.setattr(output_intake, "MAX_UNSTORED_BYTES", 256 << 10)
+    monkeypatch.setattr(intake_module, "MAX_UNSTORED_BYTES", 256 << 10)
     outputs = [
         output
         for number in range(4)
@@ -268,7 +268,7 @@ def test_what_an_agent_never_finishes_is_forgotten(bench) -> None:
     for lease in leases:
         bench.chunk(lease_id=lease, data=b"x" * 1_000)
     link = bench.intake._links[1]
-    assert len(link.uploads) == output_intake.MAX_UPLOADS
+    assert len(link.uploads) == intake_module.MAX_UPLOADS
 
 
 def test_an_upload_without_its_beginning_does_not_count_as_whole(bench) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from dgpu.core.model.ids import LeaseId, NodeId, TaskId
 from dgpu.core.model.task import TaskStatus
-from dgpu.service.logstore import StoredOutput
-from dgpu.service.output_reading import OutputUnavailable, Place, Reading, Seen
+from dgpu.service.task_output.reading import OutputUnavailable, Place, Reading, Seen
+from dgpu.service.task_output.store import StoredOutput
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -6,9 +6,9 @@ import tracemalloc
 
 from dgpu.core.events import TaskPlaced
 from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId
-from dgpu.service.output_intake import MAX_HOLDERS, OutputIntake
-from dgpu.service.outputs import CommittedGroup
-from dgpu.service.recent import Recent
+from dgpu.service.machine.outputs import CommittedGroup
+from dgpu.service.task_output.intake import MAX_HOLDERS, OutputIntake
+from dgpu.service.task_output.recent import Recent
 
 _STEP = MAX_HOLDERS // 4
 

@@ -14,13 +14,13 @@ from dgpu.core.model.settings import Settings
 from dgpu.core.rejections import JournalUnavailable, StorageFull, UnknownNode
 from dgpu.journal.journal import Room
 from dgpu.journal.memory import MemoryJournal
-from dgpu.service import journal_thread
-from dgpu.service.clock import Clock
-from dgpu.service.contact import AgentRules
-from dgpu.service.inputs import Begin
-from dgpu.service.outputs import CommittedGroup
-from dgpu.service.runtime import CommandFailed, Runtime
-from dgpu.service.scheduler import Scheduler
+from dgpu.service.loop import journal_thread
+from dgpu.service.loop.clock import Clock
+from dgpu.service.loop.runtime import CommandFailed, Runtime
+from dgpu.service.machine.contact import AgentRules
+from dgpu.service.machine.inputs import Begin
+from dgpu.service.machine.outputs import CommittedGroup
+from dgpu.service.machine.scheduler import Scheduler
 from dgpu.wire.proto.agent_pb2 import FromScheduler
 from unit.service.cluster import register, submit
 

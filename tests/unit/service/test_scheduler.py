@@ -9,8 +9,8 @@ from dgpu.core.model.ids import TaskId
 from dgpu.core.model.task import TaskStatus
 from dgpu.core.model.wall_span import WallSpan
 from dgpu.journal.journal import Room
-from dgpu.service import commit as pipeline
-from dgpu.service.inputs import HistoryAdvanced, RoomChanged, TimePassed
+from dgpu.service.machine import commit as pipeline
+from dgpu.service.machine.inputs import HistoryAdvanced, RoomChanged, TimePassed
 from dgpu.wire.proto import agent_pb2 as pb
 from unit.service.cluster import START, Bench, register, starts, submit
 

@@ -12,9 +12,9 @@ from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Outcome, Pool, Shape, TaskDetail, TaskSpec
 from dgpu.core.rejections import Rejection
 from dgpu.core.state import ClusterState
-from dgpu.service import usage as reports
-from dgpu.service.history import History
-from dgpu.service.history_writer import HistoryWriter
+from dgpu.service.history import usage as reports
+from dgpu.service.history.reader import History
+from dgpu.service.history.writer import HistoryWriter
 from unit.journal.samples import register
 
 # No quota in the way of anybody, no time limit.

@@ -14,7 +14,6 @@ from dgpu.core.model.quota import QuotaMode
 from dgpu.core.model.task import WHOLE_MILLI, Pool, Task, TaskStatus
 from dgpu.core.rules.admission import used_milli
 from dgpu.core.state import ClusterState
-from dgpu.service.agent_words import GpuSample, is_reason_of_node
 from dgpu.service.alerts.rules import (
     HotGpu,
     OfflineNode,
@@ -26,7 +25,8 @@ from dgpu.service.alerts.rules import (
     Unsaved,
     Use,
 )
-from dgpu.service.outputs import CommittedGroup
+from dgpu.service.machine.agent_words import GpuSample, is_reason_of_node
+from dgpu.service.machine.outputs import CommittedGroup
 
 _BUCKETS = 60  # of the window of the failure rate
 # Lines are listed in the order in which they began to wait, so the oldest tasks are among the first.

@@ -29,7 +29,7 @@ from dgpu.service.alerts.senders import Senders, SendFailed
 from dgpu.service.alerts.store import AlertStore, Kept
 from dgpu.service.alerts.targets import Target
 from dgpu.service.alerts.values import Alert, AlertState, Change, Message, Silence
-from dgpu.service.runtime import Runtime
+from dgpu.service.loop.runtime import Runtime
 
 _LONGEST_NAP_S = 60.0
 _STOP_PATIENCE_S = 2.0

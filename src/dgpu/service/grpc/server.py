@@ -15,13 +15,13 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from dgpu.core.model.ids import NodeId
-from dgpu.service.file_budget import AgentConnections
-from dgpu.service.files import FileStreams
 from dgpu.service.grpc.links import Link
 from dgpu.service.grpc.peers import address_of, is_our_user, is_ours
 from dgpu.service.grpc.sweep import Sweep, Swept
-from dgpu.service.output_streams import OutputStreams
-from dgpu.service.runtime import Runtime
+from dgpu.service.loop.runtime import Runtime
+from dgpu.service.open_files import AgentConnections
+from dgpu.service.task_files import FileStreams
+from dgpu.service.task_output.streams import OutputStreams
 from dgpu.wire.proto import agent_pb2 as pb
 
 SERVICE = "dgpu.agent.v1.Agents"

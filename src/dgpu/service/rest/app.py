@@ -6,10 +6,9 @@ import asyncio
 from typing import Any
 
 from dgpu.service.alerts.watch import AlertWatch
-from dgpu.service.files import FileStreams
-from dgpu.service.follower_link import FollowerLink
-from dgpu.service.history import History
-from dgpu.service.output_streams import OutputStreams
+from dgpu.service.follower.link import FollowerLink
+from dgpu.service.history.reader import History
+from dgpu.service.loop.runtime import Runtime
 from dgpu.service.rest.access import Access
 from dgpu.service.rest.backend import Backend, RestOptions
 from dgpu.service.rest.doors import Doors
@@ -17,8 +16,9 @@ from dgpu.service.rest.front import App, Front
 from dgpu.service.rest.pages import BUNDLE, Pages
 from dgpu.service.rest.request_log import RequestLog
 from dgpu.service.rest.turns import Turns
-from dgpu.service.runtime import Runtime
-from dgpu.service.views import Views
+from dgpu.service.task_files import FileStreams
+from dgpu.service.task_output.streams import OutputStreams
+from dgpu.service.views.views import Views
 
 _FIRST_ANSWERS_S = 0.1
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from dgpu.core.model.ids import TaskId
 from dgpu.core.model.task import TaskStatus
 from dgpu.core.state import ClusterState
-from dgpu.service.history import HistoryDamaged, PastAttempt
+from dgpu.service.history.reader import HistoryDamaged, PastAttempt
 from dgpu.service.rest.backend import Backend
 from dgpu.wire.answers import Attempt, instant, instant_or_none
 

@@ -12,18 +12,18 @@ from dgpu.core.commands import Command
 from dgpu.core.events import Event
 from dgpu.core.rejections import Rejection
 from dgpu.service.alerts.watch import AlertWatch
-from dgpu.service.board import Board
-from dgpu.service.files import FileStreams
-from dgpu.service.follower_link import FollowerLink
-from dgpu.service.history import History
-from dgpu.service.output_streams import OutputStreams
+from dgpu.service.board.board import Board
+from dgpu.service.follower.link import FollowerLink
+from dgpu.service.history.reader import History
+from dgpu.service.loop.runtime import Runtime
 from dgpu.service.rest.doors import Doors
 from dgpu.service.rest.feed import EventFeed
 from dgpu.service.rest.pages import BUNDLE, build_of
 from dgpu.service.rest.scrape import Scrapes
 from dgpu.service.rest.turns import Turns
-from dgpu.service.runtime import Runtime
-from dgpu.service.views import Views
+from dgpu.service.task_files import FileStreams
+from dgpu.service.task_output.streams import OutputStreams
+from dgpu.service.views.views import Views
 from dgpu.wire.answers import Problem
 from dgpu.wire.problem import problem_of
 

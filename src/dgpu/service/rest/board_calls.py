@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 
-from dgpu.service.board import PACKED_BEGIN, Board, Listener, Piece
+from dgpu.service.board.board import PACKED_BEGIN, Board, Listener, Piece
 from dgpu.service.rest.backend import Backend
 
 BOARD_PATH = "/api/v1/board"

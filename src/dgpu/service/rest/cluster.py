@@ -15,8 +15,8 @@ from dgpu.core.state import ClusterState
 from dgpu.service.rest import listing, probes
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.tasks import Given, LimitQuery
-from dgpu.service.views_cluster import gpu_list, node_answer, node_list, one_gpu
-from dgpu.service.views_tasks import queue_entry
+from dgpu.service.views.cluster import gpu_list, node_answer, node_list, one_gpu
+from dgpu.service.views.tasks import queue_entry
 from dgpu.wire import fields
 from dgpu.wire.answers import (
     FieldError,

@@ -12,7 +12,7 @@ import enum
 from collections.abc import Callable
 from typing import NamedTuple
 
-from dgpu.service.file_budget import MAX_HTTP_CONNECTIONS, AgentConnections, HttpLimits, http_limits
+from dgpu.service.open_files import MAX_HTTP_CONNECTIONS, AgentConnections, HttpLimits, http_limits
 
 MIN_IDLE_SECONDS = 2.0  # before a connection gives way to one that is not the owner's
 

@@ -6,9 +6,9 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 
-from dgpu.service.outputs import CommittedGroup
-from dgpu.service.views import Views
-from dgpu.service.views_events import event_stream_text
+from dgpu.service.machine.outputs import CommittedGroup
+from dgpu.service.views.events import event_stream_text
+from dgpu.service.views.views import Views
 
 MAX_UNREAD = 512  # pieces of one listener
 MAX_UNREAD_BYTES = 1 << 20

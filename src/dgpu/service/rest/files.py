@@ -14,12 +14,12 @@ from litestar.response import Stream
 
 from dgpu.core.model.gang import MAX_NODES
 from dgpu.core.model.ids import NodeId
-from dgpu.service.files import FileReading, FilesUnavailable, Place
 from dgpu.service.rest import listing
 from dgpu.service.rest.attempts import attempts_of
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.streams import AttemptQuery, RankQuery
 from dgpu.service.rest.tasks import CursorQuery, Given, TaskIdText
+from dgpu.service.task_files import FileReading, FilesUnavailable, Place
 from dgpu.wire.answers import FieldError, Problem, TaskAnswer, instant
 from dgpu.wire.file_answers import FileEntry, FileList
 from dgpu.wire.json_body import BadRequest, shorten

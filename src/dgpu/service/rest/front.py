@@ -10,8 +10,8 @@ from urllib.parse import parse_qsl
 import msgspec
 import structlog
 
-from dgpu.service.history import HistoryDamaged, HistoryUnfinished
-from dgpu.service.metrics_text import CONTENT_TYPE as METRICS_TYPE
+from dgpu.service.history.reader import HistoryDamaged, HistoryUnfinished
+from dgpu.service.metrics.text import CONTENT_TYPE as METRICS_TYPE
 from dgpu.service.rest import board_calls, listing, probes, session_calls, submit, task_list
 from dgpu.service.rest.access import OPEN_PATHS, Access, Peer, wrong_content
 from dgpu.service.rest.backend import Backend, ProblemError

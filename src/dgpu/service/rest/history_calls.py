@@ -10,7 +10,7 @@ from litestar.params import PathParameter, QueryParameter
 from dgpu.core.model.ids import GpuId, NodeId
 from dgpu.core.rejections import UnknownGpu, UnknownNode
 from dgpu.core.state import ClusterState
-from dgpu.service import usage as reports
+from dgpu.service.history import usage as reports
 from dgpu.service.rest import history_shapes as shapes
 from dgpu.service.rest import listing
 from dgpu.service.rest.backend import Backend, ProblemError

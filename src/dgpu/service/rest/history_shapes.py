@@ -9,11 +9,11 @@ import msgspec
 
 from dgpu.core.model.health import SEVERITIES, Health
 from dgpu.core.model.node import Gpu
-from dgpu.service.history import PastEvent
+from dgpu.service.history.reader import PastEvent
+from dgpu.service.history.usage import Waits
 from dgpu.service.telemetry.reader import Points, Span
 from dgpu.service.telemetry.tiers import GPU_COLUMNS
-from dgpu.service.usage import Waits
-from dgpu.service.views_events import past_node_facts
+from dgpu.service.views.events import past_node_facts
 from dgpu.wire.answers import instant
 from dgpu.wire.history_answers import (
     ClusterHistory,

@@ -26,11 +26,11 @@ from dgpu.core.model.task import Pool, Shape, Task, TaskStatus
 from dgpu.core.rejections import Rejection, UnknownTask
 from dgpu.core.rules.backfill import fits_without_reservations
 from dgpu.core.state import ClusterState
-from dgpu.service.history import PastTask
-from dgpu.service.history_filters import TaskFilters
+from dgpu.service.history.filters import TaskFilters
+from dgpu.service.history.reader import PastTask
 from dgpu.service.rest.backend import Backend, ProblemError
-from dgpu.service.views import Filter, Forgotten
-from dgpu.service.views_tasks import past_task_answer, reservation_answer, task_answer
+from dgpu.service.views.tasks import past_task_answer, reservation_answer, task_answer
+from dgpu.service.views.views import Filter, Forgotten
 from dgpu.wire import fields
 from dgpu.wire.answers import FieldError, Problem, TaskAnswer, TaskPage, instant
 from dgpu.wire.fields import Check, Unacceptable

@@ -13,10 +13,10 @@ from dgpu.core.model.node import GpuStatus, NodeStatus
 from dgpu.core.model.task import WHOLE_MILLI, Pool, TaskStatus
 from dgpu.core.rules.admission import used_milli
 from dgpu.core.state import ClusterState, gpu_status
-from dgpu.service.agent_words import GpuSample
-from dgpu.service.meters import Histogram, Meters
-from dgpu.service.metrics_cluster import tenant_loads
-from dgpu.service.metrics_text import CONTENT_TYPE
+from dgpu.service.machine.agent_words import GpuSample
+from dgpu.service.metrics.cluster import tenant_loads
+from dgpu.service.metrics.meters import Histogram, Meters
+from dgpu.service.metrics.text import CONTENT_TYPE
 from dgpu.service.rest.backend import Backend
 from dgpu.service.rest.tasks import Given
 from dgpu.wire.answers import instant

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dgpu.file_limit import file_limit, open_files
 from dgpu.journal.journal import Room
+from dgpu.service.loop.runtime import Runtime
 from dgpu.service.rest.backend import Backend
-from dgpu.service.runtime import Runtime
 from dgpu.wire.answers import Health, Ready
 from dgpu.wire.connections import Connections
 from dgpu.wire.wall_time import words_of_ms

@@ -11,7 +11,7 @@ from dgpu.core.foresight.trial import try_quota
 from dgpu.core.state import ClusterState
 from dgpu.service.rest.backend import Backend
 from dgpu.service.rest.tasks import Given
-from dgpu.service.views_quota import quota_answer, quota_effect
+from dgpu.service.views.quota import quota_answer, quota_effect
 from dgpu.wire.answers import FieldError, QuotaAnswer, QuotaEffect
 from dgpu.wire.json_body import BadRequest
 from dgpu.wire.tenant_fields import decode_quota

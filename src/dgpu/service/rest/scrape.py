@@ -18,9 +18,9 @@ from dgpu.core.model.ids import GpuId
 from dgpu.core.state import ClusterState
 from dgpu.file_limit import file_limit, open_files
 from dgpu.journal.journal import Room
-from dgpu.service import metrics_cluster as cluster
-from dgpu.service.metrics_gpu import GpuLines, joined
-from dgpu.service.metrics_text import Text
+from dgpu.service.metrics import cluster
+from dgpu.service.metrics.gpu import GpuLines, joined
+from dgpu.service.metrics.text import Text
 from dgpu.wire.json_body import BadRequest
 
 if TYPE_CHECKING:

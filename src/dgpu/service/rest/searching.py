@@ -16,11 +16,11 @@ import msgspec
 from dgpu.core.model.ids import TaskId, task_name
 from dgpu.core.model.task import Shape, Task, TaskDetail
 from dgpu.core.state import ClusterState
-from dgpu.service.history_filters import Search
+from dgpu.service.history.filters import Search
 from dgpu.service.rest import listing
 from dgpu.service.rest.backend import Backend
-from dgpu.service.views import Filter
-from dgpu.service.views_tasks import past_task_answer
+from dgpu.service.views.tasks import past_task_answer
+from dgpu.service.views.views import Filter
 from dgpu.wire.answers import TaskAnswer, TaskPage
 
 MAX_WORDS_CHARS = 100

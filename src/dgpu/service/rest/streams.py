@@ -12,10 +12,10 @@ from litestar.response import Stream
 
 from dgpu.core.model.gang import MAX_NODES
 from dgpu.core.model.ids import TaskId
-from dgpu.service.output_reading import OutputState, OutputUnavailable
 from dgpu.service.rest import listing
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.tasks import Given, TaskIdText
+from dgpu.service.task_output.reading import OutputState, OutputUnavailable
 from dgpu.wire.answers import Problem, TaskAnswer, instant_or_none
 from dgpu.wire.json_body import BadRequest
 from dgpu.wire.output_answers import ByteRange, OutputAnswer

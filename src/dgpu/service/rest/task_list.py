@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from dgpu.service.history_filters import Search
+from dgpu.service.history.filters import Search
 from dgpu.service.rest import listing, searching
 from dgpu.service.rest.backend import Backend
 from dgpu.wire.answers import TaskPage

@@ -15,11 +15,11 @@ from dgpu.core.events import TaskCancelRequested, TaskFinished, TasksCancelled
 from dgpu.core.model.ids import TaskId, task_name
 from dgpu.core.model.task import TaskStatus
 from dgpu.core.rejections import Rejection, TaskEnded, UnknownTask
-from dgpu.service.history import HistoryDamaged
+from dgpu.service.history.reader import HistoryDamaged
 from dgpu.service.rest import listing, task_list
 from dgpu.service.rest.attempts import attempts_of
 from dgpu.service.rest.backend import Backend, ProblemError
-from dgpu.service.views_events import events_of_task, past_task_event
+from dgpu.service.views.events import events_of_task, past_task_event
 from dgpu.wire.answers import Cancelled, TaskAnswer, TaskEvents, TaskPage
 from dgpu.wire.problem import problem_of
 from dgpu.wire.requests import decode_cancel

@@ -12,12 +12,12 @@ from dgpu.core.model.ids import TaskId, task_name
 from dgpu.core.model.task import TaskStatus
 from dgpu.core.rejections import Rejection
 from dgpu.core.state import ClusterState
-from dgpu.service.follower_link import FollowerAway
-from dgpu.service.foresight import answer, blockers_told, is_small
+from dgpu.service.follower.foresight import answer, blockers_told, is_small
+from dgpu.service.follower.link import FollowerAway
 from dgpu.service.rest import listing
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.tasks import Given, TaskIdText
-from dgpu.service.views_tasks import reservation_answer
+from dgpu.service.views.tasks import reservation_answer
 from dgpu.wire.answers import Change, Problem, WhatifAnswer, Why
 from dgpu.wire.questions import Hastening, Question, decode_whatif
 

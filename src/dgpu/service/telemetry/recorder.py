@@ -11,8 +11,8 @@ from dgpu.core.model.ids import GpuId, NodeId
 from dgpu.core.model.node import Gpu
 from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.core.state import ClusterState
-from dgpu.service.agent_words import GpuSample
-from dgpu.service.runtime import Runtime
+from dgpu.service.loop.runtime import Runtime
+from dgpu.service.machine.agent_words import GpuSample
 from dgpu.service.telemetry.tiers import GPU_COLUMNS, RAW, Batch
 
 _NODES_A_SLICE = 8

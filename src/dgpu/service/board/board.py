@@ -1,0 +1,320 @@
+"""What all dashboards are fed with: one picture of the cluster, brought up to date once a second while somebody looks.
+
+A beat looks at the state at a committed point, and encodes what changed once for everybody. Nothing is worked out while
+nobody looks, but one point of the ten-minute line every five seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import secrets
+import zlib
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import structlog
+
+from dgpu.core.index.room import STATUSES
+from dgpu.core.state import ClusterState
+from dgpu.journal.journal import Room
+from dgpu.service.board import figures
+from dgpu.service.board.columns import HEALTHS, NODE_STATUSES, Columns
+from dgpu.service.board.figures import MAX_POINTS, STEP_MS, Point, Traffic
+from dgpu.service.loop.runtime import Runtime
+from dgpu.service.views.views import Views
+from dgpu.wire.wall_time import SHOWN
+
+BEAT_MS = 1_000
+QUIET_MS = 5_000  # without a change, a beat is sent after this all the same: the stream is alive
+USE_MS = 5_000  # how often pools and tenants are looked at; while they are few, after every change too
+FEW_TENANTS = 20
+MAX_KEPT = 30  # deltas for those who come back
+_PACKING_LEVEL = 4
+
+_log = structlog.get_logger("dgpu.board")
+
+
+class Piece:
+    """One event of the stream, encoded once; packed once if anybody wants it packed.
+
+    Packed pieces follow each other in any client's gzip stream: each is made by a compressor of its own and ends at a
+    byte, so it refers to nothing before it.
+    """
+
+    __slots__ = ("_packed", "plain", "seq")
+
+    def __init__(self, seq: int, plain: bytes) -> None:
+        self.seq = seq
+        self.plain = plain
+        self._packed = b""
+
+    @property
+    def packed(self) -> bytes:
+        if not self._packed:
+            self._packed = pack(self.plain)
+        return self._packed
+
+
+PACKED_BEGIN = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"  # a gzip stream's head
+
+
+def pack(plain: bytes) -> bytes:
+    packer = zlib.compressobj(_PACKING_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+    return packer.compress(plain) + packer.flush(zlib.Z_SYNC_FLUSH)
+
+
+class Listener:
+    """One dashboard. What it does not read in time is thrown away, and it is told so."""
+
+    MAX_UNREAD = 16
+
+    __slots__ = ("arrived", "lagged", "pieces")
+
+    def __init__(self) -> None:
+        self.pieces: deque[Piece] = deque()
+        self.lagged = False
+        self.arrived = asyncio.Event()
+
+    def offer(self, piece: Piece) -> None:
+        if self.lagged or len(self.pieces) >= self.MAX_UNREAD:
+            self.pieces.clear()
+            self.lagged = True
+        else:
+            self.pieces.append(piece)
+        self.arrived.set()
+
+    def take(self, board: Board) -> list[Piece]:
+        if self.lagged:
+            self.lagged = False
+            return board.resync()
+        taken = list(self.pieces)
+        self.pieces.clear()
+        return taken
+
+
+class Board:
+    def __init__(
+        self, runtime: Runtime, views: Views, *, version: str = "", role: str = "master", build: str = ""
+    ) -> None:
+        self.id = secrets.token_hex(4)
+        self.seq = 0
+        self.beats = 0
+        self.lagged = 0  # resyncs that were needed since the start
+        self.count_alerts: Callable[[], dict[str, int] | None] = lambda: None
+        self._runtime = runtime
+        self._views = views
+        self._about = {"version": version, "role": role, "build": build}
+        self._columns = Columns()
+        self._traffic = Traffic(views)
+        self._points: deque[Point] = deque(maxlen=MAX_POINTS)
+        self._figures: dict[str, Any] = {}
+        self._listeners: set[Listener] = set()
+        self._kept: deque[Piece] = deque(maxlen=MAX_KEPT)
+        self._snapshot: Piece | None = None
+        self._packed_picture: tuple[Piece, bytes] | None = None
+        self._at_ms = self._sent_at_ms = self._use_at_ms = 0
+        self._lock = asyncio.Lock()
+        self._somebody = asyncio.Event()
+        self._running = asyncio.get_running_loop().create_task(self._run(), name="board")
+
+    @property
+    def listeners(self) -> int:
+        return len(self._listeners)
+
+    # for those who look
+
+    async def join(self, after: tuple[str, int] | None) -> tuple[Listener, list[Piece]]:
+        """A listener, and what it has to be told first: what it missed, or the whole picture."""
+        listener = Listener()
+        await self.refresh()
+        # nothing is awaited from here on: no beat can fall between the picture and the first delta
+        self._listeners.add(listener)
+        self._somebody.set()
+        return listener, self._missed(after) or [self.snapshot()]
+
+    def leave(self, listener: Listener) -> None:
+        self._listeners.discard(listener)
+        if not self._listeners:
+            self._somebody.clear()
+
+    async def refresh(self) -> None:
+        """The picture is at most a beat old afterwards."""
+        if self._runtime.now_ms() - self._at_ms >= BEAT_MS or not self.seq:
+            await self.beat()
+
+    def snapshot(self) -> Piece:
+        if self._snapshot is None or self._snapshot.seq != self.seq:
+            body = self._event("snapshot", msgspec.json.encode(self._picture()))
+            self._snapshot = Piece(self.seq, body)
+        return self._snapshot
+
+    def picture(self) -> bytes:
+        """The snapshot's JSON alone."""
+        plain = self.snapshot().plain
+        return plain[plain.index(b"data: ") + 6 : -2]
+
+    def picture_packed(self) -> bytes:
+        if self._packed_picture is None or self._packed_picture[0] is not self.snapshot():
+            self._packed_picture = (self.snapshot(), gzip.compress(self.picture(), _PACKING_LEVEL, mtime=0))
+        return self._packed_picture[1]
+
+    def resync(self) -> list[Piece]:
+        """For one that was too slow."""
+        self.lagged += 1
+        told = b'event: resync\ndata: {"reason":"lagged"}\n\n'
+        return [Piece(self.seq, told), self.snapshot()]
+
+    def _missed(self, after: tuple[str, int] | None) -> list[Piece]:
+        if after is None or after[0] != self.id or not self._kept:
+            return []
+        if not self._kept[0].seq - 1 <= after[1] < self.seq:
+            return []
+        return [piece for piece in self._kept if piece.seq > after[1]]
+
+    # the beat
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                if self._listeners:
+                    due_ms = self._at_ms + BEAT_MS - self._runtime.now_ms()
+                    await asyncio.sleep(max(10, min(due_ms, BEAT_MS)) / 1_000)
+                    await self.refresh()
+                else:
+                    await self._wait_for_somebody()
+                    await self._runtime.read(self._note_point)
+            except Exception:  # noqa: BLE001 - a dashboard's fault must not end the dashboards
+                _log.exception("board_failed")
+                await asyncio.sleep(STEP_MS / 1_000)
+
+    async def _wait_for_somebody(self) -> None:
+        try:
+            async with asyncio.timeout(STEP_MS / 1_000):
+                await self._somebody.wait()
+        except TimeoutError:
+            pass
+
+    async def beat(self) -> None:
+        async with self._lock:
+            if self._runtime.now_ms() - self._at_ms < BEAT_MS and self.seq:
+                return  # somebody else's wish was the same
+            self.beats += 1
+            delta = await self._runtime.read(self._look)
+            if delta is None:
+                self._kept.clear()
+                self.seq += 1
+                self._publish(self.snapshot())
+            elif delta or self._at_ms - self._sent_at_ms >= QUIET_MS:
+                self.seq += 1
+                shown_ms = SHOWN.wall_ms(self._at_ms)
+                told = {"seq": self.seq, "index": self._figures["index"], "at_ms": shown_ms, **delta}
+                self._publish(Piece(self.seq, self._event("delta", msgspec.json.encode(told))))
+
+    def _publish(self, piece: Piece) -> None:
+        self._sent_at_ms = self._at_ms
+        self._kept.append(piece)
+        for listener in self._listeners:
+            listener.offer(piece)
+
+    def _look(self, state: ClusterState) -> dict[str, Any] | None:
+        """At a committed point. None: other nodes or GPUs than before."""
+        self._at_ms = at_ms = self._runtime.now_ms()
+        changes = self._columns.look(state, self._runtime.telemetry)
+        point = self._note_point(state)
+        before, after = self._figures, self._work_out(state, at_ms)
+        self._figures = after
+        if changes is None:
+            return None
+        delta: dict[str, Any] = {
+            name: part for name, part in zip(("gpus", "nodes"), changes, strict=True) if part
+        }
+        delta |= {
+            name: value for name, value in after.items() if name != "index" and before.get(name) != value
+        }
+        if "counts" in delta:
+            known = before.get("counts", {})
+            delta["counts"] = {
+                key: value
+                for key, value in after["counts"].items()
+                if key not in known or known[key] != value
+            }
+        if point is not None:
+            delta["point"] = msgspec.structs.replace(point, at_ms=SHOWN.wall_ms(point.at_ms))
+        if self._traffic.changed or self._traffic.changed_more:
+            delta["changed"] = list(self._traffic.changed)
+            delta["changed_more"] = self._traffic.changed_more
+        return delta
+
+    def _work_out(self, state: ClusterState, at_ms: int) -> dict[str, Any]:
+        is_few = len(self._figures.get("tenants", ())) <= FEW_TENANTS
+        is_other = is_few and self._figures.get("index") != self._views.last_index
+        if is_other or not self._figures or at_ms - self._use_at_ms >= USE_MS:
+            self._use_at_ms = at_ms
+            used = figures.use(state, max(state.last_at, at_ms))
+        else:
+            used = {name: self._figures[name] for name in ("pools", "quota", "tenants", "tenants_more")}
+        counts = figures.counts(state, self._views, self._traffic, at_ms)
+        counts["util"] = figures.mean(self._columns.gpus["util"])
+        counts["browsers"] = len(self._listeners)
+        return {
+            "index": self._views.last_index,
+            "ready": self._runtime.ready and self._runtime.room is Room.OK and not self._runtime.trouble,
+            "epoch": state.epoch,
+            "counts": counts,
+            "alerts": self.count_alerts(),
+            **used,
+        }
+
+    def _note_point(self, state: ClusterState) -> Point | None:
+        """Every five seconds, whether somebody looks or not."""
+        at_ms = self._runtime.now_ms()
+        is_due = not self._points or at_ms - self._points[-1].at_ms >= STEP_MS
+        if not self._listeners and not is_due:
+            return None
+        self._traffic.look(state, at_ms)
+        if not is_due:
+            return None
+        point = Point(
+            at_ms=at_ms,
+            util=figures.mean_util(self._runtime.telemetry.values()),
+            waiting=state.waiting_count,
+            running=state.running_count,
+            wait_p50_ms=self._traffic.waits(at_ms)[0],
+            finished_per_min=self._traffic.per_minute()[1],
+        )
+        self._points.append(point)
+        if not self._listeners:  # nobody is told of it: who comes back needs the whole picture
+            self._kept.clear()
+            self._snapshot = None
+        return point
+
+    # encoding
+
+    def _picture(self) -> dict[str, Any]:
+        columns = self._columns
+        names = Point.__struct_fields__
+        return {
+            "v": 1,
+            "board": self.id,
+            "seq": self.seq,
+            "at_ms": SHOWN.wall_ms(self._at_ms),
+            **self._about,
+            "statuses": STATUSES,
+            "node_statuses": NODE_STATUSES,
+            "healths": HEALTHS,
+            "models": columns.models,
+            "nodes": columns.nodes,
+            "gpus": columns.gpus,
+            **self._figures,
+            "history": {
+                "step_ms": STEP_MS,
+                **{name: [getattr(point, name) for point in self._points] for name in names},
+                "at_ms": [SHOWN.wall_ms(point.at_ms) for point in self._points],
+            },
+        }
+
+    def _event(self, kind: str, data: bytes) -> bytes:
+        return b"id: %b.%d\nevent: %b\ndata: %b\n\n" % (self.id.encode(), self.seq, kind.encode(), data)

@@ -1,0 +1,211 @@
+"""Nodes and GPUs in columns, as a dashboard keeps them, and what changed in them since they were last looked at.
+
+A look compares by identity first: values of the core and samples are frozen, so what is the same object is the same.
+Of 1,600 cards mostly a few hundred have a new sample; only their rows are worked out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dgpu.core.index.cards import status_of, usable_mb
+from dgpu.core.index.room import STATUSES
+from dgpu.core.model.health import Health
+from dgpu.core.model.ids import GpuId, LeaseId, NodeId
+from dgpu.core.model.node import Gpu, Node, NodeStatus
+from dgpu.core.model.task import WHOLE_MILLI
+from dgpu.core.state import ClusterState
+from dgpu.service.machine.agent_words import GpuSample
+
+MAX_TASKS_SHOWN = 8  # of one GPU; the count tells of the rest
+NODE_STATUSES = tuple(NodeStatus)
+HEALTHS = tuple(Health)
+_STATUS_CODES = {status: code for code, status in enumerate(STATUSES)}
+_NODE_CODES = {status: code for code, status in enumerate(NODE_STATUSES)}
+_HEALTH_CODES = {health: code for code, health in enumerate(HEALTHS)}
+
+FIXED = ("id", "node", "index", "model", "mem_total")  # another value of these means another layout
+CHANGING = (
+    "status",
+    "health",
+    "util",
+    "mem_used",
+    "mem_foreign",
+    "mem_reserved",
+    "temp",
+    "power",
+    "tasks",
+    "task_count",
+    "fault",
+    "warm",
+)
+MEASURED = ("util", "mem_used", "temp", "power", "mem_foreign")  # all that a new sample can change
+NODE_CHANGING = ("status", "reason", "since_ms", "labels")
+
+Changes = dict[str, dict[str, list[Any]]]  # column -> {"i": rows, "v": values}
+
+
+class Columns:
+    def __init__(self) -> None:
+        self.models: list[str] = []
+        self.nodes: dict[str, list[Any]] = {name: [] for name in ("id", "first", "gpus", *NODE_CHANGING)}
+        self.gpus: dict[str, list[Any]] = {name: [] for name in (*FIXED, *CHANGING)}
+        self._cards: dict[NodeId, tuple[GpuId, ...]] = {}  # of each node, as its room has them
+        self._seen_nodes: list[Node | None] = []
+        self._seen_gpus: list[Gpu | None] = []
+        self._seen_samples: list[GpuSample | None] = []
+        self._seen_leases: list[tuple[LeaseId, ...] | None] = []
+
+    def look(
+        self, state: ClusterState, telemetry: Mapping[GpuId, GpuSample]
+    ) -> tuple[Changes, Changes] | None:
+        """What changed of GPUs and of nodes; None: there are others than before, all columns are new."""
+        if self._is_other_cluster(state) and self._lay_out(state):
+            self._fill(state, telemetry)
+            return None
+        return self._fill(state, telemetry)
+
+    # which nodes and cards there are
+
+    def _is_other_cluster(self, state: ClusterState) -> bool:
+        cards, rooms = self._cards, state.rooms.by_node
+        if len(cards) != len(state.nodes):
+            return True
+        for node_id in state.nodes:
+            room = rooms.get(node_id)
+            if room is None or cards.get(node_id) is not room.gpu_ids:
+                return True
+        return False
+
+    def _lay_out(self, state: ClusterState) -> bool:
+        """Tells whether anything fixed differs: a node that registers again mostly has what it had."""
+        fixed: dict[str, list[Any]] = {name: [] for name in FIXED}
+        first: list[int] = []
+        models: dict[str, int] = {}
+        cards: dict[NodeId, tuple[GpuId, ...]] = {}
+        names = sorted(state.nodes)
+        for number, node_id in enumerate(names):
+            room = state.rooms.by_node.get(node_id)
+            cards[node_id] = room.gpu_ids if room is not None else ()
+            first.append(len(fixed["id"]))
+            for gpu_id in cards[node_id]:
+                gpu = state.gpus[gpu_id]
+                row = (gpu.id, number, gpu.index, models.setdefault(gpu.model, len(models)), gpu.memory_mb)
+                for name, value in zip(FIXED, row, strict=True):
+                    fixed[name].append(value)
+        self._cards = cards
+        counts = [len(cards[node_id]) for node_id in names]
+        is_same = self.nodes["id"] == names and self.nodes["gpus"] == counts and self.models == list(models)
+        if is_same and all(self.gpus[name] == fixed[name] for name in FIXED):
+            return False
+        size = len(fixed["id"])
+        self.models = list(models)
+        self.nodes = {"id": names, "first": first, "gpus": counts}
+        self.nodes |= {name: [None] * len(names) for name in NODE_CHANGING}
+        self.gpus = fixed | {name: [None] * size for name in CHANGING}
+        self._seen_nodes = [None] * len(names)
+        self._seen_gpus, self._seen_samples, self._seen_leases = [None] * size, [None] * size, [None] * size
+        return True
+
+    # what is on them
+
+    def _fill(self, state: ClusterState, telemetry: Mapping[GpuId, GpuSample]) -> tuple[Changes, Changes]:
+        node_changes = self._fill_nodes(state)
+        changes: Changes = {}
+        gpus, sample_of, leases_of = state.gpus, telemetry.get, state.rooms.holders.get
+        seen = zip(self.gpus["id"], self._seen_gpus, self._seen_samples, self._seen_leases, strict=True)
+        others = [
+            place
+            for place, (gpu_id, gpu, sample, leases) in enumerate(seen)
+            if gpus[gpu_id] is not gpu or sample_of(gpu_id) is not sample or leases_of(gpu_id) is not leases
+        ]
+        for place in others:
+            gpu_id = self.gpus["id"][place]
+            gpu, sample, leases = gpus[gpu_id], sample_of(gpu_id), leases_of(gpu_id)
+            node = state.nodes[gpu.node_id]
+            self._seen_samples[place] = sample
+            if (
+                gpu is self._seen_gpus[place] and leases is self._seen_leases[place]
+            ):  # by far the most frequent
+                _note(self.gpus, changes, place, MEASURED, _measured(node, gpu, sample))
+            else:
+                self._seen_gpus[place], self._seen_leases[place] = gpu, leases
+                _note(self.gpus, changes, place, CHANGING, _gpu_row(state, node, gpu, sample, leases or ()))
+        return changes, node_changes
+
+    def _fill_nodes(self, state: ClusterState) -> Changes:
+        changes: Changes = {}
+        for number, node_id in enumerate(self.nodes["id"]):
+            node = state.nodes[node_id]
+            if node is not self._seen_nodes[number]:
+                self._seen_nodes[number] = node
+                _note(self.nodes, changes, number, NODE_CHANGING, _node_row(node))
+                first, count = self.nodes["first"][number], self.nodes["gpus"][number]
+                self._seen_gpus[first : first + count] = [
+                    None
+                ] * count  # their status follows from the node's
+        return changes
+
+
+def _node_row(node: Node) -> tuple[Any, ...]:
+    return (
+        _NODE_CODES[node.status],
+        node.drain_reason,
+        node.offline_since or node.unconfirmed_since,
+        node.labels,
+    )
+
+
+def _gpu_row(
+    state: ClusterState, node: Node, gpu: Gpu, sample: GpuSample | None, lease_ids: tuple[LeaseId, ...]
+) -> tuple[Any, ...]:
+    """In the order of CHANGING."""
+    status = status_of(gpu, node, leased=bool(lease_ids))
+    util, used_mb, temperature_c, power_w, foreign_mb = _measured(node, gpu, sample)
+    leases = [state.leases[lease_id] for lease_id in sorted(lease_ids)]
+    if all(lease.share_milli < WHOLE_MILLI for lease in leases):
+        reserved_mb = sum(lease.gpu_memory_mb for lease in leases)
+    else:
+        reserved_mb = usable_mb(gpu, state.settings)
+    return (
+        _STATUS_CODES[status],
+        _HEALTH_CODES[gpu.health],
+        util,
+        used_mb,
+        foreign_mb,
+        reserved_mb,
+        temperature_c,
+        power_w,
+        [lease.task_id for lease in leases[:MAX_TASKS_SHOWN]],
+        len(leases),
+        gpu.fault,
+        list(gpu.warm),
+    )
+
+
+def _measured(node: Node, gpu: Gpu, sample: GpuSample | None) -> tuple[Any, ...]:
+    """In the order of MEASURED. What was measured before a card was lost says nothing about now."""
+    if sample is None or node.offline_since or gpu.gone:
+        return (None, None, None, None, gpu.foreign_mb)
+    return (
+        sample.utilization_percent,
+        sample.memory_used_mb,
+        sample.temperature_c,
+        sample.power_w,
+        gpu.foreign_mb if sample.memory_foreign_mb is None else sample.memory_foreign_mb,
+    )
+
+
+def _note(
+    columns: dict[str, list[Any]], changes: Changes, place: int, names: tuple[str, ...], row: tuple[Any, ...]
+) -> None:
+    for name, value in zip(names, row, strict=True):
+        column = columns[name]
+        if column[place] != value:
+            column[place] = value
+            change = changes.get(name)
+            if change is None:
+                change = changes[name] = {"i": [], "v": []}
+            change["i"].append(place)
+            change["v"].append(value)

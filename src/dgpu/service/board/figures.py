@@ -1,0 +1,190 @@
+"""The numbers above a dashboard's map: counts, rates, waits, and a line of the last ten minutes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from dgpu.core.events import Event, GangPlaced, TaskPlaced, TasksSubmitted
+from dgpu.core.model.node import NodeStatus
+from dgpu.core.model.task import TaskStatus
+from dgpu.core.state import ClusterState
+from dgpu.service.machine.agent_words import GpuSample
+from dgpu.service.machine.outputs import CommittedGroup
+from dgpu.service.views.events import named_tasks
+from dgpu.service.views.quota import quota_answer
+from dgpu.service.views.views import Views
+
+STEP_MS = 5_000
+MAX_POINTS = 120  # ten minutes
+MAX_WAITS = 1_024
+WAITS_MS = 600_000
+RATE_MS = 60_000
+MAX_GROUPS = 2_048  # that one look goes through; of more, the latest
+MAX_CHANGED = 256
+MAX_TENANTS = 100
+_MAX_TALLIES = 256
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    at_ms: int
+    util: float | None
+    waiting: int
+    running: int
+    wait_p50_ms: int | None
+    finished_per_min: float
+
+
+class Traffic:
+    """What the latest groups told: how long tasks had waited, how many started, which ones changed."""
+
+    def __init__(self, views: Views) -> None:
+        self._views = views
+        self._seen_index = views.last_index
+        self._waits: deque[tuple[int, int]] = deque(maxlen=MAX_WAITS)  # (when placed, waited)
+        self._tallies: deque[tuple[int, int, int]] = deque(maxlen=_MAX_TALLIES)  # (at, started, ended)
+        self._percentiles: tuple[int, int] | None = None  # None: to be worked out
+        self._started = 0
+        self.changed: dict[int, None] = {}
+        self.changed_more = False
+
+    def look(self, state: ClusterState, at_ms: int) -> None:
+        """Call it at a committed point."""
+        self.changed = {}
+        self.changed_more = False
+        for event in self._new_events():
+            self._take(state, event)
+        ended = state.next_task_id - 1 - state.waiting_count - state.running_count
+        self._tallies.append((at_ms, self._started, ended))
+        while len(self._tallies) > 2 and self._tallies[1][0] <= at_ms - RATE_MS:
+            self._tallies.popleft()
+
+    def per_minute(self) -> tuple[float, float]:
+        """Started and finished."""
+        (from_at, started, ended), (to_at, started_now, ended_now) = self._tallies[0], self._tallies[-1]
+        minutes = max(to_at - from_at, 1_000) / 60_000
+        return round((started_now - started) / minutes, 1), round((ended_now - ended) / minutes, 1)
+
+    def waits(self, at_ms: int) -> tuple[int | None, int | None]:
+        """p50 and p95."""
+        waits = self._waits
+        while waits and waits[0][0] < at_ms - WAITS_MS:
+            waits.popleft()
+            self._percentiles = None
+        if not waits:
+            return None, None
+        if self._percentiles is None:
+            ordered = sorted(waited for _, waited in waits)
+            self._percentiles = (ordered[len(ordered) // 2], ordered[len(ordered) * 95 // 100])
+        return self._percentiles
+
+    def _new_events(self) -> Iterable[Event]:
+        recent, seen = self._views.recent, self._seen_index
+        self._seen_index = self._views.last_index
+        groups: list[CommittedGroup] = []
+        for group in reversed(recent):
+            if group.index <= seen:
+                break
+            if len(groups) == MAX_GROUPS:
+                self.changed_more = True
+                break
+            groups.append(group)
+        else:
+            self.changed_more = bool(groups) and groups[-1].index > seen + 1
+        return (event for group in reversed(groups) for event in group.events)
+
+    def _take(self, state: ClusterState, event: Event) -> None:
+        kind = type(event)
+        if kind is TaskPlaced or kind is GangPlaced:
+            self._started += 1
+            task = state.tasks.get(event.task_id)  # type: ignore[attr-defined]
+            attempt = event.attempt if isinstance(event, TaskPlaced) else event.ranks[0].attempt  # type: ignore[attr-defined]
+            if task is not None and attempt == 1:
+                self._waits.append((event.at, max(0, event.at - task.created_at)))
+                self._percentiles = None
+        if kind is TasksSubmitted:
+            first_id = event.first_id  # type: ignore[attr-defined]
+            count = sum(number for number, _ in event.entries)  # type: ignore[attr-defined]
+            self._note(range(first_id, first_id + count))
+        elif (task_id := getattr(event, "task_id", None)) is not None:
+            self._note((task_id,))
+        else:
+            self._note(named_tasks(event))
+
+    def _note(self, task_ids: Iterable[int]) -> None:
+        for task_id in task_ids:
+            if len(self.changed) >= MAX_CHANGED and task_id not in self.changed:
+                self.changed_more = True
+                return
+            self.changed[task_id] = None
+
+
+def mean_util(samples: Iterable[GpuSample]) -> float | None:
+    return mean([sample.utilization_percent for sample in samples])
+
+
+def mean(values: Sequence[int | None]) -> float | None:
+    """Of those that are known."""
+    known = [value for value in values if value is not None]
+    return round(sum(known) / len(known), 1) if known else None
+
+
+def counts(state: ClusterState, views: Views, traffic: Traffic, at_ms: int) -> dict[str, Any]:
+    pools = {"online": [0, 0], "batch": [0, 0]}
+    for (_, pool, _), by_status in views.counts().items():
+        numbers = pools[pool]
+        numbers[0] += by_status.get(TaskStatus.PENDING, 0)
+        numbers[1] += by_status.get(TaskStatus.RUNNING, 0)
+    started, finished = traffic.per_minute()
+    p50_ms, p95_ms = traffic.waits(at_ms)
+    nodes = {status.value: 0 for status in NodeStatus}
+    for node in state.nodes.values():
+        nodes[node.status.value] += 1
+    return {
+        "waiting": state.waiting_count,
+        "running": state.running_count,
+        "ended": state.next_task_id - 1 - state.waiting_count - state.running_count,
+        "pending": {pool: numbers[0] for pool, numbers in pools.items()},
+        "running_in": {pool: numbers[1] for pool, numbers in pools.items()},
+        "finished_per_min": finished,
+        "started_per_min": started,
+        **{status.value: number for status, number in state.gpu_counts().items()},
+        "nodes": nodes,
+        "wait_p50_ms": p50_ms,
+        "wait_p95_ms": p95_ms,
+    }
+
+
+def use(state: ClusterState, at: int) -> dict[str, Any]:
+    """Pools, quota and the tenants that use most."""
+    answer = quota_answer(state, at)
+    tenants = sorted(answer.tenants, key=lambda each: (-each.gpus_used, -each.waiting, each.tenant_id))
+    limits = {name: tenant.max_gpus for name, tenant in state.tenants.items()}
+    return {
+        "pools": {
+            "online": msgspec.to_builtins(answer.online),
+            "batch": msgspec.to_builtins(answer.batch),
+        },
+        "quota": {
+            "total_gpus": answer.total_gpus,
+            "online_percent": answer.online_percent,
+            "mode": answer.mode,
+            "reclaim": answer.reclaim,
+        },
+        "tenants": [
+            {
+                "id": each.tenant_id,
+                "used": each.gpus_used,
+                "running": each.running,
+                "waiting": each.waiting,
+                "gpu_hours": round(each.gpu_hours_this_month, 2),
+                "share": round(each.share, 4),
+                "max_gpus": limits.get(each.tenant_id),  # type: ignore[call-overload]
+            }
+            for each in tenants[:MAX_TENANTS]
+        ],
+        "tenants_more": max(0, len(tenants) - MAX_TENANTS),
+    }

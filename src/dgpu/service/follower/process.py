@@ -1,0 +1,436 @@
+"""The follower: a process that replays the committed journal and writes what need not be written in the scheduler.
+
+It makes the snapshots and the history, keeps what cards measured, packs old segments, foretells starts, and answers what would be if. The
+scheduler tells it over stdin how far the journal is committed, and asks; it answers over stdout, one JSON value a line.
+It ends when stdin closes. Killed at any moment it loses nothing: it begins again from the last snapshot and the journal.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import sqlite3
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dgpu.core.apply.table import apply
+from dgpu.core.apply.task import packed_key
+from dgpu.core.events import TasksSubmitted, WallClockRead
+from dgpu.core.state import ClusterState
+from dgpu.journal.archive import earliest_state, latest_state, pack_covered, prune
+from dgpu.journal.errors import CorruptJournal, JournalError, LostTail
+from dgpu.journal.journal import Group, collector_off
+from dgpu.journal.key_files import KeyFiles
+from dgpu.journal.lock import FolderLock
+from dgpu.journal.segments import JournalTail, Segment, chain, group_of, scans
+from dgpu.journal.snapshot import (
+    PREVIOUS_NAME,
+    SNAPSHOT_NAME,
+    Snapshot,
+    load_newest,
+    snapshot_index,
+    write_snapshot,
+)
+from dgpu.service.follower.forecaster import Forecaster
+from dgpu.service.follower.foresight import answer
+from dgpu.service.follower.words import (
+    EXIT_CANNOT_FOLLOW,
+    FOLLOWER_LOCK,
+    FROM_NEWEST,
+    Ask,
+    FollowerSettings,
+    Order,
+)
+from dgpu.service.history.reader import HISTORY_NAME
+from dgpu.service.history.schema import HistoryUnusable
+from dgpu.service.history.writer import (
+    HistoryWriter,
+    begin_again,
+    end_making,
+    is_being_made,
+)
+from dgpu.service.telemetry.file import TELEMETRY_NAME
+from dgpu.service.telemetry.store import TelemetryStore
+from dgpu.service.telemetry.tiers import Batch
+from dgpu.wire.questions import Hastening
+from dgpu.wire.wall_time import SHOWN
+
+_LOCK_PATIENCE_S = 30  # the follower of a scheduler that was killed sees its stdin close and goes
+_MAX_GROUPS = 500  # in one step
+_MAX_ROWS = 20_000  # collected for the history before they are written
+_MAX_ROWS_AT_ONCE = 2_000  # in one transaction: a question waits for one of these at most
+_MAX_ROWS_UNSAVED = 50_000  # collected while questions are answered first
+_APPLY_S = 0.05  # at a time, before the next question is looked for
+_CATCH_UP_S = 5.0  # before a question is answered from the state that there is
+_CATCH_UP_WHY_S = 0.05
+_RETRY_S = 2.0  # after a full disk
+_NICENESS = 10
+
+Say = Callable[[dict[str, Any]], None]
+
+
+class Follower:
+    def __init__(
+        self, directory: Path, settings: FollowerSettings, say: Say, *, from_newest: bool = False
+    ) -> None:
+        self._directory = directory
+        self._settings = settings
+        self._say = say
+        self._committed = 0
+        self._told = False
+        self._said: dict[str, int] = {}
+        self._snapshot_index = 0
+        self._snapshot_due_s = time.monotonic() + settings.snapshot_interval_ms / 1000
+        self._commit_due_s = 0.0
+        self._history_path = directory / HISTORY_NAME
+        self._history = self._open_history()
+        self._forecaster = Forecaster(directory, say=lambda text: say({"error": text}))
+        self._telemetry = TelemetryStore(
+            directory / TELEMETRY_NAME,
+            most_bytes=settings.telemetry_bytes,
+            most_age_ms=settings.telemetry_age_ms,
+            say=lambda text: say({"error": text}),
+        )
+        base = self._bridge() if from_newest else self._choose_base()
+        self._making = is_being_made(self._history_path)
+        self._state = base.state
+        self._epoch = base.epoch
+        self._index = base.index  # of the last group applied
+        self._key_files = KeyFiles(directory, base.key_files)
+        with collector_off():
+            self._read_archive()
+        gc.freeze()
+        self._tail = JournalTail(directory, after_index=self._index)
+        self._unapplied: deque[Group] = deque()  # read from the journal
+        SHOWN.follow(self._state.wall)
+
+    @property
+    def state(self) -> ClusterState:
+        return self._state
+
+    def commit_seen(self, index: int) -> None:
+        """The scheduler says: committed up to here."""
+        first, self._told = not self._told, True
+        if first and index < self._history.index:
+            # Groups that were acknowledged once are missing. The history is the only one that still knows them.
+            why = f"the history knows group {self._history.index}, the journal ends at {index}"
+            raise LostTail(str(self._history_path), 0, why, index=index, known=self._history.index)
+        self._committed = max(self._committed, index)
+
+    @property
+    def behind(self) -> bool:
+        return self._index < self._committed or self._unsaved
+
+    @property
+    def _unsaved(self) -> bool:
+        """Applied, but not in the history yet."""
+        return self._history.index < self._index
+
+    @property
+    def wait_s(self) -> float:
+        """How long nothing is due."""
+        now_s = time.monotonic()
+        if self._unsaved:
+            return max(0.0, self._commit_due_s - now_s)
+        if self._index < self._committed:
+            return 0.0
+        due_s = now_s + 3600.0 if self._index == self._snapshot_index else self._snapshot_due_s
+        if self._forecaster.lags(self._index):
+            due_s = min(due_s, self._forecaster.due_s)
+        return max(0.0, due_s - now_s)
+
+    def step(self) -> None:
+        """A bounded piece of what is due."""
+        if not self._unsaved:
+            self._apply_some(_MAX_ROWS, _APPLY_S)
+        if self._unsaved and not self._save_some():
+            return
+        self.say_seen()
+        self._end_making()
+        if time.monotonic() >= self._snapshot_due_s and self._index > self._snapshot_index:
+            self.snapshot()
+        elif self._index >= self._committed and self._forecaster.is_due(self._index, time.monotonic()):
+            told = self._forecaster.make(self._state, self._index)
+            if told is not None:
+                self._say({"forecast": told})
+
+    def reply(self, ask: Ask) -> None:
+        """From the state of all that is committed, as far as it can be applied in time. The history is written later:
+        no question waits for it.
+        """
+        question = ask.question
+        self._catch_up(_CATCH_UP_WHY_S if isinstance(question, Hastening) else _CATCH_UP_S)
+        if (
+            isinstance(question, Hastening)
+            and question.task_id not in self._state.tasks
+            and self._index < self._committed
+        ):
+            self._say({"answer": {"id": ask.id, "behind": True}})
+            return
+        try:
+            told = answer(self._state, question, ask.at, self._index)
+        except Exception as error:  # noqa: BLE001 - whoever asked must hear of it; the follower goes on
+            self._say({"answer": {"id": ask.id, "error": f"{type(error).__name__}: {error}"}})
+            return
+        self._say({"answer": {"id": ask.id, "json": told}})
+
+    def record(self, batch: Batch) -> None:
+        self._telemetry.take(batch)
+
+    def tend(self) -> bool:
+        """A bounded piece of work on the telemetry. True: more is due."""
+        self._telemetry.step()
+        return self._telemetry.busy
+
+    def snapshot_now(self) -> None:
+        """Also when nothing has changed: the file may be gone."""
+        self._snapshot_index = 0
+        self._snapshot_due_s = 0.0
+
+    def snapshot(self) -> None:
+        """Failing leaves the old ones; it is tried again soon."""
+        try:
+            self._history.settle()
+            damage = write_snapshot(
+                self._directory, self._state, index=self._index, epoch=self._epoch, key_files=self._key_files
+            )
+            if damage:
+                self._say({"error": damage})
+            self._snapshot_index = self._index
+            self._snapshot_due_s = time.monotonic() + self._settings.snapshot_interval_ms / 1000
+            self._say({"snapshot": self._index})
+            covered = min(snapshot_index(self._directory / PREVIOUS_NAME), self._history.index)
+            pack_covered(self._directory, covered)
+            prune(self._directory, self._settings.retention, now_ms=self._state.last_at)
+            while self._history.trim(self._state.last_at):
+                pass
+        except (OSError, sqlite3.OperationalError) as error:
+            self._snapshot_due_s = time.monotonic() + _RETRY_S
+            self._say({"error": f"snapshot or archive: {error}"})
+        except msgspec.DecodeError as error:
+            self._snapshot_due_s = time.monotonic() + self._settings.snapshot_interval_ms / 1000
+            self._say({"error": f"a snapshot that cannot be read was thrown away: {error}"})
+
+    def finish(self, *, final_snapshot: bool) -> None:
+        """A clean stop: everything committed is replayed and, if wanted, in a snapshot."""
+        while self.behind and not self._is_stuck:
+            if self._unsaved:
+                self._save_some()
+            else:
+                self._apply_some(_MAX_ROWS, _APPLY_S)
+        self.say_seen()
+        self._end_making()
+        if final_snapshot and self._index > self._snapshot_index and not self._unsaved:
+            self.snapshot()
+
+    def say_seen(self) -> None:
+        """`at`: everything up to this time is in the history. The next group may carry the time of the last one."""
+        seen = {"seen": self._history.index, "at": max(0, self._state.last_at - 1)}
+        if seen != self._said:
+            self._said = seen
+            self._say(seen)
+
+    def close(self) -> None:
+        self._history.close()
+        self._forecaster.close()
+        self._telemetry.close()
+
+    # beginning
+
+    def _open_history(self) -> HistoryWriter:
+        path = self._history_path
+        limits = {"most_tasks": self._settings.history_tasks, "most_age_ms": self._settings.history_age_ms}
+        try:
+            return HistoryWriter(path, **limits)  # type: ignore[arg-type]
+        except HistoryUnusable as error:
+            self._say({"note": f"{error}; the history is made again"})
+            begin_again(path)
+            return HistoryWriter(path, **limits)  # type: ignore[arg-type]
+
+    def _choose_base(self) -> Snapshot:
+        """The newest state that is not ahead of the history. If there is none, the history begins anew."""
+        newest, _ = load_newest(self._directory)
+        self._snapshot_index = newest.index if newest.file.endswith(SNAPSHOT_NAME) else 0
+        if newest.index <= self._history.index:
+            return newest
+        base = latest_state(self._directory, upto_index=self._history.index)
+        return base if base is not None else self._begin_anew()
+
+    def _bridge(self) -> Snapshot:
+        """Groups behind the history are in no file any more. The newest snapshot has what they led to."""
+        newest, _ = load_newest(self._directory)
+        self._snapshot_index = newest.index if newest.file.endswith(SNAPSHOT_NAME) else 0
+        known = self._history.index
+        if newest.index > known:
+            self._history.bridge(newest.state, index=newest.index)
+            lost = f"the history has no events of groups {known + 1} to {newest.index}"
+            self._say({"note": f"{lost}: their files are gone. It goes on from a snapshot of the scheduler"})
+        return newest
+
+    def _begin_anew(self) -> Snapshot:
+        base = earliest_state(self._directory)
+        self._history.close()
+        begin_again(self._history_path)
+        self._history = self._open_history()
+        if base.index:
+            self._history.seed(base.state, index=base.index)
+            self._say(
+                {"note": f"the history reaches back to group {base.index}, which is where the archive begins"}
+            )
+        return base
+
+    def _read_archive(self) -> None:
+        """Packed segments were committed long ago; they are read before the scheduler has said anything."""
+        segments = chain(self._directory, self._index).segments
+        packed: tuple[Segment, ...] = tuple(one for one in segments if one.last_index is not None)
+        for segment, result in scans(packed):
+            for record in result.records:
+                if record.index > self._index:
+                    self._follow(group_of(record, str(segment.path)))
+                    if self._history.pending_rows >= _MAX_ROWS:
+                        self._history.commit(self._index)
+        if self._unsaved:
+            self._history.commit(self._index)
+
+    # going on
+
+    def _follow(self, group: Group) -> None:
+        for position, event in enumerate(group.events):
+            apply(self._state, event)
+            if isinstance(event, TasksSubmitted) and event.idempotency_key:
+                self._key_files.note(packed_key(event))
+            if isinstance(event, WallClockRead):
+                SHOWN.follow(self._state.wall)
+            self._forecaster.note(event)
+            if group.index > self._history.index:
+                self._history.note(event, self._state, index=group.index, position=position)
+        self._index, self._epoch = group.index, group.epoch
+
+    def _end_making(self) -> None:
+        """A history that was begun anew is read from when it has everything."""
+        if self._making and self._told and self._index >= self._committed:
+            end_making(self._history_path)
+            self._making = False
+            self._say({"note": f"the history is complete again, up to group {self._index}"})
+
+    def _apply_some(self, max_rows: int, patience_s: float) -> None:
+        """Up to so many rows for the history, a read of the journal, or for about so long."""
+        until_s = time.monotonic() + patience_s
+        if not self._unapplied:
+            self._unapplied.extend(self._tail.read(upto_index=self._committed, most_groups=_MAX_GROUPS))
+        while self._unapplied and self._history.pending_rows < max_rows:
+            self._follow(self._unapplied.popleft())
+            if time.monotonic() >= until_s:
+                return
+
+    def _catch_up(self, patience_s: float) -> None:
+        until_s = time.monotonic() + patience_s
+        while (
+            self._index < self._committed
+            and (left_s := until_s - time.monotonic()) > 0
+            and not self._is_stuck
+        ):
+            if self._history.pending_rows < _MAX_ROWS_UNSAVED:
+                self._apply_some(_MAX_ROWS_UNSAVED, left_s)
+            else:
+                self._save_some()
+
+    @property
+    def _is_stuck(self) -> bool:
+        """There was no room for the history. The journal has it all."""
+        return time.monotonic() < self._commit_due_s
+
+    def _save_some(self) -> bool:
+        """True: the history has all that is applied."""
+        if self._is_stuck:
+            return False
+        try:
+            return self._history.write_some(self._index, _MAX_ROWS_AT_ONCE)
+        except sqlite3.OperationalError as error:
+            self._commit_due_s = time.monotonic() + _RETRY_S
+            self._say({"error": f"history: {error}"})
+            return False
+
+
+def main(arguments: list[str]) -> int:
+    """`python -m dgpu.service.follower DIRECTORY SETTINGS [from-newest]`, the settings as JSON."""
+    os.nice(_NICENESS)
+    # A service's stop signal goes to all of its processes; the scheduler still wants a last snapshot from us.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    directory = Path(arguments[0])
+    settings = msgspec.json.decode(arguments[1], type=FollowerSettings)
+    say = _Speaker(1)
+    try:
+        lock = FolderLock(directory, FOLLOWER_LOCK, patience_s=_LOCK_PATIENCE_S)
+        try:
+            _serve(Follower(directory, settings, say, from_newest=FROM_NEWEST in arguments[2:]))
+        finally:
+            lock.close()
+    except CorruptJournal as error:
+        say({"error": str(error)})
+        return EXIT_CANNOT_FOLLOW
+    except (JournalError, OSError, sqlite3.OperationalError) as error:
+        say({"error": str(error)})
+        return 1
+    except (sqlite3.DatabaseError, _HistoryToRemake) as error:
+        begin_again(directory / HISTORY_NAME)
+        say({"error": f"the history is damaged and will be made again: {error}"})
+        return 1
+    return 0
+
+
+class _HistoryToRemake(Exception):  # noqa: N818 - it says what is to be done
+    """The scheduler met damage in it. Making it again begins with a new start of this process."""
+
+
+class _Speaker:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __call__(self, message: dict[str, Any]) -> None:
+        try:
+            line = msgspec.json.encode(message) + b"\n"
+            while line:
+                line = line[os.write(self._descriptor, line) :]
+        except BrokenPipeError:
+            sys.exit(0)  # the scheduler is gone
+
+
+def _serve(follower: Follower) -> None:
+    follower.say_seen()
+    unread = b""
+    more = False
+    while True:
+        ready, _, _ = select.select([0], [], [], 0.0 if more else follower.wait_s)
+        if ready:
+            received = os.read(0, 65_536)
+            if not received:
+                return
+            *lines, unread = (unread + received).split(b"\n")
+            for line in lines:
+                order = msgspec.json.decode(line, type=Order)
+                if order.remake_history:
+                    raise _HistoryToRemake("damage was met in reading it")
+                if order.committed is not None:
+                    follower.commit_seen(order.committed)
+                if order.stop:
+                    follower.finish(final_snapshot=order.final_snapshot)
+                    follower.close()
+                    return
+                if order.snapshot:
+                    follower.snapshot_now()
+                if order.samples is not None:
+                    follower.record(order.samples)
+                if order.ask is not None:
+                    follower.reply(order.ask)
+        follower.step()
+        more = follower.tend()

@@ -1,0 +1,114 @@
+"""What the history knows of groups that the journal has lost: names for the refusal, marks for an accepted loss."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from pathlib import Path
+from urllib.parse import quote
+
+import msgspec
+
+from dgpu.core.state import ClusterState
+from dgpu.service.history.schema import open_for_writing
+from dgpu.service.sqlite_files import transaction
+
+LOST_TAIL = "lost_tail"  # the reason of tasks and attempts that only the history knows any more
+_ERROR = "the part of the journal that held it was lost; submit it again"
+_MAX_NAMED = 1_000
+
+
+class HistoryEnd(msgspec.Struct, frozen=True, kw_only=True):
+    index: int = 0
+    epoch: int = 0
+    last_task: int = 0
+    cluster_id: str = ""
+
+
+class Lost(msgspec.Struct, frozen=True, kw_only=True):
+    tasks: tuple[int, ...] = ()  # submitted in lost groups, the first of them
+    total: int = 0
+    changed: tuple[int, ...] = ()  # known, but something happened to them in lost groups
+    changed_total: int = 0
+
+
+def history_end(path: Path) -> HistoryEnd:
+    """Empty if there is no history, or one that cannot be read: it is made again and proves nothing."""
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(_read_only(path)) as connection:
+        meta = dict(connection.execute("SELECT name, value FROM meta"))
+        (last_task,) = connection.execute("SELECT max(id) FROM tasks").fetchone()
+        cluster_id = ""
+        with contextlib.suppress(sqlite3.OperationalError):  # a history of an earlier version
+            row = connection.execute("SELECT value FROM identity WHERE name = 'cluster_id'").fetchone()
+            cluster_id = row[0] if row else ""
+        return HistoryEnd(
+            index=int(meta.get("index", 0)),
+            epoch=int(meta.get("epoch", 0)),
+            last_task=last_task or 0,
+            cluster_id=cluster_id,
+        )
+    return HistoryEnd()
+
+
+def lost_of(path: Path, *, after_index: int, next_task_id: int) -> Lost:
+    is_lost = "submitted_index > ?1 OR (?2 > 0 AND id >= ?2)"
+    bounds = (after_index, next_task_id)
+    changed = (
+        "SELECT DISTINCT task_id FROM task_events WHERE journal_index > ?1 "  # noqa: S608 - words of ours
+        f"AND task_id NOT IN (SELECT id FROM tasks WHERE {is_lost})"
+    )
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(_read_only(path)) as connection:
+
+        def ids(query: str) -> tuple[tuple[int, ...], int]:
+            (total,) = connection.execute(f"SELECT count(*) FROM ({query})", bounds).fetchone()  # noqa: S608 - ours
+            return tuple(row[0] for row in connection.execute(f"{query} LIMIT {_MAX_NAMED}", bounds)), total
+
+        tasks, total = ids(f"SELECT id FROM tasks WHERE {is_lost}")  # noqa: S608 - words of ours
+        again, changed_total = ids(changed)
+        return Lost(tasks=tasks, total=total, changed=again, changed_total=changed_total)
+    return Lost()
+
+
+def mark_lost(path: Path, state: ClusterState, *, index: int, now_ms: int) -> int:
+    """The history goes on at `index`. Lost tasks stay in it: those that were not over are marked as failed.
+
+    Returns how many tasks are lost. No follower may run on the file.
+    """
+    with contextlib.closing(open_for_writing(path)) as connection, transaction(connection):
+        lost = _mark_tasks(connection, state, now_ms)
+        _mark_attempts(connection, state, now_ms)
+        connection.execute("INSERT OR REPLACE INTO meta VALUES ('index', ?)", (index,))
+    return lost
+
+
+def _mark_tasks(connection: sqlite3.Connection, state: ClusterState, now_ms: int) -> int:
+    """Tasks that the core does not have any more leave its hands; those that it has again come back."""
+    rows = connection.execute(
+        "SELECT id, forgotten FROM tasks WHERE forgotten = 0 OR id >= ?", (min(state.tasks, default=0),)
+    )
+    known = rows.fetchall()
+    lost = [(task_id,) for task_id, forgotten in known if not forgotten and task_id not in state.tasks]
+    back = [(task_id,) for task_id, forgotten in known if forgotten and task_id in state.tasks]
+    connection.executemany(
+        "UPDATE tasks SET status = 'failed', reason = ?, error = ?, finished_at = ? "
+        "WHERE id = ? AND status IN ('pending', 'running')",
+        ((LOST_TAIL, _ERROR, now_ms, *row) for row in lost),
+    )
+    connection.executemany("UPDATE tasks SET forgotten = 1 WHERE id = ?", lost)
+    connection.executemany(
+        "UPDATE task_counts SET number = number - 1 WHERE (tenant, pool, priority, status) = "
+        "(SELECT tenant, pool, priority, status FROM tasks WHERE id = ?)",
+        back,
+    )
+    connection.executemany("UPDATE tasks SET forgotten = 0 WHERE id = ?", back)
+    return len(lost)
+
+
+def _mark_attempts(connection: sqlite3.Connection, state: ClusterState, now_ms: int) -> None:
+    unended = connection.execute("SELECT lease_id FROM attempts WHERE ended_at = 0").fetchall()
+    lost = [(now_ms, LOST_TAIL, _ERROR, lease_id) for (lease_id,) in unended if lease_id not in state.leases]
+    connection.executemany("UPDATE attempts SET ended_at = ?, reason = ?, error = ? WHERE lease_id = ?", lost)
+
+
+def _read_only(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=5)

@@ -1,0 +1,227 @@
+"""Reports from the history: who used how much and waited how long, what ran where, what happened to a node.
+
+GPU-hours count from placement to end, as far as they are within the range; what still runs counts up to now. A GPU that is
+shared counts with the share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from dgpu.core.model.ids import task_name
+from dgpu.service.history.reader import History, PastEvent
+from dgpu.wire.answers import instant, instant_or_none
+from dgpu.wire.history_answers import Bar, Timeline, Usage, UsageRow
+
+By = Literal["tenant", "pool", "user"]
+MAX_ROWS = 1_000
+_GPU_MS_PER_HOUR = 3_600_000 * 1_000  # of thousandths of a GPU
+
+_KEYS: dict[By, str] = {
+    "tenant": "t.tenant",
+    "pool": "t.pool",
+    "user": "coalesce(json_extract(t.labels, '$.user'), '')",
+}
+# An attempt whose end was never told is over all the same unless its task still runs it.
+_OPEN = "(a.ended_at = 0 AND t.status = 'running' AND t.attempt = a.attempt)"
+_END = f"CASE WHEN a.ended_at > 0 THEN a.ended_at WHEN {_OPEN} THEN :now ELSE a.placed_at END"
+_WITHIN = f"max(0, min({_END}, :until) - max(a.placed_at, :since))"
+_OVERLAPS = "a.placed_at < :until AND (a.ended_at > :since OR a.ended_at = 0)"
+_STARTS = "(a.attempt = 1 AND a.placed_at >= :since)"
+# Each rank of a gang has a row: together they are one task.
+_ATTEMPTS_SQL = f"""
+SELECT {{keys}},
+    total({_WITHIN} * json_array_length(a.gpu_ids) * a.share_milli) AS gpu_ms,
+    count(DISTINCT a.task_id) AS tasks, count(DISTINCT a.task_id * 1000000 + a.attempt) AS attempts,
+    count(DISTINCT CASE WHEN a.ended_at > :until OR {_OPEN} THEN a.task_id END) AS running,
+    total(CASE WHEN {_STARTS} THEN 1.0 / t.nodes END) AS started,
+    total(CASE WHEN {_STARTS} THEN (a.placed_at - t.created_at) * 1.0 / t.nodes END) AS wait_ms,
+    max(CASE WHEN {_STARTS} THEN a.placed_at - t.created_at END) AS wait_max_ms
+FROM attempts a JOIN tasks t ON t.id = a.task_id WHERE {_OVERLAPS} GROUP BY {{places}}
+"""  # noqa: S608 - words of ours
+_FINISHED_SQL = """
+SELECT {keys}, t.status AS status, count(*) AS number FROM tasks t
+WHERE t.finished_at > 0 AND t.finished_at >= :since AND t.finished_at < :until GROUP BY {places}, t.status
+"""
+_WAITING_SQL = "SELECT {keys}, count(*) AS number FROM tasks t WHERE t.status = 'pending' GROUP BY {places}"
+_BARS_SQL = f"""
+SELECT a.*, t.name, t.tenant, t.pool, t.priority, t.status, t.attempt AS last_attempt, count(*) OVER () AS total
+FROM attempts a JOIN tasks t ON t.id = a.task_id
+WHERE {_OVERLAPS} AND a.gpu_ids != '[]' {{also}}
+ORDER BY {_WITHIN} DESC, a.lease_id LIMIT :most
+"""  # noqa: S608 - words of ours
+_WAITS_SQL = """
+SELECT (a.placed_at - :since) / :step AS bucket, total(1.0 / t.nodes) AS started,
+    total((a.placed_at - t.created_at) * 1.0 / t.nodes) AS wait_ms, max(a.placed_at - t.created_at) AS wait_max_ms
+FROM attempts a JOIN tasks t ON t.id = a.task_id
+WHERE a.attempt = 1 AND a.placed_at >= :since AND a.placed_at < :until AND (a.ended_at > :since OR a.ended_at = 0)
+GROUP BY bucket
+"""
+_EVENTS_SQL = """
+SELECT journal_index, at, type, body FROM node_events WHERE node = :node AND at >= :since AND at < :until
+    AND (type != 'ObservationChanged' OR json_extract(body, '$.fault') != '')
+ORDER BY journal_index DESC, position DESC LIMIT :most
+"""
+
+
+class Waits(msgspec.Struct, frozen=True, kw_only=True):
+    bucket: int
+    started: int
+    mean_ms: float
+    highest_ms: int
+
+
+def usage(
+    history: History,
+    by: Sequence[By],
+    *,
+    since: int,
+    until: int,
+    now: int,
+    upto_index: int = 0,
+    lag_s: float = 0.0,
+) -> Usage:
+    """Blocks; a year of a busy cluster takes seconds. Says what is missing of the journal up to `upto_index`, and for
+    how long it has been (`lag_s`); it waits for nothing.
+    """
+    behind = max(0, upto_index - history.reach().index)
+    keys = ", ".join(f"{_KEYS[each]} AS key_{each}" for each in by)
+    places = ", ".join(str(place) for place in range(1, len(by) + 1))
+    times = {"since": since, "until": until, "now": now}
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    for row in history.rows(_ATTEMPTS_SQL.format(keys=keys, places=places), times):
+        found[_key(row, by)] = _of_attempts(row)
+    for row in history.rows(_FINISHED_SQL.format(keys=keys, places=places), times):
+        name = {"success": "succeeded"}.get(row["status"], row["status"])
+        found.setdefault(_key(row, by), {})[name] = row["number"]
+    if until >= now:
+        for row in history.rows(_WAITING_SQL.format(keys=keys, places=places), times):
+            found.setdefault(_key(row, by), {})["waiting"] = row["number"]
+    rows = [
+        UsageRow(**_shown({**dict(zip(by, key, strict=True)), **numbers})) for key, numbers in found.items()
+    ]
+    rows.sort(key=lambda row: (-row.gpu_hours, -row.tasks, row.tenant or "", row.pool or "", row.user or ""))
+    reach = history.reach()
+    return Usage(
+        since=instant(since),
+        until=instant(until),
+        by=list(by),
+        history_since=instant_or_none(reach.from_at),
+        history_behind=behind,
+        history_behind_seconds=round(lag_s, 3) if behind else 0.0,
+        rows=rows[:MAX_ROWS],
+        total=UsageRow(**_shown(_sum(found.values()))),
+        truncated=len(rows) > MAX_ROWS,
+    )
+
+
+def _key(row: Any, by: Sequence[By]) -> tuple[str, ...]:
+    return tuple(str(row[f"key_{each}"]) for each in by)
+
+
+def _of_attempts(row: Any) -> dict[str, Any]:
+    return {
+        "gpu_ms": row["gpu_ms"],
+        "tasks": row["tasks"],
+        "attempts": row["attempts"],
+        "running": row["running"],
+        "started": round(row["started"]),
+        "wait_ms": row["wait_ms"],
+        "wait_max_ms": row["wait_max_ms"],
+    }
+
+
+def _sum(all_numbers: Any) -> dict[str, Any]:
+    total: dict[str, Any] = {}
+    for numbers in all_numbers:
+        for name, value in numbers.items():
+            if value is None:
+                continue
+            known = total.get(name)
+            if known is None:
+                total[name] = value
+            else:
+                total[name] = max(known, value) if name == "wait_max_ms" else known + value
+    return total
+
+
+def _shown(numbers: dict[str, Any]) -> dict[str, Any]:
+    shown = dict(numbers)
+    gpu_ms, wait_ms = shown.pop("gpu_ms", 0), shown.pop("wait_ms", 0)
+    wait_max_ms = shown.pop("wait_max_ms", None)
+    shown["gpu_hours"] = round(gpu_ms / _GPU_MS_PER_HOUR, 4)
+    if shown.get("started"):
+        shown["wait_mean_seconds"] = round(wait_ms / shown["started"] / 1_000, 3)
+        shown["wait_max_seconds"] = None if wait_max_ms is None else wait_max_ms / 1_000
+    return shown
+
+
+def timeline(
+    history: History, *, since: int, until: int, now: int, nodes: Sequence[str], limit: int
+) -> Timeline:
+    """Of too many bars, the longest stay."""
+    also = f"AND a.node IN ({', '.join(f':node{place}' for place in range(len(nodes)))})" if nodes else ""
+    values: dict[str, Any] = {"since": since, "until": until, "now": now, "most": limit}
+    values.update({f"node{place}": node for place, node in enumerate(nodes)})
+    rows = history.rows(_BARS_SQL.format(also=also), values)
+    total = rows[0]["total"] if rows else 0
+    bars = [_bar(row) for row in sorted(rows, key=lambda row: (row["placed_at"], row["lease_id"]))]
+    return Timeline(
+        since=instant(since),
+        until=instant(until),
+        now=instant(now),
+        total=total,
+        truncated=total > len(bars),
+        bars=bars,
+    )
+
+
+def _bar(row: Any) -> Bar:
+    is_last = row["attempt"] == row["last_attempt"]
+    is_open = not row["ended_at"] and is_last and row["status"] == "running"
+    status = row["status"] if is_last and row["status"] not in {"pending", "running"} else "requeued"
+    return Bar(
+        task_id=task_name(row["task_id"]),
+        name=row["name"],
+        tenant_id=row["tenant"],
+        pool=row["pool"],
+        priority=row["priority"],
+        attempt=row["attempt"],
+        node=row["node"],
+        gpu_ids=msgspec.json.decode(row["gpu_ids"]),
+        start=instant(row["placed_at"]),
+        end=None if is_open else instant(row["ended_at"] or row["placed_at"]),
+        status="running" if is_open else status,
+        reason=row["reason"],
+    )
+
+
+def waits(history: History, *, since: int, until: int, step_ms: int) -> list[Waits]:
+    rows = history.rows(_WAITS_SQL, {"since": since, "until": until, "step": step_ms})
+    return [
+        Waits(
+            bucket=row["bucket"],
+            started=round(row["started"]),
+            mean_ms=row["wait_ms"] / row["started"],
+            highest_ms=row["wait_max_ms"],
+        )
+        for row in rows
+    ]
+
+
+def events_of_node(history: History, node: str, *, since: int, until: int, limit: int) -> list[PastEvent]:
+    """The newest first. Faults that were seen are among them, other observations are not."""
+    rows = history.rows(_EVENTS_SQL, {"node": node, "since": since, "until": until, "most": limit})
+    return [
+        PastEvent(
+            index=row["journal_index"], at=row["at"], type=row["type"], body=msgspec.json.decode(row["body"])
+        )
+        for row in rows
+    ]
+
+
+def knows_node(history: History, node: str) -> bool:
+    return bool(history.rows("SELECT 1 FROM node_events WHERE node = ? LIMIT 1", (node,)))

@@ -1,0 +1,386 @@
+"""Fills the history from replayed events. Runs in the follower only; all of it can be made again from the journal."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dgpu.core import events
+from dgpu.core.events import Event
+from dgpu.core.model.task import Shape, Task, TaskDetail
+from dgpu.core.state import ClusterState
+from dgpu.journal.durable import PRIVATE_FILE
+from dgpu.service.history.reader import MAKING, MAX_TASKS
+from dgpu.service.history.schema import open_for_writing
+from dgpu.service.sqlite_files import transaction
+from dgpu.service.views.events import gang_facts, named_tasks, shared_facts
+
+_TRIM_TASKS = 5_000  # in one transaction, and as many events of nodes
+_TRIM_SLACK = 1_000  # so that trimming does not run for every task
+_KEEP_NODE_EVENTS = 100_000
+_FORGETTING_WEIGHT = 5  # a forgotten task enters as many indexes; other rows count 1
+
+_FIXED = (
+    "id", "name", "tenant", "pool", "gpus", "gpu_models", "gpu_memory_mb", "cpus_milli", "ram_mb",
+    "timeout_ms", "max_retries", "restart", "allocation", "command", "workdir", "labels", "created_at",
+    "submitted_index", "nodes", "array_id", "array_index", "array_count",
+)  # fmt: skip
+_CHANGING = (
+    "priority", "status", "node", "gpu_ids", "attempt", "retries", "started_at", "finished_at", "exit_code", "reason", "error",
+)  # fmt: skip
+_ATTEMPT = (
+    "lease_id", "task_id", "attempt", "node", "gpu_ids", "placed_at", "started_at", "ended_at", "exit_code", "reason",
+    "error", "share_milli",
+)  # fmt: skip
+_EVENT = ("journal_index", "position", "at", "type", "body")
+
+_json = msgspec.json.Encoder()
+_detail = msgspec.json.Decoder(TaskDetail)
+
+_TASK_EVENTS = (
+    events.TaskPlaced,
+    events.TaskStarted,
+    events.TaskFinished,
+    events.TaskRequeued,
+    events.TaskCancelRequested,
+    events.TaskStopRequested,
+    events.DemandChanged,
+    events.GangPlaced,
+    events.RankEnded,
+)
+_NODE_EVENTS = (
+    events.NodeRegistered,
+    events.InventoryChanged,
+    events.NodeLost,
+    events.NodeDraining,
+    events.NodeResumed,
+    events.NodeRemoved,
+    events.ObservationChanged,
+    events.GpuHealthChanged,
+    events.GpuBlamed,
+)
+
+
+def _insert(table: str, columns: Iterable[str]) -> str:
+    names = tuple(columns)
+    return f"INSERT OR REPLACE INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"  # noqa: S608
+
+
+_INSERT_TASK = _insert("tasks", (*_FIXED, *_CHANGING))
+_UPDATE_TASK = f"UPDATE tasks SET {', '.join(f'{name} = ?' for name in _CHANGING)} WHERE id = ?"  # noqa: S608
+_INSERT_ATTEMPT = _insert("attempts", _ATTEMPT)
+_INSERT_TASK_EVENT = _insert("task_events", ("task_id", *_EVENT))
+_INSERT_NODE_EVENT = _insert("node_events", ("node", *_EVENT))
+_FORGET_TASK = "UPDATE tasks SET forgotten = 1 WHERE id = ?"
+_START_ATTEMPT = "UPDATE attempts SET started_at = ? WHERE lease_id = ?"
+_END_ATTEMPT = "UPDATE attempts SET ended_at = ?, exit_code = ?, reason = ?, error = ? WHERE lease_id = ?"
+
+
+class HistoryWriter:
+    """Collects rows while events are applied; `commit` writes them with the index they reach, in one transaction.
+
+    A commit that fails (a full disk) leaves the rows collected: it can be tried again.
+    """
+
+    def __init__(self, path: Path, *, most_tasks: int = MAX_TASKS, most_age_ms: int | None = None) -> None:
+        self._most_tasks = most_tasks
+        self._most_age_ms = most_age_ms
+        self._path = path
+        self._connection = open_for_writing(path)
+        self._inode = path.stat().st_ino
+        self.index = self._meta("index")
+        # Rows beyond the index were written in part and are written again.
+        self._tasks = self._count("tasks WHERE submitted_index <= ?", self.index)
+        self._kept_node_events = self._count("node_events WHERE journal_index <= ?", self.index)
+        self._clear()
+
+    @property
+    def pending_rows(self) -> int:
+        rows = len(self._touched) + len(self._task_events) + len(self._node_events)
+        return rows + _FORGETTING_WEIGHT * len(self._forgotten)
+
+    def seed(self, state: ClusterState, *, index: int) -> None:
+        """Begin in the middle: what is alive at `index` is known, what ended before is not."""
+        for task in state.tasks.values():
+            self._touched[task.id] = (task, state.shapes[task.shape_id])
+            self._new[task.id] = index
+        self._meta_values.update(from_index=index, from_at=state.last_at, index=index, epoch=state.epoch)
+        self._cluster_id = state.cluster_id
+        self.commit(index)
+
+    def bridge(self, state: ClusterState, *, index: int) -> None:
+        """Go on at `index` without the events in between: the tasks of `state` are as they are there, and tasks that
+        it no longer has were forgotten on the way.
+        """
+        known = {row[0] for row in self._connection.execute("SELECT id FROM tasks WHERE forgotten = 0")}
+        for task in state.tasks.values():
+            self._touched[task.id] = (task, state.shapes[task.shape_id])
+            if task.id not in known:
+                self._new[task.id] = index
+        self._forgotten += [task_id for task_id in sorted(known) if task_id not in state.tasks]
+        self.commit(index)
+
+    def note(self, event: Event, state: ClusterState, *, index: int, position: int) -> None:
+        """After the event was applied to `state`."""
+        if isinstance(event, events.TasksSubmitted):
+            count = sum(entry[0] for entry in event.entries)
+            for task_id in range(event.first_id, event.first_id + count):
+                self._new[task_id] = index
+                self._touch(task_id, state)
+        elif isinstance(event, events.TasksForgotten):
+            self._forgotten += event.task_ids
+        elif isinstance(event, events.EpochBegan):
+            self._meta_values["epoch"] = event.epoch
+            self._cluster_id = event.cluster_id
+        elif named := named_tasks(event):
+            body = _text(shared_facts(event))
+            for task_id in named:
+                self._touch(task_id, state)
+                self._task_events.append((task_id, index, position, event.at, type(event).__name__, body))
+        elif isinstance(event, _NODE_EVENTS):
+            self._note_node(event, state, index, position)
+        elif isinstance(event, _TASK_EVENTS):
+            self._touch(event.task_id, state)
+            body = (
+                _text(gang_facts(event)) if isinstance(event, events.GangPlaced) else _body(event, "task_id")
+            )
+            row = (event.task_id, index, position, event.at, type(event).__name__, body)
+            self._task_events.append(row)
+            self._note_attempt(event)
+
+    def write_some(self, index: int, max_rows: int) -> bool:
+        """A bounded piece of what is collected, in one transaction. True: it was the last one, and `index` is reached.
+
+        Readers may see rows of tasks beyond the index; they know those tasks from memory. Tasks are marked as forgotten
+        only together with the index.
+        """
+        if len(self._touched) + len(self._attempts) + len(self._task_events) <= max_rows:
+            self.commit(index)
+            return True
+        self._refuse_lost_file()
+        tasks = dict(islice(self._touched.items(), max_rows))
+        attempts = dict(islice(self._attempts.items(), max_rows - len(tasks)))
+        task_events = self._task_events[: max_rows - len(tasks) - len(attempts)]
+        with transaction(self._connection) as connection:
+            new = self._write_tasks(tasks)
+            connection.executemany(_INSERT_ATTEMPT, map(tuple, attempts.values()))
+            connection.executemany(_INSERT_TASK_EVENT, task_events)
+        self._tasks += new
+        for task_id in tasks:
+            del self._touched[task_id]
+            self._new.pop(task_id, None)
+        for lease_id in attempts:
+            del self._attempts[lease_id]
+        del self._task_events[: len(task_events)]
+        return False
+
+    def commit(self, index: int) -> None:
+        """Raises sqlite3.Error; then nothing was written and everything is still collected."""
+        self._refuse_lost_file()
+        with transaction(self._connection) as connection:
+            new = self._write_tasks(self._touched)
+            connection.executemany(_INSERT_ATTEMPT, map(tuple, self._attempts.values()))
+            for statement, row in self._attempt_updates:
+                connection.execute(statement, row)
+            connection.executemany(_INSERT_TASK_EVENT, self._task_events)
+            connection.executemany(_INSERT_NODE_EVENT, self._node_events)
+            connection.executemany(_FORGET_TASK, ((task_id,) for task_id in self._forgotten))
+            meta = {**self._meta_values, "index": index}
+            connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta.items())
+            if self._cluster_id:
+                connection.execute(
+                    "INSERT OR REPLACE INTO identity VALUES ('cluster_id', ?)", (self._cluster_id,)
+                )
+        self._tasks += new
+        self._kept_node_events += len(self._node_events)
+        self.index = index
+        self._clear()
+
+    def trim(self, now_ms: int) -> int:
+        """Remove the oldest forgotten tasks and events of nodes beyond their bounds, in portions. Returns how many went."""
+        excess = self._tasks - self._most_tasks
+        doomed: list[int] = []
+        if excess >= min(_TRIM_SLACK, max(1, self._most_tasks // 10)):
+            doomed += self._oldest("", (), min(excess, _TRIM_TASKS))
+        if not doomed and self._most_age_ms is not None:
+            doomed += self._oldest("AND created_at < ?", (now_ms - self._most_age_ms,), _TRIM_TASKS)
+        if doomed:
+            self._remove(doomed)
+        return len(doomed) + self._trim_node_events()
+
+    def settle(self) -> None:
+        """Sync what was committed: a snapshot must not get ahead of the history in a power cut."""
+        self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _refuse_lost_file(self) -> None:
+        """SQLite goes on with a file that has lost its name, and says nothing."""
+        try:
+            is_in_place = self._path.stat().st_ino == self._inode
+        except FileNotFoundError:
+            is_in_place = False
+        if not is_in_place:
+            raise sqlite3.DatabaseError("it was deleted or replaced")
+
+    def _clear(self) -> None:
+        self._new: dict[int, int] = {}  # task id → index of its submit
+        self._touched: dict[int, tuple[Task, Shape]] = {}
+        self._forgotten: list[int] = []
+        self._attempts: dict[int, list[Any]] = {}
+        self._attempt_updates: list[tuple[str, tuple[Any, ...]]] = []
+        self._task_events: list[tuple[Any, ...]] = []
+        self._node_events: list[tuple[Any, ...]] = []
+        self._meta_values: dict[str, int] = {}
+        self._cluster_id = ""
+
+    def _touch(self, task_id: int, state: ClusterState) -> None:
+        task = state.tasks.get(task_id)  # type: ignore[call-overload]
+        if task is not None:
+            self._touched[task_id] = (task, state.shapes[task.shape_id])
+
+    def _note_attempt(self, event: Event) -> None:
+        if isinstance(event, events.TaskPlaced):
+            gpus = _text(event.gpu_ids)
+            self._attempts[event.lease_id] = [
+                event.lease_id, event.task_id, event.attempt, event.node_id, gpus, event.at, 0, 0, None, "", "",
+                event.share_milli,
+            ]  # fmt: skip
+        elif isinstance(event, events.GangPlaced):
+            for rank in event.ranks:
+                self._note_attempt(rank)
+        elif isinstance(event, events.RankEnded):
+            self._end_attempt(event.lease_id, (event.finished_at, event.exit_code, event.reason, event.error))
+        elif isinstance(event, events.TaskStarted):
+            if (row := self._attempts.get(event.lease_id)) is not None:
+                row[6] = event.started_at
+            else:
+                self._attempt_updates.append((_START_ATTEMPT, (event.started_at, event.lease_id)))
+        elif isinstance(event, events.TaskFinished) and event.lease_id:
+            self._end_attempt(event.lease_id, (event.finished_at, event.exit_code, event.reason, event.error))
+        elif isinstance(event, events.TaskRequeued):
+            self._end_attempt(event.lease_id, (event.at, None, event.reason, event.error))
+
+    def _end_attempt(self, lease_id: int, ended: tuple[Any, ...]) -> None:
+        if (row := self._attempts.get(lease_id)) is not None:
+            row[7:11] = ended
+        else:
+            self._attempt_updates.append((_END_ATTEMPT, (*ended, lease_id)))
+
+    def _note_node(self, event: Any, state: ClusterState, index: int, position: int) -> None:
+        if isinstance(event, events.NodeRegistered):
+            node_id = event.node.id
+        elif isinstance(event, events.ObservationChanged):
+            gpu = state.gpus.get(event.gpu_id)
+            node_id = gpu.node_id if gpu else ""  # type: ignore[assignment]
+        else:
+            node_id = event.node_id
+        row = (node_id, index, position, event.at, type(event).__name__, _body(event, "node_id"))
+        self._node_events.append(row)
+
+    def _write_tasks(self, touched: dict[int, tuple[Task, Shape]]) -> int:
+        """Returns the number of new tasks."""
+        inserts: list[tuple[Any, ...]] = []
+        updates: list[tuple[Any, ...]] = []
+        blob, parsed = b"", TaskDetail()
+        for task_id, (task, shape) in touched.items():
+            submitted_index = self._new.get(task_id)
+            if submitted_index is None:
+                updates.append((*_changing(task, shape), task_id))
+                continue
+            if task.detail != blob:  # tasks of one batch share it
+                blob, parsed = task.detail, _detail.decode(task.detail or b"{}")
+            inserts.append((*_fixed(task, shape, parsed, submitted_index), *_changing(task, shape)))
+        self._connection.executemany(_INSERT_TASK, inserts)
+        self._connection.executemany(_UPDATE_TASK, updates)
+        return len(inserts)
+
+    def _oldest(self, also: str, values: tuple[Any, ...], limit: int) -> list[int]:
+        query = f"SELECT id FROM tasks WHERE forgotten = 1 {also} ORDER BY id LIMIT ?"  # noqa: S608 - words of ours
+        return [row[0] for row in self._connection.execute(query, (*values, limit))]
+
+    def _remove(self, task_ids: list[int]) -> None:
+        rows = [(task_id,) for task_id in task_ids]
+        connection = self._connection
+        with transaction(connection):
+            connection.executemany("DELETE FROM task_events WHERE task_id = ?", rows)
+            connection.executemany("DELETE FROM attempts WHERE task_id = ?", rows)
+            connection.executemany("DELETE FROM tasks WHERE id = ?", rows)
+        self._tasks -= len(task_ids)
+
+    def _trim_node_events(self) -> int:
+        """On a bound of their own: nodes and cards change state also while no task is submitted."""
+        excess = self._kept_node_events - _KEEP_NODE_EVENTS
+        if excess < _TRIM_SLACK:
+            return 0
+        query = "SELECT journal_index FROM node_events ORDER BY journal_index LIMIT 1 OFFSET ?"
+        (last,) = self._connection.execute(query, (min(excess, _TRIM_TASKS) - 1,)).fetchone()
+        with transaction(self._connection) as connection:
+            removed = connection.execute("DELETE FROM node_events WHERE journal_index <= ?", (last,)).rowcount
+        self._kept_node_events -= removed
+        return int(removed)
+
+    def _count(self, what: str, index: int) -> int:
+        return int(self._connection.execute(f"SELECT count(*) FROM {what}", (index,)).fetchone()[0])  # noqa: S608
+
+    def _meta(self, name: str) -> int:
+        row = self._connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+        return int(row[0]) if row else 0
+
+
+def remove_history(path: Path) -> None:
+    """The main file first: without it the others mean nothing, while an old log beside a new file would spoil it."""
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def begin_again(path: Path) -> None:
+    """Nobody reads it until `end_making`."""
+    os.close(os.open(_making(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE))
+    remove_history(path)
+
+
+def is_being_made(path: Path) -> bool:
+    return _making(path).exists()
+
+
+def end_making(path: Path) -> None:
+    _making(path).unlink(missing_ok=True)
+
+
+def _making(path: Path) -> Path:
+    return path.with_name(path.name + MAKING)
+
+
+def _fixed(task: Task, shape: Shape, detail: TaskDetail, submitted_index: int) -> tuple[Any, ...]:
+    return (
+        task.id, detail.name, shape.tenant_id, str(shape.pool), shape.gpus, _text(shape.gpu_models),
+        shape.gpu_memory_mb, shape.cpus_milli, shape.ram_mb, task.timeout_ms, task.max_retries, str(task.restart),
+        int(task.allocation), _text(detail.command), detail.workdir, _text(detail.labels), task.created_at,
+        submitted_index, shape.nodes, task.array_id, task.array_index, task.array_count,
+    )  # fmt: skip
+
+
+def _changing(task: Task, shape: Shape) -> tuple[Any, ...]:
+    return (
+        shape.priority, str(task.status), task.node_id, _text(task.gpu_ids), task.attempt, task.retries, task.started_at,
+        task.finished_at, task.exit_code, task.reason, task.error,
+    )  # fmt: skip
+
+
+def _text(value: Any) -> str:
+    return _json.encode(value).decode()
+
+
+def _body(event: Event, left_out: str) -> str:
+    fields = msgspec.structs.asdict(event)
+    fields.pop(left_out, None)
+    del fields["at"]
+    return _text(fields)

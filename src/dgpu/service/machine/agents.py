@@ -1,0 +1,436 @@
+"""Sessions of agents, without I/O: messages and committed events in, messages and commands out.
+
+A session begins with Register, which becomes a command like any other. Nothing is said to the node before that is
+durable. Orders leave after the commit of what they follow from; reports are acknowledged after theirs. A node that
+reconnects names the leases it holds; what it never got is ordered again. See contact.py for silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from dgpu.core.commands import (
+    ChangeInventory,
+    Command,
+    DrainNode,
+    LoseNode,
+    ObserveGpu,
+    RegisterNode,
+    ResumeNode,
+)
+from dgpu.core.events import (
+    Event,
+    GangPlaced,
+    GpuHealthChanged,
+    RankEnded,
+    TaskCancelRequested,
+    TaskPlaced,
+    TaskStopRequested,
+)
+from dgpu.core.identity import is_same_run
+from dgpu.core.model.health import Health
+from dgpu.core.model.ids import GpuId, LeaseId, NodeId
+from dgpu.core.model.node import Gpu
+from dgpu.core.rejections import GpuClaimed, Rejection
+from dgpu.core.state import ClusterState
+from dgpu.core.wall_clock import wall_ms
+from dgpu.service.machine import agent_words as words
+from dgpu.service.machine.agent_words import GpuSample, Malformed
+from dgpu.service.machine.conditions import Conditions
+from dgpu.service.machine.contact import AgentRules, Contacts, NodeContact
+from dgpu.service.machine.fences import contradiction, foreign_cluster
+from dgpu.service.machine.outputs import HangUp, Output, Remark, Tell
+from dgpu.wire.proto import agent_pb2 as pb
+
+_MAX_UNACKED = 1_000  # report messages of one session; an agent that sends more does not listen
+_OBSERVE_EVERY_MS = 5_000  # per GPU and step of foreign memory
+_FAULT_EVERY_MS = 1_000  # per GPU and other words about its fault
+_STEP_SLACK_MB = 64  # memory at the edge of a step must not flip it with every heartbeat
+
+
+class Registering(msgspec.Struct, frozen=True, kw_only=True):
+    connection_id: int
+
+
+class Reported(msgspec.Struct, frozen=True, kw_only=True):
+    connection_id: int
+    seq: int
+
+
+Origin: TypeAlias = Registering | Reported
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """A command for the pipeline. Without a command, just the turn: its origin hears when it comes."""
+
+    command: Command | None
+    origin: Origin | None = None
+
+
+Effect: TypeAlias = Output | Ask
+Result: TypeAlias = tuple[Event, ...] | Rejection | None  # None: a turn, or a command that met a bug
+
+
+class _Session:
+    __slots__ = ("boot_id", "connection_id", "held", "id", "node_id", "unacked", "welcomed")
+
+    def __init__(self, connection_id: int, session_id: str, command: RegisterNode) -> None:
+        self.connection_id = connection_id
+        self.id = session_id
+        self.node_id = command.node_id
+        self.boot_id = command.boot_id
+        self.held = command.held
+        self.welcomed = False
+        self.unacked = 0
+
+
+class Agents:
+    def __init__(self, state: ClusterState, rules: AgentRules, started_at: int) -> None:
+        self.telemetry: dict[GpuId, GpuSample] = {}
+        self._state = state
+        self._rules = rules
+        self._contacts = Contacts(state, rules, started_at)
+        self._sessions: dict[int, _Session] = {}
+        self._by_node: dict[NodeId, _Session] = {}
+        self._observed_at: dict[GpuId, int] = {}
+        self._conditions = Conditions(state)
+
+    def contact(self, node_id: NodeId) -> NodeContact:
+        session = self._by_node.get(node_id)
+        connected = session is not None and session.welcomed
+        return NodeContact(
+            connected=connected,
+            heard_at=self._contacts.heard_at(node_id),
+            clock_ahead_ms=self._contacts.clock_ahead_ms(node_id) if connected else 0,
+        )
+
+    def session_of(self, node_id: NodeId) -> str:
+        """The session in which a node is registered now; empty: it is not."""
+        session = self._by_node.get(node_id)
+        return session.id if session is not None and session.welcomed else ""
+
+    def on_said(self, connection_id: int, message: pb.FromAgent, now: int) -> list[Effect]:
+        session = self._sessions.get(connection_id)
+        try:
+            if session is None:
+                return self._on_first(connection_id, message, now)
+            self._contacts.heard(session.node_id, now)
+            return self._on_later(session, message, now)
+        except Malformed as error:
+            if session is not None:
+                self._drop(session)
+            return [HangUp(connection_id=connection_id, reason=str(error), fault=True)]
+
+    def on_left(self, connection_id: int) -> list[Effect]:
+        """The node may be back in a moment: only silence makes it lost."""
+        session = self._sessions.get(connection_id)
+        if session is not None:
+            self._drop(session)
+        return []
+
+    def on_time(self, now: int) -> list[Effect]:
+        effects: list[Effect] = []
+        for command in self._contacts.overdue(now):
+            if isinstance(command, LoseNode):
+                # The old stream must not bring the node back half-way: it has to register again.
+                session = self._by_node.get(command.node_id)
+                if session is not None:
+                    self._drop(session)
+                    effects.append(HangUp(connection_id=session.connection_id, reason=command.reason))
+            effects.append(Ask(command=command))
+        self._forget_removed()
+        return effects
+
+    def on_released(
+        self, results: Iterable[tuple[Origin, Result]], events: Sequence[Event], now: int
+    ) -> list[Effect]:
+        """A group is durable: answers first, then the orders that follow from it."""
+        effects: list[Effect] = []
+        welcomed: set[NodeId] = set()
+        acks: dict[int, int] = {}  # an acknowledgement holds for all numbers below it
+        for origin, result in results:
+            session = self._sessions.get(origin.connection_id)
+            if session is None:
+                continue  # replaced or gone: it will say all that again
+            if isinstance(origin, Reported):
+                session.unacked -= 1
+                acks[origin.connection_id] = origin.seq
+            elif isinstance(result, tuple):
+                welcomed.add(session.node_id)
+                effects += self._welcome(session, now)
+            else:
+                effects += self._refuse(session, result)
+        orders = self._dispatch(events, welcomed, now)
+        for order in orders:
+            # One message instead of two: the end of a task is mostly followed by the start of another in its place.
+            if seq := acks.pop(order.connection_id, 0):
+                order.message.orders.reports_ack = seq
+        for connection_id, seq in acks.items():
+            ack = pb.FromScheduler(reports_ack=pb.ReportsAck(seq=seq))
+            effects.append(self._tell(self._sessions[connection_id], ack, now))
+        effects += orders
+        return effects
+
+    # Messages
+
+    def _on_first(self, connection_id: int, message: pb.FromAgent, now: int) -> list[Effect]:
+        if message.WhichOneof("body") != "register":
+            raise Malformed("the first message must be Register")
+        register = message.register
+        command = words.registration(register)
+        if reason := foreign_cluster(self._state, register):
+            return _turned_away(connection_id, command.node_id, reason)
+        if contradicted := contradiction(self._state, register, command):
+            return [contradicted, *_turned_away(connection_id, command.node_id, contradicted.reason)]
+        effects: list[Effect] = []
+        older = self._by_node.get(command.node_id)
+        if older is not None:
+            if older.boot_id != command.boot_id and self._contacts.is_fresh(command.node_id, now):
+                reason = f"another machine is connected as {command.node_id}; give this one an id of its own"
+                return [_refused(connection_id, reason), HangUp(connection_id=connection_id, reason=reason)]
+            self._drop(older)
+            effects.append(HangUp(connection_id=older.connection_id, reason="replaced by a newer connection"))
+        session = _Session(connection_id, register.session_id, command)
+        self._sessions[connection_id] = session
+        self._by_node[session.node_id] = session
+        self._contacts.heard(session.node_id, now)
+        effects.append(Ask(command=command, origin=Registering(connection_id=connection_id)))
+        return effects
+
+    def _on_later(self, session: _Session, message: pb.FromAgent, now: int) -> list[Effect]:
+        body = message.WhichOneof("body")
+        if body == "heartbeat":
+            return self._on_heartbeat(session, message.heartbeat, now)
+        if not session.welcomed:
+            raise Malformed("nothing but Heartbeat may follow Register before Welcome")
+        if body == "reports":
+            return self._on_reports(session, message.reports)
+        if body == "inventory":
+            gpus = words.inventory(session.node_id, message.inventory.gpus)
+            return [Ask(command=ChangeInventory(node_id=session.node_id, gpus=gpus))]
+        if body == "checked":
+            checked = self._state.gpus.get(GpuId(message.checked.uuid))
+            if checked is None or checked.node_id != session.node_id:
+                return []  # it left the node's list meanwhile
+            return [Ask(command=words.checked(checked.id, message.checked))]
+        raise Malformed("unknown or repeated message")
+
+    def _on_heartbeat(self, session: _Session, heartbeat: pb.Heartbeat, now: int) -> list[Effect]:
+        effects: list[Effect] = []
+        if not session.welcomed:
+            return effects
+        ack = pb.FromScheduler(heartbeat_ack=pb.HeartbeatAck(seq=heartbeat.seq))
+        effects.append(self._tell(session, ack, now))
+        effects += self._take_out_or_back(session.node_id, heartbeat.unfit)
+        if heartbeat.wall_ms:
+            self._contacts.clock_said(session.node_id, heartbeat.wall_ms - wall_ms(self._state, now))
+        for reading in heartbeat.samples:
+            gpu = self._state.gpus.get(GpuId(reading.uuid))
+            if gpu is not None and gpu.node_id == session.node_id:
+                sample = words.sample(reading, now)
+                self.telemetry[gpu.id] = sample
+                effects += self._observe(gpu, sample, now)
+                for told in self._conditions.look(gpu, sample, now):
+                    effects.append(Ask(command=told) if isinstance(told, Command) else told)
+        return effects
+
+    def _take_out_or_back(self, node_id: NodeId, unfit: str) -> list[Effect]:
+        """A node that says it can take no tasks gets none until it says otherwise. A drain by a person stays."""
+        node = self._state.nodes[node_id]
+        if unfit and not node.draining:
+            reason = words.reason_of_node(unfit)
+            return [Ask(command=DrainNode(node_id=node_id, reason=reason, keeps_reason=True))]
+        if not unfit and node.draining and words.is_reason_of_node(node.drain_reason):
+            return [Ask(command=ResumeNode(node_id=node_id, drained_for=node.drain_reason))]
+        return []
+
+    def _observe(self, gpu: Gpu, sample: GpuSample, now: int) -> list[Effect]:
+        foreign_mb = sample.memory_foreign_mb or 0
+        step_mb = words.foreign_step_mb(foreign_mb)
+        if step_mb < gpu.foreign_mb:
+            step_mb = min(gpu.foreign_mb, words.foreign_step_mb(foreign_mb + _STEP_SLACK_MB))
+        is_known = step_mb == gpu.foreign_mb and sample.fault == gpu.fault
+        if is_known or now - self._observed_at.get(gpu.id, 0) < _observed_every_ms(gpu, sample):
+            return []
+        self._observed_at[gpu.id] = now
+        observed = ObserveGpu(
+            gpu_id=gpu.id, foreign_mb=step_mb, fault=sample.fault, fault_cause=sample.fault_cause
+        )
+        return [Ask(command=observed)]
+
+    def _on_reports(self, session: _Session, reports: pb.Reports) -> list[Effect]:
+        session.unacked += 1
+        if session.unacked > _MAX_UNACKED:
+            raise Malformed(f"more than {_MAX_UNACKED} reports without waiting for their acknowledgement")
+        effects: list[Effect] = [
+            Ask(command=words.started(report))
+            for report in reports.started
+            if self._may_report(session, LeaseId(report.lease_id))
+        ]
+        effects += [
+            Ask(command=words.finished(report))
+            for report in reports.finished
+            if self._may_report(session, LeaseId(report.lease_id))
+        ]
+        # A report on a released lease changes nothing, but whether it was released is known for sure only after the
+        # commit of what released it. So every acknowledgement takes its turn.
+        turn = Reported(connection_id=session.connection_id, seq=reports.seq)
+        effects.append(Ask(command=None, origin=turn))
+        return effects
+
+    def _may_report(self, session: _Session, lease_id: LeaseId) -> bool:
+        lease = self._state.leases.get(lease_id)
+        return lease is None or lease.node_id == session.node_id
+
+    # After a commit
+
+    def _welcome(self, session: _Session, now: int) -> list[Effect]:
+        session.welcomed = True
+        # A rank that is over is nobody's: if the node still holds it, it is to be killed.
+        stand = {lease.id: lease for lease in self._state.node_leases(session.node_id) if not lease.ended}
+        held = {each.lease_id for each in session.held if is_same_run(self._state, each)}
+        welcome = pb.Welcome(
+            epoch=self._state.epoch,
+            cluster_id=self._state.cluster_id,
+            nonce=self._state.nonce,
+            task_lease_ms=self._rules.task_lease_ms,
+            lease_action=self._rules.lease_action,
+            heartbeat_timeout_ms=self._rules.heartbeat_timeout_ms,
+            keep=sorted(held & stand.keys()),
+        )
+        starts: list[pb.Start] = []
+        stops: list[pb.Stop] = []
+        for lease in sorted(stand.values(), key=lambda lease: lease.id):
+            task = self._state.tasks[lease.task_id]
+            if task.allocation:
+                continue
+            if lease.id not in held:
+                starts.append(words.start(self._state, task, lease))
+            if task.cancelling:
+                stops.append(pb.Stop(lease_id=lease.id, reason="cancelled"))
+            elif lease.stopping:
+                stops.append(pb.Stop(lease_id=lease.id, reason=lease.stopping))
+        checks = [
+            words.check(health)
+            for gpu in self._state.node_gpus(session.node_id)
+            if (health := self._state.health.get(gpu.id)) is not None and health.state is Health.PROBING
+        ]
+        effects: list[Effect] = [
+            self._tell(session, pb.FromScheduler(welcome=welcome), now),
+        ]
+        effects += [self._tell(session, message, now) for message in words.orders(starts, stops, checks)]
+        session.held = ()
+        return effects
+
+    def _refuse(self, session: _Session, result: Rejection | None) -> list[Effect]:
+        self._drop(session)
+        reason = _why_refused(result)
+        return _turned_away(session.connection_id, session.node_id, reason)
+
+    def _dispatch(self, events: Sequence[Event], welcomed: set[NodeId], now: int) -> list[Tell]:
+        """Orders for the nodes that are listening; the others get theirs with Welcome."""
+        starts: dict[NodeId, list[pb.Start]] = {}
+        stops: dict[NodeId, list[pb.Stop]] = {}
+        checks = self._checks(events, welcomed)
+        for event in events:
+            for lease_id, stop in self._orders_of(event):
+                lease = self._state.leases.get(lease_id)
+                if lease is None or lease.ended:
+                    continue
+                if lease.node_id in welcomed or not self._listens(lease.node_id):
+                    continue
+                task = self._state.tasks[lease.task_id]
+                if task.allocation:
+                    continue
+                if stop:
+                    stops.setdefault(lease.node_id, []).append(pb.Stop(lease_id=lease.id, reason=stop))
+                else:
+                    starts.setdefault(lease.node_id, []).append(words.start(self._state, task, lease))
+        return [
+            self._tell(self._by_node[node_id], message, now)
+            for node_id in dict.fromkeys((*starts, *stops, *checks))
+            for message in words.orders(
+                starts.get(node_id, ()), stops.get(node_id, ()), checks.get(node_id, ())
+            )
+        ]
+
+    def _orders_of(self, event: Event) -> Iterable[tuple[LeaseId, str]]:
+        """Leases that an event is an order for: to start, or why to stop."""
+        if isinstance(event, TaskPlaced):
+            return ((event.lease_id, ""),)
+        if isinstance(event, GangPlaced):
+            return ((rank.lease_id, "") for rank in event.ranks)
+        if isinstance(event, TaskStopRequested):
+            return ((event.lease_id, event.reason),)
+        if isinstance(event, TaskCancelRequested):
+            gang = self._state.gangs.get(event.task_id)
+            leases = (event.lease_id,) if gang is None else gang.leases
+            return ((lease_id, "cancelled") for lease_id in leases)
+        if isinstance(event, RankEnded):
+            gang = self._state.gangs.get(event.task_id)
+            if gang is not None and gang.failed is not None:
+                return ((lease_id, "rank_ended") for lease_id in gang.leases)
+        return ()
+
+    def _checks(self, events: Sequence[Event], welcomed: set[NodeId]) -> dict[NodeId, list[pb.Check]]:
+        checks: dict[NodeId, list[pb.Check]] = {}
+        for event in events:
+            if not isinstance(event, GpuHealthChanged) or event.after is not Health.PROBING:
+                continue
+            if event.node_id in welcomed or not self._listens(event.node_id):
+                continue
+            health = self._state.health.get(event.gpu_id)
+            if health is not None and health.checks == event.checks:
+                checks.setdefault(event.node_id, []).append(words.check(health))
+        return checks
+
+    def _forget_removed(self) -> None:
+        self._contacts.forget_removed(self._by_node)
+        if len(self.telemetry) > len(self._state.gpus):
+            for gpu_id in [gpu_id for gpu_id in self.telemetry if gpu_id not in self._state.gpus]:
+                del self.telemetry[gpu_id]
+                self._observed_at.pop(gpu_id, None)
+                self._conditions.forget(gpu_id)
+
+    def _listens(self, node_id: NodeId) -> bool:
+        session = self._by_node.get(node_id)
+        return session is not None and session.welcomed
+
+    def _tell(self, session: _Session, message: pb.FromScheduler, now: int) -> Tell:
+        self._contacts.told(session.node_id, now)
+        return Tell(connection_id=session.connection_id, message=message)
+
+    def _drop(self, session: _Session) -> None:
+        self._sessions.pop(session.connection_id, None)
+        if self._by_node.get(session.node_id) is session:
+            del self._by_node[session.node_id]
+
+
+def _observed_every_ms(gpu: Gpu, sample: GpuSample) -> int:
+    """A fault of a card that we take for well is told at once: a sample from just before the fault may have come
+    after the list that tells of it, and until it is put right the card looks like one that recovers.
+    """
+    if sample.fault == gpu.fault:
+        return _OBSERVE_EVERY_MS
+    return _FAULT_EVERY_MS if gpu.fault else 0
+
+
+def _refused(connection_id: int, reason: str) -> Tell:
+    return Tell(connection_id=connection_id, message=pb.FromScheduler(refused=pb.Refused(reason=reason)))
+
+
+def _turned_away(connection_id: int, node_id: NodeId, reason: str) -> list[Effect]:
+    return [
+        _refused(connection_id, reason),
+        HangUp(connection_id=connection_id, reason=reason),
+        Remark(event="agent_refused", facts={"node": node_id, "reason": reason}),
+    ]
+
+
+def _why_refused(result: Rejection | None) -> str:
+    if isinstance(result, GpuClaimed):
+        return f"GPU {result.gpu_id} belongs to node {result.holder}, which has it registered"
+    return f"registration refused: {result.code}" if result else "registration failed inside the scheduler"

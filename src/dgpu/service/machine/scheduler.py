@@ -1,0 +1,310 @@
+"""The scheduler as a machine without I/O: inputs and a time in, outputs to be carried out in order.
+
+It joins the commit pipeline (commit.py) and the sessions of the agents (agents.py), and keeps the beat: what is due
+every second, every few seconds, and when a back-off ends. The service and the simulator drive this same machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dgpu.core.commands import (
+    BeginEpoch,
+    LoseNode,
+    ObserveCondition,
+    ObserveGpu,
+    ReadWallClock,
+    RegisterNode,
+    ReleaseNode,
+    Tick,
+)
+from dgpu.core.decide.time import forget_due
+from dgpu.core.model.ids import GpuId, NodeId
+from dgpu.core.rejections import Rejection, StorageFull, TooBusy
+from dgpu.core.state import ClusterState, next_tick_at, next_wake_at
+from dgpu.journal.journal import Room
+from dgpu.service.machine.agent_words import GpuSample
+from dgpu.service.machine.agents import Agents, Ask, Effect, Origin, Registering, Reported
+from dgpu.service.machine.agents import Result as AgentResult
+from dgpu.service.machine.commit import CommitPipeline, Failed, Group, Result, Watch
+from dgpu.service.machine.contact import AgentRules, NodeContact
+from dgpu.service.machine.inputs import (
+    AgentLeft,
+    AgentSaid,
+    Begin,
+    Committed,
+    DecideQueued,
+    Execute,
+    HistoryAdvanced,
+    Input,
+    NotStored,
+    Read,
+    RoomChanged,
+    TimePassed,
+    WallClockSet,
+)
+from dgpu.service.machine.outputs import (
+    Append,
+    CommittedGroup,
+    HangUp,
+    Output,
+    Publish,
+    ReadNow,
+    Remark,
+    Reply,
+    ReplyFailed,
+)
+
+_COMES_AGAIN = (RegisterNode, ObserveGpu, ObserveCondition, LoseNode, ReleaseNode)
+
+TICK_MS = 1_000
+FULL_PASS_MS = 5_000
+
+
+class Scheduler:
+    """`on_input` is the only way in. After Committed the caller carries out the outputs, then says DecideQueued."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        *,
+        last_index: int,
+        rules: AgentRules,
+        started_at: int,
+        full_pass_ms: int = FULL_PASS_MS,
+    ) -> None:
+        self.state = state
+        self.ready = False  # its epoch is durable
+        self._commit = CommitPipeline(state, last_index)
+        self._agents = Agents(state, rules, started_at)
+        self._rules = rules
+        self._full_pass_ms = full_pass_ms
+        self._ticked_at = started_at
+        self._full_pass_at = started_at
+        self._history_at = 0
+        self._waiting_reads: list[int] = []
+        self._on: dict[type[Input], Callable[[Any, int], list[Output]]] = {
+            Execute: self._on_execute,
+            DecideQueued: self._on_decide,
+            Committed: self._on_committed,
+            NotStored: self._on_not_stored,
+            Read: self._on_read,
+            AgentSaid: self._on_agent_said,
+            AgentLeft: self._on_agent_left,
+            TimePassed: self._on_time,
+            RoomChanged: self._on_room,
+            HistoryAdvanced: self._on_history,
+            Begin: self._on_begin,
+            WallClockSet: self._on_wall_clock,
+        }
+
+    @property
+    def in_flight(self) -> bool:
+        return self._commit.in_flight is not None
+
+    @property
+    def committed_index(self) -> int:
+        return self._commit.last_index
+
+    @property
+    def room(self) -> Room:
+        return self._commit.room
+
+    @property
+    def trouble(self) -> str:
+        return self._commit.trouble
+
+    @property
+    def queued(self) -> int:
+        return self._commit.queued
+
+    @property
+    def telemetry(self) -> dict[GpuId, GpuSample]:
+        return self._agents.telemetry
+
+    def watch_with(self, watch: Watch) -> None:
+        self._commit.watch = watch
+
+    def contact(self, node_id: NodeId) -> NodeContact:
+        return self._agents.contact(node_id)
+
+    def session_of(self, node_id: NodeId) -> str:
+        return self._agents.session_of(node_id)
+
+    def wake_at(self) -> int:
+        """When TimePassed should come at the latest."""
+        beat = self._ticked_at + TICK_MS
+        if not self.ready or self._commit.room is Room.NONE:
+            return beat  # nothing that is due could be decided
+        wake_at = max(next_wake_at(self.state) or beat, self.state.no_pass_before)
+        return min(beat, wake_at, next_tick_at(self.state) or beat)
+
+    def on_input(self, value: Input, now: int) -> list[Output]:
+        return self._on[type(value)](value, now)
+
+    # Commands and reads
+
+    def _on_begin(self, value: Begin, _now: int) -> list[Output]:
+        command = BeginEpoch(
+            settings=value.settings,
+            nonce=value.nonce,
+            cluster_id=value.cluster_id,
+            above_epoch=value.above_epoch,
+            above_task=value.above_task,
+            lost_tail=value.lost_tail,
+            # A node may run a task under a lease of the lost groups. By then it has registered, which stops that run, or
+            # its keeper has frozen it.
+            lost_wait_ms=self._rules.task_lease_ms + self._rules.lease_margin_ms,
+            wall=value.wall,
+        )
+        self._commit.offer(value, command)
+        if value.wall is not None:
+            self._commit.offer(None, ReadWallClock(span=value.wall))
+        return []
+
+    def _on_wall_clock(self, value: WallClockSet, _now: int) -> list[Output]:
+        if self.ready and self._commit.room is not Room.NONE:
+            self._commit.offer(None, ReadWallClock(span=value.span))
+        return []
+
+    def _on_execute(self, value: Execute, _now: int) -> list[Output]:
+        if self._commit.room is Room.NONE:
+            return [Reply(request_id=value.request_id, result=self._commit.refusal or StorageFull())]
+        if not self._commit.has_room_for(value.command):
+            return [Reply(request_id=value.request_id, result=TooBusy(queued=self._commit.queued))]
+        self._commit.offer(value.request_id, value.command)
+        return []
+
+    def _on_read(self, value: Read, _now: int) -> list[Output]:
+        if self._commit.in_flight is None:
+            return [ReadNow(request_id=value.request_id)]
+        self._waiting_reads.append(value.request_id)
+        return []
+
+    # The pipeline
+
+    def _on_decide(self, _value: DecideQueued, now: int) -> list[Output]:
+        outputs: list[Output] = []
+        while (group := self._commit.decide(now)) is not None:
+            if group.index:
+                append = Append(
+                    index=group.index,
+                    epoch=self.state.epoch,
+                    payload=group.payload,
+                    last_task=self.state.next_task_id - 1,
+                )
+                outputs.append(append)
+                break
+            outputs += self._release(group, now)  # only refusals: nothing to wait for
+        return outputs
+
+    def _on_committed(self, value: Committed, now: int) -> list[Output]:
+        group = self._commit.commit(value.index)
+        outputs = self._release(group, now)
+        outputs.append(Publish(group=CommittedGroup(index=group.index, events=group.events)))
+        outputs += [ReadNow(request_id=request_id) for request_id in self._waiting_reads]
+        self._waiting_reads = []
+        if forget_due(self.state, self._history_at, now):
+            # One portion per group, so that no group is long; without waiting for the beat, so that memory stays
+            # bounded at any rate of tasks.
+            self._commit.offer(None, Tick(history_at=self._history_at))
+        return outputs
+
+    def _on_not_stored(self, value: NotStored, _now: int) -> list[Output]:
+        """Nobody heard of the group, so nothing has to be taken back but the state."""
+        self._commit.room = Room.NONE
+        origins = self._commit.undo(value.index, value.state) + self._commit.drop_asked()
+        outputs: list[Output] = [Reply(request_id=origin, result=value.refusal) for origin in origins]
+        outputs += [ReadNow(request_id=request_id) for request_id in self._waiting_reads]
+        self._waiting_reads = []
+        return outputs
+
+    def _release(self, group: Group, now: int) -> list[Output]:
+        outputs: list[Output] = []
+        for_agents: list[tuple[Origin, AgentResult]] = []
+        for origin, result in group.results:
+            if isinstance(origin, int):
+                outputs.append(_reply(origin, result))
+            elif isinstance(origin, Registering | Reported):
+                for_agents.append((origin, None if isinstance(result, Failed) else result))
+            elif isinstance(origin, Begin):
+                self.ready = True
+            if isinstance(result, Failed):
+                outputs.append(Remark(event="command_failed", facts={"error": result.error}))
+        outputs += self._route(self._agents.on_released(for_agents, group.events, now))
+        return outputs
+
+    def _on_room(self, value: RoomChanged, _now: int) -> list[Output]:
+        self._commit.sure_bytes = value.sure_bytes
+        if (value.room, value.trouble) == (self._commit.room, self._commit.trouble):
+            return []
+        self._commit.room, self._commit.trouble = value.room, value.trouble
+        if value.room is Room.OK:
+            self._commit.ask_for_pass(full=False)
+        facts: dict[str, str | int] = {"room": value.room.value}
+        if value.trouble:
+            facts["trouble"] = value.trouble
+        outputs: list[Output] = [Remark(event="storage_room_changed", facts=facts)]
+        if value.room is Room.NONE:
+            refusal = self._commit.refusal or StorageFull()
+            outputs += [Reply(request_id=origin, result=refusal) for origin in self._commit.drop_asked()]
+        return outputs
+
+    # Agents and time
+
+    def _on_agent_said(self, value: AgentSaid, now: int) -> list[Output]:
+        return self._route(self._agents.on_said(value.connection_id, value.message, now))
+
+    def _on_agent_left(self, value: AgentLeft, _now: int) -> list[Output]:
+        return self._route(self._agents.on_left(value.connection_id))
+
+    def _on_time(self, _value: TimePassed, now: int) -> list[Output]:
+        # Without room nothing is decided; asking every second would only fill the queue.
+        if not self.ready or self._commit.room is Room.NONE:
+            self._ticked_at = now
+            return []
+        if now - self._ticked_at >= TICK_MS or _is_due(next_tick_at(self.state), now):
+            self._ticked_at = now
+            self._commit.offer(None, Tick(history_at=self._history_at))
+        if now - self._full_pass_at >= self._full_pass_ms:
+            self._full_pass_at = now
+            self._commit.ask_for_pass(full=True)
+        elif _is_due(next_wake_at(self.state), now):
+            self._commit.ask_for_pass(full=False)
+        return self._route(self._agents.on_time(now))
+
+    def _on_history(self, value: HistoryAdvanced, _now: int) -> list[Output]:
+        self._history_at = max(self._history_at, value.at)
+        return []
+
+    def _route(self, effects: list[Effect]) -> list[Output]:
+        outputs: list[Output] = []
+        for effect in effects:
+            if not isinstance(effect, Ask):
+                outputs.append(effect)
+            elif self._is_welcome(effect):
+                self._commit.offer(effect.origin, effect.command)
+            elif isinstance(effect.origin, Registering):
+                connection_id = effect.origin.connection_id
+                self._agents.on_left(connection_id)
+                reason = "too much waits to be decided; try again"
+                outputs.append(HangUp(connection_id=connection_id, reason=reason))
+        return outputs
+
+    def _is_welcome(self, ask: Ask) -> bool:
+        """What comes again by itself is let in only while there is room. Reports are bounded by their sessions."""
+        command = ask.command
+        return not isinstance(command, _COMES_AGAIN) or self._commit.has_room_for(command)
+
+
+def _is_due(at: int | None, now: int) -> bool:
+    return at is not None and at <= now
+
+
+def _reply(request_id: int, result: Result) -> Output:
+    if isinstance(result, Failed):
+        return ReplyFailed(request_id=request_id, error=result.error)
+    if isinstance(result, tuple | Rejection):
+        return Reply(request_id=request_id, result=result)
+    raise AssertionError("a request without a command")

@@ -1,0 +1,70 @@
+"""Prometheus' text format 0.0.4, as much of it as we need: families with a line of help, labels, histograms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
+from typing import Literal
+
+from dgpu.service.metrics.meters import Histogram
+
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+
+
+def escaped(value: str) -> str:
+    return value.translate(_ESCAPES)
+
+
+def labels(**pairs: str) -> str:
+    return "{" + ",".join(f'{name}="{escaped(value)}"' for name, value in pairs.items()) + "}"
+
+
+def head(name: str, kind: Kind, about: str) -> str:
+    """Once for each family, before its samples."""
+    return f"# HELP {name} {about}\n# TYPE {name} {kind}\n"
+
+
+class Text:
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+
+    def one(self, name: str, kind: Kind, about: str, value: float | None) -> None:
+        """A family of one sample without labels; None: nothing to tell now, but the family is known."""
+        self._parts.append(head(name, kind, about))
+        if value is not None:
+            self._parts.append(f"{name} {value}\n")
+
+    def by(self, label: str, name: str, kind: Kind, about: str, values: Mapping[str, float]) -> None:
+        """A sample for each value of one label."""
+        self._parts.append(head(name, kind, about))
+        self._parts += [f"{name}{labels(**{label: key})} {value}\n" for key, value in values.items()]
+
+    def histogram(self, name: str, about: str, known: Histogram) -> None:
+        self._parts.append(head(name, "histogram", about))
+        self._buckets(name, "", known)
+
+    def histograms(self, label: str, name: str, about: str, known: Mapping[str, Histogram]) -> None:
+        self._parts.append(head(name, "histogram", about))
+        for key, each in known.items():
+            self._buckets(name, f'{label}="{escaped(key)}"', each)
+
+    def add(self, lines: Iterable[str]) -> None:
+        self._parts += lines
+
+    def encode(self) -> bytes:
+        # Names of models come from drivers: what cannot be UTF-8 must not cost the scrape.
+        return "".join(self._parts).encode("utf-8", "replace")
+
+    def _buckets(self, name: str, pair: str, known: Histogram) -> None:
+        before = f"{pair}," if pair else ""
+        bounds = [f"{bound:g}" for bound in known.bounds] + ["+Inf"]
+        self._parts += [
+            f'{name}_bucket{{{before}le="{bound}"}} {reached}\n'
+            for bound, reached in zip(bounds, accumulate(known.counts), strict=True)
+        ]
+        after = f"{{{pair}}}" if pair else ""
+        self._parts.append(f"{name}_sum{after} {known.total}\n{name}_count{after} {known.count}\n")

@@ -1,0 +1,138 @@
+"""What is known of the journal outside of it, and whether the journal agrees.
+
+Each witness is written after what it tells is durable in the journal. So a witness may be behind the journal, but never
+ahead of it. One that is ahead proves that acknowledged groups are missing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from dgpu.core.model.ids import MAX_EPOCH, task_name
+from dgpu.core.state import ClusterState
+from dgpu.journal.errors import ForeignState, JournalError, LostTail
+from dgpu.journal.mark import MARK_NAME, read_mark
+from dgpu.service.history.lost import Lost, history_end, lost_of
+from dgpu.service.history.reader import HISTORY_NAME
+from dgpu.service.recovery.cluster_file import CLUSTER_NAME, KnownCluster, read_known
+
+_SHOWN = 20  # ids in a message
+
+
+class Witness(msgspec.Struct, frozen=True, kw_only=True):
+    file: str
+    index: int = 0
+    epoch: int = 0
+    last_task: int = 0
+    cluster_id: str = ""
+
+
+class Outside(msgspec.Struct, frozen=True, kw_only=True):
+    witnesses: tuple[Witness, ...]
+    known: KnownCluster
+
+    @property
+    def index(self) -> int:
+        return max(witness.index for witness in self.witnesses)
+
+    @property
+    def epoch(self) -> int:
+        return max(witness.epoch for witness in self.witnesses)
+
+    @property
+    def last_task(self) -> int:
+        return max(witness.last_task for witness in self.witnesses)
+
+    @property
+    def cluster_id(self) -> str:
+        return next((witness.cluster_id for witness in self.witnesses if witness.cluster_id), "")
+
+
+def look_outside(directory: Path) -> Outside:
+    known = read_known(directory)
+    mark = read_mark(directory)
+    history = history_end(directory / HISTORY_NAME)
+    return Outside(
+        known=known,
+        witnesses=(
+            Witness(file=CLUSTER_NAME, epoch=known.epoch, cluster_id=known.cluster_id),
+            Witness(
+                file=HISTORY_NAME,
+                index=history.index,
+                epoch=history.epoch,
+                last_task=history.last_task,
+                cluster_id=history.cluster_id,
+            ),
+            *(
+                [Witness(file=MARK_NAME, index=mark.index, epoch=mark.epoch, last_task=mark.last_task)]
+                if mark is not None
+                else []
+            ),
+        ),
+    )
+
+
+def check_state(directory: Path, state: ClusterState, index: int, outside: Outside) -> None:
+    """The recovered state against all witnesses. Raises LostTail or ForeignState."""
+    for witness in outside.witnesses:
+        if witness.cluster_id and state.cluster_id and witness.cluster_id != state.cluster_id:
+            raise ForeignState(
+                f"{directory / witness.file} is of cluster {witness.cluster_id}, the journal of {state.cluster_id}: the "
+                f"directory holds files of two clusters. Move away what does not belong here"
+            )
+        if witness.epoch > state.epoch or witness.last_task >= state.next_task_id:
+            raise explained(directory, index, outside, state=state)
+    if max(state.epoch, outside.epoch) >= MAX_EPOCH:
+        raise JournalError(f"epoch {MAX_EPOCH} is the last one: this cluster cannot begin another")
+
+
+def explained(
+    directory: Path, index: int, outside: Outside, *, state: ClusterState | None = None, at_least: int = 0
+) -> LostTail:
+    """Names what is lost, as far as anything still knows it, and what to do. `state`: what can still be read."""
+    next_task_id = 0 if state is None else state.next_task_id
+    lost = lost_of(directory / HISTORY_NAME, after_index=index, next_task_id=next_task_id)
+    if 0 < next_task_id <= outside.last_task:
+        # Ids are given out in order, so these are lost even if the history has not seen them.
+        ids = range(next_task_id, outside.last_task + 1)
+        lost = msgspec.structs.replace(lost, tasks=tuple(ids[:_SHOWN]), total=len(ids))
+    ahead = [
+        f"{witness.file} knows group {witness.index} of epoch {witness.epoch}"
+        if witness.index
+        else f"{witness.file} knows epoch {witness.epoch}"
+        for witness in outside.witnesses
+        if witness.index > index or (state is not None and witness.epoch > state.epoch)
+    ]
+    lines = [
+        (
+            f"the journal in {directory} ends with group {index}, but {', '.join(ahead) or f'a snapshot or archive knows group {at_least}'}: its "
+            f"latest groups, which were acknowledged, are missing."
+        ),
+        *_names(lost),
+        (
+            "Restore the missing part of the directory if a copy of it exists. To continue without it: "
+            "`dgpu scheduler --accept-lost-tail`, or `dgpu up --accept-lost-tail`. Nothing was changed."
+        ),
+    ]
+    return LostTail(str(directory), 0, "\n".join(lines), index=index, known=max(outside.index, at_least))
+
+
+def _names(lost: Lost) -> list[str]:
+    lines = []
+    if lost.total:
+        lines.append(f"Lost tasks ({lost.total}): {_ids(lost.tasks, lost.total)}.")
+    if lost.changed_total:
+        lines.append(
+            f"Tasks that go back to an earlier state and may run again ({lost.changed_total}): "
+            f"{_ids(lost.changed, lost.changed_total)}."
+        )
+    return lines or [
+        "No task is known to be lost; the latest groups may have held some that the history had not seen."
+    ]
+
+
+def _ids(ids: tuple[int, ...], total: int) -> str:
+    shown = ", ".join(task_name(each) for each in ids[:_SHOWN])  # type: ignore[arg-type]
+    return shown if total <= _SHOWN else f"{shown} and {total - _SHOWN} more"

@@ -1,0 +1,102 @@
+"""The file of the index of stored output: its tables, and how it is opened. It can always be made again from the packs."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from pathlib import Path
+
+from dgpu.service.task_output.pack import OutputPart
+
+INDEX_NAME = "index.sqlite"
+
+# `entries` is of the first format: whole attempts, of which their entry says the rest.
+_TABLES = """
+CREATE TABLE IF NOT EXISTS entries (
+    task_id INTEGER, attempt INTEGER, pack INTEGER, place INTEGER, PRIMARY KEY (task_id, attempt)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS entries_by_pack ON entries (pack);
+CREATE TABLE IF NOT EXISTS parts (
+    task_id INTEGER, attempt INTEGER, offset INTEGER, end INTEGER, pack INTEGER, place INTEGER,
+    total INTEGER, lease_id INTEGER, node TEXT, kept_until INTEGER, PRIMARY KEY (task_id, attempt, offset)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS parts_by_pack ON parts (pack);
+CREATE TABLE IF NOT EXISTS packs (pack INTEGER PRIMARY KEY, end INTEGER);
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value INTEGER);
+"""
+REPLACED = "DELETE FROM parts WHERE task_id = ? AND attempt = ? AND lease_id < ?"
+INSERT = "INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+COUNT_ROWS = """
+SELECT pack, count(*) FROM (SELECT pack FROM entries UNION ALL SELECT pack FROM parts) GROUP BY pack
+"""
+DELETE_SOME = (
+    """DELETE FROM parts WHERE (task_id, attempt, offset)
+    IN (SELECT task_id, attempt, offset FROM parts WHERE pack = ? LIMIT ?)""",
+    """DELETE FROM entries WHERE (task_id, attempt)
+    IN (SELECT task_id, attempt FROM entries WHERE pack = ? LIMIT ?)""",
+)
+
+Row = tuple[int, int, int, int, int, int, int | None, int, str, int]
+
+
+def open_index(path: Path) -> sqlite3.Connection:
+    old_mask = os.umask(0o077)
+    try:
+        index = sqlite3.connect(path, check_same_thread=False)
+        try:
+            index.execute("PRAGMA journal_mode = WAL")
+            index.execute("PRAGMA synchronous = NORMAL")
+            index.executescript(_TABLES)
+        except sqlite3.OperationalError:
+            index.close()
+            raise  # a full disk or a lock: the file itself may be sound
+        except sqlite3.DatabaseError:
+            # It can be made again from the packs. The damaged file is kept for a later look.
+            index.close()
+            path.rename(path.with_name(f"index.damaged-{time.time_ns()}"))
+            return open_index(path)
+    finally:
+        os.umask(old_mask)
+    return index
+
+
+def memory_index() -> sqlite3.Connection:
+    index = sqlite3.connect(":memory:", check_same_thread=False)
+    index.executescript(_TABLES)
+    return index
+
+
+def copy_index(index: sqlite3.Connection, path: Path) -> sqlite3.Connection:
+    """A new file with all that an open index knows, although its own file was deleted. Raises sqlite3.Error."""
+    for old in path.parent.glob(f"{path.name}*"):
+        old.unlink()
+    copied = open_index(path)
+    index.backup(copied)
+    return copied
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """Of the file that has the name now; None: no file has it."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def row_of(part: OutputPart, pack: int, place: int) -> Row:
+    total = part.end if part.is_last else None
+    end = part.offset + len(part.content)
+    return (
+        part.task_id,
+        part.attempt,
+        part.offset,
+        end,
+        pack,
+        place,
+        total,
+        part.lease_id,
+        part.node_id,
+        part.kept_until_ms,
+    )

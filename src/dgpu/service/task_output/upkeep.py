@@ -1,0 +1,27 @@
+"""Files of stored output that were deleted are made again, also while no output arrives."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from dgpu.service.task_output.streams import OutputStreams
+
+_LOOK_S = 2.0
+
+_log = structlog.get_logger("dgpu.service")
+
+
+async def look_after_files(output: OutputStreams) -> None:
+    trouble = ""
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        try:
+            await output.mend_store()
+        except Exception as error:  # noqa: BLE001 - the folder cannot be made now: the scheduler goes on without it
+            if str(error) != trouble:
+                _log.error("output_files_gone", error=str(error))
+            trouble = str(error)
+        else:
+            trouble = ""

@@ -1,0 +1,167 @@
+"""Tasks as answers. Values of the environment stop here: only their names go on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from dgpu.core.foresight.reserved import Reserved
+from dgpu.core.model.dependencies import Awaited
+from dgpu.core.model.ids import TaskId, task_name
+from dgpu.core.model.reservation import Reservation
+from dgpu.core.model.task import WHOLE_MILLI, Shape, Task, TaskDetail, TaskStatus
+from dgpu.core.rules.capacity import in_words
+from dgpu.service.history.reader import PastTask
+from dgpu.wire.answers import (
+    Dependency,
+    QueueEntry,
+    ReservationAnswer,
+    TaskAnswer,
+    instant,
+    instant_or_none,
+)
+
+_decode_detail = msgspec.json.Decoder(TaskDetail).decode
+
+
+def task_answer(
+    task: Task, shape: Shape, *, awaited: Awaited | None = None, waiting_code: str = "", waiting: str = ""
+) -> TaskAnswer:
+    """`waiting` says what holds up a task that waits, or one whose node cannot be reached."""
+    detail = _decode_detail(task.detail)
+    command = detail.command
+    pending = task.status is TaskStatus.PENDING
+    return TaskAnswer(
+        task_id=task_name(task.id),
+        name=detail.name,
+        tenant_id=shape.tenant_id,
+        pool=shape.pool.value,
+        status=task.status.value,
+        priority=shape.priority,
+        gpu_count=shape.gpus,
+        gpu_model=list(shape.gpu_models),
+        gpu_memory_mb=shape.gpu_memory_mb,
+        shared=shape.share_milli < WHOLE_MILLI,
+        gpu_share=shape.share_milli / WHOLE_MILLI,
+        constraints=[in_words((each,)) for each in shape.constraints],
+        cpus=shape.cpus_milli / 1000,
+        ram_mb=shape.ram_mb,
+        nodes=shape.nodes,
+        allocated_gpus=[] if pending else list(task.gpu_ids),
+        allocated_nodes=[] if pending else _nodes(task),
+        node=task.node_id,
+        attempt=task.attempt,
+        retries=task.retries,
+        max_retries=task.max_retries,
+        restart=task.restart.value,
+        allocation=task.allocation,
+        held=task.held,
+        after=[] if awaited is None else _after(awaited),
+        **_array(task.array_id, task.array_index, task.array_count),
+        array_limit=shape.array_limit or None,
+        cancelling=task.cancelling,
+        created_at=instant(task.created_at),
+        started_at=instant_or_none(task.started_at),
+        finished_at=instant_or_none(task.finished_at),
+        exit_code=task.exit_code,
+        error=task.error,
+        reason=task.reason or waiting_code,
+        waiting=waiting,
+        command=command if isinstance(command, str) else list(command),
+        env=sorted(detail.env),
+        workdir=detail.workdir,
+        timeout_seconds=task.timeout_ms / 1000 if task.timeout_ms else None,
+        labels=detail.labels,
+        model_name=detail.model_name,
+        task_type=detail.task_type,
+        structure_n_atoms=detail.structure_n_atoms,
+    )
+
+
+def _nodes(task: Task) -> list[str]:
+    if task.node_ids:
+        return list(task.node_ids)
+    return [] if task.node_id is None else [task.node_id]
+
+
+def _after(awaited: Awaited) -> list[Dependency]:
+    return [Dependency(task_id=task_name(each.task_id), when=each.when.value) for each in awaited.on]
+
+
+def _array(array_id: TaskId, index: int, count: int) -> dict[str, Any]:
+    if not array_id:
+        return {}
+    return {"array_id": task_name(array_id), "array_index": index, "array_count": count}
+
+
+def reservation_answer(reserved: Reserved | None) -> ReservationAnswer | None:
+    if reserved is None:
+        return None
+    return ReservationAnswer(
+        at=None if reserved.at is None else instant(reserved.at),
+        nodes=list(reserved.node_ids),
+        gpus=list(reserved.gpu_ids),
+        waits_for=[task_name(task_id) for task_id in reserved.waits_for],
+        waits_for_total=reserved.waits_for_total,
+        made_at=instant(reserved.made_at),
+    )
+
+
+def queue_entry(task: Task, shape: Shape, position: int, reserved: Reservation | None = None) -> QueueEntry:
+    detail = _decode_detail(task.detail)
+    command = detail.command
+    return QueueEntry(
+        position=position,
+        task_id=task_name(task.id),
+        name=detail.name,
+        command=command if isinstance(command, str) else list(command),
+        allocation=task.allocation,
+        array_index=task.array_index if task.array_id else None,
+        tenant_id=shape.tenant_id,
+        pool=shape.pool.value,
+        priority=shape.priority,
+        gpu_count=shape.gpus,
+        nodes=shape.nodes,
+        created_at=instant(task.created_at),
+        eligible_at=instant_or_none(task.eligible_at),
+        reserved_start=None if reserved is None else instant_or_none(reserved.at),
+        reserved_nodes=[] if reserved is None else [place.node_id for place in reserved.places],
+    )
+
+
+def past_task_answer(task: PastTask) -> TaskAnswer:
+    """The history keeps neither the environment nor what was only for show."""
+    command = task.command
+    return TaskAnswer(
+        task_id=task_name(task.id),
+        name=task.name,
+        tenant_id=task.tenant_id,
+        pool=task.pool.value,
+        status=task.status.value,
+        priority=task.priority,
+        gpu_count=task.gpus,
+        gpu_model=list(task.gpu_models),
+        gpu_memory_mb=task.gpu_memory_mb,
+        cpus=task.cpus_milli / 1000,
+        ram_mb=task.ram_mb,
+        nodes=task.nodes,
+        allocated_gpus=list(task.gpu_ids),
+        node=task.node_id,
+        attempt=task.attempt,
+        retries=task.retries,
+        max_retries=task.max_retries,
+        restart=task.restart.value,
+        allocation=task.allocation,
+        **_array(task.array_id, task.array_index, task.array_count),
+        created_at=instant(task.created_at),
+        started_at=instant_or_none(task.started_at),
+        finished_at=instant_or_none(task.finished_at),
+        exit_code=task.exit_code,
+        error=task.error,
+        reason=task.reason,
+        command=command if isinstance(command, str) else list(command),
+        workdir=task.workdir,
+        timeout_seconds=task.timeout_ms / 1000 if task.timeout_ms else None,
+        labels=task.labels,
+    )

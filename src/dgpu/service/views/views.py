@@ -1,0 +1,286 @@
+"""What lists and streams need beside the state: numbers of tasks, ids by age, and the latest events.
+
+All of it follows from committed groups. A group is told when the state is exactly as after that group, so the shape
+of a task may be looked up there; what an event changed follows from the event itself.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import NamedTuple
+
+from dgpu.core.events import (
+    EpochBegan,
+    Event,
+    GangPlaced,
+    PriorityChanged,
+    TaskFinished,
+    TaskPlaced,
+    TaskRequeued,
+    TasksCancelled,
+    TasksForgotten,
+    TasksSubmitted,
+)
+from dgpu.core.model.ids import NO_LEASE, TaskId
+from dgpu.core.model.task import Shape, Task, TaskStatus
+from dgpu.core.state import ClusterState
+from dgpu.service.machine.outputs import CommittedGroup
+
+MAX_OVERLAY = 100_000  # forgotten tasks that the history has still to mark
+MAX_RECENT_GROUPS = 4_096
+MAX_RECENT_WEIGHT = 50_000  # a submitted task or a task's id counts one
+_SLACK = 1_024
+
+CountKey = tuple[str, str, int]  # tenant, pool, priority
+
+
+class Forgotten(NamedTuple):
+    """Out of memory, and perhaps not yet marked so in the history."""
+
+    group: int  # index of the one that forgot it
+    task_id: TaskId
+    key: CountKey
+    status: TaskStatus
+
+
+class Filter(NamedTuple):
+    status: TaskStatus | None = None
+    tenant: str | None = None
+    pool: str | None = None
+    priority: int | None = None
+
+    def takes_key(self, key: CountKey) -> bool:
+        tenant, pool, priority = key
+        return (
+            self.tenant in {None, tenant} and self.pool in {None, pool} and self.priority in {None, priority}
+        )
+
+    def takes(self, gone: Forgotten) -> bool:
+        return self.status in {None, gone.status} and self.takes_key(gone.key)
+
+    @property
+    def takes_every_shape(self) -> bool:
+        return self.tenant is None and self.pool is None and self.priority is None
+
+
+class Views:
+    """Told of every committed group, in order."""
+
+    def __init__(self, state: ClusterState, last_index: int = 0) -> None:
+        self.first_index = last_index  # what was forgotten before it is for the history to say
+        self.last_index = last_index
+        self.recent: deque[CommittedGroup] = deque()
+        self._state = state
+        self._counts: dict[CountKey, dict[TaskStatus, int]] = {}
+        self._ids = array("q", sorted(state.tasks))
+        self._forgotten_ids = 0  # still in _ids
+        self._ended: dict[TaskId, tuple[CountKey, TaskStatus]] = {}
+        self._overlay: deque[Forgotten] = deque()
+        self.highest_forgotten = _highest_missing(state)
+        self._recent_weight = 0
+        self._listeners: list[Callable[[CommittedGroup], None]] = []
+        keys = {shape_id: _key(shape) for shape_id, shape in state.shapes.items()}
+        counted = Counter((task.shape_id, task.status) for task in state.tasks.values())
+        for (shape_id, status), number in counted.items():
+            self._add(keys[shape_id], status, number)
+        if any(status.is_final for _, status in counted):
+            for task in state.tasks.values():
+                if task.status.is_final:
+                    self._ended[task.id] = (keys[task.shape_id], task.status)
+
+    # reading
+
+    def live_total(self, wanted: Filter) -> int:
+        return sum(
+            sum(by_status.values()) if wanted.status is None else by_status.get(wanted.status, 0)
+            for key, by_status in self._counts.items()
+            if wanted.takes_key(key)
+        )
+
+    def counts(self) -> Mapping[CountKey, Mapping[TaskStatus, int]]:
+        return self._counts
+
+    def newest(self, wanted: Filter, before: int | None, limit: int) -> list[Task]:
+        """Live tasks that the filter takes, newest first, ids below `before`. Call it at a committed point."""
+        tasks, shapes = self._state.tasks, self._state.shapes
+        every_shape = wanted.takes_every_shape
+        taken: dict[int, bool] = {}
+        found: list[Task] = []
+        # no more than there are: the numbers are known, so nobody walks past all the others in search of more
+        limit = min(limit, self.live_total(wanted))
+        if limit == 0:
+            return found
+        for task_id in self._candidates(wanted.status, before):
+            task = tasks.get(TaskId(task_id))
+            if task is None or (wanted.status is not None and task.status is not wanted.status):
+                continue
+            if not every_shape:
+                takes = taken.get(task.shape_id)
+                if takes is None:
+                    takes = taken[task.shape_id] = wanted.takes_key(_key(shapes[task.shape_id]))
+                if not takes:
+                    continue
+            found.append(task)
+            if len(found) == limit:
+                break
+        return found
+
+    def _candidates(self, status: TaskStatus | None, before: int | None) -> Iterable[int]:
+        """Few run and few of the ended are kept: they are sorted when asked for, instead of passing by all that wait."""
+        if status is TaskStatus.RUNNING:
+            ids = sorted({lease.task_id for lease in self._state.leases.values()}, reverse=True)
+        elif status is not None and status.is_final:
+            ids = sorted(self._ended, reverse=True)
+        else:
+            return self._all_ids(before)
+        return ids if before is None else [task_id for task_id in ids if task_id < before]
+
+    def some_ids(self, status: TaskStatus | None, edge: int | None, most: int, *, oldest: bool) -> list[int]:
+        """At most so many ids of tasks that may have this status, from the newest on or, with `oldest`, from the
+        oldest; those behind `edge`. For walks that let others have their turn in between.
+        """
+        if not oldest:
+            return list(islice(self._candidates(status, edge), most))
+        if status is TaskStatus.RUNNING or (status is not None and status.is_final):
+            return [
+                each for each in reversed(list(self._candidates(status, None))) if edge is None or each > edge
+            ][:most]
+        place = 0 if edge is None else bisect_right(self._ids, edge)
+        return self._ids[place : place + most].tolist()
+
+    def _all_ids(self, before: int | None) -> Iterator[int]:
+        ids = self._ids
+        place = len(ids) if before is None else bisect_left(ids, before)
+        return map(ids.__getitem__, range(place - 1, -1, -1))
+
+    def forgotten_after(self, index: int, wanted: Filter) -> list[Forgotten]:
+        """What a history that has come to `index` has not marked yet."""
+        while self._overlay and self._overlay[0].group <= index:
+            self._overlay.popleft()
+        return [gone for gone in self._overlay if wanted.takes(gone)]
+
+    def recent_after(self, index: int) -> list[CommittedGroup] | None:
+        """The groups after a journal index; None when some of them are no longer kept."""
+        if index >= self.last_index:
+            return []
+        if not self.recent or self.recent[0].index > index + 1:
+            return None
+        first = index + 1 - self.recent[0].index
+        return [self.recent[place] for place in range(first, len(self.recent))]
+
+    def listen(self, listener: Callable[[CommittedGroup], None]) -> Callable[[], None]:
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    # following
+
+    def on_group(self, group: CommittedGroup) -> None:
+        for event in group.events:
+            self._on_event(event, group.index)
+        self.last_index = group.index
+        self._keep(group)
+        for listener in tuple(self._listeners):
+            listener(group)
+
+    def _on_event(self, event: Event, index: int) -> None:
+        kind = type(event)
+        if kind is TasksSubmitted:
+            self._on_submitted(event)  # type: ignore[arg-type]
+        elif kind is TaskPlaced or kind is GangPlaced:
+            self._move(event.task_id, TaskStatus.PENDING, TaskStatus.RUNNING)  # type: ignore[attr-defined]
+        elif kind is TaskFinished:
+            self._on_finished(event)  # type: ignore[arg-type]
+        elif kind is TaskRequeued:
+            self._move(event.task_id, TaskStatus.RUNNING, TaskStatus.PENDING)  # type: ignore[attr-defined]
+        elif kind is TasksCancelled:
+            for task_id in event.task_ids:  # type: ignore[attr-defined]
+                key = self._move(task_id, TaskStatus.PENDING, TaskStatus.CANCELLED)
+                self._ended[task_id] = (key, TaskStatus.CANCELLED)
+        elif kind is PriorityChanged:
+            self._on_priority(event)  # type: ignore[arg-type]
+        elif kind is TasksForgotten:
+            self._forget(event.task_ids, index)  # type: ignore[attr-defined]
+        elif kind is EpochBegan:
+            self.highest_forgotten = _highest_missing(self._state)  # ids may have skipped those of lost tasks
+
+    def _on_submitted(self, event: TasksSubmitted) -> None:
+        number = 0
+        by_shape: dict[Shape, int] = {}
+        for count, spec in event.entries:
+            by_shape[spec.shape] = by_shape.get(spec.shape, 0) + count
+            number += count
+        for shape, count in by_shape.items():
+            self._add(_key(shape), TaskStatus.PENDING, count)
+        self._ids.extend(range(event.first_id, event.first_id + number))
+
+    def _on_priority(self, event: PriorityChanged) -> None:
+        for task_id, before in event.tasks:
+            key = _key(self._state.shapes[self._state.tasks[task_id].shape_id])
+            # It may have changed again in the same group: the event says what it became then.
+            self._add((key[0], key[1], before), TaskStatus.PENDING, -1)
+            self._add((key[0], key[1], event.priority), TaskStatus.PENDING, 1)
+
+    def _on_finished(self, event: TaskFinished) -> None:
+        before = TaskStatus.PENDING if event.lease_id == NO_LEASE else TaskStatus.RUNNING
+        key = self._move(event.task_id, before, event.status)
+        self._ended[event.task_id] = (key, event.status)
+
+    def _forget(self, task_ids: tuple[TaskId, ...], index: int) -> None:
+        for task_id in task_ids:
+            key, status = self._ended.pop(task_id)
+            self._counts[key][status] -= 1
+            self._overlay.append(Forgotten(index, task_id, key, status))
+            self.highest_forgotten = max(self.highest_forgotten, task_id)
+        while len(self._overlay) > MAX_OVERLAY:
+            self._overlay.popleft()
+        self._forgotten_ids += len(task_ids)
+        if self._forgotten_ids > _SLACK + len(self._ids) // 2:
+            tasks = self._state.tasks
+            self._ids = array("q", (task_id for task_id in self._ids if task_id in tasks))
+            self._forgotten_ids = 0
+
+    def _move(self, task_id: TaskId, before: TaskStatus, after: TaskStatus) -> CountKey:
+        key = _key(self._state.shapes[self._state.tasks[task_id].shape_id])
+        # By linear sums, for a priority may change in the same group: the end of it is right, whatever came first.
+        self._add(key, before, -1)
+        self._add(key, after, 1)
+        return key
+
+    def _add(self, key: CountKey, status: TaskStatus, number: int) -> None:
+        by_status = self._counts.setdefault(key, {})
+        by_status[status] = by_status.get(status, 0) + number
+
+    def _keep(self, group: CommittedGroup) -> None:
+        recent = self.recent
+        recent.append(group)
+        self._recent_weight += _weight(group)
+        while len(recent) > MAX_RECENT_GROUPS or (
+            self._recent_weight > MAX_RECENT_WEIGHT and len(recent) > 1
+        ):
+            self._recent_weight -= _weight(recent.popleft())
+
+
+def _key(shape: Shape) -> CountKey:
+    return (shape.tenant_id, shape.pool, shape.priority)
+
+
+def _weight(group: CommittedGroup) -> int:
+    weight = len(group.events)
+    for event in group.events:
+        if type(event) is TasksSubmitted:
+            weight += len(event.entries)
+        elif type(event) is TasksCancelled or type(event) is TasksForgotten:
+            weight += len(event.task_ids)
+    return weight
+
+
+def _highest_missing(state: ClusterState) -> int:
+    """The newest id that was given and is not in memory: above it, the history has nothing to add."""
+    task_id = state.next_task_id - 1
+    while task_id > 0 and task_id in state.tasks:
+        task_id -= 1
+    return task_id
