@@ -5,7 +5,6 @@ import { delayMs } from "../src/board/backoff";
 
 function board(): Board {
   return {
-    board: "b1",
     seq: 7,
     index: 100,
     at_ms: 1_000,

@@ -73,7 +73,6 @@ export type Trace = (typeof TRACES)[number];
 export type History = { step_ms: number } & Record<Trace, (number | null)[]>;
 
 export interface Board {
-  board: string;
   seq: number;
   index: number;
   at_ms: number;

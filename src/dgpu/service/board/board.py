@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import secrets
 import zlib
 from collections import deque
 from collections.abc import Callable
@@ -31,7 +30,6 @@ BEAT_MS = 1_000
 QUIET_MS = 5_000  # without a change, a beat is sent after this all the same: the stream is alive
 USE_MS = 5_000  # how often pools and tenants are looked at; while they are few, after every change too
 FEW_TENANTS = 20
-MAX_KEPT = 30  # deltas for those who come back
 _PACKING_LEVEL = 4
 
 _log = structlog.get_logger("dgpu.board")
@@ -99,7 +97,6 @@ class Board:
     def __init__(
         self, runtime: Runtime, views: Views, *, version: str = "", role: str = "master", build: str = ""
     ) -> None:
-        self.id = secrets.token_hex(4)
         self.seq = 0
         self.beats = 0
         self.lagged = 0  # resyncs that were needed since the start
@@ -112,7 +109,6 @@ class Board:
         self._points: deque[Point] = deque(maxlen=MAX_POINTS)
         self._figures: dict[str, Any] = {}
         self._listeners: set[Listener] = set()
-        self._kept: deque[Piece] = deque(maxlen=MAX_KEPT)
         self._snapshot: Piece | None = None
         self._packed_picture: tuple[Piece, bytes] | None = None
         self._at_ms = self._sent_at_ms = self._use_at_ms = 0
@@ -126,14 +122,14 @@ class Board:
 
     # for those who look
 
-    async def join(self, after: tuple[str, int] | None) -> tuple[Listener, list[Piece]]:
-        """A listener, and what it has to be told first: what it missed, or the whole picture."""
+    async def join(self) -> tuple[Listener, Piece]:
+        """A listener, and the whole picture, which it is told first."""
         listener = Listener()
         await self.refresh()
         # nothing is awaited from here on: no beat can fall between the picture and the first delta
         self._listeners.add(listener)
         self._somebody.set()
-        return listener, self._missed(after) or [self.snapshot()]
+        return listener, self.snapshot()
 
     def leave(self, listener: Listener) -> None:
         self._listeners.discard(listener)
@@ -167,13 +163,6 @@ class Board:
         told = b'event: resync\ndata: {"reason":"lagged"}\n\n'
         return [Piece(self.seq, told), self.snapshot()]
 
-    def _missed(self, after: tuple[str, int] | None) -> list[Piece]:
-        if after is None or after[0] != self.id or not self._kept:
-            return []
-        if not self._kept[0].seq - 1 <= after[1] < self.seq:
-            return []
-        return [piece for piece in self._kept if piece.seq > after[1]]
-
     # the beat
 
     async def _run(self) -> None:
@@ -204,7 +193,6 @@ class Board:
             self.beats += 1
             delta = await self._runtime.read(self._look)
             if delta is None:
-                self._kept.clear()
                 self.seq += 1
                 self._publish(self.snapshot())
             elif delta or self._at_ms - self._sent_at_ms >= QUIET_MS:
@@ -215,7 +203,6 @@ class Board:
 
     def _publish(self, piece: Piece) -> None:
         self._sent_at_ms = self._at_ms
-        self._kept.append(piece)
         for listener in self._listeners:
             listener.offer(piece)
 
@@ -287,7 +274,6 @@ class Board:
         )
         self._points.append(point)
         if not self._listeners:  # nobody is told of it: who comes back needs the whole picture
-            self._kept.clear()
             self._snapshot = None
         return point
 
@@ -298,7 +284,6 @@ class Board:
         names = Point.__struct_fields__
         return {
             "v": 1,
-            "board": self.id,
             "seq": self.seq,
             "at_ms": SHOWN.wall_ms(self._at_ms),
             **self._about,
@@ -317,4 +302,4 @@ class Board:
         }
 
     def _event(self, kind: str, data: bytes) -> bytes:
-        return b"id: %b.%d\nevent: %b\ndata: %b\n\n" % (self.id.encode(), self.seq, kind.encode(), data)
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)

@@ -44,14 +44,6 @@ async def answer(
     return 200, board.picture(), told
 
 
-def place_of(headers: dict[bytes, bytes]) -> tuple[str, int] | None:
-    """Where a dashboard that comes back had come to. What cannot be read is as good as nothing: it gets it all."""
-    board_id, _, seq = headers.get(b"last-event-id", b"").decode("latin-1").partition(".")
-    if not (seq.isascii() and seq.isdigit() and len(seq) < 16):
-        return None
-    return board_id, int(seq)
-
-
 async def stream(
     backend: Backend, headers: dict[bytes, bytes], extra: Headers, receive: Any, send: Any
 ) -> None:
@@ -59,7 +51,7 @@ async def stream(
     backend.open_stream()
     try:
         board = backend.board
-        listener, first = await board.join(place_of(headers))
+        listener, first = await board.join()
         try:
             packs = takes_packed(headers)
             told: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), *extra]
@@ -78,10 +70,10 @@ async def stream(
 
 
 async def _feed(
-    board: Board, listener: Listener, first: list[Piece], receive: Any, send: Any, *, packs: bool
+    board: Board, listener: Listener, first: Piece, receive: Any, send: Any, *, packs: bool
 ) -> None:
     left = asyncio.ensure_future(_left(receive, listener))
-    pieces = [Piece(board.seq, _RETRY), *first]
+    pieces = [Piece(board.seq, _RETRY), first]
     begin = PACKED_BEGIN if packs else b""
     try:
         while not left.done():

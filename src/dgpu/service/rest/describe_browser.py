@@ -27,8 +27,8 @@ def browser_calls() -> dict[str, Any]:
                 "summary": "The cluster as it changes",
                 "description": "Server-sent events. `snapshot`: as /api/v1/board; replace all you have. `delta`: what "
                 "changed since the event before, at most once a second, at least every five; per column the rows `i` "
-                "and their values `v`. `resync`: you were too slow, a snapshot follows. Last-Event-ID goes on from there "
-                "if that was less than 30 events ago, else a snapshot comes.",
+                "and their values `v`. `resync`: you were too slow, a snapshot follows. Each connection begins "
+                "with a snapshot.",
                 "responses": {"200": _answer("The stream.", {"type": "string"}, "text/event-stream")},
             }
         },
@@ -77,9 +77,9 @@ def _fields(**types: str) -> dict[str, Any]:
 _SNAPSHOT = {
     "type": "object",
     "properties": {
-        **_fields(
-            v="integer", board="string", seq="integer", epoch="integer", index="integer", at_ms="integer"
-        )["properties"],
+        **_fields(v="integer", seq="integer", epoch="integer", index="integer", at_ms="integer")[
+            "properties"
+        ],
         **_fields(version="string", role="string", ready="boolean", tenants_more="integer")["properties"],
         **{name: {"type": "array"} for name in ("statuses", "node_statuses", "healths", "models", "tenants")},
         **{name: {"type": "object"} for name in ("nodes", "gpus", "pools", "quota", "counts", "history")},
