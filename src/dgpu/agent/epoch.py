@@ -16,13 +16,13 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int = 0  # the highest one seen
     nonce: str = ""  # of that epoch
 
-    def refuses(self, welcome: Joined, file: str = JOINED_NAME) -> str:
+    def refuses(self, welcome: Joined) -> str:
         """Why a scheduler that welcomes us like this is not obeyed; empty: it is."""
         if self.cluster_id and welcome.cluster_id != self.cluster_id:
             theirs = f"cluster {welcome.cluster_id}" if welcome.cluster_id else "a cluster without an id"
             return (
                 f"this node belongs to cluster {self.cluster_id}, the scheduler to {theirs}. To move the node: stop "
-                f"its agent, remove {file} from the agent's state directory, start the agent; tasks of the old "
+                f"its agent, remove {JOINED_NAME} from the agent's state directory, start the agent; tasks of the old "
                 f"cluster that still run here are then stopped"
             )
         if welcome.epoch < self.epoch:

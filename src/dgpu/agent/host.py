@@ -94,7 +94,7 @@ def _runner(options: AgentOptions, nodes: dict[NodeId, NodeHost], output_dir: Pa
         nodes[node_id].hear(words)
 
     if options.runner == "null":
-        return NullRunner(node_ids=tuple(nodes), say=say, run_ms=options.null_run_ms)
+        return NullRunner(node_ids=tuple(nodes), say=say)
     settings = KeeperSettings(
         directory=str(options.state_dir),
         work_dir=str(options.tasks_dir),

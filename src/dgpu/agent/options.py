@@ -40,7 +40,6 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_retry_ms: int = 30_000
     health_check_ms: int = 30_000
     runner: Literal["process", "null"] = "process"
-    null_run_ms: int = 0  # how long a null task takes
     grace_ms: int = DEFAULT_GRACE_MS
     output_cap_bytes: int = DEFAULT_CAP_BYTES
     output_retention_bytes: int = DEFAULT_MAX_BYTES  # of ended attempts, in all

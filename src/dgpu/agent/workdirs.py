@@ -39,10 +39,6 @@ class WorkDirs:
         self._used[lease] = name
         return self._path(name)
 
-    def names(self) -> list[str]:
-        """All that nothing else may delete."""
-        return [*self._used.values(), *self._spare]
-
     def give_back(self, lease: int, *, reusable: bool = True) -> None:
         """The task has ended. Not reusable: a process of it may still be there."""
         name = self._used.pop(lease, "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 from datetime import datetime
-from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -21,7 +20,6 @@ def ask(
     *,
     method: str = "GET",
     body: Any = None,
-    token: str = "",
     timeout_seconds: float = 2.0,
 ) -> Answer | None:
     """None: nobody answers there."""
@@ -34,8 +32,6 @@ def ask(
     headers = {"Accept": "application/json"}
     if body is not None:
         headers["Content-Type"] = "application/json"
-    if token:
-        headers["Authorization"] = f"Bearer {token}"
     try:
         connection.request(method, path, json.dumps(body) if body is not None else None, headers)
         response = connection.getresponse()
@@ -81,13 +77,6 @@ def running_tasks(url: str, *, started_before: datetime | None = None) -> list[s
 def _started_before(task: dict[str, Any], moment: datetime) -> bool:
     started_at: str | None = task.get("started_at")
     return started_at is not None and datetime.fromisoformat(started_at) < moment
-
-
-def read_token(token_file: str | Path) -> str:
-    try:
-        return Path(token_file).read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
 
 
 def _decoded(content: bytes) -> Any:

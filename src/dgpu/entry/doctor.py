@@ -22,7 +22,6 @@ from dgpu.entry.processes import is_alive, processes_of
 from dgpu.entry.stack import GRPC_PORT, HOST, HTTP_PORT
 from dgpu.entry.state_dir import StateDir, UpRecord
 
-_PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 _CLOCK_UNSYNCHRONISED = 5
 FEW_FILES = 1_024  # leaves few connections beside the files that the scheduler keeps for itself

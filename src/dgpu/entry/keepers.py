@@ -14,6 +14,7 @@ from dgpu.core.model.ids import TaskId, task_name
 from dgpu.entry.processes import ProcessRef, process_ref, stop_process
 
 _SCRIPT = b"keeper_main"  # in the command line of every keeper
+_END_SECONDS = 20.0
 _RECORDS = ("keeper.json", "*/keeper.json", "*/*/keeper.json")
 
 
@@ -65,11 +66,11 @@ def _keeper_processes(tasks_dir: Path) -> list[ProcessRef]:
     return found
 
 
-def end_keepers(tasks_dir: Path, seconds: float = 20.0) -> int:
+def end_keepers(tasks_dir: Path) -> int:
     """Ends them and with them every task they hold. Returns how many are left: 0 unless something hangs."""
     asked: set[ProcessRef] = set()
     guards: set[ProcessRef] = set()  # each ends by itself a moment after its keeper
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + _END_SECONDS
     while (left := _keeper_processes(tasks_dir)) and time.monotonic() < deadline:
         keepers = find_keepers(tasks_dir)
         guards |= {guard for ref in keepers if (guard := _guard_of(ref)) is not None}

@@ -14,6 +14,7 @@ import msgspec
 
 LOG_BYTES = 8 << 20  # a service's log file is turned over beyond it; one older file is kept
 _POLL_SECONDS = 0.05
+_GRACE_SECONDS = 15.0  # between SIGTERM and SIGKILL
 _LISTEN = "0A"  # in the kernel's tables of sockets
 
 
@@ -46,7 +47,7 @@ def is_alive(ref: ProcessRef | None) -> bool:
     return ref is not None and process_ref(ref.pid) == ref
 
 
-def stop_process(ref: ProcessRef, grace_seconds: float = 15.0) -> bool:
+def stop_process(ref: ProcessRef, grace_seconds: float = _GRACE_SECONDS) -> bool:
     """SIGTERM, then SIGKILL. False: it was already gone."""
     if not is_alive(ref):
         return False
@@ -177,15 +178,11 @@ class Service:
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(number)
 
-    def stop(self, grace_seconds: float = 15.0) -> None:
-        self.signal(signal.SIGTERM)
-        self.reap(grace_seconds)
-
-    def reap(self, grace_seconds: float = 15.0) -> None:
+    def reap(self) -> None:
         if self.process is None:
             return
         try:
-            self.process.wait(grace_seconds)
+            self.process.wait(_GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

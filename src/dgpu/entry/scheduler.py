@@ -53,18 +53,6 @@ def _claim_files() -> None:
         structlog.get_logger("dgpu.server").warning("file_limit_low", limit=file_limit(), wanted=MIN_FILES)
 
 
-def rebuild_history(config: SchedulerConfig) -> int:
-    """Makes the history anew from the journal, while no scheduler runs on the directory."""
-    from dgpu.journal.errors import JournalError
-    from dgpu.service.recovery import history_rebuild
-
-    try:
-        history_rebuild.rebuild_history(data_dir(config), _say)
-    except (JournalError, OSError) as error:
-        return _failed(error)
-    return 0
-
-
 async def _serve(options: ServiceOptions) -> None:
     from dgpu.entry.event_log import EventLog
     from dgpu.service.server import serve

@@ -29,7 +29,6 @@ from dgpu.journal.errors import JournalBroken, NotWritten
 from dgpu.journal.format import ALIGNMENT
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
-NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 _COPY_BYTES = 1 << 20
 
 

@@ -194,10 +194,6 @@ class JournalTail:
         self._segment: Segment | None = None
         self._offset = 0
 
-    @property
-    def index(self) -> int:
-        return self._index
-
     def read(self, *, upto_index: int, most_groups: int) -> list[Group]:
         """The next groups, at most `most_groups` and about 8 MiB of them; empty when `upto_index` is reached."""
         if self._segment is None and self._index < upto_index:

@@ -12,7 +12,6 @@ from dgpu.core.model.settings import Settings
 from dgpu.service.alerts.options import AlertOptions
 from dgpu.service.machine.contact import AgentRules
 from dgpu.service.task_output.intake import DEFAULT_HEAD_BYTES, DEFAULT_TAIL_BYTES
-from dgpu.service.task_output.store import MAX_ROWS
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +46,6 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     journal_retention_ms: int = 30 * 86_400_000
     log_retention_bytes: int = 10 << 30
     log_retention_ms: int = 30 * 86_400_000
-    log_retention_rows: int = MAX_ROWS
     log_head_bytes: int = DEFAULT_HEAD_BYTES  # kept of each attempt, its first
     log_tail_bytes: int = DEFAULT_TAIL_BYTES  # and its last
     telemetry_retention_bytes: int = 2 << 30

@@ -179,7 +179,6 @@ async def _output(options: ServiceOptions, runtime: Runtime) -> AsyncIterator[Ou
         options.data_dir / "logs",
         retention_bytes=options.log_retention_bytes,
         retention_ms=options.log_retention_ms,
-        max_rows=options.log_retention_rows,
     )
     loop = asyncio.get_running_loop()
     store.report = lambda note: loop.call_soon_threadsafe(runtime.report_repair, note)

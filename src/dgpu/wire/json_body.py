@@ -10,6 +10,8 @@ import msgspec
 
 from dgpu.wire.answers import FieldError
 
+_SHORT = 60  # characters of a value in an error message
+
 
 class BadRequest(Exception):  # noqa: N818 - named for what it is on the wire
     """Nothing was decided and nothing changed. `wire.problem` turns it into an answer."""
@@ -88,11 +90,11 @@ def _why_malformed(body: bytes, error: str) -> str:
     return f"The body is not JSON: {error}."
 
 
-def shorten(value: object, most: int = 60) -> str:
+def shorten(value: object) -> str:
     """A value as JSON, for an error message."""
     if isinstance(value, int) and abs(value) > 10**18:
         return "a number of more than 18 digits"
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else f"a list of {len(value)}"
-    text = json.dumps(value[:most] if isinstance(value, str) else value)
-    return text[: most - 1] + "…" if len(text) > most else text
+    text = json.dumps(value[:_SHORT] if isinstance(value, str) else value)
+    return text[: _SHORT - 1] + "…" if len(text) > _SHORT else text

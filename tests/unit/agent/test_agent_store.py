@@ -113,7 +113,8 @@ def test_a_work_directory_that_was_tampered_with_is_not_used_again(tmp_path) -> 
     assert (tmp_path / "task-1.1").is_symlink()
     (tmp_path / "task-2.1").chmod(0o500)
     work_dirs.give_back(2)
-    assert work_dirs.names() == []
+    assert work_dirs.take(3, "task-3.1") == f"{tmp_path}/task-3.1"
+    assert (tmp_path / "task-2.1").is_dir()
 
 
 def test_a_work_directory_of_another_cluster_is_set_aside(tmp_path) -> None:

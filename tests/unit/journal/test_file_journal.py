@@ -346,7 +346,7 @@ def test_a_reader_beside_the_writer_sees_what_is_committed_and_no_more(tmp_path)
         journal.append(1, index, encode_group(group))
         if index % 7 == 0:
             seen += tail.read(upto_index=index - 1, most_groups=3)
-            assert tail.index <= index - 1
+            assert len(seen) <= index - 1
     while more := tail.read(upto_index=len(cluster.groups), most_groups=50):
         seen += more
     journal.close()

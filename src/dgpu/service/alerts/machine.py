@@ -81,11 +81,11 @@ class AlertMachine:
         self._queue_messages(now)
         return changes
 
-    def take_messages(self, now: int, *, at_once: bool = False) -> list[Message]:
+    def take_messages(self, now: int) -> list[Message]:
         """Those whose bundle has waited for others long enough."""
         messages = []
         for name, bundle in list(self._bundles.items()):
-            if at_once or now - bundle.since >= self._times.group_wait_ms:
+            if now - bundle.since >= self._times.group_wait_ms:
                 del self._bundles[name]
                 message = self._message(name, bundle, now)
                 if message is not None:

@@ -28,7 +28,7 @@ from dgpu.service.alerts.rules import OffClock, Readings, findings
 from dgpu.service.alerts.senders import Senders, SendFailed
 from dgpu.service.alerts.store import AlertStore, Kept
 from dgpu.service.alerts.targets import Target
-from dgpu.service.alerts.values import Alert, AlertState, Change, Message, Silence
+from dgpu.service.alerts.values import Alert, Change, Message, Silence
 from dgpu.service.loop.runtime import Runtime
 
 _LONGEST_NAP_S = 60.0
@@ -208,15 +208,6 @@ class AlertWatch:
             "firing": by_state["firing"],
             "resolved": len(self.machine.resolved),
         }
-
-    def firing_by_rule(self) -> dict[tuple[str, str], int]:
-        return dict(
-            Counter(
-                (alert.rule, alert.severity)
-                for alert in self.machine.open.values()
-                if alert.state is AlertState.FIRING
-            )
-        )
 
     def target_counts(self) -> list[tuple[Target, TargetCounts]]:
         return [(target, self._outbox.counts(name)) for name, target in self._targets.items()]

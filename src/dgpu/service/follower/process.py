@@ -210,7 +210,7 @@ class Follower:
             covered = min(snapshot_index(self._directory / PREVIOUS_NAME), self._history.index)
             pack_covered(self._directory, covered)
             prune(self._directory, self._settings.retention, now_ms=self._state.last_at)
-            while self._history.trim(self._state.last_at):
+            while self._history.trim():
                 pass
         except (OSError, sqlite3.OperationalError) as error:
             self._snapshot_due_s = time.monotonic() + _RETRY_S
@@ -247,13 +247,12 @@ class Follower:
 
     def _open_history(self) -> HistoryWriter:
         path = self._history_path
-        limits = {"most_tasks": self._settings.history_tasks, "most_age_ms": self._settings.history_age_ms}
         try:
-            return HistoryWriter(path, **limits)  # type: ignore[arg-type]
+            return HistoryWriter(path)
         except HistoryUnusable as error:
             self._say({"note": f"{error}; the history is made again"})
             begin_again(path)
-            return HistoryWriter(path, **limits)  # type: ignore[arg-type]
+            return HistoryWriter(path)
 
     def _choose_base(self) -> Snapshot:
         """The newest state that is not ahead of the history. If there is none, the history begins anew."""

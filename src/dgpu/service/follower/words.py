@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from dgpu.journal.archive import Retention
-from dgpu.service.history.reader import MAX_TASKS
 from dgpu.service.telemetry.tiers import MAX_AGE_MS, MAX_BYTES, Batch
 from dgpu.wire.questions import Question
 
@@ -17,8 +16,6 @@ FROM_NEWEST = "from-newest"
 class FollowerSettings(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_interval_ms: int = 30_000
     retention: Retention = Retention()
-    history_tasks: int = MAX_TASKS
-    history_age_ms: int | None = None  # None: only the number counts
     telemetry_bytes: int = MAX_BYTES
     telemetry_age_ms: int = MAX_AGE_MS
 

@@ -206,12 +206,12 @@ class History:
         stopped = self._rows(stops, tuple(values))
         return [_task(row) for row in rows], int(stopped[0]["id"]) if stopped else None
 
-    def count_tasks(self, filters: TaskFilters, *, live: bool = False) -> int:
-        """Exact. Without `live` it adds counters, one for each kind of task, however many tasks there are."""
-        kinds = None if live else self._kinds(filters)
+    def count_tasks(self, filters: TaskFilters) -> int:
+        """Exact. It adds counters, one for each kind of task, however many tasks there are."""
+        kinds = self._kinds(filters)
         if kinds is not None:
             return sum(kind["number"] for kind in kinds)
-        where, values = where_of(filters, live=live)
+        where, values = where_of(filters, live=False)
         rows = self._rows(f"SELECT count(*) AS n FROM tasks {all_of(where)}", tuple(values))  # noqa: S608 - the same
         return int(rows[0]["n"]) if rows else 0
 
@@ -223,11 +223,6 @@ class History:
             UNION ALL SELECT journal_index, position, at, type, body FROM task_events WHERE task_id = ?1
             ORDER BY journal_index, position LIMIT ?2"""
         return [_event(row) for row in self._rows(query, (task_id, min(limit, MAX_ROWS)))]
-
-    def node_events(self, node_id: NodeId, *, limit: int = MAX_ROWS) -> list[PastEvent]:
-        """The latest, in order."""
-        query = "SELECT * FROM node_events WHERE node = ? ORDER BY journal_index DESC, position DESC LIMIT ?"
-        return [_event(row) for row in reversed(self._rows(query, (node_id, min(limit, MAX_ROWS))))]
 
     def attempts(self, task_id: TaskId, *, limit: int = MAX_ROWS) -> list[PastAttempt]:
         query = "SELECT * FROM attempts WHERE task_id = ? ORDER BY attempt, lease_id LIMIT ?"

@@ -88,9 +88,8 @@ class HistoryWriter:
     A commit that fails (a full disk) leaves the rows collected: it can be tried again.
     """
 
-    def __init__(self, path: Path, *, most_tasks: int = MAX_TASKS, most_age_ms: int | None = None) -> None:
+    def __init__(self, path: Path, *, most_tasks: int = MAX_TASKS) -> None:
         self._most_tasks = most_tasks
-        self._most_age_ms = most_age_ms
         self._path = path
         self._connection = open_for_writing(path)
         self._inode = path.stat().st_ino
@@ -202,14 +201,12 @@ class HistoryWriter:
         self.index = index
         self._clear()
 
-    def trim(self, now_ms: int) -> int:
+    def trim(self) -> int:
         """Remove the oldest forgotten tasks and events of nodes beyond their bounds, in portions. Returns how many went."""
         excess = self._tasks - self._most_tasks
         doomed: list[int] = []
         if excess >= min(_TRIM_SLACK, max(1, self._most_tasks // 10)):
-            doomed += self._oldest("", (), min(excess, _TRIM_TASKS))
-        if not doomed and self._most_age_ms is not None:
-            doomed += self._oldest("AND created_at < ?", (now_ms - self._most_age_ms,), _TRIM_TASKS)
+            doomed += self._oldest(min(excess, _TRIM_TASKS))
         if doomed:
             self._remove(doomed)
         return len(doomed) + self._trim_node_events()
@@ -302,9 +299,9 @@ class HistoryWriter:
         self._connection.executemany(_UPDATE_TASK, updates)
         return len(inserts)
 
-    def _oldest(self, also: str, values: tuple[Any, ...], limit: int) -> list[int]:
-        query = f"SELECT id FROM tasks WHERE forgotten = 1 {also} ORDER BY id LIMIT ?"  # noqa: S608 - words of ours
-        return [row[0] for row in self._connection.execute(query, (*values, limit))]
+    def _oldest(self, limit: int) -> list[int]:
+        query = "SELECT id FROM tasks WHERE forgotten = 1 ORDER BY id LIMIT ?"
+        return [row[0] for row in self._connection.execute(query, (limit,))]
 
     def _remove(self, task_ids: list[int]) -> None:
         rows = [(task_id,) for task_id in task_ids]

@@ -64,10 +64,8 @@ class Clock:
         spans: Mapping[int, WallSpan] | None = None,
         *,
         machine: Machine | None = None,
-        hold_ms: int = HOLD_MS,
     ) -> None:
         self._machine = machine or ThisMachine()
-        self._hold_ms = hold_ms
         self._set_at: int | None = None  # since when the wall clock has differed by about `off_by_ms`
         self.off_by_ms = 0  # the wall clock minus the time that is shown; 0: they agree
         self.jump: Jump | None = None
@@ -109,7 +107,7 @@ class Clock:
             self._set_at = now
             if abs(self.off_by_ms) > DOUBT_MS:
                 self.jump = Jump(now, self.off_by_ms)
-        elif now - self._set_at >= self._hold_ms:
+        elif now - self._set_at >= HOLD_MS:
             self._set_at, self.off_by_ms = None, 0
             self._span = WallSpan(
                 boot_id=self._span.boot_id,

@@ -14,7 +14,7 @@ from dgpu.journal.lock import FolderLock
 from dgpu.journal.segments import StoredGroups, chain
 from dgpu.service.follower.words import FOLLOWER_LOCK
 from dgpu.service.history.lost import history_end
-from dgpu.service.history.reader import HISTORY_NAME, MAX_TASKS
+from dgpu.service.history.reader import HISTORY_NAME
 from dgpu.service.history.writer import HistoryWriter, end_making, remove_history
 from dgpu.service.recovery.witnesses import explained, look_outside
 
@@ -22,9 +22,7 @@ _MAX_ROWS = 50_000
 _FOLLOWER_PATIENCE_S = 30
 
 
-def rebuild_history(
-    data_dir: Path | str, report: Callable[[str], None], *, most_tasks: int = MAX_TASKS
-) -> None:
+def rebuild_history(data_dir: Path | str, report: Callable[[str], None]) -> None:
     """While no scheduler runs on the directory. The old history stays until the new one is complete.
 
     Raises JournalLocked when a scheduler runs, CorruptJournal when the journal cannot be read.
@@ -34,14 +32,14 @@ def rebuild_history(
     try:
         follower_lock = FolderLock(directory, FOLLOWER_LOCK, patience_s=_FOLLOWER_PATIENCE_S)
         try:
-            _rebuild(directory, report, most_tasks)
+            _rebuild(directory, report)
         finally:
             follower_lock.close()
     finally:
         lock.close()
 
 
-def _rebuild(directory: Path, report: Callable[[str], None], most_tasks: int) -> None:
+def _rebuild(directory: Path, report: Callable[[str], None]) -> None:
     base = earliest_state(directory)
     if base.index:
         report(
@@ -51,7 +49,7 @@ def _rebuild(directory: Path, report: Callable[[str], None], most_tasks: int) ->
         report("The history will reach back to the first group.")
     new = directory / f"{HISTORY_NAME}.new"
     remove_history(new)
-    writer = HistoryWriter(new, most_tasks=most_tasks)
+    writer = HistoryWriter(new)
     state, index = base.state, base.index
     gc.freeze()
     try:
@@ -66,7 +64,7 @@ def _rebuild(directory: Path, report: Callable[[str], None], most_tasks: int) ->
                 writer.commit(index)
                 report(f"Group {index}, {_time(state.last_at)}")
         writer.commit(index)
-        while writer.trim(state.last_at):
+        while writer.trim():
             pass
     finally:
         writer.close()  # the last connection: SQLite folds its log into the file

@@ -113,11 +113,11 @@ def parse_span(rest: Backend, since: str | None, until: str | None, step: str | 
         raise _refused("step", step, str(error)) from None
 
 
-def parse_names(name: str, text: str | None, *, most: int = MAX_IDS) -> tuple[str, ...]:
+def parse_names(name: str, text: str | None) -> tuple[str, ...]:
     """Separated by commas; each once."""
     names = tuple(dict.fromkeys(part.strip() for part in (text or "").split(",") if part.strip()))
-    if len(names) > most or any(len(each) > _MAX_ID for each in names):
-        raise _refused(name, text, f"at most {most} names of at most {_MAX_ID} characters")
+    if len(names) > MAX_IDS or any(len(each) > _MAX_ID for each in names):
+        raise _refused(name, text, f"at most {MAX_IDS} names of at most {_MAX_ID} characters")
     return names
 
 

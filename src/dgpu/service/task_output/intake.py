@@ -105,9 +105,6 @@ class OutputIntake:
         link_id = self._by_node.get(node_id)
         return link_id is not None and self._session_of(node_id) == self._links[link_id].session_id
 
-    def holder(self, lease_id: LeaseId) -> Holder | None:
-        return self._holders.get(lease_id)
-
     @property
     def is_storing(self) -> bool:
         return bool(self._storing or self._unstored)

@@ -60,10 +60,6 @@ class OutputState(msgspec.Struct, frozen=True, kw_only=True):
         """Not stored here."""
         return self.stored.missing if self.stored is not None else ()
 
-    def is_on_node(self, now_ms: int) -> bool:
-        """Whether the node should still have what is missing here."""
-        return self.stored is not None and self.stored.kept_until_ms > now_ms
-
 
 class Source(Protocol):
     async def look(self, task_id: TaskId, rank: int = 0) -> Seen | None: ...

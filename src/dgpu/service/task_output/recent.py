@@ -35,9 +35,6 @@ class Recent(Generic[K, V]):
         self._newer.pop(key, None)
         self._older.pop(key, None)
 
-    def clear(self) -> None:
-        self._newer, self._older = {}, {}
-
     def __len__(self) -> int:
         """An entry that was put twice may count twice."""
         return len(self._newer) + len(self._older)

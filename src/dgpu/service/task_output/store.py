@@ -158,12 +158,8 @@ class LogStore:
                 return None
             offset = row[0]  # damaged, or expired meanwhile
 
-    def has(self, task_id: TaskId, attempt: int) -> bool:
-        """Wholly: its last part is there."""
-        with self._lock:
-            return self._has(task_id, attempt)
-
     def _has(self, task_id: TaskId, attempt: int) -> bool:
+        """Wholly: its last part is there."""
         for query in (
             "SELECT 1 FROM parts WHERE task_id = ? AND attempt = ? AND total IS NOT NULL",
             "SELECT 1 FROM entries WHERE task_id = ? AND attempt = ?",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -218,8 +218,3 @@ def task_event(index: int, event: e.Event, task_id: TaskId) -> TaskEvent:
     else:
         shown = facts(event)
     return TaskEvent(index=index, at=instant(event.at), type=NAMES[type(event)], facts=shown)
-
-
-def all_event_types() -> Iterator[type[e.Event]]:
-    yield from NAMES
-    yield from SILENT
