@@ -23,7 +23,7 @@ from dgpu.core.state import ClusterState
 from dgpu.journal.file import FileJournal
 from dgpu.journal.format import encode_record, scan
 from dgpu.journal.snapshot import load_snapshot, write_snapshot
-from dgpu.service.follower.process import Follower
+from dgpu.service.follower.follower import Follower
 from dgpu.service.follower.words import FollowerSettings
 from dgpu.wire.records import SCHEMA, decode_group, encode_group
 

@@ -16,7 +16,7 @@ from dgpu.core.digest import digest
 from dgpu.journal.file import FileJournal
 from dgpu.journal.journal import Room
 from dgpu.journal.snapshot import load_newest, write_snapshot
-from dgpu.service.follower.process import Follower
+from dgpu.service.follower.follower import Follower
 from dgpu.service.follower.words import FollowerSettings
 from dgpu.service.history.reader import HISTORY_NAME, History
 from unit.journal.samples import append_groups, busy_cluster, write_journal

@@ -18,7 +18,7 @@ HEAVY = {
 }  # fmt: skip
 # Work of the follower, which is a process of its own.
 OF_THE_FOLLOWER = {
-    "dgpu.service.follower.process", "dgpu.service.follower.forecaster", "dgpu.service.follower.foresight", "dgpu.service.history.writer",
+    "dgpu.service.follower.follower", "dgpu.service.follower.forecaster", "dgpu.service.follower.foresight", "dgpu.service.history.writer",
     "dgpu.service.telemetry.writer",
 }  # fmt: skip
 

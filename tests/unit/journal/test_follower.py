@@ -11,7 +11,7 @@ from dgpu.journal.errors import JournalLocked, LostTail
 from dgpu.journal.file import FileJournal
 from dgpu.journal.segments import archived_segments, live_segments
 from dgpu.journal.snapshot import load_newest, load_snapshot
-from dgpu.service.follower.process import Follower
+from dgpu.service.follower.follower import Follower
 from dgpu.service.follower.words import Ask, FollowerSettings
 from dgpu.service.history.filters import TaskFilters
 from dgpu.service.history.reader import HISTORY_NAME, History, HistoryDamaged

@@ -24,7 +24,7 @@ from dgpu.journal.snapshot import (
     load_snapshot,
     write_snapshot,
 )
-from dgpu.service.follower.process import Follower
+from dgpu.service.follower.follower import Follower
 from dgpu.service.follower.words import FollowerSettings
 from unit.journal.samples import Cluster, busy_cluster, spec, write_journal
 

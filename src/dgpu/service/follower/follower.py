@@ -1,18 +1,13 @@
-"""The follower: a process that replays the committed journal and writes what need not be written in the scheduler.
+"""The follower replays the committed journal and writes what need not be written in the scheduler.
 
-It makes the snapshots and the history, keeps what cards measured, packs old segments, foretells starts, and answers what would be if. The
-scheduler tells it over stdin how far the journal is committed, and asks; it answers over stdout, one JSON value a line.
-It ends when stdin closes. Killed at any moment it loses nothing: it begins again from the last snapshot and the journal.
+It makes the snapshots and the history, keeps what cards measured, packs old segments, foretells starts, and answers
+what-if questions. It can be killed at any moment: it begins again from the last snapshot and the journal.
 """
 
 from __future__ import annotations
 
 import gc
-import os
-import select
-import signal
 import sqlite3
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -26,10 +21,9 @@ from dgpu.core.apply.task import packed_key
 from dgpu.core.events import TasksSubmitted, WallClockRead
 from dgpu.core.state import ClusterState
 from dgpu.journal.archive import earliest_state, latest_state, pack_covered, prune
-from dgpu.journal.errors import CorruptJournal, JournalError, LostTail
+from dgpu.journal.errors import LostTail
 from dgpu.journal.journal import Group, collector_off
 from dgpu.journal.key_files import KeyFiles
-from dgpu.journal.lock import FolderLock
 from dgpu.journal.segments import JournalTail, Segment, chain, group_of, scans
 from dgpu.journal.snapshot import (
     PREVIOUS_NAME,
@@ -41,14 +35,7 @@ from dgpu.journal.snapshot import (
 )
 from dgpu.service.follower.forecaster import Forecaster
 from dgpu.service.follower.foresight import answer
-from dgpu.service.follower.words import (
-    EXIT_CANNOT_FOLLOW,
-    FOLLOWER_LOCK,
-    FROM_NEWEST,
-    Ask,
-    FollowerSettings,
-    Order,
-)
+from dgpu.service.follower.words import Ask, FollowerSettings
 from dgpu.service.history.reader import HISTORY_NAME
 from dgpu.service.history.schema import HistoryUnusable
 from dgpu.service.history.writer import (
@@ -63,7 +50,6 @@ from dgpu.service.telemetry.tiers import Batch
 from dgpu.wire.questions import Hastening
 from dgpu.wire.wall_time import SHOWN
 
-_LOCK_PATIENCE_S = 30  # the follower of a scheduler that was killed sees its stdin close and goes
 _MAX_GROUPS = 500  # in one step
 _MAX_ROWS = 20_000  # collected for the history before they are written
 _MAX_ROWS_AT_ONCE = 2_000  # in one transaction: a question waits for one of these at most
@@ -72,7 +58,6 @@ _APPLY_S = 0.05  # at a time, before the next question is looked for
 _CATCH_UP_S = 5.0  # before a question is answered from the state that there is
 _CATCH_UP_WHY_S = 0.05
 _RETRY_S = 2.0  # after a full disk
-_NICENESS = 10
 
 Say = Callable[[dict[str, Any]], None]
 
@@ -357,79 +342,3 @@ class Follower:
             self._commit_due_s = time.monotonic() + _RETRY_S
             self._say({"error": f"history: {error}"})
             return False
-
-
-def main(arguments: list[str]) -> int:
-    """`python -m dgpu.service.follower DIRECTORY SETTINGS [from-newest]`, the settings as JSON."""
-    os.nice(_NICENESS)
-    # A service's stop signal goes to all of its processes; the scheduler still wants a last snapshot from us.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    directory = Path(arguments[0])
-    settings = msgspec.json.decode(arguments[1], type=FollowerSettings)
-    say = _Speaker(1)
-    try:
-        lock = FolderLock(directory, FOLLOWER_LOCK, patience_s=_LOCK_PATIENCE_S)
-        try:
-            _serve(Follower(directory, settings, say, from_newest=FROM_NEWEST in arguments[2:]))
-        finally:
-            lock.close()
-    except CorruptJournal as error:
-        say({"error": str(error)})
-        return EXIT_CANNOT_FOLLOW
-    except (JournalError, OSError, sqlite3.OperationalError) as error:
-        say({"error": str(error)})
-        return 1
-    except (sqlite3.DatabaseError, _HistoryToRemake) as error:
-        begin_again(directory / HISTORY_NAME)
-        say({"error": f"the history is damaged and will be made again: {error}"})
-        return 1
-    return 0
-
-
-class _HistoryToRemake(Exception):  # noqa: N818 - it says what is to be done
-    """The scheduler met damage in it. Making it again begins with a new start of this process."""
-
-
-class _Speaker:
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def __call__(self, message: dict[str, Any]) -> None:
-        try:
-            line = msgspec.json.encode(message) + b"\n"
-            while line:
-                line = line[os.write(self._descriptor, line) :]
-        except BrokenPipeError:
-            sys.exit(0)  # the scheduler is gone
-
-
-def _serve(follower: Follower) -> None:
-    follower.say_seen()
-    unread = b""
-    more = False
-    while True:
-        ready, _, _ = select.select([0], [], [], 0.0 if more else follower.wait_s)
-        if ready:
-            received = os.read(0, 65_536)
-            if not received:
-                return
-            *lines, unread = (unread + received).split(b"\n")
-            for line in lines:
-                order = msgspec.json.decode(line, type=Order)
-                if order.remake_history:
-                    raise _HistoryToRemake("damage was met in reading it")
-                if order.committed is not None:
-                    follower.commit_seen(order.committed)
-                if order.stop:
-                    follower.finish(final_snapshot=order.final_snapshot)
-                    follower.close()
-                    return
-                if order.snapshot:
-                    follower.snapshot_now()
-                if order.samples is not None:
-                    follower.record(order.samples)
-                if order.ask is not None:
-                    follower.reply(order.ask)
-        follower.step()
-        more = follower.tend()
