@@ -23,15 +23,8 @@ from dgpu.core.commands import (
 )
 from dgpu.core.events import (
     Event,
-    GangPlaced,
-    GpuHealthChanged,
-    RankEnded,
-    TaskCancelRequested,
-    TaskPlaced,
-    TaskStopRequested,
 )
 from dgpu.core.identity import is_same_run
-from dgpu.core.model.health import Health
 from dgpu.core.model.ids import GpuId, LeaseId, NodeId
 from dgpu.core.model.node import Gpu
 from dgpu.core.rejections import GpuClaimed, Rejection
@@ -42,6 +35,7 @@ from dgpu.service.machine.agent_words import GpuSample, Malformed
 from dgpu.service.machine.conditions import Conditions
 from dgpu.service.machine.contact import AgentRules, Contacts, NodeContact
 from dgpu.service.machine.fences import contradiction, foreign_cluster
+from dgpu.service.machine.orders import orders_after, orders_at_welcome, standing_leases
 from dgpu.service.machine.outputs import HangUp, Output, Remark, Tell
 from dgpu.wire.proto import agent_pb2 as pb
 
@@ -163,7 +157,13 @@ class Agents:
                 effects += self._welcome(session, now)
             else:
                 effects += self._refuse(session, result)
-        orders = self._dispatch(events, welcomed, now)
+        # Nodes that were just welcomed got their orders with that.
+        orders = [
+            self._tell(self._by_node[node_id], message, now)
+            for node_id, message in orders_after(
+                self._state, events, lambda node_id: node_id not in welcomed and self._listens(node_id)
+            )
+        ]
         for order in orders:
             # One message instead of two: the end of a task is mostly followed by the start of another in its place.
             if seq := acks.pop(order.connection_id, 0):
@@ -289,8 +289,7 @@ class Agents:
 
     def _welcome(self, session: _Session, now: int) -> list[Effect]:
         session.welcomed = True
-        # A rank that is over is nobody's: if the node still holds it, it is to be killed.
-        stand = {lease.id: lease for lease in self._state.node_leases(session.node_id) if not lease.ended}
+        stand = {lease.id for lease in standing_leases(self._state, session.node_id)}
         held = {each.lease_id for each in session.held if is_same_run(self._state, each)}
         welcome = pb.Welcome(
             epoch=self._state.epoch,
@@ -299,93 +298,21 @@ class Agents:
             task_lease_ms=self._rules.task_lease_ms,
             lease_action=self._rules.lease_action,
             heartbeat_timeout_ms=self._rules.heartbeat_timeout_ms,
-            keep=sorted(held & stand.keys()),
+            keep=sorted(held & stand),
         )
-        starts: list[pb.Start] = []
-        stops: list[pb.Stop] = []
-        for lease in sorted(stand.values(), key=lambda lease: lease.id):
-            task = self._state.tasks[lease.task_id]
-            if task.allocation:
-                continue
-            if lease.id not in held:
-                starts.append(words.start(self._state, task, lease))
-            if task.cancelling:
-                stops.append(pb.Stop(lease_id=lease.id, reason="cancelled"))
-            elif lease.stopping:
-                stops.append(pb.Stop(lease_id=lease.id, reason=lease.stopping))
-        checks = [
-            words.check(health)
-            for gpu in self._state.node_gpus(session.node_id)
-            if (health := self._state.health.get(gpu.id)) is not None and health.state is Health.PROBING
-        ]
-        effects: list[Effect] = [
-            self._tell(session, pb.FromScheduler(welcome=welcome), now),
-        ]
-        effects += [self._tell(session, message, now) for message in words.orders(starts, stops, checks)]
         session.held = ()
-        return effects
+        return [
+            self._tell(session, message, now)
+            for message in (
+                pb.FromScheduler(welcome=welcome),
+                *orders_at_welcome(self._state, session.node_id, held),
+            )
+        ]
 
     def _refuse(self, session: _Session, result: Rejection | None) -> list[Effect]:
         self._drop(session)
         reason = _why_refused(result)
         return _turned_away(session.connection_id, session.node_id, reason)
-
-    def _dispatch(self, events: Sequence[Event], welcomed: set[NodeId], now: int) -> list[Tell]:
-        """Orders for the nodes that are listening; the others get theirs with Welcome."""
-        starts: dict[NodeId, list[pb.Start]] = {}
-        stops: dict[NodeId, list[pb.Stop]] = {}
-        checks = self._checks(events, welcomed)
-        for event in events:
-            for lease_id, stop in self._orders_of(event):
-                lease = self._state.leases.get(lease_id)
-                if lease is None or lease.ended:
-                    continue
-                if lease.node_id in welcomed or not self._listens(lease.node_id):
-                    continue
-                task = self._state.tasks[lease.task_id]
-                if task.allocation:
-                    continue
-                if stop:
-                    stops.setdefault(lease.node_id, []).append(pb.Stop(lease_id=lease.id, reason=stop))
-                else:
-                    starts.setdefault(lease.node_id, []).append(words.start(self._state, task, lease))
-        return [
-            self._tell(self._by_node[node_id], message, now)
-            for node_id in dict.fromkeys((*starts, *stops, *checks))
-            for message in words.orders(
-                starts.get(node_id, ()), stops.get(node_id, ()), checks.get(node_id, ())
-            )
-        ]
-
-    def _orders_of(self, event: Event) -> Iterable[tuple[LeaseId, str]]:
-        """Leases that an event is an order for: to start, or why to stop."""
-        if isinstance(event, TaskPlaced):
-            return ((event.lease_id, ""),)
-        if isinstance(event, GangPlaced):
-            return ((rank.lease_id, "") for rank in event.ranks)
-        if isinstance(event, TaskStopRequested):
-            return ((event.lease_id, event.reason),)
-        if isinstance(event, TaskCancelRequested):
-            gang = self._state.gangs.get(event.task_id)
-            leases = (event.lease_id,) if gang is None else gang.leases
-            return ((lease_id, "cancelled") for lease_id in leases)
-        if isinstance(event, RankEnded):
-            gang = self._state.gangs.get(event.task_id)
-            if gang is not None and gang.failed is not None:
-                return ((lease_id, "rank_ended") for lease_id in gang.leases)
-        return ()
-
-    def _checks(self, events: Sequence[Event], welcomed: set[NodeId]) -> dict[NodeId, list[pb.Check]]:
-        checks: dict[NodeId, list[pb.Check]] = {}
-        for event in events:
-            if not isinstance(event, GpuHealthChanged) or event.after is not Health.PROBING:
-                continue
-            if event.node_id in welcomed or not self._listens(event.node_id):
-                continue
-            health = self._state.health.get(event.gpu_id)
-            if health is not None and health.checks == event.checks:
-                checks.setdefault(event.node_id, []).append(words.check(health))
-        return checks
 
     def _forget_removed(self) -> None:
         self._contacts.forget_removed(self._by_node)
