@@ -49,14 +49,7 @@ async def serve_agent(options: AgentOptions, *, stop: asyncio.Event | None = Non
         output_dir = options.state_dir / "output"
         joined = JoinedFile(options.state_dir)
         boot_id = machine.boot_id()
-        desk = OutputDesk(
-            OutputShelf(
-                output_dir,
-                clock_ms=boot_ms,
-                max_bytes=options.output_retention_bytes,
-                max_age_ms=options.output_retention_ms,
-            )
-        )
+        desk = _output_desk(options, output_dir)
         files = FilesDesk(options.tasks_dir if options.runner == "process" else None)
         work_dir = str(options.work_dir or options.state_dir)
         disk = DiskWatch((str(options.state_dir), work_dir), str(options.state_dir))
@@ -87,6 +80,17 @@ async def serve_agent(options: AgentOptions, *, stop: asyncio.Event | None = Non
             for node in nodes.values():
                 await node.close()
             await desk.close()
+
+
+def _output_desk(options: AgentOptions, output_dir: Path) -> OutputDesk:
+    return OutputDesk(
+        OutputShelf(
+            output_dir,
+            clock_ms=boot_ms,
+            max_bytes=options.output_retention_bytes,
+            max_age_ms=options.output_retention_ms,
+        )
+    )
 
 
 def _runner(options: AgentOptions, nodes: dict[NodeId, NodeHost], output_dir: Path) -> Runner:

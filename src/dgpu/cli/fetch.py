@@ -100,11 +100,15 @@ def fetch(
     with _progress(plan) as advance:
         for copy in plan.copies:
             _copy(source, copy, force=force, advance=advance)
+    _note_skipped(plan)
+    _report(plan, directory, task_id, flags)
+
+
+def _note_skipped(plan: _Plan) -> None:
     for skipped, why in plan.skipped[:_MAX_NOTES]:
         note(f"Skipped {one_line(skipped)}: {why}.")
     if len(plan.skipped) > _MAX_NOTES:
         note(f"Skipped {len(plan.skipped) - _MAX_NOTES} more.")
-    _report(plan, directory, task_id, flags)
 
 
 def _refuse_gone(source: _Source, wanted: str) -> None:

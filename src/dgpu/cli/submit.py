@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -49,13 +50,7 @@ def submit(
     flags = flags_of(ctx)
     flags.returns_task_code = wait
     client = connect(flags)
-    if not command and not allocation:
-        raise typer.BadParameter("there is nothing to run; write for example: dgpu submit -- python train.py")
-    task = s.task_fields(ctx, command or (), client.url)
-    if allocation:
-        task["allocation"] = True
-    if count > 1 and "array" in task:
-        raise typer.BadParameter("--count and --array do not go together; an array has its own number")
+    task = _described(ctx, command or (), client.url, allocation=allocation, count=count)
     if dry_run:
         asked = {"task": task, "count": count} if count > 1 else {"task": task}
         return print_effect(builtins(client.whatif({"submit": asked})), flags)
@@ -74,6 +69,20 @@ def submit(
         elif flags.is_table and not wait:
             note(verdict(client.get(answer.task_id)))
     return _wait(client, ids) if wait else 0
+
+
+def _described(
+    ctx: typer.Context, command: Sequence[str], url: str, *, allocation: bool, count: int
+) -> dict[str, Any]:
+    """The task that the options describe; options that contradict each other are refused."""
+    if not command and not allocation:
+        raise typer.BadParameter("there is nothing to run; write for example: dgpu submit -- python train.py")
+    task = s.task_fields(ctx, command, url)
+    if allocation:
+        task["allocation"] = True
+    if count > 1 and "array" in task:
+        raise typer.BadParameter("--count and --array do not go together; an array has its own number")
+    return task
 
 
 def _print_ids(ids: list[str], document: dict[str, Any], flags: Flags) -> None:

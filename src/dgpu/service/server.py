@@ -147,20 +147,25 @@ async def _state(
         await runtime.start(start.begin(options.settings))
         milliseconds = round((time.monotonic() - began_s) * 1_000)
         _log.info("state_recovered", index=recovery.index, tasks=len(state.tasks), ms=milliseconds)
-        looking = asyncio.create_task(_watch_history(follower, runtime))
-        recording = asyncio.create_task(
-            record_for_ever(runtime, follower, fresh_ms=options.rules.heartbeat_timeout_ms)
-        )
-        try:
+        async with _followed(runtime, follower, fresh_ms=options.rules.heartbeat_timeout_ms):
             yield runtime, views, follower
-        finally:
-            looking.cancel()
-            recording.cancel()
-            await runtime.stop()
-            await follower.stop(final_snapshot=True)
     finally:
         journal.close()
         mark.close()
+
+
+@contextlib.asynccontextmanager
+async def _followed(runtime: Runtime, follower: FollowerLink, *, fresh_ms: int) -> AsyncIterator[None]:
+    """The follower hears samples and tells how far it is. At the end the runtime stops first: it commits the rest."""
+    looking = asyncio.create_task(_watch_history(follower, runtime))
+    recording = asyncio.create_task(record_for_ever(runtime, follower, fresh_ms=fresh_ms))
+    try:
+        yield
+    finally:
+        looking.cancel()
+        recording.cancel()
+        await runtime.stop()
+        await follower.stop(final_snapshot=True)
 
 
 def _tell_log(recovery: Recovery) -> None:

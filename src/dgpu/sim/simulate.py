@@ -90,8 +90,12 @@ def simulate(
     if not all(node.output.is_at_rest for node in nodes):
         raise Violation(f"seed {seed}: output was never stored")
     checkers.outputs.check(scheduler.output.stored, [key for node in nodes for key in node.output.files])
+    return _summary(world, checkers, scheduler, faults)
+
+
+def _summary(world: World, checkers: Checkers, scheduler: SchedulerHost, faults: Faults) -> Summary:
     return Summary(
-        seed=seed,
+        seed=world.seed,
         tasks=sum(len(ids) for ids in checkers.acknowledged.values()),
         forgotten=len(scheduler.history.ended.keys() - scheduler.state.tasks.keys()),
         timeouts=checkers.timeouts,

@@ -12,6 +12,10 @@ _COLUMNS = (
 
 
 def browser_calls() -> dict[str, Any]:
+    return {**_board_calls(), **_session_calls()}
+
+
+def _board_calls() -> dict[str, Any]:
     return {
         "/api/v1/board": {
             "get": {
@@ -32,6 +36,11 @@ def browser_calls() -> dict[str, Any]:
                 "responses": {"200": _answer("The stream.", {"type": "string"}, "text/event-stream")},
             }
         },
+    }
+
+
+def _session_calls() -> dict[str, Any]:
+    return {
         "/api/v1/session": {
             "get": {
                 "summary": "By what you are let in",

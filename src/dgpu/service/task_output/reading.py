@@ -15,7 +15,7 @@ import msgspec
 from dgpu.core.model.ids import NO_TASK, LeaseId, NodeId, TaskId
 from dgpu.core.model.task import TaskStatus
 from dgpu.service.task_output.byte_ranges import Range
-from dgpu.service.task_output.store import StoredOutput
+from dgpu.service.task_output.stored import StoredOutput
 from dgpu.wire.answers import instant
 from dgpu.wire.ranks import attempt_of, run_number
 

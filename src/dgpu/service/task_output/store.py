@@ -1,6 +1,6 @@
 """Output of attempts that are over, many in one file, and an index to find them.
 
-A pack is a run of entries, only ever appended to; see log_pack. Packs are the truth. The index (SQLite) knows how far into
+A pack is a run of entries, only ever appended to; see pack. Packs are the truth. The index (SQLite) knows how far into
 which pack it has read; after a crash the rest is read again from there. The oldest pack goes when the store is too
 large, has too many entries, or the pack is too old.
 
@@ -48,6 +48,7 @@ from dgpu.service.task_output.pack import (
     set_time,
     write_all,
 )
+from dgpu.service.task_output.stored import StoredOutput
 from dgpu.wire.wall_time import SHOWN
 
 PACK_BYTES = 64 << 20
@@ -58,22 +59,6 @@ _PRIVATE_FILE = 0o600
 _PRIVATE_FOLDER = 0o700
 
 _LATEST = " ORDER BY attempt & 1048575 DESC, attempt LIMIT 1"  # of the latest attempt, the lowest rank: see wire.ranks
-
-
-class StoredOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt as far as it is stored here."""
-
-    task_id: TaskId
-    attempt: int
-    lease_id: LeaseId
-    node_id: NodeId
-    end: int  # what the attempt has written in all
-    kept_until_ms: int  # 0: its node keeps nothing beyond what is stored here
-    ranges: tuple[Range, ...]  # stored here, in order, apart from each other
-
-    @property
-    def missing(self) -> tuple[Range, ...]:
-        return tuple(uncovered(self.ranges, 0, self.end))
 
 
 class LogStore:

@@ -49,7 +49,8 @@ from dgpu.service.task_output.reading import (
     Source,
 )
 from dgpu.service.task_output.recent import Recent
-from dgpu.service.task_output.store import LogStore, StoredOutput
+from dgpu.service.task_output.store import LogStore
+from dgpu.service.task_output.stored import StoredOutput
 from dgpu.wire.answers import instant
 from dgpu.wire.proto import agent_pb2 as pb
 from dgpu.wire.ranks import run_number
