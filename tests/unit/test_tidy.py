@@ -10,8 +10,39 @@ import subprocess
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-MAX_LINES_OF_A_MODULE = 500
-MAX_LINES_OF_A_FUNCTION = 60
+MAX_LINES_OF_A_MODULE = 400
+MAX_LINES_OF_A_FUNCTION = 50
+
+# Exceptions, each with its present length. A change that shortens one lowers its number here, or removes the entry.
+LONG_MODULES = {
+    "src/dgpu/agent/lifecycle.py": 471,
+    "src/dgpu/agent/node_host.py": 424,
+    "src/dgpu/agent/session.py": 451,
+    "src/dgpu/core/index/lane.py": 407,
+    "src/dgpu/core/index/packing.py": 438,
+    "src/dgpu/core/index/rooms.py": 435,
+    "src/dgpu/core/state.py": 402,
+    "src/dgpu/service/loop/runtime.py": 466,
+    "src/dgpu/wire/answers.py": 473,
+    "tests/integration/agent/test_agent_keeper.py": 461,
+    "tests/integration/grpc/test_agent_server.py": 497,
+    "tests/property/test_core_machine.py": 405,
+    "tests/unit/cli/test_verbs.py": 453,
+    "tests/unit/config/test_config.py": 447,
+    "tests/unit/core/test_health.py": 439,
+    "tests/unit/journal/test_file_journal.py": 423,
+    "tests/unit/rest/test_requests.py": 491,
+    "tests/unit/service/test_agents.py": 452,
+    "tests/unit/service/test_logstore.py": 405,
+}
+LONG_FUNCTIONS = {
+    "src/dgpu/cli/submission.py describing": 53,
+    "src/dgpu/cli/tenant.py set_tenant": 54,
+    "src/dgpu/core/decide/submit.py decide_submit": 55,
+    "src/dgpu/service/views/tasks.py task_answer": 52,
+    "tests/e2e/test_alert_story.py test_a_killed_agent_is_told_by_webhook_and_so_is_its_return": 58,
+    "tests/unit/core/stories/test_gpu_parole.py test_a_dead_gpu_comes_back_by_parole": 54,
+}
 
 # Words that say nothing about what a thing is.
 EMPTY_WORDS = {
@@ -59,26 +90,30 @@ def functions(path: pathlib.Path) -> list[ast.FunctionDef | ast.AsyncFunctionDef
     return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
-def where(path: pathlib.Path, line: int = 1) -> str:
-    return f"{path.relative_to(ROOT)}:{line}"
+def where(path: pathlib.Path, line: int | None = None) -> str:
+    name = str(path.relative_to(ROOT))
+    return name if line is None else f"{name}:{line}"
+
+
+def check_lengths(lengths: list[tuple[str, int]], limit: int, exceptions: dict[str, int]) -> None:
+    """No new exception, none that has grown, and none with a number that is too high by now."""
+    long = [(name, length) for name, length in lengths if length > limit]
+    assert sorted(long) == sorted(exceptions.items()), f"Longer than {limit} lines, against the exceptions."
 
 
 def test_modules_stay_small() -> None:
     """A stranger reads a module in one sitting."""
-    long = [
-        where(path) for path in python_files() if len(path.read_text().splitlines()) > MAX_LINES_OF_A_MODULE
-    ]
-    assert long == []
+    lengths = [(where(path), len(path.read_text().splitlines())) for path in python_files()]
+    check_lengths(lengths, MAX_LINES_OF_A_MODULE, LONG_MODULES)
 
 
 def test_functions_stay_small() -> None:
-    long = [
-        f"{where(path, node.lineno)} {node.name}"
+    lengths = [
+        (f"{where(path)} {node.name}", (node.end_lineno or node.lineno) - node.lineno + 1)
         for path in python_files()
         for node in functions(path)
-        if (node.end_lineno or node.lineno) - node.lineno + 1 > MAX_LINES_OF_A_FUNCTION
     ]
-    assert long == []
+    check_lengths(lengths, MAX_LINES_OF_A_FUNCTION, LONG_FUNCTIONS)
 
 
 def test_names_say_what_a_thing_is() -> None:

@@ -14,7 +14,8 @@ import pytest
 from dgpu.core.model.ids import LeaseId, NodeId, TaskId
 from dgpu.core.model.wall_span import WallSpan
 from dgpu.service.task_output.pack import OutputPart
-from dgpu.service.task_output.store import LogStore, StoredOutput
+from dgpu.service.task_output.store import LogStore
+from dgpu.service.task_output.stored import StoredOutput
 from dgpu.wire.wall_time import SHOWN
 
 DAY_MS = 86_400_000

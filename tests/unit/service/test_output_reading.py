@@ -9,7 +9,7 @@ import pytest
 from dgpu.core.model.ids import LeaseId, NodeId, TaskId
 from dgpu.core.model.task import TaskStatus
 from dgpu.service.task_output.reading import OutputUnavailable, Place, Reading, Seen
-from dgpu.service.task_output.store import StoredOutput
+from dgpu.service.task_output.stored import StoredOutput
 
 pytestmark = pytest.mark.timeout(20)
 
