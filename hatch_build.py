@@ -16,7 +16,9 @@ class GeneratedHook(BuildHookInterface[Any]):
     PLUGIN_NAME = "custom"
 
     def dependencies(self) -> list[str]:
-        """What an isolated build needs beyond pyproject.toml: a Node.js, where the system has none; what compiles the core."""
+        """What an isolated build needs beyond pyproject.toml: a Node.js, where the system has none; what compiles the
+        core.
+        """
         web, core = _bundling(self.root), _compiling(self.root)
         node = [] if web is None or web.has_system_node() else [web.NODE_PACKAGE]
         return node + (core.REQUIREMENTS if self.target_name == "wheel" and core.c_compiler() else [])

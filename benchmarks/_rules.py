@@ -1,8 +1,9 @@
 """A cluster with every rule of the scheduler on, for the benchmarks of the core.
 
 Both pools have a quota, every tenant has limits, and some of them bind: tenant-1 may hold no more than it does, and
-tenant-2 falls short of what it is guaranteed whenever a task of it ends. Tasks ask for memory, cpus and ram. Some share their GPU, some want
-a model that is loaded on every fourth card, some go over two nodes. Only ageing, which is off by default, is off here.
+tenant-2 falls short of what it is guaranteed whenever a task of it ends. Tasks ask for memory, cpus and ram. Some share
+their GPU, some want a model that is loaded on every fourth card, some go over two nodes. Only ageing, which is off by
+default, is off here.
 """
 
 from __future__ import annotations

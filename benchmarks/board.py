@@ -1,7 +1,7 @@
 """What open dashboards cost: the same load with none and with fifty, in turns, in one run.
 
-1,600 simulated GPUs that report every five seconds, and 10,000 tasks in each round. The browsers are raw streams read by
-a process of their own; on a machine of few cores they take their part of it too.
+1,600 simulated GPUs that report every five seconds, and 10,000 tasks in each round. The browsers are raw streams read
+by a process of their own; on a machine of few cores they take their part of it too.
 """
 
 from __future__ import annotations

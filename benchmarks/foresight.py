@@ -1,4 +1,6 @@
-"""Why, when and what if: what an explanation, its `sooner`, a forecast and a what-if cost with 100,000 waiting tasks."""
+"""Why, when and what if: what an explanation, its `sooner`, a forecast and a what-if cost with 100,000 waiting
+tasks.
+"""
 
 from __future__ import annotations
 

@@ -75,7 +75,9 @@ def recovered(server: Server, number: int, aim: float, how: str) -> dict[str, An
 
 
 def imports_alone_s() -> float:
-    """The part that has nothing to do with how much waits, at the same moment: it tells a busy machine from slow code."""
+    """The part that has nothing to do with how much waits, at the same moment: it tells a busy machine from
+    slow code.
+    """
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", f"import {', '.join(IMPORTS)}"], check=True, env=ENVIRONMENT)
     return time.perf_counter() - began

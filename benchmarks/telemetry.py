@@ -1,6 +1,7 @@
 """What cards measured, kept: a day on disk, what a batch of 1,600 costs, and charts out of a week.
 
-Each card has chunks of its own, so a day of 400 cards tells what a day of 1,600 takes, in a quarter of the time. The samples are made up, with plausible noise (see `trace`), and go through the real writer at the speed it takes them.
+Each card has chunks of its own, so a day of 400 cards tells what a day of 1,600 takes, in a quarter of the time. The
+samples are made up, with plausible noise (see `trace`), and go through the real writer at the speed it takes them.
 """
 
 from __future__ import annotations

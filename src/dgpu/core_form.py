@@ -1,6 +1,8 @@
-"""Which form of the core runs: the one compiled by compile_core.py, if there is one that fits, else the sources as they are.
+"""Which form of the core runs: the one compiled by compile_core.py, if there is one that fits, else the sources as they
+are.
 
-Both decide alike. All of the compiled form is taken or nothing of it. Modules with msgspec structs have no compiled form.
+Both decide alike. All of the compiled form is taken or nothing of it. Modules with msgspec structs have no compiled
+form.
 """
 
 from __future__ import annotations

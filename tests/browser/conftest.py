@@ -32,7 +32,9 @@ TELL_VIOLATIONS = (
 
 @pytest.fixture(scope="module")
 def chromium():
-    """Of a module, not of the session: playwright keeps an event loop, which tests with loops of their own would meet."""
+    """Of a module, not of the session: playwright keeps an event loop, which tests with loops of their own
+    would meet.
+    """
     if not CHROMIUM.exists():
         pytest.skip("Chromium is not installed (Debian package chromium)")
     if not (ASSETS / "index.html").is_file():

@@ -14,7 +14,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_grou
 AXE = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
 RUN = """() => axe.run(document, { resultTypes: ["violations"] }).then(({ violations }) => violations
     .filter(({ impact }) => impact === "serious" || impact === "critical")
-    .map(({ id, help, nodes }) => `${id}: ${help}: ${nodes.slice(0, 5).map((node) => node.html.slice(0, 200)).join(" | ")}`))"""
+    .map(({ id, help, nodes }) =>
+        `${id}: ${help}: ${nodes.slice(0, 5).map((node) => node.html.slice(0, 200)).join(" | ")}`))"""
 
 
 @pytest.fixture(scope="module")

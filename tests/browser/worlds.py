@@ -1,4 +1,6 @@
-"""Clusters to look at: a scheduler and simulated nodes as processes of their own, and a little of everything in them."""
+"""Clusters to look at: a scheduler and simulated nodes as processes of their own, and a little of everything in
+them.
+"""
 
 from __future__ import annotations
 

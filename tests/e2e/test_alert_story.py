@@ -1,4 +1,6 @@
-"""Scheduler and agent as processes of their own: the agent is killed, somebody is told; it comes back, and so are they."""
+"""Scheduler and agent as processes of their own: the agent is killed, somebody is told; it comes back, and so
+are they.
+"""
 
 from __future__ import annotations
 

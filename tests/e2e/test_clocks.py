@@ -1,4 +1,6 @@
-"""Wall clocks that are set while real processes run: nothing ends, nothing is deleted, and shown times become right again."""
+"""Wall clocks that are set while real processes run: nothing ends, nothing is deleted, and shown times become right
+again.
+"""
 
 from __future__ import annotations
 

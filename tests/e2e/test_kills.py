@@ -34,7 +34,8 @@ class Submitter(threading.Thread):
 
     def run(self):
         # Each run notes its begin and its end with one append each, so that an overlap can be seen.
-        command = f'echo "+ $DGPU_TASK_ID $DGPU_ATTEMPT" >>{self._journal}; sleep 0.2; echo "- $DGPU_TASK_ID $DGPU_ATTEMPT" >>{self._journal}'
+        begin, end = (f'echo "{sign} $DGPU_TASK_ID $DGPU_ATTEMPT" >>{self._journal}' for sign in ("+", "-"))
+        command = f"{begin}; sleep 0.2; {end}"
         try:
             while not self.enough.is_set():
                 self.acknowledged.append(self.client.submit(command=command, gpu_count=1).task_id)

@@ -1,8 +1,8 @@
 """One run of a task in the storm: `checked_run.py DIRECTORY SECONDS CODE`.
 
-While it lives, the run holds a lock per task (and rank) and per GPU. The kernel releases them with the process, so a lock
-that is taken proves an overlap. The one legal exception is a frozen run: its node lost contact, its lease was given
-away, and it must never make another step.
+While it lives, the run holds a lock per task (and rank) and per GPU. The kernel releases them with the process, so a
+lock that is taken proves an overlap. The one legal exception is a frozen run: its node lost contact, its lease was
+given away, and it must never make another step.
 """
 # Importing pathlib would double the start-up time of every run.
 # ruff: noqa: PTH105, PTH123

@@ -1,10 +1,10 @@
 """A million tasks through one scheduler: does anything grow?  `python -m tests.faults.million --tasks 1000000`
 
-Real processes: a scheduler with its follower, and an agent with simulated nodes whose tasks end at once. While tasks flow,
-the program samples the memory of each process, the time of a list page and of `why`, and the sizes of all files. The exit
-code is 1 if something grew. Nine tenths of the tasks come in batches of 100 with one idempotency key each, as sweeps do;
-of the others, every second one carries a key of its own, as `dgpu submit` does. The rate is below what two cores can do:
-at their limit, the times of list pages say how long the queue for a core is.
+Real processes: a scheduler with its follower, and an agent with simulated nodes whose tasks end at once. While tasks
+flow, the program samples the memory of each process, the time of a list page and of `why`, and the sizes of all files.
+The exit code is 1 if something grew. Nine tenths of the tasks come in batches of 100 with one idempotency key each, as
+sweeps do; of the others, every second one carries a key of its own, as `dgpu submit` does. The rate is below what two
+cores can do: at their limit, the times of list pages say how long the queue for a core is.
 """
 
 from __future__ import annotations
@@ -304,7 +304,8 @@ def _line(sample: Sample) -> str:
     files = "  ".join(
         f"{name} {value:.1f}" for name, value in sorted(sample.files_mb.items()) if value >= 0.1
     )
-    return f"{sample.tasks:>9,} tasks {sample.seconds:7.0f} s | MiB: {rss} | p50/p99 ms: {looks} | MiB of files: {files}"
+    figures = f"MiB: {rss} | p50/p99 ms: {looks} | MiB of files: {files}"
+    return f"{sample.tasks:>9,} tasks {sample.seconds:7.0f} s | {figures}"
 
 
 def main() -> int:

@@ -1,10 +1,10 @@
 """A soak: `python -m tests.faults.soak --minutes 10 --rate 300`.
 
-Tasks are submitted at a steady rate (simulated nodes, null runner) and an owner makes ordinary requests, first in quiet, then
-while another user floods both ports with idle connections and slow readers hold streams, then in quiet again. Prints one
-JSON line: failed requests of the owner, its p50 and p99 with the load against without, memory of the scheduler. Exit
-code 1 if a request of the owner failed, a task was lost, or the scheduler died. The ratio of p99 is reported, and judged
-with --max-ratio only: it depends on the machine.
+Tasks are submitted at a steady rate (simulated nodes, null runner) and an owner makes ordinary requests, first in
+quiet, then while another user floods both ports with idle connections and slow readers hold streams, then in quiet
+again. Prints one JSON line: failed requests of the owner, its p50 and p99 with the load against without, memory of the
+scheduler. Exit code 1 if a request of the owner failed, a task was lost, or the scheduler died. The ratio of p99 is
+reported, and judged with --max-ratio only: it depends on the machine.
 """
 
 from __future__ import annotations

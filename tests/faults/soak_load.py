@@ -1,4 +1,5 @@
-"""The roles of a soak that run in processes of their own: `python -m tests.faults.soak_load ROLE HTTP_PORT GRPC_PORT NUMBER`.
+"""The roles of a soak that run in processes of their own: `python -m tests.faults.soak_load ROLE HTTP_PORT GRPC_PORT
+NUMBER`.
 
 `submit`: NUMBER tasks a second. `flood`: NUMBER idle connections to each port, as another user where possible, opened
 again when they are closed. `readers`: NUMBER streams, of which a kilobyte is read now and then. `hoard`: NUMBER

@@ -2,8 +2,8 @@
 
 Each round breaks one thing, sometimes while an earlier fault is still there. Every task holds a lock for itself and for
 each of its GPUs, so an overlap shows itself. Every few rounds the load pauses and each acknowledged task is checked:
-it is known, it is over, its status, exit code and output are its own. The seed decides which fault strikes when; what the
-operating system does in between is different each time.
+it is known, it is over, its status, exit code and output are its own. The seed decides which fault strikes when; what
+the operating system does in between is different each time.
 """
 
 from __future__ import annotations

@@ -97,11 +97,13 @@ LIVES_AND_NODES: Chapter = (
     (20, (ended(2, Outcome.EXITED, exit_code=3), commands.RunPass())),
     (20, (ended(3, Outcome.NODE_FAULT, error="no space left on device"),)),
     (5_000, (commands.RunPass(full=True),)),
-    (10, (commands.SubmitTasks(entries=((8, task("c", restart=Restart.ON_FAILURE, max_retries=1)),)), commands.RunPass())),
+    (10, (commands.SubmitTasks(entries=((8, task("c", restart=Restart.ON_FAILURE, max_retries=1)),)),
+          commands.RunPass())),
     (10, (commands.CancelTasks(task_ids=(4, 12, 13)),)),
     (10, (ended(4, Outcome.STOPPED, signal=15), commands.RunPass())),
     (10, (commands.DrainNode(node_id="n2", reason="fan"), commands.ResumeNode(node_id="n2"), commands.RunPass())),
-    (10, (commands.ObserveGpu(gpu_id="GPU-n1-0", foreign_mb=512), commands.ObserveGpu(gpu_id="GPU-n1-1", foreign_mb=0, fault="xid 79"))),
+    (10, (commands.ObserveGpu(gpu_id="GPU-n1-0", foreign_mb=512),
+          commands.ObserveGpu(gpu_id="GPU-n1-1", foreign_mb=0, fault="xid 79"))),
     (10, (commands.ChangeInventory(node_id="n1", gpus=gpus("n1", 3)),)),
     (10, (commands.SubmitTasks(entries=((1, task("hold", allocation=True, timeout_ms=1_000)),)), commands.RunPass())),
     (20_000, (commands.LoseNode(node_id="n2", reason="no heartbeat for 15 s"),)),
@@ -112,7 +114,8 @@ LIVES_AND_NODES: Chapter = (
 )  # fmt: skip
 
 TENANTS: Chapter = (
-    (10, (commands.SetQuota(online_ppm=500_000), commands.SetTenant(tenant=Tenant(id="lab", max_gpus=4, weight_milli=2_000)))),
+    (10, (commands.SetQuota(online_ppm=500_000),
+          commands.SetTenant(tenant=Tenant(id="lab", max_gpus=4, weight_milli=2_000)))),
     (10, (commands.SetTenant(tenant=Tenant(id="guest")), commands.RemoveTenant(tenant_id="guest"))),
     (60_000, (commands.Tick(), commands.RunPass())),
     (10, (commands.BeginEpoch(settings=Settings(keep_finished=100, placement=Placement.PACK)), commands.RunPass())),
@@ -135,7 +138,8 @@ LEARNING: Chapter = (
 )  # fmt: skip
 
 GANGS: Chapter = (
-    (10, (register("n5", 3), register("n6", 3), commands.SubmitTasks(entries=((2, task("g", nodes=2)),)), commands.RunPass())),
+    (10, (register("n5", 3), register("n6", 3), commands.SubmitTasks(entries=((2, task("g", nodes=2)),)),
+          commands.RunPass())),
     (10, tuple(commands.ReportStarted(lease_id=lease_id) for lease_id in (18, 19, 20, 21, 22))),
     (5_000, (ended(18, Outcome.EXITED, peak_memory_mb=9_000), ended(19, Outcome.EXITED))),
     (10, (ended(20, Outcome.EXITED), ended(21, Outcome.SIGNALED, signal=9))),

@@ -1,7 +1,7 @@
 """Writes the golden journal of schema 2: the story of schema 1 by a core that knows clusters, nonces and lost tails.
 
-`python tests/golden/make_schema2.py tests/golden/schema2`, as long as schema 2 is not released. After that what it wrote
-is never edited: later versions must read it and reach the same state.
+`python tests/golden/make_schema2.py tests/golden/schema2`, as long as schema 2 is not released. After that what it
+wrote is never edited: later versions must read it and reach the same state.
 """
 
 from __future__ import annotations

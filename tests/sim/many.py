@@ -1,7 +1,8 @@
-"""Many simulated worlds: `python -m tests.sim.many --seeds 20000`. A failing seed replays with `--first SEED --seeds 1`.
+"""Many simulated worlds: `python -m tests.sim.many --seeds 20000`. A failing seed replays with `--first SEED --seeds
+1`.
 
-`--loses state` or `--loses tail`: worlds that lose their state or the end of their journal. `--loses all`: each seed plainly
-and with each loss.
+`--loses state` or `--loses tail`: worlds that lose their state or the end of their journal. `--loses all`: each seed
+plainly and with each loss.
 """
 
 from __future__ import annotations

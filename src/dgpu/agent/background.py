@@ -1,4 +1,6 @@
-"""Threads for calls that may hang: dead mounts, broken disks. The loop never waits for them, and neither does the exit."""
+"""Threads for calls that may hang: dead mounts, broken disks. The loop never waits for them, and neither does
+the exit.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ class Busy(Exception):  # noqa: N818 - it names what the threads are
 
 
 class DaemonPool:
-    """`threading.Thread(daemon=True)`, unlike the threads of an executor: a call that never returns ends with the process."""
+    """`threading.Thread(daemon=True)`, unlike the threads of an executor: a call that never returns ends with the
+    process.
+    """
 
     def __init__(self, name: str, *, threads: int, max_waiting: int) -> None:
         self._name = name

@@ -1,4 +1,5 @@
-"""Answers the scheduler's questions about the files of tasks. Each file call runs in a thread; memory and files are bounded.
+"""Answers the scheduler's questions about the files of tasks. Each file call runs in a thread; memory and files are
+bounded.
 
 The scheduler asks for one piece at a time, so a slow reader costs nothing here but an open file.
 """

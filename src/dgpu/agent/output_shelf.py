@@ -1,10 +1,11 @@
 """Output files of ended attempts on a node: waiting for the scheduler, or kept because it has only parts of them.
 
-`OUTPUT/LEASE` belongs to an attempt that runs or waits for its upload. `OUTPUT/kept/LEASE.TASK.ATTEMPT` is the whole output
-of an attempt of which the scheduler stored the first and the last bytes. Kept output is deleted when it is too old, too
-much, or when the disk is nearly full, oldest first.
+`OUTPUT/LEASE` belongs to an attempt that runs or waits for its upload. `OUTPUT/kept/LEASE.TASK.ATTEMPT` is the whole
+output of an attempt of which the scheduler stored the first and the last bytes. Kept output is deleted when it is too
+old, too much, or when the disk is nearly full, oldest first.
 
-Calls that read or write files block: they are for a thread. Ages are counted while the agent runs, so a wrong wall clock deletes nothing.
+Calls that read or write files block: they are for a thread. Ages are counted while the agent runs, so a wrong wall
+clock deletes nothing.
 """
 
 from __future__ import annotations

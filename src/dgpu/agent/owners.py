@@ -28,7 +28,9 @@ class ProcessOwners:
     def look(
         self, survey: Survey, *, keeper_pid: int, keeper_id: str, roots: Mapping[LeaseId, int]
     ) -> dict[int, LeaseId | None]:
-        """All processes of all tasks; None: a process of an unknown lease. `roots` are the first processes of leases."""
+        """All processes of all tasks; None: a process of an unknown lease. `roots` are the first processes of
+        leases.
+        """
         ours = survey.with_descendants([keeper_pid])
         ours.pop(keeper_pid, None)
         self._started = {lease_id: at for lease_id, at in self._started.items() if lease_id in roots}

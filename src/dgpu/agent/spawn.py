@@ -84,7 +84,9 @@ class Spawner:
 
     @contextlib.contextmanager
     def _limits_of_tasks(self) -> Iterator[None]:
-        """Set before the start and not after it: a task must not see, or pass on to its children, the keeper's own limit."""
+        """Set before the start and not after it: a task must not see, or pass on to its children, the keeper's own
+        limit.
+        """
         if self.limits is None:
             yield
             return

@@ -1,4 +1,6 @@
-"""Verbs that take several ids: one that fails hides neither what was done to those before it nor stops those behind it."""
+"""Verbs that take several ids: one that fails hides neither what was done to those before it nor stops those
+behind it.
+"""
 
 from __future__ import annotations
 

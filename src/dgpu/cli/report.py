@@ -75,10 +75,11 @@ def report(
 ) -> None:
     """GPU-hours and waiting times by tenant, pool or user. What still runs counts up to now.
 
-    TASKS ran at some time of the period. SUCCESS, FAILED and CANCELLED ended in it, whether they ever ran or not: a task
-    that was cancelled while it waited is in CANCELLED and not in TASKS. WAITING wait now.
+    TASKS ran at some time of the period. SUCCESS, FAILED and CANCELLED ended in it, whether they ever ran or not: a
+    task that was cancelled while it waited is in CANCELLED and not in TASKS. WAITING wait now.
 
-    In CSV, a text that a spreadsheet would take for a formula (it begins with = + - @ or a tab) has an apostrophe before it.
+    In CSV, a text that a spreadsheet would take for a formula (it begins with = + - @ or a tab) has an apostrophe
+    before it.
     """
     keys = list(dict.fromkeys(key.strip() for key in by.split(",") if key.strip()))
     if not keys or set(keys) - set(KEYS):

@@ -119,7 +119,9 @@ def _read(path: Path, source: str) -> Any:
 def _override(
     kind: type[Section], written: dict[str, Any], environ: Mapping[str, str], problems: list[Problem]
 ) -> dict[str, str]:
-    """Puts the environment's values into the tree. Both services may share one environment, so a key of the other is passed over."""
+    """Puts the environment's values into the tree. Both services may share one environment, so a key of the other is
+    passed over.
+    """
     mine, all_keys = known_keys(kind), known_keys(SchedulerConfig) | known_keys(AgentConfig)
     origins: dict[str, str] = {}
     for name in sorted(name for name in environ if name.upper().startswith(PREFIX)):

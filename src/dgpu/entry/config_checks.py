@@ -83,7 +83,8 @@ def check_agent(config: AgentConfig) -> Iterator[Problem]:
     if config.executor.execution_method == "simulated" and not simulated_cards:
         yield Problem(
             "executor.execution_method",
-            "simulated needs gpu.detection_method: simulated, so that no real card is given to a task that runs nothing",
+            "simulated needs gpu.detection_method: simulated, so that no real card is given to a task that runs "
+            "nothing",
         )
     for name in Docker.__struct_fields__:
         yield from _only_default(
@@ -209,7 +210,9 @@ def _check_address(path: str, text: str, *, dialled: bool) -> Iterator[Problem]:
 
 
 def _check_directory(path: str, text: str) -> Iterator[Problem]:
-    """A relative one would be another directory after a start from elsewhere, and what runs or waits would be lost there."""
+    """A relative one would be another directory after a start from elsewhere, and what runs or waits would be lost
+    there.
+    """
     try:
         is_absolute = Path(text).expanduser().is_absolute()
     except RuntimeError:  # the home of nobody

@@ -1,4 +1,6 @@
-"""From what YAML holds to the types of `config_types`. Goes on behind a mistake, so that all of them are told at once."""
+"""From what YAML holds to the types of `config_types`. Goes on behind a mistake, so that all of them are told
+at once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every key of scheduler.yaml and agent.yaml, with its default. Durations are seconds unless the name says otherwise."""
+"""Every key of scheduler.yaml and agent.yaml, with its default. Durations are seconds unless the name says
+otherwise.
+"""
 
 from __future__ import annotations
 

@@ -278,7 +278,10 @@ class _Demo:
                 ("in a terminal", f"export DGPU_SERVER={self.stack.url}"),
                 (
                     "",
-                    f"{program} top        {program} ps        {program} why ID        {program} run 'echo on $CUDA_VISIBLE_DEVICES'",
+                    (
+                        f"{program} top        {program} ps        {program} why ID        "
+                        f"{program} run 'echo on $CUDA_VISIBLE_DEVICES'"
+                    ),
                 ),
                 ("", f"{self.stack.url}/docs lists the REST API."),
             ],

@@ -133,7 +133,9 @@ def troubled_tasks(ledger: Ledger) -> dict[str, Planned]:
 
 
 def lively_tasks() -> list[dict[str, Any]]:
-    """Something to look at: about five minutes of work of three tenants, with time limits, so that starts can be told."""
+    """Something to look at: about five minutes of work of three tenants, with time limits, so that starts can
+    be told.
+    """
     tasks: list[dict[str, Any]] = []
     for place in range(_LIVELY):
         seconds = _LIVELY_SECONDS[place % len(_LIVELY_SECONDS)]

@@ -106,8 +106,9 @@ def _wait(condition: Callable[[], bool], seconds: float) -> bool:
 class Service:
     """A child process of ours with a log file. It has a session of its own: Ctrl-C reaches us, not it.
 
-    The child inherits a descriptor of `hold_file` and keeps it open until it ends. The file exists before the child does,
-    so `holders(hold_file)` finds the child at any later time, also when its parent was killed before it could note a pid.
+    The child inherits a descriptor of `hold_file` and keeps it open until it ends. The file exists before the child
+    does, so `holders(hold_file)` finds the child at any later time, also when its parent was killed before it could
+    note a pid.
     """
 
     def __init__(

@@ -106,7 +106,9 @@ class StateDir:
         return False
 
     def stopped_tasks(self) -> list[str]:
-        """Tasks that `down --stop-tasks` ended without a scheduler: the next `up` cancels them before it starts nodes."""
+        """Tasks that `down --stop-tasks` ended without a scheduler: the next `up` cancels them before it starts
+        nodes.
+        """
         try:
             return msgspec.json.decode(self._stopped_file.read_bytes(), type=list[str])
         except (OSError, msgspec.MsgspecError):

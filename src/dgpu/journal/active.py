@@ -1,7 +1,7 @@
 """The segment being written: one descriptor, the place of the next record, and the file's identity under its name.
 
-Two failures leave the journal sound and are reported as NotWritten, because the record is then certainly in no file that
-a restart could read:
+Two failures leave the journal sound and are reported as NotWritten, because the record is then certainly in no file
+that a restart could read:
 
 - There is no room (ENOSPC, EDQUOT). On a copy-on-write file system this also happens to preallocated blocks.
 - The file lost its name, or another file has it, and it cannot be made again.

@@ -1,4 +1,6 @@
-"""Sealed segments, packed and kept for a while, with a state now and then so that a replay can begin at each of them."""
+"""Sealed segments, packed and kept for a while, with a state now and then so that a replay can begin at each of
+them.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,8 @@ from dgpu.journal.snapshot import (
     snapshot_index,
 )
 
-# Measured on 16 MiB of small submits and reports: level 1 packs to 23.8 % in 0.13 s, level 6 to 21.0 % in 0.45 s, level 9
-# to 20.7 % in 2.9 s. An eighth less space is not worth three times the work on a machine that is busy with tasks.
+# Measured on 16 MiB of small submits and reports: level 1 packs to 23.8 % in 0.13 s, level 6 to 21.0 % in 0.45 s, level
+# 9 to 20.7 % in 2.9 s. An eighth less space is not worth three times the work on a machine that is busy with tasks.
 PACK_LEVEL = 1
 _PIECE_BYTES = 1 << 20
 _GZIP = zlib.MAX_WBITS | 16  # of zlib: with the header of gzip

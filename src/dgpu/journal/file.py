@@ -281,7 +281,9 @@ class FileJournal:
         self._spares.make_in_thread(lambda: None)
 
     def _sync_what_was_read(self) -> None:
-        """A killed process may have written a last group and not synced it, or its sync failed: from now on it counts."""
+        """A killed process may have written a last group and not synced it, or its sync failed: from now on it
+        counts.
+        """
         try:
             sync_folder(self._folder)
             self._clear_the_way()

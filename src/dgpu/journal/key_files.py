@@ -1,7 +1,8 @@
-"""Idempotency keys beside the snapshots: files that only grow, so that a snapshot writes only the keys since the last one.
+"""Idempotency keys beside the snapshots: files that only grow, so that a snapshot writes only the keys since the last
+one.
 
-A snapshot names the files, how many bytes of each it means and their CRC, and the number and the mark of all keys. Bytes
-beyond are of a later snapshot, or of a write that failed. A file goes when neither of the two snapshots names it.
+A snapshot names the files, how many bytes of each it means and their CRC, and the number and the mark of all keys.
+Bytes beyond are of a later snapshot, or of a write that failed. A file goes when neither of the two snapshots names it.
 """
 
 from __future__ import annotations

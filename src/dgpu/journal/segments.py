@@ -1,7 +1,7 @@
 """Segment files: their names, where they lie, and reading them in order.
 
-A live segment is `journal/segment-<first index>.journal`. Once the snapshots and the history cover it, it is packed into
-`archive/segment-<first index>-<last index>.journal.gz`.
+A live segment is `journal/segment-<first index>.journal`. Once the snapshots and the history cover it, it is packed
+into `archive/segment-<first index>-<last index>.journal.gz`.
 """
 
 from __future__ import annotations
@@ -135,10 +135,9 @@ def scans(
                 0,
                 f"begins with group {segment.first_index}, but group {expected} is missing",
             )
-        if is_last and scanned_last is not None:
-            result = scanned_last
-        else:
-            result = scan_segment(segment, least_epoch=epoch)
+        result = (
+            scanned_last if is_last and scanned_last is not None else scan_segment(segment, least_epoch=epoch)
+        )
         if result.torn_bytes and not is_last:
             why = f"group {expected + len(result.records)} is damaged; later segments exist"
             raise CorruptJournal(str(segment.path), result.end, why)

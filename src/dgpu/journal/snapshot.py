@@ -302,8 +302,8 @@ def load_newest(directory: Path) -> tuple[Snapshot, tuple[str, ...]]:
             return snapshot, tuple(notes)
     if without_keys is not None:
         notes.append(
-            f"recovering from {without_keys} with the idempotency keys that are left: a submit that is repeated with one "
-            "of the others makes a second task"
+            f"recovering from {without_keys} with the idempotency keys that are left: a submit that is repeated with "
+            "one of the others makes a second task"
         )
         return load_snapshot(without_keys, any_keys=True), tuple(notes)
     if notes:

@@ -151,8 +151,8 @@ def _allocate(path: Path, size_bytes: int) -> int:
     """A file of zeros, synced, with all of its blocks; its descriptor.
 
     fallocate alone leaves blocks marked unwritten, and each first write to one changes the file's metadata, which
-    fdatasync must then commit too. Measured on one ext4 disk, 1,500 records of 600 bytes, three rounds, p50 / p99 in ms:
-    written zeros 0.11-0.14 / 0.20-0.36, fallocate alone 0.11-0.13 / 0.26-0.30, growing file 0.15-0.19 / 0.34-0.38.
+    fdatasync must then commit too. Measured on one ext4 disk, 1,500 records of 600 bytes, three rounds, p50 / p99 in
+    ms: written zeros 0.11-0.14 / 0.20-0.36, fallocate alone 0.11-0.13 / 0.26-0.30, growing file 0.15-0.19 / 0.34-0.38.
     So making the file ahead pays; between the first two this disk shows no clear difference, and zeros are chosen for
     the reason above. Writing 32 MiB took 30 to 130 ms there, in a thread. fallocate goes first because it fails at
     once, and whole, when there is no room.

@@ -1,7 +1,7 @@
 """Files of tasks, read from their nodes. Each agent has one stream for them, beside its main one and its output.
 
-The scheduler asks, the agent answers each request once. A download asks for one piece more than its reader has taken, so
-a slow reader costs two pieces of memory here and an open file there. Nothing of a file is kept.
+The scheduler asks, the agent answers each request once. A download asks for one piece more than its reader has taken,
+so a slow reader costs two pieces of memory here and an open file there. Nothing of a file is kept.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ class Violation(AssertionError):  # noqa: N818 - it names what was found
 class Checkers:
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        # Processes that are neither frozen nor over, by cluster and task, with their attempt. A scheduler that lost all of
-        # its state is another cluster: its task 1 is not the one of before.
+        # Processes that are neither frozen nor over, by cluster and task, with their attempt. A scheduler that lost all
+        # of its state is another cluster: its task 1 is not the one of before.
         self._awake: dict[tuple[str, TaskId], dict[LeaseId, tuple[int, NodeId]]] = {}
         self._ended: dict[TaskId, TaskStatus] = {}
         self._ended_for_readers: dict[TaskId, TaskStatus] = {}
@@ -49,7 +49,9 @@ class Checkers:
     # told by the keepers
 
     def on_awake(self, order: RunOrder, node_id: NodeId) -> None:
-        """A process started, or goes on after it was frozen. Ranks of one attempt run together, on nodes of their own."""
+        """A process started, or goes on after it was frozen. Ranks of one attempt run together, on nodes of
+        their own.
+        """
         task_id, lease_id, attempt = order.task_id, order.lease_id, attempt_of(order.attempt)
         awake = self._awake.setdefault((order.cluster_id, task_id), {})
         others = {lease: place for lease, place in awake.items() if lease != lease_id}
@@ -75,7 +77,8 @@ class Checkers:
         """Its agent heard that the end is durable, and lets go of it."""
         if order.lease_id in self._standing and order.cluster_id in {"", self._cluster_id}:
             raise self._violation(
-                f"the end of task {order.task_id} under {order.lease_id} was acknowledged, and the journal does not have it"
+                f"the end of task {order.task_id} under {order.lease_id} was acknowledged, and the journal does not "
+                f"have it"
             )
 
     # told by clients and the scheduler

@@ -106,7 +106,8 @@ class Workload:
             elif isinstance(result, tuple) and isinstance(result[0], TasksSubmitted):
                 self._told(command, result[0].first_id, sum(count for count, _ in command.entries))
             elif isinstance(result, NeverFits | DependencyNeverMet | DependencyForgotten):
-                # No node that is large enough had registered by then, or what it waits for ended otherwise, or long ago.
+                # No node that is large enough had registered by then, or what it waits for ended otherwise, or long
+                # ago.
                 self._unanswered.discard(key)
             elif self._lost and isinstance(result, UnknownDependency):
                 self._unanswered.discard(key)  # what it waits for is lost

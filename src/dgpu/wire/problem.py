@@ -153,17 +153,18 @@ def _of_load(rejection: OfLoad) -> Meaning:
             return Meaning(
                 503,
                 "The history is behind",
-                f"Nothing was done: {rejection.finished:,} finished tasks are in memory because the history does not hold them "
-                f"yet; the limit is {rejection.limit:,}. Running tasks go on. See the scheduler's log and its disk.",
+                f"Nothing was done: {rejection.finished:,} finished tasks are in memory because the history does not "
+                f"hold them yet; the limit is {rejection.limit:,}. Running tasks go on. See the scheduler's log and "
+                f"its disk.",
             )
         case r.TooManyKeys():
             owner = f"tenant {rejection.tenant_id!r}" if rejection.tenant_id else "all tenants together"
             return Meaning(
                 429,
                 "Too many idempotency keys",
-                f"{rejection.known:,} Idempotency-Keys of {owner} are known, the limit is {rejection.limit:,}, and none "
-                "younger than an hour is forgotten. Submit in batches (one key for up to 10,000 tasks), without a key, "
-                "or later.",
+                f"{rejection.known:,} Idempotency-Keys of {owner} are known, the limit is {rejection.limit:,}, and "
+                "none younger than an hour is forgotten. Submit in batches (one key for up to 10,000 tasks), without a "
+                "key, or later.",
             )
         case r.TooBusy():
             return Meaning(
@@ -237,7 +238,8 @@ def _of_thing(rejection: OfThings) -> Meaning:
             return Meaning(
                 409,
                 "The GPU is in service",
-                f"GPU {rejection.gpu_id} is {rejection.state}; only one that was taken out of service can be recovered.",
+                f"GPU {rejection.gpu_id} is {rejection.state}; only one that was taken out of service can be "
+                f"recovered.",
             )
         case r.StaleCheck():
             return Meaning(
@@ -283,8 +285,8 @@ def _of_tenant(rejection: OfTenants, *, batch: bool) -> Meaning:
             return Meaning(
                 429,
                 "Too many tasks of the tenant wait",
-                f"{rejection.waiting:,} tasks of tenant {rejection.tenant_id!r} wait; with {rejection.submitted:,} more "
-                f"its limit of {rejection.limit:,} would be passed. Try again when some have run.",
+                f"{rejection.waiting:,} tasks of tenant {rejection.tenant_id!r} wait; with {rejection.submitted:,} "
+                f"more its limit of {rejection.limit:,} would be passed. Try again when some have run.",
             )
         case r.UnknownTenant():
             detail = f"There is no tenant {rejection.tenant_id!r}."

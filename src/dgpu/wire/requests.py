@@ -1,4 +1,4 @@
-"""What people and programs send: bytes in, values of the core out, or `BadRequest` that says what is wrong and where."""
+"""What people and programs send: bytes in, values of the core out, or a `BadRequest` that names the mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The name of the directory that a run has for itself. Standard library only: agents and the scheduler compute it alike."""
+"""The name of the directory that a run has for itself. Standard library only: agents and the scheduler compute it
+alike.
+"""
 
 from __future__ import annotations
 

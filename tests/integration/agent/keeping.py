@@ -58,7 +58,9 @@ class Kept:
         self.known = {record["lease"]: record for record in self.hello["leases"]}
 
     def connect_again(self) -> None:
-        """As an agent that is started again does: a keeper that is busy notices the death of the last one a little later."""
+        """As an agent that is started again does: a keeper that is busy notices the death of the last one a little
+        later.
+        """
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:

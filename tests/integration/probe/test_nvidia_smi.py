@@ -17,7 +17,10 @@ from dgpu.core.model.ids import GpuId
 A, B = GpuId("GPU-aaaa"), GpuId("GPU-bbbb")
 CARD_A = "0, GPU-aaaa, 00000000:0B:00.0, 32768, 1024, 12, 45, 60.42, [N/A], Tesla V100-SXM2-32GB"
 CARD_B = "1, GPU-bbbb, 00000000:0C:00.0, 32768, 0, 0, 33, 40.00, [N/A], Tesla V100-SXM2-32GB"
-LOST_A = "Unable to determine the device handle for GPU 0000:0B:00.0: GPU is lost.  Reboot the system to recover this GPU"
+LOST_A = (
+    "Unable to determine the device handle for GPU 0000:0B:00.0: GPU is lost.  "
+    "Reboot the system to recover this GPU"
+)
 
 TOOL = """#!{python}
 import pathlib, sys, time

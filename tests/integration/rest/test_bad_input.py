@@ -1,4 +1,6 @@
-"""Bad input gets a clear 4xx and changes nothing: each case over real HTTP, with the state's digest before and after."""
+"""Bad input gets a clear 4xx and changes nothing: each case over real HTTP, with the state's digest before and
+after.
+"""
 
 from __future__ import annotations
 

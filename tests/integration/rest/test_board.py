@@ -289,7 +289,9 @@ def test_many_dashboards_share_one_encoding(world) -> None:
 
 
 def test_a_dashboard_that_does_not_read_costs_little_and_is_told_to_start_over(world) -> None:
-    """Its socket is full, its queue is bounded; the others go on. Deltas are made large so that it does not take hours."""
+    """Its socket is full, its queue is bounded; the others go on. Deltas are made large so that it does not
+    take hours.
+    """
     board = board_of(world)
     with socket.create_connection(("127.0.0.1", world.port)) as slow, browser(world) as quick:
         slow.sendall(b"GET /api/v1/board/stream HTTP/1.1\r\nHost: localhost\r\n\r\n")

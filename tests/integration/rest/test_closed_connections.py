@@ -59,8 +59,8 @@ def following(port: int) -> None:
 
 @pytest.mark.parametrize("visit", [idle, asking, closed_by_the_server, not_http, half_a_request, following])
 def test_a_closed_connection_leaves_nothing(world: RestWorld, visit: Callable[[int], None]) -> None:
-    """A flood of connections took 100 MiB. A cycle would be left by every flood. One flood may be looked at in a moment in
-    which something else still refers to its connections.
+    """A flood of connections took 100 MiB. A cycle would be left by every flood. One flood may be looked at in a moment
+    in which something else still refers to its connections.
     """
     visit(world.port)
     assert 0 in (left_by_a_flood(world.port, visit) for _ in range(3))

@@ -1,4 +1,6 @@
-"""Connections that flood, hold on, send ahead and do not read, over real sockets. No figure depends on time: counts and bytes."""
+"""Connections that flood, hold on, send ahead and do not read, over real sockets. No figure depends on time: counts and
+bytes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What /openapi.json promises is what the service does: schemathesis sends what the description allows and what it forbids."""
+"""What /openapi.json promises is what the service does: schemathesis sends what the description allows and what it
+forbids.
+"""
 
 from __future__ import annotations
 

@@ -14,12 +14,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 # Pictures, forms and other people's services: none of it is needed to schedule.
 HEAVY = {
-    "apprise", "httpx", "jinja2", "litestar", "markdown", "pydantic", "pygments", "requests", "rich", "sqlalchemy", "textual",
+    "apprise", "httpx", "jinja2", "litestar", "markdown", "pydantic", "pygments", "requests", "rich", "sqlalchemy",
+    "textual",
 }  # fmt: skip
 # Work of the follower, which is a process of its own.
 OF_THE_FOLLOWER = {
-    "dgpu.service.follower.follower", "dgpu.service.follower.forecaster", "dgpu.service.follower.foresight", "dgpu.service.history.writer",
-    "dgpu.service.telemetry.writer",
+    "dgpu.service.follower.follower", "dgpu.service.follower.forecaster", "dgpu.service.follower.foresight",
+    "dgpu.service.history.writer", "dgpu.service.telemetry.writer",
 }  # fmt: skip
 
 SCHEDULER = """

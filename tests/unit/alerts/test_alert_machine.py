@@ -303,8 +303,8 @@ def ended_in_silence(machine):
 )
 @given(STEPS)
 def test_whatever_happens_messages_alternate_and_nothing_grows(steps):
-    """For every subject a "resolved" follows a "firing" that was told, and a new "firing" only after that; but for those
-    that ended while they were silenced: nobody wanted to hear of it.
+    """For every subject a "resolved" follows a "firing" that was told, and a new "firing" only after that; but for
+    those that ended while they were silenced: nobody wanted to hear of it.
     """
     story = Story()
     believes_firing: set[tuple[str, str]] = set()

@@ -313,8 +313,8 @@ def test_giving_up_a_node_asks_first(dgpu, server):
 def test_help_and_version_import_nothing_heavy():
     program = (
         "import sys; from dgpu.cli.main import run; run(sys.argv[1:]);"
-        "print([name for name in ('httpx', 'rich', 'pydantic', 'litestar', 'grpc', 'yaml', 'msgspec', 'asyncio', 'ssl') "
-        "if name in sys.modules], file=sys.stderr)"
+        "print([name for name in ('httpx', 'rich', 'pydantic', 'litestar', 'grpc', 'yaml', 'msgspec', 'asyncio', "
+        "'ssl') if name in sys.modules], file=sys.stderr)"
     )
     for arguments in (["version"], ["--help"], ["submit", "--help"]):
         done = subprocess.run(

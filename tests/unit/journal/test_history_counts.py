@@ -23,8 +23,8 @@ def fill(path: Path, number: int) -> None:
     writer.close()
     with sqlite3.connect(path) as connection:
         connection.executemany(
-            "INSERT INTO tasks VALUES (?, '', ?, ?, ?, 1, '[]', 0, 0, 0, 0, 0, 'never', 0, '\"x\"', '', '{}', 1, 1, ?, NULL, "
-            "'[]', 1, 0, 1, 1, 0, '', '', 0, 1, 0, 0, 0)",
+            "INSERT INTO tasks VALUES (?, '', ?, ?, ?, 1, '[]', 0, 0, 0, 0, 0, 'never', 0, '\"x\"', '', '{}', 1, 1, ?, "
+            "NULL, '[]', 1, 0, 1, 1, 0, '', '', 0, 1, 0, 0, 0)",
             (_row(task_id, number) for task_id in range(1, number + 1)),
         )
         connection.execute("UPDATE tasks SET forgotten = 1")

@@ -425,7 +425,7 @@ def test_messages_to_a_connection_that_was_lost_do_not_bring_the_node_back() -> 
 
 
 def test_a_service_survives_a_restart_of_the_scheduler_that_its_agent_notices_late() -> None:
-    """After a long outage agents look for a scheduler every 30 s only; a healthy service must not be replaced meanwhile."""
+    """After a long outage agents look for a scheduler every 30 s; meanwhile a healthy service must not be replaced."""
     bench = Bench()
     bench.say(1, register())
     bench.ask(submit(restart=Restart.ALWAYS))

@@ -1,4 +1,6 @@
-"""Time is counted, not read from the wall: no jump of the wall clock ends a limit, and people still see the right time."""
+"""Time is counted, not read from the wall: no jump of the wall clock ends a limit, and people still see the
+right time.
+"""
 
 from __future__ import annotations
 

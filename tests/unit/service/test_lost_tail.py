@@ -1,4 +1,6 @@
-"""A journal whose end is gone, against what snapshot, history, mark and cluster file still know. Real files, real SQLite."""
+"""A journal whose end is gone, against what snapshot, history, mark and cluster file still know. Real files, real
+SQLite.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ import msgspec
 
 from dgpu.core.model.ids import GpuId, LeaseId
 
-# Per leased GPU, the processes that we started on it (empty while none is known). A GPU that is not a key is not leased.
+# Per leased GPU, the processes that we started on it (empty while none is known). A GPU that is not a key is not
+# leased.
 BusyGpus = Mapping[GpuId, frozenset[int]]
 
 # How near two cards are.

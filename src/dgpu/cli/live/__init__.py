@@ -1,1 +1,3 @@
-"""The live terminal view of `dgpu top`. Imported by that verb alone: textual takes longer to load than most verbs to run."""
+"""The live terminal view of `dgpu top`. Imported by that verb alone: textual takes longer to load than most verbs to
+run.
+"""

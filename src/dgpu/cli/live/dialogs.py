@@ -29,7 +29,9 @@ class Question(ModalScreen[bool]):
 
     DEFAULT_CSS = """
     Question { align: center middle; }
-    Question > Vertical { width: auto; max-width: 76; height: auto; border: thick $warning; background: $surface; padding: 0 2; }
+    Question > Vertical {
+        width: auto; max-width: 76; height: auto; border: thick $warning; background: $surface; padding: 0 2;
+    }
     Question Static { width: auto; max-width: 70; }
     """
     BINDINGS: ClassVar = [

@@ -164,7 +164,9 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Feed:
-    """One picture after the other. A scheduler that is away is asked less often, and looked for where `up` records it."""
+    """One picture after the other. A scheduler that is away is asked less often, and looked for where `up`
+    records it.
+    """
 
     def __init__(self, client: AsyncClient, elsewhere: Callable[[], AsyncClient | None]) -> None:
         self.client = client

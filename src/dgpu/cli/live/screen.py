@@ -32,7 +32,9 @@ _ASK_AGAIN_SECONDS = 5.0
 class Top(App[int]):
     CSS = """
     #head { height: 2; padding: 0 1; background: $surface; }
-    #banner { height: auto; max-height: 3; padding: 0 1; background: $error; color: $text; text-style: bold; display: none; }
+    #banner {
+        height: auto; max-height: 3; padding: 0 1; background: $error; color: $text; text-style: bold; display: none;
+    }
     #tabs { height: 1; padding: 0 1; background: $panel; }
     #filter { height: 1; border: none; padding: 0 1; display: none; }
     #body { layout: vertical; height: 1fr; }

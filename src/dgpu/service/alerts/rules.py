@@ -132,7 +132,9 @@ class OffClock(NamedTuple):
 
 
 class Readings(NamedTuple):
-    """All that the rules look at. `hot` holds only what passes the limit: thousands of cool cards are not carried about."""
+    """All that the rules look at. `hot` holds only what passes the limit: thousands of cool cards are not carried
+    about.
+    """
 
     at: int
     offline: tuple[OfflineNode, ...] = ()
@@ -189,8 +191,8 @@ def _behind(readings: Readings, _rule: Rule, name: str) -> Iterator[Finding]:
     if readings.unsaved is not None:
         tasks, limit = readings.unsaved
         text = (
-            f"The history does not advance: {tasks:,} finished tasks are in memory and in the journal only. With {limit:,} "
-            "no more tasks are taken."
+            f"The history does not advance: {tasks:,} finished tasks are in memory and in the journal only. With "
+            f"{limit:,} no more tasks are taken."
         )
         yield Finding(name, "cluster", text, {"tasks": tasks, "limit": limit})
 
@@ -227,7 +229,8 @@ def _quota(readings: Readings, rule: QuotaRule, name: str) -> Iterator[Finding]:
     for holder, used, limit in readings.uses:
         if limit > 0 and used > rule.percent * limit:
             facts = {"gpus_used": used / 1000, "gpus_quota": limit / 1000, "percent": round(used / limit, 3)}
-            text = f"The {holder} use{'' if holder == 'pools together' else 's'} {used / 1000:g} of {limit / 1000:g} GPUs ({used / limit:.0%})."
+            verb = "use" if holder == "pools together" else "uses"
+            text = f"The {holder} {verb} {used / 1000:g} of {limit / 1000:g} GPUs ({used / limit:.0%})."
             yield Finding(name, holder, text, facts)
 
 

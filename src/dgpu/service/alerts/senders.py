@@ -33,7 +33,9 @@ class SendFailed(Exception):  # noqa: N818 - it says what happened
 
 
 class Senders:
-    """Webhooks by HTTP; everything else by apprise, each attempt in a thread of its own that never outlives the process."""
+    """Webhooks by HTTP; everything else by apprise, each attempt in a thread of its own that never outlives the
+    process.
+    """
 
     def __init__(self, timeout_ms: int) -> None:
         self._timeout_s = timeout_ms / 1_000

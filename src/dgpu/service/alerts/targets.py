@@ -1,4 +1,6 @@
-"""Where messages go. The whole of a target's address is a secret: what is shown of it leaves out all that could be one."""
+"""Where messages go. The whole of a target's address is a secret: what is shown of it leaves out all that could
+be one.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return f"{scheme}://{parts.hostname or ''}{port}{more}"
 
     def without_secrets(self, text: str) -> str:
-        """A library's own words about a failure, fit for a log: one line, nothing of the address beyond what is shown."""
+        """A library's own words about a failure, fit for a log: one line, nothing of the address beyond what is
+        shown.
+        """
         for word in sorted(self._secret_words(), key=len, reverse=True):
             text = text.replace(word, _HIDDEN)
         text = _URL.sub(_HIDDEN, text)  # also one that a library shows with half of its secrets

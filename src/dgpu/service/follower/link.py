@@ -156,7 +156,9 @@ class FollowerLink:
             self._asked.pop(number, None)
 
     def record(self, batch: Batch) -> None:
-        """For the telemetry file. A gap there harms less than a queue here: nothing is kept for a follower that is away."""
+        """For the telemetry file. A gap there harms less than a queue here: nothing is kept for a follower that is
+        away.
+        """
         stdin = None if self._process is None else self._process.stdin
         if stdin is None or stdin.is_closing():
             return

@@ -1,8 +1,8 @@
 """Connections at the agents' port that belong to nobody's agent. gRPC accepts them before it asks us.
 
 gRPC bounds their number, so they cannot use up the open files; but then a user of this machine could hold all of them
-and keep agents out. When a quarter is in use, connections of other users are closed, and those by which one address holds more than
-half. Sockets are found by their files and only shut down: gRPC closes them itself.
+and keep agents out. When a quarter is in use, connections of other users are closed, and those by which one address
+holds more than half. Sockets are found by their files and only shut down: gRPC closes them itself.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from dgpu.core.model.ids import TenantId
 from dgpu.core.model.task import Pool, TaskStatus
 
 IDS_OF_KIND = """
-    SELECT id FROM tasks WHERE forgotten = 1 AND tenant = ? AND pool = ? AND priority = ? AND status = ? AND id < ? AND id > ?
+    SELECT id FROM tasks
+    WHERE forgotten = 1 AND tenant = ? AND pool = ? AND priority = ? AND status = ? AND id < ? AND id > ?
     ORDER BY id DESC"""
 
 

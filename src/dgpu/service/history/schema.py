@@ -31,8 +31,8 @@ CREATE INDEX tasks_by_priority ON tasks (priority, id) WHERE forgotten = 1;
 CREATE TABLE attempts (
     lease_id INTEGER PRIMARY KEY, task_id INTEGER NOT NULL, attempt INTEGER NOT NULL, node TEXT NOT NULL,
     gpu_ids TEXT NOT NULL, placed_at INTEGER NOT NULL, started_at INTEGER NOT NULL DEFAULT 0,
-    ended_at INTEGER NOT NULL DEFAULT 0, exit_code INTEGER, reason TEXT NOT NULL DEFAULT '', error TEXT NOT NULL DEFAULT '',
-    share_milli INTEGER NOT NULL DEFAULT 1000
+    ended_at INTEGER NOT NULL DEFAULT 0, exit_code INTEGER, reason TEXT NOT NULL DEFAULT '',
+    error TEXT NOT NULL DEFAULT '', share_milli INTEGER NOT NULL DEFAULT 1000
 );
 CREATE INDEX attempts_by_task ON attempts (task_id);
 CREATE TABLE task_events (
@@ -54,15 +54,16 @@ CREATE INDEX IF NOT EXISTS tasks_by_finish ON tasks (finished_at) WHERE finished
 CREATE INDEX IF NOT EXISTS tasks_that_wait ON tasks (id) WHERE status = 'pending';
 """
 
-# How many forgotten tasks there are of each kind, so that a page need not count them. Triggers keep it exact; a history of
-# before they were there is counted once, when it is next written. The index finds the newest of a kind.
+# How many forgotten tasks there are of each kind, so that a page need not count them. Triggers keep it exact; a history
+# of before they were there is counted once, when it is next written. The index finds the newest of a kind.
 COUNTS_SQL = """
 CREATE TABLE task_counts (
     tenant TEXT NOT NULL, pool TEXT NOT NULL, priority INTEGER NOT NULL, status TEXT NOT NULL, number INTEGER NOT NULL,
     PRIMARY KEY (tenant, pool, priority, status)
 ) WITHOUT ROWID;
 INSERT INTO task_counts
-    SELECT tenant, pool, priority, status, count(*) FROM tasks WHERE forgotten = 1 GROUP BY tenant, pool, priority, status;
+    SELECT tenant, pool, priority, status, count(*) FROM tasks WHERE forgotten = 1
+    GROUP BY tenant, pool, priority, status;
 CREATE INDEX tasks_by_kind ON tasks (tenant, pool, priority, status, id) WHERE forgotten = 1;
 CREATE TRIGGER task_forgotten AFTER UPDATE OF forgotten ON tasks WHEN NEW.forgotten = 1 AND OLD.forgotten = 0 BEGIN
     INSERT INTO task_counts VALUES (NEW.tenant, NEW.pool, NEW.priority, NEW.status, 1)

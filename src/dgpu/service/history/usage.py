@@ -1,7 +1,7 @@
 """Reports from the history: who used how much and waited how long, what ran where, what happened to a node.
 
-GPU-hours count from placement to end, as far as they are within the range; what still runs counts up to now. A GPU that is
-shared counts with the share.
+GPU-hours count from placement to end, as far as they are within the range; what still runs counts up to now. A GPU that
+is shared counts with the share.
 """
 
 from __future__ import annotations

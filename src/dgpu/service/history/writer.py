@@ -32,7 +32,8 @@ _FIXED = (
     "submitted_index", "nodes", "array_id", "array_index", "array_count",
 )  # fmt: skip
 _CHANGING = (
-    "priority", "status", "node", "gpu_ids", "attempt", "retries", "started_at", "finished_at", "exit_code", "reason", "error",
+    "priority", "status", "node", "gpu_ids", "attempt", "retries", "started_at", "finished_at", "exit_code", "reason",
+    "error",
 )  # fmt: skip
 _ATTEMPT = (
     "lease_id", "task_id", "attempt", "node", "gpu_ids", "placed_at", "started_at", "ended_at", "exit_code", "reason",
@@ -202,7 +203,9 @@ class HistoryWriter:
         self._clear()
 
     def trim(self) -> int:
-        """Remove the oldest forgotten tasks and events of nodes beyond their bounds, in portions. Returns how many went."""
+        """Remove the oldest forgotten tasks and events of nodes beyond their bounds, in portions. Returns how many
+        went.
+        """
         excess = self._tasks - self._most_tasks
         doomed: list[int] = []
         if excess >= min(_TRIM_SLACK, max(1, self._most_tasks // 10)):
@@ -367,8 +370,8 @@ def _fixed(task: Task, shape: Shape, detail: TaskDetail, submitted_index: int) -
 
 def _changing(task: Task, shape: Shape) -> tuple[Any, ...]:
     return (
-        shape.priority, str(task.status), task.node_id, _text(task.gpu_ids), task.attempt, task.retries, task.started_at,
-        task.finished_at, task.exit_code, task.reason, task.error,
+        shape.priority, str(task.status), task.node_id, _text(task.gpu_ids), task.attempt, task.retries,
+        task.started_at, task.finished_at, task.exit_code, task.reason, task.error,
     )  # fmt: skip
 
 

@@ -1,9 +1,9 @@
 """Time for commands: counted on CLOCK_BOOTTIME, which never goes back, never jumps and counts a suspend.
 
-A new scheduler on the same boot goes on counting exactly. After a reboot only the wall clock knows how long the machine was
-off, and it may be wrong: at most MAX_GAP_MS of it is believed. So a wrong clock ends no time limit, no back-off and no
-retention. The wall clock is only for people: its difference from the counted time is looked at every second, and followed
-when it has been steady for a while (see core.wall_span).
+A new scheduler on the same boot goes on counting exactly. After a reboot only the wall clock knows how long the machine
+was off, and it may be wrong: at most MAX_GAP_MS of it is believed. So a wrong clock ends no time limit, no back-off and
+no retention. The wall clock is only for people: its difference from the counted time is looked at every second, and
+followed when it has been steady for a while (see core.wall_span).
 """
 
 from __future__ import annotations

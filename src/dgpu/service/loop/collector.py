@@ -1,8 +1,8 @@
 """The garbage collector of the scheduler: full collections come when nothing is written if possible, and stay short.
 
-A full collection walks every object that is not frozen: 130 ms with 100,000 tasks. So after each one all objects that are
-left are frozen, and the next one walks only the new. An object that is frozen and then becomes part of an unreachable cycle
-would stay for ever; so now and then all are thawed first.
+A full collection walks every object that is not frozen: 130 ms with 100,000 tasks. So after each one all objects that
+are left are frozen, and the next one walks only the new. An object that is frozen and then becomes part of an
+unreachable cycle would stay for ever; so now and then all are thawed first.
 
 A closed connection is such a cycle. A scheduler that writes without a pause collects, too, after some minutes.
 """

@@ -16,7 +16,9 @@ class Stalls:
         self._cpu_s = time.process_time()
 
     def on_beat(self, late_ms: int) -> None:
-        """With the CPU time since the last beat: little of it means that the process was not let run, or was swapped out."""
+        """With the CPU time since the last beat: little of it means that the process was not let run, or was swapped
+        out.
+        """
         cpu_s, self._cpu_s = time.process_time() - self._cpu_s, time.process_time()
         if late_ms >= _STALL_MS:
             _log.warning("loop_stalled", seconds=late_ms / 1_000, cpu_seconds=round(cpu_s, 2))

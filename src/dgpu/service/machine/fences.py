@@ -30,9 +30,9 @@ def contradiction(state: ClusterState, register: pb.Register, command: RegisterN
         return None
     seen = f"epoch {epoch}" if epoch > state.epoch else f"another epoch {epoch}"
     reason = (
-        f"this scheduler is at epoch {state.epoch}, node {register.node_id} has obeyed {seen}: the scheduler's state was "
-        f"restored from a backup or lost its latest part. If another scheduler runs on the newer state, stop this one. "
-        f"To continue with this state, restart the scheduler with --accept-lost-tail"
+        f"this scheduler is at epoch {state.epoch}, node {register.node_id} has obeyed {seen}: the scheduler's state "
+        f"was restored from a backup or lost its latest part. If another scheduler runs on the newer state, stop this "
+        f"one. To continue with this state, restart the scheduler with --accept-lost-tail"
     )
     held = max((each.task_id for each in command.held), default=NO_TASK)
     return Contradicted(node_id=command.node_id, epoch=epoch, task_id=held, reason=reason)

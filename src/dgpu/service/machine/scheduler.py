@@ -153,8 +153,8 @@ class Scheduler:
             above_epoch=value.above_epoch,
             above_task=value.above_task,
             lost_tail=value.lost_tail,
-            # A node may run a task under a lease of the lost groups. By then it has registered, which stops that run, or
-            # its keeper has frozen it.
+            # A node may run a task under a lease of the lost groups. By then it has registered, which stops that run,
+            # or its keeper has frozen it.
             lost_wait_ms=self._rules.task_lease_ms + self._rules.lease_margin_ms,
             wall=value.wall,
         )

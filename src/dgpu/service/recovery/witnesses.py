@@ -79,8 +79,8 @@ def check_state(directory: Path, state: ClusterState, index: int, outside: Outsi
     for witness in outside.witnesses:
         if witness.cluster_id and state.cluster_id and witness.cluster_id != state.cluster_id:
             raise ForeignState(
-                f"{directory / witness.file} is of cluster {witness.cluster_id}, the journal of {state.cluster_id}: the "
-                f"directory holds files of two clusters. Move away what does not belong here"
+                f"{directory / witness.file} is of cluster {witness.cluster_id}, the journal of {state.cluster_id}: "
+                f"the directory holds files of two clusters. Move away what does not belong here"
             )
         if witness.epoch > state.epoch or witness.last_task >= state.next_task_id:
             raise explained(directory, index, outside, state=state)
@@ -105,9 +105,10 @@ def explained(
         for witness in outside.witnesses
         if witness.index > index or (state is not None and witness.epoch > state.epoch)
     ]
+    known = ", ".join(ahead) or f"a snapshot or archive knows group {at_least}"
     lines = [
         (
-            f"the journal in {directory} ends with group {index}, but {', '.join(ahead) or f'a snapshot or archive knows group {at_least}'}: its "
+            f"the journal in {directory} ends with group {index}, but {known}: its "
             f"latest groups, which were acknowledged, are missing."
         ),
         *_names(lost),

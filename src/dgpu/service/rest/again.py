@@ -26,8 +26,8 @@ from dgpu.wire.json_body import BadRequest, parse_json
 @post(
     "/api/v1/tasks/{task_id:str}/retry",
     summary="Submit a task once more",
-    description="A task that is over, as a new task: the same command, demands, limits and environment, without what it "
-    "had to wait for. Of an array, the one task with its index. 409 while it waits or runs. Body: {}. "
+    description="A task that is over, as a new task: the same command, demands, limits and environment, without what "
+    "it had to wait for. Of an array, the one task with its index. 409 while it waits or runs. Body: {}. "
     "Idempotency-Key makes a repeated call safe.",
     status_code=201,
 )

@@ -54,7 +54,8 @@ RuleQuery = Annotated[str | None, QueryParameter(description="The name of a rule
 @get(
     "/api/v1/alerts",
     summary="List alerts",
-    description="Firing first, then pending, then resolved; the newest of each first. The latest resolved ones are kept.",
+    description="Firing first, then pending, then resolved; the newest of each first. The latest resolved ones are "
+    "kept.",
 )
 async def list_alerts(
     rest: Given, wanted: StateQuery = None, rule: RuleQuery = None, limit: LimitQuery = None

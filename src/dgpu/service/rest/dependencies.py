@@ -1,4 +1,6 @@
-"""The look into the history for what a submitted task waits for. Apart from the calls of the frame: a submit waits for none."""
+"""The look into the history for what a submitted task waits for. Apart from the calls of the frame: a submit waits for
+none.
+"""
 
 from __future__ import annotations
 

@@ -184,7 +184,9 @@ def _describe_quota(paths: dict[str, Any]) -> None:
 
 
 def _describe_quota_answer(paths: dict[str, Any]) -> None:
-    """With dry_run the effect, else the quota. Each has all required fields of the other's description, so not oneOf."""
+    """With dry_run the effect, else the quota. Each has all required fields of the other's description, so not
+    oneOf.
+    """
     schema = paths["/api/v1/quota"]["put"]["responses"]["200"]["content"][_JSON]["schema"]
     schema["anyOf"] = schema.pop("oneOf")
 
@@ -228,8 +230,8 @@ def _call(summary: str, about: str, body: Any, answer: dict[str, Any], *, key: b
                 "name": "Idempotency-Key",
                 "in": "header",
                 "schema": {"type": "string", "maxLength": 200},
-                "description": "Makes a retry safe for 24 hours, or for at least one hour when very many keys are in use. Beyond the bound of keys: 429 "
-                "with code too_many_keys.",
+                "description": "Makes a retry safe for 24 hours, or for at least one hour when very many keys are in "
+                "use. Beyond the bound of keys: 429 with code too_many_keys.",
             }
         ]
     return operation

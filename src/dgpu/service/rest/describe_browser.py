@@ -22,7 +22,8 @@ def _board_calls() -> dict[str, Any]:
                 "summary": "The cluster at a glance",
                 "description": "Everything that a dashboard shows first, in columns: at most a second old, the same "
                 f"bytes for everybody. Columns of `gpus`: {_COLUMNS}. `status`, `health` and `model` are places in the "
-                "lists `statuses`, `healths` and `models`; task numbers are bare; `history` holds the last ten minutes.",
+                "lists `statuses`, `healths` and `models`; task numbers are bare; `history` holds the last ten "
+                "minutes.",
                 "responses": {"200": _answer("The snapshot.", _SNAPSHOT, _JSON)},
             }
         },
@@ -65,7 +66,8 @@ def _session_calls() -> dict[str, Any]:
         "/api/v1/session/code": {
             "post": {
                 "summary": "A code for a browser",
-                "description": "Works once, for five minutes. For the scheduler's own user, or with the token. Body: {}.",
+                "description": "Works once, for five minutes. For the scheduler's own user, or with the token. "
+                "Body: {}.",
                 "requestBody": {"content": {_JSON: {"schema": {"type": "object"}}}},
                 "responses": {
                     "201": _answer(

@@ -1,8 +1,8 @@
 """Which connections stay. Each belongs to a user of this machine or to an address; each of those has its share.
 
-A newcomer beyond the share of its own user takes the place of that user's oldest idle connection, if that one is idle for
-two seconds: opening and closing thousands a second would cost more than refusing them. Beyond the total, the
-oldest idle connection goes that has never shown a right to ask; then, for the owner only, other idle ones. Where nothing is
+A newcomer beyond the share of its own user takes the place of that user's oldest idle connection, if that one is idle
+for two seconds: opening and closing thousands a second would cost more than refusing them. Beyond the total, the oldest
+idle connection goes that has never shown a right to ask; then, for the owner only, other idle ones. Where nothing is
 idle, the newcomer is refused. So another user can fill its own share and no more, and the owner always gets in.
 """
 

@@ -1,4 +1,6 @@
-"""Events for many listeners: each group is encoded once, listeners that are slow are told what they missed, not waited for."""
+"""Events for many listeners: each group is encoded once, listeners that are slow are told what they missed, not waited
+for.
+"""
 
 from __future__ import annotations
 

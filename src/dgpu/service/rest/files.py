@@ -91,9 +91,9 @@ async def list_files(
 @get(
     "/api/v1/tasks/{task_id:str}/files/{file_path:path}",
     summary="Download a file of a task",
-    description="The bytes that the file had when it was opened. A connection that ends before Content-Length is reached "
-    "means that the node was lost or the file was cut meanwhile. A path leads nowhere but below the task's directory: `..` "
-    "is refused with 400, a link that leads out with 409.",
+    description="The bytes that the file had when it was opened. A connection that ends before Content-Length is "
+    "reached means that the node was lost or the file was cut meanwhile. A path leads nowhere but below the task's "
+    "directory: `..` is refused with 400, a link that leads out with 409.",
     media_type="application/octet-stream",
 )
 async def download_file(
@@ -242,8 +242,8 @@ def _problem(error: FilesUnavailable, where: _Where) -> ProblemError:
     detail = f"{str(error)[:1].upper()}{str(error)[1:]}."
     if error.code == "directory_gone" and not where.place.workdir:
         detail = (
-            f"The directory {where.root} on node {where.place.node_id} is gone: the task left it empty, or it was deleted "
-            "by executor.workdir_retention."
+            f"The directory {where.root} on node {where.place.node_id} is gone: the task left it empty, or it was "
+            "deleted by executor.workdir_retention."
         )
     elif error.code == "is_directory":
         detail = f"{detail[:-1]}; list it with ?path= on /files."

@@ -1,4 +1,6 @@
-"""Most calls are Litestar's. Importing it takes longer than recovering a day's work, so it comes in later, in a thread."""
+"""Most calls are Litestar's. Importing it takes longer than recovering a day's work, so it comes in later, in a
+thread.
+"""
 
 from __future__ import annotations
 

@@ -263,7 +263,10 @@ def problem_for(error: BaseException, request_id: str) -> tuple[Problem, dict[st
     if isinstance(error, HistoryDamaged):
         if not isinstance(error, HistoryUnfinished):  # known by then, and asked for again and again
             _log.error("history_damaged", request_id=request_id, error=str(error))
-        detail = "The history file was damaged and is being made again from the journal. Tasks are safe. Try again soon."
+        detail = (
+            "The history file was damaged and is being made again from the journal. "
+            "Tasks are safe. Try again soon."
+        )
         problem = Problem(status=503, title="Not available now", code="history_damaged", detail=detail)
         return problem, _headers_of(problem)
     _log.error("request_failed", request_id=request_id, error=type(error).__name__, exc_info=error)

@@ -59,7 +59,8 @@ _NodeId = Annotated[str, PathParameter(description="The node's id.")]
 @get(
     "/api/v1/history/gpus/{gpu_id:str}",
     summary="What a GPU measured",
-    description="Means for each step, and the highest in `max`; null where nothing is known. Also of a card that has left.",
+    description="Means for each step, and the highest in `max`; null where nothing is known. Also of a card that has "
+    "left.",
 )
 async def gpu_history(
     rest: Given, gpu_id: _GpuId, since: _Since = None, until: _Until = None, step: _Step = None
@@ -144,9 +145,9 @@ async def queue_history(
 @get(
     "/api/v1/history/usage",
     summary="Who used how much",
-    description="GPU-hours within the range, what still runs included, and how long tasks had waited that started in it. "
-    "`user` is the label of that name. `history_behind` above 0: the history lacks so many of the newest groups of the "
-    "journal, since `history_behind_seconds`, and the numbers are not complete. The report does not wait for them.",
+    description="GPU-hours within the range, what still runs included, and how long tasks had waited that started in "
+    "it. `user` is the label of that name. `history_behind` above 0: the history lacks so many of the newest groups of "
+    "the journal, since `history_behind_seconds`, and the numbers are not complete. The report does not wait for them.",
 )
 async def usage_history(
     rest: Given,
@@ -179,7 +180,8 @@ async def usage_history(
 @get(
     "/api/v1/history/timeline",
     summary="What ran where",
-    description="Attempts that overlap the range, as bars. Of more than `limit`, the longest stay and `truncated` is true.",
+    description="Attempts that overlap the range, as bars. Of more than `limit`, the longest stay and `truncated` is "
+    "true.",
 )
 async def timeline_history(
     rest: Given,

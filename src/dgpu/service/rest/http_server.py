@@ -105,7 +105,9 @@ class HttpServer:
             self._receive(connection, address[0], address[1])
 
     def _pause(self, error: OSError) -> None:
-        """No file is left. That is load, not a fault: idle connections make room, and the others wait in the backlog."""
+        """No file is left. That is load, not a fault: idle connections make room, and the others wait in the
+        backlog.
+        """
         self._doors.accept_pauses += 1
         for guest in self._doors.oldest_idle_others(_SHED_FOR_FILES):
             guest.close()
@@ -148,7 +150,8 @@ class HttpServer:
             # asyncio does this by itself only for sockets that were made with the protocol's number; without it, an
             # answer of two writes waits for the other side's delayed acknowledgement, 40 ms
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # Bytes that a client does not read stay with us, where they are counted, and not in megabytes of the kernel.
+            # Bytes that a client does not read stay with us, where they are counted, and not in megabytes of the
+            # kernel.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_IN_KERNEL)
             await self._loop.connect_accepted_socket(
                 lambda: HttpProtocol(

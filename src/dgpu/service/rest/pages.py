@@ -1,4 +1,6 @@
-"""The dashboard's files, from memory. Only names found in the bundle's own folder can be had: no path is ever joined."""
+"""The dashboard's files, from memory. Only names found in the bundle's own folder can be had: no path is ever
+joined.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Questions about what was: time ranges, and answers that many browsers share.
 
-Reading takes milliseconds to seconds and happens in threads, a few at a time. Who asks the same within a moment gets the
-same answer: a hundred open charts cost as much as one.
+Reading takes milliseconds to seconds and happens in threads, a few at a time. Who asks the same within a moment gets
+the same answer: a hundred open charts cost as much as one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Who asked for what and what came of it, one line each: with the request's id, the tasks it made, the cause of a refusal.
+"""Who asked for what and what came of it, one line each: with the request's id, the tasks it made, the cause of a
+refusal.
 
-Lines hold no header, no query and no body: those may hold what is nobody's business. Up to a rate; then one line for many.
+Lines hold no header, no query and no body: those may hold what is nobody's business. Up to a rate; then one line for
+many.
 """
 
 from __future__ import annotations

@@ -41,12 +41,13 @@ AttemptQuery = Annotated[
 @get(
     "/api/v1/tasks/{task_id:str}/logs",
     summary="Output of a task",
-    description="stdout and stderr as text. With follow it is streamed until the task is over; a task that waits is waited for. "
-    "Nothing means that nothing was written. Where that is not known, or where it is known that there was more, this is told: "
-    "404 output_unavailable if nothing is left, else a line `[dgpu: N bytes left out here; ...]` in the text. The scheduler "
-    "stores the first and the last bytes of an attempt; the rest comes from its node, while that is connected and has it. "
-    "Of an attempt that is over, headers tell before the text: X-Dgpu-Output-Bytes (all that was written) and, if something "
-    "cannot be had now, X-Dgpu-Output-Missing (ranges like 1048576-23068672, the second number excluded).",
+    description="stdout and stderr as text. With follow it is streamed until the task is over; a task that waits is "
+    "waited for. Nothing means that nothing was written. Where that is not known, or where it is known that there was "
+    "more, this is told: 404 output_unavailable if nothing is left, else a line `[dgpu: N bytes left out here; ...]` "
+    "in the text. The scheduler stores the first and the last bytes of an attempt; the rest comes from its node, while "
+    "that is connected and has it. Of an attempt that is over, headers tell before the text: X-Dgpu-Output-Bytes (all "
+    "that was written) and, if something cannot be had now, X-Dgpu-Output-Missing (ranges like 1048576-23068672, "
+    "the second number excluded).",
     media_type="text/plain",
 )
 async def task_logs(
@@ -87,8 +88,8 @@ async def task_logs(
 @get(
     "/api/v1/tasks/{task_id:str}/output",
     summary="Where the output of a task is",
-    description="How much an attempt has written, which ranges of bytes the scheduler stores, which it does not, and where those "
-    "still are. `bytes` is null until an attempt is over and its output has arrived.",
+    description="How much an attempt has written, which ranges of bytes the scheduler stores, which it does not, and "
+    "where those still are. `bytes` is null until an attempt is over and its output has arrived.",
 )
 async def task_output(
     rest: Given, task_id: TaskIdText, attempt: AttemptQuery = None, rank: RankQuery = None

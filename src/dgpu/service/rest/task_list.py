@@ -1,4 +1,6 @@
-"""The list of tasks: the call that people and scripts make most, and the first after a restart. It waits for no frame."""
+"""The list of tasks: the call that people and scripts make most, and the first after a restart. It waits for no
+frame.
+"""
 
 from __future__ import annotations
 

@@ -57,9 +57,9 @@ CursorQuery = Annotated[
 @get(
     "/api/v1/tasks",
     summary="List tasks",
-    description="Newest first. `total` counts all that the filters take. With q, node, gpu or sort it counts this page's "
-    "(`total_is_exact` is then true only if that is all), and a page may have fewer tasks than asked for, even none, "
-    "though next_cursor goes on: so many were looked at.",
+    description="Newest first. `total` counts all that the filters take. With q, node, gpu or sort it counts this "
+    "page's (`total_is_exact` is then true only if that is all), and a page may have fewer tasks than asked for, even "
+    "none, though next_cursor goes on: so many were looked at.",
 )
 async def list_tasks(
     rest: Given,

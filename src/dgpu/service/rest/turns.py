@@ -94,7 +94,9 @@ class Turns:
 
 
 def _give_memory_back() -> None:
-    """The C library keeps freed memory below any block still in use; after a burst of large answers that is most of it."""
+    """The C library keeps freed memory below any block still in use; after a burst of large answers that is
+    most of it.
+    """
     with contextlib.suppress(AttributeError, OSError):  # another libc
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -1,4 +1,6 @@
-"""The file of the index of stored output: its tables, and how it is opened. It can always be made again from the packs."""
+"""The file of the index of stored output: its tables, and how it is opened. It can always be made again from
+the packs.
+"""
 
 from __future__ import annotations
 

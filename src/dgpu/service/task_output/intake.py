@@ -3,9 +3,9 @@
 A chunk counts only from the node and session that registered, and only for the task and attempt of a lease that this
 node held. Chunks for anything else are refused, counted and logged; nothing of them is stored.
 
-Output of ended attempts becomes parts for the log store; the agent hears Stored when the last of them is on disk. A part
-that cannot be stored ends its upload: the agent sends all of it again. Credit comes back when bytes arrive, not when a
-reader takes them: the fetch of a slow reader is cancelled and begun again later from where it stopped.
+Output of ended attempts becomes parts for the log store; the agent hears Stored when the last of them is on disk. A
+part that cannot be stored ends its upload: the agent sends all of it again. Credit comes back when bytes arrive, not
+when a reader takes them: the fetch of a slow reader is cancelled and begun again later from where it stopped.
 """
 
 from __future__ import annotations

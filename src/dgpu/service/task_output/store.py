@@ -126,7 +126,8 @@ class LogStore:
         """The first stored bytes at or behind an offset, and where they begin. None: there are none."""
         while True:
             with self._lock:
-                query = """SELECT end, pack, place FROM parts WHERE task_id = ? AND attempt = ? AND end > offset AND end > ?
+                query = """SELECT end, pack, place FROM parts
+                    WHERE task_id = ? AND attempt = ? AND end > offset AND end > ?
                     AND lease_id = ? ORDER BY offset LIMIT 1"""
                 values = (stored.task_id, stored.attempt, offset, stored.lease_id)
                 row = self._index.execute(query, values).fetchone()

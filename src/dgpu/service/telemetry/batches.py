@@ -1,4 +1,6 @@
-"""Batches that are not in a chunk yet, as they lie in the file: one value can be picked out without reading the others."""
+"""Batches that are not in a chunk yet, as they lie in the file: one value can be picked out without reading the
+others.
+"""
 
 from __future__ import annotations
 

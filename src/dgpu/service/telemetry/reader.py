@@ -105,7 +105,9 @@ class Telemetry:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection | None]:
-        """One transaction: the follower may turn batches into chunks meanwhile, and nothing is missed or counted twice."""
+        """One transaction: the follower may turn batches into chunks meanwhile, and nothing is missed or
+        counted twice.
+        """
         with self._lock:
             try:
                 connection = self._connect()

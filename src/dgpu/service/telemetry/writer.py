@@ -2,7 +2,8 @@
 
 A batch is committed when it comes, so a killed follower loses at most the batch in the pipe; once a minute the file is
 synced, so a power cut loses about a minute. When a quarter of an hour is over, its batches become one chunk for each
-card; when the chunks fill a window of the next tier, they are rolled up. Done again after a crash, each piece gives the same.
+card; when the chunks fill a window of the next tier, they are rolled up. Done again after a crash, each piece gives the
+same.
 """
 
 from __future__ import annotations

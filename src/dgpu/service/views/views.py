@@ -130,7 +130,9 @@ class Views:
         return found
 
     def _candidates(self, status: TaskStatus | None, before: int | None) -> Iterable[int]:
-        """Few run and few of the ended are kept: they are sorted when asked for, instead of passing by all that wait."""
+        """Few run and few of the ended are kept: they are sorted when asked for, instead of passing by all that
+        wait.
+        """
         if status is TaskStatus.RUNNING:
             ids = sorted({lease.task_id for lease in self._state.leases.values()}, reverse=True)
         elif status is not None and status.is_final:
