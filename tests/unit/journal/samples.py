@@ -22,9 +22,9 @@ SECRET = "hunter2-never-in-the-history"
 SETTINGS = Settings(keep_finished=5, keep_finished_ms=10_000, idempotency_ms=20_000)
 
 
-def spec(name: str = "train", *, gpus: int = 1, **fields) -> TaskSpec:
+def spec(name: str = "train", *, gpus: int = 1, shape: Shape | None = None, **fields) -> TaskSpec:
     detail = TaskDetail(name=name, command=("python", name), env={"TOKEN": SECRET}, labels={"team": "a"})
-    shape = Shape(tenant_id="lab", pool=Pool.BATCH, priority=50, gpus=gpus)
+    shape = shape or Shape(tenant_id="lab", pool=Pool.BATCH, priority=50, gpus=gpus)
     return TaskSpec(shape=shape, detail=msgspec.json.encode(detail), timeout_ms=1_000, **fields)
 
 

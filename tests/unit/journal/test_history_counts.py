@@ -23,8 +23,11 @@ def fill(path: Path, number: int) -> None:
     writer.close()
     with sqlite3.connect(path) as connection:
         connection.executemany(
-            "INSERT INTO tasks VALUES (?, '', ?, ?, ?, 1, '[]', 0, 0, 0, 0, 0, 'never', 0, '\"x\"', '', '{}', 1, 1, ?, "
-            "NULL, '[]', 1, 0, 1, 1, 0, '', '', 0, 1, 0, 0, 0)",
+            "INSERT INTO tasks (id, name, tenant, pool, priority, gpus, gpu_models, gpu_memory_mb, cpus_milli, ram_mb, "
+            "timeout_ms, max_retries, restart, allocation, command, workdir, labels, created_at, submitted_index, "
+            "status, gpu_ids, attempt, retries, started_at, finished_at, exit_code, reason, error) "
+            "VALUES (?, '', ?, ?, ?, 1, '[]', 0, 0, 0, 0, 0, 'never', 0, '\"x\"', "
+            "'', '{}', 1, 1, ?, '[]', 1, 0, 1, 1, 0, '', '')",
             (_row(task_id, number) for task_id in range(1, number + 1)),
         )
         connection.execute("UPDATE tasks SET forgotten = 1")

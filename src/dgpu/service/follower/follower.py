@@ -85,6 +85,7 @@ class Follower:
             say=lambda text: say({"error": text}),
         )
         base = self._bridge() if from_newest else self._choose_base()
+        self._history.complete(base.state)
         self._making = is_being_made(self._history_path)
         self._state = base.state
         self._epoch = base.epoch

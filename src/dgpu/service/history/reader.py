@@ -19,7 +19,7 @@ from urllib.parse import quote
 import msgspec
 
 from dgpu.core.model.ids import NO_TASK, GpuId, LeaseId, NodeId, TaskId, TenantId
-from dgpu.core.model.task import Pool, Restart, TaskStatus
+from dgpu.core.model.task import WHOLE_MILLI, Constraint, Pool, Restart, TaskStatus
 from dgpu.service.history.filters import (
     IDS_OF_KIND,
     Search,
@@ -35,6 +35,9 @@ HISTORY_NAME = "history.sqlite"
 MAKING = ".making"  # a file beside the history: it is there, but does not hold everything yet
 MAX_ROWS = 1_000
 MAX_TASKS = 1_000_000  # kept
+_JSON_COLUMNS = frozenset(
+    {"gpu_models", "gpu_ids", "command", "labels", "constraints", "node_ids", "env_names"}
+)
 
 
 class PastTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +76,14 @@ class PastTask(msgspec.Struct, frozen=True, kw_only=True):
     array_id: TaskId = NO_TASK
     array_index: int = 0
     array_count: int = 0
+    share_milli: int = WHOLE_MILLI
+    constraints: tuple[Constraint, ...] = ()
+    node_ids: tuple[NodeId, ...] = ()  # of a gang, by rank
+    array_limit: int = 0
+    env_names: tuple[str, ...] = ()
+    model_name: str = ""
+    task_type: str = ""
+    structure_n_atoms: int = 0
 
 
 class PastAttempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -346,7 +357,7 @@ def _task(row: sqlite3.Row) -> PastTask:
     fields = dict(row)
     del fields["submitted_index"]
     fields["tenant_id"], fields["node_id"] = fields.pop("tenant"), fields.pop("node")
-    for name in ("gpu_models", "gpu_ids", "command", "labels"):
+    for name in _JSON_COLUMNS & fields.keys():
         fields[name] = msgspec.json.decode(fields[name])
     return msgspec.convert(fields, PastTask, strict=False)
 

@@ -7,6 +7,7 @@ import sqlite3
 from pathlib import Path
 
 from dgpu.journal.durable import PRIVATE_FILE
+from dgpu.service.history.rows import ADDED_COLUMNS
 
 HISTORY_VERSION = 1
 
@@ -80,6 +81,15 @@ IDENTITY_SQL = (
     "CREATE TABLE IF NOT EXISTS identity (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;"
 )
 
+# Columns of tasks that the attempts of an earlier version's file already tell.
+FROM_ATTEMPTS_SQL = """
+UPDATE tasks SET share_milli = (SELECT min(share_milli) FROM attempts WHERE task_id = tasks.id)
+    WHERE id IN (SELECT task_id FROM attempts WHERE share_milli < 1000);
+UPDATE tasks SET node_ids = (SELECT json_group_array(node) FROM (
+    SELECT node FROM attempts WHERE task_id = tasks.id AND attempt = tasks.attempt ORDER BY lease_id
+)) WHERE nodes > 1 AND gpu_ids != '[]';
+"""
+
 MAX_KINDS_MERGED = 500  # each is a cursor of its own; beyond it a page walks by id
 
 
@@ -116,7 +126,17 @@ def _complete(connection: sqlite3.Connection) -> None:
     columns = {row[1] for row in connection.execute("PRAGMA table_info(attempts)")}
     if "share_milli" not in columns:
         connection.execute("ALTER TABLE attempts ADD COLUMN share_milli INTEGER NOT NULL DEFAULT 1000")
+    _add_task_columns(connection)
     connection.executescript(TIMES_SQL)
     connection.execute(IDENTITY_SQL)
     if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'task_counts'").fetchone():
         connection.executescript(f"BEGIN; {COUNTS_SQL} COMMIT;")
+
+
+def _add_task_columns(connection: sqlite3.Connection) -> None:
+    known = {row[1] for row in connection.execute("PRAGMA table_info(tasks)")}
+    missing = [name for name in ADDED_COLUMNS if name not in known]
+    if not missing:
+        return
+    added = [f"ALTER TABLE tasks ADD COLUMN {name} {ADDED_COLUMNS[name]};" for name in missing]
+    connection.executescript(f"BEGIN; {' '.join(added)} {FROM_ATTEMPTS_SQL} COMMIT;")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,19 @@ import msgspec
 
 from dgpu.core import events
 from dgpu.core.events import Event
-from dgpu.core.model.task import Shape, Task, TaskDetail
+from dgpu.core.model.task import Shape, Task
 from dgpu.core.state import ClusterState
 from dgpu.journal.durable import PRIVATE_FILE
 from dgpu.service.history.reader import MAKING, MAX_TASKS
+from dgpu.service.history.rows import (
+    COMPLETE_TASK,
+    INSERT_TASK,
+    UPDATE_TASK,
+    TaskRows,
+    insert_into,
+    text,
+    updated,
+)
 from dgpu.service.history.schema import open_for_writing
 from dgpu.service.sqlite_files import transaction
 from dgpu.service.views.events import gang_facts, named_tasks, shared_facts
@@ -24,25 +32,14 @@ from dgpu.service.views.events import gang_facts, named_tasks, shared_facts
 _TRIM_TASKS = 5_000  # in one transaction, and as many events of nodes
 _TRIM_SLACK = 1_000  # so that trimming does not run for every task
 _KEEP_NODE_EVENTS = 100_000
+_COMPLETE = "complete_tasks"  # in meta: the columns of rows.ADDED_COLUMNS are filled
 _FORGETTING_WEIGHT = 5  # a forgotten task enters as many indexes; other rows count 1
 
-_FIXED = (
-    "id", "name", "tenant", "pool", "gpus", "gpu_models", "gpu_memory_mb", "cpus_milli", "ram_mb",
-    "timeout_ms", "max_retries", "restart", "allocation", "command", "workdir", "labels", "created_at",
-    "submitted_index", "nodes", "array_id", "array_index", "array_count",
-)  # fmt: skip
-_CHANGING = (
-    "priority", "status", "node", "gpu_ids", "attempt", "retries", "started_at", "finished_at", "exit_code", "reason",
-    "error",
-)  # fmt: skip
 _ATTEMPT = (
     "lease_id", "task_id", "attempt", "node", "gpu_ids", "placed_at", "started_at", "ended_at", "exit_code", "reason",
     "error", "share_milli",
 )  # fmt: skip
 _EVENT = ("journal_index", "position", "at", "type", "body")
-
-_json = msgspec.json.Encoder()
-_detail = msgspec.json.Decoder(TaskDetail)
 
 _TASK_EVENTS = (
     events.TaskPlaced,
@@ -68,16 +65,9 @@ _NODE_EVENTS = (
 )
 
 
-def _insert(table: str, columns: Iterable[str]) -> str:
-    names = tuple(columns)
-    return f"INSERT OR REPLACE INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"  # noqa: S608
-
-
-_INSERT_TASK = _insert("tasks", (*_FIXED, *_CHANGING))
-_UPDATE_TASK = f"UPDATE tasks SET {', '.join(f'{name} = ?' for name in _CHANGING)} WHERE id = ?"  # noqa: S608
-_INSERT_ATTEMPT = _insert("attempts", _ATTEMPT)
-_INSERT_TASK_EVENT = _insert("task_events", ("task_id", *_EVENT))
-_INSERT_NODE_EVENT = _insert("node_events", ("node", *_EVENT))
+_INSERT_ATTEMPT = insert_into("attempts", _ATTEMPT)
+_INSERT_TASK_EVENT = insert_into("task_events", ("task_id", *_EVENT))
+_INSERT_NODE_EVENT = insert_into("node_events", ("node", *_EVENT))
 _FORGET_TASK = "UPDATE tasks SET forgotten = 1 WHERE id = ?"
 _START_ATTEMPT = "UPDATE attempts SET started_at = ? WHERE lease_id = ?"
 _END_ATTEMPT = "UPDATE attempts SET ended_at = ?, exit_code = ?, reason = ?, error = ? WHERE lease_id = ?"
@@ -126,6 +116,16 @@ class HistoryWriter:
         self._forgotten += [task_id for task_id in sorted(known) if task_id not in state.tasks]
         self.commit(index)
 
+    def complete(self, state: ClusterState) -> None:
+        """Fill columns that an earlier version did not write, for tasks that the core still has. Once for each file."""
+        if self._meta(_COMPLETE):
+            return
+        rows = TaskRows()
+        values = (rows.completed(task, state.shapes[task.shape_id]) for task in state.tasks.values())
+        with transaction(self._connection) as connection:
+            connection.executemany(COMPLETE_TASK, values)
+            connection.execute("INSERT OR REPLACE INTO meta VALUES (?, 1)", (_COMPLETE,))
+
     def note(self, event: Event, state: ClusterState, *, index: int, position: int) -> None:
         """After the event was applied to `state`."""
         if isinstance(event, events.TasksSubmitted):
@@ -139,7 +139,7 @@ class HistoryWriter:
             self._meta_values["epoch"] = event.epoch
             self._cluster_id = event.cluster_id
         elif named := named_tasks(event):
-            body = _text(shared_facts(event))
+            body = text(shared_facts(event))
             for task_id in named:
                 self._touch(task_id, state)
                 self._task_events.append((task_id, index, position, event.at, type(event).__name__, body))
@@ -148,7 +148,7 @@ class HistoryWriter:
         elif isinstance(event, _TASK_EVENTS):
             self._touch(event.task_id, state)
             body = (
-                _text(gang_facts(event)) if isinstance(event, events.GangPlaced) else _body(event, "task_id")
+                text(gang_facts(event)) if isinstance(event, events.GangPlaced) else _body(event, "task_id")
             )
             row = (event.task_id, index, position, event.at, type(event).__name__, body)
             self._task_events.append(row)
@@ -248,7 +248,7 @@ class HistoryWriter:
 
     def _note_attempt(self, event: Event) -> None:
         if isinstance(event, events.TaskPlaced):
-            gpus = _text(event.gpu_ids)
+            gpus = text(event.gpu_ids)
             self._attempts[event.lease_id] = [
                 event.lease_id, event.task_id, event.attempt, event.node_id, gpus, event.at, 0, 0, None, "", "",
                 event.share_milli,
@@ -287,19 +287,17 @@ class HistoryWriter:
 
     def _write_tasks(self, touched: dict[int, tuple[Task, Shape]]) -> int:
         """Returns the number of new tasks."""
+        rows = TaskRows()
         inserts: list[tuple[Any, ...]] = []
         updates: list[tuple[Any, ...]] = []
-        blob, parsed = b"", TaskDetail()
         for task_id, (task, shape) in touched.items():
             submitted_index = self._new.get(task_id)
             if submitted_index is None:
-                updates.append((*_changing(task, shape), task_id))
-                continue
-            if task.detail != blob:  # tasks of one batch share it
-                blob, parsed = task.detail, _detail.decode(task.detail or b"{}")
-            inserts.append((*_fixed(task, shape, parsed, submitted_index), *_changing(task, shape)))
-        self._connection.executemany(_INSERT_TASK, inserts)
-        self._connection.executemany(_UPDATE_TASK, updates)
+                updates.append(updated(task, shape))
+            else:
+                inserts.append(rows.inserted(task, shape, submitted_index))
+        self._connection.executemany(INSERT_TASK, inserts)
+        self._connection.executemany(UPDATE_TASK, updates)
         return len(inserts)
 
     def _oldest(self, limit: int) -> list[int]:
@@ -359,28 +357,8 @@ def _making(path: Path) -> Path:
     return path.with_name(path.name + MAKING)
 
 
-def _fixed(task: Task, shape: Shape, detail: TaskDetail, submitted_index: int) -> tuple[Any, ...]:
-    return (
-        task.id, detail.name, shape.tenant_id, str(shape.pool), shape.gpus, _text(shape.gpu_models),
-        shape.gpu_memory_mb, shape.cpus_milli, shape.ram_mb, task.timeout_ms, task.max_retries, str(task.restart),
-        int(task.allocation), _text(detail.command), detail.workdir, _text(detail.labels), task.created_at,
-        submitted_index, shape.nodes, task.array_id, task.array_index, task.array_count,
-    )  # fmt: skip
-
-
-def _changing(task: Task, shape: Shape) -> tuple[Any, ...]:
-    return (
-        shape.priority, str(task.status), task.node_id, _text(task.gpu_ids), task.attempt, task.retries,
-        task.started_at, task.finished_at, task.exit_code, task.reason, task.error,
-    )  # fmt: skip
-
-
-def _text(value: Any) -> str:
-    return _json.encode(value).decode()
-
-
 def _body(event: Event, left_out: str) -> str:
     fields = msgspec.structs.asdict(event)
     fields.pop(left_out, None)
     del fields["at"]
-    return _text(fields)
+    return text(fields)

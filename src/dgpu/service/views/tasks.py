@@ -8,9 +8,9 @@ import msgspec
 
 from dgpu.core.foresight.reserved import Reserved
 from dgpu.core.model.dependencies import Awaited
-from dgpu.core.model.ids import TaskId, task_name
+from dgpu.core.model.ids import NodeId, TaskId, task_name
 from dgpu.core.model.reservation import Reservation
-from dgpu.core.model.task import WHOLE_MILLI, Shape, Task, TaskDetail, TaskStatus
+from dgpu.core.model.task import WHOLE_MILLI, Constraint, Shape, Task, TaskDetail, TaskStatus
 from dgpu.core.rules.capacity import in_words
 from dgpu.service.history.reader import PastTask
 from dgpu.wire.answers import (
@@ -44,12 +44,12 @@ def task_answer(
         gpu_memory_mb=shape.gpu_memory_mb,
         shared=shape.share_milli < WHOLE_MILLI,
         gpu_share=shape.share_milli / WHOLE_MILLI,
-        constraints=[in_words((each,)) for each in shape.constraints],
+        constraints=_constraints(shape.constraints),
         cpus=shape.cpus_milli / 1000,
         ram_mb=shape.ram_mb,
         nodes=shape.nodes,
         allocated_gpus=[] if pending else list(task.gpu_ids),
-        allocated_nodes=[] if pending else _nodes(task),
+        allocated_nodes=[] if pending else _nodes(task.node_ids, task.node_id),
         node=task.node_id,
         attempt=task.attempt,
         retries=task.retries,
@@ -79,10 +79,14 @@ def task_answer(
     )
 
 
-def _nodes(task: Task) -> list[str]:
-    if task.node_ids:
-        return list(task.node_ids)
-    return [] if task.node_id is None else [task.node_id]
+def _constraints(constraints: tuple[Constraint, ...]) -> list[str]:
+    return [in_words((each,)) for each in constraints]
+
+
+def _nodes(node_ids: tuple[NodeId, ...], node_id: NodeId | None) -> list[str]:
+    if node_ids:
+        return list(node_ids)
+    return [] if node_id is None else [node_id]
 
 
 def _after(awaited: Awaited) -> list[Dependency]:
@@ -131,7 +135,7 @@ def queue_entry(task: Task, shape: Shape, position: int, reserved: Reservation |
 
 
 def past_task_answer(task: PastTask) -> TaskAnswer:
-    """The history keeps neither the environment nor what was only for show."""
+    """A task that is over does not wait, and is neither held nor cancelled: those fields keep their defaults."""
     command = task.command
     return TaskAnswer(
         task_id=task_name(task.id),
@@ -143,10 +147,14 @@ def past_task_answer(task: PastTask) -> TaskAnswer:
         gpu_count=task.gpus,
         gpu_model=list(task.gpu_models),
         gpu_memory_mb=task.gpu_memory_mb,
+        shared=task.share_milli < WHOLE_MILLI,
+        gpu_share=task.share_milli / WHOLE_MILLI,
+        constraints=_constraints(task.constraints),
         cpus=task.cpus_milli / 1000,
         ram_mb=task.ram_mb,
         nodes=task.nodes,
         allocated_gpus=list(task.gpu_ids),
+        allocated_nodes=_nodes(task.node_ids, task.node_id),
         node=task.node_id,
         attempt=task.attempt,
         retries=task.retries,
@@ -154,6 +162,7 @@ def past_task_answer(task: PastTask) -> TaskAnswer:
         restart=task.restart.value,
         allocation=task.allocation,
         **_array(task.array_id, task.array_index, task.array_count),
+        array_limit=task.array_limit or None,
         created_at=instant(task.created_at),
         started_at=instant_or_none(task.started_at),
         finished_at=instant_or_none(task.finished_at),
@@ -161,7 +170,11 @@ def past_task_answer(task: PastTask) -> TaskAnswer:
         error=task.error,
         reason=task.reason,
         command=command if isinstance(command, str) else list(command),
+        env=list(task.env_names),
         workdir=task.workdir,
         timeout_seconds=task.timeout_ms / 1000 if task.timeout_ms else None,
         labels=task.labels,
+        model_name=task.model_name,
+        task_type=task.task_type,
+        structure_n_atoms=task.structure_n_atoms,
     )
