@@ -124,10 +124,10 @@ def _packaged_node(web: pathlib.Path) -> pathlib.Path:
     return home
 
 
-def _run(command: list[str], folder: pathlib.Path, doing: str) -> None:
+def _run(command: list[str], folder: pathlib.Path, doing: str) -> bytes:
     path = str(pathlib.Path(command[0]).parent) + os.pathsep + os.environ.get("PATH", "")
     try:
-        subprocess.run(
+        return subprocess.run(
             command,
             cwd=folder,
             env={**os.environ, "PATH": path},
@@ -136,7 +136,7 @@ def _run(command: list[str], folder: pathlib.Path, doing: str) -> None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-        )
+        ).stdout
     except subprocess.CalledProcessError as error:
         raise NotBuilt(f"{doing} failed: {error.stdout.decode(errors='replace').strip()[-2000:]}") from None
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -157,9 +157,7 @@ def main(arguments: list[str]) -> int:
                 if not (ROOT / "src" / "dgpu" / "web_assets" / "index.html").is_file():
                     print("The dashboard is not built; all else works. `make web` says why.", file=sys.stderr)
             case ["types"]:
-                return subprocess.run(
-                    [*need_packages(web), "node_modules/typescript/bin/tsc", "--noEmit"], cwd=web, check=False
-                ).returncode
+                return check_types(web)
             case ["tests"]:
                 return run_tests(web)
             case _:
@@ -171,9 +169,26 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def check_types(web: pathlib.Path) -> int:
+    node = need_packages(web)
+    write_wire_types(web)
+    command = [*node, "node_modules/typescript/bin/tsc", "--noEmit"]
+    return subprocess.run(command, cwd=web, check=False).returncode
+
+
+def write_wire_types(web: pathlib.Path) -> None:
+    """The types of the answers, from the structs of an installed dgpu, into web/build/wire.ts."""
+    made = _run([sys.executable, "wire_types.py"], web, "making the types of the answers")
+    target = web / "build" / "wire.ts"
+    target.parent.mkdir(exist_ok=True)
+    fresh = target.with_name(f"wire.ts.{os.getpid()}")
+    fresh.write_bytes(made)
+    fresh.replace(target)
+
+
 def run_tests(web: pathlib.Path) -> int:
     node = need_packages(web)
-    shutil.rmtree(web / "build", ignore_errors=True)
+    shutil.rmtree(web / "build" / "tests", ignore_errors=True)
     _run([*node, "build.mjs", "--tests"], web, "bundling the tests")
     tests = sorted(str(path) for path in (web / "build" / "tests").glob("*.test.mjs"))
     return subprocess.run([*node, "--test", *tests], cwd=web, check=False).returncode

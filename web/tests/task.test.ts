@@ -15,6 +15,8 @@ const ms = (second: number) => Date.UTC(2026, 0, 1, 0, 0, second);
 const run = (attempt: number, placed: number, started: number | null, ended: number | null) => ({
   attempt,
   node: "n1",
+  nodes: ["n1"],
+  gpus: [],
   placed_at: at(placed),
   started_at: started === null ? null : at(started),
   ended_at: ended === null ? null : at(ended),

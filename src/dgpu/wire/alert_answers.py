@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from dgpu.wire.answers import Answer
+
+AlertStateName: TypeAlias = Literal["pending", "firing", "resolved"]
+Severity: TypeAlias = Literal["critical", "warning", "info"]
 
 
 class AlertAnswer(Answer, frozen=True, kw_only=True):
@@ -15,8 +18,8 @@ class AlertAnswer(Answer, frozen=True, kw_only=True):
     id: str
     rule: str
     subject: str  # a node, a GPU, a pool, a tenant; what the rule is about
-    state: str  # pending | firing | resolved
-    severity: str  # critical | warning | info
+    state: AlertStateName
+    severity: Severity
     summary: str  # one sentence
     facts: dict[str, Any] = msgspec.field(default_factory=dict)
     pending_since: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -12,6 +12,8 @@ from dgpu.wire.connections import Connections
 from dgpu.wire.wall_time import SHOWN
 
 PROBLEM_JSON = "application/problem+json"
+
+StatusName: TypeAlias = Literal["pending", "running", "success", "failed", "cancelled"]
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +99,7 @@ class TaskAnswer(Answer, frozen=True, kw_only=True):
     name: str = ""
     tenant_id: str
     pool: str
-    status: str
+    status: StatusName
     priority: int
     gpu_count: int
     gpu_model: list[str] = []
@@ -175,9 +177,16 @@ class Change(Answer, frozen=True, kw_only=True):
     facts: dict[str, Any] = {}
 
 
+class NearestNode(Answer, frozen=True, kw_only=True):
+    """The node that lacks least, and what it lacks."""
+
+    node: str
+    lacks: dict[str, int]
+
+
 class Why(Answer, frozen=True, kw_only=True):
     task_id: str
-    status: str
+    status: StatusName
     summary: str = ""  # one sentence
     position: int | None = None
     ahead: list[str] = []  # the first 100
@@ -187,7 +196,7 @@ class Why(Answer, frozen=True, kw_only=True):
     looked_ahead: bool = True  # False: it came after the latest forecast; ask again in some seconds
     sooner: list[Change] = []  # each alone would start it now
     sooner_known: bool = True  # False: nobody could be asked in time; more may exist
-    nearest: dict[str, Any] | None = None  # the node that lacks least, and what
+    nearest: NearestNode | None = None
     reservation: ReservationAnswer | None = None
 
 

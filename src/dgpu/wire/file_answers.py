@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 from dgpu.wire.answers import Answer
+
+FileKind: TypeAlias = Literal["file", "directory", "link", "other"]
 
 
 class FileEntry(Answer, frozen=True, kw_only=True):
     path: str  # relative to workdir
-    kind: str  # file, directory, link or other
+    kind: FileKind
     size_bytes: int = 0  # of a file
     modified_at: str
     target: str = ""  # of a link

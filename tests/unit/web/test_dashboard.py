@@ -20,17 +20,6 @@ MAX_LINES_OF_A_MODULE = 300
 
 
 @pytest.fixture
-def web() -> ModuleType:
-    """web/bundle.py, which is not in a package."""
-    spec = importlib.util.spec_from_file_location("dgpu_web_bundle", WEB / "bundle.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture
 def built() -> pathlib.Path:
     if not (ASSETS / "index.html").is_file():
         pytest.skip("the dashboard is not built here; `make web` builds it or says why it cannot")

@@ -4,26 +4,17 @@ import { get, post } from "../api";
 import { onTasks } from "../board/stream";
 import { megabytes, number } from "../format";
 import { t, word } from "../i18n";
-import type { Gpu, Node } from "../types";
+import type { Gpu, GpuList, Node, NodeEvent, NodeHealth } from "../types";
 import { useAsked, useThrottled } from "../ui/asked";
 import { askBefore } from "../ui/dialog";
 import { Page, ProblemBox, Skeleton, State, TaskLink, Time } from "../ui/parts";
 import { ReadingCharts, type Readings } from "../ui/readings";
 import { NodeOrders, NodeState } from "./orders";
 
-interface HealthEvent {
-  at: string;
-  index: number;
-  type: string;
-  gpu: string | null;
-  severity: string;
-  facts: Record<string, unknown>;
-}
-
 export function NodeView({ id }: { id: string }) {
   const name = encodeURIComponent(id);
   const node = useAsked<Node>(id, (signal) => get(`/api/v1/nodes/${name}`, {}, signal), 5_000);
-  const gpus = useAsked<{ gpus: Gpu[] }>(`${id} gpus`, (signal) => get("/api/v1/gpus", { node: id }, signal), 10_000);
+  const gpus = useAsked<GpuList>(`${id} gpus`, (signal) => get("/api/v1/gpus", { node: id }, signal), 10_000);
   const refresh = useThrottled(() => {
     node.refresh();
     gpus.refresh();
@@ -173,7 +164,7 @@ function History({ id }: { id: string }) {
 }
 
 function HealthHistory({ id }: { id: string }) {
-  const asked = useAsked<{ events: HealthEvent[] }>(`${id} health`, (signal) => get(`/api/v1/history/nodes/${encodeURIComponent(id)}/health`, { since: "30d", limit: 200 }, signal), 30_000);
+  const asked = useAsked<NodeHealth>(`${id} health`, (signal) => get(`/api/v1/history/nodes/${encodeURIComponent(id)}/health`, { since: "30d", limit: 200 }, signal), 30_000);
   const events = asked.data?.events ?? [];
   return (
     <section class="card" aria-label={t("nodes.health")} data-testid="health-history">
@@ -196,7 +187,7 @@ function HealthHistory({ id }: { id: string }) {
   );
 }
 
-function told(event: HealthEvent): string {
+function told(event: NodeEvent): string {
   return Object.entries(event.facts)
     .filter(([name, value]) => !["node", "severity"].includes(name) && value !== null && value !== "" && typeof value !== "object")
     .map(([name, value]) => `${name.replaceAll("_", " ")} ${String(value)}`)

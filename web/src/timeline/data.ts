@@ -3,19 +3,13 @@ import { useEffect, useMemo } from "preact/hooks";
 import { get } from "../api";
 import { onTasks } from "../board/stream";
 import { called, parseTime } from "../format";
-import type { Why } from "../types";
+import type { QueueEntry, QueuePage, Timeline, Why } from "../types";
 import { useAsked, useThrottled, type Asked } from "../ui/asked";
 import type { Bar, Range } from "./scale";
 import type { Lane, Scene } from "./draw";
 
 const MAX_EXPECTED = 8;
 const EXPECTED_MS = 20_000; // each of them is worked out by the scheduler: not too often
-
-interface Told {
-  total: number;
-  truncated: boolean;
-  bars: (Omit<Bar, "start" | "end"> & { start: string; end: string | null })[];
-}
 
 export interface Bars {
   total: number;
@@ -40,7 +34,7 @@ export function useBars(range: Range, now: number, nodes: string[]): Asked<Bars>
     key,
     async (signal) => {
       const query = { since: new Date(wide.from).toISOString(), until: live ? "now" : new Date(until).toISOString(), nodes: named || null, limit: 5_000 };
-      const told = await get<Told>("/api/v1/history/timeline", query, signal);
+      const told = await get<Timeline>("/api/v1/history/timeline", query, signal);
       return { ...told, bars: told.bars.map((bar) => ({ ...bar, start: parseTime(bar.start) ?? 0, end: parseTime(bar.end) })) };
     },
     live ? 10_000 : 0,
@@ -50,13 +44,7 @@ export function useBars(range: Range, now: number, nodes: string[]): Asked<Bars>
   return asked;
 }
 
-interface Waiting {
-  task_id: string;
-  name: string;
-  command: string | string[];
-  tenant_id: string;
-  pool: string;
-}
+type Waiting = Pick<QueueEntry, "task_id" | "name" | "command" | "tenant_id" | "pool">;
 
 export interface Expected {
   bar: Bar;
@@ -71,7 +59,7 @@ export function useExpected(inView: boolean): Expected[] {
 }
 
 async function expectedStarts(signal: AbortSignal): Promise<Expected[]> {
-  const { queue } = await get<{ queue: Waiting[] }>("/api/v1/queue", { limit: MAX_EXPECTED }, signal);
+  const { queue } = await get<QueuePage>("/api/v1/queue", { limit: MAX_EXPECTED }, signal);
   const found = await Promise.all(queue.map((task) => expectedStart(task, signal).catch(() => null)));
   return found.filter((each) => each !== null);
 }

@@ -1,4 +1,5 @@
 // Time on a line: where a moment is drawn, which moments get a label, and what zooming and panning do. Pure.
+import type { WireBar } from "../types";
 
 export interface Range {
   from: number; // ms
@@ -51,19 +52,8 @@ export function ticks(range: Range, width: number, zoneMinutes: number, space = 
   return found;
 }
 
-export interface Bar {
-  task_id: string;
-  name: string;
-  tenant_id: string;
-  pool: string;
-  attempt: number;
-  node: string;
-  gpu_ids: string[];
-  start: number;
-  end: number | null;
-  status: string;
-  reason: string;
-}
+/** Times are ms here. */
+export type Bar = Omit<WireBar, "start" | "end" | "priority"> & { start: number; end: number | null };
 
 export interface Placed {
   bar: Bar;

@@ -1,14 +1,9 @@
 // What a card or a node measured, as two charts.
 import { t } from "../i18n";
+import type { NodeHistory } from "../types";
 import { Chart } from "./chart";
 
-export interface Readings {
-  times: number[];
-  utilization_percent: (number | null)[];
-  memory_used_mb: (number | null)[];
-  memory_reserved_mb: (number | null)[];
-  temperature_c: (number | null)[];
-}
+export type Readings = Pick<NodeHistory, "times" | "utilization_percent" | "memory_used_mb" | "memory_reserved_mb" | "temperature_c">;
 
 export function ReadingCharts({ told, height }: { told: Readings; height: number }) {
   return (

@@ -6,7 +6,7 @@ import { clock, day, duration, exact, number, parseTime, percent } from "../form
 import { language, t, word } from "../i18n";
 import { now } from "../now";
 import { route, setQuery } from "../router";
-import type { Alert, AlertList, Silence } from "../types";
+import type { Alert, AlertList, Silence, SilenceList, TestedTargets } from "../types";
 import { useAsked, useThrottled } from "../ui/asked";
 import { askBefore } from "../ui/dialog";
 import { Empty, nodeAddress, Page, ProblemBox, Segments, Skeleton, State, Time } from "../ui/parts";
@@ -15,17 +15,10 @@ import { SilenceDialog } from "../alerts/silence";
 
 type Shown = "open" | "firing" | "pending" | "resolved";
 
-interface Target {
-  name: string;
-  address: string;
-  ok: boolean;
-  detail: string;
-}
-
 export function Alerts() {
   const shown = (route.value.query.get("state") ?? "open") as Shown;
   const asked = useAsked<AlertList>(`alerts ${shown}`, (signal) => get("/api/v1/alerts", { state: shown, limit: 200 }, signal), 10_000);
-  const silences = useAsked<{ silences: Silence[] }>("silences", (signal) => get("/api/v1/alerts/silences", {}, signal), 30_000);
+  const silences = useAsked<SilenceList>("silences", (signal) => get("/api/v1/alerts/silences", {}, signal), 30_000);
   const [silencing, setSilencing] = useState<Alert | null>(null);
   const refresh = useThrottled(() => {
     asked.refresh();
@@ -192,7 +185,7 @@ function Silences({ silences, refresh }: { silences: Silence[]; refresh: () => v
 
 async function sendTest(): Promise<void> {
   try {
-    const { targets } = await post<{ targets: (Target & { seconds: number })[] }>("/api/v1/alerts/test");
+    const { targets } = await post<TestedTargets>("/api/v1/alerts/test");
     if (!targets.length) say(t("alerts.testNone"));
     for (const target of targets) {
       const words = `${target.name}: ${target.ok ? t("alerts.testOk") : t("alerts.testBad")}, ${target.detail} (${duration(target.seconds * 1_000)})`;

@@ -5,7 +5,7 @@ import { board, onTasks } from "../board/stream";
 import { number } from "../format";
 import { t } from "../i18n";
 import { go, route, setQuery } from "../router";
-import type { Node } from "../types";
+import type { Node, NodeList } from "../types";
 import { useAsked, useThrottled } from "../ui/asked";
 import { CopyLine, Empty, nodeAddress, Page, ProblemBox, Skeleton, Time } from "../ui/parts";
 import { useRows } from "../ui/rows";
@@ -21,7 +21,7 @@ export function Nodes() {
 
 function NodeList() {
   const text = (route.value.query.get("find") ?? "").toLowerCase();
-  const asked = useAsked<{ nodes: Node[] }>("nodes", (signal) => get("/api/v1/nodes", {}, signal), 20_000);
+  const asked = useAsked<NodeList>("nodes", (signal) => get("/api/v1/nodes", {}, signal), 20_000);
   const refresh = useThrottled(asked.refresh, 2_000);
   const states = board.value?.nodes.status;
   useEffect(refresh, [states, board.value?.nodes.id.length]);

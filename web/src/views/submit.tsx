@@ -6,7 +6,7 @@ import { board } from "../board/stream";
 import { t, word } from "../i18n";
 import { go, route } from "../router";
 import { BLANK, FIELD_OF, formOf, taskOf, type Form } from "../submit/form";
-import type { Problem, Task, Whatif } from "../types";
+import type { Problem, Submitted, Task, Whatif } from "../types";
 import { Page, ProblemBox, Time } from "../ui/parts";
 import { say } from "../ui/toast";
 
@@ -33,7 +33,7 @@ export function Submit() {
     event.preventDefault();
     if (!ready) return;
     setBusy(true);
-    post<{ task_id: string }>("/api/v1/tasks", body)
+    post<Submitted>("/api/v1/tasks", body)
       .then((made) => {
         say(t("submit.done", { id: made.task_id }), `/tasks/${made.task_id}`);
         go(`/tasks/${made.task_id}`);

@@ -11,7 +11,7 @@ import { Files } from "../task/files";
 import { Life } from "../task/life";
 import { Log } from "../task/log";
 import { Waits } from "../task/waits";
-import type { Task, TaskEvent } from "../types";
+import type { Retried, Task, TaskEvents } from "../types";
 import { useAsked, useThrottled } from "../ui/asked";
 import { askBefore } from "../ui/dialog";
 import { nodeAddress, Page, ProblemBox, Skeleton, State, TaskLink, Time } from "../ui/parts";
@@ -23,7 +23,7 @@ const MARGIN_MS = 60_000;
 export function TaskView({ id }: { id: string }) {
   const address = `/api/v1/tasks/${encodeURIComponent(id)}`;
   const task = useAsked<Task>(id, (signal) => get(address, {}, signal), 15_000);
-  const events = useAsked<{ events: TaskEvent[] }>(`${id} events`, (signal) => get(`${address}/events`, {}, signal));
+  const events = useAsked<TaskEvents>(`${id} events`, (signal) => get(`${address}/events`, {}, signal));
   const refresh = useThrottled(() => {
     task.refresh();
     events.refresh();
@@ -123,7 +123,7 @@ function Actions({ task, refresh }: { task: Task; refresh: () => void }) {
 
 async function retry(task: Task, body: Record<string, unknown> = {}): Promise<void> {
   try {
-    const made = await post<{ task_id: string }>(`/api/v1/tasks/${task.task_id}/retry`, body);
+    const made = await post<Retried>(`/api/v1/tasks/${task.task_id}/retry`, body);
     say(t("submit.done", { id: made.task_id }));
     go(`/tasks/${made.task_id}`);
   } catch (error) {

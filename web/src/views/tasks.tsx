@@ -6,7 +6,7 @@ import { called, duration, megabytes, number, parseTime, taskNumber } from "../f
 import { t, word } from "../i18n";
 import { now } from "../now";
 import { go, route, setQuery } from "../router";
-import type { Task, TaskPage, TaskStatus } from "../types";
+import type { Cancelled, Task, TaskPage, TaskStatus } from "../types";
 import { useAsked, useThrottled } from "../ui/asked";
 import { askBefore } from "../ui/dialog";
 import { CopyLine, Empty, Page, ProblemBox, Segments, Skeleton, State, Time } from "../ui/parts";
@@ -256,7 +256,7 @@ function Chosen({ tasks, clear, onDone }: { tasks: Task[]; clear: () => void; on
       action: t("tasks.cancel", { n: live.length }),
       danger: true,
       run: async () => {
-        const told = await post<{ cancelled: number }>("/api/v1/tasks/cancel", { task_ids: live.map((task) => task.task_id) });
+        const told = await post<Cancelled>("/api/v1/tasks/cancel", { task_ids: live.map((task) => task.task_id) });
         say(t("tasks.cancelled", { n: told.cancelled }));
         clear();
         onDone();

@@ -4,32 +4,14 @@ import { board } from "../board/stream";
 import { duration, number, percent } from "../format";
 import { t, word } from "../i18n";
 import { route, setQuery } from "../router";
-import type { Tenant } from "../types";
+import type { Tenant, TenantList, Usage } from "../types";
 import { useAsked } from "../ui/asked";
 import { CopyLine, Empty, Meter, Page, ProblemBox, Segments, Skeleton, Time } from "../ui/parts";
-
-interface UsageRow {
-  tenant: string | null;
-  pool: string | null;
-  user: string | null;
-  gpu_hours: number;
-  started: number;
-  succeeded: number;
-  failed: number;
-  cancelled: number;
-  wait_mean_seconds: number | null;
-}
-
-interface Usage {
-  history_since: string | null;
-  rows: UsageRow[];
-  total: UsageRow;
-}
 
 type By = "tenant" | "pool" | "user";
 
 export function Tenants() {
-  const asked = useAsked<{ tenants: Tenant[] }>("tenants", (signal) => get("/api/v1/tenants", {}, signal), 5_000);
+  const asked = useAsked<TenantList>("tenants", (signal) => get("/api/v1/tenants", {}, signal), 5_000);
   return (
     <Page title={t("tenants.title")} testid="tenants">
       <div class="stack">

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import msgspec
 
 from dgpu.core.model.health import Health
+from dgpu.wire.alert_answers import Severity
 from dgpu.wire.answers import instant
 from dgpu.wire.wall_time import words_of_ms
 
-Severity: TypeAlias = Literal["critical", "warning", "info"]
 _GIB = 1 << 30
 
 

@@ -7,7 +7,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from dgpu.service.alerts.rules import RuleSet, Severity
+from dgpu.service.alerts.rules import RuleSet
+from dgpu.wire.alert_answers import Severity
 
 Key: TypeAlias = tuple[str, str]  # rule, subject
 ANY = "*"  # a silence of every rule

@@ -21,7 +21,7 @@ from dgpu.service.rest.streams import AttemptQuery, RankQuery
 from dgpu.service.rest.tasks import CursorQuery, Given, TaskIdText
 from dgpu.service.task_files import FileReading, FilesUnavailable, Place
 from dgpu.wire.answers import FieldError, Problem, TaskAnswer, instant
-from dgpu.wire.file_answers import FileEntry, FileList
+from dgpu.wire.file_answers import FileEntry, FileKind, FileList
 from dgpu.wire.json_body import BadRequest, shorten
 from dgpu.wire.proto import agent_pb2 as pb
 from dgpu.wire.ranks import attempt_of, run_number
@@ -29,6 +29,7 @@ from dgpu.wire.run_dirs import run_dir_name
 
 MAX_PATH_BYTES = 4_096
 _MAX_CURSOR = 1_024
+_KINDS: dict[str, FileKind] = {"file": "file", "directory": "directory", "link": "link"}
 
 PathQuery = Annotated[
     str | None,
@@ -207,12 +208,10 @@ def _clean_path(path: str) -> str:
 
 def _entry(entry: pb.FileEntry, directory: str) -> FileEntry:
     try:
-        name, kind = entry.name.decode(), entry.kind
+        name, kind = entry.name.decode(), _KINDS.get(entry.kind, "other")
     except UnicodeDecodeError:
         name, kind = entry.name.decode(errors="replace"), "other"  # its name cannot be asked for
     path = f"{directory}/{name}" if directory and name else directory or name
-    if kind not in {"file", "directory", "link"}:
-        kind = "other"
     return FileEntry(
         path=path,
         kind=kind,

@@ -18,7 +18,7 @@ from dgpu.service.rest import listing
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.tasks import Given, TaskIdText
 from dgpu.service.views.tasks import reservation_answer
-from dgpu.wire.answers import Change, Problem, WhatifAnswer, Why
+from dgpu.wire.answers import Change, NearestNode, Problem, WhatifAnswer, Why
 from dgpu.wire.questions import Hastening, Question, decode_whatif
 
 _PATIENCE_S = 20.0
@@ -66,7 +66,7 @@ async def why_task(rest: Given, task_id: TaskIdText) -> Why:
         sooner_known=sooner is not None,
         nearest=None
         if found.nearest is None
-        else {"node": found.nearest.node_id, "lacks": found.nearest.lacks},
+        else NearestNode(node=found.nearest.node_id, lacks=found.nearest.lacks),
         reservation=reservation_answer(found.reservation),
     )
 
