@@ -7,7 +7,11 @@ export type {
   AlertList,
   Attempt,
   Bar as WireBar,
+  BoardHistory,
+  BoardPoint,
+  BoardSnapshot as Board,
   Cancelled,
+  Changed,
   ExpectedStart,
   FileEntry,
   FileList,
@@ -53,3 +57,6 @@ type WithBlockers<T> = Omit<T, "blockers"> & { blockers: Blocker[] };
 
 export type Why = WithBlockers<wire.Why>;
 export type Whatif = Omit<wire.WhatifAnswer, "waits"> & { waits: WithBlockers<wire.WhatifWait>[] };
+
+/** Counts that did not change are missing. */
+export type Delta = Omit<wire.BoardDelta, "counts"> & { counts?: Partial<wire.BoardCounts> };

@@ -1,16 +1,20 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import { applyDelta, gpuAt, type Board, type Delta } from "../src/board/board";
+import { applyDelta, gpuAt } from "../src/board/board";
+import type { Board, Delta } from "../src/types";
 import { delayMs } from "../src/board/backoff";
 
 function board(): Board {
   return {
+    v: 1,
     seq: 7,
     index: 100,
     at_ms: 1_000,
     role: "master",
     version: "1",
+    build: "",
     ready: true,
+    epoch: 1,
     statuses: ["idle", "busy", "offline"],
     node_statuses: ["ready"],
     healths: ["trusted"],
@@ -38,6 +42,7 @@ function board(): Board {
     pools: {},
     quota: { total_gpus: 2, online_percent: 0.7, mode: "strict", reclaim: "wait" },
     tenants: [],
+    tenants_more: 0,
     counts: { waiting: 3, running: 1 } as Board["counts"],
     alerts: null,
     history: { step_ms: 5_000, at_ms: [1, 2], util: [5, 6], waiting: [0, 0], running: [1, 1], wait_p50_ms: [null, 3], finished_per_min: [0, 0] },
@@ -74,17 +79,17 @@ test("unknown columns and places of a newer server do no harm", () => {
 test("the last ten minutes do not grow", () => {
   let now = board();
   for (let step = 0; step < 500; step++) {
-    const next = applyDelta(now, { seq: now.seq + 1, index: 1, at_ms: step, point: { at_ms: step, util: step } });
+    const next = applyDelta(now, { seq: now.seq + 1, index: 1, at_ms: step, point: { at_ms: step, util: step, waiting: 1, running: 2, wait_p50_ms: null, finished_per_min: 0 } });
     assert.ok(next);
     now = next;
   }
   assert.equal(now.history.at_ms.length, 120);
   assert.equal(now.history.util.at(-1), 499);
-  assert.equal(now.history.waiting.at(-1), null);
+  assert.equal(now.history.wait_p50_ms.at(-1), null);
 });
 
 test("what was told as a whole replaces the whole", () => {
-  const after = applyDelta(board(), delta({ alerts: { firing: 2, pending: 0 }, tenants: [{ id: "lab" }] as never }));
+  const after = applyDelta(board(), delta({ alerts: { firing: 2, pending: 0, resolved: 0 }, tenants: [{ id: "lab" }] as never }));
   assert.equal(after?.alerts?.firing, 2);
   assert.equal(after?.tenants[0]?.id, "lab");
 });

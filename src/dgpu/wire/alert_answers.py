@@ -40,6 +40,12 @@ class AlertList(Answer, frozen=True, kw_only=True):
     alerts: list[AlertAnswer]
 
 
+class AlertCounts(Answer, frozen=True, kw_only=True):
+    pending: int
+    firing: int
+    resolved: int
+
+
 class SilenceAnswer(Answer, frozen=True, kw_only=True):
     id: str
     rule: str  # * is every rule

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from dgpu.client.stream import EventParser, ServerEvent
@@ -23,6 +24,7 @@ from dgpu.service.board.board import Board, Listener, Piece
 from dgpu.service.board.columns import CHANGING, FIXED
 from dgpu.service.machine.agent_words import GpuSample
 from dgpu.service.rest.backend import RestOptions
+from dgpu.wire.board_answers import BoardCounts, BoardDelta, BoardSnapshot, GpuColumns, NodeColumns
 from rest_world import RestWorld
 
 SECONDS = 20
@@ -55,8 +57,10 @@ class Browser:
         event = next(self._events)
         data = event.facts
         if event.type == "snapshot":
+            check_snapshot(data)
             self.picture = data
         elif event.type == "delta":
+            check_delta(data)
             self._apply(data)
         return event.type, data
 
@@ -82,6 +86,23 @@ class Browser:
     def close(self) -> None:
         self.response.close()
         self._connection.close()
+
+
+def check_snapshot(told: dict[str, Any]) -> None:
+    """The pages are checked against types that are made from these structs: what is told must be of them."""
+    msgspec.convert(told, BoardSnapshot)
+    assert set(told) == set(BoardSnapshot.__struct_fields__)
+    assert set(told["counts"]) == set(BoardCounts.__struct_fields__)
+
+
+def check_delta(told: dict[str, Any]) -> None:
+    msgspec.convert(told, BoardDelta)
+    assert set(told) <= set(BoardDelta.__struct_fields__)
+    assert set(told.get("counts", ())) <= set(BoardCounts.__struct_fields__)
+    for part, columns in (("gpus", GpuColumns), ("nodes", NodeColumns)):
+        values = {name: change["v"] for name, change in told.get(part, {}).items()}
+        msgspec.convert(values, columns)
+        assert set(values) <= set(columns.__struct_fields__)
 
 
 @contextlib.contextmanager

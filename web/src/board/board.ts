@@ -1,120 +1,8 @@
 // The state of the cluster as the server streams it: a snapshot, then one small change a second.
-
-export interface GpuColumns {
-  id: string[];
-  node: number[];
-  index: number[];
-  model: number[];
-  mem_total: number[];
-  status: number[];
-  health: number[];
-  util: (number | null)[];
-  mem_used: (number | null)[];
-  mem_foreign: number[];
-  mem_reserved: number[];
-  temp: (number | null)[];
-  power: (number | null)[];
-  tasks: number[][];
-  task_count: number[];
-  fault: string[];
-  warm: string[][];
-}
-
-export interface NodeColumns {
-  id: string[];
-  status: number[];
-  first: number[];
-  gpus: number[];
-  labels: Record<string, string>[];
-  reason: string[];
-  since_ms: number[];
-}
-
-export interface PoolState {
-  quota: number;
-  used: number;
-  available: number;
-  borrowed: number;
-  waiting: number;
-}
-
-export interface TenantState {
-  id: string;
-  used: number;
-  running: number;
-  waiting: number;
-  gpu_hours: number;
-  share: number;
-  max_gpus: number | null;
-}
-
-export interface Counts {
-  waiting: number;
-  running: number;
-  ended: number;
-  finished_per_min: number;
-  started_per_min: number;
-  util: number | null;
-  idle: number;
-  busy: number;
-  offline: number;
-  error: number;
-  draining: number;
-  reserved: number;
-  unconfirmed: number;
-  nodes: Record<string, number>;
-  wait_p50_ms: number | null;
-  wait_p95_ms: number | null;
-  browsers: number;
-}
-
-const TRACES = ["at_ms", "util", "waiting", "running", "wait_p50_ms", "finished_per_min"] as const;
-export type Trace = (typeof TRACES)[number];
-export type History = { step_ms: number } & Record<Trace, (number | null)[]>;
-
-export interface Board {
-  seq: number;
-  index: number;
-  at_ms: number;
-  role: string;
-  version: string;
-  build?: string; // of the page that this server serves
-  ready: boolean;
-  statuses: string[];
-  node_statuses: string[];
-  healths: string[];
-  models: string[];
-  nodes: NodeColumns;
-  gpus: GpuColumns;
-  pools: Record<string, PoolState>;
-  quota: { total_gpus: number; online_percent: number; mode: string; reclaim: string };
-  tenants: TenantState[];
-  tenants_more?: number;
-  counts: Counts;
-  alerts: { firing: number; pending: number; acknowledged?: number } | null;
-  history: History;
-}
-
-interface Patch {
-  i: number[];
-  v: unknown[];
-}
-
-export interface Delta {
-  seq: number;
-  index: number;
-  at_ms: number;
-  gpus?: Record<string, Patch>;
-  nodes?: Record<string, Patch>;
-  counts?: Partial<Counts>;
-  point?: Partial<Record<Trace, number | null>>;
-  changed?: number[];
-  changed_more?: boolean;
-  [whole: string]: unknown;
-}
+import type { Board, BoardHistory, BoardPoint, Changed, Delta } from "../types";
 
 const MAX_POINTS = 120;
-const WHOLE = ["pools", "quota", "tenants", "tenants_more", "alerts", "ready", "role"] as const;
+const WHOLE = ["pools", "quota", "tenants", "tenants_more", "alerts", "ready", "epoch"] as const;
 
 /** The board after a change; null when the change does not follow this board and a snapshot is needed. */
 export function applyDelta(board: Board, delta: Delta): Board | null {
@@ -131,7 +19,7 @@ export function applyDelta(board: Board, delta: Delta): Board | null {
 }
 
 /** Only columns that change are copied: what is drawn may compare them by identity. */
-function patched<C extends object>(columns: C, patches: Record<string, Patch>): C {
+function patched<C extends object>(columns: C, patches: Record<string, Changed>): C {
   const next = { ...columns } as Record<string, unknown>;
   for (const [name, { i, v }] of Object.entries(patches)) {
     const column = next[name];
@@ -145,10 +33,20 @@ function patched<C extends object>(columns: C, patches: Record<string, Patch>): 
   return next as C;
 }
 
-function appended(history: History, point: Partial<Record<Trace, number | null>>): History {
-  const next = { step_ms: history.step_ms } as History;
-  for (const name of TRACES) next[name] = [...history[name], point[name] ?? null].slice(-MAX_POINTS);
-  return next;
+function appended(history: BoardHistory, point: BoardPoint): BoardHistory {
+  return {
+    step_ms: history.step_ms,
+    at_ms: longer(history.at_ms, point.at_ms),
+    util: longer(history.util, point.util),
+    waiting: longer(history.waiting, point.waiting),
+    running: longer(history.running, point.running),
+    wait_p50_ms: longer(history.wait_p50_ms, point.wait_p50_ms),
+    finished_per_min: longer(history.finished_per_min, point.finished_per_min),
+  };
+}
+
+function longer<T>(trace: T[], value: T): T[] {
+  return [...trace, value].slice(-MAX_POINTS);
 }
 
 /** One GPU out of the columns, with words for its codes. */

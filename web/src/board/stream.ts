@@ -2,7 +2,8 @@
 import { batch, signal } from "@preact/signals";
 import { ApiError, get } from "../api";
 import { delayMs } from "./backoff";
-import { applyDelta, type Board, type Delta } from "./board";
+import type { Board, Delta } from "../types";
+import { applyDelta } from "./board";
 
 const SILENCE_MS = 15_000; // the server speaks at least every 5 s
 const HIDDEN_MS = 60_000; // a tab that nobody sees gives its connection back
@@ -68,7 +69,7 @@ function parse<T>(event: Event): T {
 function onSnapshot(told: Board): void {
   heard(told.at_ms);
   const known = board.value !== null;
-  const server = `${told.version} ${told.build ?? ""}`;
+  const server = `${told.version} ${told.build}`;
   servedBy ??= server;
   updated.value = servedBy !== server;
   board.value = told;

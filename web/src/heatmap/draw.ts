@@ -1,6 +1,6 @@
 // Paints the map. Lightness alone carries the value, shape carries the state: nothing depends on telling hues apart.
-import type { Board } from "../board/board";
 import { colour } from "../theme";
+import type { Board } from "../types";
 import { cornerOf, type Layout } from "./layout";
 
 export type Measure = "util" | "memory" | "temp";

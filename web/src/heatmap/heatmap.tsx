@@ -1,8 +1,9 @@
 // The map of all GPUs: one canvas, a tip at the pointer, arrow keys to walk.
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
-import { gpuAt, type Board } from "../board/board";
+import { gpuAt } from "../board/board";
 import { t, word } from "../i18n";
 import { paints } from "../theme";
+import type { Board } from "../types";
 import { draw, drawGlyph, paintOf, widestOf, type Measure } from "./draw";
 import { GpuTip } from "./gpu";
 import { cornerOf, hit, layOut } from "./layout";

@@ -25,7 +25,7 @@ export function Alerts() {
     silences.refresh();
   }, 500);
   const counts = board.value?.alerts;
-  useEffect(refresh, [counts?.firing, counts?.pending, counts?.acknowledged]);
+  useEffect(refresh, [counts?.firing, counts?.pending, counts?.resolved]);
   const told = asked.data;
   const label = (state: Shown, n: number | undefined) => `${t(`alerts.${state}`)}${n === undefined ? "" : ` ${number(n)}`}`;
   return (

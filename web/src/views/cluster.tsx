@@ -1,6 +1,6 @@
 // The first page: is everything well, how full is it, what waits.
 import { useMemo } from "preact/hooks";
-import { gpuAt, type Board } from "../board/board";
+import { gpuAt } from "../board/board";
 import { board } from "../board/stream";
 import { brief, megabytes, number, percent } from "../format";
 import { HeatMap, Legend } from "../heatmap/heatmap";
@@ -8,6 +8,7 @@ import type { Measure } from "../heatmap/draw";
 import { GpuPanel } from "../heatmap/gpu";
 import { t, word } from "../i18n";
 import { route, setQuery } from "../router";
+import type { Board } from "../types";
 import { Chart } from "../ui/chart";
 import { CopyLine, Empty, Meter, nodeAddress, Page, Segments, Skeleton, State, TaskLink } from "../ui/parts";
 

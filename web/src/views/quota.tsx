@@ -1,11 +1,10 @@
 // How the GPUs are divided between the pools. A change shows what it does before it is made.
 import { useEffect, useState } from "preact/hooks";
 import { asProblem, isAbort, post, put } from "../api";
-import type { Board } from "../board/board";
 import { board } from "../board/stream";
 import { number, percent } from "../format";
 import { t, word } from "../i18n";
-import type { Problem, QuotaEffect, Whatif } from "../types";
+import type { Board, Problem, QuotaEffect, Whatif } from "../types";
 import { Meter, Page, ProblemBox, Segments, Skeleton, TaskLink } from "../ui/parts";
 import { say } from "../ui/toast";
 

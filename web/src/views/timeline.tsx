@@ -1,6 +1,5 @@
 // Which task had which GPU when, and which will have one next.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import type { Board } from "../board/board";
 import { board } from "../board/stream";
 import { duration, number } from "../format";
 import { t } from "../i18n";
@@ -10,6 +9,7 @@ import { useBars, useExpected, type Expected } from "../timeline/data";
 import { HUES, type Lane } from "../timeline/draw";
 import { Gantt } from "../timeline/gantt";
 import { bounded, huesOf, zoomed, type Bar, type Range } from "../timeline/scale";
+import type { Board } from "../types";
 import { Empty, nodeAddress, Page, ProblemBox, Segments, Skeleton, State, TaskLink, Time } from "../ui/parts";
 
 const HOUR = 3_600_000;

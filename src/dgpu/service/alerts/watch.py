@@ -30,6 +30,7 @@ from dgpu.service.alerts.store import AlertStore, Kept
 from dgpu.service.alerts.targets import Target
 from dgpu.service.alerts.values import Alert, Change, Message, Silence
 from dgpu.service.loop.runtime import Runtime
+from dgpu.wire.alert_answers import AlertCounts
 
 _LONGEST_NAP_S = 60.0
 _STOP_PATIENCE_S = 2.0
@@ -201,13 +202,11 @@ class AlertWatch:
 
     # what others look at
 
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> AlertCounts:
         by_state = Counter(alert.state.value for alert in self.machine.open.values())
-        return {
-            "pending": by_state["pending"],
-            "firing": by_state["firing"],
-            "resolved": len(self.machine.resolved),
-        }
+        return AlertCounts(
+            pending=by_state["pending"], firing=by_state["firing"], resolved=len(self.machine.resolved)
+        )
 
     def target_counts(self) -> list[tuple[Target, TargetCounts]]:
         return [(target, self._outbox.counts(name)) for name, target in self._targets.items()]

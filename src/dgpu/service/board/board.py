@@ -11,19 +11,31 @@ import gzip
 import zlib
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 import structlog
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from dgpu.core.index.room import STATUSES
 from dgpu.core.state import ClusterState
 from dgpu.journal.journal import Room
 from dgpu.service.board import figures
 from dgpu.service.board.columns import HEALTHS, NODE_STATUSES, Columns
-from dgpu.service.board.figures import MAX_POINTS, STEP_MS, Point, Traffic
+from dgpu.service.board.figures import MAX_POINTS, STEP_MS, Traffic
 from dgpu.service.loop.runtime import Runtime
 from dgpu.service.views.views import Views
+from dgpu.wire.alert_answers import AlertCounts
+from dgpu.wire.board_answers import (
+    BoardCounts,
+    BoardDelta,
+    BoardFigures,
+    BoardPoint,
+    BoardSnapshot,
+    BoardUse,
+    CountValue,
+)
 from dgpu.wire.wall_time import SHOWN
 
 BEAT_MS = 1_000
@@ -32,6 +44,8 @@ USE_MS = 5_000  # how often pools and tenants are looked at; while they are few,
 FEW_TENANTS = 20
 _PACKING_LEVEL = 4
 
+T = TypeVar("T")
+_encode = msgspec.json.Encoder().encode
 _log = structlog.get_logger("dgpu.board")
 
 
@@ -100,14 +114,14 @@ class Board:
         self.seq = 0
         self.beats = 0
         self.lagged = 0  # resyncs that were needed since the start
-        self.count_alerts: Callable[[], dict[str, int] | None] = lambda: None
+        self.count_alerts: Callable[[], AlertCounts | None] = lambda: None
         self._runtime = runtime
         self._views = views
-        self._about = {"version": version, "role": role, "build": build}
+        self._version, self._role, self._build = version, role, build
         self._columns = Columns()
         self._traffic = Traffic(views)
-        self._points: deque[Point] = deque(maxlen=MAX_POINTS)
-        self._figures: dict[str, Any] = {}
+        self._points: deque[BoardPoint] = deque(maxlen=MAX_POINTS)
+        self._figures: BoardFigures | None = None  # None: nobody has looked yet
         self._listeners: set[Listener] = set()
         self._snapshot: Piece | None = None
         self._packed_picture: tuple[Piece, bytes] | None = None
@@ -143,7 +157,7 @@ class Board:
 
     def snapshot(self) -> Piece:
         if self._snapshot is None or self._snapshot.seq != self.seq:
-            body = self._event("snapshot", msgspec.json.encode(self._picture()))
+            body = self._event("snapshot", _encode(self._picture()))
             self._snapshot = Piece(self.seq, body)
         return self._snapshot
 
@@ -195,67 +209,77 @@ class Board:
             if delta is None:
                 self.seq += 1
                 self._publish(self.snapshot())
-            elif delta or self._at_ms - self._sent_at_ms >= QUIET_MS:
-                self.seq += 1
-                shown_ms = SHOWN.wall_ms(self._at_ms)
-                told = {"seq": self.seq, "index": self._figures["index"], "at_ms": shown_ms, **delta}
-                self._publish(Piece(self.seq, self._event("delta", msgspec.json.encode(told))))
+            elif not delta.is_empty or self._at_ms - self._sent_at_ms >= QUIET_MS:
+                self.seq = delta.seq
+                self._publish(Piece(self.seq, self._event("delta", _encode(delta))))
 
     def _publish(self, piece: Piece) -> None:
         self._sent_at_ms = self._at_ms
         for listener in self._listeners:
             listener.offer(piece)
 
-    def _look(self, state: ClusterState) -> dict[str, Any] | None:
-        """At a committed point. None: other nodes or GPUs than before."""
+    def _look(self, state: ClusterState) -> BoardDelta | None:
+        """At a committed point. None: nobody has looked before, or there are other nodes or GPUs."""
         self._at_ms = at_ms = self._runtime.now_ms()
         changes = self._columns.look(state, self._runtime.telemetry)
         point = self._note_point(state)
         before, after = self._figures, self._work_out(state, at_ms)
         self._figures = after
-        if changes is None:
+        if changes is None or before is None:
             return None
-        delta: dict[str, Any] = {
-            name: part for name, part in zip(("gpus", "nodes"), changes, strict=True) if part
-        }
-        delta |= {
-            name: value for name, value in after.items() if name != "index" and before.get(name) != value
-        }
-        if "counts" in delta:
-            known = before.get("counts", {})
-            delta["counts"] = {
-                key: value
-                for key, value in after["counts"].items()
-                if key not in known or known[key] != value
-            }
-        if point is not None:
-            delta["point"] = msgspec.structs.replace(point, at_ms=SHOWN.wall_ms(point.at_ms))
-        if self._traffic.changed or self._traffic.changed_more:
-            delta["changed"] = list(self._traffic.changed)
-            delta["changed_more"] = self._traffic.changed_more
-        return delta
+        gpus, nodes = changes
+        traffic = self._traffic
+        is_told = bool(traffic.changed) or traffic.changed_more
+        return BoardDelta(
+            seq=self.seq + 1,
+            index=after.index,
+            at_ms=SHOWN.wall_ms(at_ms),
+            gpus=gpus or UNSET,
+            nodes=nodes or UNSET,
+            ready=_other(before.ready, after.ready),
+            epoch=_other(before.epoch, after.epoch),
+            counts=_other_counts(before.counts, after.counts) or UNSET,
+            alerts=_other(before.alerts, after.alerts),
+            pools=_other(before.pools, after.pools),
+            quota=_other(before.quota, after.quota),
+            tenants=_other(before.tenants, after.tenants),
+            tenants_more=_other(before.tenants_more, after.tenants_more),
+            point=UNSET if point is None else replace(point, at_ms=SHOWN.wall_ms(point.at_ms)),
+            changed=list(traffic.changed) if is_told else UNSET,
+            changed_more=traffic.changed_more if is_told else UNSET,
+        )
 
-    def _work_out(self, state: ClusterState, at_ms: int) -> dict[str, Any]:
-        is_few = len(self._figures.get("tenants", ())) <= FEW_TENANTS
-        is_other = is_few and self._figures.get("index") != self._views.last_index
-        if is_other or not self._figures or at_ms - self._use_at_ms >= USE_MS:
+    def _work_out(self, state: ClusterState, at_ms: int) -> BoardFigures:
+        used: BoardUse | None = self._figures
+        if used is None or not self._is_use_known(at_ms):
             self._use_at_ms = at_ms
             used = figures.use(state, max(state.last_at, at_ms))
-        else:
-            used = {name: self._figures[name] for name in ("pools", "quota", "tenants", "tenants_more")}
-        counts = figures.counts(state, self._views, self._traffic, at_ms)
-        counts["util"] = figures.mean(self._columns.gpus["util"])
-        counts["browsers"] = len(self._listeners)
-        return {
-            "index": self._views.last_index,
-            "ready": self._runtime.ready and self._runtime.room is Room.OK and not self._runtime.trouble,
-            "epoch": state.epoch,
-            "counts": counts,
-            "alerts": self.count_alerts(),
-            **used,
-        }
+        return BoardFigures(
+            index=self._views.last_index,
+            ready=self._runtime.ready and self._runtime.room is Room.OK and not self._runtime.trouble,
+            epoch=state.epoch,
+            counts=figures.counts(
+                state,
+                self._views,
+                self._traffic,
+                at_ms,
+                util=figures.mean(self._columns.gpus.util),
+                browsers=len(self._listeners),
+            ),
+            alerts=self.count_alerts(),
+            pools=used.pools,
+            quota=used.quota,
+            tenants=used.tenants,
+            tenants_more=used.tenants_more,
+        )
 
-    def _note_point(self, state: ClusterState) -> Point | None:
+    def _is_use_known(self, at_ms: int) -> bool:
+        known = self._figures
+        if known is None or at_ms - self._use_at_ms >= USE_MS:
+            return False
+        return len(known.tenants) > FEW_TENANTS or known.index == self._views.last_index
+
+    def _note_point(self, state: ClusterState) -> BoardPoint | None:
         """Every five seconds, whether somebody looks or not."""
         at_ms = self._runtime.now_ms()
         is_due = not self._points or at_ms - self._points[-1].at_ms >= STEP_MS
@@ -264,7 +288,7 @@ class Board:
         self._traffic.look(state, at_ms)
         if not is_due:
             return None
-        point = Point(
+        point = BoardPoint(
             at_ms=at_ms,
             util=figures.mean_util(self._runtime.telemetry.values()),
             waiting=state.waiting_count,
@@ -279,27 +303,34 @@ class Board:
 
     # encoding
 
-    def _picture(self) -> dict[str, Any]:
-        columns = self._columns
-        names = Point.__struct_fields__
-        return {
-            "v": 1,
-            "seq": self.seq,
-            "at_ms": SHOWN.wall_ms(self._at_ms),
-            **self._about,
-            "statuses": STATUSES,
-            "node_statuses": NODE_STATUSES,
-            "healths": HEALTHS,
-            "models": columns.models,
-            "nodes": columns.nodes,
-            "gpus": columns.gpus,
-            **self._figures,
-            "history": {
-                "step_ms": STEP_MS,
-                **{name: [getattr(point, name) for point in self._points] for name in names},
-                "at_ms": [SHOWN.wall_ms(point.at_ms) for point in self._points],
-            },
-        }
+    def _picture(self) -> BoardSnapshot:
+        columns, told = self._columns, self._figures
+        if told is None:
+            raise RuntimeError("a beat comes before any picture")
+        return BoardSnapshot(
+            seq=self.seq,
+            at_ms=SHOWN.wall_ms(self._at_ms),
+            version=self._version,
+            role=self._role,
+            build=self._build,
+            statuses=[*STATUSES],
+            node_statuses=[*NODE_STATUSES],
+            healths=[*HEALTHS],
+            models=columns.models,
+            nodes=columns.nodes,
+            gpus=columns.gpus,
+            history=figures.history(self._points),
+            **{name: getattr(told, name) for name in BoardFigures.__struct_fields__},
+        )
 
     def _event(self, kind: str, data: bytes) -> bytes:
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+
+
+def _other(before: T, after: T) -> T | UnsetType:
+    return UNSET if before == after else after
+
+
+def _other_counts(before: BoardCounts, after: BoardCounts) -> dict[str, CountValue]:
+    names = BoardCounts.__struct_fields__
+    return {name: getattr(after, name) for name in names if getattr(before, name) != getattr(after, name)}

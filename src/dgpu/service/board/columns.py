@@ -17,6 +17,7 @@ from dgpu.core.model.node import Gpu, Node, NodeStatus
 from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.core.state import ClusterState
 from dgpu.service.machine.agent_words import GpuSample
+from dgpu.wire.board_answers import Changed, GpuColumns, NodeColumns
 
 MAX_TASKS_SHOWN = 8  # of one GPU; the count tells of the rest
 NODE_STATUSES = tuple(NodeStatus)
@@ -43,14 +44,20 @@ CHANGING = (
 MEASURED = ("util", "mem_used", "temp", "power", "mem_foreign")  # all that a new sample can change
 NODE_CHANGING = ("status", "reason", "since_ms", "labels")
 
-Changes = dict[str, dict[str, list[Any]]]  # column -> {"i": rows, "v": values}
+Changes = dict[str, Changed]  # by column
+_Named = tuple[tuple[str, list[Any]], ...]  # columns by name, in the order of the rows that fill them
 
 
 class Columns:
     def __init__(self) -> None:
         self.models: list[str] = []
-        self.nodes: dict[str, list[Any]] = {name: [] for name in ("id", "first", "gpus", *NODE_CHANGING)}
-        self.gpus: dict[str, list[Any]] = {name: [] for name in (*FIXED, *CHANGING)}
+        self.nodes = NodeColumns()
+        self.gpus = GpuColumns()
+        self._gpu_ids: list[GpuId] = []  # as in the columns
+        self._node_ids: list[NodeId] = []
+        self._changing: _Named = ()
+        self._measured: _Named = ()
+        self._node_changing: _Named = ()
         self._cards: dict[NodeId, tuple[GpuId, ...]] = {}  # of each node, as its room has them
         self._seen_nodes: list[Node | None] = []
         self._seen_gpus: list[Gpu | None] = []
@@ -80,7 +87,8 @@ class Columns:
 
     def _lay_out(self, state: ClusterState) -> bool:
         """Tells whether anything fixed differs: a node that registers again mostly has what it had."""
-        fixed: dict[str, list[Any]] = {name: [] for name in FIXED}
+        fresh = GpuColumns()
+        gpu_ids: list[GpuId] = []
         first: list[int] = []
         models: dict[str, int] = {}
         cards: dict[NodeId, tuple[GpuId, ...]] = {}
@@ -88,25 +96,38 @@ class Columns:
         for number, node_id in enumerate(names):
             room = state.rooms.by_node.get(node_id)
             cards[node_id] = room.gpu_ids if room is not None else ()
-            first.append(len(fixed["id"]))
+            first.append(len(gpu_ids))
+            gpu_ids += cards[node_id]
             for gpu_id in cards[node_id]:
                 gpu = state.gpus[gpu_id]
-                row = (gpu.id, number, gpu.index, models.setdefault(gpu.model, len(models)), gpu.memory_mb)
-                for name, value in zip(FIXED, row, strict=True):
-                    fixed[name].append(value)
+                fresh.id.append(gpu.id)
+                fresh.node.append(number)
+                fresh.index.append(gpu.index)
+                fresh.model.append(models.setdefault(gpu.model, len(models)))
+                fresh.mem_total.append(gpu.memory_mb)
         self._cards = cards
-        counts = [len(cards[node_id]) for node_id in names]
-        is_same = self.nodes["id"] == names and self.nodes["gpus"] == counts and self.models == list(models)
-        if is_same and all(self.gpus[name] == fixed[name] for name in FIXED):
+        nodes = NodeColumns(id=[*names], first=first, gpus=[len(cards[node_id]) for node_id in names])
+        is_same = self.nodes.id == nodes.id and self.nodes.gpus == nodes.gpus and self.models == list(models)
+        if is_same and all(getattr(self.gpus, name) == getattr(fresh, name) for name in FIXED):
             return False
-        size = len(fixed["id"])
         self.models = list(models)
-        self.nodes = {"id": names, "first": first, "gpus": counts}
-        self.nodes |= {name: [None] * len(names) for name in NODE_CHANGING}
-        self.gpus = fixed | {name: [None] * size for name in CHANGING}
-        self._seen_nodes = [None] * len(names)
-        self._seen_gpus, self._seen_samples, self._seen_leases = [None] * size, [None] * size, [None] * size
+        self.nodes, self.gpus = nodes, fresh
+        self._node_ids, self._gpu_ids = names, gpu_ids
+        self._begin_rows()
         return True
+
+    def _begin_rows(self) -> None:
+        """Nothing is known of any row yet."""
+        size, number = len(self.gpus.id), len(self.nodes.id)
+        self._changing = tuple((name, getattr(self.gpus, name)) for name in CHANGING)
+        self._measured = tuple((name, getattr(self.gpus, name)) for name in MEASURED)
+        self._node_changing = tuple((name, getattr(self.nodes, name)) for name in NODE_CHANGING)
+        for _, column in self._changing:
+            column.extend([None] * size)
+        for _, column in self._node_changing:
+            column.extend([None] * number)
+        self._seen_nodes = [None] * number
+        self._seen_gpus, self._seen_samples, self._seen_leases = [None] * size, [None] * size, [None] * size
 
     # what is on them
 
@@ -114,34 +135,34 @@ class Columns:
         node_changes = self._fill_nodes(state)
         changes: Changes = {}
         gpus, sample_of, leases_of = state.gpus, telemetry.get, state.rooms.holders.get
-        seen = zip(self.gpus["id"], self._seen_gpus, self._seen_samples, self._seen_leases, strict=True)
+        seen = zip(self._gpu_ids, self._seen_gpus, self._seen_samples, self._seen_leases, strict=True)
         others = [
             place
             for place, (gpu_id, gpu, sample, leases) in enumerate(seen)
             if gpus[gpu_id] is not gpu or sample_of(gpu_id) is not sample or leases_of(gpu_id) is not leases
         ]
         for place in others:
-            gpu_id = self.gpus["id"][place]
+            gpu_id = self._gpu_ids[place]
             gpu, sample, leases = gpus[gpu_id], sample_of(gpu_id), leases_of(gpu_id)
             node = state.nodes[gpu.node_id]
             self._seen_samples[place] = sample
             if (
                 gpu is self._seen_gpus[place] and leases is self._seen_leases[place]
             ):  # by far the most frequent
-                _note(self.gpus, changes, place, MEASURED, _measured(node, gpu, sample))
+                _note(self._measured, changes, place, _measured(node, gpu, sample))
             else:
                 self._seen_gpus[place], self._seen_leases[place] = gpu, leases
-                _note(self.gpus, changes, place, CHANGING, _gpu_row(state, node, gpu, sample, leases or ()))
+                _note(self._changing, changes, place, _gpu_row(state, node, gpu, sample, leases or ()))
         return changes, node_changes
 
     def _fill_nodes(self, state: ClusterState) -> Changes:
         changes: Changes = {}
-        for number, node_id in enumerate(self.nodes["id"]):
+        for number, node_id in enumerate(self._node_ids):
             node = state.nodes[node_id]
             if node is not self._seen_nodes[number]:
                 self._seen_nodes[number] = node
-                _note(self.nodes, changes, number, NODE_CHANGING, _node_row(node))
-                first, count = self.nodes["first"][number], self.nodes["gpus"][number]
+                _note(self._node_changing, changes, number, _node_row(node))
+                first, count = self.nodes.first[number], self.nodes.gpus[number]
                 self._seen_gpus[first : first + count] = [
                     None
                 ] * count  # their status follows from the node's
@@ -197,15 +218,12 @@ def _measured(node: Node, gpu: Gpu, sample: GpuSample | None) -> tuple[Any, ...]
     )
 
 
-def _note(
-    columns: dict[str, list[Any]], changes: Changes, place: int, names: tuple[str, ...], row: tuple[Any, ...]
-) -> None:
-    for name, value in zip(names, row, strict=True):
-        column = columns[name]
+def _note(columns: _Named, changes: Changes, place: int, row: tuple[Any, ...]) -> None:
+    for (name, column), value in zip(columns, row, strict=True):
         if column[place] != value:
             column[place] = value
             change = changes.get(name)
             if change is None:
-                change = changes[name] = {"i": [], "v": []}
-            change["i"].append(place)
-            change["v"].append(value)
+                change = changes[name] = Changed()
+            change.i.append(place)
+            change.v.append(value)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any
-
-import msgspec
 
 from dgpu.core.events import Event, GangPlaced, TaskPlaced, TasksSubmitted
 from dgpu.core.model.node import NodeStatus
@@ -17,6 +14,8 @@ from dgpu.service.machine.outputs import CommittedGroup
 from dgpu.service.views.events import named_tasks
 from dgpu.service.views.quota import quota_answer
 from dgpu.service.views.views import Views
+from dgpu.wire.board_answers import BoardCounts, BoardHistory, BoardPoint, BoardQuota, BoardTenant, BoardUse
+from dgpu.wire.wall_time import SHOWN
 
 STEP_MS = 5_000
 MAX_POINTS = 120  # ten minutes
@@ -27,15 +26,6 @@ MAX_GROUPS = 2_048  # that one look goes through; of more, the latest
 MAX_CHANGED = 256
 MAX_TENANTS = 100
 _MAX_TALLIES = 256
-
-
-class Point(msgspec.Struct, frozen=True, kw_only=True):
-    at_ms: int
-    util: float | None
-    waiting: int
-    running: int
-    wait_p50_ms: int | None
-    finished_per_min: float
 
 
 class Traffic:
@@ -132,7 +122,9 @@ def mean(values: Sequence[int | None]) -> float | None:
     return round(sum(known) / len(known), 1) if known else None
 
 
-def counts(state: ClusterState, views: Views, traffic: Traffic, at_ms: int) -> dict[str, Any]:
+def counts(
+    state: ClusterState, views: Views, traffic: Traffic, at_ms: int, *, util: float | None, browsers: int
+) -> BoardCounts:
     pools = {"online": [0, 0], "batch": [0, 0]}
     for (_, pool, _), by_status in views.counts().items():
         numbers = pools[pool]
@@ -143,48 +135,58 @@ def counts(state: ClusterState, views: Views, traffic: Traffic, at_ms: int) -> d
     nodes = {status.value: 0 for status in NodeStatus}
     for node in state.nodes.values():
         nodes[node.status.value] += 1
-    return {
-        "waiting": state.waiting_count,
-        "running": state.running_count,
-        "ended": state.next_task_id - 1 - state.waiting_count - state.running_count,
-        "pending": {pool: numbers[0] for pool, numbers in pools.items()},
-        "running_in": {pool: numbers[1] for pool, numbers in pools.items()},
-        "finished_per_min": finished,
-        "started_per_min": started,
+    return BoardCounts(
+        waiting=state.waiting_count,
+        running=state.running_count,
+        ended=state.next_task_id - 1 - state.waiting_count - state.running_count,
+        pending={pool: numbers[0] for pool, numbers in pools.items()},
+        running_in={pool: numbers[1] for pool, numbers in pools.items()},
+        finished_per_min=finished,
+        started_per_min=started,
         **{status.value: number for status, number in state.gpu_counts().items()},
-        "nodes": nodes,
-        "wait_p50_ms": p50_ms,
-        "wait_p95_ms": p95_ms,
-    }
+        nodes=nodes,
+        wait_p50_ms=p50_ms,
+        wait_p95_ms=p95_ms,
+        util=util,
+        browsers=browsers,
+    )
 
 
-def use(state: ClusterState, at: int) -> dict[str, Any]:
-    """Pools, quota and the tenants that use most."""
+def use(state: ClusterState, at: int) -> BoardUse:
     answer = quota_answer(state, at)
     tenants = sorted(answer.tenants, key=lambda each: (-each.gpus_used, -each.waiting, each.tenant_id))
-    limits = {name: tenant.max_gpus for name, tenant in state.tenants.items()}
-    return {
-        "pools": {
-            "online": msgspec.to_builtins(answer.online),
-            "batch": msgspec.to_builtins(answer.batch),
-        },
-        "quota": {
-            "total_gpus": answer.total_gpus,
-            "online_percent": answer.online_percent,
-            "mode": answer.mode,
-            "reclaim": answer.reclaim,
-        },
-        "tenants": [
-            {
-                "id": each.tenant_id,
-                "used": each.gpus_used,
-                "running": each.running,
-                "waiting": each.waiting,
-                "gpu_hours": round(each.gpu_hours_this_month, 2),
-                "share": round(each.share, 4),
-                "max_gpus": limits.get(each.tenant_id),  # type: ignore[call-overload]
-            }
+    limits = {str(name): tenant.max_gpus for name, tenant in state.tenants.items()}
+    return BoardUse(
+        pools={"online": answer.online, "batch": answer.batch},
+        quota=BoardQuota(
+            total_gpus=answer.total_gpus,
+            online_percent=answer.online_percent,
+            mode=answer.mode,
+            reclaim=answer.reclaim,
+        ),
+        tenants=[
+            BoardTenant(
+                id=each.tenant_id,
+                used=each.gpus_used,
+                running=each.running,
+                waiting=each.waiting,
+                gpu_hours=round(each.gpu_hours_this_month, 2),
+                share=round(each.share, 4),
+                max_gpus=limits.get(each.tenant_id),
+            )
             for each in tenants[:MAX_TENANTS]
         ],
-        "tenants_more": max(0, len(tenants) - MAX_TENANTS),
-    }
+        tenants_more=max(0, len(tenants) - MAX_TENANTS),
+    )
+
+
+def history(points: Sequence[BoardPoint]) -> BoardHistory:
+    return BoardHistory(
+        step_ms=STEP_MS,
+        at_ms=[SHOWN.wall_ms(point.at_ms) for point in points],
+        util=[point.util for point in points],
+        waiting=[point.waiting for point in points],
+        running=[point.running for point in points],
+        wait_p50_ms=[point.wait_p50_ms for point in points],
+        finished_per_min=[point.finished_per_min for point in points],
+    )

@@ -70,7 +70,15 @@ async def list_alerts(
         if (states is None or alert.state in states) and name in {None, alert.rule}
     ]
     shown = [_answer(watch, alert) for alert in islice(taken, most)]
-    return AlertList(total=len(taken), **watch.counts(), dropped=watch.machine.dropped, alerts=shown)
+    counts = watch.counts()
+    return AlertList(
+        total=len(taken),
+        pending=counts.pending,
+        firing=counts.firing,
+        resolved=counts.resolved,
+        dropped=watch.machine.dropped,
+        alerts=shown,
+    )
 
 
 @get(

@@ -24,6 +24,7 @@ from dgpu.service.rest.turns import Turns
 from dgpu.service.task_files import FileStreams
 from dgpu.service.task_output.streams import OutputStreams
 from dgpu.service.views.views import Views
+from dgpu.wire.alert_answers import AlertCounts
 from dgpu.wire.answers import Problem
 from dgpu.wire.problem import problem_of
 
@@ -82,7 +83,7 @@ class Backend:
         self._describe: Callable[[], dict[str, Any]] | None = None
         self._description: dict[str, Any] = {}
 
-    def _count_alerts(self) -> dict[str, int] | None:
+    def _count_alerts(self) -> AlertCounts | None:
         alerts = getattr(self, "alerts", None)
         return None if alerts is None else alerts.counts()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from litestar import MediaType, Request, Response, get
 
-from dgpu.service.rest.describe_browser import browser_calls
+from dgpu.service.rest.describe_browser import browser_calls, browser_schemas
 from dgpu.service.rest.tasks import Given
 from dgpu.wire.alert_fields import SILENCE_FIELDS
 from dgpu.wire.answers import PROBLEM_JSON
@@ -105,6 +105,7 @@ def complete(schema: dict[str, Any]) -> dict[str, Any]:
     _describe_whatif(paths, task)
     _describe_alerts(paths)
     paths.update(browser_calls())
+    schema["components"]["schemas"] = {**browser_schemas(), **schemas}
     for item in paths.values():
         for operation in item.values():
             if isinstance(operation, dict) and "responses" in operation:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
+from dgpu.wire.board_answers import BoardDelta, BoardSnapshot, GpuColumns
+
 _JSON = "application/json"
-_COLUMNS = (
-    "id node index model mem_total status health util mem_used mem_foreign mem_reserved temp power tasks task_count "
-    "fault warm"
-)
+_REFERENCE = "#/components/schemas/{name}"
+_SNAPSHOT = {"$ref": _REFERENCE.format(name=BoardSnapshot.__name__)}
+
+
+def browser_schemas() -> dict[str, Any]:
+    """The shapes of the board, by name."""
+    _, named = msgspec.json.schema_components((BoardSnapshot, BoardDelta), ref_template=_REFERENCE)
+    return named
 
 
 def browser_calls() -> dict[str, Any]:
@@ -21,9 +29,9 @@ def _board_calls() -> dict[str, Any]:
             "get": {
                 "summary": "The cluster at a glance",
                 "description": "Everything that a dashboard shows first, in columns: at most a second old, the same "
-                f"bytes for everybody. Columns of `gpus`: {_COLUMNS}. `status`, `health` and `model` are places in the "
-                "lists `statuses`, `healths` and `models`; task numbers are bare; `history` holds the last ten "
-                "minutes.",
+                f"bytes for everybody. Columns of `gpus`: {' '.join(GpuColumns.__struct_fields__)}. "
+                "`status`, `health` and `model` are places in the lists `statuses`, `healths` and `models`; task "
+                "numbers are bare; `history` holds the last ten minutes.",
                 "responses": {"200": _answer("The snapshot.", _SNAPSHOT, _JSON)},
             }
         },
@@ -32,8 +40,8 @@ def _board_calls() -> dict[str, Any]:
                 "summary": "The cluster as it changes",
                 "description": "Server-sent events. `snapshot`: as /api/v1/board; replace all you have. `delta`: what "
                 "changed since the event before, at most once a second, at least every five; per column the rows `i` "
-                "and their values `v`. `resync`: you were too slow, a snapshot follows. Each connection begins "
-                "with a snapshot.",
+                "and their values `v` (BoardDelta). `resync`: you were too slow, a snapshot follows. Each connection "
+                "begins with a snapshot.",
                 "responses": {"200": _answer("The stream.", {"type": "string"}, "text/event-stream")},
             }
         },
@@ -83,20 +91,6 @@ def _session_calls() -> dict[str, Any]:
 
 def _fields(**types: str) -> dict[str, Any]:
     return {"type": "object", "properties": {name: {"type": kind} for name, kind in types.items()}}
-
-
-_SNAPSHOT = {
-    "type": "object",
-    "properties": {
-        **_fields(v="integer", seq="integer", epoch="integer", index="integer", at_ms="integer")[
-            "properties"
-        ],
-        **_fields(version="string", role="string", ready="boolean", tenants_more="integer")["properties"],
-        **{name: {"type": "array"} for name in ("statuses", "node_statuses", "healths", "models", "tenants")},
-        **{name: {"type": "object"} for name in ("nodes", "gpus", "pools", "quota", "counts", "history")},
-        "alerts": {"type": ["object", "null"]},
-    },
-}
 
 
 def _answer(text: str, schema: Any, media_type: str) -> dict[str, Any]:
