@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dgpu.client.asynchronous import AsyncClient
-    from dgpu.client.calls import TaskFields
     from dgpu.client.errors import (
         BadRequest,
         DgpuError,
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
         Unreachable,
         WaitedTooLong,
     )
+    from dgpu.client.fields import TaskFields
     from dgpu.client.stream import ServerEvent
     from dgpu.client.sync import Client
 
@@ -39,7 +39,7 @@ __all__ = [
 _HOMES = {
     "AsyncClient": "asynchronous",
     "Client": "sync",
-    "TaskFields": "calls",
+    "TaskFields": "fields",
     "ServerEvent": "stream",
 }
 

@@ -1,64 +1,86 @@
-"""The calls about what was. Times are texts: how long ago (`30d`, `6h`), or RFC 3339."""
+"""Calls about what was. Times are texts: how long ago (`30d`, `6h`), or RFC 3339."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-from urllib.parse import quote, urlencode
 
-from dgpu.client.calls import Call
+from dgpu.client.call import Call
+from dgpu.client.request import Request, api_path
 from dgpu.wire import history_answers as answers
 
-_ROOT = "/api/v1/history"
 
+class HistoryCalls:
+    @Call
+    def gpu_history(
+        self, gpu_id: str, *, since: str | None = None, until: str | None = None, step: str | None = None
+    ) -> Request[answers.GpuHistory]:
+        """What a card measured, in columns; `gpu_id` is its UUID or `node:index`."""
+        path = api_path("history", "gpus", gpu_id, since=since, until=until, step=step)
+        return Request("GET", path, answers.GpuHistory)
 
-def gpu(gpu_id: str, since: str | None, until: str | None, step: str | None) -> Call[answers.GpuHistory]:
-    path = _path("gpus", gpu_id, since=since, until=until, step=step)
-    return Call(method="GET", path=path, answer=answers.GpuHistory)
+    @Call
+    def gpus_history(
+        self,
+        gpu_ids: Sequence[str],
+        *,
+        since: str | None = None,
+        until: str | None = None,
+        step: str | None = None,
+    ) -> Request[answers.GpusHistory]:
+        """What several cards measured, in columns."""
+        path = api_path("history", "gpus", ids=",".join(gpu_ids), since=since, until=until, step=step)
+        return Request("GET", path, answers.GpusHistory)
 
+    @Call
+    def node_history(
+        self, node_id: str, *, since: str | None = None, until: str | None = None, step: str | None = None
+    ) -> Request[answers.NodeHistory]:
+        """What a node measured, in columns."""
+        path = api_path("history", "nodes", node_id, since=since, until=until, step=step)
+        return Request("GET", path, answers.NodeHistory)
 
-def gpus(
-    gpu_ids: Sequence[str], since: str | None, until: str | None, step: str | None
-) -> Call[answers.GpusHistory]:
-    path = _path("gpus", ids=",".join(gpu_ids), since=since, until=until, step=step)
-    return Call(method="GET", path=path, answer=answers.GpusHistory)
+    @Call
+    def cluster_history(
+        self, *, since: str | None = None, until: str | None = None, step: str | None = None
+    ) -> Request[answers.ClusterHistory]:
+        """What the whole cluster measured, in columns."""
+        path = api_path("history", "cluster", since=since, until=until, step=step)
+        return Request("GET", path, answers.ClusterHistory)
 
+    @Call
+    def queue_history(
+        self, *, since: str | None = None, until: str | None = None, step: str | None = None
+    ) -> Request[answers.QueueHistory]:
+        """How many tasks waited and ran, in columns."""
+        path = api_path("history", "queue", since=since, until=until, step=step)
+        return Request("GET", path, answers.QueueHistory)
 
-def node(node_id: str, since: str | None, until: str | None, step: str | None) -> Call[answers.NodeHistory]:
-    path = _path("nodes", node_id, since=since, until=until, step=step)
-    return Call(method="GET", path=path, answer=answers.NodeHistory)
+    @Call
+    def usage(
+        self, *, since: str | None = None, until: str | None = None, by: Sequence[str] = ("tenant",)
+    ) -> Request[answers.Usage]:
+        """GPU-hours and waiting times by tenant, pool or user."""
+        path = api_path("history", "usage", since=since, until=until, by=",".join(by))
+        return Request("GET", path, answers.Usage)
 
+    @Call
+    def timeline(
+        self,
+        *,
+        since: str | None = None,
+        until: str | None = None,
+        nodes: Sequence[str] = (),
+        limit: int | None = None,
+    ) -> Request[answers.Timeline]:
+        """Which tasks ran on which GPUs, and when."""
+        names = ",".join(nodes) or None
+        path = api_path("history", "timeline", since=since, until=until, nodes=names, limit=limit)
+        return Request("GET", path, answers.Timeline)
 
-def cluster(since: str | None, until: str | None, step: str | None) -> Call[answers.ClusterHistory]:
-    path = _path("cluster", since=since, until=until, step=step)
-    return Call(method="GET", path=path, answer=answers.ClusterHistory)
-
-
-def queue(since: str | None, until: str | None, step: str | None) -> Call[answers.QueueHistory]:
-    path = _path("queue", since=since, until=until, step=step)
-    return Call(method="GET", path=path, answer=answers.QueueHistory)
-
-
-def usage(since: str | None, until: str | None, by: Sequence[str]) -> Call[answers.Usage]:
-    path = _path("usage", since=since, until=until, by=",".join(by))
-    return Call(method="GET", path=path, answer=answers.Usage)
-
-
-def timeline(
-    since: str | None, until: str | None, nodes: Sequence[str], limit: int | None
-) -> Call[answers.Timeline]:
-    path = _path("timeline", since=since, until=until, nodes=",".join(nodes) or None, limit=limit)
-    return Call(method="GET", path=path, answer=answers.Timeline)
-
-
-def node_health(
-    node_id: str, since: str | None, until: str | None, limit: int | None
-) -> Call[answers.NodeHealth]:
-    path = _path("nodes", node_id, "health", since=since, until=until, limit=limit)
-    return Call(method="GET", path=path, answer=answers.NodeHealth)
-
-
-def _path(*parts: str, **query: Any) -> str:
-    given = {name: value for name, value in query.items() if value is not None}
-    path = "/".join((_ROOT, *(quote(part, safe="") for part in parts)))
-    return f"{path}?{urlencode(given)}" if given else path
+    @Call
+    def node_health(
+        self, node_id: str, *, since: str | None = None, until: str | None = None, limit: int | None = None
+    ) -> Request[answers.NodeHealth]:
+        """What happened to a node and its cards, the newest first."""
+        path = api_path("history", "nodes", node_id, "health", since=since, until=until, limit=limit)
+        return Request("GET", path, answers.NodeHealth)

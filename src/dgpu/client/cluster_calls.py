@@ -1,0 +1,123 @@
+"""Calls about nodes, GPUs, quotas, tenants and the scheduler itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack
+
+from dgpu.client.call import Call
+from dgpu.client.fields import QuotaFields, TenantFields
+from dgpu.client.request import NOTHING, Request, api_path, given
+from dgpu.wire import answers
+
+
+class ClusterCalls:
+    @Call
+    def gpus(self) -> Request[answers.GpuList]:
+        """All GPUs with what they measured last."""
+        return Request("GET", api_path("gpus"), answers.GpuList)
+
+    @Call
+    def recover_gpu(self, gpu_id: str, *, reason: str = "") -> Request[answers.GpuAnswer]:
+        """Has a card checked that was taken out of service, after somebody looked after it."""
+        path = api_path("gpus", gpu_id, "recover")
+        return Request("POST", path, answers.GpuAnswer, body=given(reason=reason or None))
+
+    @Call
+    def nodes(self) -> Request[answers.NodeList]:
+        """All nodes."""
+        return Request("GET", api_path("nodes"), answers.NodeList)
+
+    @Call
+    def drain(self, node_id: str, *, reason: str = "") -> Request[answers.NodeAnswer]:
+        """Starts nothing more on a node. Its running tasks go on."""
+        return _node_order(node_id, "drain", reason)
+
+    @Call
+    def resume(self, node_id: str) -> Request[answers.NodeAnswer]:
+        """Lets a drained node start tasks again."""
+        return _node_order(node_id, "resume")
+
+    @Call
+    def give_up(self, node_id: str, *, reason: str = "") -> Request[answers.NodeAnswer]:
+        """Says that nothing runs on a lost node any more, so that its tasks can start elsewhere."""
+        return _node_order(node_id, "lost", reason)
+
+    @Call
+    def remove_node(self, node_id: str) -> Request[None]:
+        """Forgets a node that is offline and runs no task."""
+        return _remove(api_path("nodes", node_id))
+
+    @Call
+    def quota(self) -> Request[answers.QuotaAnswer]:
+        """Quotas of the pools and tenants, and how much of them is used."""
+        return Request("GET", api_path("quota"), answers.QuotaAnswer)
+
+    @Call
+    def set_quota(self, **change: Unpack[QuotaFields]) -> Request[answers.QuotaAnswer]:
+        """Changes the quota. A field that is left out stays as it is."""
+        return Request("PUT", api_path("quota"), answers.QuotaAnswer, body=given(**change))
+
+    @Call
+    def try_quota(self, **change: Unpack[QuotaFields]) -> Request[answers.QuotaEffect]:
+        """Changes nothing: tells who would start, wait, drain or be stopped."""
+        return Request("PUT", api_path("quota", dry_run="true"), answers.QuotaEffect, body=given(**change))
+
+    @Call
+    def tenants(self) -> Request[Sequence[answers.TenantAnswer]]:
+        """All tenants with their limits and use."""
+        return Request("GET", api_path("tenants"), answers.TenantList).picking(lambda found: found.tenants)
+
+    @Call
+    def tenant(self, tenant_id: str) -> Request[answers.TenantAnswer]:
+        """One tenant with its limits and use."""
+        return Request("GET", api_path("tenants", tenant_id), answers.TenantAnswer)
+
+    @Call
+    def create_tenant(self, tenant_id: str, **limits: Unpack[TenantFields]) -> Request[answers.TenantAnswer]:
+        """Refused if there is one of that name."""
+        return Request("POST", api_path("tenants"), answers.TenantAnswer, body=given(id=tenant_id, **limits))
+
+    @Call
+    def set_tenant(self, tenant_id: str, **limits: Unpack[TenantFields]) -> Request[answers.TenantAnswer]:
+        """All of its limits; sets it up if there is none of that name."""
+        return Request("PUT", api_path("tenants", tenant_id), answers.TenantAnswer, body=given(**limits))
+
+    @Call
+    def remove_tenant(self, tenant_id: str) -> Request[None]:
+        """Refused while the tenant has waiting or running tasks."""
+        return _remove(api_path("tenants", tenant_id))
+
+    @Call
+    def board(self) -> Request[Mapping[str, Any]]:
+        """The cluster at a glance, as dashboards get it: see the API's description."""
+        return Request("GET", api_path("board"), dict[str, Any])
+
+    @Call
+    def session(self) -> Request[answers.SessionAnswer]:
+        """By what the caller is let in: open, user, token or cookie."""
+        return Request("GET", api_path("session"), answers.SessionAnswer)
+
+    @Call
+    def session_code(self) -> Request[answers.SessionCode]:
+        """Opens the dashboard of somebody else's browser, once."""
+        return Request("POST", api_path("session", "code"), answers.SessionCode, body=NOTHING)
+
+    @Call
+    def health(self) -> Request[answers.Health]:
+        """Answers while the scheduler's process lives."""
+        return Request("GET", "/health", answers.Health)
+
+    @Call
+    def ready(self) -> Request[answers.Ready]:
+        """Whether the scheduler is ready, and its role."""
+        return Request("GET", "/ready", answers.Ready)
+
+
+def _node_order(node_id: str, order: str, reason: str = "") -> Request[answers.NodeAnswer]:
+    path = api_path("nodes", node_id, order)
+    return Request("POST", path, answers.NodeAnswer, body=given(reason=reason or None))
+
+
+def _remove(path: str) -> Request[None]:
+    return Request("DELETE", path, answers.Removed).picking(lambda _: None)

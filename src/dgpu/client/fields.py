@@ -1,0 +1,76 @@
+"""Named fields of calls that take many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+
+class TaskFields(TypedDict, total=False):
+    """A task as submitted; see the table of the API's description."""
+
+    command: str | Sequence[str]
+    name: str
+    tenant_id: str
+    pool: Literal["online", "batch"]
+    priority: int | str
+    gpu_count: int
+    gpu_model: str | Sequence[str]
+    gpu_memory_mb: int
+    cpus: float
+    ram_mb: int
+    env: Mapping[str, str]
+    workdir: str
+    timeout_seconds: float
+    max_retries: int
+    restart: Literal["never", "on-failure", "always"]
+    allocation: bool
+    labels: Mapping[str, str]
+    model_name: str
+    task_type: str
+    structure_n_atoms: int
+    shared: bool
+    gpu_share: float
+    nodes: int
+    image: str
+    after: str | Sequence[str | Mapping[str, str]]
+    array: str
+    held: bool
+    entrypoint: str
+    args: Sequence[Any]
+    constraints: Sequence[Any]
+
+
+class Filters(TypedDict, total=False):
+    status: str | None
+    priority: int | str | None
+    tenant: str | None
+    pool: str | None
+    name: str | None
+    array: str | None
+    q: str | None
+    node: str | None
+    gpu: str | None
+    sort: Literal["newest", "oldest"] | None
+
+
+class QuotaFields(TypedDict, total=False):
+    """What is left out stays as it is."""
+
+    online_percent: float | None
+    mode: Literal["strict", "borrow"] | None
+    reclaim: Literal["wait", "stop"] | None
+
+
+class TenantFields(TypedDict, total=False):
+    """Limits of a tenant. What is left out, or None, is no limit."""
+
+    max_gpus: int | None
+    guaranteed_gpus: int | None
+    weight: float | None
+    max_running: int | None
+    max_waiting: int | None
+    max_gpu_memory_mb: int | None
+    max_priority: int | str | None
+    pools: Sequence[Literal["online", "batch"]] | None
+    gpu_hours_per_month: float | None

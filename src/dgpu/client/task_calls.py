@@ -1,0 +1,158 @@
+"""Calls about tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Unpack
+
+from dgpu.client.call import Call
+from dgpu.client.fields import Filters, TaskFields
+from dgpu.client.request import NOTHING, Request, api_path, encode, given, new_key
+from dgpu.wire import answers
+
+PART_TASKS = 10_000
+PART_BYTES = 8 << 20
+
+
+class TaskCalls:
+    @Call
+    def submit(
+        self, *, idempotency_key: str | None = None, **task: Unpack[TaskFields]
+    ) -> Request[answers.Submitted]:
+        """Submits one task. A repeat with the same key returns the first answer and submits nothing."""
+        return Request(
+            "POST", api_path("tasks"), answers.Submitted, body=encode(task), headers=new_key(idempotency_key)
+        )
+
+    @Call
+    def submit_copies(
+        self, count: int, *, idempotency_key: str | None = None, **task: Unpack[TaskFields]
+    ) -> Request[list[str]]:
+        """`count` equal tasks, all or nothing; at most 10,000. Returns their ids."""
+        body = encode({"task": task, "count": count})
+        return _batch(body, idempotency_key).picking(lambda submitted: submitted.task_ids)
+
+    @Call
+    def get(self, task_id: str | int) -> Request[answers.TaskAnswer]:
+        """One task as it is now."""
+        return Request("GET", api_path("tasks", task_id), answers.TaskAnswer)
+
+    @Call
+    def page(
+        self, *, limit: int = 100, cursor: str | None = None, **filters: Unpack[Filters]
+    ) -> Request[answers.TaskPage]:
+        """One page of tasks, newest first. The `next_cursor` of a page asks for the next one."""
+        return Request("GET", api_path("tasks", **filters, limit=limit, cursor=cursor), answers.TaskPage)
+
+    @Call
+    def cancel(self, *task_ids: str | int) -> Request[int]:
+        """Cancels waiting and running tasks. Returns how many were cancelled."""
+        body = given(task_ids=[str(task_id) for task_id in task_ids])
+        return _cancel(body)
+
+    @Call
+    def cancel_where(self, **filters: Unpack[Filters]) -> Request[int]:
+        """Cancels all tasks that match. Returns how many were cancelled."""
+        return _cancel(given(**filters))
+
+    @Call
+    def hold(self, task_id: str | int, *, array: bool = False) -> Request[answers.TaskAnswer]:
+        """A waiting task is not started before it is released. With `array`, all that wait of the array it begins."""
+        return _order(task_id, "hold", array=array)
+
+    @Call
+    def release(self, task_id: str | int, *, array: bool = False) -> Request[answers.TaskAnswer]:
+        """A held task may start again. With `array`, all held tasks of the array it begins."""
+        return _order(task_id, "release", array=array)
+
+    @Call
+    def retry(self, task_id: str | int, *, idempotency_key: str | None = None) -> Request[answers.Retried]:
+        """Submits a task that is over once more, as a new task with the same environment."""
+        path, headers = api_path("tasks", task_id, "retry"), new_key(idempotency_key)
+        return Request("POST", path, answers.Retried, body=NOTHING, headers=headers)
+
+    @Call
+    def set_priority(
+        self, task_id: str | int, priority: int | str, *, array: bool = False
+    ) -> Request[answers.TaskAnswer]:
+        """Of a waiting task. With `array`, of all that wait of the array it begins."""
+        return _order(task_id, "priority", priority=priority, array=array)
+
+    @Call
+    def why(self, task_id: str | int) -> Request[answers.Why]:
+        """Why a task waits: its blockers, its position, its expected start and what would start it sooner."""
+        return Request("GET", api_path("tasks", task_id, "why"), answers.Why)
+
+    @Call
+    def whatif(self, change: Mapping[str, Any]) -> Request[answers.WhatifAnswer]:
+        """What would happen, without doing it: `{"submit": {...}}`, `{"quota": {"online_percent": 0.6}}`,
+        `{"drain": node}`, `{"lose": node}` or `{"add_nodes": [{"gpus": 8, "model": "A100"}]}`.
+        """
+        return Request("POST", api_path("whatif"), answers.WhatifAnswer, body=encode(change))
+
+    @Call
+    def task_events(self, task_id: str | int) -> Request[Sequence[answers.TaskEvent]]:
+        """Events of one task in order."""
+        path = api_path("tasks", task_id, "events")
+        return Request("GET", path, answers.TaskEvents).picking(lambda found: found.events)
+
+    @Call
+    def queue(self, *, limit: int = 100) -> Request[answers.QueuePage]:
+        """Waiting tasks in the order in which they are tried."""
+        return Request("GET", api_path("queue", limit=limit), answers.QueuePage)
+
+    @Call
+    def estimates(
+        self,
+        *,
+        tenant: str | None = None,
+        model: str | None = None,
+        task_type: str | None = None,
+        atoms: int | None = None,
+    ) -> Request[answers.EstimateList]:
+        """What is known about the memory of models and commands; with a model, type or atoms, what it would need."""
+        path = api_path("estimates", tenant=tenant, model=model, task_type=task_type, atoms=atoms)
+        return Request("GET", path, answers.EstimateList)
+
+
+def submit_parts(tasks: Iterable[Mapping[str, Any]]) -> Iterator[Request[answers.SubmittedMany]]:
+    """One request per 10,000 tasks or 8 MiB. Each request is all or nothing; all of them together are not."""
+    part: list[bytes] = []
+    size = 0
+    for task in tasks:
+        encoded = encode(task)
+        if part and (len(part) == PART_TASKS or size + len(encoded) + 1 > PART_BYTES - 64):
+            yield _part(part)
+            part, size = [], 0
+        part.append(encoded)
+        size += len(encoded) + 1
+    if part:
+        yield _part(part)
+
+
+def logs_path(
+    task_id: str | int, *, follow: bool, tail: int | None, attempt: int | None, rank: int | None
+) -> str:
+    follows = "true" if follow else None
+    return api_path("tasks", task_id, "logs", follow=follows, tail=tail, attempt=attempt, rank=rank)
+
+
+def _part(tasks: list[bytes]) -> Request[answers.SubmittedMany]:
+    return _batch(b'{"tasks":[' + b",".join(tasks) + b"]}", None)
+
+
+def _batch(body: bytes, idempotency_key: str | None) -> Request[answers.SubmittedMany]:
+    headers = new_key(idempotency_key)
+    return Request("POST", api_path("tasks", "batch"), answers.SubmittedMany, body=body, headers=headers)
+
+
+def _cancel(body: bytes) -> Request[int]:
+    path = api_path("tasks", "cancel")
+    return Request("POST", path, answers.Cancelled, body=body).picking(lambda done: done.cancelled)
+
+
+def _order(
+    task_id: str | int, order: str, *, array: bool, priority: int | str | None = None
+) -> Request[answers.TaskAnswer]:
+    body = given(priority=priority, array=array or None)
+    return Request("POST", api_path("tasks", task_id, order), answers.TaskAnswer, body=body)

@@ -1,0 +1,30 @@
+"""How long both clients wait before they look again whether a task is over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from dgpu.client.errors import WaitedTooLong
+from dgpu.wire.answers import TaskAnswer
+
+FINAL = frozenset({"success", "failed", "cancelled"})
+_FIRST_PAUSE_SECONDS = 0.02
+_LONGEST_PAUSE_SECONDS = 0.5
+
+
+def end_of(timeout_seconds: float | None) -> float | None:
+    return None if timeout_seconds is None else time.monotonic() + timeout_seconds
+
+
+def pauses() -> Iterator[float]:
+    pause = _FIRST_PAUSE_SECONDS
+    while True:
+        yield pause
+        pause = min(_LONGEST_PAUSE_SECONDS, pause * 1.5)
+
+
+def check_time(task: TaskAnswer, pause: float, until: float | None) -> None:
+    """Raises before a pause that would end too late."""
+    if until is not None and time.monotonic() + pause > until:
+        raise WaitedTooLong(f"{task.task_id} is still {task.status}.")
