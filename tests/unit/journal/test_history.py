@@ -10,8 +10,8 @@ from dgpu.core.model.task import Pool, TaskStatus
 from dgpu.core.state import ClusterState
 from dgpu.service.history.filters import TaskFilters
 from dgpu.service.history.reader import History
-from dgpu.service.history.schema import HistoryUnusable
 from dgpu.service.history.writer import HistoryWriter
+from dgpu.service.sqlite_files import FileUnusable
 from unit.journal.samples import SECRET, busy_cluster
 
 
@@ -178,7 +178,7 @@ def test_a_commit_that_finds_no_room_can_be_made_again(tmp_path, cluster) -> Non
 
 def test_a_file_that_is_no_history_is_not_used(tmp_path) -> None:
     (tmp_path / "h.sqlite").write_bytes(b"not a database at all, but long enough to look at" * 100)
-    with pytest.raises(HistoryUnusable):
+    with pytest.raises(FileUnusable):
         HistoryWriter(tmp_path / "h.sqlite")
 
 
@@ -186,7 +186,7 @@ def test_a_history_of_another_version_is_not_used(tmp_path) -> None:
     connection = sqlite3.connect(tmp_path / "h.sqlite")
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(HistoryUnusable, match="version 99"):
+    with pytest.raises(FileUnusable, match="version 99"):
         HistoryWriter(tmp_path / "h.sqlite")
 
 

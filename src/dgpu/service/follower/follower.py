@@ -37,13 +37,13 @@ from dgpu.service.follower.forecaster import Forecaster
 from dgpu.service.follower.foresight import answer
 from dgpu.service.follower.words import Ask, FollowerSettings
 from dgpu.service.history.reader import HISTORY_NAME
-from dgpu.service.history.schema import HistoryUnusable
 from dgpu.service.history.writer import (
     HistoryWriter,
     begin_again,
     end_making,
     is_being_made,
 )
+from dgpu.service.sqlite_files import FileUnusable
 from dgpu.service.telemetry.file import TELEMETRY_NAME
 from dgpu.service.telemetry.store import TelemetryStore
 from dgpu.service.telemetry.tiers import Batch
@@ -235,8 +235,8 @@ class Follower:
         path = self._history_path
         try:
             return HistoryWriter(path)
-        except HistoryUnusable as error:
-            self._say({"note": f"{error}; the history is made again"})
+        except FileUnusable as error:
+            self._say({"note": f"{path}: {error}; the history is made again"})
             begin_again(path)
             return HistoryWriter(path)
 

@@ -7,7 +7,6 @@ file never is. Losing it loses nothing but the score.
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 import time
 from collections import deque
@@ -21,9 +20,15 @@ from dgpu.core.events import Event
 from dgpu.core.foresight.forecast import Prediction, forecast
 from dgpu.core.model.ids import TaskId
 from dgpu.core.state import ClusterState
-from dgpu.journal.durable import PRIVATE_FILE
 from dgpu.service.follower.forecasts import Foretold
-from dgpu.service.sqlite_files import names_of, remove_leftovers, transaction
+from dgpu.service.sqlite_files import (
+    FileUnusable,
+    names_of,
+    open_to_write,
+    remove_leftovers,
+    transaction,
+    use_log,
+)
 
 FORECASTS_NAME = "forecasts.sqlite"
 _INTERVAL_S = 3.0
@@ -214,22 +219,16 @@ def _is_news(before: list[_Kept], now: Prediction, at: int) -> bool:
 
 
 def _open(path: Path) -> sqlite3.Connection | None:
-    connection: sqlite3.Connection | None = None
     for _ in range(2):
         try:
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE))
-            connection = sqlite3.connect(path, isolation_level=None, timeout=1)
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = NORMAL")
-            connection.executescript(_SCHEMA)
+            return open_to_write(path, _prepare, timeout_seconds=1)
         except sqlite3.OperationalError:
             return None  # a full disk, or a lock
-        except sqlite3.DatabaseError:
-            if connection is not None:
-                connection.close()
-            path.unlink(missing_ok=True)  # damaged: only the score is lost
-        except OSError:
-            return None
-        else:
-            return connection
+        except FileUnusable:
+            path.unlink(missing_ok=True)  # only the score is lost
     return None
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    use_log(connection)
+    connection.executescript(_SCHEMA)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from pathlib import Path
-from urllib.parse import quote
 
 import msgspec
 
 from dgpu.core.state import ClusterState
 from dgpu.service.history.schema import open_for_writing
-from dgpu.service.sqlite_files import transaction
+from dgpu.service.sqlite_files import open_to_read, transaction
 
 LOST_TAIL = "lost_tail"  # the reason of tasks and attempts that only the history knows any more
 _ERROR = "the part of the journal that held it was lost; submit it again"
@@ -34,7 +33,7 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True):
 
 def history_end(path: Path) -> HistoryEnd:
     """Empty if there is no history, or one that cannot be read: it is made again and proves nothing."""
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(_read_only(path)) as connection:
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(open_to_read(path)) as connection:
         meta = dict(connection.execute("SELECT name, value FROM meta"))
         (last_task,) = connection.execute("SELECT max(id) FROM tasks").fetchone()
         cluster_id = ""
@@ -57,7 +56,7 @@ def lost_of(path: Path, *, after_index: int, next_task_id: int) -> Lost:
         "SELECT DISTINCT task_id FROM task_events WHERE journal_index > ?1 "  # noqa: S608 - words of ours
         f"AND task_id NOT IN (SELECT id FROM tasks WHERE {is_lost})"
     )
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(_read_only(path)) as connection:
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(open_to_read(path)) as connection:
 
         def ids(query: str) -> tuple[tuple[int, ...], int]:
             (total,) = connection.execute(f"SELECT count(*) FROM ({query})", bounds).fetchone()  # noqa: S608 - ours
@@ -108,7 +107,3 @@ def _mark_attempts(connection: sqlite3.Connection, state: ClusterState, now_ms: 
     unended = connection.execute("SELECT lease_id FROM attempts WHERE ended_at = 0").fetchall()
     lost = [(now_ms, LOST_TAIL, _ERROR, lease_id) for (lease_id,) in unended if lease_id not in state.leases]
     connection.executemany("UPDATE attempts SET ended_at = ?, reason = ?, error = ? WHERE lease_id = ?", lost)
-
-
-def _read_only(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=5)

@@ -14,7 +14,6 @@ from heapq import merge
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 
@@ -30,6 +29,7 @@ from dgpu.service.history.filters import (
     where_of,
 )
 from dgpu.service.history.schema import HISTORY_VERSION, MAX_KINDS_MERGED
+from dgpu.service.sqlite_files import open_version_to_read
 
 HISTORY_NAME = "history.sqlite"
 MAKING = ".making"  # a file beside the history: it is there, but does not hold everything yet
@@ -328,14 +328,11 @@ class History:
             return self._connection
         self._disconnect()
         with contextlib.suppress(sqlite3.OperationalError):  # being created this very moment: still empty
-            connection = sqlite3.connect(
-                f"file:{quote(str(self._path))}?mode=ro", uri=True, check_same_thread=False, timeout=5
-            )
-            connection.row_factory = sqlite3.Row
-            if connection.execute("PRAGMA user_version").fetchone()[0] == HISTORY_VERSION:
+            connection = open_version_to_read(self._path, HISTORY_VERSION)
+            if connection is not None:
+                connection.row_factory = sqlite3.Row
                 self._connection, self._inode = connection, inode
                 return connection
-            connection.close()
         self._refuse_unfinished()
         if self._inode or self._is_made():
             raise sqlite3.DatabaseError("it is empty")

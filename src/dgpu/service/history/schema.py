@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from pathlib import Path
 
-from dgpu.journal.durable import PRIVATE_FILE
 from dgpu.service.history.rows import ADDED_COLUMNS
+from dgpu.service.sqlite_files import is_empty, make_tables, open_to_write, use_log
 
 HISTORY_VERSION = 1
 
@@ -93,32 +92,17 @@ UPDATE tasks SET node_ids = (SELECT json_group_array(node) FROM (
 MAX_KINDS_MERGED = 500  # each is a cursor of its own; beyond it a page walks by id
 
 
-class HistoryUnusable(Exception):  # noqa: N818 - it names the thing
-    """Another version's file, or a damaged one: make it again."""
-
-
 def open_for_writing(path: Path) -> sqlite3.Connection:
-    os.close(
-        os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
-    )  # SQLite's own mode would be 0644
-    connection = sqlite3.connect(path, isolation_level=None, timeout=10)
-    try:
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version not in {0, HISTORY_VERSION}:
-            raise HistoryUnusable(f"{path} is of version {version}")  # noqa: TRY301
-        connection.execute("PRAGMA journal_mode = WAL")
-        # A power cut may take the last transactions; they are replayed from the journal.
-        connection.execute("PRAGMA synchronous = NORMAL")
-        if version == 0:
-            connection.executescript(f"BEGIN; {SCHEMA_SQL} PRAGMA user_version = {HISTORY_VERSION}; COMMIT;")
-        _complete(connection)
-        connection.execute("SELECT count(*) FROM meta").fetchone()
-    except (sqlite3.DatabaseError, HistoryUnusable) as error:
-        connection.close()
-        if isinstance(error, sqlite3.OperationalError):
-            raise  # a full disk or a lock: the file itself may be sound
-        raise HistoryUnusable(f"{path}: {error}") from error
-    return connection
+    return open_to_write(path, _prepare)
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    is_new = is_empty(connection, HISTORY_VERSION)
+    use_log(connection)  # transactions that a power cut takes are replayed from the journal
+    if is_new:
+        make_tables(connection, SCHEMA_SQL, HISTORY_VERSION)
+    _complete(connection)
+    connection.execute("SELECT count(*) FROM meta").fetchone()
 
 
 def _complete(connection: sqlite3.Connection) -> None:

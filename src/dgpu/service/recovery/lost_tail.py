@@ -25,8 +25,8 @@ from dgpu.journal.snapshot import load_newest, write_snapshot
 from dgpu.service.follower.words import FOLLOWER_LOCK
 from dgpu.service.history.lost import mark_lost
 from dgpu.service.history.reader import HISTORY_NAME
-from dgpu.service.history.schema import HistoryUnusable
 from dgpu.service.recovery.witnesses import Outside
+from dgpu.service.sqlite_files import FileUnusable
 
 _FOLLOWER_PATIENCE_S = 30
 _FIRST_SEGMENT_BYTES = 1 << 20
@@ -103,7 +103,7 @@ def _mark_history(directory: Path, state: ClusterState, index: int) -> int:
     lock = FolderLock(directory, FOLLOWER_LOCK, patience_s=_FOLLOWER_PATIENCE_S)
     try:
         return mark_lost(path, state, index=index, now_ms=time.time_ns() // 1_000_000)
-    except HistoryUnusable:
+    except FileUnusable:
         return 0  # it is made again from the journal
     finally:
         lock.close()

@@ -4,11 +4,11 @@ the packs.
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import time
 from pathlib import Path
 
+from dgpu.service.sqlite_files import FileUnusable, open_to_write, use_log
 from dgpu.service.task_output.pack import OutputPart
 
 INDEX_NAME = "index.sqlite"
@@ -43,24 +43,18 @@ Row = tuple[int, int, int, int, int, int, int | None, int, str, int]
 
 
 def open_index(path: Path) -> sqlite3.Connection:
-    old_mask = os.umask(0o077)
+    """Raises sqlite3.OperationalError for a full disk or a lock."""
     try:
-        index = sqlite3.connect(path, check_same_thread=False)
-        try:
-            index.execute("PRAGMA journal_mode = WAL")
-            index.execute("PRAGMA synchronous = NORMAL")
-            index.executescript(_TABLES)
-        except sqlite3.OperationalError:
-            index.close()
-            raise  # a full disk or a lock: the file itself may be sound
-        except sqlite3.DatabaseError:
-            # It can be made again from the packs. The damaged file is kept for a later look.
-            index.close()
-            path.rename(path.with_name(f"index.damaged-{time.time_ns()}"))
-            return open_index(path)
-    finally:
-        os.umask(old_mask)
-    return index
+        return open_to_write(path, _prepare, timeout_seconds=5, begins_by_itself=True, is_shared=True)
+    except FileUnusable:
+        # It can be made again from the packs. The damaged file is kept for a later look.
+        path.rename(path.with_name(f"index.damaged-{time.time_ns()}"))
+        return open_index(path)
+
+
+def _prepare(index: sqlite3.Connection) -> None:
+    use_log(index)
+    index.executescript(_TABLES)
 
 
 def memory_index() -> sqlite3.Connection:

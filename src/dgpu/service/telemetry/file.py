@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import functools
 import sqlite3
 from pathlib import Path
 
-from dgpu.journal.durable import PRIVATE_FILE
-from dgpu.service.sqlite_files import SUFFIXES
+from dgpu.service.sqlite_files import SUFFIXES, FileUnusable, is_empty, make_tables, open_to_write, use_log
 from dgpu.service.telemetry.tiers import TIERS
 
 TELEMETRY_NAME = "telemetry.sqlite"
@@ -35,43 +34,33 @@ CREATE TABLE open (at INTEGER PRIMARY KEY, gpus BLOB NOT NULL, cluster BLOB NOT 
 """
 
 
-class TelemetryUnusable(Exception):  # noqa: N818 - it names the thing
-    """Of another version, or damaged."""
-
-
 def open_for_writing(path: Path, *, most_bytes: int) -> sqlite3.Connection:
-    """Raises TelemetryUnusable, or sqlite3.OperationalError where the file itself may be sound."""
-    # SQLite's own mode would be 0644
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE))
-    connection = sqlite3.connect(path, isolation_level=None, timeout=10)
+    """Raises FileUnusable, or sqlite3.OperationalError where the file itself may be sound."""
+    return open_to_write(path, functools.partial(_prepare, most_bytes=most_bytes))
+
+
+def _prepare(connection: sqlite3.Connection, *, most_bytes: int) -> None:
+    is_new = is_empty(connection, TELEMETRY_VERSION)
+    if is_new:
+        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    use_log(connection)
+    connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
+    if is_new:
+        make_tables(connection, SCHEMA_SQL, TELEMETRY_VERSION)
+    # A last fence, should trimming not keep up. One that is larger already shrinks by trimming first.
+    connection.execute(f"PRAGMA max_page_count = {max(most_bytes // PAGE_BYTES, 1)}")
+    _check_layout(connection)
+
+
+def _check_layout(connection: sqlite3.Connection) -> None:
     try:
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version not in {0, TELEMETRY_VERSION}:
-            raise TelemetryUnusable(f"it is of version {version}, this one writes {TELEMETRY_VERSION}")  # noqa: TRY301
-        if version == 0:
-            connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
-        if version == 0:
-            connection.executescript(
-                f"BEGIN; {SCHEMA_SQL} PRAGMA user_version = {TELEMETRY_VERSION}; COMMIT;"
-            )
-        # A last fence, should trimming not keep up. One that is larger already shrinks by trimming first.
-        connection.execute(f"PRAGMA max_page_count = {max(most_bytes // PAGE_BYTES, 1)}")
         for table in ("meta", "series", "open", *(tier.table for tier in TIERS)):
             connection.execute(f"SELECT * FROM {table} LIMIT 1").fetchone()  # noqa: S608 - words of ours
-    except (sqlite3.DatabaseError, TelemetryUnusable) as error:
-        connection.close()
-        if isinstance(error, sqlite3.OperationalError) and not _says_other_layout(error):
-            raise
-        raise TelemetryUnusable(str(error)) from error
-    return connection
-
-
-def _says_other_layout(error: sqlite3.OperationalError) -> bool:
-    return "no such" in str(error)
+    except sqlite3.OperationalError as error:
+        if "no such" in str(error):
+            raise FileUnusable(str(error)) from error
+        raise
 
 
 def set_aside(path: Path) -> Path:

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 import msgspec
 
+from dgpu.service.sqlite_files import open_version_to_read
 from dgpu.service.telemetry.batches import unpack
 from dgpu.service.telemetry.codec import Damaged, decode
 from dgpu.service.telemetry.file import TELEMETRY_VERSION
@@ -133,22 +133,10 @@ class Telemetry:
         if self._connection is not None and inode == self._inode:
             return self._connection
         self._disconnect()
-        connection = sqlite3.connect(
-            f"file:{quote(str(self._path))}?mode=ro",
-            uri=True,
-            check_same_thread=False,
-            timeout=2,
-            isolation_level=None,
-        )
-        try:
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-        except sqlite3.Error:
-            connection.close()
-            raise
-        if version != TELEMETRY_VERSION:  # being made this very moment, or about to be set aside
-            connection.close()
-            return None
-        self._connection, self._inode = connection, inode
+        # None: the file is just being made, or about to be set aside
+        connection = open_version_to_read(self._path, TELEMETRY_VERSION, timeout_seconds=2)
+        if connection is not None:
+            self._connection, self._inode = connection, inode
         return connection
 
     def _disconnect(self) -> None:

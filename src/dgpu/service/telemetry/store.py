@@ -9,8 +9,8 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-from dgpu.service.sqlite_files import names_of, remove_leftovers
-from dgpu.service.telemetry.file import TelemetryUnusable, set_aside
+from dgpu.service.sqlite_files import FileUnusable, names_of, remove_leftovers
+from dgpu.service.telemetry.file import set_aside
 from dgpu.service.telemetry.tiers import Batch
 from dgpu.service.telemetry.writer import TelemetryWriter
 
@@ -75,7 +75,7 @@ class TelemetryStore:
     def _opened(self) -> TelemetryWriter:
         try:
             return self._open()
-        except TelemetryUnusable as error:
+        except FileUnusable as error:
             self._begin_anew(str(error))
             return self._open()
 
