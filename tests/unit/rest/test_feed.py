@@ -11,10 +11,11 @@ from dgpu.core.model.health import Health
 from dgpu.core.model.ids import GpuId, NodeId, TaskId, TenantId
 from dgpu.core.model.task import Pool, Shape, TaskSpec
 from dgpu.core.state import ClusterState
+from dgpu.service.event_texts import SILENT, TEXTS
 from dgpu.service.machine.outputs import CommittedGroup
 from dgpu.service.rest import feed
 from dgpu.service.rest.feed import EventFeed
-from dgpu.service.views.events import NAMES, SILENT, event_stream_text
+from dgpu.service.views.events import event_stream_text
 from dgpu.service.views.views import Views
 
 
@@ -30,7 +31,7 @@ def test_every_event_has_a_name_or_is_silent_on_purpose() -> None:
     def kinds(of: type[Event]) -> set[type[Event]]:
         return {found for kind in of.__subclasses__() for found in {kind, *kinds(kind)}}
 
-    assert {*NAMES, *SILENT} == {
+    assert {*TEXTS, *SILENT} == {
         kind for kind in kinds(events.Event) if kind.__module__ == "dgpu.core.events"
     }
 

@@ -9,9 +9,9 @@ from dgpu.core.events import Event, GangPlaced, TaskPlaced, TasksSubmitted
 from dgpu.core.model.node import NodeStatus
 from dgpu.core.model.task import TaskStatus
 from dgpu.core.state import ClusterState
+from dgpu.service.event_texts import named_tasks
 from dgpu.service.machine.agent_words import GpuSample
 from dgpu.service.machine.outputs import CommittedGroup
-from dgpu.service.views.events import named_tasks
 from dgpu.service.views.quota import quota_answer
 from dgpu.service.views.views import Views
 from dgpu.wire.board_answers import BoardCounts, BoardHistory, BoardPoint, BoardQuota, BoardTenant, BoardUse

@@ -15,6 +15,7 @@ from dgpu.core.events import Event
 from dgpu.core.model.task import Shape, Task
 from dgpu.core.state import ClusterState
 from dgpu.journal.durable import PRIVATE_FILE
+from dgpu.service.event_texts import gang_facts, named_tasks, shared_facts
 from dgpu.service.history.reader import MAKING, MAX_TASKS
 from dgpu.service.history.rows import (
     COMPLETE_TASK,
@@ -27,7 +28,6 @@ from dgpu.service.history.rows import (
 )
 from dgpu.service.history.schema import open_for_writing
 from dgpu.service.sqlite_files import transaction
-from dgpu.service.views.events import gang_facts, named_tasks, shared_facts
 
 _TRIM_TASKS = 5_000  # in one transaction, and as many events of nodes
 _TRIM_SLACK = 1_000  # so that trimming does not run for every task

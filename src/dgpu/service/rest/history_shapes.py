@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from dgpu.core.model.health import SEVERITIES, Health
 from dgpu.core.model.node import Gpu
 from dgpu.service.history.reader import PastEvent
 from dgpu.service.history.usage import Waits
@@ -142,9 +141,7 @@ def node_health(node: str, events: Sequence[PastEvent], since: int, until: int, 
 
 def _node_event(event: PastEvent) -> NodeEvent:
     kind, facts = past_node_facts(event)
-    severity = _SERIOUS.get(kind, "info")
-    if kind == "gpu_health_changed":
-        severity = SEVERITIES.get(Health(facts["after"]), "info")
+    severity = facts.pop("severity", _SERIOUS.get(kind, "info"))
     gpu = facts.pop("gpu", None)
     return NodeEvent(
         at=instant(event.at), index=event.index, type=kind, gpu=gpu, severity=severity, facts=facts
