@@ -23,7 +23,6 @@ _ANSWER_SECONDS = 30.0  # for one call; asking a scheduler that hangs again woul
 _PATIENCE_SECONDS = 120.0  # a scheduler that restarts is waited for by those who wait for a task anyway
 _FIRST_POLL_SECONDS = 0.02
 _LONGEST_POLL_SECONDS = 0.5
-_LOOPBACK = ("localhost", "::1")
 
 
 def connect(flags: Flags) -> Client:
@@ -54,8 +53,9 @@ def wrong_address(error: ValueError) -> typer.BadParameter:
 
 
 def is_same_host(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    return host.startswith("127.") or host in _LOOPBACK
+    from dgpu.wire.address import is_loopback
+
+    return is_loopback(urlsplit(url).hostname or "")
 
 
 def builtins(answer: Any) -> Any:

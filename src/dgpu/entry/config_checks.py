@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from dgpu.agent.probe.detect import DetectionMethod
 from dgpu.agent.probe.models import check_cards, parse_cards
@@ -14,37 +13,10 @@ from dgpu.core.model.tenant import MAX_TENANTS
 from dgpu.entry.alert_targets import check_alerts
 from dgpu.entry.config_problem import Problem
 from dgpu.entry.config_types import AgentConfig, Docker, Quota, Replication, SchedulerConfig, Section
+from dgpu.wire.address import Address, parse_address
+from dgpu.wire.setting_checks import why_exposed, why_lease_short
 
-_MAX_PORT = 65_535
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
-
-
-class Address(NamedTuple):
-    host: str  # empty: every interface
-    port: int
-
-    @property
-    def is_loopback(self) -> bool:
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
-
-
-def parse_address(text: str) -> Address:
-    """`host:port`, `:port` for every interface, `[::1]:port`. ValueError says what was expected."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > _MAX_PORT:
-        raise ValueError(f"expected host:port, got {text!r}")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise ValueError(f"expected [address]:port for IPv6, got {text!r}")
-    if any(character.isspace() or character in "/[]@" for character in host):
-        raise ValueError(f"expected host:port, got {text!r}")
-    return Address(host, int(port))
 
 
 def check_scheduler(config: SchedulerConfig) -> Iterator[Problem]:
@@ -58,11 +30,8 @@ def check_scheduler(config: SchedulerConfig) -> Iterator[Problem]:
         )
     if rules.max_retry_delay_seconds < rules.retry_delay_seconds:
         yield Problem("scheduler.max_retry_delay_seconds", "is less than scheduler.retry_delay_seconds")
-    if config.agent.task_lease_seconds < config.agent.heartbeat_timeout:
-        yield Problem(
-            "agent.task_lease_seconds",
-            "is shorter than agent.heartbeat_timeout: tasks of nodes that are well would be frozen",
-        )
+    if why := why_lease_short(config.agent.task_lease_seconds, config.agent.heartbeat_timeout):
+        yield Problem("agent.task_lease_seconds", why)
     yield from _check_directory("storage.snapshot_dir", config.storage.snapshot_dir)
     yield from _check_quota(config.quota)
     yield from _check_tenants(config.tenants)
@@ -144,13 +113,8 @@ def _check_server(config: SchedulerConfig) -> Iterator[Problem]:
         if problems:
             continue
         address = parsed[path] = parse_address(text)
-        if not address.is_loopback and config.auth.mode != "none":
-            yield Problem(
-                path,
-                f"{text!r} can be reached from other machines, and this version cannot tell users apart there "
-                "(tokens, roles and TLS are not available yet). Use 127.0.0.1, or write auth.mode: none to let "
-                "everyone who can reach it run commands",
-            )
+        if why := why_exposed(address, config.auth.mode):
+            yield Problem(path, why)
     yield from _check_hosts(config.server.allowed_hosts)
     if len(parsed) > 1 and len(set(parsed.values())) == 1 and parsed["server.http_address"].port:
         yield Problem("server.http_address", "is the same as server.grpc_address")

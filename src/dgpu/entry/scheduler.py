@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dgpu.entry.alert_targets import alert_options
-from dgpu.entry.config_checks import parse_address
 from dgpu.entry.config_types import HealthSection, Retention, SchedulerConfig
+from dgpu.wire.address import parse_address
 
 if TYPE_CHECKING:
     from dgpu.core.model.health import HealthRules
     from dgpu.core.model.quota import Quota
     from dgpu.core.model.settings import Settings
     from dgpu.core.model.tenant import Tenant
-    from dgpu.service.options import Address, ServiceOptions
+    from dgpu.service.options import ServiceOptions
 
 _DAY_MS = 86_400_000
 
@@ -81,8 +81,8 @@ def service_options(config: SchedulerConfig, *, accept_lost_tail: bool = False) 
 
     return ServiceOptions(
         data_dir=data_dir(config),
-        http=_address(config.server.http_address),
-        grpc=_address(config.server.grpc_address),
+        http=parse_address(config.server.http_address),
+        grpc=parse_address(config.server.grpc_address),
         auth_mode="none" if config.auth.mode == "none" else "",
         allowed_hosts=config.server.allowed_hosts,
         settings=_settings(config),
@@ -179,13 +179,6 @@ def _tenants(config: SchedulerConfig) -> tuple[Tenant, ...]:
 
     tenants = [tenant for raw in config.tenants if (tenant := tenant_of(raw)[0]) is not None]
     return tuple(sorted(tenants, key=lambda tenant: tenant.id))
-
-
-def _address(text: str) -> Address:
-    from dgpu.service.options import Address
-
-    host, port = parse_address(text)
-    return Address(host=host, port=port)
 
 
 def _ms(seconds: float) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 from typing import Literal
 
@@ -12,24 +11,8 @@ from dgpu.core.model.settings import Settings
 from dgpu.service.alerts.options import AlertOptions
 from dgpu.service.machine.contact import AgentRules
 from dgpu.service.task_output.intake import DEFAULT_HEAD_BYTES, DEFAULT_TAIL_BYTES
-
-
-class Address(msgspec.Struct, frozen=True, kw_only=True):
-    host: str  # empty: every interface
-    port: int  # 0: any free one
-
-    @property
-    def is_loopback(self) -> bool:
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
-
-    def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
+from dgpu.wire.address import Address
+from dgpu.wire.setting_checks import why_exposed, why_lease_short
 
 
 class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,14 +44,7 @@ class OptionsRefused(ValueError):  # noqa: N818 - it says what happened
 
 def check_options(options: ServiceOptions) -> None:
     for key, address in (("server.http_address", options.http), ("server.grpc_address", options.grpc)):
-        if not address.is_loopback and options.auth_mode != "none":
-            raise OptionsRefused(
-                f"{key} is {str(address)!r}, which others can reach, and there is no access control yet: "
-                f"anybody there could run commands on your nodes. Bind to 127.0.0.1, or write `auth: {{mode: none}}` "
-                f"into the configuration if you mean it."
-            )
-    if options.rules.task_lease_ms < options.rules.heartbeat_timeout_ms:
-        raise OptionsRefused(
-            "agent.task_lease_seconds must not be shorter than agent.heartbeat_timeout: "
-            "tasks would be frozen on nodes that are well"
-        )
+        if why := why_exposed(address, options.auth_mode):
+            raise OptionsRefused(f"{key}: {why}.")
+    if why := why_lease_short(options.rules.task_lease_ms, options.rules.heartbeat_timeout_ms):
+        raise OptionsRefused(f"agent.task_lease_seconds: {why}.")

@@ -36,7 +36,7 @@ from dgpu.service.loop.runtime import Runtime
 from dgpu.service.machine.outputs import CommittedGroup
 from dgpu.service.machine.scheduler import Scheduler
 from dgpu.service.open_files import AgentConnections, budget_of
-from dgpu.service.options import Address, ServiceOptions, check_options
+from dgpu.service.options import ServiceOptions, check_options
 from dgpu.service.recovery.rescue import write_own_snapshot
 from dgpu.service.recovery.start import Start
 from dgpu.service.task_files import FileStreams
@@ -46,6 +46,7 @@ from dgpu.service.task_output.streams import OutputStreams
 from dgpu.service.task_output.upkeep import look_after_files
 from dgpu.service.telemetry.recorder import record_for_ever
 from dgpu.service.views.views import Views
+from dgpu.wire.address import Address
 from dgpu.wire.answers import instant
 from dgpu.wire.ranks import run_number
 from dgpu.wire.wall_time import SHOWN

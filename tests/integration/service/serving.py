@@ -17,7 +17,8 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 import msgspec, uvloop
-from dgpu.service.options import Address, ServiceOptions
+from dgpu.service.options import ServiceOptions
+from dgpu.wire.address import Address
 from dgpu.service.server import serve
 
 any_port = Address(host="127.0.0.1", port=0)

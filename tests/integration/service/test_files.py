@@ -30,7 +30,8 @@ PROGRAM = """
 import resource, sys
 from pathlib import Path
 import msgspec, uvloop
-from dgpu.service.options import Address, ServiceOptions
+from dgpu.service.options import ServiceOptions
+from dgpu.wire.address import Address
 from dgpu.service.server import serve
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[2])))

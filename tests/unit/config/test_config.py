@@ -12,8 +12,8 @@ from dgpu.agent.probe.detect import DetectionMethod
 from dgpu.agent.probe.models import SimulatedCards
 from dgpu.core.model.settings import Settings
 from dgpu.entry.config import ConfigError, known_keys, load_agent_config, load_scheduler_config
-from dgpu.entry.config_checks import parse_address
 from dgpu.entry.config_types import AgentConfig, SchedulerConfig
+from dgpu.wire.address import Address, parse_address
 
 ROOT = Path(__file__).parents[3]
 
@@ -443,5 +443,5 @@ def test_cards_are_named_by_index_or_uuid(tmp_path: Path) -> None:
 
 
 def test_addresses_are_split_into_host_and_port() -> None:
-    assert parse_address(":80") == ("", 80)
-    assert parse_address("[::1]:80") == ("::1", 80)
+    assert parse_address(":80") == Address(host="", port=80)
+    assert parse_address("[::1]:80") == Address(host="::1", port=80)

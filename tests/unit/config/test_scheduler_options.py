@@ -10,7 +10,8 @@ from dgpu.core.model.tenant import Tenant
 from dgpu.entry.config import load_scheduler_config
 from dgpu.entry.config_types import SchedulerConfig
 from dgpu.entry.scheduler import service_options
-from dgpu.service.options import Address, ServiceOptions
+from dgpu.service.options import ServiceOptions
+from dgpu.wire.address import Address
 
 STRICT = Quota(online_ppm=700_000, mode=QuotaMode.STRICT)
 

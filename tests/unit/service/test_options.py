@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from dgpu.service.machine.contact import AgentRules
-from dgpu.service.options import Address, OptionsRefused, ServiceOptions, check_options
+from dgpu.service.options import OptionsRefused, ServiceOptions, check_options
+from dgpu.wire.address import Address
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
@@ -17,7 +18,9 @@ def test_loopback_needs_no_word_on_access(host: str) -> None:
 @pytest.mark.parametrize("which", ["http", "grpc"])
 def test_beyond_loopback_it_does_not_start_unless_that_is_written_out(host: str, which: str) -> None:
     address = {which: Address(host=host, port=1)}
-    with pytest.raises(OptionsRefused, match=f"server.{which}_address .* no access control"):
+    with pytest.raises(
+        OptionsRefused, match=f"server.{which}_address: .* can be reached from other machines"
+    ):
         check_options(ServiceOptions(data_dir=Path("d"), **address))
     check_options(ServiceOptions(data_dir=Path("d"), auth_mode="none", **address))
 

@@ -10,31 +10,35 @@ import ipaddress
 import os
 from urllib.parse import unquote
 
-from dgpu.service.rest.peer import Address, peer_uid
+from dgpu.service.rest.peer import End, peer_uid
+from dgpu.wire.address import Address, parse_address
 
 
-def is_ours(peer: str, our_host: str, our_port: int) -> bool:
+def is_ours(peer: str, ours: Address) -> bool:
     """`peer` as gRPC names it: `ipv4:127.0.0.1:4711`, `ipv6:%5B::1%5D:4711`. Whoever cannot be told is nobody."""
-    theirs = address_of(peer)
-    return theirs is not None and is_our_user(_our_end(theirs, our_host, our_port), theirs)
+    theirs = end_of(peer)
+    return theirs is not None and is_our_user(_our_end(theirs, ours), theirs)
 
 
-def is_our_user(ours: Address, theirs: Address) -> bool:
+def is_our_user(ours: End, theirs: End) -> bool:
     return peer_uid(ours, theirs) in {0, os.getuid()}
 
 
-def address_of(peer: str) -> Address | None:
+def end_of(peer: str) -> End | None:
     _, _, address = unquote(peer).partition(":")
-    host, _, port = address.rpartition(":")
-    return (host.strip("[]"), int(port)) if port.isdigit() else None
+    try:
+        found = parse_address(address)
+    except ValueError:
+        return None
+    return found.host, found.port
 
 
-def _our_end(theirs: Address, our_host: str, our_port: int) -> Address:
+def _our_end(theirs: End, ours: Address) -> End:
     """A name like localhost may mean both families: the caller's tells which."""
     version = ipaddress.ip_address(theirs[0]).version
     try:
-        if ipaddress.ip_address(our_host).version == version:
-            return our_host, our_port
+        if ipaddress.ip_address(ours.host).version == version:
+            return ours.host, ours.port
     except ValueError:
         pass
-    return "127.0.0.1" if version == 4 else "::1", our_port
+    return "127.0.0.1" if version == 4 else "::1", ours.port

@@ -16,12 +16,14 @@ from google.protobuf.message import DecodeError, Message
 
 from dgpu.core.model.ids import NodeId
 from dgpu.service.grpc.links import Link
-from dgpu.service.grpc.peers import address_of, is_our_user, is_ours
+from dgpu.service.grpc.peers import end_of, is_our_user, is_ours
 from dgpu.service.grpc.sweep import Sweep, Swept
 from dgpu.service.loop.runtime import Runtime
+from dgpu.service.machine.fences import is_current
 from dgpu.service.open_files import AgentConnections
 from dgpu.service.task_files import FileStreams
 from dgpu.service.task_output.streams import OutputStreams
+from dgpu.wire.address import Address
 from dgpu.wire.proto import agent_pb2 as pb
 
 SERVICE = "dgpu.agent.v1.Agents"
@@ -69,7 +71,7 @@ class AgentServer:
         self._files = files or FileStreams()
         self._files.is_connected = lambda node_id: bool(runtime.session_of(node_id))
         self._trusts_all = trusts_all
-        self._address = ("", 0)
+        self._address = Address(host="", port=0)
         self._live: dict[Link[Any], str] = {}  # with the peer as gRPC names it
         self._counts = AgentConnections() if counts is None else counts
         self._next_log_s = 0.0
@@ -91,13 +93,12 @@ class AgentServer:
 
     async def start(self, host: str, port: int) -> int:
         """Returns the port. Raises OSError when it cannot be had."""
-        host = host or "[::]"
-        address = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+        address = str(Address(host=host or "::", port=port))
         try:
             bound = self._server.add_insecure_port(address)
         except RuntimeError as error:
             raise OSError(f"cannot listen on {address} for agents: {error}") from error
-        self._address = (host, bound)
+        self._address = Address(host=host, port=bound)
         await self._server.start()
         self._sweeping = asyncio.ensure_future(self._sweep(bound))
         return bound
@@ -117,7 +118,7 @@ class AgentServer:
             lambda ours, theirs: not (self._trusts_all or is_our_user(ours, theirs)),
         )
         while True:
-            live = {address for peer in self._live.values() if (address := address_of(peer)) is not None}
+            live = {end for peer in self._live.values() if (end := end_of(peer)) is not None}
             try:
                 swept = await asyncio.to_thread(sweep.look, live)
             except OSError as error:  # no file left to look with: the next look may have one
@@ -168,7 +169,7 @@ class AgentServer:
         if not isinstance(hello, pb.FromAgentFiles) or hello.WhichOneof("body") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be FilesHello")
         node_id, session_id = NodeId(hello.hello.node_id), hello.hello.session_id
-        if not session_id or self._runtime.session_of(node_id) != session_id:
+        if not is_current(session_id, self._runtime.session_of(node_id)):
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION, "no node is registered here with this session"
             )
@@ -183,7 +184,7 @@ class AgentServer:
         await self._serve(context, link, on_message, lambda: self._files.detach(stream))
 
     async def _refuse_strangers(self, context: _Context) -> None:
-        if not (self._trusts_all or is_ours(context.peer(), *self._address)):
+        if not (self._trusts_all or is_ours(context.peer(), self._address)):
             _log.warning("stranger_refused", peer=context.peer())
             reason = "only agents of the scheduler's own user or of root may connect"
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)

@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
-from dgpu.service.rest.peer import Address
+from dgpu.service.rest.peer import End
 
-Ends = tuple[Address, Address]  # ours and theirs
+Ends = tuple[End, End]  # ours and theirs
 
 _FILES = "/proc/self/fd"
 _INET = frozenset({socket.AF_INET, socket.AF_INET6})
@@ -35,15 +35,13 @@ class Swept(NamedTuple):
 class Sweep:
     """Calls block for some milliseconds: use a thread, one at a time."""
 
-    def __init__(
-        self, port: int, max_connections: int, is_stranger: Callable[[Address, Address], bool]
-    ) -> None:
+    def __init__(self, port: int, max_connections: int, is_stranger: Callable[[End, End], bool]) -> None:
         self._port = port
         self._max = max_connections
         self._is_stranger = is_stranger
         self._known: dict[_File, Ends | None] = {}  # None: another socket
 
-    def look(self, live_peers: Collection[Address]) -> Swept:
+    def look(self, live_peers: Collection[End]) -> Swept:
         """`live_peers` have a stream open."""
         self._known = {
             file: self._known[file] if file in self._known else self._ends(file.number)
@@ -62,7 +60,7 @@ class Sweep:
     def _beyond_share(
         self,
         agents: dict[_File, Ends],
-        live_peers: Collection[Address],
+        live_peers: Collection[End],
         closing: Collection[_File],
     ) -> list[_File]:
         by_address = Counter(ends[1][0] for file, ends in agents.items() if file not in closing)
@@ -92,7 +90,7 @@ class Sweep:
         return False
 
 
-def _plain(name: Any) -> Address:
+def _plain(name: Any) -> End:
     return name[0].removeprefix("::ffff:"), name[1]
 
 

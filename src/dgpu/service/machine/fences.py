@@ -11,6 +11,11 @@ from dgpu.wire.proto import agent_pb2 as pb
 JOINED_NAME = "cluster.json"  # where an agent keeps the cluster it joined
 
 
+def is_current(session_id: str, registered: str) -> bool:
+    """Whether a stream belongs to the session in which its node is registered now; `registered` empty: in none."""
+    return bool(session_id) and session_id == registered
+
+
 def foreign_cluster(state: ClusterState, register: pb.Register) -> str:
     """Why this node is not ours; empty: it may be."""
     if not register.cluster_id or not state.cluster_id or register.cluster_id == state.cluster_id:

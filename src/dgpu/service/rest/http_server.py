@@ -20,6 +20,7 @@ from dgpu.service.rest.doors import Doors, Guest, Key
 from dgpu.service.rest.peer import PeerUids
 from dgpu.service.rest.protocol import KEEP_ALIVE_SECONDS, HttpProtocol, last_answer
 from dgpu.service.rest.turns import Turns
+from dgpu.wire.address import is_loopback
 
 BACKLOG = 4_096  # the kernel takes its own maximum if that is less
 MAX_ACCEPTS_PER_TURN = 16
@@ -168,10 +169,6 @@ class HttpServer:
             if not guest.is_gone:
                 self._doors.leave(guest)
             connection.close()
-
-
-def is_loopback(host: str) -> bool:
-    return host.startswith("127.") or host == "::1"
 
 
 def _refuse(connection: socket.socket) -> None:

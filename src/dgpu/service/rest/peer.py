@@ -26,7 +26,7 @@ _TAIL = struct.Struct("=III")
 _FACTS = struct.Struct("=IIIII")
 _FACTS_AT = _HEADER.size + 4 + _ENDS.size + _TAIL.size
 
-Address = tuple[str, int]
+End = tuple[str, int]  # of a connection: host and port, as the kernel names it
 
 
 class PeerUids:
@@ -36,7 +36,7 @@ class PeerUids:
         self._netlink: socket.socket | None = None
         self._sequence = 0
 
-    def uid(self, ours: Address, theirs: Address) -> int | None:
+    def uid(self, ours: End, theirs: End) -> int | None:
         """The uid that owns the socket at `theirs`, connected to `ours`; None if that cannot be told."""
         try:
             if self._netlink is None:
@@ -53,7 +53,7 @@ class PeerUids:
             self._netlink = None
 
 
-def peer_uid(ours: Address, theirs: Address) -> int | None:
+def peer_uid(ours: End, theirs: End) -> int | None:
     uids = PeerUids()
     try:
         return uids.uid(ours, theirs)
@@ -67,7 +67,7 @@ def _open_netlink() -> socket.socket:
     return netlink
 
 
-def _ask(netlink: socket.socket, ours: Address, theirs: Address, sequence: int) -> int | None:
+def _ask(netlink: socket.socket, ours: End, theirs: End, sequence: int) -> int | None:
     our_ip, their_ip = ipaddress.ip_address(ours[0]), ipaddress.ip_address(theirs[0])
     family = socket.AF_INET if our_ip.version == 4 else socket.AF_INET6
     # the peer's socket: its own end is the source
@@ -90,7 +90,7 @@ def _ask(netlink: socket.socket, ours: Address, theirs: Address, sequence: int) 
     return int(uid) if inode else None
 
 
-def _by_proc(ours: Address, theirs: Address) -> int | None:
+def _by_proc(ours: End, theirs: End) -> int | None:
     """The same from text, for kernels that do not offer sock_diag."""
     version = ipaddress.ip_address(ours[0]).version
     wanted = [_proc_form(theirs), _proc_form(ours)]
@@ -109,7 +109,7 @@ def _by_proc(ours: Address, theirs: Address) -> int | None:
     return None
 
 
-def _proc_form(address: Address) -> str:
+def _proc_form(address: End) -> str:
     packed = ipaddress.ip_address(address[0]).packed
     words = struct.unpack(f"={len(packed) // 4}I", packed)
     return "".join(f"{word:08X}" for word in words) + f":{address[1]:04X}"

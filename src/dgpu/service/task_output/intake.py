@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from dgpu.core.events import GangPlaced, TaskPlaced
 from dgpu.core.model.ids import LeaseId, NodeId
+from dgpu.service.machine.fences import is_current
 from dgpu.service.machine.outputs import CommittedGroup
 from dgpu.service.task_output.intake_words import (
     ChunkArrived,
@@ -103,7 +104,7 @@ class OutputIntake:
 
     def is_attached(self, node_id: NodeId) -> bool:
         link_id = self._by_node.get(node_id)
-        return link_id is not None and self._session_of(node_id) == self._links[link_id].session_id
+        return link_id is not None and is_current(self._links[link_id].session_id, self._session_of(node_id))
 
     @property
     def is_storing(self) -> bool:
@@ -117,7 +118,7 @@ class OutputIntake:
     # -- links
 
     def _on_opened(self, opened: LinkOpened, now_ms: int) -> list[IntakeOutput]:
-        if not opened.session_id or self._session_of(opened.node_id) != opened.session_id:
+        if not is_current(opened.session_id, self._session_of(opened.node_id)):
             reason = (
                 f"no session {opened.session_id[:64]!r} of node {opened.node_id[:64]!r} is registered here"
             )
@@ -166,7 +167,7 @@ class OutputIntake:
         link = self._links.get(arrived.link_id)
         if link is None:
             return []
-        if self._session_of(link.node_id) != link.session_id:
+        if not is_current(link.session_id, self._session_of(link.node_id)):
             return self._end(link.id, "the session of this stream is over")
         chunk = arrived.chunk
         count = len(chunk.data)

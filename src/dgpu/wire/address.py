@@ -1,0 +1,45 @@
+"""Addresses as people write them: `host:port`."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import msgspec
+
+_MAX_PORT = 65_535
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True):
+    host: str  # empty: every interface
+    port: int  # 0: any free one
+
+    @property
+    def is_loopback(self) -> bool:
+        return is_loopback(self.host)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """`host:port`, `:port` for every interface, `[::1]:port`. ValueError says what was expected."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > _MAX_PORT:
+        raise ValueError(f"expected host:port, got {text!r}")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f"expected [address]:port for IPv6, got {text!r}")
+    if any(character.isspace() or character in "/[]@" for character in host):
+        raise ValueError(f"expected host:port, got {text!r}")
+    return Address(host=host, port=int(port))
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

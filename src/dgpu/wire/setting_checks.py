@@ -1,0 +1,23 @@
+"""Rules on settings that hold for the configuration file and for a service that is started without one."""
+
+from __future__ import annotations
+
+from dgpu.wire.address import Address
+
+
+def why_exposed(address: Address, auth_mode: str) -> str | None:
+    """None: nobody else can reach it, or that is intended."""
+    if address.is_loopback or auth_mode == "none":
+        return None
+    return (
+        f"{str(address)!r} can be reached from other machines, and this version cannot tell users apart there "
+        "(tokens, roles and TLS are not available yet). Use 127.0.0.1, or write auth.mode: none to let "
+        "everyone who can reach it run commands"
+    )
+
+
+def why_lease_short(task_lease: float, heartbeat_timeout: float) -> str | None:
+    """Both in the same unit."""
+    if task_lease >= heartbeat_timeout:
+        return None
+    return "is shorter than agent.heartbeat_timeout: tasks would be frozen on nodes that are well"
