@@ -177,7 +177,7 @@ def test_who_no_longer_waits_is_told_that_the_task_goes_on(running_site):
     os.killpg(waiter.pid, signal.SIGINT)
     _, err = waiter.communicate(timeout=PATIENCE_SECONDS)
     assert waiter.returncode == 130
-    assert f"{task_id} goes on" in err
+    assert f"{task_id} continues" in err
     running_site.good("cancel", task_id)
 
 

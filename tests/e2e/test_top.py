@@ -116,7 +116,7 @@ async def test_a_filter_leaves_only_what_holds_its_words(two_nodes):
         await screen.press("enter", "escape")
         assert await screen.shows(first)
         await screen.press("slash", *"nosuch", "enter")
-        assert await screen.shows("Nothing has “nosuch” in it")
+        assert await screen.shows("No row contains “nosuch”")
 
 
 async def test_enter_goes_from_a_node_to_its_gpus_and_on_to_their_tasks(two_nodes):
@@ -172,13 +172,13 @@ async def test_a_node_is_drained_and_put_back_to_work_after_a_question(two_nodes
         await screen.press("1", "d")
         assert await screen.shows("Drain ")
         await screen.press("y")
-        assert await screen.shows("draining", "takes nothing new")
+        assert await screen.shows("draining", "takes no new tasks")
         drained = [node for node in two_nodes.json("nodes")["nodes"] if node["draining"]]
         assert len(drained) == 1
         await screen.press("r")
-        assert await screen.shows(f"Put {drained[0]['id']} back to work?")
+        assert await screen.shows(f"Resume {drained[0]['id']}?")
         await screen.press("y")
-        assert await screen.until(lambda: "takes nothing new" not in screen.text, "the node to be back")
+        assert await screen.until(lambda: "takes no new tasks" not in screen.text, "the node to be back")
     assert not any(node["draining"] for node in two_nodes.json("nodes")["nodes"])
 
 
@@ -220,7 +220,7 @@ async def test_a_lost_scheduler_is_said_and_found_again_at_another_port(site, mo
     async with top(site, elsewhere=lambda: verb._elsewhere(Flags(), url)) as screen:
         assert await screen.shows("V100")
         site.interrupt()
-        assert await screen.shows("No scheduler answers at", "what is shown is older")
+        assert await screen.shows("No scheduler answers at", "the data shown are older")
         assert "V100" in screen.text
         site.up()  # at a free port, as good as never the same
         assert await screen.no_longer_shows("No scheduler answers at")
@@ -253,7 +253,7 @@ def test_one_picture_through_a_pipe(two_nodes):
     ("arguments", "code", "words"),
     [
         (["top"], 2, "dgpu top --once"),
-        (["top", "--once", "--format", "xml"], 2, "'xml' is none of table, json, yaml"),
+        (["top", "--once", "--format", "xml"], 2, "'xml' is not one of table, json, yaml"),
         (["top", "--once", "-o", "name"], 2, "'name'"),
         (["top", "--once", "--server", "ftp://x"], 2, "ftp://x"),
         (["top", "--once", "--server", "http://127.0.0.1:9"], 3, "No scheduler answers"),

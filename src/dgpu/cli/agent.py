@@ -14,11 +14,9 @@ def agent(
     config: Annotated[
         Path | None, typer.Option("--config", "-c", metavar="F", help="agent.yaml; without it: defaults.")
     ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Read the configuration, say what is wrong, end.")
-    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Validate the configuration and exit.")] = False,
 ) -> int:
-    """The agent service of a node, in the foreground. Its tasks outlive it."""
+    """The agent service of a node, in the foreground. Tasks continue when it stops."""
     from dgpu.cli.failures import CliFailure, ExitCode, note
     from dgpu.cli.flags import flags_of
     from dgpu.entry.config import ConfigError, load_agent_config
@@ -29,7 +27,7 @@ def agent(
     except ConfigError as error:
         raise CliFailure(str(error), ExitCode.USAGE) from None
     if check:
-        note("The configuration is good.")
+        note("The configuration is valid.")
         return ExitCode.OK
     from dgpu.entry.agent import run_agent
 

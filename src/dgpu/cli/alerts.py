@@ -30,7 +30,7 @@ RULES = (
     "clock_skew",
 )
 
-Comment = Annotated[str, typer.Option("--comment", "-m", metavar="TEXT", help="For the others.")]
+Comment = Annotated[str, typer.Option("--comment", "-m", metavar="TEXT", help="Shown with the alert.")]
 
 
 def _since(row: Row) -> str:
@@ -88,13 +88,13 @@ State = Annotated[
     str | None,
     typer.Option("--state", "-s", metavar="STATE", help="pending, firing, resolved or open."),
 ]
-Every = Annotated[bool, typer.Option("--all", "-a", help="Resolved ones, too.")]
-OfRule = Annotated[str | None, typer.Option("--rule", metavar="RULE", help="Of one rule.")]
+Every = Annotated[bool, typer.Option("--all", "-a", help="Include resolved alerts.")]
+OfRule = Annotated[str | None, typer.Option("--rule", metavar="RULE", help="Only alerts of this rule.")]
 
 
 @app.callback(invoke_without_command=True)
 def alerts(ctx: typer.Context, state: State = None, every: Every = False, rule: OfRule = None) -> None:
-    """Alerts that are open. Subcommands: list, ack, silence, silences, unsilence, targets, test."""
+    """Open alerts. Subcommands: list, ack, silence, silences, unsilence, targets, test."""
     if ctx.invoked_subcommand is not None:
         return
     _list(flags_of(ctx), state, every=every, rule=rule)
@@ -112,7 +112,7 @@ def ack(
     ids: Annotated[list[str], typer.Argument(metavar="ALERT...", help="alert-12 or 12.")],
     comment: Comment = "",
 ) -> None:
-    """Say that somebody looks after it: no reminder is sent any more."""
+    """Acknowledge alerts: no more reminders are sent."""
     flags = flags_of(ctx)
     client = connect(flags)
     for_each(
@@ -126,13 +126,11 @@ def ack(
 def silence(
     ctx: typer.Context,
     rule: Annotated[str, typer.Argument(metavar="RULE", help=f"{', '.join(RULES)}, or * for all.")],
-    subject: Annotated[
-        str | None, typer.Argument(metavar="SUBJECT", help="A node, a GPU; all if absent.")
-    ] = None,
+    subject: Annotated[str | None, typer.Argument(metavar="SUBJECT", help="A node or a GPU. [all]")] = None,
     lasting: Annotated[str, typer.Option("--for", metavar="TIME", help="90s, 15m, 2h, 1d.")] = "1h",
     comment: Comment = "",
 ) -> None:
-    """Send no message about a rule (and a subject) for a time. The alerts are still listed."""
+    """Send no messages about a rule (and a subject) for some time. Its alerts are still listed."""
     flags = flags_of(ctx)
     seconds = parse_duration(lasting)
     made = builtins(connect(flags).silence_alerts(rule, subject=subject, seconds=seconds, comment=comment))
@@ -142,14 +140,14 @@ def silence(
 @app.command()
 def silences(
     ctx: typer.Context,
-    every: Annotated[bool, typer.Option("--all", "-a", help="The last that are over, too.")] = False,
+    every: Annotated[bool, typer.Option("--all", "-a", help="Include recently ended silences.")] = False,
 ) -> None:
-    """Silences that hold now."""
+    """Active silences."""
     flags = flags_of(ctx)
     rows = builtins(connect(flags).alert_silences(ended=every))
     print_rows({"silences": rows}, rows, (*SILENCES, HOLDS) if every else SILENCES, "id", flags)
     if flags.is_table and not any(row["active"] for row in rows):
-        note("Nothing is silenced.")
+        note("There are no silences.")
 
 
 @app.command()
@@ -157,7 +155,7 @@ def unsilence(
     ctx: typer.Context,
     ids: Annotated[list[str], typer.Argument(metavar="SILENCE...", help="silence-3 or 3.")],
 ) -> None:
-    """End silences before their time."""
+    """End silences early."""
     flags = flags_of(ctx)
     client = connect(flags)
     remove_each(ids, client.remove_silence, flags)
@@ -165,7 +163,7 @@ def unsilence(
 
 @app.command()
 def targets(ctx: typer.Context) -> None:
-    """Where alerts are sent, and how that goes."""
+    """Targets of alerts, with their latest results."""
     flags = flags_of(ctx)
     rows = builtins(connect(flags).alert_targets())
     print_rows({"targets": rows}, rows, TARGETS, "name", flags)
@@ -174,7 +172,7 @@ def targets(ctx: typer.Context) -> None:
 
 @app.command()
 def test(ctx: typer.Context) -> None:
-    """Send a test message to every target, now. Exit code 1 if one of them did not get it."""
+    """Send a test message to every target now. The exit code is 1 if any target fails."""
     flags = flags_of(ctx)
     rows = builtins(connect(flags).test_alert_targets())
     print_rows({"targets": rows}, rows, TESTED, "name", flags)

@@ -1,4 +1,4 @@
-"""What people type, as values: durations, memory, ids, environment. Each refusal says what would be right."""
+"""Parses arguments: durations, memory, ids, environment. Each error shows a correct example."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 WHENS = ("ok", "any", "failed")
 
-# What a shell's environment decides about the meaning of `python train.py`.
+# The variables of a shell that decide which program `python train.py` runs.
 SHELL_VARIABLES = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH")
 
 
@@ -46,7 +46,7 @@ def parse_memory_mb(text: str) -> int:
         raise typer.BadParameter(f"{text!r} is not an amount of memory; write for example 8000 (MB) or 8G")
     megabytes = float(match[1]) * _MEGABYTES[match[2].lower()]
     if megabytes > 1 << 40:
-        raise typer.BadParameter(f"{text!r} is more memory than there is")
+        raise typer.BadParameter(f"{text!r} is too much memory")
     if megabytes and megabytes < 1:
         raise typer.BadParameter(f"{text!r} is less than 1 MB")
     return round(megabytes)
@@ -64,13 +64,13 @@ def parse_ids(texts: Sequence[str]) -> list[str]:
 
 
 def parse_after(texts: Sequence[str]) -> list[str | dict[str, str]]:
-    """`7`, `task-7:any`; each may be repeated."""
+    """`7` or `task-7:any`; may be repeated."""
     found: list[str | dict[str, str]] = []
     for text in texts:
         name, colon, when = text.partition(":")
         if colon and when not in WHENS:
             raise typer.BadParameter(
-                f"{text!r}: write ok, any or failed behind the colon", param_hint="--after"
+                f"{text!r}: write ok, any or failed after the colon", param_hint="--after"
             )
         (task_id,) = parse_ids([name])
         found.append({"task_id": task_id, "when": when} if colon else task_id)
@@ -78,17 +78,17 @@ def parse_after(texts: Sequence[str]) -> list[str | dict[str, str]]:
 
 
 def parse_priority(text: str) -> int | str:
-    """A level or 0 to 100; the server knows the bounds."""
+    """A level or 0 to 100; the server checks the bounds."""
     word = text.strip().lower()
     if re.fullmatch(r"-?\d{1,9}", word):
         return int(word)
     if word.isalpha():
         return word
-    raise typer.BadParameter(f"{text!r} is no priority; write low, normal, high, critical or 0 to 100")
+    raise typer.BadParameter(f"{text!r} is not a priority; write low, normal, high, critical or 0 to 100")
 
 
 def parse_env(entries: Sequence[str], environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """`K=V`, or `K` alone for the value it has here."""
+    """`K=V`, or `K` alone for its current value."""
     here = os.environ if environ is None else environ
     env: dict[str, str] = {}
     for entry in entries:
@@ -106,13 +106,13 @@ def parse_labels(entries: Sequence[str]) -> dict[str, str]:
     for entry in entries:
         name, equals, value = entry.partition("=")
         if not name or not equals:
-            raise typer.BadParameter(f"{entry!r} is no label; write K=V", param_hint="--label")
+            raise typer.BadParameter(f"{entry!r} is not a label; write K=V", param_hint="--label")
         labels[name] = value
     return labels
 
 
 def parse_command(words: Sequence[str]) -> str | list[str]:
-    """Several words are run as they are; a single one with blanks or signs in it is for the shell."""
+    """Several words run without a shell; a single word with spaces or special characters runs in the shell."""
     if len(words) == 1 and not _PLAIN_WORD.fullmatch(words[0]):
         return words[0]
     return list(words)

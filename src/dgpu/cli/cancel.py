@@ -23,24 +23,29 @@ STATES = ("pending", "running")
 def cancel(
     ctx: typer.Context,
     ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="42 or task-42.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All tasks, or those of -A and -s.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All tasks, or those that match -A and -s.")
+    ] = False,
     array: Annotated[
-        str | None, typer.Option("--array", metavar="ID", help="All of the array that begins with this task.")
+        str | None,
+        typer.Option("--array", metavar="ID", help="All tasks of the array that begins with this task."),
     ] = None,
     tenant: Annotated[
-        str | None, typer.Option("--tenant", "-A", metavar="T", help="With --all: of one tenant.")
+        str | None, typer.Option("--tenant", "-A", metavar="T", help="With --all: only this tenant.")
     ] = None,
     status: Annotated[
         str | None,
-        typer.Option("--status", "-s", metavar="STATE", help="With --all: pending or running only."),
+        typer.Option(
+            "--status", "-s", metavar="STATE", help="With --all: only pending or only running tasks."
+        ),
     ] = None,
 ) -> None:
-    """Cancel tasks, waiting or running. Those that are over stay as they are."""
+    """Cancel waiting or running tasks. Ended tasks do not change."""
     flags = flags_of(ctx)
     if [bool(ids), everything, array is not None].count(True) != 1:
-        raise typer.BadParameter("write the ids of tasks, or --array, or --all")
+        raise typer.BadParameter("give task ids, --array or --all")
     if not everything and (tenant or (status and array is None)):
-        raise typer.BadParameter("-A and -s go with --all")
+        raise typer.BadParameter("-A and -s require --all")
     if array is not None:
         (first,) = parse_ids([array])
         number = connect(flags).cancel_where(array=first, status=status)
@@ -62,12 +67,12 @@ def cancel(
         typer.echo("\n".join(name for name in names if name not in over))
     if number < len(names) or everything or not number:
         note(
-            f"{plural(number, 'task')} cancelled." + (" The others were over." if number < len(names) else "")
+            f"{plural(number, 'task')} cancelled." + (" The others had ended." if number < len(names) else "")
         )
 
 
 def _cancel_named(client: Client, names: list[str]) -> int:
-    """All or none: the scheduler takes them as one order."""
+    """All or none: the scheduler gets one request."""
     try:
         return client.cancel(*names)
     except Exception as error:
@@ -80,5 +85,5 @@ def _cancel_named(client: Client, names: list[str]) -> int:
 
 
 def _cancel_all(client: Client, tenant: str | None, status: str | None) -> int:
-    """Waiting ones first: otherwise they would start where running ones end."""
+    """Waiting tasks first: otherwise they would start on the GPUs of the cancelled ones."""
     return sum(client.cancel_where(tenant=tenant, status=state) for state in ([status] if status else STATES))

@@ -1,4 +1,4 @@
-"""Verbs that change tasks one by one and show what became of them."""
+"""Verbs that change tasks one by one and show the results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Ids = Annotated[list[str], typer.Argument(metavar="ID", help="42 or task-42.")]
 Array = Annotated[
-    bool, typer.Option("--array", help="All tasks that wait of the array that begins with this one.")
+    bool, typer.Option("--array", help="All waiting tasks of the array that begins with this task.")
 ]
 
 

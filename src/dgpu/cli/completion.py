@@ -15,5 +15,5 @@ def completion(shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish")]) -
     from typer._completion_shared import get_completion_script
 
     if shell not in SHELLS:
-        raise typer.BadParameter(f"{shell!r} is none of {', '.join(SHELLS)}")
+        raise typer.BadParameter(f"{shell!r} is not one of {', '.join(SHELLS)}")
     typer.echo(get_completion_script(prog_name="dgpu", complete_var="_DGPU_COMPLETE", shell=shell))

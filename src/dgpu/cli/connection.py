@@ -1,4 +1,4 @@
-"""The way to the scheduler, and the tasks that come back from it."""
+"""Connects to the scheduler and reads tasks from it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_ANSWER_SECONDS = 30.0  # for one call; asking a scheduler that hangs again would only double it
-_PATIENCE_SECONDS = 120.0  # a scheduler that restarts is waited for by those who wait for a task anyway
+_ANSWER_SECONDS = 30.0  # for one call; a retry would only double the time of a hanging scheduler
+_PATIENCE_SECONDS = 120.0  # `run` and `wait` wait this long for a scheduler that restarts
 _FIRST_POLL_SECONDS = 0.02
 _LONGEST_POLL_SECONDS = 0.5
 
@@ -45,7 +45,7 @@ def connect(flags: Flags) -> Client:
 
 
 def wrong_address(error: ValueError) -> typer.BadParameter:
-    """What a client could not be made with, as a mistake of usage."""
+    """Reports invalid settings of the client as a usage error."""
     from dgpu.client.server import BadToken
 
     hint = "--token" if isinstance(error, BadToken) else "--server"
@@ -69,7 +69,7 @@ def is_final(task: TaskAnswer) -> bool:
 
 
 def task_code(task: TaskAnswer) -> int:
-    """What `run` and `wait` return: the task's own code, or one that says how it ended."""
+    """The exit code of `run` and `wait`: the task's own code, or a code for the way it ended."""
     if task.status == "success":
         return 0
     if task.status == "cancelled":
@@ -82,7 +82,7 @@ def task_code(task: TaskAnswer) -> int:
 
 
 def patiently(ask: Callable[[], T]) -> T:
-    """Asks again while the scheduler is away, within a bound."""
+    """Retries while the scheduler is unreachable, within a time limit."""
     from dgpu.client.errors import Unreachable
 
     deadline = time.monotonic() + _PATIENCE_SECONDS
@@ -105,7 +105,7 @@ def poll(
     done: Callable[[TaskAnswer], bool],
     seen: Callable[[TaskAnswer], None] = lambda _: None,
 ) -> TaskAnswer:
-    """Looks often at first, then twice a second."""
+    """Polls often at first, then twice a second."""
     pause = _FIRST_POLL_SECONDS
     while True:
         task = patiently(lambda: client.get(task_id))

@@ -1,4 +1,4 @@
-"""Files on this machine: written beside their name, put under it when they are whole. Nothing half is left."""
+"""Writes downloaded files: first to a draft, renamed when complete. No partial file remains."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dgpu.cli.failures import CliFailure, ExitCode
 
 
 def safe_parts(path: str) -> tuple[str, ...]:
-    """A path of the scheduler's answer. One that would leave the directory it is written to is refused."""
+    """A path from the scheduler's response. A path that leads out of the target directory is refused."""
     parts = tuple(path.split("/"))
     if not path or any(part in {"", ".", ".."} or "\0" in part for part in parts):
         raise CliFailure(f"The scheduler names a file {path!r}; it is not written.")
@@ -23,11 +23,11 @@ def make_directory(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CliFailure(f"Cannot make {directory}: {error.strerror}.") from None
+        raise CliFailure(f"Cannot create {directory}: {error.strerror}.") from None
 
 
 def write_file(target: Path, pieces: Iterable[bytes], *, force: bool, modified_s: float | None) -> int:
-    """Returns its size. The target is replaced only with `force`, and only by a whole file."""
+    """Returns its size. The target is replaced only with `force`, and only by a complete file."""
     draft = target.with_name(f".dgpu-{os.urandom(6).hex()}.part")
     size = 0
     try:
@@ -47,7 +47,7 @@ def write_file(target: Path, pieces: Iterable[bytes], *, force: bool, modified_s
 
 
 def _write(fd: int, piece: bytes) -> int:
-    """All of it: the system may take a part, and say only with the next that the disk is full."""
+    """Writes everything: a write may be partial, and only the next one reports a full disk."""
     view = memoryview(piece)
     while view:
         view = view[os.write(fd, view) :]
@@ -65,17 +65,17 @@ def _put(draft: Path, target: Path, *, force: bool) -> None:
     except OSError as error:
         if error.errno not in {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}:
             raise
-        # A file system without links: a moment between the look and the rename is left.
+        # A file system without links: a race between the check and the rename remains.
         if os.path.lexists(target):
             raise exists(target) from None
         draft.rename(target)
 
 
 def exists(target: Path) -> CliFailure:
-    return CliFailure(f"{target} exists already. To replace it: --force", ExitCode.REFUSED)
+    return CliFailure(f"{target} already exists. To replace it: --force", ExitCode.REFUSED)
 
 
 def _failure(error: OSError, target: Path) -> CliFailure:
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return CliFailure(f"No room for {target}: {error.strerror}. It was not written; files before it are.")
+        return CliFailure(f"No room for {target}: {error.strerror}. It was not written; earlier files were.")
     return CliFailure(f"Cannot write {target}: {error.strerror}.")

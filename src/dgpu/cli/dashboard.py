@@ -13,15 +13,13 @@ from dgpu.cli.output import print_document
 
 app = typer.Typer(add_completion=False)
 
-PrintUrl = Annotated[
-    bool, typer.Option("--print-url", help="Only print an address, for any browser. It works once.")
-]
+PrintUrl = Annotated[bool, typer.Option("--print-url", help="Only print a one-time address for any browser.")]
 
 
 @app.command()
 def dashboard(ctx: typer.Context, print_url: PrintUrl = False) -> None:
-    """Open the dashboard. A browser of the scheduler's own user needs nothing; any other gets an address that works
-    once, within five minutes, and stays signed in for a week.
+    """Open the dashboard. A browser of the scheduler's own user needs no sign-in. Any other browser needs an address
+    that works once, within five minutes, and stays signed in for a week.
     """
     flags = flags_of(ctx)
     client = connect(flags)
@@ -43,11 +41,11 @@ def dashboard(ctx: typer.Context, print_url: PrintUrl = False) -> None:
 
 
 def _opened(url: str) -> bool:
-    """The plain address only: a code would be seen by everybody in the list of processes."""
+    """Passes the address without a code: every user could see the code in the list of processes."""
     import webbrowser
 
     if sys.platform != "darwin" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        return False  # a browser in this terminal is not what is meant
+        return False  # do not open a browser inside this terminal
     try:
         return webbrowser.open(f"{url}/")
     except webbrowser.Error:

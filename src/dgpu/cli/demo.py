@@ -7,9 +7,9 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def demo() -> int:
-    """A tour in a minute: simulated GPUs, real processes, a mixed load, kill -9 of both services, nothing lost.
+    """A one-minute tour: simulated GPUs, real processes, a mixed load, kill -9 of both services, no task lost.
 
-    Everything happens in a temporary directory and on free ports, and is cleaned up at the end.
+    The demo uses a temporary directory and free ports, and cleans up at the end.
     """
     from dgpu.entry.demo import demo
 

@@ -26,10 +26,10 @@ COLUMNS = (
 def doctor(
     ctx: typer.Context,
     data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", metavar="D", help="The directory of up.")
+        Path | None, typer.Option("--data-dir", metavar="D", help="The directory of `dgpu up`.")
     ] = None,
 ) -> int:
-    """Check this machine and its scheduler: ok, warn or fail, and what to do. Exit code 1 if anything fails."""
+    """Check this machine and its scheduler: ok, warn or fail, with advice. The exit code is 1 if a check fails."""
     import os
 
     import msgspec

@@ -11,13 +11,13 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def down(
     stop_tasks: Annotated[
-        bool, typer.Option("--stop-tasks", help="Cancel the running tasks for good; waiting ones stay.")
+        bool, typer.Option("--stop-tasks", help="Cancel the running tasks permanently; waiting tasks stay.")
     ] = False,
     data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", metavar="D", help="The directory that was given to up.")
+        Path | None, typer.Option("--data-dir", metavar="D", help="The directory of `dgpu up`.")
     ] = None,
 ) -> int:
-    """End what `dgpu up` started. Running tasks go on, and waiting ones are kept, unless told otherwise."""
+    """Stop the processes of `dgpu up`. By default, running tasks continue and waiting tasks are kept."""
     from dgpu.entry.up import down
 
     return down(data_dir, stop_tasks=stop_tasks)

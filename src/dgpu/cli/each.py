@@ -1,6 +1,4 @@
-"""Verbs that take several ids: one that fails hides neither what was done to those before it nor stops those
-behind it.
-"""
+"""Verbs with several ids: a failed id neither hides earlier results nor stops the later ids."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ _FAIL_FOR_ALL = frozenset({ExitCode.UNREACHABLE, ExitCode.NOT_PERMITTED, ExitCod
 
 
 def for_each(names: Iterable[str], work: Callable[[str], T], show: Callable[[list[T]], object]) -> None:
-    """Shows what was done, if anything was; then raises what failed: all of it, with the code of the first."""
+    """Shows the results, then raises all failures as one, with the exit code of the first."""
     done, failure = _each_of(names, work)
     if done:
         show(done)
@@ -30,7 +28,7 @@ def for_each(names: Iterable[str], work: Callable[[str], T], show: Callable[[lis
 
 
 def _each_of(names: Iterable[str], work: Callable[[str], T]) -> tuple[list[T], CliFailure | None]:
-    """A scheduler that is gone or says no to the caller is not asked again for the others."""
+    """Stops after a failure that all other ids would repeat: the scheduler is unreachable or denies access."""
     done: list[T] = []
     failures: list[CliFailure] = []
     left = list(names)
@@ -70,5 +68,5 @@ def remove_each(names: Iterable[str], remove: Callable[[str], object], flags: Fl
 
 
 def one_or_list(names: Iterable[str], documents: list[T]) -> T | list[T]:
-    """For JSON: of several that were asked for a list, also if only one of them came back."""
+    """For JSON: several requested ids give a list, even if only one succeeded."""
     return documents[0] if len(list(names)) == 1 else documents

@@ -1,4 +1,4 @@
-"""What would happen, in words: the answer of --dry-run."""
+"""Prints the predicted effect of --dry-run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_SHOWN = 10
 
 
 def print_effect(answer: dict[str, Any], flags: Flags) -> int:
-    """The exit code: it could be done, or it would be refused."""
+    """The exit code: success, or refused."""
     rejected = answer["rejected"]
     if flags.output == "name":
         typer.echo("\n".join(start["task_id"] for start in answer["starts"]))

@@ -27,14 +27,14 @@ COLUMNS = (
 @app.command()
 def estimate(
     ctx: typer.Context,
-    model: Annotated[str | None, typer.Option("--model", metavar="NAME", help="Of this model.")] = None,
-    task_type: Annotated[str | None, typer.Option("--type", metavar="T", help="A task of this type.")] = None,
+    model: Annotated[str | None, typer.Option("--model", metavar="NAME", help="The model.")] = None,
+    task_type: Annotated[str | None, typer.Option("--type", metavar="T", help="The task type.")] = None,
     atoms: Annotated[
-        int | None, typer.Option("--atoms", metavar="N", min=0, help="Of so many atoms.")
+        int | None, typer.Option("--atoms", metavar="N", min=0, help="The number of atoms.")
     ] = None,
-    tenant: Annotated[str | None, typer.Option("--tenant", "-A", metavar="T", help="Of this tenant.")] = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", "-A", metavar="T", help="The tenant.")] = None,
 ) -> None:
-    """What is known about the memory that tasks need, and from how many runs."""
+    """Memory estimates of tasks, and the number of runs behind them."""
     flags = flags_of(ctx)
     page = builtins(connect(flags).estimates(tenant=tenant, model=model, task_type=task_type, atoms=atoms))
     print_rows(page, page["estimates"], COLUMNS, "model", flags)
@@ -42,12 +42,12 @@ def estimate(
         return
     need = page["need"]
     if need is not None:
-        told = "nothing was learned yet, so the table of the configuration speaks"
+        told = "from the configuration, no runs yet"
         if need["source"] == "learned":
             told = f"learned from {need['runs']} runs and {need['ooms']} that ran out of memory"
         note(
-            f"Such a task would ask for {need['gpu_memory_mb']} MB: ({need['base_mb']} MB and {need['atoms']} atoms) "
+            f"Such a task needs {need['gpu_memory_mb']} MB: ({need['base_mb']} MB and {need['atoms']} atoms) "
             f"x {need['factor']:g}; {told}."
         )
     elif not page["estimates"]:
-        note("Nothing was learned yet. Ask about a model: dgpu estimate --model NAME")
+        note("No estimates were learned yet. For a model: dgpu estimate --model NAME")

@@ -1,4 +1,4 @@
-"""What went wrong, in one or two lines: what, why, what to do. And the exit code that says it to scripts."""
+"""Error messages of one or two lines (problem, cause, remedy) and their exit codes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ExitCode(enum.IntEnum):
     REFUSED = 6
     TIMEOUT = 7
     TASK_TIMEOUT = 124
-    OWN_FAILURE = 125  # of verbs that otherwise return a task's code
+    OWN_FAILURE = 125  # for verbs that normally return a task's code
     INTERRUPTED = 130
 
 
@@ -36,10 +36,12 @@ class CliFailure(Exception):  # noqa: N818  a refusal is not always an error
 
 
 def translated(error: Exception) -> CliFailure | None:
-    """A failure of the SDK in the words of the command line; None for anything else."""
+    """Translates an error of the SDK into a message; None for any other error."""
     if isinstance(error, CliFailure):
         return error
-    errors = sys.modules.get("dgpu.client.errors")  # not imported: then it is none of its errors
+    errors = sys.modules.get(
+        "dgpu.client.errors"
+    )  # if the module is not imported, the error is not from the SDK
     if errors is None or not isinstance(error, errors.DgpuError):
         return None
     return CliFailure(_message(error), _exit_code(error))
@@ -67,7 +69,7 @@ def _message(error: DgpuError) -> str:
     text = str(error).strip()
     if isinstance(error, errors.Unreachable):
         if isinstance(error.__cause__, TimeoutError):
-            return f"{text}\nIt may be very busy. Try again, or look: dgpu doctor"
+            return f"{text}\nIt may be very busy. Try again, or check: dgpu doctor"
         if errors.NO_HTTP in text:
             return f"{text}\nIs it the gRPC port? Check the address: --server URL or DGPU_SERVER"
         local = "//127." in text or "//localhost" in text or "//[::1]" in text

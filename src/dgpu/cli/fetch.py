@@ -58,33 +58,31 @@ def fetch(
     path: Annotated[
         str,
         typer.Argument(
-            metavar="[PATH]", help="A file or directory below the task's. [all]", show_default=False
+            metavar="[PATH]", help="A file or directory in the task's directory. [all]", show_default=False
         ),
     ] = "",
     into: Annotated[
         Path | None,
-        typer.Option("--into", "-o", metavar="DIR", help="Where to. [task-ID here; with PATH: here]"),
+        typer.Option("--into", "-o", metavar="DIR", help="Target directory. [./task-ID; with PATH: .]"),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
-    only_list: Annotated[bool, typer.Option("--list", "-l", help="Only list what is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
+    only_list: Annotated[bool, typer.Option("--list", "-l", help="Only list the files.")] = False,
     attempt: Annotated[
-        int | None, typer.Option("--attempt", metavar="N", min=1, help="Of an earlier attempt.")
+        int | None, typer.Option("--attempt", metavar="N", min=1, help="Number of an earlier attempt.")
     ] = None,
     rank: Annotated[
-        int | None, typer.Option("--rank", metavar="N", min=0, help="Of a task over several nodes. [0]")
+        int | None, typer.Option("--rank", metavar="N", min=0, help="Rank of a task over several nodes. [0]")
     ] = None,
 ) -> None:
-    """Copy files of a task from its node to this machine, directories with all below them.
+    """Copy files of a task from its node to this machine, directories with their content.
 
-    The files are those of the task's directory; `dgpu show` says where it is. Links and special files are skipped.
+    The files are in the task's directory; `dgpu show` prints its path. Links and special files are skipped.
     """
     flags = flags_of(ctx)
     (task_id,) = parse_ids([task])
     source = _Source(connect(flags), task_id, attempt, rank)
     wanted = "/".join(part for part in path.split("/") if part not in {"", "."}) if path.strip("/") else ""
-    wanted = (
-        f"/{wanted}" if path.startswith("/") else wanted
-    )  # refused by the scheduler, which says what is right
+    wanted = f"/{wanted}" if path.startswith("/") else wanted  # the scheduler refuses it with an explanation
     _refuse_gone(source, wanted)
     if only_list:
         _list(source, wanted, flags)
@@ -140,7 +138,7 @@ def _shown(row: Any) -> str:
 
 
 def _plan(source: _Source, wanted: str, directory: Path) -> _Plan:
-    """All that is to be copied, before anything is: a name that exists here is found before the first byte."""
+    """Lists all files before the first copy, so that an existing name is found before any download."""
     plan = _Plan([], [], [])
     above = PurePosixPath(wanted).parent
     pending = [wanted]
@@ -165,7 +163,7 @@ def _plan(source: _Source, wanted: str, directory: Path) -> _Plan:
 def _why_skipped(entry: FileEntry) -> str:
     if entry.kind == "link":
         return f"it is a link to {one_line(entry.target)}"
-    return "it is neither a file nor a directory, or its name is not UTF-8"
+    return "it is not a file or directory, or its name is not UTF-8"
 
 
 def _copy(source: _Source, copy: _Copy, *, force: bool, advance: Callable[[int], None]) -> None:

@@ -1,4 +1,4 @@
-"""The flags that every verb understands, before the verb or after it; the later one counts."""
+"""The flags of all verbs, before or after the verb; the later one applies."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ WATCH_SECONDS = 2.0
 
 @dataclasses.dataclass(kw_only=True)
 class Flags:
-    """Filled while the line is being read, then only looked at."""
+    """Filled while the arguments are parsed; read-only afterwards."""
 
     server: str | None = None
     token: str | None = None
     output: str = "table"
     watch: bool = False
-    is_service: bool = False  # its faults go to a log, whole
-    returns_task_code: bool = False  # so our own failures need a code that no task has
+    is_service: bool = False  # its errors go to a log with the full trace
+    returns_task_code: bool = False  # so failures of dgpu itself need another code
 
     @property
     def is_table(self) -> bool:
@@ -49,7 +49,7 @@ def _keep_output(ctx: typer.Context, value: str | None) -> None:
     if value is None:
         return
     if value not in OUTPUTS:
-        raise typer.BadParameter(f"{value!r} is none of {', '.join(OUTPUTS)}")
+        raise typer.BadParameter(f"{value!r} is not one of {', '.join(OUTPUTS)}")
     flags_of(ctx).output = value
 
 
@@ -71,7 +71,7 @@ def shared(
             metavar="URL",
             callback=_keep_server,
             expose_value=False,
-            help="Where the scheduler is.",
+            help="Address of the scheduler.",
         ),
     ] = None,
     token: Annotated[
@@ -102,7 +102,7 @@ def watching(
     watch: Annotated[
         bool,
         typer.Option(
-            "--watch", callback=_keep_watch, expose_value=False, help="Show it anew every 2 s, until Ctrl-C."
+            "--watch", callback=_keep_watch, expose_value=False, help="Refresh every 2 s, until Ctrl-C."
         ),
     ] = False,
 ) -> None:

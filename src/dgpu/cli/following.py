@@ -1,4 +1,4 @@
-"""The output of a task, as it comes, to stdout; it goes on where it was after the scheduler has been away."""
+"""Copies the live output of a task to stdout, and resumes where it stopped after a restart of the scheduler."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dgpu.cli.failures import ReaderLeft
 if TYPE_CHECKING:
     from dgpu.client.sync import Client
 
-_BREAKS = 240  # as long as a scheduler is waited for, at two a second
+_BREAKS = 240  # two a second, for as long as `run` and `wait` wait for a scheduler
 _PAUSE_SECONDS = 0.5
 
 
@@ -31,10 +31,10 @@ class OutputFollower:
         self._tail = tail
         self._rank = rank
         self._shown = 0
-        self.is_silent = True  # not a byte so far
+        self.is_silent = True  # no byte received so far
 
     def follow(self) -> None:
-        """Until the task ends. Interrupted and called again, it goes on where it was."""
+        """Runs until the task ends. A second call after an interrupt resumes where the first one stopped."""
         from dgpu.client.errors import NotFound, Unreachable
 
         for _ in range(_BREAKS):
@@ -42,15 +42,15 @@ class OutputFollower:
                 self._show()
             except Unreachable:
                 if self._tail is not None and self._shown:
-                    self._tail, self._shown = 0, 0  # what came in between is lost, rather than shown twice
+                    self._tail, self._shown = 0, 0  # output in between is lost rather than shown twice
                 time.sleep(_PAUSE_SECONDS)
             except NotFound:
-                return  # who wants to know why asks without following
+                return  # `dgpu logs` without -f explains why
             else:
                 return
 
     def _show(self) -> None:
-        # Asked again it starts from the beginning, so what was shown already is passed over.
+        # A new request starts from the beginning, so output that was shown is skipped.
         skip = self._shown
         pieces = self._client.logs(
             self._task_id, follow=True, tail=self._tail, attempt=self._attempt, rank=self._rank
@@ -68,5 +68,5 @@ def write_output(piece: bytes) -> None:
         sys.stdout.buffer.write(piece)
         sys.stdout.buffer.flush()
     except BrokenPipeError:
-        # `dgpu logs 42 | head -1` has what it wanted. The library for commands would make a failure of it.
+        # `dgpu logs 42 | head -1` is no failure, although typer would report one.
         raise ReaderLeft from None

@@ -1,4 +1,4 @@
-"""Numbers and times for people. Machines get them exactly, from json."""
+"""Formats numbers and times for people. Programs get exact values from JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _STEPS = ((86_400, "d"), (3_600, "h"), (60, "m"))
 
 
 def duration(seconds: float | None) -> str:
-    """Two units at most: `0.4s`, `12s`, `3m05s`, `2h10m`, `4d03h`."""
+    """At most two units: `0.4s`, `12s`, `3m05s`, `2h10m`, `4d03h`."""
     if seconds is None:
         return ""
     seconds = max(0.0, seconds)
@@ -26,7 +26,7 @@ def duration(seconds: float | None) -> str:
 
 
 def limit(seconds: float | None) -> str:
-    """A time limit as one would type it: `15m`, `2h`, `90s`."""
+    """A time limit as a user would type it: `15m`, `2h`, `90s`."""
     if not seconds:
         return "none"
     for step, unit in _STEPS:
@@ -58,7 +58,7 @@ def moment(value: str | datetime | None) -> datetime | None:
 
 
 def clock(value: str | datetime | None, now: datetime | None = None) -> str:
-    """Local time; the day only when it is another one."""
+    """Local time; with the date only if it is another day."""
     at = moment(value)
     if at is None:
         return ""
@@ -94,12 +94,12 @@ def listed(words: Iterable[str], most: int = 6) -> str:
 
 
 def one_line(text: str) -> str:
-    """A name with a newline or an escape sequence in it must not draw on the terminal."""
+    """Removes newlines and escape sequences, which must not reach the terminal."""
     return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
 def in_our_zone(text: str) -> str:
-    """A time of day that names no zone is meant as it is shown: in ours. All else stays as it was typed."""
+    """A time of day without a zone is local time. Any other text stays unchanged."""
     try:
         typed = datetime.fromisoformat(text.strip())
         return text if typed.tzinfo is not None else typed.astimezone().isoformat()

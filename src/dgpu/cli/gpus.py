@@ -32,10 +32,12 @@ def _remark(row: Row) -> str:
         return str(row["fault"])
     why = f"{health['state']} for {duration(since(health['since']))}: {health['evidence']}"
     if health["state"] == "out":
-        return f"{why} ({health['remark']}); needs a person, then: dgpu gpus recover {row['node']}:{row['index']}"
+        return (
+            f"{why} ({health['remark']}); needs repair, then: dgpu gpus recover {row['node']}:{row['index']}"
+        )
     if health["state"] == "parole":
         return (
-            f"{why} ({health['remark']}); takes tasks below normal priority, {health['good_runs']} ended well"
+            f"{why} ({health['remark']}); takes tasks below normal priority, {health['good_runs']} succeeded"
         )
     return f"{why} ({health['remark']})" if health["state"] == "probing" else why
 
@@ -61,10 +63,10 @@ COLUMNS = (
 @app.callback(invoke_without_command=True)
 def gpus(
     ctx: typer.Context,
-    node: Annotated[str | None, typer.Option("--node", metavar="NODE", help="Of one node.")] = None,
+    node: Annotated[str | None, typer.Option("--node", metavar="NODE", help="Only this node.")] = None,
     status: Annotated[str | None, typer.Option("--status", "-s", metavar="STATE", help="Only these.")] = None,
 ) -> None:
-    """GPUs, their load and the tasks on them. The subcommand recover puts one back that was taken out of service."""
+    """GPUs, their load and their tasks. The subcommand recover returns a GPU to service."""
     if ctx.invoked_subcommand is not None:
         return
     flags = flags_of(ctx)
@@ -90,7 +92,7 @@ def gpus(
 
 
 def _check_node(client: Client, node: str) -> None:
-    """A node may well have no card; only one that nobody knows is a mistake."""
+    """A node without GPUs is valid; an unknown node is an error."""
     if all(known.id != node for known in client.nodes().nodes):
         raise CliFailure(f"There is no node {node!r}; see: dgpu nodes", ExitCode.NOT_FOUND)
 
@@ -99,11 +101,11 @@ def _check_node(client: Client, node: str) -> None:
 def recover(
     ctx: typer.Context,
     names: Annotated[
-        list[str], typer.Argument(metavar="GPU...", help="A UUID, its beginning, or NODE:INDEX.")
+        list[str], typer.Argument(metavar="GPU...", help="A UUID, its first characters, or NODE:INDEX.")
     ],
     reason: Annotated[str, typer.Option("--reason", "-r", metavar="R", help="What was done.")] = "",
 ) -> None:
-    """Have a card checked that was taken out of service. It then gets work of low priority, then all."""
+    """Check a GPU that is out of service. If it passes, it gets low-priority tasks first, then all."""
     flags = flags_of(ctx)
     client = connect(flags)
     known = builtins(client.gpus())["gpus"]

@@ -21,7 +21,7 @@ METRICS = {
     "power": "power_w",
 }
 _WIDTH = 40
-_MAX_GPUS = 64  # of one request
+_MAX_GPUS = 64  # per request
 
 
 def _whole(key: str, unit: str, *, peak: bool) -> Any:
@@ -65,18 +65,16 @@ def history(
     ] = None,
     since: Annotated[
         str,
-        typer.Option(
-            "--since", metavar="T", help="How long ago (30d, 6h), or 2026-07-30 12:00 (local time)."
-        ),
+        typer.Option("--since", metavar="T", help="An age (30d, 6h), or 2026-07-30 12:00 (local time)."),
     ] = "1h",
-    until: Annotated[str | None, typer.Option("--until", metavar="T", help="The same. [now]")] = None,
+    until: Annotated[str | None, typer.Option("--until", metavar="T", help="As --since. [now]")] = None,
     metric: Annotated[
-        str, typer.Option("--metric", "-m", metavar="|".join(METRICS), help="What the curve shows.")
+        str, typer.Option("--metric", "-m", metavar="|".join(METRICS), help="The value to show.")
     ] = "utilization",
 ) -> None:
-    """What GPUs measured: a curve for each, with means and peaks. Who used how much: dgpu report."""
+    """Measurements of GPUs: a curve for each, with means and peaks. For usage: dgpu report."""
     if metric not in METRICS:
-        raise typer.BadParameter(f"{metric!r} is none of {', '.join(METRICS)}", param_hint="--metric")
+        raise typer.BadParameter(f"{metric!r} is not one of {', '.join(METRICS)}", param_hint="--metric")
     flags = flags_of(ctx)
     client = connect(flags)
 
@@ -105,7 +103,7 @@ def _show(cluster: dict[str, Any], answer: dict[str, Any], metric: str, flags: F
     if flags.is_table:
         note(
             f"{clock(answer['since'])} to {clock(answer['until'])}, a point every {cluster['step_seconds']} s; "
-            f"· means: nothing known."
+            f"· means: no data."
         )
 
 
@@ -119,7 +117,7 @@ def _chosen(known: list[dict[str, Any]], names: list[str]) -> list[str]:
         if matching:
             chosen.update(dict.fromkeys(str(gpu["uuid"]) for gpu in matching))
         else:
-            chosen[name] = None  # it may have left: the server knows
+            chosen[name] = None  # perhaps a removed GPU: the server knows
     if len(chosen) > _MAX_GPUS:
         raise CliFailure(
             f"These are {len(chosen)} GPUs; at most {_MAX_GPUS} can be shown at once.", ExitCode.USAGE
@@ -128,7 +126,7 @@ def _chosen(known: list[dict[str, Any]], names: list[str]) -> list[str]:
 
 
 def _step(since: str, until: str | None) -> str | None:
-    """Fewer points than the server would send: there is no room for more."""
+    """A step that gives no more points than the terminal has columns."""
     if until is not None:
         return None
     try:

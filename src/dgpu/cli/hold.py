@@ -11,7 +11,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def hold(ctx: typer.Context, ids: Ids, array: Array = False) -> None:
-    """Hold waiting tasks: they keep their place in the queue and are not started before they are released."""
+    """Hold waiting tasks: they keep their position in the queue and do not start until released."""
     flags = flags_of(ctx)
     client = connect(flags)
     change_tasks(ids, flags, lambda task_id: client.hold(task_id, array=array))

@@ -1,4 +1,4 @@
-"""A word to whoever waits for a scheduler that hangs."""
+"""A note while a scheduler does not answer."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ LATE_SECONDS = 3.0
 
 
 class Lateness:
-    """Says once, on stderr, what is waited for and for how long.
+    """Prints one note on stderr with the address and the time limit.
 
-    Only until the first answer. Who waits for a task or watches goes on longer than one call does, and hears otherwise.
+    It applies only until the first answer. `wait` and --watch last longer than one call and have their own notes.
     """
 
     def __init__(self, give_up_seconds: float) -> None:

@@ -1,6 +1,6 @@
-"""Reads plain arguments without typer's own reader, which imports a validation library: twice the start-up time.
+"""Parses plain arguments without typer's own parser, which imports a validation library and doubles the start-up time.
 
-Where typer works otherwise than expected, it reads them itself; that is only slower.
+If typer differs from what is expected here, its own parser is used; that is only slower.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _path(text: str) -> Path:
-    """An empty text is most often a variable that is not set; to Path it would be the current directory."""
+    """Refuses an empty text: it is usually an unset variable, and Path would take it as the current directory."""
     if not text.strip():
         raise ValueError(text)
     return Path(text)
@@ -27,7 +27,7 @@ _PLAIN: dict[Any, Callable[[Any], Any]] = {str: str, int: int, float: float, Pat
 
 
 class PlainValue:
-    """Takes the place of typer's reader of one parameter."""
+    """Replaces typer's parser of one parameter."""
 
     def __init__(
         self, read: Callable[[Any], Any], low: float | None, high: float | None, expected: str
@@ -77,7 +77,7 @@ def lighten(command: Command) -> None:
 
 
 def _help_option(command: Command) -> list[Any]:
-    """Made now instead of at its first use, as typer makes it."""
+    """Creates the parser now, not at its first use as typer does."""
     try:
         from typer._click.decorators import help_option
 

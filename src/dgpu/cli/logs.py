@@ -20,18 +20,18 @@ app = typer.Typer(add_completion=False)
 def logs(
     ctx: typer.Context,
     task: Annotated[str, typer.Argument(metavar="ID", help="42 or task-42.")],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the task ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the task ends.")] = False,
     tail: Annotated[
         int | None, typer.Option("--tail", "-n", metavar="N", min=0, help="Only the last N lines.")
     ] = None,
     attempt: Annotated[
-        int | None, typer.Option("--attempt", metavar="N", min=1, help="Of an earlier attempt.")
+        int | None, typer.Option("--attempt", metavar="N", min=1, help="Number of an earlier attempt.")
     ] = None,
     rank: Annotated[
-        int | None, typer.Option("--rank", metavar="N", min=0, help="Of a task over several nodes. [0]")
+        int | None, typer.Option("--rank", metavar="N", min=0, help="Rank of a task over several nodes. [0]")
     ] = None,
 ) -> None:
-    """What a task has written, both stdout and stderr; also after it has ended and its node is gone."""
+    """The output of a task (stdout and stderr), also after its end and without its node."""
     client = connect(flags_of(ctx))
     (task_id,) = parse_ids([task])
     if follow:
@@ -48,7 +48,7 @@ def logs(
 
 
 def _nothing(found: TaskAnswer, attempt: int | None) -> str:
-    """An answer without a byte says so; what is gone or cannot be reached is an error."""
+    """Explains empty output. Lost or unreachable output is an error instead."""
     state = (found.waiting if found.status == "pending" else f"it is {found.status}") or found.status
     if attempt is not None and attempt != found.attempt:
         return f"Attempt {attempt} of {found.task_id} has written nothing."

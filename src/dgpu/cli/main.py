@@ -1,4 +1,4 @@
-"""`dgpu VERB`. A verb's module is imported when the verb is used, so that a short answer stays a fast one."""
+"""`dgpu VERB`. The module of a verb is imported only when the verb is used, which keeps short commands fast."""
 
 from __future__ import annotations
 
@@ -25,48 +25,48 @@ class Verb(NamedTuple):
     asks: bool = True  # takes the shared flags
     watches: bool = False
     describes: bool = False  # takes the flags that describe a task
-    forms: bool = True  # -o is the form of the answer; else the verb has its own -o
+    forms: bool = True  # -o selects the output format; otherwise the verb has its own -o
 
 
 VERBS = {
     "up": Verb("Start a scheduler and an agent for this machine.", asks=False),
-    "down": Verb("End what up started.", asks=False),
-    "demo": Verb("A tour on simulated GPUs: a mixed load, crashes, nothing lost.", asks=False),
+    "down": Verb("Stop the processes of up.", asks=False),
+    "demo": Verb("A tour on simulated GPUs: a mixed load, crashes, no task lost.", asks=False),
     "submit": Verb("Queue a command.", describes=True),
-    "run": Verb("Queue a command, show its output, end with its exit code.", describes=True),
-    "ps": Verb("Tasks: where they run, or why they wait.", watches=True),
+    "run": Verb("Queue a command, show its output, return its exit code.", describes=True),
+    "ps": Verb("List tasks: where they run, or why they wait.", watches=True),
     "why": Verb("Why a task waits, and what would start it sooner."),
-    "show": Verb("All about a task."),
-    "logs": Verb("The output of a task."),
-    "fetch": Verb("Copy files of a task here.", forms=False),
-    "cancel": Verb("Cancel tasks, waiting or running."),
-    "retry": Verb("Submit tasks that are over once more."),
+    "show": Verb("Details of a task."),
+    "logs": Verb("Show the output of a task."),
+    "fetch": Verb("Copy files of a task to this machine.", forms=False),
+    "cancel": Verb("Cancel waiting or running tasks."),
+    "retry": Verb("Submit ended tasks again."),
     "hold": Verb("Keep waiting tasks from starting."),
-    "release": Verb("Let held tasks go."),
+    "release": Verb("Release held tasks."),
     "priority": Verb("Change the priority of a waiting task."),
     "wait": Verb("Wait for tasks to end."),
     "top": Verb("A live view of nodes, GPUs and tasks."),
-    "queue": Verb("The waiting tasks in the order of their turn.", watches=True),
-    "estimate": Verb("What is known about the memory that tasks need."),
+    "queue": Verb("Waiting tasks in queue order.", watches=True),
+    "estimate": Verb("Memory estimates of tasks."),
     "nodes": Verb("Nodes; drain, resume, lost, remove.", watches=True),
-    "gpus": Verb("GPUs and what is on them; recover.", watches=True),
-    "history": Verb("What GPUs measured, as curves.", watches=True),
+    "gpus": Verb("GPUs and their tasks; recover.", watches=True),
+    "history": Verb("Measurements of GPUs as curves.", watches=True),
     "report": Verb("GPU-hours and waiting times by tenant, pool or user."),
-    "alerts": Verb("What is wrong; ack, silence, test.", watches=True),
-    "quota": Verb("The pools' quota and its use; set.", watches=True),
+    "alerts": Verb("Alerts; ack, silence, test.", watches=True),
+    "quota": Verb("Quota and usage of the pools; set.", watches=True),
     "tenant": Verb("Tenants and their limits; list, show, set, remove.", watches=True),
     "dashboard": Verb("Open the dashboard in a browser."),
     "scheduler": Verb("The scheduler service.", asks=False),
     "agent": Verb("The agent service of a node.", asks=False),
-    "install-service": Verb("A systemd unit.", asks=False),
+    "install-service": Verb("Install a systemd unit.", asks=False),
     "doctor": Verb("Check this machine and the scheduler."),
     "completion": Verb("Completion for bash, zsh or fish.", asks=False),
-    "version": Verb("The version."),
+    "version": Verb("Print the version."),
 }
 
 
 class LazyVerbs(TyperGroup):
-    """Help and completion of verbs read the table above; only the verb that is used gets imported."""
+    """Help and completion read the table above; only the module of the used verb is imported."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -113,7 +113,7 @@ app = typer.Typer(
 
 @app.callback()
 def root() -> None:
-    """A GPU scheduler that explains itself. First steps: dgpu up, dgpu submit -- python train.py, dgpu ps."""
+    """A GPU scheduler that explains its decisions. First steps: dgpu up, dgpu submit -- python train.py, dgpu ps."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -140,9 +140,7 @@ def run(arguments: Sequence[str]) -> int:
 def _own_fault(error: Exception, flags: Flags) -> CliFailure:
     if flags.is_service or os.environ.get("DGPU_DEBUG"):
         raise error
-    return CliFailure(
-        f"A fault of dgpu itself: {type(error).__name__}: {error}\nFor a report, add: DGPU_DEBUG=1"
-    )
+    return CliFailure(f"Internal error: {type(error).__name__}: {error}\nFor a full trace, set DGPU_DEBUG=1")
 
 
 def _complain_usage(refused: typer.TyperException) -> int:
@@ -155,13 +153,13 @@ def _complain_usage(refused: typer.TyperException) -> int:
 
 
 def _reader_gone() -> int:
-    # `dgpu ps | head` closes our stdout early; the interpreter must not complain about it at exit.
+    # `dgpu ps | head` closes stdout early; the interpreter must not report that at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
 def main() -> None:
-    # Imports make a hundred thousand objects that stay; by default the collector walks them again and again.
+    # Imports create a hundred thousand permanent objects; by default the collector scans them repeatedly.
     gc.set_threshold(50_000, 20, 100)
     try:
         code = run(sys.argv[1:])

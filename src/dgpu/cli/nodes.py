@@ -15,14 +15,14 @@ from dgpu.cli.output import Column, Row, print_rows, repeat
 app = typer.Typer(add_completion=False)
 
 Names = Annotated[list[str], typer.Argument(metavar="NODE...")]
-Reason = Annotated[str, typer.Option("--reason", "-r", metavar="R", help="Shown to everybody who asks.")]
+Reason = Annotated[str, typer.Option("--reason", "-r", metavar="R", help="Shown with the node.")]
 
 
 def _remark(row: Row) -> str:
     if row["offline_since"]:
         return f"unreachable for {duration(since(row['offline_since']))}"
     if row["unconfirmed_since"]:
-        return f"not heard from since the scheduler started {duration(since(row['unconfirmed_since']))} ago"
+        return f"no contact since the scheduler started {duration(since(row['unconfirmed_since']))} ago"
     if row["draining"]:
         running = len(row["tasks"])
         left = f"{plural(running, 'task')} left" if running else "empty"
@@ -48,7 +48,7 @@ COLUMNS = (
 
 @app.callback(invoke_without_command=True)
 def nodes(ctx: typer.Context) -> None:
-    """Nodes and their GPUs. Subcommands drain, resume, lost and remove act on one or more of them."""
+    """Nodes and their GPUs. The subcommands drain, resume, lost and remove take one or more nodes."""
     if ctx.invoked_subcommand is not None:
         return
     flags = flags_of(ctx)
@@ -76,14 +76,14 @@ def drain(
     ctx: typer.Context,
     names: Names,
     reason: Reason = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen, drain nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the effect.")] = False,
 ) -> int:
-    """Start nothing new on it; what runs there goes on."""
+    """Start no new tasks on a node; running tasks continue."""
     flags = flags_of(ctx)
     client = connect(flags)
     if dry_run:
         if len(names) > 1:
-            raise typer.BadParameter("--dry-run looks at one node at a time")
+            raise typer.BadParameter("--dry-run takes one node")
         return print_effect(builtins(client.whatif({"drain": _checked(names[0])})), flags)
     for name in names:
         _checked(name)
@@ -91,8 +91,8 @@ def drain(
     def show(answers: list[dict[str, Any]]) -> None:
         _print(names, answers, flags)
         for node in answers:
-            left = f"{listed(node['tasks'])} still running there" if node["tasks"] else "nothing runs there"
-            note(f"{node['id']} takes no new tasks; {left}. Back to work: dgpu nodes resume {node['id']}")
+            left = f"{listed(node['tasks'])} still running there" if node["tasks"] else "no task runs there"
+            note(f"{node['id']} takes no new tasks; {left}. To resume: dgpu nodes resume {node['id']}")
 
     for_each(names, lambda name: builtins(client.drain(name, reason=reason)), show)
     return 0
@@ -100,7 +100,7 @@ def drain(
 
 @app.command()
 def resume(ctx: typer.Context, names: Names) -> None:
-    """Put a drained node back to work."""
+    """Let a drained node take tasks again."""
     flags = flags_of(ctx)
     client = connect(flags)
     for name in names:
@@ -115,16 +115,16 @@ def lost(
     reason: Reason = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Say that an unreachable node is really dead, so that its tasks start elsewhere.
+    """Declare an unreachable node dead, so that its tasks start elsewhere.
 
-    A task may run twice if the node is only cut off and its tasks live on.
+    If the node is only disconnected and its tasks still run, a task may run twice.
     """
     flags = flags_of(ctx)
     client = connect(flags)
     for name in names:
         _checked(name)
     if not yes:
-        _ask(f"Are all processes on {', '.join(names)} certainly gone? Otherwise tasks may run twice.")
+        _ask(f"Have all processes on {', '.join(names)} ended? Otherwise tasks may run twice.")
     for_each(
         names,
         lambda name: builtins(client.give_up(name, reason=reason)),
@@ -134,7 +134,7 @@ def lost(
 
 @app.command()
 def remove(ctx: typer.Context, names: Names) -> None:
-    """Forget a node that is offline and holds no task."""
+    """Remove a node that is offline and holds no task."""
     flags = flags_of(ctx)
     client = connect(flags)
     for name in names:
@@ -156,5 +156,5 @@ def _ask(question: str) -> None:
     import sys
 
     if not sys.stdin.isatty():
-        raise CliFailure(f"{question}\nIf so, say it: --yes", ExitCode.USAGE)
+        raise CliFailure(f"{question}\nIf so, confirm with --yes", ExitCode.USAGE)
     typer.confirm(question, abort=True, err=True)

@@ -1,4 +1,4 @@
-"""Rows for people, documents for programs. On a terminal a table fits its width; in a pipe nothing is cut."""
+"""Tables for people, documents for programs. A table fits the width of a terminal; in a pipe nothing is cut."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dgpu.cli.formats import one_line
 Row = Mapping[str, Any]
 
 _LEAST_WIDTH = 12
-_WIDEST_PLAIN = 120  # what is longer is shown whole, but not lined up
+_WIDEST_PLAIN = 120  # longer values are shown in full but not aligned
 
 STATUS_STYLES = {
     "running": "green",
@@ -46,14 +46,14 @@ class Column(NamedTuple):
     text: Callable[[Row], str]
     wide: bool = False  # only in -o wide
     right: bool = False
-    stretches: bool = False  # gives way first when a terminal is narrow
+    stretches: bool = False  # shrinks first on a narrow terminal
     wraps: bool = False  # onto further lines, instead of being cut
 
 
 def print_rows(
     document: Any, rows: Sequence[Row], columns: Sequence[Column], name_key: str, flags: Flags
 ) -> None:
-    """`document` is what json and yaml show: the server's own answer."""
+    """`document` is the server's response, shown by json and yaml."""
     if flags.output == "name":
         _write("".join(f"{row[name_key]}\n" for row in rows))
     elif flags.is_table:
@@ -87,7 +87,7 @@ def print_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
 def plain_table(cells: Sequence[Sequence[str]], columns: Sequence[Column]) -> str:
     titles = [column.title for column in columns]
     widths = [max(map(len, place)) for place in zip(titles, *cells, strict=True)]
-    # One very long command must not fill every other line with spaces: it alone stands out.
+    # One very long command must not pad all other lines with spaces.
     most = [
         _WIDEST_PLAIN if column.stretches else width for column, width in zip(columns, widths, strict=True)
     ]
@@ -112,7 +112,7 @@ def _print_rich(cells: Sequence[Sequence[str]], columns: Sequence[Column]) -> No
     widths = [max(map(cell_len, place)) for place in zip((c.title for c in columns), *cells, strict=True)]
     given = fitted(widths, columns, console.width)
     if sum(given) + 2 * (len(given) - 1) > console.width:
-        _write(plain_table(cells, columns))  # too narrow for any table: let the terminal wrap its lines
+        _write(plain_table(cells, columns))  # too narrow for a table: let the terminal wrap the lines
         return
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for column, width in zip(columns, given, strict=True):
@@ -129,7 +129,7 @@ def _print_rich(cells: Sequence[Sequence[str]], columns: Sequence[Column]) -> No
 
 
 def fitted(widths: Sequence[int], columns: Sequence[Column], room: int) -> list[int]:
-    """Columns that stretch give way first, the widest of them before the others."""
+    """Columns that stretch shrink first, the widest before the others."""
     given = list(widths)
     places = [place for place, column in enumerate(columns) if column.stretches]
     excess = sum(given) + 2 * (len(given) - 1) - room
@@ -143,7 +143,7 @@ def fitted(widths: Sequence[int], columns: Sequence[Column], room: int) -> list[
 
 
 def print_fields(fields: Sequence[tuple[str, str]]) -> None:
-    """A page about one thing: aligned names and values. Several lines in a value stay under it."""
+    """A page about one object: aligned names and values. The lines of a long value stay aligned."""
     shown = [(name, text) for name, text in fields if text]
     if not shown:
         return
@@ -157,7 +157,7 @@ def print_fields(fields: Sequence[tuple[str, str]]) -> None:
 
 
 def repeat(draw: Callable[[], None], flags: Flags) -> None:
-    """Once, or with --watch until Ctrl-C, which is the usual way to end it: exit code 0."""
+    """Once, or with --watch until Ctrl-C, which gives exit code 0."""
     if not flags.watch:
         draw()
         return
@@ -172,7 +172,7 @@ def repeat(draw: Callable[[], None], flags: Flags) -> None:
                 failure = translated(error)
                 if failure is None:
                     raise
-                note(f"dgpu: {failure.message}")  # a scheduler that restarts comes back
+                note(f"dgpu: {failure.message}")  # the scheduler may be restarting
             sys.stdout.flush()
             time.sleep(WATCH_SECONDS)
             if flags.is_table and not screen:

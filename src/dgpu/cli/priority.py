@@ -21,7 +21,7 @@ def priority(
     ],
     array: Array = False,
 ) -> None:
-    """Change the priority of a waiting task. Its pool stays as it is."""
+    """Change the priority of a waiting task. Its pool does not change."""
     flags = flags_of(ctx)
     wanted = parse_priority(value)
     client = connect(flags)

@@ -23,7 +23,7 @@ app = typer.Typer(add_completion=False)
 
 STATES = ("pending", "running", "success", "failed", "cancelled")
 _SCREEN_ROWS = 100
-_PIPE_ROWS = 10_000  # a table of more takes many seconds, and nobody reads it
+_PIPE_ROWS = 10_000  # a longer table takes many seconds
 _PAGE = 500
 
 
@@ -33,12 +33,12 @@ def name_of(row: Row) -> str:
 
 
 def gpus_of(row: Row) -> str:
-    """Over several nodes: nodes x GPUs of each."""
+    """For several nodes: nodes x GPUs per node."""
     return str(row["gpu_count"]) if row["nodes"] == 1 else f"{row['nodes']}x{row['gpu_count']}"
 
 
 def place_of(row: Row) -> str:
-    """Where it runs, why it waits, or how it ended."""
+    """Where the task runs, why it waits, or how it ended."""
     if row["status"] == "pending":
         return str(row["waiting"] or row["reason"] or "waits for its turn")
     if row["status"] == "running":
@@ -51,7 +51,7 @@ def place_of(row: Row) -> str:
 
 
 def time_of(row: Row) -> str:
-    """How long it has waited, has run, or took."""
+    """How long the task has waited, runs or ran."""
     if row["status"] == "pending":
         return duration(since(row["created_at"]))
     if row["status"] == "running":
@@ -86,14 +86,16 @@ COLUMNS = (
 @app.command()
 def ps(
     ctx: typer.Context,
-    all_tasks: Annotated[bool, typer.Option("--all", "-a", help="Ended tasks too.")] = False,
-    tenant: Annotated[str | None, typer.Option("--tenant", "-A", metavar="T", help="Of one tenant.")] = None,
+    all_tasks: Annotated[bool, typer.Option("--all", "-a", help="Include ended tasks.")] = False,
+    tenant: Annotated[
+        str | None, typer.Option("--tenant", "-A", metavar="T", help="Only this tenant.")
+    ] = None,
     states: Annotated[
         list[str] | None, typer.Option("--status", "-s", metavar="STATE", help=f"One of {', '.join(STATES)}.")
     ] = None,
     pool: Annotated[str | None, typer.Option("--pool", metavar="online|batch")] = None,
     priority: Annotated[
-        str | None, typer.Option("--priority", "-p", metavar="P", help="Of one priority.")
+        str | None, typer.Option("--priority", "-p", metavar="P", help="Only this priority.")
     ] = None,
     most: Annotated[
         int | None,
@@ -101,15 +103,15 @@ def ps(
             "--limit",
             metavar="N",
             min=0,
-            help="At most so many rows; 0: all. A table has 100, in a pipe 10,000.",
+            help="Maximum number of rows; 0: all. [100; in a pipe 10,000]",
         ),
     ] = None,
 ) -> None:
-    """Tasks that run or wait, with where a task runs or why it waits. -a shows ended ones too."""
+    """Running and waiting tasks, with the place of the run or the reason of the wait. -a includes ended tasks."""
     flags = flags_of(ctx)
     for state in states or ():
         if state not in STATES:
-            raise typer.BadParameter(f"{state!r} is none of {', '.join(STATES)}", param_hint="--status")
+            raise typer.BadParameter(f"{state!r} is not one of {', '.join(STATES)}", param_hint="--status")
     wanted = tuple(states) if states else (() if all_tasks else ("running", "pending"))
     filters = {"tenant": tenant, "pool": pool, "priority": parse_priority(priority) if priority else None}
     if most is None:
@@ -130,7 +132,7 @@ def ps(
 def _draw(
     client: Client, states: tuple[str, ...], filters: dict[str, Any], most: int, whole: str, flags: Flags
 ) -> None:
-    """`whole` is the command that shows all of the same list."""
+    """`whole` is the command that shows the complete list."""
     asked: list[dict[str, Any]] = [{**filters, "status": state} for state in states or (None,)]
     if not most and flags.output in {"json", "name"} and _count(client, asked) > _PIPE_ROWS:
         _pass_on(client, asked, flags)
@@ -139,7 +141,7 @@ def _draw(
     total = 0
     for each in asked:
         found, number = _collect(client, each, most - len(rows) if most else None)
-        rows += sorted(found, key=_number)  # the newest come first; a reader looks at the end
+        rows += sorted(found, key=_number)  # pages have the newest first; a reader looks at the end
         total += number
     print_rows({"tasks": rows, "total": total}, rows, COLUMNS, "task_id", flags)
     if flags.is_table:
@@ -151,7 +153,7 @@ def _count(client: Client, asked: Sequence[dict[str, Any]]) -> int:
 
 
 def _collect(client: Client, filters: dict[str, Any], most: int | None) -> tuple[list[dict[str, Any]], int]:
-    """Rows of the server's pages until there are enough (None: all of them), and how many there are."""
+    """Rows of the server's pages up to a limit (None: all), and the total number."""
     rows: list[dict[str, Any]] = []
     total = 0
     for page in _pages(client, filters, _PAGE if most is None else max(1, min(_PAGE, most))):
@@ -173,7 +175,7 @@ def _pages(client: Client, filters: dict[str, Any], size: int) -> Iterator[TaskP
 
 
 def _pass_on(client: Client, asked: Sequence[dict[str, Any]], flags: Flags) -> None:
-    """Page by page as they come, the newest first: nobody keeps 400,000 tasks in memory to print them."""
+    """Prints page by page, newest first, so that 400,000 tasks are never in memory at once."""
     total = 0
     lead = '{"tasks": [\n'
     for each in asked:
@@ -197,7 +199,7 @@ def _number(row: Row) -> int:
 
 def _tell(shown: int, total: int, only_active: bool, whole: str) -> None:
     if not total and only_active:
-        note("No task runs or waits. Ended ones: dgpu ps -a")
+        note("No running or waiting tasks. Ended tasks: dgpu ps -a")
     elif not total:
         note("No such task.")
     elif shown < total:

@@ -40,10 +40,10 @@ COLUMNS = (
 def queue(
     ctx: typer.Context,
     most: Annotated[
-        int, typer.Option("--limit", metavar="N", min=1, max=1000, help="At most so many.")
+        int, typer.Option("--limit", metavar="N", min=1, max=1000, help="Maximum number of tasks.")
     ] = 100,
 ) -> None:
-    """The waiting tasks in the order of their turn."""
+    """Waiting tasks in queue order."""
     flags = flags_of(ctx)
     client = connect(flags)
 
@@ -51,7 +51,7 @@ def queue(
         page = builtins(client.queue(limit=most))
         print_rows(page, page["queue"], COLUMNS, "task_id", flags)
         if flags.is_table and not page["queue"]:
-            note("No task waits.")
+            note("No tasks are waiting.")
         elif flags.is_table and page["total"] > len(page["queue"]):
             note(f"{page['total'] - len(page['queue']):,} more; see --limit")
 

@@ -39,7 +39,7 @@ TENANTS = (
 
 @app.callback(invoke_without_command=True)
 def quota(ctx: typer.Context) -> None:
-    """What the pools and tenants use, against what they may. The subcommand set changes the pools' parts."""
+    """Usage and quota of pools and tenants. The subcommand set changes the quota."""
     if ctx.invoked_subcommand is not None:
         return
     flags = flags_of(ctx)
@@ -52,20 +52,22 @@ def set_quota(
     ctx: typer.Context,
     online: Annotated[
         float | None,
-        typer.Option("--online", metavar="PART", help="Of the GPUs, 0 to 1; the rest is batch's."),
+        typer.Option(
+            "--online", metavar="PART", help="Part of the GPUs for online, 0 to 1; batch gets the rest."
+        ),
     ] = None,
     mode: Annotated[str | None, typer.Option("--mode", metavar="MODE", help="strict or borrow.")] = None,
     reclaim: Annotated[str | None, typer.Option("--reclaim", metavar="HOW", help="wait or stop.")] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Change nothing; tell who would start, wait, drain or be stopped."),
+        typer.Option("--dry-run", help="Only show the tasks that would start, wait, drain or be stopped."),
     ] = False,
 ) -> None:
     """Change the quota of the running scheduler."""
     flags = flags_of(ctx)
     change = {"online_percent": online, "mode": mode, "reclaim": reclaim}
     if not any(value is not None for value in change.values()):
-        raise typer.BadParameter("say what to change: --online, --mode or --reclaim")
+        raise typer.BadParameter("give --online, --mode or --reclaim")
     client: Any = connect(flags)
     if dry_run:
         _tell_effect(builtins(client.try_quota(**change)), flags)
@@ -97,12 +99,12 @@ def _tell_effect(effect: dict[str, Any], flags: Flags) -> None:
             ("starts", "would start"),
             ("waits", "would wait for quota"),
             ("drains", "beyond the new quota"),
-            ("stops", "would be asked to stop"),
+            ("stops", "would be stopped"),
         ):
             if effect[key]:
                 typer.echo(f"{plural(len(effect[key]), 'task')} {words}: {listed(effect[key])}")
         if not effect["rejected"] and not any(effect[key] for key in ("starts", "waits", "drains", "stops")):
-            typer.echo("Nobody would notice.")
+            typer.echo("No task would be affected.")
         note("Nothing was changed.")
     if effect["rejected"]:
         raise CliFailure(f"It would be refused: {effect['rejected']['detail']}", ExitCode.REFUSED)

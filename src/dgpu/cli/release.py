@@ -11,7 +11,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def release(ctx: typer.Context, ids: Ids, array: Array = False) -> None:
-    """Release tasks that are held."""
+    """Release held tasks."""
     flags = flags_of(ctx)
     client = connect(flags)
     change_tasks(ids, flags, lambda task_id: client.release(task_id, array=array))

@@ -61,31 +61,28 @@ def report(
     ctx: typer.Context,
     since: Annotated[
         str,
-        typer.Option(
-            "--since", metavar="T", help="How long ago (30d, 6h), or 2026-07-30 12:00 (local time)."
-        ),
+        typer.Option("--since", metavar="T", help="An age (30d, 6h), or 2026-07-30 12:00 (local time)."),
     ] = "30d",
-    until: Annotated[str | None, typer.Option("--until", metavar="T", help="The same. [now]")] = None,
+    until: Annotated[str | None, typer.Option("--until", metavar="T", help="As --since. [now]")] = None,
     by: Annotated[
         str, typer.Option("--by", metavar="tenant|pool|user", help="Or several: tenant,pool.")
     ] = "tenant",
     form: Annotated[
-        str, typer.Option("--format", metavar="|".join(FORMATS), help="csv: with a line of names; see below.")
+        str, typer.Option("--format", metavar="|".join(FORMATS), help="csv has a header line; see below.")
     ] = "table",
 ) -> None:
-    """GPU-hours and waiting times by tenant, pool or user. What still runs counts up to now.
+    """GPU-hours and waiting times by tenant, pool or user. Running tasks count up to now.
 
-    TASKS ran at some time of the period. SUCCESS, FAILED and CANCELLED ended in it, whether they ever ran or not: a
-    task that was cancelled while it waited is in CANCELLED and not in TASKS. WAITING wait now.
+    TASKS ran during the period. SUCCESS, FAILED and CANCELLED ended in it, even if they never ran: a task that was
+    cancelled while it waited counts in CANCELLED but not in TASKS. WAITING is the current number.
 
-    In CSV, a text that a spreadsheet would take for a formula (it begins with = + - @ or a tab) has an apostrophe
-    before it.
+    In CSV, a text that looks like a formula (it begins with = + - @ or a tab) gets a leading apostrophe.
     """
     keys = list(dict.fromkeys(key.strip() for key in by.split(",") if key.strip()))
     if not keys or set(keys) - set(KEYS):
-        raise typer.BadParameter(f"{by!r} is none of {', '.join(KEYS)}", param_hint="--by")
+        raise typer.BadParameter(f"{by!r} is not one of {', '.join(KEYS)}", param_hint="--by")
     if form not in FORMATS:
-        raise typer.BadParameter(f"{form!r} is none of {', '.join(FORMATS)}", param_hint="--format")
+        raise typer.BadParameter(f"{form!r} is not one of {', '.join(FORMATS)}", param_hint="--format")
     flags = flags_of(ctx)
     if form == "json":
         flags.output = "json"
@@ -100,7 +97,7 @@ def report(
         seconds = answer["history_behind_seconds"]
         note(
             f"These figures are not complete: the history is {plural(behind, 'group')} ({seconds:.1f} s) behind."
-            + (" The scheduler's log says why." if seconds >= _LONG_LAG_SECONDS else "")
+            + (" See the scheduler's log." if seconds >= _LONG_LAG_SECONDS else "")
         )
     if answer["truncated"]:
         note(f"Only the first {len(answer['rows']):,} rows are shown; the total counts all.")
@@ -116,7 +113,7 @@ def _show(answer: dict[str, Any], keys: list[str], flags: Any) -> None:
         note(f"{clock(answer['since'])} to {clock(answer['until'])}" + ("" if rows else ": no task ran."))
         begins = answer["history_since"]
         if begins is not None and begins > answer["since"]:
-            note(f"The history begins at {clock(begins)}: what ended before is not counted.")
+            note(f"The history begins at {clock(begins)}: tasks that ended earlier are not counted.")
 
 
 def _write_csv(rows: list[dict[str, Any]], keys: list[str]) -> None:
@@ -128,5 +125,5 @@ def _write_csv(rows: list[dict[str, Any]], keys: list[str]) -> None:
 
 
 def _harmless(text: str) -> str:
-    """Users choose their labels; a spreadsheet would carry out =HYPERLINK(...) for whoever opens the report."""
+    """Users choose their labels, and a spreadsheet would evaluate a label such as =HYPERLINK(...)."""
     return f"'{text}" if text.startswith(_FORMULA_SIGNS) else text

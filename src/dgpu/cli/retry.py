@@ -16,7 +16,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def retry(ctx: typer.Context, ids: Ids) -> None:
-    """Submit tasks that are over once more, as new tasks: the same command, demands and environment."""
+    """Submit ended tasks again as new tasks, with the same command, demands and environment."""
     flags = flags_of(ctx)
     client = connect(flags)
     in_lines = flags.is_table or flags.output == "name"
@@ -24,7 +24,9 @@ def retry(ctx: typer.Context, ids: Ids) -> None:
     def submit_again(task_id: str) -> Any:
         answer = client.retry(task_id)
         if in_lines:
-            typer.echo(answer.task_id)  # at once: whoever interrupts knows what was submitted
+            typer.echo(
+                answer.task_id
+            )  # at once, so that after an interrupt the user knows the submitted tasks
         return builtins(answer)
 
     def show(answers: list[Any]) -> None:

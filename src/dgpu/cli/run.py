@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
-_SILENT_SECONDS = 0.5  # a wait as short as this needs no word
+_SILENT_SECONDS = 0.5  # a shorter wait needs no note
 _REPEAT_SECONDS = 15.0
 
 
@@ -30,13 +30,13 @@ def run(
     ctx: typer.Context,
     command: s.Command = None,
 ) -> int:
-    """Queue a command, show its output as it comes, and end with its exit code. Ctrl-C cancels the task."""
+    """Queue a command, show its live output, and return its exit code. Ctrl-C cancels the task."""
     flags = flags_of(ctx)
     flags.returns_task_code = True
     if not command:
-        raise typer.BadParameter("there is nothing to run; write for example: dgpu run -- python train.py")
+        raise typer.BadParameter("a command is missing; for example: dgpu run -- python train.py")
     client = connect(flags)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended by others, it takes its task with it
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM cancels the task too
     task = s.task_fields(ctx, command, client.url)
     told = _tell_of_input()
     task_id = client.submit(**task).task_id
@@ -46,7 +46,7 @@ def run(
     except KeyboardInterrupt:
         return _cancel(client, task_id, attempts)
     if not told:
-        _tell_of_input()  # whoever writes into the pipe may have been slower than we were
+        _tell_of_input()  # the writer of the pipe may have been slow
     if ended.status != "success":
         note(f"dgpu: {task_id} {ended.status}: {ended.error or ended.reason}")
     return task_code(ended)
@@ -62,12 +62,12 @@ def _tell_of_input() -> bool:
 
 
 class _Attempts:
-    """The output, attempt by attempt: one that failed with its node is followed by the next."""
+    """Shows the output attempt by attempt: after an attempt that failed with its node, the next one."""
 
     def __init__(self, client: Client, task_id: str) -> None:
         self._client = client
         self._task_id = task_id
-        self._output: OutputFollower | None = None  # of the attempt that is being shown
+        self._output: OutputFollower | None = None  # of the current attempt
 
     def follow(self) -> TaskAnswer:
         waiting = _WaitNotes(self._task_id)
@@ -81,7 +81,7 @@ class _Attempts:
                 return task
 
     def show_last_words(self) -> None:
-        """What a task says while it is being stopped is often what one wants to know."""
+        """Shows the output until the end: the last lines of a stopped task often matter most."""
         if self._output is not None:
             self._output.follow()
 
@@ -91,7 +91,7 @@ def _is_past(attempt: int, task: TaskAnswer) -> bool:
 
 
 class _WaitNotes:
-    """Says why a task waits: once it has waited for a moment, and now and then when the reason changes."""
+    """Prints why a task waits: after a short wait, and when the reason changes, at a limited rate."""
 
     def __init__(self, task_id: str) -> None:
         self._task_id = task_id
@@ -113,6 +113,6 @@ def _cancel(client: Client, task_id: str, attempts: _Attempts) -> int:
         attempts.show_last_words()
         poll(client, task_id, is_final)
     except KeyboardInterrupt:
-        note(f"dgpu: not waiting for its end; look: dgpu show {task_id}")
+        note(f"dgpu: not waiting for its end; see: dgpu show {task_id}")
     sys.stdout.flush()
     return ExitCode.INTERRUPTED

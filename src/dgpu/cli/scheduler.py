@@ -14,17 +14,16 @@ def scheduler(
     config: Annotated[
         Path | None, typer.Option("--config", "-c", metavar="F", help="scheduler.yaml; without it: defaults.")
     ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Read the configuration, say what is wrong, end.")
-    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Validate the configuration and exit.")] = False,
     rebuild_history: Annotated[
-        bool, typer.Option("--rebuild-history", help="Make the history anew from the journal, then end.")
+        bool, typer.Option("--rebuild-history", help="Rebuild the history from the journal, then exit.")
     ] = False,
     accept_lost_tail: Annotated[
-        bool, typer.Option("--accept-lost-tail", help="Start although the journal lost its latest groups.")
+        bool,
+        typer.Option("--accept-lost-tail", help="Start although the latest groups of the journal are lost."),
     ] = False,
 ) -> int:
-    """The scheduler service, in the foreground. SIGTERM stops it and harms no task."""
+    """The scheduler service, in the foreground. SIGTERM stops it; tasks continue."""
     from dgpu.cli.failures import CliFailure, ExitCode, note
     from dgpu.cli.flags import flags_of
     from dgpu.entry.config import ConfigError, load_scheduler_config
@@ -35,7 +34,7 @@ def scheduler(
     except ConfigError as error:
         raise CliFailure(str(error), ExitCode.USAGE) from None
     if check:
-        note("The configuration is good.")
+        note("The configuration is valid.")
         return ExitCode.OK
     if rebuild_history:
         from dgpu.entry.history import rebuild

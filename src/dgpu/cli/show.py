@@ -23,7 +23,7 @@ MORE = ("model_name", "task_type", "structure_n_atoms")
 def show(
     ctx: typer.Context, ids: Annotated[list[str], typer.Argument(metavar="ID", help="42 or task-42.")]
 ) -> None:
-    """All about tasks: what was asked for, where it ran, how it ended."""
+    """Details of tasks: demands, runs and results."""
     flags = flags_of(ctx)
     client = connect(flags)
     names = parse_ids(ids)
@@ -41,7 +41,7 @@ def _print(names: list[str], tasks: list[dict[str, Any]], flags: Flags) -> None:
                 typer.echo()
             print_fields(fields(task))
         if len(names) == 1 and tasks[0]["status"] == "pending":
-            note(f"All about the wait: dgpu why {tasks[0]['task_id'].removeprefix('task-')}")
+            note(f"Why it waits: dgpu why {tasks[0]['task_id'].removeprefix('task-')}")
 
 
 def fields(task: dict[str, Any]) -> list[tuple[str, str]]:
@@ -81,7 +81,7 @@ def fields(task: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _workdir(task: dict[str, Any]) -> str:
-    """With the node once there is one: a path alone does not say where it is."""
+    """The path, with its node as soon as there is one."""
     nodes = task["allocated_nodes"] or ([task["node"]] if task["node"] else [])
     return f"{nodes[0]}:{task['workdir']}" if nodes and task["workdir"] else task["workdir"]
 

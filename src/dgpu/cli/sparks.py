@@ -10,7 +10,7 @@ _GAP = "·"
 
 
 def spark(values: Sequence[float | None], *, width: int, most: float | None = None) -> str:
-    """The highest of each piece, so that a short peak is seen; a dot where nothing is known."""
+    """The maximum of each piece, so that a short peak is visible; a dot without data."""
     pieces = [_highest(piece) for piece in _pieces(values, width)]
     top = most if most is not None else max((piece for piece in pieces if piece is not None), default=0.0)
     return "".join(_GAP if piece is None else _BARS[_level(piece, top)] for piece in pieces)

@@ -1,4 +1,4 @@
-"""Whether somebody expects that standard input reaches a task. It does not, and must not be lost without a word."""
+"""Detects input on stdin, which never reaches a task. The user must be told."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _STDIN = 0
 
 
 def unread_input() -> str:
-    """What stands there with bytes in it: `pipe` or `file`. Nothing is read: a loop of a shell may need the rest."""
+    """`pipe` or `file` if stdin has bytes. Nothing is read: a shell loop may need them."""
     try:
         mode = os.fstat(_STDIN).st_mode
         if stat.S_ISREG(mode):

@@ -42,19 +42,17 @@ def _option(*names: str, metavar: str | None = None, help: str = "") -> Any:  # 
 
 
 def describing(
-    gpu_count: Annotated[
-        int | None, _option("--gpus", "-G", metavar="N", help="GPUs of one node. [1]")
-    ] = None,
+    gpu_count: Annotated[int | None, _option("--gpus", "-G", metavar="N", help="GPUs per node. [1]")] = None,
     gpu_model: Annotated[
         list[str] | None,
-        _option("--gpu-type", metavar="M", help="A model; A100|H100 or repeated: any of them."),
+        _option("--gpu-type", metavar="M", help="GPU model; A100|H100 or repeated: any of them."),
     ] = None,
     gpu_memory_mb: Annotated[
-        str | None, _option("--mem", metavar="MB", help="Memory of each GPU: 8000 or 8G.")
+        str | None, _option("--mem", metavar="MB", help="Memory per GPU: 8000 or 8G.")
     ] = None,
-    shared: Annotated[bool, _option("--shared", help="Share a GPU with others, within --mem.")] = False,
+    shared: Annotated[bool, _option("--shared", help="Share a GPU with other tasks, within --mem.")] = False,
     gpu_share: Annotated[
-        float | None, _option("--share", metavar="0.001-1", help="A part of one GPU, shared with others.")
+        float | None, _option("--share", metavar="0.001-1", help="A part of a GPU, shared with other tasks.")
     ] = None,
     constraints: Annotated[
         list[str] | None,
@@ -64,23 +62,25 @@ def describing(
         str | None, _option("--timeout", "-t", metavar="T", help="90, 90s, 15m, 2h, 1d.")
     ] = None,
     name: Annotated[str | None, _option("--name", "-J", metavar="NAME")] = None,
-    tenant_id: Annotated[str | None, _option("--tenant", "-A", metavar="T", help="Whose task it is.")] = None,
+    tenant_id: Annotated[str | None, _option("--tenant", "-A", metavar="T", help="The tenant.")] = None,
     priority: Annotated[
         str | None, _option("--priority", "-p", metavar="P", help="low, normal, high, critical or 0 to 100.")
     ] = None,
     pool: Annotated[str | None, _option("--pool", metavar="online|batch")] = None,
-    model_name: Annotated[str | None, _option("--model", metavar="NAME", help="What it works with.")] = None,
-    nodes: Annotated[int | None, _option("--nodes", metavar="N", help="Over so many nodes. [1]")] = None,
-    array: Annotated[str | None, _option("--array", metavar="0-9%3", help="Many, 3 at a time.")] = None,
+    model_name: Annotated[str | None, _option("--model", metavar="NAME", help="Name of its model.")] = None,
+    nodes: Annotated[int | None, _option("--nodes", metavar="N", help="Number of nodes. [1]")] = None,
+    array: Annotated[str | None, _option("--array", metavar="0-9%3", help="Indexes, 3 at once.")] = None,
     after: Annotated[
         list[str] | None,
         _option("--after", metavar="ID[:ok|any|failed]", help="Start after this task; repeated: after all."),
     ] = None,
-    held: Annotated[bool, _option("--hold", help="Wait until it is released.")] = False,
-    max_retries: Annotated[int | None, _option("--retries", metavar="N", help="If a node fails. [3]")] = None,
+    held: Annotated[bool, _option("--hold", help="Hold the task until it is released.")] = False,
+    max_retries: Annotated[
+        int | None, _option("--retries", metavar="N", help="After node failures. [3]")
+    ] = None,
     restart: Annotated[str | None, _option("--restart", metavar="never|on-failure|always")] = None,
     env: Annotated[
-        list[str] | None, _option("--env", "-e", metavar="K=V", help="K alone: as it is here.")
+        list[str] | None, _option("--env", "-e", metavar="K=V", help="K alone: its current value.")
     ] = None,
     labels: Annotated[list[str] | None, _option("--label", metavar="K=V")] = None,
     workdir: Annotated[str | None, _option("--workdir", "-w", metavar="D", help="[here]")] = None,
@@ -90,10 +90,10 @@ def describing(
     ] = None,
     ram_mb: Annotated[str | None, _option("--ram", metavar="MB", help="Main memory: 16000 or 16G.")] = None,
     clean_env: Annotated[
-        bool, _option("--clean-env", help="Do not send this directory and PATH, VIRTUAL_ENV and the like.")
+        bool, _option("--clean-env", help="Do not send the directory, PATH, VIRTUAL_ENV and so on.")
     ] = False,
 ) -> None:
-    """Carries the options, named as the server names them; never called."""
+    """Carries the options with the server's names; never called."""
 
 
 @functools.cache
@@ -114,7 +114,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
 
 
 def task_fields(ctx: typer.Context, command: Sequence[str], url: str) -> dict[str, Any]:
-    """The body of the request; what was not given is left to the server's defaults."""
+    """The body of the request; for omitted options the server's defaults apply."""
     given: dict[str, Any] = dict(ctx.meta.get(_KEPT, {}))
     clean = given.pop("clean_env", False)
     here = is_same_host(url) and not clean
@@ -125,7 +125,7 @@ def task_fields(ctx: typer.Context, command: Sequence[str], url: str) -> dict[st
     if variables := shell | task.pop("env", {}):
         task["env"] = variables
     if user := "" if clean else _user():
-        task["labels"] = {"user": user, **task.get("labels", {})}  # reports tell users apart by it
+        task["labels"] = {"user": user, **task.get("labels", {})}  # reports group by it
     directory = task.pop("workdir", _here() if here else None)
     if directory is not None:
         task["workdir"] = os.path.normpath(os.path.join(_here() or "/", directory))  # noqa: PTH118

@@ -25,26 +25,24 @@ def submit(
     ctx: typer.Context,
     command: s.Command = None,
     count: Annotated[
-        int, typer.Option("--count", metavar="N", min=1, max=10_000, help="So many equal tasks.")
+        int, typer.Option("--count", metavar="N", min=1, max=10_000, help="Submit N equal tasks.")
     ] = 1,
     allocation: Annotated[
         bool,
-        typer.Option("--allocation", help="Hold the GPUs and run nothing, until cancelled or -t is over."),
+        typer.Option("--allocation", help="Hold the GPUs and run nothing, until cancelled or -t is reached."),
     ] = False,
     key: Annotated[
         str | None,
-        typer.Option("--key", metavar="K", help="Submitting again with the same key changes nothing."),
+        typer.Option("--key", metavar="K", help="A repeated submit with the same key changes nothing."),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would happen, submit nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the effect.")] = False,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait for the end; return the task's exit code.")
     ] = False,
 ) -> int:
-    """Queue a command. Prints the task's id; whether it runs or why it waits goes to stderr.
+    """Queue a command. Prints the task id on stdout, and on stderr whether it runs or why it waits.
 
-    Several words are run as they are, a single quoted text goes to the shell:
+    Several words run without a shell, a single quoted text runs in the shell:
     dgpu submit -G 2 -- python train.py, or dgpu submit "make data && python train.py".
     """
     flags = flags_of(ctx)
@@ -57,7 +55,7 @@ def submit(
     if count > 1:
         ids = client.submit_copies(count, idempotency_key=key, **task)
         _print_ids(ids, {"task_ids": ids}, flags)
-        note(f"{plural(count, 'task')} submitted. Look: dgpu ps")
+        note(f"{plural(count, 'task')} submitted. To see them: dgpu ps")
     else:
         answer = client.submit(idempotency_key=key, **task)
         ids = answer.task_ids
@@ -76,12 +74,12 @@ def _described(
 ) -> dict[str, Any]:
     """The task that the options describe; options that contradict each other are refused."""
     if not command and not allocation:
-        raise typer.BadParameter("there is nothing to run; write for example: dgpu submit -- python train.py")
+        raise typer.BadParameter("a command is missing; for example: dgpu submit -- python train.py")
     task = s.task_fields(ctx, command, url)
     if allocation:
         task["allocation"] = True
     if count > 1 and "array" in task:
-        raise typer.BadParameter("--count and --array do not go together; an array has its own number")
+        raise typer.BadParameter("--count and --array exclude each other")
     return task
 
 
@@ -94,12 +92,12 @@ def _print_ids(ids: list[str], document: dict[str, Any], flags: Flags) -> None:
 
 def verdict(task: TaskAnswer) -> str:
     if task.status == "pending":
-        return f"It waits: {task.waiting or 'its turn will come'}"
+        return f"It waits: {task.waiting or 'it is queued'}"
     if task.status == "running" and task.allocation:
         return f"It holds {', '.join(task.allocated_gpus) or 'its place'} on {task.node}."
     if task.status == "running":
         return f"It runs on {task.node}." if not task.cancelling else "It is being cancelled."
-    return f"It is over: {task.error or task.status}."
+    return f"It has ended: {task.error or task.status}."
 
 
 def _wait(client: Client, ids: list[str]) -> int:
@@ -107,8 +105,7 @@ def _wait(client: Client, ids: list[str]) -> int:
         codes = [task_code(poll(client, task_id, is_final)) for task_id in ids]
     except KeyboardInterrupt:
         it = ids[0] if len(ids) == 1 else "the tasks"
-        note(
-            f"dgpu: not waiting any longer; {it} {'goes' if len(ids) == 1 else 'go'} on. To end: dgpu cancel ID"
-        )
+        goes_on = "continues" if len(ids) == 1 else "continue"
+        note(f"dgpu: not waiting any longer; {it} {goes_on}. To cancel: dgpu cancel ID")
         raise
     return next((code for code in codes if code), 0)

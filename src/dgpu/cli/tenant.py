@@ -48,7 +48,7 @@ COLUMNS = (
 
 @app.callback(invoke_without_command=True)
 def tenant(ctx: typer.Context) -> None:
-    """Tenants, their limits and what they use."""
+    """Tenants, their limits and their usage."""
     if ctx.invoked_subcommand is not None:
         return
     flags = flags_of(ctx)
@@ -65,7 +65,7 @@ def list_tenants(ctx: typer.Context) -> None:
 
 @app.command()
 def show(ctx: typer.Context, name: Name) -> None:
-    """All about a tenant."""
+    """Details of a tenant."""
     flags = flags_of(ctx)
     _print_one(builtins(connect(flags).tenant(_checked(name))), flags)
 
@@ -77,9 +77,11 @@ def set_tenant(
     max_gpus: Annotated[int | None, typer.Option("--max-gpus", metavar="N", help="GPUs at once.")] = None,
     guaranteed: Annotated[
         int | None,
-        typer.Option("--guaranteed", metavar="N", help="GPUs kept for it while it waits for them."),
+        typer.Option("--guaranteed", metavar="N", help="GPUs kept for its waiting tasks."),
     ] = None,
-    weight: Annotated[float | None, typer.Option("--weight", metavar="W", help="Of its fair share.")] = None,
+    weight: Annotated[
+        float | None, typer.Option("--weight", metavar="W", help="Weight in the fair share.")
+    ] = None,
     max_running: Annotated[
         int | None, typer.Option("--max-running", metavar="N", help="Tasks at once.")
     ] = None,
@@ -97,16 +99,14 @@ def set_tenant(
         str | None, typer.Option("--pools", metavar="POOLS", help="online, batch or online,batch.")
     ] = None,
     gpu_hours: Annotated[
-        float | None, typer.Option("--gpu-hours", metavar="H", help="Budget of a calendar month.")
+        float | None, typer.Option("--gpu-hours", metavar="H", help="Budget per calendar month.")
     ] = None,
     no_limit: Annotated[
         list[str] | None,
-        typer.Option(
-            "--no-limit", metavar="NAME", help="Takes a limit away, for example max-gpus. Repeatable."
-        ),
+        typer.Option("--no-limit", metavar="NAME", help="Remove a limit, for example max-gpus. Repeatable."),
     ] = None,
 ) -> None:
-    """Set a tenant up, or change some of its limits; the others stay."""
+    """Create a tenant, or change some of its limits; the others stay."""
     flags = flags_of(ctx)
     client: Any = connect(flags)
     _checked(name)
@@ -138,7 +138,7 @@ def remove(ctx: typer.Context, names: Names) -> None:
 
 
 def _checked(name: str) -> str:
-    """Such a name would ask the server for something else altogether."""
+    """Checks the name: another one would change the path of the request."""
     from dgpu.wire.fields import Unacceptable, tenant
 
     try:
@@ -154,7 +154,7 @@ def _pools(text: str) -> list[str]:
     for name in names:
         if name not in _POOLS:
             raise typer.BadParameter(
-                f"{name!r} of {text!r} is no pool; expected online, batch or online,batch",
+                f"{name!r} of {text!r} is not a pool; expected online, batch or online,batch",
                 param_hint="--pools",
             )
     return names
@@ -168,17 +168,15 @@ def _limit_key(text: str, said: dict[str, Any], known: dict[str, Any]) -> str:
     key = _SHORT.get(key, key)
     if key not in known:
         raise typer.BadParameter(
-            f"{text!r} is no limit; known are {', '.join(known)}", param_hint="--no-limit"
+            f"{text!r} is not a limit; expected one of {', '.join(known)}", param_hint="--no-limit"
         )
     if key in said:
-        raise typer.BadParameter(
-            f"{text!r} is given and taken away; say one of them", param_hint="--no-limit"
-        )
+        raise typer.BadParameter(f"{text!r} is both set and removed", param_hint="--no-limit")
     return key
 
 
 def _present(client: Any, name: str) -> dict[str, Any]:
-    """The limits it has; none if it is new."""
+    """The current limits; none for a new tenant."""
     from dgpu.client.errors import NotFound
 
     try:
@@ -191,7 +189,7 @@ def _present(client: Any, name: str) -> dict[str, Any]:
 def _print_list(tenants: list[dict[str, Any]], flags: Flags) -> None:
     print_rows({"tenants": tenants}, tenants, COLUMNS, "id", flags)
     if flags.is_table and not tenants:
-        note("No tenant is set up: whoever submits may use everything. Set one up: dgpu tenant set NAME")
+        note("There are no tenants: every user may use everything. To create one: dgpu tenant set NAME")
 
 
 def _print_one(answer: dict[str, Any], flags: Flags) -> None:

@@ -22,7 +22,7 @@ _PATIENCE_SECONDS = 10.0
 @app.command()
 def top(
     ctx: typer.Context,
-    once: Annotated[bool, typer.Option("--once", help="Print one picture and end; for pipes.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the view once and exit; for pipes.")] = False,
     form: Annotated[
         str | None,
         typer.Option("--format", metavar="table|json|yaml", help="The same as -o."),
@@ -33,16 +33,16 @@ def top(
 
     flags = flags_of(ctx)
     if form is not None and form not in {"table", "json", "yaml"}:
-        raise typer.BadParameter(f"{form!r} is none of table, json, yaml", param_hint="--format")
+        raise typer.BadParameter(f"{form!r} is not one of table, json, yaml", param_hint="--format")
     flags.output = form or flags.output
     if flags.output == "name":
         raise typer.BadParameter(
-            "'name' is no form of a picture; expected table, json or yaml", param_hint="-o"
+            "'name' is not supported here; expected table, json or yaml", param_hint="-o"
         )
-    # textual reads stdin and draws on stderr; a stdout that is piped is meant for --once
+    # textual reads stdin and draws on stderr; a piped stdout means that the user wants --once
     is_terminal = all(file.isatty() for file in (sys.stdin, sys.stdout, sys.stderr))
     if not once and flags.is_table and not is_terminal:
-        raise typer.BadParameter("a live view needs a terminal; for a pipe: dgpu top --once")
+        raise typer.BadParameter("the live view needs a terminal; for a pipe: dgpu top --once")
     asyncio.run(_look(flags, once=once or not flags.is_table))
 
 
@@ -52,7 +52,7 @@ async def _look(flags: Flags, *, once: bool) -> None:
     client = _connect(flags)
     feed = Feed(client, lambda: _elsewhere(flags, feed.client.url))
     try:
-        # Nobody there: said as every verb says it, before the screen changes.
+        # An unreachable scheduler is reported as for every verb, before the screen changes.
         picture = await take_picture(feed.client)
         if once:
             _print(picture, flags)
@@ -66,12 +66,15 @@ async def _look(flags: Flags, *, once: bool) -> None:
 
 
 def _end_with_the_terminal() -> None:
-    """A terminal that is not ours to be hung up by sends no signal when it goes, and the screen would draw for ever."""
+    """Ends the view when the terminal is closed.
+
+    Without a controlling terminal there is no SIGHUP, and the view would run for ever.
+    """
     import select
     import threading
 
     gone = select.poll()
-    gone.register(sys.stdin.fileno(), 0)  # no event but that it is gone
+    gone.register(sys.stdin.fileno(), 0)  # only the hang-up event
 
     def wait() -> None:
         gone.poll()
@@ -91,8 +94,8 @@ def _print(picture: Picture, flags: Flags) -> None:
 
 
 def _elsewhere(flags: Flags, url: str) -> AsyncClient | None:
-    """What was found by its record is found there again. Without one nothing is tried: the default address may be
-    another scheduler's.
+    """Finds a restarted scheduler by the record of `up`. Without a record nothing is tried: the default address may
+    belong to another scheduler.
     """
     from dgpu.client.server import recorded_url
 

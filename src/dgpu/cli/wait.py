@@ -55,7 +55,7 @@ def wait(
     ]
     print_rows({"tasks": rows}, rows, COLUMNS, "task_id", flags)
     if not in_time:
-        note(f"dgpu: not over yet: {listed(task.task_id for task in tasks if not is_final(task))}")
+        note(f"dgpu: not ended yet: {listed(task.task_id for task in tasks if not is_final(task))}")
         return ExitCode.TIMEOUT
     return next((row["code"] for row in rows if row["code"]), 0)
 
@@ -93,7 +93,7 @@ class _Quiet:
 
 
 class _Bar:
-    """On a terminal: how many are over, and what the first of the others does."""
+    """On a terminal: the number of ended tasks, and the state of the first other task."""
 
     def __init__(self, total: int) -> None:
         from rich.console import Console

@@ -19,7 +19,7 @@ app = typer.Typer(add_completion=False)
 def why(
     ctx: typer.Context, ids: Annotated[list[str], typer.Argument(metavar="ID", help="42 or task-42.")]
 ) -> None:
-    """Why a task waits: every blocker with numbers, its place in the queue, and what would start it sooner."""
+    """Why a task waits: every blocker with numbers, its position in the queue, and what would start it sooner."""
     flags = flags_of(ctx)
     client = connect(flags)
     printed = 0
@@ -48,15 +48,15 @@ def page(answer: dict[str, Any], task: dict[str, Any]) -> list[str]:
     head = f"{answer['task_id']}{name}"
     if answer["status"] == "running":
         if answer["blockers"]:
-            return [f"{head} was running, and nobody can tell now:", *_blockers(answer)]
+            return [f"{head} was running; its current state is unknown:", *_blockers(answer)]
         return [f"{head} runs on {place_of(task)} for {duration(since(task['started_at'])) or 'a moment'}."]
     if answer["status"] != "pending":
-        ended = f"{head} is over: {answer['status']}"
+        ended = f"{head} has ended: {answer['status']}"
         return [f"{ended}{', ' + place_of(task) if answer['status'] != 'success' else ''}."]
-    lines = [f"{head} has waited for {duration(since(task['created_at']))}; it asks for {_asks(task)}."]
+    lines = [f"{head} has waited for {duration(since(task['created_at']))}; it needs {_asks(task)}."]
     if answer["position"] is not None:
         ahead = f", behind {listed(answer['ahead'], 5)}" if answer["ahead"] else ", next in line"
-        lines.append(f"Place in the queue: {answer['position']}{ahead}.")
+        lines.append(f"Position in the queue: {answer['position']}{ahead}.")
     if answer["blockers"]:
         lines += ["", "It waits because", *_blockers(answer)]
     lines += ["", f"Expected start: {_expected(answer)}"]
@@ -64,7 +64,7 @@ def page(answer: dict[str, Any], task: dict[str, Any]) -> list[str]:
         lines += [f"Reservation: {reservation(answer['reservation'])}"]
     nearest = answer["nearest"]
     if nearest and nearest["lacks"]:
-        lines += ["", f"Nearest node: {one_line(nearest['node'])}, which lacks {_lacks(nearest['lacks'])}"]
+        lines += ["", f"Best node: {one_line(nearest['node'])}, which lacks {_lacks(nearest['lacks'])}"]
     if answer["sooner"]:
         lines += ["", "It would start"]
         lines += [f"  - {one_line(change['detail'] or change['change'])}" for change in answer["sooner"]]
@@ -72,7 +72,7 @@ def page(answer: dict[str, Any], task: dict[str, Any]) -> list[str]:
 
 
 def _asks(task: dict[str, Any]) -> str:
-    """CPUs are named only where they are counted."""
+    """CPUs are named only if they are counted."""
     cpus = task["cpus"]
     counted = f" and {cpus:g} {'CPU' if cpus == 1 else 'CPUs'}" if cpus else ""
     return f"{plural(task['gpu_count'], 'GPU')}{counted}"
@@ -105,11 +105,9 @@ def _blockers(answer: dict[str, Any]) -> list[str]:
 def _expected(answer: dict[str, Any]) -> str:
     expected = answer["expected_start"]
     if expected is None:
-        return "unknown" if answer["looked_ahead"] else "not looked ahead yet; ask again in a few seconds"
+        return "unknown" if answer["looked_ahead"] else "no forecast yet; ask again in a few seconds"
     error = expected["median_error_seconds"]
-    past = (
-        f"; such guesses were off by {duration(error)}" if error is not None else "; no guess was tested yet"
-    )
+    past = f"; median error {duration(error)}" if error is not None else "; no forecast was verified yet"
     if (age := expected.get("age_seconds", 0)) >= 10:
-        past += f"; looked ahead {duration(age)} ago"
+        past += f"; forecast made {duration(age)} ago"
     return f"{clock(expected['p50'])} (by {clock(expected['p90'])} in 9 of 10 cases{past})"

@@ -79,7 +79,7 @@ def test_silences_are_listed_and_ended(call, server):
     over = {**SILENCE, "id": "silence-2", "active": False}
     server.answers["GET", f"{ROOT}/silences"] = (200, {"total": 1, "silences": [over]})
     code, out, err = call("silences", "--all")
-    assert (code, err) == (0, "Nothing is silenced.\n")
+    assert (code, err) == (0, "There are no silences.\n")
     assert out.split()[-1] == "over"
     server.answers["DELETE", f"{ROOT}/silences/3"] = (200, {"id": "silence-3", "removed": True})
     assert call("unsilence", "3")[:2] == (0, "3\n")

@@ -130,7 +130,7 @@ def test_a_report_that_is_not_complete_says_so_beside_its_figures(dgpu, used, fo
     answer |= {"history_behind": 4_741, "history_behind_seconds": 61.23}
     code, out, err = dgpu("--server", used.url, "report", "--format", form)
     assert (code, "not complete" in out) == (0, False)
-    said = "These figures are not complete: the history is 4,741 groups (61.2 s) behind. The scheduler's log says why."
+    said = "These figures are not complete: the history is 4,741 groups (61.2 s) behind. See the scheduler's log."
     assert said in " ".join(err.split())
 
 

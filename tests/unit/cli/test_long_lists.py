@@ -67,7 +67,7 @@ def test_why_says_when_nobody_has_looked_ahead_yet(dgpu, server):
         (200, {**why, "looked_ahead": False}),
         (200, {**why, "looked_ahead": True}),
     ]
-    assert "Expected start: not looked ahead yet" in dgpu("why", "3", "--server", server.url)[1]
+    assert "Expected start: no forecast yet" in dgpu("why", "3", "--server", server.url)[1]
     assert "Expected start: unknown" in dgpu("why", "3", "--server", server.url)[1]
 
 
@@ -78,8 +78,8 @@ def test_why_says_when_nobody_has_looked_ahead_yet(dgpu, server):
         (["set", "a/b"], "'a/b' is not a tenant's name"),
         (["show", ".."], "'..' is not a tenant's name"),
         (["remove", "good", "a/b"], "'a/b' is not a tenant's name"),
-        (["set", "team", "--pools", "batch,foo"], "'foo' of 'batch,foo' is no pool; expected online"),
-        (["set", "team", "--pools", ""], "'' of '' is no pool"),
+        (["set", "team", "--pools", "batch,foo"], "'foo' of 'batch,foo' is not a pool; expected online"),
+        (["set", "team", "--pools", ""], "'' of '' is not a pool"),
     ],
 )
 def test_a_wrong_tenant_is_refused_before_anything_is_sent(dgpu, server, arguments, words):

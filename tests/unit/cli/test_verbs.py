@@ -198,7 +198,7 @@ def test_a_task_on_a_node_that_is_away_is_not_said_to_run(dgpu, server):
         },
     )
     _, out, _ = dgpu("why", "4", "--server", server.url)
-    assert "nobody can tell" in out
+    assert "its current state is unknown" in out
     assert out.endswith("  - node box is unreachable\n")
 
 
@@ -217,7 +217,7 @@ def test_why_is_a_page_with_every_blocker_and_what_would_help(dgpu, server):
         },
     )
     _, out, _ = dgpu("why", "3", "--server", server.url)
-    for part in ("Place in the queue: 2, behind task-2", "needs 2 GPUs", "unknown", "1 GPU instead of 2"):
+    for part in ("Position in the queue: 2, behind task-2", "needs 2 GPUs", "unknown", "1 GPU instead of 2"):
         assert part in out
 
 

@@ -1,3 +1,1 @@
-"""The live terminal view of `dgpu top`. Imported by that verb alone: textual takes longer to load than most verbs to
-run.
-"""
+"""The live terminal view of `dgpu top`. Only that verb imports it: loading textual takes longer than most verbs run."""

@@ -1,4 +1,4 @@
-"""The scheduler's board, kept up to date by its stream: columns and what changed in them, as rows for the screen."""
+"""The scheduler's board, updated by its stream of columns and changes, as rows for the screen."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _TRUSTED = GpuHealthAnswer()
 
 
 class Board:
-    """Only rows in which something changed are made anew: of 16,000 GPUs a beat touches some hundred."""
+    """Builds only changed rows again: of 16,000 GPUs, one event changes a few hundred."""
 
     def __init__(self, snapshot: Mapping[str, Any], nodes: Sequence[NodeAnswer] = ()) -> None:
         self._all = dict(snapshot)
         self.seq = int(snapshot["seq"])
-        # What the board does not carry does not change while a node stays: its cpus, ram and address.
+        # The board lacks cpus, ram and address, which do not change while a node stays.
         self._known = {node.id: node for node in nodes}
         self._gpus: dict[str, list[Any]] = self._all["gpus"]
         self._nodes: dict[str, list[Any]] = self._all["nodes"]
@@ -34,7 +34,7 @@ class Board:
         self.nodes = [self._node(place) for place in range(len(self._nodes["id"]))]
 
     def apply(self, delta: Mapping[str, Any]) -> bool:
-        """False: a beat is missing, and only a new snapshot helps."""
+        """False: an event is missing, and a new snapshot is needed."""
         if delta["seq"] != self.seq + 1:
             return False
         self.seq = delta["seq"]

@@ -1,4 +1,4 @@
-"""What stands in front of the screen for a moment: a question before an order, and the list of keys."""
+"""Dialogs in front of the screen: the question before an action, and the list of keys."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from textual.widgets import Static
 KEYS = (
     ("1 2 3, Tab", "nodes, GPUs, tasks"),
     ("↑ ↓ PgUp PgDn", "move; Home and End too"),
-    ("Enter", "what is on it: of a node its GPUs, of a GPU its tasks"),
-    ("/", "filter; all words must be in a row. Esc: no filter"),
-    ("s, S", "sort by the next column; the other way round"),
+    ("Enter", "the GPUs of a node, the tasks of a GPU"),
+    ("/", "filter rows by words; all must match. Esc: no filter"),
+    ("s, S", "sort by the next column; reverse the order"),
     ("k", "cancel the task (asks first)"),
-    ("d, r", "drain the node, put it back to work (asks first)"),
+    ("d, r", "drain the node, resume it (asks first)"),
     ("i, [ and ]", "details on or off; scroll them"),
-    ("p", "pause: the picture stands still"),
+    ("p", "pause: no updates"),
     ("q", "quit"),
 )
 
 
 class Question(ModalScreen[bool]):
-    """Only `y` says yes: whoever types on without looking orders nothing."""
+    """Only `y` confirms, so that other keys typed by accident do nothing."""
 
     DEFAULT_CSS = """
     Question { align: center middle; }

@@ -1,6 +1,6 @@
-"""What the screen shows: nodes and GPUs from the board's stream, tasks by asking when something changed.
+"""The data of the screen: nodes and GPUs from the board's stream, tasks by requests after a change.
 
-A scheduler without a stream to spare is asked for everything, the less often the more that costs it.
+If the scheduler has no free stream, everything is polled, less often the more a poll costs.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from dgpu.client.errors import DgpuError, Unreachable
 from dgpu.client.stream import ServerEvent
 from dgpu.wire import answers
 
-MAX_TASKS = 1_000  # running, and waiting: what one page of the scheduler holds
-MAX_REASONS = 200  # of the waiting; each may cost the scheduler a look at its nodes
+MAX_TASKS = 1_000  # of the running and of the waiting tasks: one page of the scheduler
+MAX_REASONS = 200  # of waiting tasks; each reason may cost the scheduler a scan of its nodes
 LEAST_PAUSE_SECONDS = 1.0
-# A picture of 16,000 GPUs costs the scheduler's loop a tenth of a second. Nobody who looks on may take more of it
-# than one part in twenty, so a slow picture is asked for less often.
+# A picture of 16,000 GPUs costs the scheduler's loop a tenth of a second. A viewer may take at most a twentieth of
+# its time, so a slow picture is requested less often.
 PAUSE_PER_COST = 20
 LONGEST_PAUSE_SECONDS = 15.0
-TASKS_AGE_SECONDS = 5.0  # times go on and reasons change without an event
-SILENCE_SECONDS = 15.0  # a stream tells at least every 5 s that it is there
+TASKS_AGE_SECONDS = 5.0  # durations and reasons change without an event
+SILENCE_SECONDS = 15.0  # a stream sends a keep-alive every 5 s
 
 
 class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,9 +40,9 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
     gpus: str
     tenant_id: str
     pool: str
-    since: str | None  # its start, or its submission while it waits
-    place: int  # in the queue; 0: it runs
-    where: str  # it runs, or why it waits
+    since: str | None  # the start of a running task, the submission of a waiting one
+    place: int  # in the queue; 0: running
+    where: str  # where it runs, or why it waits
 
     @property
     def number(self) -> int:
@@ -55,11 +55,11 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
     nodes: Sequence[answers.NodeAnswer]
     gpus: answers.GpuList
-    tasks: Sequence[TaskRow]  # running by id, then waiting in the order of their turn
-    running: int  # all of them, shown or not
+    tasks: Sequence[TaskRow]  # running tasks by id, then waiting ones in queue order
+    running: int  # all running tasks, shown or not
     waiting: int
     quota: answers.QuotaAnswer
-    pause_seconds: float = 0.0  # until the next one is asked for; a stream comes by itself
+    pause_seconds: float = 0.0  # until the next request; a stream needs none
 
     @property
     def hidden_tasks(self) -> int:
@@ -137,7 +137,7 @@ def _running(task: answers.TaskAnswer) -> TaskRow:
 
 
 def _waiting(entry: answers.QueueEntry, task: answers.TaskAnswer | None) -> TaskRow:
-    """What waits far back has its place; the reason is told when it is selected."""
+    """A task far back in the queue shows its position; its reason is loaded when it is selected."""
     row: dict[str, Any] = msgspec.to_builtins(entry)
     return TaskRow(
         task_id=entry.task_id,
@@ -149,14 +149,14 @@ def _waiting(entry: answers.QueueEntry, task: answers.TaskAnswer | None) -> Task
         pool=entry.pool,
         since=entry.created_at,
         place=entry.position,
-        where=f"place {entry.position:,} in the queue"
+        where=f"position {entry.position:,} in the queue"
         if task is None
         else place_of(msgspec.to_builtins(task)),
     )
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True):
-    """Nobody answers, or not what was asked."""
+    """No answer, or an unexpected one."""
 
     since: datetime
     words: str
@@ -164,8 +164,9 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Feed:
-    """One picture after the other. A scheduler that is away is asked less often, and looked for where `up`
-    records it.
+    """Yields one picture after the other.
+
+    An unreachable scheduler is polled less often, also at the address that `up` recorded.
     """
 
     def __init__(self, client: AsyncClient, elsewhere: Callable[[], AsyncClient | None]) -> None:
@@ -181,7 +182,7 @@ class Feed:
         self._tasks_due_s = 0.0
 
     def hurry(self) -> None:
-        """Something was ordered: look now."""
+        """An action was sent: update now."""
         self._tasks_due_s = 0.0
         self._at_once.set()
 
@@ -207,7 +208,7 @@ class Feed:
             await asyncio.wait_for(self._at_once.wait(), seconds)
 
     async def rest(self) -> None:
-        """Lets the stream go; the next picture opens it again."""
+        """Closes the stream; the next picture opens it again."""
         self._board = self._tasks = None
         if self._events is not None:
             events, self._events = self._events, None
@@ -251,17 +252,17 @@ class Feed:
                 return self._board
 
     def _bring_forward(self) -> None:
-        """Tasks changed: ask at the next chance, within what the last time cost."""
+        """Tasks changed: request them again, limited by the cost of the last request."""
         cost = 0.0 if self._tasks is None else self._tasks.cost_seconds
         self._tasks_due_s = min(self._tasks_due_s, time.monotonic() + _pause(cost) - LEAST_PAUSE_SECONDS)
 
     async def _look_elsewhere(self) -> None:
-        """Started anew, it may have another port."""
+        """A restarted scheduler may have another port."""
         if (other := self._elsewhere()) is not None:
             before, self.client = self.client, other
             await before.close()
 
 
 def _has_no_stream(error: DgpuError) -> bool:
-    """An older scheduler, or one at which too many look already."""
+    """True for an older scheduler, or one with too many open streams."""
     return error.problem is not None and error.problem.status in {404, 503}

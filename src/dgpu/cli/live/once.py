@@ -20,7 +20,7 @@ from dgpu.cli.live.words import summary
 _NOT_CUT = 400
 _GAP = 2
 _LEAST_WIDTH = 6
-MAX_ROWS = 40  # of each table; the verbs nodes, gpus and ps have all
+MAX_ROWS = 40  # per table; the verbs nodes, gpus and ps show all
 
 
 def document(picture: Picture) -> dict[str, Any]:

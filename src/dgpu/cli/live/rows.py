@@ -1,4 +1,4 @@
-"""How the things of a picture look as rows: their columns, what a filter finds in them, how they are sorted."""
+"""The rows of nodes, GPUs and tasks: their columns, filter and order."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class LiveColumn(NamedTuple, Generic[T]):
     text: Callable[[T], str]
     rank: Callable[[T], Any]  # to sort by
     right: bool = False
-    stretches: bool = False  # takes what room is left, and gives way first
+    stretches: bool = False  # takes the remaining width, and shrinks first
     style: Callable[[T], str] = lambda _: ""
-    falls: bool = False  # the greatest first is what one looks for
-    wide: bool = False  # only where there is room
+    falls: bool = False  # largest first is the useful order
+    wide: bool = False  # only on a wide screen
 
 
 class Sheet(NamedTuple, Generic[T]):
@@ -57,7 +57,7 @@ def _share(part: float | None, whole: float) -> float | None:
 
 
 def load_style(share: float | None) -> str:
-    """Blue, yellow and red differ in brightness too: a reader who sees no colours misses nothing."""
+    """Blue, yellow and red also differ in brightness, so the colours are readable with any colour vision."""
     if share is None:
         return "dim"
     return "red" if share > 0.95 else "yellow" if share > 0.8 else "cyan"
@@ -147,7 +147,7 @@ def _node_remark(node: NodeAnswer) -> str:
     if node.offline_since:
         return f"unreachable for {duration(since(node.offline_since))}"
     if node.unconfirmed_since:
-        return "not heard from since the scheduler started"
+        return "no contact since the scheduler started"
     return node.drain_reason if node.draining else ""
 
 
@@ -228,14 +228,14 @@ TASKS: Sheet[TaskRow] = Sheet(
         LiveColumn("WHERE OR WHY", lambda task: task.where, lambda task: task.where, stretches=True),
     ),
     lambda task: f"{task.task_id} {task.name} {task.status} {task.tenant_id} {task.pool} {task.where}",
-    "No task runs or waits.",
+    "No running or waiting tasks.",
 )
 
 
 def chosen(
     rows: Sequence[T], sheet: Sheet[T], words: str, column: LiveColumn[T] | None, *, reverse: bool
 ) -> list[T]:
-    """Every word of the filter must be in a row. Without a column they stay as they came."""
+    """Rows that contain every word of the filter. Without a sort column, the order stays."""
     wanted = words.lower().split()
     found = [row for row in rows if _holds(sheet.searched(row).lower(), wanted)] if wanted else list(rows)
     if column is not None:

@@ -25,7 +25,7 @@ from dgpu.wire.answers import GpuAnswer, NodeAnswer
 
 _PANES = ("nodes", "gpus", "tasks")
 _PANE_ACTIONS = frozenset({"filter", "keep_filter", "no_filter", "next"})
-_SETTLE_SECONDS = 0.15  # somebody who holds an arrow key asks about the last row only
+_SETTLE_SECONDS = 0.15  # a held arrow key loads details only of the last row
 _ASK_AGAIN_SECONDS = 5.0
 
 
@@ -51,7 +51,7 @@ class Top(App[int]):
         Binding("3", "show('tasks')", "Tasks", show=False),
         Binding("tab", "next(1)", "Pane", priority=True),
         Binding("shift+tab", "next(-1)", show=False, priority=True),
-        # Handled before the keys behind them: over a slow line many keys come in one piece.
+        # Handled before later keys: over a slow line many keys arrive together.
         Binding("slash", "filter", "Filter", key_display="/", priority=True),
         Binding("enter", "keep_filter", show=False, priority=True),
         Binding("escape", "no_filter", show=False, priority=True),
@@ -84,7 +84,7 @@ class Top(App[int]):
         yield Static(id="banner", markup=False)
         yield Static(id="tabs", markup=False)
         yield Input(
-            id="filter", placeholder="filter: words that must all be in a row; Enter keeps it, Esc ends it"
+            id="filter", placeholder="filter: rows that contain all words; Enter keeps it, Esc removes it"
         )
         with Container(id="body"):
             yield LiveTable(NODES, id="nodes")
@@ -106,7 +106,7 @@ class Top(App[int]):
             table.forget_widths()
 
     async def _until_taken_down(self, work: Coroutine[Any, Any, None]) -> None:
-        """At the end the widgets go first; a picture that comes then has nowhere to be drawn."""
+        """False at the end, when the widgets are gone and a picture cannot be drawn."""
         with contextlib.suppress(NoMatches):
             await work
 
@@ -138,7 +138,7 @@ class Top(App[int]):
         rows = {"nodes": picture.nodes, "gpus": picture.gpus.gpus, "tasks": picture.tasks}[self._pane]
         wanted = self._words[self._pane]
         found = chosen(rows, table.sheet, wanted, table.sorted_by, reverse=table.is_reversed)
-        table.show_rows(found, f"Nothing has “{wanted}” in it. Esc shows all." if wanted else "")
+        table.show_rows(found, f"No row contains “{wanted}”. Esc shows all." if wanted else "")
         self.query_one("#tabs", Static).update(self._tabs(len(found), len(rows)))
         self._tell_details()
 
@@ -151,7 +151,7 @@ class Top(App[int]):
         if self._pane == "tasks" and self._picture.hidden_tasks:
             text += f"   {self._picture.hidden_tasks:,} more are not shown"
         if self._is_paused:
-            text += "   PAUSED (p goes on)"
+            text += "   PAUSED (p continues)"
         return text
 
     def _table(self) -> LiveTable:
@@ -178,7 +178,7 @@ class Top(App[int]):
         self.query_one("#about", Static).update("\n".join(lines))
 
     async def _explain(self) -> None:
-        """Why the selected task waits: asked when it is selected, and now and then while it stays so."""
+        """Why the selected task waits: loaded at selection, and from time to time while it stays selected."""
         while True:
             try:
                 await asyncio.wait_for(self._ask.wait(), _ASK_AGAIN_SECONDS)
@@ -226,7 +226,7 @@ class Top(App[int]):
         box = self.query_one("#filter", Input)
         box.display = True
         box.value = self._words[self._pane]
-        self.screen.set_focus(box)  # now: what is typed next must not be taken for orders
+        self.screen.set_focus(box)  # now, so that the next keys are not taken as actions
 
     @on(Input.Changed, "#filter")
     def _on_typed(self, event: Input.Changed) -> None:
@@ -236,7 +236,7 @@ class Top(App[int]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action in _PANE_ACTIONS and len(self.screen_stack) > 1:
-            return False  # a question or the list of keys is in front
+            return False  # a dialog is open
         if action in {"filter", "keep_filter"}:
             is_typing = isinstance(self.focused, Input)
             return is_typing == (action == "keep_filter")
@@ -299,14 +299,18 @@ class Top(App[int]):
             return
         task_id = selected.task_id
         question = f"Cancel {task_id}{f' ({selected.name})' if selected.name else ''}?"
-        about = "It runs and is stopped." if selected.place == 0 else "It waits and will not start."
+        about = (
+            "It is running and will be stopped."
+            if selected.place == 0
+            else "It is waiting and will not start."
+        )
         self._after_asking(
             question, about, lambda: self._feed.client.cancel(task_id), f"{task_id} is cancelled."
         )
 
     def action_drain(self) -> None:
         if (node := self._selected_node()) is not None:
-            about = "What runs there goes on; nothing new starts there."
+            about = "Running tasks continue; no new tasks start there."
             self._after_asking(
                 f"Drain {node}?",
                 about,
@@ -317,7 +321,7 @@ class Top(App[int]):
     def action_resume(self) -> None:
         if (node := self._selected_node()) is not None:
             self._after_asking(
-                f"Put {node} back to work?",
+                f"Resume {node}?",
                 "",
                 lambda: self._feed.client.resume(node),
                 f"{node} takes tasks again.",

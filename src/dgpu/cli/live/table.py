@@ -1,4 +1,4 @@
-"""A table that makes only the lines that are on the screen: 16,000 rows cost no more than twenty."""
+"""A table that renders only visible lines: 16,000 rows cost no more than twenty."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WIDE_FROM = 110  # columns of the screen
 
 
 class LiveTable(ScrollView, can_focus=True):
-    """Rows of one sheet. The cursor stays on its row, wherever the next picture puts it."""
+    """The rows of one pane. The cursor stays on its row when an update moves the row."""
 
     COMPONENT_CLASSES: ClassVar = {"live--header", "live--cursor", "live--empty"}
     DEFAULT_CSS = """
@@ -72,7 +72,7 @@ class LiveTable(ScrollView, can_focus=True):
         self._empty = empty or self.sheet.empty
         if key is not None:
             place = next((at for at, row in enumerate(rows) if self.sheet.key(row) == key), None)
-            # Gone: the cursor stays where it is on the screen, on what came there.
+            # The row is gone: the cursor stays at its screen position, on another row.
             self.cursor = place if place is not None else max(0, min(self.cursor, len(rows) - 1))
         else:
             self.cursor = 0
@@ -136,7 +136,7 @@ class LiveTable(ScrollView, can_focus=True):
         return [column for column in self.sheet.columns if roomy or not column.wide]
 
     def _measure(self, columns: Sequence[LiveColumn[Any]]) -> None:
-        """Of what is on the screen. A column never becomes narrower, or it would jump with every line scrolled."""
+        """Widths of the visible rows. A column never shrinks, because scrolling would make it jump."""
         first = self.scroll_offset.y
         shown = self.rows[first : first + self.size.height]
         for column in columns:
@@ -182,7 +182,7 @@ class LiveTable(ScrollView, can_focus=True):
             if segments:
                 segments.append(gap)
             word = column.style(row)
-            # On the cursor's line its own colour counts: a cyan bar on blue is hard to see.
+            # The cursor's line uses one colour: a cyan bar on blue is hard to see.
             style = ground if is_cursor or not word else ground + Style.parse(word)
             segments.append(Segment(_aligned(cell(column, row), room, right=column.right), style))
         return Strip(segments).adjust_cell_length(width, ground)

@@ -1,4 +1,4 @@
-"""The lines around the tables: the head, the banner, the details of what is selected."""
+"""The lines around the tables: the head, the banner, the details of the selected row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STATES = ("idle", "busy", "unconfirmed", "draining", "reserved", "offline", "er
 
 
 def summary(picture: Picture) -> list[str]:
-    """Two lines: what there is, and how it is used."""
+    """Two lines: the resources, and their usage."""
     nodes = len(picture.nodes)
     ready = sum(node.status == "ready" for node in picture.nodes)
     states = ", ".join(f"{count:,} {state}" for state in _STATES if (count := getattr(picture.gpus, state)))
@@ -47,8 +47,8 @@ def _pool(name: str, pool: PoolQuota) -> str:
 
 def banner(lost: Lost) -> str:
     return (
-        f"{lost.words} Lost at {clock(lost.since)}, {duration(since(lost.since))} ago; what is shown is older. "
-        f"Asking again every {lost.pause_seconds:g} s."
+        f"{lost.words} Lost at {clock(lost.since)}, {duration(since(lost.since))} ago; the data shown are older. "
+        f"Retrying every {lost.pause_seconds:g} s."
     )
 
 
@@ -66,9 +66,9 @@ def about_node(node: NodeAnswer) -> list[str]:
     if node.offline_since:
         lines.append(f"unreachable since {clock(node.offline_since)}")
     if node.unconfirmed_since:
-        lines.append(f"not heard from since the scheduler started {clock(node.unconfirmed_since)}")
+        lines.append(f"no contact since the scheduler started {clock(node.unconfirmed_since)}")
     if node.draining:
-        lines.append(f"takes nothing new{': ' + node.drain_reason if node.drain_reason else ''}")
+        lines.append(f"takes no new tasks{': ' + node.drain_reason if node.drain_reason else ''}")
     if node.labels:
         lines.append("labels " + listed(f"{name}={value}" for name, value in sorted(node.labels.items())))
     lines.append("tasks " + listed(node.tasks, 12) if node.tasks else "no tasks")
@@ -88,7 +88,7 @@ def about_gpu(gpu: GpuAnswer) -> list[str]:
         told = f"{health.state} for {duration(since(health.since))}" if health.since else health.state
         lines.append(f"{told}: {health.evidence}{f' ({health.remark})' if health.remark else ''}")
         if health.needs_person:
-            lines.append(f"needs a person, then: dgpu gpus recover {gpu.node}:{gpu.index}")
+            lines.append(f"needs repair, then: dgpu gpus recover {gpu.node}:{gpu.index}")
     if gpu.fault:
         lines.append(gpu.fault)
     if gpu.loaded_models:
