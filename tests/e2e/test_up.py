@@ -121,7 +121,7 @@ def test_detached_up_returns_when_ready_and_down_ends_it(site):
     for part in ("supervisor", "scheduler", "agent"):
         assert process_ref(record[part]["pid"]) is None
     assert site.keepers() == []
-    assert "Nothing is up" in site.good("down").err
+    assert "dgpu is not running" in site.good("down").err
 
 
 def test_secrets_are_for_the_owner_only(site):
@@ -249,7 +249,7 @@ def test_a_task_without_gpus_holds_one_cpu(site):
     uncounted = site.submit("-G", "0", "--cpus", "0", "--", "true")
     assert site.dgpu("wait", uncounted).code == 0
     told = site.good("why", tasks[-1]).out
-    assert "asks for 0 GPUs and 1 CPU" in told, told
+    assert "needs 0 GPUs and 1 CPU" in told, told
     assert "needs 1 cpu on one node; at most 0 free" in told, told
     release.touch()
     assert site.dgpu("wait", *tasks).code == 0

@@ -1,4 +1,4 @@
-"""The agent service of a node: its configuration becomes the agent's options."""
+"""The agent service of a node: turns the configuration into the agent's options."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def run_agent(config: AgentConfig) -> int:
-    """Serves until SIGTERM or Ctrl-C; its tasks go on. Returns the exit code."""
+    """Serves until SIGTERM or Ctrl-C; tasks continue. Returns the exit code."""
     import uvloop
 
     from dgpu.entry.logs import set_up_logging
 
-    set_up_logging(config.logging)  # first: it imports the library of all log lines as it should be
+    set_up_logging(config.logging)  # first: it imports the logging library without rich
     from dgpu.agent.host import AgentRunningError, serve_agent
     from dgpu.agent.keeper_link import KeeperError
     from dgpu.file_limit import raise_file_limit
@@ -79,7 +79,7 @@ def agent_options(config: AgentConfig, *, host_name: str | None = None) -> Agent
 def _nodes(node: NodeOptions, count: int) -> tuple[NodeOptions, ...]:
     if count == 1:
         return (node,)
-    # Numbers of equal length, so that nodes sort as people count.
+    # Numbers of equal length, so that nodes sort in numeric order.
     width = len(str(count))
     ids = (NodeId(f"{node.id}-{number:0{width}d}") for number in range(1, count + 1))
     return tuple(msgspec.structs.replace(node, id=node_id) for node_id in ids)

@@ -1,4 +1,4 @@
-"""Where alerts go: addresses from the configuration, from files or from the environment. None of them is ever shown."""
+"""Targets of alerts: addresses from the configuration, from files or from the environment. They are never shown."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_alerts(alerts: Alerts) -> Iterator[Problem]:
 
 def targets_of(alerts: Alerts, refuse: Callable[[Problem], None]) -> tuple[Target, ...]:
     if not alerts.webhooks and not alerts.notify:
-        return ()  # so that nothing is imported for it
+        return ()  # without targets, nothing is imported
     from dgpu.service.alerts.senders import apprise_refusal
     from dgpu.service.alerts.targets import webhook_refusal
 
@@ -91,7 +91,7 @@ def _value(
     *,
     needed: bool,
 ) -> str | None:
-    """The text itself, what its file holds, or what the environment says. None: told what is wrong."""
+    """The value itself, the content of its file, or its environment variable. None: an error was reported."""
     names = (name, f"{name}_file", f"{name}_env")
     given = [each for each in names if getattr(written, each)]
     if not given and not needed:
@@ -128,7 +128,7 @@ def _read(path: Path) -> tuple[str, str]:
 
 
 def alert_options(alerts: Alerts) -> AlertOptions | None:
-    """As checked already."""
+    """For a configuration that was checked."""
     if not alerts.enabled:
         return None
     from dgpu.service.alerts.options import AlertOptions

@@ -1,4 +1,4 @@
-"""Short questions to a scheduler on this machine: is it ready, how many nodes. Never through a proxy."""
+"""Short requests to a scheduler on this machine: readiness, number of nodes. Never through a proxy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ask(
     body: Any = None,
     timeout_seconds: float = 2.0,
 ) -> Answer | None:
-    """None: nobody answers there."""
+    """None: no answer."""
     parts = urlsplit(url)
     secure = parts.scheme == "https"
     dial = http.client.HTTPSConnection if secure else http.client.HTTPConnection
@@ -48,7 +48,7 @@ def is_ready(url: str) -> bool:
 
 
 def registrations(url: str) -> dict[str, str]:
-    """Nodes that can be reached, with the time of their last registration."""
+    """Reachable nodes, with the time of their last registration."""
     answer = ask(url, "/api/v1/nodes")
     if answer is None or answer.status != 200 or not isinstance(answer.body, dict):
         return {}
@@ -57,14 +57,14 @@ def registrations(url: str) -> dict[str, str]:
 
 
 def dashboard_url(url: str) -> str:
-    """With a code that lets any browser in, once; the plain address where there is none to be had."""
+    """The address with a one-time code for any browser; without a code if the scheduler gives none."""
     answer = ask(url, "/api/v1/session/code", method="POST", body={})
     path = (answer.body or {}).get("url_path", "/") if answer is not None and answer.status == 201 else "/"
     return f"{url}{path}"
 
 
 def running_tasks(url: str, *, started_before: datetime | None = None) -> list[str] | None:
-    """Ids of at most 1,000 tasks that run; None when the scheduler cannot say."""
+    """Ids of at most 1,000 running tasks; None if the scheduler does not answer."""
     answer = ask(url, "/api/v1/tasks?status=running&limit=1000")
     if answer is None or answer.status != 200 or not isinstance(answer.body, dict):
         return None

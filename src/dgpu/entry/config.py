@@ -1,10 +1,10 @@
-"""Reads scheduler.yaml and agent.yaml. Whatever is wrong stops the start, and all of it is told at once:
+"""Reads scheduler.yaml and agent.yaml. An error stops the start, and all errors are reported at once:
 
     configs/scheduler.yaml:
       scheduler.schedule_intervall: unknown key; did you mean schedule_interval?
       server.http_address: expected a text, got 8080 (int)
 
-Every key can be overridden by the environment: DGPU__SECTION__KEY, numbers and booleans as they are, lists as JSON.
+The environment variable DGPU__SECTION__KEY overrides a key; numbers and booleans as in YAML, lists as JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Config = TypeVar("_Config", bound=Section)
 
 
 class ConfigError(Exception):
-    """Its text names the file, every key's path and what was expected there."""
+    """Its text names the file, the path of each key and the expected value."""
 
     def __init__(self, source: str, problems: list[Problem]) -> None:
         lines = (
@@ -81,7 +81,7 @@ def _load(
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is written twice: the first would be lost without a word."""
+    """Refuses a duplicate key, because the first value would be lost silently."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -89,7 +89,7 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen and key.value != "<<":
                     raise yaml.constructor.ConstructorError(
-                        None, None, f"the key {key.value!r} is there twice", key.start_mark
+                        None, None, f"duplicate key {key.value!r}", key.start_mark
                     )
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
@@ -119,9 +119,7 @@ def _read(path: Path, source: str) -> Any:
 def _override(
     kind: type[Section], written: dict[str, Any], environ: Mapping[str, str], problems: list[Problem]
 ) -> dict[str, str]:
-    """Puts the environment's values into the tree. Both services may share one environment, so a key of the other is
-    passed over.
-    """
+    """Puts values of the environment into the tree. Skips keys of the other service: both may share an environment."""
     mine, all_keys = known_keys(kind), known_keys(SchedulerConfig) | known_keys(AgentConfig)
     origins: dict[str, str] = {}
     for name in sorted(name for name in environ if name.upper().startswith(PREFIX)):
@@ -143,7 +141,7 @@ def _typed(text: str, *, of: Any) -> Any:
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
-        return text  # an enumeration's word; anything else is told when it is converted
+        return text  # a word of an enumeration; the conversion reports any other text
 
 
 def _put(tree: dict[str, Any], parts: tuple[str, ...], value: Any) -> bool:

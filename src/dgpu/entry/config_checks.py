@@ -1,4 +1,4 @@
-"""What a type cannot say: addresses, keys that depend on each other, and values that this version cannot fulfil."""
+"""Checks beyond types: addresses, keys that depend on each other, and values that this version does not support."""
 
 from __future__ import annotations
 
@@ -52,8 +52,7 @@ def check_agent(config: AgentConfig) -> Iterator[Problem]:
     if config.executor.execution_method == "simulated" and not simulated_cards:
         yield Problem(
             "executor.execution_method",
-            "simulated needs gpu.detection_method: simulated, so that no real card is given to a task that runs "
-            "nothing",
+            "simulated needs gpu.detection_method: simulated, so that no real GPU is given to a task that runs nothing",
         )
     for name in Docker.__struct_fields__:
         yield from _only_default(
@@ -65,12 +64,12 @@ def check_agent(config: AgentConfig) -> Iterator[Problem]:
 
 
 def heartbeat_doubt(interval: float, timeout: float) -> str | None:
-    """Where both services are known. The agent then beats as often as it must."""
+    """For `up`, which knows both services. The agent then shortens its interval."""
     if interval <= timeout / 3:
         return None
     return (
         f"agent.heartbeat_interval ({interval:g} s) is more than a third of agent.heartbeat_timeout ({timeout:g} s): "
-        f"nodes would come and go. The agent will beat every {timeout / 3:.3g} s."
+        f"nodes would often be offline. The agent will send a heartbeat every {timeout / 3:.3g} s."
     )
 
 
@@ -87,15 +86,13 @@ def _check_gpu(config: AgentConfig) -> Iterator[Problem]:
         yield Problem("gpu.simulated", str(error))
     simulated = gpu.detection_method is DetectionMethod.SIMULATED
     if simulated and not gpu.simulated:
-        yield Problem(
-            "gpu.simulated", "expected at least one card, because gpu.detection_method is simulated"
-        )
+        yield Problem("gpu.simulated", "expected at least one GPU, because gpu.detection_method is simulated")
     if config.agent.simulated_nodes > 1 and not simulated:
         yield Problem("agent.simulated_nodes", "more than 1 needs gpu.detection_method: simulated")
 
 
 def _check_ids(path: str, ids: tuple[int | str, ...]) -> Iterator[Problem]:
-    """A card that is missing today may be there tomorrow; these never are."""
+    """Checks only for impossible values: a GPU that is missing now may appear later."""
     for number, given in enumerate(ids):
         text = str(given).strip()
         if not text or text.startswith("-"):
@@ -127,12 +124,12 @@ def _check_hosts(hosts: tuple[str, ...]) -> Iterator[Problem]:
         if "*" in host:
             yield Problem(
                 path,
-                f"{host!r} is a pattern, and the list takes whole names only (gpu.example.org). The check stops web "
-                "pages that point a name of their own at this address; IP addresses and localhost always pass",
+                f"{host!r} is a pattern, but the list takes only whole names (gpu.example.org). The check stops web "
+                "pages that use their own name for this address; IP addresses and localhost are always allowed",
             )
         elif not _HOST_NAME.fullmatch(host):
             yield Problem(
-                path, f"expected a host name without port or scheme, as gpu.example.org, got {host!r}"
+                path, f"expected a host name without port or scheme, such as gpu.example.org, got {host!r}"
             )
 
 
@@ -174,18 +171,14 @@ def _check_address(path: str, text: str, *, dialled: bool) -> Iterator[Problem]:
 
 
 def _check_directory(path: str, text: str) -> Iterator[Problem]:
-    """A relative one would be another directory after a start from elsewhere, and what runs or waits would be lost
-    there.
-    """
+    """Refuses a relative path: it would mean another directory after a start from elsewhere, without the tasks."""
     try:
         is_absolute = Path(text).expanduser().is_absolute()
-    except RuntimeError:  # the home of nobody
+    except RuntimeError:  # an unknown home directory
         is_absolute = False
     if not is_absolute:
         got = repr(text) if text else "an empty text"
-        yield Problem(
-            path, f"expected a directory with its whole path, as /var/lib/dgpu or ~/dgpu, got {got}"
-        )
+        yield Problem(path, f"expected an absolute path such as /var/lib/dgpu or ~/dgpu, got {got}")
 
 
 def _check_logging(output: str) -> Iterator[Problem]:
@@ -194,7 +187,7 @@ def _check_logging(output: str) -> Iterator[Problem]:
 
 
 def _scheduler_not_yet(config: SchedulerConfig) -> Iterator[Problem]:
-    """A value that asks for what is missing is refused, so that nobody relies on it."""
+    """Refuses values of missing features, so that nobody relies on them."""
     if config.scheduler.role == "standby":
         yield _not_yet("scheduler.role", "a standby scheduler")
     if config.storage.journal == "etcd":

@@ -1,6 +1,4 @@
-"""From what YAML holds to the types of `config_types`. Goes on behind a mistake, so that all of them are told
-at once.
-"""
+"""Converts YAML to the types of `config_types`. It continues after an error, to report all errors at once."""
 
 from __future__ import annotations
 
@@ -32,16 +30,16 @@ _TYPE_NAMES = re.compile(r"`([a-z]+(?: \| [a-z]+)*)`")
 
 
 class Conversion:
-    """A value that is wrong is left out; its default, or nothing, stands in for it."""
+    """Leaves out wrong values; their defaults, or nothing, replace them."""
 
     def __init__(self, origins: Mapping[str, str]) -> None:
         self._origins = origins  # key's path → variable of the environment
         self.problems: list[Problem] = []
 
     def struct(self, kind: type[Any], written: Any, path: str) -> Any:
-        """None: it cannot be made without what is missing or wrong in it."""
+        """None: a required field is missing or wrong."""
         needed = {field.name for field in msgspec.structs.fields(kind) if field.required}
-        if written is None and not needed:  # a section whose keys are all commented out
+        if written is None and not needed:  # all keys of the section are commented out
             return kind()
         if not isinstance(written, dict):
             self._refuse(path, f"expected a mapping of keys, got {shown(path, written)}")
@@ -102,7 +100,7 @@ class Conversion:
 
 
 def unaffected(found: list[Problem], broken: list[Problem]) -> list[Problem]:
-    """Of what later checks found: that which is not about values that only stand in for broken ones."""
+    """The findings of later checks that do not concern replaced values."""
     around = {_surroundings(problem.path) for problem in broken}
     return [
         problem
@@ -119,7 +117,7 @@ def _is_within(path: str, outer: str) -> bool:
 
 
 def _surroundings(path: str) -> str:
-    """An entry of a list stands for itself; what is wrong in a section makes all of that section doubtful."""
+    """An error in a list concerns one entry; an error in a section concerns the whole section."""
     return path if path.endswith("]") else path.rpartition(".")[0] or path
 
 
@@ -128,13 +126,13 @@ def _is_struct(hint: Any) -> bool:
 
 
 def _arm(hint: Any, kind: type[Any]) -> Any:
-    """The type itself, or the one of several that is a list (or a mapping)."""
+    """The type itself, or the list (or mapping) among the types of a union."""
     arms = get_args(hint) if get_origin(hint) in {Union, types.UnionType} else (hint,)
     return next((arm for arm in arms if get_origin(arm) is kind), None)
 
 
 def _standing_in(element: Any) -> Any:
-    """Keeps the places of the others in a list, where that can be."""
+    """Keeps the positions of the other entries in a list, if possible."""
     if _is_struct(element):
         return None if any(field.required for field in msgspec.structs.fields(element)) else element()
     return {} if get_origin(element) is dict else None
@@ -158,7 +156,7 @@ def nearest(key: str, known: Mapping[str, Any]) -> str:
     return (
         f"; did you mean {close[0]}?"
         if close
-        else f"; known are {', '.join(known)}"
+        else f"; known keys are {', '.join(known)}"
         if len(known) <= 20
         else ""
     )

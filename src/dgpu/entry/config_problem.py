@@ -1,4 +1,4 @@
-"""What is wrong in a configuration: where, and what was expected."""
+"""An error in a configuration: its place and the expected value."""
 
 from __future__ import annotations
 

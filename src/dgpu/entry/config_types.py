@@ -1,6 +1,4 @@
-"""Every key of scheduler.yaml and agent.yaml, with its default. Durations are seconds unless the name says
-otherwise.
-"""
+"""Every key of scheduler.yaml and agent.yaml, with its default. Durations are in seconds unless named otherwise."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Retention(Section, frozen=True, kw_only=True):
-    """The first limit that is reached counts."""
+    """The limit reached first applies."""
 
     days: Annotated[float, msgspec.Meta(gt=0, le=36_500)] = 30
     gib: Annotated[float, msgspec.Meta(gt=0, le=1_000_000)] = 10
@@ -42,7 +40,7 @@ class Logging(Section, frozen=True, kw_only=True):
 class Server(Section, frozen=True, kw_only=True):
     grpc_address: str = "127.0.0.1:9090"
     http_address: str = "127.0.0.1:8080"  # ":8080" means every interface
-    allowed_hosts: tuple[str, ...] = ()  # names that a request's Host may carry beside the local ones
+    allowed_hosts: tuple[str, ...] = ()  # names allowed in a request's Host in addition to the local ones
 
 
 class Estimates(Section, frozen=True, kw_only=True):
@@ -63,7 +61,7 @@ class Estimates(Section, frozen=True, kw_only=True):
 
 
 class Sharing(Section, frozen=True, kw_only=True):
-    enforce: Literal["report", "kill"] = "report"  # what uses more memory on a shared GPU than it reserved
+    enforce: Literal["report", "kill"] = "report"  # reaction to a task that uses more memory than it reserved
 
 
 class SchedulerRules(Section, frozen=True, kw_only=True):
@@ -72,9 +70,7 @@ class SchedulerRules(Section, frozen=True, kw_only=True):
     snapshot_interval: _Seconds = 30
     placement: Literal["balanced", "pack"] = "balanced"
     memory_safety_margin_mb: _NotNegative = 2000
-    memory_ramp_up_seconds: _SecondsOrNone = (
-        60  # a run that ended sooner says nothing about what it would need
-    )
+    memory_ramp_up_seconds: _SecondsOrNone = 60  # a shorter run does not lower an estimate
     estimates: Estimates = Estimates()
     max_models_per_gpu: _Positive = 2
     model_cache_ttl_seconds: _Seconds = 3600
@@ -84,19 +80,19 @@ class SchedulerRules(Section, frozen=True, kw_only=True):
     worker_heartbeat_timeout_seconds: _Seconds = 30
     retry_delay_seconds: _Seconds = 1  # doubles per retry
     max_retry_delay_seconds: _Seconds = 60
-    max_waiting_tasks: _Positive = 1_000_000  # a bound on memory; beyond it submits are refused
+    max_waiting_tasks: _Positive = 1_000_000  # bounds memory; beyond it submits are refused
     ageing_minutes_per_point: Annotated[int, msgspec.Meta(ge=0, le=525_600)] = 0  # 0: priority alone decides
-    keep_finished_tasks: _NotNegative = 10_000  # in memory; older ones are in the history
+    keep_finished_tasks: _NotNegative = 10_000  # in memory; older tasks are in the history
     keep_finished_seconds: _Seconds = 3600
-    max_unsaved_tasks: _Positive = 250_000  # finished tasks beyond those, while the history does not advance
+    max_unsaved_tasks: _Positive = 250_000  # further finished tasks, while the history does not advance
     max_idempotency_keys: _Positive = (
-        1_000_000  # of all tenants; about 170 bytes of memory each, in two processes
+        1_000_000  # all tenants together; about 170 bytes of memory each, in two processes
     )
     max_idempotency_keys_per_tenant: _Positive = 500_000
 
 
 class Backfill(Section, frozen=True, kw_only=True):
-    reservations: Annotated[int, msgspec.Meta(ge=0, le=64)] = 8  # 0: whoever fits runs ahead
+    reservations: Annotated[int, msgspec.Meta(ge=0, le=64)] = 8  # 0: any task that fits may start first
 
 
 class Replication(Section, frozen=True, kw_only=True):
@@ -109,19 +105,19 @@ class Quota(Section, frozen=True, kw_only=True):
     batch_percent: _Fraction = 0.3
     mode: Literal["strict", "borrow"] = "strict"
     reclaim: Literal["wait", "stop"] = "wait"
-    unknown_tenants: Literal["refuse", "create"] = "refuse"  # once any tenant is known
+    unknown_tenants: Literal["refuse", "create"] = "refuse"  # applies once any tenant exists
     fair_share_half_life_hours: Annotated[float, msgspec.Meta(ge=0.02, le=8760)] = 24
 
 
 class HealthSection(Section, frozen=True, kw_only=True):
-    """When a GPU leaves service, and how it comes back."""
+    """When a GPU leaves service, and how it returns."""
 
     cool_down_seconds: _Seconds = 30
     give_up_seconds: _Seconds = 3600
     check_timeout_seconds: _Seconds = 120
     parole_runs: _Positive = 3
     parole_seconds: _Seconds = 600
-    failures_in_a_row: _NotNegative = 3  # 0: failures of tasks never speak against a card
+    failures_in_a_row: _NotNegative = 3  # 0: failures of tasks never count as a fault
     max_quarantines: _NotNegative = 3
     quarantine_window_seconds: _Seconds = 86400
 
@@ -138,7 +134,7 @@ class Storage(Section, frozen=True, kw_only=True):
     segment_mb: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 32
     journal_retention: Retention = Retention()
     log_retention: Retention = Retention()
-    # Stored of each attempt: its first and its last bytes.
+    # The first and the last bytes of each attempt are stored.
     log_head_bytes: Annotated[int, msgspec.Meta(ge=0, le=64 << 20)] = 1 << 20
     log_tail_bytes: Annotated[int, msgspec.Meta(ge=64 << 10, le=256 << 20)] = 16 << 20
     telemetry_retention: Retention = Retention(days=91, gib=2)
@@ -153,7 +149,7 @@ _Severity = Literal["critical", "warning", "info"]
 
 class AlertRule(Section, frozen=True, kw_only=True):
     enabled: bool = True
-    for_seconds: _SecondsOrNone = 0  # the condition must hold so long before the alert fires
+    for_seconds: _SecondsOrNone = 0  # the condition must hold this long before the alert fires
     severity: _Severity = "critical"
 
 
@@ -219,15 +215,15 @@ class AlertRules(Section, frozen=True, kw_only=True):
 
 
 class AlertSending(Section, frozen=True, kw_only=True):
-    timeout_seconds: Annotated[float, msgspec.Meta(ge=0.1, le=120)] = 10  # of one attempt of a webhook
+    timeout_seconds: Annotated[float, msgspec.Meta(ge=0.1, le=120)] = 10  # per attempt to call a webhook
     attempts: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 10
     retry_seconds: _Seconds = 2  # doubles
     max_retry_seconds: _Seconds = 300
-    max_queue: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 100  # messages of one target
+    max_queue: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 100  # messages per target
 
 
 class WebhookTarget(Section, frozen=True, kw_only=True):
-    """One of url, url_file, url_env; and of secret, secret_file, secret_env at most one."""
+    """Exactly one of url, url_file, url_env; at most one of secret, secret_file, secret_env."""
 
     name: _Name = ""
     url: str = ""
@@ -239,7 +235,7 @@ class WebhookTarget(Section, frozen=True, kw_only=True):
 
 
 class NotifyTarget(Section, frozen=True, kw_only=True):
-    """A URL of apprise: mail, Slack and many more."""
+    """An apprise URL: mail, Slack and other services."""
 
     name: _Name = ""
     url: str = ""
@@ -277,8 +273,8 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
 
 
 class AgentNode(Section, frozen=True, kw_only=True):
-    id: _Name = ""  # empty: the host's name
-    address: _Host = ""  # where other nodes reach this one; empty: the host's name
+    id: _Name = ""  # empty: the host name
+    address: _Host = ""  # address for other nodes; empty: the host name
     heartbeat_interval: _Seconds = 5
     labels: dict[str, str] = {}
     simulated_nodes: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = (
@@ -301,7 +297,7 @@ class AgentGpu(Section, frozen=True, kw_only=True):
     gpu_ids: tuple[int | str, ...] = ()  # indexes or UUIDs; empty: all
     reserved_gpu_ids: tuple[int | str, ...] = ()  # shown, never used
     health_check_interval: _Seconds = 30
-    max_temperature_c: Annotated[int, msgspec.Meta(ge=0, le=200)] = 0  # 0: the limit of the card itself
+    max_temperature_c: Annotated[int, msgspec.Meta(ge=0, le=200)] = 0  # 0: the GPU's own limit
     check_command: str = ""  # for the shell; empty: memory is written and read back
 
 
@@ -311,17 +307,17 @@ class Docker(Section, frozen=True, kw_only=True):
 
 
 class WorkdirRetention(Section, frozen=True, kw_only=True):
-    """Of directories of ended tasks that brought none. The oldest is deleted first; 0: no limit."""
+    """Retention of the directories that dgpu created for tasks. The oldest is deleted first; 0: no limit."""
 
     days: Annotated[float, msgspec.Meta(ge=0, le=3_650)] = 7
-    gib: Annotated[float, msgspec.Meta(ge=0, le=1_048_576)] = 50  # of all of them
+    gib: Annotated[float, msgspec.Meta(ge=0, le=1_048_576)] = 50  # all together
 
 
 class Executor(Section, frozen=True, kw_only=True):
     execution_method: Literal["process", "docker", "simulated"] = "process"  # simulated: tasks run nothing
     work_dir: str = "/var/lib/dgpu-agent/tasks"
     stop_grace_seconds: _Seconds = 10  # between SIGTERM and SIGKILL
-    # Kept on the node of each attempt. The second is the older name, 0 if it is not set.
+    # Output kept on the node per attempt. The second is the older name, 0 if not set.
     output_max_bytes: Annotated[int, msgspec.Meta(ge=1 << 20, le=1 << 40)] = 1 << 30
     max_output_mb: Annotated[int, msgspec.Meta(ge=0, le=1_048_576)] = 0
     output_retention: Retention = Retention(days=7, gib=20)  # of ended attempts

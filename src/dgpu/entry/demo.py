@@ -1,6 +1,6 @@
-"""`dgpu demo`: a scheduler, four simulated nodes, sixty real processes, two kills, and an account of it all.
+"""`dgpu demo`: a scheduler, four simulated nodes, sixty real processes, two kills, and a summary.
 
-It writes to a temporary directory only, and ends everything that it started.
+It writes only to a temporary directory and ends every process that it started.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _STEP_SECONDS = 60.0
 
 
 def demo() -> int:
-    """0: everything came as it was promised."""
+    """0: all checks passed."""
     interrupted = _Interrupted()
     home = Path(tempfile.mkdtemp(prefix="dgpu-demo-"))
     http_port = free_port(0)
@@ -65,7 +65,7 @@ def demo() -> int:
 
 
 class _Interrupted:
-    """A Ctrl-C that came where Python swallows it (while a value is being disposed of) still counts at the end."""
+    """Remembers a Ctrl-C that Python swallows (in a destructor), so that it still counts at the end."""
 
     def __init__(self) -> None:
         self.by_somebody = False
@@ -78,7 +78,7 @@ class _Interrupted:
 
 
 def _clean_up(stack: Stack, home: Path) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient Ctrl-C must not leave anything behind
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not interrupt the clean-up
     stack.stop()
     end_keepers(stack.state_dir.tasks_dir)
     shutil.rmtree(home, ignore_errors=True)
@@ -134,7 +134,7 @@ class _Demo:
             self.say(f"Watch it in a browser: {dashboard_url(self.stack.url)}")
 
     def submit(self) -> None:
-        """The long ones first, so that they are running when things get killed."""
+        """The long tasks first, so that they run during the kills."""
         troubled = load.troubled_tasks(self.ledger)
         plan = [
             *load.long_tasks(self.ledger, _LONG, self.release),
@@ -146,7 +146,7 @@ class _Demo:
         self.names = {planned.task["name"]: task_id for task_id, planned in self.planned.items()}
         self.say(
             f"{len(ids)} tasks submitted in one call: 4 levels of priority, 1 or 2 GPUs each. One will fail, one is\n"
-            "too slow for its time limit, one works at its second try, one will be cancelled."
+            "too slow for its time limit, one succeeds at its second attempt, one will be cancelled."
         )
         self.stage.open_bar(len(ids))
         self.until(lambda: self.running(self.planned) >= load.GPUS - 1, "tasks to run on nearly all GPUs")
@@ -165,7 +165,7 @@ class _Demo:
         why = self.client.why(task_id)
         self.check("a waiting task says why it waits", why.status == "pending" and bool(why.blockers))
         lines = [f"- {blocker.get('detail') or blocker.get('code')}" for blocker in why.blockers[:4]]
-        place = f"place {why.position} in the queue" if why.position else "waiting"
+        place = f"position {why.position} in the queue" if why.position else "waiting"
         self.say("\n".join([f"dgpu why {task_id}: {place}, because", *lines]))
 
     def cancel(self) -> None:
@@ -193,7 +193,7 @@ class _Demo:
         self.check("no task is lost with the scheduler", set(self.planned) <= known)
         self.say(
             f"It is back after {time.monotonic() - began:.1f} s and knows all {len(known)} tasks. "
-            f"Without it, running tasks went on: {meanwhile} ended meanwhile."
+            f"Running tasks continued without it: {meanwhile} ended meanwhile."
         )
 
     def kill_agent(self) -> None:
@@ -210,7 +210,7 @@ class _Demo:
         self.stack.start_agent()
         self.until(lambda: self.running(long_ids) == _LONG, "the long tasks to be adopted")
         self.say(
-            "It is back and has adopted them: the keeper, a small process beside it, had kept the tasks."
+            "It is back and has adopted them: the keeper, a small separate process, kept the tasks running."
         )
         self.release.touch()
 
@@ -258,7 +258,7 @@ class _Demo:
             ),
             (
                 "waited for a GPU",
-                f"{statistics.median(waits):.1f} s in the middle, {waits[-1]:.1f} s at most",
+                f"{statistics.median(waits):.1f} s median, {waits[-1]:.1f} s at most",
             ),
             ("kill -9", "scheduler once, agent once"),
             *(("ok" if good else "NOT SO", text) for text, good in self.checks),
@@ -271,10 +271,10 @@ class _Demo:
         program = _program()
         self.client.submit_many(load.lively_tasks())
         self.stage.table(
-            "It stays up for you to look around, with more tasks that run and wait for some minutes:",
+            "The demo keeps running, with more tasks for some minutes. Look around:",
             [
                 ("in a browser", dashboard_url(self.stack.url)),
-                ("", "Open a task that waits: the page says why, and when it will start."),
+                ("", "Open a waiting task: the page shows why it waits and when it will start."),
                 ("in a terminal", f"export DGPU_SERVER={self.stack.url}"),
                 (
                     "",
@@ -286,19 +286,19 @@ class _Demo:
                 ("", f"{self.stack.url}/docs lists the REST API."),
             ],
         )
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on it is a good end
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on Ctrl-C is the normal end
         with contextlib.suppress(EOFError, KeyboardInterrupt):
             input("Enter or Ctrl-C ends it. ")
 
     # looking
 
     def tasks(self) -> list[TaskAnswer]:
-        """In the order of their ids; those of the demo only."""
+        """The tasks of the demo, ordered by id."""
         found = [task for task in self.client.list() if task.task_id in self.planned]
         return sorted(found, key=lambda task: int(task.task_id.removeprefix("task-")))
 
     def running(self, ids: Sequence[str] | dict[str, Planned]) -> int:
-        """Those with a process: placed alone is not enough."""
+        """Counts tasks with a process; a placement alone is not enough."""
         return sum(
             1 for task in self.tasks() if task.task_id in ids and task.status == "running" and task.started_at
         )
@@ -314,11 +314,13 @@ class _Demo:
             if condition():
                 return
             self.stage.show(self.tasks(), self.client.gpus().gpus)
-        raise DemoFailed(f"waited {seconds:.0f} s in vain for {what}\n{self.stack.scheduler.tail(6)}")
+        raise DemoFailed(
+            f"timed out after {seconds:.0f} s waiting for {what}\n{self.stack.scheduler.tail(6)}"
+        )
 
 
 def _program() -> str:
-    """As it can be typed here: a clone's own is seldom in PATH."""
+    """The program as the user can type it: that of a clone is rarely in PATH."""
     beside = Path(sys.executable).with_name("dgpu")
     found = shutil.which("dgpu")
     return "dgpu" if not beside.exists() or (found and Path(found).samefile(beside)) else str(beside)

@@ -1,4 +1,4 @@
-"""The workload of the demo: sixty short processes, and a few that go wrong on purpose."""
+"""The workload of the demo: sixty short processes, some of which fail on purpose."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LIVELY_TENANTS = ("vision", "speech", "search")
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
-    """A task and the end it must come to."""
+    """A task and its expected end."""
 
     task: dict[str, Any]
     status: str = "success"
@@ -31,7 +31,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ledger:
-    """Every attempt signs in and out in a file of its own making: what really ran, whatever any scheduler says."""
+    """Every attempt writes a line at its start and its end to a file: a record independent of the scheduler."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -47,7 +47,7 @@ class Ledger:
         return sum(1 for _, _, sign in self._lines() if sign == "out")
 
     def twice(self) -> list[str]:
-        """Attempts that were started more than once: there must be none."""
+        """Attempts that started more than once: there must be none."""
         return [
             f"{task} attempt {attempt}" for (task, attempt), number in self.starts().items() if number > 1
         ]
@@ -62,7 +62,7 @@ class Ledger:
 
 
 def long_tasks(ledger: Ledger, number: int, release: Path) -> list[Planned]:
-    """They run while things are killed around them, until the file of their release is there, or five minutes."""
+    """They run during the kills, until their release file exists, or for five minutes."""
     wait = f"n=0; while [ ! -e {release} ] && [ $n -lt 1500 ]; do sleep 0.2; n=$((n+1)); done"
     return [
         Planned(
@@ -92,7 +92,7 @@ def ordinary_tasks(ledger: Ledger, number: int) -> list[Planned]:
 
 
 def troubled_tasks(ledger: Ledger) -> dict[str, Planned]:
-    """Their commands are named for what happens to them."""
+    """Tasks named after what happens to them."""
     again = 'test "$DGPU_ATTEMPT" -ge 2'
     return {
         "fails": Planned(
@@ -133,9 +133,7 @@ def troubled_tasks(ledger: Ledger) -> dict[str, Planned]:
 
 
 def lively_tasks() -> list[dict[str, Any]]:
-    """Something to look at: about five minutes of work of three tenants, with time limits, so that starts can
-    be told.
-    """
+    """About five minutes of work of three tenants for the dashboard. Time limits let the scheduler predict starts."""
     tasks: list[dict[str, Any]] = []
     for place in range(_LIVELY):
         seconds = _LIVELY_SECONDS[place % len(_LIVELY_SECONDS)]

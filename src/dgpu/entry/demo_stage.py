@@ -1,4 +1,4 @@
-"""What the demo shows: lines of a story, and on a terminal a bar that moves below them."""
+"""The output of the demo: lines of text, and on a terminal a progress bar below them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Stage:
             self._progress.update(self._bar, completed=over, description=words)  # type: ignore[arg-type]
         elif not self.live and time.monotonic() - self._last_plain > _PLAIN_SECONDS:
             self._last_plain = time.monotonic()
-            self.say(f"{over} of {len(tasks)} over, {running} running, {waiting} waiting")
+            self.say(f"{over} of {len(tasks)} ended, {running} running, {waiting} waiting")
 
     def close_bar(self) -> None:
         if self._progress is not None:

@@ -1,4 +1,4 @@
-"""`dgpu doctor`: what this machine can do, what runs on it, and what to do about what does not."""
+"""`dgpu doctor`: checks this machine and its services, with advice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dgpu.entry.state_dir import StateDir, UpRecord
 
 _PR_GET_CHILD_SUBREAPER = 37
 _CLOCK_UNSYNCHRONISED = 5
-FEW_FILES = 1_024  # leaves few connections beside the files that the scheduler keeps for itself
+FEW_FILES = 1_024  # leaves few connections, because the scheduler reserves files for itself
 _LITTLE_MB, _TOO_LITTLE_MB = 2_048, 200
 
 
@@ -42,7 +42,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def examine(server: str | None, data_dir: Path | None = None) -> list[Check]:
-    """Every check is made, whatever the others say. A directory that was named is looked at, whoever is asked."""
+    """Makes every check, whatever the others find. An explicit directory is checked even for another scheduler."""
     state_dir = StateDir(data_dir)
     record = state_dir.read_record()
     url = server or (record.url if record else f"http://{HOST}:{HTTP_PORT}")
@@ -87,7 +87,7 @@ def _python() -> Iterator[Check]:
 
 
 def _core() -> Iterator[Check]:
-    """Either form is right. The compiled one decides in half the time."""
+    """Both forms are correct. The compiled one decides in half the time."""
     yield _ok("core", core_form.FORM)
 
 
@@ -98,28 +98,24 @@ def _data_dir(state_dir: StateDir) -> Iterator[Check]:
         with tempfile.TemporaryFile(dir=standing):
             pass
     except OSError as error:
-        advice = (
-            f"Give yourself the right to write, or choose another: dgpu up --data-dir D ({error.strerror})."
-        )
+        advice = f"Make it writable, or choose another directory: dgpu up --data-dir D ({error.strerror})."
         yield _fail("data directory", f"{path} is not writable", advice)
         return
     free_mb = shutil.disk_usage(standing).free >> 20
     detail = f"{path}, {free_mb / 1024:.1f} GiB free"
     if free_mb < _TOO_LITTLE_MB:
-        yield _fail("data directory", detail, "Make room: without it submits are refused (507).")
+        yield _fail("data directory", detail, "Free some space: submits are refused without it (507).")
     elif free_mb < _LITTLE_MB:
         yield _warn(
-            "data directory", detail, "Make room soon: journal, history and output of tasks grow there."
+            "data directory", detail, "Free some space soon: journal, history and output of tasks grow there."
         )
     else:
         yield _ok("data directory", detail)
 
 
 def _unseen_data_dir(state_dir: StateDir, url: str) -> Iterator[Check]:
-    """How much room another scheduler has cannot be seen in the directory of this user's `up`."""
-    yield _ok(
-        "data directory", f"not looked at: {state_dir.path} is not known to be that of {url} (see --data-dir)"
-    )
+    """The directory of this user's `up` says nothing about the free space of another scheduler."""
+    yield _ok("data directory", f"not checked: {state_dir.path} may not belong to {url} (see --data-dir)")
 
 
 def _is_of(record: UpRecord | None, url: str) -> bool:
@@ -138,14 +134,14 @@ def _scheduler(url: str) -> Iterator[Check]:
         return
     version = (health.body or {}).get("version", "") if isinstance(health.body, dict) else ""
     if health.status != 200 or not version:
-        yield _fail("scheduler", f"{url} is no dgpu scheduler", "Give the right address: --server URL.")
+        yield _fail("scheduler", f"{url} is not a dgpu scheduler", "Give the right address: --server URL.")
         return
     ready = ask(url, "/ready")
     state = ready.body if ready and isinstance(ready.body, dict) else {}
     if ready is None or ready.status != 200:
         detail = f"{url}, version {version}, not ready: {state.get('detail') or 'no reason given'}"
         is_full = state.get("storage_full")
-        todo = "Make room on its disk." if is_full else "Wait a moment; then look into its log."
+        todo = "Free some space on its disk." if is_full else "Wait a moment, then check its log."
         yield _fail("scheduler", detail, todo)
     elif state.get("epoch_unknown"):
         todo = (
@@ -174,13 +170,13 @@ def _connections(counts: dict[str, int]) -> Check:
         advice = "Raise the hard limit of open files: ulimit -Hn, LimitNOFILE= of the service."
         return _warn("connections", detail, advice)
     if http * 10 >= http_max * 9 or agents * 10 >= agents_max * 9 or files * 10 >= files_max * 9:
-        advice = "See which clients hold them: ss -tnp. Idle ones of other users give way by themselves."
+        advice = "List the clients: ss -tnp. Idle connections of other users are closed automatically."
         return _warn("connections", detail, advice)
     return _ok("connections", detail)
 
 
 def _clocks(ready: dict[str, Any]) -> Iterator[Check]:
-    """As the scheduler sees them: its own, and those of its nodes."""
+    """The clocks of the scheduler and its nodes, as the scheduler sees them."""
     detail = str(ready.get("detail") or "")
     if ready.get("clock_jump_seconds") or ready.get("clocks_ahead_seconds"):
         advice = (
@@ -193,7 +189,7 @@ def _clocks(ready: dict[str, Any]) -> Iterator[Check]:
 
 def _ports(record: UpRecord | None, url: str) -> Iterator[Check]:
     dialled = urlsplit(url)
-    # A scheduler elsewhere holds no port of this machine.
+    # A remote scheduler holds no port of this machine.
     here = dialled.hostname in {HOST, "localhost", "::1"}
     ours = {f"{HOST}:{dialled.port}" if here else "", record.grpc_address if record else ""}
     for name, port in (("http port", HTTP_PORT), ("grpc port", GRPC_PORT)):
@@ -208,7 +204,7 @@ def _ports(record: UpRecord | None, url: str) -> Iterator[Check]:
                     yield _warn(
                         name,
                         f"{port}: {error.strerror}",
-                        "No harm: dgpu up takes another one and says which.",
+                        "No problem: dgpu up uses another port and prints it.",
                     )
             else:
                 yield _ok(name, f"{port} is free")
@@ -238,9 +234,9 @@ def _gpus() -> Iterator[Check]:
 
 def _gpu_advice(found: int) -> str:
     return (
-        "The other way works."
+        "The other method works."
         if found
-        else "Without a GPU, dgpu up simulates some; with one, check its driver."
+        else "Without a GPU, dgpu up simulates some. If there is a GPU, check its driver."
     )
 
 
@@ -265,7 +261,7 @@ def _cgroup() -> Check:
         return _warn(
             "cgroup",
             "no cgroup v2 here",
-            "Trees of processes are found by subreaper and environment instead.",
+            "Process trees are found by subreaper and environment instead.",
         )
     try:
         own = Path("/proc/self/cgroup").read_text(encoding="ascii").rpartition("::")[2].strip()
@@ -274,7 +270,7 @@ def _cgroup() -> Check:
     here = root / own.lstrip("/")
     if os.access(here, os.W_OK):
         return _ok("cgroup", f"v2, writable at {here}")
-    advice = "Trees of processes are found otherwise. For cgroups: dgpu install-service."
+    advice = "Process trees are found by other means. For cgroups: dgpu install-service."
     return _warn("cgroup", "v2, but not writable for you", advice)
 
 
@@ -287,11 +283,11 @@ def _clock() -> Iterator[Check]:
         state = -1
     if state == _CLOCK_UNSYNCHRONISED:
         advice = (
-            "Start a time service (chrony, systemd-timesyncd); dgpu keeps order without it, people cannot."
+            "Start a time service (chrony, systemd-timesyncd). dgpu does not need it, but shown times do."
         )
         yield _warn("clock", "not synchronised", advice)
     else:
-        yield _ok("clock", "synchronised" if state >= 0 else "cannot be asked here")
+        yield _ok("clock", "synchronised" if state >= 0 else "state unknown here")
 
 
 def _leftovers(state_dir: StateDir, record: UpRecord | None) -> Iterator[Check]:
@@ -309,4 +305,4 @@ def _leftovers(state_dir: StateDir, record: UpRecord | None) -> Iterator[Check]:
         yield _warn("leftovers", detail, "dgpu up takes over; dgpu down ends them.")
     else:
         detail = f"{state_dir.record_file} names processes that are gone"
-        yield _warn("leftovers", detail, "No harm: dgpu up takes over; dgpu down clears it.")
+        yield _warn("leftovers", detail, "No problem: dgpu up takes over; dgpu down removes it.")

@@ -1,4 +1,4 @@
-"""Committed events as log lines. Made for thousands a second: single lines up to a rate, then one line for many."""
+"""Writes committed events to the log. Above a rate limit, one line summarises many events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import structlog
 from dgpu.core.events import Event
 from dgpu.service.event_texts import Heading, count_of, heading_of, is_never_a_warning, log_fields
 
-_LINES_PER_SECOND = 50  # of one name
+_LINES_PER_SECOND = 50  # per event name
 
 
 class Committed(Protocol):
@@ -21,7 +21,7 @@ class Committed(Protocol):
 
 
 class EventLog:
-    """`on_committed` is to be subscribed to the runtime, `flush` called now and then and at the end."""
+    """Subscribe `on_committed` to the runtime; call `flush` from time to time and at the end."""
 
     def __init__(
         self,
@@ -36,7 +36,9 @@ class EventLog:
         self._call_later = call_later
         self._second = clock()
         self._lines: dict[str, int] = {}
-        self._held: dict[str, tuple[int, int]] = {}  # name → level and number of what was not told singly
+        self._held: dict[
+            str, tuple[int, int]
+        ] = {}  # name → level and number of events without their own line
 
     def on_committed(self, group: Committed) -> None:
         if not self._std.isEnabledFor(logging.WARNING):

@@ -1,4 +1,4 @@
-"""The keepers below an agent's work directory: the parents of tasks, which outlive their agent on purpose."""
+"""The keepers below an agent's work directory: the parents of tasks. They outlive their agent on purpose."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _RECORDS = ("keeper.json", "*/keeper.json", "*/*/keeper.json")
 
 
 def find_keepers(tasks_dir: Path) -> list[ProcessRef]:
-    """Living ones only. A pid that went to another program since is not taken for a keeper."""
+    """Only living keepers. A pid that another program reuses is not counted."""
     return [ref for ref, _ in _keepers(tasks_dir)]
 
 
 def kept_tasks(tasks_dir: Path) -> list[str]:
-    """Ids of the tasks that living keepers run: started, and no end recorded."""
+    """Ids of tasks that living keepers run: started, without a recorded end."""
     found = {
         task_name(TaskId(record["task"]))
         for _, directory in _keepers(tasks_dir)
@@ -50,7 +50,7 @@ def _keeper_of(file: Path) -> ProcessRef | None:
 
 
 def _keeper_processes(tasks_dir: Path) -> list[ProcessRef]:
-    """Guards and keepers by their command line: one that is still starting has no record yet."""
+    """Finds guards and keepers by their command line: a starting keeper has no record yet."""
     found = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -67,9 +67,9 @@ def _keeper_processes(tasks_dir: Path) -> list[ProcessRef]:
 
 
 def end_keepers(tasks_dir: Path) -> int:
-    """Ends them and with them every task they hold. Returns how many are left: 0 unless something hangs."""
+    """Ends the keepers and all their tasks. Returns the number of remaining ones: 0 unless a process hangs."""
     asked: set[ProcessRef] = set()
-    guards: set[ProcessRef] = set()  # each ends by itself a moment after its keeper
+    guards: set[ProcessRef] = set()  # each ends shortly after its keeper
     deadline = time.monotonic() + _END_SECONDS
     while (left := _keeper_processes(tasks_dir)) and time.monotonic() < deadline:
         keepers = find_keepers(tasks_dir)
@@ -83,7 +83,7 @@ def end_keepers(tasks_dir: Path) -> int:
 
 
 def end_idle_keepers(tasks_dir: Path) -> None:
-    """Ends the keepers that hold no task. A keeper that does not answer is left alone: it may hold one."""
+    """Ends the keepers without tasks. A keeper that does not answer may have tasks and is left alone."""
     for ref, directory in _keepers(tasks_dir):
         if _held_leases(directory) == 0:
             guard = _guard_of(ref)
@@ -93,7 +93,7 @@ def end_idle_keepers(tasks_dir: Path) -> None:
 
 
 def _held_leases(directory: Path) -> int | None:
-    """As the keeper greets a new connection. None: it does not answer, or an agent is connected to it."""
+    """The keeper's greeting of a new connection. None: no answer, or an agent is connected."""
     from dgpu.agent.frames import Decoder
     from dgpu.agent.keeper_link import connect
 

@@ -1,7 +1,7 @@
 """Log lines of the two services: text or JSON, to a stream or a file, without secrets.
 
-Event names are those people search for: task_submitted, task_scheduled, task_finished, task_failed, agent_registered,
-agent_offline and so on. A value can never start a new line: names come from strangers.
+Event names are meant for searches: task_submitted, task_scheduled, task_finished, task_failed, agent_registered,
+agent_offline and so on. A value can never start a new line, because names come from users.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _SECRET_KEY = re.compile(r"token|authorization|password|secret|cookie|^env(ironm
 _SECRET_TEXT = re.compile(r"\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}", re.IGNORECASE)
 _PLAIN = re.compile(r"[A-Za-z0-9_./:@%+,\-]+")
 _MAX_DEPTH = 6
-_MAX_TEXT = 2_000  # of one value
+_MAX_TEXT = 2_000  # per value
 _LEAST_SECRET = len("basic ") + 6  # shorter than this, _SECRET_TEXT matches nothing
 
-# Libraries that tell every request, or the same thing twice.
+# Libraries that log every request, or the same event twice.
 _QUIET = ("uvicorn.access", "httpx", "httpcore", "asyncio", "watchfiles")
 
 _EventDict = MutableMapping[str, Any]
 
 
 def set_up_logging(settings: Logging) -> None:
-    """Lines of libraries that use the standard module come out in the same form."""
+    """Formats lines of libraries that use the standard module in the same way."""
     shared: list[Callable[[Any, str, _EventDict], Any]] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -72,18 +72,18 @@ def set_up_logging(settings: Logging) -> None:
 
 
 class _File(logging.handlers.WatchedFileHandler):
-    """Follows a rotation by others."""
+    """Follows a rotation by another program."""
 
     def follow(self) -> None:
         self.reopenIfNeeded()
-        if self.stream is None:  # it could not be opened again the last time
+        if self.stream is None:  # the last attempt to reopen it failed
             self.stream = self._open()
             self._statstream()
 
 
 class _Lines:
-    """Takes our own lines, ready to be written. The standard module would make two records of each and look for its
-    caller, which costs more than all the rest, and a task that starts is worth two lines.
+    """Writes formatted lines directly. The standard module would create two records for each line and look up the
+    caller, which costs more than everything else, and every started task writes two lines.
     """
 
     def __init__(self, output: logging.StreamHandler[Any]) -> None:
@@ -99,7 +99,7 @@ class _Lines:
                 output.stream.write(f"{line}\n")
                 output.stream.flush()
         except (OSError, ValueError):
-            pass  # a reader that went away, or a full disk, costs the line and nothing else
+            pass  # a closed pipe or a full disk loses only this line
         finally:
             output.release()
 
@@ -111,7 +111,7 @@ def redact(_logger: Any, _method: str, event: _EventDict) -> _EventDict:
 
 
 def _redacted(key: str, value: Any, depth: int) -> Any:
-    if key.startswith("_"):  # structlog's own
+    if key.startswith("_"):  # internal fields of structlog
         return value
     if _is_secret(key):
         return _HIDDEN
@@ -148,7 +148,7 @@ def _render_text(_logger: Any, _method: str, event: _EventDict) -> str:
 
 
 def _encoded(value: Any) -> str:
-    """As JSON. Names of files may hold bytes that are no text: a line about them must not end in an error."""
+    """JSON text. File names may contain bytes that are not text; logging them must not fail."""
     try:
         return msgspec.json.encode(value, enc_hook=str).decode()
     except UnicodeEncodeError:
@@ -172,7 +172,7 @@ def _open_output(output: str) -> logging.StreamHandler[Any]:
     if output in {"stderr", "stdout"}:
         stream = sys.stderr if output == "stderr" else sys.stdout
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # in a locale that lacks a letter, too
+            stream.reconfigure(errors="backslashreplace")  # also in a locale without some letters
         return logging.StreamHandler(stream)
     path = Path(output).expanduser().absolute()
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""structlog, imported without rich: its console renderer takes that in for colours, where it is installed.
+"""Imports structlog without rich, which its console renderer would import for colours.
 
-Ours are lines for machines and for people who search. rich is a tenth of a service's start. Import this before anything
-that imports structlog.
+Log lines need no colours, and rich takes a tenth of a service's start. Import this module before any other import of
+structlog.
 """
 
 from __future__ import annotations

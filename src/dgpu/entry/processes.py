@@ -1,4 +1,4 @@
-"""Processes that may outlive us: named by pid and start time, so that a reused pid is never taken for ours."""
+"""Processes that may outlive this one, identified by pid and start time, so that a reused pid never matches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-LOG_BYTES = 8 << 20  # a service's log file is turned over beyond it; one older file is kept
+LOG_BYTES = 8 << 20  # a longer log file of a service is rotated; one older file is kept
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 15.0  # between SIGTERM and SIGKILL
 _LISTEN = "0A"  # in the kernel's tables of sockets
@@ -32,12 +32,12 @@ def boot_id() -> str:
 
 
 def process_ref(pid: int) -> ProcessRef | None:
-    """None when there is no such process, or only its remains."""
+    """None if the process does not exist or is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    fields = stat.rpartition(")")[2].split()  # the name before it may hold anything
+    fields = stat.rpartition(")")[2].split()  # the name in front may contain any character
     if fields[0] in {"Z", "X"}:
         return None
     return ProcessRef(pid=pid, start_ticks=int(fields[19]), boot_id=boot_id())
@@ -48,7 +48,7 @@ def is_alive(ref: ProcessRef | None) -> bool:
 
 
 def stop_process(ref: ProcessRef, grace_seconds: float = _GRACE_SECONDS) -> bool:
-    """SIGTERM, then SIGKILL. False: it was already gone."""
+    """SIGTERM, then SIGKILL. False: it had already ended."""
     if not is_alive(ref):
         return False
     with contextlib.suppress(ProcessLookupError):
@@ -104,11 +104,10 @@ def _wait(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 class Service:
-    """A child process of ours with a log file. It has a session of its own: Ctrl-C reaches us, not it.
+    """A child process with a log file. It has its own session, so Ctrl-C does not reach it.
 
-    The child inherits a descriptor of `hold_file` and keeps it open until it ends. The file exists before the child
-    does, so `holders(hold_file)` finds the child at any later time, also when its parent was killed before it could
-    note a pid.
+    The child inherits a descriptor of `hold_file` and keeps it open until it ends. The file exists before the child,
+    so `holders(hold_file)` always finds the child, even if its parent was killed before it could record the pid.
     """
 
     def __init__(
@@ -139,7 +138,7 @@ class Service:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self.environ,
-                cwd="/",  # a data directory that is removed must not be anyone's working directory
+                cwd="/",  # a service must not block the removal of its data directory
                 start_new_session=True,
                 pass_fds=(hold.fileno(),),
             )
@@ -156,7 +155,7 @@ class Service:
         return self.process is not None and self.process.poll() is None
 
     def listens_on(self, port: int) -> bool:
-        """Itself, not somebody else who was faster."""
+        """Whether this process listens, and not another one that took the port first."""
         if self.process is None:
             return False
         process = Path(f"/proc/{self.process.pid}")
@@ -164,7 +163,7 @@ class Service:
             tables = [(process / "net" / name).read_text(encoding="ascii") for name in ("tcp", "tcp6")]
             own = {str(entry.readlink()) for entry in (process / "fd").iterdir()}
         except OSError:
-            return False  # it has ended, or a file was closed this very moment: asked again soon
+            return False  # it has ended, or a file was just closed: the next check decides
         rows = [line.split() for table in tables for line in table.splitlines()[1:]]
         listening = (
             row[9] for row in rows if row[3] == _LISTEN and int(row[1].rpartition(":")[2], 16) == port
@@ -193,13 +192,13 @@ class Service:
 
 
 def set_aside(log_file: Path) -> None:
-    """Begin a new file; one older file is kept."""
+    """Starts a new file; one older file is kept."""
     with contextlib.suppress(FileNotFoundError):
         log_file.replace(log_file.with_suffix(".log.1"))
 
 
 def bound_log(log_file: Path) -> None:
-    """The writer has the file open: copy and cut. It appends, so its next line lands at the start."""
+    """Copies and truncates, because the writer has the file open. It appends, so its next line is at the start."""
     try:
         if log_file.stat().st_size <= LOG_BYTES:
             return
@@ -208,7 +207,7 @@ def bound_log(log_file: Path) -> None:
             older.write(log.read(LOG_BYTES // 2))
             log.truncate(0)
     except OSError:
-        return  # a log is never worth a service
+        return  # a log problem must not end a service
 
 
 def tail(log_file: Path, lines: int) -> str:

@@ -1,4 +1,4 @@
-"""The scheduler service: its configuration becomes the service's options."""
+"""The scheduler service: turns the configuration into the service's options."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run_scheduler(config: SchedulerConfig, *, accept_lost_tail: bool = False) ->
 
     set_up_logging(config.logging)
     _claim_files()
-    # gRPC's own notes go past our log and are about forks that we make on purpose.
+    # gRPC's messages bypass the log and concern forks that are intended.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         uvloop.run(_serve(service_options(config, accept_lost_tail=accept_lost_tail)))
@@ -42,7 +42,7 @@ def run_scheduler(config: SchedulerConfig, *, accept_lost_tail: bool = False) ->
 
 
 def _claim_files() -> None:
-    """The soft limit of open files is often 1,024 where the hard one is a thousand times that."""
+    """Raises the soft limit of open files, often 1,024, to the hard one, often a thousand times that."""
     import structlog
 
     from dgpu.file_limit import file_limit, raise_file_limit
@@ -65,7 +65,7 @@ async def _serve(options: ServiceOptions) -> None:
 
 
 def _failed(error: Exception) -> int:
-    # To stderr and not only to the log, which may be a file nobody looks at.
+    # Also to stderr, because the log may be a file.
     _say(f"dgpu scheduler: {error}")
     return 1
 
@@ -174,7 +174,7 @@ def _quota(config: SchedulerConfig) -> Quota:
 
 
 def _tenants(config: SchedulerConfig) -> tuple[Tenant, ...]:
-    """As checked already; sorted, so that another order in the file is no change."""
+    """For a checked configuration; sorted, so that another order in the file is no change."""
     from dgpu.wire.tenant_fields import tenant_of
 
     tenants = [tenant for raw in config.tenants if (tenant := tenant_of(raw)[0]) is not None]

@@ -1,4 +1,4 @@
-"""systemd units for `up`, `scheduler` and `agent`. Written or printed; systemctl is left to the person."""
+"""systemd units for `up`, `scheduler` and `agent`. They are written or printed; the user runs systemctl."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def unit_path(options: UnitOptions) -> Path:
 
 
 def unit_text(options: UnitOptions) -> str:
-    """ValueError: the options do not go together."""
+    """ValueError: the options contradict each other."""
     lines = [
         "[Unit]",
         f"Description=dgpu {_title(options.role)}",
@@ -42,9 +42,9 @@ def unit_text(options: UnitOptions) -> str:
         *([f"User={options.run_as}"] if options.system and options.run_as else []),
         "Restart=on-failure",
         "RestartSec=2",
-        # Tasks and their keeper live on when the service stops or restarts.
+        # Tasks and their keeper continue when the service stops or restarts.
         "KillMode=process",
-        # The keeper may make control groups of its own below this one.
+        # The keeper may create control groups below this one.
         "Delegate=yes",
         *(["LimitNOFILE=1048576"] if options.system else []),
         "",
@@ -62,12 +62,12 @@ def next_steps(options: UnitOptions) -> list[str]:
     return [
         "systemctl --user daemon-reload",
         f"systemctl --user enable --now {name}",
-        "loginctl enable-linger    # so that it runs while you are logged out",
+        "loginctl enable-linger    # keeps it running while you are logged out",
     ]
 
 
 def write_unit(options: UnitOptions, *, force: bool) -> Path:
-    """FileExistsError: another text stands there."""
+    """FileExistsError: the file has another content."""
     path, text = unit_path(options), unit_text(options)
     if path.exists() and path.read_text(encoding="utf-8") != text and not force:
         raise FileExistsError(str(path))

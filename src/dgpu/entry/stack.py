@@ -27,15 +27,15 @@ _ACCEPT_LOST_TAIL = "--accept-lost-tail"
 
 
 class StartFailed(Exception):  # noqa: N818  it says what happened
-    """Text for people: what did not start, and the end of its log."""
+    """A message with the service that did not start and the end of its log."""
 
 
 class SchedulerDied(StartFailed):
-    """The scheduler was ready, and ended while its agent was starting."""
+    """The scheduler was ready but ended while its agent was starting."""
 
 
 class StartStopped(Exception):  # noqa: N818
-    """Somebody asked to stop while we were still starting."""
+    """A stop was requested during the start."""
 
 
 class Cards(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,11 +44,11 @@ class Cards(msgspec.Struct, frozen=True, kw_only=True):
     words: str
     simulated: tuple[SimulatedCards, ...] = ()
     nodes: int = 1
-    why_simulated: str = ""  # empty: real cards, or simulated ones were asked for
+    why_simulated: str = ""  # empty: real GPUs, or simulated ones as requested
 
 
 def choose_cards(fake: str | None, nodes: int) -> Cards:
-    """ValueError for a list that cannot be read. Looks for real cards only when none were made up."""
+    """ValueError for an invalid list. Detects real GPUs only if none are simulated."""
     if fake is not None:
         return _simulated_cards(fake, nodes)
     from dgpu.agent.probe.detect import detect
@@ -58,7 +58,7 @@ def choose_cards(fake: str | None, nodes: int) -> Cards:
         return _simulated_cards(DEFAULT_CARDS, nodes, why=found.why_none)
     found.probe.close()
     if nodes > 1:
-        raise ValueError("several nodes on one machine are simulated ones; add for example --fake 4xV100")
+        raise ValueError("several nodes on one machine must be simulated; add for example --fake 4xV100")
     models: dict[str, int] = {}
     for gpu in found.gpus:
         models[gpu.model] = models.get(gpu.model, 0) + 1
@@ -77,7 +77,7 @@ def _simulated_cards(text: str, nodes: int, why: str = "") -> Cards:
 
 
 def free_port(wanted: int, taken: int = 0) -> int:
-    """The wanted port, or any free one when somebody has it."""
+    """The wanted port, or any free one if it is in use."""
     for port in (wanted, 0, 0, 0):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -101,7 +101,7 @@ class Stack:
         *,
         http_port: int,
         grpc_port: int,
-        storage: Mapping[str, Any] | None = None,  # further settings of that section
+        storage: Mapping[str, Any] | None = None,  # further settings of the section `storage`
     ) -> None:
         self.state_dir = state_dir
         self._storage = dict(storage or {})
@@ -139,14 +139,14 @@ class Stack:
             write_private(self.state_dir.config_file(name), msgspec.yaml.encode(settings))
 
     def _scheduler_settings(self) -> dict[str, Any]:
-        # A small machine: no GPU idles while a task waits, nothing is cut off, and there is no cable to be cut.
+        # One machine: no GPU is idle while a task waits, there are no time limits, and no network can fail.
         return {
             "server": {"http_address": f"{HOST}:{self.http_port}", "grpc_address": self.grpc_address},
             "scheduler": {"default_task_timeout_seconds": 0, "max_task_timeout_seconds": 0},
             "quota": {"mode": "borrow", "reclaim": "wait", "unknown_tenants": "create"},
             "agent": {"lease_action": "never"},
             "storage": {"snapshot_dir": str(self.state_dir.scheduler_dir), **self._storage},
-            "alerts": {"rules": {"quota_usage": {"enabled": False}}},  # all in use is what one wants here
+            "alerts": {"rules": {"quota_usage": {"enabled": False}}},  # full use is normal on one machine
         }
 
     def _agent_settings(self) -> dict[str, Any]:
@@ -158,7 +158,7 @@ class Stack:
             }
         return {
             "agent": {"simulated_nodes": self.cards.nodes},
-            # The scheduler is next door: looking for it again costs nothing.
+            # The scheduler is on this machine: reconnecting costs nothing.
             "scheduler": {
                 "master_address": self.grpc_address,
                 "retry_interval": 0.2,
@@ -169,19 +169,19 @@ class Stack:
         }
 
     def accept_lost_tail(self) -> None:
-        """By the next start alone: an operator looked at this loss, not at one to come."""
+        """Applies to the next start only: the operator accepted this loss, not a later one."""
         self.scheduler.arguments.append(_ACCEPT_LOST_TAIL)
 
     def start_scheduler(self) -> None:
         self.scheduler.start()
         if _ACCEPT_LOST_TAIL in self.scheduler.arguments:
             self.scheduler.arguments.remove(_ACCEPT_LOST_TAIL)
-        # Another scheduler may have taken the port a moment before: its answer is not ours.
+        # Another scheduler may have taken the port just before: its answer does not count.
         own = self.scheduler.listens_on
         self._await(self.scheduler, lambda: own(self.http_port) and is_ready(self.url))
 
     def start_agent(self) -> None:
-        """Ready when every node has registered anew: the scheduler may still count those of before as connected.
+        """Ready when every node has registered again: the scheduler may still count earlier sessions as connected.
 
         Raises SchedulerDied with the agent still running: start the scheduler again, then call this again.
         """
@@ -215,7 +215,7 @@ class Stack:
             time.sleep(_POLL_SECONDS)
 
     def stop(self) -> None:
-        """Running tasks go on under their keeper. Both get the word at once; each is then waited for."""
+        """Stops both services at once, then waits for each. Running tasks continue under their keeper."""
         for service in (self.agent, self.scheduler):
             service.signal(signal.SIGTERM)
         for service in (self.agent, self.scheduler):
@@ -223,7 +223,7 @@ class Stack:
 
 
 def _environment() -> dict[str, str]:
-    """Overrides like DGPU__SCHEDULER__... pass through; addresses and directories are decided here."""
+    """Passes overrides like DGPU__SCHEDULER__... on; addresses and directories are set here."""
     decided = {
         "DGPU__SERVER__HTTP_ADDRESS",
         "DGPU__SERVER__GRPC_ADDRESS",

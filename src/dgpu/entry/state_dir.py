@@ -1,4 +1,4 @@
-"""Where `dgpu up` keeps what it must find again: one directory, one lock, one record of what runs."""
+"""The state of `dgpu up`: one directory, one lock, one record of the running processes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class UpRecord(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: ProcessRef | None = None
     agent: ProcessRef | None = None
     nodes: int = 0
-    gpus: str = ""  # in words
+    gpus: str = ""  # for people
 
 
 def default_state_dir() -> Path:
-    """Where the SDK looks too."""
+    """The SDK uses the same path."""
     chosen = os.environ.get("DGPU_DATA_DIR")
     if chosen:
         return Path(chosen)
@@ -80,11 +80,11 @@ class StateDir:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def lock(self) -> int | None:
-        """A descriptor to keep open, or None when another `up` holds it."""
+        """A descriptor to keep open, or None if another `up` holds the lock."""
         return self._lock(self.lock_file.name)
 
     def lock_start(self) -> int | None:
-        """The same for who starts one in the background, until it is ready: the log is that one's alone."""
+        """The same for a start in the background, until it is ready: only one process may write the log."""
         return self._lock("up.start.lock")
 
     def _lock(self, name: str) -> int | None:
@@ -106,16 +106,14 @@ class StateDir:
         return False
 
     def stopped_tasks(self) -> list[str]:
-        """Tasks that `down --stop-tasks` ended without a scheduler: the next `up` cancels them before it starts
-        nodes.
-        """
+        """Tasks that `down --stop-tasks` ended without a scheduler. The next `up` cancels them, then starts nodes."""
         try:
             return msgspec.json.decode(self._stopped_file.read_bytes(), type=list[str])
         except (OSError, msgspec.MsgspecError):
             return []
 
     def note_stopped(self, task_ids: Iterable[str]) -> None:
-        """Adds to the list. Raises OSError when it cannot be written."""
+        """Adds to the list. Raises OSError if it cannot be written."""
         write_private(self._stopped_file, msgspec.json.encode(sorted({*self.stopped_tasks(), *task_ids})))
 
     def forget_stopped(self) -> None:
@@ -139,7 +137,7 @@ class StateDir:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Whole or not at all, for the owner only."""
+    """Writes the file atomically, readable for the owner only."""
     draft = path.with_name(path.name + ".new")
     draft.unlink(missing_ok=True)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""Keeps the two services of `up` running, and the record of them true."""
+"""Keeps the two services of `up` running and their record up to date."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dgpu.entry.stack import SchedulerDied, Stack, StartFailed, free_port
 from dgpu.entry.state_dir import UpRecord
 
 DRAINED_BY_DOWN = "stopped by dgpu down --stop-tasks"
-_QUICK_SECONDS = 60.0  # a service that lived longer starts its count of deaths anew
+_QUICK_SECONDS = 60.0  # a service that ran longer resets its count of deaths
 _MAX_QUICK_DEATHS = 10
 _LONGEST_DELAY_SECONDS = 30.0
 _LONGEST_DELAY_AFTER_KILL_SECONDS = 1.0
@@ -27,7 +27,7 @@ _CANCEL_SECONDS = 30.0
 
 
 class StopSignals:
-    """SIGINT, SIGTERM and SIGHUP as something to wait for; the end of a child wakes the wait too."""
+    """Waits for SIGINT, SIGTERM and SIGHUP; the end of a child also ends the wait."""
 
     def __init__(self) -> None:
         self.received = False
@@ -60,7 +60,7 @@ class Supervisor:
         stack.should_stop = lambda: signals.received
 
     def start(self) -> None:
-        """Ports are looked for before they are used, so somebody may be faster: then look again."""
+        """Another program may take a port between the check and its use; then another port is chosen."""
         wanted_http, wanted_grpc = self.stack.http_port, self.stack.grpc_port
         for attempt in range(_START_ATTEMPTS):
             self.stack.http_port = free_port(wanted_http)
@@ -79,7 +79,7 @@ class Supervisor:
             ("gRPC", wanted_grpc, self.stack.grpc_port),
         ):
             if wanted not in {0, used}:
-                self._say(f"Port {wanted} ({name}) is taken by another program; using {used}.")
+                self._say(f"Port {wanted} ({name}) is in use by another program; using {used}.")
         self._record(ready=False)
         self._cancel_stopped()
         self._start_agent()
@@ -87,21 +87,21 @@ class Supervisor:
         self._record(ready=False)
 
     def _start_agent(self) -> None:
-        """A scheduler that ends meanwhile is started again, a few times."""
+        """Restarts a scheduler that ends meanwhile, a few times."""
         for _ in range(_START_ATTEMPTS - 1):
             with contextlib.suppress(SchedulerDied):
                 self.stack.start_agent()
                 return
             how = _how(self.stack.scheduler.exit_code)
             self._say(
-                f"The scheduler ended unexpectedly ({how}) while the agent was starting; starting it again."
+                f"The scheduler ended unexpectedly ({how}) while the agent was starting; restarting it."
             )
             self.stack.start_scheduler()
             self._record(ready=False)
         self.stack.start_agent()
 
     def tell_ready(self) -> None:
-        """Last: whoever waits for it reads what was announced before."""
+        """Written last: a process that waits for the record may read everything announced before."""
         self._record(ready=True)
 
     def _ports_taken(self) -> bool:
@@ -109,11 +109,11 @@ class Supervisor:
         return any(free_port(port) != port for port in ports)
 
     def _cancel_stopped(self) -> None:
-        """Before the agent reports their end, which would put them back into the queue."""
+        """Cancels the tasks before the agent reports their ends, which would requeue them."""
         url, stopped = self.stack.url, self.stack.state_dir.stopped_tasks()
         for task_id in stopped:
             answer = ask(url, f"/api/v1/tasks/{task_id}", method="DELETE", timeout_seconds=_CANCEL_SECONDS)
-            # 404 and 409: the scheduler does not know the task, or it is over. There is nothing left to cancel.
+            # 404 and 409: the task is unknown or has ended, so there is nothing to cancel.
             if answer is None or answer.status not in {200, 202, 204, 404, 409}:
                 raise StartFailed(
                     f"{task_id} was stopped by dgpu down --stop-tasks and could not be cancelled "
@@ -129,7 +129,7 @@ class Supervisor:
                 ask(self.stack.url, f"/api/v1/nodes/{node['id']}/resume", method="POST", body={})
 
     def watch(self) -> int:
-        """Until a signal (0), or until a service keeps dying (1)."""
+        """Runs until a signal (0), or until a service dies repeatedly (1)."""
         while not self._signals.received:
             for service in (self.stack.scheduler, self.stack.agent):
                 bound_log(service.log_file)
@@ -141,13 +141,13 @@ class Supervisor:
         return 0
 
     def _restarted(self, service: Service) -> bool:
-        """False: it has died too often to go on."""
+        """False: it died too often."""
         name = service.name
         due = self._restart_at.get(name)
         if due is None:
             quick = service.uptime_seconds < _QUICK_SECONDS
             self._deaths[name] = self._deaths[name] + 1 if quick else 1
-            # Killed by a signal is somebody else's doing, not a start that cannot work: never give up on that.
+            # A kill by a signal comes from outside and is no sign of a broken start: it does not count.
             killed = (service.exit_code or 0) < 0
             if self._deaths[name] > _MAX_QUICK_DEATHS and not killed:
                 self._say(
@@ -159,7 +159,7 @@ class Supervisor:
             delay = min(longest, 0.25 * 2 ** (self._deaths[name] - 1))
             self._restart_at[name] = time.monotonic() + delay
             self._say(
-                f"The {name} ended unexpectedly ({_how(service.exit_code)}); starting it again in {delay:g} s."
+                f"The {name} ended unexpectedly ({_how(service.exit_code)}); restarting it in {delay:g} s."
             )
         elif time.monotonic() >= due:
             del self._restart_at[name]
@@ -168,7 +168,7 @@ class Supervisor:
         return True
 
     def _record_if_possible(self) -> None:
-        """A full disk must not end what runs on it: the record of before serves until there is room."""
+        """A full disk must not end the services: the earlier record stays until there is room."""
         try:
             self._record(ready=True)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""`dgpu up` and `dgpu down`: a scheduler and an agent for this machine, kept running and found again."""
+"""`dgpu up` and `dgpu down`: start, supervise, find and stop a scheduler and an agent for this machine."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def say(message: str) -> None:
-    with contextlib.suppress(OSError):  # a log on a full disk, a terminal that is gone: no reason to end
+    with contextlib.suppress(OSError):  # a full disk or a closed terminal is no reason to end
         sys.stderr.write(f"{message}\n")
         sys.stderr.flush()
 
 
 def up(options: UpOptions) -> int:
-    """In the foreground, until Ctrl-C or SIGTERM. ValueError: the wish cannot be fulfilled."""
+    """Runs in the foreground, until Ctrl-C or SIGTERM. ValueError: invalid options."""
     cards = choose_cards(options.fake, options.nodes)
     state_dir = StateDir(options.data_dir)
     state_dir.create()
@@ -61,9 +61,8 @@ def up(options: UpOptions) -> int:
         _end_leftovers(state_dir)
         if cards.why_simulated:
             say(f"No GPU was found ({cards.why_simulated}).")
-            say(
-                f"Simulating {cards.words.removesuffix(', simulated')}: tasks run for real, the cards are made up."
-            )
+            words = cards.words.removesuffix(", simulated")
+            say(f"Simulating {words}: tasks are real processes, only the GPUs are simulated.")
         if (doubt := _doubt_of_heartbeats()) is not None:
             say(f"Note: {doubt}")
         stack = Stack(state_dir, cards, http_port=options.http_port, grpc_port=options.grpc_port)
@@ -75,7 +74,7 @@ def up(options: UpOptions) -> int:
 
 
 def _doubt_of_heartbeats() -> str | None:
-    """Only the environment can have changed them."""
+    """Only the environment can change these values."""
     if not any("HEARTBEAT" in name.upper() for name in os.environ):
         return None
     from dgpu.entry.config import ConfigError, load_agent_config, load_scheduler_config
@@ -85,7 +84,7 @@ def _doubt_of_heartbeats() -> str | None:
         timeout = load_scheduler_config(None).agent.heartbeat_timeout
         interval = load_agent_config(None).agent.heartbeat_interval
     except ConfigError:
-        return None  # the service that refuses it says so
+        return None  # the service itself reports the error
     return heartbeat_doubt(interval, timeout)
 
 
@@ -115,28 +114,28 @@ def _serve(supervisor: Supervisor, state_dir: StateDir) -> int:
 def _announce(state_dir: StateDir, stack: Stack, began: datetime) -> None:
     sys.stdout.write(f"dgpu is up at {stack.url} with {stack.cards.words}.\n")
     sys.stdout.flush()
-    if sys.stderr.isatty():  # a code is for the eyes of the person, not for a log
+    if sys.stderr.isatty():  # a code must not be in a log
         say(f"Dashboard: {dashboard_url(stack.url)}    (again: dgpu dashboard)")
     else:
         say(f"Dashboard: {stack.url}/    (from another user's browser: dgpu dashboard)")
     if not state_dir.is_default:
         say(f"In another terminal: export DGPU_SERVER={stack.url}")
-    # What waited has perhaps been started by now; that is no news.
+    # Tasks that waited may have started by now; they are not listed.
     kept = running_tasks(stack.url, started_before=began)
     if kept:
-        say(f"{_count(len(kept))} went on while dgpu was down: {', '.join(kept[:5])}.")
+        say(f"{_count(len(kept))} continued while dgpu was down: {', '.join(kept[:5])}.")
     first = "sleep 60" if stack.cards.simulated else "nvidia-smi"
     say(f"Try: dgpu submit -- {first}    dgpu ps    dgpu gpus    dgpu why 1")
     ends = "Ctrl-C stops" if sys.stdin.isatty() else f"To stop: {_down_command(state_dir)}. It ends"
-    say(f"{ends} the scheduler and the agent; running tasks go on.")
+    say(f"{ends} the scheduler and the agent; running tasks continue.")
 
 
 def _what_remains(running: list[str] | None, state_dir: StateDir) -> str:
     again = "dgpu up" if state_dir.is_default else f"dgpu up --data-dir {state_dir.path}"
     if not running:
-        return f"dgpu is down. The queue is kept; {again} goes on with it."
+        return f"dgpu is down. The queue is kept; {again} continues with it."
     shown = ", ".join(running[:5]) + (" and more" if len(running) > 5 else "")
-    return f"dgpu is down. {_count(len(running))} still running ({shown}); {again} takes them back."
+    return f"dgpu is down. {_count(len(running))} still running ({shown}); {again} adopts them."
 
 
 def _count(tasks: int) -> str:
@@ -158,17 +157,17 @@ def _down_command(state_dir: StateDir) -> str:
 
 
 def _end_leftovers(state_dir: StateDir) -> None:
-    """An `up` that was killed leaves its services behind. They have the locks and the ports that we need."""
+    """Ends the services of an `up` that was killed. They hold the locks and the ports."""
     record = state_dir.read_record()
     for name in ("agent", "scheduler"):
         for ref in _services(state_dir, record, name):
             if stop_process(ref):
-                say(f"A former dgpu up had left its {name} behind (pid {ref.pid}); ended it.")
+                say(f"Ended the {name} (pid {ref.pid}) of an earlier dgpu up.")
     state_dir.remove_record()
 
 
 def _services(state_dir: StateDir, record: UpRecord | None, name: str) -> list[ProcessRef]:
-    """Living processes of this service: as recorded, and as found by the file that each holds open."""
+    """Living processes of this service, from the record and from the file that each holds open."""
     return processes_of(state_dir.hold_file(name), getattr(record, name, None))
 
 
@@ -195,7 +194,7 @@ def up_detached(options: UpOptions) -> int:
 def _start_detached(options: UpOptions, state_dir: StateDir) -> int:
     if state_dir.is_locked():
         say(f"dgpu: {_already_up(state_dir)}")
-        return 0 if state_dir.read_record() is not None else 1  # 0: what was asked for is so
+        return 0 if state_dir.read_record() is not None else 1  # 0: another `up` has started it
     log_file = state_dir.log_file("up")
     set_aside(log_file)
     with log_file.open("ab") as log:
@@ -265,17 +264,19 @@ def _down_already(state_dir: StateDir, *, stop_tasks: bool) -> int:
     if left and stop_tasks:
         if not _end_tasks(state_dir):
             return 1
-        say("The tasks that were still running are ended.")
+        say("The running tasks have ended.")
     elif left:
-        say(f"Nothing is up in {state_dir.path}; tasks may still be running. To end them: add --stop-tasks")
+        say(
+            f"dgpu is not running in {state_dir.path}; tasks may still be running. To end them: add --stop-tasks"
+        )
     else:
-        say(f"Nothing is up in {state_dir.path}.")
+        say(f"dgpu is not running in {state_dir.path}.")
     return 0
 
 
 def _end_tasks(state_dir: StateDir) -> bool:
-    """Ends the keepers. Tasks that no scheduler has cancelled are noted first: without the note, the next `up` would
-    take them for interrupted and start them again.
+    """Ends the keepers. Tasks that no scheduler has cancelled are recorded first: without the record, the next `up`
+    would treat them as interrupted and start them again.
     """
     try:
         if tasks := kept_tasks(state_dir.tasks_dir):
@@ -288,9 +289,9 @@ def _end_tasks(state_dir: StateDir) -> bool:
 
 
 def _stop_tasks(state_dir: StateDir, record: UpRecord) -> list[str] | None:
-    """Drained first: otherwise the next tasks of the queue would start where these end.
+    """Drains first: otherwise the next tasks of the queue would start on the freed GPUs.
 
-    Without an agent no end can be reported, so nothing is waited for: the keepers are ended later in any case.
+    Without an agent no end can be reported, so nothing waits: the keepers are ended later in any case.
     """
     answer = ask(record.url, "/api/v1/nodes")
     for node in (answer.body or {}).get("nodes", ()) if answer else ():
@@ -311,7 +312,7 @@ def _stop_tasks(state_dir: StateDir, record: UpRecord) -> list[str] | None:
 
 
 def _may_report(state_dir: StateDir, record: UpRecord) -> bool:
-    """An agent runs, or a supervisor that starts it again."""
+    """Whether an agent runs, or a supervisor that restarts it."""
     return bool(_services(state_dir, record, "agent") or _supervisors(state_dir, record))
 
 
@@ -325,7 +326,7 @@ def _all_processes(state_dir: StateDir, record: UpRecord | None) -> list[Process
 
 
 def _end(state_dir: StateDir, record: UpRecord | None) -> list[ProcessRef]:
-    """The supervisor first: it would start its services again. Returns the processes that do not end."""
+    """Ends the supervisor first, because it would restart its services. Returns the processes that do not end."""
     for ref in _supervisors(state_dir, record):
         stop_process(ref, _STOP_SECONDS)
     for name in ("agent", "scheduler"):

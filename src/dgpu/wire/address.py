@@ -23,7 +23,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_address(text: str) -> Address:
-    """`host:port`, `:port` for every interface, `[::1]:port`. ValueError says what was expected."""
+    """`host:port`, `:port` for every interface, `[::1]:port`. ValueError names the expected form."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > _MAX_PORT:
         raise ValueError(f"expected host:port, got {text!r}")

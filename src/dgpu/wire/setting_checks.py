@@ -6,12 +6,12 @@ from dgpu.wire.address import Address
 
 
 def why_exposed(address: Address, auth_mode: str) -> str | None:
-    """None: nobody else can reach it, or that is intended."""
+    """None: other machines cannot reach it, or `auth_mode` allows it."""
     if address.is_loopback or auth_mode == "none":
         return None
     return (
         f"{str(address)!r} can be reached from other machines, and this version cannot tell users apart there "
-        "(tokens, roles and TLS are not available yet). Use 127.0.0.1, or write auth.mode: none to let "
+        "(tokens, roles and TLS are not available yet). Use 127.0.0.1, or set auth.mode: none to let "
         "everyone who can reach it run commands"
     )
 
@@ -20,4 +20,4 @@ def why_lease_short(task_lease: float, heartbeat_timeout: float) -> str | None:
     """Both in the same unit."""
     if task_lease >= heartbeat_timeout:
         return None
-    return "is shorter than agent.heartbeat_timeout: tasks would be frozen on nodes that are well"
+    return "is shorter than agent.heartbeat_timeout: tasks of healthy nodes would be frozen"

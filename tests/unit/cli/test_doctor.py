@@ -44,7 +44,7 @@ def test_the_directory_of_another_scheduler_is_not_looked_at(dgpu, monkeypatch):
     monkeypatch.setattr("dgpu.entry.doctor.ask", lambda *_: None)
     found = data_directory(dgpu("doctor", "--json"))
     assert found["status"] == "ok"
-    assert "not looked at" in found["detail"]
+    assert "not checked" in found["detail"]
     assert "http://192.0.2.1:8080" in found["detail"]
 
 

@@ -136,11 +136,11 @@ def test_an_unknown_key_is_named_with_its_path_and_the_nearest_known_one(tmp_pat
         ("server: {allowed_hosts: [1]}", "server.allowed_hosts[0]: expected a text, got 1 (int)"),
         (
             "server: {allowed_hosts: ['*']}",
-            "server.allowed_hosts[0]: '*' is a pattern, and the list takes whole names",
+            "server.allowed_hosts[0]: '*' is a pattern, but the list takes only whole names",
         ),
         (
-            "server: {allowed_hosts: ['lab:8080']}",
-            "server.allowed_hosts[0]: expected a host name without port or scheme, as gpu.example.org, got 'lab:8080'",
+            "server: {allowed_hosts: ['a:1']}",
+            "server.allowed_hosts[0]: expected a host name without port or scheme, such as gpu.example.org, got 'a:1'",
         ),
         ("- 1", "expected a mapping of sections, got [1] (list)"),
         ("server: {http_address: nowhere}", "server.http_address: expected host:port, got 'nowhere'"),
@@ -161,7 +161,7 @@ def test_an_unknown_key_is_named_with_its_path_and_the_nearest_known_one(tmp_pat
         ("logging: {output: ''}", "logging.output: expected stderr, stdout or a file"),
         (
             "storage: {snapshot_dir: state}",
-            "storage.snapshot_dir: expected a directory with its whole path, as /var/lib/dgpu or ~/dgpu, got 'state'",
+            "storage.snapshot_dir: expected an absolute path such as /var/lib/dgpu or ~/dgpu, got 'state'",
         ),
     ],
 )
@@ -199,7 +199,7 @@ quota: {online_percent: 0.6}
         "scheduler.estimates.factors.optimization: expected a number, got 'big' (str)",
         "scheduler.estimates.models.x: expected a whole number >= 0, got -1 (int)",
         "alerts.webhooks[0].url: expected a text, got a value of type int",
-        "alerts.webhooks[0].colour: unknown key; known are name, url,",
+        "alerts.webhooks[0].colour: unknown key; known keys are name, url,",
         "alerts.webhooks[1].url: expected one of url, url_file, url_env, got 0 of them",
         "alerts.rules.gpu_error.severity: expected one of critical, warning, info, got 'bad' (str)",
         "alerts.rules.gpu_error.enabled: expected true or false, got 7 (int)",
@@ -231,7 +231,7 @@ def test_a_file_that_is_wrong_from_end_to_end_does_not_flood_the_terminal(tmp_pa
 @pytest.mark.parametrize(
     ("yaml_text", "words"),
     [
-        ("server: {http_address: 'a:1', http_address: 'b:1'}", "'http_address' is there twice"),
+        ("server: {http_address: 'a:1', http_address: 'b:1'}", "duplicate key 'http_address'"),
         ("server: {}\nserver: {}\n", "line 2, column 1"),
         ("server: [", "line "),
         ("!!python/object/apply:os.system ['true']", "could not determine a constructor"),
@@ -402,7 +402,7 @@ def test_simulated_cards_are_a_list_or_a_short_text(tmp_path: Path) -> None:
             "gpu: {simulated: [{model: V100, cuont: 4}]}",
             "gpu.simulated[0].cuont: unknown key; did you mean count?",
         ),
-        ("gpu: {detection_method: simulated}", "gpu.simulated: expected at least one card"),
+        ("gpu: {detection_method: simulated}", "gpu.simulated: expected at least one GPU"),
         (
             "gpu: {detection_method: simulated, simulated: 0xV100}",
             "gpu.simulated: V100: count must be at least 1",
@@ -423,9 +423,9 @@ def test_simulated_cards_are_a_list_or_a_short_text(tmp_path: Path) -> None:
         ("gpu: {gpu_ids: ['']}", "gpu.gpu_ids[0]: expected an index of 0 or more, or a UUID, got ''"),
         (
             "executor: {work_dir: tasks}",
-            "executor.work_dir: expected a directory with its whole path, as /var/lib/dgpu or ~/dgpu, got 'tasks'",
+            "executor.work_dir: expected an absolute path such as /var/lib/dgpu or ~/dgpu, got 'tasks'",
         ),
-        ("executor: {work_dir: ''}", "executor.work_dir: expected a directory with its whole path"),
+        ("executor: {work_dir: ''}", "executor.work_dir: expected an absolute path"),
         ("executor: {work_dir: ~no-such-user/x}", "got '~no-such-user/x'"),
     ],
 )
