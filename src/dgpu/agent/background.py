@@ -1,6 +1,4 @@
-"""Threads for calls that may hang: dead mounts, broken disks. The loop never waits for them, and neither does
-the exit.
-"""
+"""Threads for calls that may hang: dead mounts, broken disks. Neither the loop nor the exit waits for them."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ T = TypeVar("T")
 
 
 class Busy(Exception):  # noqa: N818 - it names what the threads are
-    """So many calls wait already."""
+    """Too many calls are in progress."""
 
 
 class DaemonPool:
@@ -29,10 +27,10 @@ class DaemonPool:
         self._max_waiting = max_waiting
         self._work: queue.SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._threads = 0
-        self._under_way = 0  # counted by the loop alone
+        self._under_way = 0  # changed only by the loop
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Raises Busy, or what the call raises. Cancelling gives up the answer, not the call."""
+        """Raises Busy or the error of the call. Cancelling drops the result but does not stop the call."""
         if self._under_way >= self._max_threads + self._max_waiting:
             raise Busy
         if self._under_way >= self._threads < self._max_threads:

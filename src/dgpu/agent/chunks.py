@@ -1,6 +1,6 @@
-"""What a task has written, on disk: files named by the offset of their first byte. Standard library only.
+"""The output of a task on disk: files named by the offset of their first byte. Standard library only.
 
-When an attempt has written more than its cap, the oldest files but the first are deleted: the first and the last
+When an attempt exceeds its cap, the oldest files except the first are deleted: the first and the last
 bytes are always there.
 """
 
@@ -15,7 +15,7 @@ _FILES_PER_CAP = 16
 
 
 class ChunkWriter:
-    """Appends without ever failing: when the disk is full the bytes are dropped, and a mark says how many."""
+    """Appends and never fails: on a full disk the bytes are dropped, and a mark says how many."""
 
     def __init__(self, directory: Path, cap_bytes: int = DEFAULT_CAP_BYTES) -> None:
         self._directory = directory
@@ -42,7 +42,7 @@ class ChunkWriter:
             view = view[len(piece) :]
 
     def close(self) -> None:
-        """What `dropped_bytes` still says afterwards is told by no mark in the files."""
+        """Bytes still in `dropped_bytes` afterwards have no mark in the files."""
         if self.dropped_bytes and self._write(dropped_mark(self.dropped_bytes)):
             self.dropped_bytes = 0
         self._close_file()
@@ -78,7 +78,7 @@ class ChunkWriter:
 
 
 def thin(directory: Path) -> None:
-    """Deletes all files but the first and the last."""
+    """Deletes all files except the first and the last."""
     for start in _starts(directory)[1:-1]:
         with contextlib.suppress(OSError):
             (directory / f"{start:016d}").unlink()
@@ -98,7 +98,7 @@ def dropped_mark(count: int) -> bytes:
 
 
 def extent(directory: Path) -> tuple[int, int]:
-    """First kept offset and end of what an attempt has written; (0, 0) when it wrote nothing."""
+    """First kept offset and end of an attempt's output; (0, 0) for no output."""
     starts = _starts(directory)
     for last in reversed(starts):
         with contextlib.suppress(OSError):
@@ -107,7 +107,7 @@ def extent(directory: Path) -> tuple[int, int]:
 
 
 def read_at(directory: Path, offset: int, most_bytes: int) -> tuple[int, bytes]:
-    """Bytes from `offset` on, or from the first kept byte if that has gone. Empty at the end."""
+    """Bytes from `offset` on, or from the first kept byte if `offset` was deleted. Empty at the end."""
     starts = _starts(directory)
     for number, start in enumerate(starts):
         following = starts[number + 1] if number + 1 < len(starts) else None
@@ -119,7 +119,7 @@ def read_at(directory: Path, offset: int, most_bytes: int) -> tuple[int, bytes]:
                 file.seek(begin - start)
                 found = file.read(most_bytes)
         except OSError:
-            continue  # rotated away while we looked
+            continue  # deleted meanwhile
         if found or following is None:
             return begin, found
     return offset, b""

@@ -1,7 +1,7 @@
-"""Control groups (v2) for what signals alone cannot do: freezing a tree at one instant, killing one that keeps forking.
+"""Control groups (v2) for tasks that signals cannot do: freeze a whole tree at once, kill a tree that keeps forking.
 
 Standard library only. Processes are moved in only when one of the two is needed: the kernel takes about 6 ms for
-the first move after a pause (it waits for all CPUs), twenty times the price of starting a process.
+the first move after a pause (it waits for all CPUs), twenty times the cost of starting a process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 class Corral:
-    """One group per lease under a directory of our own. `usable` is False where we may not make groups."""
+    """One group per lease below the keeper's directory. `usable` is False if groups cannot be created."""
 
     def __init__(self, name: str) -> None:
         self._root: Path | None = None
@@ -42,7 +42,7 @@ class Corral:
         return str(self._root or "")
 
     def gather(self, lease: int, pids: Iterable[int]) -> bool:
-        """Moves processes into the lease's group. What they start from then on is born inside."""
+        """Moves processes into the lease's group. Their later children start inside."""
         if self._root is None:
             return False
         group = self._root / str(lease)
@@ -89,7 +89,7 @@ class Corral:
 
 
 def destroy(path: str) -> None:
-    """Kills whatever is left in the groups of a keeper that has gone, and removes them."""
+    """Kills the remaining processes in the groups of an ended keeper, and removes the groups."""
     root = Path(path)
     if not path or not root.name.startswith("dgpu-") or not (root / "cgroup.procs").exists():
         return
@@ -103,7 +103,7 @@ def destroy(path: str) -> None:
         try:
             root.rmdir()
         except OSError:
-            time.sleep(0.02)  # the killed are still leaving
+            time.sleep(0.02)  # the killed processes are still exiting
         else:
             return
 

@@ -1,7 +1,7 @@
-"""Deleting trees that tasks have made: deep, unreadable, full of links, and perhaps changed while they are deleted.
+"""Deletes trees of tasks: deep, unreadable, full of links, and possibly changed during the deletion.
 
 No path is followed: every step names an entry of an open directory. Subdirectories are moved to the top of the trash
-first, so depth costs neither stack nor descriptors, and a killed agent leaves nothing but entries of the trash.
+first, so depth costs neither stack nor descriptors, and a killed agent leaves only entries of the trash.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BATCH = 10_000  # entries held in memory at a time
 
 
 def open_directory(name: str, dir_fd: int | None = None) -> int:
-    """Raises OSError, also for a link. An unreadable directory of our own is made readable."""
+    """Raises OSError, also for a link. An unreadable directory of the same user is made readable."""
     try:
         return os.open(name, _DIRECTORY, dir_fd=dir_fd)
     except PermissionError:
@@ -34,7 +34,7 @@ def open_trash(root_fd: int) -> int:
 
 
 def throw_away(root_fd: int, name: str) -> bool:
-    """Moves an entry to the trash. False: it was not there any more. One rename, so only one process gets it."""
+    """Moves an entry to the trash. False: it no longer existed. One rename: only one process gets the entry."""
     trash_fd = open_trash(root_fd)
     try:
         os.rename(name, _free_name(), src_dir_fd=root_fd, dst_dir_fd=trash_fd)
@@ -46,7 +46,7 @@ def throw_away(root_fd: int, name: str) -> bool:
 
 
 def empty_trash(root_fd: int) -> int:
-    """Deletes all of it. Returns how many entries could not be deleted."""
+    """Deletes everything. Returns the number of entries that could not be deleted."""
     trash_fd = open_trash(root_fd)
     try:
         stuck: set[str] = set()
@@ -131,7 +131,7 @@ def _free_name() -> str:
 
 @contextlib.contextmanager
 def _path_of(name: str, dir_fd: int | None) -> Iterator[str]:
-    """A path of an entry that stays its own, even if another entry takes its name."""
+    """A path that keeps naming the same entry, even if another entry takes its name."""
     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
     try:
         if not stat.S_ISDIR(os.fstat(fd).st_mode):

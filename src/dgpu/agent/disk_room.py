@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 
 LEAST_BYTES = 1 << 20
-ENOUGH_BYTES = 4 << 20  # to be used again: not in and out with every file that comes and goes
+ENOUGH_BYTES = 4 << 20  # higher than the lower limit, so that the state does not change with every file
 
 
 class DiskRoom:
@@ -24,6 +24,6 @@ def _lacks(directory: str, wanted_bytes: int) -> bool:
     try:
         found = os.statvfs(directory)
     except OSError:
-        return False  # whoever writes there finds out
+        return False  # the next write will report the problem
     no_files = found.f_files > 0 and found.f_favail == 0
     return no_files or found.f_bavail * found.f_frsize < wanted_bytes

@@ -1,4 +1,4 @@
-"""Whether the node's own disk is full or does not answer. A thread looks: a dead disk must not stop the agent."""
+"""Whether the node's own disk is full or does not answer. A thread checks: a dead disk must not stop the agent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PATIENCE_MS = 10_000
 
 
 class DiskWatch:
-    """One for all nodes of an agent. Answers at once, by the last look."""
+    """One for all nodes of an agent. Answers at once from the last check."""
 
     def __init__(self, directories: Iterable[str], name: str) -> None:
         self._room = DiskRoom(directories)
@@ -22,13 +22,13 @@ class DiskWatch:
         self._asked_ms = -_LOOK_MS
 
     def unfit(self, now_ms: int) -> str:
-        """Why no task should be started here; empty: nothing is wrong."""
+        """Why no task should start here; empty: no problem."""
         looking = self._looking is not None and self._looking.is_alive()
         if looking and now_ms - self._asked_ms >= _PATIENCE_MS:
             return f"the disk of {self._name} does not answer"
         if not looking and now_ms - self._asked_ms >= _LOOK_MS:
             self._asked_ms = now_ms
-            # A daemon: one that hangs must not keep the agent from ending.
+            # A daemon thread: a hanging check must not keep the agent from ending.
             self._looking = threading.Thread(target=self._look, name="disk-watch", daemon=True)
             self._looking.start()
         return f"the disk of {self._name} is full" if self._is_full else ""

@@ -14,7 +14,7 @@ from dgpu.agent.frames import Decoder, Frame, FrameTooLarge, encode
 
 _READ_BYTES = 256 * 1024
 _MAX_READS = 256
-_MAX_UNSENT_BYTES = 4 * 1024 * 1024  # an agent that does not read is told later, from what is known then
+_MAX_UNSENT_BYTES = 4 * 1024 * 1024  # an agent that does not read gets the then current state later
 
 
 class Arrived(NamedTuple):
@@ -31,7 +31,7 @@ class Door:
         self._agent: socket.socket | None = None
         self._decoder = Decoder()
         self._unsent = bytearray()
-        self._watched = 0  # what epoll tells of the agent's socket
+        self._watched = 0  # epoll events of the agent's socket
         epoll.register(self._listener, select.EPOLLIN)
 
     @property
@@ -43,10 +43,10 @@ class Door:
         return len(self._unsent) < _MAX_UNSENT_BYTES
 
     def serve(self, fd: int, mask: int) -> Arrived:
-        """Frames first, then a leaving, then a joining: an agent that was killed may have left all three at once."""
+        """Frames first, then a disconnect, then a new connection: a killed agent may leave all three at once."""
         if fd == self._listener.fileno():
             had_agent = self.connected
-            frames = self._receive(_MAX_READS)  # one that has gone is noticed before its successor is refused
+            frames = self._receive(_MAX_READS)  # a disconnect is noticed before the next agent is refused
             left = had_agent and not self.connected
             return Arrived(frames, left=left, joined=self._accept())
         if self._agent is None or fd != self._agent.fileno():
@@ -133,7 +133,7 @@ class Door:
 
 
 def _listen(path: Path) -> socket.socket:
-    """Bound by a relative name: the whole path may be longer than a socket address allows."""
+    """Binds a relative name: the whole path may be longer than a socket address allows."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

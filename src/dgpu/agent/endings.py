@@ -1,7 +1,7 @@
 """The runs of a keeper, from their first process to the record of their end. Standard library only.
 
-A run ends on order, at its time limit, when the task lease is over, or by itself. Its end is told once its whole tree
-has gone and the scribe has recorded it.
+A run ends by order, at its time limit, at the end of the task lease, or by itself. Its end is reported when its whole
+tree has gone and the scribe has recorded it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Endings:
         scribe: ScribeLink,
         news: News,
     ) -> None:
-        self.known = known  # every lease that is not forgotten, started or ended
+        self.known = known  # every lease that is not forgotten, running or ended
         self.mains = mains  # by pid, until waited for
         self.live = live  # until the whole tree has gone
         self._trees = trees
@@ -47,7 +47,7 @@ class Endings:
         self._recording: set[int] = set()
         self._timers: list[tuple[int, int]] = []  # (at, lease), outdated entries do no harm
         self._word_timer_ms = 0
-        self.enforced_ms = 0  # every lease that was over by then has been enforced
+        self.enforced_ms = 0  # leases that ended before this time have been enforced
 
     @property
     def are_recorded(self) -> bool:
@@ -60,7 +60,7 @@ class Endings:
         heapq.heappush(self._timers, (at_ms, lease))
 
     def fire(self, now_ms: int) -> None:
-        self.enforced_ms = now_ms  # every lease that is over by now has its timer among those that fire
+        self.enforced_ms = now_ms  # the timers that fire now cover every lease that has ended by now
         timers = self._timers
         while timers and timers[0][0] <= now_ms:
             _, lease = heapq.heappop(timers)
@@ -82,7 +82,7 @@ class Endings:
             held.cause = held.cause or cause
         kill_at_ms = now_ms + grace_ms
         if held.frozen_since_ms:
-            kill_at_ms = now_ms  # another node may hold the task now: it must not wake here
+            kill_at_ms = now_ms  # another node may hold the task now: it must not continue here
         first = not held.kill_at_ms
         held.kill_at_ms = min(held.kill_at_ms, kill_at_ms) if held.kill_at_ms else kill_at_ms
         if first and held.kill_at_ms > now_ms:
@@ -108,7 +108,7 @@ class Endings:
                 self.tend_at(held.lease, now_ms)
             else:
                 self._finish(held)
-        # Processes that the ended ones left behind may be younger than the survey of this round.
+        # Left-over processes may be younger than this round's survey.
         self._trees.look_anew()
         if adopted:
             for held in list(self.live.values()):
@@ -118,13 +118,13 @@ class Endings:
     # -- the record
 
     def end(self, lease: int, end: Record, *, unkilled: int = 0) -> None:
-        """Told when the scribe has recorded it."""
+        """Reported when the scribe has recorded it."""
         end["ended_ms"] = boot_ms()
         self._recording.add(lease)
         self._scribe.end(lease, end, reusable=not unkilled)
 
     def end_order(self, order: dict[str, Any], end: Record) -> None:
-        """Of an order without a process. Told at once: without the record, no later keeper would run it either."""
+        """The end of an order without a process. Reported at once: a later keeper would not run it without a record."""
         lease = order["lease"]
         self.end(lease, end)
         self._recording.discard(lease)
@@ -142,7 +142,7 @@ class Endings:
         self._news.ended(told)
 
     def _tend(self, held: Held, now_ms: int) -> None:
-        """Whatever is due for one lease; safe to call at any time."""
+        """Does what is due for one lease; safe to call at any time."""
         if held.exit_status is not None:
             if not self._trees.members(held):
                 self._finish(held)
@@ -167,7 +167,7 @@ class Endings:
         self.tend_at(held.lease, now_ms + (_CHECK_MS if held.kill_rounds < 10 else _SLOW_CHECK_MS))
 
     def _finish(self, held: Held) -> None:
-        """The whole tree has gone: the end may be recorded."""
+        """The whole tree has ended: the end may be recorded."""
         if held.status_fd >= 0:
             if self._launches.has_started(held) and not held.cause:
                 self.note_started(held)
@@ -193,7 +193,7 @@ class Endings:
             if held.frozen_since_ms or not self._leases.is_over(held.node, now_ms):
                 continue
             if self._leases.action(held.node) == "stop" or held.kill_at_ms:
-                # A run that is ending has no more grace: its task may be given to another node soon.
+                # A run that is being stopped gets no more grace: its task may soon be placed on another node.
                 self.stop(held, "lease_over", 0, now_ms)
             else:
                 to_freeze.append(held)
@@ -202,7 +202,7 @@ class Endings:
 
 
 def _end_of(held: Held) -> Record:
-    """Without the bytes of its output: the scribe knows them."""
+    """Without the size of its output, which the scribe knows."""
     status = held.exit_status or 0
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     end: Record = {
@@ -214,7 +214,7 @@ def _end_of(held: Held) -> Record:
     }
     if held.cause == "lease_over":
         end["outcome"] = "node_fault"
-        end["error"] = held.error or "no scheduler was heard for the time of the task lease"
+        end["error"] = held.error or "no contact with a scheduler for the time of the task lease"
     elif held.cause:
         end["outcome"] = held.cause
     elif held.failure is not None:

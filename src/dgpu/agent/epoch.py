@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-EPOCH_NAME = "epoch"  # the file of versions that knew the number alone
+EPOCH_NAME = "epoch"  # the file of earlier versions, with only the number
 JOINED_NAME = "cluster.json"
 
 
@@ -17,7 +17,7 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
     nonce: str = ""  # of that epoch
 
     def refuses(self, welcome: Joined) -> str:
-        """Why a scheduler that welcomes us like this is not obeyed; empty: it is."""
+        """Why this scheduler is not obeyed; empty: it is."""
         if self.cluster_id and welcome.cluster_id != self.cluster_id:
             theirs = f"cluster {welcome.cluster_id}" if welcome.cluster_id else "a cluster without an id"
             return (
@@ -36,7 +36,7 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NotJoined(Exception):  # noqa: N818 - it says what happened
-    """Another node of this host has joined another cluster or another line of epochs meanwhile."""
+    """Another node of this host has joined another cluster or another sequence of epochs meanwhile."""
 
 
 class JoinedFile:
@@ -46,7 +46,7 @@ class JoinedFile:
         self.joined = self._read()
 
     def save(self, joined: Joined) -> None:
-        """Returns once it is durable: a scheduler of another cluster or an older epoch is refused from now on."""
+        """Returns when it is durable: from then on, a scheduler of another cluster or an older epoch is refused."""
         if joined == self.joined:
             return
         if why := self.joined.refuses(joined):
@@ -74,7 +74,7 @@ class JoinedFile:
             pass
         except msgspec.DecodeError as error:
             raise ValueError(
-                f"{self._path} cannot be read: {error}. Remove it if the node may join anew."
+                f"{self._path} cannot be read: {error}. Remove it if the node may join a cluster again."
             ) from None
         try:
             return Joined(epoch=int(self._old_path.read_text()))

@@ -1,7 +1,6 @@
-"""Answers the scheduler's questions about the files of tasks. Each file call runs in a thread; memory and files are
-bounded.
+"""Answers the scheduler's requests for files of tasks. Each file call runs in a thread; memory and files are bounded.
 
-The scheduler asks for one piece at a time, so a slow reader costs nothing here but an open file.
+The scheduler requests one piece at a time, so a slow reader costs only an open file.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from dgpu.agent.keeper_settings import boot_ms
 from dgpu.wire.proto import agent_pb2 as pb
 from dgpu.wire.run_dirs import run_dir_name
 
-MAX_OPEN_FILES = 32  # of one node
+MAX_OPEN_FILES = 32  # per node
 MAX_PIECE_BYTES = 512 * 1024
-MAX_ENTRIES = 1_000  # of one page
-IDLE_MS = 300_000  # an open file that nothing was read from
+MAX_ENTRIES = 1_000  # per page
+IDLE_MS = 300_000  # then an open file without reads is closed
 _THREADS = 4
 _MAX_WAITING = 64
 
@@ -39,13 +38,13 @@ class _Open:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self.reads = 0  # under way: the file is closed after them
+        self.reads = 0  # in progress: the file is closed after them
         self.closing = False
         self.used_ms = boot_ms()
 
 
 class FileServer:
-    """Of one stream: its end closes what it had open. `send` takes answers."""
+    """Serves one stream, whose end closes its files. `send` takes answers."""
 
     def __init__(
         self, work_dir: Path | None, threads: DaemonPool, send: Callable[[pb.FromAgentFiles], None]
@@ -122,7 +121,7 @@ class FileServer:
     async def _read(self, ask: pb.ReadFile) -> pb.FileAnswer:
         file = self._open.get(ask.handle)
         if file is None or file.closing:
-            raise FilesError("closed", "the file was not read for a long time and is closed")
+            raise FilesError("closed", "the file was not read for a long time and has been closed")
         size, offset = max(1, min(ask.size, MAX_PIECE_BYTES)), ask.offset
         file.reads += 1
         file.used_ms = boot_ms()

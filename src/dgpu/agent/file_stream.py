@@ -1,4 +1,4 @@
-"""The gRPC stream for files of tasks: open as long as the main stream is, and opened again when it breaks."""
+"""The gRPC stream for files of tasks: open while the main stream is, and reopened when it breaks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FilesDesk:
         self._threads = file_threads()
 
     def open(self, channel: grpc.aio.Channel, node_id: NodeId, session_id: str) -> FileStream | None:
-        """None: tasks of this agent run nothing, so thousands of simulated nodes need no stream for files."""
+        """None: tasks of this agent run nothing, so simulated nodes need no stream for files."""
         if self._work_dir is None:
             return None
         return FileStream(
@@ -57,7 +57,7 @@ class FileStream:
             try:
                 await self._one_call()
             except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # a scheduler of before
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # an older scheduler
                     pause = _OLD_SCHEDULER_SECONDS
             except (grpc.RpcError, asyncio.InvalidStateError):
                 pass
@@ -70,7 +70,7 @@ class FileStream:
             response_deserializer=pb.FromSchedulerFiles.FromString,
         )
         call: Any = method()
-        # Bounded by the scheduler, which has few requests under way, and by the threads, which answer as many.
+        # Bounded by the scheduler, which sends few requests at a time, and by the number of threads.
         answers: asyncio.Queue[pb.FromAgentFiles] = asyncio.Queue()
         server = self._make_server(answers.put_nowait)
         writing = asyncio.get_running_loop().create_task(self._write(call, answers))
@@ -84,7 +84,7 @@ class FileStream:
             call.cancel()
 
     async def _write(self, call: Any, answers: asyncio.Queue[pb.FromAgentFiles]) -> None:
-        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # the reader tells why
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # the reader reports the reason
             await call.write(self._hello)
             while True:
                 await call.write(await answers.get())

@@ -23,7 +23,7 @@ _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class FilesError(Exception):
-    """`code` is one word for programs; the text is for people."""
+    """`code` is for programs; the text is for people."""
 
     def __init__(self, code: str, detail: str) -> None:
         super().__init__(detail)
@@ -32,7 +32,7 @@ class FilesError(Exception):
 
 class Root(NamedTuple):
     path: str
-    is_own: bool = False  # made for the run: the task must not have put a link in its place
+    is_own: bool = False  # created for the run: a link in its place is refused
 
 
 class Entry(NamedTuple):
@@ -54,10 +54,10 @@ class OpenedFile(NamedTuple):
 
 
 def list_files(root: Root, path: bytes, *, after: bytes, limit: int) -> Page:
-    """Entries of a directory by name, from the first one behind `after`. A file is a list of itself."""
+    """Entries of a directory by name, after the name `after`. For a file, the file itself."""
     with _below(root, path) as fd, _readable_errors(path):
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
-            return Page([_entry_of_fd(fd, b"")], more=False)  # the path says its name
+            return Page([_entry_of_fd(fd, b"")], more=False)  # its name is in the path
         directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
         try:
             names = heapq.nsmallest(limit + 1, (name for name in _names(directory) if name > after))
@@ -68,14 +68,14 @@ def list_files(root: Root, path: bytes, *, after: bytes, limit: int) -> Page:
 
 
 def open_file(root: Root, path: bytes) -> OpenedFile:
-    """A regular file, open for reading. Its descriptor is the caller's."""
+    """A regular file, open for reading. The caller must close the descriptor."""
     with _below(root, path) as fd, _readable_errors(path):
         entry = _entry_of_fd(fd, _last_part(path))
         if entry.kind == "directory":
             raise FilesError("is_directory", f"{shown(path)} is a directory")
         if entry.kind != "file":
             raise FilesError("not_a_file", f"{shown(path)} is neither a file nor a directory")
-        # Through the descriptor: the name may mean something else by now.
+        # Through the descriptor: the name may belong to another file by now.
         return OpenedFile(os.open(f"/proc/self/fd/{fd}", _FILE), entry)
 
 
@@ -94,7 +94,7 @@ def _below(root: Root, path: bytes) -> Iterator[int]:
             link = os.O_NOFOLLOW if root.is_own else 0
             top = os.open(root.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | link)
         except (FileNotFoundError, NotADirectoryError):
-            raise FilesError("directory_gone", f"the directory {root.path} is not there any more") from None
+            raise FilesError("directory_gone", f"the directory {root.path} no longer exists") from None
         opened = [top]
         try:
             yield _walk(opened, parts, path)
@@ -113,7 +113,7 @@ def _parts(path: bytes) -> list[bytes]:
 
 
 def _walk(opened: list[int], parts: list[bytes], path: bytes) -> int:
-    """`opened` holds the descriptors of all directories on the way, and at its end the entry itself."""
+    """`opened` holds the descriptors of all directories on the path, and finally the entry itself."""
     left = parts[::-1]
     links = 0
     while left:
@@ -187,7 +187,7 @@ _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "link"}
 
 
 def _target(fd: int) -> bytes:
-    """Of the link that the descriptor names, whatever stands under its name now."""
+    """The target of the link behind the descriptor, even if its name belongs to another file now."""
     return os.readlink(b"", dir_fd=fd)
 
 

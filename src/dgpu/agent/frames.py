@@ -7,7 +7,7 @@ import struct
 from typing import Any
 
 PROTOCOL = 2  # 2: agent and keeper ping each other, orders have a start deadline
-OLDEST_PROTOCOL = 1  # that this version still speaks
+OLDEST_PROTOCOL = 1  # still supported by this version
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _LENGTH = struct.Struct(">I")
 
@@ -24,7 +24,7 @@ def encode(frame: Frame) -> bytes:
 
 
 class Decoder:
-    """Bytes in, whole frames out."""
+    """Bytes in, complete frames out."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

@@ -1,10 +1,10 @@
-"""The keeper's parent: when the keeper dies, its tasks fall to the guard, which ends them all. Standard library only.
+"""The keeper's parent. When the keeper dies, its tasks become children of the guard, which ends them. Standard library
+only.
 
-A lock on the node's directory is held by both. Whoever gets it next can be sure that no task of the last keeper
-runs any more.
+Both hold a lock on the node's directory. When the next keeper gets the lock, no task of the last keeper runs any more.
 
-The guard also stands in for a keeper that hangs. When a task lease is over and the keeper has not frozen the tasks
-shortly after, the guard ends them together with the keeper: by then the scheduler may give them to another node.
+The guard also replaces a keeper that hangs. If the keeper does not freeze the tasks shortly after the end of their
+lease, the guard ends the tasks and the keeper: by then the scheduler may place the tasks on another node.
 """
 
 from __future__ import annotations
@@ -36,11 +36,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def main(settings_json: str) -> int:
-    """Returns in the starting process: 0 once the keeper listens, 1 with a line on stderr otherwise."""
+    """Returns in the starting process: 0 when the keeper listens, otherwise 1 with a line on stderr."""
     settings = KeeperSettings(**json.loads(settings_json))
-    lower_soft_limit(
-        settings.soft_files
-    )  # the agent raised its own; tasks get the one that the agent was given
+    lower_soft_limit(settings.soft_files)  # the agent raised its own limit; tasks get the original one
     ready, tell = os.pipe()
     if os.fork() == 0:
         os.close(ready)
@@ -104,7 +102,7 @@ def _be_keeper(settings: KeeperSettings, tell: int, **parts: Any) -> None:
         keeper = Keeper(settings, **parts)
         os.write(tell, b"ready")
         os.close(tell)
-        tell = -1  # its number may soon be a task's pipe: nothing more is written there
+        tell = -1  # its number may be reused for a task's pipe: nothing more may be written there
         keeper.run()
         code = 0
     except BaseException as error:  # noqa: BLE001 - the last line of the process: say it, then end
@@ -119,7 +117,7 @@ def _be_keeper(settings: KeeperSettings, tell: int, **parts: Any) -> None:
 
 
 def end_all_descendants() -> None:
-    """Kills until no child is left. A process that cannot die (waiting for a broken disk) is waited for."""
+    """Kills until no child is left. It waits for a process that cannot die (blocked on a broken disk)."""
     me = os.getpid()
     while True:
         for pid, proc in Survey().with_descendants([me]).items():
@@ -134,7 +132,7 @@ def end_all_descendants() -> None:
 
 
 def end_predecessor(directory: Path) -> None:
-    """Ends what a keeper left behind whose guard was killed as well: its groups, and processes with its mark."""
+    """Ends the remains of a keeper whose guard was killed too: its groups, and processes with its mark."""
     try:
         left = json.loads((directory / "keeper.json").read_text())
     except (OSError, ValueError):
@@ -173,7 +171,7 @@ def _detach_output(log: Path) -> None:
 
 
 def _speak_into(pipe: int) -> None:
-    """The guard writes it to the log in the end: neither the keeper nor the scribe may hang on a line."""
+    """The guard writes it to the log at the end: neither the keeper nor the scribe may block on a log line."""
     os.dup2(pipe, 1)
     os.dup2(pipe, 2)
 
@@ -200,9 +198,10 @@ def _pass_on(keeper: int, number: int) -> None:
 
 
 def _wait_for(keeper: int, scribe: int, lifeline: Lifeline) -> str:
-    """Until one of the two has ended, or the keeper has not enforced a task lease: then its tasks must end without it.
+    """Waits until one of the two has ended, or the keeper has not enforced a task lease: then the guard must end its
+    tasks.
 
-    Returns a line for the log, if there is something to say. Nothing is written here: the disk may hang.
+    Returns a line for the log, or nothing. It writes nothing itself, because the disk may hang.
     """
     guard = LeaseGuard()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})

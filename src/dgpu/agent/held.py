@@ -1,4 +1,4 @@
-"""One lease in the keeper, and what can be done to the processes of its tree. Standard library only."""
+"""One lease in the keeper, and the operations on its process tree. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dgpu.agent.corral import Corral
 from dgpu.agent.spawn import CannotStart
 from dgpu.agent.tree import OrphanWatch, Proc, Survey, markers, send
 
-_SIGNAL_ROUNDS = 3  # of killing by signal before a group is used: only a tree that keeps forking needs one
+_SIGNAL_ROUNDS = 3  # kills by signal before a group is used: only a tree that keeps forking needs one
 _MAX_FREEZE_ROUNDS = 20
 
 
@@ -47,10 +47,10 @@ class Held:
         self.timeout_ms: int = order["timeout_ms"]
         self.deadline_ms = 0  # set when its program has started
         self.pid = pid
-        self.directory = ""  # its name, if it was made for the task
+        self.directory = ""  # its name, if it was created for the task
         self.started_ms = now_ms
         self.start_ticks = ticks
-        self.exit_status: int | None = None  # of the main process, as waitpid gives it
+        self.exit_status: int | None = None  # of the main process, from waitpid
         self.status_fd = -1  # open until its program has started, if that may take long
         self.failure: CannotStart | None = None  # why its program did not start
         self.cause = ""  # timeout | stopped | lease_over; empty: it ended by itself
@@ -63,7 +63,7 @@ class Held:
 
 
 class Trees:
-    """Signals to whole trees. One survey of /proc serves all that happens in one round of the keeper's loop."""
+    """Signals whole trees. One survey of /proc serves a whole round of the keeper's loop."""
 
     def __init__(
         self, *, keeper_id: str, mains: dict[int, Held], live: dict[int, Held], corral: Corral
@@ -75,7 +75,7 @@ class Trees:
         self._me = os.getpid()
         self._watch = OrphanWatch()
         self._survey: Survey | None = None
-        self._strays: set[int] = set()  # adopted, and nobody's so far
+        self._strays: set[int] = set()  # adopted, lease still unknown
 
     def look_anew(self) -> None:
         self._survey = None
@@ -86,7 +86,7 @@ class Trees:
         return self._watch.may_have_left(held.pid, self._mains)
 
     def members(self, held: Held, *, marked: bool = False) -> list[Proc]:
-        """All living processes of a lease. `marked`: look beyond our descendants for its mark as well."""
+        """All living processes of a lease. `marked`: also search other processes for its mark."""
         survey = self._survey = self._survey or Survey()
         ours = survey.with_descendants([self._me])
         self._strays = {pid for pid in self._strays if pid in ours and not ours[pid].dead}
@@ -112,12 +112,12 @@ class Trees:
             send(proc, signal.SIGTERM)
 
     def kill(self, held: Held) -> None:
-        """One round; the caller comes back until nobody is left."""
+        """One round; the caller repeats it until no process is left."""
         members = self.members(held, marked=True)
         held.kill_rounds += 1
         if held.exit_status is None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(held.pid, signal.SIGKILL)  # our own child, not yet waited for: the pid is its own
+                os.kill(held.pid, signal.SIGKILL)  # a child that was not waited for: its pid cannot be reused
         if (held.kill_rounds > _SIGNAL_ROUNDS or held.grouped) and self._corral.usable:
             self._corral.gather(held.lease, [proc.pid for proc in members])
             held.grouped = True
@@ -126,7 +126,7 @@ class Trees:
             send(proc, signal.SIGKILL)
 
     def freeze(self, trees: list[Held], now_ms: int) -> None:
-        """All at once: one by one, the last of many would run on past the scheduler's margin."""
+        """Freezes all at once: one by one, the last tree would run past the scheduler's margin."""
         for held in trees:
             held.frozen_since_ms = now_ms
         seen: set[int] = set()
@@ -155,7 +155,7 @@ class Trees:
         if not held.frozen_since_ms:
             return
         if held.deadline_ms:
-            held.deadline_ms += now_ms - held.frozen_since_ms  # the pause was not the task's
+            held.deadline_ms += now_ms - held.frozen_since_ms  # the pause does not count for the time limit
         held.frozen_since_ms = 0
         if held.grouped:
             self._corral.thaw(held.lease)
@@ -169,8 +169,8 @@ class Trees:
     def _owns(self, held: Held, orphan: Proc) -> bool:
         """Whether an adopted process came from this lease.
 
-        Its session or its mark say so. One that shed both belongs to the only lease that is old enough to have
-        started it; while there are several, nobody is blamed, and it goes with the last of them.
+        Its session or its mark decide. A process without both belongs to the only lease that is old enough to have
+        started it. With several such leases, it belongs to none and is killed with the last of them.
         """
         if orphan.sid == held.pid:
             return True

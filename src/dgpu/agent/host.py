@@ -36,9 +36,9 @@ class AgentRunningError(Exception):
 
 
 async def serve_agent(options: AgentOptions, *, stop: asyncio.Event | None = None) -> None:
-    """Runs until `stop` is set; without one, until SIGTERM or SIGINT. Tasks go on unless `stop_tasks` says otherwise.
+    """Runs until `stop` is set; without one, until SIGTERM or SIGINT. Tasks continue unless `stop_tasks` is set.
 
-    Raises AgentRunningError, KeeperError or OSError when it cannot begin.
+    Raises AgentRunningError, KeeperError or OSError if it cannot start.
     """
     if stop is None:
         stop = asyncio.Event()
@@ -73,7 +73,7 @@ async def serve_agent(options: AgentOptions, *, stop: asyncio.Event | None = Non
             _log.info("agent_stopping", stop_tasks=options.stop_tasks)
             if housework is not None:
                 housework.cancel()
-            # Ends that a stop brings about are still reported: the streams close last.
+            # Ends caused by the stop are still reported: the streams close last.
             await runner.close(stop_tasks=options.stop_tasks)
             if options.stop_tasks:
                 await asyncio.gather(*(node.say_goodbye() for node in nodes.values()))

@@ -1,4 +1,4 @@
-"""Sweeps the directories of ended tasks once a minute, in a thread of its own."""
+"""Cleans up the directories of ended tasks once a minute, in a separate thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = structlog.get_logger("dgpu.agent")
 
 
 def keep_house(options: AgentOptions, runner: Runner, boot_id: str) -> asyncio.Task[None] | None:
-    """Once the runner has listed its runs: before, no directory is known to be in use."""
+    """Starts when the runner has listed its runs: before, it is unknown which directories are in use."""
     if not isinstance(runner, ProcessRunner):
         return None
     retention = Retention(
@@ -44,7 +44,7 @@ async def _sweep_for_ever(retention: Retention, runner: ProcessRunner) -> None:
 
 async def sweep_once(retention: Retention, runner: ProcessRunner, thread: DaemonPool) -> None:
     names = await thread.run(retention.names)
-    # After the list: a run that starts from now on has a directory that is not in it.
+    # After the list: the directory of a later run is not in it.
     in_use, older = runner.dirs_in_use(), runner.names_dirs
     deleted = await thread.run(lambda: retention.sweep(names, in_use, boot_ms(), older=older))
     for each in deleted:

@@ -1,9 +1,9 @@
-"""The parent of all tasks of a node. Standard library only, one thread, no waiting but for the next event.
+"""The parent of all tasks of a node. Standard library only, one thread, which waits only for the next event.
 
 It outlives the agent, which talks to it in frames over a Unix socket and finds exit codes after a restart. It ends
-trees (on order, at a time limit, when a main process leaves others behind) and enforces the task lease when no
-scheduler has been heard for too long. It touches no disk: the scribe, a process beside it, records leases, makes
-directories and writes output, so a disk that hangs delays starts and ends, and nothing else.
+trees (by order, at a time limit, when a main process leaves others behind) and enforces the task lease when no
+scheduler has been in contact for too long. It touches no disk: the scribe, a separate process, records leases, creates
+directories and writes output, so a disk that hangs delays only starts and ends.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from dgpu.agent.store import Record, record_of
 from dgpu.agent.task_leases import TaskLeases
 
 _AGENT_SILENT_MS = (
-    60_000  # then its connection is closed; an agent that wakes connects again and is told everything
+    60_000  # then its connection is closed; an agent that wakes reconnects and gets the full state
 )
 
 
 class Keeper:
-    """`known`: the leases of the log, as its last keeper left them. `scribe`: the socket to the scribe."""
+    """`known`: the leases in the log of the last keeper. `scribe`: the socket to the scribe."""
 
     def __init__(
         self, settings: KeeperSettings, *, known: dict[int, Record], scribe: socket.socket, lifeline: Lifeline
@@ -103,7 +103,7 @@ class Keeper:
     # -- the loop
 
     def _on_sigterm(self, *_: object) -> None:
-        self._stop_asked = True  # obeyed by the loop: a signal may arrive in the middle of anything
+        self._stop_asked = True  # handled by the loop: a signal may arrive at any point
 
     def _round(self) -> None:
         events = self._epoll.poll(self._patience())
@@ -128,7 +128,7 @@ class Keeper:
             self._stop_all()
         self._mark_lifeline()  # before any process exists
         self._starts.ask(boot_ms())
-        self._scribe.flush(boot_ms())  # it works while the next processes are started
+        self._scribe.flush(boot_ms())  # the scribe works while the next processes start
         self._starts.start_begun()
         self._endings.fire(boot_ms())
         self._mark_lifeline()
@@ -155,7 +155,7 @@ class Keeper:
         return not self._door.connected and idle_ms >= self._settings.idle_exit_ms
 
     def _check_agent(self, now_ms: int) -> None:
-        """An agent that pings and no longer does is hung: what it has not read would pile up."""
+        """An agent that stops pinging is hung: unread messages would accumulate."""
         is_silent = now_ms - self._agent_heard_ms >= _AGENT_SILENT_MS
         if is_silent and self._door.connected and self._agent_protocol > 1:
             self._door.hang_up()
@@ -218,19 +218,19 @@ class Keeper:
 
     def _thaw(self, held: Held, now_ms: int) -> None:
         if self._leases.is_over(held.node, now_ms):
-            self._news.frozen([held.lease])  # read too late: the lease may have been given away by now
+            self._news.frozen([held.lease])  # read too late: another node may hold the lease by now
             return
         self._trees.thaw(held, now_ms)
         self._endings.tend_at(held.lease, now_ms)
 
     def _accept(self, order: dict[str, Any]) -> None:
-        """A repeated order is answered by what is known, never by a second process."""
+        """A repeated order is answered from memory, never by a second process."""
         lease = order["lease"]
         if lease in self._live:
             if self._live[lease].status_fd < 0:
                 self._news.started(self._live[lease], boot_ms())
         elif lease in self._known:
-            self._news.ended([lease])  # if its end is recorded; else it is told then
+            self._news.ended([lease])  # if its end is recorded; otherwise it is reported then
         elif lease not in self._starts.queue and not self._stopping:
             self._starts.queue[lease] = order
 
@@ -243,7 +243,7 @@ class Keeper:
             self._endings.stop(held, "stopped", held.grace_ms, now_ms)
 
     def _recover(self) -> None:
-        """Runs of the last keeper are gone: its guard saw to that before this one could start."""
+        """Runs of the last keeper have ended: its guard ensured that before this keeper could start."""
         for lease, record in self._known.items():
             if "end" not in record:
                 error = "the keeper died, and its tasks with it"
@@ -251,7 +251,7 @@ class Keeper:
                 self._scribe.end(lease, record["end"], reusable=False)
 
     def _mark_lifeline(self) -> None:
-        """Tells the guard which lease has to be enforced next. Ends that passed since the timers fired count."""
+        """Tells the guard the next lease to enforce, including ends since the timers fired."""
         is_needed = self._live or self._starts.queue
         self._lifeline.set(self._leases.next_end_ms(self._endings.enforced_ms) if is_needed else 0)
 
@@ -262,7 +262,7 @@ class Keeper:
         for lease, record in self._known.items():
             held = self._live.get(lease)
             leases.append(record | {"frozen": bool(held and held.frozen_since_ms)})
-        # Orders of a predecessor that are still queued will run: its successor must know them.
+        # Queued orders of an earlier agent will still run: the next agent must know them.
         leases += [record_of(order, 0) for order in self._starts.queue.values()]
         self._news.drop()
         hello = {

@@ -1,4 +1,4 @@
-"""The agent's side of the keeper's socket: start a keeper where there is none, connect, exchange frames.
+"""The agent's side of the keeper's socket: start a keeper if there is none, connect, exchange frames.
 
 Frames to the keeper: `spawn` [{lease task attempt node gpus argv env cwd timeout_ms grace_ms}], `stop`
 [[lease, grace_ms, cause]], `thaw` [lease], `forget` [lease], `word` [[node, at_ms, lease_ms, action]], `shutdown`,
@@ -27,19 +27,19 @@ from dgpu.agent.keeper_settings import KeeperSettings
 from dgpu.agent.pulse import TICK_SECONDS
 
 SOCKET_NAME = "keeper.sock"
-_LAUNCH_SECONDS = 90  # a new keeper waits until all tasks of a dead one have gone
+_LAUNCH_SECONDS = 90  # a new keeper waits until all tasks of a dead one have ended
 
 
 class KeeperError(Exception):
-    """The keeper cannot be started, or does not talk to us. One line for people."""
+    """The keeper cannot be started or does not answer. One line for people."""
 
 
 class KeeperGoneError(KeeperError):
-    """It ended, or closed the connection."""
+    """The keeper ended or closed the connection."""
 
 
 def launch(settings: KeeperSettings) -> None:
-    """Starts a guard with its keeper and returns once it listens. Blocks; they outlive the caller."""
+    """Starts a guard with its keeper and returns when the keeper listens. Blocks; both outlive the caller."""
     for directory in (settings.directory, settings.work_dir, settings.output_dir):
         Path(directory).mkdir(mode=0o700, parents=True, exist_ok=True)
     script = str(Path(keeper_main.__file__))
@@ -60,7 +60,7 @@ def launch(settings: KeeperSettings) -> None:
 
 
 def connect(directory: Path) -> socket.socket:
-    """Through the directory's descriptor: the whole path may be longer than a socket address allows."""
+    """Uses the directory's descriptor: the whole path may be longer than a socket address allows."""
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -88,7 +88,7 @@ def protocol_of(hello: dict[str, Any]) -> int:
 
 
 def is_answering(directory: Path) -> bool:
-    """For a keeper that knows no pings: it refuses a second connection at once, unless it hangs. Blocks."""
+    """Checks a keeper without pings: it refuses a second connection at once, unless it hangs. Blocks."""
     try:
         with connect(directory) as link:
             link.settimeout(TICK_SECONDS)
@@ -98,7 +98,7 @@ def is_answering(directory: Path) -> bool:
 
 
 class KeeperLink(asyncio.Protocol):
-    """Frames over one connection. `on_lost` is called once, when the keeper has gone."""
+    """Frames over one connection. `on_lost` is called once, when the connection is lost."""
 
     def __init__(self, *, on_frame: Callable[[Frame], None], on_lost: Callable[[], None]) -> None:
         self._on_frame = on_frame
@@ -130,7 +130,7 @@ class KeeperLink(asyncio.Protocol):
             self._transport.write(encode(frame))
 
     def close(self) -> None:
-        """Leaves the keeper and its tasks alone."""
+        """Disconnects; the keeper and its tasks continue."""
         self._on_lost = _nothing
         if self._transport is not None:
             self._transport.close()
@@ -138,7 +138,7 @@ class KeeperLink(asyncio.Protocol):
     # asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # sockets give no other; uvloop's transports are not of asyncio's classes, so it cannot be asserted
+        # always a Transport for sockets; uvloop's class is not asyncio's, so it cannot be asserted
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:

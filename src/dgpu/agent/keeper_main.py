@@ -1,6 +1,6 @@
-"""The script that an agent starts: a guard that starts the keeper. Standard library only, hence quick to start.
+"""The script that an agent starts: a guard that starts the keeper. Standard library only, so it starts fast.
 
-Run by path with -I -S, so neither site-packages nor the environment have a say in what is imported.
+Run by path with -I -S, so neither site-packages nor the environment affect imports.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an agent tells its keeper at the start, and the clock that both count in. Standard library only."""
+"""The settings that an agent gives its keeper, and the clock of both. Standard library only."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class KeeperSettings:
     output_dir: str
     output_cap_bytes: int = DEFAULT_CAP_BYTES
     idle_exit_ms: int = 600_000  # without an agent and without a running task
-    soft_files: int = 0  # the limit of open files that tasks get; 0: that of the keeper at its start
+    soft_files: int = 0  # limit of open files for tasks; 0: the keeper's own at its start
 
 
 def boot_ms() -> int:
-    """Milliseconds since boot, time asleep included: a lease is counted in them."""
+    """Milliseconds since boot, including suspends; the unit of leases."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000

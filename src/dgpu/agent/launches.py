@@ -1,4 +1,4 @@
-"""Children that may hang before their program starts, and what becomes of them. Standard library only."""
+"""Children that may hang before their program starts, and their results. Standard library only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Launches:
         return self._by_fd.get(fd)
 
     def has_started(self, held: Held) -> bool:
-        """Asked when its pipe has news, and at its end. A failure is noted in `held`."""
+        """Called when its pipe is readable, and at its end. A failure is stored in `held`."""
         told = read_status(held.status_fd)
         if told is None:
             return False

@@ -1,13 +1,13 @@
-"""Every lease on a node, from the order to start it to the day nobody needs it any more. A machine without I/O.
+"""Every lease on a node, from its order until it is no longer needed. A machine without I/O.
 
-RECEIVED  ordered, not started yet (the runner is being replaced, or a GPU is still being cleared)
+RECEIVED  ordered, not started yet (the runner is being replaced, or a GPU is still being freed)
 STARTING  given to the runner
 RUNNING   its process exists
 STOPPING  told to end
 RELEASING its processes have ended; the memory of its GPUs is not confirmed free yet
 ENDED     its report waits for an acknowledgement
 ACKED     the end is durable at the scheduler; its output is not stored there yet
-(gone)    forgotten but for its number
+(gone)    forgotten except for its number
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from dgpu.agent.start_watch import START_MS, StartWatch
 from dgpu.core.model.ids import GpuId, LeaseId, TaskId
 from dgpu.core.model.task import Outcome
 
-RELEASE_MS = 10_000  # allowed to a GPU to give its memory back
+RELEASE_MS = 10_000  # time for a GPU to free its memory
 DEFAULT_GRACE_MS = 10_000
 _MAX_REMEMBERED = 4_096
 _LATE = f"withdrawn: not started within {START_MS // 1_000} s"
@@ -68,7 +68,7 @@ class Lifecycle:
         self._grace_ms = grace_ms
         self._leases: dict[LeaseId, NodeLease] = {}
         self._waiting: dict[LeaseId, NodeLease] = {}  # those RECEIVED
-        self._abandoned: dict[LeaseId, NodeLease] = {}  # given up, their processes not yet gone
+        self._abandoned: dict[LeaseId, NodeLease] = {}  # given up, but their processes have not ended yet
         self._memory = Reservations()
         self._starts = StartWatch()
         self._runner_up = False
@@ -103,7 +103,7 @@ class Lifecycle:
                 self._runner_up = False
                 return []
             case RunnerFit():
-                return []  # orders wait until their deadline, whatever the runner says of itself
+                return []  # orders wait until their deadline, whatever state the runner reports
             case Woke():
                 return self._withdraw_late(now_ms)
 
@@ -112,7 +112,7 @@ class Lifecycle:
         return self._starts.wake_at_ms
 
     def held(self) -> list[HeldRun]:
-        """What a registration tells: everything whose end is not acknowledged."""
+        """The content of a registration: every lease whose end is not acknowledged."""
         return [
             HeldRun(
                 lease_id=lease_id,
@@ -130,7 +130,7 @@ class Lifecycle:
         return frozenset(self.gpu_holders())
 
     def gpu_holders(self) -> dict[GpuId, tuple[LeaseId, ...]]:
-        """Several where tasks share."""
+        """Several if tasks share the GPU."""
         found: dict[GpuId, tuple[LeaseId, ...]] = {}
         for lease_id, lease in self._leases.items():
             if lease.state not in {LeaseState.ENDED, LeaseState.ACKED}:
@@ -139,7 +139,7 @@ class Lifecycle:
         return found
 
     def thaw_frozen(self) -> list[ThawRuns]:
-        """A scheduler that still counts on us answered: what stands may run."""
+        """A scheduler that still counts this node as alive answered: valid leases may run."""
         frozen = [lease_id for lease_id, lease in self._leases.items() if lease.frozen and lease.reported]
         for lease_id in frozen:
             self._leases[lease_id].frozen = False
@@ -181,7 +181,7 @@ class Lifecycle:
             cause = Outcome.TIMEOUT if reason == "timeout" else Outcome.STOPPED
             stopped = self._leases.get(lease_id)
             if stopped is None and lease_id not in self._gone:
-                # Its start never came: the answer is an end, and a late start finds it.
+                # Its start never arrived: the answer is an end, which a late start will find.
                 order = RunOrder(lease_id=lease_id, task_id=TaskId(0), attempt=0)
                 stopped = self._leases[lease_id] = NodeLease(order, LeaseState.RECEIVED)
             if stopped is None:
@@ -236,7 +236,7 @@ class Lifecycle:
             return self._settle([lease_id])
         self._abandoned[lease_id] = lease
         if lease.state in {LeaseState.STARTING, LeaseState.RUNNING, LeaseState.STOPPING}:
-            # No grace: the task may run elsewhere by now, and must not meet its past.
+            # No grace: the task may already run elsewhere.
             stops.append(stop_order(lease, 0, Outcome.STOPPED))
         return []
 
@@ -281,7 +281,7 @@ class Lifecycle:
         for end in ended:
             lease = self._leases.get(end.lease_id)
             if lease is None and self._runner_up:
-                # Given up before. The runner must not answer a later order under this number with it.
+                # Given up before. The runner must not answer a later order under this number with this run.
                 outputs.append(ForgetRuns(lease_ids=(end.lease_id,)))
             if lease is None or lease.end is not None:
                 continue
@@ -344,7 +344,7 @@ class Lifecycle:
             if lease.end is not None or lease.state is LeaseState.RECEIVED:
                 continue
             if run is None:
-                # The runner writes an order down before it starts it. One that it does not know never ran.
+                # The runner records an order before it starts it. An unknown order never ran.
                 never_ran = not lease.started_at_ms
                 lost.append(
                     unstarted_end(lease_id, Outcome.STOPPED, now_ms)
@@ -354,12 +354,12 @@ class Lifecycle:
                 continue
             outputs += self._catch_up(lease, run, lost)
             if lease.stop is not None and run.end is None:
-                missed.append(lease.stop)  # perhaps said while nobody listened
+                missed.append(lease.stop)  # the order may have been lost
         if missed:
             outputs.append(StopRuns(orders=tuple(missed)))
         for run in known.values():
             if run.lease_id in self._gone:
-                outputs.append(ForgetRuns(lease_ids=(run.lease_id,)))  # it did not hear us the first time
+                outputs.append(ForgetRuns(lease_ids=(run.lease_id,)))  # the first order was lost
             else:
                 outputs += self._adopt(run, lost, now_ms)
         return outputs + self._on_ended(lost, now_ms) + self._start_ready()
@@ -388,8 +388,8 @@ class Lifecycle:
         return self._catch_up(lease, run, ends)
 
     def _withdraw_late(self, now_ms: int) -> list[LifecycleOutput]:
-        """Orders past their start deadline. One that the runner never got has ended for certain. One that it got may
-        have started all the same: its end is certain when the runner confirms it, or has been replaced.
+        """Orders past their start deadline. An order that the runner never got has certainly ended. An order that it
+        got may have started: its end is certain when the runner confirms it, or has been replaced.
         """
         ends: list[RunEnd] = []
         stops: list[StopOrder] = []
@@ -409,7 +409,7 @@ class Lifecycle:
     # -- leaves
 
     def _start_ready(self) -> list[LifecycleOutput]:
-        """All that wait and need no GPU that an abandoned task still holds."""
+        """All waiting leases that need no GPU of an abandoned task."""
         if not self._waiting or not self._runner_up:
             return []
         clearing = {gpu_id for lease in self._abandoned.values() for gpu_id in lease.order.gpu_ids}
@@ -420,7 +420,7 @@ class Lifecycle:
         return [StartRuns(orders=tuple(lease.order for lease in ready))] if ready else []
 
     def _conclude(self, over: list[NodeLease]) -> list[LifecycleOutput]:
-        """Ends that are complete: told, or settled at once when nobody wants to hear them."""
+        """Completes ends: reports them, or settles them at once if no report is needed."""
         silent = [lease.order.lease_id for lease in over if not lease.reported]
         outputs = reports_of([lease for lease in over if lease.reported])
         if silent:
@@ -434,7 +434,7 @@ class Lifecycle:
         return outputs
 
     def _settle(self, lease_ids: Iterable[LeaseId]) -> list[LifecycleOutput]:
-        """The scheduler needs no report of these any more."""
+        """The scheduler needs no more reports of these leases."""
         done: list[LeaseId] = []
         for lease_id in lease_ids:
             lease = self._leases.get(lease_id)
@@ -466,6 +466,6 @@ class Lifecycle:
 
 
 def _tell_again(lease: NodeLease) -> None:
-    """A scheduler that orders a lease whose end was acknowledged has lost that end, with the tail of its journal."""
+    """A scheduler that orders a lease with an acknowledged end has lost that end with the tail of its journal."""
     if lease.state is LeaseState.ACKED:
         lease.state = LeaseState.ENDED

@@ -1,4 +1,4 @@
-"""What the lifecycle of leases is told, and what it asks for."""
+"""Inputs and outputs of the lifecycle of leases."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LeaseState(enum.StrEnum):
 
 
 class Welcomed(msgspec.Struct, frozen=True, kw_only=True):
-    """A scheduler knows us again. What it does not keep was given away, or has long ended for it."""
+    """A scheduler has accepted the registration. Leases that it does not keep were placed elsewhere or have ended."""
 
     keep: frozenset[LeaseId]
     cluster_id: str = ""
@@ -41,7 +41,7 @@ class Acked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProgramFault(msgspec.Struct, frozen=True, kw_only=True):
-    """The driver says that a program went wrong on one of the lease's cards."""
+    """The driver reports a program error on one of the lease's GPUs."""
 
     lease_id: LeaseId
     xid: int
@@ -51,18 +51,18 @@ class ProgramFault(msgspec.Struct, frozen=True, kw_only=True):
 class GpusReleased(msgspec.Struct, frozen=True, kw_only=True):
     released: tuple[
         tuple[LeaseId, tuple[GpuId, ...]], ...
-    ]  # with the GPUs that did not, in spite of the time given
+    ]  # with the GPUs that did not free their memory in time
     faults: tuple[ProgramFault, ...] = ()
 
 
 class OutputStored(msgspec.Struct, frozen=True, kw_only=True):
-    """At the scheduler, or dropped: either way nobody will ask for it again."""
+    """Stored by the scheduler, or dropped: in both cases it will not be requested again."""
 
     lease_ids: tuple[LeaseId, ...]
 
 
 class MemorySeen(msgspec.Struct, frozen=True, kw_only=True):
-    """What leases use, each on the GPU where it uses most."""
+    """The memory use of leases, each on the GPU where it uses most."""
 
     leases_mb: tuple[tuple[LeaseId, int], ...]
 
@@ -100,17 +100,17 @@ class CheckRelease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeepOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt with output has ended: its output is to be brought to the scheduler."""
+    """An attempt with output has ended: send its output to the scheduler."""
 
     lease_id: LeaseId
     task_id: TaskId
     attempt: int
-    lost_bytes: int = 0  # its very last, for which the disk had no room
+    lost_bytes: int = 0  # the last bytes, for which the disk had no room
     output_bytes: int = 0  # in all
 
 
 class DropOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """Takes a KeepOutput back: the attempt is of another cluster, which this scheduler must not hear of."""
+    """Cancels a KeepOutput: the attempt belongs to another cluster, and this scheduler must not get its output."""
 
     lease_id: LeaseId
 

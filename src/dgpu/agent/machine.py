@@ -1,4 +1,4 @@
-"""What this machine has to give, limits of its control groups respected."""
+"""The resources of this machine, within the limits of its control groups."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ram_mb() -> int:
 
 
 def in_first_pid_namespace() -> bool:
-    """Elsewhere the driver names processes by numbers that mean nothing to us."""
+    """In other pid namespaces, the driver's process numbers have no meaning here."""
     try:
         return Path("/proc/self/ns/pid").stat().st_ino == 0xEFFFFFFC
     except OSError:
@@ -38,7 +38,7 @@ def in_first_pid_namespace() -> bool:
 
 
 def _own_groups(controller: str) -> list[Path]:
-    """The groups that we are in, with their parents: a limit of any of them binds."""
+    """The groups of this process and their parents: a limit of any of them applies."""
     found: list[Path] = []
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -70,7 +70,7 @@ def _cpu_limit(directory: Path) -> int:
 
 
 def _number(path: Path) -> int:
-    """0 where there is no limit."""
+    """0: no limit."""
     try:
         return max(0, int(path.read_text()))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Which lease holds how much of a card's memory."""
+"""Memory of a GPU by lease."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def with_leases(
     holders: Mapping[GpuId, tuple[LeaseId, ...]],
     owners: Mapping[int, LeaseId | None],
 ) -> tuple[Sample, ...]:
-    """`owners`: the lease of each process of our tasks, see ProcessOwners."""
+    """`owners`: the lease of each task process, see ProcessOwners."""
     return tuple(_with_leases(sample, holders.get(sample.gpu_id, ()), owners) for sample in samples)
 
 
@@ -25,7 +25,7 @@ def _with_leases(
     if not holders or sample.fault:
         return sample
     if not sample.own_mb:
-        # The driver tells no processes apart. A card with one lease needs no telling.
+        # The driver does not list processes. With one lease on the GPU, that is not needed.
         own_mb = sample.memory_used_mb - sample.memory_foreign_mb
         return (
             replace(sample, leases_mb=((holders[0], own_mb),)) if len(holders) == 1 and own_mb > 0 else sample

@@ -37,17 +37,17 @@ class Mounts:
         return True
 
     def is_local(self, path: str) -> bool:
-        """Whether every step of an absolute path is on this machine. A path that does not exist is."""
+        """Whether every step of an absolute path is on this machine. True for a path that does not exist."""
         return self._walk(path)
 
     def is_local_program(self, path: str) -> bool:
-        """The file and, of a script, its interpreter."""
+        """The file and, for a script, its interpreter."""
         if not self.is_local(path):
             return False
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
-            return True  # the start says what is wrong with it
+            return True  # the start will report the error
         try:
             head = os.read(fd, _HEAD_BYTES)
         except OSError:
@@ -79,7 +79,7 @@ class Mounts:
             try:
                 target = os.readlink(following)  # noqa: PTH115 - on the path of every start
             except (OSError, ValueError):
-                here = following  # not a link, or not there
+                here = following  # not a link, or it does not exist
                 continue
             links += 1
             if links > _MAX_LINKS:
@@ -99,7 +99,7 @@ class Mounts:
             before, _, after = line.partition(b" - ")
             fields = before.split()
             if len(fields) > 4 and after:
-                # The last one on a mount point hides the others.
+                # The last mount on a mount point hides the others.
                 self._types[_unescaped(fields[4])] = after.split()[0].decode(errors="replace")
 
 

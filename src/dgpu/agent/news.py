@@ -1,4 +1,4 @@
-"""What the keeper still has to tell its agent: starts, freezes and ends. Standard library only."""
+"""Messages for the agent: starts, freezes and ends. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dgpu.agent.frames import Frame
 from dgpu.agent.held import Held
 from dgpu.agent.store import Record
 
-_STARTS_WAIT_MS = 10  # so that the start of a short task is told together with its end
+_STARTS_WAIT_MS = 10  # so that the start and the end of a short task share a message
 
 
 class News:
-    """For the agent that is connected. One that comes later learns all of it from the greeting."""
+    """For the connected agent. A later agent gets the full state in the greeting."""
 
     def __init__(self, door: Door, known: dict[int, Record]) -> None:
         self._door = door
@@ -44,7 +44,7 @@ class News:
 
     @property
     def due_ms(self) -> int | None:
-        """When starts have to be told. All else is told in its own round, so nothing needs to wake for it."""
+        """When starts must be sent. Other messages leave in their own round and need no timer."""
         return self._started_due_ms if self._started and self._door.has_room else None
 
     def tell(self, now_ms: int) -> None:

@@ -1,4 +1,4 @@
-"""A node: its session and its leases, joined. A machine without I/O; the host and the simulator drive it."""
+"""A node: its session and its leases together. A machine without I/O; the host and the simulator drive it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from dgpu.core.model.ids import LeaseId
 
 
 class StreamOpened(msgspec.Struct, frozen=True, kw_only=True):
-    """The call was taken. What is held is added here, not by the one who dials."""
+    """The stream is open. The held leases are added here, not by the caller."""
 
 
 NodeInput = (
@@ -98,9 +98,9 @@ _FOR_LIFECYCLE = (RunsListed, RunsStarted, RunsEnded, RunsFrozen, RunnerLost, Gp
 
 
 class NodeMachine:
-    """Outputs are to be carried out in order: a `Heard` precedes the starts that rely on it.
+    """The caller must execute outputs in order: a `Heard` precedes the starts that rely on it.
 
-    Reports leave at the next Flush, so that what happened together travels together.
+    Reports leave at the next Flush, so that simultaneous reports share a message.
     """
 
     def __init__(self, *, session: Session, lifecycle: Lifecycle) -> None:
@@ -115,7 +115,7 @@ class NodeMachine:
         if isinstance(value, _FOR_LIFECYCLE):
             outputs = self._to_lifecycle(value, now_ms)
             if isinstance(value, RunsListed):
-                # Not before: a registration tells what is held.
+                # Not before: a registration lists the held leases.
                 outputs += self._to_session(Begin(), now_ms)
             return outputs
         if isinstance(value, StreamOpened):
@@ -141,8 +141,8 @@ class NodeMachine:
             else:
                 outputs.append(output)
         if any(isinstance(output, Heard) for output in outputs):
-            # What was frozen and is not given up goes on. It may have been frozen just before its keeper heard that we
-            # are welcome again, with the word of it still under way: then the next heartbeat's answer thaws it.
+            # Frozen runs that are still valid continue. If a run was frozen just before its keeper heard of the new
+            # welcome, the message about it is still on its way; then the answer to the next heartbeat thaws it.
             outputs += self.lifecycle.thaw_frozen()
         return outputs
 

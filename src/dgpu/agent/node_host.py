@@ -1,4 +1,4 @@
-"""Carries out what one node's machine asks for: streams, probe, runner, timer. asyncio, and no decisions."""
+"""Executes the outputs of one node's machine: streams, probe, runner, timer. asyncio, no decisions."""
 
 from __future__ import annotations
 
@@ -140,14 +140,14 @@ class NodeHost:
         self._feed(*words)
 
     async def say_goodbye(self) -> None:
-        """Waits until every end is acknowledged, if somebody listens."""
+        """Waits until every end is acknowledged, if a scheduler is connected."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_GOODBYE_SECONDS):
                 while self._machine.session.open and self._machine.lifecycle.held():  # noqa: ASYNC110 - once in a life
                     await asyncio.sleep(0.02)
 
     async def close(self) -> None:
-        """Leaves the scheduler: it will notice by silence, or by our return."""
+        """Disconnects: the scheduler notices the silence or the next registration."""
         if self._timer is not None:
             self._timer.cancel()
         self._close_streams()
@@ -160,7 +160,7 @@ class NodeHost:
     # -- the machine
 
     def _feed(self, *values: NodeInput) -> None:
-        """Inputs that arise while outputs are carried out take their turn; reports leave when none is left."""
+        """Inputs that arise meanwhile are queued; reports leave when the queue is empty."""
         self._inbox.extend(values)
         if self._working:
             return
@@ -224,7 +224,7 @@ class NodeHost:
         try:
             self._joined.save(joined)
         except (OSError, NotJoined) as error:
-            # Not obeyed: after a crash an older scheduler would be. The next call tries again.
+            # The scheduler is not obeyed: after a crash, an older one would be accepted. The next call tries again.
             self._on_stream_end(f"epoch {joined.epoch} cannot be saved: {error}")
         else:
             self._feed(EpochSaved(joined=joined))
@@ -309,7 +309,7 @@ class NodeHost:
     async def _check_card(self, asked: CheckCard) -> None:
         found = await asyncio.to_thread(check_card, self._probe, asked.gpu_id, self._node.check_command)
         self._log.info("gpu_checked", gpu=asked.gpu_id, ok=found.ok, found=found.words)
-        # First the sample: the heartbeat that goes before the answer tells whether the fault is gone.
+        # The sample first: the heartbeat before the answer shows whether the fault is gone.
         if self._probe is not None:
             await self._sample()
         self._feed(CardChecked(gpu_id=asked.gpu_id, number=asked.number, ok=found.ok, evidence=found.words))
@@ -343,7 +343,7 @@ class NodeHost:
         return with_leases(samples, holders, owners)
 
     def _check_release(self, check: CheckRelease) -> None:
-        """At once where nothing blocks, in a thread where a driver is asked."""
+        """At once if nothing blocks; in a thread if it needs the driver."""
         if self._probe is None or not (self._sees_pids or isinstance(self._probe, SimulatedProbe)):
             self._feed(GpusReleased(released=tuple((lease_id, ()) for lease_id, _ in check.leases)))
             return
@@ -387,13 +387,13 @@ class NodeHost:
 
 
 def _clinging(probe: Probe, gpu_ids: tuple[GpuId, ...]) -> tuple[GpuId, ...]:
-    """GPUs whose memory is still held by processes that have ended: the driver has not finished with them."""
+    """GPUs whose memory still belongs to ended processes: the driver has not freed it yet."""
     found = []
     for gpu_id in gpu_ids:
         try:
             holders = probe.holders(gpu_id)
         except ProbeError:
-            continue  # nobody can say; the next sample will tell of a fault
+            continue  # unknown; the next sample shows a fault
         if any(not Path(f"/proc/{pid}").exists() for pid in holders):
             found.append(gpu_id)
     return tuple(found)

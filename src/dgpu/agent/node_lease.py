@@ -1,4 +1,4 @@
-"""One lease on a node as the lifecycle knows it, and the words about it that need nothing else."""
+"""One lease on a node as the lifecycle knows it, and the messages about it."""
 
 from __future__ import annotations
 
@@ -31,26 +31,28 @@ class NodeLease:
         self.order = order
         self.state = state
         self.started_at_ms = 0
-        self.started_told = False  # to the scheduler of the current session
+        self.started_told = False  # reported to the scheduler of the current session
         self.started_acked = False
         self.frozen = False
         self.end: RunEnd | None = None
-        self.stop: StopOrder | None = None  # the last one given to the runner
+        self.stop: StopOrder | None = None  # the last order to the runner
         self.stuck: tuple[GpuId, ...] = ()
         self.stored = False
-        self.peak_mb = 0  # of memory, known when it has ended
+        self.peak_mb = 0  # of memory, known at its end
         self.withdrawn = False  # not started within its deadline
-        self.reported = True  # False: given up by the scheduler, which wants no report
-        self.foreign = False  # of another cluster: its output is not for this scheduler
-        self.refused: RunEnd | None = None  # of an order under its number; told when its processes are gone
+        self.reported = True  # False: given up by the scheduler, which needs no report
+        self.foreign = False  # from another cluster: its output is not for this scheduler
+        self.refused: RunEnd | None = (
+            None  # of an order under its number; reported when its processes have ended
+        )
 
     def answers(self, order: RunOrder) -> bool:
-        """The order is a repetition. A stop may have come before its start: then the task is not known (0)."""
+        """Whether the order is a repetition. If a stop came before the start, the task is unknown (0)."""
         return self.reported and (not self.order.task_id or self.order.is_same_run(order))
 
 
 def reports_of(leases: list[NodeLease]) -> list[LifecycleOutput]:
-    """What these leases have to tell: starts once per session, ends as often as they are asked for."""
+    """Reports of these leases: starts once per session, ends whenever requested."""
     started: list[tuple[LeaseId, int]] = []
     finished: list[FinishedRun] = []
     for lease in leases:
@@ -79,7 +81,7 @@ def lost_end(lease_id: LeaseId, now_ms: int) -> RunEnd:
 
 
 def refused_end(order: RunOrder, known: NodeLease | None, now_ms: int) -> RunEnd:
-    """An order under a number that is used up. It ends visibly: the scheduler gives the task another lease."""
+    """An order under a used number. It is reported as ended, so that the scheduler gives the task another lease."""
     if known is None:
         why = "has ended here before"
     elif known.order.is_same_run(order):

@@ -1,11 +1,11 @@
-"""Does the end of a task's output say that a GPU had no memory left?"""
+"""Finds an out-of-memory error at the end of a task's output."""
 
 from __future__ import annotations
 
 import re
 
 TAIL_BYTES = 16_384
-MARK = "DGPU_OUT_OF_MEMORY"  # for programs that catch it themselves: print this and exit with a code other than 0
+MARK = "DGPU_OUT_OF_MEMORY"  # programs that catch the error print this and exit with a code other than 0
 _MAX_LINES = 40
 _MAX_CHARS = 300
 
@@ -24,7 +24,7 @@ _SAYS_SO = re.compile(
 
 
 def out_of_memory(tail: bytes) -> str:
-    """The line that says so, or nothing."""
+    """The line with the error, or an empty text."""
     lines = tail.decode(errors="replace").splitlines()[-_MAX_LINES:]
     for line in reversed(lines):
         if _SAYS_SO.search(line):

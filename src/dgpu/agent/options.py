@@ -1,4 +1,4 @@
-"""What an agent host needs to know. The entry maps a configuration file to it."""
+"""The options of an agent host. The entry creates them from a configuration file."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from dgpu.core.model.ids import NodeId
 
 class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     id: NodeId
-    address: str = ""  # where other nodes reach this one
+    address: str = ""  # address for other nodes
     labels: dict[str, str] = {}
     detection_method: DetectionMethod = DetectionMethod.AUTO
     simulated: tuple[SimulatedCards, ...] = ()
     gpu_ids: tuple[int | str, ...] = ()  # empty: all
     reserved_gpu_ids: tuple[int | str, ...] = ()
-    max_temperature_c: int = 0  # 0: the limit of the card itself
-    check_command: str = ""  # uses a card that is to come back; empty: memory is written and read back
-    cpus_milli: int = 0  # 0: what the machine has
-    ram_mb: int = 0  # 0: what the machine has
+    max_temperature_c: int = 0  # 0: the GPU's own limit
+    check_command: str = (
+        ""  # tests a GPU before it returns to service; empty: memory is written and read back
+    )
+    cpus_milli: int = 0  # 0: those of the machine
+    ram_mb: int = 0  # 0: that of the machine
 
 
 class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +47,7 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
     output_retention_bytes: int = DEFAULT_MAX_BYTES  # of ended attempts, in all
     output_retention_ms: int = DEFAULT_MAX_AGE_MS
     keeper_idle_exit_ms: int = 600_000
-    stop_tasks: bool = False  # at a clean stop: end them instead of leaving them to the keeper
+    stop_tasks: bool = False  # end the tasks at a clean stop instead of leaving them to the keeper
     workdir_limits: Limits = DEFAULT_LIMITS  # of directories of ended tasks
 
     @property

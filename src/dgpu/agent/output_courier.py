@@ -1,4 +1,4 @@
-"""Brings output of tasks to the scheduler, beside the main stream and never in its way. A machine without I/O.
+"""Sends output of tasks to the scheduler on a separate stream that never blocks the main one. A machine without I/O.
 
 The first and the last bytes of every ended attempt are sent until the scheduler has them on disk. Any part of any
 attempt on this node is sent on request. The courier sends nothing without credit, reads one piece at a time and
@@ -26,13 +26,13 @@ from dgpu.core.model.ids import LeaseId, NodeId, TaskId
 from dgpu.wire.proto import agent_pb2 as pb
 
 CHUNK_BYTES = 64 * 1024
-LEGACY_TAIL_BYTES = 1024 * 1024  # for a scheduler that does not say how much it keeps
-LOOK_MS = 100  # how often a followed attempt is looked at while it is silent
+LEGACY_TAIL_BYTES = 1024 * 1024  # for a scheduler that does not state how much it keeps
+LOOK_MS = 100  # how often a followed attempt is checked while it is silent
 RESEND_MS = 60_000  # without a Stored: the scheduler's disk may have been full
 MAX_FETCHES = 1_000
 NEVER_MS = 2**62
-MIN_CREDIT_BYTES = 256  # below it the courier waits for more: a mark must fit
-_FETCHES_PER_UPLOAD = 4  # readers come first, but a long download must not hold up what is to be stored
+MIN_CREDIT_BYTES = 256  # with less credit the courier waits: a mark must fit
+_FETCHES_PER_UPLOAD = 4  # readers come first, but a long download must not delay uploads
 
 
 class _Upload:
@@ -40,7 +40,7 @@ class _Upload:
 
     def __init__(self, kept: KeepOutput) -> None:
         self.kept = kept
-        # There was no room for a mark on the disk, either.
+        # There was no room on the disk for a mark either.
         self.mark = dropped_mark(kept.lost_bytes) if kept.lost_bytes else b""
         self.begin_again()
 
@@ -48,7 +48,7 @@ class _Upload:
         self.next_offset = 0
         self.end = -1  # unknown until the first read
         self.is_whole = True
-        self.sent_at_ms: int | None = None  # None: not wholly
+        self.sent_at_ms: int | None = None  # None: not completely
 
 
 class _Fetch:
@@ -63,7 +63,7 @@ class _Fetch:
 
 
 class OutputCourier:
-    """Of one node. `kept_ms`: how long the node keeps output that the scheduler does not have wholly."""
+    """For one node. `kept_ms`: how long the node keeps output that the scheduler has only in part."""
 
     def __init__(self, *, node_id: NodeId, kept_ms: int = 0) -> None:
         self._node_id = node_id
@@ -103,7 +103,7 @@ class OutputCourier:
         return outputs + self._go_on(now_ms)
 
     def wake_at_ms(self, now_ms: int) -> int:
-        """When to send TimeCame although nothing else happened."""
+        """When to send TimeCame if nothing else happens."""
         times = [fetch.look_at_ms for fetch in self._fetches.values() if fetch.look_at_ms > now_ms]
         times += [
             upload.sent_at_ms + RESEND_MS
@@ -115,7 +115,7 @@ class OutputCourier:
     # -- inputs
 
     def _on_opened(self, session_id: str) -> None:
-        """A new stream: an upload that the old one carried half-way begins again."""
+        """A new stream: an incomplete upload of the old stream starts again."""
         self._is_open = True
         self._is_writing = False
         self._reading = None
@@ -146,7 +146,7 @@ class OutputCourier:
     def _on_read(self, read: FilesRead, now_ms: int) -> list[CourierOutput]:
         reading, self._reading = self._reading, None
         if read.ticket != self._ticket or reading is None or not self._is_open:
-            return []  # asked for by a stream that has ended
+            return []  # requested by an earlier stream
         if isinstance(reading, _Upload):
             return self._carry(reading, read, now_ms)
         if self._fetches.get(reading.ask.request_id) is not reading:
@@ -196,7 +196,7 @@ class OutputCourier:
 
     def _read_for_fetch(self, fetch: _Fetch) -> ReadFiles:
         ask = fetch.ask
-        self._fetches[ask.request_id] = self._fetches.pop(ask.request_id)  # the others come first now
+        self._fetches[ask.request_id] = self._fetches.pop(ask.request_id)  # the other requests go first now
         self._reading = fetch
         self._ticket += 1
         return ReadFiles(
@@ -258,11 +258,11 @@ class OutputCourier:
     def _carry(self, upload: _Upload, read: FilesRead, now_ms: int) -> list[CourierOutput]:
         if self._uploads.get(upload.kept.lease_id) is not upload:
             return []  # settled meanwhile
-        upload.end = max(read.end, upload.kept.output_bytes)  # files may have been deleted to make room
+        upload.end = max(read.end, upload.kept.output_bytes)  # files may have been deleted for space
         upload.is_whole = upload.is_whole and read.end == upload.end
         offset, data = read.offset, read.data
         if offset >= read.end or not data:
-            # The end of the files; a mark that found no room in them goes behind.
+            # The end of the files; a mark that had no room in them follows.
             offset, data = upload.end, upload.mark
             upload.next_offset = upload.end + len(data)
             is_last = True
@@ -286,7 +286,7 @@ class OutputCourier:
         return [self._send(pb.FromAgentOutput(chunk=chunk))]
 
     def _behind(self, upload: _Upload, offset: int) -> int:
-        """The next offset to send: behind the head, the tail."""
+        """The next offset to send: after the head, the tail."""
         tail = upload.end - self._tail_bytes
         if self._head_bytes <= offset < tail:
             upload.is_whole = False

@@ -1,4 +1,4 @@
-"""Carries out what the courier of one node asks for: its stream, its files in a thread, its timer. No decisions."""
+"""Executes the outputs of one node's courier: its stream, its files in a thread, its timer. No decisions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TIDY_SECONDS = 60.0
 
 
 class OutputDesk:
-    """The shelf of an agent and the one thread that reads and writes its files."""
+    """The shelf of an agent and the thread that reads and writes its files."""
 
     def __init__(self, shelf: OutputShelf) -> None:
         self.shelf = shelf
@@ -68,7 +68,7 @@ class OutputDesk:
 
 
 class OutputHost:
-    """Of one node. `on_settled` hears of attempts of which the scheduler needs no more output."""
+    """For one node. `on_settled` is called for attempts whose output the scheduler no longer needs."""
 
     def __init__(
         self,
@@ -153,11 +153,11 @@ class OutputHost:
                     self._spawn(self._keep(output))
 
     async def _read(self, ask: ReadFiles) -> None:
-        is_running = self._is_running(ask.lease_id)  # first: what it wrote until then is in the files
+        is_running = self._is_running(ask.lease_id)  # first: all earlier output is in the files
         self._feed(await self._desk.read(ask, is_running=is_running, run=self._run_of(ask.lease_id)))
 
     async def _keep(self, settled: OutputSettled) -> None:
-        """Before the lease is forgotten: with it the runner deletes what is left of its files."""
+        """Called before the lease is forgotten: then the runner deletes the remaining files."""
         await self._desk.keep(settled)
         self._on_settled(settled.lease_id)
 

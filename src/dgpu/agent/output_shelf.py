@@ -1,11 +1,11 @@
-"""Output files of ended attempts on a node: waiting for the scheduler, or kept because it has only parts of them.
+"""Output files of ended attempts on a node: waiting for upload, or kept because the scheduler has only parts of them.
 
 `OUTPUT/LEASE` belongs to an attempt that runs or waits for its upload. `OUTPUT/kept/LEASE.TASK.ATTEMPT` is the whole
-output of an attempt of which the scheduler stored the first and the last bytes. Kept output is deleted when it is too
-old, too much, or when the disk is nearly full, oldest first.
+output of an attempt whose first and last bytes the scheduler has stored. Kept output is deleted when it is too old or
+too large in total, or when the disk is nearly full, oldest first.
 
-Calls that read or write files block: they are for a thread. Ages are counted while the agent runs, so a wrong wall
-clock deletes nothing.
+Calls that read or write files block: use a thread. Ages count while the agent runs, so a wrong wall clock deletes
+nothing.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from dgpu.core.model.ids import LeaseId, TaskId
 DEFAULT_MAX_BYTES = 20 * 1024**3
 DEFAULT_MAX_AGE_MS = 7 * 86_400_000
 MAX_KEPT = 10_000  # directories
-MIN_FREE_BYTES = 256 * 1024**2  # on the disk: below it kept output makes room
-_MAX_AWAY_MS = 86_400_000  # counted for a time without an agent, which only the wall clock knows
+MIN_FREE_BYTES = 256 * 1024**2  # on the disk: with less, kept output is deleted
+_MAX_AWAY_MS = 86_400_000  # the most that counts for a time without an agent, which only the wall clock knows
 
 
 class _Kept:
@@ -39,7 +39,7 @@ class _Kept:
 
 
 class OutputShelf:
-    """Of one agent, for all of its nodes."""
+    """One per agent, for all its nodes."""
 
     def __init__(
         self,
@@ -62,10 +62,10 @@ class OutputShelf:
         self._waiting_bytes = 0
         self._kept_bytes = 0
         self._counted_ms = clock_ms()
-        self._kept: dict[str, _Kept] | None = None  # None: not looked at yet
+        self._kept: dict[str, _Kept] | None = None  # None: not read yet
 
     def read(self, ask: ReadFiles, *, is_running: bool, run: tuple[TaskId, int] | None) -> FilesRead:
-        """`run`: task and attempt for which the node knows the lease, if it does."""
+        """`run`: task and attempt of the lease, if the node knows it."""
         own = self.directory / f"{ask.lease_id:d}"
         directory = self._kept_dir / _name(ask.lease_id, ask.task_id, ask.attempt)
         is_other = run is not None and ask.task_id and run != (ask.task_id, ask.attempt)
@@ -84,7 +84,7 @@ class OutputShelf:
         )
 
     def waits(self, lease_id: LeaseId, size: int) -> bool:
-        """The attempt has ended and waits for its upload. True: there is too much, and `tidy` should be called."""
+        """The attempt has ended and waits for its upload. True: over the limit, call `tidy`."""
         self._waiting[lease_id] = size
         self._waiting_bytes += size
         return self._total() > self._max_bytes
@@ -93,7 +93,7 @@ class OutputShelf:
         self._waiting_bytes -= self._waiting.pop(lease_id, 0)
 
     def keep(self, settled: OutputSettled) -> None:
-        """Keeps what the scheduler has only in parts."""
+        """Keeps output that the scheduler has only in part."""
         own = self.directory / f"{settled.lease_id:d}"
         name = _name(settled.lease_id, settled.task_id, settled.attempt)
         with self._lock:
@@ -109,7 +109,7 @@ class OutputShelf:
             self._save()
 
     def tidy(self) -> None:
-        """Counts time and deletes what is over its age; to be called every minute or so."""
+        """Counts time and deletes output that is too old; call it about every minute."""
         with self._lock:
             now_ms = self._clock_ms()
             passed_ms, self._counted_ms = now_ms - self._counted_ms, now_ms
@@ -156,7 +156,7 @@ class OutputShelf:
         self._kept_bytes -= gone.size if gone is not None else 0
 
     def _look(self) -> dict[str, _Kept]:
-        """From the disk, once; the file of ages may be missing or damaged."""
+        """Reads the disk once; the file of ages may be missing or damaged."""
         if self._kept is not None:
             return self._kept
         ages: dict[str, int] = {}
@@ -177,7 +177,7 @@ class OutputShelf:
     def _save(self) -> None:
         ages = {name: each.age_ms for name, each in self._look().items()}
         fresh = self._ages.with_suffix(".new")
-        with contextlib.suppress(OSError):  # a lost age is counted from 0 again
+        with contextlib.suppress(OSError):  # a lost age starts from 0 again
             fresh.write_text(json.dumps({"wall_ms": _wall_ms(), "ages": ages}))
             fresh.replace(self._ages)
 

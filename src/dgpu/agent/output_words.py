@@ -1,4 +1,4 @@
-"""Inputs and outputs of the courier, the machine that brings output to the scheduler."""
+"""Inputs and outputs of the courier, the machine that sends output to the scheduler."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class FilesRead(msgspec.Struct, frozen=True, kw_only=True):
 
     ticket: int
     is_there: bool  # the attempt has files on this node
-    is_running: bool  # looked up before the files: all bytes written until then are in them
+    is_running: bool  # read before the files: they contain all earlier output
     end: int  # bytes that the attempt has written so far
-    offset: int  # of data[0]; beyond the offset asked for where older bytes were deleted
+    offset: int  # of data[0]; larger than requested if older bytes were deleted
     data: bytes = b""
 
 
@@ -52,31 +52,31 @@ CourierInput = (
 
 
 class SendMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """Answered by MessageTaken. At most one is under way."""
+    """Answered by MessageTaken. At most one is in progress."""
 
     message: pb.FromAgentOutput
 
 
 class ReadFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Answered by FilesRead. At most one is under way."""
+    """Answered by FilesRead. At most one is in progress."""
 
     ticket: int
     lease_id: LeaseId
     task_id: TaskId  # 0: the lease alone decides
     attempt: int
     offset: int
-    tail_bytes: int  # 0: read from offset; else the last so many bytes
+    tail_bytes: int  # 0: read from offset; otherwise this many last bytes
     max_bytes: int
 
 
 class OutputSettled(msgspec.Struct, frozen=True, kw_only=True):
-    """The scheduler needs no more of this attempt."""
+    """The scheduler needs no more output of this attempt."""
 
     lease_id: LeaseId
     task_id: TaskId
     attempt: int
     is_whole: bool  # the scheduler has every byte: the node's copy is no longer needed
-    refused: str = ""  # why the scheduler does not want it; empty: it is stored
+    refused: str = ""  # why the scheduler refuses it; empty: it is stored
 
 
 CourierOutput = SendMessage | ReadFiles | OutputSettled

@@ -1,9 +1,9 @@
 """Which lease a process belongs to, by facts that a task cannot forge: parents, sessions, control groups, start times.
 
-The environment of a process says what its task wants it to say, so it decides nothing here. A process that left its
-parents (a daemon) is known from an earlier look, from its session or from its group. If none of them tells, it belongs
-to the only lease that is old enough to have started it. If there are several, it belongs to no lease: better no
-lease is blamed than the wrong one.
+A task can set the environment of its processes, so the environment decides nothing here. A process that left its
+parents (a daemon) is known from an earlier survey, from its session or from its group. Otherwise it belongs
+to the only lease that is old enough to have started it. With several such leases, it belongs to none: no lease is
+better than a wrong one.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _GROUP = re.compile(rb"/dgpu-([0-9a-f]+)/(\d+)$")
 
 
 class ProcessOwners:
-    """Remembers what it saw from one look to the next. Reads /proc: for a thread."""
+    """Remembers earlier surveys. Reads /proc: use a thread."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[int, int], LeaseId] = {}  # by pid and start
-        self._sessions: dict[int, LeaseId] = {}  # a session is left by making a new one, and never joined
+        self._sessions: dict[int, LeaseId] = {}  # a process can leave a session but never join another one
         self._started: dict[LeaseId, int] = {}  # ticks since boot
 
     def look(
@@ -39,10 +39,10 @@ class ProcessOwners:
         for lease_id, pid in roots.items():
             if pid in ours and ours[pid].ppid == keeper_pid:
                 started = self._started.setdefault(lease_id, ours[pid].start_ticks)
-                if started == ours[pid].start_ticks:  # else its number is used again
+                if started == ours[pid].start_ticks:  # otherwise its number was reused
                     mains[pid] = lease_id
         _spread(survey, mains.items(), found)
-        # Orphans are children of the keeper: each of them and what it started has one owner.
+        # Orphans are children of the keeper: an orphan and its descendants have one owner.
         orphans = [proc for proc in survey.children(keeper_pid) if proc.pid not in mains and proc.pid in ours]
         for proc in sorted(orphans, key=lambda proc: (proc.start_ticks, proc.pid)):
             owner = self._owner(survey, proc, keeper_id, roots)
@@ -64,7 +64,7 @@ class ProcessOwners:
         )
         if owner is not None:
             return owner if owner in roots else None
-        # One of its children may have been seen before it took a session of its own.
+        # One of its children may have been seen before it created its own session.
         below = {
             self._seen.get((each.pid, each.start_ticks))
             for each in survey.with_descendants([proc.pid]).values()
@@ -88,7 +88,7 @@ def _spread(survey: Survey, roots: Iterable[tuple[int, LeaseId]], found: dict[in
 
 
 def _lease_of_group(pid: int, keeper_id: str) -> LeaseId | None:
-    """See corral: groups of leases are made by the keeper."""
+    """See corral: the keeper creates the groups of leases."""
     try:
         with open(f"/proc/{pid}/cgroup", "rb") as file:  # noqa: PTH123 - many of these are opened in a row
             match = next((found for line in file if (found := _GROUP.search(line.rstrip()))), None)

@@ -1,4 +1,4 @@
-"""The pipes through which tasks write, into their files. Standard library only."""
+"""Copies the pipes of tasks into their files. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dgpu.agent.chunks import ChunkWriter
 from dgpu.agent.store import Record
 
 _READ_BYTES = 64 * 1024
-_MAX_LAST_READS = 16  # of a pipe after its tree has ended
+_MAX_LAST_READS = 16  # per pipe after its tree has ended
 
 
 class _Pipe:
@@ -27,7 +27,7 @@ class Pipes:
         self._by_lease: dict[int, _Pipe] = {}
 
     def open(self, lease: int, descriptor: int, output: ChunkWriter) -> None:
-        """Takes the non-blocking reading end of a pipe over."""
+        """Takes over the non-blocking reading end of a pipe."""
         pipe = _Pipe(descriptor, output)
         self._by_descriptor[descriptor] = self._by_lease[lease] = pipe
         self._epoll.register(descriptor, select.EPOLLIN)
@@ -38,7 +38,7 @@ class Pipes:
             self._read(pipe)
 
     def close(self, lease: int) -> Record:
-        """Takes the rest, and tells how much there was. A process that got away and still writes is not waited for."""
+        """Reads the rest and returns its size. It does not wait for an escaped process that still writes."""
         pipe = self._by_lease.pop(lease, None)
         if pipe is None:
             return {}

@@ -1,4 +1,4 @@
-"""What leases use of their GPUs' memory, against what they hold. No I/O."""
+"""Compares the GPU memory that leases use with their reservations. No I/O."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dgpu.agent.run.runner import RunEnd, RunOrder
 from dgpu.core.model.ids import LeaseId
 from dgpu.core.model.task import Outcome
 
-_FULL_PERCENT = 90  # looks are seconds apart: the last one before the end saw a little less
+_FULL_PERCENT = 90  # samples are seconds apart: the last one before the end shows a little less
 
 
 class Reservations:
-    """Peaks travel with the end of a lease. One that outgrows what it shares is named at the second look in a row, if
-    it is to be stopped for that: memory of one moment may be gone at the next.
+    """Peaks are reported with the end of a lease. A lease that exceeds its share is stopped, if so configured, at the
+    second sample in a row: a single peak may be over at the next one.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Reservations:
         self._outgrown: set[LeaseId] = set()
 
     def look(self, order: RunOrder, memory_mb: int) -> bool:
-        """Is it to be stopped?"""
+        """Whether to stop it."""
         lease_id = order.lease_id
         self._peaks_mb[lease_id] = max(self._peaks_mb.get(lease_id, 0), memory_mb)
         if not order.kill_outgrown or not 0 < order.gpu_memory_mb < memory_mb:
@@ -40,8 +40,8 @@ class Reservations:
 
 
 def after_fault(end: RunEnd, order: RunOrder, *, peak_mb: int, xid: int, card_mb: int) -> RunEnd:
-    """The driver has no error number for memory that ran out. A program that fails with an error of the driver while
-    it holds all it may hold is taken for one.
+    """The driver has no error number for exhausted memory. A program that fails with a driver error while it holds all
+    its memory counts as out of memory.
     """
     most_mb = order.gpu_memory_mb or card_mb
     failed = end.outcome is Outcome.SIGNALED or (end.outcome is Outcome.EXITED and end.exit_code != 0)

@@ -1,6 +1,6 @@
 """How long directories of ended tasks are kept: by age and by size, the oldest deleted first. Runs in a thread.
 
-Age is counted on the clock since boot and written down with each sweep. A wall clock that jumps deletes nothing; the
+Age is counted on the clock since boot and stored with each sweep. A wall clock that jumps deletes nothing; the
 time while the machine is off does not count.
 """
 
@@ -55,7 +55,7 @@ class Retention:
         self._read()
 
     def names(self) -> list[str]:
-        """What is there. Directories in use must be asked for after this: a later one is not in the list."""
+        """All directories. Read the directories in use after this: a later one is not in the list."""
         try:
             return [entry.name for entry in self._directory.iterdir()]
         except FileNotFoundError:
@@ -119,7 +119,7 @@ class Retention:
         return deleted
 
     def _read(self) -> None:
-        """A ledger that is lost or damaged makes directories young again: they are kept longer, never shorter."""
+        """With a lost or damaged ledger, directories count as new: they are kept longer, never shorter."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             found: dict[str, Any] = json.loads(self._ledger.read_bytes())
             kept = {
@@ -139,7 +139,7 @@ class Retention:
 
 
 def measure(path: str) -> int:
-    """Bytes on disk, links not followed. A tree that is changed meanwhile may be counted wrong, nothing worse.
+    """Bytes on disk, without following links. If the tree changes meanwhile, only the count may be wrong.
 
     Not counted: entries beyond a million, directories that are unreadable or whose path is too long for the system.
     """
@@ -164,7 +164,7 @@ def _is_ours(name: str, *, older: bool) -> bool:
 
 
 def _is_left(root_fd: int, name: str) -> bool:
-    """An empty directory is removed; anything but a directory is not ours."""
+    """Removes an empty directory; entries of other kinds do not belong to dgpu."""
     try:
         if not stat.S_ISDIR(os.stat(name, dir_fd=root_fd, follow_symlinks=False).st_mode):
             return False

@@ -1,7 +1,7 @@
-"""The keeper's hands on the node's disk: a process of its own, so that a disk that hangs stops nothing but itself.
+"""Does all disk work for the keeper, in a separate process, so that a hanging disk does not stop the keeper.
 
-Standard library only. It keeps the lease log, makes the directories of tasks, reads their pipes and writes their
-output. The guard starts it beside the keeper and ends both together. Requests arrive in order over a socket; see
+Standard library only. It keeps the lease log, creates the directories of tasks, reads their pipes and writes their
+output. The guard starts it together with the keeper and ends both together. Requests arrive in order over a socket; see
 `scribe_link` for the frames.
 """
 
@@ -41,10 +41,10 @@ class Scribe:
         self._epoll.register(link, select.EPOLLIN)
         self._pipes = Pipes(self._epoll)
         self._decoder = Decoder()
-        self._descriptors: list[int] = []  # received, of frames that are not served yet
+        self._descriptors: list[int] = []  # received with frames that are not served yet
 
     def run(self) -> None:
-        """Until the keeper has gone."""
+        """Runs until the keeper has ended."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         raise_file_limit()
@@ -88,7 +88,7 @@ class Scribe:
         return answer
 
     def _end(self, ends: list[list[Any]]) -> list[list[Any]]:
-        """Adds the bytes of output to each end, then writes all of them."""
+        """Adds the size of the output to each end, then writes all ends."""
         whole: dict[int, Record] = {}
         for lease, end, reusable in ends:
             self._work_dirs.give_back(lease, reusable=reusable)
@@ -97,7 +97,7 @@ class Scribe:
         return list(map(list, whole.items()))
 
     def _begin(self, records: list[Record], dirs: list[list[Any]]) -> Frame:
-        """An error is of the whole batch: then nothing of it may be started."""
+        """An error concerns the whole batch: none of its orders may start."""
         if self._room.is_full():
             return {"full": True}
         try:
@@ -105,7 +105,7 @@ class Scribe:
         except OSError as error:
             if error.errno in {errno.ENOSPC, errno.EDQUOT}:
                 return {"full": True}
-            return {"error": f"cannot keep a record: {error.strerror}"}
+            return {"error": f"cannot write a record: {error.strerror}"}
         made: list[list[Any]] = []
         for lease, name in dirs:
             try:
@@ -116,7 +116,7 @@ class Scribe:
 
 
 def be_scribe(settings: KeeperSettings, log: LeaseLog, link: socket.socket) -> None:
-    """The whole life of the process. Does not return."""
+    """The main function of the process. Does not return."""
     code = 1
     try:
         os.chdir("/")

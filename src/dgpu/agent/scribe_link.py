@@ -1,7 +1,7 @@
 """The keeper's end of the socket to its scribe. Never blocks. Standard library only.
 
 Frames to the scribe, at most one per round: `output` [lease], with the reading end of a pipe for each; `end`
-[[lease, end, reusable]]; `forget` [lease]; `begin` [record] with `dirs` [[lease, name]] of runs that bring no
+[[lease, end, reusable]]; `forget` [lease]; `begin` [record] with `dirs` [[lease, name]] of runs without a
 directory; `ping` number. Within a frame they are served in this order.
 Frames from it: `recorded` [[lease, end]]; `begun` {dirs [[lease, path, error]]}, {full} or {error}; `pong` number.
 """
@@ -16,13 +16,13 @@ from typing import Any
 from dgpu.agent.frames import Decoder, Frame, encode
 from dgpu.agent.store import Record
 
-MAX_DESCRIPTORS = 64  # in one message; the kernel takes 253
+MAX_DESCRIPTORS = 64  # per message; the kernel's limit is 253
 _READ_BYTES = 256 * 1024
 _STALLED_MS = 4_000  # without an answer
 
 
 class ScribeGone(Exception):  # noqa: N818 - a fact about the peer
-    """The guard ends this keeper now as well."""
+    """The guard ends this keeper too."""
 
 
 class ScribeLink:
@@ -42,13 +42,13 @@ class ScribeLink:
         return self._link.fileno()
 
     def is_stalled(self, now_ms: int) -> bool:
-        """Whether the disk keeps it from answering."""
+        """Whether the scribe waits for the disk."""
         return bool(self._asked_ms) and now_ms - self._asked_ms[0] >= _STALLED_MS
 
     # -- collected until `flush`
 
     def output(self, lease: int, descriptor: int) -> None:
-        """Takes the descriptor over."""
+        """Takes over the descriptor."""
         self._frame.setdefault("output", []).append(lease)
         self._outputs.append(descriptor)
 
@@ -62,7 +62,7 @@ class ScribeLink:
         self._frame |= {"begin": records, "dirs": dirs}
 
     def ping(self, number: int) -> None:
-        """Unless an answer is awaited anyway."""
+        """Sent unless another answer is pending."""
         if not self._asked_ms:
             self._frame["ping"] = number
 

@@ -1,7 +1,7 @@
 """A node's conversation with the scheduler. A machine without I/O.
 
-One stream at a time: dial, register, be welcomed, then heartbeats and reports until the stream ends; then again, after
-a pause that doubles. Orders are obeyed only of the cluster that the node has joined, under the highest epoch ever seen.
+One stream at a time: dial, register, get a welcome, then heartbeats and reports until the stream ends; then again,
+after a pause that doubles. The node obeys only orders of its own cluster, under the highest epoch it has ever seen.
 Both are on disk before the first order is obeyed.
 """
 
@@ -50,12 +50,12 @@ from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.wire.proto import agent_pb2 as pb
 from dgpu.wire.ranks import run_number
 
-ANSWER_MS = 10_000  # allowed to a scheduler to take the call and to welcome us
+ANSWER_MS = 10_000  # time for a scheduler to accept the call and to send a welcome
 DEFAULT_SILENCE_MS = 15_000
 SAMPLE_AHEAD_MS = 500
 LEAST_BEAT_MS = 50
-MAX_REPORTS = 1_000  # in one message
-MAX_UNACKED = 100  # messages with reports under way
+MAX_REPORTS = 1_000  # per message
+MAX_UNACKED = 100  # messages with reports, not acknowledged yet
 NEVER_MS = 2**62
 
 
@@ -64,18 +64,18 @@ class _State(enum.Enum):
     WAITING = enum.auto()
     DIALING = enum.auto()
     REGISTERING = enum.auto()
-    SAVING = enum.auto()  # welcomed by a new epoch that is not on disk yet
+    SAVING = enum.auto()  # got a welcome with a new epoch that is not on disk yet
     OPEN = enum.auto()
     HANGING_UP = enum.auto()
 
 
 def _beat_ms(wanted_ms: int, silence_ms: int) -> int:
-    """Two beats may be lost or late before the scheduler gives the node up."""
+    """Two heartbeats may be lost or late before the scheduler considers the node offline."""
     return min(wanted_ms, max(silence_ms // 3, LEAST_BEAT_MS))
 
 
 class _Stream:
-    """A new stream starts from nothing: sequence numbers are its own, the rest is told again."""
+    """The state of one stream: it has its own sequence numbers, and a new stream repeats all reports."""
 
     def __init__(self) -> None:
         self.welcome: pb.Welcome | None = None
@@ -89,14 +89,14 @@ class _Stream:
         self.next_beat_ms = NEVER_MS
         self.beat_due = False
         self.beat_seq = 0
-        self.beats: dict[int, int] = {}  # when each was sent, until it is acknowledged
+        self.beats: dict[int, int] = {}  # time of sending, until acknowledged
         self.sampling = False
         self.report_seq = 0
         self.unacked: dict[int, Report] = {}
         self.started: list[tuple[LeaseId, int]] = []
         self.finished: list[FinishedRun] = []
         self.gpus_changed = False
-        self.checked: list[CardChecked] = []  # asked for again with the next welcome
+        self.checked: list[CardChecked] = []  # requested again with the next welcome
 
 
 class Session:
@@ -153,7 +153,7 @@ class Session:
                 self._runner_unfit = value.unfit
                 return self._write(now_ms)
             case CardChecked():
-                # The heartbeat leaves first: it tells that a fault is gone, or that it is not.
+                # The heartbeat leaves first: it shows whether the fault is gone.
                 self._stream.beat_due = True
                 self._stream.checked.append(value)
                 return []
@@ -210,7 +210,7 @@ class Session:
             return []
         if self._state is not _State.OPEN:
             self._turn += (
-                1  # a scheduler that restarts is worth another call; one that refuses or is silent is not
+                1  # one quick retry for a scheduler that restarts, none for one that refuses or is silent
             )
         self._stream = _Stream()
         # With two addresses both are tried before the pause grows.
@@ -279,7 +279,7 @@ class Session:
         self._stream.silence_ms = welcome.heartbeat_timeout_ms or DEFAULT_SILENCE_MS
         self._stream.beat_ms = _beat_ms(self._settings.heartbeat_ms, self._stream.silence_ms)
         self._stream.next_beat_ms = now_ms + self._stream.beat_ms
-        self._stream.beat_due = bool(self._runner_unfit)  # told before the scheduler sends many orders
+        self._stream.beat_due = bool(self._runner_unfit)  # reported before the scheduler sends many orders
         outputs: list[SessionOutput] = [
             *self._say_beat(),
             Note(event="registered", detail=f"{self._address}, epoch {welcome.epoch}"),
@@ -295,14 +295,14 @@ class Session:
         return outputs + self._write(now_ms)
 
     def _say_beat(self) -> list[SessionOutput]:
-        """Once, and again if the scheduler changes its mind."""
+        """Once, and again if the scheduler's timeout changes."""
         beat_ms, wanted_ms = self._stream.beat_ms, self._settings.heartbeat_ms
         if beat_ms in {wanted_ms, self._said_beat_ms}:
             return []
         self._said_beat_ms = beat_ms
         detail = (
-            f"every {beat_ms} ms instead of {wanted_ms}: the scheduler takes a node for offline "
-            f"that is silent for {self._stream.silence_ms} ms"
+            f"every {beat_ms} ms instead of {wanted_ms}: the scheduler considers a node offline "
+            f"after a silence of {self._stream.silence_ms} ms"
         )
         return [Note(event="heartbeat_shortened", detail=detail)]
 
@@ -310,7 +310,7 @@ class Session:
         welcome = self._stream.welcome
         lease_ms = welcome.task_lease_ms if welcome is not None and welcome.lease_action != "never" else 0
         if lease_ms and now_ms - self._stream.heard_ms >= lease_ms:
-            # Read too late: these leases may have been given away. A new registration tells what stands.
+            # Read too late: other nodes may hold these leases. A new registration shows the valid ones.
             return self._hang_up("orders arrived after the task lease was over", now_ms)
         starts = tuple(
             RunOrder(
@@ -367,7 +367,7 @@ class Session:
 
     def _on_report(self, report: Report) -> list[SessionOutput]:
         if self._state is not _State.OPEN:
-            return []  # the lifecycle tells everything again once we are welcomed
+            return []  # the lifecycle repeats everything after the next welcome
         self._stream.started.extend(report.started)
         self._stream.finished.extend(report.finished)
         return []
@@ -376,7 +376,7 @@ class Session:
         if found.gpus == self._gpus:
             return []
         self._gpus = found.gpus
-        self._samples = ()  # older than the list, and maybe of another mind about a fault
+        self._samples = ()  # older than the list, and perhaps different about a fault
         self._stream.gpus_changed = True
         return []
 
@@ -405,7 +405,7 @@ class Session:
         return outputs
 
     def _write(self, now_ms: int) -> list[SessionOutput]:
-        """One message at a time: what gathers while it is under way leaves together in the next."""
+        """One message at a time: reports that gather meanwhile leave together in the next one."""
         if self._state is not _State.OPEN or not self._stream.writable:
             return []
         message = self._next_message(now_ms)

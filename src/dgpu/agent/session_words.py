@@ -1,4 +1,4 @@
-"""What goes in and out of a session, and how it looks on the wire."""
+"""Inputs and outputs of a session, and their form on the wire."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True):
-    """The node knows what it holds; it may dial."""
+    """The node knows its held leases and may dial."""
 
 
 class Connected(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +68,7 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
-    """The last message has left: there is room for one more."""
+    """The last message has left: the next one may be sent."""
 
 
 class Disconnected(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +98,7 @@ class CardChecked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Flush(msgspec.Struct, frozen=True, kw_only=True):
-    """No more inputs are at hand: reports that gathered may leave, as one message."""
+    """No more inputs are queued: gathered reports may leave as one message."""
 
 
 SessionInput = (
@@ -143,14 +143,14 @@ class TakeSamples(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckCard(msgspec.Struct, frozen=True, kw_only=True):
-    """The scheduler wants to know whether a card may be used again. Answered by CardChecked."""
+    """The scheduler asks for a check of a GPU. Answered by CardChecked."""
 
     gpu_id: GpuId
     number: int
 
 
 class Heard(msgspec.Struct, frozen=True, kw_only=True):
-    """A scheduler took a message that we sent at this time: the task lease counts from it."""
+    """A scheduler received a message that this node sent at this time: the task lease counts from it."""
 
     at_ms: int
     lease_ms: int
@@ -165,7 +165,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """Something an operator wants to read."""
+    """A note for operators."""
 
     event: str
     detail: str = ""

@@ -1,7 +1,7 @@
-"""Starting one process of a task. Standard library only; runs in the keeper, which is single-threaded.
+"""Starts a process of a task. Standard library only; runs in the keeper, which is single-threaded.
 
-chdir is done by the keeper itself before the spawn: posix_spawn cannot do it, and the keeper has no directory of
-its own to lose. Only for paths that cannot hang; `starter` sends all others to `spawn_apart`.
+The keeper itself calls chdir before the spawn: posix_spawn cannot do it, and the keeper needs no directory of its
+own. Only for paths that cannot hang; `starter` uses `spawn_apart` for all others.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_ERROR_CHARACTERS = 500
 class Child(NamedTuple):
     pid: int
     output_fd: int  # the reading end, non-blocking
-    status_fd: int = -1  # of one that may still hang before its program starts: see spawn_apart
+    status_fd: int = -1  # of a child that may hang before its program starts: see spawn_apart
 
 
 class CannotStart(NamedTuple):
@@ -84,9 +84,7 @@ class Spawner:
 
     @contextlib.contextmanager
     def _limits_of_tasks(self) -> Iterator[None]:
-        """Set before the start and not after it: a task must not see, or pass on to its children, the keeper's own
-        limit.
-        """
+        """Set before the start: a task must not see the keeper's own limit or pass it on to its children."""
         if self.limits is None:
             yield
             return
@@ -110,7 +108,7 @@ class Spawner:
         except OSError as error:
             if error.errno != errno.ENOEXEC:
                 raise
-        # A script without a first line that names its interpreter: what a shell does with it.
+        # A script without an interpreter line: run it as a shell would.
         argv = [SHELL, path, *argv[1:]]
         return os.posix_spawn(
             SHELL, argv, env, file_actions=actions, setsid=True, setsigmask=[], setsigdef=DEFAULT_SIGNALS
@@ -120,7 +118,7 @@ class Spawner:
 def find_program(name: str, search_path: str) -> str | CannotStart:
     """The file to execute, looked up in the task's own PATH as a shell would; relative to the current directory."""
     if not name or "\0" in name:
-        return CannotStart("cannot_start", 127, "the command is empty or holds a NUL")
+        return CannotStart("cannot_start", 127, "the command is empty or contains a NUL")
     if "/" in name:
         return name
     refused = False

@@ -1,9 +1,9 @@
-"""Starting a process whose directory or program may be on a dead file system. Standard library only.
+"""Starts a process whose directory or program may be on a dead file system. Standard library only.
 
 posix_spawn waits until the child has its program, so a child that hangs would stop the keeper. Here the keeper forks:
-the child changes directory, looks for the program and executes it, and may hang as long as it likes. It tells what
-went wrong through a pipe that closes by itself when the program starts. This costs more than twice the CPU time of
-posix_spawn, so it is used only where a call may hang.
+the child changes directory, finds the program and executes it, and may hang without harm. It reports an error
+through a pipe that closes automatically when the program starts. This costs more than twice the CPU time of
+posix_spawn, so it is used only if a call may hang.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def spawn_apart(
     cwd: str, argv: list[str], env: dict[str, str], *, null: int, limits: tuple[int, int] | None
 ) -> Child:
-    """Raises OSError when there can be no child."""
+    """Raises OSError if the fork fails."""
     output_read, output_write = os.pipe2(os.O_CLOEXEC)
     try:
         status_read, status_write = os.pipe2(os.O_CLOEXEC)
@@ -52,7 +52,7 @@ def spawn_apart(
 
 
 def read_status(fd: int) -> CannotStart | bool | None:
-    """Why it cannot start; True: its program has started; None: nothing is known yet."""
+    """Why it cannot start; True: its program has started; None: not known yet."""
     try:
         text = os.read(fd, 65_536)
     except BlockingIOError:
@@ -77,7 +77,7 @@ def _be_child(
         for number in DEFAULT_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        # It carries no mark of the keeper before it has its program: it must not outlive the keeper unseen.
+        # Before its program starts, the child has no mark of the keeper, so it must die with the keeper.
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != keeper:
             os._exit(126)

@@ -9,7 +9,7 @@ NEVER_MS = 2**62
 
 
 class StartWatch:
-    """Deadlines are added in order of time, so the first entry is always the next one due."""
+    """Deadlines are added in order of time, so the first entry is always due next."""
 
     def __init__(self) -> None:
         self._due: dict[LeaseId, int] = {}
@@ -25,7 +25,7 @@ class StartWatch:
         self._due.pop(lease_id, None)
 
     def late(self, now_ms: int) -> list[LeaseId]:
-        """Takes out all orders whose deadline has passed."""
+        """Removes and returns all orders whose deadline has passed."""
         late = []
         for lease_id, at_ms in self._due.items():
             if at_ms > now_ms:

@@ -1,4 +1,4 @@
-"""Chooses how a task's process is started, so that no start can hang the keeper. Standard library only."""
+"""Chooses how to start a task's process, so that no start can block the keeper. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from dgpu.agent.spawn import CannotStart, Child, Spawner, failure_of
 from dgpu.agent.spawn_apart import spawn_apart
 
 _MAX_KNOWN = 1_024
-_KNOWN_SECONDS = 1.0  # a link may be changed: an answer is used again only within this time
+_KNOWN_SECONDS = 1.0  # a link may change: a result is reused only within this time
 
 
 class Starter:
     def __init__(self, work_dir: str) -> None:
-        self._work_dir = work_dir  # of the node, for tasks that bring no directory
+        self._work_dir = work_dir  # of the node, for tasks without a directory
         self._spawner = Spawner()
         self._mounts = Mounts()
         self._known: dict[tuple[str, str, str], tuple[float, bool]] = {}
 
     def spawn(self, order: dict[str, Any], own_dir: str) -> Child | CannotStart:
-        """`own_dir`: made for the task, if it brings no directory."""
+        """`own_dir`: created for a task without a directory."""
         cwd: str = order["cwd"]
         if self._cannot_hang(cwd, order["argv"][0], order["env"].get("PATH", os.defpath)):
             return self._spawner.spawn(order, own_dir)
@@ -33,7 +33,7 @@ class Starter:
             return failure_of(error, order["argv"][0])
 
     def _cannot_hang(self, cwd: str, program: str, search_path: str) -> bool:
-        """Remembered for a moment: a burst of equal tasks asks once."""
+        """Cached briefly: a burst of equal tasks checks once."""
         key, now = (cwd, program, search_path), time.monotonic()
         if self._mounts.refresh() or len(self._known) >= _MAX_KNOWN:
             self._known.clear()
@@ -45,14 +45,14 @@ class Starter:
     def _look(self, cwd: str, program: str, search_path: str) -> bool:
         """The directory, each place where the program is looked for, and the program are all on this machine."""
         if "\0" in f"{cwd}{program}{search_path}" or (cwd and not cwd.startswith("/")):
-            return True  # no call takes it
+            return True  # every call refuses it
         if not self._mounts.is_local(cwd or self._work_dir):
             return False
         for place in [""] if "/" in program else search_path.split(":"):
             path = f"{place}/{program}" if place else program
             if not path.startswith("/"):
                 if not cwd:
-                    continue  # in a new and empty directory of the node's own
+                    continue  # in a new, empty directory of the node
                 path = f"{cwd}/{path}"
             if not self._mounts.is_local(path):
                 return False

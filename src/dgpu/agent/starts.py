@@ -1,6 +1,6 @@
 """The orders of a keeper, up to the first process of each. Standard library only.
 
-An order waits until the scribe has recorded it and made its directory. So nothing is started while the disk is full
+An order waits until the scribe has recorded it and created its directory. Nothing starts while the disk is full
 or does not answer.
 """
 
@@ -22,7 +22,7 @@ from dgpu.agent.store import Record, record_of
 from dgpu.agent.task_leases import TaskLeases
 from dgpu.agent.tree import TICKS_PER_SECOND
 
-_SPAWNS_PER_ROUND = 32  # so that exits and orders are served between them
+_SPAWNS_PER_ROUND = 32  # so that exits and orders are served in between
 _ROOM_AGAIN_MS = 1_000
 
 Order = dict[str, Any]
@@ -47,11 +47,11 @@ class Starts:
         self._endings = endings
         self.queue: dict[int, Order] = {}  # not started yet, in order
         self._asked: dict[int, Record] = {}  # records that the scribe writes now
-        self._begun: list[tuple[Order, str, str]] = []  # with the directory, or why there is none
+        self._begun: list[tuple[Order, str, str]] = []  # with the directory, or the reason for having none
         self._ask_at_ms = 0  # not before: the disk was full
 
     def due_ms(self) -> int | None:
-        """When orders have to be looked at again. None: an event does it."""
+        """When to look at orders again. None: an event triggers it."""
         return self._ask_at_ms if self.queue and not self._asked else None
 
     def withdraw(self, lease: int, error: str) -> None:
@@ -59,7 +59,7 @@ class Starts:
         self._endings.end_order(order, {"outcome": "stopped", "error": error})
 
     def ask(self, now_ms: int) -> None:
-        """The scribe, for the next batch: one at a time."""
+        """Sends the next batch to the scribe: one at a time."""
         if self._asked or not self.queue or now_ms < self._ask_at_ms:
             return
         orders = list(self.queue.values())[:_SPAWNS_PER_ROUND]
@@ -74,13 +74,13 @@ class Starts:
     def answered(self, answer: Frame, now_ms: int) -> None:
         asked, self._asked = self._asked, {}
         if "full" in answer:
-            self._ask_at_ms = now_ms + _ROOM_AGAIN_MS  # they wait: another attempt would end no better
+            self._ask_at_ms = now_ms + _ROOM_AGAIN_MS  # the orders wait: another attempt would also fail
             return
         dirs = {lease: (path, error) for lease, path, error in answer.get("dirs", ())}
         for lease, record in asked.items():
             order = self.queue.pop(lease, None)
             if order is None:
-                continue  # withdrawn meanwhile; the end of its record has been sent as well
+                continue  # withdrawn meanwhile; its end has been recorded too
             if "error" in answer:
                 self._endings.end_order(order, {"outcome": "node_fault", "error": answer["error"]})
                 continue
@@ -112,7 +112,7 @@ class Starts:
         self._scribe.output(lease, child.output_fd)
         self._endings.known[lease] |= {"started_ms": 0, "pid": held.pid}
         if order.get("most_mb") and self._corral.gather(lease, [held.pid]):
-            held.grouped = True  # its share of a GPU is enforced: a daemon must not get away from it
+            held.grouped = True  # its share of a GPU is enforced: a daemon must not escape
         if child.status_fd >= 0:
             self._launches.open(held, child.status_fd)
         else:
@@ -120,12 +120,12 @@ class Starts:
 
     def _refusal(self, order: Order, dir_error: str, now_ms: int) -> Record | None:
         if now_ms >= order.get("start_by_ms", now_ms + 1):
-            # Read or recorded too late, after a stop of this process or of the disk: the agent has withdrawn it.
-            return {"outcome": "stopped", "error": "its start deadline was over before the start"}
+            # Read or recorded too late, after this process or the disk was stopped: the agent has withdrawn it.
+            return {"outcome": "stopped", "error": "its start deadline passed before the start"}
         if self._leases.is_over(order["node"], now_ms):
-            # The order was read too late: the scheduler may have given the lease to another node by now.
-            return {"outcome": "node_fault", "error": "the task lease was over before the start"}
+            # The order was read too late: the task may already be placed on another node.
+            return {"outcome": "node_fault", "error": "the task lease ended before the start"}
         if dir_error:
-            error = f"cannot make the task's directory: {dir_error}"
+            error = f"cannot create the task's directory: {dir_error}"
             return {"outcome": "node_fault", "exit_code": 126, "error": error}
         return None

@@ -1,8 +1,8 @@
-"""What the keeper must know again after its own death: one append-only file, one line per batch.
+"""The lease log, which the next keeper reads: one append-only file, one line per batch.
 
-Standard library only. A line is written before the processes of its batch are started, and before their ends are
-told to anyone. Nothing is fsynced: the file outlives processes, not the kernel, and with the kernel the tasks are
-gone anyway. It holds no command and no environment.
+Standard library only. A line is written before the processes of its batch start, and before their ends are
+reported. Nothing is fsynced: the file must survive processes but not the kernel, because tasks end with the kernel.
+It contains no command and no environment.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LeaseLog:
         self._compact()
 
     def begin(self, records: list[Record]) -> None:
-        """Raises OSError when the disk is full: then nothing of the batch may be started."""
+        """Raises OSError if the disk is full: then none of the batch may start."""
         self._append({"begin": records})
         for record in records:
             self.live[record["lease"]] = record
@@ -38,7 +38,7 @@ class LeaseLog:
             record = self.live.get(lease)
             if record is not None:
                 record["end"] = end
-        # Known in memory and told all the same: a full disk must not hide an end.
+        # Kept in memory and reported anyway: a full disk must not hide an end.
         with contextlib.suppress(OSError):
             self._append({"end": [[lease, end] for lease, end in ends.items()]})
 
@@ -61,7 +61,7 @@ class LeaseLog:
         written = os.write(self._fd, encoded)
         self._bytes += written
         if written < len(encoded):
-            # A cut line would swallow the next one.
+            # An incomplete line would corrupt the next one.
             with contextlib.suppress(OSError):
                 os.write(self._fd, b"\n")
             raise OSError(28, "no space left for the lease log")
@@ -86,7 +86,7 @@ class LeaseLog:
 
 
 def read_leases(directory: Path) -> dict[int, Record]:
-    """For another process: the leases that the keeper of this directory knows, as its file has them now."""
+    """For another process: the leases of this directory's keeper, as its file has them now."""
     return _read(directory / FILE_NAME)
 
 
@@ -99,7 +99,7 @@ def record_of(order: dict[str, Any], now_ms: int) -> Record:
         "gpus": order["gpus"],
         "started_ms": now_ms,
         "most_mb": order.get("most_mb", 0),  # kept for an agent that adopts it
-        "nonce": order.get("nonce", ""),  # the same: which journal the lease is of
+        "nonce": order.get("nonce", ""),  # the same: the journal of the lease
         "cluster": order.get("cluster", ""),
     }
 
@@ -114,7 +114,7 @@ def _read(path: Path) -> dict[int, Record]:
         try:
             line = json.loads(encoded)
         except ValueError:
-            continue  # cut by a full disk or a power failure
+            continue  # incomplete after a full disk or a power failure
         if not isinstance(line, dict):
             continue
         for record in line.get("begin", ()):

@@ -1,4 +1,4 @@
-"""The two gRPC streams of a node, as bytes in and out. No decision is made here."""
+"""The two gRPC streams of a node, as bytes in and out. No decisions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 _REOPEN_SECONDS = 2.0
 
 _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
-    # Pauses between calls are ours: a shared subchannel would add its own, up to two minutes.
+    # The session sets the pauses between calls: a shared subchannel would add its own, up to two minutes.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -115,9 +115,9 @@ class MainStream:
 
 
 class OutputStream:
-    """One output call after the other, for as long as the main stream lives. `on_message` hears the scheduler.
+    """One output call after the other, while the main stream lives. `on_message` gets the scheduler's messages.
 
-    `send` takes one message at a time; `on_taken` says that the next one may come.
+    `send` takes one message at a time; `on_taken` signals that the next one may be sent.
     """
 
     def __init__(

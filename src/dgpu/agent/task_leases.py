@@ -1,4 +1,4 @@
-"""When the task lease of each node ends, as far as the keeper has heard. Standard library only."""
+"""The end of each node's task lease, as the keeper knows it. Standard library only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class _Lease(NamedTuple):
-    over_ms: int  # 0: it never ends
+    over_ms: int  # 0: never
     action: str  # freeze | stop | never
 
 

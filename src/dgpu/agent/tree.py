@@ -1,8 +1,8 @@
-"""Finding every process of a task, however it tried to leave: children, sessions, orphans, marked environments.
+"""Finds every process of a task, however it tried to escape: children, sessions, orphans, marked environments.
 
 Standard library only. All of a task's processes stay descendants of the keeper, because the keeper is a subreaper:
-whoever loses its parent becomes the keeper's own child. Processes are signalled through a pidfd and only if their
-start time is still the one that was seen, so a reused pid is never hit.
+a process that loses its parent becomes the keeper's child. Processes are signalled through a pidfd and only if their
+start time has not changed, so a reused pid is never hit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LEASE_MARKER = "DGPU_LEASE_ID"
 KEEPER_MARKER = "DGPU_KEEPER"
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
-_MAX_CANDIDATES = 64  # beyond it one look at all of /proc is cheaper
+_MAX_CANDIDATES = 64  # with more, one scan of /proc is cheaper
 _MAX_LOOKS = 4
 _MAX_LOOKS_AT_CHANGE = 20
 _CHANGE_SECONDS = 0.001
@@ -45,7 +45,7 @@ def read_proc(pid: int | str) -> Proc | None:
         return None
     finally:
         os.close(fd)
-    # The name in parentheses may hold spaces and parentheses of its own.
+    # The name in parentheses may contain spaces and parentheses.
     fields = text[text.rfind(b")") + 2 :].split()
     if len(fields) < 20:
         return None
@@ -53,7 +53,7 @@ def read_proc(pid: int | str) -> Proc | None:
 
 
 def markers(pid: int) -> tuple[str, str]:
-    """The lease and the keeper that a process was started under, by its environment; empty where it says nothing."""
+    """The lease and the keeper in a process's environment; empty if not set."""
     found = {LEASE_MARKER: "", KEEPER_MARKER: ""}
     for entry in _settled_environ(pid).split(b"\0"):
         name, _, value = entry.partition(b"=")
@@ -63,8 +63,8 @@ def markers(pid: int) -> tuple[str, str]:
 
 
 def _settled_environ(pid: int) -> bytes:
-    """While a process changes its program it shows no environment for a moment. Whoever took that for an answer would
-    leave a marked process behind.
+    """During an exec, a process shows no environment for a moment. Taking that as an answer would leave a marked
+    process behind.
     """
     empty_looks = 0
     for _ in range(_MAX_LOOKS_AT_CHANGE):
@@ -72,8 +72,8 @@ def _settled_environ(pid: int) -> bytes:
         if text != b"":
             return text or b""
         size = _environ_size(pid)
-        # For an instant, an exec looks like a process that was given none. Seen several times in a row it counts: on a
-        # busy machine, a process that changes its program again and again was seen so twice.
+        # For a moment, an exec looks like a process without an environment, so only several readings in a row count:
+        # on a busy machine, a process that calls exec repeatedly was seen that way twice.
         empty_looks = empty_looks + 1 if size == 0 else 0
         if size is None or empty_looks == _EMPTY_LOOKS:
             break
@@ -82,7 +82,7 @@ def _settled_environ(pid: int) -> bytes:
 
 
 def _environ(pid: int) -> bytes | None:
-    """None: it has gone, or is not for us to read."""
+    """None: it has ended, or cannot be read."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - many of these are opened in a row
             return file.read()
@@ -105,7 +105,7 @@ def _environ_size(pid: int) -> int | None:
 
 
 def send(proc: Proc, number: int) -> None:
-    """Signals this very process; one that has gone is fine."""
+    """Signals exactly this process; an ended process is no error."""
     with contextlib.suppress(OSError):
         fd = os.pidfd_open(proc.pid)
         try:
@@ -117,12 +117,12 @@ def send(proc: Proc, number: int) -> None:
 
 
 class Survey:
-    """One look at all processes of the machine."""
+    """One scan of all processes of the machine."""
 
     def __init__(self) -> None:
         self.procs: dict[int, Proc] = {}
         self._children: dict[int, list[int]] = {}
-        self._marks: dict[tuple[str, str], list[int]] = {}  # by keeper and lease, once somebody asked
+        self._marks: dict[tuple[str, str], list[int]] = {}  # by keeper and lease, filled on first use
         for name in os.listdir("/proc"):  # noqa: PTH208 - as above
             if not name.isdigit():
                 continue
@@ -148,7 +148,7 @@ class Survey:
     def marked(self, keeper: str, lease: int | None = None) -> Iterator[int]:
         """Processes that carry the keeper's mark, and the lease's if one is given."""
         if not self._marks:
-            # Every environment is read once, however many leases are asked for.
+            # Every environment is read once, for any number of leases.
             for pid in self.procs:
                 by_lease, by_keeper = markers(pid)
                 self._marks.setdefault((by_keeper, by_lease), []).append(pid)
@@ -163,7 +163,7 @@ class Survey:
 class OrphanWatch:
     """Tells cheaply whether a process that just ended may have left others behind.
 
-    The kernel hands out pids in a circle. Whatever a task started has a pid between the task's own and the newest
+    The kernel assigns pids in a circle. A process started by a task has a pid between the task's own and the newest
     one, so only the few unknown pids in between need a look. The roots of a left-over tree are the keeper's own
     children by then.
     """
@@ -190,7 +190,7 @@ class OrphanWatch:
                 if proc is not None and proc.ppid == self._keeper and not proc.dead and not is_thread(pid):
                     return True
             checked = newest
-        return True  # pids move too fast to be sure: a full look decides
+        return True  # too many new pids to be sure: a full scan decides
 
 
 def is_thread(pid: int) -> bool:

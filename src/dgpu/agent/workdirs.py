@@ -1,7 +1,7 @@
-"""Directories for tasks that bring none. Standard library only.
+"""Directories for tasks without their own. Standard library only.
 
-A directory stays after the end of its task; `agent.retention` deletes it later. An empty one goes to the next task:
-making and removing directories waits for the file system's journal, which a scheduler on the same disk keeps busy.
+A directory stays after the end of its task; `agent.retention` deletes it later. The next task reuses an empty one:
+creating and removing directories waits for the file system's journal, which a scheduler on the same disk keeps busy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class WorkDirs:
             spare = self._spare.pop()
             if not self._is_empty(spare):
                 continue
-            with contextlib.suppress(OSError):  # removed by the agent in this moment: try the next one
+            with contextlib.suppress(OSError):  # the agent just removed it: try the next one
                 os.rename(self._path(spare), self._path(name))  # noqa: PTH104 - on the path of every start
                 break
         else:
@@ -61,7 +61,7 @@ class WorkDirs:
                 return
 
     def _is_empty(self, name: str) -> bool:
-        """And still as it was made: a task can do anything to its own directory."""
+        """And still unchanged: a task can do anything with its directory."""
         with contextlib.suppress(OSError):
             found = os.lstat(self._path(name))
             if stat.S_ISDIR(found.st_mode) and stat.S_IMODE(found.st_mode) == _MODE:

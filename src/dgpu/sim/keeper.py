@@ -1,7 +1,7 @@
-"""A keeper in the simulation: processes are numbers that run down, unless they are frozen.
+"""A keeper in the simulation: processes are timers that run unless they are frozen.
 
-A keeper can hang. Its processes go on, its orders wait in the socket, and its guard ends everything shortly after the
-task lease, as `agent.guard` does.
+A keeper can hang. Its processes continue, its orders wait in the socket, and its guard ends everything shortly after
+the task lease, as `agent.guard` does.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class _Process:
         self.started_ms = started_ms  # on the node's clock
         self.code = int(detail["code"])
         self.left_ms = int(detail["ms"])
-        self.limit_ms = order.timeout_ms  # what is left of its time limit; 0: it has none
+        self.limit_ms = order.timeout_ms  # rest of its time limit; 0: none
         self.runs_since = started_at
         self.frozen = False
-        self.turn = 0  # a planned end of an earlier turn is void
+        self.turn = 0  # a planned end of an earlier turn is ignored
 
 
 class SimKeeper:
@@ -59,7 +59,7 @@ class SimKeeper:
         self._ends: dict[LeaseId, tuple[RunOrder, RunEnd]] = {}
         self._over_ms = 0
         self._action = "never"
-        self._hung: list[Callable[[], None]] | None = None  # what waits while it hangs
+        self._hung: list[Callable[[], None]] | None = None  # calls that wait while it hangs
         self._hangs = 0
         self.tell: Callable[[RunnerWord], None] | None = None  # None: no agent is connected
         self.on_ended_by_guard: Callable[[], None] = lambda: None
@@ -115,7 +115,7 @@ class SimKeeper:
         self._watch_lease(hang)
 
     def _watch_lease(self, hang: int) -> None:
-        """The guard: what the keeper last heard counts, not what waits in its socket."""
+        """The guard uses the keeper's last known lease, not messages in its socket."""
         if self._action == "never" or not self._over_ms:
             return
 
@@ -127,7 +127,7 @@ class SimKeeper:
         self._world.at(self._to_world(self._over_ms) + self._world.between(1_500, 3_500), look)
 
     def when_awake(self, action: Callable[[], None]) -> None:
-        """Now, or when it no longer hangs."""
+        """Now, or after the hang."""
         if self._hung is None:
             action()
         else:
@@ -142,10 +142,10 @@ class SimKeeper:
             if order.lease_id in self._processes or order.lease_id in self._ends:
                 continue
             if self._clock() >= start_by_ms:
-                self._end(order, Outcome.STOPPED, error="its start deadline was over before the start")
+                self._end(order, Outcome.STOPPED, error="its start deadline passed before the start")
                 continue
             if self._is_lease_over():
-                self._end(order, Outcome.NODE_FAULT, error="the task lease was over before the start")
+                self._end(order, Outcome.NODE_FAULT, error="the task lease ended before the start")
                 continue
             process = _Process(order, self._clock(), self._world.now)
             self._processes[order.lease_id] = process
@@ -196,7 +196,7 @@ class SimKeeper:
             self._world.at(self._to_world(over_ms), lambda: self.when_awake(enforce))
 
     def die(self) -> None:
-        """With all its processes; what had ended is on disk."""
+        """Dies with all its processes; recorded ends are on disk."""
         for process in list(self._processes.values()):
             self._checkers.on_asleep(process.order)
         self._processes.clear()
@@ -223,7 +223,7 @@ class SimKeeper:
             ran_ms = self._world.now - process.runs_since
             process.left_ms = max(0, process.left_ms - ran_ms)
             if process.limit_ms:
-                process.limit_ms = max(1, process.limit_ms - ran_ms)  # the pause was not the task's
+                process.limit_ms = max(1, process.limit_ms - ran_ms)  # the pause does not count
             self._checkers.on_asleep(process.order)
             self._checkers.freezes += 1
         if frozen and self._action != "stop":
@@ -251,7 +251,7 @@ class SimKeeper:
         if outcome is Outcome.EXITED:
             self._checkers.on_exit(process.order, process.code)
         code = process.code if outcome is Outcome.EXITED else 0
-        # A process ends whether its keeper looks or not; the end is told when it does.
+        # A process also ends during a hang; the end is reported afterwards.
         written = self.write_output(process.order)
         self.when_awake(lambda: self._end(process.order, outcome, code=code, output_bytes=written))
 

@@ -159,7 +159,7 @@ def test_an_order_read_after_its_start_deadline_is_not_started(tmp_path) -> None
     kept = Kept(tmp_path)
     kept.spawn(1, f"touch {tmp_path}/ran", start_by_ms=boot_ms() - 1)
     end = kept.wait_ended(1)
-    assert (end["outcome"], end["error"]) == ("stopped", "its start deadline was over before the start")
+    assert (end["outcome"], end["error"]) == ("stopped", "its start deadline passed before the start")
     assert not (tmp_path / "ran").exists()
     kept.close()
 

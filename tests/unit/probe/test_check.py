@@ -60,7 +60,7 @@ def test_the_operators_own_command_sees_the_card_and_decides() -> None:
 def test_a_command_that_hangs_is_killed() -> None:
     probe, card = one_card()
     found = check_card(probe, card, "sleep 600", timeout_seconds=0.2)
-    assert (found.ok, found.words) == (False, "gpu.check_command gave no answer in 0.2 s")
+    assert (found.ok, found.words) == (False, "gpu.check_command had no result after 0.2 s")
 
 
 def test_a_node_without_a_probe_cannot_say() -> None:

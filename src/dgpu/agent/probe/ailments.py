@@ -1,7 +1,7 @@
-"""What readings of a card mean for its health. No I/O: every probe feeds it the same way.
+"""Turns readings of a GPU into faults. No I/O: all probes use it in the same way.
 
-Hardware errors (Xid, ECC) happen in a moment; they stand until somebody asks for a check of the card, so that no
-message about them can be missed. Heat stands while it lasts.
+Hardware errors (Xid, ECC) are momentary; such a fault stays until a check of the GPU is requested, so that it cannot be
+missed. Heat is a fault while it lasts.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import msgspec
 from dgpu.core.model.health import Cause
 from dgpu.core.model.ids import GpuId
 
-DEFAULT_LIMIT_C = 95  # of cards that name no limit of their own
-_COOLED_C = 5  # so much below the limit it is over
-_HOT_LOOKS = 2  # one reading may be wrong
+DEFAULT_LIMIT_C = 95  # of GPUs without their own limit
+_COOLED_C = 5  # heat ends this much below the limit
+_HOT_LOOKS = 2  # a single reading may be wrong
 
-# Errors of hardware or driver. Others (13, 31, 43, 45 ...) come from programs, and a user's bug is no illness.
+# Errors of hardware or driver. Others (13, 31, 43, 45 ...) come from programs, and a user's bug is no fault of the GPU.
 XIDS = {
     48: "memory error that could not be corrected",
     62: "halt of a controller inside the card",
@@ -32,8 +32,8 @@ XIDS = {
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    temperature_c: int | None = None  # None: not asked for this time
-    limit_c: int = 0  # the card's own; 0: it names none
+    temperature_c: int | None = None  # None: not read this time
+    limit_c: int = 0  # the GPU's own; 0: none
     uncorrected: int | None = None  # memory errors since the driver was loaded; None: not offered
     xids: tuple[int, ...] = ()  # since the last reading
 
@@ -77,13 +77,13 @@ class Ailments:
         return HEALTHY if card is None else card.latched or card.heat or HEALTHY
 
     def absolve(self, gpu_id: GpuId) -> None:
-        """A check begins: what happened before it is told and done."""
+        """A check begins: earlier errors have been reported and no longer count."""
         card = self._cards.get(gpu_id)
         if card is not None:
             card.latched = None
 
     def take_program_xid(self, gpu_id: GpuId) -> int:
-        """The last error that a program caused since this was asked; 0: none."""
+        """The last error caused by a program since the previous call; 0: none."""
         card = self._cards.get(gpu_id)
         if card is None:
             return 0
@@ -101,7 +101,7 @@ class Ailments:
             return
         card.hot_looks += 1
         if card.hot_looks >= _HOT_LOOKS and card.heat is None:
-            # The words stay as they are while it lasts: a new text would be a new fault.
+            # The text stays the same while it lasts: a new text would be a new fault.
             fault = f"{reading.temperature_c} °C, over the limit of {limit_c} °C"
             card.heat = Ailment(fault=fault, cause=Cause.HOT.value)
 
@@ -109,7 +109,7 @@ class Ailments:
         if reading.uncorrected is None:
             return
         before, card.uncorrected = card.uncorrected, reading.uncorrected
-        # The first look only learns the number: errors of before are no news.
+        # The first reading only sets the number: earlier errors do not count.
         if before is not None and reading.uncorrected > before:
             fault = (
                 f"{reading.uncorrected - before} new memory errors that could not be corrected, "
@@ -123,6 +123,6 @@ class Ailments:
                 card.program_xid = xid
             else:
                 card.xids += 1
-                # The number makes a second error of the same kind news.
+                # The number makes a second error of the same kind a new fault.
                 fault = f"Xid {xid}: {XIDS[xid]} (hardware error {card.xids} since the agent started)"
                 card.latched = Ailment(fault=fault, cause=Cause.XID.value)

@@ -1,4 +1,4 @@
-"""The check of a card that comes back: the driver's word first, then a process that uses the card. Blocks."""
+"""Checks a GPU before it returns to service: first the driver, then a process that uses the GPU. Blocks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_card(
 ) -> Examination:
     """`command` is the operator's own, for the shell; without it, memory is written and read back."""
     if probe is None:
-        return Examination(ok=False, words="this node has no way to look at its cards")
+        return Examination(ok=False, words="this node has no probe for its GPUs")
     try:
         seen = probe.examine(gpu_id)
     except ProbeError as error:
@@ -35,7 +35,7 @@ def check_card(
     if not used.ok:
         return used
     try:
-        again = probe.examine(gpu_id)  # using it may have woken the fault
+        again = probe.examine(gpu_id)  # its use may have caused the fault again
     except ProbeError as error:
         return Examination(ok=False, words=str(error))
     if not again.ok:
@@ -64,11 +64,13 @@ def _use(gpu_id: GpuId, command: str, timeout_seconds: float) -> Examination:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=_KILL_GRACE_SECONDS)  # one that hangs in the driver is left behind
-        return Examination(ok=False, words=f"{name} gave no answer in {timeout_seconds:g} s")
+            process.communicate(
+                timeout=_KILL_GRACE_SECONDS
+            )  # a process that hangs in the driver is left behind
+        return Examination(ok=False, words=f"{name} had no result after {timeout_seconds:g} s")
     words = " ".join(output.decode(errors="replace").split())[-_MAX_WORDS:]
     if not command and process.returncode == CANNOT_TRY:
-        return Examination(ok=True, words=f"its memory was not tried: {words}")
+        return Examination(ok=True, words=f"its memory was not tested: {words}")
     if process.returncode:
         return Examination(ok=False, words=f"{name} ended with code {process.returncode}: {words}")
-    return Examination(ok=True, words=words or f"{name} ended well")
+    return Examination(ok=True, words=words or f"{name} succeeded")

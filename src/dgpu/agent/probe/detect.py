@@ -1,4 +1,4 @@
-"""Which probe works on this machine, and which of its cards are meant to be used."""
+"""Chooses the probe of this machine and the GPUs to use."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def why_none(self) -> str:
-        """One line for people; empty where a probe was found."""
+        """One line for people; empty if a probe was found."""
         if self.probe is not None:
             return ""
         return "; ".join(f"{attempt.method}: {attempt.reason}" for attempt in self.attempts)
@@ -50,7 +50,7 @@ def detect(
     clock: Callable[[], float] = time.monotonic,
     max_temperature_c: int = 0,
 ) -> Detection:
-    """Auto never simulates: whoever wants cards that do not exist says so."""
+    """Auto never simulates: simulated GPUs must be requested."""
     tried: list[Attempt] = []
     for candidate in _candidates(method):
         probe: Probe | None = None
@@ -86,7 +86,7 @@ class GpuSelection(msgspec.Struct, frozen=True, kw_only=True):
 
     wanted: frozenset[GpuId] | None  # None: all
     reserved: frozenset[GpuId]
-    missing: tuple[str, ...]  # ids of the configuration that name no card of this node
+    missing: tuple[str, ...]  # ids of the configuration without a GPU on this node
 
     @classmethod
     def resolve(
@@ -103,7 +103,7 @@ class GpuSelection(msgspec.Struct, frozen=True, kw_only=True):
         wanted = frozenset(names[key] for key in asked[: len(gpu_ids)] if key in names)
         reserved = frozenset(names[key] for key in asked[len(gpu_ids) :] if key in names)
         missing = tuple(dict.fromkeys(key for key in asked if key not in names))
-        # A reserved card is shown although it is not among those to be used.
+        # A reserved GPU is shown although it is not used.
         return cls(wanted=wanted | reserved if gpu_ids else None, reserved=reserved, missing=missing)
 
     def pick(self, found: Sequence[FoundGpu]) -> list[PickedGpu]:
@@ -146,5 +146,5 @@ def _open(
 
 def _no_cards(method: DetectionMethod) -> str:
     if method is DetectionMethod.SIMULATED:
-        return "no cards are listed in gpu.simulated"
-    return "the driver answers, but it lists no card"
+        return "gpu.simulated lists no GPUs"
+    return "the driver answers but lists no GPU"

@@ -1,4 +1,4 @@
-"""How much of a card's memory is held by processes that are not ours."""
+"""Memory of a GPU that belongs to processes outside dgpu."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 MemoryByPid = Mapping[
     int, int | None
-]  # MB; None: the driver does not say (containers, WSL, missing permission)
+]  # MB; None: unknown to the driver (containers, WSL, missing permission)
 
 
 def own_mb(holders: MemoryByPid, ours: frozenset[int]) -> tuple[tuple[int, int], ...]:
-    """Of our processes, where the driver tells."""
+    """Memory of dgpu's processes, if the driver reports it."""
     return tuple(
         (pid, memory) for pid, memory in sorted(holders.items()) if pid in ours and memory is not None
     )
@@ -23,6 +23,6 @@ def foreign_mb(*, used_mb: int, holders: MemoryByPid, ours: frozenset[int]) -> i
         return known
     own = [memory for pid, memory in holders.items() if pid in ours]
     if None in own:
-        # What is left cannot be divided between them and us: say only what is certain.
+        # The rest cannot be divided between them and dgpu's tasks: report only the certain part.
         return known
     return max(known, used_mb - sum(memory for memory in own if memory is not None), 0)

@@ -1,4 +1,4 @@
-"""Simulated cards: what a list like `4xV100` means, and public figures of the products it names."""
+"""Simulated GPUs: parses lists like `4xV100`, with public figures of the products."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-_MAX_CARDS = 1024  # per node; a typing error must not fill the memory
+_MAX_CARDS = 1024  # per node; a typing error must not exhaust the memory
 _ENTRY = re.compile(r"\s*(?:(?P<count>\d{1,6})\s*[xX*]\s*)?(?P<model>[^,]*[^,\s])\s*")
 _COUNT_ALONE = re.compile(r"\d*[xX*]")
 _WORDS_LEFT_OUT = frozenset({"nvidia", "geforce", "tesla", "quadro", "rtx", "gtx"})
@@ -21,7 +21,7 @@ class CardModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulatedCards(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A number of equal cards. The same keys as `gpu.simulated` of agent.yaml."""
+    """A number of equal GPUs, with the keys of `gpu.simulated` in agent.yaml."""
 
     model: str
     count: int = 1
@@ -31,7 +31,7 @@ class SimulatedCards(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     )
 
 
-# Keys are in the form of `_key`. Idle power is a round figure, the rest is from the makers' data sheets.
+# Keys are normalised by `_key`. Idle power is a round figure, the rest is from the data sheets.
 _MODELS = {
     "p100": CardModel(memory_mb=16_384, idle_w=30, max_w=300),
     "v100": CardModel(memory_mb=32_768, idle_w=40, max_w=300),
@@ -61,17 +61,17 @@ UNKNOWN_MODEL = CardModel(memory_mb=16_384, idle_w=20, max_w=250)
 
 
 def card_model(name: str) -> CardModel:
-    """`V100`, `Tesla V100` and `NVIDIA GeForce RTX 4090` are found; an unknown name is a card of 16 GiB."""
+    """`V100`, `Tesla V100` and `NVIDIA GeForce RTX 4090` are found; an unknown name gives a GPU with 16 GiB."""
     return _MODELS.get(_key(name), UNKNOWN_MODEL)
 
 
 def parse_cards(text: str) -> tuple[SimulatedCards, ...]:
-    """`4xV100`, `2xA100,4x4090`, `V100`. ValueError says what was expected."""
+    """`4xV100`, `2xA100,4x4090`, `V100`. ValueError names the expected form."""
     cards = []
     for part in text.split(","):
         match = _ENTRY.fullmatch(part)
         if match is None or _COUNT_ALONE.fullmatch(match["model"]):
-            raise ValueError(f"expected a list of cards like 4xV100 or 2xA100,4xT4, got {text!r}")
+            raise ValueError(f"expected a list of GPUs like 4xV100 or 2xA100,4xT4, got {text!r}")
         cards.append(SimulatedCards(model=match["model"], count=int(match["count"] or 1)))
     check_cards(cards)
     return tuple(cards)
@@ -85,7 +85,7 @@ def check_cards(cards: Sequence[SimulatedCards]) -> None:
             raise ValueError(f"{entry.model}: count must be at least 1 and memory_mb not negative")
     total = sum(entry.count for entry in cards)
     if total > _MAX_CARDS:
-        raise ValueError(f"{total} cards: one node may have at most {_MAX_CARDS}")
+        raise ValueError(f"{total} GPUs: one node may have at most {_MAX_CARDS}")
 
 
 def _key(name: str) -> str:

@@ -1,8 +1,8 @@
-"""The cards as the tool nvidia-smi prints them, for machines where NVML cannot be loaded.
+"""Reads GPUs from the tool nvidia-smi, for machines where NVML cannot be loaded.
 
-The tool's output is meant for people and differs between versions: brackets or none around N/A, units although none
-were asked for, lines about lost cards among the values. A hung tool is killed; one that cannot be killed (it sits in
-the driver) is not started a second time.
+The tool's output is meant for people and differs between versions: N/A with or without brackets, unwanted units, lines
+about lost GPUs among the values. A hung tool is killed; while one cannot be killed (it hangs in the driver), no other
+is started.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from dgpu.agent.probe.probe import (
 from dgpu.core.model.health import Cause
 from dgpu.core.model.ids import GpuId
 
-# The name comes last: it alone may hold a comma.
+# The name comes last: only it may contain a comma.
 _GPU_FIELDS = (
     "index,uuid,pci.bus_id,memory.total,memory.used,utilization.gpu,temperature.gpu,power.draw,"
     "ecc.errors.uncorrected.volatile.total,name"
 )
 _APP_FIELDS = "gpu_uuid,pid,used_gpu_memory"
 _KILL_GRACE_SECONDS = 2.0
-_MAX_TEXT = 300  # of the tool's words in an error
+_MAX_TEXT = 300  # of the tool's text in an error
 
 _LOST = re.compile(
     r"device handle for GPU\s*\d*:?\s*(?P<bus>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+):\s*(?P<text>.+)", re.IGNORECASE
@@ -61,7 +61,7 @@ class _Card(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NvidiaSmiProbe:
-    """Raises ProbeUnavailableError where there is no such tool."""
+    """Raises ProbeUnavailableError if the tool is missing."""
 
     def __init__(
         self, *, command: str = "nvidia-smi", timeout_seconds: float = 10.0, max_temperature_c: int = 0
@@ -110,7 +110,7 @@ class NvidiaSmiProbe:
 
     def program_xid(self, gpu_id: GpuId) -> int:
         del gpu_id
-        return 0  # the tool does not tell
+        return 0  # the tool does not report it
 
     def close(self) -> None:
         with self._lock:
@@ -122,7 +122,7 @@ class NvidiaSmiProbe:
         cards, lost, notes = _parse_cards(output)
         lost_cards = self._name_lost(lost)
         if code != 0 and lost_cards:
-            # Some versions stop at the first lost card. The others are asked for by name.
+            # Some versions stop at the first lost GPU. The others are queried by name.
             seen = {card.gpu.id for card in (*cards, *lost_cards)}
             others = [gpu_id for gpu_id in self._known if gpu_id not in seen]
             if others:
@@ -151,7 +151,7 @@ class NvidiaSmiProbe:
         return msgspec.structs.replace(card, gpu=gpu)
 
     def _name_lost(self, lost: dict[str, str]) -> list[_Card]:
-        """A lost card is printed by its place on the bus alone."""
+        """A lost GPU is printed only by its bus id."""
         by_place = {_bus_place(card.bus_id): card for card in self._known.values()}
         named = []
         for bus_id, fault in lost.items():
@@ -291,7 +291,7 @@ def _fault(fields: list[str], *, memory: tuple[str, str]) -> str:
     for field in fields[2:-1]:
         if _BROKEN_VALUE.search(field):
             return f"nvidia-smi says: {field.strip('[]')}"
-    # Unreadable power or temperature is a common flaw of healthy cards; unreadable memory is not.
+    # Unreadable power or temperature is common on healthy GPUs; unreadable memory is not.
     if any(_UNREADABLE_VALUE.search(field) for field in memory):
         return "nvidia-smi cannot read the card's memory"
     return ""

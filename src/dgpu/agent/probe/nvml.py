@@ -1,7 +1,7 @@
-"""The cards as NVML shows them, by UUID: indexes move when a card dies.
+"""Reads GPUs from NVML, by UUID: indexes change when a GPU dies.
 
-Two kinds of bad answer are kept apart. A number that a card does not offer is 0 and harms nobody. A card that
-answers no question about its memory, or that the driver calls lost, has a fault.
+There are two kinds of bad answers. A number that a GPU does not offer is 0 and no fault. A GPU whose memory cannot be
+read, or that the driver reports lost, has a fault.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ _CANNOT_BEGIN = {
 
 
 class NvmlProbe:
-    """Raises ProbeUnavailableError where NVML cannot be used at all."""
+    """Raises ProbeUnavailableError if NVML cannot be used at all."""
 
     def __init__(self, *, max_temperature_c: int = 0) -> None:
         self._lock = threading.Lock()
         self._ailments = Ailments(max_temperature_c=max_temperature_c)
         self._xids = XidEvents()
         self._started = False
-        self._clean = True  # the last look met no broken card
+        self._clean = True  # the last reading found no broken GPU
         self._known: dict[GpuId, FoundGpu] = {}
         self._near: dict[GpuId, tuple[tuple[GpuId, int], ...]] = {}
         self._near_of: frozenset[GpuId] = frozenset()
@@ -90,8 +90,8 @@ class NvmlProbe:
     def list_gpus(self) -> list[FoundGpu]:
         with self._lock:
             if not self._clean or not self._started:
-                # NVML lists cards when it starts. Only a new start sees one leave or return; it is not done
-                # without need, because it can wake every idle card of the machine.
+                # NVML lists GPUs when it starts. Only a new start notices a GPU that left or returned. It is
+                # avoided if possible, because it can wake every idle GPU of the machine.
                 self._stop()
                 self._start()
             found = self._look()
@@ -122,7 +122,7 @@ class NvmlProbe:
                 self._stop()
                 self._start()
                 self._xids.watch(self._known)
-            # What came before the check is told already; what comes during it counts.
+            # Errors before the check have been reported; errors during it count.
             self._ailments.look(gpu_id, Reading(xids=self._xids.take().get(gpu_id, ())))
             self._ailments.absolve(gpu_id)
             sample = self._sample_one(gpu_id, frozenset(), ())
@@ -180,7 +180,7 @@ class NvmlProbe:
         return sorted(found, key=lambda gpu: (gpu.index, gpu.id))
 
     def _with_topology(self, found: list[FoundGpu]) -> list[FoundGpu]:
-        """Read once for each set of cards that are well: it does not change, and it takes a while."""
+        """Read once for each set of healthy GPUs: it does not change, and reading takes time."""
         well = frozenset(gpu.id for gpu in found if not gpu.fault)
         if len(well) > 1 and well != self._near_of:
             try:
@@ -205,7 +205,7 @@ class NvmlProbe:
         return msgspec.structs.replace(gpu, fault=ailment.fault, fault_cause=ailment.cause)
 
     def _name_broken(self, broken: dict[int, Ailment], healthy: set[GpuId]) -> list[FoundGpu]:
-        """A lost card cannot say who it is: it is one of those known before that did not answer now."""
+        """A lost GPU has no readable UUID: it is a known GPU that did not answer this time."""
         missing = {gpu.index: gpu for gpu in self._known.values() if gpu.id not in healthy}
         named = []
         for index, ailment in broken.items():
@@ -277,7 +277,7 @@ def _model(handle: Any) -> str:
 
 
 def _memory_mb(handle: Any) -> tuple[int, int]:
-    """Total and used. The second version of the call leaves out what the driver keeps for itself."""
+    """Total and used. The second version of the call excludes the driver's own memory."""
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
     except pynvml.NVMLError as error:
@@ -302,12 +302,12 @@ def _temperature_c(handle: Any) -> int:
 
 
 def _limit_c(handle: Any) -> int:
-    """Where the card begins to slow itself down."""
+    """The temperature at which the GPU throttles."""
     return int(pynvml.nvmlDeviceGetTemperatureThreshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN))
 
 
 def _uncorrected(handle: Any) -> int | None:
-    """Memory errors that could not be corrected, since the driver was loaded. Most desktop cards do not count them."""
+    """Uncorrected memory errors since the driver was loaded. Most desktop GPUs do not count them."""
     try:
         return int(
             pynvml.nvmlDeviceGetTotalEccErrors(
@@ -329,7 +329,7 @@ def _numbers(handle: Any) -> dict[str, int | None]:
 
 
 def _offered(ask: Callable[[], int]) -> int | None:
-    """None for a number that this card does not offer; only a broken card is an error."""
+    """None for a number that this GPU does not offer; only a broken GPU is an error."""
     try:
         return max(int(ask()), 0)
     except pynvml.NVMLError as error:
@@ -339,7 +339,7 @@ def _offered(ask: Callable[[], int]) -> int | None:
 
 
 def _memory_by_pid(handle: Any) -> dict[int, int | None]:
-    """Compute, graphics and MPS processes. One that is in two lists counts once, with the larger figure."""
+    """Compute, graphics and MPS processes. A process in two lists counts once, with the larger figure."""
     merged: dict[int, int | None] = {}
     for kind in ("Compute", "Graphics", "MPSCompute"):
         for process in _processes(handle, kind):
@@ -361,7 +361,7 @@ def _processes(handle: Any, kind: str) -> list[Any]:
                     continue
                 if error.value not in _NOT_OFFERED:
                     raise
-                break  # an older driver: ask the older way
+                break  # an older driver: use the older call
     return []
 
 

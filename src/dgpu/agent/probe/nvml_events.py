@@ -1,4 +1,4 @@
-"""Xids as NVML hands them out: an event set that is emptied at every sample."""
+"""Xids from NVML: an event set that is emptied at every sample."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dgpu.core.model.ids import GpuId
 
 _log = logging.getLogger("dgpu.probe")
 
-_MAX_EVENTS = 1_000  # at one sample; the rest waits for the next
+_MAX_EVENTS = 1_000  # per sample; the rest waits for the next
 
 
 class XidEvents:
-    """Where the driver offers no events there are none; that is said once."""
+    """If the driver offers no events, there are none; this is logged once."""
 
     def __init__(self) -> None:
         self._set: Any = None
@@ -24,7 +24,7 @@ class XidEvents:
         self._said = False
 
     def watch(self, gpu_ids: Iterable[GpuId]) -> None:
-        """NVML is started. Cards that are watched already stay so."""
+        """NVML has started. GPUs that are already watched stay watched."""
         for gpu_id in gpu_ids:
             if gpu_id in self._watched:
                 continue
@@ -48,7 +48,7 @@ class XidEvents:
             try:
                 event = pynvml.nvmlEventSetWait_v2(self._set, 0)
             except pynvml.NVMLError:
-                break  # a timeout: there are no more; or the driver is gone, which the sample tells
+                break  # a timeout: no more events; or the driver is gone, which the sample shows
             if event.eventType & pynvml.nvmlEventTypeXidCriticalError:
                 gpu_id = self._whose(event.device)
                 if gpu_id is not None:
@@ -56,7 +56,7 @@ class XidEvents:
         return found
 
     def forget(self) -> None:
-        """NVML stops: handles and events of it are void."""
+        """NVML stops: its handles and events become invalid."""
         if self._set is not None:
             try:
                 pynvml.nvmlEventSetFree(self._set)
@@ -66,7 +66,7 @@ class XidEvents:
         self._watched = {}
 
     def _whose(self, device: Any) -> GpuId | None:
-        """By its handle: a card that is lost cannot say its UUID."""
+        """By its handle: the UUID of a lost GPU cannot be read."""
         for gpu_id, handle in self._watched.items():
             if _address(handle) == _address(device):
                 return gpu_id

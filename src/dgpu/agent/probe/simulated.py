@@ -1,6 +1,6 @@
-"""Cards that do not exist, for development and demonstrations. Their telemetry moves as a real card's would.
+"""Simulated GPUs, for development and demonstrations. Their telemetry behaves like that of real GPUs.
 
-A leased card is under load: utilisation jumps, memory fills over seconds, temperature follows over a minute. The same
+A leased GPU is under load: utilisation jumps, memory fills over seconds, temperature follows over a minute. The same
 seed, clock and calls give the same numbers.
 """
 
@@ -23,14 +23,14 @@ from dgpu.core.model.ids import GpuId, NodeId
 
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "simulated.dgpu")
 
-# Seconds after which a value has made 63 % of its way.
+# Seconds after which a value has reached 63 % of its change.
 _UTILIZATION_TAU = 1.0
 _MEMORY_TAU = 8.0
 _POWER_TAU = 1.5
 _TEMPERATURE_TAU = 40.0
 
 _ROOM_C = 30.0
-_FULL_LOAD_C = 48.0  # above the room, at the power limit
+_FULL_LOAD_C = 48.0  # above room temperature, at the power limit
 
 
 class SimulatedProbe:
@@ -111,10 +111,10 @@ class SimulatedProbe:
         ailment = self._ailments.current(gpu.id)
         return msgspec.structs.replace(gpu, fault=ailment.fault, fault_cause=ailment.cause)
 
-    # What a test or a demonstration may do to a card.
+    # Actions for tests and demonstrations.
 
     def set_fault(self, gpu_id: GpuId, fault: str, cause: Cause = Cause.LOST) -> None:
-        """An empty text heals the card."""
+        """An empty text removes the fault."""
         with self._lock:
             card = self._cards[gpu_id]
             card.gpu = msgspec.structs.replace(
@@ -135,7 +135,7 @@ class SimulatedProbe:
             self._cards[gpu_id].uncorrected += count
 
     def set_heat(self, gpu_id: GpuId, above_c: int) -> None:
-        """So much hotter than its load makes it."""
+        """Adds this much to the temperature of its load."""
         with self._lock:
             self._cards[gpu_id].extra_c = above_c
 
@@ -148,13 +148,13 @@ class SimulatedProbe:
             self._cards[gpu_id].foreign_mb = memory_mb
 
     def set_holders(self, gpu_id: GpuId, pids: frozenset[int]) -> None:
-        """Processes that cling to the card's memory."""
+        """Processes that keep holding the GPU's memory."""
         with self._lock:
             self._cards[gpu_id].holders = pids
 
 
 def simulated_gpu_id(node_id: NodeId, index: int) -> GpuId:
-    """Stable over restarts, and different on every node."""
+    """Stable over restarts and different on every node."""
     return GpuId(f"GPU-{uuid.uuid5(_NAMESPACE, f'{node_id}/{index}')}")
 
 
@@ -238,7 +238,7 @@ class _Card:
             self._load_memory_mb = self.gpu.memory_mb * self._random.uniform(0.45, 0.85)
         else:
             self._load = 0.0
-            # Memory leaves with its process, at once; heat does not.
+            # Memory is freed at once with its process; heat is not.
             self._load_memory_mb = self._memory_mb = 0.0
 
 

@@ -1,7 +1,6 @@
-"""How near the cards of a node are to each other, as NVML tells: NVLink, PCIe switches, NUMA nodes.
+"""Proximity of the GPUs of a node, from NVML: NVLink, PCIe switches, NUMA nodes.
 
-Cards that do not say are equally near to all others. A card that talks through NVLink switches reaches every other
-card that does.
+Without data, a GPU is equally near to all others. GPUs connected through NVLink switches reach each other.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _NEAR_NUMA = pynvml.NVML_TOPOLOGY_NODE
 
 
 def read_topology(cards: Mapping[GpuId, Any]) -> dict[GpuId, tuple[tuple[GpuId, int], ...]]:
-    """`cards`: handles by UUID. Empty where NVML tells nothing."""
+    """`cards`: handles by UUID. Empty if NVML reports nothing."""
     links = {gpu_id: _links(handle) for gpu_id, handle in cards.items()}
     places = {gpu_id: _bus_id(handle) for gpu_id, handle in cards.items()}
     found: dict[GpuId, tuple[tuple[GpuId, int], ...]] = {}
@@ -40,7 +39,7 @@ def read_topology(cards: Mapping[GpuId, Any]) -> dict[GpuId, tuple[tuple[GpuId, 
 class _Links:
     def __init__(self) -> None:
         self.switched = 0  # links into a switch
-        self.to: dict[str, int] = {}  # links to another card, by its place on the bus
+        self.to: dict[str, int] = {}  # links to another GPU, by its bus id
 
 
 def _joined(mine: _Links, theirs: _Links, place: str) -> int:

@@ -1,7 +1,7 @@
-"""Takes a little memory of the one visible card, writes it, reads it back, gives it back: `python -m` this module.
+"""Allocates a little memory of the one visible GPU, writes it, reads it back, frees it: `python -m` this module.
 
-A process of its own, because a broken card may hang or kill whoever touches it. Exit code 0: well; 1: not, with the
-reason on stdout; 77: this machine offers no way to try (no CUDA driver library).
+It runs as a separate process, because a broken GPU may hang or kill it. Exit code 0: passed; 1: failed, with the
+reason on stdout; 77: cannot be tested here (no CUDA driver library).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether the keeper can take orders, and the word that tells the nodes. asyncio."""
+"""Watches whether the keeper can take orders, and tells the nodes. asyncio."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ _log = structlog.get_logger("dgpu.agent")
 
 
 class KeeperWatch:
-    """`on_change` hears why the keeper is unfit; empty: it is fit. `on_return` is called when it answers again."""
+    """`on_change` gets the reason why the keeper is unfit; empty: it is fit. `on_return` is called when it answers
+    again.
+    """
 
     def __init__(
         self,
@@ -90,7 +92,7 @@ class KeeperWatch:
             if self._protocol == 1:
                 if await asyncio.to_thread(is_answering, self._directory):
                     self.answered(number)
-            elif not self._pulse.is_silent:  # else the pings that wait unread are enough
+            elif not self._pulse.is_silent:  # otherwise the unread pings are enough
                 self._send({"ping": number})
             self._look()
 

@@ -71,7 +71,7 @@ def spawn_order(
 
 
 def base_environment() -> dict[str, str]:
-    """What a task finds besides its own variables: a little of the agent's, nothing else of it."""
+    """The environment of a task besides its own variables: only a few variables of the agent."""
     try:
         user = pwd.getpwuid(os.geteuid())
         found = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name, "SHELL": user.pw_shell}
@@ -81,7 +81,7 @@ def base_environment() -> dict[str, str]:
         **found,
         "PATH": os.environ.get("PATH", _DEFAULT_PATH),
         "LANG": os.environ.get("LANG", "C.UTF-8"),
-        # What a script printed before it was stopped must not be lost in its buffer.
+        # Output of a script must not be lost in its buffer when it is stopped.
         "PYTHONUNBUFFERED": "1",
     }
 
@@ -103,7 +103,7 @@ def known_run(record: dict[str, Any], output_dir: str) -> KnownRun:
 
 
 def read_end(entry: dict[str, Any], output_dir: str) -> RunEnd:
-    """As the keeper saw it; where the output says that memory ran out, as that. Reads files."""
+    """The end as the keeper saw it, or out of memory if the output says so. Reads files."""
     end = end_of(entry)
     if not may_lack_memory(end):
         return end

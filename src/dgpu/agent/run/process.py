@@ -42,7 +42,7 @@ _RETRY_SECONDS = 1.0
 _STOP_SECONDS = 60.0
 _GREETING_SECONDS = 10.0
 _LOOK_SECONDS = 5.0
-_MAX_GREETINGS = 3  # keepers that end while they are greeted, before it counts as a failure
+_MAX_GREETINGS = 3  # keepers that may end during the greeting before it counts as a failure
 _STALE = ".old"
 
 _log = structlog.get_logger("dgpu.agent")
@@ -72,26 +72,24 @@ class ProcessRunner:
             on_change=self._say_fitness,
             on_return=self._say_words_again,
         )
-        self.names_dirs = False  # as `wire.run_dirs` says; a keeper of an older version names them by lease
+        self.names_dirs = False  # by `wire.run_dirs`; an older keeper names them by lease
         self._nodes: dict[LeaseId, NodeId] = {}
         self._roots: dict[LeaseId, int] = {}  # pid of the first process of each lease that has not ended
         self._owners = ProcessOwners()
         self._owners_lock = threading.Lock()
         self._dirs: dict[LeaseId, str] = {}  # of every lease that is not forgotten
         self._remains: dict[LeaseId, list[Path]] = {}  # of ended leases, deleted when they are forgotten
-        self._words: dict[
-            NodeId, list[Any]
-        ] = {}  # the last word of a scheduler, for a keeper that is replaced
+        self._words: dict[NodeId, list[Any]] = {}  # the last contact of a scheduler, for a new keeper
         self._greeted: asyncio.Future[dict[str, Any]] | None = None
-        self._early: list[Frame] | None = None  # came while the hello was still being read
+        self._early: list[Frame] | None = None  # frames that arrived while the hello was being read
         self._reopening: asyncio.Task[None] | None = None
         self._gone = asyncio.Event()
         self._closing = False
         self._at_work: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Raises KeeperError when there is no keeper to be had. Waits as long as a keeper takes to answer: until then
-        nobody knows what runs here, and the node must not register.
+        """Raises KeeperError if no keeper can be started. Waits until the keeper answers: before that, the running
+        tasks are unknown, and the node must not register.
         """
         self._watch.start()
         for chance in range(_MAX_GREETINGS):
@@ -166,20 +164,20 @@ class ProcessRunner:
 
     def heard(self, node_id: NodeId, *, at_ms: int, lease_ms: int, action: str) -> None:
         word = self._words[node_id] = [node_id, at_ms, lease_ms, action]
-        if not self._watch.is_silent:  # else it hears the latest of them when it answers again
+        if not self._watch.is_silent:  # otherwise it gets the latest one when it answers again
             self._send({"word": [word]})
 
     def owners(self) -> dict[int, LeaseId | None]:
         if not self._keeper_pid:
             return {}
-        roots = dict(self._roots)  # one step: the loop changes it meanwhile
-        with self._owners_lock:  # nodes of one agent sample in threads of their own
+        roots = dict(self._roots)  # copied in one step: the loop changes it meanwhile
+        with self._owners_lock:  # each node of an agent samples in its own thread
             return self._owners.look(
                 Survey(), keeper_pid=self._keeper_pid, keeper_id=self._keeper_id, roots=roots
             )
 
     def dirs_in_use(self) -> frozenset[str]:
-        """Names of directories that nothing may delete: their runs are not over, or their ends not reported yet."""
+        """Names of directories that must not be deleted: their runs have not ended or are not reported yet."""
         return frozenset(self._dirs.values())
 
     async def close(self, *, stop_tasks: bool) -> None:
@@ -240,7 +238,7 @@ class ProcessRunner:
             self._say(node_id, said)
 
     async def _look_at_ends(self, node_id: NodeId, entries: list[dict[str, Any]]) -> None:
-        """Their output may say that memory ran out. It is read in a thread; a dead disk delays the end, no more."""
+        """The output may contain an out-of-memory error. A thread reads it; a dead disk only delays the end."""
         try:
             read = asyncio.to_thread(
                 lambda: tuple(read_end(entry, self._settings.output_dir) for entry in entries)
@@ -309,7 +307,7 @@ class ProcessRunner:
         self._reopening = asyncio.get_running_loop().create_task(self._reopen())
 
     async def _reopen(self) -> None:
-        """A new keeper listens only once nothing of the dead one runs any more."""
+        """A new keeper listens only when no process of the dead one is left."""
         while True:
             try:
                 await self.open()
@@ -330,16 +328,16 @@ class ProcessRunner:
             self._say(node_id, [RunnerFit(unfit=unfit)])
 
     def _say_words_again(self) -> None:
-        """Those that were withheld while the keeper did not answer."""
+        """Sends the contacts that were withheld while the keeper did not answer."""
         self._send({"word": list(self._words.values())})
 
     def _retire_if_old(self) -> None:
-        """A keeper of an older version serves its tasks to their end; when nothing is left, a new one takes over."""
+        """An older keeper serves its tasks to their end; when none is left, a new keeper takes over."""
         if self._protocol >= PROTOCOL or self._nodes or self._link is None or self._closing:
             return
         _log.info("keeper_replaced", pid=self._keeper_pid, protocol=self._protocol)
         for node_id in self._node_ids:
-            self._say(node_id, [RunnerLost()])  # orders that come now wait for the next one
+            self._say(node_id, [RunnerLost()])  # new orders wait for the next keeper
         self._send({"shutdown": True})
 
     # -- directories
@@ -352,12 +350,12 @@ class ProcessRunner:
             self._remains[LeaseId(lease)] = remains
 
     def _find_stale(self, hello: dict[str, Any]) -> list[Path]:
-        """Directories that nobody knows any more: left by a crash between forgetting and deleting."""
+        """Unknown directories, left by a crash between forgetting and deleting."""
         leases = {str(record["lease"]) for record in hello["leases"]}
         stale: list[Path] = []
         for entry in Path(self._settings.output_dir).iterdir():
             if entry.name.isdigit() and entry.name not in leases:
-                # One that could not be deleted may stand there: then this one's turn comes another time.
+                # An entry of this name may remain from a failed deletion: then this one waits for a later round.
                 with contextlib.suppress(OSError):
                     stale.append(entry.rename(entry.with_suffix(_STALE)))
             elif entry.suffix == _STALE:

@@ -1,4 +1,4 @@
-"""What an agent asks of whatever runs tasks: processes, nothing at all (null), later containers and warm workers."""
+"""The interface of runners of tasks: processes, nothing at all (null), later containers and warm workers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ class RunOrder(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory_mb: int = 0  # held on each GPU; 0: all that is free
     share_milli: int = 1_000
     kill_outgrown: bool = False
-    env: dict[str, str] = {}  # of the scheduler, beside those of the detail
-    nonce: str = ""  # of the epoch that granted the lease; empty: a scheduler of an earlier version
+    env: dict[str, str] = {}  # from the scheduler, in addition to those of the detail
+    nonce: str = ""  # of the epoch that granted the lease; empty: an earlier version
     cluster_id: str = ""
 
     def is_same_run(self, other: RunOrder) -> bool:
-        """Not of another journal under the same number. What an earlier version did not record is not compared."""
+        """False for a lease of another journal with the same number. Values that an earlier version did not record are
+        not compared.
+        """
         return (
             self.task_id == other.task_id
             and self.attempt == other.attempt
@@ -49,11 +51,11 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     output_bytes: int = 0  # in its files
     output_lost: int = 0  # bytes for which the disk had no room, up to the end
-    unkilled: int = 0  # processes that would not die
+    unkilled: int = 0  # processes that could not be killed
 
 
 class KnownRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What a runner still holds of an earlier life of the agent."""
+    """A run that the runner still holds from an earlier agent process."""
 
     lease_id: LeaseId
     task_id: TaskId
@@ -62,16 +64,16 @@ class KnownRun(msgspec.Struct, frozen=True, kw_only=True):
     started_at_ms: int = 0  # 0: was never started
     frozen: bool = False
     end: RunEnd | None = None
-    most_mb: int = 0  # of GPU memory, where more is a reason to stop it
+    most_mb: int = 0  # of GPU memory; with more, the run is stopped
     nonce: str = ""
     cluster_id: str = ""
 
 
-# What a runner says. Batches, in the order of what happened.
+# Messages of a runner. Batches, in the order of events.
 
 
 class RunsListed(msgspec.Struct, frozen=True, kw_only=True):
-    """First of all, and again after the runner had to be replaced: what is not listed is gone."""
+    """The first message, repeated after the runner was replaced: a run that is not listed has ended."""
 
     runs: tuple[KnownRun, ...]
 
@@ -93,7 +95,7 @@ class RunnerLost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunnerFit(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the runner can take orders. Said when it changes; a runner is fit until it says otherwise."""
+    """Whether the runner can take orders. Sent on a change; a runner is fit at first."""
 
     unfit: str  # why it cannot; empty: it can
 
@@ -102,7 +104,7 @@ RunnerWord = RunsListed | RunsStarted | RunsEnded | RunsFrozen | RunnerLost | Ru
 
 
 class Runner(Protocol):
-    """One per agent host, shared by its nodes. Never blocks; answers come as words to the node they concern."""
+    """One per agent host, shared by its nodes. Never blocks; answers are messages to the node."""
 
     async def open(self) -> None:
         """Connects; each node gets its list before this returns."""
@@ -114,12 +116,12 @@ class Runner(Protocol):
     def thaw(self, lease_ids: Sequence[LeaseId]) -> None: ...
 
     def forget(self, lease_ids: Sequence[LeaseId]) -> None:
-        """Nothing of these is needed any more: records and directories go."""
+        """These leases are no longer needed: deletes their records and directories."""
 
     def heard(self, node_id: NodeId, *, at_ms: int, lease_ms: int, action: str) -> None:
         """A scheduler was certainly in contact at this time; the task lease counts from it."""
 
     def owners(self) -> Mapping[int, LeaseId | None]:
-        """All processes of all tasks with their lease, None where it is not certain. May block: for a thread."""
+        """All processes of all tasks with their lease, None if it is not certain. May block: use a thread."""
 
     async def close(self, *, stop_tasks: bool) -> None: ...
