@@ -1,10 +1,10 @@
-"""The segment being written: one descriptor, the place of the next record, and the file's identity under its name.
+"""The segment being written: one descriptor, the offset of the next record, and the file's identity under its name.
 
-Two failures leave the journal sound and are reported as NotWritten, because the record is then certainly in no file
+Two failures leave the journal intact and are reported as NotWritten, because the record is then certainly in no file
 that a restart could read:
 
 - There is no room (ENOSPC, EDQUOT). On a copy-on-write file system this also happens to preallocated blocks.
-- The file lost its name, or another file has it, and it cannot be made again.
+- The file lost its name, or another file has it, and it cannot be recreated.
 
 Every other failed write or sync is final: after a failed fsync the kernel may have dropped the pages.
 """
@@ -38,7 +38,7 @@ class ActiveSegment:
     def __init__(self, path: Path, descriptor: int, *, offset: int = 0) -> None:
         self.path = path
         self.offset = offset  # of the next record
-        self.unclean_bytes = 0  # behind `offset`: left of a record that did not get through
+        self.unclean_bytes = 0  # after `offset`: remains of a record that was not stored
         self.relinked = 0
         self._descriptor = descriptor
         found = os.fstat(descriptor)
@@ -50,7 +50,9 @@ class ActiveSegment:
         return self.capacity - self.offset
 
     def write(self, record: bytes) -> None:
-        """Durable, and under the file's name, when it returns. Raises NotWritten, or OSError when all is unsure."""
+        """When it returns, the record is durable in the named file. Raises NotWritten, or OSError if the result is
+        unknown.
+        """
         written = 0
         try:
             while written < len(record):
@@ -59,7 +61,7 @@ class ActiveSegment:
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            # Without its last bytes no scan takes the record for one. With them it must be removed for certain.
+            # Without its last bytes, no scan accepts the record. With them, it must be removed.
             self._take_back(len(record), must=written > len(record) - ALIGNMENT)
             raise NotWritten(f"no room for a record of {len(record)} bytes: {error}") from error
         if not self.is_in_place():
@@ -67,7 +69,7 @@ class ActiveSegment:
         self.offset += len(record)
 
     def is_in_place(self) -> bool:
-        """Whether a restart would find this file. About 2 µs, so every record can afford it."""
+        """Whether a restart would find this file. Takes about 2 µs, so it is checked for every record."""
         try:
             found = os.stat(self.path)  # noqa: PTH116 - a third of the time of Path.stat
         except OSError:
@@ -75,9 +77,9 @@ class ActiveSegment:
         return (found.st_dev, found.st_ino) == self._identity
 
     def relink(self, *, upto: int | None = None) -> None:
-        """Make the file again under its name, with all records up to `upto`. The open descriptor still has them.
+        """Recreates the file under its name, with all records up to `upto`. The open descriptor still has them.
 
-        A different file under that name is set aside. Raises OSError, and then nothing has changed.
+        A different file under that name is renamed. Raises OSError; then nothing has changed.
         """
         folder = self.path.parent
         make_folder(folder)
@@ -100,7 +102,7 @@ class ActiveSegment:
             try:
                 os.fsync(synced_last)
             except OSError as error:
-                raise JournalBroken(f"{self.path} may or may not have its name again: {error}") from error
+                raise JournalBroken(f"it is unknown whether {self.path} was recreated: {error}") from error
             finally:
                 os.close(synced_last)
         os.close(self._descriptor)
@@ -111,7 +113,7 @@ class ActiveSegment:
         self.relinked += 1
 
     def clean(self, *, room_bytes: int = 0) -> None:
-        """Zeros behind the last record, synced. With `room_bytes` it also shows that so much can be written."""
+        """Writes and syncs zeros after the last record. With `room_bytes` it also proves that there is so much room."""
         size = min(max(self.unclean_bytes, room_bytes), self.free_bytes)
         if not size:
             return
@@ -121,9 +123,9 @@ class ActiveSegment:
         self.unclean_bytes = 0
 
     def rewrite(self, start: int) -> None:
-        """Write the bytes from `start` to the end of the records again, then sync.
+        """Writes the bytes from `start` to the end of the records again, then syncs.
 
-        After a failed fsync a page may be clean and yet not on the disk. A sync alone would skip it.
+        After a failed fsync, a page may be clean but not on the disk. A sync alone would skip it.
         """
         content = os.pread(self._descriptor, self.offset - start, start)
         write_all(self._descriptor, content, start)
@@ -134,7 +136,7 @@ class ActiveSegment:
         return os.pread(self._descriptor, self.offset, 0)
 
     def release(self) -> int:
-        """The descriptor, which the caller closes."""
+        """The descriptor; the caller must close it."""
         descriptor, self._descriptor = self._descriptor, -1
         return descriptor
 
@@ -156,7 +158,7 @@ class ActiveSegment:
             self.relink(upto=self.offset + record_bytes)
         except OSError as error:
             self._take_back(record_bytes, must=True)
-            why = f"{self.path} was deleted or replaced and cannot be made again: {error}"
+            why = f"{self.path} was deleted or replaced and cannot be recreated: {error}"
             raise NotWritten(why, gone=True) from error
 
     def _take_back(self, record_bytes: int, *, must: bool) -> None:

@@ -1,6 +1,4 @@
-"""Sealed segments, packed and kept for a while, with a state now and then so that a replay can begin at each of
-them.
-"""
+"""Sealed segments, compressed and kept for some time, with a state for each, so that a replay can begin there."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ from dgpu.journal.snapshot import (
 )
 
 # Measured on 16 MiB of small submits and reports: level 1 packs to 23.8 % in 0.13 s, level 6 to 21.0 % in 0.45 s, level
-# 9 to 20.7 % in 2.9 s. An eighth less space is not worth three times the work on a machine that is busy with tasks.
+# 9 to 20.7 % in 2.9 s. An eighth less space does not justify three times the work on a machine that runs tasks.
 PACK_LEVEL = 1
 _PIECE_BYTES = 1 << 20
 _GZIP = zlib.MAX_WBITS | 16  # of zlib: with the header of gzip
@@ -51,7 +49,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pack_covered(directory: Path, covered_index: int) -> list[Path]:
-    """Pack the sealed segments whose groups are all at or below `covered_index`: both snapshots and the history
+    """Compresses the sealed segments whose groups are all at or below `covered_index`: both snapshots and the history
     have them. The segment being written is never touched.
     """
     make_folder(directory / ARCHIVE_FOLDER)
@@ -66,7 +64,7 @@ def pack_covered(directory: Path, covered_index: int) -> list[Path]:
 
 
 def prune(directory: Path, retention: Retention, *, now_ms: int) -> list[Path]:
-    """Remove the oldest until the rest is within bounds, and the states that nothing follows any more.
+    """Removes the oldest segments until the rest is within bounds, and the states that no segment follows.
 
     `now_ms` and the age of a segment are times of the journal. Times of files come from the wall clock, which may have
     been wrong when a file was written, or may be wrong now.
@@ -93,7 +91,7 @@ def prune(directory: Path, retention: Retention, *, now_ms: int) -> list[Path]:
 
 
 def _is_too_old(directory: Path, archived: list[Segment], before_ms: int) -> bool:
-    """Of the first of them: it ends where the next one begins. A segment of unknown age is kept."""
+    """The age of the first segment: it ends where the next one begins. A segment of unknown age is kept."""
     following = next(iter([*archived[1:], *live_segments(directory)]), None)
     ended_at = None if following is None else first_at(following)
     return ended_at is not None and ended_at < before_ms
@@ -105,7 +103,7 @@ def earliest_state(directory: Path) -> Snapshot:
 
 
 def latest_state(directory: Path, *, upto_index: int) -> Snapshot | None:
-    """The newest state at or before `upto_index`, or None if replaying cannot begin that early any more."""
+    """The newest state at or before `upto_index`, or None if a replay can no longer begin that early."""
     candidates = [path for path in reversed(_snapshots(directory)) if _claimed_index(path) <= upto_index]
     try:
         return _first_complete(directory, [*candidates, None])
@@ -123,7 +121,7 @@ def _first_complete(directory: Path, candidates: list[Path | None]) -> Snapshot:
             gap = gap or error
         except SnapshotDamaged:
             continue  # the scheduler reported it when it recovered
-    raise gap or CorruptJournal(str(directory), 0, "there is no state to begin with")
+    raise gap or CorruptJournal(str(directory), 0, "there is no state to start from")
 
 
 def _snapshots(directory: Path) -> list[Path]:
@@ -150,7 +148,7 @@ def _pack(directory: Path, segment: Segment, last_index: int) -> Path:
 
 
 def _keep_state(directory: Path, first_index: int) -> None:
-    """One state for each packed segment: so that when older segments are gone, a replay can begin behind it."""
+    """One state for each compressed segment, so that a replay can begin after it when older segments are gone."""
     previous = directory / PREVIOUS_NAME
     index = snapshot_index(previous)
     kept = archived_snapshots(directory)
@@ -160,7 +158,7 @@ def _keep_state(directory: Path, first_index: int) -> None:
 
 
 def _packed(path: Path) -> Iterator[bytes]:
-    """Read and packed piece by piece. The C library would keep the 40 MiB that a whole segment takes at once."""
+    """Reads and compresses piece by piece. The C library would keep the 40 MiB of a whole segment."""
     packer = zlib.compressobj(PACK_LEVEL, wbits=_GZIP)
     with path.open("rb") as file:
         while piece := file.read(_PIECE_BYTES):

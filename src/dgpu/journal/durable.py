@@ -1,4 +1,4 @@
-"""Files that survive a power cut: sync the content, then the name."""
+"""Writes files that survive a power failure: sync the content, then the name."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def make_folder(folder: Path) -> None:
 
 
 def overwrite_in_place(folder: Path) -> None:
-    """On btrfs, files made in this folder from now on are overwritten in place, like on other file systems.
+    """On btrfs, new files in this folder are overwritten in place, as on other file systems.
 
     Otherwise every overwrite of a preallocated file needs new blocks and fails on a full disk, and a write to a mapped
-    page (SQLite's index of its log) ends the process with SIGBUS. The price: btrfs keeps no checksums of these files.
+    page (SQLite's index of its log) ends the process with SIGBUS. The cost: btrfs keeps no checksums of these files.
     """
     with contextlib.suppress(OSError):  # not btrfs
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -57,7 +57,7 @@ def write_all(descriptor: int, content: bytes | memoryview, offset: int) -> None
 
 
 def write_gently(descriptor: int, content: bytes | memoryview, offset: int = 0) -> None:
-    """Much at once, synced bit by bit: an append beside it waits for one bit at most, not for the whole.
+    """Writes a large content and syncs it in steps: a concurrent append waits for one step at most, not for the whole.
 
     Measured with 32 MiB beside appends, three rounds with fdatasync in steps: p99 of the appends 5-11 ms, against
     10-16 ms with a single sync at the end. The slowest append was not reliably better (8-22 against 12-16 ms).
@@ -69,12 +69,12 @@ def write_gently(descriptor: int, content: bytes | memoryview, offset: int = 0) 
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """A synced file, or none at all: its name appears when its content is safe. The folder is not synced yet."""
+    """Creates a synced file or none: the name appears when the content is durable. The folder is not synced yet."""
     write_pieces(path, (content,))
 
 
 def write_pieces(path: Path, pieces: Iterable[bytes]) -> None:
-    """The same for a content that need not be in memory at once."""
+    """The same for content that is produced in pieces."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         descriptor = open_new(temporary)
@@ -89,5 +89,5 @@ def write_pieces(path: Path, pieces: Iterable[bytes]) -> None:
         temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
-            temporary.unlink()  # half a file would only hold the space that was lacking
+            temporary.unlink()  # a partial file would only take space
         raise

@@ -1,15 +1,15 @@
-# ruff: noqa: N818 - the names say what is the matter with the thing
-"""What can go wrong with a journal.
+# ruff: noqa: N818 - the names describe the state of the journal
+"""The errors of a journal.
 
 JournalError
-├── JournalBroken     a write or an fsync failed: the process must end, nothing may be acknowledged any more
-├── NotWritten        a group is certainly not stored, and the journal is sound: it can be tried again later
+├── JournalBroken     a write or an fsync failed: the process must end and acknowledge nothing more
+├── NotWritten        a group is certainly not stored, and the journal is intact: it can be tried again later
 ├── JournalLocked     another process uses the directory
-├── CorruptJournal    bytes that were durable once are damaged or missing: refused, with file and offset
+├── CorruptJournal    durable bytes are damaged or missing: refused, with file and offset
 │   └── LostTail      the latest groups are missing; an operator may accept that
 ├── ForeignState      a file belongs to another cluster
-├── NewerVersion      a newer version of dgpu wrote it: refused, because reading it would lose what is new
-└── SnapshotDamaged   one snapshot file cannot be trusted; an older one may do
+├── NewerVersion      a newer version of dgpu wrote it: refused, because reading it would lose new fields
+└── SnapshotDamaged   one snapshot file is damaged; an older one may be valid
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class JournalBroken(JournalError):
 
 
 class NotWritten(JournalError):
-    """No restart can find the group. `gone`: the files are missing; otherwise room is."""
+    """No restart can find the group. `gone`: files are missing; otherwise the disk is full."""
 
     def __init__(self, why: str, *, gone: bool = False) -> None:
         super().__init__(why)
@@ -47,7 +47,7 @@ class CorruptJournal(JournalError):
 
 
 class LostTail(CorruptJournal):
-    """`index`: of the last group that the journal has; `known`: of the last one that is known elsewhere."""
+    """`index`: the last group in the journal; `known`: the last group known elsewhere."""
 
     def __init__(self, file: str, offset: int, why: str, *, index: int, known: int) -> None:
         super().__init__(file, offset, why)

@@ -1,4 +1,4 @@
-"""The journal as files on one disk. What `append` returned from survives a power cut."""
+"""The journal as files on one disk. An append that returned survives a power failure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MARGIN_BYTES = 1 << 20  # a group of reports stays below it
 
 
 class FileJournal:
-    """Appends come from one thread at a time, each to a file that was preallocated by another."""
+    """One thread at a time appends, to files that another thread has preallocated."""
 
     def __init__(self, directory: Path, *, lock: FolderLock, segment_bytes: int, reserve_bytes: int) -> None:
         self._directory = directory
@@ -46,11 +46,11 @@ class FileJournal:
         self._plenty_bytes = segment_bytes // 4
         self._spares = Spares(self._folder, segment_bytes=segment_bytes, reserve_bytes=reserve_bytes)
         self._active: ActiveSegment | None = None
-        self._sealed: list[Segment] = []  # live ones that may still be needed, with their last index
+        self._sealed: list[Segment] = []  # live segments that may still be needed, with their last index
         self._index = 0
         self._epoch = 0
         self._broken = False
-        self._unsynced_from = -1  # the last record that was read begins here, and may not be on the disk
+        self._unsynced_from = -1  # offset of the last record read, which may not be on the disk
         self._stuck = ""  # why the last group was not written; empty: it was
         self._stuck_for_room = False
         self._had_snapshot = False
@@ -60,7 +60,7 @@ class FileJournal:
     def open(
         cls, directory: Path | str, *, segment_bytes: int = SEGMENT_BYTES, reserve_bytes: int = RESERVE_BYTES
     ) -> FileJournal:
-        """Take the directory for this process. Raises JournalLocked when another scheduler has it."""
+        """Locks the directory for this process. Raises JournalLocked if another scheduler uses it."""
         if min(segment_bytes, reserve_bytes) < _LEAST_BYTES:
             raise ValueError(f"segments and reserve need at least {_LEAST_BYTES} bytes")
         directory = Path(directory)
@@ -81,24 +81,22 @@ class FileJournal:
         if self._stuck:
             return Room.NONE
         if not self._spares.lacks:
-            return Room.OK  # also while the next segment is being made
+            return Room.OK  # also while the next segment is being created
         free_bytes = self._active.free_bytes if self._active else 0
         if not self._spares.lacks_room and self._spares.has_reserve and free_bytes >= self._plenty_bytes:
-            return (
-                Room.OK
-            )  # for lack of descriptors, most likely: they may be back before the segment is full
+            return Room.OK  # probably too few descriptors: some may be free again before the segment is full
         if self._spares.has_reserve or free_bytes >= self._margin_bytes:
             return Room.RESERVE
         return Room.NONE
 
     @property
     def room_lacks(self) -> str:
-        """Why there is no room, for people; empty when there is."""
+        """Why there is no room, for people; empty: there is room."""
         return self._stuck or self._spares.lacks
 
     @property
     def trouble(self) -> str:
-        """Why nothing can be stored although the disk may have room: files are gone, or descriptors are used up."""
+        """Why nothing can be stored although the disk may have room: missing files, or too few descriptors."""
         if self._stuck:
             return "" if self._stuck_for_room else self._stuck
         return "" if self._spares.lacks_room or self.room is Room.OK else self._spares.lacks
@@ -110,9 +108,9 @@ class FileJournal:
         return max(free_bytes, self._spares.largest_bytes) - HEADER_BYTES
 
     def recover(self, *, least_index: int = 0) -> Recovery:
-        """The newest sound snapshot and all that follows it; a torn final group is cut, kept aside and reported.
+        """The newest valid snapshot and all later groups; a torn final group is cut, kept in another file and reported.
 
-        `least_index`: groups up to it are known to have been acknowledged. If they are missing, LostTail is raised
+        `least_index`: groups up to it were acknowledged. If they are missing, LostTail is raised
         before anything is changed.
         """
         if self._active is not None:
@@ -170,7 +168,7 @@ class FileJournal:
         self._index, self._epoch = index, epoch
 
     def prepare(self) -> None:
-        """Try again to get room. Raises JournalBroken when the disk fails in another way."""
+        """Tries again to get room. Raises JournalBroken if the disk fails in another way."""
         if self._active is not None and self._stuck:
             try:
                 self._clear_the_way(room_bytes=self._margin_bytes)
@@ -184,7 +182,7 @@ class FileJournal:
             self._spares.make()
 
     def look(self) -> Sighting:
-        """Whether all files are where a restart looks for them, every few seconds. What can be made again is.
+        """Called every few seconds: checks that a restart would find all files, and recreates missing ones if possible.
 
         Raises JournalLocked if another process took the directory meanwhile.
         """
@@ -194,23 +192,21 @@ class FileJournal:
             return Sighting()
         try:
             if self._lock.renew():
-                notes.append("the lock file was deleted or replaced; it was made again")
+                notes.append("the lock file was deleted or replaced; it was recreated")
             if not self._active.is_in_place():
                 self._active.relink()
             if self._active.relinked > self._relinks_told:
                 self._relinks_told = self._active.relinked
                 notes.append(
-                    f"{self._active.path} was deleted or replaced; it was made again with all of its groups"
+                    f"{self._active.path} was deleted or replaced; it was recreated with all its groups"
                 )
                 snapshot_due = True
         except OSError as error:
-            self._stuck = (
-                f"{self._directory}: files of the journal are gone and cannot be made again: {error}"
-            )
+            self._stuck = f"{self._directory}: journal files are missing and cannot be recreated: {error}"
             self._stuck_for_room = error.errno in NO_ROOM
             return Sighting(notes=tuple(notes), trouble=self._stuck)
         if self._spares.look():
-            notes.append("prepared segments were deleted or replaced; they are made again")
+            notes.append("prepared segments were deleted or replaced; they are being recreated")
             self._spares.make_in_thread(lambda: None)
         uncovered = self._uncovered()
         notes += uncovered
@@ -226,10 +222,12 @@ class FileJournal:
             self._stuck, self._stuck_for_room = str(error), not error.gone
         except OSError as error:
             self._broken = True
-            raise JournalBroken(f"no new segment could be begun: {error}") from error
+            raise JournalBroken(f"no new segment could be started: {error}") from error
 
     def committed_state(self) -> ClusterState:
-        """The state as of the last durable group, read from the files; of the active one from its open descriptor."""
+        """The state as of the last durable group, read from the files and from the open descriptor of the active
+        one.
+        """
         if self._active is None:
             raise ValueError("recover comes first")
         snapshot, _ = load_newest(self._directory)
@@ -257,7 +255,7 @@ class FileJournal:
         self._lock.close()
 
     def _begin(self, snapshot: Snapshot, notes: tuple[str, ...]) -> Recovery:
-        """A new journal: the first segment has to be there before anything is promised."""
+        """A new journal: the first segment must exist before anything is acknowledged."""
         self._spares.make()
         if not self._spares.has_next:
             raise JournalError(f"no room for a journal in {self._folder}: {self._spares.lacks}")
@@ -281,9 +279,7 @@ class FileJournal:
         self._spares.make_in_thread(lambda: None)
 
     def _sync_what_was_read(self) -> None:
-        """A killed process may have written a last group and not synced it, or its sync failed: from now on it
-        counts.
-        """
+        """Makes the last group durable: a killed process may have written it without a sync, or the sync failed."""
         try:
             sync_folder(self._folder)
             self._clear_the_way()
@@ -293,7 +289,7 @@ class FileJournal:
             raise JournalBroken(f"the journal that was read could not be made durable: {error}") from error
 
     def _clear_the_way(self, *, room_bytes: int = 0) -> None:
-        """Nothing of an earlier failure is left in front of the next record. Raises NotWritten while that fails."""
+        """Removes the remains of an earlier failure before the next record. Raises NotWritten if that fails."""
         active = self._active
         if active is None or not (self._stuck or self._unsynced_from >= 0 or active.unclean_bytes):
             return
@@ -308,7 +304,7 @@ class FileJournal:
             if error.errno in NO_ROOM:
                 raise NotWritten(f"no room on the disk: {error}") from error
             if not active.is_in_place():
-                raise NotWritten(f"{active.path} cannot be made again: {error}", gone=True) from error
+                raise NotWritten(f"{active.path} cannot be recreated: {error}", gone=True) from error
             raise
         self._stuck = ""
 
@@ -324,7 +320,9 @@ class FileJournal:
         self._spares.make_in_thread(lambda: _seal(old, used_bytes))
 
     def _uncovered(self) -> list[str]:
-        """Sealed segments that are gone before a snapshot or the archive has their groups, and missing snapshots."""
+        """Finds missing snapshots, and sealed segments that disappeared before a snapshot or the archive had their
+        groups.
+        """
         newest = self._directory / SNAPSHOT_NAME
         covered = snapshot_index(newest)
         notes = []
@@ -338,7 +336,7 @@ class FileJournal:
         if missing:
             self._sealed = [one for one in self._sealed if one not in missing]
             names = ", ".join(one.path.name for one in missing)
-            notes.append(f"{names} was deleted before a snapshot had its groups; a new snapshot is due")
+            notes.append(f"{names} was deleted before a snapshot included its groups; a new snapshot is due")
         return notes
 
     def _cut_tail(self, segment: Segment, result: Scan) -> TornTail:
@@ -363,7 +361,7 @@ class FileJournal:
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            # The next segment is empty and can be made again; a full disk must not keep a scheduler from starting.
+            # The next segment is empty and can be recreated; a full disk must not keep a scheduler from starting.
             (self._folder / NEXT_NAME).unlink(missing_ok=True)
             self._spares.wait()
             self._spares.forget(NEXT_NAME)
@@ -372,7 +370,7 @@ class FileJournal:
 
 
 def _last_epoch(segments: list[Segment], last: Scan, snapshot: Snapshot) -> int:
-    """A segment that was begun but holds nothing yet tells no epoch: the one before does, or the snapshot."""
+    """An empty segment has no epoch: the one before it does, or the snapshot."""
     if last.records:
         return last.records[-1].epoch
     if len(segments) == 1 or snapshot.index >= segments[-1].first_index - 1:
@@ -383,7 +381,7 @@ def _last_epoch(segments: list[Segment], last: Scan, snapshot: Snapshot) -> int:
 
 
 def _with_ends(segments: list[Segment]) -> list[Segment]:
-    """All but the last, each with the last index it should hold."""
+    """All segments except the last, each with the last index it should contain."""
     return [
         Segment(path=one.path, first_index=one.first_index, last_index=following.first_index - 1)
         for one, following in itertools.pairwise(segments)
@@ -391,7 +389,7 @@ def _with_ends(segments: list[Segment]) -> list[Segment]:
 
 
 def _seal(descriptor: int, used_bytes: int) -> None:
-    """Give back the unused end. All records are durable already, so failing here harms nothing."""
+    """Frees the unused end. All records are durable already, so a failure does no harm."""
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, used_bytes)
         os.fsync(descriptor)

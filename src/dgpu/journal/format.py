@@ -1,6 +1,6 @@
 """Bytes of a journal segment: encoding and scanning, without I/O.
 
-A segment is a run of records, then zeros. A record is a header of 40 bytes and a payload, filled up with zeros to a
+A segment is a sequence of records, then zeros. A record is a header of 40 bytes and a payload, padded with zeros to a
 multiple of 8:
 
     offset  0  magic "DGJ1"          24  payload length
@@ -47,7 +47,7 @@ class Scan(msgspec.Struct, frozen=True):
 
 
 def record_bytes(payload_bytes: int) -> int:
-    """Room that a payload takes with its header and filling."""
+    """Size of a payload with its header and padding."""
     return HEADER_BYTES + payload_bytes + -payload_bytes % ALIGNMENT
 
 
@@ -61,7 +61,7 @@ def encode_record(*, schema: int, epoch: int, index: int, payload: bytes) -> byt
 
 
 def record_at(view: memoryview, offset: int) -> Record | None:
-    """The record that starts at `offset`, or None if no whole, undamaged record does."""
+    """The record that starts at `offset`, or None if there is no complete, undamaged record."""
     header = _header_at(view, offset)
     if header is None:
         return None
@@ -82,15 +82,15 @@ def record_length(header: bytes) -> int | None:
 def scan(segment: bytes | memoryview, *, file: str, first_index: int, least_epoch: int = 0) -> Scan:
     """All records of a segment, in order.
 
-    A bad record with nothing valid behind it is a torn tail: where the records end is returned, and how many bytes
-    lie behind. Anything else that is not as it was written raises CorruptJournal.
+    A bad record with nothing valid after it is a torn tail: the result has the end of the records and the number of
+    bytes after it. Any other damage raises CorruptJournal.
     """
     view = memoryview(segment)
     records: list[Record] = []
     offset, expected, epoch = 0, first_index, least_epoch
     while (record := record_at(view, offset)) is not None:
         if record.index != expected:
-            raise CorruptJournal(file, offset, f"record {record.index} stands where {expected} belongs")
+            raise CorruptJournal(file, offset, f"expected record {expected}, found record {record.index}")
         if record.epoch < epoch:
             raise CorruptJournal(
                 file, offset, f"epoch falls from {epoch} to {record.epoch} at record {expected}"
@@ -117,9 +117,9 @@ def _header_at(view: memoryview, offset: int) -> tuple[int, int, int, int, int] 
 
 
 def _refuse_if_a_record_follows(view: memoryview, bad: int, expected: int, epoch: int, file: str) -> None:
-    """Look at every aligned place behind a bad record; its length field is not trusted.
+    """Checks every aligned offset after a bad record; its length field is not trusted.
 
-    The header alone decides: a later record's header is only ever written after this record was synced. An index or
+    Only the header decides: the header of a later record is written only after this record was synced. An index or
     epoch that cannot follow is chance, or text inside a payload (ours hold no NUL, which each header does).
     """
     most_index = expected + (len(view) - bad) // HEADER_BYTES
@@ -143,7 +143,7 @@ def _length_without_zeros(view: memoryview, start: int) -> int:
     end = len(view)
     while end > start:
         size = min(len(_ZEROS), end - start)
-        block = bytes(view[end - size : end])  # a view would be compared number by number, 20 times as slowly
+        block = bytes(view[end - size : end])  # a view would be compared number by number, 20 times slower
         if block != _ZEROS[:size]:
             return end - size + len(block.rstrip(b"\0")) - start
         end -= size

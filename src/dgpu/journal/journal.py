@@ -1,4 +1,4 @@
-"""What every journal offers: the file journal, the one in memory, and those to come."""
+"""The interface of all journals: the file journal, the one in memory, and later ones."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dgpu.core.state import ClusterState
 
 class Room(enum.Enum):
     OK = "ok"
-    RESERVE = "reserve"  # only what must be known is still taken: reports, cancels, nodes. No submits
-    NONE = "none"  # nothing is taken until there is room
+    RESERVE = "reserve"  # only necessary commands are accepted: reports, cancels, nodes. No submits
+    NONE = "none"  # nothing is accepted until there is room
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,14 +35,14 @@ class TornTail(msgspec.Struct, frozen=True, kw_only=True):
     file: str
     offset: int
     size_bytes: int
-    kept_at: str  # the bytes are here
+    kept_at: str  # the file with the bytes
 
 
 class Sighting(msgspec.Struct, frozen=True, kw_only=True):
-    """What a look at the journal's files found."""
+    """The result of a check of the journal's files."""
 
-    notes: tuple[str, ...] = ()  # what was missing, and what was done about it
-    snapshot_due: bool = False  # a snapshot has to cover groups whose file is gone
+    notes: tuple[str, ...] = ()  # missing files and the action taken
+    snapshot_due: bool = False  # a snapshot must cover groups whose file is missing
     trouble: str = ""
 
 
@@ -53,10 +53,10 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     index: int  # of the last durable group
     epoch: int  # of that group, 0 for an empty journal
     cut: TornTail | None = None
-    notes: tuple[str, ...] = ()  # what an operator should know: a damaged snapshot, an older one used
+    notes: tuple[str, ...] = ()  # for operators: a damaged snapshot, an older one used
 
     def replayed(self) -> ClusterState:
-        """The state as of the last durable group. Call it once: it grows out of `snapshot_state`."""
+        """The state as of the last durable group. Call it once: it changes `snapshot_state`."""
         state = self.snapshot_state
         with collector_off():
             for group in self.groups:
@@ -66,19 +66,19 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Journal(Protocol):
-    """Calls block; a service makes them in a thread, one at a time (properties may be read at any time)."""
+    """Calls block; a service calls them in a thread, one at a time (properties may be read at any time)."""
 
     @property
     def room(self) -> Room: ...
 
     @property
     def trouble(self) -> str:
-        """Why `room` is not OK when the disk may have room; empty: the disk is full, or nothing is wrong."""
+        """Why `room` is not OK although the disk may have room; empty: the disk is full, or there is no problem."""
         ...
 
     @property
     def room_lacks(self) -> str:
-        """What could not be made ahead of need, also while `room` is still OK; empty: nothing."""
+        """The file that could not be prepared, also while `room` is still OK; empty: none."""
         ...
 
     @property
@@ -87,7 +87,7 @@ class Journal(Protocol):
         ...
 
     def recover(self) -> Recovery:
-        """Before anything else, once."""
+        """The first call, made once."""
         ...
 
     def append(self, epoch: int, index: int, payload: bytes) -> None:
@@ -98,26 +98,26 @@ class Journal(Protocol):
         ...
 
     def prepare(self) -> None:
-        """Try again to get room."""
+        """Tries again to get room."""
         ...
 
     def look(self) -> Sighting:
-        """Check that a restart would find every file, and make again what it would not."""
+        """Checks that a restart would find every file, and recreates missing ones."""
         ...
 
     def begin_segment(self) -> None:
-        """The next group goes to a new segment, if one can be had: earlier ones may be damaged or gone."""
+        """The next group goes to a new segment, if one can be created: earlier ones may be damaged or missing."""
         ...
 
     def committed_state(self) -> ClusterState:
-        """The state as of the last group that was appended, read anew."""
+        """The state as of the last appended group, read again from the files."""
         ...
 
     def close(self) -> None: ...
 
 
 class collector_off:  # noqa: N801 - reads as a statement
-    """No garbage collection inside: millions of new acyclic values would be walked again and again."""
+    """Disables garbage collection: it would scan millions of new acyclic values repeatedly."""
 
     def __enter__(self) -> None:
         self._was_on = gc.isenabled()

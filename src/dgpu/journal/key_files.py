@@ -1,8 +1,7 @@
-"""Idempotency keys beside the snapshots: files that only grow, so that a snapshot writes only the keys since the last
-one.
+"""Files of idempotency keys next to the snapshots. They only grow, so that a snapshot writes only new keys.
 
-A snapshot names the files, how many bytes of each it means and their CRC, and the number and the mark of all keys.
-Bytes beyond are of a later snapshot, or of a write that failed. A file goes when neither of the two snapshots names it.
+A snapshot names the files with size and CRC, and the number and the mark of all keys. Bytes beyond that size belong to
+a later snapshot or a failed write. A file is deleted when neither of the two snapshots names it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from dgpu.journal.errors import SnapshotDamaged
 KEYS_FOLDER = "keys"
 MAX_FILE_RECORDS = 65_536
 MAX_FILES = 64
-_MAX_NOTED = 200_000  # beyond it all keys are written anew, instead of those since the last snapshot
+_MAX_NOTED = 200_000  # with more new keys, all keys are written again
 _AT_A_TIME = 10_000
 
 _NAME = re.compile(r"keys-(\d{8})\.jsonl")
@@ -32,7 +31,7 @@ _decoder = msgspec.json.Decoder(PackedKey)
 
 
 class KeyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The part of a file that a snapshot means."""
+    """The part of a file that belongs to a snapshot."""
 
     name: str
     bytes: int
@@ -42,7 +41,7 @@ class KeyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class StoredKeys(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a snapshot says about the keys. `inline`: a snapshot in memory holds them itself."""
+    """The keys of a snapshot. `inline`: a snapshot in memory contains them itself."""
 
     count: int
     mark: str
@@ -54,18 +53,18 @@ class StoredKeys(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class KeysDamaged(SnapshotDamaged):
-    """The snapshot is sound; its files of keys are not."""
+    """The snapshot is valid, but its files of keys are not."""
 
 
 class KeyFiles:
-    """Written by the follower. `files` are those of the snapshot it began with; None: all keys are written at first."""
+    """Written by the follower. `files` are those of the snapshot it started with; None: all keys are written first."""
 
     def __init__(self, directory: Path, files: tuple[KeyFile, ...] | None = None) -> None:
         self._folder = directory / KEYS_FOLDER
         self._files = list(files or ())
         self._own: set[str] = set()
         self._noted: list[PackedKey] = []
-        self._is_complete = files is not None  # files and noted keys together are all keys
+        self._is_complete = files is not None  # files and noted keys together contain all keys
 
     def note(self, packed: PackedKey) -> None:
         if len(self._noted) >= _MAX_NOTED:
@@ -74,7 +73,7 @@ class KeyFiles:
             self._noted.append(packed)
 
     def save(self, ring: KeyRing) -> StoredKeys:
-        """Raises OSError; then it can be tried again."""
+        """Raises OSError; the caller may try again."""
         files = [one for one in self._files if ring.count and one.last_at >= ring.oldest_at]
         records = sum(one.records for one in files) + len(self._noted)
         is_worn = len(files) >= MAX_FILES or records > 2 * ring.count + MAX_FILE_RECORDS
@@ -95,7 +94,7 @@ class KeyFiles:
         make_folder(self._folder)
         made = list(files)
         for part in _parts(keys):
-            # Only a file of this process grows: bytes behind the end of another may belong to another snapshot.
+            # Only files of this process grow: in other files, bytes after the end may belong to another snapshot.
             if not made or made[-1].name not in self._own or made[-1].records >= MAX_FILE_RECORDS:
                 made.append(KeyFile(name=self._new_name(made), bytes=0, crc=0, records=0, last_at=0))
                 self._own.add(made[-1].name)
@@ -120,7 +119,7 @@ class KeyFiles:
         )
 
     def _new_name(self, made: list[KeyFile]) -> str:
-        """Never that of a file that is there, or that a snapshot may name."""
+        """A name that neither an existing file nor a snapshot uses."""
         names = [path.name for path in _paths(self._folder)] + [one.name for one in (*self._files, *made)]
         number = max((int(match[1]) for name in names if (match := _NAME.fullmatch(name))), default=0) + 1
         return f"keys-{number:08}.jsonl"
@@ -131,19 +130,20 @@ def inline_keys(ring: KeyRing) -> StoredKeys:
 
 
 def read_keys(ring: KeyRing, stored: StoredKeys, directory: Path | None, file: str) -> None:
-    """Exactly the keys that the snapshot was taken of. Raises KeysDamaged."""
+    """Exactly the keys of the snapshot. Raises KeysDamaged."""
     for one in stored.files:
         ring.add_all(_records(_content(one, directory, file), file), stored.oldest)
     ring.add_all(stored.inline, stored.oldest)
     if (ring.count, f"{ring.mark:x}") != (stored.count, stored.mark):
         raise KeysDamaged(
-            file, f"has {stored.count} idempotency keys, its key files give {ring.count}, or others"
+            file,
+            f"has {stored.count} idempotency keys, but its key files contain {ring.count} keys or other ones",
         )
 
 
 def read_what_is_left(ring: KeyRing, directory: Path, *, upto_at: int, from_at: int) -> None:
-    """All keys of the time before a snapshot that any file still holds. Files are removed when all of their keys are
-    forgotten: a replay from an old snapshot to today ends with exactly the keys of today.
+    """All keys before a snapshot that any file still contains. A file is removed only when all its keys are forgotten,
+    so a replay from an old snapshot to today ends with exactly today's keys.
     """
     found: dict[tuple[str, bytes], PackedKey] = {}
     for path in _paths(directory / KEYS_FOLDER):
@@ -156,7 +156,7 @@ def read_what_is_left(ring: KeyRing, directory: Path, *, upto_at: int, from_at: 
 
 def _content(one: KeyFile, directory: Path | None, file: str) -> bytes:
     if directory is None or not _NAME.fullmatch(one.name):
-        raise KeysDamaged(file, f"names a file of idempotency keys that cannot be: {one.name!r}")
+        raise KeysDamaged(file, f"names an invalid file of idempotency keys: {one.name!r}")
     path = directory / KEYS_FOLDER / one.name
     try:
         with path.open("rb") as opened:

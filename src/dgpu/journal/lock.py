@@ -16,7 +16,7 @@ _HOLDER_BYTES = 32
 
 
 class FolderLock:
-    """Held until closed or until the process ends, however it ends. Children do not inherit it."""
+    """Held until closed or until the process ends. Children do not inherit it."""
 
     def __init__(self, folder: Path, name: str = "lock", *, patience_s: float = 0) -> None:
         self._path = folder / name
@@ -24,7 +24,7 @@ class FolderLock:
         self._take(patience_s)
 
     def renew(self) -> bool:
-        """Take the lock again if its file was deleted or replaced: the name is what another process would lock.
+        """Takes the lock again if its file was deleted or replaced, because another process would lock the new file.
 
         True: that was needed. Raises JournalLocked if another process was faster, OSError if no file can be made.
         """
@@ -52,7 +52,7 @@ class FolderLock:
                 os.close(self._descriptor)
                 raise JournalLocked(str(self._path.parent), holder or "unknown")
             time.sleep(_RETRY_S)
-        # For people only, and always of one length: rewriting it needs no room on a full disk.
+        # For people only. The length is fixed, so that rewriting needs no space on a full disk.
         with contextlib.suppress(OSError):
             os.pwrite(self._descriptor, f"{os.getpid():<{_HOLDER_BYTES - 1}}\n".encode(), 0)
 

@@ -1,9 +1,9 @@
-"""The last group that was acknowledged, told outside the journal.
+"""The last acknowledged group, recorded outside the journal.
 
-The mark is written after each group is durable, before anyone hears of the group, and it is never synced: it costs one
-small write. It survives the death of the process. After a power cut it may be old, but it is never ahead of what was
-durable. So a mark ahead of the journal proves that acknowledged groups are missing, also where a damaged end of zeros
-looks like room that was never used.
+The mark is written after each group is durable and before the group is acknowledged. It is never synced: it costs one
+small write. It survives the end of the process. After a power failure it may be old, but it is never ahead of the
+durable groups. A mark ahead of the journal therefore proves that acknowledged groups are missing, even if the damaged
+end is all zeros and looks like unused space.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MARK_NAME = "acknowledged"
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     epoch: int
-    last_task: int  # the highest task id given out
+    last_task: int  # the highest task id in use
 
 
 class AcknowledgedMark:
@@ -43,7 +43,7 @@ class AcknowledgedMark:
 
 
 def read_mark(directory: Path) -> Mark | None:
-    """None: there is none, or a power cut spoiled it. Then it proves nothing."""
+    """None: there is none, or a power failure damaged it. Then it proves nothing."""
     try:
         line = (directory / MARK_NAME).read_bytes()
         index, epoch, last_task, _ = line.split()
@@ -54,6 +54,6 @@ def read_mark(directory: Path) -> Mark | None:
 
 
 def _line(mark: Mark) -> bytes:
-    """Always of one length, so that it is overwritten in place."""
+    """Fixed length, so that it is overwritten in place."""
     numbers = b"%020d %010d %020d" % (mark.index, mark.epoch, mark.last_task)
     return b"%b %08x\n" % (numbers, zlib.crc32(numbers))

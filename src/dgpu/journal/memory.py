@@ -17,17 +17,17 @@ _FILE = "memory"
 
 
 class MemoryDisk:
-    """What outlives a crash. A simulation may cut, tear or flip its bytes between two journals."""
+    """The data that survive a crash. A simulation may cut, tear or flip bytes between two journals."""
 
     def __init__(self) -> None:
         self.segment = bytearray()
         self.snapshot = b""
         self.torn: list[bytes] = []
-        self.unsynced: tuple[int, int] | None = None  # in the cache only: a failed sync left its pages clean
-        self.left: bytes = b""  # behind the last record: the front of one that found no room
+        self.unsynced: tuple[int, int] | None = None  # only in the cache: a failed sync left its pages clean
+        self.left: bytes = b""  # after the last record: the beginning of a record without room
 
     def cut_power(self) -> None:
-        """What is only in the cache is gone."""
+        """Drops data that are only in the cache."""
         if self.unsynced is not None:
             start, end = self.unsynced
             self.segment[start:end] = bytes(end - start)
@@ -37,11 +37,11 @@ class MemoryDisk:
 class MemoryJournal:
     def __init__(self, disk: MemoryDisk | None = None) -> None:
         self.disk = disk or MemoryDisk()
-        self.room = Room.OK  # set it to try a full disk
+        self.room = Room.OK  # set it to simulate a full disk
         self.sure_payload_bytes = 1 << 30
         self.trouble = self.room_lacks = ""
-        self.broken = False  # set it to try a failing one
-        self.refusals = 0  # so many appends find no room; `room` is NONE from then on
+        self.broken = False  # set it to simulate a failing disk
+        self.refusals = 0  # this many appends find no room; `room` is NONE from then on
         self._index = 0
         self._epoch = 0
 
@@ -74,7 +74,7 @@ class MemoryJournal:
         )
 
     def _rewrite_last(self) -> None:
-        """As the file journal does: written again, then synced, the last record is on the disk for certain."""
+        """As in the file journal: the last record is written again and synced, so it is certainly on the disk."""
         self.disk.unsynced = None
 
     def append(self, epoch: int, index: int, payload: bytes) -> None:
@@ -91,13 +91,13 @@ class MemoryJournal:
         self._index, self._epoch = index, epoch
 
     def prepare(self) -> None:
-        """Memory has room; a test that set `room` otherwise decides itself when it is over."""
+        """Memory has room; a test that sets `room` also resets it."""
 
     def look(self) -> Sighting:
         return Sighting()
 
     def begin_segment(self) -> None:
-        """There is only one."""
+        """There is only one segment."""
 
     def committed_state(self) -> ClusterState:
         return replay(event for group in self.groups() for event in group.events)
@@ -106,7 +106,7 @@ class MemoryJournal:
         self.broken = True
 
     def take_snapshot(self, state: ClusterState, *, index: int) -> None:
-        """What the follower does for a real journal."""
+        """Done by the follower for a real journal."""
         self.disk.snapshot = encode_snapshot(state, index=index, epoch=state.epoch)
 
     def groups(self) -> Iterator[Group]:

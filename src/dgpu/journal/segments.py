@@ -1,7 +1,7 @@
-"""Segment files: their names, where they lie, and reading them in order.
+"""Segment files: their names and places, and reading them in order.
 
-A live segment is `journal/segment-<first index>.journal`. Once the snapshots and the history cover it, it is packed
-into `archive/segment-<first index>-<last index>.journal.gz`.
+A live segment is `journal/segment-<first index>.journal`. When the snapshots and the history cover it, it is compressed
+to `archive/segment-<first index>-<last index>.journal.gz`.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Chain(msgspec.Struct, frozen=True, kw_only=True):
-    """Segments that follow each other without a gap; the last is the one being written."""
+    """Consecutive segments without a gap; the last one is being written."""
 
     segments: tuple[Segment, ...]
-    after_index: int  # groups up to here are not wanted
+    after_index: int  # groups up to here are skipped
 
 
 def live_name(first_index: int) -> str:
@@ -69,11 +69,11 @@ def archived_segments(directory: Path) -> list[Segment]:
 
 
 def chain(directory: Path, after_index: int, *, active: Segment | None = None) -> Chain:
-    """What must be read to get every group after `after_index`. A gap is refused.
+    """The segments that contain every group after `after_index`. A gap is refused.
 
-    `active`: the segment being written, which belongs to the chain even if its name is gone.
+    `active`: the segment being written, which belongs to the chain even if it lost its name.
     """
-    # An archived copy is written before the live file is removed, so both may be there: the live one is cheaper.
+    # An archived copy is written before the live file is removed, so both may exist: the live one is cheaper.
     by_first = {segment.first_index: segment for segment in archived_segments(directory)}
     by_first.update({segment.first_index: segment for segment in live_segments(directory)})
     if active is not None:
@@ -95,7 +95,7 @@ def read_segment(segment: Segment) -> bytes:
     try:
         content = segment.path.read_bytes()
     except FileNotFoundError:
-        # The follower packed it between our look at the folder and now.
+        # The follower has just compressed it.
         moved = _archived_twin(segment)
         if moved is None:
             raise
@@ -109,8 +109,8 @@ def read_segment(segment: Segment) -> bytes:
 
 
 def scan_segment(segment: Segment, *, least_epoch: int = 0) -> Scan:
-    """Most of a preallocated file may be zeros still. One whose records end cleanly is read without them, which is five
-    times as fast; whatever else there is to say of a segment is said with all of it.
+    """Most of a preallocated file may still be zeros. If its records end cleanly, they are read without the zeros,
+    which is five times as fast; otherwise the whole segment is read.
     """
     file, first_index = str(segment.path), segment.first_index
     if segment.last_index is None:
@@ -125,7 +125,7 @@ def scan_segment(segment: Segment, *, least_epoch: int = 0) -> Scan:
 def scans(
     segments: tuple[Segment, ...], *, scanned_last: Scan | None = None
 ) -> Iterator[tuple[Segment, Scan]]:
-    """Scan segments in order. Only the last one may end torn, and none may be missing between them."""
+    """Scans segments in order. Only the last one may end torn, and none may be missing."""
     expected, epoch = (segments[0].first_index if segments else 1), 0
     for number, segment in enumerate(segments):
         is_last = number == len(segments) - 1
@@ -147,7 +147,7 @@ def scans(
 
 
 def first_at(segment: Segment) -> int | None:
-    """The time of the segment's first group, as the group says it. None: it cannot be read."""
+    """The time of the segment's first group, from the group itself. None: it cannot be read."""
     try:
         with segment.path.open("rb") as raw:
             file = raw if segment.last_index is None else gzip.GzipFile(fileobj=raw)
@@ -171,7 +171,7 @@ def group_of(record: Record, file: str) -> Group:
 
 
 class StoredGroups:
-    """Groups of a chain, decoded while iterated, so that a long archive never has to fit in memory."""
+    """Groups of a chain, decoded during iteration, so that a long archive need not fit in memory."""
 
     def __init__(self, wanted: Chain, *, scanned_last: Scan | None = None) -> None:
         self._wanted = wanted
@@ -185,7 +185,7 @@ class StoredGroups:
 
 
 class JournalTail:
-    """Reads live segments while a scheduler writes them. Told what is committed, it never reads beyond."""
+    """Reads live segments while a scheduler writes them, but never beyond the committed index."""
 
     def __init__(self, directory: Path, *, after_index: int) -> None:
         self._directory = directory
@@ -211,7 +211,7 @@ class JournalTail:
         return groups
 
     def _find_place(self) -> None:
-        """The first read starts inside a segment: pass over what is known already."""
+        """The first read starts inside a segment: skips known groups."""
         segment = next(
             (one for one in reversed(live_segments(self._directory)) if one.first_index <= self._index + 1),
             None,
@@ -229,7 +229,7 @@ class JournalTail:
     def _turn_over(self, segment: Segment) -> None:
         path = segment.path.with_name(live_name(self._index + 1))
         if not path.exists() or path == segment.path:
-            why = f"group {self._index + 1} is committed, but neither here nor in the next segment"
+            why = f"group {self._index + 1} is committed, but is neither here nor in the next segment"
             raise CorruptJournal(str(segment.path), self._offset, why)
         self._segment, self._offset = Segment(path=path, first_index=self._index + 1), 0
 
@@ -239,7 +239,7 @@ class JournalTail:
         groups: list[Group] = []
         size = _CHUNK_BYTES
         if not segment.path.exists():
-            return groups  # read to its end, and packed since
+            return groups  # read to its end, and compressed since
         with segment.path.open("rb") as file:
             while not groups:
                 file.seek(self._offset)
@@ -263,7 +263,7 @@ class JournalTail:
 
 
 def _content_of(path: Path) -> bytes:
-    """All but the zeros at the end, nearly: in pieces, so that they take no memory."""
+    """The content without most of the zeros at the end, read in pieces to save memory."""
     pieces: list[bytes] = []
     last = 0
     piece = bytearray(_CHUNK_BYTES)

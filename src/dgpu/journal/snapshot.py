@@ -1,7 +1,7 @@
 """The whole state at one journal index, as JSON that people can read: one line for each task, node, GPU and lease.
 
-The file ends with a line that carries the CRC-32 of everything before it. The digest inside is compared with the state
-that was read: a snapshot is believed only when both are right.
+The file ends with a line that contains the CRC-32 of everything before it. The digest inside is compared with the state
+that was read: a snapshot is accepted only if both match.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from dgpu.journal.segments import ARCHIVE_FOLDER
 from dgpu.wire.records import SCHEMA
 
 FORMAT_NAME = "dgpu-snapshot-"
-FORMAT = f"{FORMAT_NAME}{SCHEMA}"  # it holds what the journal's schema knows
+FORMAT = f"{FORMAT_NAME}{SCHEMA}"  # same content as the journal's schema
 SNAPSHOT_NAME = "snapshot.json"
 PREVIOUS_NAME = "snapshot.prev.json"
 DAMAGED_NAME = "snapshot.damaged.json"
@@ -48,7 +48,7 @@ _ARCHIVED = re.compile(r"snapshot-(\d{20})\.json\.gz")
 _SEAL = re.compile(rb'\n,"crc":"([0-9a-f]{8})"}\n')
 _SEAL_BYTES = len(b'\n,"crc":"00000000"}\n')
 
-# A task as it is, but for its detail: JSON inside JSON instead of a string of base64, so that it can be read.
+# A task, with its detail as JSON instead of a base64 string, so that people can read it.
 _StoredTask: Any = msgspec.defstruct(
     "StoredTask",
     [
@@ -76,8 +76,8 @@ def _stored_type(name: str, part: Any) -> Any:
 
 
 def _stored_field(name: str, part: Any) -> tuple[Any, ...]:
-    """A part that a snapshot of an earlier version lacks is as it was then: empty."""
-    empty = (LATER_PARTS[name],) if name in LATER_PARTS else ()  # msgspec gives each value a {} of its own
+    """A part that a snapshot of an earlier version lacks is empty."""
+    empty = (LATER_PARTS[name],) if name in LATER_PARTS else ()  # msgspec creates a new {} for each value
     return (name, _stored_type(name, part), *empty)
 
 
@@ -103,7 +103,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     digest: str
     state: _StoredState
     key_ring: StoredKeys | None = None
-    crc: str = ""  # of all before it; checked on the bytes
+    crc: str = ""  # of all bytes before it
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +112,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     at: int
     state: ClusterState
-    key_files: tuple[KeyFile, ...] | None = None  # None: there are no files that hold exactly its keys
+    key_files: tuple[KeyFile, ...] | None = None  # None: no files contain exactly its keys
 
 
 _encoder = msgspec.json.Encoder()
@@ -130,7 +130,7 @@ def encode_snapshot(state: ClusterState, *, index: int, epoch: int, keys: Stored
         "digest": digest(state, with_keys=False),
         "key_ring": keys or inline_keys(state.key_ring),
     }
-    # Small things first: who looks into the file sees the numbers before a hundred thousand tasks.
+    # Small parts first, so that a reader of the file sees the numbers before a hundred thousand tasks.
     names = sorted(PART_NAMES, key=lambda name: (isinstance(getattr(state, name), dict), name))
     members = (b'"%b":%b' % (name.encode(), _encode_part(name, getattr(state, name))) for name in names)
     body = b'%b,"state":{\n%b}' % (_encoder.encode(head)[:-1], b",\n".join(members))
@@ -140,9 +140,9 @@ def encode_snapshot(state: ClusterState, *, index: int, epoch: int, keys: Stored
 def decode_snapshot(
     content: bytes, file: str, directory: Path | None = None, *, any_keys: bool = False
 ) -> Snapshot:
-    """Raises SnapshotDamaged for anything that is not exactly what was written.
+    """Raises SnapshotDamaged for any difference from the written file.
 
-    `directory` has the files of idempotency keys. `any_keys`: as many keys as there still are will do.
+    `directory` has the files of idempotency keys. `any_keys`: missing keys are accepted.
     """
     if damage := _damage_of(content):
         raise SnapshotDamaged(file, damage)
@@ -154,7 +154,7 @@ def decode_snapshot(
             raise SnapshotDamaged(file, f"cannot be read by this version: {error}") from error
         state = _state(stored.state)
         if digest(state, with_keys=False) != stored.digest:
-            raise SnapshotDamaged(file, "does not give the state it was taken of (digests differ)")
+            raise SnapshotDamaged(file, "does not match its state (digests differ)")
         state.adopt_old_keys()
         keys = stored.key_ring
         if any_keys and directory is not None:
@@ -183,10 +183,10 @@ def _check_format(name: str, file: str) -> None:
 def write_snapshot(
     directory: Path, state: ClusterState, *, index: int, epoch: int, key_files: KeyFiles | None = None
 ) -> str:
-    """Replace the newest snapshot, keep the one before. A failure leaves both as they were.
+    """Replaces the newest snapshot and keeps the previous one. A failure leaves both unchanged.
 
-    A damaged newest one does not become the one before: the sound older one stays, and the damaged file is set aside.
-    Returns a sentence about that, or an empty one.
+    A damaged newest snapshot does not become the previous one: the valid older one stays, and the damaged file is
+    renamed. Returns a note about that, or an empty text.
     """
     newest, previous = directory / SNAPSHOT_NAME, directory / PREVIOUS_NAME
     ready = directory / "snapshot.new.json"
@@ -195,12 +195,12 @@ def write_snapshot(
     content = encode_snapshot(state, index=index, epoch=epoch, keys=keys)
     _decoder.decode(
         content
-    )  # 40 ms for 100,000 tasks: never put what cannot be read in the place of what can
+    )  # 40 ms for 100,000 tasks: an unreadable snapshot must never replace a readable one
     write_file(ready, content)
     damage = ""
     if newest.exists():
         damage = seal_damage(newest)
-        # A second name for the old file instead of a rename: there is never a moment without a newest snapshot.
+        # A second name for the old file instead of a rename, so that a newest snapshot always exists.
         twin = directory / "snapshot.prev.new.json"
         with contextlib.suppress(FileNotFoundError):
             twin.unlink()
@@ -215,7 +215,7 @@ def write_snapshot(
 
 
 def seal_damage(path: Path) -> str:
-    """What is wrong with the bytes of a snapshot file; empty if its seal is right. Cheap: nothing is decoded."""
+    """The damage of a snapshot file; empty if its CRC matches. Cheap: nothing is decoded."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -243,7 +243,7 @@ def load_snapshot(path: Path, *, any_keys: bool = False) -> Snapshot:
 
 
 def snapshot_index(path: Path) -> int:
-    """The index that a snapshot claims, from its first line; 0 if there is none. For bounds, not for trust."""
+    """The index in the first line of a snapshot; 0 if there is none. Not verified."""
     try:
         with path.open("rb") as file:
             found = re.search(rb'"index":(\d+)', file.read(200))
@@ -263,7 +263,7 @@ def _keys_named_in(path: Path) -> StoredKeys | None:
 
 
 def archived_snapshots(directory: Path) -> list[tuple[int, Path]]:
-    """States kept beside the archived segments, so that a replay can begin in the middle; oldest first."""
+    """States next to the archived segments, so that a replay can begin there; oldest first."""
     folder = directory / ARCHIVE_FOLDER
     if not folder.is_dir():
         return []
@@ -276,9 +276,9 @@ def archived_snapshot_name(index: int) -> str:
 
 
 def load_newest(directory: Path) -> tuple[Snapshot, tuple[str, ...]]:
-    """The newest snapshot that can be trusted, and what to tell about those that cannot.
+    """The newest valid snapshot, and notes about damaged ones.
 
-    Without any, everything is replayed from the first group; if that is not possible the journal says so.
+    Without any, everything is replayed from the first group; if that is not possible, the journal reports it.
     """
     notes: list[str] = []
     without_keys: Path | None = None
@@ -302,8 +302,8 @@ def load_newest(directory: Path) -> tuple[Snapshot, tuple[str, ...]]:
             return snapshot, tuple(notes)
     if without_keys is not None:
         notes.append(
-            f"recovering from {without_keys} with the idempotency keys that are left: a submit that is repeated with "
-            "one of the others makes a second task"
+            f"recovering from {without_keys} with the remaining idempotency keys: a submit that is repeated with a "
+            "lost key creates a second task"
         )
         return load_snapshot(without_keys, any_keys=True), tuple(notes)
     if notes:
@@ -312,7 +312,7 @@ def load_newest(directory: Path) -> tuple[Snapshot, tuple[str, ...]]:
 
 
 def no_snapshot() -> Snapshot:
-    """Where a journal begins: an empty state."""
+    """The start of a journal: an empty state."""
     return Snapshot(file="", index=0, epoch=0, at=0, state=ClusterState(), key_files=())
 
 
@@ -346,7 +346,7 @@ def _state(stored: Any) -> ClusterState:
 
 
 def _tasks_of(stored: list[Any]) -> list[Task]:
-    """Equal details become one object again: a batch of 10,000 equal tasks holds one copy of its command."""
+    """Equal details share one object: a batch of 10,000 equal tasks has one copy of its command."""
     details: dict[bytes, bytes] = {}
     for task in stored:
         raw = bytes(task.detail)

@@ -1,4 +1,4 @@
-"""Preallocated files, made ahead of need: the next segment, and the reserve for a full disk."""
+"""Preallocated files: the next segment, and the reserve for a full disk."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _ZEROS = bytes(1 << 20)
 
 
 class Spares:
-    """`make` runs beside the appends, in a thread; `take` hands a file over and is called by the appender only.
+    """`make` runs in a thread, concurrently with appends; only the appender calls `take`, which hands over a file.
 
-    Each file stays open from the moment it is made, and so does the folder: a turn to the next segment needs no new
+    Each file and the folder stay open from the start, so that a change to the next segment needs no new
     descriptor.
     """
 
     def __init__(self, folder: Path, *, segment_bytes: int, reserve_bytes: int) -> None:
         self._folder = folder
         self._sizes = {NEXT_NAME: segment_bytes, RESERVE_NAME: reserve_bytes}
-        self._open: dict[str, int] = {}  # descriptors of the files that are ready
+        self._open: dict[str, int] = {}  # descriptors of prepared files
         self._folder_descriptor = -1
         self._making = threading.Lock()
         self._thread: threading.Thread | None = None
-        self.lacks = ""  # why a file cannot be made; empty: nothing is known to be lacking
-        self.lacks_room = False  # it is the disk that has no room, and not something else
+        self.lacks = ""  # why a file cannot be created; empty: no problem known
+        self.lacks_room = False  # the reason is a full disk
         for name, size in self._sizes.items():
             if _size_bytes(folder / name) == size:
                 self._open[name] = os.open(folder / name, os.O_RDWR | os.O_CLOEXEC)
@@ -52,7 +52,7 @@ class Spares:
         return max((size for name, size in self._sizes.items() if name in self._open), default=0)
 
     def make(self) -> None:
-        """Make what is missing, the reserve last: a segment holds more. What cannot be made is said in `lacks`."""
+        """Creates missing files, the reserve last, because a segment holds more. `lacks` names a failure."""
         with self._making:
             try:
                 if self._folder_descriptor < 0:
@@ -72,7 +72,7 @@ class Spares:
 
         def work() -> None:
             if earlier is not None:
-                earlier.join()  # so that waiting for the last one is waiting for all
+                earlier.join()  # so that waiting for the last thread waits for all
             first()
             self.make()
 
@@ -85,9 +85,9 @@ class Spares:
             os.close(descriptor)
 
     def look(self) -> bool:
-        """Forget files that were deleted or replaced. True: something has to be made again. Appender only."""
+        """Forgets files that were deleted or replaced. True: some must be recreated. Appender only."""
         if self._thread is not None and self._thread.is_alive():
-            return False  # the next look sees what the maker left
+            return False  # the next check sees the maker's result
         lost = [
             name
             for name, descriptor in self._open.items()
@@ -116,7 +116,7 @@ class Spares:
     def take(self, *, first_index: int, need_bytes: int) -> tuple[Path, int]:
         """A segment file with room for `need_bytes`, under its final name, and its descriptor.
 
-        Raises NotWritten when there is none and none can be made; then nothing has changed.
+        Raises NotWritten if there is none and none can be created; then nothing has changed.
         """
         path = self._folder / live_name(first_index)
         while (name := self._choose(need_bytes)) is not None:
@@ -125,13 +125,13 @@ class Spares:
                 self.forget(name)
                 continue
             (self._folder / name).rename(path)
-            del self._open[name]  # not before: a maker beside us would put a new file under the old name
+            del self._open[name]  # not before: a concurrent maker would create a new file under the old name
             if self._folder_descriptor >= 0:
                 os.fsync(self._folder_descriptor)
             else:
                 sync_folder(self._folder)
             return path, descriptor
-        # Larger than any spare, or the spares are gone: the one case in which the append waits for a new file.
+        # Larger than any spare, or no spare left: the only case in which the append waits for a new file.
         try:
             make_folder(self._folder)
             return path, _allocate(path, need_bytes)
@@ -148,14 +148,14 @@ class Spares:
 
 
 def _allocate(path: Path, size_bytes: int) -> int:
-    """A file of zeros, synced, with all of its blocks; its descriptor.
+    """Creates a synced file of zeros with all its blocks; returns its descriptor.
 
     fallocate alone leaves blocks marked unwritten, and each first write to one changes the file's metadata, which
     fdatasync must then commit too. Measured on one ext4 disk, 1,500 records of 600 bytes, three rounds, p50 / p99 in
     ms: written zeros 0.11-0.14 / 0.20-0.36, fallocate alone 0.11-0.13 / 0.26-0.30, growing file 0.15-0.19 / 0.34-0.38.
-    So making the file ahead pays; between the first two this disk shows no clear difference, and zeros are chosen for
-    the reason above. Writing 32 MiB took 30 to 130 ms there, in a thread. fallocate goes first because it fails at
-    once, and whole, when there is no room.
+    So preparing the file helps; between the first two this disk shows no clear difference, and zeros are chosen for the
+    reason above. Writing 32 MiB took 30 to 130 ms there, in a thread. fallocate is called first because it fails at
+    once, as a whole, when there is no room.
     """
     temporary = path.with_name(path.name + ".tmp")
     descriptor = open_new(temporary)

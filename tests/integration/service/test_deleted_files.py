@@ -115,7 +115,7 @@ def test_deleted_files_are_reported_in_log_metrics_and_alerts(
     submit(served)
     shutil.rmtree(tmp_path / "state" / "journal")
     submit(served)
-    wait_until(lambda: "made again with all of its groups" in (tmp_path / "log").read_text())
+    wait_until(lambda: "recreated with all its groups" in (tmp_path / "log").read_text())
     port = served.at["http"]["port"]
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         metrics = answer.read().decode()
@@ -146,11 +146,11 @@ def test_while_the_folder_cannot_be_made_again_submits_get_503_and_reads_go_on(
     (state / "journal").write_text("not a folder")
     status, problem = served.try_to_ask("/api/v1/tasks", {"command": "true"})
     assert (status, problem["code"]) == (503, "journal_unavailable")
-    assert "cannot be made again" in problem["detail"]
+    assert "cannot be recreated" in problem["detail"]
     assert listed(served) == known
     status, ready = served.try_to_ask("/ready")
     assert (status, ready["storage_full"]) == (503, False)
-    assert "cannot be made again" in ready["detail"]
+    assert "cannot be recreated" in ready["detail"]
     (state / "journal").unlink()
     wait_until(lambda: is_ready(served))
     known |= submit(served)

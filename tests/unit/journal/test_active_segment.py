@@ -90,11 +90,11 @@ def test_without_a_place_for_the_file_nothing_is_acknowledged_and_what_is_known_
     shutil.rmtree(tmp_path / "journal")
     (tmp_path / "journal").write_text("no folder")
     last = len(cluster.groups)
-    with pytest.raises(NotWritten, match="cannot be made again") as refused:
+    with pytest.raises(NotWritten, match="cannot be recreated") as refused:
         journal.append(1, last, encode_group(cluster.groups[-1]))
     assert refused.value.gone
     assert journal.room is Room.NONE
-    assert "cannot be made again" in journal.trouble
+    assert "cannot be recreated" in journal.trouble
     assert digest(journal.committed_state()) == before
     journal.prepare()
     assert journal.room is Room.NONE
