@@ -79,7 +79,7 @@ def test_what_can_never_fit_is_refused_with_6_and_by_run_with_125(running_site):
     ("flags", "words"),
     [
         (["--after", "99999"], "There is no task task-99999 to wait for"),
-        (["--nodes", "2"], "Asks for 2 nodes at once; 1 could run a rank of it"),
+        (["--nodes", "2"], "Asks for 2 nodes at once; only 1 could run a rank of it"),
     ],
 )
 def test_what_cannot_be_is_refused_in_the_servers_words(running_site, flags, words):

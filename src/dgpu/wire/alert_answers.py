@@ -1,4 +1,4 @@
-"""The answers of the calls on alerts, and the body that webhooks get."""
+"""Responses of the calls on alerts, and the body of webhooks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class AlertAnswer(Answer, frozen=True, kw_only=True):
 
     id: str
     rule: str
-    subject: str  # a node, a GPU, a pool, a tenant; what the rule is about
+    subject: str  # a node, a GPU, a pool, a tenant; depends on the rule
     state: AlertStateName
     severity: Severity
     summary: str  # one sentence
@@ -25,18 +25,18 @@ class AlertAnswer(Answer, frozen=True, kw_only=True):
     pending_since: str
     firing_since: str | None = None
     resolved_at: str | None = None
-    flaps: int = 0  # how often it came back soon after it was resolved
+    flaps: int = 0  # how often it returned soon after it was resolved
     acknowledged_at: str | None = None
-    comment: str = ""  # of whoever acknowledged it
+    comment: str = ""  # of the acknowledgement
     silenced_until: str | None = None
 
 
 class AlertList(Answer, frozen=True, kw_only=True):
-    total: int  # that the filter takes
+    total: int  # that match the filter
     pending: int
     firing: int
     resolved: int
-    dropped: int = 0  # conditions that hold now and that there was no room for
+    dropped: int = 0  # current conditions without an alert, beyond the limit
     alerts: list[AlertAnswer]
 
 
@@ -53,7 +53,7 @@ class SilenceAnswer(Answer, frozen=True, kw_only=True):
     created_at: str
     until: str
     comment: str = ""
-    active: bool = True  # False: it is over
+    active: bool = True  # False: it has ended
 
 
 class SilenceList(Answer, frozen=True, kw_only=True):
@@ -66,11 +66,11 @@ class TargetAnswer(Answer, frozen=True, kw_only=True):
 
     name: str
     kind: str  # webhook | apprise
-    address: str  # without what could be a secret
+    address: str  # without possible secrets
     queued: int = 0
     sent: int = 0
     failed: int = 0  # attempts
-    dropped: int = 0  # messages that were given up
+    dropped: int = 0  # messages
     last_error: str = ""
 
 
@@ -92,7 +92,7 @@ class TestedTargets(Answer, frozen=True, kw_only=True):
 
 
 class WebhookBody(Answer, frozen=True, kw_only=True):
-    """What a webhook is sent."""
+    """The body of a webhook."""
 
     version: int = 1
     type: str  # alert | test

@@ -1,4 +1,4 @@
-"""Requests about alerts: what is accepted, and the words for what was expected."""
+"""Requests about alerts: accepted values, and descriptions of expected ones."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def decode_silence(body: bytes, rules: Collection[str], now: int) -> SilenceRequ
 
 
 def decode_comment(body: bytes) -> str:
-    """Of an acknowledgement. An empty body is fine."""
+    """The comment of an acknowledgement. The body may be empty."""
     raw = _object(body) if body else {}
     return str(_checked(raw, {"comment": fields.name}).get("comment", ""))
 
 
 def decode_nothing(body: bytes) -> None:
-    """A call that takes no fields says so, instead of passing over what was meant."""
+    """Refuses fields in a call that takes none, instead of ignoring them."""
     if body:
         _checked(_object(body), {})
 
@@ -117,13 +117,13 @@ def _seconds(value: Any) -> int:
 
 
 def _until(value: Any, now: int) -> int:
-    expected = "a moment that is to come, within a year, like 2030-01-31T12:00:00Z"
+    expected = "a future time within a year, like 2030-01-31T12:00:00Z"
     try:
         moment = dt.datetime.fromisoformat(value)
     except (TypeError, ValueError):
         raise Unacceptable(expected) from None
     if moment.tzinfo is None:
-        raise Unacceptable(f"{expected}, with its time zone")
+        raise Unacceptable(f"{expected}, with a time zone")
     try:
         at = SHOWN.at_ms(round(moment.timestamp() * 1_000))
     except (OverflowError, OSError, ValueError):

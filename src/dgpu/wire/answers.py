@@ -1,4 +1,4 @@
-"""The shapes of all answers: what the service encodes is what the SDK decodes."""
+"""The types of all responses, encoded by the service and decoded by the SDK."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ StatusName: TypeAlias = Literal["pending", "running", "success", "failed", "canc
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields that a newer server adds are ignored by an older client."""
+    """An older client ignores fields that a newer server adds."""
 
 
 class FieldError(Answer, frozen=True, kw_only=True):
@@ -84,12 +84,12 @@ class Attempt(Answer, frozen=True, kw_only=True):
 
 
 class ReservationAnswer(Answer, frozen=True, kw_only=True):
-    """Of a waiting task: nobody behind it may delay this."""
+    """The reservation of a waiting task: no later task may delay it."""
 
     at: str | None = None  # it starts by then; None: unknown
     nodes: list[str]
     gpus: list[str] = []
-    waits_for: list[str] = []  # tasks that still run on these GPUs, the first 16
+    waits_for: list[str] = []  # running tasks on these GPUs, the first 16
     waits_for_total: int = 0
     made_at: str
 
@@ -114,17 +114,17 @@ class TaskAnswer(Answer, frozen=True, kw_only=True):
     allocated_nodes: list[str] = []  # all of them, by rank
     node: str | None = None  # that of rank 0
     attempt: int = 0
-    attempts: list[Attempt] = []  # in order, the latest hundred; only where one task is asked about
+    attempts: list[Attempt] = []  # in order, the latest hundred; only in the response for one task
     retries: int = 0
     max_retries: int = 0
     restart: str = "never"
     allocation: bool = False
     held: bool = False
-    after: list[Dependency] = []  # what it still waits for
+    after: list[Dependency] = []  # open dependencies
     array_id: str | None = None  # the first task of its array
     array_index: int | None = None
     array_count: int | None = None
-    array_limit: int | None = None  # how many of it may run at once
+    array_limit: int | None = None  # tasks of the array that may run at once
     cancelling: bool = False
     created_at: str
     started_at: str | None = None
@@ -135,8 +135,10 @@ class TaskAnswer(Answer, frozen=True, kw_only=True):
     waiting: str = ""  # one line: why it waits
     command: str | list[str] = ""
     env: list[str] = []  # names only
-    workdir: str = ""  # where it runs or last ran; in lists, the one it was submitted with
-    own_workdir: bool = False  # the directory was made for the attempt; executor.workdir_retention deletes it
+    workdir: str = ""  # where it runs or last ran; in lists, the submitted one
+    own_workdir: bool = (
+        False  # the directory was created for the attempt; executor.workdir_retention deletes it
+    )
     timeout_seconds: float | None = None
     labels: dict[str, str] = {}
     model_name: str = ""
@@ -148,7 +150,7 @@ class TaskAnswer(Answer, frozen=True, kw_only=True):
 class TaskPage(Answer, frozen=True, kw_only=True):
     tasks: list[TaskAnswer]
     total: int
-    total_is_exact: bool = True  # False: of a search, only those that were found up to this page
+    total_is_exact: bool = True  # False: a search counts only tasks found up to this page
     next_cursor: str | None = None
 
 
@@ -167,7 +169,7 @@ class TaskEvents(Answer, frozen=True, kw_only=True):
 class ExpectedStart(Answer, frozen=True, kw_only=True):
     p50: str
     p90: str
-    median_error_seconds: float | None = None  # of past predictions; None: none was put to the test yet
+    median_error_seconds: float | None = None  # of past predictions; None: none was verified yet
     age_seconds: float = 0.0
 
 
@@ -191,17 +193,17 @@ class Why(Answer, frozen=True, kw_only=True):
     position: int | None = None
     ahead: list[str] = []  # the first 100
     ahead_total: int = 0
-    blockers: list[dict[str, Any]] = []  # code, detail and the numbers of each
+    blockers: list[dict[str, Any]] = []  # each with code, detail and numbers
     expected_start: ExpectedStart | None = None
-    looked_ahead: bool = True  # False: it came after the latest forecast; ask again in some seconds
+    looked_ahead: bool = True  # False: newer than the latest forecast; ask again after some seconds
     sooner: list[Change] = []  # each alone would start it now
-    sooner_known: bool = True  # False: nobody could be asked in time; more may exist
+    sooner_known: bool = True  # False: no result in time; more may exist
     nearest: NearestNode | None = None
     reservation: ReservationAnswer | None = None
 
 
 class WhatifStart(Answer, frozen=True, kw_only=True):
-    """Would start at once, and would not without the change."""
+    """A task that starts at once only with the change."""
 
     task_id: str
     nodes: list[str]
@@ -209,11 +211,11 @@ class WhatifStart(Answer, frozen=True, kw_only=True):
 
 
 class WhatifDelay(Answer, frozen=True, kw_only=True):
-    """Would start later, by the forecast."""
+    """A task that would start later, by the forecast."""
 
     task_id: str
     before: str
-    after: str | None  # None: nobody knows when
+    after: str | None  # None: unknown
     seconds: float | None
 
 
@@ -224,7 +226,7 @@ class WhatifStop(Answer, frozen=True, kw_only=True):
 
 
 class WhatifWait(Answer, frozen=True, kw_only=True):
-    """One of the submitted that would not start at once."""
+    """A submitted task that would not start at once."""
 
     task_id: str
     expected_start: str | None  # None: unknown
@@ -238,7 +240,7 @@ class WhatifAnswer(Answer, frozen=True, kw_only=True):
     stops: list[WhatifStop] = []
     waits: list[WhatifWait] = []
     rejected: Problem | None = None
-    journal_index: int = 0  # of the state that was asked
+    journal_index: int = 0  # of the state used
     at: str = ""
 
 
@@ -255,7 +257,7 @@ class QueueEntry(Answer, frozen=True, kw_only=True):
     gpu_count: int
     nodes: int = 1  # asked for; more than 1: each has gpu_count GPUs
     created_at: str
-    eligible_at: str | None = None  # backs off until then
+    eligible_at: str | None = None  # end of the back-off
     reserved_start: str | None = None  # it starts by then; None with nodes: unknown
     reserved_nodes: list[str] = []  # empty: it holds no reservation
 
@@ -270,8 +272,8 @@ class GpuHealthAnswer(Answer, frozen=True, kw_only=True):
     since: str | None = None
     cause: str = ""  # why it left service
     evidence: str = ""
-    remark: str = ""  # what led to this state
-    quarantines: int = 0  # of late
+    remark: str = ""  # the reason for this state
+    quarantines: int = 0  # in the window
     good_runs: int = 0  # on parole
     needs_person: bool = False
 
@@ -284,12 +286,10 @@ class GpuAnswer(Answer, frozen=True, kw_only=True):
     model: str
     memory_total_mb: int
     memory_used_mb: int | None = None  # None: no sample yet
-    memory_foreign_mb: int = 0  # used by processes that are not ours
-    memory_reserved_mb: int = (
-        0  # promised to tasks; all that may be promised, where one has the card to itself
-    )
-    memory_usable_mb: int = 0  # may be promised at all: without the safety margin and foreign memory
-    share_free: float = 1  # what is left for tasks that share
+    memory_foreign_mb: int = 0  # used by processes outside dgpu
+    memory_reserved_mb: int = 0  # promised to tasks; all usable memory if one task has the whole GPU
+    memory_usable_mb: int = 0  # may be promised: without the safety margin and foreign memory
+    share_free: float = 1  # free part for tasks that share
     utilization_percent: int | None = None
     temperature_c: int | None = None
     power_w: int | None = None
@@ -305,7 +305,7 @@ class EstimateAnswer(Answer, frozen=True, kw_only=True):
     model: str = ""
     command: str = ""
     base_mb: int
-    runs: int = 0  # that told their peak
+    runs: int = 0  # with a known peak
     ooms: int = 0
     peak_mb: int = 0
     updated_at: str | None = None
@@ -324,7 +324,7 @@ class NeedAnswer(Answer, frozen=True, kw_only=True):
 class EstimateList(Answer, frozen=True, kw_only=True):
     total: int
     estimates: list[EstimateAnswer]
-    need: NeedAnswer | None = None  # of the model, type and atoms that were asked about
+    need: NeedAnswer | None = None  # for the requested model, type and atoms
 
 
 class GpuList(Answer, frozen=True, kw_only=True):
@@ -368,7 +368,7 @@ class PoolQuota(Answer, frozen=True, kw_only=True):
 
     quota: int
     used: float
-    available: float  # what may still be taken, borrowed quota included
+    available: float  # free quota, including quota that can be borrowed
     borrowed: float = 0
     waiting: int = 0  # tasks
 
@@ -379,10 +379,10 @@ class TenantUse(Answer, frozen=True, kw_only=True):
     gpu_memory_mb: int = 0
     running: int = 0
     waiting: int = 0
-    gpus_kept: float = 0  # of its guarantee, while it waits for them
+    gpus_kept: float = 0  # kept by its guarantee for waiting tasks
     gpu_hours_this_month: float = 0
-    recent_gpu_hours: float = 0  # decayed: what the fair share looks at
-    share: float = 0  # its weight among all tenants
+    recent_gpu_hours: float = 0  # decayed: the usage in the fair share
+    share: float = 0  # its part of all weights
 
 
 class QuotaAnswer(Answer, frozen=True, kw_only=True):
@@ -396,13 +396,13 @@ class QuotaAnswer(Answer, frozen=True, kw_only=True):
 
 
 class QuotaEffect(Answer, frozen=True, kw_only=True):
-    """What a change of the quota would do. Task ids, at most 1,000 of each kind."""
+    """The effect of a change of the quota. Task ids, at most 1,000 of each kind."""
 
     online: PoolQuota
     batch: PoolQuota
     starts: list[str] = []
     waits: list[str] = []
-    drains: list[str] = []  # run beyond what their pool would have
+    drains: list[str] = []  # run beyond the new part of their pool
     stops: list[str] = []
     rejected: Problem | None = None
 
@@ -432,7 +432,7 @@ class Removed(Answer, frozen=True, kw_only=True):
 
 
 class SessionAnswer(Answer, frozen=True, kw_only=True):
-    access: str  # by what the asker is let in: open | user | token | cookie
+    access: str  # how the client has access: open | user | token | cookie
 
 
 class SessionCode(Answer, frozen=True, kw_only=True):
@@ -454,12 +454,12 @@ class Ready(Answer, frozen=True, kw_only=True):
     epoch: int
     journal_index: int = 0
     storage_full: bool = False
-    history_lag: int | None = None  # records that the history has still to read
+    history_lag: int | None = None  # groups that the history has not read yet
     detail: str = ""
-    epoch_unknown: str = ""  # why nodes are refused: they obeyed an epoch that the journal does not have
+    epoch_unknown: str = ""  # why nodes are refused: they obeyed an epoch that the journal does not contain
     connections: Connections | None = None
-    clock_jump_seconds: float = 0  # the wall clock was set by so much during the last 10 minutes
-    clock_error_seconds: float = 0  # the wall clock minus the times that are shown, until they follow it
+    clock_jump_seconds: float = 0  # change of the wall clock during the last 10 minutes
+    clock_error_seconds: float = 0  # the wall clock minus the shown time, until it follows
     clocks_ahead_seconds: dict[str, float] = {}  # nodes with a wall clock that differs by more than 5 s
 
 

@@ -1,4 +1,4 @@
-"""How many connections a scheduler has, as /ready shows it."""
+"""Numbers of connections, as /ready shows them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class Connections(msgspec.Struct, frozen=True, kw_only=True):
     http: int
     http_max: int
     http_refused: int
-    http_shed: int  # idle ones that made room for others
-    http_unread: int  # closed because the client did not read its answer
+    http_shed: int  # idle connections closed to make room
+    http_unread: int  # closed because the client did not read the response
     agents: int
     agents_max: int
     agents_closed: int  # of other users, closed to make room

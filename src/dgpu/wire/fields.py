@@ -1,4 +1,4 @@
-"""The rules of single fields of a submitted task: what is accepted, and the words for what was expected.
+"""The rules of single fields of a submitted task: accepted values, and descriptions of expected ones.
 
 A check takes a decoded JSON value and returns it normalised, or raises `Unacceptable`.
 """
@@ -15,14 +15,14 @@ from dgpu.core.model.task import PRIORITY_LEVELS, WHOLE_MILLI, Constraint, Pool,
 
 MAX_GPUS = 1024
 MAX_ARGUMENTS = 4096
-MAX_ARGUMENT_BYTES = 131_071  # the kernel's limit of one argument, less its closing NUL
+MAX_ARGUMENT_BYTES = 131_071  # the kernel's limit of one argument, without the final NUL
 MAX_ENV_ENTRIES = 4096
 MAX_ENV_BYTES = 262_144
 MAX_LABELS = 64
 MAX_NAME_CHARS = 256
 MAX_PATH_CHARS = 4096
 MAX_RETRIES = 100
-MAX_TIMEOUT_SECONDS = 315_360_000  # ten years; the operator's own limit is the core's matter
+MAX_TIMEOUT_SECONDS = 315_360_000  # ten years; the core checks the operator's limit
 MAX_MB = 1_000_000_000
 MAX_CPUS = 1_000_000
 MAX_MODELS = 32
@@ -33,7 +33,7 @@ Check = Callable[[Any], Any]
 
 
 class Unacceptable(Exception):  # noqa: N818 - it says what the value is
-    """`at` is the path below the field, `secret` keeps the value out of the answer."""
+    """`at` is the path below the field, `secret` keeps the value out of the response."""
 
     def __init__(self, expected: str, *, at: str = "", value: object = None, secret: bool = False) -> None:
         super().__init__(expected)
@@ -47,7 +47,7 @@ def whole(low: int, high: int) -> Check:
     expected = f"a whole number from {low} to {high}"
 
     def check(value: Any) -> int:
-        # bool is an int in Python; it is not a number of anything here
+        # bool is an int in Python, but not a number here
         if type(value) is int and low <= value <= high:
             return value
         raise Unacceptable(expected)
@@ -73,7 +73,7 @@ def _line(most: int) -> Check:
 
 
 def _has_controls(text: str) -> bool:
-    """Control characters and the two separators that terminals take for line breaks."""
+    """Control characters, and the two separators that terminals treat as line breaks."""
     return any(c < " " or "\x7f" <= c <= "\x9f" or c in "\u2028\u2029" for c in text)
 
 
@@ -304,7 +304,7 @@ def count(most: int) -> Check:
 
 
 def not_yet(accepted: tuple[object, ...], what: str) -> Check:
-    """A field of the contract whose feature is not built: only its neutral values are taken."""
+    """A field of a feature that does not exist yet: only its neutral values are accepted."""
 
     def check(value: Any) -> None:
         for neutral in accepted:
@@ -316,4 +316,4 @@ def not_yet(accepted: tuple[object, ...], what: str) -> Check:
 
 
 class NotSupportedYet(Unacceptable):
-    """Understood, and not built. Taking it silently would run something else than was asked for."""
+    """A known value of a missing feature. Accepting it silently would run something else."""

@@ -1,4 +1,4 @@
-"""Answers about the files of tasks."""
+"""Responses about the files of tasks."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class FileList(Answer, frozen=True, kw_only=True):
     rank: int = 0
     node: str
     workdir: str
-    path: str = ""  # the directory that is listed, relative to workdir
+    path: str = ""  # the listed directory, relative to workdir
     files: list[FileEntry]
     gone: bool = (
-        False  # the directory is not there any more: left empty, or deleted by executor.workdir_retention
+        False  # the directory no longer exists: it was empty, or executor.workdir_retention deleted it
     )
     next_cursor: str | None = None

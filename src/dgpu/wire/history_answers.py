@@ -1,4 +1,4 @@
-"""The shapes of what was: charts in columns, usage, bars of a timeline, events of a node."""
+"""Responses of the history: charts in columns, usage, bars of a timeline, events of a node."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from dgpu.wire.answers import Answer
 
-Curve = list[float | None]  # a value for each of `times`; None: nothing is known
+Curve = list[float | None]  # a value for each of `times`; None: unknown
 
 
 class GpuPeaks(Answer, frozen=True, kw_only=True):
@@ -19,11 +19,11 @@ class GpuPeaks(Answer, frozen=True, kw_only=True):
 
 
 class GpuCurves(GpuPeaks, frozen=True, kw_only=True):
-    """Means of each step; `max` has the highest."""
+    """Means of each step; `max` has the maximum."""
 
     gpu: str
     node: str
-    index: int | None = None  # None: the card has left
+    index: int | None = None  # None: the GPU was removed
     model: str | None = None
     memory_total_mb: int | None = None
     max: GpuPeaks
@@ -33,7 +33,7 @@ class GpuHistory(GpuCurves, frozen=True, kw_only=True):
     since: str
     until: str
     step_seconds: int
-    times: list[int]  # UNIX seconds: where each step begins
+    times: list[int]  # UNIX seconds: the start of each step
 
 
 class GpusHistory(Answer, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class GpusHistory(Answer, frozen=True, kw_only=True):
 
 
 class NodeHistory(GpuPeaks, frozen=True, kw_only=True):
-    """Of the node: mean utilisation, the hottest card, sums of all else."""
+    """Of the node: mean utilisation, the hottest GPU, sums of the other figures."""
 
     node: str
     since: str
@@ -81,14 +81,14 @@ class QueueHistory(Answer, frozen=True, kw_only=True):
     tasks_running: Curve
     tasks_running_max: Curve
     started: list[int]
-    wait_mean_seconds: Curve  # of those that started in the step
+    wait_mean_seconds: Curve  # of tasks that started in the step
     wait_max_seconds: Curve
 
 
 class UsageRow(Answer, frozen=True, kw_only=True):
     tenant: str | None = None
     pool: str | None = None
-    user: str | None = None  # the label `user`; empty: none was given
+    user: str | None = None  # the label `user`; empty: not set
     gpu_hours: float = 0
     tasks: int = 0  # that ran in the range
     attempts: int = 0
@@ -97,7 +97,7 @@ class UsageRow(Answer, frozen=True, kw_only=True):
     succeeded: int = 0
     failed: int = 0
     cancelled: int = 0
-    wait_mean_seconds: float | None = None  # of those that started, from submit to placement
+    wait_mean_seconds: float | None = None  # of started tasks, from submit to placement
     wait_max_seconds: float | None = None
     waiting: int = 0  # now
 
@@ -106,9 +106,9 @@ class Usage(Answer, frozen=True, kw_only=True):
     since: str
     until: str
     by: list[str]
-    history_since: str | None = None  # None: all that ever was is known
-    history_behind: int = 0  # newest groups of the journal that it lacks; above 0: not complete
-    history_behind_seconds: float = 0.0  # for how long it has lacked the oldest of them
+    history_since: str | None = None  # None: complete
+    history_behind: int = 0  # newest groups of the journal that the history lacks; above 0: not complete
+    history_behind_seconds: float = 0.0  # how long it has lacked the oldest of them
     rows: list[UsageRow]
     total: UsageRow
     truncated: bool = False

@@ -1,4 +1,4 @@
-"""Bytes to JSON values, strictly; and the exception for what a sender got wrong."""
+"""Strict decoding of JSON bodies, and the exception for bad requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHORT = 60  # characters of a value in an error message
 
 
 class BadRequest(Exception):  # noqa: N818 - named for what it is on the wire
-    """Nothing was decided and nothing changed. `wire.problem` turns it into an answer."""
+    """Raised before any decision or change. `wire.problem` turns it into a response."""
 
     def __init__(
         self, code: str, detail: str, *, status: int = 400, errors: Iterable[FieldError] = ()
@@ -27,7 +27,7 @@ class BadRequest(Exception):  # noqa: N818 - named for what it is on the wire
 
 
 def parse_json(body: bytes) -> Any:
-    """Strict: no NaN, no duplicate keys, no half characters, no bottomless nesting."""
+    """Strict: no NaN, no duplicate keys, no half surrogate pairs, limited nesting."""
     try:
         raw = msgspec.json.decode(body)
     except RecursionError:
@@ -36,8 +36,8 @@ def parse_json(body: bytes) -> Any:
         raise BadRequest("malformed_json", "The body is not valid UTF-8.") from None
     except msgspec.DecodeError as error:
         raise BadRequest("malformed_json", _why_malformed(body, str(error))) from None
-    # Each key is a closing quote and a colon; quotes inside of texts only add to the number. So equal numbers
-    # prove that no key came twice, and only the rare rest is read again, slowly.
+    # Each key ends with a quote and a colon; quotes inside texts only add to the number. Equal numbers
+    # therefore prove that no key is duplicate, and only the rare rest is parsed again, slowly.
     if body.translate(None, b" \t\r\n").count(b'":') != _count_keys(raw):
         _refuse_duplicates(body)
     return raw

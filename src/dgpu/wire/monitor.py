@@ -1,4 +1,4 @@
-"""The cluster in one short answer, for programs that watch a workstation and for those without Prometheus."""
+"""A short summary of the cluster, for programs that watch a workstation or have no Prometheus."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dgpu.wire.answers import Answer
 
 
 class MonitorGpus(Answer, frozen=True, kw_only=True):
-    """Means and sums are over the GPUs that are in reach; null where none is."""
+    """Means and sums cover reachable GPUs; null if there are none."""
 
     total: int
     idle: int
@@ -24,7 +24,7 @@ class MonitorGpus(Answer, frozen=True, kw_only=True):
 
 
 class MonitorTasks(Answer, frozen=True, kw_only=True):
-    """`pending` and `running` are now; the others count since the scheduler started."""
+    """`pending` and `running` are current; the others count since the start of the scheduler."""
 
     pending: int
     running: int
@@ -37,7 +37,7 @@ class MonitorTasks(Answer, frozen=True, kw_only=True):
 
 
 class MonitorWait(Answer, frozen=True, kw_only=True):
-    """Of tasks that were placed since the scheduler started. Quantiles are read off a histogram."""
+    """For tasks placed since the start of the scheduler. Quantiles come from a histogram."""
 
     count: int
     mean: float | None

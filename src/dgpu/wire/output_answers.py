@@ -1,4 +1,4 @@
-"""The answer about where the output of an attempt is."""
+"""The response about the places of an attempt's output."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dgpu.wire.answers import Answer
 
 class ByteRange(Answer, frozen=True, kw_only=True):
     begin: int
-    end: int  # the first byte behind it
+    end: int  # the first byte after it
 
 
 class OutputAnswer(Answer, frozen=True, kw_only=True):
     task_id: str
-    attempt: int  # 0: none has begun
+    attempt: int  # 0: none has started
     rank: int = 0
-    bytes: int | None = None  # written in all; None: it is not over, or has not arrived
+    bytes: int | None = None  # written in total; None: it has not ended or not arrived
     stored: tuple[ByteRange, ...] = ()  # at the scheduler
     missing: tuple[ByteRange, ...] = ()  # not at the scheduler
-    node: str | None = None  # of the attempt, as far as it is known
+    node: str | None = None  # of the attempt, if known
     node_connected: bool = False
     kept_until: str | None = (
-        None  # the node has all of it, until then at most; None: it has no more than the scheduler
+        None  # the node has the whole output until then; None: it has no more than the scheduler
     )

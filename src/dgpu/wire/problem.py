@@ -1,4 +1,4 @@
-"""The one place that knows what a refusal means in HTTP: status, title, and words with numbers."""
+"""The only module that maps refusals to HTTP: status, title, and a description with numbers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dgpu.core.model.task import MEMORY_STEP_MB
 from dgpu.wire.answers import FieldError, Problem
 from dgpu.wire.json_body import BadRequest
 
-# Every kind of refusal. A new one is added to one of these, and the type checker then names the match that lacks it;
-# a test compares the list with the classes that exist.
+# Every kind of refusal. Add a new one to one of these; the type checker then names the match that lacks it, and
+# a test compares the list with the existing classes.
 OfSubmits = r.AlreadySubmitted | r.KeyReused | r.NeverFits | r.TimeoutTooLong
 OfLoad = r.QueueFull | r.StorageFull | r.JournalUnavailable | r.TooBusy | r.TooManyKeys | r.HistoryBehind
 OfThings = (
@@ -128,34 +128,35 @@ def _of_submit(rejection: OfSubmits, *, batch: bool) -> Meaning:
 
 
 def _of_load(rejection: OfLoad) -> Meaning:
-    """Nothing is wrong with the request: the scheduler cannot take it now."""
+    """The request is valid, but the scheduler cannot accept it now."""
     match rejection:
         case r.QueueFull():
             return Meaning(
                 429,
                 "Too many tasks wait",
                 f"{rejection.waiting:,} tasks wait; with {rejection.submitted:,} more the limit of "
-                f"{rejection.limit:,} would be passed. Try again when some have run.",
+                f"{rejection.limit:,} would be exceeded. Try again when some have run.",
             )
         case r.StorageFull():
             return Meaning(
                 507,
                 "The disk is full",
-                "The journal has no room for new tasks. Running tasks go on; submit again when there is room.",
+                "The journal has no room for new tasks. Running tasks continue; submit again when there is room.",
             )
         case r.JournalUnavailable():
             return Meaning(
                 503,
                 "The journal is not available",
-                f"Nothing was done: {rejection.reason}. Running tasks go on; /ready tells when tasks are taken again.",
+                f"Nothing was done: {rejection.reason}. Running tasks continue; /ready shows when tasks are "
+                "accepted again.",
             )
         case r.HistoryBehind():
             return Meaning(
                 503,
                 "The history is behind",
                 f"Nothing was done: {rejection.finished:,} finished tasks are in memory because the history does not "
-                f"hold them yet; the limit is {rejection.limit:,}. Running tasks go on. See the scheduler's log and "
-                f"its disk.",
+                f"contain them yet; the limit is {rejection.limit:,}. Running tasks continue. See the scheduler's log "
+                f"and its disk.",
             )
         case r.TooManyKeys():
             owner = f"tenant {rejection.tenant_id!r}" if rejection.tenant_id else "all tenants together"
@@ -163,7 +164,7 @@ def _of_load(rejection: OfLoad) -> Meaning:
                 429,
                 "Too many idempotency keys",
                 f"{rejection.known:,} Idempotency-Keys of {owner} are known, the limit is {rejection.limit:,}, and "
-                "none younger than an hour is forgotten. Submit in batches (one key for up to 10,000 tasks), without a "
+                "none younger than an hour is dropped. Submit in batches (one key for up to 10,000 tasks), without a "
                 "key, or later.",
             )
         case r.TooBusy():
@@ -180,32 +181,33 @@ def _of_waiting(rejection: OfWaiting, *, batch: bool) -> Meaning:
     match rejection:
         case r.TaskNotWaiting():
             name = task_name(rejection.task_id)
-            return Meaning(409, "The task does not wait", f"{name} does not wait: it is {rejection.status}.")
+            return Meaning(
+                409, "The task is not waiting", f"{name} is not waiting: it is {rejection.status}."
+            )
         case r.UnknownArray():
             name = task_name(rejection.array_id)
             return Meaning(404, "No such array", f"There is no array that begins with {name}.")
         case r.UnknownDependency():
             name = task_name(rejection.task_id)
             detail = (
-                f"{name} ended so long ago that nobody knows how."
+                f"{name} ended so long ago that its result is unknown."
                 if rejection.forgotten
                 else f"There is no task {name} to wait for."
             )
             return _of_after(rejection, "No such task to wait for", detail, batch=batch)
         case r.DependencyForgotten():
             names = ", ".join(task_name(each.task_id) for each in rejection.on[:5])
-            detail = f"How {names} ended is not in memory any more."
-            return _of_after(rejection, "What is waited for is long over", detail, batch=batch)
+            detail = f"The result of {names} is no longer in memory."
+            return _of_after(rejection, "The dependency ended long ago", detail, batch=batch)
         case r.DependencyNeverMet():
             name = task_name(rejection.task_id)
-            detail = (
-                f"{name} is over: {rejection.status}. It can no longer be waited for with `{rejection.when}`."
-            )
-            return _of_after(rejection, "This would wait for ever", detail, batch=batch)
+            ended = f"{name} has ended: {rejection.status}."
+            detail = f"{ended} A dependency on it with `{rejection.when}` can no longer be met."
+            return _of_after(rejection, "The task would wait for ever", detail, batch=batch)
         case r.TooManyDependencies():
             detail = (
                 f"{rejection.number:,} dependencies, counted over all tasks; at most {rejection.limit:,} are "
-                "taken in one request."
+                "allowed in one request."
             )
             return _of_after(rejection, "Too many dependencies", detail, batch=batch)
         case _:
@@ -229,7 +231,7 @@ def _of_thing(rejection: OfThings) -> Meaning:
             return Meaning(404, "No such task", f"There is no task {task_name(rejection.task_id)}.")
         case r.TaskEnded():
             name = task_name(rejection.task_id)
-            return Meaning(409, "The task is over", f"{name} is over already: {rejection.status}.")
+            return Meaning(409, "The task has ended", f"{name} has already ended: {rejection.status}.")
         case r.UnknownNode():
             return Meaning(404, "No such node", f"There is no node {rejection.node_id!r}.")
         case r.UnknownGpu():
@@ -238,14 +240,13 @@ def _of_thing(rejection: OfThings) -> Meaning:
             return Meaning(
                 409,
                 "The GPU is in service",
-                f"GPU {rejection.gpu_id} is {rejection.state}; only one that was taken out of service can be "
-                f"recovered.",
+                f"GPU {rejection.gpu_id} is {rejection.state}; only a GPU that is out of service can be recovered.",
             )
         case r.StaleCheck():
             return Meaning(
                 409,
-                "The check is over",
-                f"Check {rejection.number} of GPU {rejection.gpu_id} is not asked for.",
+                "The check is outdated",
+                f"Check {rejection.number} of GPU {rejection.gpu_id} was not requested.",
             )
         case r.NodeBusy():
             return Meaning(
@@ -257,7 +258,7 @@ def _of_thing(rejection: OfThings) -> Meaning:
             return Meaning(
                 409,
                 "The node is connected",
-                f"Node {rejection.node_id!r} is connected; only a node that cannot be reached can be given up.",
+                f"Node {rejection.node_id!r} is connected; only an unreachable node can be given up.",
             )
         case r.GpuClaimed():
             return Meaning(
@@ -286,7 +287,7 @@ def _of_tenant(rejection: OfTenants, *, batch: bool) -> Meaning:
                 429,
                 "Too many tasks of the tenant wait",
                 f"{rejection.waiting:,} tasks of tenant {rejection.tenant_id!r} wait; with {rejection.submitted:,} "
-                f"more its limit of {rejection.limit:,} would be passed. Try again when some have run.",
+                f"more its limit of {rejection.limit:,} would be exceeded. Try again when some have run.",
             )
         case r.UnknownTenant():
             detail = f"There is no tenant {rejection.tenant_id!r}."
@@ -296,11 +297,11 @@ def _of_tenant(rejection: OfTenants, *, batch: bool) -> Meaning:
             return Meaning(
                 422,
                 "No such tenant",
-                f"{detail} Here only tenants that an operator has set up may submit.",
+                f"{detail} Only tenants that an operator has created may submit here.",
                 (FieldError(path=path, detail=detail, code=rejection.code),),
             )
         case r.TenantExists():
-            return Meaning(409, "The tenant exists", f"There is a tenant {rejection.tenant_id!r} already.")
+            return Meaning(409, "The tenant exists", f"Tenant {rejection.tenant_id!r} already exists.")
         case r.TenantBusy():
             return Meaning(
                 409,
@@ -308,13 +309,13 @@ def _of_tenant(rejection: OfTenants, *, batch: bool) -> Meaning:
                 f"{rejection.waiting:,} tasks of tenant {rejection.tenant_id!r} wait and {rejection.running:,} run.",
             )
         case r.TooManyTenants():
-            return Meaning(409, "Too many tenants", f"At most {rejection.limit:,} tenants are kept.")
+            return Meaning(409, "Too many tenants", f"At most {rejection.limit:,} tenants are allowed.")
         case r.QuotaInUse():
             return Meaning(
                 409,
                 "Running tasks hold more",
                 f"The {rejection.pool} pool uses {rejection.used_milli / 1000:g} GPUs and would get {rejection.quota}. "
-                f"Nothing is stopped for a strict quota: wait until enough have ended.",
+                f"No task is stopped for a strict quota: wait until enough tasks have ended.",
             )
         case _:
             assert_never(rejection)
@@ -325,8 +326,8 @@ def _beyond_tenant(
     *,
     batch: bool,
 ) -> Meaning:
-    """A field asks for what its tenant or pool may never have."""
-    title = "Beyond what is allowed"
+    """A field exceeds what its tenant or pool may ever have."""
+    title = "Beyond a limit"
     match rejection:
         case r.ExceedsQuota():
             field = "gpu_count"
@@ -339,10 +340,10 @@ def _beyond_tenant(
                 f"{rejection.quota_mb} at most."
             )
         case r.MemoryNotStated():
-            field, title = "gpu_memory_mb", "The memory is needed"
+            field, title = "gpu_memory_mb", "The memory is missing"
             detail = (
                 f"Tenant {rejection.tenant_id!r} may hold {rejection.quota_mb} MB of GPU memory, so each of its tasks "
-                f"must say how much it needs."
+                f"must state how much it needs."
             )
         case r.PoolNotAllowed():
             field = "pool"
@@ -373,11 +374,11 @@ def _never_fits(rejection: r.NeverFits, *, batch: bool) -> Meaning:
             f"No node has a GPU of model {rejection.requested!r}; there are: {rejection.largest or 'none'}."
         )
     elif rejection.lacks == "constraints":
-        detail = (
-            f"Asks for nodes with {rejection.requested}; none of the {rejection.largest} nodes is like that."
-        )
+        detail = f"Asks for nodes with {rejection.requested}; none of the {rejection.largest} nodes matches."
     elif rejection.lacks == "nodes":
-        detail = f"Asks for {rejection.requested} nodes at once; {rejection.largest} could run a rank of it."
+        detail = (
+            f"Asks for {rejection.requested} nodes at once; only {rejection.largest} could run a rank of it."
+        )
     else:
         steps = f" (in steps of {MEMORY_STEP_MB} MB)" if field.endswith("_mb") else ""
         detail = f"Asks for {rejection.requested} {unit}{steps}; the largest node has {rejection.largest}."

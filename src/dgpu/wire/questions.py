@@ -1,6 +1,6 @@
-"""Questions about what would be: the body of `POST /api/v1/whatif`, and what the service asks its follower.
+"""What-if requests: the body of `POST /api/v1/whatif`, and the service's requests to its follower.
 
-They travel as JSON over the follower's pipe, so they are values of their own and not commands of the core.
+They travel as JSON over the follower's pipe, so they are separate values and not commands of the core.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dgpu.wire.requests import (
 )
 
 MAX_ADDED = 1_000  # nodes, all kinds together
-MAX_GPUS_ADDED = 64  # on one of them
+MAX_GPUS_ADDED = 64  # per node
 
 
 class Submitting(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
@@ -50,7 +50,7 @@ class Losing(msgspec.Struct, frozen=True, kw_only=True, tag="lose"):
 
 
 class NewNodes(msgspec.Struct, frozen=True, kw_only=True):
-    """`memory_mb`, `cpus_milli` and `ram_mb` None: like those that are there already."""
+    """`memory_mb`, `cpus_milli` and `ram_mb` None: like existing nodes."""
 
     gpus: int
     model: str
@@ -65,7 +65,7 @@ class Adding(msgspec.Struct, frozen=True, kw_only=True, tag="add_nodes"):
 
 
 class Hastening(msgspec.Struct, frozen=True, kw_only=True, tag="sooner"):
-    """What would start this task now?"""
+    """Asks for changes that would start this task now."""
 
     task_id: TaskId
 
@@ -75,7 +75,7 @@ Question: TypeAlias = Whatif | Hastening
 
 _KINDS = ("submit", "quota", "drain", "lose", "add_nodes")
 _SHOWN = (
-    'Ask for one change: {"submit": {...}}, {"quota": {"online_percent": 0.6}}, {"drain": "node"}, '
+    'Give one change: {"submit": {...}}, {"quota": {"online_percent": 0.6}}, {"drain": "node"}, '
     '{"lose": "node"} or {"add_nodes": [{"gpus": 8, "model": "A100"}]}.'
 )
 

@@ -1,5 +1,5 @@
-"""Ranks of a gang on the wire. All ranks share the number of their attempt; their output is told apart by a number
-that holds both. The rank stands above the attempt, so a task on one node is known by its attempt as ever.
+"""Ranks of a gang on the wire. All ranks share the number of their attempt; a number that contains both identifies
+their output. The rank is in the high bits, so for a task on one node the number is the attempt.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A commit group as bytes: the payload of one journal record. This is a file format; old ones are upcast."""
+"""A commit group as bytes: the payload of one journal record. This is a file format; old records are upcast."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ _decoder = msgspec.msgpack.Decoder(_GROUP)
 
 
 class UnreadableGroup(ValueError):  # noqa: N818 - it names the thing
-    """The bytes are whole, but this version cannot make events of them."""
+    """The bytes are complete, but this version cannot decode them."""
 
 
 class NewerSchema(UnreadableGroup):
-    """A newer version wrote them. Reading what is known of it would lose the rest silently."""
+    """A newer version wrote them. Decoding only the known part would lose the rest silently."""
 
 
 def encode_group(group: Sequence[Event]) -> bytes:
@@ -72,7 +72,7 @@ def encode_group(group: Sequence[Event]) -> bytes:
 
 
 def join_groups(parts: Sequence[tuple[int, bytes]]) -> bytes:
-    """One group out of several encoded ones, each with its number of events. Nothing is encoded again."""
+    """Joins several encoded groups, each with its number of events. Nothing is encoded again."""
     if len(parts) == 1:
         return parts[0][1]
     count = sum(events_count for events_count, _ in parts)

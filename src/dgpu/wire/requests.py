@@ -1,4 +1,4 @@
-"""What people and programs send: bytes in, values of the core out, or a `BadRequest` that names the mistake."""
+"""Decodes requests: bytes in, values of the core out, or `BadRequest` with each error and its path."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ _encode_detail = msgspec.json.Encoder().encode
 
 
 def decode_task(body: bytes, *, bare_means_allocation: bool = False) -> TaskSpec:
-    """One task. On the workstation form a task without a command is an allocation."""
+    """One task. On the workstation API, a task without a command is an allocation."""
     return _spec(parse_json(body), "", bare_means_allocation=bare_means_allocation)
 
 
 def entry_of(spec: TaskSpec) -> tuple[int, TaskSpec]:
-    """How many tasks it is: as many as its array has, or one."""
+    """The number of tasks: the size of the array, or one."""
     return (size(spec.array) if spec.array else 1, spec)
 
 
 def task_of(raw: object, where: str) -> TaskSpec:
-    """A task that is part of another body; `where` is its path there."""
+    """A task inside another body; `where` is its path there."""
     return _spec(raw, where)
 
 
@@ -98,7 +98,7 @@ def _decode_list(tasks: object) -> Entries:
     if len(tasks) > MAX_BATCH_TASKS:
         raise BadRequest(
             "too_many_tasks",
-            f"{len(tasks):,} tasks in one batch, at most {MAX_BATCH_TASKS:,} are taken. Send them in parts.",
+            f"{len(tasks):,} tasks in one batch, at most {MAX_BATCH_TASKS:,} are allowed. Send them in parts.",
             status=413,
             errors=[FieldError(path="tasks", detail=f"Expected at most {MAX_BATCH_TASKS} tasks.")],
         )
@@ -113,9 +113,7 @@ def _spec(raw: object, where: str | int, *, bare_means_allocation: bool = False)
     if type(raw) is not dict:
         raise invalid([field_error(_path(where, ""), raw, Unacceptable("an object: the task"))])
     values: dict[str, Any] = {}
-    detail: dict[
-        str, Any
-    ] = {}  # what TaskDetail reads; making one just to encode it would cost as much again
+    detail: dict[str, Any] = {}  # the fields of TaskDetail: creating one only to encode it costs twice
     for name, value in raw.items():
         rule = _RULES.get(name)
         if rule is None:
@@ -158,15 +156,16 @@ def _spec(raw: object, where: str | int, *, bare_means_allocation: bool = False)
 
 
 def _check_sharing(values: dict[str, Any], detail: dict[str, Any], where: str | int) -> None:
-    """Rules between fields. A share of less than 1 is shared without saying so."""
+    """Rules between fields. A share below 1 implies shared."""
     share = values.get("share_milli", WHOLE_MILLI)
     shared = values.get("shared", share < WHOLE_MILLI)
     if not shared:
         if share < WHOLE_MILLI:
-            raise invalid([FieldError(path=_path(where, "shared"), detail="A gpu_share below 1 is shared.")])
+            why = "A gpu_share below 1 implies shared."
+            raise invalid([FieldError(path=_path(where, "shared"), detail=why)])
         return
     if values.get("gpus", 1) != 1 or values.get("nodes", 1) != 1:
-        expected = "Expected 1: a task that shares lives on one GPU."
+        expected = "Expected 1: a shared task uses one GPU."
         raise invalid([FieldError(path=_path(where, "gpu_count"), detail=expected)])
     told = (
         values.get("gpu_memory_mb") or "share_milli" in values or any(name in detail for name in _ESTIMATED)
@@ -180,7 +179,7 @@ _ESTIMATED = ("model_name", "task_type", "structure_n_atoms")
 
 
 class _Asked(NamedTuple):
-    """All of a task but its detail."""
+    """A task without its detail."""
 
     shape: Shape
     timeout_ms: int | None
@@ -197,7 +196,7 @@ _NO_ARRAY = ArrayPlan((), 0)
 
 @functools.lru_cache(maxsize=4096)
 def _asked(items: tuple[tuple[str, Any], ...]) -> _Asked:
-    """Most tasks of a batch ask for the same: one value serves them all."""
+    """Most tasks of a batch are alike and share one value."""
     values = dict(items)
     priority = values.get("priority", PRIORITY_LEVELS["normal"])
     pool = values.get("pool") or (Pool.ONLINE if priority >= ONLINE_FROM_PRIORITY else Pool.BATCH)
@@ -230,7 +229,7 @@ def _asked(items: tuple[tuple[str, Any], ...]) -> _Asked:
 def _cpus_milli(values: dict[str, Any]) -> int:
     """A command without GPUs holds one CPU unless the request sets `cpus`, where 0 means not counted.
 
-    The default enters here, at the submit, so a task in an existing journal keeps the demand it was submitted with.
+    The default is set here, at submit, so a task in an existing journal keeps its original demand.
     """
     given: int | None = values.get("cpus_milli")
     if given is not None:
@@ -240,12 +239,12 @@ def _cpus_milli(values: dict[str, Any]) -> int:
 
 
 def decode_cancel(body: bytes) -> CancelTasks:
-    """`{task_ids: [...]}`, or at least one filter of the list: everything at once is never meant by an empty body."""
+    """`{task_ids: [...]}`, or at least one filter of the list: an empty body never means all tasks."""
     raw = parse_json(body)
     if type(raw) is not dict or not raw:
         raise BadRequest(
             "malformed_request",
-            'Say what to cancel: {"task_ids": [...]}, or filters: status, tenant, pool, priority, array.',
+            'Give the tasks to cancel: {"task_ids": [...]}, or filters: status, tenant, pool, priority, array.',
         )
     if "task_ids" in raw:
         if len(raw) > 1:
@@ -272,7 +271,7 @@ def decode_cancel(body: bytes) -> CancelTasks:
 
 
 def decode_target(body: bytes) -> bool:
-    """Of hold and release: is the whole array meant? An empty body means the task alone."""
+    """For hold and release: whether the whole array is meant. An empty body means only the task."""
     raw = parse_json(body) if body else {}
     return _is_array(raw, set())
 
@@ -310,7 +309,7 @@ def _array_id(value: object) -> TaskId:
 def _live_status(value: object) -> TaskStatus:
     if isinstance(value, str) and value in {"pending", "running"}:
         return TaskStatus(value)
-    raise Unacceptable("pending or running: the others are over")
+    raise Unacceptable("pending or running: other tasks have ended")
 
 
 def _task_ids(value: object) -> tuple[TaskId, ...]:
@@ -346,7 +345,7 @@ NOT_SUPPORTED_YET = "not_supported_yet"
 
 
 def _all_errors(raw: dict[str, Any], where: str | int) -> list[FieldError]:
-    """The slow way, walked only after something was found wrong: every error with its path."""
+    """The slow path, used only after an error was found: every error with its path."""
     errors = []
     seen: dict[str, str] = {}
     for name, value in raw.items():

@@ -1,6 +1,4 @@
-"""The name of the directory that a run has for itself. Standard library only: agents and the scheduler compute it
-alike.
-"""
+"""The name of a run's own directory. Standard library only: agents and the scheduler compute the same name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fields of a task as submitted: one table for the decoder and for the API's description."""
+"""The fields of a submitted task: one table for the decoder and for the API description."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULT_TENANT = TenantId("default")
 
 
 class TaskField(NamedTuple):
-    target: str  # where its value goes; aliases share one
+    target: str  # the internal field; aliases share one
     check: Check
     about: str
     schema: dict[str, Any]
@@ -33,7 +33,7 @@ _DEPENDENCY: dict[str, Any] = {
     "required": ["task_id"],
     "properties": {"task_id": {"type": "string"}, "when": {"enum": [when.value for when in When]}},
 }
-_LATER = "Not supported yet: any other value than the neutral one is refused."
+_LATER = "Not supported yet: only the neutral value is accepted."
 
 TASK_FIELDS: dict[str, TaskField] = {
     "command": TaskField(
@@ -49,7 +49,7 @@ TASK_FIELDS: dict[str, TaskField] = {
     ),
     "name": TaskField("name", fields.name, "For people.", {**_TEXT, "maxLength": fields.MAX_NAME_CHARS}),
     "tenant_id": TaskField(
-        "tenant_id", fields.tenant, "Whose task it is.", {**_TEXT, "default": DEFAULT_TENANT}
+        "tenant_id", fields.tenant, "The tenant of the task.", {**_TEXT, "default": DEFAULT_TENANT}
     ),
     "pool": TaskField(
         "pool",
@@ -60,13 +60,14 @@ TASK_FIELDS: dict[str, TaskField] = {
     "priority": TaskField(
         "priority",
         fields.priority,
-        "0 to 100, or low (10), normal (50), high (80), critical (100). Higher first, then first come.",
+        "0 to 100, or low (10), normal (50), high (80), critical (100). Higher numbers go first; "
+        "equal numbers in order of submission.",
         {"oneOf": [_number(0, 100), {"enum": list(PRIORITY_LEVELS)}], "default": 50},
     ),
     "gpu_count": TaskField(
         "gpus",
         fields.whole(0, fields.MAX_GPUS),
-        "GPUs of one node (of each node, with `nodes`). 0 runs without any.",
+        "GPUs per node. 0: no GPU.",
         {**_number(0, fields.MAX_GPUS), "default": 1},
     ),
     "gpu_request": TaskField(
@@ -117,7 +118,7 @@ TASK_FIELDS: dict[str, TaskField] = {
     "timeout_seconds": TaskField(
         "timeout_ms",
         fields.timeout_ms,
-        "After this the task fails with reason `timeout`.",
+        "After this time the task fails with reason `timeout`.",
         {"type": "number", "exclusiveMinimum": 0, "maximum": fields.MAX_TIMEOUT_SECONDS},
     ),
     "max_retries": TaskField(
@@ -135,27 +136,27 @@ TASK_FIELDS: dict[str, TaskField] = {
     "allocation": TaskField(
         "allocation",
         fields.flag,
-        "true: hold the GPUs and run nothing, until cancelled or until the time is over.",
+        "true: hold the GPUs and run nothing, until cancelled or until the time limit.",
         {"type": "boolean", "default": False},
     ),
     "labels": TaskField("labels", fields.labels, "Names and texts for your own use.", _TEXTS),
     "model_name": TaskField(
         "model_name",
         fields.short_line,
-        "A GPU that has this model loaded is liked; what its runs need of memory is learned.",
+        "A GPU with this model loaded is preferred; memory estimates are learned per model.",
         _TEXT,
     ),
-    "task_type": TaskField("task_type", fields.short_line, "Scales the estimate of memory.", _TEXT),
+    "task_type": TaskField("task_type", fields.short_line, "Scales the memory estimate.", _TEXT),
     "structure_n_atoms": TaskField(
         "structure_n_atoms",
         fields.whole(0, 1_000_000_000),
-        "Adds to the estimate of memory.",
+        "Adds to the memory estimate.",
         _number(0, 1_000_000_000),
     ),
     "shared": TaskField(
         "shared",
         fields.flag,
-        "true: lives on a GPU beside others, within its gpu_memory_mb (or the estimate), or its gpu_share.",
+        "true: shares a GPU with other tasks, within its gpu_memory_mb (or the estimate), or its gpu_share.",
         {"type": "boolean", "default": False},
     ),
     "gpu_share": TaskField(
@@ -167,7 +168,7 @@ TASK_FIELDS: dict[str, TaskField] = {
     "nodes": TaskField(
         "nodes",
         fields.whole(1, MAX_NODES),
-        "More than 1: the task runs on so many nodes at once, with gpu_count GPUs on each, and ends as a whole.",
+        "More than 1: the task runs on this many nodes at once, with gpu_count GPUs on each, and ends as a whole.",
         {**_number(1, MAX_NODES), "default": 1},
     ),
     "image": TaskField("", fields.not_yet(("",), "running in a container"), _LATER, {"const": ""}),
@@ -193,7 +194,7 @@ TASK_FIELDS: dict[str, TaskField] = {
     "held": TaskField(
         "held",
         fields.flag,
-        "true: it waits until it is released.",
+        "true: the task waits until it is released.",
         {"type": "boolean", "default": False},
     ),
     "entrypoint": TaskField("", fields.not_yet(("",), "a function in a warm worker"), _LATER, {"const": ""}),
@@ -203,7 +204,7 @@ TASK_FIELDS: dict[str, TaskField] = {
     "constraints": TaskField(
         "constraints",
         fields.constraints,
-        'What the labels of a node must be: {"zone": "a"} or ["zone=a", "disk=ssd|nvme", "rack!=7"]. `node` is its id.',
+        'Required labels of nodes: {"zone": "a"} or ["zone=a", "disk=ssd|nvme", "rack!=7"]. `node` is the node id.',
         {"oneOf": [{"type": "object"}, {"type": "array", "items": _TEXT}]},
     ),
 }

@@ -1,4 +1,4 @@
-"""Tenants and quotas as people write them, in requests and in scheduler.yaml alike."""
+"""Tenants and quotas in requests and in scheduler.yaml."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ TENANT_FIELDS: dict[str, TenantField] = {
     "guaranteed_gpus": TenantField(
         "guaranteed_gpus",
         fields.whole(0, MAX_GPUS),
-        "GPUs that others leave to it while it waits for them.",
+        "GPUs kept for its waiting tasks.",
         _whole(MAX_GPUS),
     ),
     "weight": TenantField(
         "weight_milli",
         _thousandths(0.001, MAX_WEIGHT),
-        "Of its fair share. 1 if absent.",
+        "Weight in the fair share. 1 if absent.",
         {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_WEIGHT},
     ),
     "max_running": TenantField(
@@ -99,7 +99,7 @@ TENANT_FIELDS: dict[str, TenantField] = {
     "max_gpu_memory_mb": TenantField(
         "max_gpu_memory_mb",
         fields.whole(0, fields.MAX_MB),
-        "GPU memory that its running tasks may ask for together. Each of them must name it then.",
+        "Total GPU memory that its running tasks may request. Each task must then state its memory.",
         _whole(fields.MAX_MB),
     ),
     "max_priority": TenantField(
@@ -117,7 +117,7 @@ TENANT_FIELDS: dict[str, TenantField] = {
     "gpu_hours_per_month": TenantField(
         "gpu_hours_milli",
         _thousandths(0, MAX_HOURS),
-        "Budget of a calendar month (UTC). When it is used up, its tasks wait for the next.",
+        "Budget of a calendar month (UTC). When it is used up, tasks wait for the next month.",
         {"type": ["number", "null"], "minimum": 0, "maximum": MAX_HOURS},
     ),
 }
@@ -126,7 +126,7 @@ QUOTA_FIELDS: dict[str, TenantField] = {
     "online_percent": TenantField(
         "online_ppm",
         percent,
-        "The online pool's part of the schedulable GPUs, 0 to 1. The rest is batch's.",
+        "The online pool's part of the schedulable GPUs, 0 to 1. The batch pool gets the rest.",
         {"type": "number", "minimum": 0, "maximum": 1},
     ),
     "mode": TenantField(
@@ -139,11 +139,11 @@ QUOTA_FIELDS: dict[str, TenantField] = {
 
 
 def decode_tenant(body: bytes, tenant_id: str | None = None) -> Tenant:
-    """All of a tenant. With an id from elsewhere, the body need not name it."""
+    """A whole tenant. If the id comes from the address, the body need not contain it."""
     raw = _object(body)
     if tenant_id is not None:
         if raw.get("id", tenant_id) != tenant_id:
-            raise invalid([FieldError(path="id", detail="Is another one than that of the address.")])
+            raise invalid([FieldError(path="id", detail="Differs from the id in the address.")])
         raw = {**raw, "id": tenant_id}
     tenant, errors = tenant_of(raw)
     if tenant is None:
@@ -177,9 +177,7 @@ def decode_quota(body: bytes) -> SetQuota:
     if errors:
         raise invalid(errors)
     if not values:
-        raise BadRequest(
-            "malformed_request", 'Say what to change: {"online_percent": 0.65}, mode or reclaim.'
-        )
+        raise BadRequest("malformed_request", 'Give a change: {"online_percent": 0.65}, mode or reclaim.')
     return SetQuota(**values)
 
 
@@ -198,7 +196,7 @@ def _checked(
     for name, value in raw.items():
         field = known.get(name)
         if field is None:
-            detail = f"This field is not known. Known are: {', '.join(known)}."
+            detail = f"This field is not known. Known fields: {', '.join(known)}."
             errors.append(FieldError(path=str(name)[:64], detail=detail, code="unknown_field"))
         elif value is not None:
             try:

@@ -1,4 +1,4 @@
-"""Times as people type them: how long ago (`30d`, `6h`), `now`, or RFC 3339; and the step of a chart."""
+"""Times in requests: an age (`30d`, `6h`), `now`, or RFC 3339; and the step of a chart."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([smhdw])")
 _SECONDS = re.compile(r"\d{1,9}")
 _LONGEST_TEXT = 64
-EXPECTED_MOMENT = "a time back from now like 30d, 6h, 90m, `now`, or a time like 2026-07-30T12:00:00Z"
+EXPECTED_MOMENT = "an age like 30d, 6h, 90m, `now`, or a time like 2026-07-30T12:00:00Z"
 EXPECTED_STEP = "seconds or a duration like 10m, a multiple of 10 s"
 
 
@@ -32,7 +32,7 @@ def moment_ms(text: str, now_ms: int) -> int:
     if len(text) > _LONGEST_TEXT:
         raise Unacceptable(EXPECTED_MOMENT)
     try:
-        # a `+` in a query that was not escaped arrives as a blank
+        # an unescaped `+` in a query arrives as a space
         at = dt.datetime.fromisoformat(re.sub(r" (?=\d\d:?\d\d$)", "+", text))
         wall_ms = round((at if at.tzinfo else at.replace(tzinfo=dt.UTC)).timestamp() * 1_000)
     except (ValueError, OverflowError):

@@ -1,6 +1,6 @@
-"""Old records become new ones while they are read; files are never rewritten.
+"""Converts old records when they are read; files are never rewritten.
 
-A step takes a group of the schema it is filed under, as plain lists and maps, and returns it in the next schema. A
+A step takes a group of its schema, as plain lists and maps, and returns it in the next schema. A
 schema that only adds fields at the end of events, with defaults, has no step: its records are read as they are.
 """
 
@@ -23,7 +23,7 @@ def only_adds_fields(schema: int, target: int, steps: Mapping[int, Step | None] 
 def upcast(group: list[Any], schema: int, target: int, steps: Mapping[int, Step | None] = STEPS) -> list[Any]:
     for number in range(schema, target):
         if number not in steps:
-            raise ValueError(f"no way from schema {number} to {number + 1}")
+            raise ValueError(f"no conversion from schema {number} to {number + 1}")
         step = steps[number]
         if step is not None:
             group = step(group)

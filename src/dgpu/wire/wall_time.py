@@ -1,4 +1,4 @@
-"""What people see of the time of the journal: the wall clock at that moment (see core.wall_span).
+"""Shows times of the journal as wall clock times (see core.wall_span).
 
 A process shows the time of one journal, so the table belongs to the process, like its time zone.
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dgpu.core.model.wall_span import (
-        WallSpan,  # the client shows times too, and needs nothing of the core
+        WallSpan,  # the client shows times too, and needs no other part of the core
     )
 
 
@@ -32,7 +32,7 @@ class WallTime:
         return at
 
     def at_ms(self, wall_ms: int) -> int:
-        """The newest `at` that was shown as this time; between two spans, the beginning of the later one."""
+        """The newest `at` that is shown as this time; between two spans, the start of the later one."""
         until: int | None = None
         for since, offset_ms in (*self._spans, (0, 0)):
             at = wall_ms - offset_ms
