@@ -1,4 +1,4 @@
-"""What must hold, whatever happened. Told of every process, every acknowledgement and every commit."""
+"""Checks of the promises. They are told of every process, every acknowledgement and every commit."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Violation(AssertionError):  # noqa: N818 - it names what was found
 class Checkers:
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        # Processes that are neither frozen nor over, by cluster and task, with their attempt. A scheduler that lost all
-        # of its state is another cluster: its task 1 is not the one of before.
+        # Running processes (not frozen, not ended) by cluster and task, with their attempt. A scheduler that lost all
+        # its state is another cluster: its task 1 is a different task.
         self._awake: dict[tuple[str, TaskId], dict[LeaseId, tuple[int, NodeId]]] = {}
         self._ended: dict[TaskId, TaskStatus] = {}
         self._ended_for_readers: dict[TaskId, TaskStatus] = {}
-        self._details: dict[TaskId, dict[str, int]] = {}  # what each task was submitted for
+        self._details: dict[TaskId, dict[str, int]] = {}  # the demands of each submitted task
         self._exits: dict[tuple[str, TaskId], dict[LeaseId, int]] = {}
-        self._standing: frozenset[LeaseId] = frozenset()  # durable, and not over as far as the journal knows
+        self._standing: frozenset[LeaseId] = frozenset()  # durable leases without an end in the journal
         self._lost_below = LeaseId(
             0
         )  # the ends of earlier leases may have been lost, which an operator accepted
@@ -49,9 +49,7 @@ class Checkers:
     # told by the keepers
 
     def on_awake(self, order: RunOrder, node_id: NodeId) -> None:
-        """A process started, or goes on after it was frozen. Ranks of one attempt run together, on nodes of
-        their own.
-        """
+        """A process started, or continues after a freeze. Ranks of one attempt run together, on different nodes."""
         task_id, lease_id, attempt = order.task_id, order.lease_id, attempt_of(order.attempt)
         awake = self._awake.setdefault((order.cluster_id, task_id), {})
         others = {lease: place for lease, place in awake.items() if lease != lease_id}
@@ -63,7 +61,7 @@ class Checkers:
             )
         is_ours = order.cluster_id == self._cluster_id
         if is_ours and self._ended.get(task_id) is TaskStatus.SUCCESS:
-            raise self._violation(f"task {task_id} was over, and runs again on {node_id}")
+            raise self._violation(f"task {task_id} had ended and runs again on {node_id}")
         awake[lease_id] = (attempt, node_id)
         self.runs += 1
 
@@ -74,11 +72,10 @@ class Checkers:
         self._exits.setdefault((order.cluster_id, order.task_id), {})[order.lease_id] = code
 
     def on_end_acknowledged(self, order: RunOrder) -> None:
-        """Its agent heard that the end is durable, and lets go of it."""
+        """The agent was told that the end is durable and forgets it."""
         if order.lease_id in self._standing and order.cluster_id in {"", self._cluster_id}:
             raise self._violation(
-                f"the end of task {order.task_id} under {order.lease_id} was acknowledged, and the journal does not "
-                f"have it"
+                f"the end of task {order.task_id} under {order.lease_id} was acknowledged, but is not in the journal"
             )
 
     # told by clients and the scheduler
@@ -96,7 +93,7 @@ class Checkers:
                 if self._lost_below == _ALL:
                     self._lost_below = first_lease_of(event.epoch)
             if isinstance(event, TasksForgotten) and not history.ended.keys() >= set(event.task_ids):
-                raise self._violation(f"tasks left the memory before the history had them: {event}")
+                raise self._violation(f"tasks left the memory before the history contained them: {event}")
             if isinstance(event, TaskFinished):
                 self._check_end(event)
                 self._ended[event.task_id] = event.status
@@ -114,7 +111,7 @@ class Checkers:
         exits = self._exits.get((self._cluster_id, event.task_id), {})
         if event.status is TaskStatus.SUCCESS and exits.get(event.lease_id) != 0:
             raise self._violation(
-                f"task {event.task_id} succeeded, but no process of it under {event.lease_id} did"
+                f"task {event.task_id} succeeded, but none of its processes under {event.lease_id} did"
             )
         if event.exit_code and event.reason == "" and event.exit_code not in exits.values():
             raise self._violation(f"task {event.task_id} has an exit code that none of its runs had: {event}")
@@ -123,7 +120,7 @@ class Checkers:
             raise self._violation(f"task {event.task_id} succeeded, and {awake} still runs")
 
     def on_read(self, task_id: TaskId, state: ClusterState, history: SimHistory) -> None:
-        """A client reads a task that it was told of. An end that it saw once must stay."""
+        """A client reads an acknowledged task. An end that a client saw must stay."""
         if task_id not in self._details:
             return  # lost with the state, which an operator accepted
         status = self._status_of(task_id, state, history)
@@ -135,7 +132,7 @@ class Checkers:
             raise self._violation(f"task {task_id} was read as {seen} and later as {status}")
 
     def on_lost(self, state: ClusterState, history: SimHistory) -> None:
-        """Groups are gone, and an operator accepted that. What is left must hold as before."""
+        """Groups are lost, and an operator accepted that. The same rules hold for the rest."""
         self.outputs.on_lost()
         self._lost_below = _ALL
         self.acknowledged = {
@@ -169,7 +166,7 @@ class Checkers:
         )
 
     def check_undone(self, state: ClusterState, replayed: ClusterState) -> None:
-        """A group without room never happened: memory is again what the journal holds."""
+        """A group that was not stored never happened: the state in memory must match the journal again."""
         if digest(state) != digest(replayed):
             raise self._violation("a group that was not stored is still in memory")
 
@@ -177,7 +174,7 @@ class Checkers:
         self.check_recovered(state, history)
         known = history.ended.keys() | state.tasks.keys()
         if known != {task_id for ids in self.acknowledged.values() for task_id in ids}:
-            raise self._violation("there are tasks that no client was told of")
+            raise self._violation("there are tasks that no client knows")
         for task in state.tasks.values():
             if not task.status.is_final:
                 raise self._violation(
@@ -186,7 +183,7 @@ class Checkers:
         for task_id, detail in self._details.items():
             self._check_status(task_id, detail, self._status_of(task_id, state, history))
         if digest(state) != digest(replayed):
-            raise self._violation("the journal makes another state than the one in memory")
+            raise self._violation("a replay of the journal differs from the state in memory")
         if state.leases:
             raise self._violation(f"leases are left: {sorted(state.leases)}")
 
@@ -200,7 +197,7 @@ class Checkers:
         task = state.tasks.get(task_id)
         status = history.ended.get(task_id) if task is None else task.status
         if status is None:
-            raise self._violation(f"task {task_id} was acknowledged and is lost")
+            raise self._violation(f"task {task_id} was acknowledged but is lost")
         return status
 
     def _violation(self, what: str) -> Violation:

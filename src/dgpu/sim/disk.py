@@ -1,4 +1,4 @@
-"""The scheduler's disk: what was synced survives; what was being written may be there, in part or not at all."""
+"""The scheduler's disk: synced data survive; an unfinished write survives completely, in part or not at all."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SimDisk:
 
     @property
     def room(self) -> Room:
-        """As the journal knows it: a full disk is noticed by a write that fails."""
+        """The journal's view: a full disk is noticed when a write fails."""
         return Room.NONE if self._noticed and self._is_full else Room.OK
 
     @property
@@ -45,14 +45,14 @@ class SimDisk:
         self.memory.cut_power()
 
     def recover(self) -> tuple[ClusterState, int]:
-        """The state as a starting scheduler finds it: from the snapshot, checked against all of the journal."""
+        """The state at a start: from the snapshot, checked against the whole journal."""
         self._journal = MemoryJournal(self.memory)
         recovery = self._journal.recover()
         self.torn += recovery.cut is not None
         state = recovery.replayed()
         whole = self.replayed()
         if digest(state) != digest(whole):
-            raise AssertionError("snapshot and tail do not make the state that the whole journal makes")
+            raise AssertionError("snapshot and tail give another state than the whole journal")
         return state, recovery.index
 
     def replayed(self) -> ClusterState:
@@ -94,14 +94,14 @@ class SimDisk:
         self._world.after(self._world.between(0, 6), synced)
 
     def _refuse(self, group: Append) -> None:
-        """A full copy-on-write disk: nothing of the record was taken, or its front."""
+        """A full copy-on-write disk: none of the record was stored, or only its beginning."""
         record = _record(group)
         self.refused += 1
         self._noticed = True
         self.memory.left = record[: self._world.between(0, len(record) - 16)]
 
     def _fail(self, group: Append) -> None:
-        """The sync fails and the record is in the cache, where the next start reads it; the disk never got it."""
+        """The sync fails. The record is only in the cache, where the next start reads it."""
         self._sync_fails = False
         start = len(self.memory.segment)
         self.memory.left = b""  # the record is written over it
@@ -109,15 +109,15 @@ class SimDisk:
         self.memory.unsynced = (start, len(self.memory.segment))
 
     def take_snapshot(self) -> None:
-        """What the follower does: it sees the committed journal and nothing else."""
+        """The follower's part: it reads only the committed journal."""
         if self.memory.unsynced is not None:
-            return  # the last group counts when a start has made it durable
+            return  # the last group counts only when a start has made it durable
         state = self.replayed()
         index = sum(1 for _ in self._journal.groups())
         self._journal.take_snapshot(state, index=index)
 
     def lose_tail(self, groups: int) -> None:
-        """The newest groups are gone without a trace, and snapshots with them."""
+        """The newest groups and their snapshots are lost."""
         records = scan(bytes(self.memory.segment), file="memory", first_index=1).records
         kept = records[: max(1, len(records) - groups)]
         del self.memory.segment[kept[-1].offset + record_bytes(len(kept[-1].payload)) :]
@@ -133,9 +133,9 @@ class SimDisk:
         self.memory.left = b""
         kind = self._world.between(0, 4)
         if kind == 0:
-            return  # nothing of it reached the disk
+            return  # no byte reached the disk
         if kind == 1:
-            self.memory.segment += record  # all of it did, but nobody was told
+            self.memory.segment += record  # the whole record did, but it was not acknowledged
         elif kind == 2:
             self.memory.segment += record[: self._world.between(1, len(record) - 1)]
         elif kind == 3:

@@ -1,4 +1,4 @@
-"""What goes wrong, and when. Every fault ends by itself; after the last one the world must come to rest."""
+"""The faults and their times. Every fault ends by itself; after the last one the world must come to rest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Faults:
         self.happened: dict[str, int] = {}
 
     def plan(self, faults: int, over_ms: int, only: str = "") -> None:
-        """`only` names one kind, for a mutant that no other can catch."""
+        """`only` names one kind, for a mutant that no other kind reveals."""
         kinds: list[Callable[[NodeHost], None]] = [
             self.scheduler_dies,
             self.scheduler_dies_writing,
@@ -65,7 +65,7 @@ class Faults:
             self._world.after(self._world.between(100, 20_000), node.start_agent)
 
     def lose_tail(self) -> None:
-        """Once: the journal is rewound by a few groups, or by many."""
+        """Once: the journal loses its last groups, few or many."""
         self._scheduler.lose_tail(self._world.chance.choice((1, 2, 5, 20, 100)))
 
     def heal(self) -> None:
@@ -87,7 +87,7 @@ class Faults:
         self._scheduler.dies_at_next_write = True
 
     def disk_is_full(self, _node: NodeHost) -> None:
-        """Noticed in the middle of a write. Some of the times the scheduler is killed meanwhile."""
+        """A write fails. Sometimes the scheduler is killed meanwhile."""
         disk = self._scheduler.disk
         disk.full_until = self._world.now + self._world.between(100, 30_000)
         if self._world.chance.random() < 0.3:
@@ -104,7 +104,7 @@ class Faults:
         node.pause_agent(self._world.between(1_000, 100_000))
 
     def falls_asleep_and_is_cut_off(self, node: NodeHost) -> None:
-        """It wakes in the dark, with an old answer in its buffer."""
+        """It wakes without a network, with an old answer in its buffer."""
         self._network.slow_down(8_000)
         asleep_at_ms = self._world.between(1_000, 6_000)
         self._world.after(asleep_at_ms, lambda: node.pause_agent(self._world.between(20_000, 59_000)))
@@ -118,7 +118,7 @@ class Faults:
         node.hang_keeper(self._world.between(1_000, 100_000))
 
     def keeper_hangs_and_is_cut_off(self, node: NodeHost) -> None:
-        """Nobody but the guard can end its tasks before they are given to another node."""
+        """Only the guard can end its tasks before they are placed on another node."""
         node.hang_keeper(self._world.between(60_000, 150_000))
         self._world.after(self._world.between(0, 5_000), lambda: self._network.cut_off(node.name))
         self._world.after(150_000, lambda: self._network.heal(node.name))

@@ -1,4 +1,4 @@
-"""The history of the simulated world: how tasks ended, written some time after the commit. It survives every crash."""
+"""The history of the simulated world: results of tasks, written some time after the commit. It survives every crash."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class SimHistory:
         self.seen_at = 0
 
     def see(self, group: CommittedGroup) -> None:
-        """Groups come in order; one that was seen before changes nothing."""
+        """Groups arrive in order; a repeated group changes nothing."""
         if group.index <= self.seen_index:
             return
         self.seen_index = group.index

@@ -1,7 +1,7 @@
-"""Connections that delay, stall and break. Within one connection order holds, as on TCP; between two it does not.
+"""Connections that delay, stall and break. Messages of one connection stay in order, as on TCP; those of two do not.
 
-A partition holds messages back, in one direction or both; when it ends in time they arrive late, as a retransmission
-does. Nothing is lost but by the end of a connection, which the two sides notice at different times. A careless proxy
+A partition holds messages back, in one direction or both. If it ends in time, they arrive late, like a retransmission.
+Messages are lost only at the end of a connection, which the two sides notice at different times. A faulty proxy
 may deliver a message twice.
 """
 
@@ -41,7 +41,7 @@ class Connection:
         self._send("agent", message.SerializeToString())
 
     def close(self, side: str) -> None:
-        """One side is done; the other one notices when the network lets it."""
+        """One side has closed; the other side notices when the network delivers it."""
         if self.open[side]:
             self.open[side] = False
             other = "agent" if side == "scheduler" else "scheduler"
@@ -67,7 +67,7 @@ class Connection:
             self.ends[to].on_message(self, content)
 
     def _deliver(self, to: str, action: Callable[[], None]) -> None:
-        """Behind all that is on the way, also when a partition has held that back."""
+        """After all earlier messages, including those that a partition holds back."""
         world, waiting = self._network.world, self._on_the_way[to]
         self._arrives_at[to] = max(self._arrives_at[to], world.now + self._network.delay_ms())
         waiting.append((self._arrives_at[to], action))
@@ -75,7 +75,7 @@ class Connection:
             world.at(self._arrives_at[to], lambda: self._let_in(to))
 
     def _let_in(self, to: str) -> None:
-        """The oldest message that is on the way to this side; then the next one."""
+        """Delivers the oldest message for this side, then the next one."""
         world, waiting = self._network.world, self._on_the_way[to]
         if self._network.is_cut_off(self.name, to):
             world.after(_RETRANSMIT_MS, lambda: self._let_in(to))
@@ -90,7 +90,7 @@ class Network:
     def __init__(self, world: World) -> None:
         self.world = world
         self.connections: list[Connection] = []
-        self._cut_off: set[tuple[str, str]] = set()  # node and the side that hears nothing
+        self._cut_off: set[tuple[str, str]] = set()  # node and the side that receives nothing
         self._slow_until = 0
         self._doubles_until = 0
 
@@ -108,7 +108,7 @@ class Network:
         return not any(node == name for node, _ in self._cut_off)
 
     def cut_off(self, name: str, *sides: str) -> None:
-        """The named sides hear nothing of the other one; without a name, both."""
+        """The named sides receive nothing; without a name, both."""
         self._cut_off |= {(name, side) for side in sides or ("agent", "scheduler")}
 
     def heal(self, name: str | None = None) -> None:

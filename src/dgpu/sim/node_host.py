@@ -56,7 +56,7 @@ from dgpu.wire.proto.agent_pb2 import FromScheduler
 
 
 class _WatchedLifecycle(Lifecycle):
-    """Tells which ends its node was told to be durable."""
+    """Reports the ends that the node was told are durable."""
 
     def __init__(self, checkers: Checkers) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class NodeHost:
         )
         self._boots = 0
         self._booted_at = world.now
-        self._rate = 1 + world.chance.uniform(-0.001, 0.001)  # no two crystals are alike
+        self._rate = 1 + world.chance.uniform(-0.001, 0.001)  # clocks differ in speed
         self._joined_on_disk = Joined()
         self.keeper = SimKeeper(world, checkers, NodeId(name), self.clock, self.to_world)
         self.keeper.on_ended_by_guard = self.crash_keeper
@@ -102,7 +102,7 @@ class NodeHost:
         self._connection: Connection | None = None
         self._waking_at = 0
         self._keeper_arrives_at = 0
-        self._last_heard: Heard | None = None  # for a keeper that is replaced
+        self._last_heard: Heard | None = None  # for a new keeper
         self._paused: list[Callable[[], None]] | None = None
 
     def clock(self) -> int:
@@ -112,7 +112,7 @@ class NodeHost:
     def to_world(self, node_ms: int) -> int:
         return self._booted_at + int((node_ms - 1_000) / self._rate) + 1
 
-    # What can happen to it
+    # Faults
 
     def start_agent(self) -> None:
         if self._machine is not None:
@@ -150,12 +150,12 @@ class NodeHost:
             self._connection = None
 
     def leave_cluster(self) -> None:
-        """An operator moves the node to another cluster. Its keeper still holds what ran under the old one."""
+        """An operator moves the node to another cluster. Its keeper still holds runs of the old one."""
         self.crash_agent()
         self._joined_on_disk = Joined()
 
     def crash_keeper(self) -> None:
-        """What the agent orders is lost until it notices and has met the next one."""
+        """The agent's orders are lost until it notices and has connected to the next keeper."""
         self.keeper.die()
         self.keeper.tell = None
         machine = self._machine
@@ -167,7 +167,7 @@ class NodeHost:
         self._later(self._keeper_delay_ms(), machine, notice)
 
     def hang_keeper(self, ms: int) -> None:
-        """SIGSTOP of the keeper: its processes go on. The agent misses the answers to its pings."""
+        """SIGSTOP of the keeper: its processes continue. The agent gets no answers to its pings."""
         if self.keeper.hangs:
             return
         self.keeper.hang(ms)
@@ -198,7 +198,7 @@ class NodeHost:
         self._booted_at = self._world.now
 
     def pause_agent(self, ms: int) -> None:
-        """SIGSTOP of the agent alone: the keeper goes on."""
+        """SIGSTOP of the agent only: the keeper continues."""
         if self._machine is None or self._paused is not None:
             return
         self._paused = []
@@ -253,7 +253,7 @@ class NodeHost:
         self._world.at(at, wake)
 
     def _meet_keeper(self) -> None:
-        """One that hangs is waited for: until it answers, nobody knows what runs here."""
+        """Waits for a keeper that hangs: until it answers, the running tasks are unknown."""
         machine = self._machine
         self.keeper.when_awake(lambda: self._greet_keeper(machine))
 
@@ -272,12 +272,12 @@ class NodeHost:
         self._later(self._keeper_delay_ms(), self._machine, lambda: self._put(word))
 
     def _keeper_delay_ms(self) -> int:
-        """A socket: in order."""
+        """In order, like a socket."""
         self._keeper_arrives_at = max(self._keeper_arrives_at, self._world.now + self._world.between(0, 20))
         return self._keeper_arrives_at - self._world.now
 
     def _later(self, ms: int, machine: NodeMachine | None, action: Callable[[], None]) -> None:
-        """By the agent, if it is still the same; one that is stopped does it when it wakes."""
+        """Done by the same agent process; a stopped agent does it when it wakes."""
 
         def act() -> None:
             if machine is None or machine is not self._machine:
@@ -354,7 +354,7 @@ class NodeHost:
 
         def answered() -> None:
             if not self._network.can_connect(self.name):
-                return  # nobody answers; the session's own patience ends it
+                return  # no answer; the session's timeout ends it
             if not self._scheduler.is_up:
                 self._put(Disconnected(reason="refused"))
                 return

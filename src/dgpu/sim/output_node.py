@@ -1,6 +1,6 @@
-"""Output on a node of the simulation: its files, and the courier of its agent. What OutputHost does, on virtual time.
+"""Output on a node of the simulation: its files and the courier of its agent. Replaces OutputHost, on virtual time.
 
-Files outlive the agent. A stream opens with the session of the main one and is opened again when it breaks.
+Files outlive the agent. A stream opens with the session of the main stream and is reopened when it breaks.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from dgpu.sim.world import World
 from dgpu.wire.proto import agent_pb2 as pb
 
 _REOPEN_MS = 2_000
-_SIZES = (0, 1, 90, 400, 900, 2_500)  # around what the scheduler keeps, see output_scheduler
+_SIZES = (0, 1, 90, 400, 900, 2_500)  # around the limits of the scheduler, see output_scheduler
 
 Attempt = tuple[LeaseId, TaskId, int]
 
 
 class OutputNode:
-    """`later` does things as the agent: not before it wakes, and never after its death."""
+    """`later` acts as the agent: not before it wakes, and never after its end."""
 
     def __init__(
         self,
@@ -64,11 +64,11 @@ class OutputNode:
 
     @property
     def is_at_rest(self) -> bool:
-        """All that ended here is stored, or was refused."""
+        """Whether the output of all ended attempts is stored or was refused."""
         return not self._unsettled
 
     def write(self, order: RunOrder) -> int:
-        """What an attempt has written by its end; the number of bytes."""
+        """Writes the output of an attempt; returns the number of bytes."""
         key = (order.lease_id, order.task_id, order.attempt)
         size = self._world.chance.choice(_SIZES)
         self.files[key] = (f"{order.lease_id}.{order.task_id}.{order.attempt};".encode() * size)[:size]

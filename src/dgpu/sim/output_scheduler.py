@@ -34,7 +34,7 @@ MakeIntake = Callable[..., OutputIntake]
 
 
 class SimOutput:
-    """The intake dies with the scheduler. The store and history stay."""
+    """The intake is lost with the scheduler. The store and the history stay."""
 
     def __init__(self, world: World, make_intake: MakeIntake = OutputIntake) -> None:
         self._world = world
@@ -81,7 +81,7 @@ class SimOutput:
         self._put(group)
 
     def forge(self, node_id: NodeId, session_id: str) -> None:
-        """A stream of a node, or of an attacker that invents a session, with output of any attempt but its own."""
+        """A stream from a node, or from an attacker with an invented session, with output of other attempts."""
         others = [lease_id for lease_id, holder in self._past.items() if holder.node_id != node_id]
         if not others:
             return

@@ -1,4 +1,4 @@
-"""The scheduler's process in the simulation: what the asyncio adapter does, on virtual time."""
+"""The scheduler's process in the simulation: replaces the asyncio adapter, on virtual time."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ MakeScheduler = Callable[..., Scheduler]
 
 
 class SimMachine:
-    """The scheduler's machine: its wall clock is set now and then, and it is started again."""
+    """The scheduler's machine: its wall clock is set sometimes, and it restarts."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -105,12 +105,12 @@ class SchedulerHost:
         self.dies_at_next_write = False
         self.read_in_flight: Callable[[], None] = lambda: (
             None
-        )  # clients that look while a group is being written
+        )  # clients that read while a group is being written
         self.machine = SimMachine(world)
         self._clock = Clock(machine=self.machine)
         self._clock_offset = 0
         self._history_at = 0
-        self._last_at = self._last_now = 0  # of the scheduler before
+        self._last_at = self._last_now = 0  # of the previous scheduler
         self._deciding = False
         self._waking_at = 0
         self._next_id = 0
@@ -134,7 +134,7 @@ class SchedulerHost:
         return self.scheduler.session_of(node_id) if self.scheduler is not None else ""
 
     def lose_state(self) -> None:
-        """A new state directory: another cluster, whose numbers begin anew."""
+        """A new state directory: another cluster, whose numbers start again."""
         self.crash()
         self.disk = SimDisk(self._world)
         self.output.stored.clear()
@@ -142,7 +142,7 @@ class SchedulerHost:
         self.start()
 
     def lose_tail(self, groups: int) -> None:
-        """The journal is rewound, and an operator accepts that: the next epoch is above all that was ever known."""
+        """The journal loses its end, and an operator accepts that: the next epoch is above all known ones."""
         self.crash()
         before, _ = self.disk.recover()
         self.disk.lose_tail(groups)
@@ -158,10 +158,10 @@ class SchedulerHost:
         self._checkers.on_lost(state, self.history)
 
     def start(self, **known: Any) -> None:
-        """`known`: what a start after a loss tells the new epoch."""
+        """`known`: the numbers for the new epoch of a start after a loss."""
         if self.scheduler is not None:
             return
-        # An operator who accepted a loss does so again when the start died before its epoch was durable.
+        # The operator accepts the loss again if the start died before its epoch was durable.
         self._known = known = known or self._known
         self.starts += 1
         state, index = self.disk.recover()
@@ -181,7 +181,7 @@ class SchedulerHost:
         self._wake_later(self._world.now + 1_000)
 
     def _started_clock(self, state: ClusterState) -> Clock:
-        """Whatever the wall clock says, exactly the time that has passed is counted, unless the machine was off."""
+        """Checks that exactly the elapsed time is counted, whatever the wall clock, unless the machine was off."""
         clock = Clock(state.last_at, state.wall, machine=self.machine)
         known = newest_span(state.wall)
         now, gone_ms = clock.now_ms(), self._world.now - self._last_now
@@ -189,13 +189,13 @@ class SchedulerHost:
         first, last = (state.last_at, state.last_at + MAX_GAP_MS)
         if is_exact:
             first = last = self._last_at + gone_ms
-        # An empty journal says nothing about the time before it.
+        # An empty journal knows no earlier time.
         if self._last_at and state.last_at and not first <= now <= last:
             raise Violation(f"the time jumped from {self._last_at} to {now}, {gone_ms} ms have passed")
         return clock
 
     def crash(self) -> None:
-        """Like kill -9: memory is gone, the disk keeps what it has, the kernel closes the sockets."""
+        """Like kill -9: memory is lost, the disk stays, the kernel closes the sockets."""
         if self.scheduler is None:
             return
         self._last_at, self._last_now = self._now(), self._world.now
@@ -224,7 +224,7 @@ class SchedulerHost:
             self._put(Read(request_id=self._next_id))
 
     def pause(self, ms: int) -> None:
-        """SIGSTOP: sockets fill up, time goes on."""
+        """SIGSTOP: sockets fill up, time passes."""
         if self.scheduler is None or self._paused is not None:
             return
         self._paused = []
@@ -306,7 +306,7 @@ class SchedulerHost:
             elif isinstance(output, Reply):
                 self._answers.pop(output.request_id)(output.result)
             elif isinstance(output, ReplyFailed):
-                raise Violation(f"a command met a bug: {output.error}")
+                raise Violation(f"a command raised an error: {output.error}")
             elif isinstance(output, Tell):
                 connection = self._connections.get(output.connection_id)
                 if connection is not None:
@@ -364,14 +364,14 @@ class SchedulerHost:
         self._world.after(2_000, self.start)
 
     def _is_postponed(self, action: Callable[[], None]) -> bool:
-        """Whatever reaches a stopped process waits until it goes on. One that died meanwhile never does it."""
+        """A message to a stopped process waits until it continues, and is dropped if it died meanwhile."""
         if self._paused is None:
             return False
         self._paused.append(action)
         return True
 
     def _follow(self, group: CommittedGroup) -> None:
-        """What the follower does: it writes the history some time after the commit, and says how far it is."""
+        """The follower's part: it writes the history some time after the commit, and reports its progress."""
         history = self.history
         self.output.on_group(group)
 
@@ -379,7 +379,7 @@ class SchedulerHost:
             if history is not self.history:
                 return  # it was lost with the state
             history.see(group)
-            # Several groups may share a millisecond: everything before it is certain to be there.
+            # Several groups may share a millisecond: only everything before it is certainly stored.
             self._put(HistoryAdvanced(at=history.seen_at - 1))
 
         self._world.after(self._history_lag_ms(), write)

@@ -1,4 +1,4 @@
-"""One seed, one world: a workload, faults, then peace; the checkers have the last word."""
+"""One seed, one world: a workload, faults, then rest and the final checks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def simulate(
     only_fault: str = "",
     loses: Loss = "",
 ) -> Summary:
-    """Raises Violation (or an assertion of the core) when a promise is broken.
+    """Raises Violation (or an assertion of the core) if a promise is broken.
 
     `loses`: once, the scheduler's whole state or the end of its journal is lost, and an operator accepts that.
     """
@@ -85,7 +85,7 @@ def simulate(
     faults.heal()
     world.run_until(TROUBLE_MS + PEACE_MS, lambda: _is_at_rest(scheduler, workload, nodes))
     if not scheduler.is_up or not workload.is_answered:
-        raise Violation(f"seed {seed}: the scheduler did not come back, or does not answer")
+        raise Violation(f"seed {seed}: the scheduler did not return or does not answer")
     checkers.check_at_rest(scheduler.state, scheduler.disk.replayed(), scheduler.history)
     if not all(node.output.is_at_rest for node in nodes):
         raise Violation(f"seed {seed}: output was never stored")
@@ -113,7 +113,7 @@ def _summary(world: World, checkers: Checkers, scheduler: SchedulerHost, faults:
 
 
 def _settings(world: World) -> Settings:
-    """In half of the worlds finished tasks leave the memory soon, and readers find them in the history."""
+    """In half of the worlds, finished tasks leave the memory soon, and readers find them in the history."""
     if world.chance.random() < 0.5:
         return Settings(default_timeout_ms=0, max_timeout_ms=0)
     return Settings(default_timeout_ms=0, max_timeout_ms=0, keep_finished=3, keep_finished_ms=5_000)

@@ -1,4 +1,4 @@
-"""Clients that submit, sometimes cancel, and ask again with the same key until they have an answer."""
+"""Clients that submit, sometimes cancel, and retry with the same key until they get an answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dgpu.sim.scheduler_host import SchedulerHost
 from dgpu.sim.world import World
 
 _ASK_AGAIN_MS = 2_000
-MAX_READS = 300  # of one world: reads that go on for ever would keep it from coming to rest
+MAX_READS = 300  # per world: endless reads would keep it from coming to rest
 
 
 class Workload:
@@ -35,8 +35,8 @@ class Workload:
         self._scheduler = scheduler
         self._checkers = checkers
         self._unanswered: set[str] = set()
-        self._lost = False  # what a submit waits for may be lost
-        self._is_plain = world.chance.random() < 0.5  # tasks of one node that wait for nobody
+        self._lost = False  # dependencies of a submit may be lost
+        self._is_plain = world.chance.random() < 0.5  # tasks on one node without dependencies
         self._reads_left = MAX_READS
         scheduler.read_in_flight = self._read_all
         self.submits = 0
@@ -87,7 +87,7 @@ class Workload:
         return SubmitTasks(entries=((count, spec),), idempotency_key=key, fingerprint=key)
 
     def _with_dependency(self, command: SubmitTasks) -> SubmitTasks:
-        """After a task that somebody was told of; a repetition asks for the same."""
+        """Depends on an acknowledged task; a retry sends the same request."""
         known = sorted(task_id for ids in self._checkers.acknowledged.values() for task_id in ids)
         if self._is_plain or not known or self._world.chance.random() > 0.2:
             return command
@@ -106,13 +106,12 @@ class Workload:
             elif isinstance(result, tuple) and isinstance(result[0], TasksSubmitted):
                 self._told(command, result[0].first_id, sum(count for count, _ in command.entries))
             elif isinstance(result, NeverFits | DependencyNeverMet | DependencyForgotten):
-                # No node that is large enough had registered by then, or what it waits for ended otherwise, or long
-                # ago.
+                # No large enough node had registered yet, or the dependency ended with another result or long ago.
                 self._unanswered.discard(key)
             elif self._lost and isinstance(result, UnknownDependency):
-                self._unanswered.discard(key)  # what it waits for is lost
+                self._unanswered.discard(key)  # its dependency is lost
             elif isinstance(result, StorageFull | TooBusy):
-                # Asked again later, under the same key. A scheduler that slept finds the repeats of all clients.
+                # Retried later, with the same key. A scheduler that was stopped gets the retries of all clients.
                 pass
             else:
                 raise Violation(f"submit {key} was answered by {result}")
@@ -145,12 +144,12 @@ class Workload:
         self._scheduler.read(lambda state: self._checkers.on_read(task_id, state, self._scheduler.history))
 
     def release_again(self) -> None:
-        """A loss may have taken the release of tasks that are still known."""
+        """The release of a known task may be lost."""
         self._release(tuple(task_id for ids in self._checkers.acknowledged.values() for task_id in ids))
         self._lost = True
 
     def _release(self, task_ids: tuple[TaskId, ...]) -> None:
-        """Whoever is held is let go, sooner or later; asked until there is an answer."""
+        """Releases every held task at some time; retries until there is an answer."""
         waiting = set(task_ids)
 
         def ask() -> None:

@@ -1,4 +1,4 @@
-"""Virtual time: one heap of events, one source of chance. Equal seeds give equal worlds."""
+"""Virtual time: one heap of events, one random source. Equal seeds give equal worlds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class World:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.chance = random.Random(seed)  # noqa: S311 - reproducible on purpose
-        self.now = 0  # true milliseconds; hosts have clocks of their own
+        self.now = 0  # true milliseconds; hosts have their own clocks
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._count = 0
 
@@ -28,7 +28,7 @@ class World:
         return self.chance.randint(least, most)
 
     def run_until(self, ms: int, is_over: Callable[[], bool] | None = None) -> bool:
-        """False: the time came first."""
+        """False: the time limit came first."""
         while self._heap and self._heap[0][0] <= ms:
             self.now, _, action = heapq.heappop(self._heap)
             action()
