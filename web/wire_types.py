@@ -13,7 +13,15 @@ from collections.abc import Iterable, Iterator
 import msgspec
 from msgspec import inspect
 
-MODULES = ("answers", "alert_answers", "board_answers", "file_answers", "history_answers", "output_answers")
+MODULES = (
+    "answers",
+    "alert_answers",
+    "board_answers",
+    "cluster_answers",
+    "file_answers",
+    "history_answers",
+    "output_answers",
+)
 
 
 class NotSupported(Exception):  # noqa: N818 - it names the type

@@ -23,7 +23,6 @@ LONG_MODULES = {
     "src/dgpu/core/index/rooms.py": 435,
     "src/dgpu/core/state.py": 402,
     "src/dgpu/service/loop/runtime.py": 466,
-    "src/dgpu/wire/answers.py": 482,
     "tests/integration/agent/test_agent_keeper.py": 461,
     "tests/integration/grpc/test_agent_server.py": 497,
     "tests/property/test_core_machine.py": 405,

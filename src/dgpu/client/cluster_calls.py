@@ -9,37 +9,47 @@ from dgpu.client.call import Call
 from dgpu.client.fields import QuotaFields, TenantFields
 from dgpu.client.request import NOTHING, Request, api_path, given
 from dgpu.wire import answers
+from dgpu.wire.cluster_answers import (
+    GpuAnswer,
+    GpuList,
+    NodeAnswer,
+    NodeList,
+    QuotaAnswer,
+    QuotaEffect,
+    TenantAnswer,
+    TenantList,
+)
 
 
 class ClusterCalls:
     @Call
-    def gpus(self) -> Request[answers.GpuList]:
+    def gpus(self) -> Request[GpuList]:
         """All GPUs with what they measured last."""
-        return Request("GET", api_path("gpus"), answers.GpuList)
+        return Request("GET", api_path("gpus"), GpuList)
 
     @Call
-    def recover_gpu(self, gpu_id: str, *, reason: str = "") -> Request[answers.GpuAnswer]:
+    def recover_gpu(self, gpu_id: str, *, reason: str = "") -> Request[GpuAnswer]:
         """Has a card checked that was taken out of service, after somebody looked after it."""
         path = api_path("gpus", gpu_id, "recover")
-        return Request("POST", path, answers.GpuAnswer, body=given(reason=reason or None))
+        return Request("POST", path, GpuAnswer, body=given(reason=reason or None))
 
     @Call
-    def nodes(self) -> Request[answers.NodeList]:
+    def nodes(self) -> Request[NodeList]:
         """All nodes."""
-        return Request("GET", api_path("nodes"), answers.NodeList)
+        return Request("GET", api_path("nodes"), NodeList)
 
     @Call
-    def drain(self, node_id: str, *, reason: str = "") -> Request[answers.NodeAnswer]:
+    def drain(self, node_id: str, *, reason: str = "") -> Request[NodeAnswer]:
         """Starts nothing more on a node. Its running tasks go on."""
         return _node_order(node_id, "drain", reason)
 
     @Call
-    def resume(self, node_id: str) -> Request[answers.NodeAnswer]:
+    def resume(self, node_id: str) -> Request[NodeAnswer]:
         """Lets a drained node start tasks again."""
         return _node_order(node_id, "resume")
 
     @Call
-    def give_up(self, node_id: str, *, reason: str = "") -> Request[answers.NodeAnswer]:
+    def give_up(self, node_id: str, *, reason: str = "") -> Request[NodeAnswer]:
         """Says that nothing runs on a lost node any more, so that its tasks can start elsewhere."""
         return _node_order(node_id, "lost", reason)
 
@@ -49,39 +59,39 @@ class ClusterCalls:
         return _remove(api_path("nodes", node_id))
 
     @Call
-    def quota(self) -> Request[answers.QuotaAnswer]:
+    def quota(self) -> Request[QuotaAnswer]:
         """Quotas of the pools and tenants, and how much of them is used."""
-        return Request("GET", api_path("quota"), answers.QuotaAnswer)
+        return Request("GET", api_path("quota"), QuotaAnswer)
 
     @Call
-    def set_quota(self, **change: Unpack[QuotaFields]) -> Request[answers.QuotaAnswer]:
+    def set_quota(self, **change: Unpack[QuotaFields]) -> Request[QuotaAnswer]:
         """Changes the quota. A field that is left out stays as it is."""
-        return Request("PUT", api_path("quota"), answers.QuotaAnswer, body=given(**change))
+        return Request("PUT", api_path("quota"), QuotaAnswer, body=given(**change))
 
     @Call
-    def try_quota(self, **change: Unpack[QuotaFields]) -> Request[answers.QuotaEffect]:
+    def try_quota(self, **change: Unpack[QuotaFields]) -> Request[QuotaEffect]:
         """Changes nothing: tells who would start, wait, drain or be stopped."""
-        return Request("PUT", api_path("quota", dry_run="true"), answers.QuotaEffect, body=given(**change))
+        return Request("PUT", api_path("quota", dry_run="true"), QuotaEffect, body=given(**change))
 
     @Call
-    def tenants(self) -> Request[Sequence[answers.TenantAnswer]]:
+    def tenants(self) -> Request[Sequence[TenantAnswer]]:
         """All tenants with their limits and use."""
-        return Request("GET", api_path("tenants"), answers.TenantList).picking(lambda found: found.tenants)
+        return Request("GET", api_path("tenants"), TenantList).picking(lambda found: found.tenants)
 
     @Call
-    def tenant(self, tenant_id: str) -> Request[answers.TenantAnswer]:
+    def tenant(self, tenant_id: str) -> Request[TenantAnswer]:
         """One tenant with its limits and use."""
-        return Request("GET", api_path("tenants", tenant_id), answers.TenantAnswer)
+        return Request("GET", api_path("tenants", tenant_id), TenantAnswer)
 
     @Call
-    def create_tenant(self, tenant_id: str, **limits: Unpack[TenantFields]) -> Request[answers.TenantAnswer]:
+    def create_tenant(self, tenant_id: str, **limits: Unpack[TenantFields]) -> Request[TenantAnswer]:
         """Refused if there is one of that name."""
-        return Request("POST", api_path("tenants"), answers.TenantAnswer, body=given(id=tenant_id, **limits))
+        return Request("POST", api_path("tenants"), TenantAnswer, body=given(id=tenant_id, **limits))
 
     @Call
-    def set_tenant(self, tenant_id: str, **limits: Unpack[TenantFields]) -> Request[answers.TenantAnswer]:
+    def set_tenant(self, tenant_id: str, **limits: Unpack[TenantFields]) -> Request[TenantAnswer]:
         """All of its limits; sets it up if there is none of that name."""
-        return Request("PUT", api_path("tenants", tenant_id), answers.TenantAnswer, body=given(**limits))
+        return Request("PUT", api_path("tenants", tenant_id), TenantAnswer, body=given(**limits))
 
     @Call
     def remove_tenant(self, tenant_id: str) -> Request[None]:
@@ -114,9 +124,9 @@ class ClusterCalls:
         return Request("GET", "/ready", answers.Ready)
 
 
-def _node_order(node_id: str, order: str, reason: str = "") -> Request[answers.NodeAnswer]:
+def _node_order(node_id: str, order: str, reason: str = "") -> Request[NodeAnswer]:
     path = api_path("nodes", node_id, order)
-    return Request("POST", path, answers.NodeAnswer, body=given(reason=reason or None))
+    return Request("POST", path, NodeAnswer, body=given(reason=reason or None))
 
 
 def _remove(path: str) -> Request[None]:

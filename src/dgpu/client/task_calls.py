@@ -9,6 +9,7 @@ from dgpu.client.call import Call
 from dgpu.client.fields import Filters, TaskFields
 from dgpu.client.request import NOTHING, Request, api_path, encode, given, new_key
 from dgpu.wire import answers
+from dgpu.wire.cluster_answers import EstimateList
 
 PART_TASKS = 10_000
 PART_BYTES = 8 << 20
@@ -109,10 +110,10 @@ class TaskCalls:
         model: str | None = None,
         task_type: str | None = None,
         atoms: int | None = None,
-    ) -> Request[answers.EstimateList]:
+    ) -> Request[EstimateList]:
         """What is known about the memory of models and commands; with a model, type or atoms, what it would need."""
         path = api_path("estimates", tenant=tenant, model=model, task_type=task_type, atoms=atoms)
-        return Request("GET", path, answers.EstimateList)
+        return Request("GET", path, EstimateList)
 
 
 def submit_parts(tasks: Iterable[Mapping[str, Any]]) -> Iterator[Request[answers.SubmittedMany]]:

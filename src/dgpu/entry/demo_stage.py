@@ -7,7 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dgpu.wire.answers import GpuAnswer, TaskAnswer
+from dgpu.wire.answers import TaskAnswer
+from dgpu.wire.cluster_answers import GpuAnswer
 
 if TYPE_CHECKING:
     from rich.progress import Progress

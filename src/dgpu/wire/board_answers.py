@@ -11,7 +11,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from dgpu.wire.alert_answers import AlertCounts
-from dgpu.wire.answers import Answer, PoolQuota
+from dgpu.wire.answers import Answer
+from dgpu.wire.cluster_answers import PoolQuota
 
 BOARD_VERSION = 1
 CountValue: TypeAlias = int | float | dict[str, int] | None

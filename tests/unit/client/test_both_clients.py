@@ -85,13 +85,13 @@ USE = """
         client.submit(command="x")
     """
 
-NODE_ANSWER = "dgpu.wire.answers.NodeAnswer"
+NODE_ANSWER = "dgpu.wire.cluster_answers.NodeAnswer"
 FOUND = f"""
     5: note: Revealed type is "dgpu.wire.answers.Submitted"
     6: note: Revealed type is "list[str]"
     7: note: Revealed type is "typing.Sequence[dgpu.wire.answers.TaskEvent]"
     8: note: Revealed type is "None"
-    9: note: Revealed type is "def (node_id: str, *, reason: str =) -> dgpu.wire.answers.NodeAnswer"
+    9: note: Revealed type is "def (node_id: str, *, reason: str =) -> dgpu.wire.cluster_answers.NodeAnswer"
     10: error: Argument "gpu_count" has incompatible type "str"; expected "int"  [arg-type]
     11: error: Unexpected keyword argument "gpus"  [call-arg]
     12: error: Too few arguments  [call-arg]

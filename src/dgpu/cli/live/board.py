@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
-from dgpu.wire.answers import (
+from dgpu.wire.answers import instant_or_none
+from dgpu.wire.cluster_answers import (
     GpuAnswer,
     GpuHealthAnswer,
     GpuList,
     NodeAnswer,
     PoolQuota,
     QuotaAnswer,
-    instant_or_none,
 )
 
 _TRUSTED = GpuHealthAnswer()

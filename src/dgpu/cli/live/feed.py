@@ -20,6 +20,7 @@ from dgpu.client.asynchronous import AsyncClient
 from dgpu.client.errors import DgpuError, Unreachable
 from dgpu.client.stream import ServerEvent
 from dgpu.wire import answers
+from dgpu.wire.cluster_answers import GpuList, NodeAnswer, QuotaAnswer
 
 MAX_TASKS = 1_000  # of the running and of the waiting tasks: one page of the scheduler
 MAX_REASONS = 200  # of waiting tasks; each reason may cost the scheduler a scan of its nodes
@@ -53,12 +54,12 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     """The cluster at one time."""
 
     at: datetime
-    nodes: Sequence[answers.NodeAnswer]
-    gpus: answers.GpuList
+    nodes: Sequence[NodeAnswer]
+    gpus: GpuList
     tasks: Sequence[TaskRow]  # running tasks by id, then waiting ones in queue order
     running: int  # all running tasks, shown or not
     waiting: int
-    quota: answers.QuotaAnswer
+    quota: QuotaAnswer
     pause_seconds: float = 0.0  # until the next request; a stream needs none
 
     @property

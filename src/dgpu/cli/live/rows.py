@@ -8,7 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from dgpu.cli.formats import duration, memory, one_line, since
 from dgpu.cli.live.feed import TaskRow
 from dgpu.cli.output import STATUS_STYLES
-from dgpu.wire.answers import GpuAnswer, NodeAnswer
+from dgpu.wire.cluster_answers import GpuAnswer, NodeAnswer
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from dgpu.cli.live.feed import Feed, Lost, Picture
 from dgpu.cli.live.rows import GPUS, NODES, TASKS, chosen
 from dgpu.cli.live.table import WIDE_FROM, LiveTable
 from dgpu.client.errors import DgpuError, NotFound
-from dgpu.wire.answers import GpuAnswer, NodeAnswer
+from dgpu.wire.cluster_answers import GpuAnswer, NodeAnswer
 
 _PANES = ("nodes", "gpus", "tasks")
 _PANE_ACTIONS = frozenset({"filter", "keep_filter", "no_filter", "next"})

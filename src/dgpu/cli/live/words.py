@@ -7,7 +7,7 @@ from typing import Any
 from dgpu.cli.formats import clock, duration, listed, memory, one_line, plural, since
 from dgpu.cli.live.feed import Lost, Picture
 from dgpu.cli.live.rows import bar
-from dgpu.wire.answers import GpuAnswer, NodeAnswer, PoolQuota
+from dgpu.wire.cluster_answers import GpuAnswer, NodeAnswer, PoolQuota
 
 _STATES = ("idle", "busy", "unconfirmed", "draining", "reserved", "offline", "error")
 

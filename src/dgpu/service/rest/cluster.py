@@ -18,17 +18,8 @@ from dgpu.service.rest.tasks import Given, LimitQuery
 from dgpu.service.views.cluster import gpu_list, node_answer, node_list, one_gpu
 from dgpu.service.views.tasks import queue_entry
 from dgpu.wire import fields
-from dgpu.wire.answers import (
-    FieldError,
-    GpuAnswer,
-    GpuList,
-    Health,
-    NodeAnswer,
-    NodeList,
-    QueuePage,
-    Ready,
-    Removed,
-)
+from dgpu.wire.answers import FieldError, Health, QueuePage, Ready, Removed
+from dgpu.wire.cluster_answers import GpuAnswer, GpuList, NodeAnswer, NodeList
 from dgpu.wire.fields import Unacceptable
 from dgpu.wire.json_body import BadRequest, parse_json
 from dgpu.wire.problem import problem_of

@@ -13,7 +13,8 @@ from dgpu.core.rules.estimate import Need, estimate
 from dgpu.core.state import ClusterState
 from dgpu.service.rest.tasks import Given
 from dgpu.wire import fields
-from dgpu.wire.answers import EstimateAnswer, EstimateList, FieldError, NeedAnswer, instant_or_none
+from dgpu.wire.answers import FieldError, instant_or_none
+from dgpu.wire.cluster_answers import EstimateAnswer, EstimateList, NeedAnswer
 from dgpu.wire.fields import Check, Unacceptable
 from dgpu.wire.json_body import shorten
 from dgpu.wire.requests import invalid

@@ -12,7 +12,8 @@ from dgpu.core.state import ClusterState
 from dgpu.service.rest.backend import Backend
 from dgpu.service.rest.tasks import Given
 from dgpu.service.views.quota import quota_answer, quota_effect
-from dgpu.wire.answers import FieldError, QuotaAnswer, QuotaEffect
+from dgpu.wire.answers import FieldError
+from dgpu.wire.cluster_answers import QuotaAnswer, QuotaEffect
 from dgpu.wire.json_body import BadRequest
 from dgpu.wire.tenant_fields import decode_quota
 

@@ -14,7 +14,8 @@ from dgpu.core.state import ClusterState
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.tasks import Given
 from dgpu.service.views.quota import tenant_answer, tenant_list
-from dgpu.wire.answers import Removed, TenantAnswer, TenantList
+from dgpu.wire.answers import Removed
+from dgpu.wire.cluster_answers import TenantAnswer, TenantList
 from dgpu.wire.problem import problem_of
 from dgpu.wire.tenant_fields import decode_tenant, tenant_id_of
 

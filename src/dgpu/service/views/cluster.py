@@ -11,7 +11,8 @@ from dgpu.core.model.node import Gpu, GpuStatus, Node
 from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.core.state import ClusterState, gpu_status
 from dgpu.service.machine.agent_words import GpuSample
-from dgpu.wire.answers import GpuAnswer, GpuHealthAnswer, GpuList, NodeAnswer, NodeList, instant_or_none
+from dgpu.wire.answers import instant_or_none
+from dgpu.wire.cluster_answers import GpuAnswer, GpuHealthAnswer, GpuList, NodeAnswer, NodeList
 
 
 def gpu_list(

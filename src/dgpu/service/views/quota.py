@@ -13,7 +13,14 @@ from dgpu.core.model.tenant import Tenant
 from dgpu.core.model.usage import HOUR_MS, decayed
 from dgpu.core.rules.admission import available_milli, kept_milli, spent, used_milli
 from dgpu.core.state import ClusterState
-from dgpu.wire.answers import PoolQuota, QuotaAnswer, QuotaEffect, TenantAnswer, TenantList, TenantUse
+from dgpu.wire.cluster_answers import (
+    PoolQuota,
+    QuotaAnswer,
+    QuotaEffect,
+    TenantAnswer,
+    TenantList,
+    TenantUse,
+)
 from dgpu.wire.problem import problem_of
 
 
