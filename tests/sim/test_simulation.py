@@ -262,11 +262,19 @@ def test_no_run_of_another_journal_is_taken_for_one_of_this(loses: Loss) -> None
 
 @pytest.mark.parametrize(
     ("loses", "seed"),
-    [("tail", 50), ("tail", 53), ("tail", 56), ("state", 1277), ("state", 1433), ("state", 1519)],
+    [
+        ("tail", 50),
+        ("tail", 53),
+        ("tail", 56),
+        ("state", 1277),
+        ("state", 1433),
+        ("state", 1519),
+        ("", 5583),
+    ],
 )
-def test_losses_that_once_broke_a_promise(loses: Loss, seed: int) -> None:
-    """A wait that was forgotten, an attempt that was ordered twice, output of another cluster."""
-    assert simulate(seed, loses=loses).runs > 0
+def test_worlds_that_once_broke_a_promise(loses: Loss, seed: int) -> None:
+    """A wait that was forgotten, an attempt that was ordered twice, output of another cluster, output deleted too early."""
+    """A wait that was forgotten, an attempt that was ordered twice, output of another cluster or deleted too early."""
 
 
 @pytest.mark.patches_core

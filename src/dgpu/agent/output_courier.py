@@ -36,19 +36,28 @@ _FETCHES_PER_UPLOAD = 4  # readers come first, but a long download must not dela
 
 
 class _Upload:
-    __slots__ = ("end", "is_whole", "kept", "mark", "next_offset", "sent_at_ms")
+    __slots__ = ("end", "is_whole", "kept", "mark", "next_offset", "sent_at_ms", "sent_whole")
 
     def __init__(self, kept: KeepOutput) -> None:
         self.kept = kept
         # There was no room on the disk for a mark either.
         self.mark = dropped_mark(kept.lost_bytes) if kept.lost_bytes else b""
+        self.begin_stream()
+
+    def begin_stream(self) -> None:
+        self.sent_whole: bool | None = None  # None: this stream has not carried the last chunk yet
         self.begin_again()
 
     def begin_again(self) -> None:
         self.next_offset = 0
         self.end = -1  # unknown until the first read
-        self.is_whole = True
+        self.is_whole = True  # of this pass, so far: a gap may still come
         self.sent_at_ms: int | None = None  # None: not completely
+
+    def on_last_sent(self, now_ms: int) -> None:
+        """Stored does not say which pass it acknowledges, so one pass with a gap outweighs the others."""
+        self.sent_at_ms = now_ms
+        self.sent_whole = self.is_whole and self.sent_whole is not False
 
 
 class _Fetch:
@@ -124,7 +133,7 @@ class OutputCourier:
         self._head_bytes, self._tail_bytes = 0, LEGACY_TAIL_BYTES
         self._fetches.clear()
         for upload in self._uploads.values():
-            upload.begin_again()
+            upload.begin_stream()
 
     def _on_said(self, message: pb.FromSchedulerOutput) -> list[CourierOutput]:
         kind = message.WhichOneof("body")
@@ -162,7 +171,7 @@ class OutputCourier:
                 lease_id=lease_id,
                 task_id=upload.kept.task_id,
                 attempt=upload.kept.attempt,
-                is_whole=upload.is_whole and not refused,
+                is_whole=upload.sent_whole is True and not refused,
                 refused=refused,
             )
         ]
@@ -280,7 +289,7 @@ class OutputCourier:
             last=is_last,
         )
         if is_last:
-            upload.sent_at_ms = now_ms
+            upload.on_last_sent(now_ms)
             chunk.end = upload.end + len(upload.mark)
             chunk.kept_ms = 0 if upload.is_whole else self._kept_ms
         return [self._send(pb.FromAgentOutput(chunk=chunk))]

@@ -238,6 +238,41 @@ def test_what_is_not_stored_for_a_minute_is_sent_again(desk) -> None:
     assert len(desk.drain()) == 1
 
 
+def test_output_stored_in_parts_stays_on_the_node_if_the_answer_comes_late(desk) -> None:
+    """The node would delete the only copy of the bytes between the head and the tail."""
+    desk.keep(L1, os.urandom(3 * MIB))
+    desk.open(credit=2 * MIB + 300, head=MIB, tail=MIB)
+    desk.drain()
+    desk.now_ms = RESEND_MS
+    assert [chunk.offset for chunk in desk.drain()] == [0]  # the second pass waits for credit
+    desk.say(stored=pb.Stored(lease_id=L1))
+    assert [settled.is_whole for settled in desk.settled] == [False]
+
+
+def test_output_sent_once_with_a_gap_and_once_whole_stays_on_the_node(desk) -> None:
+    """Stored may acknowledge the first pass."""
+    desk.keep(L1, b"", written=500)
+    desk.open(head=MIB, tail=MIB)
+    assert [chunk.kept_ms for chunk in desk.drain()] == [9_000]
+    desk.write(L1, b"x" * 500)
+    desk.now_ms = RESEND_MS
+    assert [chunk.kept_ms for chunk in desk.drain()] == [0]
+    desk.say(stored=pb.Stored(lease_id=L1))
+    assert [settled.is_whole for settled in desk.settled] == [False]
+
+
+def test_a_new_stream_forgets_the_gaps_of_the_one_before(desk) -> None:
+    desk.keep(L1, b"", written=500)
+    desk.open(head=MIB, tail=MIB)
+    desk.drain()
+    desk.put(CallEnded())
+    desk.write(L1, b"x" * 500)
+    desk.open(head=MIB, tail=MIB)
+    desk.drain()
+    desk.say(stored=pb.Stored(lease_id=L1))
+    assert [settled.is_whole for settled in desk.settled] == [True]
+
+
 def test_a_reader_is_answered_before_what_is_to_be_kept(desk) -> None:
     desk.keep(L1, b"kept")
     desk.write(L2, b"running")
