@@ -32,7 +32,6 @@ LONG_MODULES = {
     "tests/unit/journal/test_file_journal.py": 423,
     "tests/unit/rest/test_requests.py": 491,
     "tests/unit/service/test_agents.py": 452,
-    "tests/unit/service/test_logstore.py": 405,
 }
 LONG_FUNCTIONS = {
     "src/dgpu/cli/submission.py describing": 53,

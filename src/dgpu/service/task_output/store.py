@@ -4,9 +4,9 @@ A pack is a run of entries, only ever appended to; see pack. Packs are the truth
 which pack it has read; after a crash the rest is read again from there. The oldest pack goes when the store is too
 large, has too many entries, or the pack is too old.
 
-An attempt is stored in parts: its first bytes and its last ones. It is found once its last part is there. After an
-accepted loss of groups an attempt may be made once more, under a later lease: its output then takes the place of the
-earlier one.
+An attempt is stored in parts: its first bytes and its last ones. It is found once its last part is there. Parts that
+come later fill gaps. After an accepted loss of groups an attempt may be made once more, under a later lease: its output
+then takes the place of the earlier one.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
-
 from dgpu.core.model.ids import LeaseId, NodeId, TaskId
 from dgpu.service.task_output.byte_ranges import Range, merged, uncovered
+from dgpu.service.task_output.coverage import Coverage
 from dgpu.service.task_output.index import (
     COUNT_ROWS,
     DELETE_SOME,
@@ -112,14 +111,16 @@ class LogStore:
             ranges = self._ranges(task_id, row[0]) if row is not None else []
         if row is None:
             return None if old is None else self._find_old(old[1], old[2])
+        covered = tuple(merged(ranges))
+        is_whole = not list(uncovered(covered, 0, row[3]))  # perhaps only since a part behind the last one
         return StoredOutput(
             task_id=task_id,
             attempt=row[0],
             lease_id=LeaseId(row[1]),
             node_id=NodeId(row[2]),
             end=row[3],
-            kept_until_ms=row[4],
-            ranges=tuple(merged(ranges)),
+            kept_until_ms=0 if is_whole else row[4],
+            ranges=covered,
         )
 
     def piece(self, stored: StoredOutput, offset: int) -> tuple[int, bytes] | None:
@@ -143,16 +144,6 @@ class LogStore:
             if row[0] <= offset:
                 return None
             offset = row[0]  # damaged, or expired meanwhile
-
-    def _has(self, task_id: TaskId, attempt: int) -> bool:
-        """Wholly: its last part is there."""
-        for query in (
-            "SELECT 1 FROM parts WHERE task_id = ? AND attempt = ? AND total IS NOT NULL",
-            "SELECT 1 FROM entries WHERE task_id = ? AND attempt = ?",
-        ):
-            if self._index.execute(query, (task_id, attempt)).fetchone() is not None:
-                return True
-        return False
 
     @property
     def whole_since_ms(self) -> int:
@@ -190,7 +181,7 @@ class LogStore:
 
     def _fresh(self, parts: Sequence[OutputPart]) -> list[OutputPart]:
         """What is not stored yet: an agent that began anew sends again what it had sent."""
-        known: dict[tuple[TaskId, int, LeaseId], list[Range]] = {}
+        known: dict[tuple[TaskId, int, LeaseId], Coverage] = {}
         fresh: list[OutputPart] = []
         for part in parts:
             run = (part.task_id, part.attempt)
@@ -198,24 +189,11 @@ class LogStore:
             if key not in known:
                 with self._lock:
                     stored_under = self._lease(*run) or part.lease_id
-                    if part.lease_id < stored_under or (part.lease_id == stored_under and self._has(*run)):
+                    if part.lease_id < stored_under:
                         continue
-                    known[key] = self._ranges(*run) if part.lease_id == stored_under else []
-            end = part.offset + len(part.content)
-            holes = list(uncovered(merged(known[key]), part.offset, end))
-            if part.is_last and (not holes or holes[-1][1] < end):
-                holes.append((end, end))  # an entry without content tells the end
-            for begin, to in holes:
-                is_last = part.is_last and to == holes[-1][1]
-                fresh.append(
-                    msgspec.structs.replace(
-                        part,
-                        offset=begin,
-                        content=part.content[begin - part.offset : to - part.offset],
-                        end=part.end if is_last else -1,
-                    )
-                )
-                known[key].append((begin, to))
+                    is_known = part.lease_id == stored_under
+                    known[key] = Coverage(self._ranges(*run), self._end(*run)) if is_known else Coverage()
+            fresh += known[key].take(part)
         return fresh
 
     def expire(self, now_ms: int) -> None:
@@ -288,6 +266,12 @@ class LogStore:
     def _ranges(self, task_id: TaskId, attempt: int) -> list[Range]:
         query = "SELECT offset, end FROM parts WHERE task_id = ? AND attempt = ?"
         return self._index.execute(query, (task_id, attempt)).fetchall()
+
+    def _end(self, task_id: TaskId, attempt: int) -> int | None:
+        """How much it has written in all; None: its last part is not stored."""
+        query = "SELECT total FROM parts WHERE task_id = ? AND attempt = ? AND total IS NOT NULL"
+        row = self._index.execute(query, (task_id, attempt)).fetchone()
+        return None if row is None else int(row[0])
 
     def _lease(self, task_id: TaskId, attempt: int) -> int:
         """Under which the attempt ran as far as it is stored in parts; 0: it is not."""
