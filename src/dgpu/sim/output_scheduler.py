@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dgpu.core.events import GangPlaced, TaskPlaced
-from dgpu.core.model.ids import LeaseId, NodeId
+from dgpu.core.model.ids import LeaseId, NodeId, TaskId
 from dgpu.service.machine.outputs import CommittedGroup
+from dgpu.service.task_output.coverage import Coverage
 from dgpu.service.task_output.intake import OutputIntake
 from dgpu.service.task_output.intake_words import (
     ChunkArrived,
@@ -27,8 +28,8 @@ from dgpu.sim.world import World
 from dgpu.wire.proto import agent_pb2 as pb
 from dgpu.wire.ranks import run_number
 
-HEAD_BYTES = 100
-TAIL_BYTES = 500
+_LIMITS = (100, 500)  # head and tail bytes
+_LARGER_LIMITS = (600, 2_000)  # all output of the simulation is stored wholly
 
 MakeIntake = Callable[..., OutputIntake]
 
@@ -43,6 +44,7 @@ class SimOutput:
         self._connections: dict[int, Connection] = {}
         self._greeted: set[int] = set()
         self._last_id = 0
+        self._starts = 0
         self._past: dict[LeaseId, Holder] = {}
         self.stored: list[OutputPart] = []
         self.postpone: Callable[[Callable[[], None]], bool] = lambda _action: False
@@ -57,7 +59,14 @@ class SimOutput:
         return self._intake.refused if self._intake is not None else 0
 
     def start(self, session_of: Callable[[NodeId], str]) -> None:
-        self._intake = self._make(session_of=session_of, head_bytes=HEAD_BYTES, tail_bytes=TAIL_BYTES)
+        head_bytes, tail_bytes = self._next_limits()
+        self._intake = self._make(session_of=session_of, head_bytes=head_bytes, tail_bytes=tail_bytes)
+
+    def _next_limits(self) -> tuple[int, int]:
+        """In every third world an operator changes them with each restart. The other worlds stay as they were."""
+        self._starts += 1
+        is_larger = self._world.seed % 3 == 0 and self._starts % 2 == 0
+        return _LARGER_LIMITS if is_larger else _LIMITS
 
     def crash(self) -> None:
         self._intake = None
@@ -163,12 +172,20 @@ class SimOutput:
         def sync() -> None:
             if self._intake is intake:
                 if ok:
-                    self.stored += parts
+                    self._keep(parts)
                 self._put(PartsStored(ok=ok))
             elif ok:
-                self.stored += parts[: self._world.between(0, len(parts))]
+                self._keep(parts[: self._world.between(0, len(parts))])
 
         self._world.after(self._world.between(0, 20), sync)
+
+    def _keep(self, parts: tuple[OutputPart, ...]) -> None:
+        """As the real store does, without what is stored already."""
+        for part in parts:
+            known = [each for each in self.stored if _run(each) == _run(part)]
+            ranges = [(each.offset, each.offset + len(each.content)) for each in known]
+            end = next((each.end for each in known if each.is_last), None)
+            self.stored += Coverage(ranges, end).take(part)
 
     def _answer(self, intake: OutputIntake, value: IntakeInput) -> None:
         def answer() -> None:
@@ -176,3 +193,7 @@ class SimOutput:
                 self._put(value)
 
         self._world.after(self._world.between(0, 50), answer)
+
+
+def _run(part: OutputPart) -> tuple[LeaseId, TaskId, int]:
+    return part.lease_id, part.task_id, part.attempt
