@@ -141,9 +141,9 @@ def test_a_scheduler_that_keeps_dying_while_up_waits_is_reported_with_its_log(si
             and "scheduler_ready" in (site.data_dir / "scheduler.log").read_text().rpartition("began")[2]
         ):
             seen.update(found)
-            os.kill(found[0].pid, signal.SIGKILL)
             with (site.data_dir / "scheduler.log").open("a") as log:
                 log.write("began\n")  # the next one is killed when it says that it is ready, too
+            os.kill(found[0].pid, signal.SIGKILL)
         if len(seen) == 3:
             os.kill(agent, signal.SIGCONT)  # so that it can be ended
             break
