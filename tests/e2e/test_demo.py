@@ -81,7 +81,10 @@ def test_on_a_terminal_it_stays_with_something_to_look_at(demo_dir):
     os.close(terminal)
     seen = ""
     while "Enter or Ctrl-C ends it" not in seen:
-        seen += os.read(keyboard, 65_536).decode(errors="replace")
+        try:
+            seen += os.read(keyboard, 65_536).decode(errors="replace")
+        except OSError:
+            pytest.fail(f"the demo ended by itself and said:\n{seen[-3_000:]}")
     try:
         url = re.findall(r"DGPU_SERVER=(http://127\.0\.0\.1:\d+)", seen)[-1]
         assert seen.count(f"{url}/#code=") == 2, "at the beginning, to watch, and at the end"
