@@ -21,6 +21,7 @@ ORDER = [
     "decision",
     "foresight",
     "openb",
+    "muri",
     "journal",
     "keeper",
     "rest",

@@ -212,7 +212,7 @@ def lease(task: int, on: str) -> Callable[[ClusterState], None]:
     def place(state: ClusterState) -> None:
         room = state.rooms.by_node[NodeId(on)]
         waiting = state.tasks[TaskId(task)]
-        cards = chosen_cards(room, state.waiting.lines[waiting.shape_id].crowd.demand)
+        cards = chosen_cards(room, state.queue.shapes[waiting.shape_id].demand)
         apply(
             state,
             TaskPlaced(

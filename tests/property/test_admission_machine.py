@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec.structs import replace
 
 from building import START, finished, gpus_of, node, spec
+from building.lockstep import execute_alike
 from building.oracle import Oracle
 from dgpu.core.apply.table import apply
 from dgpu.core.commands import (
@@ -39,9 +40,8 @@ from dgpu.core.model.task import Outcome, Pool, Task, TaskStatus
 from dgpu.core.model.tenant import Tenant
 from dgpu.core.rejections import Rejection
 from dgpu.core.replay import replay
-from dgpu.core.rules.admission import claim_of_grant
 from dgpu.core.rules.order import position, queue
-from dgpu.core.rules.place import grant
+from dgpu.core.rules.place import beside_reservations, claim_of_spots
 from dgpu.core.state import ClusterState
 
 NODES = ("n1", "n2")
@@ -91,7 +91,7 @@ class Admission(RuleBasedStateMachine):
 
     def send(self, command: Command) -> tuple[Event, ...] | Rejection:
         before = digest(self.state)
-        decision = execute(self.state, command)
+        decision = execute_alike(self.state, command)
         if isinstance(decision, Rejection) or not decision:
             assert digest(self.state) == before, "what was refused, or was no news, changed something"
         else:
@@ -253,10 +253,10 @@ class Admission(RuleBasedStateMachine):
 
 def _claim(state: ClusterState, task: Task) -> tuple[int | None, int | None]:
     """What it would take now, where that depends on the card."""
-    granted = grant(state, task.id, state.waiting.lines[task.shape_id].crowd.demand, 0)
-    if not granted or state.shapes[task.shape_id].share_milli == 1_000:
+    spots = beside_reservations(state, state.queue.shapes[task.shape_id].demand)
+    if not spots or state.shapes[task.shape_id].share_milli == 1_000:
         return None, None
-    claim = claim_of_grant(granted)
+    claim = claim_of_spots(spots)
     return claim.milli, claim.memory_mb
 
 
@@ -267,7 +267,7 @@ def _next(state: ClusterState, at: int) -> int | None:
         task.id
         for task in oracle.ready()
         if oracle.admits(task)
-        and grant(state, task.id, state.waiting.lines[task.shape_id].crowd.demand, at)
+        and beside_reservations(state, state.queue.shapes[task.shape_id].demand)
         and oracle.admits(task, *_claim(state, task))
     ]
     return min(fitting, key=lambda each: _turn(state, each)) if fitting else None
@@ -275,8 +275,10 @@ def _next(state: ClusterState, at: int) -> int | None:
 
 def _is_right(state: ClusterState, event: TaskPlaced | GangPlaced, at: int) -> None:
     assert event.task_id == _next(state, at), "another was to be the next"
-    claim = claim_of_grant((event,))
-    admitted = Oracle(state, at).admits(state.tasks[event.task_id], claim.milli, claim.memory_mb)
+    ranks = event.ranks if isinstance(event, GangPlaced) else (event,)
+    milli = sum(rank.share_milli * len(rank.gpu_ids) for rank in ranks)
+    memory_mb = sum(rank.gpu_memory_mb * len(rank.gpu_ids) for rank in ranks)
+    admitted = Oracle(state, at).admits(state.tasks[event.task_id], milli, memory_mb)
     assert admitted, "the grant passes a bound"
 
 

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec.structs import replace
 
 from building import START, finished, gpu, gpus_of, node, returning, shape, spec, task
+from building.lockstep import execute_alike
 from building.oracle import Oracle
 from dgpu.core.commands import (
     BeginEpoch,
@@ -107,7 +108,7 @@ class Cluster(RuleBasedStateMachine):
     def send(self, command: Command) -> tuple[Event, ...] | Rejection:
         before = digest(self.state)
         last_at = self.state.last_at
-        decision = execute(self.state, command)
+        decision = execute_alike(self.state, command)
         if isinstance(decision, Rejection) or not decision:
             assert digest(self.state) == before, "what was refused, or was no news, changed something"
         else:
@@ -352,10 +353,9 @@ def _plan(state: ClusterState, at: int, limit: int) -> list[TaskPlaced | GangPla
         if not fitting:
             break
         first = min(fitting, key=lambda each: _turn(fork, each))
-        events = decide(fork, RunPass(at=at))
+        events = decide(fork, RunPass(at=at, limit=1))
         assert isinstance(events, tuple)
-        (placed, *_) = events
-        assert isinstance(placed, TaskPlaced | GangPlaced)
+        (placed,) = (event for event in events if isinstance(event, TaskPlaced | GangPlaced))
         ranks = placed.ranks if isinstance(placed, GangPlaced) else (placed,)
         assert (placed.task_id, [rank.node_id for rank in ranks]) == (first, _place(fork, first))
         for each in ranks:

@@ -167,7 +167,7 @@ def test_who_would_start_by_a_submit_does_start_by_it(state: ClusterState, submi
 @MANY
 @given(clusters())
 def test_nodes_that_are_taken_together_say_the_same_as_each_alone(state: ClusterState) -> None:
-    demands = {state.waiting.lines[state.tasks[task_id].shape_id].crowd.demand for task_id in waiting(state)}
+    demands = {state.queue.shapes[state.tasks[task_id].shape_id].demand for task_id in waiting(state)}
     together = {demand: blockers.blockers_of(state, demand) for demand in demands}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(

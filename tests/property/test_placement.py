@@ -13,12 +13,12 @@ from dgpu.core.commands import (
     ObserveCondition,
     ObserveGpu,
     ResumeNode,
+    RunPass,
     SubmitTasks,
 )
-from dgpu.core.decide.learning import typical_due
+from dgpu.core.decide.table import decide
 from dgpu.core.digest import digest
 from dgpu.core.events import Event, TaskPlaced
-from dgpu.core.execute import next_grant
 from dgpu.core.foresight.blockers import blockers_of
 from dgpu.core.invariants import check_invariants
 from dgpu.core.model.demand import demand_of
@@ -142,16 +142,9 @@ def watched_pass(state: ClusterState, *, full: bool) -> list[Event]:
     """A pass, grant by grant, each looked at before it is applied."""
     at = state.last_at + 1
     events: list[Event] = []
-    for event in typical_due(state, at):
-        apply(state, event)
-        events.append(event)
-    state.waiting.advance(at)
-    if full:
-        state.waiting.wake_all()
-    else:
-        state.waiting.wake_fitting(state.rooms)
-    while granted := next_grant(state, at):
-        for event in granted:
+    while decided := decide(state, RunPass(at=at, limit=1, full=full)):
+        assert isinstance(decided, tuple)
+        for event in decided:
             if isinstance(event, TaskPlaced):
                 check_grant(state, event)
             apply(state, event)

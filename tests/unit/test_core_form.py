@@ -21,9 +21,9 @@ import compile_core  # noqa: E402
 
 MADE = ROOT / "src" / "dgpu" / "_compiled"
 LOOK = """
-import dgpu.core_form, dgpu.core.index.lane, dgpu.core.rules.place, dgpu.core.model.task
+import dgpu.core_form, dgpu.core.index.queue, dgpu.core.rules.place, dgpu.core.model.task
 print(dgpu.core_form.FORM)
-for module in (dgpu.core.index.lane, dgpu.core.rules.place, dgpu.core.model.task):
+for module in (dgpu.core.index.queue, dgpu.core.rules.place, dgpu.core.model.task):
     print(module.__file__)
 """
 
@@ -63,7 +63,7 @@ def test_modules_with_structs_are_left_alone(tmp_path) -> None:
 def test_what_decides_is_compiled_and_what_is_decoded_is_not() -> None:
     core = ROOT / "src" / "dgpu" / "core"
     found = {str(path.relative_to(core)) for path in compile_core.compiled_modules(core)}
-    assert {"execute.py", "state.py", "index/lane.py", "rules/place.py"} <= found
+    assert {"execute.py", "state.py", "index/queue.py", "rules/place.py"} <= found
     assert not {"commands.py", "events.py", "rejections.py", "model/task.py"} & found
 
 
@@ -132,7 +132,7 @@ def test_a_changed_source_is_never_shadowed(copy, changed) -> None:
 
 
 def test_a_source_of_the_same_size_and_another_time_has_changed(copy) -> None:
-    (copy / "core" / "lane.py").touch()
+    (copy / "core" / "index" / "queue.py").touch()
     assert looked_at(copy)[1] == INTERPRETED
 
 
@@ -148,7 +148,7 @@ def test_an_added_or_removed_module_is_a_change(copy) -> None:
 
 def test_an_installed_one_is_not_compared_with_its_sources(copy) -> None:
     (copy / "_compiled" / RECORD).unlink()
-    (copy / "core" / "lane.py").touch()
+    (copy / "core" / "index" / "queue.py").touch()
     assert looked_at(copy)[0] == COMPILED
 
 
@@ -227,7 +227,7 @@ def test_a_wheel_made_without_a_compiler_is_for_every_platform(project) -> None:
     with wheel_of(project, CC="/nowhere/cc") as wheel:
         assert wheel.filename.endswith("-py3-none-any.whl")
         assert [name for name in wheel.namelist() if "_compiled" in name] == []
-        assert "dgpu/core/index/lane.py" in wheel.namelist()
+        assert "dgpu/core/index/queue.py" in wheel.namelist()
 
 
 @pytest.mark.slow

@@ -18,9 +18,8 @@ LONG_MODULES = {
     "src/dgpu/agent/lifecycle.py": 471,
     "src/dgpu/agent/node_host.py": 424,
     "src/dgpu/agent/session.py": 451,
-    "src/dgpu/core/index/lane.py": 407,
     "src/dgpu/core/index/packing.py": 438,
-    "src/dgpu/core/index/rooms.py": 435,
+    "src/dgpu/core/index/rooms.py": 409,
     "src/dgpu/core/state.py": 402,
     "src/dgpu/service/loop/runtime.py": 466,
     "tests/integration/agent/test_agent_keeper.py": 461,
@@ -36,7 +35,6 @@ LONG_MODULES = {
 LONG_FUNCTIONS = {
     "src/dgpu/cli/submission.py describing": 53,
     "src/dgpu/cli/tenant.py set_tenant": 54,
-    "src/dgpu/core/decide/submit.py decide_submit": 55,
     "src/dgpu/service/views/tasks.py task_answer": 52,
     "tests/e2e/test_alert_story.py test_a_killed_agent_is_told_by_webhook_and_so_is_its_return": 58,
     "tests/unit/core/stories/test_gpu_parole.py test_a_dead_gpu_comes_back_by_parole": 54,

@@ -53,6 +53,7 @@ class TaskPlaced(Event, frozen=True, array_like=True, tag=True):
     gpu_ids: tuple[GpuId, ...]
     share_milli: int = 1_000  # of each GPU
     gpu_memory_mb: int = 0  # held on each GPU; 0: all that is free
+    expected_ms: int = 0  # see model.lease
 
 
 class TaskStarted(Event, frozen=True, array_like=True, tag=True):

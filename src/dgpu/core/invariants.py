@@ -5,12 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 
 from dgpu.core.index.limits import settle_pools
-from dgpu.core.index.waiting import Waiting
+from dgpu.core.index.queue import Queue
 from dgpu.core.model.health import Health
 from dgpu.core.model.idempotency import KeyRing, created_at
 from dgpu.core.model.ids import NO_LEASE, GpuId, NodeId, TenantId
 from dgpu.core.model.task import WHOLE_MILLI, Pool, Task, TaskStatus
-from dgpu.core.rules.durations import Ends, lasts_ms
 from dgpu.core.state import ClusterState
 
 
@@ -109,12 +108,12 @@ def _check_gangs(state: ClusterState) -> None:
 
 def _check_waiting(state: ClusterState) -> None:
     """Who is held or waits for others is not ready; arrays keep to their limits."""
-    ready = {task_id for line in state.waiting.lines.values() for task_id in line.ready}
+    ready = {task_id for line in state.queue.lines() for task_id in line.ready}
     for task in state.tasks.values():
         waits = task.status is TaskStatus.PENDING
         _hold(waits or not state.is_apart(task), f"task {task.id} is {task.status}, held or waits for others")
         _hold(not (state.is_apart(task) and task.id in ready), f"task {task.id} is held and ready")
-        known = task.id in ready or task.id in state.waiting.delayed_until
+        known = task.id in ready or task.id in state.queue.back_off
         _hold(not waits or known != state.is_apart(task), f"task {task.id} waits and is forgotten")
     for task_id, awaited in state.after.items():
         _hold(bool(awaited.on) != (awaited.broken is not None), f"task {task_id} waits for nothing")
@@ -130,11 +129,11 @@ def _check_waiting(state: ClusterState) -> None:
         if shape.array_id and task.status is TaskStatus.RUNNING:
             running[shape.array_id] = running.get(shape.array_id, 0) + 1
             _hold(running[shape.array_id] <= shape.array_limit, f"array {shape.array_id} runs too many")
-    _hold(running == state.waiting.arrays, "the count of running tasks of arrays is wrong")
-    for line in state.waiting.lines.values():
+    _hold(running == state.queue.arrays, "the count of running tasks of arrays is wrong")
+    for line in state.queue.lines():
         shape = line.shape
         full = bool(shape.array_id) and running.get(shape.array_id, 0) >= shape.array_limit
-        _hold(line.shut == full, f"line {line.shape_id} is {'shut' if line.shut else 'open'}")
+        _hold(line.array_full == full, f"line {line.number} knows the limit of its array otherwise")
 
 
 def _check_gpus(state: ClusterState) -> None:
@@ -160,7 +159,7 @@ def _check_reservations(state: ClusterState) -> None:
         ready = task.status is TaskStatus.PENDING and not state.is_apart(task)
         _hold(ready, f"task {task_id} is {task.status} and has a reservation")
         _hold(
-            len({place.node_id for place in made.places}) == shape.nodes,
+            len({place.node_id for place in made.places}) in {0, shape.nodes},  # 0: quota alone
             f"reservation {task_id} has ranks missing",
         )
         for place in made.places:
@@ -172,16 +171,7 @@ def _check_reservations(state: ClusterState) -> None:
 
 def _check_ends(state: ClusterState) -> None:
     """What reservations believe of when leases are over is what their tasks say now."""
-    for lease_id, at in state.bookings.ends.known.items():
-        _hold(lease_id in state.leases, f"the end of lease {lease_id} is known, which is over")
-        _hold(
-            at == Ends().ask(state, lease_id, at - 1), f"lease {lease_id} is over at another time than {at}"
-        )
-    for line in state.waiting.lines.values():
-        within_ms, upto = line.passed_over
-        for task_id in line.ready[1:]:  # the first is always looked at
-            lasts = lasts_ms(state, state.tasks[task_id])
-            _hold(task_id > upto or lasts > within_ms, f"task {task_id} is shorter than its line knows")
+    _hold(state.bookings.ends.check(state), "the end of a lease is known otherwise than its task says")
 
 
 def _check_numbers(state: ClusterState) -> None:
@@ -216,23 +206,23 @@ def _check_indexes(state: ClusterState) -> None:
     _hold(_rooms(state) == _rooms(anew), "the index of rooms differs from a rebuild")
     _hold(state.rooms.holders == anew.rooms.holders, "the holders of GPUs differ from a rebuild")
     _hold(state.rooms.counts == anew.rooms.counts, "the counts of GPUs differ from a rebuild")
-    _hold(_lines(state.waiting) == _lines(anew.waiting), "the index of waiting tasks differs from a rebuild")
-    _hold(state.waiting.count == anew.waiting.count, "the count of waiting tasks differs from a rebuild")
-    _hold(state.waiting.by_shape == anew.waiting.by_shape, "the interned shapes differ from a rebuild")
+    _hold(_lines(state.queue) == _lines(anew.queue), "the index of waiting tasks differs from a rebuild")
+    _hold(state.queue.count == anew.queue.count, "the count of waiting tasks differs from a rebuild")
+    _hold(state.queue.by_shape == anew.queue.by_shape, "the interned shapes differ from a rebuild")
     _hold(sorted(state.ended) == sorted(anew.ended), "the index of ended tasks differs from a rebuild")
     _hold(state.dependents.facts() == anew.dependents.facts(), "the dependents differ from a rebuild")
     _hold(_expiring(state) == _expiring(anew), "the ends of allocations differ from a rebuild")
     _hold(_accounts(state) == _accounts(anew), "the accounts of tenants differ from a rebuild")
     _check_standings(state)
     # Who may be placed depends on how far time went in this index: not compared while somebody backs off.
-    settled = not state.waiting.delayed_until and not anew.waiting.delayed_until
+    settled = not state.queue.back_off and not anew.queue.back_off
     _hold(
-        _lanes(state, ready=settled) == _lanes(anew, ready=settled), "what pools hold differs from a rebuild"
+        _pools(state, ready=settled) == _pools(anew, ready=settled), "what pools hold differs from a rebuild"
     )
     _hold(state.reclaims == anew.reclaims, "the stops that give quota back differ from a rebuild")
     pending = sum(task.status is TaskStatus.PENDING for task in state.tasks.values())
-    _hold(state.waiting.count == pending, "the count of waiting tasks is wrong")
-    for task_id, eligible_at in state.waiting.delayed_until.items():
+    _hold(state.queue.count == pending, "the count of waiting tasks is wrong")
+    for task_id, eligible_at in state.queue.back_off.items():
         _hold(state.tasks[task_id].eligible_at == eligible_at, f"task {task_id} backs off until another time")
 
 
@@ -249,11 +239,11 @@ def _rooms(state: ClusterState) -> dict[NodeId, tuple[object, ...]]:
     return {node_id: room.facts() for node_id, room in state.rooms.by_node.items()}
 
 
-def _lines(waiting: Waiting) -> dict[int, tuple[object, ...]]:
-    """Who backs off depends on how far time went in this index, so both kinds are taken together."""
+def _lines(queue: Queue) -> dict[tuple[int, int], tuple[object, ...]]:
+    """Whether a task backs off depends on how far time went in this index, so both kinds are taken together."""
     return {
-        shape_id: (line.shape, line.uses, sorted(line.ready + line.delayed))
-        for shape_id, line in waiting.lines.items()
+        (line.known.shape_id, line.lasts_ms): (line.shape, line.known.uses, sorted(line.ready + line.apart))
+        for line in queue.lines()
     }
 
 
@@ -262,15 +252,15 @@ def _accounts(state: ClusterState) -> dict[TenantId, tuple[object, ...]]:
     return {
         tenant_id: account.facts()
         for tenant_id, account in state.accounts.by_tenant.items()
-        if account.lines or account.milli
+        if account.shapes or account.milli
     }
 
 
-def _lanes(state: ClusterState, *, ready: bool) -> dict[Pool | None, tuple[int, int, list[int]]]:
+def _pools(state: ClusterState, *, ready: bool) -> dict[Pool | None, tuple[int, int, list[int]]]:
     settle_pools(state)
     return {
-        pool: (lane.used_milli, lane.limit_milli, sorted(lane.ready) if ready else [])
-        for pool, lane in state.waiting.lanes.items()
+        pool: (use.used_milli, use.limit_milli, sorted(line.head for line in use.ready) if ready else [])
+        for pool, use in state.queue.pools.items()
     }
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
-from dgpu.core.index.account import Accounts
+from dgpu.core.index.account import Account, Accounts
 from dgpu.core.index.bookings import Bookings
 from dgpu.core.index.cards import status_of
-from dgpu.core.index.line import LAST_OF_ALL, Line
+from dgpu.core.index.line import KnownShape
+from dgpu.core.index.queue import Queue
 from dgpu.core.index.room import STATUSES
 from dgpu.core.index.rooms import Rooms
-from dgpu.core.index.waiting import Waiting
 from dgpu.core.model.demand import Demand
 from dgpu.core.model.dependencies import Awaited, Dependents
 from dgpu.core.model.estimates import Estimate
@@ -30,6 +30,7 @@ from dgpu.core.model.typical import Typical
 from dgpu.core.model.usage import Meter, Usage
 from dgpu.core.model.wall_span import WallSpan, newest_span
 from dgpu.core.parts import PART_NAMES, Parts
+from dgpu.core.rules.durations import time_class
 
 
 class ClusterState:
@@ -45,6 +46,7 @@ class ClusterState:
         "estimates",
         "expiring",
         "fits_empty",
+        "freed",
         "gangs",
         "gpus",
         "health",
@@ -64,6 +66,7 @@ class ClusterState:
         "nonce",
         "nonces",
         "other_ranks",
+        "queue",
         "quota",
         "reclaims",
         "reservations",
@@ -71,12 +74,12 @@ class ClusterState:
         "run_times",
         "settings",
         "shapes",
+        "slot_news",
         "stirred",
         "tasks",
         "tenants",
         "typical",
         "usages",
-        "waiting",
         "wall",
     )
 
@@ -142,18 +145,15 @@ class ClusterState:
             setattr(twin, name, part.copy() if isinstance(part, dict) else part)
         twin.key_ring = self.key_ring.copy()
         twin.accounts = self.accounts.copy(twin.tenants)
-        for lane in twin.waiting.pool_lanes:
-            lane.other = None  # the empty ones refer to each other
-        twin.waiting = self.waiting.copy(twin.tasks, twin.accounts)
+        twin.queue.discard()  # the empty one
+        twin.queue = self.queue.copy(twin.tasks, twin.accounts)
         twin.away = self.away.copy()
         twin.reclaims = self.reclaims.copy()
-        twin.limits_changed = twin.stirred = True
+        twin.limits_changed, twin.stirred, twin.slot_news = self.limits_changed, self.stirred, self.slot_news
+        twin.freed = {tenant_id: twin.accounts.open(tenant_id) for tenant_id in self.freed}
         twin.dependents = self.dependents.copy()
         twin.other_ranks = self.other_ranks
         twin.rooms = self.rooms.copy(twin.nodes, twin.gpus, twin.leases)
-        twin.bookings = self.bookings.copy()
-        if self.rooms.moved is not None:
-            twin.rooms.moved = twin.bookings.moved
         twin.ended = self.ended.copy()
         twin.expiring = self.expiring.copy()
         twin.fits_empty = self.fits_empty.copy()
@@ -165,56 +165,56 @@ class ClusterState:
         self._derive()
         self.rooms.rebuild()
         for shape_id, shape in self.shapes.items():
-            self.waiting.open_line(shape_id, shape)
-        ready: dict[ShapeId, list[TaskId]] = {}  # listed once for each line, not for each task
-        lines = self.waiting.lines
+            self.queue.know(shape_id, shape)
+        ready: dict[
+            tuple[ShapeId, int], dict[TaskId, Task]
+        ] = {}  # listed once for each line, not for each task
         for task_id, task in sorted(self.tasks.items()):
-            lines[task.shape_id].uses += 1
+            self.queue.shapes[task.shape_id].uses += 1
             if task.status is TaskStatus.PENDING:
                 if task.eligible_at or self.is_apart(task):
-                    self.waiting.add(task.shape_id, task_id, task.eligible_at, apart=self.is_apart(task))
+                    self.queue.add(task, apart=self.is_apart(task))
                 else:
-                    ready.setdefault(task.shape_id, []).append(task_id)
+                    ready.setdefault((task.shape_id, time_class(task)), {})[task_id] = task
             elif task.status is TaskStatus.RUNNING:
                 shape = self.shapes[task.shape_id]
                 if shape.array_id:
-                    self.waiting.count_running(shape, 1)
+                    self.queue.count_running(shape, 1)
                 if self.leases[task.lease_id].started:
                     self.note_expiry(task)
             else:
                 self.ended.append((task.ended_at, task_id))
-        for shape_id, task_ids in ready.items():
-            self.waiting.extend(lines[shape_id], task_ids)
+        for (shape_id, _), tasks in ready.items():
+            self.queue.extend(self.queue.shapes[shape_id], tasks)
         heapify(self.ended)
         for lease in self.leases.values():
-            self.hold(self.waiting.lines[self.tasks[lease.task_id].shape_id], lease)
+            self.hold(self.queue.shapes[self.tasks[lease.task_id].shape_id], lease)
             if lease.stop_for:
                 self.reclaims[lease.id] = lease.stop_for
         for task_id, awaited in self.after.items():
             self.dependents.link(task_id, awaited)
         self.other_ranks = sum(len(gang.leases) - 1 for gang in self.gangs.values())
         for reservation in self.reservations.values():
-            self.keep(reservation)
-        self.bookings.due = True
+            self.reserve(reservation)
 
     def _derive(self) -> None:
         self.accounts = Accounts(self.tenants, self.meter)
         self.accounts.learn(self.usages, self.meter)
         span = newest_span(self.wall)
         self.accounts.wall_offset_ms = 0 if span is None else span.wall_offset_ms
-        self.waiting = Waiting(self.tasks, self.accounts, self.settings.ageing_ms)
+        self.queue = Queue(self.tasks, self.accounts, self.settings.ageing_ms)
         self.away: dict[NodeId, dict[Pool, int]] = {}  # held on cards that are out of reach or faulty
-        self.reclaims: dict[LeaseId, TaskId] = {}  # stops that give quota back, and who waits for it
-        self.limits_changed = True  # the quota is another one than the lanes know
-        self.stirred = True  # use, quota or tenants changed since the last pass
+        self.reclaims: dict[LeaseId, TaskId] = {}  # stops that give quota back, and for which task
+        self.limits_changed = True  # the quota is another one than the pools know
+        self.stirred = True  # use, quota or tenants changed since lines were last woken for that
+        self.slot_news = True  # a line that could not reserve may be able to
+        self.freed: dict[TenantId, Account] = {}  # tenants that use less since then, or have other limits
         self.dependents = Dependents()
         self.other_ranks = 0  # leases of gangs beyond the first of each
         self.rooms: Rooms = Rooms(self.nodes, self.gpus, self.leases, self.settings, self.typical)
         self.ended: list[tuple[int, TaskId]] = []  # heap: (ended_at, id) of tasks that are over
         self.expiring: list[tuple[int, TaskId, LeaseId]] = []  # heap: ends of allocations, stale ones too
-        self.fits_empty: dict[
-            Demand, bool
-        ] = {}  # could a registered node hold it when empty? Forgotten when one changes
+        self.fits_empty: dict[Demand, bool] = {}  # could an empty node hold it? Until nodes change
         self.health_at: int | None = None  # when time takes the next step with a card
         self.health_changed = True  # it must be worked out anew
         self.bookings = Bookings()
@@ -224,29 +224,34 @@ class ClusterState:
         for name in PART_NAMES:
             setattr(self, name, getattr(other, name))
         self.key_ring = other.key_ring
-        self.accounts, self.waiting, self.rooms = other.accounts, other.waiting, other.rooms
+        self.accounts, self.queue, self.rooms = other.accounts, other.queue, other.rooms
         self.away, self.reclaims, self.dependents = other.away, other.reclaims, other.dependents
-        self.limits_changed, self.stirred = other.limits_changed, other.stirred
-        self.other_ranks, self.bookings = other.other_ranks, other.bookings
+        self.limits_changed, self.stirred, self.freed = other.limits_changed, other.stirred, other.freed
+        self.other_ranks, self.bookings, self.slot_news = other.other_ranks, other.bookings, other.slot_news
         self.ended, self.expiring, self.fits_empty = other.ended, other.expiring, other.fits_empty
         self.health_at, self.health_changed = other.health_at, other.health_changed
 
     # what pools and tenants hold
 
-    def hold(self, line: Line, lease: Lease) -> None:
-        """`line`: of the lease's task."""
+    def hold(self, known: KnownShape, lease: Lease) -> None:
+        """`known`: of the lease's task."""
         milli = lease.gpu_milli
-        line.crowd.lane.used_milli += milli
-        self.accounts.hold(line.account, lease, milli)
+        known.pool.used_milli += milli
+        self.accounts.hold(known.account, lease, milli)
 
     # reservations
+
+    def reserve(self, reservation: Reservation) -> None:
+        """A reservation of a task that had none."""
+        self.reservations[reservation.task_id] = reservation
+        self.queue.note_reserved(self.tasks[reservation.task_id], 1)
+        self.keep(reservation)
 
     def keep(self, reservation: Reservation) -> None:
         shape = self.shapes[self.tasks[reservation.task_id].shape_id]
         for place in reservation.places:
             hold = Hold(place.gpu_ids, shape.cpus_milli, shape.ram_mb)
             self.rooms.keep(place.node_id, reservation.task_id, hold)
-        self.bookings.chances = None
 
     def let_go(self, task_id: TaskId) -> None:
         """It holds no reservation any more."""
@@ -254,18 +259,17 @@ class ClusterState:
         if reservation is not None:
             for place in reservation.places:
                 self.rooms.keep(place.node_id, task_id, None)
-            self.bookings.due, self.bookings.chances = True, None
-            if self.waiting.last_reserved is not None:
-                self.waiting.last_reserved = (
-                    LAST_OF_ALL  # until all are planned, whoever comes first may have it
-                )
+            self.queue.note_reserved(self.tasks[task_id], -1)
+            account = self.queue.shapes[self.tasks[task_id].shape_id].account
+            self.freed[account.tenant_id] = account
+            self.stirred = self.slot_news = True
+            self.bookings.forget(task_id)
 
     def hasten(self, lease_ids: Sequence[LeaseId]) -> None:
         """They were told to end: their nodes come free sooner than was known."""
         self.bookings.ends.forget(lease_ids)
-        moved = self.rooms.moved
-        if moved is not None:
-            moved.extend([self.rooms.by_node[self.leases[each].node_id] for each in lease_ids])
+        for lease_id in lease_ids:
+            self.rooms.touch(self.leases[lease_id].node_id)
 
     # what others ask
 
@@ -292,7 +296,7 @@ class ClusterState:
 
     @property
     def waiting_count(self) -> int:
-        return self.waiting.count
+        return self.queue.count
 
     @property
     def running_count(self) -> int:
@@ -300,7 +304,7 @@ class ClusterState:
 
     @property
     def ended_count(self) -> int:
-        return len(self.tasks) - self.waiting.count - self.running_count
+        return len(self.tasks) - self.queue.count - self.running_count
 
     def is_apart(self, task: Task) -> bool:
         """A waiting task that may not be placed, whatever there is room for."""
@@ -313,22 +317,21 @@ class ClusterState:
 
     # shapes
 
-    def line_of(self, shape: Shape) -> Line:
-        """Of this shape, which is made known if it is new."""
-        shape_id = self.waiting.by_shape.get(shape)
+    def know(self, shape: Shape) -> KnownShape:
+        shape_id = self.queue.by_shape.get(shape)
         if shape_id is not None:
-            return self.waiting.lines[shape_id]
+            return self.queue.shapes[shape_id]
         shape_id = self.next_shape_id
         self.next_shape_id = ShapeId(shape_id + 1)
         self.shapes[shape_id] = shape
-        return self.waiting.open_line(shape_id, shape)
+        return self.queue.know(shape_id, shape)
 
-    def leave_line(self, shape_id: ShapeId) -> None:
+    def leave_shape(self, shape_id: ShapeId) -> None:
         """One task less is of this shape. With the last one it is forgotten."""
-        line = self.waiting.lines[shape_id]
-        line.uses -= 1
-        if not line.uses:
-            self.waiting.close_line(shape_id)
+        known = self.queue.shapes[shape_id]
+        known.uses -= 1
+        if not known.uses:
+            self.queue.forget(shape_id)
             del self.shapes[shape_id]
 
     # time
@@ -381,7 +384,7 @@ def gpu_status(state: ClusterState, gpu: Gpu) -> GpuStatus:
 
 def next_wake_at(state: ClusterState) -> int | None:
     """When the next back-off is over: the service runs a pass then."""
-    return state.waiting.next_eligible_at
+    return state.queue.next_eligible_at
 
 
 def next_tick_at(state: ClusterState) -> int | None:
@@ -394,9 +397,6 @@ def next_tick_at(state: ClusterState) -> int | None:
 
 def pass_due(state: ClusterState) -> bool:
     """Did anything change since the last pass that could let a task in?"""
-    return (
-        state.waiting.any_awake
-        or bool(state.waiting.count and (state.rooms.improved or state.stirred))
-        or bool(state.dependents.broken)
-        or state.waiting.overtaken
-    )
+    if state.dependents.broken:
+        return True
+    return bool(state.queue.count and (state.queue.beds.any_awake or state.rooms.improved or state.stirred))

@@ -174,3 +174,11 @@ def test_memory_used_by_others_is_named_beside_busy_gpus() -> None:
     state = cluster(node("n1", gpus=3), task(), lease(1, on="n1"), task(2, memory_mb=16_384))
     do(state, ObserveGpu(gpu_id="GPU-n1-1", foreign_mb=256))
     assert set(blockers(state, 2)) == {"gpus_busy", "gpu_memory"}
+
+
+def test_the_wait_after_an_accepted_loss_is_told() -> None:
+    state = cluster(node("n1"), task())
+    state.no_pass_before = state.last_at + 1_500
+    told = explain(state, 1, state.last_at)
+    assert [(each.code, each.numbers) for each in told.blockers] == [("journal_loss", {"left_ms": 1_500})]
+    assert told.summary.endswith("no task starts for 2 s")

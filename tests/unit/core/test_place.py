@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from building import cluster, do, finished, gpu, gpus_of, lease, node, run_pass, task
-from dgpu.core.apply.table import apply
 from dgpu.core.commands import DrainNode, LoseNode, ObserveGpu, ReleaseNode, ResumeNode, RunPass
 from dgpu.core.decide.table import decide
 from dgpu.core.digest import digest
@@ -154,15 +153,14 @@ def test_an_allocation_is_placed_and_started_at_once() -> None:
     assert state.leases[placed.lease_id].started
 
 
-def test_deciding_a_pass_gives_the_next_grant_and_changes_nothing() -> None:
+def test_deciding_a_pass_gives_what_the_pass_does_and_changes_nothing() -> None:
     state = cluster(node("n1", gpus=2), task(count=2), task(priority=90))
     before = digest(state)
-    (placed,) = decide(state, RunPass(at=state.last_at))
-    assert placed.task_id == 3
+    decided = decide(state, RunPass(at=state.last_at))
+    assert [event.task_id for event in decided] == [3, 1]
     assert digest(state) == before
-    assert decide(state, RunPass(at=state.last_at)) == (placed,)
-    apply(state, placed)
-    assert [event.task_id for event in decide(state, RunPass(at=state.last_at))] == [1]
+    assert decide(state, RunPass(at=state.last_at, limit=1)) == decided[:1]
+    assert do(state, RunPass(), at=state.last_at) == decided
 
 
 def test_a_lease_id_is_never_used_twice() -> None:

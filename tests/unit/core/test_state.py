@@ -144,7 +144,7 @@ def test_a_state_from_its_parts_is_complete() -> None:
     "break_it",
     [
         lambda state: state.leases.pop(3),
-        lambda state: state.waiting.remove(state.tasks[2].shape_id, 2),
+        lambda state: state.queue.remove(state.tasks[2]),
         lambda state: state.rooms.by_node["n2"].idle.clear(),
         lambda state: state.gpus.pop("GPU-n2-0"),
         lambda state: state.rooms.holders.clear(),
@@ -176,6 +176,6 @@ def test_the_lists_of_changes_stay_short_where_nobody_runs_a_pass() -> None:
         lease(1 + turn % 2, on="n1")(state)
         do(state, finished(turn + 1, outcome=Outcome.STOPPED))
     assert len(state.rooms._rankings._changes) < 5_000
-    assert all(len(lane.order.turns) < 200 for lane in state.waiting.lanes.values())
-    assert all(len(line.crowd._turns) < 200 for line in state.waiting.lines.values())
+    assert len(state.queue.beds.awake._turns) < 200
+    assert len(state.queue.beds._offers._beds) < 200
     assert run_pass(state) == [1]

@@ -47,7 +47,8 @@ def apply_held(state: ClusterState, event: TasksHeld) -> None:
         task = state.tasks[task_id]
         if not state.is_apart(task):
             state.let_go(task_id)
-            state.waiting.park(task.shape_id, task_id)
+            state.queue.park(task)
+            state.stirred = True
         state.tasks[task_id] = replace(task, held=True)
 
 
@@ -59,4 +60,4 @@ def apply_released(state: ClusterState, event: TasksReleased) -> None:
 
 def _unpark(state: ClusterState, task: Task) -> None:
     if not state.is_apart(task):
-        state.waiting.unpark(task.shape_id, task.id, task.eligible_at)
+        state.queue.unpark(task)

@@ -14,19 +14,19 @@ from dgpu.core.state import ClusterState
 
 def apply_gang_placed(state: ClusterState, event: GangPlaced) -> None:
     task = state.tasks[event.task_id]
-    line = state.waiting.lines[task.shape_id]
+    known = state.queue.shapes[task.shape_id]
     for rank, placed in enumerate(event.ranks):
-        lease = lease_of(placed, line.shape, state.nonce, rank)
+        lease = lease_of(placed, known.shape, state.nonce, rank)
         state.leases[lease.id] = lease
         state.rooms.grant(lease)
-        state.hold(line, lease)
+        state.hold(known, lease)
     state.next_lease_id = LeaseId(event.ranks[-1].lease_id + 1)
     state.gangs[task.id] = Gang(leases=tuple(placed.lease_id for placed in event.ranks))
     state.other_ranks += len(event.ranks) - 1
     put_on(
         state,
         task,
-        line,
+        known,
         event.ranks[0],
         gpu_ids=tuple(gpu_id for placed in event.ranks for gpu_id in placed.gpu_ids),
         node_ids=tuple(placed.node_id for placed in event.ranks),

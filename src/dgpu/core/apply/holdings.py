@@ -9,6 +9,8 @@ from msgspec.structs import replace
 from dgpu.core.events import EpochBegan, QuotaChanged, TenantRemoved, TenantSet, UsageCharged
 from dgpu.core.model.ids import TenantId
 from dgpu.core.model.lease import Lease
+from dgpu.core.model.quota import QuotaMode
+from dgpu.core.model.task import Restart
 from dgpu.core.model.tenant import Tenant
 from dgpu.core.model.usage import ONE, Meter, Usage, charged, factor, is_far
 from dgpu.core.state import ClusterState
@@ -18,10 +20,10 @@ NOTHING_USED: Final = Usage()
 
 def note_released(state: ClusterState, lease: Lease, at: int) -> None:
     """Before the task has another shape."""
-    line = state.waiting.lines[state.tasks[lease.task_id].shape_id]
+    known = state.queue.shapes[state.tasks[lease.task_id].shape_id]
     milli = lease.gpu_milli
-    line.crowd.lane.used_milli -= milli
-    account, accounts = line.account, state.accounts
+    known.pool.used_milli -= milli
+    account, accounts = known.account, state.accounts
     if state.tenants and lease.gpu_ids:
         if is_far(state.meter, at):
             state.meter = _moved(state, state.meter.half_life_ms, at)
@@ -38,7 +40,12 @@ def note_released(state: ClusterState, lease: Lease, at: int) -> None:
     accounts.let_go(account, lease, milli)
     if lease.stop_for:
         del state.reclaims[lease.id]
+    state.freed[account.tenant_id] = account
     state.stirred = True
+    if account.limited or state.accounts.guaranteed or state.quota.mode is QuotaMode.BORROW:
+        state.slot_news = True
+    elif state.tasks[lease.task_id].restart is Restart.ALWAYS:
+        state.slot_news = True  # GPUs that were never to come free
 
 
 # events
@@ -46,7 +53,7 @@ def note_released(state: ClusterState, lease: Lease, at: int) -> None:
 
 def apply_quota(state: ClusterState, event: QuotaChanged) -> None:
     state.quota = event.quota
-    state.limits_changed = state.stirred = True
+    state.limits_changed = state.stirred = state.slot_news = True
 
 
 def apply_tenant_set(state: ClusterState, event: TenantSet) -> None:
@@ -105,7 +112,8 @@ def _forget(state: ClusterState, tenant_id: TenantId) -> None:
 
 def _tenants_changed(state: ClusterState) -> None:
     state.accounts.learn(state.usages, state.meter)
-    state.stirred = True
+    state.freed.update(state.accounts.by_tenant)
+    state.stirred = state.slot_news = True
 
 
 def _charge(state: ClusterState, at: int) -> None:

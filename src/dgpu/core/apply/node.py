@@ -33,7 +33,9 @@ def apply_epoch(state: ClusterState, event: EpochBegan) -> None:
     if event.unconfirms:
         _unconfirm(state, event.at)
     state.rooms.configure(event.settings)
-    state.waiting.age_by(event.settings.ageing_ms)
+    state.queue.age_by(event.settings.ageing_ms)
+    state.bookings.reorder()
+    state.stirred = state.slot_news = True
     state.fits_empty.clear()
     state.health_changed = True
 

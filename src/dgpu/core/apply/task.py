@@ -22,13 +22,12 @@ from dgpu.core.events import (
     TasksSubmitted,
     TaskStarted,
 )
-from dgpu.core.index.line import Line
+from dgpu.core.index.line import KnownShape
 from dgpu.core.model.idempotency import PackedKey, pack
 from dgpu.core.model.ids import NO_LEASE, GpuId, LeaseId, NodeId, TaskId
 from dgpu.core.model.lease import Lease
 from dgpu.core.model.run_times import note_run
 from dgpu.core.model.task import Shape, Task, TaskSpec, TaskStatus, new_tasks
-from dgpu.core.rules.durations import certain_ms
 from dgpu.core.state import ClusterState
 
 # Looking a member up costs more than the change of a field.
@@ -58,13 +57,13 @@ def packed_key(event: TasksSubmitted) -> PackedKey:
 
 def apply_placed(state: ClusterState, event: TaskPlaced) -> None:
     task = state.tasks[event.task_id]
-    line = state.waiting.lines[task.shape_id]
-    lease = lease_of(event, line.shape, state.nonce)
+    known = state.queue.shapes[task.shape_id]
+    lease = lease_of(event, known.shape, state.nonce)
     state.next_lease_id = LeaseId(event.lease_id + 1)
     state.leases[event.lease_id] = lease
-    put_on(state, task, line, event, event.gpu_ids)
+    put_on(state, task, known, event, event.gpu_ids)
     state.rooms.grant(lease)
-    state.hold(line, lease)
+    state.hold(known, lease)
 
 
 def lease_of(event: TaskPlaced, shape: Shape, nonce: str, rank: int = 0) -> Lease:
@@ -80,18 +79,22 @@ def lease_of(event: TaskPlaced, shape: Shape, nonce: str, rank: int = 0) -> Leas
         gpu_memory_mb=event.gpu_memory_mb,
         rank=rank,
         nonce=nonce,
+        expected_ms=event.expected_ms,
     )
 
 
 def put_on(
     state: ClusterState,
     task: Task,
-    line: Line,
+    known: KnownShape,
     event: TaskPlaced,
     gpu_ids: tuple[GpuId, ...],
     node_ids: tuple[NodeId, ...] = (),
 ) -> None:
     """The task no longer waits: it holds a lease, or several."""
+    if task.id in state.reservations:
+        state.let_go(task.id)
+    state.queue.remove(task)
     state.tasks[task.id] = replace(
         task,
         status=_RUNNING,
@@ -105,13 +108,8 @@ def put_on(
         reason="",
         error="",
     )
-    state.waiting.take(line, task.id)
-    if state.reservations:
-        state.bookings.ends.note(event.lease_id, task, event.at)
-        if task.id in state.reservations:
-            state.let_go(task.id)
-    if task.array_id:
-        _count_running(state, task, 1)
+    if known.shape.array_id:
+        state.queue.count_running(known.shape, 1)
 
 
 def apply_started(state: ClusterState, event: TaskStarted) -> None:
@@ -119,7 +117,7 @@ def apply_started(state: ClusterState, event: TaskStarted) -> None:
     task = state.tasks[event.task_id]
     if not task.started_at:  # of a gang, the first rank counts
         task = state.tasks[task.id] = replace(task, started_at=event.started_at)
-        state.bookings.ends.forget(state.leases_of(task))
+        state.hasten(state.leases_of(task))
         state.note_expiry(task)
 
 
@@ -140,14 +138,13 @@ def apply_finished(state: ClusterState, event: TaskFinished) -> None:
             ended_at=event.at,
         ),
     )
-    if note_run(state.run_times, state.shapes[task.shape_id], state.tasks[task.id], event.at):
-        state.bookings.ends.start_over()
+    note_run(state.run_times, state.shapes[task.shape_id], state.tasks[task.id], event.at)
 
 
 def apply_requeued(state: ClusterState, event: TaskRequeued) -> None:
     task = state.tasks[event.task_id]
     _release_all(state, task, event.at)
-    state.tasks[task.id] = replace(
+    task = state.tasks[task.id] = replace(
         task,
         status=_PENDING,
         lease_id=NO_LEASE,
@@ -159,7 +156,7 @@ def apply_requeued(state: ClusterState, event: TaskRequeued) -> None:
         reason=event.reason,
         error=event.error,
     )
-    state.waiting.add(task.shape_id, task.id, event.eligible_at)
+    state.queue.add(task)
 
 
 def apply_cancel_requested(state: ClusterState, event: TaskCancelRequested) -> None:
@@ -172,7 +169,8 @@ def apply_cancelled(state: ClusterState, event: TasksCancelled) -> None:
     if state.reservations:
         for task_id in event.task_ids:
             state.let_go(task_id)
-    state.waiting.remove_many((task.shape_id, task.id) for task in tasks)
+    state.queue.remove_many(tasks)
+    state.stirred = True  # other tasks may need their quota no more
     errors = [_broken(state, task) for task in tasks] if state.after else [""] * len(tasks)
     if state.after:
         # All of them before any is over: one may have waited for another.
@@ -197,7 +195,7 @@ def apply_cancelled(state: ClusterState, event: TasksCancelled) -> None:
 def apply_forgotten(state: ClusterState, event: TasksForgotten) -> None:
     for task_id in event.task_ids:
         task = state.tasks.pop(task_id)
-        state.leave_line(task.shape_id)
+        state.leave_shape(task.shape_id)
     left = len(event.task_ids)
     while state.ended and state.ended[0][1] not in state.tasks:
         heappop(state.ended)
@@ -215,15 +213,16 @@ def apply_keys_forgotten(state: ClusterState, event: KeysForgotten) -> None:
 def reshape(state: ClusterState, task_id: TaskId, shape: Shape) -> None:
     """A waiting task asks for something else from now on; its age stays."""
     task = state.tasks[task_id]
-    line = state.line_of(shape)
-    if line.shape_id == task.shape_id:
+    known = state.know(shape)
+    if known.shape_id == task.shape_id:
         return
     state.let_go(task_id)
-    state.waiting.remove(task.shape_id, task_id)
-    line.uses += 1
-    state.tasks[task_id] = replace(task, shape_id=line.shape_id)
-    state.waiting.add(line.shape_id, task_id, task.eligible_at, apart=state.is_apart(task))
-    state.leave_line(task.shape_id)
+    state.queue.remove(task)
+    known.uses += 1
+    reshaped = state.tasks[task_id] = replace(task, shape_id=known.shape_id)
+    state.queue.add(reshaped, apart=state.is_apart(task))
+    state.leave_shape(task.shape_id)
+    state.stirred = True
 
 
 def apply_priority(state: ClusterState, event: PriorityChanged) -> None:
@@ -236,17 +235,13 @@ def _add_tasks(state: ClusterState, first_id: TaskId, count: int, spec: TaskSpec
     shape = spec.shape
     if spec.array_limit:
         shape = replace(shape, array_id=first_id, array_limit=spec.array_limit)
-    line = state.line_of(shape)
-    line.uses += count
-    tasks = new_tasks(spec, first_id, count, shape_id=line.shape_id, at=at)
-    task_ids = list(tasks)
+    known = state.know(shape)
+    known.uses += count
+    tasks = new_tasks(spec, first_id, count, shape_id=known.shape_id, at=at)
     state.tasks.update(tasks)
     if spec.after:
-        await_others(state, task_ids, spec.after)
-    if spec.held or spec.after:
-        state.waiting.set_apart(line, task_ids)
-    else:
-        state.waiting.extend(line, task_ids, certain_ms(tasks[first_id]), state.rooms.kept_ms)
+        await_others(state, list(tasks), spec.after)
+    state.queue.extend(known, tasks, apart=spec.held or bool(spec.after))
 
 
 def _broken(state: ClusterState, task: Task) -> str:
@@ -260,7 +255,7 @@ def _broken(state: ClusterState, task: Task) -> str:
 def _count_running(state: ClusterState, task: Task, change: int) -> None:
     shape = state.shapes[task.shape_id]
     if shape.array_id:
-        state.waiting.count_running(shape, change)
+        state.queue.count_running(shape, change)
 
 
 def _release_all(state: ClusterState, task: Task, at: int) -> None:
@@ -278,7 +273,7 @@ def _release_all(state: ClusterState, task: Task, at: int) -> None:
 def _release(state: ClusterState, lease_id: LeaseId, at: int) -> None:
     lease = state.leases.pop(lease_id)
     state.rooms.release(lease)
-    state.bookings.ends.release(lease_id)
+    state.bookings.ends.forget((lease_id,))
     note_freed(state, lease)
     note_released(state, lease, at)
     # A card that left its node while leased is forgotten with its lease.

@@ -68,7 +68,8 @@ def _filtered(state: ClusterState, command: CancelTasks) -> Iterator[TaskId]:
         yield from sorted(
             task_id
             for shape_id in sorted(shape_ids)
-            for task_id in state.waiting.lines[shape_id].after(TaskId(0))
+            for line in state.queue.shapes[shape_id].lines.values()
+            for task_id in line.after(TaskId(0))
         )
     if command.status in {None, TaskStatus.RUNNING}:
         running = {lease.task_id for lease in state.leases.values()}

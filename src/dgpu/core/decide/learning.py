@@ -88,9 +88,8 @@ def typical_due(state: ClusterState, at: int) -> tuple[Event, ...]:
     if not is_due(state.typical, state.next_task_id - max(1, state.typical.next_id)):
         return ()
     uses: dict[Demand, int] = {}
-    for line in state.waiting.lines.values():
-        demand = line.crowd.demand
-        uses[demand] = uses.get(demand, 0) + line.uses
+    for known in state.queue.shapes.values():
+        uses[known.demand] = uses.get(known.demand, 0) + known.uses
     gpus_of: dict[Kind, int] = {}
     for gpu in state.gpus.values():
         if not (gpu.gone or gpu.reserved):

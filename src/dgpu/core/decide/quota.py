@@ -11,6 +11,7 @@ from dgpu.core.commands import RemoveTenant, SetQuota, SetTenant
 from dgpu.core.decision import Decision
 from dgpu.core.events import Event, QuotaChanged, TenantRemoved, TenantSet, UsageCharged
 from dgpu.core.index.limits import schedulable
+from dgpu.core.index.line import claim_of
 from dgpu.core.index.room import STATUSES
 from dgpu.core.model.ids import TenantId
 from dgpu.core.model.node import GpuStatus
@@ -32,7 +33,7 @@ from dgpu.core.rejections import (
     TooManyTenants,
     UnknownTenant,
 )
-from dgpu.core.rules.admission import claim_of, used_milli
+from dgpu.core.rules.admission import lines_of, used_milli
 from dgpu.core.state import ClusterState
 
 _RESERVED: Final = STATUSES.index(GpuStatus.RESERVED)
@@ -79,14 +80,14 @@ def decide_remove_tenant(state: ClusterState, command: RemoveTenant) -> Decision
 
 def waiting_count(state: ClusterState, tenant_id: TenantId) -> int:
     account = state.accounts.by_tenant.get(tenant_id)
-    return 0 if account is None else sum(len(line) for line in account.lines.values())
+    return 0 if account is None else sum(len(line) for line in lines_of(account))
 
 
 def charge_due(state: ClusterState, at: int) -> tuple[Event, ...]:
     """Every minute in which a task runs or waits. Waiting counts too: a budget may have come back with a new month."""
     if not state.tenants or at - state.meter.charged_at < STEP_MS:
         return ()
-    return (UsageCharged(at=at),) if state.leases or state.waiting.count else ()
+    return (UsageCharged(at=at),) if state.leases or state.queue.count else ()
 
 
 # what a submit owes

@@ -13,7 +13,7 @@ from dgpu.core.model.demand import demand_of
 from dgpu.core.model.idempotency import is_same_body, tenant_of
 from dgpu.core.model.ids import TenantId
 from dgpu.core.model.settings import Settings
-from dgpu.core.model.task import Pool, TaskSpec
+from dgpu.core.model.task import Pool, Restart, TaskSpec
 from dgpu.core.rejections import (
     AlreadySubmitted,
     HistoryBehind,
@@ -24,6 +24,7 @@ from dgpu.core.rejections import (
     TooManyKeys,
 )
 from dgpu.core.rules.capacity import never_fits
+from dgpu.core.rules.durations import expected_ms
 from dgpu.core.rules.estimate import with_estimate
 from dgpu.core.state import ClusterState
 
@@ -42,28 +43,10 @@ def decide_submit(state: ClusterState, command: SubmitTasks) -> Decision:
         return QueueFull(waiting=state.waiting_count, submitted=count, limit=state.settings.most_waiting)
     entries: list[tuple[int, TaskSpec]] = []
     for entry, (number, submitted) in enumerate(command.entries):
-        spec = with_estimate(state, submitted)
-        timeout_ms = resolve_timeout(state.settings, spec)
-        if timeout_ms is None:
-            return TimeoutTooLong(
-                entry=entry, timeout_ms=spec.timeout_ms or 0, max_timeout_ms=state.settings.max_timeout_ms
-            )
-        # Without any node yet, nobody knows what will come: it waits.
-        if state.nodes:
-            refusal = never_fits(state, demand_of(spec.shape), entry)
-            if refusal is not None:
-                return refusal
-        refusal = refused_by_quota(state, spec.shape, entry)
-        if refusal is not None:
-            return refusal
+        spec = _accepted(state, command, entry, number, submitted)
+        if isinstance(spec, Rejection):
+            return spec
         if number > 0:
-            if spec.timeout_ms != timeout_ms:
-                spec = replace(spec, timeout_ms=timeout_ms)
-            if spec.after:
-                left = resolve_after(state, spec, number, entry, command.met)
-                if isinstance(left, Rejection):
-                    return left
-                spec = replace(spec, after=left)
             entries.append((number, spec))
     if not entries:
         return ()
@@ -83,6 +66,33 @@ def decide_submit(state: ClusterState, command: SubmitTasks) -> Decision:
         ),
         *created,
     )
+
+
+def _accepted(
+    state: ClusterState, command: SubmitTasks, entry: int, number: int, submitted: TaskSpec
+) -> TaskSpec | Rejection:
+    """As it will be journaled: with its time limit, what such tasks take, and the tasks that it still waits for."""
+    spec = with_estimate(state, submitted)
+    timeout_ms = resolve_timeout(state.settings, spec)
+    if timeout_ms is None:
+        return TimeoutTooLong(
+            entry=entry, timeout_ms=spec.timeout_ms or 0, max_timeout_ms=state.settings.max_timeout_ms
+        )
+    # Without any node yet, nobody knows what will come: it waits.
+    refused = never_fits(state, demand_of(spec.shape), entry) if state.nodes else None
+    refusal = refused or refused_by_quota(state, spec.shape, entry)
+    if refusal is not None:
+        return refusal
+    if spec.timeout_ms != timeout_ms:
+        spec = replace(spec, timeout_ms=timeout_ms)
+    if state.run_times and not (timeout_ms or spec.allocation or spec.restart is Restart.ALWAYS):
+        spec = replace(spec, expected_ms=expected_ms(state.run_times, spec.shape, spec.detail))
+    if spec.after and number > 0:
+        left = resolve_after(state, spec, number, entry, command.met)
+        if isinstance(left, Rejection):
+            return left
+        spec = replace(spec, after=left)
+    return spec
 
 
 def is_history_behind(state: ClusterState) -> bool:

@@ -22,24 +22,22 @@ from dgpu.core.decide.node import (
 )
 from dgpu.core.decide.quota import decide_remove_tenant, decide_set_quota, decide_set_tenant
 from dgpu.core.decide.report import decide_started
+from dgpu.core.decide.schedule import run_pass
 from dgpu.core.decide.submit import decide_submit
 from dgpu.core.decide.time import decide_begin_epoch, decide_tick
 from dgpu.core.decide.waiting import decide_hold, decide_let_go, decide_priority
 from dgpu.core.decision import Decision
-from dgpu.core.rules.backfill import grant_kept_to
-from dgpu.core.rules.place import first_grant
 from dgpu.core.state import ClusterState
 from dgpu.core.wall_clock import decide_wall_clock
 
 
 def decide(state: ClusterState, command: Command) -> Decision:
-    """For RunPass: the next grant alone, since each grant changes what the following may have."""
+    """Nothing is changed here. RunPass is decided on a fork, since each grant changes what the next one may have."""
     return DECIDERS[type(command)](state, command)
 
 
 def decide_pass(state: ClusterState, command: RunPass) -> Decision:
-    state.waiting.advance(command.at)  # an index catches up with time; nothing that counts changes
-    return first_grant(state, command.at, grant_kept_to) if command.limit > 0 else ()
+    return run_pass(state.fork(), command)
 
 
 DECIDERS: Final[dict[type[Command], Callable[[ClusterState, Any], Decision]]] = {

@@ -34,15 +34,15 @@ def alike(state: ClusterState, demand: Demand) -> Iterator[tuple[Room, int]]:
             yield room, 1
             continue
         card = next(iter(cards.values()))
-        if card[4] < least_mb:  # usable_mb: too small, or used by others
+        if card.usable_mb < least_mb:  # usable_mb: too small, or used by others
             yield room, 1
             continue
         kind: tuple[object, ...] = (
             len(room.idle),
             len(cards),
-            card[3],
-            card[4],
-            card[5],
+            card.model,
+            card.usable_mb,
+            card.parole,
             len(room.leases) >= most_leases,
         )
         if counts_host:

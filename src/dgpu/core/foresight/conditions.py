@@ -46,7 +46,7 @@ def _of_tasks(on: tuple[Dependency, ...]) -> dict[str, int | str]:
 
 def _array(state: ClusterState, task: Task) -> list[Blocker]:
     shape = state.shapes[task.shape_id]
-    running = state.waiting.arrays.get(shape.array_id, 0) if shape.array_id else 0
+    running = state.queue.arrays.get(shape.array_id, 0) if shape.array_id else 0
     if not shape.array_id or running < shape.array_limit:
         return []
     detail = f"{running} tasks of its array run, and no more than {shape.array_limit} may at once"

@@ -43,16 +43,17 @@ def explain(state: ClusterState, task_id: TaskId, at: int) -> Explanation | Unkn
 
 
 def _waiting(state: ClusterState, task: Task, at: int) -> Explanation:
-    state.waiting.advance(at)  # who backs off no longer wants quota as much as anybody
+    state.queue.advance(at)  # a task whose back-off is over wants quota as much as any
     place = position(state, task.id) or 1
     ahead = place - 1
-    line = state.waiting.lines[task.shape_id]
-    demand = line.crowd.demand
+    line = state.queue.line_of(task)
     blockers = [
         *conditions_of(state, task),
-        *barriers_of(state, line),
-        *room_blockers(state, task, demand, at),
+        *barriers_of(state, line, task.id, at),
+        *room_blockers(state, line, task.id, at),
     ]
+    if state.no_pass_before > at:
+        blockers.append(loss_wait(state, at))
     if task.eligible_at > at:
         blockers.append(back_off(task, at))
     if ahead:
@@ -73,9 +74,19 @@ def _waiting(state: ClusterState, task: Task, at: int) -> Explanation:
         ahead=tuple(queue(state, limit=min(ahead, MAX_AHEAD))),
         ahead_total=ahead,
         blockers=tuple(blockers),
-        nearest=nearest_node(state, demand) if blockers else None,
+        nearest=nearest_node(state, line.demand) if blockers else None,
         reservation=reservation,
     )
+
+
+def loss_wait(state: ClusterState, at: int) -> Blocker:
+    """After an accepted loss of the journal's end."""
+    left_ms = state.no_pass_before - at
+    detail = (
+        "the end of the journal was lost, and nodes may still run tasks that only it knew:"
+        f" no task starts for {-(-left_ms // 1_000)} s"
+    )
+    return Blocker(code="journal_loss", detail=detail, numbers={"left_ms": left_ms})
 
 
 def back_off(task: Task, at: int) -> Blocker:

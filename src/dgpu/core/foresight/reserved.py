@@ -7,11 +7,17 @@ from typing import Final
 import msgspec
 
 from dgpu.core.foresight.blockers import Blocker, blockers_of, plural
+from dgpu.core.index.line import Line
 from dgpu.core.model.demand import Demand
 from dgpu.core.model.ids import GpuId, NodeId, TaskId, task_name
-from dgpu.core.model.reservation import Reservation
-from dgpu.core.model.task import Task
-from dgpu.core.rules.backfill import fits_without_reservations, grant_kept_to, in_the_way
+from dgpu.core.refusals import ReservedFor
+from dgpu.core.rules.access import access_of
+from dgpu.core.rules.place import (
+    has_room_but_for_reservations,
+    no_room,
+    place,
+    rooms_but_for_reservations,
+)
 from dgpu.core.state import ClusterState
 
 MAX_AWAITED: Final = 16
@@ -44,31 +50,34 @@ def reserved_of(state: ClusterState, task_id: TaskId) -> Reserved | None:
     )
 
 
-def room_blockers(state: ClusterState, task: Task, demand: Demand, at: int) -> list[Blocker]:
-    """What keeps a task off the nodes. One that would fit but for reservations waits for nothing else."""
-    if not state.reservations or not fits_without_reservations(state, demand):
+def room_blockers(state: ClusterState, line: Line, task_id: TaskId, at: int) -> list[Blocker]:
+    """What keeps a line off the nodes. One that would fit but for reservations waits for nothing else."""
+    demand = line.demand
+    if not state.reservations:
         return blockers_of(state, demand)
-    if fits_now(state, demand) or grant_kept_to(state, task, demand, at):
+    access = access_of(state, line, task_id, at)
+    if place(state, line, access, at):
         return []
-    reservations = in_the_way(state, task, demand, at)
-    if not reservations:
+    refusal = no_room(state, line, access)
+    if not isinstance(refusal, ReservedFor):
         return blockers_of(state, demand)
-    first, node_id = reservations[0]
-    others = f", and {plural(len(reservations) - 1, 'other')}" if len(reservations) > 1 else ""
+    others = f", and {plural(refusal.reservations - 1, 'other')}" if refusal.reservations > 1 else ""
     detail = (
-        f"it would delay {task_name(first.task_id)}, which has a reservation on node {node_id} {_when(first, at)}"
-        f"{others}; it may run ahead only if it is over by then"
+        f"it would delay {task_name(refusal.task_id)}, which has a reservation on node {refusal.node_id}"
+        f" {_when(refusal, at)}{others}; it may run ahead only if it is over by then"
     )
     numbers: dict[str, int | str] = {
-        "task": task_name(first.task_id),
-        "node": node_id,
-        "at": first.at or "unknown",
-        "reservations": len(reservations),
+        "task": task_name(refusal.task_id),
+        "node": refusal.node_id,
+        "at": refusal.at or "unknown",
+        "reservations": refusal.reservations,
     }
-    return [Blocker(code="reserved_for", detail=detail, numbers=numbers)]
+    return [Blocker(code=refusal.code, detail=detail, numbers=numbers)]
 
 
 def in_words(reserved: Reserved, at: int) -> str:
+    if not reserved.node_ids:
+        return f"quota is reserved for it; {_quota_when(reserved, at)}"
     names = ", ".join(reserved.node_ids)
     where = f"{'nodes' if len(reserved.node_ids) > 1 else 'node'} {names}"
     if reserved.at is None:
@@ -82,8 +91,18 @@ def fits_now(state: ClusterState, demand: Demand) -> bool:
     return state.rooms.best(demand) is not None
 
 
-def _when(made: Reservation, at: int) -> str:
-    return f"in {_seconds(made.at - at)} s" if made.at else "for when that comes free"
+def fits_but_for_reservations(state: ClusterState, demand: Demand) -> bool:
+    return has_room_but_for_reservations(state, demand, rooms_but_for_reservations(state, demand))
+
+
+def _when(refusal: ReservedFor, at: int) -> str:
+    return f"in {_seconds(refusal.at - at)} s" if refusal.at else "for when that comes free"
+
+
+def _quota_when(reserved: Reserved, at: int) -> str:
+    if reserved.at is None:
+        return "when enough of it comes free is unknown"
+    return f"enough of it comes free within {_seconds(reserved.at - at)} s"
 
 
 def _seconds(ms: int) -> int:

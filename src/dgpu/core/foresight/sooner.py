@@ -111,7 +111,7 @@ class _Trials:
         self.at = at
         self.shape = state.shapes[task.shape_id]
         self.left = MAX_TRIES
-        demand = state.waiting.lines[task.shape_id].crowd.demand
+        demand = state.queue.shapes[task.shape_id].demand
         # A gang may be tried in vain.
         self.fits = demand.nodes > 1 or state.rooms.best(demand) is not None
         self._fork: ClusterState | None = None

@@ -75,9 +75,9 @@ def _barred(state: ClusterState) -> set[TaskId]:
     settle_pools(state)
     found: set[TaskId] = set()
     for pool in Pool:
-        lane = state.waiting.lanes[pool]
-        for line in lane.ready.values():
-            if not has_quota(state, lane, line.crowd.milli):
+        use = state.queue.pools[pool]
+        for line in use.ready:
+            if not has_quota(state, use, line.claim.milli):
                 found.update(line.ready[:MAX_TOLD])
     return found
 

@@ -13,7 +13,7 @@ from dgpu.core.model.tenant import WEIGHT_MILLI, Tenant
 from dgpu.core.model.usage import STEP_MS, Meter, Usage, factor, month_of, weigh
 
 if TYPE_CHECKING:
-    from dgpu.core.index.line import Line
+    from dgpu.core.index.line import KnownShape
 
 _DAY_MS: Final = 86_400_000
 
@@ -26,11 +26,11 @@ class Account:
     __slots__ = (
         "guaranteed_milli",
         "limited",
-        "lines",
         "memory_mb",
         "milli",
         "reach",
         "running",
+        "shapes",
         "share",
         "since",
         "standing",
@@ -44,7 +44,7 @@ class Account:
         self.tenant: Tenant | None = None  # None: not known, so without limits of its own
         self.guaranteed_milli = 0
         self.limited = False  # anything but its guarantee and its share decides when its tasks may start
-        self.lines: dict[ShapeId, Line] = {}
+        self.shapes: dict[ShapeId, KnownShape] = {}  # of its tasks
         self.milli = 0  # GPUs held
         self.since = 0  # sum over what it holds: thousandths times the time they are charged up to
         self.running = 0  # tasks
@@ -55,7 +55,7 @@ class Account:
         self.standing = self.reach = NOWHERE
 
     def copy(self) -> Account:
-        """Its lines and its place among the others are those of an index, and not copied."""
+        """Without its shapes and its standing, which belong to an index."""
         twin = Account(self.tenant_id)
         twin.tenant, twin.limited, twin.guaranteed_milli = self.tenant, self.limited, self.guaranteed_milli
         twin.milli, twin.since, twin.running = self.milli, self.since, self.running
@@ -124,9 +124,9 @@ class Accounts:
         return account
 
     def close(self, account: Account, shape_id: ShapeId) -> None:
-        """A line is gone. Of a tenant that nobody knows, nothing remains with its last one."""
-        del account.lines[shape_id]
-        if not account.lines and account.tenant is None and not account.weighed:
+        """No task has this shape any more. Of a tenant that was never set, nothing remains with its last shape."""
+        del account.shapes[shape_id]
+        if not account.shapes and account.tenant is None and not account.weighed:
             del self.by_tenant[account.tenant_id]
             self._standings.leave(account)
             self.dropped.pop(account.tenant_id, None)

@@ -40,10 +40,6 @@ class Giving:
         else:
             self._parts.pop(node_id, None)
 
-    @property
-    def whole(self) -> Iterable[Room]:
-        return self._whole.values()
-
     def fitting(self, demand: Demand, most_leases: int) -> list[Room] | None:
         """All rooms that have room for it, the best liked first; None if too many would have to be asked, or the
         demand is for no GPU.

@@ -18,6 +18,7 @@ _COUNTED: Final = tuple(
 
 
 def schedulable(state: ClusterState) -> int:
+    """GPUs that count for the quota."""
     counts = state.rooms.counts
     return sum([counts[slot] for slot in _COUNTED])
 
@@ -27,18 +28,18 @@ def quota_of(state: ClusterState) -> Split:
 
 
 def settle_pools(state: ClusterState) -> None:
-    """The lanes' limits follow what counts: quota, and what is held out of its reach."""
+    """The pools' limits follow what counts: quota, and what is held out of its reach."""
     refreshed = state.rooms.refreshed
     if not refreshed and not state.limits_changed:
         return
     for node_id in refreshed:
         _count_away(state, node_id)
     refreshed.clear()
-    state.limits_changed = False
+    state.limits_changed, state.stirred, state.slot_news = False, True, True
     parts = quota_of(state)
     for pool in Pool:
         away = sum(held[pool] for held in state.away.values()) if state.away else 0
-        state.waiting.lanes[pool].limit_milli = parts.milli(pool) + away
+        state.queue.pools[pool].limit_milli = parts.milli(pool) + away
 
 
 def _count_away(state: ClusterState, node_id: NodeId) -> None:

@@ -76,12 +76,14 @@ class Room:
         "ram_free_mb",
         "ready",
         "used",
+        "version",
         "warm",
     )
 
     def __init__(self, node_id: NodeId, *, bare: bool = False) -> None:
         """`bare`: who makes it sets all the rest. Forks of large clusters are made of this."""
         self.node_id = node_id
+        self.version = 0  # grows with every change
         if bare:
             return
         self.ready = False  # the node takes tasks
@@ -109,7 +111,7 @@ class Room:
 
     def copy(self) -> Room:
         twin = Room(self.node_id, bare=True)
-        twin.ready, twin.gpu_ids = self.ready, self.gpu_ids
+        twin.ready, twin.gpu_ids, twin.version = self.ready, self.gpu_ids, self.version
         twin.cpus_free_milli, twin.ram_free_mb = self.cpus_free_milli, self.ram_free_mb
         # These are replaced, never changed.
         twin.labels, twin.cards, twin.near = self.labels, self.cards, self.near

@@ -7,10 +7,11 @@ from heapq import nsmallest
 from typing import TYPE_CHECKING, Final
 
 from dgpu.core.index.cards import deal, status_of
-from dgpu.core.index.giving import Giving, fitting
+from dgpu.core.index.giving import Giving
 from dgpu.core.index.packing import Packing, pack_cards, parts_of
 from dgpu.core.index.ranking import Rankings
-from dgpu.core.index.room import STATUSES, Room, Slot, whole
+from dgpu.core.index.room import STATUSES, Room, Slot
+from dgpu.core.index.soonest import Soonest
 from dgpu.core.index.spot import Spot, spot_in, spot_on
 from dgpu.core.model.demand import Demand
 from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId
@@ -20,10 +21,9 @@ from dgpu.core.model.reservation import Hold
 from dgpu.core.model.settings import Placement, Settings
 from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.core.model.typical import Typical
-from dgpu.core.rules.fit import fits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping
 
 _IDLE: Final = int(Slot.IDLE)
 _BUSY: Final = int(Slot.BUSY)
@@ -34,6 +34,7 @@ class Rooms:
     __slots__ = (
         "_giving",
         "_gpus",
+        "_largest",
         "_leases",
         "_mixed",
         "_nodes",
@@ -45,12 +46,10 @@ class Rooms:
         "counts",
         "holders",
         "improved",
-        "kept_ms",
-        "moved",
         "refreshed",
         "reserved",
+        "soonest",
         "unconfirmed",
-        "unsettled",
     )
 
     def __init__(
@@ -72,18 +71,15 @@ class Rooms:
         self.improved: dict[NodeId, Room] = {}  # may have more to give than when they were last looked at
         self._rankings = Rankings(self.by_node, settings.most_leases)
         self._giving = Giving()
+        self.soonest = Soonest(self.by_node)
         self.refreshed: dict[
             NodeId, None
         ] = {}  # worked out anew: cards may count for the quota or not any more
-        self.moved: list[Room] | None = (
-            None  # changed since; kept only where somebody asks when nodes come free
-        )
         self.reserved: dict[NodeId, Room] = {}  # rooms that reservations hold something of
-        self.kept_ms = 1 << 62  # who takes longer delays every reservation; too much at worst
-        self.unsettled: dict[NodeId, None] = {}  # of these: more is free than when they were last looked at
         self.unconfirmed: dict[NodeId, None] = {}  # nodes that have not contacted this scheduler yet
         self._packing: Packing | None = None  # made when it is first asked
         self._mixed = False  # some node has cards of several kinds
+        self._largest = -1  # GPUs of the largest node; -1: to be worked out
 
     def rebuild(self) -> None:
         for lease_id, lease in self._leases.items():
@@ -101,6 +97,7 @@ class Rooms:
     ) -> Rooms:
         twin = Rooms(nodes, gpus, leases, self._settings, self._typical)
         twin.by_node = {node_id: room.copy() for node_id, room in self.by_node.items()}
+        twin.soonest = Soonest(twin.by_node)
         twin._giving = self._giving.copy(twin.by_node)
         twin.holders = self.holders.copy()
         twin.counts = self.counts.copy()
@@ -108,9 +105,7 @@ class Rooms:
         twin._mixed = self._mixed
         twin.improved = {node_id: twin.by_node[node_id] for node_id in self.improved}
         twin.reserved = {node_id: twin.by_node[node_id] for node_id in self.reserved}
-        twin.unsettled = self.unsettled.copy()
         twin.unconfirmed = self.unconfirmed.copy()
-        twin.kept_ms = self.kept_ms
         twin._rankings = self._rankings.copy(twin.by_node)
         return twin
 
@@ -141,6 +136,7 @@ class Rooms:
         else:
             gpus.sort(key=_by_index)
             room.gpu_ids = tuple(gpu.id for gpu in gpus)
+            self._largest = -1
         room.ready = node.takes_tasks
         if node.unconfirmed_since:
             self.unconfirmed[node_id] = None
@@ -153,7 +149,6 @@ class Rooms:
         deal(room, gpus, leases, self.holders, self._settings)
         if room.holds:
             room.keep(room.holds)
-            self.unsettled[node_id] = None
         self._mixed = self._mixed or room.mixed
         self._rankings.tell_apart(room)
         counts = [0] * len(STATUSES)
@@ -167,8 +162,8 @@ class Rooms:
 
     def remove(self, node_id: NodeId) -> None:
         room = self.by_node.pop(node_id)
+        self._largest = -1
         self.reserved.pop(node_id, None)
-        self.unsettled.pop(node_id, None)
         self.unconfirmed.pop(node_id, None)
         self.improved.pop(node_id, None)
         self.refreshed[node_id] = None
@@ -189,7 +184,7 @@ class Rooms:
         for gpu_id in gpu_ids:
             self.holders[gpu_id] = (lease.id,)
             for place, card in enumerate(idle):
-                if card[2] == gpu_id:
+                if card.id == gpu_id:
                     del idle[place]
                     missing -= 1
                     break
@@ -225,8 +220,6 @@ class Rooms:
             self._shift(room, -len(cards))
         self._changed(room)
         self.improved[room.node_id] = room
-        if room.holds:
-            self.unsettled[room.node_id] = None
 
     def _grant_share(self, room: Room, lease: Lease) -> None:
         (gpu_id,) = lease.gpu_ids
@@ -257,8 +250,6 @@ class Rooms:
             self._shift(room, -1)
         self._changed(room)
         self.improved[room.node_id] = room
-        if room.holds:
-            self.unsettled[room.node_id] = None
 
     def _shift(self, room: Room, taken: int) -> None:
         """So many cards were idle and are busy; negative: the other way."""
@@ -280,11 +271,10 @@ class Rooms:
                 return None
         return self._rankings.best(demand)
 
-    def find(self, demand: Demand, few: Sequence[Room] | None = None) -> Spot | None:
-        """The node and the cards on it. `few`: the rooms that have room for it, the best liked first, if that is known."""
+    def find(self, demand: Demand) -> Spot | None:
+        """The node and the cards on it."""
         packs = self._settings.placement is _PACK and _is_packed(demand)
-        if few is None:
-            few = self._giving.fitting(demand, self._settings.most_leases)
+        few = self._giving.fitting(demand, self._settings.most_leases)
         if few is not None:
             if not few:
                 return None
@@ -332,45 +322,30 @@ class Rooms:
         """Packing looks at cards of one kind. Where none has enough of them, different ones may do."""
         return demand.gpus > 1 and self._mixed
 
-    def fitting_of(self, rooms: Iterable[Room], demand: Demand) -> list[Room]:
-        return fitting(rooms, demand, self._settings.most_leases)
-
     # reservations
 
-    @property
-    def most_leases(self) -> int:
-        return self._settings.most_leases
+    def largest_gpus(self) -> int:
+        """GPUs of the largest node."""
+        if self._largest < 0:
+            self._largest = max([len(room.gpu_ids) for room in self.by_node.values()], default=0)
+        return self._largest
 
     @property
     def idle_milli(self) -> int:
         return self.counts[_IDLE] * WHOLE_MILLI
 
-    @property
-    def plans(self) -> bool:
-        """Reservations are held, or may be made."""
-        return bool(self._settings.reservations or self.reserved)
+    def note_improved(self, node_id: NodeId) -> None:
+        """More lines may have what is reserved there."""
+        room = self.by_node.get(node_id)
+        if room is not None and room.ready:
+            self.improved[node_id] = room
 
-    def with_idle(self) -> Iterable[Room]:
-        """Rooms that have a GPU idle, and kept for nobody."""
-        return self._giving.whole
-
-    def lets_in_but_for_kept(self, rooms: Iterable[Room], demand: Demand) -> bool:
-        """Would one of these have room if nothing were kept for reservations? Who may have that is asked when it is
-        tried.
-        """
-        if not self.reserved:
-            return False
-        most_leases = self._settings.most_leases
-        for room in rooms:
-            if not room.holds or (room.kept and len(room.idle) + len(room.kept) < demand.gpus):
-                continue
-            if fits(whole(room, most_leases), demand, most_leases):
-                return True
-        return False
-
-    def any_fits(self, rooms: Iterable[Room], demand: Demand) -> bool:
-        most_leases = self._settings.most_leases
-        return any(fits(room, demand, most_leases) for room in rooms)
+    def touch(self, node_id: NodeId) -> None:
+        """Something about its leases or reservations changed, though not what it has to give."""
+        room = self.by_node.get(node_id)
+        if room is not None:
+            room.version += 1
+            self.soonest.note(room)
 
     def keep(self, node_id: NodeId, task_id: TaskId, hold: Hold | None) -> None:
         """What a reservation holds of a node; None: nothing any more."""
@@ -386,7 +361,6 @@ class Rooms:
             self.reserved[node_id] = room
         else:
             self.reserved.pop(node_id, None)
-            self.unsettled.pop(node_id, None)
         self._changed(room)
         if room.ready and before is not None and (hold is None or not {*before.gpu_ids} <= {*hold.gpu_ids}):
             self.improved[node_id] = room
@@ -421,9 +395,9 @@ class Rooms:
         self._giving.note(room)
         if self._packing is not None:
             self._packing.changed[room.node_id] = room
-        if self.moved is not None:
-            self.moved.append(room)
+        room.version += 1
         self._rankings.note(room)
+        self.soonest.note(room)
 
 
 def _is_packed(demand: Demand) -> bool:

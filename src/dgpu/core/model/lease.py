@@ -26,6 +26,7 @@ class Lease(
     rank: int = 0  # of a gang
     ended: bool = False  # this rank is over; its GPUs are freed with those of the others
     nonce: str = ""  # of the epoch that granted it; empty: granted by a version without nonces
+    expected_ms: int = 0  # without a time limit: how long such tasks took when it was granted; 0: unknown
 
     @property
     def gpu_milli(self) -> int:

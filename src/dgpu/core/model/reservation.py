@@ -16,9 +16,10 @@ class Place(msgspec.Struct, forbid_unknown_fields=True, frozen=True, array_like=
 
 class Reservation(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True):
     task_id: TaskId
-    places: tuple[Place, ...]  # one, or one for each rank of a gang
+    places: tuple[Place, ...]  # one, or one for each rank of a gang; none: it reserves quota alone
     at: int = 0  # its GPUs are free by then; 0: nobody knows
     made_at: int = 0
+    number: int = 0  # tells which was made first; the numbers of those that stand are what counts
 
 
 class Hold(NamedTuple):

@@ -49,19 +49,18 @@ def kind_of(shape: Shape, detail: bytes) -> str:
     return f"{shape.tenant_id}/command/{known_by}/{gpus}"
 
 
-def note_run(known: dict[str, RunTimes], shape: Shape, task: Task, at: int) -> bool:
+def note_run(known: dict[str, RunTimes], shape: Shape, task: Task, at: int) -> None:
     """Of a task that is over. One that was cancelled says nothing of how long it would have run; an allocation runs as
-    long as it is told to. Are there just enough of its kind now, so that others are believed to take as long?
+    long as it is told to.
     """
     if task.status not in _TELLING or not task.started_at or task.allocation:
-        return False
+        return
     kind = kind_of(shape, task.detail)
     before = known.get(kind)
     if before is None and len(known) >= MAX_KINDS:
         _make_room(known)
     recent = () if before is None else before.recent_ms[1 - MAX_RUNS :]
     known[kind] = RunTimes(recent_ms=(*recent, max(0, task.finished_at - task.started_at)), updated_at=at)
-    return len(recent) + 1 == MIN_RUNS
 
 
 _TELLING: Final = {TaskStatus.SUCCESS, TaskStatus.FAILED}

@@ -109,6 +109,7 @@ class TaskSpec(
     after: tuple[Dependency, ...] = ()  # sorted by task, each once
     array: Ranges = ()  # the indexes of an array: a task for each
     array_limit: int = 0  # 0: none
+    expected_ms: int = 0  # without a time limit: how long such tasks took when it was submitted; 0: unknown
 
 
 class Task(
@@ -146,6 +147,7 @@ class Task(
     array_count: int = 0  # tasks of the array
     node_ids: tuple[NodeId, ...] = ()  # of a gang, by rank; `node_id` is that of rank 0
     grown: bool = False  # ran out of memory, and was given a larger demand
+    expected_ms: int = 0  # see TaskSpec
 
 
 def new_tasks(
@@ -166,6 +168,7 @@ def new_tasks(
             restart=spec.restart,
             allocation=spec.allocation,
             held=spec.held,
+            expected_ms=spec.expected_ms,
         )
         for task_id in map(TaskId, range(first_id, first_id + count))
     }

@@ -1,85 +1,86 @@
-"""May a task start, as far as pools and tenants go? All arithmetic of quotas, limits and guarantees is here.
+"""May a task start, as far as pools and tenants go? Each rule is one function that returns its refusal or None.
 
-A pool may use its quota. With `borrow` it may also use what the other pool neither uses nor needs: needed is what
-waits there, could start as far as its tenants' limits go, and fits into the quota that its pool has left.
+A pool may use its quota. With `borrow` it may also use what the other pool neither uses nor needs: needed is what waits
+there, could start as far as its tenants' limits go, and fits into the quota that its pool has left.
 
-A tenant may hold what its limits say. What is missing to a tenant's guarantee is kept for it while it waits: others
-may not take the idle GPUs that the tasks it could start now need. It is a number of GPUs, not certain ones.
+A tenant may hold what its limits say. What is missing to a tenant's guarantee is kept for it while it waits: others may
+not take the idle GPUs that the tasks it could start now need. It is a number of GPUs, not certain ones.
+
+A reservation holds quota as it holds GPUs: a task that would delay it may not take what it counts on (see access).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
-from dgpu.core.events import Event, GangPlaced, TaskPlaced
 from dgpu.core.index.account import Account
-from dgpu.core.index.lane import UNBOUNDED, Lane
 from dgpu.core.index.limits import quota_of, schedulable, settle_pools
 from dgpu.core.index.line import Claim, Line
+from dgpu.core.index.pools import PoolUse
 from dgpu.core.index.room import Slot
 from dgpu.core.model.quota import QuotaMode
-from dgpu.core.model.task import WHOLE_MILLI, Pool, Shape
-from dgpu.core.model.usage import HOUR_MS
+from dgpu.core.model.task import WHOLE_MILLI, Pool
+from dgpu.core.model.usage import HOUR_MS, month_starts_at
+from dgpu.core.refusals import (
+    GuaranteedToOthers,
+    PoolQuota,
+    Refusal,
+    TenantBudget,
+    TenantGpus,
+    TenantMemory,
+    TenantRunning,
+)
+from dgpu.core.rules.access import Access
 from dgpu.core.state import ClusterState
 
+UNBOUNDED: Final = 1 << 62  # more than any cluster has
 _IDLE: Final = int(Slot.IDLE)
 _BORROW: Final = QuotaMode.BORROW
-
-
-def claim_of(shape: Shape) -> Claim:
-    """Exact for whole GPUs. A share takes at least this: with a memory demand, it depends on the card. A crowd knows that
-    of its tasks.
-    """
-    gpus = shape.gpus * shape.nodes
-    return Claim(gpus * shape.share_milli, gpus * shape.gpu_memory_mb)
-
-
-def claim_of_grant(granted: tuple[Event, ...]) -> Claim:
-    placed = granted[0]
-    ranks = placed.ranks if isinstance(placed, GangPlaced) else (placed,)
-    milli = memory_mb = 0
-    for rank in ranks:
-        if isinstance(rank, TaskPlaced):
-            milli += rank.share_milli * len(rank.gpu_ids)
-            memory_mb += rank.gpu_memory_mb * len(rank.gpu_ids)
-    return Claim(milli, memory_mb)
-
-
-def admits(state: ClusterState, line: Line, claim: Claim) -> bool:
-    """By every rule of this file."""
-    settle_pools(state)
-    return (
-        has_quota(state, line.crowd.lane, claim.milli)
-        and within_limits(state, line.account, claim)
-        and not is_kept(state, line.account, claim)
-    )
+NOTHING: Final = Claim(0, 0)
 
 
 # pools
 
 
-def used_milli(state: ClusterState, pool: Pool) -> int:
-    """What the pool holds of the GPUs that count."""
-    settle_pools(state)
-    lane = state.waiting.lanes[pool]
-    return lane.used_milli + quota_of(state).milli(pool) - lane.limit_milli
+def pool_quota(state: ClusterState, line: Line, claim: Claim, access: Access) -> Refusal | None:
+    """Of what its pool may take, reservations that it would delay count as taken."""
+    pool = line.pool
+    if not claim.milli or pool.pool is None:
+        return None
+    reserved = _reserved_of_pool(line, access) if access.delayed else 0
+    if has_quota(state, pool, claim.milli + reserved):
+        return None
+    return PoolQuota(pool=pool.pool, asked_milli=claim.milli, reserved_milli=reserved)
 
 
-def has_quota(state: ClusterState, lane: Lane, milli: int) -> bool:
-    if not milli or lane.used_milli + milli <= lane.limit_milli:
+def _reserved_of_pool(line: Line, access: Access) -> int:
+    """As far as it may not take that. A reservation whose tenant is at its limit keeps no quota from others: the quota of
+    what its tenant holds comes free for it.
+    """
+    milli = 0
+    for booking in access.delayed:
+        other = booking.line
+        if other.pool is line.pool and not (other.account.limited and _at_limit(other.account, other.claim)):
+            milli += other.claim.milli
+    return milli
+
+
+def has_quota(state: ClusterState, pool: PoolUse, milli: int) -> bool:
+    if not milli or pool.used_milli + milli <= pool.limit_milli:
         return True
     if state.quota.mode is not _BORROW:
         return False
-    # Mostly nobody waits there, and this is asked for every grant.
-    return lane.other is None or not lane.other.ready or milli <= free_milli(state, lane)
+    # Mostly nothing waits there, and this is asked for every grant.
+    return pool.other is None or not pool.other.ready or milli <= free_milli(state, pool)
 
 
-def free_milli(state: ClusterState, lane: Lane) -> int:
+def free_milli(state: ClusterState, pool: PoolUse) -> int:
     """What a pool may still take, borrowed quota included. Below 0: it holds more than it may. Where the other pool
     needs nothing, no rule is in the way: only GPUs themselves can be short.
     """
-    own = lane.limit_milli - lane.used_milli
-    other = lane.other
+    own = pool.limit_milli - pool.used_milli
+    other = pool.other
     if other is None or state.quota.mode is not _BORROW:
         return own
     spare = other.limit_milli - other.used_milli
@@ -87,41 +88,113 @@ def free_milli(state: ClusterState, lane: Lane) -> int:
     return own + spare - needed if needed else UNBOUNDED
 
 
-def available_milli(state: ClusterState, pool: Pool) -> int:
-    """What a pool may still take and is there: no rule keeps it, no task holds it."""
-    unused = WHOLE_MILLI * schedulable(state) - sum(used_milli(state, each) for each in Pool)
-    return max(0, min(unused, free_milli(state, state.waiting.lanes[pool])))
-
-
-def needed_milli(state: ClusterState, lane: Lane, spare: int) -> int:
-    """How much of its unused quota the pool needs for what waits."""
+def needed_milli(state: ClusterState, pool: PoolUse, spare: int) -> int:
+    """How much of its unused quota the pool needs for what waits. A reservation counts, however large it is."""
     needed = 0
-    for line in lane.ready.values():
-        milli = line.crowd.milli
-        if milli <= spare and within_limits(state, line.account, line.crowd.claim):
+    reserved = {state.queue.line_of(state.tasks[task_id]) for task_id in state.reservations}
+    for line in pool.ready:
+        milli = line.claim.milli
+        if milli > spare and line not in reserved:
+            continue
+        if tenant_limits(state, line.account, line.claim) is None:
             needed += milli * line.ready_count
             if needed >= spare:
                 return spare
     return needed
 
 
+def used_milli(state: ClusterState, pool: Pool) -> int:
+    """What the pool holds of the GPUs that count."""
+    settle_pools(state)
+    use = state.queue.pools[pool]
+    return use.used_milli + quota_of(state).milli(pool) - use.limit_milli
+
+
+def available_milli(state: ClusterState, pool: Pool) -> int:
+    """What a pool may still take and is there: no rule keeps it, no task holds it."""
+    unused = WHOLE_MILLI * schedulable(state) - sum(used_milli(state, each) for each in Pool)
+    return max(0, min(unused, free_milli(state, state.queue.pools[pool])))
+
+
 # tenants
 
 
-def within_limits(state: ClusterState, account: Account, claim: Claim) -> bool:
+def tenant_running(account: Account, tasks: int = 0) -> Refusal | None:
+    """`tasks`: of the tenant, that count as running although they do not run yet."""
     tenant = account.tenant
-    if tenant is None or not account.limited:
-        return True
-    if tenant.max_running is not None and account.running >= tenant.max_running:
-        return False
-    if not claim.milli:
-        return True
-    if tenant.max_gpus is not None and account.milli + claim.milli > tenant.max_gpus * WHOLE_MILLI:
-        return False
-    most_mb = tenant.max_gpu_memory_mb
-    if most_mb is not None and account.memory_mb + claim.memory_mb > most_mb:
-        return False
-    return tenant.gpu_hours_milli is None or spent(state, account) < budget(account)
+    if tenant is None or tenant.max_running is None or account.running + tasks < tenant.max_running:
+        return None
+    return TenantRunning(tenant_id=tenant.id, running=account.running, limit=tenant.max_running)
+
+
+def tenant_budget(state: ClusterState, account: Account, claim: Claim) -> Refusal | None:
+    tenant = account.tenant
+    if tenant is None or tenant.gpu_hours_milli is None or not claim.milli:
+        return None
+    used, limit = spent(state, account), tenant.gpu_hours_milli * HOUR_MS
+    if used < limit:
+        return None
+    renews_at = month_starts_at(state.accounts.month_at(state.meter.charged_at) + 1)
+    return TenantBudget(tenant_id=tenant.id, used=used, limit=limit, renews_at=renews_at)
+
+
+def tenant_gpus(account: Account, claim: Claim, reserved: Claim = NOTHING) -> Refusal | None:
+    tenant = account.tenant
+    if tenant is None or tenant.max_gpus is None or not claim.milli:
+        return None
+    if account.milli + claim.milli + reserved.milli <= tenant.max_gpus * WHOLE_MILLI:
+        return None
+    return TenantGpus(
+        tenant_id=tenant.id,
+        held_milli=account.milli,
+        limit_gpus=tenant.max_gpus,
+        asked_milli=claim.milli,
+        reserved_milli=reserved.milli,
+    )
+
+
+def tenant_memory(account: Account, claim: Claim, reserved: Claim = NOTHING) -> Refusal | None:
+    tenant = account.tenant
+    if tenant is None or tenant.max_gpu_memory_mb is None or not claim.milli:
+        return None
+    if account.memory_mb + claim.memory_mb + reserved.memory_mb <= tenant.max_gpu_memory_mb:
+        return None
+    return TenantMemory(
+        tenant_id=tenant.id,
+        held_mb=account.memory_mb,
+        limit_mb=tenant.max_gpu_memory_mb,
+        asked_mb=claim.memory_mb,
+        reserved_mb=reserved.memory_mb,
+    )
+
+
+def _at_limit(account: Account, claim: Claim) -> bool:
+    return tenant_gpus(account, claim) is not None or tenant_memory(account, claim) is not None
+
+
+def _reserved_of_tenant(line: Line, access: Access) -> Claim:
+    """As far as it may not take that."""
+    if not access.delayed:
+        return NOTHING
+    milli = memory_mb = 0
+    for booking in access.delayed:
+        other = booking.line
+        if other.account is line.account:
+            milli += other.claim.milli
+            memory_mb += other.claim.memory_mb
+    return Claim(milli, memory_mb)
+
+
+def tenant_limits(state: ClusterState, account: Account, claim: Claim) -> Refusal | None:
+    """The first limit of the tenant that is in the way."""
+    if not account.limited:
+        return None
+    return (
+        tenant_running(account)
+        or tenant_budget(state, account, claim)
+        or tenant_gpus(account, claim)
+        or tenant_memory(account, claim)
+    )
 
 
 def spent(state: ClusterState, account: Account) -> int:
@@ -132,58 +205,88 @@ def spent(state: ClusterState, account: Account) -> int:
     return usage.of_month
 
 
-def budget(account: Account) -> int:
-    tenant = account.tenant
-    return 0 if tenant is None else (tenant.gpu_hours_milli or 0) * HOUR_MS
-
-
 # guarantees
 
 
-def is_kept(state: ClusterState, account: Account, claim: Claim) -> bool:
-    """Would it take what is kept for the guarantees of others?"""
+def guarantees(state: ClusterState, account: Account, claim: Claim) -> Refusal | None:
+    """Would it take idle GPUs that are kept for the guarantees of others? A share may take a whole one."""
     guaranteed = state.accounts.guaranteed
-    if not guaranteed or not claim.milli:
-        return False
-    short, missing = [], 0
-    for other in guaranteed.values():
-        if other.milli < other.guaranteed_milli and other is not account:
-            short.append(other)
-            missing += other.guaranteed_milli - other.milli
-    if not short or claim.milli <= account.short_milli():
-        return False
-    left = idle_milli(state) - _whole(claim.milli)
-    if missing <= left:
-        return False  # whatever of it has to be kept
-    kept = 0
-    for other in short:
-        kept += kept_milli(state, other)
-        if kept > max(left, 0):  # where nothing is idle, less than nothing would be left
-            return True
-    return False
+    if not guaranteed or not claim.milli or claim.milli <= account.short_milli():
+        return None
+    others = [each for each in guaranteed.values() if each is not account and each.short_milli() > 0]
+    idle = idle_milli(state)
+    left = idle - -(-claim.milli // WHOLE_MILLI) * WHOLE_MILLI
+    if sum([other.short_milli() for other in others]) <= left:
+        return None  # whatever of it has to be kept
+    kept = {other.tenant_id: kept_milli(state, other) for other in others}
+    total = sum(kept.values())
+    if total <= max(left, 0):
+        return None
+    return GuaranteedToOthers(
+        kept_milli=total,
+        idle_milli=idle,
+        asked_milli=claim.milli,
+        tenants=tuple(sorted(tenant_id for tenant_id, milli in kept.items() if milli)),
+    )
 
 
 def kept_milli(state: ClusterState, account: Account) -> int:
     """Of what is missing to a guarantee: as much as the tenant has tasks for that could start now."""
     short = account.short_milli()
-    if short <= 0:
-        return 0
     wanted = 0
-    for line in account.lines.values():
-        milli = line.crowd.milli
-        if not line.head or not milli:
-            continue
-        if has_quota(state, line.crowd.lane, milli) and within_limits(state, account, line.crowd.claim):
-            wanted += milli * line.ready_count
+    for line in lines_of(account):
+        milli = line.claim.milli
+        if line.head and milli and has_quota(state, line.pool, milli):
+            if tenant_limits(state, account, line.claim) is None:
+                wanted += milli * line.ready_count
             if wanted >= short:
-                return short
+                return max(0, short)
     return wanted
+
+
+def lines_of(account: Account) -> Iterable[Line]:
+    for known in account.shapes.values():
+        yield from known.lines.values()
 
 
 def idle_milli(state: ClusterState) -> int:
     return state.rooms.counts[_IDLE] * WHOLE_MILLI
 
 
-def _whole(milli: int) -> int:
-    """A share may take a whole idle GPU out of what others can have."""
-    return -(-milli // WHOLE_MILLI) * WHOLE_MILLI
+# all of them
+
+
+def admit(state: ClusterState, line: Line, claim: Claim, access: Access) -> Refusal | None:
+    """The first rule that refuses. Those that no reservation can help with come first."""
+    if not state.tenants:
+        return pool_quota(state, line, claim, access)
+    account = line.account
+    refusal = first_unreservable(state, account, claim) or pool_quota(state, line, claim, access)
+    if refusal is not None or not account.limited:
+        return refusal
+    reserved = _reserved_of_tenant(line, access)
+    return tenant_gpus(account, claim, reserved) or tenant_memory(account, claim, reserved)
+
+
+def first_unreservable(state: ClusterState, account: Account, claim: Claim) -> Refusal | None:
+    if account.limited:
+        refusal = tenant_running(account) or tenant_budget(state, account, claim)
+        if refusal is not None:
+            return refusal
+    return guarantees(state, account, claim)
+
+
+def refusals(state: ClusterState, line: Line, claim: Claim, access: Access) -> list[Refusal]:
+    """Every rule that refuses, for `why`."""
+    settle_pools(state)
+    account = line.account
+    by_tenant = _reserved_of_tenant(line, access)
+    found = [
+        pool_quota(state, line, claim, access),
+        tenant_running(account),
+        tenant_gpus(account, claim, by_tenant),
+        tenant_memory(account, claim, by_tenant),
+        tenant_budget(state, account, claim),
+        guarantees(state, account, claim),
+    ]
+    return [refusal for refusal in found if refusal is not None]

@@ -6,12 +6,13 @@ kind took is believed. Nothing is known of a task with neither, and a service ne
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from dgpu.core.model.ids import LeaseId
-from dgpu.core.model.run_times import MAX_KINDS, MIN_RUNS, RunTimes, kind_of, quantile_ms
-from dgpu.core.model.task import Restart, Task
+from dgpu.core.model.lease import Lease
+from dgpu.core.model.run_times import MIN_RUNS, RunTimes, kind_of, quantile_ms
+from dgpu.core.model.task import Restart, Shape, Task
 
 if TYPE_CHECKING:
     from dgpu.core.state import ClusterState
@@ -21,26 +22,28 @@ KILL_GRACE_MS: Final = (
 )
 RELEASE_MS: Final = 1_000  # until the GPUs of a process that is gone are free, and the report is here
 _OVER_MS: Final = KILL_GRACE_MS + RELEASE_MS
-_ALWAYS: Final = Restart.ALWAYS  # to look a member up costs as much as a call
+_ALWAYS: Final = Restart.ALWAYS
 UNKNOWN: Final = 1 << 60  # a time that nobody knows; larger ones: of so many cards
 NEVER: Final = 1 << 61
 
 _PERCENT: Final = 90
 
 
-def lasts_ms(state: ClusterState, task: Task, known: dict[bytes, int] | None = None) -> int:
-    """From its start until its GPUs are free again, at the latest. `known`: of one shape, by detail."""
-    certain = certain_ms(task)
-    if certain:
-        return certain
-    if not state.run_times:
-        return UNKNOWN
-    if known is not None and task.detail in known:
-        return known[task.detail]
-    lasts = learned_ms(state.run_times.get(kind_of(state.shapes[task.shape_id], task.detail)))
-    if known is not None:
-        known[task.detail] = lasts
-    return lasts
+def lasts_ms(task: Task) -> int:
+    """From its start until its GPUs are free again, at the latest."""
+    return certain_ms(task) or task.expected_ms or UNKNOWN
+
+
+def time_class(task: Task) -> int:
+    """`lasts_ms`, rounded up to a quarter of a power of two: tasks of one class are interchangeable."""
+    return rounded_up(lasts_ms(task))
+
+
+def rounded_up(ms: int) -> int:
+    if ms >= UNKNOWN:
+        return ms
+    quarter = 1 << max(0, ms.bit_length() - 3)
+    return -(-ms // quarter) * quarter
 
 
 def certain_ms(task: Task) -> int:
@@ -52,6 +55,12 @@ def certain_ms(task: Task) -> int:
     return UNKNOWN if task.allocation else 0
 
 
+def expected_ms(run_times: Mapping[str, RunTimes], shape: Shape, detail: bytes) -> int:
+    """How long such tasks took, until their GPUs were free again; 0: too few runs are known."""
+    learned = learned_ms(run_times.get(kind_of(shape, detail)))
+    return 0 if learned >= UNKNOWN else learned
+
+
 def learned_ms(runs: RunTimes | None) -> int:
     if runs is None or len(runs.recent_ms) < MIN_RUNS:
         return UNKNOWN
@@ -60,59 +69,55 @@ def learned_ms(runs: RunTimes | None) -> int:
 
 
 class Ends:
-    """When leases are over at the latest. What neither time nor other runs can change is worked out once; whoever
-    changes a lease or its task says so.
-    """
+    """When leases are over at the latest. Each is worked out once: `forget` a lease that changed, or whose task did."""
 
-    __slots__ = ("_kinds", "_learned", "known")
+    __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        self.known: dict[LeaseId, int] = {}  # for all to read; what is not in it is asked for
-        self._kinds: dict[LeaseId, str] = {}  # to read a command costs more than all else here
-        self._learned: dict[str, tuple[RunTimes | None, int]] = {}  # by kind, from which runs
+        self._known: dict[LeaseId, int] = {}  # below 0: expected, not certain
 
-    def ask(self, state: ClusterState, lease_id: LeaseId, at: int) -> int:
-        """UNKNOWN or more: nobody knows, or never. One that outlives what was learned is no longer known."""
-        lease = state.leases[lease_id]
-        task = state.tasks[lease.task_id]
-        if task.cancelling or lease.stopping:
-            return at + KILL_GRACE_MS + RELEASE_MS
-        began_at = task.started_at or lease.granted_at
-        if task.timeout_ms or task.allocation or task.restart is Restart.ALWAYS or not state.run_times:
-            lasts = lasts_ms(state, task)
-        else:
-            kind = self._kinds.get(lease_id)
-            if kind is None:
-                kind = self._kinds[lease_id] = kind_of(state.shapes[task.shape_id], task.detail)
-            runs = state.run_times.get(kind)
-            known, lasts = self._learned.get(kind, (None, UNKNOWN))
-            if runs is not known:
-                if len(self._learned) >= MAX_KINDS:
-                    self._learned.clear()
-                lasts = learned_ms(runs)
-                self._learned[kind] = (runs, lasts)
-            if lasts < UNKNOWN:
-                return began_at + lasts if began_at + lasts > at else UNKNOWN
-        over_at = self.known[lease_id] = lasts if lasts >= UNKNOWN else began_at + lasts
-        return over_at
+    def ends_at(self, state: ClusterState, lease_id: LeaseId, at: int) -> int:
+        """UNKNOWN also for a lease that outlives what was expected. NEVER: a service."""
+        known = self._known.get(lease_id)
+        if known is None:
+            lease = state.leases[lease_id]
+            task = state.tasks[lease.task_id]
+            if task.cancelling or lease.stopping:
+                return at + KILL_GRACE_MS + RELEASE_MS
+            known = self._known[lease_id] = _end_of(lease, task)
+        if known >= 0:
+            return known
+        return -known if -known > at else UNKNOWN
 
-    def note(self, lease_id: LeaseId, task: Task, began_at: int) -> None:
-        """A lease is new, or its task changed. Mostly there is a limit: so nothing is left to ask."""
-        if task.timeout_ms and not task.allocation and task.restart is not _ALWAYS and not task.cancelling:
-            self.known[lease_id] = began_at + task.timeout_ms + _OVER_MS
-        else:
-            self.known.pop(lease_id, None)
+    def valid_until(self, state: ClusterState, lease_ids: Iterable[LeaseId], at: int) -> int:
+        """Until then the ends of these leases stay as they are, if the leases do."""
+        until = NEVER
+        for lease_id in lease_ids:
+            self.ends_at(state, lease_id, at)
+            known = self._known.get(lease_id)
+            if known is None:
+                return at  # it is being stopped
+            if known < 0 and -known > at:
+                until = min(until, -known)
+        return until
 
     def forget(self, lease_ids: Iterable[LeaseId]) -> None:
-        """The lease or its task changed."""
+        """The lease or its task changed, or is over."""
         for lease_id in lease_ids:
-            self.known.pop(lease_id, None)
+            self._known.pop(lease_id, None)
 
-    def start_over(self) -> None:
-        """Of a kind of task enough is known now."""
-        self.known.clear()
+    def check(self, state: ClusterState) -> bool:
+        """For tests: what is kept here is what the leases say."""
+        return all(
+            lease_id in state.leases
+            and ends_at == _end_of(state.leases[lease_id], state.tasks[state.leases[lease_id].task_id])
+            for lease_id, ends_at in self._known.items()
+        )
 
-    def release(self, lease_id: LeaseId) -> None:
-        """It is over."""
-        self.known.pop(lease_id, None)
-        self._kinds.pop(lease_id, None)
+
+def _end_of(lease: Lease, task: Task) -> int:
+    began_at = task.started_at or lease.granted_at
+    certain = certain_ms(task)
+    if certain:
+        return certain if certain >= UNKNOWN else began_at + certain
+    return -(began_at + lease.expected_ms) if lease.expected_ms else UNKNOWN

@@ -39,7 +39,7 @@ def rank(room: Room, demand: Demand, most_leases: int) -> int | None:
             liked = _best_whole(room, demand)
             return None if liked is None else liked[0]
         cards = _whole_cards(room, demand)
-        return None if cards is None else sum(card[0] - affinity(card, demand.model) for card in cards)
+        return None if cards is None else sum(card.key - affinity(card, demand.model) for card in cards)
     # All cards of the room are alike in model, memory and trust: the common case.
     first = idle[0]
     if first.usable_mb < demand.gpu_memory_mb:

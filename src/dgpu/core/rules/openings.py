@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from typing import Final, NamedTuple
 
+from dgpu.core.index.bookings import Booking
 from dgpu.core.index.room import Card, Room
 from dgpu.core.model.demand import Demand
 from dgpu.core.model.ids import GpuId, LeaseId
 from dgpu.core.model.lease import Lease
-from dgpu.core.model.reservation import Hold
+from dgpu.core.model.reservation import Hold, Place
 from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.core.rules.durations import NEVER, UNKNOWN
 from dgpu.core.rules.fit import accepts, holds, milli_on
+from dgpu.core.state import ClusterState
+
+PART: Final = 0  # of a card, in place of a number of cards
 
 
 class Taken(NamedTuple):
-    """What the reservation of another task will hold of the node, and until when."""
+    """What the reservation of another task will hold of the node, from when and until when."""
 
     hold: Hold
+    at: int
     until: int
 
 
@@ -28,9 +33,25 @@ class Cluster(NamedTuple):
 
     leases: Mapping[LeaseId, Lease]
     holders: Mapping[GpuId, tuple[LeaseId, ...]]
-    ends: Mapping[LeaseId, int]  # as far as they are known
-    ends_at: Callable[[LeaseId], int]  # all others
+    ends_at: Callable[[LeaseId], int]
     most_leases: int
+
+
+def cluster_of(state: ClusterState, at: int) -> Cluster:
+    def ends_at(lease_id: LeaseId) -> int:
+        return state.bookings.ends.ends_at(state, lease_id, at)
+
+    return Cluster(state.leases, state.rooms.holders, ends_at, state.settings.most_leases)
+
+
+def taken_by(booking: Booking, place: Place, at: int) -> Taken:
+    """What a reservation will hold of one of its nodes. Its task lasts as long as its time class says: access reckons so, too."""
+    made, demand = booking.made, booking.line.demand
+    lasts = booking.line.lasts_ms
+    begins_at = max(made.at, at) if made.at else UNKNOWN
+    is_known = begins_at < UNKNOWN and lasts < UNKNOWN
+    until = begins_at + lasts if is_known else max(UNKNOWN, lasts)
+    return Taken(Hold(place.gpu_ids, demand.cpus_milli, demand.ram_mb), begins_at, until)
 
 
 class Opening(NamedTuple):
@@ -38,26 +59,36 @@ class Opening(NamedTuple):
     gpu_ids: tuple[GpuId, ...]
 
 
-def opens_at(room: Room, demand: Demand, cluster: Cluster) -> int | None:
-    """When alone, for an index of many rooms."""
-    host_at = _host_at(room, demand, cluster, ()) if _may_hold(room, demand) else None
-    if host_at is None or not demand.gpus:
-        return host_at
-    times = [at for at in _card_times(room, _suiting(room, demand), demand, cluster) if at is not None]
-    if len(times) < demand.gpus:
+def cards_at(room: Room, gpus: int, cluster: Cluster) -> int | None:
+    """When so many cards of a room are free, whichever they are: no whole GPUs come free there sooner. `PART`: when there
+    is any part of a card.
+    """
+    if gpus == PART:
+        return min([_part_at(room, card, cluster) for card in room.cards.values()], default=None)
+    if len(room.cards) < gpus:
         return None
-    times.sort()
-    return _latest(host_at, times[: demand.gpus])
+    times = sorted([_card_at(card, cluster) for card in room.cards.values()])
+    return _latest(0, times[:gpus])
 
 
-def opening(room: Room, demand: Demand, cluster: Cluster, taken: Sequence[Taken] = ()) -> Opening | None:
-    """None: not even if it were empty. Of cards that would do, those that are free first are meant."""
-    host_at = _host_at(room, demand, cluster, taken) if _may_hold(room, demand) else None
-    if host_at is None or not demand.gpus:
-        return None if host_at is None else Opening(host_at, ())
+def opening(
+    room: Room,
+    demand: Demand,
+    cluster: Cluster,
+    taken: Sequence[Taken] = (),
+    only: Container[GpuId] | None = None,
+) -> Opening | None:
+    """None: not even if it were empty. Of the cards that would do, those that are free first. `only`: these cards."""
+    host = host_at(room, demand, cluster, taken) if _may_hold(room, demand) else None
+    if host is None or not demand.gpus:
+        return None if host is None else Opening(host, ())
     cards = _suiting(room, demand)
     found = zip(_card_times(room, cards, demand, cluster), cards, strict=True)
-    times = [(at, card[1], card[2]) for at, card in found if at is not None]
+    times = [
+        (at, card.place, card.id)
+        for at, card in found
+        if at is not None and (only is None or card.id in only)
+    ]
     if len(times) < demand.gpus:
         return None
     if taken:
@@ -65,7 +96,7 @@ def opening(room: Room, demand: Demand, cluster: Cluster, taken: Sequence[Taken]
     times.sort()
     chosen = times[: demand.gpus]
     by_place = sorted([(place, gpu_id) for _, place, gpu_id in chosen])
-    at = _latest(host_at, [at for at, _, _ in chosen])
+    at = _latest(host, [at for at, _, _ in chosen])
     return Opening(at, tuple([gpu_id for _, gpu_id in by_place]))
 
 
@@ -83,12 +114,12 @@ def _suiting(room: Room, demand: Demand) -> Collection[Card]:
     return cards if accepts(next(iter(cards)), demand) else ()
 
 
-def _latest(host_at: int, times: list[int]) -> int:
+def _latest(host: int, times: list[int]) -> int:
     """Of times in order."""
-    latest = max(host_at, times[-1])
+    latest = max(host, times[-1])
     if latest < UNKNOWN or latest >= NEVER:
         return latest
-    return UNKNOWN + (host_at >= UNKNOWN) + len(times) - bisect_left(times, UNKNOWN)
+    return UNKNOWN + (host >= UNKNOWN) + len(times) - bisect_left(times, UNKNOWN)
 
 
 def _after(times: list[tuple[int, int, GpuId]], taken: Sequence[Taken]) -> list[tuple[int, int, GpuId]]:
@@ -103,24 +134,23 @@ def _after(times: list[tuple[int, int, GpuId]], taken: Sequence[Taken]) -> list[
 def _card_times(
     room: Room, cards: Collection[Card], demand: Demand, cluster: Cluster
 ) -> Sequence[int | None]:
-    """When each is free. Nothing is done more often when reservations are planned."""
+    """When each is free; None: never enough of it."""
     if demand.share_milli < WHOLE_MILLI:
         return [_share_at(room, card, demand, cluster) for card in cards]
-    holders_of, ends = cluster.holders, cluster.ends
-    times = []
-    for card in cards:
-        holders = holders_of.get(card[2])
-        if holders is None:
-            at = 0
-        elif len(holders) > 1 or (at := ends.get(holders[0], -1)) < 0:
-            at = max(map(cluster.ends_at, holders))
-        times.append(at)
-    return times
+    return [_card_at(card, cluster) for card in cards]
 
 
 def _card_at(card: Card, cluster: Cluster) -> int:
-    holders = cluster.holders.get(card.id)
-    return 0 if holders is None else max(map(cluster.ends_at, holders))
+    leases = cluster.holders.get(card.id)
+    return 0 if leases is None else max([cluster.ends_at(each) for each in leases])
+
+
+def _part_at(room: Room, card: Card, cluster: Cluster) -> int:
+    """When some of it is free that is not free now; 0: some is."""
+    leases = cluster.holders.get(card.id)
+    if leases is None or (card.id in room.used and room.free_milli(card)):
+        return 0
+    return min([cluster.ends_at(each) for each in leases])
 
 
 def _share_at(room: Room, card: Card, demand: Demand, cluster: Cluster) -> int | None:
@@ -150,23 +180,35 @@ def _share_at(room: Room, card: Card, demand: Demand, cluster: Cluster) -> int |
     return at
 
 
-def _host_at(room: Room, demand: Demand, cluster: Cluster, taken: Sequence[Taken]) -> int | None:
-    """When cpus, ram and the number of leases suffice: beside what other reservations hold, or once those are over,
-    whichever is sooner. (A promise made by one of the two must hold when the other becomes possible, too.)
+def host_at(room: Room, demand: Demand, cluster: Cluster, taken: Sequence[Taken]) -> int | None:
+    """When cpus, ram and the number of leases suffice: beside other reservations, or once those are over, whichever is
+    sooner.
     """
-    counts_host = bool(demand.cpus_milli or demand.ram_mb)
-    if not counts_host and len(room.leases) < cluster.most_leases:
+    if not demand.cpus_milli and not demand.ram_mb and len(room.leases) < cluster.most_leases:
         return 0
-    cpus_milli = demand.cpus_milli + (sum(each.hold.cpus_milli for each in taken) if demand.cpus_milli else 0)
-    ram_mb = demand.ram_mb + (sum(each.hold.ram_mb for each in taken) if demand.ram_mb else 0)
-    beside = _freed_at(room, cpus_milli, ram_mb, cluster)
-    if beside == 0 or not taken:
-        return beside
-    after = _freed_at(room, demand.cpus_milli, demand.ram_mb, cluster)
-    if after is None:
-        return None
-    after = max([after, *(each.until for each in taken if each.hold.cpus_milli or each.hold.ram_mb)])
+    alone = _freed_at(room, demand.cpus_milli, demand.ram_mb, cluster)
+    holds = [each for each in taken if each.hold.cpus_milli or each.hold.ram_mb]
+    if alone is None or not holds:
+        return alone
+    beside = _beside_at(room, demand, cluster, holds, alone)
+    after = max([alone, *(each.until for each in holds)])
     return after if beside is None else min(beside, after)
+
+
+def _beside_at(
+    room: Room, demand: Demand, cluster: Cluster, holds: Sequence[Taken], alone: int
+) -> int | None:
+    """When there is enough for all of them from the time on at which each begins."""
+    at, cpus_milli, ram_mb = alone, demand.cpus_milli, demand.ram_mb
+    for each in sorted(holds, key=lambda hold: hold.at):
+        cpus_milli += each.hold.cpus_milli if demand.cpus_milli else 0
+        ram_mb += each.hold.ram_mb if demand.ram_mb else 0
+        freed = _freed_at(room, cpus_milli, ram_mb, cluster)
+        if freed is None:
+            return None
+        if freed > each.at:
+            at = max(at, freed)
+    return at
 
 
 def _freed_at(room: Room, cpus_milli: int, ram_mb: int, cluster: Cluster) -> int | None:

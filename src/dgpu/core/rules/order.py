@@ -12,7 +12,7 @@ from itertools import dropwhile
 
 from dgpu.core.index.line import Line
 from dgpu.core.model.ids import TaskId
-from dgpu.core.model.task import TaskStatus
+from dgpu.core.model.task import Task, TaskStatus
 from dgpu.core.state import ClusterState
 
 
@@ -26,9 +26,9 @@ def queue(
     share, last = 0, TaskId(0)
     if after is not None:
         if after in state.tasks:
-            line = state.waiting.lines[state.tasks[after].shape_id]
-            share = line.account.share
-            after_level = line.level(after) if after_level is None else after_level
+            known = state.queue.shapes[state.tasks[after].shape_id]
+            share = known.account.share
+            after_level = level_of(state, state.tasks[after]) if after_level is None else after_level
         last = after
     found: list[TaskId] = []
     merged = _merge(state, None if after_level is None else (-after_level, share, last))
@@ -42,10 +42,10 @@ def position(state: ClusterState, task_id: TaskId) -> int | None:
     task = state.tasks.get(task_id)
     if task is None or task.status is not TaskStatus.PENDING:
         return None
-    own = state.waiting.lines[task.shape_id]
+    own = state.queue.line_of(task)
     level, share = own.level(task_id), own.account.share
     ahead = 0
-    for line in state.waiting.lines.values():
+    for line in state.queue.lines():
         # In a line the older never stand lower, so those ahead are its first ones: all above the level, and at it all
         # of a tenant with less share, or the older of one with the same.
         above = line.above(level)
@@ -57,28 +57,17 @@ def position(state: ClusterState, task_id: TaskId) -> int | None:
     return ahead + 1
 
 
-def heads(state: ClusterState, at: int) -> Iterator[tuple[TaskId, Line]]:
-    """The oldest task of each shape that may be placed now, in order."""
-    eligible = state.waiting.delayed_until
-    found: list[tuple[int, int, TaskId, Line]] = []
-    for line in state.waiting.lines.values():
-        if line.shut:
-            continue
-        due = [task_id for task_id in line.delayed if eligible.get(task_id, at + 1) <= at]
-        if line.head:
-            due.append(line.head)
-        if due:
-            first = min(due)
-            found.append((-line.level(first), line.account.share, first, line))
-    found.sort(key=lambda each: each[:3])
-    for _, _, task_id, line in found:
-        yield task_id, line
+def level_of(state: ClusterState, task: Task) -> int:
+    """Its priority; with ageing, see line."""
+    point_ms = state.settings.ageing_ms
+    priority = state.shapes[task.shape_id].priority
+    return priority - task.created_at // point_ms if point_ms else priority
 
 
 def _merge(state: ClusterState, place: tuple[int, int, TaskId] | None) -> Iterator[TaskId]:
     """Merges the lines by a heap of their heads: nothing is sorted that is not asked for."""
     merging: list[tuple[int, int, TaskId, Line, Iterator[TaskId]]] = []
-    for line in state.waiting.lines.values():
+    for line in state.queue.lines():
         rest = _behind(line, place)
         head = next(rest, None)
         if head is not None:

@@ -1,69 +1,169 @@
-"""Which node and which cards a waiting task gets. Highest priority first, then the oldest."""
+"""Which node and which cards a waiting task gets: the best node beside reservations, else one where reservations may be
+passed (see access).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
-from dgpu.core.events import Event, TaskPlaced, TaskStarted
-from dgpu.core.index.room import Room
-from dgpu.core.index.spot import Spot
+from dgpu.core.events import Event, GangPlaced, TaskPlaced, TaskStarted
+from dgpu.core.index.line import Claim, Line
+from dgpu.core.index.room import Room, whole
+from dgpu.core.index.spot import Spot, spot_in
 from dgpu.core.model.demand import Demand
-from dgpu.core.model.ids import TaskId
-from dgpu.core.model.task import Task
-from dgpu.core.rules.admission import admits, claim_of_grant
-from dgpu.core.rules.gang import grant_gang
-from dgpu.core.rules.order import heads
+from dgpu.core.model.ids import LeaseId, NodeId, TaskId
+from dgpu.core.refusals import NO_ROOM, Refusal, ReservedFor
+from dgpu.core.rules.access import Access, bookings_in_order, in_the_way, view
+from dgpu.core.rules.durations import UNKNOWN, certain_ms, expected_ms
+from dgpu.core.rules.fit import rank
+from dgpu.core.rules.openings import cluster_of, host_at, taken_by
 from dgpu.core.state import ClusterState
 
-Kept: TypeAlias = Callable[[ClusterState, Task, Demand, int], tuple[Event, ...]]
+
+def place(state: ClusterState, line: Line, access: Access, at: int) -> list[Spot]:
+    """A spot for each node that a task of the line needs; empty if there is no room for all of them."""
+    demand = line.demand
+    milli = line.claim.milli
+    if milli > state.rooms.idle_milli and not line.known.is_part:
+        return []
+    spots = beside_reservations(state, demand)
+    if not spots and state.reservations:
+        spots = _among_reservations(state, demand, access, at)
+    return spots
 
 
-def first_grant(state: ClusterState, at: int, kept: Kept) -> tuple[Event, ...]:
-    """The next task in order that fits, whatever was tried before; () if none does. `kept`: with what reservations
-    keep, as far as it may have that.
-    """
-    refused: set[Demand] = set()
-    for task_id, line in heads(state, at):
-        demand = line.crowd.demand
-        if demand in refused and not state.reservations:
-            continue
-        if not admits(state, line, line.crowd.claim):
-            continue
-        events = grant(state, task_id, demand, at) if demand not in refused else ()
-        if not events and state.reservations:
-            events = kept(state, state.tasks[task_id], demand, at)
-        if not events:
-            refused.add(demand)
-        elif not line.crowd.takes_part_of_a_card or admits(state, line, claim_of_grant(events)):
-            return events
-    return ()
-
-
-def grant(
-    state: ClusterState, task_id: TaskId, demand: Demand, at: int, fitting: Sequence[Room] | None = None
-) -> tuple[Event, ...]:
-    """`fitting`: the rooms that have room for it, the best liked first, if they are few and known."""
+def beside_reservations(state: ClusterState, demand: Demand) -> list[Spot]:
     if demand.nodes > 1:
-        return grant_gang(state, task_id, demand, at)
-    spot = state.rooms.find(demand, fitting)
-    return () if spot is None else grant_at(state, task_id, spot, at)
+        return state.rooms.find_gang(demand)
+    spot = state.rooms.find(demand)
+    return [] if spot is None else [spot]
 
 
-def grant_at(state: ClusterState, task_id: TaskId, spot: Spot, at: int) -> tuple[Event, ...]:
-    task = state.tasks[task_id]
-    lease_id = state.next_lease_id
-    cards = spot.cards
-    placed = TaskPlaced(
-        at=at,
-        task_id=task_id,
-        lease_id=lease_id,
-        attempt=task.attempt + 1,
-        node_id=spot.room.node_id,
-        gpu_ids=(cards[0].id,) if len(cards) == 1 else tuple([card.id for card in cards]),
-        share_milli=spot.share_milli,
-        gpu_memory_mb=spot.gpu_memory_mb,
+def no_room(state: ClusterState, line: Line, access: Access) -> Refusal:
+    """Of a task for which `place` found nothing."""
+    if not state.reservations:
+        return NO_ROOM
+    roomy = rooms_but_for_reservations(state, line.demand)
+    if not has_room_but_for_reservations(state, line.demand, roomy):
+        return NO_ROOM
+    return reserved_for(state, roomy, access) or NO_ROOM
+
+
+def reserved_for(state: ClusterState, roomy: Sequence[Room], access: Access) -> ReservedFor | None:
+    """The reservations that keep it out of these rooms, the soonest of them by name."""
+    found: dict[TaskId, NodeId] = {}
+    for room in roomy:
+        for other in room.holds:
+            if other not in access.passed:
+                found.setdefault(other, room.node_id)
+    if not found:
+        return None
+    made = [state.reservations[other] for other in found]
+    first = min(made, key=lambda each: (each.at or UNKNOWN, each.task_id))
+    return ReservedFor(
+        task_id=first.task_id, node_id=found[first.task_id], at=first.at, reservations=len(found)
     )
-    if task.allocation:
-        return (placed, TaskStarted(at=at, task_id=task_id, lease_id=lease_id, started_at=at))
-    return (placed,)
+
+
+def rooms_but_for_reservations(state: ClusterState, demand: Demand) -> list[Room]:
+    """Rooms with reservations that would have room for it without them."""
+    most_leases = state.settings.most_leases
+    found = []
+    for room in state.rooms.reserved.values():
+        if len(room.idle) + len(room.kept) < demand.gpus and not room.used:
+            continue
+        if rank(whole(room, most_leases), demand, most_leases) is not None:
+            found.append(room)
+    return found
+
+
+def has_room_but_for_reservations(state: ClusterState, demand: Demand, roomy: Sequence[Room]) -> bool:
+    if demand.nodes == 1 or not roomy:
+        return bool(roomy)
+    fitting = state.rooms.fitting(demand)  # a room with reservations may have enough beside them, too
+    return len(fitting) + sum(room.node_id not in fitting for room in roomy) >= demand.nodes
+
+
+def _among_reservations(state: ClusterState, demand: Demand, access: Access, at: int) -> list[Spot]:
+    most_leases, counts_host = state.settings.most_leases, bool(demand.cpus_milli or demand.ram_mb)
+    found: list[tuple[int, NodeId, Room]] = []
+    for room in state.rooms.reserved.values():
+        if access.passed.isdisjoint(room.holds):
+            # It may have no more there than beside reservations, but for cpus and ram until these begin.
+            if not counts_host or (len(room.idle) < demand.gpus and not room.parts):
+                continue
+        elif len(room.idle) + len(room.kept) < demand.gpus and not room.used:
+            continue
+        seen = view(room, access)
+        value = rank(seen, demand, most_leases)
+        if value is not None and _leaves_enough(state, room, demand, access, at):
+            found.append((value, room.node_id, seen))
+    if demand.nodes > 1:
+        seen_there = {node_id for _, node_id, _ in found}
+        by_node = state.rooms.by_node
+        found += [
+            (value, node_id, by_node[node_id])
+            for node_id, value in state.rooms.fitting(demand).items()
+            if node_id not in seen_there
+        ]
+    if len(found) < demand.nodes:
+        return []
+    found.sort(key=lambda each: each[:2])
+    return [spot_in(room, demand) for _, _, room in found[: demand.nodes]]
+
+
+def _leaves_enough(state: ClusterState, room: Room, demand: Demand, access: Access, at: int) -> bool:
+    """Each reservation that it may not pass has its cpus and ram when it begins."""
+    names = in_the_way(room, access)
+    if not names or not (demand.cpus_milli or demand.ram_mb):
+        return True
+    taken = [
+        taken_by(booking, each, at)
+        for booking in bookings_in_order(state, at)
+        if booking.task_id in names
+        for each in booking.made.places
+        if each.node_id == room.node_id
+    ]
+    return host_at(room, demand, cluster_of(state, at), taken) == 0
+
+
+# what a placement means
+
+
+def claim_of_spots(spots: Sequence[Spot]) -> Claim:
+    milli = memory_mb = 0
+    for spot in spots:
+        milli += spot.share_milli * len(spot.cards)
+        memory_mb += spot.gpu_memory_mb * len(spot.cards)
+    return Claim(milli, memory_mb)
+
+
+def granted(state: ClusterState, task_id: TaskId, spots: Sequence[Spot], at: int) -> tuple[Event, ...]:
+    """A lease for each spot; an allocation has started with that."""
+    task = state.tasks[task_id]
+    expected = 0
+    if state.run_times and not certain_ms(task):
+        expected = expected_ms(state.run_times, state.shapes[task.shape_id], task.detail)
+    ranks = tuple(
+        [
+            TaskPlaced(
+                at=at,
+                task_id=task_id,
+                lease_id=LeaseId(state.next_lease_id + rank),
+                attempt=task.attempt + 1,
+                node_id=spot.room.node_id,
+                gpu_ids=tuple([card.id for card in spot.cards]),
+                share_milli=spot.share_milli,
+                gpu_memory_mb=spot.gpu_memory_mb,
+                expected_ms=expected,
+            )
+            for rank, spot in enumerate(spots)
+        ]
+    )
+    placed: Event = ranks[0]
+    if state.shapes[task.shape_id].nodes > 1:
+        placed = GangPlaced(at=at, task_id=task_id, ranks=ranks)
+    if not task.allocation:
+        return (placed,)
+    started = [TaskStarted(at=at, task_id=task_id, lease_id=rank.lease_id, started_at=at) for rank in ranks]
+    return (placed, *started)

@@ -25,7 +25,7 @@ from dgpu.core.model.lease import Lease
 from dgpu.core.model.node import GpuStatus
 from dgpu.core.model.quota import QuotaMode, Reclaim
 from dgpu.core.model.task import WHOLE_MILLI, Pool
-from dgpu.core.rules.admission import is_kept, within_limits
+from dgpu.core.rules.admission import guarantees, tenant_limits, tenant_running
 from dgpu.core.rules.fit import accepts, holds, milli_on, reserved_mb
 from dgpu.core.state import ClusterState
 
@@ -62,12 +62,11 @@ class _Plan:
         claims, account = self.claims.get(seeker.account.tenant_id), seeker.account
         if not claims:
             return True
-        most = None if account.tenant is None else account.tenant.max_running
-        if most is not None and account.running + len(claims) >= most:
+        if tenant_running(account, len(claims)) is not None:
             return False
         milli = seeker.claim.milli + sum([claim.milli for claim in claims])
         memory_mb = seeker.claim.memory_mb + sum([claim.memory_mb for claim in claims])
-        return within_limits(seeker.state, account, Claim(milli, memory_mb))
+        return tenant_limits(seeker.state, account, Claim(milli, memory_mb)) is None
 
     def promise(self, choice: _Choice, demand: Demand, room: Room) -> None:
         self.left_milli -= choice.milli
@@ -90,8 +89,8 @@ class _Seeker:
         self.state = state
         self.task_id = task_id
         self.account = line.account
-        self.demand = line.crowd.demand
-        self.claim = line.crowd.claim
+        self.demand = line.demand
+        self.claim = line.claim
         self.spare_milli = spare_milli  # of its pool's quota
 
     def may_stop(self, lease: Lease) -> bool:
@@ -108,7 +107,7 @@ class _Seeker:
         if demand.share_milli == WHOLE_MILLI:
             return True
         claim = Claim(milli_on(demand, card.usable_mb), reserved_mb(demand, card.usable_mb))
-        return claim.milli <= self.spare_milli and within_limits(self.state, self.account, claim)
+        return claim.milli <= self.spare_milli and tenant_limits(self.state, self.account, claim) is None
 
 
 class _Choice(NamedTuple):
@@ -126,7 +125,7 @@ def stops_due(state: ClusterState, at: int) -> tuple[TaskStopRequested, ...]:
     if state.rooms.counts[_UNCONFIRMED]:
         return ()  # idle GPUs may come back with their nodes within seconds: work stopped for them would be lost
     settle_pools(state)
-    online, batch = state.waiting.lanes[Pool.ONLINE], state.waiting.lanes[Pool.BATCH]
+    online, batch = state.queue.pools[Pool.ONLINE], state.queue.pools[Pool.BATCH]
     leaving = [state.leases[lease_id] for lease_id in state.reclaims]
     plan = _Plan(batch.used_milli - batch.limit_milli - sum([lease.gpu_milli for lease in leaving]))
     spare = online.limit_milli - online.used_milli
@@ -141,7 +140,7 @@ def stops_due(state: ClusterState, at: int) -> tuple[TaskStopRequested, ...]:
         plan.stopped_for.setdefault(lease.stop_for, []).append(lease.node_id)
     stops: list[TaskStopRequested] = []
     for task_id, line in in_need:
-        milli = line.crowd.milli
+        milli = line.claim.milli
         if milli > spare:
             continue
         seeker = _Seeker(state, task_id, line, spare)
@@ -172,9 +171,9 @@ def _in_need(state: ClusterState) -> list[tuple[TaskId, Line]]:
     """Online tasks that wait for GPUs, in order; a bounded number."""
     lines = [
         line
-        for line in state.waiting.lanes[Pool.ONLINE].ready.values()
-        if within_limits(state, line.account, line.crowd.claim)
-        and not is_kept(state, line.account, line.crowd.claim)
+        for line in state.queue.pools[Pool.ONLINE].ready
+        if tenant_limits(state, line.account, line.claim) is None
+        and guarantees(state, line.account, line.claim) is None
     ]
     waiting = [
         (-line.level(task_id), line.account.share, task_id, line)

@@ -1,334 +1,375 @@
-"""Who holds a reservation. Where and for when: see draft.
+"""Reservations: for which task, where and for when.
 
-The first tasks in order that no node has room for, as many as the settings say. A task that its pool's quota, its tenant
-or its array would keep back anyway holds none. A reservation stands until its task starts: it moves when it can be
-earlier, or when what it waits for does not end as it should. It gives way to tasks of a higher priority, and to
-nobody else.
+When a line is refused for lack of GPUs, its first task gets a reservation, as long as a slot is free or held by a lower
+level: of the GPUs that are free first, beside the reservations before it. When a line waits for quota, and a smaller task is
+about to start ahead of it, its head reserves quota alone: its time is when enough of its pool's or its tenant's leases are
+over.
+
+A reservation stands until its task starts. It moves when it can be earlier where it is, and it is planned anew when it would
+slip. It gives way to tasks of a higher level, and to no others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from heapq import heapify, heappop, heapreplace
-from typing import Final
+from bisect import insort
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
 
 from dgpu.core.events import TasksReserved
-from dgpu.core.index.lane import Lane
-from dgpu.core.index.line import LAST_OF_ALL, NO_SHAPE, NOBODY, Claim, Crowd, CrowdKey, Line, Turn
+from dgpu.core.index.account import Account
+from dgpu.core.index.bookings import Booking
+from dgpu.core.index.line import Claim, Line
+from dgpu.core.index.pools import PoolUse
+from dgpu.core.index.room import Room
+from dgpu.core.index.soonest import Candidate
 from dgpu.core.model.demand import Demand
-from dgpu.core.model.ids import NodeId, TaskId, TenantId
-from dgpu.core.model.task import Pool
-from dgpu.core.rules.admission import has_quota, is_kept, within_limits
-from dgpu.core.rules.backfill import level_of
-from dgpu.core.rules.draft import Draft
+from dgpu.core.model.ids import GpuId, NodeId, TaskId
+from dgpu.core.model.lease import Lease
+from dgpu.core.model.reservation import Hold, Place, Reservation
+from dgpu.core.model.task import WHOLE_MILLI
+from dgpu.core.rules.access import begins_before, bookings_in_order
+from dgpu.core.rules.admission import NOTHING, guarantees, has_quota, tenant_budget, tenant_running
+from dgpu.core.rules.durations import NEVER, UNKNOWN
+from dgpu.core.rules.openings import PART, Opening, Taken, cards_at, cluster_of, opening, taken_by
 from dgpu.core.state import ClusterState
 
-LOOK_AGAIN_MS: Final = 10_000  # something may have become free elsewhere: looked for only so often
-_MAX_TRIES: Final = 32  # plans in one go
-_LONG_QUEUE: Final = 100
-_NOTHING: Final = Claim(0, 0)
+SLACK_MS: Final = 5_000  # a time that moves by less is left as it is: a task took some time to begin
 
 
-def reservations_due(state: ClusterState, at: int) -> bool:
-    if not state.reservations:
-        return bool(state.settings.reservations) and _wants_more(state, at) and not _all_alike(state)
-    if state.bookings.admitted_until != state.next_task_id:
-        # Who came may need the quota that a reservation counts on.
-        state.bookings.admitted_until = state.next_task_id
-        note_admissions(state)
-    if not state.settings.reservations or state.rooms.unsettled or _wants_more(state, at):
-        return True
-    return at - state.bookings.looked_at >= LOOK_AGAIN_MS
+class Plan(NamedTuple):
+    at: int  # from UNKNOWN on: unknown, the more GPUs the larger; from NEVER on: never
+    places: tuple[Place, ...] = ()  # none: it reserves quota alone
 
 
-def _wants_more(state: ClusterState, at: int) -> bool:
-    """Somebody may hold a reservation who does not, or should no longer."""
-    bookings = state.bookings
-    return state.waiting.overtaken or (bookings.due and not bookings.rests(at, state.next_task_id))
+def free_slots(state: ClusterState) -> int:
+    return state.settings.reservations - len(state.reservations)
 
 
-def note_admissions(state: ClusterState) -> None:
-    """After grants: a reservation that quota or limits no longer allow blocks nobody."""
-    if not state.tenants and _are_within_quota(state):
-        return
-    tally = _Tally(state)
-    for _, _, task_id in _known(state, state.reservations):
-        line = state.waiting.lines[state.tasks[task_id].shape_id]
-        if line.barred or not tally.admits(line):
-            state.bookings.due = True
-            state.bookings.fruitless = None  # at once: it would keep others back
-            return
-        tally.add(line)
-
-
-def _are_within_quota(state: ClusterState) -> bool:
-    """All of them at once; if not, one of them may still be within it."""
-    lines, tasks, claimed = state.waiting.lines, state.tasks, dict[Lane, int]()
-    for task_id in state.reservations:
-        line = lines[tasks[task_id].shape_id]
-        crowd = line.crowd
-        if line.barred or line.shape.array_id:
-            return False
-        claimed[crowd.lane] = claimed.get(crowd.lane, 0) + crowd.milli
-    return all(has_quota(state, lane, milli) for lane, milli in claimed.items())
-
-
-def replan(state: ClusterState, at: int) -> tuple[TasksReserved, ...]:
-    """What has changed about all reservations. Nothing is applied yet."""
-    if state.settings.reservations and _awaits_nodes(state):
-        return ()
-    bookings, most = state.bookings, state.settings.reservations
-    everything = at - bookings.looked_at >= LOOK_AGAIN_MS
-    # A grant that took what was kept may have been on any of their nodes.
-    unsettled = [*(state.rooms.reserved if bookings.displaced else state.rooms.unsettled)]
-    state.rooms.unsettled.clear()
-    if most and not everything and not bookings.displaced and not _wants_more(state, at):
-        settled = _settle(state, at, unsettled)
-        if settled is not None:
-            return settled
-    in_place = not unsettled and not everything and not bookings.displaced
-    bookings.due = bookings.displaced = state.waiting.overtaken = False
-    if in_place and _nobody_wants_more(state, at):
-        state.waiting.last_reserved = LAST_OF_ALL
-        bookings.fruitless = (at, state.next_task_id)
-        return ()
-    if everything:
-        bookings.looked_at = at
-    draft = Draft(state, at, unsettled, anywhere=everything)
-    least = _fill(draft)
-    if not most:
-        state.waiting.last_reserved = None
-    elif least is None or len(draft.plans) < most:
-        state.waiting.last_reserved = LAST_OF_ALL
-    else:  # what is held gives way to a higher level only
-        state.waiting.last_reserved = (-least, -1, NOBODY, NO_SHAPE)
-    planned = draft.events()
-    in_vain = not planned and len(draft.plans) < most
-    bookings.fruitless = (at, state.next_task_id) if in_vain else None
-    return planned
-
-
-def _awaits_nodes(state: ClusterState) -> bool:
-    """A node of a reservation has not contacted this scheduler yet. The reservation stands until the node is back or
-    lost: a restart must not change what was promised.
+def reserve(
+    state: ClusterState, line: Line, at: int, *, quota_alone: bool
+) -> tuple[TasksReserved, ...] | None:
+    """A reservation for the first task of a refused line that has none; () if it may have none, and None if no task that
+    asks for the same could have one. A task that had reserved quota alone, and waits for GPUs now, reserves these.
     """
-    rooms = state.rooms
-    return bool(rooms.unconfirmed) and not rooms.unconfirmed.keys().isdisjoint(rooms.reserved)
-
-
-def _nobody_wants_more(state: ClusterState, at: int) -> bool:
-    """Not all that may be held is, and nobody can be found for the rest: mostly the next in order is still to be tried.
-    Those held stand as they are. Seen at a glance: where tenants have limits it is not.
-    """
-    held = state.reservations
-    if not held or len(held) >= state.settings.reservations or state.tenants:
-        return False
-    if any(each.at and each.at <= at for each in held.values()) or not _are_within_quota(state):
-        return False
-    return not any(
-        line.turn() is not None
-        for lane in state.waiting.lanes.values()
-        for crowd in lane.crowds.values()
-        if crowd.blocked and not lane.is_woken(crowd)
-        for line in crowd.lines.values()
+    if not state.settings.reservations or state.queue.is_uniform:
+        return ()
+    bookings = bookings_in_order(state, at)
+    own = None if quota_alone else _of_quota_alone(bookings, line)
+    task_id = line.first_not_in(state.reservations) if own is None else own.task_id
+    if not task_id:
+        return ()
+    level = line.level(task_id)
+    dropped: tuple[TaskId, ...] = ()
+    if own is None and free_slots(state) <= 0:
+        if bookings[-1].level >= level:
+            return ()
+        dropped = (bookings[-1].task_id,)
+    stands_at = (
+        len([each for each in bookings if each.level >= level]) if own is None else bookings.index(own)
     )
+    before = bookings[:stands_at]
+    if not _is_allowed(state, line, Tally(before)) or guarantees(state, line.account, line.claim) is not None:
+        return ()
+    planner = Planner(state, at)
+    plan = Plan(planner.quota_at(line, before)) if quota_alone else planner.anywhere(line, before)
+    if plan is None or plan.at >= NEVER:
+        return None
+    number = 1 + max([booking.made.number for booking in bookings], default=0)
+    known = Reservation(task_id=task_id, places=(), made_at=at, number=number) if own is None else own.made
+    return (TasksReserved(at=at, made=(_moved(known, plan),), dropped=dropped),)
 
 
-def _settle(state: ClusterState, at: int, unsettled: list[NodeId]) -> tuple[TasksReserved, ...] | None:
-    """Something ended on nodes of reservations, and nothing else is new: who holds them stays, and only those there
-    can be earlier. None: that is not all.
+def _of_quota_alone(bookings: Sequence[Booking], line: Line) -> Booking | None:
+    """The first reservation of the line without GPUs."""
+    if not line.reserved:
+        return None
+    return next((each for each in bookings if each.line is line and not each.made.places), None)
+
+
+def keep_reservations(state: ClusterState, at: int, *, full: bool) -> tuple[TasksReserved, ...]:
+    """The first change that a reservation needs, in their order; () if all are as they should be. `full`: a reservation
+    moves to where it can be earlier, too, and one of quota alone to when it can be earlier.
     """
-    draft = Draft(state, at, unsettled, anywhere=False)
-    before = len(draft.touched)
-    by_node = state.rooms.by_node
-    there = {task_id for node_id in unsettled if node_id in by_node for task_id in by_node[node_id].holds}
-    for _, _, task_id in _known(state, there):
-        line = state.waiting.lines[state.tasks[task_id].shape_id]
-        draft.plan(task_id, line, state.reservations[task_id])
-        if line.barred or draft.dropped or len(draft.touched) > before:
+    if not state.reservations:
+        return ()
+    bookings = bookings_in_order(state, at)
+    planner = Planner(state, at)
+    tally = Tally(())
+    for number, booking in enumerate(bookings):
+        if number >= state.settings.reservations or not _is_allowed(state, booking.line, tally):
+            return (TasksReserved(at=at, dropped=(booking.task_id,)),)
+        tally.add(booking)
+        if planner.awaits_nodes(booking) or (not full and planner.is_settled(booking)):
+            continue
+        before = bookings[:number]
+        behind = [each for each in bookings[number + 1 :] if each.level == booking.level]
+        plan = planner.again(booking, before, behind, anywhere=full)
+        if plan is None or plan.at >= NEVER:
+            return (TasksReserved(at=at, dropped=(booking.task_id,)),)
+        made = _moved(booking.made, plan)
+        if plan.at > at and made != booking.made:
+            return (TasksReserved(at=at, made=(made,)),)
+        planner.settle(booking, before)  # one that is possible now is about to start
+    return ()
+
+
+def _moved(known: Reservation, plan: Plan) -> Reservation:
+    at = 0 if plan.at >= UNKNOWN else max(plan.at, known.made_at)
+    return replace(known, places=plan.places, at=at)
+
+
+class Tally:
+    """What reservations will take of pools and tenants together."""
+
+    __slots__ = ("_pools", "_tasks", "_tenants")
+
+    def __init__(self, bookings: Iterable[Booking]) -> None:
+        self._pools: dict[PoolUse, int] = {}
+        self._tenants: dict[Account, Claim] = {}
+        self._tasks: dict[Account, int] = {}
+        for booking in bookings:
+            self.add(booking)
+
+    def add(self, booking: Booking) -> None:
+        line, claim = booking.line, booking.line.claim
+        self._pools[line.pool] = self._pools.get(line.pool, 0) + claim.milli
+        before = self.of_tenant(line.account)
+        both = Claim(before.milli + claim.milli, before.memory_mb + claim.memory_mb)
+        self._tenants[line.account] = both
+        self._tasks[line.account] = self.tasks_of(line.account) + 1
+
+    def of_pool(self, pool: PoolUse) -> int:
+        return self._pools.get(pool, 0)
+
+    def of_tenant(self, account: Account) -> Claim:
+        return self._tenants.get(account, NOTHING)
+
+    def tasks_of(self, account: Account) -> int:
+        return self._tasks.get(account, 0)
+
+
+def _is_allowed(state: ClusterState, line: Line, before: Tally) -> bool:
+    """No other rule keeps the task from starting, and with the reservations before it, it is within what its pool and its
+    tenant may ever have.
+    """
+    if line.array_full:
+        return False
+    pool, account, claim = line.pool, line.account, line.claim
+    milli = claim.milli + before.of_pool(pool)
+    if pool.pool is not None and milli > pool.limit_milli and not has_quota(state, pool, milli):
+        return False
+    if not state.tenants:
+        return True
+    tenant = account.tenant
+    if tenant is None or not account.limited:
+        return True
+    if tenant_budget(state, account, claim) is not None:
+        return False
+    if tenant_running(account, before.tasks_of(account)) is not None:
+        return False
+    reserved = before.of_tenant(account)
+    if tenant.max_gpus is not None and claim.milli + reserved.milli > tenant.max_gpus * WHOLE_MILLI:
+        return False
+    most_mb = tenant.max_gpu_memory_mb
+    return most_mb is None or claim.memory_mb + reserved.memory_mb <= most_mb
+
+
+def _unless_alike(known: Reservation, plan: Plan) -> Plan:
+    """A time that moves by little is left as it is."""
+    if known.at and abs(plan.at - known.at) <= SLACK_MS:
+        return Plan(known.at, known.places)
+    return Plan(plan.at, known.places)
+
+
+class Planner:
+    """When and where a task starts, if what runs ends when it should and the reservations before it come first."""
+
+    def __init__(self, state: ClusterState, at: int) -> None:
+        self._state = state
+        self._at = at
+        self._cluster = cluster_of(state, at)
+
+    def anywhere(self, line: Line, before: Sequence[Booking]) -> Plan | None:
+        """On the nodes that have room first; ties by node id."""
+        demand, taken = line.demand, self._taken(before)
+        found: list[tuple[int, NodeId]] = []
+        for free_at, node_id, room in self._candidates(demand):
+            if len(found) == demand.nodes and (free_at, node_id) > found[-1]:
+                break  # nor do the rest have room sooner
+            seen = opening(room, demand, self._cluster, taken.get(node_id, ()))
+            if seen is not None:
+                insort(found, (seen.at, node_id))
+                del found[demand.nodes :]
+        if len(found) < demand.nodes:
             return None
-    return draft.events()
+        rooms = self._state.rooms.by_node
+        return self._plan(line, [rooms[node_id] for _, node_id in found], taken)
 
+    def _candidates(self, demand: Demand) -> Iterable[Candidate]:
+        """Nodes, each with a time before which it has no room for the demand; the soonest first."""
+        rooms = self._state.rooms
+        if demand.gpus:
+            cards = demand.gpus if demand.share_milli == WHOLE_MILLI else PART
+            return rooms.soonest.rooms(cards, self._cards_at)
+        return [Candidate(0, node_id, room) for node_id, room in sorted(rooms.by_node.items())]
 
-def _fill(draft: Draft) -> int | None:
-    """As many as may be held; the lowest level of them. A task that no node could ever hold as things are takes nobody's
-    place.
-    """
-    state, most = draft.state, draft.state.settings.reservations
-    tally = _Tally(state)
-    alike = _all_alike(state)
-    kept: set[TaskId] = set()
-    hopeless: set[Demand] = set()
-    least: int | None = None
-    tries = 0
-    for task_id, line in _wanted(state) if most else ():
-        demand = line.crowd.demand
-        if task_id in kept:
-            continue
-        if line.barred or demand in hopeless or not tally.admits(line):
-            draft.drop(task_id)  # whoever follows need not plan around it
-            continue
-        known = state.reservations.get(task_id)
-        if known is None and alike:
-            continue
-        if known is None or draft.is_stale(known):
-            tries += 1
-            draft.plan(task_id, line, known)
-        if task_id in draft.plans:
-            tally.add(line)
-            kept.add(task_id)
-            least = line.level(task_id)
-        else:
-            hopeless.add(demand)
-        if len(kept) >= most or tries >= _MAX_TRIES:
-            break
-    for task_id in [each for each in draft.plans if each not in kept]:
-        draft.drop(task_id)
-    return least
+    def _cards_at(self, room: Room, gpus: int) -> int | None:
+        return cards_at(room, gpus, self._cluster)
 
+    def again(
+        self, booking: Booking, before: Sequence[Booking], behind: Sequence[Booking], *, anywhere: bool
+    ) -> Plan | None:
+        """As it is, unless it can be earlier on its nodes, or would slip there; `anywhere`: or can be earlier elsewhere. It
+        takes nothing that those behind it count on, but for its own cards where they begin later: they were planned around it.
+        """
+        known, line = booking.made, booking.line
+        if not known.places:
+            return _unless_alike(known, Plan(self.quota_at(line, before)))
+        own = {place.node_id: place.gpu_ids for place in known.places}
+        taken = self._taken([each for each in before if not self._is_ahead_of(booking, each)])
+        sooner = [each for each in behind if begins_before(each, booking)]
+        self._take(taken, sooner, own={})
+        self._take(taken, [each for each in behind if each not in sooner], own)
+        nodes = self._nodes(booking)
+        stays = here = None
+        if len(nodes) == len(known.places):
+            stays = self._plan(line, nodes, taken, own)
+            here = self._plan(line, nodes, taken)
+        if stays is not None and here is not None and stays.at <= here.at + SLACK_MS:
+            here = _unless_alike(known, stays)
+        slips = here is None or (here.at > known.at + SLACK_MS if known.at else here.at >= NEVER)
+        if not slips and not anywhere:
+            return here
+        elsewhere = self.anywhere(line, [*before, *behind])
+        if here is None or (elsewhere is not None and elsewhere.at + SLACK_MS < here.at):
+            return elsewhere
+        return here
 
-def reserve_head(state: ClusterState, line: Line, at: int) -> tuple[TasksReserved, ...]:
-    """A task was just found to fit nowhere: before anybody behind it is tried, it gets what it will need."""
-    most, head = state.settings.reservations, line.head
-    if head in state.reservations:
-        if len(state.reservations) < most:  # the next of its kind may stand before those still to be tried
-            state.bookings.due, state.bookings.fruitless = True, None
-        return ()
-    turn, last = line.turn(), state.waiting.last_reserved
-    if turn is None or (last is not None and turn >= last):
-        return ()
-    if len(state.reservations) >= most:
-        state.bookings.due, state.bookings.fruitless = True, None
-        return replan(state, at)
-    if _all_alike(state):
-        state.bookings.due = True
-        return ()
-    if _wants_more(state, at):  # those refused before it come first
-        return replan(state, at)
-    tally = _Tally(state)
-    for task_id in state.reservations:
-        tally.add(state.waiting.lines[state.tasks[task_id].shape_id])
-    if not tally.admits(line):
-        return ()
-    draft = Draft(state, at, anywhere=False)
-    draft.plan(head, line, None)
-    return draft.events()
-
-
-def _all_alike(state: ClusterState) -> bool:
-    """A long queue of one demand: nobody in it can run ahead of another, and to plan with every start would cost more
-    than all else.
-    """
-    waiting = state.waiting
-    return waiting.count > _LONG_QUEUE and sum(len(lane.crowds) for lane in waiting.lanes.values()) == 1
-
-
-# who
-
-
-class _Tally:
-    """What the reservations counted so far will take of quotas and limits, with what is in use now."""
-
-    __slots__ = ("arrays", "milli", "state", "tasks", "tenants")
-
-    def __init__(self, state: ClusterState) -> None:
-        self.state = state
-        self.milli: dict[Pool | None, int] = {}
-        self.tenants: dict[TenantId, Claim] = {}
-        self.tasks: dict[TenantId, int] = {}
-        self.arrays: dict[TaskId, int] = {}
-
-    def add(self, line: Line) -> None:
-        claim, tenant_id, pool = line.crowd.claim, line.shape.tenant_id, line.crowd.lane.pool
-        self.milli[pool] = self.milli.get(pool, 0) + claim.milli
-        before = self.tenants.get(tenant_id, _NOTHING)
-        self.tenants[tenant_id] = Claim(before.milli + claim.milli, before.memory_mb + claim.memory_mb)
-        self.tasks[tenant_id] = self.tasks.get(tenant_id, 0) + 1
-        if line.shape.array_id:
-            self.arrays[line.shape.array_id] = self.arrays.get(line.shape.array_id, 0) + 1
-
-    def admits(self, line: Line) -> bool:
-        state, shape, account = self.state, line.shape, line.account
-        claim, lane = line.crowd.claim, line.crowd.lane
-        if not has_quota(state, lane, claim.milli + self.milli.get(lane.pool, 0)):
-            return False
-        if shape.array_id:
-            running = state.waiting.arrays.get(shape.array_id, 0) + self.arrays.get(shape.array_id, 0)
-            if running >= shape.array_limit:
-                return False
-        if not state.tenants:
-            return True
-        ahead = self.tenants.get(shape.tenant_id, _NOTHING)
-        both = Claim(claim.milli + ahead.milli, claim.memory_mb + ahead.memory_mb)
+    def quota_at(self, line: Line, before: Sequence[Booking]) -> int:
+        """When its pool and its tenant have quota for it; 0: now."""
+        state, claim, pool, account = self._state, line.claim, line.pool, line.account
+        at, tally = 0, Tally(before)
+        milli = claim.milli + tally.of_pool(pool)
+        if pool.pool is not None and not has_quota(state, pool, milli):
+            at = self._freed_at(Claim(pool.used_milli + milli - pool.limit_milli, 0), pool=pool)
         tenant = account.tenant
-        most = None if tenant is None else tenant.max_running
-        if most is not None and account.running + self.tasks.get(shape.tenant_id, 0) >= most:
+        if tenant is None or not account.limited:
+            return at
+        reserved = tally.of_tenant(account)
+        short_milli = short_mb = 0
+        if tenant.max_gpus is not None:
+            short_milli = account.milli + claim.milli + reserved.milli - tenant.max_gpus * WHOLE_MILLI
+        if tenant.max_gpu_memory_mb is not None:
+            short_mb = account.memory_mb + claim.memory_mb + reserved.memory_mb - tenant.max_gpu_memory_mb
+        return max(at, self._freed_at(Claim(short_milli, short_mb), account=account))
+
+    def _is_ahead_of(self, booking: Booking, other: Booking) -> bool:
+        """It is over before the other begins."""
+        at, other_at = booking.made.at, other.made.at
+        return at > 0 and at + booking.line.lasts_ms <= other_at
+
+    # plans that hold
+
+    def awaits_nodes(self, booking: Booking) -> bool:
+        """A node of it has not contacted this scheduler yet. The reservation stands until the node is back or lost: a
+        restart must not change what was promised.
+        """
+        unconfirmed = self._state.rooms.unconfirmed
+        return bool(unconfirmed) and any(place.node_id in unconfirmed for place in booking.made.places)
+
+    def is_settled(self, booking: Booking) -> bool:
+        """Neither its nodes nor the reservations there changed since it was last planned, and time changes nothing yet. To find
+        out when quota comes free takes a look at every lease: done once its time has come, and now and then.
+        """
+        if not booking.made.places:
+            return not booking.made.at or self._at < booking.made.at
+        bookings = self._state.bookings
+        checked = bookings.checked.get(booking.task_id)
+        if checked is None or self._at >= checked.until:
             return False
-        return within_limits(state, account, both) and not is_kept(state, account, claim)
+        return checked.rooms == self._versions(booking)
 
+    def settle(self, booking: Booking, before: Sequence[Booking]) -> None:
+        state = self._state
+        nodes = self._nodes(booking)
+        leases = [lease_id for room in nodes for lease_id in room.leases]
+        until = state.bookings.ends.valid_until(state, leases, self._at)
+        for each in before:
+            until = min(until, each.made.at or NEVER)  # what is late moves on with time
+        state.bookings.settle(booking.task_id, until, self._versions(booking))
 
-def _known(state: ClusterState, task_ids: Iterable[TaskId]) -> list[tuple[int, int, TaskId]]:
-    """Those that hold one, in the order in which they do."""
-    made = state.reservations
-    return sorted([(-level_of(state, task_id), made[task_id].made_at, task_id) for task_id in task_ids])
+    def _versions(self, booking: Booking) -> tuple[int, ...]:
+        return tuple([room.version for room in self._nodes(booking)])
 
+    def _nodes(self, booking: Booking) -> list[Room]:
+        rooms = self._state.rooms.by_node
+        return [rooms[place.node_id] for place in booking.made.places if place.node_id in rooms]
 
-def _wanted(state: ClusterState) -> Iterator[tuple[TaskId, Line]]:
-    """In order of level, those that hold one already first: what was promised is not taken back for a new one of the
-    same priority. Who stands too low to go before any of them is not even put in order until then.
-    """
-    known = _known(state, state.reservations)
-    lowest = known[-1][0] if known else None
-    if lowest is not None:
-        fresh = _in_order(state, _above(state, lowest))
-        candidate = next(fresh, None)
-        for level, _, task_id in known:
-            while candidate is not None and candidate[0][0] < level:
-                yield candidate[1], candidate[2]
-                candidate = next(fresh, None)
-            yield task_id, state.waiting.lines[state.tasks[task_id].shape_id]
-    for turn, task_id, line in _in_order(state, state.waiting.blocked_lines()):
-        if lowest is None or turn[0] >= lowest:
-            yield task_id, line
+    # leaves
 
+    def _plan(
+        self,
+        line: Line,
+        nodes: list[Room],
+        taken: dict[NodeId, list[Taken]],
+        own: Mapping[NodeId, tuple[GpuId, ...]] | None = None,
+    ) -> Plan | None:
+        """All of the nodes are needed: the last of them decides. `own`: on these cards alone."""
+        found: list[tuple[int, NodeId, Opening]] = []
+        for room in nodes:
+            only = None if own is None else own[room.node_id]
+            seen = opening(room, line.demand, self._cluster, taken.get(room.node_id, ()), only)
+            if seen is None:
+                return None
+            found.append((seen.at, room.node_id, seen))
+        found.sort(key=lambda each: each[1])
+        latest = max([at for at, _, _ in found])
+        unknown = [at - UNKNOWN for at, _, _ in found if UNKNOWN <= at < NEVER]
+        if unknown and latest < NEVER:
+            latest = UNKNOWN + sum(unknown)
+        return Plan(latest, tuple([Place(node_id, seen.gpu_ids) for _, node_id, seen in found]))
 
-def _above(state: ClusterState, lowest: int) -> list[tuple[Turn, Line]]:
-    """Of lines that were refused: those whose head stands above a (negated) level."""
-    ages = state.settings.ageing_ms > 0
-    return [
-        (turn, line)
-        for lane in state.waiting.lanes.values()
-        for crowd in lane.crowds.values()
-        if crowd.blocked
-        for line in crowd.lines.values()
-        if (ages or -line.priority < lowest) and (turn := line.turn()) is not None and turn[0] < lowest
-    ]
+    def _taken(self, before: Sequence[Booking]) -> dict[NodeId, list[Taken]]:
+        """By node: what other reservations will hold there, and until when."""
+        found: dict[NodeId, list[Taken]] = {}
+        self._take(found, before, own={})
+        return found
 
+    def _take(
+        self,
+        found: dict[NodeId, list[Taken]],
+        others: Sequence[Booking],
+        own: Mapping[NodeId, tuple[GpuId, ...]],
+    ) -> None:
+        """`own`: nodes with a reservation of its own, and the cards of it that others do not hold before it."""
+        for booking in others:
+            for place in booking.made.places:
+                taken = taken_by(booking, place, self._at)
+                cards = own.get(place.node_id)
+                if cards is not None:
+                    rest = tuple([each for each in place.gpu_ids if each not in cards])
+                    taken = Taken(Hold(rest, 0, 0), taken.at, taken.until)
+                found.setdefault(place.node_id, []).append(taken)
 
-def _in_order(state: ClusterState, lines: list[tuple[Turn, Line]]) -> Iterator[tuple[Turn, TaskId, Line]]:
-    """Waiting tasks of demands that fit nowhere, in order, without those that hold a reservation."""
-    heap = [(turn, 0, line) for turn, line in lines]
-    most = state.settings.reservations + len(state.reservations)
-    heapify(heap)
-    tally = _Tally(state)
-    woken: dict[CrowdKey, bool] = {}
-    while heap:
-        turn, number, line = heap[0]
-        task_id = turn[2]
-        if not number and (not tally.admits(line) or _is_woken(line.crowd, woken)):
-            heappop(heap)
-            continue
-        if task_id not in state.reservations:
-            yield turn, task_id, line
-        following = line.ready_from(TaskId(task_id + 1), 1) if number < most else []
-        if following:
-            next_id = following[0]
-            heapreplace(heap, ((-line.level(next_id), turn[1], next_id, turn[3]), number + 1, line))
-        else:
-            heappop(heap)
+    def _freed_at(self, short: Claim, *, pool: PoolUse | None = None, account: Account | None = None) -> int:
+        """When so much of what a pool or a tenant holds is over."""
+        milli, memory_mb = short.milli, short.memory_mb
+        if milli <= 0 and memory_mb <= 0:
+            return 0
+        for ends_at, lease in self._by_end(pool, account):
+            milli -= lease.gpu_milli
+            memory_mb -= lease.gpu_memory_mb * len(lease.gpu_ids)
+            if milli <= 0 and memory_mb <= 0:
+                return ends_at
+        return NEVER
 
-
-def _is_woken(crowd: Crowd, known: dict[CrowdKey, bool]) -> bool:
-    if crowd.key not in known:
-        known[crowd.key] = crowd.lane.is_woken(crowd)
-    return known[crowd.key]
+    def _by_end(self, pool: PoolUse | None, account: Account | None) -> list[tuple[int, Lease]]:
+        state, found = self._state, []
+        for lease_id, lease in state.leases.items():
+            known = state.queue.shapes[state.tasks[lease.task_id].shape_id]
+            if lease.gpu_ids and (known.pool is pool or known.account is account):
+                found.append((self._cluster.ends_at(lease_id), lease))
+        found.sort(key=lambda each: (each[0], each[1].id))
+        return found

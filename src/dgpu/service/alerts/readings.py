@@ -146,8 +146,8 @@ def _uses(state: ClusterState) -> tuple[Use, ...]:
 def _oldest(state: ClusterState) -> tuple[Oldest, ...]:
     found = []
     tasks = state.tasks
-    for pool, lane in state.waiting.lanes.items():
-        heads = [tasks[line.head] for line in islice(lane.ready.values(), _MAX_LINES) if line.head]
+    for pool, use in state.queue.pools.items():
+        heads = [tasks[line.head] for line in islice(use.ready, _MAX_LINES) if line.head]
         if heads:
             first = min(heads, key=_waits_since)
             name = "no pool" if pool is None else f"pool {pool.value}"

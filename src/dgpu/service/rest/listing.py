@@ -18,13 +18,13 @@ from dgpu.core.foresight.barriers import barriers_of
 from dgpu.core.foresight.blockers import Blocker, blockers_of, plural
 from dgpu.core.foresight.conditions import conditions_of
 from dgpu.core.foresight.explain import back_off, explain
-from dgpu.core.foresight.reserved import fits_now, room_blockers
+from dgpu.core.foresight.reserved import fits_but_for_reservations, fits_now, room_blockers
+from dgpu.core.index.line import Line
 from dgpu.core.model.demand import Demand
 from dgpu.core.model.dependencies import Awaited
 from dgpu.core.model.ids import NodeId, ShapeId, TaskId, TenantId, parse_task_id
 from dgpu.core.model.task import Pool, Shape, Task, TaskStatus
 from dgpu.core.rejections import Rejection, UnknownTask
-from dgpu.core.rules.backfill import fits_without_reservations
 from dgpu.core.state import ClusterState
 from dgpu.service.history.filters import TaskFilters
 from dgpu.service.history.reader import PastTask
@@ -149,12 +149,13 @@ class _Reasons:
         return (task.timeout_ms, task.id if task.id in reservations else 0) if reservations else (0, 0)
 
     def _of_shape(self, task: Task) -> dict[str, str]:
-        line = self._state.waiting.lines[task.shape_id]
-        if barriers := barriers_of(self._state, line):
+        line = self._state.queue.line_of(task)
+        if barriers := barriers_of(self._state, line, task.id, self._at):
             return {"waiting_code": barriers[0].code, "waiting": barriers[0].detail}
-        return self._of_demand(task, line.crowd.demand)
+        return self._of_demand(task, line)
 
-    def _of_demand(self, task: Task, demand: Demand) -> dict[str, str]:
+    def _of_demand(self, task: Task, line: Line) -> dict[str, str]:
+        demand = line.demand
         if demand not in self._by_demand:
             if len(self._by_demand) >= self._most_demands:
                 return self._in_short(demand)
@@ -166,13 +167,13 @@ class _Reasons:
         if key not in self._by_holder:
             if len(self._by_holder) >= self._most_holders:
                 return _told(_KEPT)
-            blockers = room_blockers(self._state, task, demand, self._at)
+            blockers = room_blockers(self._state, line, task.id, self._at)
             self._by_holder[key] = blockers[0] if blockers else None
         return _told(self._by_holder[key])
 
     def _of_room(self, demand: Demand) -> Blocker | None:
         """The same for all who ask for this, whoever holds a reservation, unless there is room but for those."""
-        if self._state.reservations and fits_without_reservations(self._state, demand):
+        if self._state.reservations and fits_but_for_reservations(self._state, demand):
             return _KEPT
         blockers = blockers_of(self._state, demand)
         return blockers[0] if blockers else None

@@ -11,7 +11,7 @@ from dgpu.core.model.quota import MILLION
 from dgpu.core.model.task import WHOLE_MILLI, Pool
 from dgpu.core.model.tenant import Tenant
 from dgpu.core.model.usage import HOUR_MS, decayed
-from dgpu.core.rules.admission import available_milli, kept_milli, spent, used_milli
+from dgpu.core.rules.admission import available_milli, kept_milli, lines_of, spent, used_milli
 from dgpu.core.state import ClusterState
 from dgpu.wire.cluster_answers import (
     PoolQuota,
@@ -89,7 +89,7 @@ def _pool_quota(state: ClusterState, pool: Pool, quota: int, used: int, availabl
         used=used / WHOLE_MILLI,
         available=available / WHOLE_MILLI,
         borrowed=max(0, used - quota) / WHOLE_MILLI,
-        waiting=sum(line.ready_count for line in state.waiting.lanes[pool].ready.values()),
+        waiting=sum(line.ready_count for line in state.queue.pools[pool].ready),
     )
 
 
@@ -99,7 +99,7 @@ def _in_use(state: ClusterState) -> list[Account]:
     return [
         accounts[name]
         for name in sorted(accounts)
-        if name in state.tenants or accounts[name].running or any(map(len, accounts[name].lines.values()))
+        if name in state.tenants or accounts[name].running or any(map(len, lines_of(accounts[name])))
     ]
 
 

@@ -103,7 +103,7 @@ def test_under_both_kinds_of_load_each_pool_gets_its_part_and_keeps_it() -> None
         ended = running(state, Pool.BATCH)[0]
         do(state, finished(lease_of(state, ended)))
         run_pass(state)
-        if not state.waiting.lanes[Pool.BATCH].ready:
+        if not state.queue.pools[Pool.BATCH].ready:
             break
         assert (len(running(state, Pool.ONLINE)), len(running(state, Pool.BATCH))) == (7, 3)
     check_invariants(state)

@@ -42,6 +42,7 @@ from dgpu.core.rejections import (
     UnknownTenant,
 )
 from dgpu.core.replay import replay
+from dgpu.core.rules.admission import lines_of
 from dgpu.core.rules.order import position, queue
 from dgpu.core.state import ClusterState
 
@@ -354,7 +355,7 @@ def _simulate(state: ClusterState, lengths: dict[str, int], until_ms: int, journ
     while at < START + until_ms:
         for name in lengths:
             account = state.accounts.by_tenant.get(TenantId(name))
-            if account is None or sum(len(line) for line in account.lines.values()) < 20:
+            if account is None or sum(len(line) for line in lines_of(account)) < 20:
                 send(SubmitTasks(at=at, entries=((50, spec(tenant=name)),)))
         for event in send(RunPass(at=at)):
             if isinstance(event, TaskPlaced):

@@ -1,0 +1,215 @@
+"""The pass: which waiting task starts next, and where.
+
+    order     lines by level, then fair share, then age; only lines that are awake
+    admit     pool quota, tenant limits, guarantees
+    fit       the best node beside reservations, else one where reservations may be passed
+    grant     or reserve: a line that is refused sleeps with its refusal, and its head may get a reservation
+    reclaim   borrowed GPUs that their owners wait for
+
+Nothing here remembers anything: what steers a decision is in the state, and what only saves time is in an index (queue,
+rooms, bookings).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dgpu.core.apply.table import apply
+from dgpu.core.commands import RunPass
+from dgpu.core.decide.learning import typical_due
+from dgpu.core.decide.time import PORTION
+from dgpu.core.decide.waiting import end_broken
+from dgpu.core.events import Event
+from dgpu.core.index.beds import Passable
+from dgpu.core.index.limits import settle_pools
+from dgpu.core.index.line import Line
+from dgpu.core.index.room import Room
+from dgpu.core.model.ids import NO_TASK, TaskId
+from dgpu.core.model.task import Pool
+from dgpu.core.refusals import NO_ROOM, PartTooLarge, Refusal, Scope
+from dgpu.core.rules.access import access_of, bookings_in_order
+from dgpu.core.rules.admission import admit, free_milli
+from dgpu.core.rules.place import claim_of_spots, granted, place
+from dgpu.core.rules.reclaim import stops_due
+from dgpu.core.rules.reservations import free_slots, keep_reservations, reserve
+from dgpu.core.state import ClusterState
+
+_POOLS: Final = tuple(Pool)
+
+
+class Pass:
+    """Each event is applied before the next line is looked at."""
+
+    __slots__ = ("at", "events", "full", "settled", "state")
+
+    def __init__(self, state: ClusterState, command: RunPass) -> None:
+        self.state = state
+        self.at = command.at
+        self.full = command.full
+        self.settled = False  # nothing was applied since
+        self.events: list[Event] = []
+
+    def run(self, limit: int) -> tuple[Event, ...]:
+        state, at = self.state, self.at
+        self._prepare()
+        self._end_broken_dependents()
+        placed = 0
+        while placed < limit:
+            self._settle()
+            line = state.queue.beds.first_awake(free_slots(state))
+            if line is None:
+                self._apply(stops_due(state, at))
+                break
+            refusal = self._try(line)
+            if refusal is None:
+                placed += 1
+            else:
+                self._sleep(line, refusal)
+        return tuple(self.events)
+
+    def _sleep(self, line: Line, refusal: Refusal) -> None:
+        """With a reservation for its first task without one, if it waits for GPUs and a slot is free."""
+        state = self.state
+        reserved: tuple[Event, ...] | None = None
+        if refusal.scope is Scope.ROOM:
+            reserved = reserve(state, line, self.at, quota_alone=False)
+        if not reserved:
+            state.queue.beds.sleep(line, refusal, 0 if reserved is None else free_slots(state), NO_TASK)
+            return
+        self._apply(reserved)
+        seeker = line.first_not_in(state.reservations)
+        state.queue.beds.sleep(line, refusal, free_slots(state), seeker)
+
+    def _try(self, line: Line) -> Refusal | None:
+        """Grants a task of the line what it asks for, or says what is in the way of its head. A task with a reservation
+        may start though the head cannot.
+        """
+        refusal = self._try_task(line, line.head)
+        if refusal is not None and line.reserved and _may_spare_others(refusal):
+            others = [
+                booking.task_id
+                for booking in bookings_in_order(self.state, self.at)
+                if booking.line is line and booking.task_id != line.head
+            ]
+            for task_id in others:
+                if self._try_task(line, task_id) is None:
+                    return None
+        return refusal
+
+    def _try_task(self, line: Line, task_id: TaskId) -> Refusal | None:
+        state, at = self.state, self.at
+        access = access_of(state, line, task_id, at)
+        refusal = admit(state, line, line.claim, access)
+        if refusal is not None:
+            return refusal
+        spots = place(state, line, access, at)
+        if not spots:
+            return NO_ROOM
+        if line.known.is_part:
+            # What a part counts for depends on the card.
+            refusal = admit(state, line, claim_of_spots(spots), access)
+            if refusal is not None:
+                return PartTooLarge(refused=refusal)
+        if state.settings.reservations and task_id not in state.reservations and self._protect(line):
+            return self._try_task(line, task_id)
+        self._apply(granted(state, task_id, spots, at))
+        return None
+
+    def _protect(self, line: Line) -> bool:
+        """A task is about to start. Lines before it in order that wait for the quota of its pool or tenant reserve that
+        first: else smaller tasks could take it for ever. True: the task must be tried again.
+        """
+        for other in self.state.queue.beds.overtaken(line):
+            reserved = reserve(self.state, other, self.at, quota_alone=True)
+            if reserved:
+                self._apply(reserved)
+                self._settle()
+                return True
+        return False
+
+    def _prepare(self) -> None:
+        state, queue = self.state, self.state.queue
+        if queue.back_off:
+            queue.advance(self.at)
+        self._apply(typical_due(state, self.at))
+        if self.full:
+            queue.beds.wake_all()
+
+    def _end_broken_dependents(self) -> None:
+        """Of tasks that ended otherwise than was waited for, and of those in turn; at most a portion. A pass is due until
+        none is left.
+        """
+        left = PORTION
+        while left > 0 and self.state.dependents.broken:
+            for event in end_broken(self.state, self.at, left):
+                self._apply((event,))
+                left -= len(event.task_ids)
+
+    def _settle(self) -> None:
+        """After a change: reservations as they should be, and lines awake that the change may have let in."""
+        state = self.state
+        while not self.settled:
+            wake(state, self.at)
+            changed = keep_reservations(state, self.at, full=self.full)
+            self.settled = True
+            self._apply(changed)
+        self.full = False
+
+    def _apply(self, events: tuple[Event, ...]) -> None:
+        for event in events:
+            apply(self.state, event)
+            self.settled = False
+        self.events += events
+
+
+def _may_spare_others(refusal: Refusal) -> bool:
+    """Whether it depends on the reservation that a task of the line holds."""
+    return refusal.may_reserve or refusal.scope is Scope.OTHER
+
+
+def wake(state: ClusterState, at: int) -> None:
+    """Wakes the lines that changes since the last call may have let in. docs/scheduling.md says what lifts which refusal."""
+    queue, rooms = state.queue, state.rooms
+    if state.accounts.dropped:
+        queue.reorder()
+    if rooms.refreshed or state.limits_changed:
+        settle_pools(state)
+    if rooms.improved:
+        most_leases = state.settings.most_leases
+        for room in rooms.improved.values():
+            queue.beds.wake_for_room(room, most_leases, _passable(state, room, at))
+        rooms.improved.clear()
+    if state.stirred or queue.demands_changed:
+        slot_news = state.slot_news or queue.demands_changed
+        state.stirred = state.slot_news = queue.demands_changed = False
+        for account in state.freed.values():
+            queue.beds.wake_for_tenant(account)
+        state.freed.clear()
+        if slot_news and free_slots(state) > 0:
+            queue.beds.wake_for_slot()
+    _wake_for_less(state)
+
+
+def _passable(state: ClusterState, room: Room, at: int) -> Passable:
+    here = [each for each in bookings_in_order(state, at) if each.task_id in room.holds] if room.holds else []
+    if not here:
+        return Passable(0, 0)
+    return Passable(min([each.level for each in here]), max([each.window_ms for each in here]))
+
+
+def _wake_for_less(state: ClusterState) -> None:
+    """A grant, too, can leave more to others: quota that its tenant's tasks in the other pool no longer need, GPUs that are
+    no longer kept for its tenant's guarantee, a card on which a share counts for less.
+    """
+    queue = state.queue
+    for pool in _POOLS:
+        if queue.beds.pool_beds.get(pool):
+            queue.beds.wake_for_quota(pool, free_milli(state, queue.pools[pool]))
+    if queue.beds.guarantee_beds:
+        queue.beds.wake_for_guarantees()
+    if queue.beds.other_beds:
+        queue.beds.wake_others()
+
+
+def run_pass(state: ClusterState, command: RunPass) -> tuple[Event, ...]:
+    return Pass(state, command).run(command.limit)

@@ -1,0 +1,147 @@
+"""Beds: lines that sleep for the same reason, in order.
+
+A line is in exactly one bed. The first line of an open bed is worth a try. If it is refused for the reason of its bed, the
+whole bed closes: the same rule with the same numbers refuses the others, too.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Any, Final, TypeAlias
+
+from dgpu.core.index.line import FIRST_OF_ALL, Line, Turn
+from dgpu.core.model.ids import NO_TASK, TaskId
+
+# What the lines of a bed have in common; see beds.bed_key. Of no length that the compiler knows: tuples of different
+# lengths are keys of one dict.
+BedKey: TypeAlias = tuple[Any, ...]
+
+_SLACK: Final = 64  # stale entries tolerated in a heap beyond the live ones
+
+
+class Bed:
+    """`is_open`: a change may have lifted the refusal. `for_slot`: only a free reservation slot keeps it open, for the lines
+    that were not tried since.
+    """
+
+    __slots__ = ("_turns", "for_slot", "is_open", "key", "lines", "number", "offered", "refused", "tried")
+
+    def __init__(self, key: BedKey, number: int) -> None:
+        self.key = key
+        self.number = number  # tells entries of heaps apart that have the same turn
+        self.lines: dict[Line, None] = {}
+        self.is_open = True
+        self.for_slot = False
+        self.offered: Turn | None = None  # the turn by which the offers know it
+        self.refused: Turn = FIRST_OF_ALL  # the turn of the line that closed it
+        self.tried: list[Line] = []  # lines out of the order until it opens or closes
+        self._turns: list[tuple[Turn, int, Line]] = []  # heap, stale entries included
+
+    def enter(self, line: Line) -> None:
+        self.lines[line] = None
+        line.bed, line.listed = self, None
+        self.list_line(line)
+
+    def leave(self, line: Line) -> None:
+        del self.lines[line]
+        line.listed, line.seeker = None, NO_TASK
+
+    def set_aside(self, line: Line, seeker: TaskId) -> None:
+        """It was tried. `seeker`: its next task that may want a reservation; it is offered in that task's turn."""
+        line.listed, line.seeker = None, seeker
+        self.tried.append(line)
+        if seeker:
+            self.list_line(line)
+
+    def put_back(self) -> None:
+        for line in self.tried:
+            line.seeker = NO_TASK
+            if line.bed is self:
+                line.listed = None
+                self.list_line(line)
+        self.tried.clear()
+
+    def list_line(self, line: Line) -> bool:
+        """After its turn changed. Entries that are too early are put right when they come up. True: it has a new entry."""
+        turn = line.turn()
+        if turn is None or (line.listed is not None and line.listed <= turn):
+            return False
+        line.listed = turn
+        heappush(self._turns, (turn, line.number, line))
+        if len(self._turns) > 2 * len(self.lines) + _SLACK:
+            self.list_all()
+        return True
+
+    def list_all(self) -> None:
+        self._turns = []
+        for line in self.lines:
+            turn = line.listed = line.turn()
+            if turn is not None:
+                self._turns.append((turn, line.number, line))
+        heapify(self._turns)
+
+    def first(self) -> Line | None:
+        """The first line in order that has a task to place. `line.listed` is its turn."""
+        turns = self._turns
+        while turns:
+            turn, number, line = turns[0]
+            if line.listed != turn or line.bed is not self:
+                heappop(turns)
+                continue
+            now = line.turn()
+            if now == turn:
+                return line
+            line.listed = now
+            if now is None:
+                heappop(turns)
+            else:
+                heapreplace(turns, (now, number, line))
+        return None
+
+    def discard(self) -> None:
+        self.lines.clear()
+        self.tried.clear()
+        self._turns.clear()
+
+
+class Offers:
+    """Open beds by their first turn: a heap, stale entries included."""
+
+    __slots__ = ("_beds",)
+
+    def __init__(self) -> None:
+        self._beds: list[tuple[Turn, int, Bed]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._beds)
+
+    def offer(self, bed: Bed) -> None:
+        """It was opened, or its first line may come earlier now."""
+        first = bed.first()
+        if first is None or first.listed is None:
+            return
+        turn = first.listed
+        if bed.offered is None or turn < bed.offered:
+            bed.offered = turn
+            heappush(self._beds, (turn, bed.number, bed))
+
+    def first(self) -> Line | None:
+        """The first line in order over all open beds."""
+        beds = self._beds
+        while beds:
+            turn, number, bed = beds[0]
+            if bed.offered != turn or not bed.is_open:
+                if bed.offered == turn:
+                    bed.offered = None
+                heappop(beds)
+                continue
+            first = bed.first()
+            now = None if first is None else first.listed
+            if now == turn:
+                return first
+            bed.offered = now
+            if now is None:
+                heappop(beds)
+            else:
+                heapreplace(beds, (now, number, bed))
+        return None

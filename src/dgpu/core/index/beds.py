@@ -1,0 +1,310 @@
+"""Which lines sleep for which reason, and which line is next in order.
+
+Only `wake_*` opens a bed. Waking too much costs time; waking too little is a bug, which the property tests find: they
+compare each pass with one over a state in which every line is awake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from dgpu.core.index.account import Account
+from dgpu.core.index.bed import Bed, BedKey, Offers
+from dgpu.core.index.line import FIRST_OF_ALL, Line
+from dgpu.core.index.room import Room, whole
+from dgpu.core.model.ids import NO_TASK, TaskId, TenantId
+from dgpu.core.model.task import Pool
+from dgpu.core.refusals import Refusal, Scope
+from dgpu.core.rules.fit import fits
+
+_AWAKE: Final[BedKey] = ("awake",)
+
+
+class Passable:
+    """Which lines may pass some reservation of a node; see rules.access."""
+
+    __slots__ = ("_level", "_window_ms")
+
+    def __init__(self, level: int, window_ms: int) -> None:
+        self._level = level  # the lowest of its reservations
+        self._window_ms = window_ms  # the widest
+
+    def by(self, bed: Bed) -> bool:
+        first = bed.first()
+        if first is None or first.listed is None:
+            return bool(bed.tried)  # its lines are out of order for now
+        counts_host = bool(
+            first.demand.cpus_milli or first.demand.ram_mb
+        )  # reservations leave some until they begin
+        return (
+            first.reserved > 0
+            or counts_host
+            or first.lasts_ms <= self._window_ms
+            or -first.listed[0] > self._level
+        )
+
+
+class Beds:
+    __slots__ = (
+        "_beds",
+        "_made",
+        "_offers",
+        "awake",
+        "guarantee_beds",
+        "other_beds",
+        "pool_beds",
+        "room_beds",
+        "tenant_beds",
+    )
+
+    def __init__(self) -> None:
+        self._offers = Offers()
+        self.awake = Bed(_AWAKE, 0)
+        self._made = 0  # beds made so far
+        self._beds: dict[BedKey, Bed] = {}
+        # The same beds, by the changes that open them.
+        self.room_beds: dict[int, dict[BedKey, Bed]] = {}  # by the number of GPUs on one node
+        self.pool_beds: dict[Pool | None, dict[BedKey, Bed]] = {}
+        self.tenant_beds: dict[TenantId, dict[BedKey, Bed]] = {}
+        self.guarantee_beds: dict[BedKey, Bed] = {}
+        self.other_beds: dict[BedKey, Bed] = {}
+
+    def copy_empty(self, twin: Beds) -> dict[Bed, Bed]:
+        """Makes the same beds in a twin that has none; by bed, its copy."""
+        copies = {self.awake: twin.awake}
+        for key, bed in self._beds.items():
+            copied = copies[bed] = twin._bed(key)
+            copied.is_open, copied.for_slot, copied.refused = bed.is_open, bed.for_slot, bed.refused
+        return copies
+
+    def offer_open(self) -> None:
+        """Once the lines of a copy are in their beds."""
+        for bed in self.all():
+            bed.list_all()
+            if bed.is_open:
+                self._offers.offer(bed)
+
+    def all(self) -> Iterable[Bed]:
+        return (self.awake, *self._beds.values())
+
+    def discard(self) -> None:
+        for bed in self.all():
+            bed.discard()
+
+    # lines
+
+    def take_in(self, line: Line) -> None:
+        """A line that is new: awake."""
+        self.awake.lines[line] = None
+
+    def wake_line(self, line: Line) -> None:
+        if line.bed is not self.awake:
+            self._move(line, self.awake)
+
+    def leave(self, line: Line) -> None:
+        bed = line.bed
+        bed.leave(line)
+        if not bed.lines and bed is not self.awake:
+            bed.discard()
+            del self._beds[bed.key]
+            del self._kin(bed.key)[bed.key]
+            bed.is_open = False
+
+    def list_line(self, line: Line) -> None:
+        """After its head changed."""
+        bed = line.bed
+        if bed.list_line(line):
+            if bed.is_open:
+                self._offers.offer(bed)
+            elif line.listed is not None and line.listed < bed.refused:
+                # It stands before the line that was refused: a higher level may pass reservations.
+                self._wake(bed)
+
+    def move_up(self, line: Line) -> None:
+        """Its tenant's share fell below that of others."""
+        if line.head and line.bed.list_line(line) and line.bed.is_open:
+            self._offers.offer(line.bed)
+
+    def reorder(self) -> None:
+        """Levels are reckoned otherwise."""
+        self._offers = Offers()
+        for bed in self.all():
+            bed.list_all()
+            bed.offered = None
+            self._wake(bed)
+
+    # the pass
+
+    @property
+    def any_awake(self) -> bool:
+        return bool(self._offers)
+
+    def first_awake(self, slots: int) -> Line | None:
+        """The next line in order that is worth a try. `slots`: reservations that could be made."""
+        while (line := self._offers.first()) is not None:
+            bed = line.bed
+            if bed.for_slot and slots <= 0:
+                _close(bed)
+                continue
+            if bed is self.awake and self._is_refused(line):
+                continue
+            return line
+        return None
+
+    def _is_refused(self, line: Line) -> bool:
+        """A line before it in order that asks for the same was refused: it joins that line, untried."""
+        bed = self._beds.get(room_key(line))
+        if bed is None or (bed.is_open and not bed.for_slot):
+            return False
+        if line.listed is None or line.listed < bed.refused:
+            return False  # it may pass reservations that the other may not
+        self._move(line, bed)
+        return True
+
+    def sleep(self, line: Line, refusal: Refusal, slots: int, seeker: TaskId) -> None:
+        """Only a change that may lift the refusal wakes the line, and with it all lines that are refused alike. `slots`:
+        reservations that could be made; while there are any, the next tasks of these lines may want one. `seeker`: the
+        next one of this line, if any.
+        """
+        bed = self._bed(bed_key(line, refusal))
+        line.seeker = NO_TASK
+        turn = line.turn()
+        if line.bed is not bed:
+            self._move(line, bed)
+        if turn is not None:
+            bed.refused = turn
+        if slots > 0 and refusal.scope is Scope.ROOM:
+            bed.set_aside(line, seeker)
+            bed.is_open = bed.for_slot = True
+            self._offers.offer(bed)
+        else:
+            _close(bed)
+
+    def overtaken(self, line: Line) -> list[Line]:
+        """The first lines that wait for quota of the line's pool or tenant, as far as they stand before it."""
+        turn = line.turn()
+        found: list[Line] = []
+        for beds in (
+            self.pool_beds.get(line.pool.pool, _NO_BEDS),
+            self.tenant_beds.get(line.account.tenant_id, _NO_BEDS),
+        ):
+            for bed in beds.values():
+                first = None if bed.is_open else bed.first()
+                if (
+                    first is not None
+                    and turn is not None
+                    and first.listed is not None
+                    and first.listed < turn
+                ):
+                    found.append(first)
+        found.sort(key=lambda each: each.listed or FIRST_OF_ALL)
+        return found
+
+    # changes that may lift a refusal
+
+    def wake_all(self) -> None:
+        for bed in self._beds.values():
+            self._wake(bed)
+
+    def wake_for_room(self, room: Room, most_leases: int, passable: Passable) -> None:
+        """A node has more to give: beside its reservations, or for lines that may pass some of these."""
+        seen = whole(room, most_leases) if room.holds else room
+        gpus = len(seen.idle)
+        for number, beds in self.room_beds.items():
+            if number <= gpus or (number == 1 and seen.parts):
+                for bed in beds.values():
+                    if bed.is_open and not bed.for_slot:
+                        continue
+                    if fits(room, bed.key[1], most_leases) or (
+                        room.holds and passable.by(bed) and fits(seen, bed.key[1], most_leases)
+                    ):
+                        self._wake(bed)
+
+    def wake_for_quota(self, pool: Pool | None, left_milli: int) -> None:
+        """A pool may take so much more."""
+        for bed in self.pool_beds.get(pool, _NO_BEDS).values():
+            if bed.key[2] <= left_milli:
+                self._wake(bed)
+
+    def wake_for_tenant(self, account: Account) -> None:
+        """What the tenant uses fell, or its limits changed."""
+        for bed in self.tenant_beds.get(account.tenant_id, _NO_BEDS).values():
+            self._wake(bed)
+
+    def wake_for_guarantees(self) -> None:
+        for bed in self.guarantee_beds.values():
+            self._wake(bed)
+
+    def wake_others(self) -> None:
+        """Any change may give a share a card on which it counts for less."""
+        for bed in self.other_beds.values():
+            self._wake(bed)
+
+    def wake_for_slot(self) -> None:
+        """A reservation slot is free: the first line in order that may reserve gets it."""
+        for beds in self.room_beds.values():
+            for bed in beds.values():
+                if not bed.is_open or bed.for_slot:
+                    bed.put_back()
+                    bed.is_open = bed.for_slot = True
+                    self._offers.offer(bed)
+
+    def _wake(self, bed: Bed) -> None:
+        bed.put_back()
+        bed.is_open, bed.for_slot = True, False
+        self._offers.offer(bed)
+
+    def _move(self, line: Line, bed: Bed) -> None:
+        self.leave(line)
+        bed.enter(line)
+        if bed.is_open:
+            self._offers.offer(bed)
+
+    def _bed(self, key: BedKey) -> Bed:
+        bed = self._beds.get(key)
+        if bed is None:
+            self._made += 1
+            bed = self._beds[key] = self._kin(key)[key] = Bed(key, self._made)
+        return bed
+
+    def _kin(self, key: BedKey) -> dict[BedKey, Bed]:
+        """The beds that the same kind of change opens."""
+        scope = key[0]
+        if scope is Scope.ROOM:
+            return self.room_beds.setdefault(key[1].gpus, {})
+        if scope is Scope.POOL:
+            return self.pool_beds.setdefault(key[1], {})
+        if scope is Scope.TENANT:
+            return self.tenant_beds.setdefault(key[1], {})
+        return self.guarantee_beds if scope is Scope.GUARANTEE else self.other_beds
+
+
+_NO_BEDS: Final[dict[BedKey, Bed]] = {}
+
+
+def _close(bed: Bed) -> None:
+    bed.put_back()
+    bed.is_open = bed.for_slot = False
+
+
+def bed_key(line: Line, refusal: Refusal) -> BedKey:
+    """Lines share a bed if every rule of the refusal's scope treats them alike. One with a reservation has its own: it may
+    have what others may not.
+    """
+    scope, claim = refusal.scope, line.claim
+    if scope is Scope.ROOM:
+        return room_key(line)
+    own = line.known.shape_id if line.reserved else 0
+    if scope is Scope.POOL:
+        return (scope, line.pool.pool, claim.milli, line.lasts_ms, own)
+    if scope is Scope.TENANT:
+        return (scope, line.account.tenant_id, claim.milli, claim.memory_mb, line.lasts_ms, own)
+    if scope is Scope.GUARANTEE:
+        return (scope, line.account.tenant_id, claim.milli)
+    return (scope, line.demand, line.account.tenant_id, line.pool.pool, line.lasts_ms)
+
+
+def room_key(line: Line) -> BedKey:
+    own = line.known.shape_id if line.reserved else 0
+    return (Scope.ROOM, line.demand, line.pool.pool, line.lasts_ms, own)

@@ -1,0 +1,326 @@
+"""The index of waiting tasks: their lines, by shape and time class. `beds` says which line is next in order, and which
+lines sleep.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Mapping
+from heapq import heapify, heappop, heappush
+from typing import Final
+
+from dgpu.core.index.account import Accounts
+from dgpu.core.index.bed import Bed
+from dgpu.core.index.beds import Beds
+from dgpu.core.index.line import Ageing, KnownShape, Line
+from dgpu.core.index.pools import PoolUse, new_pools
+from dgpu.core.model.demand import Demand
+from dgpu.core.model.ids import ShapeId, TaskId
+from dgpu.core.model.task import Pool, Shape, Task
+from dgpu.core.rules.durations import time_class
+
+LONG_QUEUE: Final = 100
+_FEW: Final = 16  # removals done one by one; more are cheaper in one sweep
+_SLACK: Final = 64
+
+
+class Queue:
+    __slots__ = (
+        "_ageing",
+        "_array_lines",
+        "_back_off_heap",
+        "accounts",
+        "arrays",
+        "back_off",
+        "beds",
+        "by_shape",
+        "count",
+        "demands_changed",
+        "pools",
+        "ready_demands",
+        "shapes",
+    )
+
+    def __init__(self, tasks: Mapping[TaskId, Task], accounts: Accounts, ageing_ms: int = 0) -> None:
+        self.accounts = accounts
+        self.pools: dict[Pool | None, PoolUse] = new_pools()
+        self.shapes: dict[ShapeId, KnownShape] = {}
+        self.by_shape: dict[Shape, ShapeId] = {}
+        self.arrays: dict[TaskId, int] = {}  # of arrays with a limit: how many of their tasks run, if any
+        self.count = 0  # waiting tasks
+        self.back_off: dict[TaskId, int] = {}  # until when
+        self._back_off_heap: list[tuple[int, TaskId]] = []
+        self._array_lines: dict[TaskId, dict[Line, None]] = {}
+        self.ready_demands: dict[Demand, int] = {}  # of lines with a head: how many lines
+        self.demands_changed = (
+            False  # lines of one demand are no longer alone, since lines were last woken for that
+        )
+        self._ageing = Ageing(tasks, ageing_ms)
+        self.beds = Beds()
+
+    def copy(self, tasks: Mapping[TaskId, Task], accounts: Accounts) -> Queue:
+        """The same lines sleep in the copy."""
+        twin = Queue(tasks, accounts, self._ageing.point_ms)
+        twin.arrays = self.arrays.copy()
+        twin.by_shape = self.by_shape.copy()
+        twin.count, twin.demands_changed = self.count, self.demands_changed
+        twin.back_off = self.back_off.copy()
+        twin._back_off_heap = self._back_off_heap.copy()
+        for pool, use in self.pools.items():
+            twin.pools[pool].used_milli, twin.pools[pool].limit_milli = use.used_milli, use.limit_milli
+        beds = self.beds.copy_empty(twin.beds)
+        for shape_id, known in self.shapes.items():
+            copy = twin._know(shape_id, known.shape)
+            copy.uses = known.uses
+            for line in known.lines.values():
+                twin._copy_line(line, copy, beds[line.bed])
+        twin.beds.offer_open()
+        return twin
+
+    def _copy_line(self, line: Line, known: KnownShape, bed: Bed) -> None:
+        copied = known.lines[line.lasts_ms] = line.copy(known, self._ageing, bed)
+        bed.lines[copied] = None
+        if copied.head:
+            self._set_ready(copied)
+        if line.shape.array_id:
+            self._array_lines.setdefault(line.shape.array_id, {})[copied] = None
+
+    def discard(self) -> None:
+        """Lines, beds, shapes, pools and accounts refer to each other. Without this, a fork with a copy of every task stays in
+        memory until the next garbage collection, which comes rarely.
+        """
+        for known in self.shapes.values():
+            known.lines.clear()
+            known.account.shapes.clear()
+        for pool in self.pools.values():
+            pool.ready.clear()
+            pool.other = None
+        self.beds.discard()
+        self._array_lines.clear()
+
+    # shapes and lines
+
+    def lines(self) -> Iterator[Line]:
+        for known in self.shapes.values():
+            yield from known.lines.values()
+
+    def know(self, shape_id: ShapeId, shape: Shape) -> KnownShape:
+        """A shape that is new here."""
+        known = self._know(shape_id, shape)
+        self.by_shape[shape] = shape_id
+        return known
+
+    def forget(self, shape_id: ShapeId) -> None:
+        """No task has this shape any more."""
+        known = self.shapes.pop(shape_id)
+        del self.by_shape[known.shape]
+        for line in list(known.lines.values()):
+            self._close(line)
+        self.accounts.close(known.account, shape_id)
+
+    def line_of(self, task: Task) -> Line:
+        """The line in which a task waits."""
+        return self.shapes[task.shape_id].lines[time_class(task)]
+
+    def _know(self, shape_id: ShapeId, shape: Shape) -> KnownShape:
+        account = self.accounts.open(shape.tenant_id)
+        pool = self.pools[shape.pool if shape.gpus else None]
+        known = self.shapes[shape_id] = KnownShape(shape_id, shape, account, pool)
+        account.shapes[shape_id] = known
+        return known
+
+    def _open(self, known: KnownShape, lasts_ms: int) -> Line:
+        line = known.lines.get(lasts_ms)
+        if line is not None:
+            return line
+        line = known.lines[lasts_ms] = Line(known, lasts_ms, self._ageing, self.beds.awake)
+        self.beds.take_in(line)
+        shape = known.shape
+        if shape.array_id:
+            self._array_lines.setdefault(shape.array_id, {})[line] = None
+            line.array_full = self.arrays.get(shape.array_id, 0) >= shape.array_limit
+        return line
+
+    def _close(self, line: Line) -> None:
+        """It has no task any more."""
+        del line.known.lines[line.lasts_ms]
+        self._unset_ready(line)
+        array_id = line.shape.array_id
+        if array_id:
+            del self._array_lines[array_id][line]
+            if not self._array_lines[array_id]:
+                del self._array_lines[array_id]
+        self.beds.leave(line)
+
+    # tasks
+
+    def extend(self, known: KnownShape, tasks: Mapping[TaskId, Task], *, apart: bool = False) -> None:
+        """New tasks of one time class, younger than all others. `apart`: they are held or wait for others."""
+        self.count += len(tasks)
+        line = self._open(known, time_class(next(iter(tasks.values()))))
+        if apart:
+            line.apart.extend(tasks)
+        else:
+            line.extend(list(tasks))
+            self._list(line)
+
+    def park(self, task: Task) -> None:
+        """A waiting task may not be placed until `unpark`. If it backs off, it goes on doing so then."""
+        line = self.line_of(task)
+        if self.back_off.pop(task.id, None) is None:
+            line.remove(task.id)
+            insort(line.apart, task.id)
+            self._list(line)
+
+    def unpark(self, task: Task) -> None:
+        line = self.line_of(task)
+        del line.apart[bisect_left(line.apart, task.id)]
+        self._shrink(1)
+        self.add(task)
+
+    def add(self, task: Task, *, apart: bool = False) -> None:
+        line = self._open(self.shapes[task.shape_id], time_class(task))
+        self.count += 1
+        if apart:
+            insort(line.apart, task.id)
+        elif task.eligible_at:
+            insort(line.apart, task.id)
+            self._delay(task.id, task.eligible_at)
+        else:
+            line.add(task.id)
+            self._list(line)
+
+    def remove(self, task: Task) -> None:
+        """It waits no more."""
+        line = self.line_of(task)
+        line.remove(task.id)
+        self._shrink(1)
+        if self.back_off:
+            self.back_off.pop(task.id, None)
+        self._shrunk(line)
+
+    def remove_many(self, tasks: Iterable[Task]) -> None:
+        by_line: dict[Line, list[Task]] = {}
+        for task in tasks:
+            by_line.setdefault(self.line_of(task), []).append(task)
+        for line, some in by_line.items():
+            if len(some) <= _FEW:
+                for task in some:
+                    self.remove(task)
+                continue
+            line.remove_all({task.id for task in some})
+            self._shrink(len(some))
+            for task in some:
+                self.back_off.pop(task.id, None)
+            self._shrunk(line)
+
+    def _shrunk(self, line: Line) -> None:
+        if not line.head:
+            self._unset_ready(line)
+            if not len(line):
+                self._close(line)
+
+    # arrays
+
+    def count_running(self, shape: Shape, change: int) -> None:
+        """A task of an array with a limit began or ended. Its lines have no head while the array runs as many as it may."""
+        array_id = shape.array_id
+        running = self.arrays.pop(array_id, 0) + change
+        if running:
+            self.arrays[array_id] = running
+        full = running >= shape.array_limit
+        if full is not (running - change >= shape.array_limit):
+            for line in self._array_lines.get(array_id, ()):
+                line.set_array_full(full)
+                self._list(line)
+
+    # time
+
+    def age_by(self, point_ms: int) -> None:
+        if point_ms == self._ageing.point_ms:
+            return
+        self._ageing.point_ms = point_ms
+        self.beds.reorder()
+
+    def advance(self, at: int) -> None:
+        """Tasks whose back-off is over join their lines."""
+        heap = self._back_off_heap
+        while heap and heap[0][0] <= at:
+            eligible_at, task_id = heappop(heap)
+            if self.back_off.get(task_id) != eligible_at:
+                continue
+            del self.back_off[task_id]
+            line = self.line_of(self._ageing.tasks[task_id])
+            del line.apart[bisect_left(line.apart, task_id)]
+            line.add(task_id)
+            self._list(line)
+
+    @property
+    def next_eligible_at(self) -> int | None:
+        heap = self._back_off_heap
+        while heap and self.back_off.get(heap[0][1]) != heap[0][0]:
+            heappop(heap)
+        return heap[0][0] if heap else None
+
+    def _delay(self, task_id: TaskId, eligible_at: int) -> None:
+        self.back_off[task_id] = eligible_at
+        heappush(self._back_off_heap, (eligible_at, task_id))
+        if len(self._back_off_heap) > 2 * len(self.back_off) + _SLACK:
+            self._back_off_heap = [(until, each) for each, until in self.back_off.items()]
+            heapify(self._back_off_heap)
+
+    # the pass
+
+    def note_reserved(self, task: Task, change: int) -> None:
+        """A task of the line holds a reservation now, or no more: what it may have changed."""
+        line = self.line_of(task)
+        line.reserved += change
+        self.beds.wake_line(line)
+
+    def reorder(self) -> None:
+        """Lines of tenants whose share fell below that of others stand further in front now."""
+        dropped = self.accounts.dropped
+        for account in dropped.values():
+            for known in account.shapes.values():
+                for line in known.lines.values():
+                    self.beds.move_up(line)
+        dropped.clear()
+
+    @property
+    def is_uniform(self) -> bool:
+        """A long queue in which all ask for the same: no task of it can run ahead of another by its size."""
+        return self.count > LONG_QUEUE and len(self.ready_demands) == 1
+
+    # leaves
+
+    def _set_ready(self, line: Line) -> None:
+        ready, demands = line.pool.ready, self.ready_demands
+        if line not in ready:
+            ready[line] = None
+            number = demands.get(line.demand, 0)
+            demands[line.demand] = number + 1
+            if not number and len(demands) == 2:
+                self.demands_changed = True
+
+    def _unset_ready(self, line: Line) -> None:
+        ready, demands = line.pool.ready, self.ready_demands
+        if line in ready:
+            del ready[line]
+            demands[line.demand] -= 1
+            if not demands[line.demand]:
+                del demands[line.demand]
+
+    def _shrink(self, number: int) -> None:
+        """So many tasks wait no more."""
+        was_long = self.count > LONG_QUEUE
+        self.count -= number
+        if was_long and self.count <= LONG_QUEUE:
+            self.demands_changed = True
+
+    def _list(self, line: Line) -> None:
+        """After its head changed."""
+        if line.head:
+            self._set_ready(line)
+            self.beds.list_line(line)
+        else:
+            self._unset_ready(line)

@@ -1,0 +1,75 @@
+"""Rooms in the order in which so many of their cards come free, if what runs there ends when it should.
+
+Without this index, each new reservation looks at every node: 4 ms at 5,000 nodes, where all else in a pass takes 30 µs.
+The time known here is a lower bound: a lease may outlive what was expected of it, and a demand may suit some cards only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from dgpu.core.index.ordered import Ordered
+from dgpu.core.index.room import Room
+from dgpu.core.model.ids import NodeId
+
+# When so many cards of a room are free, at the soonest; None: it has fewer.
+FreeAt = Callable[[Room, int], int | None]
+
+_FROM_THE_START: Final = -1
+
+
+class Candidate(NamedTuple):
+    free_at: int
+    node_id: NodeId
+    room: Room
+
+
+class Soonest:
+    __slots__ = ("_by_gpus", "_changed", "_rooms")
+
+    def __init__(self, rooms: Mapping[NodeId, Room]) -> None:
+        self._rooms = rooms
+        self._changed: dict[NodeId, Room] = {}  # since it was last asked
+        self._by_gpus: dict[int, _Order] = {}  # made when first asked
+
+    def note(self, room: Room) -> None:
+        """It changed, or is gone."""
+        if self._by_gpus:
+            self._changed[room.node_id] = room
+
+    def rooms(self, gpus: int, free_at: FreeAt) -> Iterator[Candidate]:
+        """All rooms for which `free_at` knows a time, the soonest first; ties by node id."""
+        for room in self._changed.values():
+            for order in self._by_gpus.values():
+                order.put(room, free_at)
+        self._changed.clear()
+        known = self._by_gpus.get(gpus)
+        if known is not None:
+            return known.walk()
+        made = self._by_gpus[gpus] = _Order(gpus)
+        for room in self._rooms.values():
+            made.put(room, free_at)
+        return made.walk()
+
+
+class _Order:
+    __slots__ = ("_gpus", "_known", "_ordered")
+
+    def __init__(self, gpus: int) -> None:
+        self._gpus = gpus
+        self._known: dict[NodeId, int] = {}
+        self._ordered: Ordered[Candidate] = Ordered()
+
+    def put(self, room: Room, free_at: FreeAt) -> None:
+        node_id = room.node_id
+        known = self._known.pop(node_id, None)
+        if known is not None:
+            self._ordered.remove(known, node_id)
+        at = free_at(room, self._gpus) if room.ready else None
+        if at is not None:
+            self._known[node_id] = at
+            self._ordered.add(at, node_id, Candidate(at, node_id, room))
+
+    def walk(self) -> Iterator[Candidate]:
+        return self._ordered.all_from(_FROM_THE_START)

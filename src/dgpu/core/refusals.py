@@ -1,0 +1,128 @@
+"""Why a waiting task does not start now: one type for each rule, with the rule's numbers.
+
+A pass puts the task's line to sleep with the refusal; `why` puts it into words. `scope` says which lines the same refusal
+concerns (see beds.bed_key) and so which changes can lift it. `may_reserve`: waiting for GPUs or quota that others hold,
+which a reservation can secure: so it may not refuse another task of the line that holds one.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar
+
+import msgspec
+
+from dgpu.core.model.ids import NodeId, TaskId, TenantId
+from dgpu.core.model.task import Pool
+
+
+class Scope(enum.Enum):
+    """Which lines share a refusal, and what lifts it."""
+
+    ROOM = 1  # the demand; a node has more to give, a reservation moved
+    POOL = 2  # pool and claim; the pool's use, quota or reservations changed
+    TENANT = 3  # tenant and claim; the tenant's use, limits or reservations changed, a new month began
+    GUARANTEE = 4  # tenant and claim; any use, or the queue of a guaranteed tenant, changed
+    OTHER = 5  # tenant, pool and demand; any change
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    code: ClassVar[str]
+    scope: ClassVar[Scope]
+    may_reserve: ClassVar[bool] = False
+
+
+class NoRoom(Refusal, frozen=True, kw_only=True):
+    """No node has room that it may have now. `why` tells reservations that are in the way apart: ReservedFor."""
+
+    code: ClassVar[str] = "no_room"
+    scope: ClassVar[Scope] = Scope.ROOM
+    may_reserve: ClassVar[bool] = True
+
+
+class ReservedFor(Refusal, frozen=True, kw_only=True):
+    """It would have room but for reservations, and would delay them."""
+
+    code: ClassVar[str] = "reserved_for"
+    scope: ClassVar[Scope] = Scope.ROOM
+    may_reserve: ClassVar[bool] = True
+    task_id: TaskId  # of the first reservation in the way
+    node_id: NodeId
+    at: int  # 0: unknown
+    reservations: int
+
+
+class PoolQuota(Refusal, frozen=True, kw_only=True):
+    """Its pool has too little left: of its quota, and with borrowing of what the other pool does not need."""
+
+    code: ClassVar[str] = "pool_quota"
+    scope: ClassVar[Scope] = Scope.POOL
+    may_reserve: ClassVar[bool] = True
+    pool: Pool
+    asked_milli: int
+    reserved_milli: int = 0  # for tasks that it would delay
+
+
+class TenantGpus(Refusal, frozen=True, kw_only=True):
+    code: ClassVar[str] = "tenant_gpus"
+    scope: ClassVar[Scope] = Scope.TENANT
+    may_reserve: ClassVar[bool] = True
+    tenant_id: TenantId
+    held_milli: int
+    limit_gpus: int
+    asked_milli: int
+    reserved_milli: int = 0
+
+
+class TenantMemory(Refusal, frozen=True, kw_only=True):
+    code: ClassVar[str] = "tenant_memory"
+    scope: ClassVar[Scope] = Scope.TENANT
+    may_reserve: ClassVar[bool] = True
+    tenant_id: TenantId
+    held_mb: int
+    limit_mb: int
+    asked_mb: int
+    reserved_mb: int = 0
+
+
+class TenantRunning(Refusal, frozen=True, kw_only=True):
+    code: ClassVar[str] = "tenant_running"
+    scope: ClassVar[Scope] = Scope.TENANT
+    tenant_id: TenantId
+    running: int
+    limit: int
+
+
+class TenantBudget(Refusal, frozen=True, kw_only=True):
+    """In thousandths of a GPU times milliseconds, of the calendar month."""
+
+    code: ClassVar[str] = "tenant_budget"
+    scope: ClassVar[Scope] = Scope.TENANT
+    tenant_id: TenantId
+    used: int
+    limit: int
+    renews_at: int
+
+
+class GuaranteedToOthers(Refusal, frozen=True, kw_only=True):
+    """It would take idle GPUs that are kept for what is guaranteed to other tenants."""
+
+    code: ClassVar[str] = "guaranteed_to_others"
+    scope: ClassVar[Scope] = Scope.GUARANTEE
+    kept_milli: int
+    idle_milli: int
+    asked_milli: int
+    tenants: tuple[TenantId, ...]
+
+
+class PartTooLarge(Refusal, frozen=True, kw_only=True):
+    """The part of the card that it would get counts for more than its pool or tenant may take. On another card it may
+    count for less.
+    """
+
+    code: ClassVar[str] = "part_too_large"
+    scope: ClassVar[Scope] = Scope.OTHER
+    refused: Refusal
+
+
+NO_ROOM = NoRoom()

@@ -1,0 +1,141 @@
+"""Which reservations are in a task's way.
+
+A task may take what is reserved for another if the task has a higher level, or is over before the reservation needs it. The
+second is backfill: it delays nothing. A reservation of unknown time lets tasks ahead that are over within `PATIENCE_MS`: it
+may come to wait so much longer, and no more, for once the rest is known to end, so is its time.
+
+Reservations are in order: highest level first, then the oldest. One is planned around those before it, so on its own cards
+those behind it are not in its way, unless they begin before it does: these count on what is free until then.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from dgpu.core.index.bookings import Booking
+from dgpu.core.index.line import Line
+from dgpu.core.index.pools import PoolUse
+from dgpu.core.index.room import Room
+from dgpu.core.model.ids import NO_TASK, GpuId, TaskId
+from dgpu.core.model.reservation import Reservation
+from dgpu.core.model.task import WHOLE_MILLI
+from dgpu.core.rules.durations import KILL_GRACE_MS, NEVER, RELEASE_MS, rounded_up
+from dgpu.core.state import ClusterState
+
+IDLE_PERCENT: Final = 5  # of a pool
+GROWS_MS: Final = 7 * 86_400_000  # so long for each bound that a reservation needs beyond the first
+PATIENCE_MS: Final = rounded_up(
+    3_600_000 + KILL_GRACE_MS + RELEASE_MS
+)  # the default time limit of batch tasks
+
+
+class Access(NamedTuple):
+    """Of one task: the reservations that it may pass, and those that it may not."""
+
+    passed: frozenset[TaskId]  # everywhere; its own is among them
+    own: TaskId  # the task, if it holds a reservation; else NO_TASK
+    behind: frozenset[TaskId]  # behind its own in order, and no sooner: passed on the cards of its own
+    delayed: tuple[Booking, ...]  # before its own in order, and not passed: their quota is not for it
+
+
+_NONE: Final[frozenset[TaskId]] = frozenset()
+NO_RESERVATIONS: Final = Access(_NONE, NO_TASK, _NONE, ())
+
+
+def bookings_in_order(state: ClusterState, at: int) -> list[Booking]:
+    """All reservations: the highest level first, then the oldest."""
+    known = state.bookings.known(at)
+    if known is None:
+        known = [_booking(state, made, at) for made in state.reservations.values()]
+        known.sort(key=lambda each: (-each.level, each.made.number, each.made.made_at, each.task_id))
+        _bound_idle(state, known, at)
+        state.bookings.keep(at, known)
+    return known
+
+
+def _booking(state: ClusterState, made: Reservation, at: int) -> Booking:
+    line = state.queue.line_of(state.tasks[made.task_id])
+    return Booking(made, line, line.level(made.task_id), window_ms(made, at))
+
+
+def _bound_idle(state: ClusterState, bookings: list[Booking], at: int) -> None:
+    """Reservations of unknown time hold GPUs and quota idle for as long. Those of a pool hold at once what fits into one
+    node or a part of the pool. The rest hold nothing at first: all tasks pass them. So that no task starves, the bound for
+    these grows from nothing, by as much again for each `GROWS_MS` that a reservation stands.
+    """
+    within: dict[PoolUse, int] = {}
+    beyond: dict[PoolUse, int] = {}
+    for booking in bookings:
+        if booking.made.at:
+            continue
+        pool, milli = booking.line.pool, booking.line.claim.milli
+        bound = _idle_bound(state, pool)
+        if within.get(pool, 0) + milli <= bound:
+            within[pool] = within.get(pool, 0) + milli
+            continue
+        beyond[pool] = beyond.get(pool, 0) + milli
+        if beyond[pool] * GROWS_MS > bound * (at - booking.made.made_at):
+            booking.window_ms = NEVER
+
+
+def _idle_bound(state: ClusterState, pool: PoolUse) -> int:
+    return max(state.rooms.largest_gpus() * WHOLE_MILLI, pool.limit_milli * IDLE_PERCENT // 100)
+
+
+def window_ms(made: Reservation, at: int) -> int:
+    """A task that is over within this time delays the reservation by nothing, or by no more than `PATIENCE_MS`."""
+    return max(0, made.at - at) if made.at else PATIENCE_MS
+
+
+def is_passed(booking: Booking, level: int, lasts_ms: int) -> bool:
+    return booking.level < level or lasts_ms <= booking.window_ms
+
+
+def begins_before(booking: Booking, other: Booking) -> bool:
+    at, other_at = booking.made.at, other.made.at
+    return at > 0 and (not other_at or at < other_at)
+
+
+def access_of(state: ClusterState, line: Line, task_id: TaskId, at: int) -> Access:
+    if not state.reservations:
+        return NO_RESERVATIONS
+    passed: list[TaskId] = []
+    behind: list[TaskId] = []
+    delayed: list[Booking] = []
+    own: Booking | None = None
+    level = line.level(task_id)
+    for booking in bookings_in_order(state, at):
+        other = booking.task_id
+        if other == task_id:
+            own = booking
+            passed.append(other)
+        elif is_passed(booking, level, line.lasts_ms):
+            passed.append(other)
+        elif own is None:
+            delayed.append(booking)
+        elif not begins_before(booking, own):
+            behind.append(other)
+    return Access(
+        frozenset(passed) if passed else _NONE,
+        NO_TASK if own is None else task_id,
+        frozenset(behind) if behind else _NONE,
+        tuple(delayed),
+    )
+
+
+def in_the_way(room: Room, access: Access) -> list[TaskId]:
+    """The tasks whose reservations on this node it would delay by taking their cpus and ram."""
+    passed = access.passed | access.behind if access.own in room.holds else access.passed
+    return [task_id for task_id in room.holds if task_id not in passed]
+
+
+def view(room: Room, access: Access) -> Room:
+    """The room with the cards that a task may have: without those reserved for tasks that it would delay."""
+    keeps: dict[GpuId, tuple[TaskId, ...]] = {}
+    for gpu_id, keepers in room.keeps.items():
+        passed = access.passed | access.behind if access.own in keepers else access.passed
+        if not passed.issuperset(keepers):
+            keeps[gpu_id] = keepers
+    twin = room.copy()
+    twin.hide(keeps, 0, 0)
+    return twin
