@@ -5,7 +5,8 @@ second is backfill: it delays nothing. A reservation of unknown time lets tasks 
 may come to wait so much longer, and no more, for once the rest is known to end, so is its time.
 
 Reservations are in order: highest level first, then the oldest. One is planned around those before it, so on its own cards
-those behind it are not in its way, unless they begin before it does: these count on what is free until then.
+those behind it are not in its way, unless they begin before it does: these count on what is free until then. One with a time
+does not wait for the quota of one of its level without a time, which for its part waits for the GPUs of the first.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Access(NamedTuple):
     passed: frozenset[TaskId]  # everywhere; its own is among them
     own: TaskId  # the task, if it holds a reservation; else NO_TASK
     behind: frozenset[TaskId]  # behind its own in order, and no sooner: passed on the cards of its own
-    delayed: tuple[Booking, ...]  # before its own in order, and not passed: their quota is not for it
+    delayed: tuple[Booking, ...]  # before its own, and not passed: their quota is not for it
 
 
 _NONE: Final[frozenset[TaskId]] = frozenset()
@@ -104,6 +105,8 @@ def access_of(state: ClusterState, line: Line, task_id: TaskId, at: int) -> Acce
     delayed: list[Booking] = []
     own: Booking | None = None
     level = line.level(task_id)
+    mine = state.reservations.get(task_id)
+    has_time = mine is not None and mine.at > 0
     for booking in bookings_in_order(state, at):
         other = booking.task_id
         if other == task_id:
@@ -112,7 +115,8 @@ def access_of(state: ClusterState, line: Line, task_id: TaskId, at: int) -> Acce
         elif is_passed(booking, level, line.lasts_ms):
             passed.append(other)
         elif own is None:
-            delayed.append(booking)
+            if booking.made.at or booking.level > level or not has_time:
+                delayed.append(booking)
         elif not begins_before(booking, own):
             behind.append(other)
     return Access(

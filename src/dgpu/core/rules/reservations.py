@@ -6,7 +6,8 @@ about to start ahead of it, its head reserves quota alone: its time is when enou
 over.
 
 A reservation stands until its task starts. It moves when it can be earlier where it is, and it is planned anew when it would
-slip. It gives way to tasks of a higher level, and to no others.
+slip. It gives way to tasks of a higher level, and to no others. Where its time comes and there is no quota, it keeps quota
+alone.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from dgpu.core.model.ids import GpuId, NodeId, TaskId
 from dgpu.core.model.lease import Lease
 from dgpu.core.model.reservation import Hold, Place, Reservation
 from dgpu.core.model.task import WHOLE_MILLI
-from dgpu.core.rules.access import begins_before, bookings_in_order
-from dgpu.core.rules.admission import NOTHING, guarantees, has_quota, tenant_budget, tenant_running
+from dgpu.core.rules.access import access_of, begins_before, bookings_in_order
+from dgpu.core.rules.admission import NOTHING, admit, guarantees, has_quota, tenant_budget, tenant_running
 from dgpu.core.rules.durations import NEVER, UNKNOWN
 from dgpu.core.rules.openings import PART, Opening, Taken, cards_at, cluster_of, opening, taken_by
 from dgpu.core.state import ClusterState
@@ -56,7 +57,7 @@ def reserve(
     if not state.settings.reservations or state.queue.is_uniform:
         return ()
     bookings = bookings_in_order(state, at)
-    own = None if quota_alone else _of_quota_alone(bookings, line)
+    own = None if quota_alone else _of_quota_alone(state, bookings, line, at)
     task_id = line.first_not_in(state.reservations) if own is None else own.task_id
     if not task_id:
         return ()
@@ -81,11 +82,12 @@ def reserve(
     return (TasksReserved(at=at, made=(_moved(known, plan),), dropped=dropped),)
 
 
-def _of_quota_alone(bookings: Sequence[Booking], line: Line) -> Booking | None:
-    """The first reservation of the line without GPUs."""
+def _of_quota_alone(state: ClusterState, bookings: Sequence[Booking], line: Line, at: int) -> Booking | None:
+    """The first reservation of the line without GPUs whose task waits for nothing else."""
     if not line.reserved:
         return None
-    return next((each for each in bookings if each.line is line and not each.made.places), None)
+    alone = [each for each in bookings if each.line is line and not each.made.places]
+    return next((each for each in alone if not _lacks_quota(state, each, at)), None)
 
 
 def keep_reservations(state: ClusterState, at: int, *, full: bool) -> tuple[TasksReserved, ...]:
@@ -101,11 +103,17 @@ def keep_reservations(state: ClusterState, at: int, *, full: bool) -> tuple[Task
         if number >= state.settings.reservations or not _is_allowed(state, booking.line, tally):
             return (TasksReserved(at=at, dropped=(booking.task_id,)),)
         tally.add(booking)
-        if planner.awaits_nodes(booking) or (not full and planner.is_settled(booking)):
+        if planner.awaits_nodes(booking):
             continue
         before = bookings[:number]
-        behind = [each for each in bookings[number + 1 :] if each.level == booking.level]
-        plan = planner.again(booking, before, behind, anywhere=full)
+        plan: Plan | None
+        if _awaits_quota(state, booking, at):
+            plan = Plan(planner.quota_at(booking.line, before))
+        elif not full and planner.is_settled(booking):
+            continue
+        else:
+            behind = [each for each in bookings[number + 1 :] if each.level == booking.level]
+            plan = planner.again(booking, before, behind, anywhere=full)
         if plan is None or plan.at >= NEVER:
             return (TasksReserved(at=at, dropped=(booking.task_id,)),)
         made = _moved(booking.made, plan)
@@ -113,6 +121,20 @@ def keep_reservations(state: ClusterState, at: int, *, full: bool) -> tuple[Task
             return (TasksReserved(at=at, made=(made,)),)
         planner.settle(booking, before)  # one that is possible now is about to start
     return ()
+
+
+def _awaits_quota(state: ClusterState, booking: Booking, at: int) -> bool:
+    """The time of its GPUs has come, but there is no quota for it. The GPUs would be idle for as long: it reserves quota
+    alone then, until it waits for GPUs again.
+    """
+    made = booking.made
+    return bool(made.places) and 0 < made.at <= at and _lacks_quota(state, booking, at)
+
+
+def _lacks_quota(state: ClusterState, booking: Booking, at: int) -> bool:
+    line = booking.line
+    refusal = admit(state, line, line.claim, access_of(state, line, booking.task_id, at))
+    return refusal is not None and refusal.may_reserve
 
 
 def _moved(known: Reservation, plan: Plan) -> Reservation:
