@@ -123,7 +123,8 @@ def test_a_scheduler_that_dies_while_up_waits_for_the_agent_is_started_again(sit
     )
     os.kill(agent, signal.SIGCONT)
     site.supervisor = starting
-    assert "dgpu is up at" in starting.stdout.readline()
+    told = starting.stdout.readline()
+    assert "dgpu is up at" in told, starting.communicate(timeout=PATIENCE_SECONDS)
     assert site.dgpu("run", "--", "echo", "works").out == "works\n"
     code, said = site.interrupt()
     assert code == 0

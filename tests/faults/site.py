@@ -80,7 +80,13 @@ class Site:
         return next((pid for pid in children(scheduler) if b"follower" in command_line(pid)), None)
 
     def keeper(self, name: str) -> int | None:
-        for file in sorted((self.home / name).glob("**/keeper.json")):
+        # Unlike glob, walk does not mind directories that are removed meanwhile.
+        found = [
+            pathlib.Path(folder, "keeper.json")
+            for folder, _, files in os.walk(self.home / name)
+            if "keeper.json" in files
+        ]
+        for file in sorted(found):
             with contextlib.suppress(OSError, ValueError, KeyError):
                 pid = int(json.loads(file.read_text())["pid"])
                 if b"keeper_main" in command_line(pid):
