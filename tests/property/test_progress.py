@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from building import returning, spec, tried
 from dgpu.core.commands import BeginEpoch, ReportFinished, ReportStarted, RunPass, SubmitTasks
 from dgpu.core.events import Event, TaskPlaced, TasksReserved
+from dgpu.core.model.ids import TenantId
 from dgpu.core.model.quota import Quota, QuotaMode
 from dgpu.core.model.settings import Placement, Settings
 from dgpu.core.model.task import Outcome, Pool
+from dgpu.core.model.tenant import Tenant
 from dgpu.core.rejections import Rejection
 from dgpu.core.replay import replay
 from property.test_reservations import World
@@ -21,6 +23,7 @@ from property.test_reservations import World
 LEVELS = (50, 50, 10, 80, 50, 10, 100)
 LENGTHS_MS = (600, 1_000, 1_400, 2_000, 2_600)
 ENDLESS = 4
+TENANTS = ("lab", "works", "others")
 MANY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 seeds = st.integers(0, 1 << 32)
 
@@ -34,13 +37,13 @@ class Busy(World):
         self.endless: set[int] = set()
         self.lengths: dict[int, int] = {}
 
-    def ask(self, gpus: int, level: int, length_ms: int | None) -> None:
+    def ask(self, gpus: int, level: int, length_ms: int | None, **more: object) -> None:
         task_id = self.state.next_task_id
         pool = Pool.ONLINE if level >= 80 else Pool.BATCH
-        asked = spec(gpus, command=f"task {task_id}", priority=level, pool=pool)
+        asked = spec(gpus, command=f"task {task_id}", priority=level, pool=pool, **more)
         events = tried(self.state, SubmitTasks(entries=((1, asked),)), self.at)
         if isinstance(events, Rejection):
-            return  # above the part of its pool
+            return  # above what its pool or its tenant may ever have
         self.journal += events
         if length_ms is None:
             self.endless.add(task_id)
@@ -131,16 +134,24 @@ def test_once_they_end_all_start(seed: int) -> None:
     random = Random(seed)
     nodes = [2, *(random.choice([1, 2, 2, 4]) for _ in range(random.choice([1, 2, 3, 5])))]
     quota = Quota(mode=random.choice(list(QuotaMode)), online_ppm=random.choice([300_000, 500_000, 700_000]))
-    placement = random.choice(list(Placement))
-    world = Busy(
-        nodes, rules(reservations=random.choice([1, 2, 8]), placement=placement, quota=quota), random
-    )
+    placement, reservations = random.choice(list(Placement)), random.choice([1, 2, 8])
+    tenants = random.choice([(), tuple(tenant(random, name) for name in TENANTS)])
+    settings_ = rules(reservations=reservations, placement=placement, quota=quota, tenants=tenants)
+    world = Busy(nodes, settings_, random)
     for number in range(40):
-        gpus = random.choice([1, 1, 1, 2, 3])
+        more: dict[str, object] = {"tenant": random.choice(TENANTS)} if tenants else {}
+        if random.random() < 0.3:
+            more["timeout_ms"] = random.choice([5_000, 60_000])
         length_ms = None if number < ENDLESS else random.choice(LENGTHS_MS)
-        world.ask(gpus, random.choice(LEVELS), length_ms)
+        world.ask(random.choice([1, 1, 1, 2, 3]), random.choice(LEVELS), length_ms, **more)
     world.run(restart_after=random.randint(2, 30))
     world.end_endless()
     world.run(restart_after=0)
     assert world.state.waiting_count == 0
     assert not world.state.reservations
+
+
+def tenant(random: Random, name: str) -> Tenant:
+    limits = {"max_gpus": (2, 6), "max_running": (1, 4), "guaranteed_gpus": (1, 3)}
+    chosen = {limit: random.randint(*bounds) for limit, bounds in limits.items() if random.random() < 0.4}
+    return Tenant(id=TenantId(name), **chosen)

@@ -27,8 +27,8 @@ from dgpu.core.index.room import Room
 from dgpu.core.model.ids import NO_TASK, TaskId
 from dgpu.core.model.task import Pool
 from dgpu.core.refusals import NO_ROOM, PartTooLarge, Refusal, Scope
-from dgpu.core.rules.access import access_of, bookings_in_order
-from dgpu.core.rules.admission import admit, free_milli
+from dgpu.core.rules.access import access_of, bookings_in_order, is_favoured
+from dgpu.core.rules.admission import admit, free_milli, lines_of
 from dgpu.core.rules.place import claim_of_spots, granted, place
 from dgpu.core.rules.reclaim import stops_due
 from dgpu.core.rules.reservations import free_slots, keep_reservations, reserve
@@ -207,8 +207,19 @@ def _wake_for_less(state: ClusterState) -> None:
             queue.beds.wake_for_quota(pool, free_milli(state, queue.pools[pool]))
     if queue.beds.guarantee_beds:
         queue.beds.wake_for_guarantees()
+    if state.reservations:
+        _wake_favoured(state)
     if queue.beds.other_beds:
         queue.beds.wake_others()
+
+
+def _wake_favoured(state: ClusterState) -> None:
+    """What its tenant lacks, and what the tenants of reservations lack, decides which reservations a task may pass."""
+    for account in state.accounts.guaranteed.values():
+        if account.short_milli() > 0:
+            for line in lines_of(account):
+                if line.head and is_favoured(line):
+                    state.queue.beds.wake_line(line)
 
 
 def run_pass(state: ClusterState, command: RunPass) -> tuple[Event, ...]:

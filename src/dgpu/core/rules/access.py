@@ -1,7 +1,7 @@
 """Which reservations are in a task's way.
 
-A task may take what is reserved for another if the task has a higher level, or is over before the reservation needs it. The
-second is backfill: it delays nothing. A reservation of unknown time lets tasks ahead that are over within `PATIENCE_MS`: it
+A task may take what is reserved for another if the task has a higher level, is within its tenant's guarantee as the other is
+not, or is over before the reservation needs it. The last is backfill: it delays nothing. A reservation of unknown time lets tasks ahead that are over within `PATIENCE_MS`: it
 may come to wait so much longer, and no more, for once the rest is known to end, so is its time.
 
 Reservations are in order: highest level first, then the oldest. One is planned around those before it, so on its own cards
@@ -97,6 +97,11 @@ def begins_before(booking: Booking, other: Booking) -> bool:
     return at > 0 and (not other_at or at < other_at)
 
 
+def is_favoured(line: Line) -> bool:
+    """It is within what its tenant is guaranteed and does not have."""
+    return 0 < line.claim.milli <= line.account.short_milli()
+
+
 def access_of(state: ClusterState, line: Line, task_id: TaskId, at: int) -> Access:
     if not state.reservations:
         return NO_RESERVATIONS
@@ -107,12 +112,13 @@ def access_of(state: ClusterState, line: Line, task_id: TaskId, at: int) -> Acce
     level = line.level(task_id)
     mine = state.reservations.get(task_id)
     has_time = mine is not None and mine.at > 0
+    favoured = is_favoured(line)
     for booking in bookings_in_order(state, at):
         other = booking.task_id
         if other == task_id:
             own = booking
             passed.append(other)
-        elif is_passed(booking, level, line.lasts_ms):
+        elif is_passed(booking, level, line.lasts_ms) or (favoured and not is_favoured(booking.line)):
             passed.append(other)
         elif own is None:
             if booking.made.at or booking.level > level or not has_time:

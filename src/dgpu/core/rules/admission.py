@@ -31,7 +31,7 @@ from dgpu.core.refusals import (
     TenantMemory,
     TenantRunning,
 )
-from dgpu.core.rules.access import Access
+from dgpu.core.rules.access import Access, is_favoured
 from dgpu.core.state import ClusterState
 
 UNBOUNDED: Final = 1 << 62  # more than any cluster has
@@ -231,12 +231,12 @@ def guarantees(state: ClusterState, account: Account, claim: Claim) -> Refusal |
 
 
 def kept_milli(state: ClusterState, account: Account) -> int:
-    """Of what is missing to a guarantee: as much as the tenant has tasks for that could start now."""
+    """Of what is missing to a guarantee: as much as the tenant has tasks for that are within it and could start now."""
     short = account.short_milli()
     wanted = 0
     for line in lines_of(account):
         milli = line.claim.milli
-        if line.head and milli and has_quota(state, line.pool, milli):
+        if line.head and is_favoured(line) and has_quota(state, line.pool, milli):
             if tenant_limits(state, account, line.claim) is None:
                 wanted += milli * line.ready_count
             if wanted >= short:
