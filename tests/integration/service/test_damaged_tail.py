@@ -134,7 +134,7 @@ def test_groups_that_the_history_never_saw_are_missed_all_the_same(site: Site) -
         path.unlink()
     site.zero_tail(20)
     said = site.refused()
-    assert "acknowledged knows group" in said
+    assert "acknowledged records group" in said
     assert f"Lost tasks (1): {last}." in said
     site.start("--accept-lost-tail")
     assert site.ask(f"/api/v1/tasks/{first}")["status"] == "pending"

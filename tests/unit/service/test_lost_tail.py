@@ -164,7 +164,7 @@ def test_each_witness_alone_is_enough(made: Made, witness: str) -> None:
     other = {HISTORY_NAME: MARK_NAME, MARK_NAME: HISTORY_NAME}[witness]
     for path in made.directory.glob(f"{other}*"):
         path.unlink()
-    with pytest.raises(LostTail, match=f"{witness} knows group {made.index} of epoch 1"):
+    with pytest.raises(LostTail, match=f"{witness} records group {made.index} of epoch 1"):
         started(made.directory)
 
 
@@ -173,7 +173,7 @@ def test_a_lost_epoch_is_refused_although_no_group_is_known_to_be_missing(made: 
     for path in made.directory.glob(f"{MARK_NAME}*"):
         path.unlink()
     made.drop_groups(1)  # the history never saw it
-    with pytest.raises(LostTail, match=r"cluster\.json knows epoch 2"):
+    with pytest.raises(LostTail, match=r"cluster\.json records epoch 2"):
         restart(made.directory)
     _, cluster, _ = restart(made.directory, accept=True)
     assert cluster.state.epoch == 3
@@ -297,7 +297,7 @@ def test_the_flag_without_a_loss_changes_nothing(made: Made) -> None:
 
 def test_a_lost_journal_folder_is_refused_and_may_be_accepted(made: Made) -> None:
     shutil.rmtree(made.directory / "journal")
-    with pytest.raises(LostTail, match=f"history.sqlite knows group {made.index}"):
+    with pytest.raises(LostTail, match=f"history.sqlite records group {made.index}"):
         started(made.directory)
     _, cluster, index = restart(made.directory, accept=True)
     assert index == made.index + 1
@@ -307,7 +307,7 @@ def test_a_lost_journal_folder_is_refused_and_may_be_accepted(made: Made) -> Non
 
 def test_files_of_another_cluster_are_refused_by_name(made: Made) -> None:
     write_known(made.directory, KnownCluster(cluster_id="theirs", epoch=1))
-    with pytest.raises(ForeignState, match=r"cluster\.json is of cluster theirs, the journal of ours"):
+    with pytest.raises(ForeignState, match=r"cluster\.json belongs to cluster theirs, the journal to ours"):
         restart(made.directory)
     with pytest.raises(ForeignState):
         restart(made.directory, accept=True)

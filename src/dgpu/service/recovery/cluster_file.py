@@ -1,4 +1,4 @@
-"""What the scheduler knows of its cluster outside the journal: one small synced file, `cluster.json`."""
+"""Facts about the cluster outside the journal: one small synced file, `cluster.json`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CLUSTER_NAME = "cluster.json"
 
 
 class KnownCluster(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`heard_*`: by nodes that obeyed an epoch which the journal does not have. An operator has to accept that."""
+    """`heard_*`: from nodes that obeyed an epoch which the journal does not have. An operator must accept that."""
 
     cluster_id: str = ""
     epoch: int = 0
@@ -31,19 +31,19 @@ def read_known(directory: Path) -> KnownCluster:
         return KnownCluster()
     except msgspec.DecodeError as error:
         raise JournalError(
-            f"{path} cannot be read: {error}. It holds the highest epoch, apart from the journal. Restore it, or move "
-            f"it away if the journal and the history are whole"
+            f"{path} cannot be read: {error}. It holds the highest epoch, separate from the journal. Restore it, or "
+            f"move it away if the journal and the history are complete"
         ) from None
 
 
 def write_known(directory: Path, known: KnownCluster) -> None:
-    """Durable when it returns."""
+    """The file is durable when the call returns."""
     write_file(directory / CLUSTER_NAME, msgspec.json.encode(known) + b"\n")
     sync_folder(directory)
 
 
 def hear(directory: Path, *, epoch: int, task_id: int, node_id: str) -> None:
-    """Remember the highest values for the start that accepts them."""
+    """Stores the highest values for the start that accepts them."""
     known = read_known(directory)
     if epoch <= known.heard_epoch and task_id <= known.heard_task:
         return

@@ -1,4 +1,4 @@
-"""`dgpu scheduler --rebuild-history`: the history made again from the archive and the journal."""
+"""`dgpu scheduler --rebuild-history`: creates the history again from the archive and the journal."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _FOLLOWER_PATIENCE_S = 30
 
 
 def rebuild_history(data_dir: Path | str, report: Callable[[str], None]) -> None:
-    """While no scheduler runs on the directory. The old history stays until the new one is complete.
+    """Needs a directory without a running scheduler. The old history stays until the new one is complete.
 
-    Raises JournalLocked when a scheduler runs, CorruptJournal when the journal cannot be read.
+    Raises JournalLocked if a scheduler runs, CorruptJournal if the journal cannot be read.
     """
     directory = Path(data_dir)
     lock = FolderLock(directory)
@@ -67,7 +67,7 @@ def _rebuild(directory: Path, report: Callable[[str], None]) -> None:
         while writer.trim():
             pass
     finally:
-        writer.close()  # the last connection: SQLite folds its log into the file
+        writer.close()  # the last connection: SQLite merges its log into the file
         gc.unfreeze()
     target = directory / HISTORY_NAME
     known = history_end(target)

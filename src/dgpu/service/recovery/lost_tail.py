@@ -1,4 +1,4 @@
-"""`--accept-lost-tail`: go on from what can still be read, above every number ever known, and delete nothing."""
+"""`--accept-lost-tail`: continues from the readable state, above every known number, and deletes nothing."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _log = structlog.get_logger("dgpu.server")
 
 
 def accept_lost_tail(directory: Path, outside: Outside) -> bool:
-    """Before the journal is opened. False: no group is missing.
+    """Runs before the journal is opened. False: no group is missing.
 
-    If it is interrupted, the next start refuses again, and accepting again completes it.
+    After an interruption, the next start refuses again, and accepting again completes it.
     """
     lock = FolderLock(directory)
     try:
@@ -77,10 +77,10 @@ def readable_state(directory: Path) -> tuple[ClusterState, int]:
 
 
 def _set_aside(directory: Path, state: ClusterState, index: int) -> Path:
-    """The journal begins again behind `index`, out of a snapshot; segments of before are kept as they are."""
-    # A start that dies before its epoch is durable leaves it to the next one to wait.
+    """Starts the journal again after `index`, with a snapshot. Earlier segments are kept unchanged."""
+    # If this start dies before its epoch is durable, the next start waits instead.
     state.no_pass_before = LOSS_ACCEPTED
-    for _ in range(2):  # both names: an older snapshot could not be followed across the gap
+    for _ in range(2):  # both names: replay from an older snapshot could not cross the gap
         write_snapshot(directory, state, index=index, epoch=state.epoch)
     kept = directory / f"lost-tail-{time.time_ns() // 1_000_000}"
     make_folder(kept)
@@ -104,6 +104,6 @@ def _mark_history(directory: Path, state: ClusterState, index: int) -> int:
     try:
         return mark_lost(path, state, index=index, now_ms=time.time_ns() // 1_000_000)
     except FileUnusable:
-        return 0  # it is made again from the journal
+        return 0  # it will be rebuilt from the journal
     finally:
         lock.close()

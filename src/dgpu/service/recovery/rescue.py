@@ -1,4 +1,4 @@
-"""A snapshot of the scheduler's own memory, when the follower cannot write one: files of the journal are gone."""
+"""A snapshot of the scheduler's own memory, for when the follower cannot write one because journal files are gone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PATIENCE_S = 60.0
 
 
 async def write_own_snapshot(runtime: Runtime, directory: Path) -> None:
-    """Everything acknowledged by now is in it. No follower may be alive: both would write the same files."""
+    """It contains everything acknowledged so far. No follower may run: both would write the same files."""
 
     def take(state: ClusterState) -> tuple[ClusterState, int]:
         return state.fork(), runtime.committed_index

@@ -1,4 +1,4 @@
-"""A start of the scheduler: does the journal agree with all that is known outside of it, and which epoch begins."""
+"""Start of the scheduler: compares the journal with all other records and chooses the new epoch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _log = structlog.get_logger("dgpu.server")
 
 
 class Start:
-    """In this order: made, recover, check, begin, and on_group for each group that is durable."""
+    """Order of the calls: constructor, recover, check, begin, then on_group for each durable group."""
 
     def __init__(self, directory: Path, *, accept_lost_tail: bool) -> None:
         self._directory = directory
@@ -64,7 +64,7 @@ class Start:
             _log.warning("epoch_unknown", epoch=known.heard_epoch, heard_from=known.heard_from, detail=detail)
 
     def begin(self, settings: Settings) -> Begin:
-        """The new epoch is above every number ever known; those that nodes told count once they are accepted."""
+        """The new epoch is above every known number. Numbers reported by nodes count once they are accepted."""
         outside, known = self._outside, self._outside.known
         if self._accepted:
             detail = "a loss was accepted; no task is placed for the time of the task lease and its margin"
@@ -80,7 +80,7 @@ class Start:
         )
 
     def on_group(self, group: CommittedGroup, state: ClusterState) -> None:
-        """The epoch is durable in the journal. No node hears of it before it is in the file as well."""
+        """The epoch is durable in the journal. Nodes get it only after it is in the file as well."""
         if not any(isinstance(event, EpochBegan) for event in group.events):
             return
         known = KnownCluster(cluster_id=state.cluster_id, epoch=state.epoch, nonce=state.nonce)
@@ -94,7 +94,7 @@ class Start:
         write_known(self._directory, known)
 
     def hear(self, contradicted: Contradicted) -> None:
-        """A node obeyed an epoch that the journal does not have. Kept for the start that accepts it."""
+        """A node obeyed an epoch that the journal does not have. The epoch is stored for the start that accepts it."""
         _log.warning("epoch_unknown", epoch=contradicted.epoch, heard_from=contradicted.node_id)
         cluster_file.hear(
             self._directory,

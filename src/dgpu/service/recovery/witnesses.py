@@ -1,7 +1,7 @@
-"""What is known of the journal outside of it, and whether the journal agrees.
+"""Records about the journal outside the journal, and the check that the journal agrees with them.
 
-Each witness is written after what it tells is durable in the journal. So a witness may be behind the journal, but never
-ahead of it. One that is ahead proves that acknowledged groups are missing.
+Each witness is written after its facts are durable in the journal. So a witness may be behind the journal, but never
+ahead of it. A witness that is ahead proves that acknowledged groups are missing.
 """
 
 from __future__ import annotations
@@ -75,37 +75,38 @@ def look_outside(directory: Path) -> Outside:
 
 
 def check_state(directory: Path, state: ClusterState, index: int, outside: Outside) -> None:
-    """The recovered state against all witnesses. Raises LostTail or ForeignState."""
+    """Compares the recovered state with all witnesses. Raises LostTail or ForeignState."""
     for witness in outside.witnesses:
         if witness.cluster_id and state.cluster_id and witness.cluster_id != state.cluster_id:
             raise ForeignState(
-                f"{directory / witness.file} is of cluster {witness.cluster_id}, the journal of {state.cluster_id}: "
-                f"the directory holds files of two clusters. Move away what does not belong here"
+                f"{directory / witness.file} belongs to cluster {witness.cluster_id}, the journal to "
+                f"{state.cluster_id}: the directory contains files of two clusters. "
+                f"Move away the files that do not belong here"
             )
         if witness.epoch > state.epoch or witness.last_task >= state.next_task_id:
             raise explained(directory, index, outside, state=state)
     if max(state.epoch, outside.epoch) >= MAX_EPOCH:
-        raise JournalError(f"epoch {MAX_EPOCH} is the last one: this cluster cannot begin another")
+        raise JournalError(f"epoch {MAX_EPOCH} is the last one: this cluster cannot start another")
 
 
 def explained(
     directory: Path, index: int, outside: Outside, *, state: ClusterState | None = None, at_least: int = 0
 ) -> LostTail:
-    """Names what is lost, as far as anything still knows it, and what to do. `state`: what can still be read."""
+    """Names the lost groups and tasks as far as they are known, and the next step. `state`: the readable part."""
     next_task_id = 0 if state is None else state.next_task_id
     lost = lost_of(directory / HISTORY_NAME, after_index=index, next_task_id=next_task_id)
     if 0 < next_task_id <= outside.last_task:
-        # Ids are given out in order, so these are lost even if the history has not seen them.
+        # Ids are assigned in order, so these are lost even if the history has not seen them.
         ids = range(next_task_id, outside.last_task + 1)
         lost = msgspec.structs.replace(lost, tasks=tuple(ids[:_SHOWN]), total=len(ids))
     ahead = [
-        f"{witness.file} knows group {witness.index} of epoch {witness.epoch}"
+        f"{witness.file} records group {witness.index} of epoch {witness.epoch}"
         if witness.index
-        else f"{witness.file} knows epoch {witness.epoch}"
+        else f"{witness.file} records epoch {witness.epoch}"
         for witness in outside.witnesses
         if witness.index > index or (state is not None and witness.epoch > state.epoch)
     ]
-    known = ", ".join(ahead) or f"a snapshot or archive knows group {at_least}"
+    known = ", ".join(ahead) or f"a snapshot or archive records group {at_least}"
     lines = [
         (
             f"the journal in {directory} ends with group {index}, but {known}: its "
