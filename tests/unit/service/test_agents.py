@@ -206,7 +206,7 @@ def test_another_live_machine_of_the_same_name_is_refused() -> None:
     bench = Bench()
     bench.say(1, register())
     outputs = bench.say(2, register(boot="boot-2"))
-    reason = "another machine is connected as n1; give this one an id of its own"
+    reason = "another machine is connected as n1; give this one its own id"
     assert told(outputs, 2) == [pb.FromScheduler(refused=pb.Refused(reason=reason))]
     assert hung_up(outputs) == [(2, reason)]
     assert bench.scheduler.contact(N1).connected

@@ -42,7 +42,7 @@ def test_without_room_the_words_of_agents_do_not_pile_up(monkeypatch: pytest.Mon
         )
     outputs = [output for number in range(2, 22) for output in bench.say(number, register(f"n{number}"))]
     assert bench.scheduler.queued <= 10
-    assert {reason for _, reason in hung_up(outputs)} == {"too much waits to be decided; try again"}
+    assert {reason for _, reason in hung_up(outputs)} == {"too many commands wait to be decided; try again"}
     bench.put(RoomChanged(room=Room.OK, sure_bytes=32 << 20))
     bench.settle()
     assert told(bench.say(40, register("n40")))[0].WhichOneof("body") == "welcome"

@@ -1,4 +1,4 @@
-"""Between the messages of agents and the words of the core: checks of what came, building of what goes."""
+"""Translates between messages of agents and values of the core: checks incoming messages and builds outgoing ones."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from dgpu.wire.proto import agent_pb2 as pb
 from dgpu.wire.ranks import attempt_of
 
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_ADDRESS = re.compile(r"[A-Za-z0-9._:%\[\]-]{0,253}")  # tasks over several nodes get it as MASTER_ADDR
-_WORD = re.compile(r"[!-~]{1,128}")  # printable ASCII without blanks: uuids, boot and session ids
+_ADDRESS = re.compile(r"[A-Za-z0-9._:%\[\]-]{0,253}")  # multi-node tasks get it as MASTER_ADDR
+_WORD = re.compile(r"[!-~]{1,128}")  # printable ASCII without spaces: uuids, boot and session ids
 
 _MAX_GPUS = 64
 _MAX_LEASES = 10_000
@@ -41,7 +41,7 @@ _MAX_ORDER_BYTES = 1 << 20
 
 
 class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
-    """The latest raw reading of a GPU. Never seen by the core. None: the card has no sensor for it."""
+    """The latest raw reading of a GPU. The core never sees it. None: the GPU has no such sensor."""
 
     at: int
     utilization_percent: int | None = None
@@ -51,12 +51,12 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
     power_w: int | None = None
     fault: str = ""
     fault_cause: str = ""
-    leases_mb: tuple[tuple[LeaseId, int], ...] = ()  # of our tasks on it, where the agent can tell
+    leases_mb: tuple[tuple[LeaseId, int], ...] = ()  # of dgpu tasks on the GPU, if the agent can measure it
     loaded_models: tuple[str, ...] = ()
 
 
 def reason_of_node(unfit: str) -> str:
-    """Of a drain that the node asked for itself; it ends when the node is fit again."""
+    """The reason of a drain that the node requested itself. The drain ends when the node is fit again."""
     return _SAYS_THE_NODE + line(unfit)
 
 
@@ -65,11 +65,11 @@ def is_reason_of_node(reason: str) -> bool:
 
 
 class Malformed(Exception):  # noqa: N818 - it names what the message is
-    """The message breaks the protocol; the text says how, for the agent's log."""
+    """The message breaks the protocol. The text describes the fault for the agent's log."""
 
 
 def line(text: str, most: int = _MAX_TEXT) -> str:
-    """One printable line: what agents send ends up in terminals and logs."""
+    """One printable line, because texts of agents end up in terminals and logs."""
     return "".join(c if c.isprintable() else " " for c in text[:most]).strip()
 
 
@@ -117,7 +117,7 @@ def registration(register: pb.Register) -> RegisterNode:
 
 
 def _directory(path: str) -> str:
-    """An absolute path that can be printed, or nothing: it is only ever shown."""
+    """An absolute, printable path, or an empty text. The path is only displayed."""
     return path if path.startswith("/") and path.isprintable() and len(path) <= _MAX_DIRECTORY else ""
 
 
@@ -125,7 +125,7 @@ def inventory(node_id: NodeId, gpus: Sequence[pb.Gpu]) -> tuple[Gpu, ...]:
     if len(gpus) > _MAX_GPUS:
         raise Malformed(f"more than {_MAX_GPUS} GPUs")
     if len({gpu.uuid for gpu in gpus}) != len(gpus):
-        raise Malformed("two GPUs of the same uuid")
+        raise Malformed("two GPUs with the same uuid")
     return tuple(_gpu(node_id, gpu) for gpu in gpus)
 
 
@@ -151,7 +151,7 @@ def _gpu(node_id: NodeId, gpu: pb.Gpu) -> Gpu:
 
 def _number(value: int, name: str) -> int:
     if value > _MAX_NUMBER:
-        raise Malformed(f"{name} is beyond any machine")
+        raise Malformed(f"{name} is too large for any machine")
     return value
 
 
@@ -164,7 +164,7 @@ def finished(report: pb.Finished) -> ReportFinished:
         outcome = Outcome(report.outcome)
         error = line(report.error, _MAX_ERROR)
     except ValueError:
-        # A later agent may know more ways to end. Refusing its report would hold the GPUs for ever.
+        # A later agent may know more outcomes. Refusing its report would hold the GPUs forever.
         outcome = Outcome.NODE_FAULT
         error = f"the agent reported an unknown outcome: {line(report.outcome, 64)}"
     return ReportFinished(
@@ -180,7 +180,7 @@ def finished(report: pb.Finished) -> ReportFinished:
 
 
 def sample(reading: pb.GpuSample, at: int) -> GpuSample:
-    """The one place that knows how an agent says that a card has no such sensor."""
+    """The only function that knows how an agent reports a missing sensor."""
     untold = frozenset(reading.untold)
     has_memory = "memory" not in untold
     return GpuSample(
@@ -201,7 +201,7 @@ def sample(reading: pb.GpuSample, at: int) -> GpuSample:
 
 
 def foreign_step_mb(foreign_mb: int) -> int:
-    """Rounded up, so that small changes of other programs do not fill the journal."""
+    """Rounded up, so that small changes by other programs do not fill the journal."""
     return -(-foreign_mb // MEMORY_STEP_MB) * MEMORY_STEP_MB
 
 
@@ -231,7 +231,7 @@ def start(state: ClusterState, task: Task, lease: Lease) -> pb.Start:
 
 
 def _places(state: ClusterState, gang: Gang, lease: Lease) -> dict[str, str]:
-    """One process on each node, so the rank of the process is that of its node."""
+    """One process per node, so the rank of the process is the rank of its node."""
     first = state.nodes[state.leases[gang.leases[0]].node_id]
     return {
         "MASTER_ADDR": first.address or first.id,
@@ -244,7 +244,7 @@ def _places(state: ClusterState, gang: Gang, lease: Lease) -> dict[str, str]:
 
 
 def checked(gpu_id: GpuId, answer: pb.Checked) -> ReportCheck:
-    evidence = line(answer.evidence, _MAX_ERROR) or "the agent gave no words for it"
+    evidence = line(answer.evidence, _MAX_ERROR) or "the agent gave no description"
     return ReportCheck(gpu_id=gpu_id, number=answer.number, ok=answer.ok, evidence=evidence)
 
 
@@ -255,7 +255,7 @@ def check(health: GpuHealth) -> pb.Check:
 def orders(
     starts: Iterable[pb.Start], stops: Iterable[pb.Stop], checks: Iterable[pb.Check] = ()
 ) -> list[pb.FromScheduler]:
-    """As few messages as their size allows. Stops travel behind the starts they may speak of."""
+    """As few messages as the size limit allows. Stops follow the starts that they may refer to."""
     messages: list[pb.FromScheduler] = []
     batch = pb.Orders()
     size_bytes = 0
@@ -270,7 +270,7 @@ def orders(
             messages.append(pb.FromScheduler(orders=batch))
             batch = pb.Orders()
         batch.stops.append(stop)
-    batch.checks.extend(checks)  # one card of the node each
+    batch.checks.extend(checks)  # each names one GPU of the node
     if batch.starts or batch.stops or batch.checks:
         messages.append(pb.FromScheduler(orders=batch))
     return messages

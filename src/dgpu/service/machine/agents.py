@@ -1,8 +1,8 @@
 """Sessions of agents, without I/O: messages and committed events in, messages and commands out.
 
-A session begins with Register, which becomes a command like any other. Nothing is said to the node before that is
-durable. Orders leave after the commit of what they follow from; reports are acknowledged after theirs. A node that
-reconnects names the leases it holds; what it never got is ordered again. See contact.py for silence.
+A session begins with Register, which becomes a command like any other. The node gets no message before that command is
+durable. An order leaves after the commit of its event; a report is acknowledged after its own commit. A node that
+reconnects names the leases it holds, and orders that it never received are sent again. contact.py covers silence.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from dgpu.service.machine.orders import orders_after, orders_at_welcome, standin
 from dgpu.service.machine.outputs import HangUp, Output, Remark, Tell
 from dgpu.wire.proto import agent_pb2 as pb
 
-_MAX_UNACKED = 1_000  # report messages of one session; an agent that sends more does not listen
+_MAX_UNACKED = 1_000  # report messages of one session; an agent that sends more ignores the protocol
 _OBSERVE_EVERY_MS = 5_000  # per GPU and step of foreign memory
-_FAULT_EVERY_MS = 1_000  # per GPU and other words about its fault
-_STEP_SLACK_MB = 64  # memory at the edge of a step must not flip it with every heartbeat
+_FAULT_EVERY_MS = 1_000  # per GPU, for a new description of its fault
+_STEP_SLACK_MB = 64  # memory near the edge of a step must not change the step with every heartbeat
 
 
 class Registering(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,14 +58,14 @@ Origin: TypeAlias = Registering | Reported
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """A command for the pipeline. Without a command, just the turn: its origin hears when it comes."""
+    """A command for the pipeline. Without a command, it is only a turn: its origin is notified when the turn comes."""
 
     command: Command | None
     origin: Origin | None = None
 
 
 Effect: TypeAlias = Output | Ask
-Result: TypeAlias = tuple[Event, ...] | Rejection | None  # None: a turn, or a command that met a bug
+Result: TypeAlias = tuple[Event, ...] | Rejection | None  # None: a turn, or a command that hit a bug
 
 
 class _Session:
@@ -102,7 +102,7 @@ class Agents:
         )
 
     def session_of(self, node_id: NodeId) -> str:
-        """The session in which a node is registered now; empty: it is not."""
+        """The session in which a node is registered now; empty: not registered."""
         session = self._by_node.get(node_id)
         return session.id if session is not None and session.welcomed else ""
 
@@ -119,7 +119,7 @@ class Agents:
             return [HangUp(connection_id=connection_id, reason=str(error), fault=True)]
 
     def on_left(self, connection_id: int) -> list[Effect]:
-        """The node may be back in a moment: only silence makes it lost."""
+        """The node may reconnect soon: only silence makes it lost."""
         session = self._sessions.get(connection_id)
         if session is not None:
             self._drop(session)
@@ -129,7 +129,7 @@ class Agents:
         effects: list[Effect] = []
         for command in self._contacts.overdue(now):
             if isinstance(command, LoseNode):
-                # The old stream must not bring the node back half-way: it has to register again.
+                # The old stream must not half restore the node: the node must register again.
                 session = self._by_node.get(command.node_id)
                 if session is not None:
                     self._drop(session)
@@ -144,11 +144,11 @@ class Agents:
         """A group is durable: answers first, then the orders that follow from it."""
         effects: list[Effect] = []
         welcomed: set[NodeId] = set()
-        acks: dict[int, int] = {}  # an acknowledgement holds for all numbers below it
+        acks: dict[int, int] = {}  # an acknowledgement covers all lower numbers
         for origin, result in results:
             session = self._sessions.get(origin.connection_id)
             if session is None:
-                continue  # replaced or gone: it will say all that again
+                continue  # replaced or gone: the new session reports again
             if isinstance(origin, Reported):
                 session.unacked -= 1
                 acks[origin.connection_id] = origin.seq
@@ -157,7 +157,7 @@ class Agents:
                 effects += self._welcome(session, now)
             else:
                 effects += self._refuse(session, result)
-        # Nodes that were just welcomed got their orders with that.
+        # Newly welcomed nodes got their orders with Welcome.
         orders = [
             self._tell(self._by_node[node_id], message, now)
             for node_id, message in orders_after(
@@ -165,7 +165,7 @@ class Agents:
             )
         ]
         for order in orders:
-            # One message instead of two: the end of a task is mostly followed by the start of another in its place.
+            # One message instead of two: the end of a task is usually followed by the start of another in its place.
             if seq := acks.pop(order.connection_id, 0):
                 order.message.orders.reports_ack = seq
         for connection_id, seq in acks.items():
@@ -189,7 +189,7 @@ class Agents:
         older = self._by_node.get(command.node_id)
         if older is not None:
             if older.boot_id != command.boot_id and self._contacts.is_fresh(command.node_id, now):
-                reason = f"another machine is connected as {command.node_id}; give this one an id of its own"
+                reason = f"another machine is connected as {command.node_id}; give this one its own id"
                 return [_refused(connection_id, reason), HangUp(connection_id=connection_id, reason=reason)]
             self._drop(older)
             effects.append(HangUp(connection_id=older.connection_id, reason="replaced by a newer connection"))
@@ -205,7 +205,7 @@ class Agents:
         if body == "heartbeat":
             return self._on_heartbeat(session, message.heartbeat, now)
         if not session.welcomed:
-            raise Malformed("nothing but Heartbeat may follow Register before Welcome")
+            raise Malformed("only Heartbeat may follow Register before Welcome")
         if body == "reports":
             return self._on_reports(session, message.reports)
         if body == "inventory":
@@ -214,7 +214,7 @@ class Agents:
         if body == "checked":
             checked = self._state.gpus.get(GpuId(message.checked.uuid))
             if checked is None or checked.node_id != session.node_id:
-                return []  # it left the node's list meanwhile
+                return []  # the GPU left the node's list meanwhile
             return [Ask(command=words.checked(checked.id, message.checked))]
         raise Malformed("unknown or repeated message")
 
@@ -238,7 +238,7 @@ class Agents:
         return effects
 
     def _take_out_or_back(self, node_id: NodeId, unfit: str) -> list[Effect]:
-        """A node that says it can take no tasks gets none until it says otherwise. A drain by a person stays."""
+        """A node that reports itself unfit gets no tasks until it reports otherwise. A drain by an operator stays."""
         node = self._state.nodes[node_id]
         if unfit and not node.draining:
             reason = words.reason_of_node(unfit)
@@ -275,8 +275,8 @@ class Agents:
             for report in reports.finished
             if self._may_report(session, LeaseId(report.lease_id))
         ]
-        # A report on a released lease changes nothing, but whether it was released is known for sure only after the
-        # commit of what released it. So every acknowledgement takes its turn.
+        # A report on a released lease changes nothing. But the release is certain only after its commit, so every
+        # acknowledgement takes its turn.
         turn = Reported(connection_id=session.connection_id, seq=reports.seq)
         effects.append(Ask(command=None, origin=turn))
         return effects
@@ -337,8 +337,8 @@ class Agents:
 
 
 def _observed_every_ms(gpu: Gpu, sample: GpuSample) -> int:
-    """A fault of a card that we take for well is told at once: a sample from just before the fault may have come
-    after the list that tells of it, and until it is put right the card looks like one that recovers.
+    """A fault of a GPU that counts as healthy is sent at once. A sample from just before the fault may arrive after the
+    list that reports the fault. Until that is corrected, the GPU looks like one that recovers.
     """
     if sample.fault == gpu.fault:
         return _OBSERVE_EVERY_MS
@@ -359,5 +359,5 @@ def _turned_away(connection_id: int, node_id: NodeId, reason: str) -> list[Effec
 
 def _why_refused(result: Rejection | None) -> str:
     if isinstance(result, GpuClaimed):
-        return f"GPU {result.gpu_id} belongs to node {result.holder}, which has it registered"
+        return f"GPU {result.gpu_id} belongs to node {result.holder}, which has registered it"
     return f"registration refused: {result.code}" if result else "registration failed inside the scheduler"

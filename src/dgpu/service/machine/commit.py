@@ -1,7 +1,7 @@
 """The commit pipeline, without I/O: commands in, one journal record per group out, answers after it is durable.
 
-While a group is in flight, commands queue undecided. So when a group is committed, the state is exactly what the
-journal holds, and whoever reads at that moment sees nothing that could still be lost.
+While a group is in flight, commands queue undecided. So when a group is committed, the state is exactly the state in
+the journal, and a reader at that moment sees nothing that could still be lost.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from dgpu.wire.records import encode_group, join_groups
 
 MAX_QUEUED = 10_000
 MAX_QUEUED_BYTES = 64 << 20
-MAX_COMMAND_BYTES = 14 << 20  # far above what REST lets in, and sure to fit in a fresh segment
+MAX_COMMAND_BYTES = 14 << 20  # far above the limit of REST, and always fits in a new segment
 MAX_GROUP_COMMANDS = 1_000
 MAX_GROUP_BYTES = 4 << 20
 MAX_PLACED = 1_000
 
-_COMMAND_BYTES = 200  # about what a small command leaves in the journal
+_COMMAND_BYTES = 200  # typical size of a small command in the journal
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True):
-    """Deciding met a bug. Nothing was applied."""
+    """The decision hit a bug. Nothing was applied."""
 
     error: str
 
@@ -41,17 +41,17 @@ Result: TypeAlias = tuple[Event, ...] | Rejection | Failed | None  # None: a tur
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """Decided and applied in memory. `index` 0: nothing happened, so there is nothing to write."""
+    """Decided and applied in memory. `index` 0: no events, so there is nothing to write."""
 
     index: int
     events: tuple[Event, ...]
     results: tuple[tuple[object, Result], ...]
     payload: bytes
-    commands: tuple[tuple[object, Command | None, int], ...] = ()  # as they were queued
+    commands: tuple[tuple[object, Command | None, int], ...] = ()  # in the order of the queue
 
 
 class Watch(Protocol):
-    """Wants to know how long deciding takes. The pipeline has no clock of its own."""
+    """Measures how long decisions take. The pipeline has no clock of its own."""
 
     def now_ns(self) -> int: ...
 
@@ -64,7 +64,7 @@ class CommitPipeline:
     def __init__(self, state: ClusterState, last_index: int) -> None:
         self.last_index = last_index  # committed
         self.room = Room.OK
-        self.trouble = ""  # other than a full disk; submits are refused while there is one
+        self.trouble = ""  # other than a full disk; it makes the scheduler refuse submits
         self.sure_bytes = 4 * MAX_GROUP_BYTES
         self.in_flight: Group | None = None
         self.watch: Watch | None = None
@@ -79,7 +79,7 @@ class CommitPipeline:
         return len(self._queue)
 
     def has_room_for(self, command: Command) -> bool:
-        """For those who can be told to come back. Agents are bounded per session instead."""
+        """For requests that can be retried. Agents are bounded per session instead."""
         size_bytes = _size_bytes(command)
         return (
             len(self._queue) < MAX_QUEUED
@@ -98,13 +98,13 @@ class CommitPipeline:
 
     @property
     def refusal(self) -> StorageFull | JournalUnavailable | None:
-        """What a submit is told now; None: it is taken."""
+        """The refusal of a submit at this moment; None: submits are accepted."""
         if self.trouble:
             return JournalUnavailable(reason=self.trouble)
         return None if self.room is Room.OK else StorageFull()
 
     def decide(self, now: int) -> Group | None:
-        """The next group, or None: one is in flight, nothing waits, or there is no room for anything."""
+        """The next group, or None: a group is in flight, the queue is empty, or there is no room."""
         if self.in_flight is not None or self.room is Room.NONE or not (self._queue or self._pass_due):
             return None
         at = max(self._state.last_at, now)
@@ -139,10 +139,10 @@ class CommitPipeline:
         return group
 
     def undo(self, index: int, state: ClusterState) -> list[int]:
-        """The group in flight is stored nowhere: the state becomes the one before it.
+        """The group in flight is not stored anywhere: restores the state before it.
 
-        Commands of agents and of the scheduler itself are queued again, in front. Returns the origins of all others,
-        which can be told to ask again.
+        Commands of agents and of the scheduler itself are queued again, at the front. Returns the origins of all other
+        commands: those clients can retry.
         """
         group = self.in_flight
         if group is None or group.index != index:
@@ -158,7 +158,7 @@ class CommitPipeline:
         return [origin for origin, _ in group.results if isinstance(origin, int)]
 
     def drop_asked(self) -> list[int]:
-        """Requests that wait undecided. They can be told to ask again; agents and the scheduler itself stay queued."""
+        """Removes undecided requests, whose clients can retry. Commands of agents and of the scheduler stay queued."""
         asked = [origin for origin, _, _ in self._queue if isinstance(origin, int)]
         if asked:
             self._queue = deque(entry for entry in self._queue if not isinstance(entry[0], int))
@@ -166,14 +166,14 @@ class CommitPipeline:
         return asked
 
     def _take_queued(self, decided: _Decided) -> None:
-        # Sizes are estimates; a record may come to twice as much.
+        # Sizes are estimates; a record may be twice as large.
         sure_bytes = self.sure_bytes // 2
         budget_bytes = min(MAX_GROUP_BYTES, sure_bytes)
         while self._queue and len(decided.results) < MAX_GROUP_COMMANDS:
             origin, command, size_bytes = self._queue[0]
             refusal = self.refusal if isinstance(command, SubmitTasks) else None
             if refusal is None and size_bytes > budget_bytes and (decided.results or size_bytes > sure_bytes):
-                break  # for the next group, or until the next segment is there
+                break  # for the next group, or until the next segment is ready
             self._queue.popleft()
             self._queued_bytes -= size_bytes
             budget_bytes -= size_bytes
@@ -184,7 +184,7 @@ class CommitPipeline:
                 decided.take(origin, command)
 
     def _run_pass(self, decided: _Decided) -> None:
-        # The reserve is for reports on what runs already. Placing more would use it up.
+        # The reserve is for reports on running tasks. Placing more tasks would use it up.
         if self.room is not Room.OK or not (self._pass_due or pass_due(self._state)):
             return
         if decided.at < self._state.no_pass_before:
@@ -205,7 +205,7 @@ class CommitPipeline:
 
 
 class _Decided:
-    """What a group has come to so far."""
+    """The results of a group so far."""
 
     def __init__(self, state: ClusterState, at: int) -> None:
         self.at = at
@@ -223,7 +223,7 @@ class _Decided:
         self.parts.append((len(events), encoded or encode_group(events)))
 
     def _decide(self, command: Command) -> Result:
-        """A command that cannot be decided or written down is refused before it changes anything."""
+        """Refuses a command that cannot be decided or encoded, before it changes anything."""
         try:
             events = decide(self._state, msgspec.structs.replace(command, at=self.at))
             if isinstance(events, Rejection) or not events:

@@ -1,7 +1,7 @@
-"""What samples tell about the cards that placement chooses among: steps and bands, said to the core when they change.
+"""Turns samples into steps and bands of GPUs for placement, and sends them to the core when they change.
 
-Raw samples never reach the core. Bands have slack, so that a value at an edge does not fill the journal; a card is
-spoken of at most every few seconds; and one that is held by an exclusive task, which nobody could choose, not at all.
+Raw samples never reach the core. Bands have slack, so that a value at an edge does not fill the journal. A GPU is
+reported at most every few seconds. A GPU held by an exclusive task is not reported, because no other task can use it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Conditions:
         self._state = state
         self._said_at: dict[GpuId, int] = {}
         self._free_since: dict[GpuId, int] = {}
-        self._outgrown: dict[GpuId, frozenset[LeaseId]] = {}  # told of already
+        self._outgrown: dict[GpuId, frozenset[LeaseId]] = {}  # already reported
 
     def look(self, gpu: Gpu, sample: GpuSample, now: int) -> list[ObserveCondition | Remark]:
         leases = self._state.gpu_leases(gpu.id)
@@ -73,7 +73,7 @@ class Conditions:
     def _over_mb(
         self, gpu: Gpu, leases: tuple[Lease, ...], sample: GpuSample, effects: list[ObserveCondition | Remark]
     ) -> int:
-        """What shared tasks use beyond what they reserved, in steps. Each is told of once."""
+        """Memory that shared tasks use beyond their reservation, in steps. Each task is reported once."""
         used = dict(sample.leases_mb)
         over = {lease.id: used.get(lease.id, 0) - lease.gpu_memory_mb for lease in leases}
         outgrown = frozenset(lease_id for lease_id, memory_mb in over.items() if memory_mb > 0)
@@ -93,6 +93,6 @@ class Conditions:
 
 
 def _held(known: int, value: int, edges: tuple[int, ...], slack: int) -> int:
-    """A band is left downwards only when the value is clearly below it."""
+    """A value leaves a band downwards only when it is clearly below the edge."""
     now = band(value, edges)
     return min(known, band(value + slack, edges)) if now < known else now

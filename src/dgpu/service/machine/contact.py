@@ -1,23 +1,22 @@
-"""When each node was last heard and last told something, and what follows from silence.
+"""The last contact with each node in both directions, and the consequences of silence.
 
-Why a task never runs twice at the same time because of a lost node:
+Why a lost node never makes a task run twice at the same time:
 
-1. A word to a node renews its leases. The keeper counts from the moment at which the agent *sent* what that word
-   answers (its Register or Heartbeat), never from the arrival of the answer. So a word that lay in a buffer for a
+1. A message to a node renews its leases. The keeper counts from the moment when the agent *sent* the message that is
+   answered (its Register or Heartbeat), never from the arrival of the answer. So an answer that was in a buffer for a
    minute renews nothing.
-2. The scheduler notes the moment of every word it sends, before it leaves. That moment is later than the one the
-   keeper counts from. So at `told_at + task_lease` the keeper has frozen everything (or stopped it), whatever the
-   network did in between; both sides count on clocks that never go back, and the margin covers their drift and the
-   time that freezing takes.
-3. ReleaseNode is asked for at `told_at + task_lease + margin`, never before. Only ReleaseNode, a new boot of the
-   machine, a registration that does not name the lease, or an operator gives a lease away.
-4. A scheduler that just started does not know what its predecessor said; it counts as if it had spoken to every node
-   at its own start, and the predecessor was dead by then (it holds a lock, or a higher epoch fences it). It gives its
-   agents the time of the task lease to come back before it counts one of them as lost.
-5. A node that comes back is told in Welcome which of its leases still stand, after that is durable. It thaws those and
-   kills the others, before it starts anything new.
+2. The scheduler notes the time of every message before sending it. That time is later than the one from which the
+   keeper counts. So at `told_at + task_lease` the keeper has frozen or stopped everything, whatever the network did in
+   between. Both sides use clocks that never go back. The margin covers their drift and the time that freezing takes.
+3. ReleaseNode is issued at `told_at + task_lease + margin`, never earlier. A lease is released only by ReleaseNode, a
+   new boot of the machine, a registration that does not name the lease, or an operator.
+4. A new scheduler does not know the messages of its predecessor. It counts as if it had sent a message to every node at
+   its own start. The predecessor was dead by then: it holds a lock, or a higher epoch fences it. The new scheduler
+   gives agents the time of the task lease to come back before it counts a node as lost.
+5. Welcome tells a returning node which of its leases are still valid, after that is durable. The node thaws those and
+   kills the others before it starts anything new.
 
-With `lease_action: never` the keeper freezes nothing, so time alone proves nothing and nothing is released by it.
+With `lease_action: never` the keeper freezes nothing. Time then proves nothing and releases no lease.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ LeaseAction = Literal["freeze", "stop", "never"]
 
 _ASK_AGAIN_MS = 5_000
 _CLOCK_READINGS = 3
-_NAP_MS = 3_000  # a scheduler that was stopped this long cannot blame the others for silence
+_NAP_MS = 3_000  # a scheduler that was suspended this long must not blame nodes for silence
 
 
 class AgentRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +47,7 @@ class AgentRules(msgspec.Struct, frozen=True, kw_only=True):
 class NodeContact(msgspec.Struct, frozen=True, kw_only=True):
     connected: bool
     heard_at: int  # 0: not since this scheduler started
-    clock_ahead_ms: int = 0  # the node's wall clock compared with the scheduler's; 0 also while not known
+    clock_ahead_ms: int = 0  # the node's wall clock compared with the scheduler's; 0 also while unknown
 
 
 class _Times:
@@ -59,7 +58,7 @@ class _Times:
         self.told_at = 0
         self.lose_asked_at = 0
         self.release_asked_at = 0
-        self.clocks_ahead_ms: tuple[int, ...] = ()  # as the last few heartbeats said
+        self.clocks_ahead_ms: tuple[int, ...] = ()  # from the last few heartbeats
 
 
 class Contacts:
@@ -86,7 +85,7 @@ class Contacts:
         times.clocks_ahead_ms = (*times.clocks_ahead_ms, ahead_ms)[-_CLOCK_READINGS:]
 
     def clock_ahead_ms(self, node_id: NodeId) -> int:
-        """The least of the last few: a heartbeat that was on its way for long looks like a clock that is behind."""
+        """The smallest of the last values: a heartbeat that was delayed looks like a clock that is behind."""
         times = self._times.get(node_id)
         readings = times.clocks_ahead_ms if times else ()
         return min(readings, key=abs) if len(readings) == _CLOCK_READINGS else 0
@@ -95,7 +94,7 @@ class Contacts:
         return now - self.heard_at(node_id) < self._rules.heartbeat_timeout_ms
 
     def overdue(self, now: int) -> Iterator[Command]:
-        """What silence asks for by now. Each is asked for again only after a while."""
+        """Commands that silence makes due by now. Each is repeated only after a while."""
         if now - self._last_look_at > _NAP_MS:
             self._awake_since = now
         self._last_look_at = now
@@ -123,7 +122,7 @@ class Contacts:
     def _is_silent(self, times: _Times, now: int) -> bool:
         rules = self._rules
         if not times.heard_at:
-            # Agents look for a scheduler less and less often while there is none; it is not theirs to answer for.
+            # Without a scheduler, agents retry less and less often. That delay is not their fault.
             return now - self._awake_since >= max(rules.heartbeat_timeout_ms, rules.task_lease_ms)
         return now - max(times.heard_at, self._awake_since) >= rules.heartbeat_timeout_ms
 

@@ -1,4 +1,4 @@
-"""Which nodes may register: those of this cluster that have obeyed no epoch outside this journal."""
+"""Nodes that may register: nodes of this cluster that obeyed no epoch outside this journal."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dgpu.core.state import ClusterState
 from dgpu.service.machine.outputs import Contradicted
 from dgpu.wire.proto import agent_pb2 as pb
 
-JOINED_NAME = "cluster.json"  # where an agent keeps the cluster it joined
+JOINED_NAME = "cluster.json"  # the file in which an agent stores its cluster
 
 
 def is_current(session_id: str, registered: str) -> bool:
-    """Whether a stream belongs to the session in which its node is registered now; `registered` empty: in none."""
+    """Whether a stream belongs to the current session of its node; `registered` empty: no session."""
     return bool(session_id) and session_id == registered
 
 
 def foreign_cluster(state: ClusterState, register: pb.Register) -> str:
-    """Why this node is not ours; empty: it may be."""
+    """Why this node belongs to another cluster; empty: it may register."""
     if not register.cluster_id or not state.cluster_id or register.cluster_id == state.cluster_id:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""What the scheduler machine is told. One value each; the adapters translate sockets and threads into these."""
+"""Inputs of the scheduler machine, one value each. The adapters translate sockets and threads into them."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ class Begin(Input, frozen=True, kw_only=True):
     cluster_id: str = ""  # for a journal that has none yet
     above_epoch: int = 0  # the highest epoch known outside the journal
     above_task: TaskId = NO_TASK
-    lost_tail: bool = False  # an operator accepted that the journal lost its latest groups
+    lost_tail: bool = False  # an operator accepted the loss of the latest groups
     wall: WallSpan | None = None
 
 
 class Execute(Input, frozen=True, kw_only=True):
-    """Somebody waits for the answer to a command."""
+    """A command whose caller waits for the answer."""
 
     request_id: int
     command: Command
 
 
 class Read(Input, frozen=True, kw_only=True):
-    """Somebody wants to look at the state at a committed point."""
+    """A read of the state at a committed point."""
 
     request_id: int
 
 
 class DecideQueued(Input, frozen=True, kw_only=True):
-    """The adapter delivered what it had: decide the next group, if none is in flight."""
+    """The adapter has delivered its inputs: decide the next group, if none is in flight."""
 
 
 class Committed(Input, frozen=True, kw_only=True):
@@ -52,7 +52,9 @@ class Committed(Input, frozen=True, kw_only=True):
 
 
 class NotStored(Input, frozen=True, kw_only=True):
-    """The group in flight is in no file, and the journal is sound: it never happened. `state` is the one before it."""
+    """The group in flight is in no file, and the journal is intact: the group never happened. `state`: the one before
+    it.
+    """
 
     index: int
     state: ClusterState
@@ -62,23 +64,23 @@ class NotStored(Input, frozen=True, kw_only=True):
 class RoomChanged(Input, frozen=True, kw_only=True):
     room: Room
     trouble: str = ""  # why submits are refused although the disk may have room
-    sure_bytes: int  # a record of this size is sure to fit
+    sure_bytes: int  # a record of this size fits for certain
 
 
 class HistoryAdvanced(Input, frozen=True, kw_only=True):
-    """The history holds everything up to this time: what ended before it may leave the memory."""
+    """The history contains everything up to this time: tasks that ended before it may leave the memory."""
 
     at: int
 
 
 class WallClockSet(Input, frozen=True, kw_only=True):
-    """The wall clock differs from the time of the journal by more or less than before."""
+    """The difference between the wall clock and the time of the journal has changed."""
 
     span: WallSpan
 
 
 class TimePassed(Input, frozen=True, kw_only=True):
-    """At least once a second."""
+    """Comes at least once a second."""
 
 
 class AgentSaid(Input, frozen=True, kw_only=True):

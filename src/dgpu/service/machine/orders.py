@@ -24,7 +24,7 @@ from dgpu.wire.proto import agent_pb2 as pb
 def orders_after(
     state: ClusterState, events: Sequence[Event], listens: Callable[[NodeId], bool]
 ) -> Iterator[tuple[NodeId, pb.FromScheduler]]:
-    """Orders for the nodes that are listening; the others get theirs with Welcome."""
+    """Orders for connected nodes; other nodes get theirs with Welcome."""
     starts: dict[NodeId, list[pb.Start]] = {}
     stops: dict[NodeId, list[pb.Stop]] = {}
     checks = _checks(state, events, listens)
@@ -48,7 +48,7 @@ def orders_after(
 def orders_at_welcome(
     state: ClusterState, node_id: NodeId, held: Collection[LeaseId]
 ) -> Iterable[pb.FromScheduler]:
-    """Starts of leases that the node does not hold, and all stops and checks that are still wanted."""
+    """Starts of leases that the node does not hold, and all pending stops and checks."""
     starts: list[pb.Start] = []
     stops: list[pb.Stop] = []
     for lease in sorted(standing_leases(state, node_id), key=lambda lease: lease.id):
@@ -70,12 +70,12 @@ def orders_at_welcome(
 
 
 def standing_leases(state: ClusterState, node_id: NodeId) -> list[Lease]:
-    """A rank that is over is not among them: if the node still holds it, it is to be killed."""
+    """Without ended ranks: if the node still holds one, it must kill it."""
     return [lease for lease in state.node_leases(node_id) if not lease.ended]
 
 
 def _leases_of(state: ClusterState, event: Event) -> Iterable[tuple[LeaseId, str]]:
-    """Leases that an event is an order for: to start, or why to stop."""
+    """Leases that an event orders to start, or to stop with a reason."""
     if isinstance(event, TaskPlaced):
         return ((event.lease_id, ""),)
     if isinstance(event, GangPlaced):

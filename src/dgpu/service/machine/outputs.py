@@ -1,4 +1,4 @@
-"""What the scheduler machine wants done. The adapters carry these out in order and decide nothing."""
+"""Outputs of the scheduler machine. The adapters carry them out in order and decide nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dgpu.wire.proto.agent_pb2 import FromScheduler
 
 
 class CommittedGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """One journal record that is durable."""
+    """One durable journal record."""
 
     index: int
     events: tuple[Event, ...]
@@ -22,12 +22,12 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Append(Output, frozen=True, kw_only=True):
-    """Make this durable, then say Committed. At most one is under way."""
+    """Make this durable, then send Committed. At most one is in progress."""
 
     index: int
     epoch: int
     payload: bytes
-    last_task: int = 0  # the highest task id given out, this group included
+    last_task: int = 0  # the highest assigned task id, this group included
 
 
 class Reply(Output, frozen=True, kw_only=True):
@@ -36,7 +36,7 @@ class Reply(Output, frozen=True, kw_only=True):
 
 
 class ReplyFailed(Output, frozen=True, kw_only=True):
-    """A bug met while deciding. Nothing of the command happened."""
+    """The decision hit a bug. The command had no effect."""
 
     request_id: int
     error: str
@@ -58,7 +58,7 @@ class Tell(Output, frozen=True, kw_only=True):
 
 
 class HangUp(Output, frozen=True, kw_only=True):
-    """End the connection; what was told before still goes out. `fault` says that the agent broke the protocol."""
+    """End the connection after the messages already sent. `fault`: the agent broke the protocol."""
 
     connection_id: int
     reason: str
@@ -66,11 +66,11 @@ class HangUp(Output, frozen=True, kw_only=True):
 
 
 class Contradicted(Output, frozen=True, kw_only=True):
-    """A node obeyed an epoch of this cluster that is not in our journal: the journal was restored or lost its tail."""
+    """A node obeyed an epoch of this cluster that is not in the journal: the journal was restored or lost its tail."""
 
     node_id: NodeId
     epoch: int
-    task_id: TaskId  # the highest one that the node holds
+    task_id: TaskId  # the highest one on the node
     reason: str
 
 

@@ -1,7 +1,7 @@
 """The scheduler as a machine without I/O: inputs and a time in, outputs to be carried out in order.
 
-It joins the commit pipeline (commit.py) and the sessions of the agents (agents.py), and keeps the beat: what is due
-every second, every few seconds, and when a back-off ends. The service and the simulator drive this same machine.
+It joins the commit pipeline (commit.py) and the sessions of the agents (agents.py), and keeps the beat: work that is
+due every second, every few seconds, and when a back-off ends. The service and the simulator drive this same machine.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ FULL_PASS_MS = 5_000
 
 
 class Scheduler:
-    """`on_input` is the only way in. After Committed the caller carries out the outputs, then says DecideQueued."""
+    """`on_input` is the only entry point. After Committed, the caller carries out outputs and sends DecideQueued."""
 
     def __init__(
         self,
@@ -133,10 +133,10 @@ class Scheduler:
         return self._agents.session_of(node_id)
 
     def wake_at(self) -> int:
-        """When TimePassed should come at the latest."""
+        """The latest time for the next TimePassed."""
         beat = self._ticked_at + TICK_MS
         if not self.ready or self._commit.room is Room.NONE:
-            return beat  # nothing that is due could be decided
+            return beat  # due work could not be decided
         wake_at = max(next_wake_at(self.state) or beat, self.state.no_pass_before)
         return min(beat, wake_at, next_tick_at(self.state) or beat)
 
@@ -153,8 +153,8 @@ class Scheduler:
             above_epoch=value.above_epoch,
             above_task=value.above_task,
             lost_tail=value.lost_tail,
-            # A node may run a task under a lease of the lost groups. By then it has registered, which stops that run,
-            # or its keeper has frozen it.
+            # A node may run a task under a lease of the lost groups. After this time it has registered, which stops
+            # that run, or its keeper has frozen it.
             lost_wait_ms=self._rules.task_lease_ms + self._rules.lease_margin_ms,
             wall=value.wall,
         )
@@ -206,13 +206,13 @@ class Scheduler:
         outputs += [ReadNow(request_id=request_id) for request_id in self._waiting_reads]
         self._waiting_reads = []
         if forget_due(self.state, self._history_at, now):
-            # One portion per group, so that no group is long; without waiting for the beat, so that memory stays
-            # bounded at any rate of tasks.
+            # One portion per group keeps groups short. Not waiting for the beat keeps memory bounded at any rate of
+            # tasks.
             self._commit.offer(None, Tick(history_at=self._history_at))
         return outputs
 
     def _on_not_stored(self, value: NotStored, _now: int) -> list[Output]:
-        """Nobody heard of the group, so nothing has to be taken back but the state."""
+        """No client or node got a result of the group, so only the state must be restored."""
         self._commit.room = Room.NONE
         origins = self._commit.undo(value.index, value.state) + self._commit.drop_asked()
         outputs: list[Output] = [Reply(request_id=origin, result=value.refusal) for origin in origins]
@@ -260,7 +260,7 @@ class Scheduler:
         return self._route(self._agents.on_left(value.connection_id))
 
     def _on_time(self, _value: TimePassed, now: int) -> list[Output]:
-        # Without room nothing is decided; asking every second would only fill the queue.
+        # Without room nothing is decided; a command every second would only fill the queue.
         if not self.ready or self._commit.room is Room.NONE:
             self._ticked_at = now
             return []
@@ -288,12 +288,14 @@ class Scheduler:
             elif isinstance(effect.origin, Registering):
                 connection_id = effect.origin.connection_id
                 self._agents.on_left(connection_id)
-                reason = "too much waits to be decided; try again"
+                reason = "too many commands wait to be decided; try again"
                 outputs.append(HangUp(connection_id=connection_id, reason=reason))
         return outputs
 
     def _is_welcome(self, ask: Ask) -> bool:
-        """What comes again by itself is let in only while there is room. Reports are bounded by their sessions."""
+        """Commands that repeat by themselves are accepted only while there is room. Reports are bounded by their
+        sessions.
+        """
         command = ask.command
         return not isinstance(command, _COMES_AGAIN) or self._commit.has_room_for(command)
 
