@@ -1,9 +1,9 @@
-"""Time for commands: counted on CLOCK_BOOTTIME, which never goes back, never jumps and counts a suspend.
+"""Time for commands, counted on CLOCK_BOOTTIME: it never goes back, never jumps and includes suspends.
 
-A new scheduler on the same boot goes on counting exactly. After a reboot only the wall clock knows how long the machine
-was off, and it may be wrong: at most MAX_GAP_MS of it is believed. So a wrong clock ends no time limit, no back-off and
-no retention. The wall clock is only for people: its difference from the counted time is looked at every second, and
-followed when it has been steady for a while (see core.wall_span).
+A new scheduler on the same boot continues the count exactly. After a reboot, only the wall clock knows how long the
+machine was off, and it may be wrong: at most MAX_GAP_MS of it is accepted. So a wrong clock ends no time limit, no
+back-off and no retention. The wall clock is only for people. Its difference from the counted time is checked every
+second, and adopted after it has been steady for a while (see core.wall_span).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import NamedTuple, Protocol
 from dgpu.core.model.wall_span import WallSpan, newest_span
 from dgpu.core.wall_clock import MIN_STEP_MS
 
-MAX_GAP_MS = 12 * 3_600_000  # less than any retention, and than the age of an idempotency key
-HOLD_MS = 30_000  # a wall clock that was set is followed when it has been steady for so long
+MAX_GAP_MS = 12 * 3_600_000  # less than any retention, and less than the age of an idempotency key
+HOLD_MS = 30_000  # a changed wall clock is adopted after it has been steady for this long
 DOUBT_MS = 5_000  # a larger jump is reported
-_TELL_MS = 600_000  # for so long
+_TELL_MS = 600_000  # how long a jump is reported
 _READ_TRIES = 5
 _QUICK_MS = 20
 
@@ -49,14 +49,14 @@ class ThisMachine:
 
 
 class Jump(NamedTuple):
-    """The wall clock was set, or was found set at the start."""
+    """The wall clock was changed, or differed at the start."""
 
     at: int
     by_ms: int  # positive: ahead
 
 
 class Clock:
-    """`last_at` and `spans`: where the journal ends."""
+    """`last_at` and `spans`: the end of the journal."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class Clock:
         machine: Machine | None = None,
     ) -> None:
         self._machine = machine or ThisMachine()
-        self._set_at: int | None = None  # since when the wall clock has differed by about `off_by_ms`
-        self.off_by_ms = 0  # the wall clock minus the time that is shown; 0: they agree
+        self._set_at: int | None = None  # when the wall clock began to differ by about `off_by_ms`
+        self.off_by_ms = 0  # the wall clock minus the displayed time; 0: they agree
         self.jump: Jump | None = None
         known = newest_span(spans or {})
         booted_ms, wall = self._read()
@@ -76,7 +76,7 @@ class Clock:
         if known is not None and known.boot_id == self._machine.boot_id:
             moved_ms = offset_ms - known.wall_offset_ms
             offset_ms = known.wall_offset_ms if abs(moved_ms) < MIN_STEP_MS else offset_ms
-        else:  # a machine that was off for a while is ahead, and rightly so
+        else:  # after a machine was off for a while, its clock is correctly ahead
             moved_ms = min(0, wall - _wall_of(last_at, known)) if last_at else 0
         if abs(moved_ms) > DOUBT_MS:
             self.jump = Jump(now, moved_ms)
@@ -96,7 +96,7 @@ class Clock:
         return jump if jump is not None and self.now_ms() - jump.at < _TELL_MS else None
 
     def look(self) -> None:
-        """Once a second. `span` changes when the wall clock was set and has been steady for a while."""
+        """Called once a second. `span` changes after the wall clock was changed and has been steady for a while."""
         booted_ms, wall = self._read()
         now = booted_ms + self._span.boot_offset_ms
         off_by_ms = wall - now - self._span.wall_offset_ms
@@ -116,7 +116,7 @@ class Clock:
             )
 
     def _read(self) -> tuple[int, int]:
-        """Both clocks at nearly the same moment, also on a busy machine."""
+        """Both clocks at almost the same moment, also on a busy machine."""
         for _ in range(_READ_TRIES):
             booted_ms = self._machine.since_boot_ms()
             wall = self._machine.wall_ms()

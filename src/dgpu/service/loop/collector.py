@@ -1,10 +1,10 @@
-"""The garbage collector of the scheduler: full collections come when nothing is written if possible, and stay short.
+"""The garbage collector of the scheduler: full collections run during pauses in writing if possible, and stay short.
 
-A full collection walks every object that is not frozen: 130 ms with 100,000 tasks. So after each one all objects that
-are left are frozen, and the next one walks only the new. An object that is frozen and then becomes part of an
-unreachable cycle would stay for ever; so now and then all are thawed first.
+A full collection walks every object that is not frozen: 130 ms with 100,000 tasks. So each collection freezes all
+remaining objects, and the next one walks only new objects. A frozen object that becomes part of an unreachable cycle
+would stay forever, so all objects are thawed from time to time.
 
-A closed connection is such a cycle. A scheduler that writes without a pause collects, too, after some minutes.
+A closed connection is such a cycle. A scheduler that writes without a pause also collects, after some minutes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Collector:
         self._busy_beats = 0  # since the last collection
         self._is_tidy = False
         self._tidies = 0
-        self._frozen = gc.get_freeze_count()  # after the last time that all were thawed
+        self._frozen = gc.get_freeze_count()  # after the last full thaw
 
     def on_append(self) -> None:
         self._idle_beats = 0
         self._is_tidy = False
 
     def on_beat(self) -> None:
-        """Every second."""
+        """Called every second."""
         self._idle_beats += 1
         self._busy_beats += 1
         is_idle = self._idle_beats >= _IDLE_BEATS

@@ -1,4 +1,4 @@
-"""The one thread that makes groups durable, so that a slow disk never stops the loop."""
+"""The thread that makes groups durable, so that a slow disk never stops the loop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _log = structlog.get_logger("dgpu.journal")
 
 
 class JournalThread:
-    """At most one append, one try for room and one look are under way, so the queue needs no bound of its own.
+    """At most one append, one search for room and one check of files are in progress, so the queue needs no bound.
 
     The callbacks are called in the loop.
     """
@@ -50,7 +50,7 @@ class JournalThread:
         self._on_sighting = on_sighting
         self._mark = mark
         self._queue: queue.SimpleQueue[Append | str] = queue.SimpleQueue()
-        self._asked: dict[str, float] = {}  # "room" or "look", and when
+        self._asked: dict[str, float] = {}  # "room" or "look", and the time
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
@@ -59,18 +59,18 @@ class JournalThread:
         self._queue.put(group)
 
     def make_room(self) -> None:
-        """Without effect while an earlier try is under way, or right after one."""
+        """Has no effect while an earlier attempt is in progress, or right after one."""
         self._ask("room", _ROOM_EVERY_S)
 
     def look(self) -> None:
-        """Are all files where they belong? Without effect when that was asked a moment ago."""
+        """Checks that all files are in place. Has no effect right after an earlier check."""
         self._ask("look", _LOOK_EVERY_S)
 
     def begin_segment(self) -> None:
         self._ask("segment", 0.0)
 
     def stop(self) -> None:
-        """After what is queued. Blocks until then."""
+        """Stops after the queued work. Blocks until then."""
         self._stopping.set()
         self._queue.put("stop")
         self._thread.join()
@@ -113,7 +113,7 @@ class JournalThread:
                 return
 
     def _taken_back(self, group: Append, error: NotWritten) -> bool:
-        """False: what is stored cannot be read either, so the group stays in flight and is tried again."""
+        """False: stored groups cannot be read either, so the group stays in flight and is tried again."""
         _log.error("journal_not_written", index=group.index, reason=str(error))
         try:
             state = self._journal.committed_state()
@@ -128,6 +128,6 @@ class JournalThread:
 
 
 def end_process(reason: str) -> None:
-    """At once: no clean-up may acknowledge or write anything. The next start reads what is durable."""
+    """Ends the process at once: no clean-up may acknowledge or write anything. The next start reads the journal."""
     _log.critical("scheduler_stopped", reason=reason)
     os._exit(EXIT_JOURNAL_BROKEN)

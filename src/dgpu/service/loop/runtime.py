@@ -1,6 +1,6 @@
 """The scheduler machine on an asyncio loop: futures for answers, a thread for the journal, a timer for the beat.
 
-Nothing here decides. Inputs of one turn of the loop are gathered; the machine decides them as one group at its end.
+This module decides nothing. It gathers the inputs of one turn of the loop; the machine then decides them as one group.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ Answer = tuple[Event, ...] | Rejection
 
 _ROOM_RETRY_S = 0.02
 _STOP_PATIENCE_S = 10.0
-_REPAIRED_S = 600.0  # an alert says so for that long
+_REPAIRED_S = 600.0  # how long an alert reports a repair
 
 _log = structlog.get_logger("dgpu.scheduler")
 
 
 class CommandFailed(RuntimeError):  # noqa: N818 - it says what happened
-    """A bug met while deciding a command. Nothing of it happened."""
+    """The decision of a command hit a bug. The command had no effect."""
 
 
 class AgentLink(Protocol):
@@ -103,9 +103,7 @@ class Runtime:
             on_sighting=self._on_sighting,
             mark=mark,
         )
-        self.hindrance = (
-            ""  # why submits are refused although the journal can be written; set it from outside
-        )
+        self.hindrance = ""  # why submits are refused although the journal can be written; set from outside
         self._repaired = ""
         self._repaired_s = 0.0
         self.on_snapshot_due: Callable[[], None] = lambda: None
@@ -122,7 +120,7 @@ class Runtime:
         self._timer_at = 0
         self._collector = Collector()
         self._stalls = Stalls()
-        self.contradicted: Contradicted | None = None  # by the node that has obeyed the highest epoch
+        self.contradicted: Contradicted | None = None  # of the node that obeyed the highest epoch
         self.on_contradicted: Callable[[Contradicted], None] = lambda _: None  # called in a thread
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._carry_out: dict[type[Output], Callable[..., None]] = {
@@ -144,7 +142,7 @@ class Runtime:
         await self._started
 
     async def stop(self) -> None:
-        """Commits what was asked for; nothing new should come. Tasks and agents are left alone."""
+        """Commits pending commands; no new ones may come. Tasks and agents continue."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STOP_PATIENCE_S):
                 while (
@@ -158,7 +156,7 @@ class Runtime:
             self._timer.cancel()
         await asyncio.to_thread(self._thread.stop)
 
-    # What REST and gRPC use
+    # Used by REST and gRPC
 
     @property
     def ready(self) -> bool:
@@ -170,7 +168,7 @@ class Runtime:
 
     @property
     def epoch_unknown(self) -> str:
-        """Why nodes are refused that obeyed an epoch which the journal does not have; empty: none was."""
+        """Why nodes were refused that obeyed an epoch which the journal does not have; empty: no refusal."""
         return "" if self.contradicted is None else self.contradicted.reason
 
     @property
@@ -183,21 +181,21 @@ class Runtime:
 
     @property
     def trouble(self) -> str:
-        """Why submits are refused although the disk is not full. Also true while a group is in flight."""
+        """Why submits are refused although the disk is not full. Also correct while a group is in flight."""
         return self._journal.trouble or self.hindrance
 
     def begin_segment(self) -> None:
-        """A snapshot covers all that is committed: what follows goes to a file that needs none before it."""
+        """A snapshot covers all committed groups: later groups go to a file that needs no earlier one."""
         self._thread.begin_segment()
 
     @property
     def repaired_of_late(self) -> str:
-        """Files that were found deleted or replaced within the last minutes."""
+        """Files that were found deleted or replaced in the last minutes."""
         return self._repaired if time.monotonic() - self._repaired_s < _REPAIRED_S else ""
 
     @property
     def history_behind(self) -> bool:
-        """Finished tasks pile up in memory; no new ones are taken."""
+        """Finished tasks pile up in memory, so new tasks are refused."""
         return is_history_behind(self._scheduler.state)
 
     @property
@@ -206,23 +204,23 @@ class Runtime:
 
     @property
     def unsent(self) -> list[int]:
-        """Messages that wait to be written, of each agent's stream."""
+        """The number of unsent messages of each agent's stream."""
         return [link.unsent for link in self._links.values()]
 
     @property
     def queued(self) -> int:
-        """Commands that wait to be decided."""
+        """The number of undecided commands."""
         return self._scheduler.queued
 
     def node_contact(self, node_id: NodeId) -> NodeContact:
         return self._scheduler.contact(node_id)
 
     def session_of(self, node_id: NodeId) -> str:
-        """The session in which a node is registered now; empty: it is not."""
+        """The session in which a node is registered now; empty: not registered."""
         return self._scheduler.session_of(node_id)
 
     def now_ms(self) -> int:
-        """The time of the journal, for order and durations. `wire.wall_time` shows it to people."""
+        """The time of the journal, for order and durations. `wire.wall_time` converts it for display."""
         return self._clock.now_ms()
 
     def clocks_ahead(self) -> dict[NodeId, int]:
@@ -236,7 +234,7 @@ class Runtime:
         return self._clock
 
     def execute(self, command: Command) -> asyncio.Future[Answer]:
-        """Await it: the answer comes after the commit."""
+        """Returns a future: the answer comes after the commit."""
         self._next_id = request_id = self._next_id + 1
         future: asyncio.Future[Answer] = self._loop.create_future()
         self._futures[request_id] = future
@@ -244,7 +242,7 @@ class Runtime:
         return future
 
     async def read(self, look: Callable[[ClusterState], T]) -> T:
-        """At a committed point: at once, or right after the group in flight. `look` must not keep the state."""
+        """Reads at a committed point: at once, or right after the group in flight. `look` must not keep the state."""
         if not self._scheduler.in_flight and not self._unsettled:
             return look(self._scheduler.state)
         self._next_id = request_id = self._next_id + 1
@@ -265,7 +263,7 @@ class Runtime:
         return await future
 
     def subscribe(self, callback: Callable[[CommittedGroup], None]) -> Callable[[], None]:
-        """Called in order after each commit, while the state is exactly as of that group. Returns how to stop it."""
+        """Calls back in order after each commit, while the state is that of the group. The result unsubscribes."""
         self._subscribers.append(callback)
 
         def unsubscribe() -> None:
@@ -300,7 +298,7 @@ class Runtime:
             self._want_decision()
 
     def _want_decision(self) -> None:
-        # Not at once: what else this turn of the loop brings shares the group, and its fsync.
+        # Not at once: later inputs in this turn of the loop share the group and its fsync.
         if self._decide_handle is None:
             self._decide_handle = self._loop.call_soon(self._decide)
 
@@ -364,18 +362,18 @@ class Runtime:
         self._carry(self._scheduler.on_input(room, self._clock.now_ms()))
 
     def _start_without_room(self) -> None:
-        """What is known can be read, also when the new epoch has to wait for room."""
+        """Known tasks can be read even while the new epoch waits for room."""
         if self._scheduler.room is Room.NONE and not self._started.done():
             self._started.set_result(None)
 
     def _decide_later(self) -> None:
-        """The turn of the loop before it lets those go on who are waited for: orders to agents and answers are on
-        their way when the others look at the group, and the next one is decided.
+        """Waits one more turn of the loop, in which waiting callers resume. Their answers and the orders to agents are
+        sent before subscribers get the group and the next one is decided.
         """
         self._decide_handle = self._loop.call_soon(self._decide)
 
     def _settle(self) -> None:
-        """All who look at the state do so before the next group changes it."""
+        """All readers see the state before the next group changes it."""
         outputs, self._unsettled = self._unsettled, []
         self._carry(outputs)
         if self._scheduler.ready and not self._started.done():
@@ -454,7 +452,7 @@ class Runtime:
 
 @contextlib.contextmanager
 def _or_end() -> Iterator[None]:
-    """After a bug in here, memory and journal may differ; only reading the journal again makes them agree."""
+    """After a bug in this block, memory and journal may differ; only reading the journal again makes them equal."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - see above

@@ -1,4 +1,4 @@
-"""Notices when the event loop stood still."""
+"""Detects when the event loop did not run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Stalls:
         self._cpu_s = time.process_time()
 
     def on_beat(self, late_ms: int) -> None:
-        """With the CPU time since the last beat: little of it means that the process was not let run, or was swapped
-        out.
+        """Also logs the CPU time since the last beat: little of it means that the process was not scheduled, or was
+        swapped out.
         """
         cpu_s, self._cpu_s = time.process_time() - self._cpu_s, time.process_time()
         if late_ms >= _STALL_MS:
