@@ -1,4 +1,4 @@
-"""Streams with a bounded line of messages. What does not drain is cut, so that one slow peer costs a bounded memory."""
+"""Streams with a bounded queue of messages. A stream that does not drain is cut: a slow peer costs bounded memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LAST_WORDS_S = 2.0
 
 
 class Link(Generic[M]):
-    """Our end of one stream: `send` and `hang_up` never wait; `run` writes until it is over."""
+    """The scheduler's end of one stream: `send` and `hang_up` never wait; `run` writes until the stream ends."""
 
     def __init__(self, context: grpc.aio.ServicerContext[Any, M]) -> None:
         self._context = context
@@ -32,7 +32,7 @@ class Link(Generic[M]):
 
     @property
     def unsent(self) -> int:
-        """Messages that the other end has not taken yet."""
+        """Messages that the peer has not taken yet."""
         return len(self._queue)
 
     def send(self, message: M) -> None:
@@ -42,21 +42,21 @@ class Link(Generic[M]):
         self._queued_bytes += message.ByteSize()
         if len(self._queue) > MAX_QUEUED or self._queued_bytes > MAX_QUEUED_BYTES:
             self._queue.clear()
-            self._end(grpc.StatusCode.RESOURCE_EXHAUSTED, "this agent does not read what it is sent")
+            self._end(grpc.StatusCode.RESOURCE_EXHAUSTED, "this agent does not read its messages")
             self.cut()
         self._filled.set()
 
     def hang_up(self, reason: str, *, fault: bool) -> None:
-        """After what was sent before."""
+        """Ends the stream after all earlier messages."""
         self._end(grpc.StatusCode.INVALID_ARGUMENT if fault else grpc.StatusCode.UNAVAILABLE, reason)
 
     def cut(self) -> None:
-        """Now."""
+        """Ends the stream now."""
         if not self._cut.done():
             self._cut.set_result(None)
 
     async def run(self) -> None:
-        """Until hung up, cut, or cancelled. Ends the call with the status that fits."""
+        """Runs until the stream is hung up, cut, or cancelled. Ends the call with the matching status."""
         writing = asyncio.ensure_future(self._write())
         try:
             await asyncio.wait({writing, self._cut}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,7 @@
-"""Who may call as an agent on loopback: our own user and root.
+"""Callers that may act as agents on loopback: the scheduler's own user and root.
 
-An agent is given commands and the environments of tasks, and its word ends them. Other users of the machine must not
-be able to pose as one.
+An agent receives commands and environments of tasks, and its reports end tasks. Other users of the machine must not be
+able to pose as an agent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dgpu.wire.address import Address, parse_address
 
 
 def is_ours(peer: str, ours: Address) -> bool:
-    """`peer` as gRPC names it: `ipv4:127.0.0.1:4711`, `ipv6:%5B::1%5D:4711`. Whoever cannot be told is nobody."""
+    """`peer` as gRPC names it: `ipv4:127.0.0.1:4711`, `ipv6:%5B::1%5D:4711`. An unidentified peer is refused."""
     theirs = end_of(peer)
     return theirs is not None and is_our_user(_our_end(theirs, ours), theirs)
 
@@ -34,7 +34,7 @@ def end_of(peer: str) -> End | None:
 
 
 def _our_end(theirs: End, ours: Address) -> End:
-    """A name like localhost may mean both families: the caller's tells which."""
+    """A name like localhost may mean both address families: the caller's address tells which."""
     version = ipaddress.ip_address(theirs[0]).version
     try:
         if ipaddress.ip_address(ours.host).version == version:

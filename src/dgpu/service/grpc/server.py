@@ -1,6 +1,6 @@
-"""The gRPC server for agents: bytes to messages and back. All decisions are the scheduler machine's.
+"""The gRPC server for agents: converts bytes to messages and back. All decisions belong to the scheduler machine.
 
-Handlers are generic: they need the generated messages, not generated stubs.
+Handlers are generic: they need the generated messages, but no generated stubs.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ MAX_MESSAGE_BYTES = 16 << 20
 MAX_STREAMS = 20_000
 MAX_STREAMS_PER_CONNECTION = 10_000  # simulated nodes of one agent share a connection
 SWEEP_SECONDS = 2.0
-BUSY_SWEEP_SECONDS = 0.05  # while strangers keep coming
+BUSY_SWEEP_SECONDS = 0.05  # while connections of other users keep coming
 _STOP_S = 1.0
 _LOG_EVERY_SECONDS = 10.0
 
-# A peer that vanished without a word is noticed after about 20 s, by pings on an idle connection too.
+# A peer that disappeared silently is noticed after about 20 s, by pings even on an idle connection.
 _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -48,7 +48,7 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 60_000),  # without a stream; agents always have one
-    ("grpc.so_reuseport", 0),  # a second scheduler on the same port must fail, not share
+    ("grpc.so_reuseport", 0),  # a second scheduler on the same port must fail instead of sharing it
 ]
 
 _log = structlog.get_logger("dgpu.grpc")
@@ -92,7 +92,7 @@ class AgentServer:
         )
 
     async def start(self, host: str, port: int) -> int:
-        """Returns the port. Raises OSError when it cannot be had."""
+        """Returns the port. Raises OSError if it is not available."""
         address = str(Address(host=host or "::", port=port))
         try:
             bound = self._server.add_insecure_port(address)
@@ -104,7 +104,7 @@ class AgentServer:
         return bound
 
     async def stop(self) -> None:
-        """Agents are told that it is on purpose; they dial again."""
+        """Agents are told that the stop is intended; they reconnect."""
         for link in tuple(self._live):
             link.hang_up("the scheduler is stopping", fault=False)
         if self._sweeping is not None:
@@ -121,7 +121,7 @@ class AgentServer:
             live = {end for peer in self._live.values() if (end := end_of(peer)) is not None}
             try:
                 swept = await asyncio.to_thread(sweep.look, live)
-            except OSError as error:  # no file left to look with: the next look may have one
+            except OSError as error:  # no file descriptor is left for the check: the next check may get one
                 _log.warning("agent_connections_unseen", error=error.strerror)
                 swept = Swept(self._counts.open, 0)
             self._counts.open = swept.open
@@ -196,7 +196,7 @@ class AgentServer:
         on_message: Callable[[Any], None],
         on_end: Callable[[], None],
     ) -> None:
-        """Reads in a task of its own while the link writes; the end of either ends both."""
+        """Reads in a separate asyncio task while the link writes; the end of either ends both."""
         reading = asyncio.ensure_future(_read(context, link, on_message))
         self._live[link] = context.peer()
         try:
@@ -209,7 +209,7 @@ class AgentServer:
 
 async def _read(context: _Context, link: Link[Any], on_message: Callable[[Any], None]) -> None:
     try:
-        # AbortError: we hung up ourselves, on purpose.
+        # AbortError: the scheduler hung up intentionally.
         with contextlib.suppress(grpc.RpcError, grpc.aio.AbortError):
             while (message := await context.read()) is not grpc.aio.EOF:
                 if message is None:
@@ -219,7 +219,7 @@ async def _read(context: _Context, link: Link[Any], on_message: Callable[[Any], 
         link.cut()
     except Exception:  # noqa: BLE001 - a bug met by one agent's message ends that agent's stream alone
         _log.exception("agent_message_failed")
-        link.hang_up("the scheduler met a bug", fault=False)
+        link.hang_up("the scheduler hit a bug", fault=False)
 
 
 def _stream(

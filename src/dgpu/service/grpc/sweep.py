@@ -1,8 +1,8 @@
-"""Connections at the agents' port that belong to nobody's agent. gRPC accepts them before it asks us.
+"""Closes connections at the agents' port that belong to no agent. gRPC accepts them before the scheduler can check.
 
-gRPC bounds their number, so they cannot use up the open files; but then a user of this machine could hold all of them
-and keep agents out. When a quarter is in use, connections of other users are closed, and those by which one address
-holds more than half. Sockets are found by their files and only shut down: gRPC closes them itself.
+gRPC bounds their number, so they cannot use up the open files. But a user of this machine could hold all of them and
+keep agents out. When a quarter is in use, the sweep closes connections of other users, and connections of an address
+that holds more than half. It finds sockets by their files and only shuts them down: gRPC closes them itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from dgpu.service.rest.peer import End
 
-Ends = tuple[End, End]  # ours and theirs
+Ends = tuple[End, End]  # local and remote end
 
 _FILES = "/proc/self/fd"
 _INET = frozenset({socket.AF_INET, socket.AF_INET6})
@@ -33,16 +33,16 @@ class Swept(NamedTuple):
 
 
 class Sweep:
-    """Calls block for some milliseconds: use a thread, one at a time."""
+    """Calls block for some milliseconds: use a thread, one call at a time."""
 
     def __init__(self, port: int, max_connections: int, is_stranger: Callable[[End, End], bool]) -> None:
         self._port = port
         self._max = max_connections
         self._is_stranger = is_stranger
-        self._known: dict[_File, Ends | None] = {}  # None: another socket
+        self._known: dict[_File, Ends | None] = {}  # None: another kind of socket
 
     def look(self, live_peers: Collection[End]) -> Swept:
-        """`live_peers` have a stream open."""
+        """`live_peers` have an open stream."""
         self._known = {
             file: self._known[file] if file in self._known else self._ends(file.number)
             for file in _socket_files()
@@ -97,7 +97,7 @@ def _plain(name: Any) -> End:
 def _socket_files() -> list[_File]:
     found = []
     for name in os.listdir(_FILES):  # noqa: PTH208 - names, many of them
-        with contextlib.suppress(OSError):  # closed in the meantime
+        with contextlib.suppress(OSError):  # closed meanwhile
             link = os.readlink(f"{_FILES}/{name}")  # noqa: PTH115 - as above
             if link.startswith("socket:"):
                 found.append(_File(int(name), link))
