@@ -1,4 +1,4 @@
-"""Nodes and GPUs as answers: facts of the core, beside the latest samples that the core never sees."""
+"""Nodes and GPUs as responses: facts of the core, plus the latest samples, which the core never sees."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dgpu.wire.cluster_answers import GpuAnswer, GpuHealthAnswer, GpuList, NodeA
 def gpu_list(
     state: ClusterState, telemetry: Mapping[GpuId, GpuSample], node_id: NodeId | None = None
 ) -> GpuList:
-    """By node, then by index; of one node, if it is given."""
+    """Sorted by node, then by index; only one node, if given."""
     node_ids = sorted(state.nodes) if node_id is None else [node_id]
     gpus = [
         _gpu_answer(state, gpu, telemetry.get(gpu.id))
@@ -43,7 +43,7 @@ def _gpu_answer(state: ClusterState, gpu: Gpu, sample: GpuSample | None) -> GpuA
     held = sum(lease.share_milli for lease in leases)
     status = gpu_status(state, gpu)
     if status is GpuStatus.OFFLINE:
-        sample = None  # what was measured before it was lost says nothing about now
+        sample = None  # samples from before the loss say nothing about the present
     return GpuAnswer(
         id=gpu.id,
         node=gpu.node_id,

@@ -1,4 +1,4 @@
-"""Events as the stream and the histories of tasks and nodes show them."""
+"""Events in the form of the stream and of the histories of tasks and nodes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _KINDS = {kind.__name__: kind for kind in TEXTS}
 
 
 def past_task_event(event: PastEvent, task_id: TaskId) -> TaskEvent:
-    """From the history, which knows events by the names of their classes."""
+    """Converts an event of the history, which names events by their classes."""
     told = {"task_id": task_id, **event.body}
     return TaskEvent(index=event.index, at=instant(event.at), type=_text_of(event).name, facts=shown(told))
 
 
 def past_node_facts(event: PastEvent) -> tuple[str, dict[str, Any]]:
-    """Of an event of a node in the history: its name, and what it says. Whose node it is, its reader knows."""
+    """The name and the facts of a node's event from the history. The caller knows the node."""
     text = _text_of(event)
     told = text.facts(event.body)
     told.pop("node", None)
@@ -35,7 +35,9 @@ def _text_of(event: PastEvent) -> EventText:
 
 
 def event_stream_text(group: CommittedGroup) -> bytes:
-    """The group as server-sent events. Its index stands at the last one only: who lost the rest gets it all again."""
+    """The group as server-sent events. Only the last one carries the index: a client that lost the rest gets all of it
+    again.
+    """
     shown = [event for event in group.events if not isinstance(event, SILENT)]
     if not shown:
         return b""

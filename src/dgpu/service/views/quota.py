@@ -1,4 +1,4 @@
-"""Pools and tenants as answers."""
+"""Pools and tenants as responses."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _pool_quota(state: ClusterState, pool: Pool, quota: int, used: int, availabl
 
 
 def _in_use(state: ClusterState) -> list[Account]:
-    """The tenants that are known, and those that have tasks."""
+    """Known tenants, and tenants that have tasks."""
     accounts = state.accounts.by_tenant
     return [
         accounts[name]

@@ -1,4 +1,4 @@
-"""Tasks as answers. Values of the environment stop here: only their names go on."""
+"""Tasks as responses. Values of the environment are left out: only their names are shown."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _decode_detail = msgspec.json.Decoder(TaskDetail).decode
 def task_answer(
     task: Task, shape: Shape, *, awaited: Awaited | None = None, waiting_code: str = "", waiting: str = ""
 ) -> TaskAnswer:
-    """`waiting` says what holds up a task that waits, or one whose node cannot be reached."""
+    """`waiting`: the reason why a task waits, or why it is on an unreachable node."""
     detail = _decode_detail(task.detail)
     command = detail.command
     pending = task.status is TaskStatus.PENDING
@@ -135,7 +135,7 @@ def queue_entry(task: Task, shape: Shape, position: int, reserved: Reservation |
 
 
 def past_task_answer(task: PastTask) -> TaskAnswer:
-    """A task that is over does not wait, and is neither held nor cancelled: those fields keep their defaults."""
+    """An ended task does not wait, and is neither held nor cancelled: those fields keep their defaults."""
     command = task.command
     return TaskAnswer(
         task_id=task_name(task.id),

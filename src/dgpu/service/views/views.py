@@ -1,7 +1,7 @@
-"""What lists and streams need beside the state: numbers of tasks, ids by age, and the latest events.
+"""Indexes for lists and streams beside the state: numbers of tasks, ids by age, and the latest events.
 
-All of it follows from committed groups. A group is told when the state is exactly as after that group, so the shape
-of a task may be looked up there; what an event changed follows from the event itself.
+All of them follow from committed groups. Each group is passed in while the state is exactly the one after that group,
+so the fields of a task may be read from the state. The event itself tells what changed.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from dgpu.core.model.task import Shape, Task, TaskStatus
 from dgpu.core.state import ClusterState
 from dgpu.service.machine.outputs import CommittedGroup
 
-MAX_OVERLAY = 100_000  # forgotten tasks that the history has still to mark
+MAX_OVERLAY = 100_000  # forgotten tasks that the history has not marked yet
 MAX_RECENT_GROUPS = 4_096
-MAX_RECENT_WEIGHT = 50_000  # a submitted task or a task's id counts one
+MAX_RECENT_WEIGHT = 50_000  # a submitted task or a task id counts as one
 _SLACK = 1_024
 
 CountKey = tuple[str, str, int]  # tenant, pool, priority
 
 
 class Forgotten(NamedTuple):
-    """Out of memory, and perhaps not yet marked so in the history."""
+    """Removed from memory, and perhaps not yet marked so in the history."""
 
-    group: int  # index of the one that forgot it
+    group: int  # index of the group that forgot it
     task_id: TaskId
     key: CountKey
     status: TaskStatus
@@ -68,10 +68,10 @@ class Filter(NamedTuple):
 
 
 class Views:
-    """Told of every committed group, in order."""
+    """Gets every committed group, in order."""
 
     def __init__(self, state: ClusterState, last_index: int = 0) -> None:
-        self.first_index = last_index  # what was forgotten before it is for the history to say
+        self.first_index = last_index  # the history covers tasks that were forgotten before it
         self.last_index = last_index
         self.recent: deque[CommittedGroup] = deque()
         self._state = state
@@ -92,7 +92,7 @@ class Views:
                 if task.status.is_final:
                     self._ended[task.id] = (keys[task.shape_id], task.status)
 
-    # reading
+    # Reads
 
     def live_total(self, wanted: Filter) -> int:
         return sum(
@@ -105,12 +105,12 @@ class Views:
         return self._counts
 
     def newest(self, wanted: Filter, before: int | None, limit: int) -> list[Task]:
-        """Live tasks that the filter takes, newest first, ids below `before`. Call it at a committed point."""
+        """Live tasks that match the filter, newest first, ids below `before`. Call it at a committed point."""
         tasks, shapes = self._state.tasks, self._state.shapes
         every_shape = wanted.takes_every_shape
         taken: dict[int, bool] = {}
         found: list[Task] = []
-        # no more than there are: the numbers are known, so nobody walks past all the others in search of more
+        # No more than exist: the counts are known, so the search stops after the last match.
         limit = min(limit, self.live_total(wanted))
         if limit == 0:
             return found
@@ -130,8 +130,8 @@ class Views:
         return found
 
     def _candidates(self, status: TaskStatus | None, before: int | None) -> Iterable[int]:
-        """Few run and few of the ended are kept: they are sorted when asked for, instead of passing by all that
-        wait.
+        """Few tasks run, and few ended tasks are kept: sorting them on demand is cheaper than skipping all waiting
+        tasks.
         """
         if status is TaskStatus.RUNNING:
             ids = sorted({lease.task_id for lease in self._state.leases.values()}, reverse=True)
@@ -142,8 +142,8 @@ class Views:
         return ids if before is None else [task_id for task_id in ids if task_id < before]
 
     def some_ids(self, status: TaskStatus | None, edge: int | None, most: int, *, oldest: bool) -> list[int]:
-        """At most so many ids of tasks that may have this status, from the newest on or, with `oldest`, from the
-        oldest; those behind `edge`. For walks that let others have their turn in between.
+        """At most this many ids of tasks that may have this status, beyond `edge`, from the newest or, with `oldest`,
+        from the oldest. For walks that pause to let other work run.
         """
         if not oldest:
             return list(islice(self._candidates(status, edge), most))
@@ -160,13 +160,13 @@ class Views:
         return map(ids.__getitem__, range(place - 1, -1, -1))
 
     def forgotten_after(self, index: int, wanted: Filter) -> list[Forgotten]:
-        """What a history that has come to `index` has not marked yet."""
+        """Forgotten tasks that a history at group `index` has not marked yet."""
         while self._overlay and self._overlay[0].group <= index:
             self._overlay.popleft()
         return [gone for gone in self._overlay if wanted.takes(gone)]
 
     def recent_after(self, index: int) -> list[CommittedGroup] | None:
-        """The groups after a journal index; None when some of them are no longer kept."""
+        """The groups after a journal index; None if some of them are no longer kept."""
         if index >= self.last_index:
             return []
         if not self.recent or self.recent[0].index > index + 1:
@@ -178,7 +178,7 @@ class Views:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
-    # following
+    # Updates
 
     def on_group(self, group: CommittedGroup) -> None:
         for event in group.events:
@@ -207,7 +207,7 @@ class Views:
         elif kind is TasksForgotten:
             self._forget(event.task_ids, index)  # type: ignore[attr-defined]
         elif kind is EpochBegan:
-            self.highest_forgotten = _highest_missing(self._state)  # ids may have skipped those of lost tasks
+            self.highest_forgotten = _highest_missing(self._state)  # lost tasks may have left gaps in the ids
 
     def _on_submitted(self, event: TasksSubmitted) -> None:
         number = 0
@@ -222,7 +222,7 @@ class Views:
     def _on_priority(self, event: PriorityChanged) -> None:
         for task_id, before in event.tasks:
             key = _key(self._state.shapes[self._state.tasks[task_id].shape_id])
-            # It may have changed again in the same group: the event says what it became then.
+            # The task may change again in the same group: the event tells its state at this point.
             self._add((key[0], key[1], before), TaskStatus.PENDING, -1)
             self._add((key[0], key[1], event.priority), TaskStatus.PENDING, 1)
 
@@ -247,7 +247,7 @@ class Views:
 
     def _move(self, task_id: TaskId, before: TaskStatus, after: TaskStatus) -> CountKey:
         key = _key(self._state.shapes[self._state.tasks[task_id].shape_id])
-        # By linear sums, for a priority may change in the same group: the end of it is right, whatever came first.
+        # Linear sums: a priority may change in the same group, and the total is right in any order.
         self._add(key, before, -1)
         self._add(key, after, 1)
         return key
@@ -281,7 +281,7 @@ def _weight(group: CommittedGroup) -> int:
 
 
 def _highest_missing(state: ClusterState) -> int:
-    """The newest id that was given and is not in memory: above it, the history has nothing to add."""
+    """The newest assigned id that is not in memory: the history adds no task above it."""
     task_id = state.next_task_id - 1
     while task_id > 0 and task_id in state.tasks:
         task_id -= 1
