@@ -1,4 +1,4 @@
-"""The state and the counters as families of metrics, without those of single GPUs. No task has a label of its own."""
+"""The state and the counters as metric families, except those of single GPUs. No metric has a label per task."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dgpu.service.metrics.meters import OTHER, Meters
 from dgpu.service.metrics.text import Text
 from dgpu.service.views.views import CountKey
 
-MAX_TENANTS = 50  # with a label of their own; the rest are one
+MAX_TENANTS = 50  # with their own label; all others share one
 
 
 class TenantLoad(msgspec.Struct, kw_only=True, gc=False):
@@ -41,7 +41,7 @@ Counts = Mapping[CountKey, Mapping[TaskStatus, int]]
 
 
 def tenant_loads(state: ClusterState, counts: Counts, at: int) -> list[TenantLoad]:
-    """Those that hold most, then those that wait most; all others together are the last one."""
+    """The tenants that hold most, then those with most waiting tasks; the last entry sums up all others."""
     loads = {tenant_id: TenantLoad(tenant_id=tenant_id) for tenant_id in state.tenants}
     for (tenant, _, _), by_status in counts.items():
         waiting, running = by_status.get(TaskStatus.PENDING, 0), by_status.get(TaskStatus.RUNNING, 0)
@@ -76,7 +76,7 @@ def tell_tasks(text: Text, state: ClusterState, meters: Meters) -> None:
     text.by("priority", "task_scheduled_total", "counter", "Times a task was placed.", meters.scheduled)
     finished = {status.value: number for status, number in meters.finished.items()}
     text.by("status", "task_finished_total", "counter", "Tasks that ended.", finished)
-    about = "Attempts that came to nothing by no fault of the task, which then waited again."
+    about = "Attempts that failed without a fault of the task, which then waited again."
     text.by("reason", "task_requeued_total", "counter", about, meters.requeued)
     text.one("task_pending_total", "gauge", "Tasks that wait now.", state.waiting_count)
     text.one("task_running_total", "gauge", "Tasks that run now.", state.running_count)
@@ -139,14 +139,14 @@ def tell_tenants(text: Text, loads: Iterable[TenantLoad]) -> None:
         text.by("tenant", f"tenant_{name}", "gauge", f"{about}; {rest}", values)
     limits = {load.tenant_id: float(load.max_gpus) for load in loads if load.max_gpus is not None}
     text.by(
-        "tenant", "tenant_gpus_limit", "gauge", "GPUs that a tenant may hold, where that is limited.", limits
+        "tenant", "tenant_gpus_limit", "gauge", "GPUs that a tenant may hold, if that is limited.", limits
     )
 
 
 def tell_scheduler(text: Text, state: ClusterState, meters: Meters) -> None:
     placed = sum(meters.scheduled.values())
     text.one("scheduler_schedule_total", "counter", "Times a task was placed.", placed)
-    about = "Placements that came to nothing: the task waits again."
+    about = "Placements that failed: the task waits again."
     text.one("scheduler_schedule_failures", "counter", about, sum(meters.requeued.values()))
     text.by("code", "command_refused_total", "counter", "Commands refused, by reason.", meters.refused)
     about = "Time of a scheduling pass for each task that it placed."
@@ -156,7 +156,7 @@ def tell_scheduler(text: Text, state: ClusterState, meters: Meters) -> None:
     text.histogram("scheduler_command_seconds", about, meters.command)
     about = "Time to write a group of events to the journal and to make it durable."
     text.histogram("journal_fsync_seconds", about, meters.fsync)
-    text.histogram("journal_group_events", "Events of a group.", meters.group_events)
+    text.histogram("journal_group_events", "Events per group.", meters.group_events)
     text.one("journal_bytes_total", "counter", "Bytes written to the journal.", meters.journal_bytes)
     text.one("scheduler_epoch", "gauge", "Starts of a scheduler on this state.", state.epoch)
     about = "Models and commands whose use of memory was learned from runs."

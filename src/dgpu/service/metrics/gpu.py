@@ -1,4 +1,4 @@
-"""The samples of each GPU and of each node: most of what a scrape says, so it is made in slices of the cluster."""
+"""The samples of each GPU and of each node: most of the text of a scrape, so it is written in slices of the cluster."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from dgpu.service.metrics.text import Kind, escaped, head
 _MIB = 1 << 20
 
 FAMILIES: tuple[tuple[str, Kind, str], ...] = (
-    ("gpu_utilization", "gauge", "Part of the time in which the GPU computed, from 0 to 1."),
+    ("gpu_utilization", "gauge", "Fraction of the time in which the GPU computed, from 0 to 1."),
     ("gpu_utilization_percent", "gauge", "The same, from 0 to 100."),
-    ("gpu_memory_used_bytes", "gauge", "Memory in use on the GPU, by whomever."),
+    ("gpu_memory_used_bytes", "gauge", "Memory in use on the GPU, by any process."),
     ("gpu_temperature_celsius", "gauge", "Temperature of the GPU."),
     ("gpu_power_watts", "gauge", "Power that the GPU draws."),
-    ("gpu_memory_foreign_bytes", "gauge", "Memory in use by processes that are not tasks of ours."),
+    ("gpu_memory_foreign_bytes", "gauge", "Memory in use by processes that are not dgpu tasks."),
     ("gpu_memory_total_bytes", "gauge", "Memory of the GPU."),
-    ("gpu_memory_reserved_bytes", "gauge", "Memory that is promised to tasks on the GPU."),
+    ("gpu_memory_reserved_bytes", "gauge", "Memory that is reserved for tasks on the GPU."),
     ("gpu_tasks_total", "counter", "Tasks placed on the GPU since the scheduler started."),
 )
 
 
 class GpuLines:
-    """Labels are kept from scrape to scrape: of a GPU they hardly ever change."""
+    """Labels are kept between scrapes: those of a GPU rarely change."""
 
     def __init__(self) -> None:
         self._labels: dict[GpuId, tuple[NodeId, int, str, str]] = {}
@@ -44,17 +44,17 @@ class GpuLines:
         telemetry: Mapping[GpuId, GpuSample],
         tasks: Mapping[GpuId, int],
     ) -> list[str]:
-        """The lines of these GPUs, a text for each family."""
+        """The lines of these GPUs, one text per family."""
         lines: tuple[list[str], ...] = tuple([] for _ in FAMILIES)
         a, b, c, d, e, f, g, h, i = lines
         for gpu_id in gpu_ids:
             gpu = state.gpus.get(gpu_id)
             if gpu is None:
-                continue  # it left since the scrape began
+                continue  # the GPU left since the scrape began
             of = self._of(gpu)
             sample = telemetry.get(gpu_id)
             if sample is not None and gpu_status(state, gpu) is not GpuStatus.OFFLINE:
-                # A card without a sensor has no line: 0 would be a reading.
+                # A GPU without a sensor has no line: 0 would be a reading.
                 if (percent := sample.utilization_percent) is not None:
                     a.append(f"gpu_utilization{of} {percent / 100}\n")
                     b.append(f"gpu_utilization_percent{of} {percent}\n")
@@ -93,7 +93,7 @@ def _reserved_mb(state: ClusterState, gpu: Gpu) -> int:
 
 
 def joined(slices: Sequence[Sequence[str]]) -> list[str]:
-    """Family by family, as the format wants it."""
+    """Joins the slices family by family, as the format requires."""
     parts: list[str] = []
     for number, family in enumerate(FAMILIES):
         parts.append(head(*family))

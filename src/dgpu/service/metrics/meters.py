@@ -1,6 +1,6 @@
-"""Counters of what passes by and is in no state. Plain numbers, changed where things happen anyway, read by a scrape.
+"""Counters of events that are in no state: plain numbers, changed where the events occur, read by a scrape.
 
-All of them are of this process: they begin at nothing with every start, as Prometheus expects of counters.
+They belong to this process and start at 0 with every start, as Prometheus expects of counters.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _DISK_S = (0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.1, 
 _EVENTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1_024, 4_096)
 _WAIT_S = (0.01, 0.05, 0.25, 1, 5, 15, 60, 300, 900, 3_600, 14_400, 43_200, 86_400, 604_800)
 
-_MAX_REMEMBERED = 100_000  # tasks that wait again
+_MAX_REMEMBERED = 100_000  # waiting tasks that were requeued
 _MAX_REASONS = 32
-OTHER = "(other)"  # no tenant and no reason is called that
+OTHER = "(other)"  # no tenant and no reason has this name
 
 
 class Histogram:
-    """`counts` has one more than `bounds`: what was above them all."""
+    """`counts` has one more entry than `bounds`: the values above all bounds."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -55,7 +55,7 @@ class Histogram:
         return sum(self.counts)
 
     def quantile(self, part: float) -> float | None:
-        """Between two bounds as if spread evenly; above the last one, that bound. None: nothing was observed."""
+        """Interpolates between two bounds; above the last bound, returns that bound. None: no observation."""
         wanted = part * self.count
         if not wanted:
             return None
@@ -68,11 +68,11 @@ class Histogram:
 
 
 class Meters:
-    """Touched by the thread of the loop alone."""
+    """Used only by the thread of the loop."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
-        self._requeued_at: dict[TaskId, int] = {}  # of tasks that wait again: since when they may be placed
+        self._requeued_at: dict[TaskId, int] = {}  # requeued tasks and the time from which they may be placed
         self.submitted = dict.fromkeys(PRIORITY_LEVELS, 0)
         self.scheduled = dict.fromkeys(PRIORITY_LEVELS, 0)
         self.finished = {status: 0 for status in TaskStatus if status.is_final}
@@ -86,7 +86,7 @@ class Meters:
         self.fsync = Histogram(_DISK_S)
         self.group_events = Histogram(_EVENTS)
         self.journal_bytes = 0
-        self.journal_repairs = 0  # looks that found files of the journal deleted or replaced
+        self.journal_repairs = 0  # checks that found journal files deleted or replaced
         self.scrapes = 0
         self.scrape_s = 0.0
         self._count: dict[type[Event], Callable[[Any], None]] = {
@@ -98,7 +98,7 @@ class Meters:
             TaskRequeued: self._on_requeued,
         }
 
-    # committed groups
+    # Committed groups
 
     def on_group(self, group: CommittedGroup) -> None:
         self.group_events.observe(len(group.events))
@@ -129,7 +129,7 @@ class Meters:
         since = self._requeued_at.pop(task_id, None) if self._requeued_at else None
         if since is None and attempt == 1:
             since = task.created_at
-        if since is not None:  # else it waited again since before our start
+        if since is not None:  # else it was requeued before this process started
             self.wait[shape.pool].observe(max(0, at - since) / 1_000)
 
     def _count_gpus(self, gpu_ids: tuple[GpuId, ...]) -> None:
@@ -152,7 +152,7 @@ class Meters:
         if len(self._requeued_at) < _MAX_REMEMBERED:
             self._requeued_at[event.task_id] = max(event.at, event.eligible_at)
 
-    # what the runtime and the pipeline tell
+    # Reports of the runtime and the pipeline
 
     def now_ns(self) -> int:
         return time.perf_counter_ns()
@@ -169,7 +169,7 @@ class Meters:
         self.refused[code] = self.refused.get(code, 0) + 1
 
     def forget_removed(self) -> None:
-        """Cards that no node has any more."""
+        """Drops GPUs that no node has any more."""
         if len(self.gpu_tasks) > len(self._state.gpus):
             gpus = self._state.gpus
             self.gpu_tasks = {gpu_id: number for gpu_id, number in self.gpu_tasks.items() if gpu_id in gpus}
@@ -187,5 +187,5 @@ _LEVEL_OF = _levels()
 
 
 def level_of(priority: int) -> str:
-    """The highest named level that a priority reaches: a label for each number would be too many."""
+    """The highest named level that a priority reaches: one label per number would be too many."""
     return _LEVEL_OF[priority]

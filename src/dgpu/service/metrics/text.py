@@ -1,4 +1,4 @@
-"""Prometheus' text format 0.0.4, as much of it as we need: families with a line of help, labels, histograms."""
+"""The part of Prometheus' text format 0.0.4 that dgpu uses: families with a help line, labels, histograms."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def labels(**pairs: str) -> str:
 
 
 def head(name: str, kind: Kind, about: str) -> str:
-    """Once for each family, before its samples."""
+    """Written once per family, before its samples."""
     return f"# HELP {name} {about}\n# TYPE {name} {kind}\n"
 
 
@@ -33,13 +33,13 @@ class Text:
         self._parts: list[str] = []
 
     def one(self, name: str, kind: Kind, about: str, value: float | None) -> None:
-        """A family of one sample without labels; None: nothing to tell now, but the family is known."""
+        """A family with one sample and no labels; None: no value now, but the family is declared."""
         self._parts.append(head(name, kind, about))
         if value is not None:
             self._parts.append(f"{name} {value}\n")
 
     def by(self, label: str, name: str, kind: Kind, about: str, values: Mapping[str, float]) -> None:
-        """A sample for each value of one label."""
+        """One sample for each value of a label."""
         self._parts.append(head(name, kind, about))
         self._parts += [f"{name}{labels(**{label: key})} {value}\n" for key, value in values.items()]
 
@@ -56,7 +56,7 @@ class Text:
         self._parts += lines
 
     def encode(self) -> bytes:
-        # Names of models come from drivers: what cannot be UTF-8 must not cost the scrape.
+        # Model names come from drivers: text that is not UTF-8 must not fail the scrape.
         return "".join(self._parts).encode("utf-8", "replace")
 
     def _buckets(self, name: str, pair: str, known: Histogram) -> None:
