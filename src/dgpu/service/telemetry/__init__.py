@@ -1,1 +1,1 @@
-"""Telemetry: what cards measured, over time, in a SQLite file of its own. Nothing here is ever decided from."""
+"""Telemetry: measurements of GPUs over time, in a separate SQLite file. No decision is based on it."""

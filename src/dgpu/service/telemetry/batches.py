@@ -1,6 +1,4 @@
-"""Batches that are not in a chunk yet, as they lie in the file: one value can be picked out without reading the
-others.
-"""
+"""Batches that are not in a chunk yet, as stored in the file: one value can be read without reading the others."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ _LARGEST = {"i": (1 << 31) - 1, "q": (1 << 63) - 1}
 
 
 class Packed:
-    """Series and their numbers at one moment: first the series in rising order, then column after column."""
+    """Series and their numbers at one moment: first the series in rising order, then one column after the other."""
 
     def __init__(self, numbers: array[int], columns: int) -> None:
         self._numbers = numbers
@@ -40,7 +38,7 @@ class Packed:
         return [None if value == missing else value for value in self.row(place)]
 
     def row(self, place: int) -> Sequence[int]:
-        """As stored: what is missing is `missing_of` the type."""
+        """As stored: a missing value is `missing_of` the type."""
         return self._numbers[self.count + place :: self.count]
 
 

@@ -1,12 +1,12 @@
-"""Columns of whole numbers, some of them missing, as few bytes: differences, zigzag, zlib.
+"""Packs columns of integers, some of them missing, into few bytes: differences, zigzag, zlib.
 
     2 bytes  number of values in each column
     per column:
-      1 byte   width of its differences (B, H, I or Q), or `-` where every value is missing
-      1 byte   1 if some are missing, then one byte 0 or 1 for each value (zlib makes next to nothing of them)
-      8 bytes  the first value that is there, then the differences of the others
+      1 byte   width of its differences (B, H, I or Q), or `-` if every value is missing
+      1 byte   1 if some are missing, then one byte 0 or 1 for each value (zlib shrinks them to almost nothing)
+      8 bytes  the first known value, then the differences of the others
 
-All numbers are little-endian. The whole is compressed at once: columns of one card resemble each other.
+All numbers are little-endian. The columns are compressed together: those of one GPU resemble each other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Column = Sequence[int | None]
 
 MAX_VALUES = 65_535
 MAX_NUMBER = 1 << 62  # so that a difference still fits
-_MAX_BYTES = 64 << 20  # of what a damaged body may claim to be
+_MAX_BYTES = 64 << 20  # limit for the claimed size of a damaged body
 _LEVEL = 6
 _WIDTHS = "BHIQ"
 _ALL_MISSING = ord("-")
@@ -32,11 +32,11 @@ _COLUMN = struct.Struct("<BBq")
 
 
 class Damaged(ValueError):  # noqa: N818 - it says what the body is
-    """Not something that `encode` made."""
+    """Not a result of `encode`."""
 
 
 def encode(columns: Sequence[Column]) -> bytes:
-    """ValueError for columns of different lengths and for numbers beyond 62 bits."""
+    """Raises ValueError for columns of different lengths and for numbers beyond 62 bits."""
     count = len(columns[0]) if columns else 0
     if count > MAX_VALUES or any(len(column) != count for column in columns):
         raise ValueError(f"columns must be equally long, and of at most {MAX_VALUES} values")
@@ -94,7 +94,7 @@ def _decoded(plain: bytes) -> list[list[int | None]]:
         number = there.count(1) if has_gaps else count
         width = chr(kind)
         if width not in _WIDTHS or not number or (has_gaps and len(there) != count):
-            raise ValueError("a column of no known kind")
+            raise ValueError("a column of an unknown kind")
         zigzag = array(width)
         length = (number - 1) * zigzag.itemsize
         if at + length > len(plain):
@@ -113,7 +113,7 @@ def _summed(first: int, zigzag: array[int]) -> list[int]:
 
 @cache
 def _unzigzag() -> tuple[int, ...]:
-    """Of every number of two bytes. Made when first needed: a scheduler starts more often than it decodes."""
+    """The values of all two-byte numbers. Computed when first needed: a scheduler starts more often than it decodes."""
     return tuple((number >> 1) ^ -(number & 1) for number in range(65_536))
 
 

@@ -1,4 +1,4 @@
-"""The telemetry file: its layout, how it is opened, and what becomes of one that cannot be used."""
+"""The telemetry file: its layout, how it is opened, and how an unusable one is moved aside."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SET_ASIDE = ".unusable"  # at most one is kept
 PAGE_BYTES = 4_096
 _WAL_BYTES = 16 << 20
 
-# Rows of chunks come in the order of time and go in it: old pages are given back whole.
+# Rows of chunks are added and deleted in the order of time, so whole old pages become free.
 _TABLES = "".join(
     f"CREATE TABLE {tier.table} (id INTEGER PRIMARY KEY, series INTEGER NOT NULL, start INTEGER NOT NULL, "
     f"body BLOB NOT NULL);\n"
@@ -35,7 +35,7 @@ CREATE TABLE open (at INTEGER PRIMARY KEY, gpus BLOB NOT NULL, cluster BLOB NOT 
 
 
 def open_for_writing(path: Path, *, most_bytes: int) -> sqlite3.Connection:
-    """Raises FileUnusable, or sqlite3.OperationalError where the file itself may be sound."""
+    """Raises FileUnusable, or sqlite3.OperationalError if the file itself may be intact."""
     return open_to_write(path, functools.partial(_prepare, most_bytes=most_bytes))
 
 
@@ -48,7 +48,7 @@ def _prepare(connection: sqlite3.Connection, *, most_bytes: int) -> None:
     connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
     if is_new:
         make_tables(connection, SCHEMA_SQL, TELEMETRY_VERSION)
-    # A last fence, should trimming not keep up. One that is larger already shrinks by trimming first.
+    # A last limit, in case trimming does not keep up. A larger file first shrinks by trimming.
     connection.execute(f"PRAGMA max_page_count = {max(most_bytes // PAGE_BYTES, 1)}")
     _check_layout(connection)
 
@@ -64,7 +64,7 @@ def _check_layout(connection: sqlite3.Connection) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Out of the way, for whoever wants to look; an earlier one is replaced. The file's own log goes with it."""
+    """Moves the file aside for inspection; an earlier one is replaced. The file's own log moves with it."""
     target = path.with_name(path.name + SET_ASIDE)
     for suffix in SUFFIXES:
         target.with_name(target.name + suffix).unlink(missing_ok=True)

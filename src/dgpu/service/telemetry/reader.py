@@ -29,7 +29,7 @@ from dgpu.service.telemetry.tiers import (
 
 
 class TelemetryAway(Exception):  # noqa: N818 - it says what is
-    """The file cannot be read now; the text says why."""
+    """The file cannot be read now; the text gives the reason."""
 
 
 class Series(NamedTuple):
@@ -51,14 +51,14 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Points(msgspec.Struct, frozen=True, kw_only=True):
-    """By the names of the columns: a value for each bucket, None where nothing is known."""
+    """A value for each bucket, by column name; None: unknown."""
 
     mean: dict[str, list[float | None]]
     highest: dict[str, list[float | None]]
 
 
 class Telemetry:
-    """A file that does not exist yet is empty."""
+    """A file that does not exist yet counts as empty."""
 
     def __init__(self, path: Path | str) -> None:
         self._path = Path(path)
@@ -67,7 +67,7 @@ class Telemetry:
         self._inode = 0
 
     def gpus(self, gpu_ids: Sequence[str]) -> list[Series]:
-        """Those of them that were ever seen, as far back as series are kept."""
+        """The known GPUs among these, as far back as series are kept."""
         with self._reading() as connection:
             if connection is None:
                 return []
@@ -83,7 +83,7 @@ class Telemetry:
             return [Series(*row) for row in connection.execute(query, (node_id, limit))]
 
     def read_gpus(self, series: Sequence[int], span: Span) -> dict[int, Points]:
-        """All as of one moment. A series without anything in the span is all gaps."""
+        """All values are from one moment. A series without data in the span has only gaps."""
         with self._reading() as connection:
             gathered = {number: _buckets(span, len(GPU_COLUMNS)) for number in series}
             if connection is not None:
@@ -105,8 +105,8 @@ class Telemetry:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection | None]:
-        """One transaction: the follower may turn batches into chunks meanwhile, and nothing is missed or
-        counted twice.
+        """One transaction: the follower may turn batches into chunks meanwhile, and no value is missed or counted
+        twice.
         """
         with self._lock:
             try:
@@ -124,7 +124,7 @@ class Telemetry:
                 raise TelemetryAway(str(error)) from error
 
     def _connect(self) -> sqlite3.Connection | None:
-        """A file that was begun anew is another one under the same name: follow the name."""
+        """A new file may have taken the name: follow the name."""
         try:
             inode = self._path.stat().st_ino
         except FileNotFoundError:
@@ -133,7 +133,7 @@ class Telemetry:
         if self._connection is not None and inode == self._inode:
             return self._connection
         self._disconnect()
-        # None: the file is just being made, or about to be set aside
+        # None: the file is being created, or about to be moved aside
         connection = open_version_to_read(self._path, TELEMETRY_VERSION, timeout_seconds=2)
         if connection is not None:
             self._connection, self._inode = connection, inode
@@ -161,7 +161,7 @@ def _points(buckets: Buckets, names: Sequence[str]) -> Points:
 
 
 def _gather_chunks(connection: sqlite3.Connection, gathered: dict[int, Buckets], span: Span) -> None:
-    """From each tier what the coarser one does not have yet."""
+    """Takes from each tier the values that the coarser tier does not have yet."""
     meta = dict(connection.execute("SELECT name, value FROM meta").fetchall())
     begin = span.since
     for tier, name in ((TENS, "tens_upto"), (MINUTES, "minutes_upto"), (RAW, "closed_upto")):
@@ -187,7 +187,7 @@ def _gather(
             columns = decode(body)
         except Damaged:
             continue  # a gap
-        first = max(0, (begin - start) // tier.step_ms)  # what lies before came from a coarser tier
+        first = max(0, (begin - start) // tier.step_ms)  # earlier values came from a coarser tier
         columns = [column[first:] for column in columns]
         half = len(columns) if tier is RAW else len(columns) // 2
         highest = columns if tier is RAW else columns[half:]

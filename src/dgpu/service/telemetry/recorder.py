@@ -1,4 +1,4 @@
-"""Every ten seconds, the latest sample of every card goes to the follower. In slices: the loop has others to serve."""
+"""Sends the latest sample of every GPU to the follower every ten seconds. In slices, so that the loop stays free."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BatchSink(Protocol):
 
 
 async def record_for_ever(runtime: Runtime, sink: BatchSink, *, fresh_ms: int) -> None:
-    """A sample that is older than `fresh_ms` says nothing about now."""
+    """A sample older than `fresh_ms` says nothing about the present."""
     while True:
         now = runtime.now_ms()
         at = (now // RAW.step_ms + 1) * RAW.step_ms

@@ -1,4 +1,4 @@
-"""Roll-ups: fewer points, each with the mean and the highest of what it stands for."""
+"""Roll-ups: fewer points, each with the mean and the maximum of its source points."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Values = Sequence[int | None]
 
 
 def rolled(columns: Sequence[Values], each: int, *, raw: bool) -> list[list[int | None]]:
-    """`each` points become one. Means of all columns, then their highest; a coarser tier has both already."""
+    """Turns `each` points into one. Means of all columns first, then maxima; a coarser tier already has both."""
     half = len(columns) if raw else len(columns) // 2
     means, highest = columns[:half], columns if raw else columns[half:]
     return [_by(column, each, _mean) for column in means] + [_by(column, each, max) for column in highest]
@@ -27,7 +27,7 @@ def _mean(values: Sequence[int]) -> int:
 
 
 class Buckets:
-    """Gathers points of several steps into buckets of one."""
+    """Gathers points of several steps into buckets of one step."""
 
     def __init__(self, *, start_ms: int, step_ms: int, count: int, columns: int) -> None:
         self._start_ms = start_ms
@@ -40,7 +40,7 @@ class Buckets:
     def add(
         self, at: int, step_ms: int, means: Sequence[Values], highest: Sequence[Values], weight: int
     ) -> None:
-        """Points from `at` on, one every `step_ms`; what is outside the buckets is left out."""
+        """Adds points from `at` on, one every `step_ms`; points outside the buckets are left out."""
         places = self._places(at, step_ms, len(means[0]) if means else 0)
         for column, (values, peaks) in enumerate(zip(means, highest, strict=True)):
             sums, weights, most = self._sums[column], self._weights[column], self.highest[column]
@@ -59,7 +59,7 @@ class Buckets:
                 most[bucket] = peak if known is None or peak > known else known
 
     def _places(self, at: int, step_ms: int, points: int) -> list[tuple[int, int, int]]:
-        """Bucket, first point in it, and the one behind its last."""
+        """Bucket, index of its first point, and index after its last point."""
         places: list[tuple[int, int, int]] = []
         point = max(0, -(-(self._start_ms - at) // step_ms))
         while point < points:
@@ -80,14 +80,14 @@ class Buckets:
 
 
 def scaled(values: Iterable[float | None], *, tenths: bool) -> list[float | None]:
-    """As people read them: utilisation in percent, all with at most one digit behind the point."""
+    """Values for display: utilisation in percent, at most one decimal."""
     if tenths:
         return [None if value is None else round(value / 10, 1) for value in values]
     return [value if value is None or type(value) is int else _neat(value) for value in values]
 
 
 def _neat(value: float) -> float:
-    """A whole number is told as one: it is shorter."""
+    """A whole number is returned as int, which is shorter in JSON."""
     rounded = round(value, 1)
     whole = int(rounded)
     return whole if whole == rounded else rounded

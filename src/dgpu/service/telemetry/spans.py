@@ -1,17 +1,17 @@
-"""Which step a chart gets: as fine as is kept, and never more points than a screen shows."""
+"""Chooses the step of a chart: as fine as stored, with no more points than a screen shows."""
 
 from __future__ import annotations
 
 from dgpu.service.telemetry.reader import Span
 from dgpu.service.telemetry.tiers import MINUTES, RAW, TENS
 
-MAX_POINTS = 1_000  # where the step is ours to choose
+MAX_POINTS = 1_000  # if the client does not choose the step
 MAX_ASKED = 1_500
 _STEPS_S = (10, 20, 30, 60, 120, 300, 600, 1_200, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200, 86_400)
 
 
 def span_of(since: int, until: int, *, now: int, step_ms: int | None = None) -> Span:
-    """ValueError says which step would do."""
+    """Raises ValueError with the smallest allowed step."""
     length = until - since
     if step_ms is None:
         step_ms = next(
@@ -28,7 +28,7 @@ def span_of(since: int, until: int, *, now: int, step_ms: int | None = None) -> 
 
 
 def _kept_ms(age_ms: int) -> int:
-    """How finely it is still known."""
+    """The finest stored step at this age."""
     if age_ms > MINUTES.keep_ms:
         return TENS.step_ms
     return MINUTES.step_ms if age_ms > RAW.keep_ms else RAW.step_ms

@@ -1,4 +1,4 @@
-"""The writer with its misfortunes: a full disk, a file of another version, a damaged one, one that somebody took away.
+"""The writer and its failures: a full disk, a file of another version, a damaged file, a deleted file.
 
 None of them ends the follower.
 """
@@ -14,7 +14,7 @@ from dgpu.service.telemetry.file import set_aside
 from dgpu.service.telemetry.tiers import Batch
 from dgpu.service.telemetry.writer import TelemetryWriter
 
-_SAY_EVERY_MS = 600_000  # the same trouble
+_SAY_EVERY_MS = 600_000  # for the same problem
 
 
 class TelemetryStore:
@@ -58,7 +58,7 @@ class TelemetryStore:
             self._begin_anew(str(error))
 
     def _leave_if_gone(self) -> None:
-        """What is written to a file without a name is lost, and SQLite does not notice."""
+        """Data written to a deleted file is lost, and SQLite does not notice."""
         if self._writer is None:
             return
         there = names_of(self._path).get("")
@@ -68,9 +68,9 @@ class TelemetryStore:
         self.close()
         remove_leftovers(self._path, names)
         if there is None:
-            self._complain(f"{self._path.name} was deleted; a new one begins, without what was in it")
+            self._complain(f"{self._path.name} was deleted; a new one is started, without the old data")
         else:
-            self._complain(f"{self._path.name} was replaced; it goes on with the file that is there now")
+            self._complain(f"{self._path.name} was replaced; the new file is used from now on")
 
     def _opened(self) -> TelemetryWriter:
         try:
@@ -86,7 +86,9 @@ class TelemetryStore:
 
     def _begin_anew(self, why: str) -> None:
         aside = set_aside(self._path)
-        self._complain(f"{self._path.name} cannot be used ({why}); it is now {aside.name}, a new one begins")
+        self._complain(
+            f"{self._path.name} cannot be used ({why}); it is now {aside.name}, a new one is started"
+        )
 
     def _complain(self, text: str) -> None:
         said, at = self._said

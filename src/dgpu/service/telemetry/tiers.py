@@ -1,4 +1,4 @@
-"""What is kept of cards and cluster, how finely, and for how long."""
+"""The stored values of GPUs and cluster, their resolution, and their retention."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import msgspec
 SECOND_MS = 1_000
 DAY_MS = 86_400_000
 
-# Numbers of a GPU, in the order in which they are stored. Utilisation is in tenths of a percent.
+# Values of a GPU, in stored order. Utilisation is in tenths of a percent.
 GPU_COLUMNS = (
     "utilization_percent",
     "memory_used_mb",
@@ -16,7 +16,7 @@ GPU_COLUMNS = (
     "temperature_c",
     "power_w",
 )
-# Of the whole cluster: mean utilisation, the hottest card, and sums.
+# Values of the whole cluster: mean utilisation, the highest temperature, and sums.
 CLUSTER_COLUMNS = (
     *GPU_COLUMNS,
     "memory_total_mb",
@@ -43,7 +43,7 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
         return at - at % self.window_ms
 
 
-# From fine to coarse. A window of each is made of whole windows of the one before.
+# From fine to coarse. A window of each tier consists of whole windows of the tier before.
 RAW = Tier(table="raw", step_ms=10 * SECOND_MS, window_ms=900 * SECOND_MS, keep_ms=DAY_MS)
 MINUTES = Tier(table="minutes", step_ms=60 * SECOND_MS, window_ms=6 * 3_600 * SECOND_MS, keep_ms=7 * DAY_MS)
 TENS = Tier(table="tens", step_ms=600 * SECOND_MS, window_ms=DAY_MS, keep_ms=91 * DAY_MS)
@@ -53,10 +53,10 @@ MAX_BYTES = 2 << 30
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """All cards at one moment, in columns. What was not measured is None."""
+    """All GPUs at one moment, in columns. A value that was not measured is None."""
 
     at: int  # a multiple of the finest step
     gpu_ids: list[str]
     node_ids: list[str]
-    columns: list[list[int | None]]  # as GPU_COLUMNS
-    cluster: list[int | None]  # as CLUSTER_COLUMNS
+    columns: list[list[int | None]]  # like GPU_COLUMNS
+    cluster: list[int | None]  # like CLUSTER_COLUMNS

@@ -1,9 +1,9 @@
-"""Fills the telemetry file, in the follower. Work is done in small pieces: who replays the journal must not wait.
+"""Fills the telemetry file, in the follower. Works in small pieces, so that the replay of the journal does not wait.
 
-A batch is committed when it comes, so a killed follower loses at most the batch in the pipe; once a minute the file is
-synced, so a power cut loses about a minute. When a quarter of an hour is over, its batches become one chunk for each
-card; when the chunks fill a window of the next tier, they are rolled up. Done again after a crash, each piece gives the
-same.
+A batch is committed on arrival, so a killed follower loses at most the batch in the pipe. The file is synced once a
+minute, so a power cut loses about a minute. At the end of a quarter of an hour, its batches become one chunk per GPU.
+When the chunks fill a window of the next tier, they are rolled up. Repeating a piece after a crash gives the same
+result.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from dgpu.service.telemetry.tiers import (
 
 SYNC_EVERY_MS = 60_000
 _SERIES_A_STEP = 20
-_ROLLED_A_STEP = 2  # each is made of two dozen chunks
+_ROLLED_A_STEP = 2  # each consists of two dozen chunks
 _ROWS_A_STEP = 1_000
 _ROWS_SHED = 100
 _MAX_SHEDDINGS = 50
-_FULL_PART = 0.9  # trimming begins here, so that the fence is never met
-_MAX_OPEN = 4 * RAW.points  # batches in memory while the disk takes nothing
-_MAX_SERIES = 100_000  # cards ever seen within the time that is kept
+_FULL_PART = 0.9  # trimming begins here, so that the limit is never reached
+_MAX_OPEN = 4 * RAW.points  # batches in memory while the disk accepts no writes
+_MAX_SERIES = 100_000  # GPUs seen within the retention
 _Open = tuple[Packed, Packed]
 
 
 class TelemetryWriter:
-    """Every method raises sqlite3.Error; what was not written is tried again with the next piece."""
+    """Every method raises sqlite3.Error; unwritten data is tried again with the next piece."""
 
     def __init__(
         self,
@@ -74,12 +74,12 @@ class TelemetryWriter:
         return self._work is not None
 
     def take(self, batch: Batch) -> None:
-        """One that is not newer than the last is left out."""
+        """Ignores a batch that is not newer than the last one."""
         if batch.at <= self._last_at or batch.at < self._closed_upto:
             return
         self._last_at = batch.at
         window = RAW.window_of(batch.at)
-        # Judged before the batch goes in: what is over, is over also when the disk takes nothing now.
+        # Checked before the batch is stored: a window ends even if the disk accepts no writes now.
         if self._work is None and (any(at < window for at in self._open) or self._meta("trim") < window):
             self._work = self._tidy(window)
         gpus, cluster = self._packed(batch)
@@ -95,7 +95,7 @@ class TelemetryWriter:
             self.settle()
 
     def step(self) -> None:
-        """A bounded piece of what is due."""
+        """Does a bounded piece of due work."""
         if self._work is None:
             return
         try:
@@ -103,7 +103,7 @@ class TelemetryWriter:
         except StopIteration:
             self._work = None
         except sqlite3.Error:
-            self._work = None  # begun anew with the next batch
+            self._work = None  # restarted with the next batch
             raise
 
     def settle(self) -> None:
@@ -113,7 +113,7 @@ class TelemetryWriter:
         self._work = None
         self._connection.close()
 
-    # batches
+    # Batches
 
     def _load_open(self) -> None:
         for at, gpus, cluster in self._connection.execute("SELECT at, gpus, cluster FROM open ORDER BY at"):
@@ -135,7 +135,7 @@ class TelemetryWriter:
         return pack([numbers[place] for place in order], columns), pack([CLUSTER], cluster, "q")
 
     def _number(self, gpu: str, node: str, at: int) -> int:
-        """0: there are too many."""
+        """0: the limit of series is reached."""
         known = self._series.get(gpu)
         if known is None:
             if len(self._series) >= _MAX_SERIES:
@@ -149,10 +149,10 @@ class TelemetryWriter:
             known = self._series[gpu] = (known[0], node)
         return known[0]
 
-    # closing, rolling up, trimming
+    # Closing, rolling up, trimming
 
     def _tidy(self, now_window: int) -> Generator[None, None, None]:
-        """All that follows from the end of a window, in pieces."""
+        """All work at the end of a window, in pieces."""
         for window in sorted({RAW.window_of(at) for at in self._open}):
             if window < now_window:
                 yield from self._close(window)
@@ -217,7 +217,7 @@ class TelemetryWriter:
             yield
 
     def _joined(self, tier: Tier, series: int, start: int, length_ms: int) -> list[list[int | None]]:
-        """The chunks of a series from `start` on as one; a chunk that cannot be read is a gap."""
+        """The chunks of a series from `start` on, joined; an unreadable chunk is a gap."""
         joined: list[list[int | None]] = []
         rows = self._connection.execute(
             f"SELECT start, body FROM {tier.table} WHERE series = ? AND start >= ? AND start < ?",  # noqa: S608
@@ -261,7 +261,7 @@ class TelemetryWriter:
         return int(self._connection.execute("PRAGMA page_count").fetchone()[0]) * PAGE_BYTES
 
     def _worn(self, tier: Tier, now: int) -> float:
-        """How much of its time a tier reaches back: all shrink alike."""
+        """How far back a tier reaches, as a part of its retention: all tiers shrink by the same part."""
         oldest = self._oldest(tier)
         return -1.0 if oldest is None else (now - oldest) / tier.keep_ms
 
@@ -270,7 +270,7 @@ class TelemetryWriter:
         return None if row is None else int(row[0])
 
     def _drop_oldest(self, tier: Tier, *, before: int, most: int = _ROWS_A_STEP) -> bool:
-        """Rows come in the order of time."""
+        """Rows are in the order of time."""
         rows = self._connection.execute(
             f"SELECT id, start FROM {tier.table} ORDER BY id LIMIT ?",  # noqa: S608 - words of ours
             (most,),
@@ -281,14 +281,14 @@ class TelemetryWriter:
                 self._connection.executemany(f"DELETE FROM {tier.table} WHERE id = ?", doomed)  # noqa: S608
         return bool(doomed)
 
-    # the file
+    # The file
 
     def _insert(self, tier: Tier, rows: Sequence[tuple[int, int, bytes]]) -> None:
         statement = f"INSERT OR REPLACE INTO {tier.table} (series, start, body) VALUES (?, ?, ?)"  # noqa: S608
         self._write(statement, rows)
 
     def _write(self, statement: str, rows: Sequence[tuple[int | bytes, ...]]) -> None:
-        """Where the bound is met, the oldest make room."""
+        """At the size limit, the oldest rows are deleted."""
         for _ in range(_MAX_SHEDDINGS):
             try:
                 with transaction(self._connection):
@@ -300,7 +300,7 @@ class TelemetryWriter:
                 return
 
     def _shed(self, most: int = _ROWS_A_STEP) -> bool:
-        """The oldest rows of the tier that reaches furthest back for its kind."""
+        """Deletes the oldest rows of the tier that reaches furthest back in relation to its retention."""
         tier = max(TIERS, key=lambda each: self._worn(each, self._last_at))
         return self._drop_oldest(tier, before=self._last_at, most=most)
 
@@ -322,7 +322,7 @@ def _upto(tier: Tier) -> str:
 
 
 def _chunk(batches: dict[int, Packed], series: int, width: int, missing: int) -> list[list[int | None]]:
-    """One column after the other, a value for each point of the window."""
+    """One column after the other, with a value for each point of the window."""
     columns: list[list[int | None]] = [[None] * RAW.points for _ in range(width)]
     for point, batch in batches.items():
         place = batch.place_of(series)
