@@ -116,7 +116,7 @@ def test_a_damaged_history_is_made_again(tmp_path, cluster) -> None:
     remove_history(path)
     path.write_bytes(b"rubbish" * 1000)
     _, said = follow(tmp_path, len(cluster.groups))
-    assert any("made again" in message.get("note", "") for message in said)
+    assert any("rebuilt" in message.get("note", "") for message in said)
     assert rows(tmp_path) == before
 
 
@@ -124,7 +124,7 @@ def test_a_history_that_knows_more_than_the_journal_is_an_error_and_kept(tmp_pat
     """Groups that were acknowledged are missing, and the history is the only one that still knows them."""
     follow(tmp_path, len(cluster.groups), final_snapshot=False, settings=FollowerSettings())
     before = rows(tmp_path)
-    with pytest.raises(LostTail, match=f"knows group {len(cluster.groups)}, the journal ends at 50"):
+    with pytest.raises(LostTail, match=f"records group {len(cluster.groups)}, the journal ends at 50"):
         follow(tmp_path, 50, final_snapshot=False, settings=FollowerSettings())
     assert rows(tmp_path) == before
 

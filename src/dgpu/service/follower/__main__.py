@@ -1,6 +1,6 @@
-"""The follower as a process. The scheduler starts it, and gives orders over stdin.
+"""The follower process. The scheduler starts it and sends orders over stdin.
 
-An order says how far the journal is committed, or asks a question. Answers go to stdout, one JSON value a line. The
+An order gives the committed end of the journal, or asks a question. Answers go to stdout, one JSON value per line. The
 process ends when stdin closes.
 """
 
@@ -29,14 +29,14 @@ from dgpu.service.follower.words import (
 from dgpu.service.history.reader import HISTORY_NAME
 from dgpu.service.history.writer import begin_again
 
-_LOCK_PATIENCE_S = 30  # the follower of a scheduler that was killed sees its stdin close and goes
+_LOCK_PATIENCE_S = 30  # the follower of a killed scheduler ends when its stdin closes
 _NICENESS = 10
 
 
 def main(arguments: list[str]) -> int:
     """`python -m dgpu.service.follower DIRECTORY SETTINGS [from-newest]`, the settings as JSON."""
     os.nice(_NICENESS)
-    # A service's stop signal goes to all of its processes; the scheduler still wants a last snapshot from us.
+    # The stop signal of a service goes to all its processes; the scheduler still needs a last snapshot.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     directory = Path(arguments[0])
@@ -56,13 +56,13 @@ def main(arguments: list[str]) -> int:
         return 1
     except (sqlite3.DatabaseError, _HistoryToRemake) as error:
         begin_again(directory / HISTORY_NAME)
-        say({"error": f"the history is damaged and will be made again: {error}"})
+        say({"error": f"the history is damaged and will be rebuilt: {error}"})
         return 1
     return 0
 
 
 class _HistoryToRemake(Exception):  # noqa: N818 - it says what is to be done
-    """The scheduler met damage in it. Making it again begins with a new start of this process."""
+    """The scheduler found damage in the history. Rebuilding it needs a new start of this process."""
 
 
 class _Speaker:
@@ -75,7 +75,7 @@ class _Speaker:
             while line:
                 line = line[os.write(self._descriptor, line) :]
         except BrokenPipeError:
-            sys.exit(0)  # the scheduler is gone
+            sys.exit(0)  # the scheduler has ended
 
 
 def _serve(follower: Follower) -> None:
@@ -92,7 +92,7 @@ def _serve(follower: Follower) -> None:
             for line in lines:
                 order = msgspec.json.decode(line, type=Order)
                 if order.remake_history:
-                    raise _HistoryToRemake("damage was met in reading it")
+                    raise _HistoryToRemake("a read found damage")
                 if order.committed is not None:
                     follower.commit_seen(order.committed)
                 if order.stop:

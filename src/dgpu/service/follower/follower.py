@@ -1,7 +1,7 @@
-"""The follower replays the committed journal and writes what need not be written in the scheduler.
+"""The follower replays the committed journal and does the writing that the scheduler does not have to do itself.
 
-It makes the snapshots and the history, keeps what cards measured, packs old segments, foretells starts, and answers
-what-if questions. It can be killed at any moment: it begins again from the last snapshot and the journal.
+It writes the snapshots and the history, stores measurements of GPUs, packs old segments, forecasts starts, and answers
+what-if questions. It can be killed at any moment: it starts again from the last snapshot and the journal.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ from dgpu.wire.wall_time import SHOWN
 
 _MAX_GROUPS = 500  # in one step
 _MAX_ROWS = 20_000  # collected for the history before they are written
-_MAX_ROWS_AT_ONCE = 2_000  # in one transaction: a question waits for one of these at most
+_MAX_ROWS_AT_ONCE = 2_000  # in one transaction: a question waits for at most one of these
 _MAX_ROWS_UNSAVED = 50_000  # collected while questions are answered first
-_APPLY_S = 0.05  # at a time, before the next question is looked for
-_CATCH_UP_S = 5.0  # before a question is answered from the state that there is
+_APPLY_S = 0.05  # at a time, before it checks for the next question
+_CATCH_UP_S = 5.0  # before a question is answered from the current state
 _CATCH_UP_WHY_S = 0.05
 _RETRY_S = 2.0  # after a full disk
 
@@ -103,11 +103,11 @@ class Follower:
         return self._state
 
     def commit_seen(self, index: int) -> None:
-        """The scheduler says: committed up to here."""
+        """The scheduler reports: committed up to this group."""
         first, self._told = not self._told, True
         if first and index < self._history.index:
-            # Groups that were acknowledged once are missing. The history is the only one that still knows them.
-            why = f"the history knows group {self._history.index}, the journal ends at {index}"
+            # Acknowledged groups are missing. Only the history still records them.
+            why = f"the history records group {self._history.index}, the journal ends at {index}"
             raise LostTail(str(self._history_path), 0, why, index=index, known=self._history.index)
         self._committed = max(self._committed, index)
 
@@ -122,7 +122,7 @@ class Follower:
 
     @property
     def wait_s(self) -> float:
-        """How long nothing is due."""
+        """Time until the next work is due."""
         now_s = time.monotonic()
         if self._unsaved:
             return max(0.0, self._commit_due_s - now_s)
@@ -134,7 +134,7 @@ class Follower:
         return max(0.0, due_s - now_s)
 
     def step(self) -> None:
-        """A bounded piece of what is due."""
+        """Does a bounded piece of due work."""
         if not self._unsaved:
             self._apply_some(_MAX_ROWS, _APPLY_S)
         if self._unsaved and not self._save_some():
@@ -149,8 +149,8 @@ class Follower:
                 self._say({"forecast": told})
 
     def reply(self, ask: Ask) -> None:
-        """From the state of all that is committed, as far as it can be applied in time. The history is written later:
-        no question waits for it.
+        """Answers from the state of all committed groups, as far as they can be applied in time. The history is written
+        later: no question waits for it.
         """
         question = ask.question
         self._catch_up(_CATCH_UP_WHY_S if isinstance(question, Hastening) else _CATCH_UP_S)
@@ -172,17 +172,17 @@ class Follower:
         self._telemetry.take(batch)
 
     def tend(self) -> bool:
-        """A bounded piece of work on the telemetry. True: more is due."""
+        """Does a bounded piece of work on the telemetry. True: more is due."""
         self._telemetry.step()
         return self._telemetry.busy
 
     def snapshot_now(self) -> None:
-        """Also when nothing has changed: the file may be gone."""
+        """Writes a snapshot even without changes: the file may be gone."""
         self._snapshot_index = 0
         self._snapshot_due_s = 0.0
 
     def snapshot(self) -> None:
-        """Failing leaves the old ones; it is tried again soon."""
+        """A failure keeps the old snapshots and is retried soon."""
         try:
             self._history.settle()
             damage = write_snapshot(
@@ -203,10 +203,10 @@ class Follower:
             self._say({"error": f"snapshot or archive: {error}"})
         except msgspec.DecodeError as error:
             self._snapshot_due_s = time.monotonic() + self._settings.snapshot_interval_ms / 1000
-            self._say({"error": f"a snapshot that cannot be read was thrown away: {error}"})
+            self._say({"error": f"an unreadable snapshot was discarded: {error}"})
 
     def finish(self, *, final_snapshot: bool) -> None:
-        """A clean stop: everything committed is replayed and, if wanted, in a snapshot."""
+        """A clean stop: replays all committed groups and writes a snapshot if wanted."""
         while self.behind and not self._is_stuck:
             if self._unsaved:
                 self._save_some()
@@ -218,7 +218,7 @@ class Follower:
             self.snapshot()
 
     def say_seen(self) -> None:
-        """`at`: everything up to this time is in the history. The next group may carry the time of the last one."""
+        """`at`: the history contains everything up to this time. The next group may have the time of the last one."""
         seen = {"seen": self._history.index, "at": max(0, self._state.last_at - 1)}
         if seen != self._said:
             self._said = seen
@@ -229,19 +229,19 @@ class Follower:
         self._forecaster.close()
         self._telemetry.close()
 
-    # beginning
+    # Start
 
     def _open_history(self) -> HistoryWriter:
         path = self._history_path
         try:
             return HistoryWriter(path)
         except FileUnusable as error:
-            self._say({"note": f"{path}: {error}; the history is made again"})
+            self._say({"note": f"{path}: {error}; the history is rebuilt"})
             begin_again(path)
             return HistoryWriter(path)
 
     def _choose_base(self) -> Snapshot:
-        """The newest state that is not ahead of the history. If there is none, the history begins anew."""
+        """The newest state that is not ahead of the history. If there is none, the history is rebuilt."""
         newest, _ = load_newest(self._directory)
         self._snapshot_index = newest.index if newest.file.endswith(SNAPSHOT_NAME) else 0
         if newest.index <= self._history.index:
@@ -250,14 +250,16 @@ class Follower:
         return base if base is not None else self._begin_anew()
 
     def _bridge(self) -> Snapshot:
-        """Groups behind the history are in no file any more. The newest snapshot has what they led to."""
+        """Groups after the end of the history are in no file any more. The newest snapshot contains their results."""
         newest, _ = load_newest(self._directory)
         self._snapshot_index = newest.index if newest.file.endswith(SNAPSHOT_NAME) else 0
         known = self._history.index
         if newest.index > known:
             self._history.bridge(newest.state, index=newest.index)
             lost = f"the history has no events of groups {known + 1} to {newest.index}"
-            self._say({"note": f"{lost}: their files are gone. It goes on from a snapshot of the scheduler"})
+            self._say(
+                {"note": f"{lost}: their files are gone. It continues from a snapshot of the scheduler"}
+            )
         return newest
 
     def _begin_anew(self) -> Snapshot:
@@ -273,7 +275,7 @@ class Follower:
         return base
 
     def _read_archive(self) -> None:
-        """Packed segments were committed long ago; they are read before the scheduler has said anything."""
+        """Packed segments were committed long ago, so they are read before the first message of the scheduler."""
         segments = chain(self._directory, self._index).segments
         packed: tuple[Segment, ...] = tuple(one for one in segments if one.last_index is not None)
         for segment, result in scans(packed):
@@ -285,7 +287,7 @@ class Follower:
         if self._unsaved:
             self._history.commit(self._index)
 
-    # going on
+    # Replay
 
     def _follow(self, group: Group) -> None:
         for position, event in enumerate(group.events):
@@ -300,14 +302,16 @@ class Follower:
         self._index, self._epoch = group.index, group.epoch
 
     def _end_making(self) -> None:
-        """A history that was begun anew is read from when it has everything."""
+        """Readers use a rebuilt history once it is complete."""
         if self._making and self._told and self._index >= self._committed:
             end_making(self._history_path)
             self._making = False
             self._say({"note": f"the history is complete again, up to group {self._index}"})
 
     def _apply_some(self, max_rows: int, patience_s: float) -> None:
-        """Up to so many rows for the history, a read of the journal, or for about so long."""
+        """Applies groups until the history has this many rows to write, one read of the journal is used up, or the time
+        is over.
+        """
         until_s = time.monotonic() + patience_s
         if not self._unapplied:
             self._unapplied.extend(self._tail.read(upto_index=self._committed, most_groups=_MAX_GROUPS))
@@ -330,11 +334,11 @@ class Follower:
 
     @property
     def _is_stuck(self) -> bool:
-        """There was no room for the history. The journal has it all."""
+        """There was no room for the history. The journal still has everything."""
         return time.monotonic() < self._commit_due_s
 
     def _save_some(self) -> bool:
-        """True: the history has all that is applied."""
+        """True: the history has all applied groups."""
         if self._is_stuck:
             return False
         try:

@@ -1,7 +1,7 @@
-"""The follower's part in forecasts: makes them when something changed, keeps what was predicted, and scores it.
+"""The follower's part in forecasts: makes them after changes, stores predictions, and scores them.
 
-Predictions are not in the journal, so they are in a file of their own: the history is made anew from the journal, this
-file never is. Losing it loses nothing but the score.
+Predictions are not in the journal, so they have a file of their own. The history can be rebuilt from the journal; this
+file cannot. Its loss loses only the score.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from dgpu.service.sqlite_files import (
 
 FORECASTS_NAME = "forecasts.sqlite"
 _INTERVAL_S = 3.0
-_COST_FACTOR = 10  # it rests so many times as long as it took
-_MAX_SCORED = 1_000  # the last ones make the median
+_COST_FACTOR = 10  # it rests this many times as long as the forecast took
+_MAX_SCORED = 1_000  # the median covers the last ones
 _MAX_KEPT = 100_000
 _MAX_OF_ONE = 16
-_LEAST_MOVE_MS = 10_000  # a prediction is kept again when it moved by this and by a tenth of the wait
+_LEAST_MOVE_MS = 10_000  # a prediction is stored again after a move by this and by a tenth of the wait
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS predictions (
     task_id INTEGER NOT NULL, made_at INTEGER NOT NULL, p50_at INTEGER NOT NULL, p90_at INTEGER NOT NULL,
@@ -49,14 +49,14 @@ _GONE = (events.TaskPlaced, events.GangPlaced, events.TasksCancelled)
 
 
 class Forecaster:
-    """A file that cannot be used is no reason to stop: forecasts go on without a score, and it is tried again."""
+    """An unusable file does not stop forecasts: they continue without a score, and the file is tried again."""
 
     def __init__(self, directory: Path, say: Callable[[str], None] = lambda _: None) -> None:
         self._path = directory / FORECASTS_NAME
         self._say = say
         self._connection = _open(self._path)
         self._names = names_of(self._path)  # of the files that the connection has open
-        self._open: dict[TaskId, list[_Kept]] = {}  # of tasks that wait
+        self._open: dict[TaskId, list[_Kept]] = {}  # of waiting tasks
         self._scores: deque[int] = deque(maxlen=_MAX_SCORED)
         self._placed: list[tuple[int, TaskId]] = []
         self._left: list[TaskId] = []
@@ -74,7 +74,7 @@ class Forecaster:
         return median_low(self._scores) if self._scores else None
 
     def note(self, event: Event) -> None:
-        """After it was applied. Only what was predicted is looked at."""
+        """Called after the event was applied. Only predicted tasks are considered."""
         if not self._open or not isinstance(event, _GONE):
             return
         if isinstance(event, events.TasksCancelled):
@@ -83,14 +83,14 @@ class Forecaster:
             self._placed.append((event.at, event.task_id))
 
     def lags(self, index: int) -> bool:
-        """Something happened since the last forecast."""
+        """The state changed since the last forecast."""
         return index != self._index
 
     def is_due(self, index: int, now_s: float) -> bool:
         return self.lags(index) and now_s >= self._due_s
 
     def make(self, state: ClusterState, index: int) -> Foretold | None:
-        """None: there is nothing new to say."""
+        """None: nothing new."""
         began_s = time.monotonic()
         found = forecast(state, state.last_at)
         self._settle(found.predictions, found.at)
@@ -111,11 +111,11 @@ class Forecaster:
     # leaves
 
     def _settle(self, predictions: Iterable[Prediction], at: int) -> None:
-        """Score what started, keep what is new, in one transaction."""
+        """Scores started tasks and stores new predictions, in one transaction."""
         scored = []
         for started_at, task_id in self._placed:
             kept_before = self._open.get(task_id, [])
-            # A replay tells of starts that came before the prediction.
+            # A replay contains starts from before the prediction.
             if kept_before and started_at >= kept_before[0].made_at:
                 del self._open[task_id]
                 self._scores.extend(abs(started_at - each.p50_at) for each in kept_before)
@@ -148,23 +148,27 @@ class Forecaster:
             self.close()
             self._path.unlink(missing_ok=True)
             remove_leftovers(self._path, self._names)
-            self._say(f"{self._path.name} cannot be used ({error}); a new one begins, without what was in it")
+            self._say(
+                f"{self._path.name} cannot be used ({error}); a new one is started, without the old data"
+            )
 
     def _is_opened_anew(self) -> bool:
-        """Where there was none, or somebody took it away: SQLite goes on with a file that has lost its name."""
+        """True if there was no open file, or if it was deleted: SQLite keeps using a file without a name."""
         there = names_of(self._path).get("")
         if self._connection is not None:
             if there == self._names.get(""):
                 return False
             self.close()
             remove_leftovers(self._path, self._names)
-            self._say(f"{self._path.name} was deleted or replaced; it goes on with what still waits")
+            self._say(
+                f"{self._path.name} was deleted or replaced; it continues with the tasks that still wait"
+            )
         self._connection = _open(self._path)
         self._names = names_of(self._path)
         return self._connection is not None
 
     def _load(self) -> None:
-        """The scores of late, and what was predicted of tasks that still wait."""
+        """Loads the recent scores, and predictions for tasks that still wait."""
         if self._connection is None:
             return
         with contextlib.suppress(sqlite3.Error):

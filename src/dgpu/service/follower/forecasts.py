@@ -1,4 +1,4 @@
-"""What the follower last said about when tasks will start, kept for those who ask why."""
+"""The latest forecast of the follower, kept for requests that ask why a task waits."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dgpu.wire.answers import ExpectedStart, instant
 
 
 class Foretold(msgspec.Struct, frozen=True, kw_only=True):
-    """A forecast as the follower sends it."""
+    """A forecast in the form in which the follower sends it."""
 
-    index: int  # of the journal, when it was made
+    index: int  # of the journal at the time of the forecast
     at: int
     predictions: tuple[Prediction, ...]
-    median_error_ms: int | None = None  # over past predictions that were put to the test
+    median_error_ms: int | None = None  # over past predictions that were verified
 
 
 class Forecasts:
@@ -39,11 +39,11 @@ class Forecasts:
         return len(self._by_task)
 
     def knows(self, created_at: int) -> bool:
-        """Whether the latest forecast saw what was submitted then; it may have had nothing to say about it."""
+        """Whether the latest forecast covers tasks submitted at that time. It may have no prediction for them."""
         return self._at >= created_at
 
     def expected(self, task_id: TaskId, now: int) -> ExpectedStart | None:
-        """None: unknown. A time that has passed becomes now: it has not started."""
+        """None: unknown. A past time becomes now, because the task has not started."""
         known = self._by_task.get(task_id)
         if known is None:
             return None

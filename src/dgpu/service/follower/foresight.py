@@ -1,6 +1,6 @@
-"""Answers about what would be, from any state: the follower's, or the service's own where that is small.
+"""Answers to hypothetical questions, from any state: the follower's, or the service's own if that is small.
 
-Pure: the same question on the same state has the same answer, whoever is asked.
+Pure: the same question on the same state has the same answer in both processes.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from dgpu.wire.questions import (
     Whatif,
 )
 
-# What is answered in the service's own loop. Measured: 2.5 ms for a what-if of 20 waiting tasks on 2 nodes, 180 ms for
-# 100,000 on 200; 1.2 and 20 ms for the changes that would start a task.
+# Limits for answers in the service's own loop. Measured: 2.5 ms for a what-if with 20 waiting tasks on 2 nodes, 180 ms
+# with 100,000 on 200; 1.2 and 20 ms for the changes that would start a task.
 _SMALL_WHATIF = 64  # waiting tasks
-_SMALL = 1_000  # tasks, and twenty for each node
+_SMALL = 1_000  # tasks, where each node counts as twenty
 
 
 def is_small(state: ClusterState, question: Question) -> bool:
@@ -132,7 +132,7 @@ def _memory_of(state: ClusterState, model: str) -> int | None:
 
 
 def _no_memory(number: int, kind: NewNodes) -> Problem:
-    detail = f"No node has a GPU of model {kind.model!r}, so its memory is not known: say memory_mb."
+    detail = f"No node has a GPU of model {kind.model!r}, so its memory is not known: give memory_mb."
     return Problem(
         status=422,
         code="unknown_gpu_model",

@@ -1,4 +1,4 @@
-"""The scheduler's end of the follower: starts it, tells it what is committed, hears what it has, restarts it."""
+"""The scheduler's end of the follower: starts it, sends it committed indexes, receives its progress, restarts it."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from dgpu.service.telemetry.tiers import Batch
 from dgpu.wire.questions import Question
 
 _NOTIFY_INTERVAL_S = (
-    0.05  # the history may lag this much; a pipe write for each commit would cost more than it gives
+    0.05  # the history may lag this much; a pipe write for each commit would cost more than it brings
 )
 MAX_FAILURES = 3  # in a row; then new tasks are refused
 _FIRST_DELAY_S = 0.5
 _MAX_DELAY_S = 30.0
-_HEALTHY_S = 60.0  # who lived that long starts again without delay
+_HEALTHY_S = 60.0  # a follower that ran this long restarts without delay
 _STOP_PATIENCE_S = 60.0
-_REMAKE_EVERY_S = 60.0  # on a disk that spoils what is written, making it again must not become a loop
+_REMAKE_EVERY_S = 60.0  # on a disk that corrupts data, rebuilding must not become a loop
 _MAX_TEXT = 1_000
 _MAX_LINE_BYTES = 32 << 20
 _MAX_ASKED = 64  # at once
-_MAX_UNWRITTEN_BYTES = 8 << 20  # batches for a follower that does not read are left out
+_MAX_UNWRITTEN_BYTES = 8 << 20  # beyond it, batches for a follower that does not read are left out
 
 _log = structlog.get_logger("dgpu.follower")
 
 
 class FollowerAway(Exception):  # noqa: N818 - it says what is
-    """It is being started, or too much is asked of it, or it took too long."""
+    """The follower is starting, has too many questions, or took too long."""
 
 
 class AnswerFailed(RuntimeError):  # noqa: N818 - it says what happened
-    """A bug met while answering."""
+    """The answer hit a bug."""
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     json: msgspec.Raw = msgspec.Raw()
     error: str = ""
-    behind: bool = False  # it has not read as far as the question needs
+    behind: bool = False  # the follower has not read as far as the question needs
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,11 +63,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FollowerLink:
-    """All calls come from the event loop. A dead follower is started again and catches up.
+    """All calls come from the event loop. A dead follower is restarted and catches up.
 
-    One that cannot follow, because groups are in no file any more, needs a snapshot of the state in memory: `rescue`
-    writes it. One that dies again and again without catching up is `trouble`: no snapshot is written meanwhile, and
-    nothing leaves the memory.
+    A follower that cannot continue, because groups are in no file any more, needs a snapshot of the state in memory:
+    `rescue` writes it. `trouble` describes a follower that dies repeatedly without catching up: meanwhile, no snapshot
+    is written and no task leaves the memory.
     """
 
     def __init__(
@@ -88,16 +88,16 @@ class FollowerLink:
         self._delay_s = _FIRST_DELAY_S
         self._marked_index = 0
         self._marked_s = 0.0
-        self.seen_index = 0  # the history has everything up to this group
+        self.seen_index = 0  # the history contains everything up to this group
         self.seen_at = 0  # journal time of that group
-        self.snapshot_index = 0  # of the last snapshot written while we listened
+        self.snapshot_index = 0  # of the last snapshot that was reported to this scheduler
         self.restarts = 0
         self.last_error = ""
-        self.trouble = ""  # why it does not follow; empty while it does, or has only just died
+        self.trouble = ""  # why it does not follow; empty while it does, or right after it died
         self._rescue = rescue
         self._rescued = False
         self._failures = 0  # in a row, without catching up in between
-        self._catches_up_at = 0  # what was committed when it was started
+        self._catches_up_at = 0  # the committed index at its start
         self._snapshot_wanted = False
         self.forecasts = Forecasts()
         self._asked: dict[int, asyncio.Future[bytes]] = {}
@@ -113,14 +113,14 @@ class FollowerLink:
         return None if self._process is None else self._process.pid
 
     def start(self, committed: int) -> None:
-        """`committed` is where the recovered journal ends."""
+        """`committed`: the end of the recovered journal."""
         self._committed = committed
         self._news.set()
         self._life = asyncio.get_running_loop().create_task(self._live(), name="follower")
 
     @property
     def lag_s(self) -> float:
-        """For how long the history has not reached a group that was committed."""
+        """How long the history has been behind the committed groups."""
         return 0.0 if self.seen_index >= self._marked_index else time.monotonic() - self._marked_s
 
     def _mark_lag(self) -> None:
@@ -128,7 +128,7 @@ class FollowerLink:
             self._marked_index, self._marked_s = self._committed, time.monotonic()
 
     def notify(self, index: int) -> None:
-        """Committed up to here. Cheap: many calls become one message."""
+        """Committed up to this group. Cheap: many calls become one message."""
         self._committed = index
         self._mark_lag()
         self._news.set()
@@ -138,7 +138,7 @@ class FollowerLink:
         self._news.set()
 
     async def ask(self, question: Question, *, at: int, patience_s: float) -> bytes:
-        """JSON from the state of all that is committed by now. Raises FollowerAway or AnswerFailed."""
+        """JSON from the state of all groups committed so far. Raises FollowerAway or AnswerFailed."""
         stdin = None if self._process is None else self._process.stdin
         if stdin is None or stdin.is_closing() or len(self._asked) >= _MAX_ASKED:
             raise FollowerAway
@@ -156,9 +156,7 @@ class FollowerLink:
             self._asked.pop(number, None)
 
     def record(self, batch: Batch) -> None:
-        """For the telemetry file. A gap there harms less than a queue here: nothing is kept for a follower that is
-        away.
-        """
+        """For the telemetry file. A gap in it is better than a queue here: nothing is stored for an absent follower."""
         stdin = None if self._process is None else self._process.stdin
         if stdin is None or stdin.is_closing():
             return
@@ -166,7 +164,7 @@ class FollowerLink:
             stdin.write(msgspec.json.encode({"samples": batch}) + b"\n")
 
     def remake_history(self) -> None:
-        """Who reads it found it damaged. The follower may not: it writes, and has read those pages long ago."""
+        """A reader found the history damaged. The follower may not notice: it writes, and read those pages long ago."""
         stdin = None if self._process is None else self._process.stdin
         now_s = time.monotonic()
         if stdin is None or stdin.is_closing() or now_s < self._remake_due_s:
@@ -175,7 +173,9 @@ class FollowerLink:
         stdin.write(msgspec.json.encode({"remake_history": True}) + b"\n")
 
     async def stop(self, *, final_snapshot: bool = True) -> None:
-        """Let it finish what is committed, and write a last snapshot. One that hangs is killed after a minute."""
+        """Lets the follower process all committed groups and write a last snapshot. A hanging one is killed after a
+        minute.
+        """
         if self._life is None:
             return
         self._final_snapshot = final_snapshot
@@ -236,7 +236,7 @@ class FollowerLink:
             _log.warning("rescue_snapshot_written", index=self._committed, cause=self.last_error)
 
     async def _pause(self, delay_s: float) -> None:
-        """Also over when we are told to stop: then the last snapshot still wants a follower, once."""
+        """Also ends at a stop: the last snapshot then still needs a follower, once."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stop_wanted.wait(), delay_s)
 
@@ -252,7 +252,7 @@ class FollowerLink:
                 stdin=PIPE,
                 stdout=PIPE,
                 limit=_MAX_LINE_BYTES,
-                start_new_session=True,  # Ctrl-C is for the scheduler, which then asks for a last snapshot
+                start_new_session=True,  # Ctrl-C is for the scheduler, which then requests a last snapshot
             )
         except OSError as error:
             self.last_error = str(error)

@@ -1,4 +1,4 @@
-"""What scheduler and follower say to each other. Apart from the follower, whose work the scheduler need not import."""
+"""Messages between scheduler and follower. Separate, so that the scheduler need not import the follower's code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dgpu.service.telemetry.tiers import MAX_AGE_MS, MAX_BYTES, Batch
 from dgpu.wire.questions import Question
 
 FOLLOWER_LOCK = "follower.lock"
-EXIT_CANNOT_FOLLOW = 3  # the journal lacks groups that were committed
+EXIT_CANNOT_FOLLOW = 3  # the journal lacks committed groups
 FROM_NEWEST = "from-newest"
 
 
@@ -33,6 +33,6 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     stop: bool = False
     final_snapshot: bool = False
     ask: Ask | None = None
-    remake_history: bool = False  # who reads it found it damaged
-    snapshot: bool = False  # write one now: files that it would stand for are gone
-    samples: Batch | None = None  # of all cards; goes to the telemetry file, which no replay touches
+    remake_history: bool = False  # a reader found it damaged
+    snapshot: bool = False  # write one now: journal files that it would replace are gone
+    samples: Batch | None = None  # of all GPUs; stored in the telemetry file, which no replay touches
