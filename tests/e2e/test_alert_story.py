@@ -77,7 +77,7 @@ def test_a_killed_agent_is_told_by_webhook_and_so_is_its_return(site, web, clust
     assert (told["rule"], told["alerts"][0]["subject"]) == ("agent_offline", "n1")
     (alert,) = site.json("alerts")["alerts"]
     assert (alert["id"], alert["state"], alert["subject"]) == (told["alerts"][0]["id"], "firing", "n1")
-    assert "Node n1 is offline" in site.good("alerts").out
+    assert "Node n1 has been offline" in site.good("alerts").out
     assert "mine" in site.good("alerts", "ack", alert["id"], "-m", "mine").out
 
     # the scheduler restarts: nothing is forgotten, nobody is told again

@@ -142,7 +142,7 @@ def test_a_mail_really_arrives(tmp_path, post):
         assert "critical" in mail["Subject"]
         assert "ops@example.org" in mail["To"]
         text = "".join(str(part.get_payload(decode=True)) for part in mail.walk() if not part.is_multipart())
-        assert "Node n1 is offline" in text
+        assert "Node n1 has been offline" in text
         assert "dgpu alerts ack alert-1" in text
 
 

@@ -1,4 +1,4 @@
-"""Alerts and messages as others read them: answers, server-sent events, webhook bodies, mails."""
+"""Alerts and messages in the form for clients: responses, server-sent events, webhook bodies, mails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dgpu.service.alerts.values import Alert, Change, Message, Silence
 from dgpu.wire.alert_answers import AlertAnswer, SilenceAnswer, WebhookBody
 from dgpu.wire.answers import instant, instant_or_none
 
-MAX_TOLD_SINGLY = 100  # changes of one look; more are one event
+MAX_TOLD_SINGLY = 100  # changes of one check; more are one event
 _MAX_LINES = 20
 
 
@@ -47,7 +47,7 @@ def silence_answer(silence: Silence, now: int) -> SilenceAnswer:
 
 
 def change_stream_text(changes: Sequence[Change], machine: AlertMachine, now: int) -> bytes:
-    """Without an id: alerts are not in the journal, so a listener's place in it stays where it is."""
+    """Without an id: alerts are not in the journal, so a listener's position in the journal does not change."""
     told = {"at": instant(now), "type": "alert"}
     if len(changes) > MAX_TOLD_SINGLY:
         many = {**told, "change": "many", "count": len(changes)}
@@ -91,5 +91,5 @@ def mail_text(message: Message) -> str:
             lines.append(f"- and {message.count - _MAX_LINES:,} more: dgpu alerts")
     if message.state == "firing":
         first = message.alerts[0]
-        lines += ["", f"Somebody looks after it: dgpu alerts ack alert-{first.number}"]
+        lines += ["", f"To acknowledge it: dgpu alerts ack alert-{first.number}"]
     return "\n".join(lines)

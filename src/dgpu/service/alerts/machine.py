@@ -31,7 +31,7 @@ from dgpu.service.alerts.values import (
 
 
 class _Bundle(NamedTuple):
-    """Alerts that share a message, and since when they wait for it."""
+    """Alerts that share a message, and the time since when they wait for it."""
 
     since: int
     alerts: dict[Key, Alert]
@@ -52,22 +52,22 @@ class AlertMachine:
         self._last: dict[Key, int] = {}  # the number of the last resolved alert of a key
         self._before: dict[
             Key, Alert
-        ] = {}  # of pending alerts that fired not long ago: as they were resolved
+        ] = {}  # of pending alerts that fired recently: their state when resolved
         self.silences: dict[int, Silence] = {silence.number: silence for silence in kept.silences}
         self.ended: dict[int, Silence] = {silence.number: silence for silence in kept.ended}
-        self._quiet: dict[tuple[str, str | None], int] = {}  # until when
+        self._quiet: dict[tuple[str, str | None], int] = {}  # end of the silence
         self._bundles: dict[_BundleName, _Bundle] = {}
-        self.dropped = 0  # findings of the last look that there was no room for
+        self.dropped = 0  # findings of the last check beyond the limit
         for alert in kept.resolved:
             self._shelve(alert)
-            if alert.told:  # its end was not told before we stopped
+            if alert.told:  # its end was not reported before the stop
                 self._bundle(alert, "resolved", alert.resolved_at)
         self._index_silences()
 
-    # what happens
+    # Inputs
 
     def on_findings(self, found: Iterable[Finding], now: int) -> list[Change]:
-        """All conditions that hold now; whatever is not among them does not hold."""
+        """`found`: all conditions that hold now; every other condition does not hold."""
         changes = self._end_silences(now)
         seen: set[Key] = set()
         self.dropped = 0
@@ -82,7 +82,7 @@ class AlertMachine:
         return changes
 
     def take_messages(self, now: int) -> list[Message]:
-        """Those whose bundle has waited for others long enough."""
+        """Messages whose bundle has waited long enough for more alerts."""
         messages = []
         for name, bundle in list(self._bundles.items()):
             if now - bundle.since >= self._times.group_wait_ms:
@@ -93,7 +93,7 @@ class AlertMachine:
         return messages
 
     def acknowledge(self, number: int, comment: str, now: int) -> Change | None:
-        """None: there is no such alert that is open."""
+        """None: no open alert has this number."""
         for key, alert in self.open.items():
             if alert.number == number:
                 known = replace(alert, acknowledged_at=now, comment=comment or alert.comment)
@@ -104,7 +104,7 @@ class AlertMachine:
     def silence(
         self, rule: str, subject: str | None, until: int, comment: str, now: int
     ) -> tuple[Silence, list[Change]] | None:
-        """None: there are too many already."""
+        """None: the limit of silences is reached."""
         if len(self.silences) >= MAX_SILENCES:
             return None
         number, self._next_silence = self._next_silence, self._next_silence + 1
@@ -121,10 +121,10 @@ class AlertMachine:
             return None
         return self._without_silences([number], now)
 
-    # taking back what could not be written down
+    # Undoing changes that could not be stored
 
     def forget_silence(self, number: int) -> None:
-        """As if it had never been made."""
+        """Removes a silence as if it had never existed."""
         self.silences.pop(number, None)
         self._index_silences()
 
@@ -139,10 +139,10 @@ class AlertMachine:
             was = {"acknowledged_at": before.acknowledged_at, "comment": before.comment}
             self.open[known.key] = replace(now, **was)
 
-    # looking
+    # Queries
 
     def silenced_until(self, alert: Alert) -> int:
-        """0: it is not."""
+        """0: not silenced."""
         if not self._quiet:
             return 0
         rule, subject = alert.rule, alert.subject
@@ -157,7 +157,7 @@ class AlertMachine:
         return next((alert for alert in self.open.values() if alert.number == number), None)
 
     def listed(self) -> Iterator[Alert]:
-        """Firing, pending, resolved; the newest of each first."""
+        """Firing, pending, resolved; within each, the newest first."""
         firing = [alert for alert in self.open.values() if alert.state is AlertState.FIRING]
         pending = [alert for alert in self.open.values() if alert.state is AlertState.PENDING]
         yield from sorted(firing, key=lambda alert: (alert.firing_since, alert.number), reverse=True)
@@ -174,7 +174,7 @@ class AlertMachine:
             ended=tuple(self.ended.values()),
         )
 
-    # steps of one alert
+    # Steps of one alert
 
     def _on_holds(self, key: Key, finding: Finding, now: int) -> Iterator[Change]:
         alert = self.open.get(key)
@@ -234,7 +234,7 @@ class AlertMachine:
         if alert.state is AlertState.PENDING:
             del self.open[key]
             before = self._before.pop(key, None)
-            if before is not None:  # it had fired before: that is not forgotten
+            if before is not None:  # it fired before: that is restored
                 self._shelve(before)
                 if before.told:
                     self._bundle(before, "resolved", now)
@@ -251,14 +251,14 @@ class AlertMachine:
             yield Change("resolved", alert)
 
     def _resolve_after_ms(self, alert: Alert) -> int:
-        """One that comes and goes has to stay away longer each time, so that it tires nobody."""
+        """A flapping alert must stay clear longer each time, so that it sends fewer messages."""
         times = self._times
         return min(
             times.resolve_after_ms << min(alert.flaps, 20),
             max(times.most_resolve_after_ms, times.resolve_after_ms),
         )
 
-    # messages
+    # Messages
 
     def _queue_messages(self, now: int) -> None:
         repeat_ms = self._times.repeat_ms
@@ -296,7 +296,7 @@ class AlertMachine:
         )
 
     def _told_firing(self, alerts: Mapping[Key, Alert], now: int) -> Iterator[Alert]:
-        """What ended or was hushed while it waited for the others is not told."""
+        """Alerts that ended or were silenced while the bundle waited are left out."""
         for key in alerts:
             alert = self.open.get(key)
             if alert is not None and alert.state is AlertState.FIRING and not self._is_hushed(alert):
@@ -307,13 +307,13 @@ class AlertMachine:
         for key, alert in alerts.items():
             back = self.open.get(key)
             if back is not None and back.number == alert.number:
-                continue  # those who know that it fires need not hear that it was away
-            if alert.number in self.resolved:  # it may be out of the list already, in a storm
+                continue  # targets that know it as firing need not hear of the interruption
+            if alert.number in self.resolved:  # in a storm it may have left the list already
                 self.resolved[alert.number] = replace(alert, told=False)
             if not self.silenced_until(alert):
                 yield alert
 
-    # leaves
+    # Leaves
 
     def _shelve(self, alert: Alert) -> None:
         self.resolved[alert.number] = alert

@@ -1,4 +1,4 @@
-"""What the watch of alerts is told at its start."""
+"""Settings of the alert watch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What is still to be sent, per target and in order. Without I/O: it says what is due and is told how it went.
+"""Unsent messages, per target and in order. Without I/O: it returns due deliveries and takes their results.
 
-A target that does not answer keeps its messages, up to a bound; the others do not wait for it.
+A target that does not answer keeps its messages, up to a bound; other targets do not wait for it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Outcome = Literal["sent", "retry", "given_up"]
 
 class SendingRules(msgspec.Struct, frozen=True, kw_only=True):
     timeout_ms: int = 10_000  # of one attempt
-    attempts: int = 10  # then the message is given up
+    attempts: int = 10  # then the message is dropped
     retry_ms: int = 2_000  # doubles
     most_retry_ms: int = 300_000
     queue: int = 100  # messages of one target; beyond it the oldest are dropped
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    id: str  # stays the same over all attempts: a receiver can tell a repetition
+    id: str  # the same for all attempts, so that a receiver can detect a repetition
     target: str
     message: Message
     attempts: int = 0  # that failed
@@ -34,7 +34,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TargetCounts(NamedTuple):
-    """Since the start of the process."""
+    """Counts since the start of the process."""
 
     queued: int
     sent: int
@@ -48,7 +48,7 @@ class _Queue:
 
     def __init__(self) -> None:
         self.waiting: deque[Delivery] = deque()
-        self.in_flight = False  # the first of those waiting
+        self.in_flight = False  # the first waiting delivery
         self.sent = self.failed = self.dropped = 0
         self.last_error = ""
 
@@ -60,10 +60,10 @@ class Outbox:
         for delivery in kept:
             queue = self._queues.get(delivery.target)
             if queue is not None and len(queue.waiting) < rules.queue:
-                queue.waiting.append(replace(delivery, due_at=0))  # a new start is a reason to try at once
+                queue.waiting.append(replace(delivery, due_at=0))  # after a restart, try at once
 
     def put(self, message: Message, message_id: str, now: int) -> list[Delivery]:
-        """For every target. Returns what had to be dropped for it."""
+        """Queues the message for every target. Returns the deliveries that were dropped for it."""
         dropped = []
         for name, queue in self._queues.items():
             if len(queue.waiting) >= self._rules.queue:
@@ -76,7 +76,7 @@ class Outbox:
         return dropped
 
     def take_due(self, now: int) -> list[Delivery]:
-        """At most one per target. Each must be told of with `on_sent` or `on_failed`."""
+        """At most one per target. Each must be followed by `on_sent` or `on_failed`."""
         due = []
         for queue in self._queues.values():
             if queue.waiting and not queue.in_flight and queue.waiting[0].due_at <= now:
@@ -105,7 +105,7 @@ class Outbox:
         queue.failed += 1
         queue.last_error = error
         if not self._is_first(queue, delivery):
-            return "given_up"  # dropped meanwhile, and counted then
+            return "given_up"  # dropped and counted meanwhile
         queue.in_flight = False
         failed = delivery.attempts + 1
         if failed >= rules.attempts:

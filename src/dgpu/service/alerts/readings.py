@@ -1,4 +1,4 @@
-"""What the rules look at, read off the state at a committed point. Cheap: a few thousand nodes take milliseconds."""
+"""The inputs of the rules, read from the state at a committed point. Cheap: a few thousand nodes take milliseconds."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from dgpu.service.machine.agent_words import GpuSample, is_reason_of_node
 from dgpu.service.machine.outputs import CommittedGroup
 
 _BUCKETS = 60  # of the window of the failure rate
-# Lines are listed in the order in which they began to wait, so the oldest tasks are among the first.
+# Lines are in the order in which they began to wait, so the oldest tasks are among the first.
 _MAX_LINES = 20_000
-_STALE_MS = 60_000  # a temperature older than this says nothing about now
+_STALE_MS = 60_000  # an older temperature says nothing about the present
 
 
 class EndedTasks:
-    """How many tasks ended of late, and how many of them failed. Cancelled ones did neither."""
+    """Numbers of recently ended and failed tasks. A cancelled task counts as neither."""
 
     def __init__(self, window_ms: int) -> None:
         self._bucket_ms = max(1, window_ms // _BUCKETS)
-        self._buckets: deque[list[int]] = deque()  # number of the bucket, ended, failed
+        self._buckets: deque[list[int]] = deque()  # index of the bucket, ended, failed
 
     def on_group(self, group: CommittedGroup) -> None:
         for event in group.events:
@@ -65,7 +65,7 @@ class EndedTasks:
 def read_state(
     state: ClusterState, telemetry: Mapping[GpuId, GpuSample], rules: RuleSet, now: int
 ) -> Readings:
-    """All but what only the process knows: disk and ended tasks."""
+    """All inputs except those of the process: disk and ended tasks."""
     return Readings(
         at=now,
         offline=_offline(state) if rules.agent_offline.enabled else (),
@@ -97,14 +97,14 @@ def _unfit(state: ClusterState) -> tuple[UnfitNode, ...]:
 
 
 def _unsaved(state: ClusterState) -> Unsaved | None:
-    """From a fifth of the bound on: a history that only lags behind a burst is not worth an alert."""
+    """Counts from a fifth of the bound: a short lag after a burst is not worth an alert."""
     limit = state.settings.max_unsaved
     tasks = state.ended_count - state.settings.keep_finished
     return Unsaved(tasks, limit) if tasks > limit // 5 else None
 
 
 def _sick(state: ClusterState) -> tuple[SickGpu, ...]:
-    """Also of cards that their node no longer lists: a card that fell off the bus is what we are here for."""
+    """Includes GPUs that their node no longer lists: a GPU that fell off the bus needs an alert most."""
     return tuple(
         SickGpu(known.gpu_id, known.node_id, known.state, known.since, known.cause, known.evidence)
         for known in state.health.values()
@@ -129,9 +129,7 @@ def _hot(
 def _uses(state: ClusterState) -> tuple[Use, ...]:
     quota = quota_of(state)
     used = {pool: used_milli(state, pool) for pool in Pool}
-    if (
-        state.quota.mode is QuotaMode.BORROW
-    ):  # a pool beyond its part is meant to be; both together are the limit
+    if state.quota.mode is QuotaMode.BORROW:  # a pool may exceed its share; the limit is for both together
         pools = [Use("pools together", sum(used.values()), sum(quota.milli(pool) for pool in Pool))]
     else:
         pools = [Use(f"pool {pool.value}", used[pool], quota.milli(pool)) for pool in Pool]
@@ -156,5 +154,5 @@ def _oldest(state: ClusterState) -> tuple[Oldest, ...]:
 
 
 def _waits_since(task: Task) -> int:
-    """Of a task that ran before, only the wait since then counts."""
+    """For a task that ran before, only the wait since then counts."""
     return max(task.created_at, task.eligible_at, task.started_at, task.finished_at)

@@ -1,4 +1,4 @@
-"""What is worth an alert. A pure look at readings: each rule finds the subjects for which its condition holds now."""
+"""The rules of alerts, as pure functions of readings: each finds the subjects for which its condition holds now."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GIB = 1 << 30
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
     enabled: bool = True
-    for_ms: int = 0  # the condition must hold so long before the alert fires
+    for_ms: int = 0  # the condition must hold this long before the alert fires
     severity: Severity = "warning"
 
 
@@ -31,7 +31,7 @@ class QuotaRule(Rule, frozen=True, kw_only=True):
 
 class FailureRule(Rule, frozen=True, kw_only=True):
     percent: float = 0.5
-    least_tasks: int = 20  # that ended within the window; fewer say nothing
+    least_tasks: int = 20  # ended within the window; fewer are no evidence
     window_ms: int = 600_000
 
 
@@ -40,7 +40,7 @@ class WaitRule(Rule, frozen=True, kw_only=True):
 
 
 class DiskRule(Rule, frozen=True, kw_only=True):
-    """Both must hold: a tenth of a large disk is still a lot."""
+    """Both limits must be reached: a tenth of a large disk is still a lot."""
 
     free_percent: float = 0.1
     free_bytes: int = 20 << 30
@@ -51,7 +51,7 @@ class ClockRule(Rule, frozen=True, kw_only=True):
 
 
 class RuleSet(msgspec.Struct, frozen=True, kw_only=True):
-    """The field's name is the rule's name."""
+    """The name of the field is the name of the rule."""
 
     agent_offline: Rule = Rule(severity="critical")
     node_unfit: Rule = Rule(severity="critical")
@@ -79,7 +79,7 @@ class OfflineNode(NamedTuple):
 
 
 class UnfitNode(NamedTuple):
-    """A node that takes no tasks because it says it cannot: its keeper hangs, its disk is full."""
+    """A node that takes no tasks because it reported itself unfit: its keeper hangs, or its disk is full."""
 
     node: str
     reason: str
@@ -87,7 +87,7 @@ class UnfitNode(NamedTuple):
 
 
 class Unsaved(NamedTuple):
-    """Finished tasks beyond those that are kept anyway, which the history does not hold yet."""
+    """Finished tasks that are in memory beyond the usual number because the history does not contain them yet."""
 
     tasks: int
     limit: int
@@ -109,7 +109,7 @@ class HotGpu(NamedTuple):
 
 
 class Use(NamedTuple):
-    """Of a pool or a tenant, in thousandths of a GPU."""
+    """The use of a pool or a tenant, in thousandths of a GPU."""
 
     holder: str
     used_milli: int
@@ -117,7 +117,7 @@ class Use(NamedTuple):
 
 
 class Oldest(NamedTuple):
-    """The task of a pool that has waited longest."""
+    """The longest waiting task of a pool."""
 
     pool: str
     task: str
@@ -125,16 +125,14 @@ class Oldest(NamedTuple):
 
 
 class OffClock(NamedTuple):
-    """A wall clock that does not agree with the scheduler's time."""
+    """A wall clock that differs from the scheduler's time."""
 
     subject: str  # a node, or the scheduler
     ahead_ms: int
 
 
 class Readings(NamedTuple):
-    """All that the rules look at. `hot` holds only what passes the limit: thousands of cool cards are not carried
-    about.
-    """
+    """All inputs of the rules. `hot` contains only GPUs above the limit: a cluster has thousands of cool ones."""
 
     at: int
     offline: tuple[OfflineNode, ...] = ()
@@ -146,12 +144,12 @@ class Readings(NamedTuple):
     ended: int = 0  # tasks that ended by themselves within the window
     failed: int = 0
     oldest: tuple[Oldest, ...] = ()
-    disk_free_bytes: int | None = None  # None: not known yet
+    disk_free_bytes: int | None = None  # None: still unknown
     disk_total_bytes: int = 0
     journal_full: bool = False
     epoch_unknown: str = ""  # why nodes of a lost epoch are refused
     journal_trouble: str = ""  # why new tasks are refused although the disk is not full
-    journal_repaired: str = ""  # files that were found deleted or replaced of late, and made again
+    journal_repaired: str = ""  # files that were recently found deleted or replaced, and restored
     clocks: tuple[OffClock, ...] = ()
 
 
@@ -177,7 +175,7 @@ def _offline(readings: Readings, _rule: Rule, name: str) -> Iterator[Finding]:
     for node, since, tasks, draining in readings.offline:
         facts = {"node": node, "offline_since": instant(since), "tasks": tasks, "draining": draining}
         held = f"; {tasks} of its tasks wait for it" if tasks else ""
-        yield Finding(name, node, f"Node {node} is offline since {instant(since)}{held}.", facts)
+        yield Finding(name, node, f"Node {node} has been offline since {instant(since)}{held}.", facts)
 
 
 def _unfit(readings: Readings, _rule: Rule, name: str) -> Iterator[Finding]:
@@ -192,7 +190,7 @@ def _behind(readings: Readings, _rule: Rule, name: str) -> Iterator[Finding]:
         tasks, limit = readings.unsaved
         text = (
             f"The history does not advance: {tasks:,} finished tasks are in memory and in the journal only. With "
-            f"{limit:,} no more tasks are taken."
+            f"{limit:,} no more tasks are accepted."
         )
         yield Finding(name, "cluster", text, {"tasks": tasks, "limit": limit})
 
@@ -211,7 +209,9 @@ def _sick(readings: Readings, _rule: Rule, name: str) -> Iterator[Finding]:
         }
         why = f"{card.cause}: {card.evidence}" if card.evidence else card.cause
         if name == "gpu_unrecoverable":
-            text = f"GPU {card.gpu} on {card.node} needs a person ({why}). Then: dgpu gpus recover {card.gpu}"
+            text = (
+                f"GPU {card.gpu} on {card.node} needs an operator ({why}). Then: dgpu gpus recover {card.gpu}"
+            )
         else:
             text = f"GPU {card.gpu} on {card.node} is out of service ({why})."
         yield Finding(name, card.gpu, text, facts)
@@ -221,7 +221,7 @@ def _hot(readings: Readings, rule: TemperatureRule, name: str) -> Iterator[Findi
     for gpu, node, degrees in readings.hot:
         if degrees > rule.limit_c:
             facts = {"node": node, "gpu": gpu, "temperature_c": degrees, "limit_c": rule.limit_c}
-            text = f"GPU {gpu} on {node} has {degrees} °C; the limit is {rule.limit_c} °C."
+            text = f"GPU {gpu} on {node} is at {degrees} °C; the limit is {rule.limit_c} °C."
             yield Finding(name, gpu, text, facts)
 
 
@@ -249,7 +249,7 @@ def _waiting(readings: Readings, rule: WaitRule, name: str) -> Iterator[Finding]
         if waited_ms > rule.limit_ms:
             facts = {"task": task, "waits_since": instant(since), "limit_seconds": rule.limit_ms / 1000}
             minutes = waited_ms // 60_000
-            text = f"{task} ({pool}) waits for {minutes} min. Why: dgpu why {task}"
+            text = f"{task} ({pool}) has waited for {minutes} min. Why: dgpu why {task}"
             yield Finding(name, pool, text, facts)
 
 

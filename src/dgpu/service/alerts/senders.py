@@ -1,4 +1,4 @@
-"""One attempt to send a message. A failure is a `SendFailed` whose text holds no secret."""
+"""One attempt to send a message. A failure is a `SendFailed` whose text contains no secret."""
 
 from __future__ import annotations
 
@@ -24,25 +24,23 @@ _MAX_RECORDS = 50
 _MAX_CAUSES = 10
 _USER_AGENT = "dgpu-alerts"
 
-# From its first word on: it may speak of addresses and passwords.
+# Set before its first log line, which may contain addresses and passwords.
 logging.getLogger("apprise").propagate = False
 
 
 class SendFailed(Exception):  # noqa: N818 - it says what happened
-    """Fit for logs and answers."""
+    """The text is safe for logs and responses."""
 
 
 class Senders:
-    """Webhooks by HTTP; everything else by apprise, each attempt in a thread of its own that never outlives the
-    process.
-    """
+    """Webhooks use HTTP; all other targets use apprise, each attempt in a thread that never outlives the process."""
 
     def __init__(self, timeout_ms: int) -> None:
         self._timeout_s = timeout_ms / 1_000
         self._http: httpx.AsyncClient | None = None
 
     async def send(self, target: Target, message: Message, message_id: str) -> str:
-        """Returns what the target said."""
+        """Returns the answer of the target."""
         if target.kind == "webhook":
             return await self._post(target, message, message_id)
         return await _in_thread(lambda: send_by_apprise(target, message))
@@ -66,7 +64,7 @@ class Senders:
             headers["x-dgpu-signature"] = signature(target.secret, body)
         try:
             async with asyncio.timeout(self._timeout_s):
-                # the body of the answer is not read: only its status counts
+                # Only the status counts: the body of the response is not read.
                 async with self._client().stream("POST", target.url, content=body, headers=headers) as answer:
                     status = answer.status_code
         except TimeoutError:
@@ -83,7 +81,7 @@ class Senders:
         import httpx
 
         if self._http is None:
-            # No proxy and no password of the environment: where a message goes is in the configuration alone.
+            # No proxy and no password from the environment: only the configuration decides where a message goes.
             self._http = httpx.AsyncClient(
                 follow_redirects=False,
                 trust_env=False,
@@ -98,7 +96,7 @@ def signature(secret: str, body: bytes) -> str:
 
 
 def apprise_refusal(url: str) -> str | None:
-    """Why apprise cannot send there; the address itself is not repeated."""
+    """Why apprise cannot send to this address. The reason does not repeat the address."""
     try:
         import apprise
     except ImportError:
@@ -131,7 +129,7 @@ def send_by_apprise(target: Target, message: Message) -> str:
 
 
 def _complaint(records: list[logging.LogRecord]) -> str:
-    """It says only yes or no; the reason is in its log."""
+    """Apprise returns only success or failure; the reason is in its log."""
     said = [
         record.getMessage()
         for record in records
@@ -141,7 +139,7 @@ def _complaint(records: list[logging.LogRecord]) -> str:
 
 
 class _Listening(logging.Handler):
-    """What one thread's apprise says. Nobody else hears it: it may hold addresses and passwords."""
+    """Captures the apprise log of one thread. It goes nowhere else, because it may contain addresses and passwords."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
@@ -166,7 +164,7 @@ def _heard() -> Iterator[list[logging.LogRecord]]:
 
 
 async def _in_thread(work: Callable[[], str]) -> str:
-    """A daemon thread: a mail server that hangs must not keep the scheduler from ending."""
+    """Uses a daemon thread: a hanging mail server must not keep the scheduler from ending."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[str] = loop.create_future()
 
@@ -190,11 +188,11 @@ async def _in_thread(work: Callable[[], str]) -> str:
 
 
 def _words(error: BaseException) -> str:
-    """Libraries wrap what the system said; that is what helps."""
+    """Libraries wrap the error of the system, which is more useful."""
     cause: BaseException | None = error
     for _ in range(_MAX_CAUSES):
         if isinstance(cause, OSError) and cause.strerror:
-            number = cause.errno or 0  # below 0: of the resolver, which has its own words
+            number = cause.errno or 0  # below 0: of the resolver, which has its own texts
             return f"cannot be reached: {os.strerror(number) if number > 0 else cause.strerror}"
         cause = None if cause is None else cause.__cause__ or cause.__context__
     text = str(error).strip()

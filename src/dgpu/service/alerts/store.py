@@ -1,4 +1,4 @@
-"""The file that keeps alerts, silences and unsent messages over a restart."""
+"""The file that keeps alerts, silences and unsent messages across restarts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AlertStore:
         self._path = folder / FILE_NAME
 
     def load(self) -> Kept:
-        """A file that cannot be read is set aside, and said: alerts then begin anew."""
+        """An unreadable file is moved aside and logged: alerts then start empty."""
         try:
             with self._path.open("rb") as file:
                 content = file.read(_MAX_BYTES + 1)
@@ -49,7 +49,7 @@ class AlertStore:
         sync_folder(self._path.parent)
 
     def _set_aside(self, error: str) -> None:
-        aside = self._path.with_name(FILE_NAME + ".damaged")  # one: a second takes the place of the first
+        aside = self._path.with_name(FILE_NAME + ".damaged")  # at most one: a second replaces the first
         try:
             self._path.replace(aside)
         except OSError as failed:
@@ -63,5 +63,5 @@ def _decoded(content: bytes) -> Kept:
         raise ValueError(f"it is larger than {_MAX_BYTES} bytes")
     kept = msgspec.json.decode(content, type=Kept)
     if kept.version != 1:
-        raise ValueError(f"it is of version {kept.version}; this is 1")
+        raise ValueError(f"it has version {kept.version}; this version reads 1")
     return kept

@@ -1,5 +1,5 @@
-"""Where messages go. The whole of a target's address is a secret: what is shown of it leaves out all that could
-be one.
+"""Targets of messages. The address of a target is secret: the displayed form leaves out every part that could be a
+secret.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     secret: str = ""  # of a webhook: signs the body
 
-    def __repr__(self) -> str:  # also in tracebacks and logs
+    def __repr__(self) -> str:  # also used in tracebacks and logs
         return f"Target({self.name!r}, {self.address!r})"
 
     __str__ = __repr__
 
     @property
     def address(self) -> str:
-        """Scheme and host of a webhook; of others only the scheme, for a token may stand in the host's place."""
+        """Scheme and host of a webhook; only the scheme of other targets, because their host may be a token."""
         scheme, _, rest = self.url.partition("://")
         if not rest:
             return _HIDDEN
@@ -42,12 +42,12 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return f"{scheme}://{parts.hostname or ''}{port}{more}"
 
     def without_secrets(self, text: str) -> str:
-        """A library's own words about a failure, fit for a log: one line, nothing of the address beyond what is
-        shown.
+        """Makes the error text of a library safe for a log: one line, with nothing of the address beyond the displayed
+        part.
         """
         for word in sorted(self._secret_words(), key=len, reverse=True):
             text = text.replace(word, _HIDDEN)
-        text = _URL.sub(_HIDDEN, text)  # also one that a library shows with half of its secrets
+        text = _URL.sub(_HIDDEN, text)  # also a URL that a library shows with half of its secrets
         line = " ".join(text.split())
         return line if len(line) <= _MAX_DETAIL else line[: _MAX_DETAIL - 1] + _HIDDEN
 
@@ -59,7 +59,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def webhook_refusal(url: str) -> str | None:
-    """Why this cannot be a webhook; the address itself is not repeated."""
+    """Why this cannot be a webhook. The reason does not repeat the address."""
     try:
         parts = urlsplit(url)
         port = parts.port

@@ -1,4 +1,4 @@
-"""What the machine of alerts keeps and gives out."""
+"""Values that the alert machine stores and returns."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ANY = "*"  # a silence of every rule
 
 MAX_OPEN = 5_000
 MAX_SILENCES = 1_000
-MAX_ENDED = 100  # silences that are over
+MAX_ENDED = 100  # silences that have ended
 MAX_IN_A_MESSAGE = 50
 
 
 class AlertState(enum.StrEnum):
-    PENDING = "pending"  # the condition holds, but not yet for long enough
+    PENDING = "pending"  # the condition holds, but not long enough yet
     FIRING = "firing"
     RESOLVED = "resolved"
 
@@ -35,12 +35,12 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     facts: dict[str, Any] = {}
     pending_since: int
     firing_since: int = 0
-    clear_since: int = 0  # firing: since when the condition no longer holds
+    clear_since: int = 0  # firing: the time since when the condition no longer holds
     resolved_at: int = 0
     flaps: int = 0
     acknowledged_at: int = 0
     comment: str = ""
-    told: bool = False  # the targets know that it fires
+    told: bool = False  # the targets were told that it fires
     told_at: int = 0
 
     @property
@@ -51,7 +51,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Silence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     number: int
     rule: str  # or ANY
-    subject: str | None = None  # None: of every subject
+    subject: str | None = None  # None: every subject
     created_at: int
     until: int
     comment: str = ""
@@ -68,7 +68,7 @@ class Change(NamedTuple):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What targets are told: alerts of one rule that fire or are over. A storm is one message with a count."""
+    """A message to targets: alerts of one rule that fire or have ended. A storm is one message with a count."""
 
     state: Literal["firing", "resolved", "test"]
     rule: str
@@ -81,7 +81,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def summary(self) -> str:
         if self.state == "test":
-            return "A test of dgpu's alerts. Nothing is wrong."
+            return "A test of dgpu's alerts. There is no problem."
         word = "resolved" if self.state == "resolved" else "still firing" if self.reminder else "firing"
         if self.count == 1:
             return f"{word}: {self.alerts[0].summary}"
@@ -91,13 +91,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class AlertTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """How patient the machine is."""
+    """The waiting times of the machine."""
 
     resolve_after_ms: int = 15_000  # without its condition; doubles with every flap
     most_resolve_after_ms: int = 900_000
-    reopen_ms: int = 600_000  # what comes back sooner is the same alert, flapping
+    reopen_ms: int = 600_000  # an alert that returns sooner is the same alert, flapping
     group_wait_ms: int = 5_000
-    repeat_ms: int = 14_400_000  # 0: a firing alert is told once
+    repeat_ms: int = 14_400_000  # 0: a firing alert is reported once
     keep_resolved: int = 1_000
 
 
@@ -107,11 +107,11 @@ class MachineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeptAlerts(msgspec.Struct, frozen=True, kw_only=True):
-    """All that outlives a restart. What was pending starts to count anew: nobody knows what held meanwhile."""
+    """The part that survives a restart. Pending alerts start to count again: the time in between is unknown."""
 
     next_alert: int = 1
     next_silence: int = 1
     firing: tuple[Alert, ...] = ()
     resolved: tuple[Alert, ...] = ()  # oldest first
     silences: tuple[Silence, ...] = ()
-    ended: tuple[Silence, ...] = ()  # the last silences that are over, oldest first
+    ended: tuple[Silence, ...] = ()  # the last ended silences, oldest first

@@ -1,6 +1,6 @@
-"""Alerts in the loop: a look every few seconds, messages sent beside it, what must last written down.
+"""Alerts in the loop: checks every few seconds, sends messages in the background, stores lasting changes.
 
-Nothing here may hold up the scheduler: the state is read in one go, files and mails are matters of threads.
+Nothing here may delay the scheduler: the state is read in one step, and files and mails are left to threads.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dgpu.wire.alert_answers import AlertCounts
 
 _LONGEST_NAP_S = 60.0
 _STOP_PATIENCE_S = 2.0
-_MAX_LOG_LINES = 5  # of one name at one look
+_MAX_LOG_LINES = 5  # of one kind in one check
 
 _log = structlog.get_logger("dgpu.alerts")
 
@@ -47,7 +47,7 @@ class Tested(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NotKept(Exception):  # noqa: N818 - it says what happened
-    """What somebody wanted could not be written down, and was not done."""
+    """The requested change could not be stored, so it was not made."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(error.strerror or str(error))
@@ -55,7 +55,7 @@ class NotKept(Exception):  # noqa: N818 - it says what happened
 
 
 class AlertWatch:
-    """Make it in the loop that serves; `start` begins to look, `stop` writes down what is left."""
+    """Create it in the serving loop. `start` begins the checks, `stop` stores the remaining changes."""
 
     def __init__(self, options: AlertOptions, runtime: Runtime, folder: Path) -> None:
         self.options = options
@@ -73,7 +73,7 @@ class AlertWatch:
         self._disk: tuple[int, int] | None = None
         self._disk_look: asyncio.Task[None] | None = None
         self._to_send = asyncio.Event()
-        self._changed = 0  # grows with what must be kept
+        self._changed = 0  # grows with every change that must be stored
         self._saved = 0
         self._saving = asyncio.Lock()
         self._save_failed = False
@@ -96,10 +96,10 @@ class AlertWatch:
         self._changed += 1
         await self.save()
 
-    # looking
+    # Checks
 
     async def look(self) -> list[Change]:
-        """One look: what began, what is over."""
+        """One check: returns alerts that began and alerts that ended."""
         now = self._runtime.now_ms()
         rules = self.options.machine.rules
         readings = await self._runtime.read(
@@ -145,7 +145,7 @@ class AlertWatch:
             await asyncio.sleep(self.options.interval_ms / 1_000)
 
     def _look_at_disk(self) -> None:
-        """Beside the look, and one at a time: a dead network disk answers never."""
+        """Runs beside the check, one at a time: a dead network disk never answers."""
         if self._disk_look is None or self._disk_look.done():
             self._disk_look = asyncio.create_task(self._measure_disk())
             self._keep(self._disk_look)
@@ -159,7 +159,7 @@ class AlertWatch:
         else:
             self._disk = (usage.free, usage.total)
 
-    # what people change
+    # Changes by users
 
     async def acknowledge(self, number: int, comment: str) -> Alert | None:
         before = self.machine.find(number)
@@ -188,8 +188,8 @@ class AlertWatch:
         return True
 
     async def _changed_by_hand(self, changes: list[Change], undo: Callable[[], None]) -> None:
-        """Raises NotKept. What a restart would forget was not done."""
-        self._changed += 1  # a silence counts also where it silences nothing yet
+        """Raises NotKept. A change that a restart would lose is undone."""
+        self._changed += 1  # a silence counts even if it matches no alert yet
         error = await self.save()
         if error is not None:
             undo()
@@ -200,7 +200,7 @@ class AlertWatch:
     def now_ms(self) -> int:
         return self._runtime.now_ms()
 
-    # what others look at
+    # Queries
 
     def counts(self) -> AlertCounts:
         by_state = Counter(alert.state.value for alert in self.machine.open.values())
@@ -212,7 +212,7 @@ class AlertWatch:
         return [(target, self._outbox.counts(name)) for name, target in self._targets.items()]
 
     def listen(self, listener: Callable[[bytes], None]) -> Callable[[], None]:
-        """Told of every change, as text of server-sent events."""
+        """Passes on every change, as text of server-sent events."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
@@ -222,10 +222,10 @@ class AlertWatch:
             for listener in tuple(self._listeners):
                 listener(text)
 
-    # sending
+    # Sending
 
     async def test(self) -> list[Tested]:
-        """One attempt to every target, now, beside what is queued."""
+        """One attempt to every target, now, beside the queue."""
         message = Message(state="test", rule="test", severity="info", at=self._runtime.now_ms(), count=0)
         self.testing = True
         try:
@@ -246,7 +246,7 @@ class AlertWatch:
         for message in messages:
             for dropped in self._outbox.put(message, secrets.token_hex(8), now):
                 _log.warning(
-                    "alert_message_dropped", target=dropped.target, reason="too many wait to be sent"
+                    "alert_message_dropped", target=dropped.target, reason="too many deliveries wait"
                 )
         self._to_send.set()
 
@@ -273,7 +273,7 @@ class AlertWatch:
             _log.warning(name, **told, attempt=delivery.attempts + 1, error=str(failed))
         except Exception:  # noqa: BLE001 - a bug of ours counts as a failed attempt
             _log.exception("alert_sender_failed", **told)
-            self._outbox.on_failed(delivery, "an error of the scheduler itself", self._runtime.now_ms())
+            self._outbox.on_failed(delivery, "an error in the scheduler itself", self._runtime.now_ms())
         else:
             self._outbox.on_sent(delivery)
             _log.info(
@@ -283,10 +283,10 @@ class AlertWatch:
         self._to_send.set()
         await self.save()
 
-    # keeping
+    # Storing
 
     async def save(self) -> OSError | None:
-        """Returns when all that was changed before the call is on disk, or why it could not be."""
+        """Returns when all earlier changes are on disk, or the error that prevented it."""
         async with self._saving:
             if self._saved == self._changed:
                 return None
