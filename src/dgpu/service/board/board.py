@@ -1,7 +1,7 @@
-"""What all dashboards are fed with: one picture of the cluster, brought up to date once a second while somebody looks.
+"""The data of all dashboards: one picture of the cluster, updated once a second while a dashboard is connected.
 
-A beat looks at the state at a committed point, and encodes what changed once for everybody. Nothing is worked out while
-nobody looks, but one point of the ten-minute line every five seconds.
+A beat reads the state at a committed point and encodes the changes once for all listeners. Without a listener, nothing
+is computed except one point of the ten-minute line every five seconds.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from dgpu.wire.board_answers import (
 from dgpu.wire.wall_time import SHOWN
 
 BEAT_MS = 1_000
-QUIET_MS = 5_000  # without a change, a beat is sent after this all the same: the stream is alive
-USE_MS = 5_000  # how often pools and tenants are looked at; while they are few, after every change too
+QUIET_MS = 5_000  # a beat is sent after this time even without a change, to show that the stream is alive
+USE_MS = 5_000  # how often pools and tenants are checked; while there are few, also after every change
 FEW_TENANTS = 20
 _PACKING_LEVEL = 4
 
@@ -50,10 +50,10 @@ _log = structlog.get_logger("dgpu.board")
 
 
 class Piece:
-    """One event of the stream, encoded once; packed once if anybody wants it packed.
+    """One event of the stream, encoded once, and compressed once if a client wants that.
 
-    Packed pieces follow each other in any client's gzip stream: each is made by a compressor of its own and ends at a
-    byte, so it refers to nothing before it.
+    Compressed pieces may follow each other in the gzip stream of any client: each has its own compressor and ends at a
+    byte boundary, so it refers to no earlier data.
     """
 
     __slots__ = ("_packed", "plain", "seq")
@@ -70,7 +70,7 @@ class Piece:
         return self._packed
 
 
-PACKED_BEGIN = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"  # a gzip stream's head
+PACKED_BEGIN = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"  # the head of a gzip stream
 
 
 def pack(plain: bytes) -> bytes:
@@ -79,7 +79,7 @@ def pack(plain: bytes) -> bytes:
 
 
 class Listener:
-    """One dashboard. What it does not read in time is thrown away, and it is told so."""
+    """One dashboard. Unread events are dropped after a while, and the dashboard gets a resync instead."""
 
     MAX_UNREAD = 16
 
@@ -121,7 +121,7 @@ class Board:
         self._columns = Columns()
         self._traffic = Traffic(views)
         self._points: deque[BoardPoint] = deque(maxlen=MAX_POINTS)
-        self._figures: BoardFigures | None = None  # None: nobody has looked yet
+        self._figures: BoardFigures | None = None  # None: no dashboard has connected yet
         self._listeners: set[Listener] = set()
         self._snapshot: Piece | None = None
         self._packed_picture: tuple[Piece, bytes] | None = None
@@ -134,13 +134,13 @@ class Board:
     def listeners(self) -> int:
         return len(self._listeners)
 
-    # for those who look
+    # Calls of dashboards
 
     async def join(self) -> tuple[Listener, Piece]:
-        """A listener, and the whole picture, which it is told first."""
+        """A listener, and the whole picture, which comes first."""
         listener = Listener()
         await self.refresh()
-        # nothing is awaited from here on: no beat can fall between the picture and the first delta
+        # No await from here on: no beat can come between the picture and the first delta.
         self._listeners.add(listener)
         self._somebody.set()
         return listener, self.snapshot()
@@ -151,7 +151,7 @@ class Board:
             self._somebody.clear()
 
     async def refresh(self) -> None:
-        """The picture is at most a beat old afterwards."""
+        """Afterwards the picture is at most one beat old."""
         if self._runtime.now_ms() - self._at_ms >= BEAT_MS or not self.seq:
             await self.beat()
 
@@ -162,7 +162,7 @@ class Board:
         return self._snapshot
 
     def picture(self) -> bytes:
-        """The snapshot's JSON alone."""
+        """Only the JSON of the snapshot."""
         plain = self.snapshot().plain
         return plain[plain.index(b"data: ") + 6 : -2]
 
@@ -172,12 +172,12 @@ class Board:
         return self._packed_picture[1]
 
     def resync(self) -> list[Piece]:
-        """For one that was too slow."""
+        """For a listener that was too slow."""
         self.lagged += 1
         told = b'event: resync\ndata: {"reason":"lagged"}\n\n'
         return [Piece(self.seq, told), self.snapshot()]
 
-    # the beat
+    # The beat
 
     async def _run(self) -> None:
         while True:
@@ -203,7 +203,7 @@ class Board:
     async def beat(self) -> None:
         async with self._lock:
             if self._runtime.now_ms() - self._at_ms < BEAT_MS and self.seq:
-                return  # somebody else's wish was the same
+                return  # another caller has just done the same
             self.beats += 1
             delta = await self._runtime.read(self._look)
             if delta is None:
@@ -219,7 +219,7 @@ class Board:
             listener.offer(piece)
 
     def _look(self, state: ClusterState) -> BoardDelta | None:
-        """At a committed point. None: nobody has looked before, or there are other nodes or GPUs."""
+        """Called at a committed point. None: there was no earlier check, or the set of nodes or GPUs changed."""
         self._at_ms = at_ms = self._runtime.now_ms()
         changes = self._columns.look(state, self._runtime.telemetry)
         point = self._note_point(state)
@@ -280,7 +280,7 @@ class Board:
         return len(known.tenants) > FEW_TENANTS or known.index == self._views.last_index
 
     def _note_point(self, state: ClusterState) -> BoardPoint | None:
-        """Every five seconds, whether somebody looks or not."""
+        """Every five seconds, with or without listeners."""
         at_ms = self._runtime.now_ms()
         is_due = not self._points or at_ms - self._points[-1].at_ms >= STEP_MS
         if not self._listeners and not is_due:
@@ -297,16 +297,16 @@ class Board:
             finished_per_min=self._traffic.per_minute()[1],
         )
         self._points.append(point)
-        if not self._listeners:  # nobody is told of it: who comes back needs the whole picture
+        if not self._listeners:  # no listener gets this change: the next one needs the whole picture
             self._snapshot = None
         return point
 
-    # encoding
+    # Encoding
 
     def _picture(self) -> BoardSnapshot:
         columns, told = self._columns, self._figures
         if told is None:
-            raise RuntimeError("a beat comes before any picture")
+            raise RuntimeError("a beat came before the first picture")
         return BoardSnapshot(
             seq=self.seq,
             at_ms=SHOWN.wall_ms(self._at_ms),

@@ -1,7 +1,7 @@
-"""Nodes and GPUs in columns, as a dashboard keeps them, and what changed in them since they were last looked at.
+"""Nodes and GPUs in columns, in the form of the dashboard, and the changes since the last check.
 
-A look compares by identity first: values of the core and samples are frozen, so what is the same object is the same.
-Of 1,600 cards mostly a few hundred have a new sample; only their rows are worked out.
+A check compares by identity first: values of the core and samples are frozen, so the same object has the same value. Of
+1,600 GPUs usually a few hundred have a new sample; only their rows are computed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from dgpu.core.state import ClusterState
 from dgpu.service.machine.agent_words import GpuSample
 from dgpu.wire.board_answers import Changed, GpuColumns, NodeColumns
 
-MAX_TASKS_SHOWN = 8  # of one GPU; the count tells of the rest
+MAX_TASKS_SHOWN = 8  # of one GPU; the count includes the rest
 NODE_STATUSES = tuple(NodeStatus)
 HEALTHS = tuple(Health)
 _STATUS_CODES = {status: code for code, status in enumerate(STATUSES)}
 _NODE_CODES = {status: code for code, status in enumerate(NODE_STATUSES)}
 _HEALTH_CODES = {health: code for code, health in enumerate(HEALTHS)}
 
-FIXED = ("id", "node", "index", "model", "mem_total")  # another value of these means another layout
+FIXED = ("id", "node", "index", "model", "mem_total")  # a new value of these means a new layout
 CHANGING = (
     "status",
     "health",
@@ -41,11 +41,11 @@ CHANGING = (
     "fault",
     "warm",
 )
-MEASURED = ("util", "mem_used", "temp", "power", "mem_foreign")  # all that a new sample can change
+MEASURED = ("util", "mem_used", "temp", "power", "mem_foreign")  # all columns that a new sample can change
 NODE_CHANGING = ("status", "reason", "since_ms", "labels")
 
 Changes = dict[str, Changed]  # by column
-_Named = tuple[tuple[str, list[Any]], ...]  # columns by name, in the order of the rows that fill them
+_Named = tuple[tuple[str, list[Any]], ...]  # columns by name, in the order of the rows
 
 
 class Columns:
@@ -53,12 +53,12 @@ class Columns:
         self.models: list[str] = []
         self.nodes = NodeColumns()
         self.gpus = GpuColumns()
-        self._gpu_ids: list[GpuId] = []  # as in the columns
+        self._gpu_ids: list[GpuId] = []  # in the order of the columns
         self._node_ids: list[NodeId] = []
         self._changing: _Named = ()
         self._measured: _Named = ()
         self._node_changing: _Named = ()
-        self._cards: dict[NodeId, tuple[GpuId, ...]] = {}  # of each node, as its room has them
+        self._cards: dict[NodeId, tuple[GpuId, ...]] = {}  # GPUs of each node, in the order of its room
         self._seen_nodes: list[Node | None] = []
         self._seen_gpus: list[Gpu | None] = []
         self._seen_samples: list[GpuSample | None] = []
@@ -67,13 +67,13 @@ class Columns:
     def look(
         self, state: ClusterState, telemetry: Mapping[GpuId, GpuSample]
     ) -> tuple[Changes, Changes] | None:
-        """What changed of GPUs and of nodes; None: there are others than before, all columns are new."""
+        """The changes of GPUs and of nodes; None: the set of nodes or GPUs changed, so all columns are new."""
         if self._is_other_cluster(state) and self._lay_out(state):
             self._fill(state, telemetry)
             return None
         return self._fill(state, telemetry)
 
-    # which nodes and cards there are
+    # Nodes and GPUs that exist
 
     def _is_other_cluster(self, state: ClusterState) -> bool:
         cards, rooms = self._cards, state.rooms.by_node
@@ -86,7 +86,7 @@ class Columns:
         return False
 
     def _lay_out(self, state: ClusterState) -> bool:
-        """Tells whether anything fixed differs: a node that registers again mostly has what it had."""
+        """Whether a fixed value differs: a node that registers again usually has the same GPUs as before."""
         fresh = GpuColumns()
         gpu_ids: list[GpuId] = []
         first: list[int] = []
@@ -117,7 +117,7 @@ class Columns:
         return True
 
     def _begin_rows(self) -> None:
-        """Nothing is known of any row yet."""
+        """All rows are still unknown."""
         size, number = len(self.gpus.id), len(self.nodes.id)
         self._changing = tuple((name, getattr(self.gpus, name)) for name in CHANGING)
         self._measured = tuple((name, getattr(self.gpus, name)) for name in MEASURED)
@@ -129,7 +129,7 @@ class Columns:
         self._seen_nodes = [None] * number
         self._seen_gpus, self._seen_samples, self._seen_leases = [None] * size, [None] * size, [None] * size
 
-    # what is on them
+    # Values of the rows
 
     def _fill(self, state: ClusterState, telemetry: Mapping[GpuId, GpuSample]) -> tuple[Changes, Changes]:
         node_changes = self._fill_nodes(state)
@@ -148,7 +148,7 @@ class Columns:
             self._seen_samples[place] = sample
             if (
                 gpu is self._seen_gpus[place] and leases is self._seen_leases[place]
-            ):  # by far the most frequent
+            ):  # by far the most frequent case
                 _note(self._measured, changes, place, _measured(node, gpu, sample))
             else:
                 self._seen_gpus[place], self._seen_leases[place] = gpu, leases
@@ -165,7 +165,7 @@ class Columns:
                 first, count = self.nodes.first[number], self.nodes.gpus[number]
                 self._seen_gpus[first : first + count] = [
                     None
-                ] * count  # their status follows from the node's
+                ] * count  # their status follows from the status of the node
         return changes
 
 
@@ -206,7 +206,7 @@ def _gpu_row(
 
 
 def _measured(node: Node, gpu: Gpu, sample: GpuSample | None) -> tuple[Any, ...]:
-    """In the order of MEASURED. What was measured before a card was lost says nothing about now."""
+    """In the order of MEASURED. A measurement from before the loss of a GPU says nothing about the present."""
     if sample is None or node.offline_since or gpu.gone:
         return (None, None, None, None, gpu.foreign_mb)
     return (

@@ -1,4 +1,4 @@
-"""The numbers above a dashboard's map: counts, rates, waits, and a line of the last ten minutes."""
+"""The numbers above the map of a dashboard: counts, rates, waits, and a line of the last ten minutes."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ MAX_POINTS = 120  # ten minutes
 MAX_WAITS = 1_024
 WAITS_MS = 600_000
 RATE_MS = 60_000
-MAX_GROUPS = 2_048  # that one look goes through; of more, the latest
+MAX_GROUPS = 2_048  # in one check; of more, only the latest count
 MAX_CHANGED = 256
 MAX_TENANTS = 100
 _MAX_TALLIES = 256
 
 
 class Traffic:
-    """What the latest groups told: how long tasks had waited, how many started, which ones changed."""
+    """Facts from the latest groups: how long tasks waited, how many started, which tasks changed."""
 
     def __init__(self, views: Views) -> None:
         self._views = views
         self._seen_index = views.last_index
         self._waits: deque[tuple[int, int]] = deque(maxlen=MAX_WAITS)  # (when placed, waited)
         self._tallies: deque[tuple[int, int, int]] = deque(maxlen=_MAX_TALLIES)  # (at, started, ended)
-        self._percentiles: tuple[int, int] | None = None  # None: to be worked out
+        self._percentiles: tuple[int, int] | None = None  # None: not computed yet
         self._started = 0
         self.changed: dict[int, None] = {}
         self.changed_more = False
@@ -117,7 +117,7 @@ def mean_util(samples: Iterable[GpuSample]) -> float | None:
 
 
 def mean(values: Sequence[int | None]) -> float | None:
-    """Of those that are known."""
+    """The mean of the known values."""
     known = [value for value in values if value is not None]
     return round(sum(known) / len(known), 1) if known else None
 
