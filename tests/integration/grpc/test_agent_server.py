@@ -421,7 +421,7 @@ async def test_an_output_stream_ends_with_the_session_of_its_node(service: Servi
     agent.cancel()
     await until(lambda: not service.runtime.session_of(NodeId("n1")))
     await stream.write(chunk(b"late", lease=lease, task=task_id, last=True))
-    assert "the session of this stream is over" in (await hung_up(stream))[1]
+    assert "the session of this stream has ended" in (await hung_up(stream))[1]
 
 
 async def test_a_fetch_is_answered_by_the_node_that_was_asked_only(service: Service) -> None:

@@ -274,7 +274,7 @@ def test_a_deleted_folder_is_made_again_with_the_output_that_is_still_open(tmp_p
     shutil.rmtree(tmp_path / "logs")
     store.append([later], NOW)
     (note,) = notes
-    assert "were made again" in note
+    assert "were restored" in note
     assert "bytes of stored output are lost" in note
     for opened in (store, LogStore(tmp_path / "logs")):
         assert is_found(opened, kept)

@@ -1,4 +1,4 @@
-"""Ranges of bytes: from, to."""
+"""Ranges of bytes: start, end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Range = tuple[int, int]
 
 
 def uncovered(ranges: Iterable[Range], begin: int, end: int) -> Iterator[Range]:
-    """The parts of [begin, end) that none of these ranges holds; they are in order and apart from each other."""
+    """The parts of [begin, end) outside these ranges, which must be sorted and must not overlap."""
     for low, high in ranges:
         if high <= begin:
             continue
@@ -22,7 +22,7 @@ def uncovered(ranges: Iterable[Range], begin: int, end: int) -> Iterator[Range]:
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:
-    """In order and apart from each other, without empty ones."""
+    """Sorted, without overlaps and without empty ranges."""
     found: list[Range] = []
     for begin, end in sorted(ranges):
         if begin == end:

@@ -1,4 +1,4 @@
-"""Which bytes of a run are stored already, so that none is stored twice and none is left out."""
+"""The stored bytes of a run, so that no byte is stored twice and none is left out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dgpu.service.task_output.pack import OutputPart
 
 
 class Coverage:
-    """Of one run under one lease. `end`: how much the run has written in all, told by its last part; None: unknown."""
+    """Covers one run under one lease. `end`: the total size of the run's output, from its last part; None: unknown."""
 
     __slots__ = ("_end", "_ranges")
 
@@ -22,8 +22,8 @@ class Coverage:
     def take(self, part: OutputPart) -> list[OutputPart]:
         """The pieces of a part that are not covered yet. They count as covered from now on.
 
-        A part may fill a gap also after the last part: a scheduler that stores more than before asks for more, and the
-        node deletes its files when it has sent all of them.
+        A part may fill a gap even after the last part: a scheduler with a higher limit asks for more, and the node
+        deletes its files when it has sent all of them.
         """
         behind = part.offset + len(part.content)
         until = behind if self._end is None else min(behind, self._end)
@@ -44,7 +44,7 @@ def _tell_end(pieces: list[OutputPart], last: OutputPart) -> None:
     if pieces and _behind(pieces[-1]) == _behind(last):
         pieces[-1] = msgspec.structs.replace(pieces[-1], end=last.end)
     else:
-        # At the end of all: the index has one row for each offset, and a part may still fill a gap at any other one.
+        # At the very end: the index has one row per offset, and a part may still fill a gap at any other offset.
         pieces.append(msgspec.structs.replace(last, offset=last.end, content=b""))
 
 

@@ -1,6 +1,4 @@
-"""The file of the index of stored output: its tables, and how it is opened. It can always be made again from
-the packs.
-"""
+"""The index file of stored output: its tables, and how it is opened. It can always be rebuilt from the packs."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from dgpu.service.task_output.pack import OutputPart
 
 INDEX_NAME = "index.sqlite"
 
-# `entries` is of the first format: whole attempts, of which their entry says the rest.
+# `entries` belongs to the first format: whole attempts. The entry itself contains the other fields.
 _TABLES = """
 CREATE TABLE IF NOT EXISTS entries (
     task_id INTEGER, attempt INTEGER, pack INTEGER, place INTEGER, PRIMARY KEY (task_id, attempt)
@@ -47,7 +45,7 @@ def open_index(path: Path) -> sqlite3.Connection:
     try:
         return open_to_write(path, _prepare, timeout_seconds=5, begins_by_itself=True, is_shared=True)
     except FileUnusable:
-        # It can be made again from the packs. The damaged file is kept for a later look.
+        # It can be rebuilt from the packs. The damaged file is kept for inspection.
         path.rename(path.with_name(f"index.damaged-{time.time_ns()}"))
         return open_index(path)
 
@@ -64,7 +62,7 @@ def memory_index() -> sqlite3.Connection:
 
 
 def copy_index(index: sqlite3.Connection, path: Path) -> sqlite3.Connection:
-    """A new file with all that an open index knows, although its own file was deleted. Raises sqlite3.Error."""
+    """A new file with the content of an open index whose file was deleted. Raises sqlite3.Error."""
     for old in path.parent.glob(f"{path.name}*"):
         old.unlink()
     copied = open_index(path)
@@ -73,7 +71,7 @@ def copy_index(index: sqlite3.Connection, path: Path) -> sqlite3.Connection:
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Of the file that has the name now; None: no file has it."""
+    """The identity of the file that has the name now; None: no such file."""
     try:
         found = path.stat()
     except OSError:

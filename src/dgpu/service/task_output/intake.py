@@ -1,11 +1,11 @@
 """Receives output of tasks from agents. A machine without I/O.
 
-A chunk counts only from the node and session that registered, and only for the task and attempt of a lease that this
-node held. Chunks for anything else are refused, counted and logged; nothing of them is stored.
+A chunk counts only if it comes from the registered session of a node, for the task and attempt of a lease that this
+node held. Other chunks are refused, counted and logged, and never stored.
 
-Output of ended attempts becomes parts for the log store; the agent hears Stored when the last of them is on disk. A
-part that cannot be stored ends its upload: the agent sends all of it again. Credit comes back when bytes arrive, not
-when a reader takes them: the fetch of a slow reader is cancelled and begun again later from where it stopped.
+Output of ended attempts becomes parts for the log store. The agent gets Stored when the last part is on disk. A part
+that cannot be stored ends its upload, and the agent sends the whole output again. Credit is returned when bytes arrive,
+not when a reader takes them: the fetch of a slow reader is cancelled and resumed later where it stopped.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MAX_CHUNK_BYTES = 256 << 10
 PART_BYTES = 512 << 10
 MAX_UNREAD_BYTES = 256 << 10  # of one reader, before its fetch pauses
 MAX_UNSTORED_BYTES = 64 << 20  # of all streams: parts that wait for the disk
-MAX_UPLOADS = 4  # of one stream at a time; an agent sends one after the other
+MAX_UPLOADS = 4  # of one stream at a time; an agent sends them one after the other
 MAX_HOLDERS = 100_000
 MAX_OFFSET = 1 << 60
 _CREDIT_STEP_BYTES = 256 << 10
@@ -55,7 +55,7 @@ _COMPLAIN_EVERY_MS = 10_000
 
 
 class OutputIntake:
-    """`session_of` names the session in which a node is registered now; empty: it is not."""
+    """`session_of` returns the session in which a node is registered now; empty: not registered."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class OutputIntake:
         self._complained_ms = -_COMPLAIN_EVERY_MS
         self._unlogged = 0
         self.refused = 0  # hellos and chunks
-        self.store_failed = False  # the last time
+        self.store_failed = False  # at the last attempt
 
     def on_input(self, value: IntakeInput, now_ms: int) -> list[IntakeOutput]:
         match value:
@@ -111,7 +111,7 @@ class OutputIntake:
         return bool(self._storing or self._unstored)
 
     def is_receiving(self, node_id: NodeId) -> bool:
-        """Whether an upload of this node is under way."""
+        """Whether an upload of this node is in progress."""
         link_id = self._by_node.get(node_id)
         return link_id is not None and bool(self._links[link_id].uploads)
 
@@ -168,13 +168,13 @@ class OutputIntake:
         if link is None:
             return []
         if not is_current(link.session_id, self._session_of(link.node_id)):
-            return self._end(link.id, "the session of this stream is over")
+            return self._end(link.id, "the session of this stream has ended")
         chunk = arrived.chunk
         count = len(chunk.data)
         link.credit_bytes -= count
         link.owed_bytes += count
         if count > MAX_CHUNK_BYTES or link.credit_bytes < 0:
-            return self._end(link.id, "more output than there is credit for", fault=True)
+            return self._end(link.id, "more output than the credit allows", fault=True)
         if max(chunk.offset, chunk.end) > MAX_OFFSET:
             return self._end(link.id, f"offset {chunk.offset} or end {chunk.end} is too large", fault=True)
         outputs = (
@@ -185,7 +185,7 @@ class OutputIntake:
     def _on_fetched(self, link: Link, chunk: pb.OutputChunk, now_ms: int) -> list[IntakeOutput]:
         fetch = self._fetches.get(chunk.request_id)
         if fetch is None:
-            return []  # the reader left
+            return []  # the reader has left
         if fetch.link_id != link.id or fetch.lease_id != chunk.lease_id:
             return self._refuse(link, chunk, "the answer to a fetch of another node or lease", now_ms)
         fetch.unread_bytes += len(chunk.data)
@@ -211,7 +211,7 @@ class OutputIntake:
         lease_id = LeaseId(chunk.lease_id)
         upload = link.uploads.get(lease_id)
         if upload is not None and (upload.task_id, upload.attempt) != (chunk.task_id, chunk.attempt):
-            return self._refuse(link, chunk, "another task or attempt than before", now_ms)
+            return self._refuse(link, chunk, "a different task or attempt than before", now_ms)
         if upload is not None:
             if upload.held_back is None:
                 return self._accept(link, upload, chunk, now_ms)
@@ -224,7 +224,7 @@ class OutputIntake:
                 return self._refuse(link, chunk, why, now_ms)
             upload.held_back = None
         while len(link.uploads) >= MAX_UPLOADS:
-            del link.uploads[next(iter(link.uploads))]  # never finished: the agent begins it again
+            del link.uploads[next(iter(link.uploads))]  # never finished: the agent starts it again
         link.uploads[lease_id] = upload
         if holder is not None:
             return self._accept(link, upload, chunk, now_ms)
@@ -241,7 +241,7 @@ class OutputIntake:
             why = "no such lease" if found.holder is None else _why_foreign(found.holder, link, upload)
             if why:
                 del link.uploads[found.lease_id]
-                # Not sure: no answer. The agent sends it again in a minute.
+                # Uncertain: no answer. The agent sends it again in a minute.
                 outputs += self._refuse(link, chunks[0], why, now_ms) if found.is_sure else []
             else:
                 for chunk in chunks:
@@ -266,7 +266,7 @@ class OutputIntake:
         return outputs + self._complain(facts, now_ms)
 
     def _complain(self, facts: dict[str, str | int], now_ms: int) -> list[IntakeOutput]:
-        """One line in ten seconds, with the number of those left out."""
+        """One line per ten seconds, with the number of omitted ones."""
         if now_ms - self._complained_ms < _COMPLAIN_EVERY_MS:
             self._unlogged += 1
             return []
@@ -284,12 +284,13 @@ class OutputIntake:
         else:
             upload.reached = -1
         if chunk.last and chunk.end and not chunk.kept_ms and upload.reached != chunk.end:
-            # The node will not keep what it sent wholly, but its beginning is not here: it must send it again.
+            # The node will not keep this output, because it sent all of it. But the beginning is missing here: the node
+            # must send it again.
             upload.failed = True
         if upload.failed:
             return []
         if upload.content and upload.offset + len(upload.content) != chunk.offset:
-            self._cut_part(link, upload)  # the agent went from the head to the tail, or began anew
+            self._cut_part(link, upload)  # the agent went from the head to the tail, or started again
         if not upload.content:
             upload.offset = chunk.offset
         upload.content += chunk.data
@@ -317,7 +318,7 @@ class OutputIntake:
         self._unstored_bytes += len(part.content)
 
     def _store(self) -> list[IntakeOutput]:
-        """All that arrived while the last batch was being synced is the next batch."""
+        """The next batch contains everything that arrived while the last batch was synced."""
         if self._storing or not self._unstored:
             return []
         self._storing, self._unstored = self._unstored, []

@@ -11,7 +11,7 @@ from dgpu.wire.proto import agent_pb2 as pb
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The one node whose output counts for a lease."""
+    """The only node whose output counts for a lease."""
 
     node_id: NodeId
     task_id: TaskId
@@ -39,7 +39,7 @@ class ChunkArrived(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HolderFound(msgspec.Struct, frozen=True, kw_only=True):
-    """Answers a FindHolder. `is_sure` False: history is behind or cannot be read, so nobody can tell yet."""
+    """Answers a FindHolder. `is_sure` False: the history is behind or cannot be read, so the holder is unknown."""
 
     lease_id: LeaseId
     holder: Holder | None
@@ -67,13 +67,13 @@ class FetchWanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FetchTaken(msgspec.Struct, frozen=True, kw_only=True):
-    """The reader has taken all that was delivered."""
+    """The reader has taken all delivered bytes."""
 
     request_id: int
 
 
 class FetchLeft(msgspec.Struct, frozen=True, kw_only=True):
-    """The reader wants no more."""
+    """The reader needs no more."""
 
     request_id: int
 
@@ -105,19 +105,19 @@ class EndLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FindHolder(msgspec.Struct, frozen=True, kw_only=True):
-    """Answered by HolderFound: from the state, else from history."""
+    """Answered by HolderFound, from the state or else from the history."""
 
     lease_id: LeaseId
 
 
 class StoreParts(msgspec.Struct, frozen=True, kw_only=True):
-    """Answered by PartsStored. At most one is under way."""
+    """Answered by PartsStored. At most one is in progress."""
 
     parts: tuple[OutputPart, ...]
 
 
 class Deliver(msgspec.Struct, frozen=True, kw_only=True):
-    """To a reader. `paused`: no more comes until it asks again from where it stopped."""
+    """For a reader. `paused`: no more bytes come until the reader asks again from the place where it stopped."""
 
     request_id: int
     offset: int = 0

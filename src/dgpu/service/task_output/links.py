@@ -1,4 +1,4 @@
-"""What the intake knows of each stream, each upload and each reader."""
+"""State of the intake for each stream, each upload and each reader."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WINDOW_BYTES = 1 << 20  # a stream's credit
 
 
 class Upload:
-    """The output of one ended attempt, while it arrives."""
+    """The output of one ended attempt during its arrival."""
 
     __slots__ = ("attempt", "content", "failed", "held_back", "lease_id", "offset", "reached", "task_id")
 
@@ -20,7 +20,7 @@ class Upload:
         self.attempt = chunk.attempt
         self.offset = 0
         self.content = bytearray()
-        self.reached = 0  # all bytes before it have arrived; -1: some have not
+        self.reached = 0  # all bytes before this offset have arrived; -1: some are missing
         self.held_back: list[pb.OutputChunk] | None = []  # None: the holder is known
         self.failed = False  # a part could not be stored
 
@@ -34,8 +34,8 @@ class Link:
         self.id = opened.link_id
         self.node_id = opened.node_id
         self.session_id = opened.session_id
-        self.credit_bytes = WINDOW_BYTES  # what the agent may still send
-        self.owed_bytes = 0  # arrived, credit not given back yet
+        self.credit_bytes = WINDOW_BYTES  # bytes that the agent may still send
+        self.owed_bytes = 0  # arrived bytes whose credit was not returned yet
         self.uploads: dict[LeaseId, Upload] = {}  # oldest first
 
     @property
@@ -44,7 +44,7 @@ class Link:
 
 
 class Fetch:
-    """What one reader asked a node for."""
+    """A reader's request to a node."""
 
     __slots__ = ("lease_id", "link_id", "paused", "unread_bytes")
 

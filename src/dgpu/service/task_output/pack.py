@@ -1,7 +1,7 @@
 """The file format of packs: entries of output, each with a header, one after the other.
 
-An entry is a part of one attempt's output. The last part of an attempt says how much the attempt has written in all, so
-parts that are missing can be named. Packs of the first format hold one entry per attempt, its last bytes.
+An entry is a part of one attempt's output. The last part of an attempt contains the total size, so missing parts can be
+named. Packs of the first format have one entry per attempt: its last bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HEADER_1 = struct.Struct("<4sQQIQIII")  # magic, task, lease, attempt, offset, 
 _MAGIC = b"DGO2"
 _HEADER = struct.Struct(
     "<4sQQIQIIIBQQH"
-)  # as above; then is it the last, end, kept until, bytes of the node's name
+)  # as above; then whether it is the last part, end, kept until, bytes of the node's name
 _HEADER_CRC = struct.Struct("<I")
 _FRONT_1_BYTES = _HEADER_1.size + _HEADER_CRC.size
 FRONT_BYTES = _HEADER.size + _HEADER_CRC.size
@@ -35,13 +35,11 @@ class OutputPart(msgspec.Struct, frozen=True, kw_only=True):
     task_id: TaskId
     attempt: int
     lease_id: LeaseId
-    node_id: NodeId = NodeId("")  # empty: not known
-    offset: int  # of content[0] in all that the attempt has written
+    node_id: NodeId = NodeId("")  # empty: unknown
+    offset: int  # of content[0] in the whole output of the attempt
     content: bytes
-    end: int = -1  # what the attempt has written in all, told with its last part; -1: more parts follow
-    kept_until_ms: int = (
-        0  # how long at most the node keeps all of it, told with the last part; 0: not at all
-    )
+    end: int = -1  # total size of the attempt's output, in its last part; -1: more parts follow
+    kept_until_ms: int = 0  # how long the node keeps all of it, at most, in the last part; 0: not at all
 
     @property
     def is_last(self) -> bool:
@@ -83,7 +81,7 @@ def encode(part: OutputPart) -> bytes:
 
 
 def decode(content: bytes) -> OutputPart | None:
-    """The entry at the beginning of `content`; None: it is cut or damaged."""
+    """The entry at the beginning of `content`; None: it is truncated or damaged."""
     front = _front(content)
     if front is None or front.raw_bytes > MAX_ENTRY_BYTES:
         return None
@@ -99,7 +97,7 @@ def decode(content: bytes) -> OutputPart | None:
 
 
 def scan(path: Path, start: int) -> Iterator[tuple[int, int, OutputPart]]:
-    """Place, end and part of each whole entry from `start` on, to the first that is cut or damaged.
+    """Place, end and part of each intact entry from `start` on, up to the first truncated or damaged one.
 
     Contents are checked: after a power cut any page of a batch may be missing.
     """
@@ -197,6 +195,6 @@ def write_all(descriptor: int, content: bytes, offset: int) -> None:
 
 
 def set_time(descriptor: int, now_ms: int) -> None:
-    """The time of the journal, not of the wall clock: a wall clock that was wrong for a while must not age a pack."""
+    """Sets the time of the journal, not of the wall clock: a wrong wall clock must not age a pack."""
     with contextlib.suppress(OSError):
         os.utime(descriptor, ns=(now_ms * 1_000_000, now_ms * 1_000_000))

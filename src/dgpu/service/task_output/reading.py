@@ -1,7 +1,7 @@
-"""One reader's way through the output of a task: agent or store, one attempt or several.
+"""Reads the output of a task for one reader: from agent or store, one attempt or several.
 
-Bytes that the store left out come from the node, while it is connected and has them. A line in the output tells where
-bytes are missing, how many, and where they still are.
+Bytes that the store left out come from the node, while it is connected and still has them. Where bytes are missing, a
+line in the output gives their number and their location.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from dgpu.service.task_output.stored import StoredOutput
 from dgpu.wire.answers import instant
 from dgpu.wire.ranks import attempt_of, run_number
 
-SETTLE_S = 3.0  # for a node that is back to send what it had
-_PATIENCE_S = 30.0  # for a node to come back while its task is being followed
-_MAX_LINE_BYTES = 64 << 10  # behind a gap: a longer line is shown cut
+SETTLE_S = 3.0  # time for a returning node to send its output
+_PATIENCE_S = 30.0  # time for a node to come back while its task is followed
+_MAX_LINE_BYTES = 64 << 10  # after a gap: a longer line is truncated
 
 
 class OutputUnavailable(Exception):  # noqa: N818 - it names what the output is
-    """The text says why, for people."""
+    """The text gives the reason, for display."""
 
 
 class NodeSilent(OutputUnavailable):
-    """A node is connected and does not answer."""
+    """A connected node does not answer."""
 
 
 class Place(msgspec.Struct, frozen=True, gc=False):
@@ -40,7 +40,7 @@ class Place(msgspec.Struct, frozen=True, gc=False):
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """A task as far as its output is concerned."""
+    """The facts about a task that matter for its output."""
 
     status: TaskStatus
     attempt: int
@@ -52,12 +52,12 @@ class OutputState(msgspec.Struct, frozen=True, kw_only=True):
     """Where the bytes of an attempt are."""
 
     stored: StoredOutput | None = None  # None: nothing is stored here
-    node_id: NodeId | None = None  # of the attempt, as far as it is known
-    is_connected: bool = False  # this node
+    node_id: NodeId | None = None  # of the attempt, if known
+    is_connected: bool = False  # refers to node_id
 
     @property
     def missing(self) -> tuple[Range, ...]:
-        """Not stored here."""
+        """The bytes that are not stored here."""
         return self.stored.missing if self.stored is not None else ()
 
 
@@ -80,7 +80,7 @@ class Source(Protocol):
 
 
 class RankSource:
-    """The output of another rank than the first, asked for as if it were the only one."""
+    """The output of a rank other than the first, read as if it were the only one."""
 
     def __init__(self, source: Source, rank: int) -> None:
         self._source = source
@@ -114,11 +114,11 @@ class Reading:
         self._attempt = attempt
         self._tail_bytes = tail_bytes
         self._follow = follow
-        self._offset = 0  # behind the last byte that was read
-        self._ends_a_line = True  # what was read so far
+        self._offset = 0  # after the last byte read
+        self._ends_a_line = True  # refers to the bytes read so far
         self._is_done = False  # with the attempt
-        self._was_running = False  # the attempt, when this reader waited for its node
-        self._was_over = False  # the attempt, before this reader looked for what it has written
+        self._was_running = False  # the attempt ran when this reader waited for its node
+        self._was_over = False  # the attempt had ended before this reader looked for its output
         self._give_up_at = 0.0
         self._back_since = 0.0
 
@@ -143,7 +143,7 @@ class Reading:
                 return
 
     async def _find_attempt(self) -> bool:
-        """False: there is none, and none to wait for."""
+        """False: there is no attempt, and none is expected."""
         while not self._attempt:
             seen = await self._source.look(self._task_id)
             if seen is None:
@@ -159,11 +159,11 @@ class Reading:
         return True
 
     async def _pieces_at_hand(self) -> AsyncIterator[bytes]:
-        """From the store if it is there, else from the agent if it is connected, else nothing."""
+        """Reads from the store if the output is there, else from the agent if it is connected, else nothing."""
         stored = await self._source.stored(self._task_id, self._attempt)
         place = None if stored is not None else await self._place()
         if stored is None and place is None:
-            # A place is forgotten when the output is stored: perhaps between these two looks.
+            # A place is forgotten when the output is stored, perhaps between these two lookups.
             stored = await self._source.stored(self._task_id, self._attempt)
         if stored is not None:
             async for piece in self._from_store(stored):
@@ -176,23 +176,23 @@ class Reading:
             async for piece in self._from_node(place, follow=self._follow):
                 yield piece
             self._is_done = self._source.is_attached(place.node_id)
-            self._be_patient()  # the node was there until now, however long the task has run
+            self._be_patient()  # the node was connected until now, however long the task has run
         except NodeSilent:
             raise
         except OutputUnavailable:
-            # It has not come there yet. Or the agent let go of it: stored a moment ago, or nothing to store.
+            # The output is not in the store yet. Or the agent dropped it: stored a moment ago, or empty.
             stored = await self._source.stored(self._task_id, self._attempt)
             if stored is not None:
                 async for piece in self._from_store(stored):
                     yield piece
-            # What ended only after the agent was asked may have written since: then it is asked again.
+            # An attempt that ended after the request to the agent may have written more: then the agent is asked again.
             is_all = self._was_over or (not self._follow and await self._is_running())
             self._is_done = is_all or stored is not None
 
     async def _from_node(
         self, place: Place, *, length: int = 0, follow: bool = False
     ) -> AsyncIterator[bytes]:
-        """A node deletes the middle of an output that is larger than its limit: where it did, a line says so."""
+        """A node deletes the middle of an output above its limit. A line in the output marks the gap."""
         end = self._offset + length
         source = self._source.fetch(place, self._offset, self._tail_bytes, length=length, follow=follow)
         async for begin, piece in source:
@@ -228,7 +228,7 @@ class Reading:
                 yield piece[skipped:]
 
     async def _across(self, stored: StoredOutput, until: int) -> AsyncIterator[bytes]:
-        """What the store left out, from the node, as long as it has it."""
+        """The bytes that the store left out, from the node, while the node still has them."""
         place = Place(stored.lease_id, stored.node_id, stored.task_id, stored.attempt)
         before = -1
         while before < self._offset < until and stored.node_id and self._source.is_attached(stored.node_id):
@@ -259,7 +259,7 @@ class Reading:
         return self._source.place(self._task_id, self._attempt)
 
     def _has_settled(self) -> bool:
-        """Whether its node has been back for long enough to have sent what it had."""
+        """Whether the node has been back long enough to have sent its output."""
         now = asyncio.get_running_loop().time()
         self._back_since = self._back_since or now
         return now >= self._back_since + SETTLE_S
@@ -276,25 +276,27 @@ class Reading:
             if is_patient:
                 await self._source.wait_for_change(self._task_id)
                 return
-            raise OutputUnavailable(f"node {seen.node_id} is not connected, and its output is there")
+            raise OutputUnavailable(f"node {seen.node_id} is not connected, and the output is on that node")
         if not self._was_over:
-            return  # it ended just now: look again, this time at all it has written
+            return  # it ended just now: read again, this time everything it has written
         node_id = seen.node_id if seen is not None and is_current else None
         is_there = node_id is not None and self._source.is_attached(node_id)
         if self._was_running and is_patient and not (is_there and self._has_settled()):
-            # It ended under our eyes while its node was away: its last bytes may be on their way to the store.
+            # It ended during this read while its node was away: its last bytes may be on the way to the store.
             await self._source.wait_for_change(self._task_id)
             return
         if is_there:
-            self._is_done = True  # its node has nothing to send: it wrote nothing
+            self._is_done = True  # its node has nothing to send: the attempt wrote nothing
             return
         if seen is not None and seen.attempt < self._attempt:
             raise OutputUnavailable(f"there was no attempt {self._attempt}, the latest is {seen.attempt}")
-        where = f"node {node_id} is not connected, and" if node_id else "its node is not known here, and"
+        where = f"node {node_id} is not connected, and" if node_id else "its node is unknown here, and"
         raise OutputUnavailable(f"{where} nothing of attempt {self._attempt} was stored")
 
     async def _has_another(self) -> bool:
-        """The attempt has ended for its agent. Wait for its end to be journaled, and see whether another one comes."""
+        """The attempt has ended for its agent. Waits until the end is journaled, and returns whether another attempt
+        follows.
+        """
         if self._only_attempt:
             return False
         while True:
@@ -308,6 +310,6 @@ class Reading:
 
 
 def _to_next_line(piece: bytes) -> int:
-    """How much of it belongs to a line whose beginning is missing; 0 if there is no other line."""
+    """The bytes that belong to a line whose beginning is missing; 0 if no other line follows."""
     place = piece.find(b"\n", 0, _MAX_LINE_BYTES) + 1
     return place if place < len(piece) else 0

@@ -9,10 +9,10 @@ V = TypeVar("V")
 
 
 class Recent(Generic[K, V]):
-    """Holds the last `limit` entries at most, and at least half as many.
+    """Holds at most the last `limit` entries, and at least half as many.
 
-    Two dicts take turns. One dict that loses its oldest entry with each new one grows a table for three times as many
-    entries, and an OrderedDict has a second one: 18 MB instead of 5 MB for 100,000 entries.
+    Two dicts alternate. One dict that loses its oldest entry with each new one grows a table for three times as many
+    entries, and an OrderedDict has a second table: 18 MB instead of 5 MB for 100,000 entries.
     """
 
     __slots__ = ("_half", "_newer", "_older")

@@ -1,12 +1,12 @@
-"""Output of attempts that are over, many in one file, and an index to find them.
+"""Output of ended attempts, many in one file, and an index to find them.
 
-A pack is a run of entries, only ever appended to; see pack. Packs are the truth. The index (SQLite) knows how far into
-which pack it has read; after a crash the rest is read again from there. The oldest pack goes when the store is too
-large, has too many entries, or the pack is too old.
+A pack is a sequence of entries that only grows; see pack. Packs are authoritative. The index (SQLite) records how far
+it has read each pack; after a crash the rest is read again. The oldest pack is deleted when the store is too large, has
+too many entries, or the pack is too old.
 
-An attempt is stored in parts: its first bytes and its last ones. It is found once its last part is there. Parts that
-come later fill gaps. After an accepted loss of groups an attempt may be made once more, under a later lease: its output
-then takes the place of the earlier one.
+An attempt is stored in parts: its first bytes and its last ones. It can be found once its last part is stored. Later
+parts fill gaps. After an accepted loss of groups an attempt may be repeated under a later lease: its output then
+replaces the earlier one.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ from dgpu.wire.wall_time import SHOWN
 
 PACK_BYTES = 64 << 20
 MAX_ROWS = 2_000_000  # of the index, about 150 bytes each
-_PACKS_OF_ROWS = 16  # a pack has at most this share of all rows, so that not too many go at once
-_ROWS_PER_DELETE = 5_000  # a reader waits for one of these at most
+_PACKS_OF_ROWS = 16  # a pack has at most this share of all rows, so that not too many are deleted at once
+_ROWS_PER_DELETE = 5_000  # a reader waits for at most one of these
 _PRIVATE_FILE = 0o600
 _PRIVATE_FOLDER = 0o700
 
@@ -61,7 +61,7 @@ _LATEST = " ORDER BY attempt & 1048575 DESC, attempt LIMIT 1"  # of the latest a
 
 
 class LogStore:
-    """Calls block. `append` and `mend` come from one thread at a time; the others from any."""
+    """Calls block. Call `append` and `mend` from one thread at a time; the others from any thread."""
 
     def __init__(
         self,
@@ -78,30 +78,30 @@ class LogStore:
         self._pack_bytes = pack_bytes
         self._max_rows = max_rows
         self._lock = threading.Lock()
-        self.report: Callable[[str], object] = lambda _: None  # hears when files were deleted under it
+        self.report: Callable[[str], object] = lambda _: None  # called when files were deleted during use
         folder.mkdir(mode=_PRIVATE_FOLDER, parents=True, exist_ok=True)
         self._packs: dict[int, int] = {}  # number -> bytes
         self._rows: dict[int, int] = {}  # number -> rows of the index
         self._descriptor = -1
         self._current = 0
-        self._index_file: tuple[int, int] | None = None  # None: it is in memory
+        self._index_file: tuple[int, int] | None = None  # None: the index is in memory
         try:
             self._begin(open_index(folder / INDEX_NAME))
         except sqlite3.OperationalError:
-            # A full disk must not keep a scheduler from starting: until the next start the index is in memory.
+            # A full disk must not keep the scheduler from starting: until the next start the index is in memory.
             self._begin(memory_index())
             self._index_file = None
 
     def _begin(self, index: sqlite3.Connection) -> None:
         self._index = index
         self._index_file = identity(self._folder / INDEX_NAME)
-        # A new index may stand for an old one, and what that one knew of is lost.
+        # A new index may replace an old one, whose entries are then lost.
         self._index.execute("INSERT OR IGNORE INTO meta VALUES ('whole_since', ?)", (_now_ms(),))
         self._index.commit()
         self._catch_up()
 
     def find(self, task_id: TaskId, attempt: int = 0) -> StoredOutput | None:
-        """One attempt; without an attempt, the latest that is stored."""
+        """One attempt; without an attempt number, the latest stored one."""
         which, values = ("", (task_id,)) if not attempt else (" AND attempt = ?", (task_id, attempt))
         with self._lock:
             last = "SELECT attempt, lease_id, node, total, kept_until FROM parts WHERE task_id = ?"
@@ -112,7 +112,7 @@ class LogStore:
         if row is None:
             return None if old is None else self._find_old(old[1], old[2])
         covered = tuple(merged(ranges))
-        is_whole = not list(uncovered(covered, 0, row[3]))  # perhaps only since a part behind the last one
+        is_whole = not list(uncovered(covered, 0, row[3]))  # a part after the last one may have filled a gap
         return StoredOutput(
             task_id=task_id,
             attempt=row[0],
@@ -124,7 +124,7 @@ class LogStore:
         )
 
     def piece(self, stored: StoredOutput, offset: int) -> tuple[int, bytes] | None:
-        """The first stored bytes at or behind an offset, and where they begin. None: there are none."""
+        """The first stored bytes at or after an offset, and their start. None: there are none."""
         while True:
             with self._lock:
                 query = """SELECT end, pack, place FROM parts
@@ -147,13 +147,13 @@ class LogStore:
 
     @property
     def whole_since_ms(self) -> int:
-        """Of an attempt that ended later, nothing that was ever stored has gone."""
+        """All stored output of attempts that ended later is still there."""
         with self._lock:
             query = "SELECT value FROM meta WHERE name = 'whole_since'"
             return int(self._index.execute(query).fetchone()[0])
 
     def append(self, parts: Sequence[OutputPart], now_ms: int) -> None:
-        """Durable when it returns. An OSError (a full disk) leaves what was stored before as it was."""
+        """Returns when the parts are durable. An OSError (a full disk) leaves earlier parts unchanged."""
         self.mend()
         fresh = self._fresh(parts)
         if not fresh:
@@ -180,7 +180,7 @@ class LogStore:
         self.expire(now_ms)
 
     def _fresh(self, parts: Sequence[OutputPart]) -> list[OutputPart]:
-        """What is not stored yet: an agent that began anew sends again what it had sent."""
+        """The parts that are not stored yet: an agent that started again repeats what it sent before."""
         known: dict[tuple[TaskId, int, LeaseId], Coverage] = {}
         fresh: list[OutputPart] = []
         for part in parts:
@@ -197,7 +197,7 @@ class LogStore:
         return fresh
 
     def expire(self, now_ms: int) -> None:
-        """Delete the oldest packs while there is too much, and those that are too old."""
+        """Deletes the oldest packs while the store is too large, and packs that are too old."""
         for pack in sorted(self._packs):
             is_too_much = (
                 sum(self._packs.values()) > self._retention_bytes or sum(self._rows.values()) > self._max_rows
@@ -210,7 +210,7 @@ class LogStore:
             self._rows.pop(pack, None)
 
     def mend(self) -> None:
-        """Makes files again that were deleted under it, and reports it.
+        """Restores files that were deleted during use, and reports it.
 
         The current pack and the index are open, so they are copied. Other packs are lost.
         """
@@ -231,13 +231,13 @@ class LogStore:
             self._forget(pack, _now_ms())
             del self._packs[pack]
             self._rows.pop(pack, None)
-        note = f"files in {self._folder} were deleted or replaced; they were made again"
+        note = f"files in {self._folder} were deleted or replaced; they were restored"
         self.report(f"{note}, but {lost_bytes:,} bytes of stored output are lost" if lost else note)
 
     def _replace_index(self) -> None:
         path = self._folder / INDEX_NAME
         with self._lock:
-            self._index.commit()  # an open transaction would hold up the copy for ever
+            self._index.commit()  # an open transaction would block the copy forever
             old, self._index = self._index, copy_index(self._index, path)
             self._index_file = identity(path)
             old.close()
@@ -268,13 +268,13 @@ class LogStore:
         return self._index.execute(query, (task_id, attempt)).fetchall()
 
     def _end(self, task_id: TaskId, attempt: int) -> int | None:
-        """How much it has written in all; None: its last part is not stored."""
+        """The total size of the output; None: its last part is not stored."""
         query = "SELECT total FROM parts WHERE task_id = ? AND attempt = ? AND total IS NOT NULL"
         row = self._index.execute(query, (task_id, attempt)).fetchone()
         return None if row is None else int(row[0])
 
     def _lease(self, task_id: TaskId, attempt: int) -> int:
-        """Under which the attempt ran as far as it is stored in parts; 0: it is not."""
+        """The lease of the attempt's stored parts; 0: there are none."""
         query = "SELECT max(lease_id) FROM parts WHERE task_id = ? AND attempt = ?"
         return int(self._index.execute(query, (task_id, attempt)).fetchone()[0] or 0)
 
@@ -284,10 +284,10 @@ class LogStore:
                 file.seek(place)
                 return decode(file.read(FRONT_BYTES + MAX_NODE_BYTES + MAX_ENTRY_BYTES))
         except FileNotFoundError:
-            return None  # it expired between the index and here
+            return None  # it expired meanwhile
 
     def _catch_up(self) -> None:
-        """Take in what the index does not know: the end of the last pack after a crash, or all of it if it was lost."""
+        """Reads what the index lacks: the end of the last pack after a crash, or everything if the index was lost."""
         known = dict(self._index.execute("SELECT pack, end FROM packs").fetchall())
         for path in sorted(self._folder.glob("pack-*.bin")):
             pack = int(path.stem.removeprefix("pack-"))
@@ -321,7 +321,7 @@ class LogStore:
         self._rows[pack] = self._rows.get(pack, 0) + len(rows)
 
     def _forget(self, pack: int, written_ms: int) -> None:
-        """What was stored until then ended before then. Told first: a crash in the middle leaves no false promise."""
+        """Output stored until that time ended before it. Recorded first: a crash in between leaves no false promise."""
         with self._lock:
             self._index.execute(
                 "UPDATE meta SET value = max(value, ?) WHERE name = 'whole_since'", (written_ms,)
@@ -358,13 +358,13 @@ class LogStore:
         self._descriptor, self._current, self._packs[pack] = descriptor, pack, 0
 
     def _is_too_old(self, pack: int, now_ms: int) -> bool:
-        """Packs of earlier versions have the wall clock's time, which may have been wrong: they are kept in doubt."""
+        """Packs of earlier versions have the time of the wall clock, which may be wrong: in doubt they are kept."""
         written_ms = self._written_ms(pack)
         youngest_now_ms = min(now_ms, SHOWN.wall_ms(now_ms))
         return written_ms is None or youngest_now_ms - written_ms > self._retention_ms
 
     def _written_ms(self, pack: int) -> int | None:
-        """When it was last written to, as a time of the journal; None: the file was deleted."""
+        """The time of the last write, as a time of the journal; None: the file was deleted."""
         try:
             return self._path(pack).stat().st_mtime_ns // 1_000_000
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What the store has of an attempt, for readers, who need not know how it is stored."""
+"""The stored part of an attempt's output, for readers, without details of the storage."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dgpu.service.task_output.byte_ranges import Range, uncovered
 
 
 class StoredOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt as far as it is stored here."""
+    """The output of an attempt as far as it is stored here."""
 
     task_id: TaskId
     attempt: int
     lease_id: LeaseId
     node_id: NodeId
-    end: int  # what the attempt has written in all
-    kept_until_ms: int  # 0: its node keeps nothing beyond what is stored here
-    ranges: tuple[Range, ...]  # stored here, in order, apart from each other
+    end: int  # total size of the attempt's output
+    kept_until_ms: int  # 0: its node keeps only what is stored here
+    ranges: tuple[Range, ...]  # stored here, sorted, without overlaps
 
     @property
     def missing(self) -> tuple[Range, ...]:

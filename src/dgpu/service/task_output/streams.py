@@ -1,6 +1,6 @@
 """Output of tasks on an asyncio loop: streams of agents, the store in a thread, readers. The intake decides.
 
-Every node has one output stream beside its main one, so that output never delays a heartbeat.
+Every node has an output stream beside its main stream, so that output never delays a heartbeat.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from dgpu.wire.proto import agent_pb2 as pb
 from dgpu.wire.ranks import run_number
 
 MAX_PLACES = 100_000
-ANSWER_S = 20.0  # allowed to a node for the next piece of what it has
+ANSWER_S = 20.0  # time for a node to send the next piece
 _LOOK_AGAIN_S = 1.0
 
 _log = structlog.get_logger("dgpu.output")
@@ -64,7 +64,7 @@ T = TypeVar("T")
 
 
 class StateReader(Protocol):
-    """What this needs of the runtime."""
+    """The part of the runtime that this module uses."""
 
     async def read(self, look: Callable[[ClusterState], T]) -> T: ...
 
@@ -84,7 +84,7 @@ class OutputLink(Protocol):
 
 
 class _Waiting:
-    """What one reader has not read yet."""
+    """The unread pieces of one reader."""
 
     __slots__ = ("arrived", "ended", "error", "paused", "pieces")
 
@@ -122,7 +122,7 @@ class OutputStreams:
         self._unsubscribe = runtime.subscribe(self._on_group)
 
     def look_up_with(self, past_holder: Callable[[LeaseId], HolderFound]) -> None:
-        """Leases of before this start are known to history only. The call may block."""
+        """Leases from before this start are only in the history. The call may block."""
         self._past_holder = past_holder
 
     async def mend_store(self) -> None:
@@ -137,20 +137,20 @@ class OutputStreams:
 
     @property
     def refused(self) -> int:
-        """Streams and chunks that were not of the node that held the lease."""
+        """Streams and chunks that did not come from the holder of the lease."""
         return self._intake.refused
 
-    # The streams of the agents
+    # Streams of the agents
 
     def attach(self, node_id: NodeId, session_id: str, link: OutputLink) -> int:
-        """The number of the link. A node or session that is not registered is told so and hung up on."""
+        """The number of the link. An unregistered node or session gets a refusal, and its stream ends."""
         self._last_id = link_id = self._last_id + 1
         self._links[link_id] = link
         self._put(LinkOpened(link_id=link_id, node_id=node_id, session_id=session_id))
         if link_id in self._links:
             self._attached_s[node_id] = time.monotonic()
             for changed in self._changed.values():
-                changed.set()  # a reader may have waited for this node
+                changed.set()  # a reader may wait for this node
         return link_id
 
     def detach(self, link_id: int) -> None:
@@ -201,7 +201,7 @@ class OutputStreams:
         try:
             await loop.run_in_executor(self._disk, self._store.append, output.parts, self._runtime.now_ms())
         except Exception as error:  # noqa: BLE001 - a full disk here must not hurt the scheduler
-            # No agent is told Stored: they keep the bytes and send them again.
+            # No agent gets Stored: agents keep the bytes and send them again.
             _log.warning("output_not_stored", parts=len(output.parts), error=str(error))
             ok = False
         else:
@@ -232,16 +232,17 @@ class OutputStreams:
     async def read(
         self, task_id: TaskId, attempt: int = 0, tail_bytes: int = 0, *, follow: bool = False, rank: int = 0
     ) -> AsyncIterator[bytes]:
-        """An attempt's output; without an attempt, the latest one's, and when following, also of those that come after.
+        """The output of an attempt. Without an attempt number: of the latest one and, when following, of later ones.
 
-        `tail_bytes` 0 means all that is left. Raises OutputUnavailable when there is or was output that cannot be had.
+        `tail_bytes` 0 means everything that is left. Raises OutputUnavailable if output exists or existed but cannot be
+        read.
         """
         reading = Reading(self._source(rank), task_id, attempt, tail_bytes, follow=follow)
         async for piece in reading.pieces():
             yield piece
 
     async def describe(self, task_id: TaskId, attempt: int, rank: int = 0) -> OutputState:
-        """Which bytes of an attempt are stored here, which are only on its node, and which are nowhere."""
+        """Which bytes of an attempt are stored here, which are only on its node, and which are lost."""
         source = self._source(rank)
         stored = await source.stored(task_id, attempt)
         if stored is None:
@@ -260,7 +261,7 @@ class OutputStreams:
         )
 
     async def doubt(self, task_id: TaskId, attempt: int, node_id: str | None, ended_ms: int) -> str:
-        """Of an ended attempt nothing was found: why it may have written something all the same; empty: it has not.
+        """Why an ended attempt without any known output may still have written some; empty: it wrote nothing.
 
         The attempt is a run number, and ended_ms a time before which it did not end.
         """
@@ -269,9 +270,9 @@ class OutputStreams:
             return ""  # never stored, and its node was asked just now
         whole_since_ms = await asyncio.to_thread(lambda: self._store.whole_since_ms)
         if ended_ms <= whole_since_ms:
-            return f"what was written before {instant(whole_since_ms)} is no longer kept"
+            return f"output from before {instant(whole_since_ms)} is no longer kept"
         if node_id is None or not self.is_attached(NodeId(node_id)):
-            where = f"node {node_id} is not connected" if node_id else "its node is not known here"
+            where = f"node {node_id} is not connected" if node_id else "its node is unknown here"
             return f"{where}, and nothing of it was stored"
         is_fresh = time.monotonic() - self._attached_s.get(NodeId(node_id), 0.0) < SETTLE_S
         intake = self._intake
@@ -308,7 +309,7 @@ class OutputStreams:
         return self._intake.is_attached(node_id)
 
     async def wait_for_change(self, task_id: TaskId) -> None:
-        """Something about the task happened, or a second passed."""
+        """Returns when the task has changed, or after a second."""
         changed = self._changed.setdefault(task_id, asyncio.Event())
         try:
             async with asyncio.timeout(_LOOK_AGAIN_S):
@@ -322,7 +323,7 @@ class OutputStreams:
     async def fetch(
         self, place: Place, offset: int, tail_bytes: int = 0, *, length: int = 0, follow: bool = False
     ) -> AsyncIterator[tuple[int, bytes]]:
-        """Pieces, each with its offset. Ends when the agent says so or its stream breaks; the caller looks why."""
+        """Pieces, each with its offset. Ends when the agent or a broken stream ends it; the caller finds the reason."""
         end = offset + length
         while self.is_attached(place.node_id) and not (length and offset >= end):
             self._last_id = request_id = self._last_id + 1
@@ -359,7 +360,7 @@ class OutputStreams:
                 return
 
     async def _wait(self, reader: _Waiting, node_id: NodeId, *, follow: bool) -> None:
-        """For the next piece; while following, as long as it takes."""
+        """Waits for the next piece; without a limit while following."""
         try:
             async with asyncio.timeout(None if follow else ANSWER_S):
                 await reader.arrived.wait()
@@ -385,7 +386,7 @@ class OutputStreams:
 
 
 def holder_in(state: ClusterState, lease_id: LeaseId) -> Holder | None:
-    """Of a lease that is not released."""
+    """The holder of a lease that is not released."""
     lease = state.leases.get(lease_id)
     if lease is None:
         return None

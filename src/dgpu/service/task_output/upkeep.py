@@ -1,4 +1,4 @@
-"""Files of stored output that were deleted are made again, also while no output arrives."""
+"""Restores deleted files of stored output, even while no output arrives."""
 
 from __future__ import annotations
 
