@@ -260,7 +260,7 @@ def test_a_history_that_is_being_made_again_is_not_read_before_it_has_everything
     begin_again(tmp_path / HISTORY_NAME)
     follower = Follower(tmp_path, EAGER, lambda _: None)
     history = History(tmp_path / HISTORY_NAME)
-    with pytest.raises(HistoryDamaged, match="made again"):
+    with pytest.raises(HistoryDamaged, match="rebuilt"):
         history.reach()
     follower.commit_seen(len(cluster.groups))
     follower.finish(final_snapshot=False)

@@ -1,4 +1,4 @@
-"""What a list of the history may be asked for, and the conditions that say so to SQLite."""
+"""The filters of lists in the history, and their SQLite conditions."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class TaskFilters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person looks for beyond the filters."""
+    """Search terms beyond the filters."""
 
-    words: str = ""  # in the id, name, tenant or command; upper and lower case are the same
+    words: str = ""  # in the id, name, tenant or command; case does not matter
     node_id: str = ""
     gpu_id: str = ""
 

@@ -1,4 +1,4 @@
-"""What the history knows of groups that the journal has lost: names for the refusal, marks for an accepted loss."""
+"""Records of the history about groups that the journal has lost: names for the refusal, marks for an accepted loss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dgpu.core.state import ClusterState
 from dgpu.service.history.schema import open_for_writing
 from dgpu.service.sqlite_files import open_to_read, transaction
 
-LOST_TAIL = "lost_tail"  # the reason of tasks and attempts that only the history knows any more
+LOST_TAIL = "lost_tail"  # the reason of tasks and attempts that only the history still has
 _ERROR = "the part of the journal that held it was lost; submit it again"
 _MAX_NAMED = 1_000
 
@@ -25,14 +25,14 @@ class HistoryEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True):
-    tasks: tuple[int, ...] = ()  # submitted in lost groups, the first of them
+    tasks: tuple[int, ...] = ()  # submitted in lost groups, the first ones
     total: int = 0
-    changed: tuple[int, ...] = ()  # known, but something happened to them in lost groups
+    changed: tuple[int, ...] = ()  # known, but changed in lost groups
     changed_total: int = 0
 
 
 def history_end(path: Path) -> HistoryEnd:
-    """Empty if there is no history, or one that cannot be read: it is made again and proves nothing."""
+    """Empty if there is no readable history: it will be rebuilt and proves nothing."""
     with contextlib.suppress(sqlite3.Error), contextlib.closing(open_to_read(path)) as connection:
         meta = dict(connection.execute("SELECT name, value FROM meta"))
         (last_task,) = connection.execute("SELECT max(id) FROM tasks").fetchone()
@@ -69,9 +69,9 @@ def lost_of(path: Path, *, after_index: int, next_task_id: int) -> Lost:
 
 
 def mark_lost(path: Path, state: ClusterState, *, index: int, now_ms: int) -> int:
-    """The history goes on at `index`. Lost tasks stay in it: those that were not over are marked as failed.
+    """The history continues at `index`. Lost tasks stay in it; unfinished ones are marked as failed.
 
-    Returns how many tasks are lost. No follower may run on the file.
+    Returns the number of lost tasks. No follower may run on the file.
     """
     with contextlib.closing(open_for_writing(path)) as connection, transaction(connection):
         lost = _mark_tasks(connection, state, now_ms)
@@ -81,7 +81,7 @@ def mark_lost(path: Path, state: ClusterState, *, index: int, now_ms: int) -> in
 
 
 def _mark_tasks(connection: sqlite3.Connection, state: ClusterState, now_ms: int) -> int:
-    """Tasks that the core does not have any more leave its hands; those that it has again come back."""
+    """Marks tasks that the core no longer has as forgotten, and unmarks tasks that it has again."""
     rows = connection.execute(
         "SELECT id, forgotten FROM tasks WHERE forgotten = 0 OR id >= ?", (min(state.tasks, default=0),)
     )

@@ -1,7 +1,7 @@
 """The history: a SQLite file derived from the journal, read here. `writer` fills it, in the follower.
 
-Live tasks are in memory and answered from there; what the core has forgotten is marked and listed from here. Values of
-a task's environment never get in.
+Live tasks are answered from memory. Tasks that the core has forgotten are marked and listed from here. Values of a
+task's environment are never stored in it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dgpu.service.history.schema import HISTORY_VERSION, MAX_KINDS_MERGED
 from dgpu.service.sqlite_files import open_version_to_read
 
 HISTORY_NAME = "history.sqlite"
-MAKING = ".making"  # a file beside the history: it is there, but does not hold everything yet
+MAKING = ".making"  # a file beside the history: the history exists but is not complete yet
 MAX_ROWS = 1_000
 MAX_TASKS = 1_000_000  # kept
 _JSON_COLUMNS = frozenset(
@@ -41,7 +41,7 @@ _JSON_COLUMNS = frozenset(
 
 
 class PastTask(msgspec.Struct, frozen=True, kw_only=True):
-    """A task as the history knows it. Times are 0 where the thing never happened."""
+    """A task from the history. A time is 0 if the event never happened."""
 
     id: TaskId
     name: str
@@ -71,7 +71,7 @@ class PastTask(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None
     reason: str
     error: str
-    forgotten: bool  # False: the core still has it, and knows better
+    forgotten: bool  # False: the core still has it, with newer data
     nodes: int = 1
     array_id: TaskId = NO_TASK
     array_index: int = 0
@@ -107,13 +107,13 @@ class PastEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryReach(msgspec.Struct, frozen=True, kw_only=True):
-    from_index: int  # 0: everything since the beginning
+    from_index: int  # 0: complete from the beginning
     from_at: int
     index: int  # the last group in it
 
 
 class ForgottenPage(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it seen at one moment: after the group `index`."""
+    """All of it from one moment: after the group `index`."""
 
     tasks: list[PastTask]
     total: int
@@ -121,15 +121,15 @@ class ForgottenPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryDamaged(Exception):  # noqa: N818 - it says what the file is
-    """Nothing is lost: the journal has it all, and the follower makes the file again."""
+    """Nothing is lost: the journal has everything, and the follower rebuilds the file."""
 
 
 class HistoryUnfinished(HistoryDamaged):
-    """It is being made again."""
+    """The history is being rebuilt."""
 
 
 class History:
-    """Reads, from any thread. A history that does not exist yet is empty; one that is being made again is not read."""
+    """Reads from any thread. A missing history counts as empty; a history that is being rebuilt is not read."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class History:
         on_damage: Callable[[], None] = lambda: None,
         is_made: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`on_damage` is called from the thread that found it; `is_made` says that a missing one was there before."""
+        """`on_damage` is called in the thread that found the damage. `is_made`: a missing file existed before."""
         self._path = Path(path)
         self._on_damage = on_damage
         self._is_made = is_made
@@ -147,7 +147,7 @@ class History:
         self._inode = 0
 
     def task(self, task_id: TaskId) -> PastTask | None:
-        """Also one that is still live."""
+        """Includes tasks that are still live."""
         rows = self._rows("SELECT * FROM tasks WHERE id = ?", (task_id,))
         return _task(rows[0]) if rows else None
 
@@ -160,7 +160,7 @@ class History:
         limit: int = 100,
         live: bool = False,
     ) -> list[PastTask]:
-        """Newest first, from below `before_id` to above `above_id`. `live` adds those that the core still has."""
+        """Newest first, from below `before_id` to above `above_id`. `live` includes tasks that the core still has."""
         limit = min(limit, MAX_ROWS)
         where, values = where_of(filters, live=live)
         if not live and (len(values) > 1 or filters.pool is not None):
@@ -202,8 +202,8 @@ class History:
     def search(
         self, filters: TaskFilters, search: Search, *, edge: int | None, limit: int, most: int, oldest: bool
     ) -> tuple[list[PastTask], int | None]:
-        """Tasks that are over, behind the id `edge`; also those that the core still has. Looks at `most` of them, and
-        tells the id at which it stopped; None: it came to the end.
+        """Ended tasks beyond the id `edge`, including those that the core still has. Examines at most `most` tasks and
+        returns the id at which it stopped; None: it reached the end.
         """
         where, values = where_of(filters, live=True)
         if edge is not None:
@@ -218,7 +218,7 @@ class History:
         return [_task(row) for row in rows], int(stopped[0]["id"]) if stopped else None
 
     def count_tasks(self, filters: TaskFilters) -> int:
-        """Exact. It adds counters, one for each kind of task, however many tasks there are."""
+        """Exact. Adds up one counter for each kind of task, so the number of tasks does not matter."""
         kinds = self._kinds(filters)
         if kinds is not None:
             return sum(kind["number"] for kind in kinds)
@@ -227,7 +227,7 @@ class History:
         return int(rows[0]["n"]) if rows else 0
 
     def task_events(self, task_id: TaskId, *, limit: int = MAX_ROWS) -> list[PastEvent]:
-        """In order. The submit is not stored a second time for each task of a batch: it is in the task's row."""
+        """In order. The submit of a batch is not stored as an event of each task: it is in the task's row."""
         query = """
             SELECT submitted_index AS journal_index, -1 AS position, created_at AS at, 'TasksSubmitted' AS type,
                    '{}' AS body FROM tasks WHERE id = ?1
@@ -259,7 +259,7 @@ class History:
             self._disconnect()
 
     def another(self) -> History:
-        """With a connection of its own."""
+        """A reader with its own connection."""
         return History(self._path, self._on_damage, self._is_made)
 
     @property
@@ -271,7 +271,7 @@ class History:
         return self._rows(query, values)
 
     def _kinds(self, filters: TaskFilters) -> list[sqlite3.Row] | None:
-        """Kinds of forgotten tasks that the filters take, with their numbers. None: an old file has no counters yet."""
+        """Kinds of forgotten tasks that match the filters, with their numbers. None: an old file has no counters."""
         where, values = where_of(filters, live=True)
         query = f"SELECT * FROM task_counts {all_of([*where, 'number > 0'])}"  # noqa: S608 - words of ours
         with self._reading() as connection:
@@ -284,7 +284,7 @@ class History:
     def _of_kinds(
         self, kinds: list[sqlite3.Row], before_id: int | None, above_id: int, limit: int
     ) -> list[PastTask]:
-        """The newest of each kind, merged. A filter that takes few tasks does not walk past all the others."""
+        """The newest of each kind, merged. A filter that matches few tasks does not scan all others."""
         below = (1 << 62) if before_id is None else before_id
         with self._reading() as connection:
             if connection is None:
@@ -308,7 +308,7 @@ class History:
                 yield self._connect()
             except sqlite3.DatabaseError as error:
                 if type(error) is not sqlite3.DatabaseError:
-                    raise  # busy, out of memory, a bug of ours: nothing is wrong with the file
+                    raise  # busy, out of memory, a bug: the file itself is fine
                 self._disconnect()
                 self._on_damage()
                 raise HistoryDamaged(str(error)) from error
@@ -327,7 +327,7 @@ class History:
         if self._connection is not None and inode == self._inode:
             return self._connection
         self._disconnect()
-        with contextlib.suppress(sqlite3.OperationalError):  # being created this very moment: still empty
+        with contextlib.suppress(sqlite3.OperationalError):  # being created at this moment: still empty
             connection = open_version_to_read(self._path, HISTORY_VERSION)
             if connection is not None:
                 connection.row_factory = sqlite3.Row
@@ -339,10 +339,10 @@ class History:
         return None
 
     def _refuse_unfinished(self) -> None:
-        """What is missing in it would be taken for what never was."""
+        """A task that is still missing would look as if it had never existed."""
         if self._making.exists():
             self._disconnect()
-            raise HistoryUnfinished("it is being made again")
+            raise HistoryUnfinished("it is being rebuilt")
 
     def _disconnect(self) -> None:
         if self._connection is not None:

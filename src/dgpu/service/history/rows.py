@@ -9,7 +9,7 @@ import msgspec
 
 from dgpu.core.model.task import Shape, Task, TaskDetail
 
-# Columns that a history of an earlier version may lack, with their definitions. Its old rows get the defaults.
+# Columns that a history of an earlier version may lack, with their definitions. Old rows get the defaults.
 ADDED_COLUMNS = {
     "share_milli": "INTEGER NOT NULL DEFAULT 1000",
     "constraints": "TEXT NOT NULL DEFAULT '[]'",
@@ -50,7 +50,7 @@ COMPLETE_TASK = _update(ADDED_COLUMNS)
 
 
 class TaskRows:
-    """Tasks of one batch share their detail: it is decoded once for all that come in a row."""
+    """Tasks of one batch share their detail: it is decoded once for consecutive tasks."""
 
     def __init__(self) -> None:
         self._blob = b""

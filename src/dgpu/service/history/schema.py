@@ -10,7 +10,7 @@ from dgpu.service.sqlite_files import is_empty, make_tables, open_to_write, use_
 
 HISTORY_VERSION = 1
 
-# Indexes of tasks cover the forgotten only: a task enters them once, when nothing about it changes any more.
+# Indexes of tasks cover only forgotten tasks: a task enters them once, after its last change.
 SCHEMA_SQL = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE tasks (
@@ -47,15 +47,15 @@ CREATE INDEX node_events_by_index ON node_events (journal_index);
 """
 
 
-# Reports look for what overlaps a time. A history of before they were there gets them when it is next written.
+# Reports search for rows that overlap a time range. An older history gets these indexes at the next write.
 TIMES_SQL = """
 CREATE INDEX IF NOT EXISTS attempts_by_end ON attempts (ended_at, placed_at);
 CREATE INDEX IF NOT EXISTS tasks_by_finish ON tasks (finished_at) WHERE finished_at > 0;
 CREATE INDEX IF NOT EXISTS tasks_that_wait ON tasks (id) WHERE status = 'pending';
 """
 
-# How many forgotten tasks there are of each kind, so that a page need not count them. Triggers keep it exact; a history
-# of before they were there is counted once, when it is next written. The index finds the newest of a kind.
+# The number of forgotten tasks of each kind, so that a page need not count them. Triggers keep it exact. An older
+# history is counted once, at the next write. The index finds the newest task of a kind.
 COUNTS_SQL = """
 CREATE TABLE task_counts (
     tenant TEXT NOT NULL, pool TEXT NOT NULL, priority INTEGER NOT NULL, status TEXT NOT NULL, number INTEGER NOT NULL,
@@ -75,12 +75,12 @@ CREATE TRIGGER task_removed AFTER DELETE ON tasks WHEN OLD.forgotten = 1 BEGIN
 END;
 """
 
-# Which cluster the history is of. A history of before it was there gets it when it is next written.
+# The cluster of the history. An older history gets it at the next write.
 IDENTITY_SQL = (
     "CREATE TABLE IF NOT EXISTS identity (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;"
 )
 
-# Columns of tasks that the attempts of an earlier version's file already tell.
+# Columns of tasks that can be filled from the attempts in the file of an earlier version.
 FROM_ATTEMPTS_SQL = """
 UPDATE tasks SET share_milli = (SELECT min(share_milli) FROM attempts WHERE task_id = tasks.id)
     WHERE id IN (SELECT task_id FROM attempts WHERE share_milli < 1000);
@@ -89,7 +89,7 @@ UPDATE tasks SET node_ids = (SELECT json_group_array(node) FROM (
 )) WHERE nodes > 1 AND gpu_ids != '[]';
 """
 
-MAX_KINDS_MERGED = 500  # each is a cursor of its own; beyond it a page walks by id
+MAX_KINDS_MERGED = 500  # each is a separate cursor; beyond it a page walks by id
 
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
@@ -98,7 +98,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
 
 def _prepare(connection: sqlite3.Connection) -> None:
     is_new = is_empty(connection, HISTORY_VERSION)
-    use_log(connection)  # transactions that a power cut takes are replayed from the journal
+    use_log(connection)  # transactions lost in a power cut are replayed from the journal
     if is_new:
         make_tables(connection, SCHEMA_SQL, HISTORY_VERSION)
     _complete(connection)
@@ -106,7 +106,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
 
 
 def _complete(connection: sqlite3.Connection) -> None:
-    """What later versions added, to a history of an earlier one: making it again could reach less far back."""
+    """Adds what later versions introduced to an older history, because a rebuild could reach back less far."""
     columns = {row[1] for row in connection.execute("PRAGMA table_info(attempts)")}
     if "share_milli" not in columns:
         connection.execute("ALTER TABLE attempts ADD COLUMN share_milli INTEGER NOT NULL DEFAULT 1000")

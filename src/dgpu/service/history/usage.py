@@ -1,7 +1,7 @@
-"""Reports from the history: who used how much and waited how long, what ran where, what happened to a node.
+"""Reports from the history: usage and waits by tenant, pool or user, attempts by node, events of a node.
 
-GPU-hours count from placement to end, as far as they are within the range; what still runs counts up to now. A GPU that
-is shared counts with the share.
+GPU-hours count from placement to end, within the range; running attempts count up to now. A shared GPU counts with its
+share.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _KEYS: dict[By, str] = {
     "pool": "t.pool",
     "user": "coalesce(json_extract(t.labels, '$.user'), '')",
 }
-# An attempt whose end was never told is over all the same unless its task still runs it.
+# An attempt without a reported end has ended too, unless its task still runs it.
 _OPEN = "(a.ended_at = 0 AND t.status = 'running' AND t.attempt = a.attempt)"
 _END = f"CASE WHEN a.ended_at > 0 THEN a.ended_at WHEN {_OPEN} THEN :now ELSE a.placed_at END"
 _WITHIN = f"max(0, min({_END}, :until) - max(a.placed_at, :since))"
@@ -84,8 +84,8 @@ def usage(
     upto_index: int = 0,
     lag_s: float = 0.0,
 ) -> Usage:
-    """Blocks; a year of a busy cluster takes seconds. Says what is missing of the journal up to `upto_index`, and for
-    how long it has been (`lag_s`); it waits for nothing.
+    """Blocks; a year of a busy cluster takes seconds. Reports how many groups up to `upto_index` are missing, and for
+    how long (`lag_s`). It does not wait for them.
     """
     behind = max(0, upto_index - history.reach().index)
     keys = ", ".join(f"{_KEYS[each]} AS key_{each}" for each in by)
@@ -162,7 +162,7 @@ def _shown(numbers: dict[str, Any]) -> dict[str, Any]:
 def timeline(
     history: History, *, since: int, until: int, now: int, nodes: Sequence[str], limit: int
 ) -> Timeline:
-    """Of too many bars, the longest stay."""
+    """Of too many bars, the longest are kept."""
     also = f"AND a.node IN ({', '.join(f':node{place}' for place in range(len(nodes)))})" if nodes else ""
     values: dict[str, Any] = {"since": since, "until": until, "now": now, "most": limit}
     values.update({f"node{place}": node for place, node in enumerate(nodes)})
@@ -213,7 +213,7 @@ def waits(history: History, *, since: int, until: int, step_ms: int) -> list[Wai
 
 
 def events_of_node(history: History, node: str, *, since: int, until: int, limit: int) -> list[PastEvent]:
-    """The newest first. Faults that were seen are among them, other observations are not."""
+    """The newest first. Includes observed faults, but no other observations."""
     rows = history.rows(_EVENTS_SQL, {"node": node, "since": since, "until": until, "most": limit})
     return [
         PastEvent(

@@ -1,4 +1,4 @@
-"""Fills the history from replayed events. Runs in the follower only; all of it can be made again from the journal."""
+"""Fills the history from replayed events. Runs only in the follower; all of it can be rebuilt from the journal."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TRIM_TASKS = 5_000  # in one transaction, and as many events of nodes
 _TRIM_SLACK = 1_000  # so that trimming does not run for every task
 _KEEP_NODE_EVENTS = 100_000
 _COMPLETE = "complete_tasks"  # in meta: the columns of rows.ADDED_COLUMNS are filled
-_FORGETTING_WEIGHT = 5  # a forgotten task enters as many indexes; other rows count 1
+_FORGETTING_WEIGHT = 5  # a forgotten task enters this many indexes; other rows count as 1
 
 _ATTEMPT = (
     "lease_id", "task_id", "attempt", "node", "gpu_ids", "placed_at", "started_at", "ended_at", "exit_code", "reason",
@@ -74,9 +74,9 @@ _END_ATTEMPT = "UPDATE attempts SET ended_at = ?, exit_code = ?, reason = ?, err
 
 
 class HistoryWriter:
-    """Collects rows while events are applied; `commit` writes them with the index they reach, in one transaction.
+    """Collects rows while events are applied; `commit` writes them with their index, in one transaction.
 
-    A commit that fails (a full disk) leaves the rows collected: it can be tried again.
+    A failed commit (a full disk) keeps the collected rows: it can be tried again.
     """
 
     def __init__(self, path: Path, *, most_tasks: int = MAX_TASKS) -> None:
@@ -85,7 +85,7 @@ class HistoryWriter:
         self._connection = open_for_writing(path)
         self._inode = path.stat().st_ino
         self.index = self._meta("index")
-        # Rows beyond the index were written in part and are written again.
+        # Rows beyond the index were written only in part and will be written again.
         self._tasks = self._count("tasks WHERE submitted_index <= ?", self.index)
         self._kept_node_events = self._count("node_events WHERE journal_index <= ?", self.index)
         self._clear()
@@ -96,7 +96,7 @@ class HistoryWriter:
         return rows + _FORGETTING_WEIGHT * len(self._forgotten)
 
     def seed(self, state: ClusterState, *, index: int) -> None:
-        """Begin in the middle: what is alive at `index` is known, what ended before is not."""
+        """Starts in the middle: tasks that are alive at `index` are known, tasks that ended before are not."""
         for task in state.tasks.values():
             self._touched[task.id] = (task, state.shapes[task.shape_id])
             self._new[task.id] = index
@@ -105,8 +105,8 @@ class HistoryWriter:
         self.commit(index)
 
     def bridge(self, state: ClusterState, *, index: int) -> None:
-        """Go on at `index` without the events in between: the tasks of `state` are as they are there, and tasks that
-        it no longer has were forgotten on the way.
+        """Continues at `index` without the events in between: tasks of `state` get their state there, and tasks that it
+        no longer has are marked as forgotten.
         """
         known = {row[0] for row in self._connection.execute("SELECT id FROM tasks WHERE forgotten = 0")}
         for task in state.tasks.values():
@@ -117,7 +117,7 @@ class HistoryWriter:
         self.commit(index)
 
     def complete(self, state: ClusterState) -> None:
-        """Fill columns that an earlier version did not write, for tasks that the core still has. Once for each file."""
+        """Fills columns that an earlier version did not write, for tasks that the core still has. Once per file."""
         if self._meta(_COMPLETE):
             return
         rows = TaskRows()
@@ -127,7 +127,7 @@ class HistoryWriter:
             connection.execute("INSERT OR REPLACE INTO meta VALUES (?, 1)", (_COMPLETE,))
 
     def note(self, event: Event, state: ClusterState, *, index: int, position: int) -> None:
-        """After the event was applied to `state`."""
+        """Called after the event was applied to `state`."""
         if isinstance(event, events.TasksSubmitted):
             count = sum(entry[0] for entry in event.entries)
             for task_id in range(event.first_id, event.first_id + count):
@@ -155,9 +155,10 @@ class HistoryWriter:
             self._note_attempt(event)
 
     def write_some(self, index: int, max_rows: int) -> bool:
-        """A bounded piece of what is collected, in one transaction. True: it was the last one, and `index` is reached.
+        """Writes a bounded part of the collected rows, in one transaction. True: it was the last part, and `index` is
+        reached.
 
-        Readers may see rows of tasks beyond the index; they know those tasks from memory. Tasks are marked as forgotten
+        Readers may see rows of tasks beyond the index; those tasks are also in memory. Tasks are marked as forgotten
         only together with the index.
         """
         if len(self._touched) + len(self._attempts) + len(self._task_events) <= max_rows:
@@ -181,7 +182,7 @@ class HistoryWriter:
         return False
 
     def commit(self, index: int) -> None:
-        """Raises sqlite3.Error; then nothing was written and everything is still collected."""
+        """Raises sqlite3.Error; then nothing was written and all rows are still collected."""
         self._refuse_lost_file()
         with transaction(self._connection) as connection:
             new = self._write_tasks(self._touched)
@@ -203,8 +204,8 @@ class HistoryWriter:
         self._clear()
 
     def trim(self) -> int:
-        """Remove the oldest forgotten tasks and events of nodes beyond their bounds, in portions. Returns how many
-        went.
+        """Removes the oldest forgotten tasks and events of nodes beyond their limits, in portions. Returns the number
+        removed.
         """
         excess = self._tasks - self._most_tasks
         doomed: list[int] = []
@@ -215,14 +216,14 @@ class HistoryWriter:
         return len(doomed) + self._trim_node_events()
 
     def settle(self) -> None:
-        """Sync what was committed: a snapshot must not get ahead of the history in a power cut."""
+        """Syncs the committed rows: after a power cut, a snapshot must not be ahead of the history."""
         self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def close(self) -> None:
         self._connection.close()
 
     def _refuse_lost_file(self) -> None:
-        """SQLite goes on with a file that has lost its name, and says nothing."""
+        """SQLite silently keeps using a file that was deleted."""
         try:
             is_in_place = self._path.stat().st_ino == self._inode
         except FileNotFoundError:
@@ -314,7 +315,7 @@ class HistoryWriter:
         self._tasks -= len(task_ids)
 
     def _trim_node_events(self) -> int:
-        """On a bound of their own: nodes and cards change state also while no task is submitted."""
+        """With their own limit: nodes and GPUs change state even while no task is submitted."""
         excess = self._kept_node_events - _KEEP_NODE_EVENTS
         if excess < _TRIM_SLACK:
             return 0
@@ -334,13 +335,15 @@ class HistoryWriter:
 
 
 def remove_history(path: Path) -> None:
-    """The main file first: without it the others mean nothing, while an old log beside a new file would spoil it."""
+    """Deletes the main file first: the others mean nothing without it, but an old log beside a new file would damage
+    it.
+    """
     for suffix in ("", "-wal", "-shm", "-journal"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
 def begin_again(path: Path) -> None:
-    """Nobody reads it until `end_making`."""
+    """Readers do not use it until `end_making`."""
     os.close(os.open(_making(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE))
     remove_history(path)
 
