@@ -243,7 +243,7 @@ def test_a_node_that_is_gone_is_named_and_files_outlive_every_restart(site):
         lambda: (found := site.dgpu("fetch", task_id)).code and found, "the scheduler to notice"
     )
     assert gone.code == 1
-    assert "is not connected, and the files are there" in gone.err
+    assert "is not connected, and the files are on that node" in gone.err
     assert f"{task_id}.1" in site.good("show", task_id).out  # where they are is known all the same
     os.kill(record["supervisor"]["pid"], signal.SIGCONT)
     eventually(

@@ -1,6 +1,6 @@
-"""What is said of each event: one table for the stream of events, the history of nodes, and the log.
+"""The names and facts of each event: one table for the stream of events, the history of nodes, and the log.
 
-What a task was told in its environment is nowhere in it.
+It contains nothing from the environment of a task.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dgpu.wire.answers import instant, instant_or_none
 MAX_IDS_SHOWN = 100
 
 Facts = dict[str, Any]
-Fields = Mapping[str, Any]  # of an event, or of its body in the history: there, values inside are plain
+Fields = Mapping[str, Any]  # of an event, or of its body in the history, where nested values are plain
 
 _RENAMED = {"node_id": "node", "gpu_ids": "allocated_gpus", "gpu_id": "gpu"}
 _TIMES = frozenset({"started_at", "finished_at", "eligible_at"})
@@ -30,7 +30,7 @@ _SHORT = {"task_id": "task", "tenant_id": "tenant", "after": "state"}  # in the 
 
 
 class Heading(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a line of the log. Without a name, the line is called like the event in the stream."""
+    """The heading of a log line. Without a name, the line has the name of the event in the stream."""
 
     level: int = logging.INFO
     name: str = ""
@@ -43,7 +43,7 @@ _WARNING = Heading(level=logging.WARNING)
 class EventText(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # in the stream and in the history
     facts: Callable[[Fields], Facts]
-    # Facts that the log tells, or a function that makes its fields. None: the event is not in the log.
+    # Fields that the log contains, or a function that returns its fields. None: the event is not in the log.
     logged: tuple[str, ...] | Callable[[Any], Facts] | None = None
     heading: Heading | Callable[[Any], Heading | None] = _PLAIN
 
@@ -53,7 +53,7 @@ def facts(event: e.Event) -> Facts:
 
 
 def shown(fields: Fields) -> Facts:
-    """All fields of an event, in the words of the API. Empty ones are left out."""
+    """All fields of an event, with the names of the API. Empty ones are left out."""
     told: Facts = {}
     for name, value in fields.items():
         if name == "at" or value == "" or value is None:
@@ -68,7 +68,7 @@ def shown(fields: Fields) -> Facts:
 
 
 def named_tasks(event: e.Event) -> tuple[TaskId, ...]:
-    """The tasks of an event that speaks of several."""
+    """The tasks of an event about several tasks."""
     if isinstance(event, e.PriorityChanged):
         return tuple(task_id for task_id, _ in event.tasks)
     if isinstance(event, e.TasksCancelled | e.TasksHeld | e.TasksReleased):
@@ -77,7 +77,7 @@ def named_tasks(event: e.Event) -> tuple[TaskId, ...]:
 
 
 def shared_facts(event: e.Event) -> Facts:
-    """What such an event says of each of them."""
+    """The facts that such an event states for each of them."""
     return (
         _shared(msgspec.structs.asdict(event))
         if isinstance(event, e.PriorityChanged | e.TasksCancelled)
@@ -89,11 +89,11 @@ def gang_facts(event: e.GangPlaced) -> Facts:
     return _ranks(event.ranks)
 
 
-# the log
+# The log
 
 
 def heading_of(event: e.Event) -> Heading | None:
-    """None: the log says nothing of it."""
+    """None: the event is not logged."""
     text = TEXTS.get(type(event))
     if text is None or text.logged is None:
         return None
@@ -117,7 +117,7 @@ def is_never_a_warning(kind: type[e.Event]) -> bool:
 
 
 def count_of(event: e.Event) -> int:
-    """How many things happened in it."""
+    """The number of tasks, nodes or GPUs in the event."""
     if isinstance(event, e.TasksSubmitted):
         return sum(number for number, _ in event.entries)
     return len(named_tasks(event)) or 1
@@ -127,7 +127,7 @@ def _plain(value: Any) -> Any:
     return value.value if isinstance(value, enum.Enum) else value
 
 
-# facts of single events
+# Facts of single events
 
 
 def _submitted(fields: Fields) -> Facts:
@@ -203,7 +203,7 @@ def _wall_clock(fields: Fields) -> Facts:
     return {"since": instant(fields["since"]), "wall_offset_ms": fields["span"].wall_offset_ms}
 
 
-# lines of the log that say something else than the stream
+# Log lines that differ from the stream
 
 
 def _log_submitted(event: e.TasksSubmitted) -> Facts:
@@ -305,7 +305,7 @@ TEXTS: dict[type[e.Event], EventText] = {
     e.EstimateLearned: _text("memory_learned", _learned, ("tenant", "model", "base_mb", "ooms")),
     e.WallClockRead: _text("wall_clock_read", _wall_clock),
 }
-# Nothing happened to a task or a node: housekeeping of the scheduler itself.
+# Internal work of the scheduler: no task or node changed.
 SILENT: tuple[type[e.Event], ...] = (
     e.TasksForgotten,
     e.KeysForgotten,

@@ -1,7 +1,8 @@
-"""How the open files of the scheduler are shared out: connections take what journal, history and follower leave over.
+"""How the scheduler shares out its open files: connections get the files that journal, history and follower do not
+need.
 
-Connections come from outside. Files that the scheduler needs itself are set aside first, so that no number of
-connections can stop the journal from opening its next segment.
+Connections come from outside. The scheduler's own files are reserved first, so that no number of connections can stop
+the journal from opening its next segment.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Connections for HTTP. The owner is the scheduler's own user and root, connecting from this machine."""
 
     total: int
-    others: int  # all that are not the owner's, together
+    others: int  # all connections except the owner's, together
     per_uid: int  # of another user of this machine
     per_address: int  # of another machine
 
@@ -28,8 +29,8 @@ class AgentConnections(msgspec.Struct):
     """Counted by the gRPC server, shown by /ready and /metrics."""
 
     max: int = MAX_AGENT_CONNECTIONS
-    open: int = 0  # at the last look
-    closed: int = 0  # that belonged to other users
+    open: int = 0  # at the last check
+    closed: int = 0  # connections of other users
 
 
 class FileBudget(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +48,7 @@ def budget_of(files: int) -> FileBudget:
 
 
 def http_limits(total: int) -> HttpLimits:
-    """A quarter stays free for the owner, whatever all others do together."""
+    """A quarter stays free for the owner, however many connections all others open together."""
     return HttpLimits(
         total=total,
         others=total - max(1, total // 4),

@@ -1,4 +1,4 @@
-"""What the service is told at its start. The entry maps the configuration file to this."""
+"""Options of the service at its start. The entry package maps the configuration file to them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     data_dir: Path
     http: Address = Address(host="127.0.0.1", port=8080)
     grpc: Address = Address(host="127.0.0.1", port=9090)
-    auth_mode: Literal["", "none"] = ""  # "none" has to be written out
+    auth_mode: Literal["", "none"] = ""  # "none" must be written explicitly
     allowed_hosts: tuple[str, ...] = ()  # beside the local names, for the Host header
     settings: Settings = Settings()
     rules: AgentRules = AgentRules()
@@ -29,17 +29,17 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     journal_retention_ms: int = 30 * 86_400_000
     log_retention_bytes: int = 10 << 30
     log_retention_ms: int = 30 * 86_400_000
-    log_head_bytes: int = DEFAULT_HEAD_BYTES  # kept of each attempt, its first
-    log_tail_bytes: int = DEFAULT_TAIL_BYTES  # and its last
+    log_head_bytes: int = DEFAULT_HEAD_BYTES  # the first bytes kept of each attempt
+    log_tail_bytes: int = DEFAULT_TAIL_BYTES  # the last bytes kept of each attempt
     telemetry_retention_bytes: int = 2 << 30
     telemetry_retention_ms: int = 91 * 86_400_000
     segment_bytes: int = 32 << 20  # of one journal file
-    alerts: AlertOptions | None = AlertOptions()  # None: nobody watches
-    accept_lost_tail: bool = False  # an operator's word, for this start
+    alerts: AlertOptions | None = AlertOptions()  # None: no alerts
+    accept_lost_tail: bool = False  # set by an operator, for this start
 
 
 class OptionsRefused(ValueError):  # noqa: N818 - it says what happened
-    """The service does not start like this; the text says what to change."""
+    """The service does not start with these options; the text names the required change."""
 
 
 def check_options(options: ServiceOptions) -> None:

@@ -1,6 +1,7 @@
-"""The whole service in one loop: journal, machine, gRPC for agents, HTTP for people, follower beside.
+"""The whole service in one loop: journal, machine, gRPC for agents, HTTP for clients, and the follower process beside
+it.
 
-Listening starts first, so that whoever connects during the recovery waits instead of failing.
+Listening starts first, so that a client that connects during the recovery waits instead of failing.
 """
 
 from __future__ import annotations
@@ -57,13 +58,13 @@ if TYPE_CHECKING:
 
 _BACKLOG = 1_024
 _HISTORY_LOOK_S = 1.0
-_SWITCH_INTERVAL_S = 0.0005  # the journal's thread gets its turn soon after an fsync, also under load
+_SWITCH_INTERVAL_S = 0.0005  # the journal thread gets its turn soon after an fsync, even under load
 
 _log = structlog.get_logger("dgpu.server")
 
 
 class ServedAt(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the service is to be found; free ports are known by now."""
+    """The addresses of the service, with the ports that were chosen."""
 
     http: Address
     grpc: Address
@@ -77,7 +78,7 @@ async def serve(
     on_committed: Callable[[CommittedGroup], None] | None = None,
     stop: asyncio.Event | None = None,
 ) -> None:
-    """Until SIGTERM, SIGINT or `stop`. Raises OptionsRefused, JournalError or OSError when it cannot start."""
+    """Serves until SIGTERM, SIGINT or `stop`. Raises OptionsRefused, JournalError or OSError if it cannot start."""
     check_options(options)
     stop = stop or asyncio.Event()
     _stop_on_signals(stop)
@@ -96,7 +97,7 @@ async def serve(
             grpc=Address(host=options.grpc.host, port=grpc_port),
             epoch=runtime.epoch,
         )
-        follower.start(runtime.committed_index)  # last: its own start must not delay the first answer
+        follower.start(runtime.committed_index)  # last: its start must not delay the first answer
         _log.info("role_changed", role="master", epoch=at.epoch, cause="started")
         _log.info("scheduler_ready", http=str(at.http), grpc=str(at.grpc), epoch=at.epoch, core=FORM)
         if ready_callback is not None:
@@ -109,7 +110,7 @@ async def serve(
 async def _state(
     options: ServiceOptions, on_committed: Callable[[CommittedGroup], None] | None
 ) -> AsyncIterator[tuple[Runtime, Views, FollowerLink]]:
-    """Recovered and running; at the end everything is committed, and the follower writes the last snapshot."""
+    """Recovered and running. At the end everything is committed, and the follower writes the last snapshot."""
     began_s = time.monotonic()
     gc.disable()
     start = Start(options.data_dir, accept_lost_tail=options.accept_lost_tail)
@@ -157,7 +158,7 @@ async def _state(
 
 @contextlib.asynccontextmanager
 async def _followed(runtime: Runtime, follower: FollowerLink, *, fresh_ms: int) -> AsyncIterator[None]:
-    """The follower hears samples and tells how far it is. At the end the runtime stops first: it commits the rest."""
+    """The follower gets samples and reports its progress. At the end the runtime stops first: it commits the rest."""
     looking = asyncio.create_task(_watch_history(follower, runtime))
     recording = asyncio.create_task(record_for_ever(runtime, follower, fresh_ms=fresh_ms))
     try:
@@ -207,7 +208,7 @@ async def _agents(
     files: FileStreams,
     connections: AgentConnections,
 ) -> AsyncIterator[int]:
-    # Only the follower is forked off, and it execs at once: gRPC need not prepare for forks, nor warn about them.
+    # Only the follower is forked, and it calls exec at once: gRPC need not prepare for forks or warn about them.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     from dgpu.service.grpc.server import AgentServer
 
@@ -287,7 +288,7 @@ def _past_holders(
     history: History, follower: FollowerLink, recovered_index: int
 ) -> Callable[[LeaseId], HolderFound]:
     def past_holder(lease_id: LeaseId) -> HolderFound:
-        # History knows all leases of before this start once it has read the journal as far as that.
+        # The history has all leases from before this start once it has read the journal up to the recovered index.
         is_sure = follower.seen_index >= recovered_index
         found = history.rank_of(lease_id)
         holder = None
@@ -306,18 +307,18 @@ def _access(options: ServiceOptions, runtime: Runtime) -> Access:
         mode="none" if options.auth_mode == "none" else "loopback",
         token=load_token(options.data_dir / "token"),
         clock=time.monotonic,
-        lasting_clock=lambda: runtime.now_ms() / 1000,  # setting the wall clock signs no browser out
+        lasting_clock=lambda: runtime.now_ms() / 1000,  # a change of the wall clock ends no browser session
         hosts=frozenset(options.allowed_hosts),
     )
 
 
 def _tell_of_damage(loop: asyncio.AbstractEventLoop, follower: FollowerLink) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed: the next start sees to it
+    with contextlib.suppress(RuntimeError):  # the loop is closed: the next start handles it
         loop.call_soon_threadsafe(follower.remake_history)
 
 
 async def _watch_history(follower: FollowerLink, runtime: Runtime) -> None:
-    """What the history holds may leave the memory."""
+    """Tasks that are in the history may leave the memory."""
     while True:
         await asyncio.sleep(_HISTORY_LOOK_S)
         runtime.history_advanced(follower.seen_at)
@@ -374,7 +375,7 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
 
 
 def _settle_collector() -> None:
-    """The recovered state stays: the collector need not walk it. Full collections come when nobody waits."""
+    """The recovered state stays, so the collector need not walk it. Full collections run when no request waits."""
     gc.freeze()
     gc.set_threshold(50_000, 50, 10_000)
     gc.enable()

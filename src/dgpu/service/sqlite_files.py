@@ -1,4 +1,4 @@
-"""How the SQLite files of the service are opened, written all or nothing, and what stands under their names."""
+"""How the service opens its SQLite files, writes them all or nothing, and compares the files under their names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SUFFIXES = ("", "-wal", "-shm", "-journal")
 
 
 class FileUnusable(Exception):  # noqa: N818 - it names the thing
-    """The file is damaged or of another version. A new one must take its place."""
+    """The file is damaged or of another version. A new one must replace it."""
 
 
 def open_to_write(
@@ -26,14 +26,14 @@ def open_to_write(
     begins_by_itself: bool = False,
     is_shared: bool = False,
 ) -> sqlite3.Connection:
-    """`prepare` checks the file and makes its tables.
+    """`prepare` checks the file and creates its tables.
 
     With `begins_by_itself`, a change begins a transaction and `commit()` ends it. With `is_shared`, threads share the
-    connection and take turns. Raises FileUnusable, or sqlite3.OperationalError for a full disk or a lock: then the
-    file itself may be sound.
+    connection and take turns. Raises FileUnusable, or sqlite3.OperationalError for a full disk or a lock: then the file
+    itself may be intact.
     """
     try:
-        # SQLite's own mode would be 0644
+        # SQLite itself would use mode 0644.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE))
     except OSError as error:
         raise sqlite3.OperationalError(str(error)) from error
@@ -67,7 +67,7 @@ def open_to_read(path: Path, *, timeout_seconds: float = 5.0) -> sqlite3.Connect
 def open_version_to_read(
     path: Path, version: int, *, timeout_seconds: float = 5.0
 ) -> sqlite3.Connection | None:
-    """None for a file of another version. A file that is just being made has version 0."""
+    """None for a file of another version. A file that is being created has version 0."""
     connection = open_to_read(path, timeout_seconds=timeout_seconds)
     try:
         found = _version_of(connection)
@@ -81,10 +81,10 @@ def open_version_to_read(
 
 
 def is_empty(connection: sqlite3.Connection, version: int) -> bool:
-    """Raises FileUnusable for another version, before anything in the file changes."""
+    """Raises FileUnusable for another version, before the file is changed."""
     found = _version_of(connection)
     if found not in {0, version}:
-        raise FileUnusable(f"it is of version {found}, this one writes {version}")
+        raise FileUnusable(f"it has version {found}, this program writes {version}")
     return found == 0
 
 
@@ -93,7 +93,7 @@ def make_tables(connection: sqlite3.Connection, sql: str, version: int) -> None:
 
 
 def use_log(connection: sqlite3.Connection) -> None:
-    """Readers do not block the writer. A power cut may take the last transactions, never the file."""
+    """Readers do not block the writer. A power cut may lose the last transactions, but never damages the file."""
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
 
@@ -116,7 +116,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
 
 
 def names_of(path: Path) -> dict[str, tuple[int, int]]:
-    """The files under the name now, by suffix: device and inode."""
+    """The current files of this name, by suffix: device and inode."""
     found = {}
     for suffix in SUFFIXES:
         with contextlib.suppress(FileNotFoundError):
@@ -126,7 +126,9 @@ def names_of(path: Path) -> dict[str, tuple[int, int]]:
 
 
 def remove_leftovers(path: Path, names: dict[str, tuple[int, int]]) -> None:
-    """Of a file that went without them: its log would be read into the next one of that name. Another's log stays."""
+    """Removes the remaining files of a deleted database: its log would be read into the next file of that name. The log
+    of another database stays.
+    """
     now = names_of(path)
     for suffix in SUFFIXES[1:]:
         if suffix in now and now[suffix] == names.get(suffix):

@@ -1,7 +1,8 @@
-"""Files of tasks, read from their nodes. Each agent has one stream for them, beside its main one and its output.
+"""Files of tasks, read from their nodes. Each agent has a stream for them, beside its main stream and its output
+stream.
 
-The scheduler asks, the agent answers each request once. A download asks for one piece more than its reader has taken,
-so a slow reader costs two pieces of memory here and an open file there. Nothing of a file is kept.
+The agent answers each request of the scheduler once. A download requests one piece more than its reader has taken, so a
+slow reader costs two pieces of memory here and an open file there. The scheduler stores no part of a file.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from dgpu.wire.proto import agent_pb2 as pb
 PIECE_BYTES = 512 * 1024
 ANSWER_S = 30.0
 ATTACH_S = 5.0
-MAX_REQUESTS = 64  # under way at one node
-MAX_TRANSFERS = 16  # files of one node that are open
+MAX_REQUESTS = 64  # in progress at one node
+MAX_TRANSFERS = 16  # open files of one node
 
 Send = Callable[[pb.FromSchedulerFiles], None]
 
 
 class FilesUnavailable(Exception):  # noqa: N818 - it names what the files are
-    """`code`: a word of the agent, or node_unreachable, node_busy, node_silent, changed."""
+    """`code`: a code of the agent, or node_unreachable, node_busy, node_silent, changed."""
 
     def __init__(self, code: str, detail: str) -> None:
         super().__init__(detail)
@@ -38,7 +39,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     node_id: NodeId
     task_id: TaskId
     run: int  # wire.ranks.run_number
-    workdir: str  # of the task; empty: the run has a directory of its own
+    workdir: str  # of the task; empty: the run has its own directory
     path: str
 
     def message(self) -> pb.FilePlace:
@@ -64,7 +65,7 @@ class FileStreams:
         self._awaited: dict[NodeId, asyncio.Event] = {}
         self._last_request_id = 0
 
-    # The streams of the agents
+    # Streams of the agents
 
     def attach(self, node_id: NodeId, send: Send) -> FileLink:
         older = self._links.get(node_id)
@@ -84,7 +85,7 @@ class FileStreams:
 
     def on_answer(self, link: FileLink, answer: pb.FileAnswer) -> None:
         future = link.waiting.get(answer.request_id)
-        if future is not None and not future.done():  # else it came too late
+        if future is not None and not future.done():  # else the answer came too late
             future.set_result(answer)
 
     # Reading
@@ -96,7 +97,7 @@ class FileStreams:
         return list(answer.entries), answer.more
 
     async def open_file(self, place: Place) -> FileReading:
-        """The caller closes it."""
+        """The caller closes the file."""
         link = await self._link(place.node_id)
         if link.transfers >= MAX_TRANSFERS:
             raise FilesUnavailable(
@@ -108,7 +109,7 @@ class FileStreams:
             answer = await self._ask(link, request)
             entry = _only_entry(answer, link.node_id)
         except BaseException:
-            self.release(link, request.request_id)  # it may have been opened all the same
+            self.release(link, request.request_id)  # the file may have been opened anyway
             raise
         return FileReading(self, link, request.request_id, entry)
 
@@ -162,7 +163,7 @@ class FileStreams:
 
 
 class FileReading:
-    """One open file. Its size is that of the moment it was opened."""
+    """One open file. Its size is that at the time of opening."""
 
     def __init__(self, streams: FileStreams, link: FileLink, handle: int, entry: pb.FileEntry) -> None:
         self._streams = streams
@@ -177,7 +178,7 @@ class FileReading:
             self._streams.release(self._link, self._handle)
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """As many bytes as the file had when it was opened; FilesUnavailable when it has become shorter."""
+        """As many bytes as the file had when it was opened. Raises FilesUnavailable if it has become shorter."""
         size = self.entry.size
         offset = 0
         coming = self._ask(offset, size)
@@ -186,7 +187,9 @@ class FileReading:
                 piece = await coming
                 offset += len(piece)
                 if not piece:
-                    raise FilesUnavailable("changed", f"the file was cut to {offset} bytes while it was read")
+                    raise FilesUnavailable(
+                        "changed", f"the file was truncated to {offset} bytes during the read"
+                    )
                 coming = self._ask(offset, size)
                 yield piece
         finally:
@@ -196,7 +199,7 @@ class FileReading:
             self.close()
 
     def _ask(self, offset: int, size: int) -> asyncio.Task[bytes]:
-        """Asked for while the reader takes the piece before."""
+        """Requests the next piece while the reader takes the current one."""
         wanted = min(PIECE_BYTES, size - offset)
 
         async def ask() -> bytes:
@@ -209,9 +212,11 @@ class FileReading:
 
 def _only_entry(answer: pb.FileAnswer, node_id: NodeId) -> pb.FileEntry:
     if len(answer.entries) != 1:
-        raise FilesUnavailable("malformed", f"node {node_id} gave an answer that is none")
+        raise FilesUnavailable("malformed", f"node {node_id} sent an invalid answer")
     return answer.entries[0]
 
 
 def _unreachable(node_id: NodeId) -> FilesUnavailable:
-    return FilesUnavailable("node_unreachable", f"node {node_id} is not connected, and the files are there")
+    return FilesUnavailable(
+        "node_unreachable", f"node {node_id} is not connected, and the files are on that node"
+    )

@@ -80,7 +80,7 @@ async def test_a_file_that_was_cut_is_not_taken_for_a_whole_one() -> None:
     pieces = (await streams.open_file(PLACE)).pieces()
     await anext(pieces)
     node.content = b""
-    with pytest.raises(FilesUnavailable, match="cut to"):
+    with pytest.raises(FilesUnavailable, match="truncated to"):
         [piece async for piece in pieces]
     assert len(node.closed) == 1
 

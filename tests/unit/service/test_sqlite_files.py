@@ -41,7 +41,7 @@ def test_a_file_of_another_version_is_refused_and_stays_as_it_is(tmp_path) -> No
     with contextlib.closing(sqlite3.connect(path)) as other:
         other.execute("PRAGMA user_version = 4")
     before = path.read_bytes()
-    with pytest.raises(FileUnusable, match="version 4, this one writes 3"):
+    with pytest.raises(FileUnusable, match="version 4, this program writes 3"):
         open_to_write(path, prepare)
     assert path.read_bytes() == before
     assert open_version_to_read(path, VERSION) is None
