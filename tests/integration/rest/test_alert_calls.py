@@ -124,7 +124,7 @@ def test_what_a_full_disk_cannot_keep_is_refused_and_not_done(quiet):
         full_disk(quiet)
         refused = quiet.ask(method, path, body)
         assert (refused.status, refused.body["code"]) == (507, "storage_full")
-        assert "was not done" in refused.body["detail"]
+        assert "was not made" in refused.body["detail"]
     assert [each["id"] for each in quiet.ask("GET", f"{ROOT}/silences?ended=true").body["silences"]] == [
         made["id"]
     ]

@@ -250,7 +250,7 @@ def test_a_damaged_history_harms_nobody_who_does_not_ask_for_it(world) -> None:
     assert world.ask("GET", "/ready").body["ready"] is True
     refused = world.ask("GET", "/api/v1/history/usage?since=2h")
     assert (refused.status, refused.body["code"]) == (503, "history_damaged")
-    assert "is being made again from the journal" in refused.body["detail"]
+    assert "is being rebuilt from the journal" in refused.body["detail"]
 
 
 def test_a_report_says_when_the_history_is_behind(cluster):

@@ -82,6 +82,6 @@ def test_whoever_would_fit_but_for_reservations_says_so_in_every_list(tmp_path) 
         }
         assert {listed[task_id]["reason"] for task_id in small} == {"reserved_for"}
         assert listed[small[-1]]["waiting"].startswith(f"it would delay {large}")
-        assert listed[small[0]]["waiting"] == "what is free is kept for tasks with a reservation"
+        assert listed[small[0]]["waiting"] == "free GPUs are reserved for other tasks"
         (first, *_) = world.ask("GET", f"/api/v1/tasks/{small[0]}/why").body["blockers"]
         assert first["code"] == "reserved_for"

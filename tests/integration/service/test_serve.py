@@ -128,7 +128,7 @@ def test_a_history_that_is_damaged_while_running_is_made_again_and_reports_come_
     wait_until(report_is_back)
     refusals = [body for status, body in answers if status != 200]
     assert {(body["status"], body["code"]) for body in refusals} == {(503, "history_damaged")}
-    assert "being made again" in refusals[0]["detail"]
+    assert "being rebuilt" in refusals[0]["detail"]
     assert answers[-1][1]["total"]["cancelled"] == 40
     assert served.ask("/api/v1/tasks?limit=1")["total"] == 40
     served.ask("/api/v1/tasks", {"command": "true"})

@@ -255,7 +255,7 @@ def test_logs_say_that_nothing_was_written(dgpu, server, facts, flags, told):
 
 
 def test_logs_that_are_gone_are_not_taken_for_nothing_written(dgpu, server):
-    detail = "The output cannot be had: output from before 2026-05-01T00:00:00.000Z is no longer kept."
+    detail = "The output is not available: output from before 2026-05-01T00:00:00.000Z is no longer kept."
     server.answers["GET", "/api/v1/tasks/task-3/logs"] = (404, problem(404, "output_unavailable", detail))
     for flags in ((), ("-f",)):
         code, out, err = dgpu("--server", server.url, "logs", "3", *flags)

@@ -1,4 +1,4 @@
-"""Who may ask for what. Decided before anything of a request is read; no token is ever logged or shown."""
+"""Access control, decided before any part of a request is read. Tokens are never logged or shown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dgpu.wire.answers import Problem
 
 SESSION_PATH = "/api/v1/session"
 CODE_PATH = "/api/v1/session/code"
-OPEN_PATHS = frozenset({"/health", "/ready"})  # they tell nothing worth hiding, and probes have no token
+OPEN_PATHS = frozenset({"/health", "/ready"})  # they reveal nothing secret, and probes have no token
 READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
 MAX_FAILURES = 10
@@ -27,16 +27,16 @@ _TOKEN_BYTES = 32
 
 
 class Peer(NamedTuple):
-    """The other end of a connection. `uid` None: not on this machine, or not to be told."""
+    """The peer of a connection. `uid` None: not on this machine, or unknown."""
 
     uid: int | None
 
 
-Admitted = Literal["open", "user", "token", "cookie"]  # by what somebody was let in
+Admitted = Literal["open", "user", "token", "cookie"]  # the reason for admission
 
 
 class Access:
-    """`loopback`: the scheduler's own user and root need no token, everybody else does. `none`: everybody may."""
+    """`loopback`: all users except the scheduler's own user and root need a token. `none`: no user needs one."""
 
     def __init__(
         self,
@@ -46,25 +46,25 @@ class Access:
         clock: Callable[[], float],
         hosts: frozenset[str] = frozenset(),
         own_uid: int | None = None,
-        lasting_clock: Callable[[], float] | None = None,  # goes on after a restart; None: the wall clock
+        lasting_clock: Callable[[], float] | None = None,  # continues after a restart; None: the wall clock
     ) -> None:
         self.mode = mode
         self._token = token.encode()
         self._clock = clock
         self._hosts = {_host_name(host) for host in hosts} | {"localhost"}
-        self._good_hosts: set[bytes] = set()  # headers that were found good, as they were sent
+        self._good_hosts: set[bytes] = set()  # header values that passed the check, as sent
         self._trusted = frozenset({0, os.getuid() if own_uid is None else own_uid})
         self._failures: dict[int | None, tuple[float, int]] = {}
         self.sessions = Sessions(token, clock, lasting_clock or time.time)
 
     def refuse(self, method: str, path: str, headers: dict[bytes, bytes], peer: Peer) -> Problem | None:
-        """Why this request is not carried out; None: it may be, if `wrong_content` has nothing against its body."""
+        """Why this request is refused; None: it is allowed, unless `wrong_content` refuses its body."""
         if path in OPEN_PATHS and method in READING_METHODS:
             return None
         refused = self.wrong_host(headers) or (None if method in READING_METHODS else _wrong_origin(headers))
         if refused is not None:
             return refused
-        if path == SESSION_PATH and method == "POST":  # who has a code shows it here
+        if path == SESSION_PATH and method == "POST":  # a client presents its code here
             return self._limited(peer)
         who = self.admit(headers, peer)
         if isinstance(who, Problem):
@@ -72,14 +72,14 @@ class Access:
         return None if method in READING_METHODS else _wrong_cookie_use(who, path, headers)
 
     def repeated_host(self, headers: list[tuple[bytes, bytes]]) -> Problem | None:
-        """RFC 9112: a proxy may route by one Host and this server check another, so a second one is an error."""
+        """RFC 9112: a proxy may route by one Host while this server checks another, so a second one is an error."""
         if sum(name == b"host" for name, _ in headers) < 2:
             return None
         detail = "The request has more than one Host header, expected exactly one."
         return _problem(400, "repeated_host", "Repeated Host header", detail)
 
     def wrong_host(self, headers: dict[bytes, bytes]) -> Problem | None:
-        """A name that is not ours means a page that was led to this address by DNS; addresses cannot be led."""
+        """A foreign name means that DNS directed a page to this address. An IP address cannot be misused that way."""
         given = headers.get(b"host", b"")
         if given in self._good_hosts:
             return None
@@ -92,7 +92,7 @@ class Access:
             421,
             "wrong_host",
             "Wrong host",
-            f"This scheduler is not called {host[:100]!r}. Use its address or localhost.",
+            f"This scheduler is not named {host[:100]!r}. Use its address or localhost.",
         )
 
     def admit(self, headers: dict[bytes, bytes], peer: Peer) -> Admitted | Problem:
@@ -137,7 +137,7 @@ class Access:
 
 
 def load_token(path: Path) -> str:
-    """The token of this data directory, made at the first start; readable by its owner only."""
+    """The token of this data directory, created at the first start, readable only by its owner."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
@@ -145,7 +145,7 @@ def load_token(path: Path) -> str:
         token = _stored_token(path)
         if len(token) >= _TOKEN_BYTES:
             return token
-        # a crash while it was written: nobody can have it
+        # A crash during the write: no client can have this token.
         path.unlink()
         return load_token(path)
     token = secrets.token_urlsafe(_TOKEN_BYTES)
@@ -155,21 +155,21 @@ def load_token(path: Path) -> str:
 
 
 def _stored_token(path: Path) -> str:
-    """Raises OSError for a token that no client can send: a header takes printable ASCII only."""
+    """Raises OSError for a token that no client can send: a header takes only printable ASCII."""
     token = path.read_bytes().strip()
     for offset, byte in enumerate(token):
         if not 0x21 <= byte <= 0x7E:
             raise OSError(
                 errno.EILSEQ,
-                f"the token has byte 0x{byte:02x} at offset {offset}, expected printable ASCII without blanks. "
-                "Delete the file: the next start makes a new token",
+                f"the token has byte 0x{byte:02x} at offset {offset}, expected printable ASCII without spaces. "
+                "Delete the file: the next start creates a new token",
                 str(path),
             )
     return token.decode("ascii")
 
 
 def _wrong_origin(headers: dict[bytes, bytes]) -> Problem | None:
-    """A browser names the page that sends a write. Only pages of this server may."""
+    """A browser names the page that sends a write. Only pages of this server may write."""
     origin = headers.get(b"origin")
     site = headers.get(b"sec-fetch-site", b"none")
     if origin is None and site in {b"none", b"same-origin"}:
@@ -183,22 +183,22 @@ def _wrong_origin(headers: dict[bytes, bytes]) -> Problem | None:
 
 
 def _wrong_cookie_use(who: Admitted, path: str, headers: dict[bytes, bytes]) -> Problem | None:
-    """A cookie goes along whoever wrote the request: a write must be known to come from a page of ours."""
+    """A browser sends the cookie with any page's request, so a write must provably come from a page of this server."""
     if who != "cookie":
         return None
     if path == CODE_PATH:
-        detail = "Only the scheduler's own user, or its token, can give somebody access."
+        detail = "Only the scheduler's own user, or its token, can grant access."
         return _problem(403, "not_by_cookie", "Not with a browser's session", detail)
     if b"origin" in headers or headers.get(b"sec-fetch-site") == b"same-origin":
-        return None  # not foreign: that was looked at before
+        return None  # not foreign: that was checked before
     detail = "A browser's session changes things only from the dashboard's own pages; other programs use the token."
     return _problem(403, "foreign_origin", "Foreign origin", detail)
 
 
 def wrong_content(method: str, headers: dict[bytes, bytes]) -> Problem | None:
-    """A form of a web page can be sent from anywhere without asking first, and is never JSON.
+    """Any web page can send a form without asking first, but a form is never JSON.
 
-    Looked at when the call is known: what takes no such method at all must not ask for JSON.
+    Checked after the call is known: a method that the call does not take must get 405, not a request for JSON.
     """
     if method not in BODY_METHODS:
         return None

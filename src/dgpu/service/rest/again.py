@@ -1,4 +1,4 @@
-"""A task once more, as a new one."""
+"""Submits a task again, as a new one."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from dgpu.wire.json_body import BadRequest, parse_json
 
 @post(
     "/api/v1/tasks/{task_id:str}/retry",
-    summary="Submit a task once more",
-    description="A task that is over, as a new task: the same command, demands, limits and environment, without what "
-    "it had to wait for. Of an array, the one task with its index. 409 while it waits or runs. Body: {}. "
+    summary="Submit a task again",
+    description="Copies an ended task: the same command, demands, limits and environment, without its "
+    "dependencies. Of an array, only the task with this index. 409 while it waits or runs. Body: {}. "
     "Idempotency-Key makes a repeated call safe.",
     status_code=201,
 )
@@ -77,7 +77,7 @@ def _spec_of(state: ClusterState, task: Task) -> TaskSpec:
 
 
 async def _from_journal(rest: Backend, task_id: TaskId) -> TaskSpec:
-    """The history has no environment; the record of the submit has it, as long as it is kept."""
+    """The history has no environment. The journal record of the submit has it, as long as the record is kept."""
     row = await asyncio.to_thread(rest.history.task, task_id)
     if row is None:
         raise listing.unknown_task(task_id)
@@ -88,7 +88,7 @@ async def _from_journal(rest: Backend, task_id: TaskId) -> TaskSpec:
     if rest.options.journal_dir is not None and events:
         spec = await asyncio.to_thread(_read_spec, rest.options.journal_dir, events[0].index, task_id)
     if spec is None:
-        detail = f"The record with what {task_name(task_id)} was told is no longer kept. Submit it anew."
+        detail = f"The record with the environment of {task_name(task_id)} is no longer kept. Submit it again in full."
         raise ProblemError(Problem(status=410, title="No longer known", code="task_forgotten", detail=detail))
     array = ((row.array_index, row.array_index, 1),) if row.array_id else ()
     return replace(spec, array=array, array_limit=0, after=(), held=False)
@@ -112,8 +112,8 @@ def _read_spec(journal_dir: Path, index: int, task_id: TaskId) -> TaskSpec | Non
 
 
 def _not_ended(task_id: TaskId, status: TaskStatus) -> Problem:
-    detail = f"{task_name(task_id)} is {status.value}; only a task that is over can be submitted once more."
-    return Problem(status=409, title="Not over yet", code="not_ended", detail=detail)
+    detail = f"{task_name(task_id)} is {status.value}; only an ended task can be submitted again."
+    return Problem(status=409, title="Not ended yet", code="not_ended", detail=detail)
 
 
 ROUTES: tuple[Any, ...] = (retry_task,)

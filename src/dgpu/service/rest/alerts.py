@@ -40,14 +40,12 @@ AlertIdText = Annotated[str, PathParameter(description="alert-12, or 12.")]
 SilenceIdText = Annotated[str, PathParameter(description="silence-3, or 3.")]
 StateQuery = Annotated[
     str | None,
-    # named here: an argument `state` is Litestar's own
+    # Named here, because Litestar reserves the argument name `state`.
     QueryParameter(
         name="state", description="pending, firing, resolved, or open (pending or firing).", required=False
     ),
 ]
-EndedQuery = Annotated[
-    str | None, QueryParameter(description="true: those that are over, too.", required=False)
-]
+EndedQuery = Annotated[str | None, QueryParameter(description="true: include ended ones.", required=False)]
 RuleQuery = Annotated[str | None, QueryParameter(description="The name of a rule.", required=False)]
 
 
@@ -84,7 +82,7 @@ async def list_alerts(
 @get(
     "/api/v1/alerts/{alert_id:str}",
     summary="Show an alert",
-    description="One that is open or among the kept.",
+    description="An open alert or a kept resolved one.",
 )
 async def get_alert(rest: Given, alert_id: AlertIdText) -> AlertAnswer:
     watch = _watch(rest)
@@ -94,7 +92,7 @@ async def get_alert(rest: Given, alert_id: AlertIdText) -> AlertAnswer:
 @post(
     "/api/v1/alerts/{alert_id:str}/acknowledge",
     summary="Acknowledge an alert",
-    description="Somebody looks after it: no reminder is sent any more. Body: {} or {comment}.",
+    description="An operator takes care of it: no more reminders are sent. Body: {} or {comment}.",
     status_code=200,
 )
 async def acknowledge_alert(
@@ -105,9 +103,9 @@ async def acknowledge_alert(
     alert = _alert(watch, alert_id)
     known = await _kept(watch.acknowledge(alert.number, comment))
     if known is None:
-        detail = f"alert-{alert.number} is resolved; there is nothing left to look after."
+        detail = f"alert-{alert.number} is resolved; there is nothing to acknowledge."
         raise ProblemError(
-            Problem(status=409, title="The alert is over", code="alert_not_open", detail=detail)
+            Problem(status=409, title="The alert has ended", code="alert_not_open", detail=detail)
         )
     return _answer(watch, known)
 
@@ -115,7 +113,7 @@ async def acknowledge_alert(
 @get(
     "/api/v1/alerts/silences",
     summary="List silences",
-    description=f"Those that hold now; with ended=true the last {MAX_ENDED} that are over, too.",
+    description=f"Active silences; with ended=true also the last {MAX_ENDED} ended ones.",
 )
 async def list_silences(rest: Given, ended: EndedQuery = None) -> SilenceList:
     machine, now = _watch(rest).machine, _watch(rest).now_ms()
@@ -129,7 +127,7 @@ async def list_silences(rest: Given, ended: EndedQuery = None) -> SilenceList:
 @get(
     "/api/v1/alerts/silences/{silence_id:str}",
     summary="Show a silence",
-    description="One that holds now, or one of the last that are over.",
+    description="An active silence, or one of the last ended ones.",
 )
 async def get_silence(rest: Given, silence_id: SilenceIdText) -> SilenceAnswer:
     watch = _watch(rest)
@@ -158,7 +156,7 @@ async def create_silence(rest: Given, request: Request[Any, Any, Any]) -> Silenc
 @delete(
     "/api/v1/alerts/silences/{silence_id:str}",
     summary="End a silence",
-    description="What fires and was not told yet is told then.",
+    description="Alerts that fire and were not sent yet are sent then.",
     status_code=200,
 )
 async def remove_silence(rest: Given, silence_id: SilenceIdText) -> Removed:
@@ -170,8 +168,8 @@ async def remove_silence(rest: Given, silence_id: SilenceIdText) -> Removed:
 
 @get(
     "/api/v1/alerts/targets",
-    summary="Where alerts are sent",
-    description="With what was sent and what failed since the start. Addresses are shown without secrets.",
+    summary="Targets of alerts",
+    description="With the numbers of sent and failed messages since the start. Addresses are shown without secrets.",
 )
 async def list_targets(rest: Given) -> TargetList:
     return TargetList(
@@ -185,14 +183,14 @@ async def list_targets(rest: Given) -> TargetList:
 @post(
     "/api/v1/alerts/test",
     summary="Send a test message",
-    description="One attempt to every target, now. The answer tells how each went. Body: {}.",
+    description="One attempt to every target, now. The answer gives the result of each. Body: {}.",
     status_code=200,
 )
 async def test_targets(rest: Given, request: Request[Any, Any, Any]) -> TestedTargets:
     watch = _watch(rest)
     decode_nothing(await request.body())
     if watch.testing:
-        detail = "A test message is being sent already. Try again when it is over."
+        detail = "A test message is already being sent. Try again when it is done."
         raise ProblemError(Problem(status=409, title="A test runs", code="test_running", detail=detail))
     return TestedTargets(
         targets=[
@@ -211,7 +209,7 @@ async def test_targets(rest: Given, request: Request[Any, Any, Any]) -> TestedTa
 
 def _watch(rest: Backend) -> AlertWatch:
     if rest.alerts is None:
-        detail = "Alerts are switched off here: alerts.enabled is false."
+        detail = "Alerts are disabled: alerts.enabled is false."
         raise ProblemError(Problem(status=404, title="No alerts", code="alerts_off", detail=detail))
     return rest.alerts
 
@@ -225,7 +223,7 @@ def _alert(watch: AlertWatch, text: str) -> Alert:
     number = _number(text, "alert-")
     alert = None if number is None else watch.machine.find(number)
     if alert is None:
-        detail = f"There is no alert {text[:64]!r}. Resolved ones are kept for a while only."
+        detail = f"There is no alert {text[:64]!r}. Resolved alerts are kept only for a while."
         raise ProblemError(Problem(status=404, title="No such alert", code="unknown_alert", detail=detail))
     return alert
 
@@ -234,7 +232,7 @@ def _silence(watch: AlertWatch, text: str) -> Silence:
     number = _number(text, "silence-")
     silence = None if number is None else watch.machine.silences.get(number)
     if silence is None:
-        detail = f"There is no silence {text[:64]!r}. It may be over."
+        detail = f"There is no silence {text[:64]!r}. It may have ended."
         raise ProblemError(
             Problem(status=404, title="No such silence", code="unknown_silence", detail=detail)
         )
@@ -246,10 +244,10 @@ async def _kept(change: Awaitable[T]) -> T:
         return await change
     except NotKept as failed:
         if failed.is_full:
-            detail = "The disk is full: this could not be written down, and was not done. Try again when there is room."
+            detail = "The disk is full: the change could not be stored and was not made. Try again when there is room."
             problem = Problem(status=507, title="The disk is full", code="storage_full", detail=detail)
         else:
-            detail = f"This could not be written down ({failed}), and was not done."
+            detail = f"The change could not be stored ({failed}) and was not made."
             problem = Problem(status=503, title="Not available now", code="alerts_not_saved", detail=detail)
         raise ProblemError(problem) from failed
 

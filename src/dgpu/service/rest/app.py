@@ -36,9 +36,9 @@ def create_app(
     doors: Doors | None = None,
     turns: Turns | None = None,
 ) -> App:
-    """Call it in the loop that serves. `views` must be told of every group that `runtime` commits.
+    """Call it in the serving loop. `views` must get every group that `runtime` commits.
 
-    Submits, probes and the list of tasks are answered from the first moment; other calls wait until the frame is there.
+    Submits, probes and the list of tasks are answered from the start; other calls wait until the frame is loaded.
     """
     backend = Backend(runtime, views, history, output, options, follower, files, doors, turns)
     if alerts is not None:
@@ -48,7 +48,7 @@ def create_app(
 
 
 class _LaterFrame:
-    """Made in a thread: at once when somebody waits for it, otherwise when the first answers are out."""
+    """Loaded in a thread: at once if a request waits for it, otherwise after the first answers."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend

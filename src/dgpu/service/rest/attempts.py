@@ -1,4 +1,4 @@
-"""The attempts of a task: from the history, and the one that runs from memory."""
+"""The attempts of a task: from the history, and the running one from memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_ATTEMPTS = 100
 
 
 async def attempts_of(backend: Backend, task_id: TaskId) -> list[Attempt]:
-    """In order, the latest hundred. The history may be a moment behind; the attempt that runs is known here."""
+    """In order, the latest hundred. The history may be a moment behind; the running attempt comes from memory."""
     try:
         rows = await asyncio.to_thread(backend.history.attempts, task_id)
     except (HistoryDamaged, sqlite3.OperationalError):
@@ -51,7 +51,7 @@ def _of_row(row: PastAttempt) -> Attempt:
 
 
 def _with_rank(known: Attempt, row: PastAttempt) -> Attempt:
-    """Of a gang each rank has a row; the first that tells why it ended, tells it for all."""
+    """Each rank of a gang has a row; the first rank with a reason gives the reason of the attempt."""
     return replace(
         known,
         nodes=[*known.nodes, row.node_id],

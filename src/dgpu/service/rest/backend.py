@@ -1,4 +1,4 @@
-"""What the calls work with, in one place."""
+"""The parts of the service that the calls use, in one place."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class RestOptions(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_seconds: float = 15.0
     most_streams: int = 1_000  # followers of logs, events and the board together
     pages_dir: Path | None = None  # None: the dashboard that was built into the package
-    journal_dir: Path | None = None  # None: no old record can be read again
+    journal_dir: Path | None = None  # None: old records cannot be read again
 
 
 class ProblemError(Exception):
-    """An answer that is a problem, raised to where answers are written."""
+    """A problem as an answer, raised to the place where answers are written."""
 
     def __init__(self, problem: Problem, headers: dict[str, str] | None = None) -> None:
         super().__init__(problem.detail)
@@ -69,16 +69,16 @@ class Backend:
         self.output = output
         self.files = files or FileStreams()
         self.options = options
-        self.follower = follower  # None: nobody looks ahead
+        self.follower = follower  # None: no forecasts
         self.doors = Doors() if doors is None else doors
         self.turns = Turns() if turns is None else turns
         self.feed = EventFeed(views)
-        self.alerts: AlertWatch | None = None  # None: nobody watches
+        self.alerts: AlertWatch | None = None  # None: no alerts
         build = build_of(options.pages_dir or BUNDLE)
         self.board = Board(runtime, views, version=options.version, role=options.role, build=build)
         self.board.count_alerts = self._count_alerts
         self.scrapes = Scrapes(self)
-        self.past: Past | None = None  # what was; opened with the first question
+        self.past: Past | None = None  # opened at the first request
         self.streams = 0
         self._describe: Callable[[], dict[str, Any]] | None = None
         self._description: dict[str, Any] = {}
@@ -95,13 +95,13 @@ class Backend:
         self._describe = describe
 
     def description(self) -> dict[str, Any]:
-        """Made when it is first asked for: a start does not wait for it."""
+        """Built at the first request, so that the start does not wait for it."""
         if not self._description and self._describe is not None:
             self._description = self._describe()
         return self._description
 
     async def do(self, command: Command) -> tuple[Event, ...]:
-        """The events of a command; a refusal is raised as the problem it means."""
+        """The events of a command; a refusal is raised as its problem."""
         result = await self.runtime.execute(command)
         if isinstance(result, Rejection):
             raise ProblemError(problem_of(result))
@@ -114,7 +114,7 @@ class Backend:
                     status=503,
                     code="too_many_streams",
                     title="Too many streams",
-                    detail=f"{self.streams} streams of logs and events are open already. Try again later.",
+                    detail=f"{self.streams} streams of logs and events are already open. Try again later.",
                 ),
                 {"retry-after": "5"},
             )

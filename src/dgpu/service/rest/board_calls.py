@@ -14,7 +14,7 @@ from dgpu.service.rest.backend import Backend
 BOARD_PATH = "/api/v1/board"
 STREAM_PATH = "/api/v1/board/stream"
 PATHS = frozenset({BOARD_PATH, STREAM_PATH})
-STALLED_SECONDS = 60.0  # one that reads nothing for so long is gone
+STALLED_SECONDS = 60.0  # a client that reads nothing for this long is disconnected
 _RETRY = b"retry: 1000\n\n"
 
 _log = structlog.get_logger("dgpu.board")
@@ -33,7 +33,7 @@ def takes_packed(headers: dict[bytes, bytes]) -> bool:
 async def answer(
     backend: Backend, method: str, path: str, headers: dict[bytes, bytes]
 ) -> tuple[int, bytes, Headers] | None:
-    """A snapshot; None: not this method."""
+    """A snapshot; None: another method."""
     if method != "GET" or path != BOARD_PATH:
         return None
     board = backend.board
@@ -47,7 +47,7 @@ async def answer(
 async def stream(
     backend: Backend, headers: dict[bytes, bytes], extra: Headers, receive: Any, send: Any
 ) -> None:
-    """Until the other side leaves, or reads nothing for a minute."""
+    """Runs until the client leaves, or reads nothing for a minute."""
     backend.open_stream()
     try:
         board = backend.board
@@ -86,10 +86,8 @@ async def _feed(
             listener.arrived.clear()
             pieces = listener.take(board)
     except TimeoutError:
-        pass  # the connection is ended with the answer unfinished: that is what it has come to
-    except (
-        asyncio.CancelledError
-    ):  # the service stops: a good end, after which the browser looks for the next one
+        pass  # the connection ends with an unfinished answer, as intended
+    except asyncio.CancelledError:  # the service stops: a clean end, after which the browser reconnects
         await send({"type": "http.response.body", "body": b"", "more_body": False})
     finally:
         left.cancel()

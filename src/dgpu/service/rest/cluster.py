@@ -35,8 +35,8 @@ _MAX_ID = 128
 @get(
     "/api/v1/queue",
     summary="The queue",
-    description="Waiting tasks in the order in which they are tried. One without a name is known by its command. "
-    "Those that hold a reservation name its nodes, and the time by which they start (null: unknown).",
+    description="Waiting tasks in the order in which they are tried. A task without a name shows its command. "
+    "A task with a reservation names its nodes and its latest start (null: unknown).",
 )
 async def show_queue(rest: Given, limit: LimitQuery = None) -> QueuePage:
     most = listing.parse_limit(limit)
@@ -61,8 +61,8 @@ async def list_gpus(rest: Given, node: NodeQuery = None) -> GpuList:
 @post(
     "/api/v1/gpus/{gpu_id:str}/recover",
     summary="Recover a GPU",
-    description="You looked after a card that was taken out of service: it is checked, then gets work of low "
-    "priority, then all. Refused for a card in service. Body: {} or {reason}.",
+    description="After the repair of a GPU that was taken out of service: it is checked, then gets work of low "
+    "priority, then all work. Refused for a GPU in service. Body: {} or {reason}.",
     status_code=200,
 )
 async def recover_gpu(rest: Given, gpu_id: GpuIdText, request: Request[Any, Any, Any]) -> GpuAnswer:
@@ -74,7 +74,7 @@ async def recover_gpu(rest: Given, gpu_id: GpuIdText, request: Request[Any, Any,
     return found
 
 
-@get("/api/v1/nodes", summary="List nodes", description="All that have registered, lost ones too.")
+@get("/api/v1/nodes", summary="List nodes", description="All registered nodes, including lost ones.")
 async def list_nodes(rest: Given) -> NodeList:
     return await rest.runtime.read(node_list)
 
@@ -87,7 +87,7 @@ async def get_node(rest: Given, node_id: NodeIdText) -> NodeAnswer:
 @post(
     "/api/v1/nodes/{node_id:str}/drain",
     summary="Drain a node",
-    description="What runs there goes on; nothing new is placed. Body: {} or {reason}.",
+    description="Running tasks continue; no new task is placed. Body: {} or {reason}.",
     status_code=200,
 )
 async def drain_node(rest: Given, node_id: NodeIdText, request: Request[Any, Any, Any]) -> NodeAnswer:
@@ -109,19 +109,19 @@ async def resume_node(rest: Given, node_id: NodeIdText, request: Request[Any, An
 @post(
     "/api/v1/nodes/{node_id:str}/lost",
     summary="Give a lost node up",
-    description="You know that nothing runs there any more: its tasks may start elsewhere at once. "
+    description="Confirms that nothing runs there any more: its tasks may start elsewhere at once. "
     "Refused while the node is connected. Body: {} or {reason}.",
     status_code=200,
 )
 async def give_up_node(rest: Given, node_id: NodeIdText, request: Request[Any, Any, Any]) -> NodeAnswer:
-    reason = await _reason(request) or "an operator says that it is lost"
+    reason = await _reason(request) or "an operator reported it lost"
     return await _order(rest, node_id, ReleaseNode(node_id=NodeId(node_id), reason=reason))
 
 
 @delete(
     "/api/v1/nodes/{node_id:str}",
     summary="Forget a node",
-    description="One that is offline and runs nothing.",
+    description="A node that is offline and runs nothing.",
     status_code=200,
 )
 async def remove_node(rest: Given, node_id: NodeIdText) -> Removed:
@@ -158,12 +158,12 @@ async def _reason(request: Request[Any, Any, Any]) -> str:
         raise BadRequest("invalid_field", f"reason: {detail}", errors=[error]) from None
 
 
-@get("/health", summary="Is it alive", description="Answers as long as the process does.")
+@get("/health", summary="Liveness", description="Answers while the process runs.")
 async def get_health(rest: Given) -> Health:
     return (await probes.health(rest))[1]
 
 
-@get("/ready", summary="Can it serve", description="503 when it cannot take tasks; says why.")
+@get("/ready", summary="Readiness", description="503 with the reason if it cannot take tasks.")
 async def get_readiness(rest: Given) -> Response[Ready]:
     status, answer = await probes.readiness(rest)
     return Response(answer, status_code=status)

@@ -1,5 +1,5 @@
-"""The look into the history for what a submitted task waits for. Apart from the calls of the frame: a submit waits for
-none.
+"""Looks up the dependencies of a submitted task in the history. Separate from the calls of the frame, so that a submit
+does not wait for the frame.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dgpu.service.rest.backend import Backend
 async def look_up(
     backend: Backend, command: SubmitTasks, forgotten: DependencyForgotten
 ) -> SubmitTasks | Rejection:
-    """The command with what the history knows of tasks that are out of memory; or why it is refused after all."""
+    """The command with facts of the history about tasks that left the memory, or the reason of its refusal."""
     number, spec = command.entries[forgotten.entry]
     after = {each.task_id: each for each in spec.after}
     for dependency in forgotten.on:
@@ -30,7 +30,7 @@ async def look_up(
                 entry=forgotten.entry, task_id=task_id, when=dependency.when.value, status=row.status.value
             )
         if row.array_id == task_id and task_id in after:
-            # The id of an array means all of its tasks, and only the history knows by now that it was one.
+            # The id of an array means all of its tasks, and by now only the history knows that it was an array.
             for other in range(task_id + 1, task_id + row.array_count):
                 after.setdefault(TaskId(other), replace(dependency, task_id=TaskId(other)))
     changed = (number, replace(spec, after=tuple(sorted(after.values()))))

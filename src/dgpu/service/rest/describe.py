@@ -1,4 +1,4 @@
-"""The API's description: what Litestar knows of its routes, and the hot calls from the table of fields."""
+"""The description of the API: Litestar's routes, and the hot calls from the table of fields."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ _PROBLEM: dict[str, Any] = {
 }
 _A_PROBLEM = {"$ref": "#/components/schemas/Problem"}
 _REFUSALS = {
-    "400": "The body is not what was expected; `errors` names the fields.",
+    "400": "The body is not as expected; `errors` names the fields.",
     "413": "The body is too large.",
     "415": "Content-Type is not application/json, or Content-Encoding is not identity.",
-    "422": "It can never run here, or a limit forbids it, or it is not supported yet.",
-    "429": "Too many tasks wait, or too many idempotency keys of the last hour are known.",
+    "422": "It can never run here, a limit forbids it, or it is not supported yet.",
+    "429": "Too many tasks wait, or too many idempotency keys of the last hour are stored.",
     "503": "Too busy; try again.",
     "507": "The disk is full.",
 }
@@ -63,7 +63,7 @@ def task_schema() -> dict[str, Any]:
 
 
 def complete(schema: dict[str, Any]) -> dict[str, Any]:
-    """Adds what Litestar cannot see."""
+    """Adds the parts that Litestar does not know."""
     schema = json.loads(json.dumps(schema, default=str))
     schemas = schema.setdefault("components", {}).setdefault("schemas", {})
     schemas["Task"] = task_schema()
@@ -87,7 +87,7 @@ def complete(schema: dict[str, Any]) -> dict[str, Any]:
     many = {"task_ids": {"type": "array", "items": {"type": "string"}}}
     paths = schema["paths"]
     paths.setdefault("/api/v1/tasks", {})["post"] = _call(
-        "Submit a task", "201 means that it is on disk.", task, one, key=True
+        "Submit a task", "201 means that the task is on disk.", task, one, key=True
     )
     paths["/api/v1/tasks/batch"] = {
         "post": _call("Submit many tasks", "All or nothing; at most 8 MiB.", batch, many, key=True)
@@ -114,7 +114,7 @@ def complete(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe_problems(responses: dict[str, Any]) -> None:
-    """Every refusal is a problem. Litestar describes its own form of 400, which it never sends here."""
+    """Every refusal is a problem. Litestar describes its own form of 400, which this server never sends."""
     for status, response in responses.items():
         if status.startswith(("4", "5")):
             text = _REFUSALS.get(status, response["description"])
@@ -185,9 +185,7 @@ def _describe_quota(paths: dict[str, Any]) -> None:
 
 
 def _describe_quota_answer(paths: dict[str, Any]) -> None:
-    """With dry_run the effect, else the quota. Each has all required fields of the other's description, so not
-    oneOf.
-    """
+    """With dry_run the effect, else the quota. Each has all required fields of the other, so oneOf is not possible."""
     schema = paths["/api/v1/quota"]["put"]["responses"]["200"]["content"][_JSON]["schema"]
     schema["anyOf"] = schema.pop("oneOf")
 
@@ -271,7 +269,7 @@ def docs_page(schema: dict[str, Any], *, host: str) -> str:
 
 
 def _by_use(path: str) -> tuple[bool, bool, str]:
-    """Tasks come first, other forms of the same last."""
+    """Tasks come first, alternative forms of the same call last."""
     return not path.startswith("/api/v1/tasks"), not path.startswith("/api/v1/"), path
 
 
@@ -287,7 +285,7 @@ def _operation(path: str, method: str, operation: dict[str, Any], host: str) -> 
     curl = html.escape(curl_line(path, method, host))
     return (
         f"<h3><code>{method.upper()} {html.escape(path)}</code></h3><p><b>{summary}.</b> {about}</p>{listed}"
-        f"<pre tabindex='0'>{curl}</pre>"  # it scrolls, so the keyboard must get there
+        f"<pre tabindex='0'>{curl}</pre>"  # it scrolls, so it must be reachable by keyboard
     )
 
 

@@ -14,7 +14,7 @@ _SNAPSHOT = {"$ref": _REFERENCE.format(name=BoardSnapshot.__name__)}
 
 
 def browser_schemas() -> dict[str, Any]:
-    """The shapes of the board, by name."""
+    """The types of the board, by name."""
     _, named = msgspec.json.schema_components((BoardSnapshot, BoardDelta), ref_template=_REFERENCE)
     return named
 
@@ -29,19 +29,19 @@ def _board_calls() -> dict[str, Any]:
             "get": {
                 "summary": "The cluster at a glance",
                 "description": "Everything that a dashboard shows first, in columns: at most a second old, the same "
-                f"bytes for everybody. Columns of `gpus`: {' '.join(GpuColumns.__struct_fields__)}. "
-                "`status`, `health` and `model` are places in the lists `statuses`, `healths` and `models`; task "
-                "numbers are bare; `history` holds the last ten minutes.",
+                f"bytes for all clients. Columns of `gpus`: {' '.join(GpuColumns.__struct_fields__)}. "
+                "`status`, `health` and `model` are indexes into the lists `statuses`, `healths` and `models`; task "
+                "numbers are bare; `history` contains the last ten minutes.",
                 "responses": {"200": _answer("The snapshot.", _SNAPSHOT, _JSON)},
             }
         },
         "/api/v1/board/stream": {
             "get": {
-                "summary": "The cluster as it changes",
-                "description": "Server-sent events. `snapshot`: as /api/v1/board; replace all you have. `delta`: what "
-                "changed since the event before, at most once a second, at least every five; per column the rows `i` "
-                "and their values `v` (BoardDelta). `resync`: you were too slow, a snapshot follows. Each connection "
-                "begins with a snapshot.",
+                "summary": "Changes of the cluster",
+                "description": "Server-sent events. `snapshot`: as /api/v1/board; replaces all earlier data. `delta`: "
+                "changes since the event before, at most once a second, at least every five; per column the rows `i` "
+                "and their values `v` (BoardDelta). `resync`: the client was too slow, a snapshot follows. Each "
+                "connection begins with a snapshot.",
                 "responses": {"200": _answer("The stream.", {"type": "string"}, "text/event-stream")},
             }
         },
@@ -52,17 +52,17 @@ def _session_calls() -> dict[str, Any]:
     return {
         "/api/v1/session": {
             "get": {
-                "summary": "By what you are let in",
-                "description": "open (nobody needs anything), user (the scheduler's own), token or cookie.",
-                "responses": {"200": _answer("You are.", _fields(access="string"), _JSON)},
+                "summary": "The reason for admission",
+                "description": "open (no token needed), user (the scheduler's own), token or cookie.",
+                "responses": {"200": _answer("The caller's access.", _fields(access="string"), _JSON)},
             },
             "post": {
-                "summary": "Trade a code for a session",
-                "description": "The code of an address that `dgpu dashboard` printed, once: the answer sets a cookie.",
+                "summary": "Exchange a code for a session",
+                "description": "Takes the code that `dgpu dashboard` printed, once: the answer sets a cookie.",
                 "requestBody": {"required": True, "content": {_JSON: {"schema": _fields(code="string")}}},
                 "responses": {
                     "204": {"description": "The cookie is set."},
-                    "403": {"description": "The code was used, is too old, or never was one."},
+                    "403": {"description": "The code was used, has expired, or is invalid."},
                 },
             },
             "delete": {
@@ -73,8 +73,8 @@ def _session_calls() -> dict[str, Any]:
         },
         "/api/v1/session/code": {
             "post": {
-                "summary": "A code for a browser",
-                "description": "Works once, for five minutes. For the scheduler's own user, or with the token. "
+                "summary": "Get a code for a browser",
+                "description": "Valid once, for five minutes. For the scheduler's own user, or with the token. "
                 "Body: {}.",
                 "requestBody": {"content": {_JSON: {"schema": {"type": "object"}}}},
                 "responses": {

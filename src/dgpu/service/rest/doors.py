@@ -1,9 +1,10 @@
-"""Which connections stay. Each belongs to a user of this machine or to an address; each of those has its share.
+"""Decides which connections stay open. Each belongs to a user of this machine or to an address, and each of those has a
+share.
 
-A newcomer beyond the share of its own user takes the place of that user's oldest idle connection, if that one is idle
-for two seconds: opening and closing thousands a second would cost more than refusing them. Beyond the total, the oldest
-idle connection goes that has never shown a right to ask; then, for the owner only, other idle ones. Where nothing is
-idle, the newcomer is refused. So another user can fill its own share and no more, and the owner always gets in.
+A new connection beyond the share of its user replaces that user's oldest idle connection, if that one has been idle for
+two seconds: opening and closing thousands a second would cost more than refusing them. Beyond the total, the oldest
+idle connection without any admitted request is closed; then, only for the owner, other idle ones. If no connection is
+idle, the new one is refused. So another user can fill only its own share, and the owner always gets a connection.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from typing import NamedTuple
 
 from dgpu.service.open_files import MAX_HTTP_CONNECTIONS, AgentConnections, HttpLimits, http_limits
 
-MIN_IDLE_SECONDS = 2.0  # before a connection gives way to one that is not the owner's
+MIN_IDLE_SECONDS = 2.0  # before a connection is closed for one that is not the owner's
 
 Key = tuple[str, int | str]  # ("uid", 1000) or ("address", "10.0.0.7")
 
 
 class Rank(enum.IntEnum):
-    """Who gives way first."""
+    """The order in which connections are closed."""
 
-    STRANGER = 0  # has made no request that was admitted
+    STRANGER = 0  # has made no admitted request
     KNOWN = 1
     OWNER = 2
 
@@ -37,7 +38,7 @@ class Guest:
         self.rank = rank
         self.is_idle = True
         self.idle_since_s = now_s
-        self.is_leaving = False  # told to close; counts no more
+        self.is_leaving = False  # told to close; no longer counted
         self.is_gone = False
         self.close: Callable[[], None] = _nothing
 
@@ -61,7 +62,7 @@ class _Share:
 
     def __init__(self) -> None:
         self.count = 0
-        self.idle: dict[Guest, None] = {}  # idle for longest first
+        self.idle: dict[Guest, None] = {}  # the longest idle first
 
 
 class Doors:
@@ -74,7 +75,7 @@ class Doors:
         self._others = 0
         self.refused = 0
         self.shed = 0
-        self.unread = 0  # closed because their readers did not read
+        self.unread = 0  # closed because their clients did not read
         self.accept_pauses = 0
 
     @property
@@ -121,12 +122,12 @@ class Doors:
             self._forget(guest)
 
     def dismiss(self, guest: Guest) -> None:
-        """It is about to be closed: its place is free."""
+        """The connection is about to be closed: its place is free."""
         self.shed += 1
         self._forget(guest)
 
     def oldest_idle_others(self, count: int) -> list[Guest]:
-        """When the process has no file left: connections whose files can be had back, not the owner's."""
+        """For a process without free files: connections that can be closed to free one, except the owner's."""
         found = [*self._idle[Rank.STRANGER], *self._idle[Rank.KNOWN]][:count]
         for guest in found:
             self.dismiss(guest)

@@ -1,4 +1,4 @@
-"""What is known about the memory that tasks need."""
+"""Estimates of the memory that tasks need."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ from dgpu.wire.task_fields import DEFAULT_TENANT
 _MAX_LISTED = 1_000
 _TenantQuery = Annotated[str | None, QueryParameter(name="tenant", description="Only of this tenant.")]
 _ModelQuery = Annotated[
-    str | None, QueryParameter(name="model", description="What would a task with this model need?")
+    str | None, QueryParameter(name="model", description="The model of a task to estimate.")
 ]
-_TypeQuery = Annotated[str | None, QueryParameter(name="task_type", description="Of this type.")]
-_AtomsQuery = Annotated[str | None, QueryParameter(name="atoms", description="Of so many atoms.")]
+_TypeQuery = Annotated[str | None, QueryParameter(name="task_type", description="The type of that task.")]
+_AtomsQuery = Annotated[
+    str | None, QueryParameter(name="atoms", description="The number of atoms of that task.")
+]
 
 
 @get(
     "/api/v1/estimates",
     summary="Estimates of memory",
-    description="What runs have taught about models and commands, the latest first. With model, task_type or atoms "
-    "also the memory that such a task would ask for.",
+    description="Memory use learned from runs, by model and command, the latest first. With model, task_type or atoms "
+    "also the memory that such a task would request.",
 )
 async def list_estimates(
     rest: Given,

@@ -1,6 +1,4 @@
-"""Events for many listeners: each group is encoded once, listeners that are slow are told what they missed, not waited
-for.
-"""
+"""Events for many listeners: each group is encoded once. A slow listener gets a notice of the gap."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ class _Listener:
 
     def offer(self, piece: bytes) -> None:
         if len(self.pieces) >= MAX_UNREAD or self.unread_bytes + len(piece) > MAX_UNREAD_BYTES:
-            # what it has not read is stale anyway: it has to read the whole again
+            # Its unread events are stale: it must read everything again.
             self.pieces.clear()
             self.unread_bytes = 0
             self.lagged = True
@@ -54,7 +52,7 @@ class EventFeed:
 
     @property
     def most_unread_bytes(self) -> int:
-        """Of the slowest listener."""
+        """The unread bytes of the slowest listener."""
         return max((listener.unread_bytes for listener in self._listeners), default=0)
 
     @property
@@ -62,7 +60,7 @@ class EventFeed:
         return len(self._listeners)
 
     async def stream(self, after: int | None, beat_seconds: float) -> AsyncGenerator[bytes, None]:
-        """From behind the journal index `after` on, or from now on."""
+        """From after the journal index `after`, or from now on."""
         listener = _Listener()
         self._add(listener)
         try:
@@ -102,7 +100,7 @@ class EventFeed:
                 listener.offer(piece)
 
     def publish(self, piece: bytes) -> None:
-        """What is not in the journal, like alerts: told to those who listen now, and never again."""
+        """For events outside the journal, like alerts: sent only to current listeners, and never again."""
         for listener in self._listeners:
             listener.offer(piece)
 

@@ -1,4 +1,4 @@
-"""The files of a task: a list, and downloads. Read from its node; nothing is stored here."""
+"""The files of a task: a list, and downloads. Read from its node; the scheduler stores nothing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Where(NamedTuple):
     task: TaskAnswer
     place: Place
     rank: int
-    root: str  # for people
+    root: str  # for display
 
 
 @get(
@@ -92,8 +92,8 @@ async def list_files(
 @get(
     "/api/v1/tasks/{task_id:str}/files/{file_path:path}",
     summary="Download a file of a task",
-    description="The bytes that the file had when it was opened. A connection that ends before Content-Length is "
-    "reached means that the node was lost or the file was cut meanwhile. A path leads nowhere but below the task's "
+    description="The bytes that the file had when it was opened. If the connection ends before Content-Length is "
+    "reached, the node was lost or the file was truncated meanwhile. A path must stay below the task's "
     "directory: `..` is refused with 400, a link that leads out with 409.",
     media_type="application/octet-stream",
 )
@@ -175,7 +175,7 @@ async def _where(rest: Backend, task_id: str, path: str, attempt: str | None, ra
 
 
 def _refuse_nowhere(where: _Where) -> None:
-    """The node is not known any more, or its tasks have no directories: it need not be asked."""
+    """The node is no longer known, or its tasks have no directories: a request is useless."""
     if not where.task.workdir:
         raise FilesUnavailable("directory_gone", f"{where.task.task_id} has no directory")
 
@@ -189,7 +189,7 @@ async def _node(rest: Backend, task: TaskAnswer, attempt: int, rank: int) -> str
     for each in await attempts_of(rest, listing.task_id_of(task.task_id)):
         if each.attempt == attempt and rank < len(each.nodes):
             return each.nodes[rank]
-    detail = f"The node of attempt {attempt}, rank {rank} of {task.task_id} is not known any more."
+    detail = f"The node of attempt {attempt}, rank {rank} of {task.task_id} is no longer known."
     raise _refused(404, "files_gone", detail)
 
 
@@ -210,7 +210,7 @@ def _entry(entry: pb.FileEntry, directory: str) -> FileEntry:
     try:
         name, kind = entry.name.decode(), _KINDS.get(entry.kind, "other")
     except UnicodeDecodeError:
-        name, kind = entry.name.decode(errors="replace"), "other"  # its name cannot be asked for
+        name, kind = entry.name.decode(errors="replace"), "other"  # it cannot be requested by name
     path = f"{directory}/{name}" if directory and name else directory or name
     return FileEntry(
         path=path,

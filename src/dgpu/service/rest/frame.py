@@ -1,4 +1,4 @@
-"""Most calls are Litestar's. Importing it takes longer than recovering a day's work, so it comes in later, in a
+"""Most calls use Litestar. Its import takes longer than the recovery of a day's work, so it is loaded later, in a
 thread.
 """
 
@@ -64,7 +64,7 @@ def make_frame(backend: Backend) -> App:
 
 
 class _Lean(Litestar):
-    """Without the plugins for other libraries that happen to be installed: importing those is a tenth of our start."""
+    """Without the plugins for other installed libraries: their import takes a tenth of the start."""
 
     @staticmethod
     def _get_default_plugins(plugins: list[PluginProtocol]) -> list[PluginProtocol]:
@@ -84,13 +84,13 @@ def _litestar(backend: Backend) -> Litestar:
 
 
 def only_json_bodies(connection: Any, _: BaseRouteHandler) -> None:
-    """Before anything of the body is read."""
+    """Checked before any part of the body is read."""
     refuse_content(connection.scope["method"], dict(connection.scope["headers"]))
 
 
 def only_known_queries(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
     known = {
-        # `state` is a name that the frame keeps for itself: such a query has another name in the function
+        # The frame reserves the name `state`: such a query has another name in the function.
         getattr(field.kwarg_definition, "name", None) or name
         for name, field in handler.parsed_fn_signature.parameters.items()
     }

@@ -1,4 +1,4 @@
-"""The first to see a request: who asks, the hot calls, and on every answer the same headers."""
+"""The first code that sees a request: checks access, answers hot calls, and sets the same headers on every answer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _SAFETY_HEADERS = [
         b"default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; base-uri 'none'",
     ),
 ]
-_MAX_QUERY = 1_000  # is looked at
+_MAX_QUERY = 1_000  # longer queries are not examined
 _NOBODY = Peer(uid=None)
 _log = structlog.get_logger("dgpu.rest")
 
@@ -68,7 +68,7 @@ class Front:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         method, path = scope["method"], scope["path"]
         peer = scope.get("state", {}).get("peer", _NOBODY)
-        # pages tell nothing worth hiding, and who opens them has no token yet
+        # Pages contain nothing secret, and a user who opens them has no token yet.
         page = None if path.startswith("/api") else self._pages.find(method, path, headers)
         refused = self._access.repeated_host(scope["headers"]) or (
             self._access.refuse(method, path, headers, peer)
@@ -97,7 +97,7 @@ class Front:
             await self._unframed(scope, headers, peer, receive, send, request_id)
         elif path.rstrip("/") in _ONLY_POST:
             await send_problem(send, wrong_method(method, path), request_id, {"allow": "POST"})
-        elif path.startswith("/schema"):  # pages of the frame, which are not ours
+        elif path.startswith("/schema"):  # the frame's own pages, which are not part of dgpu
             await send_problem(send, no_such_call(path), request_id, {})
         else:
             await self._framed(scope, receive, send, request_id)
@@ -159,7 +159,7 @@ class Front:
         send: Send,
         request_id: str,
     ) -> None:
-        """Boards and sessions: the first that a browser asks for, so they wait for no frame."""
+        """Boards and sessions: the first requests of a browser, so they do not wait for the frame."""
         method, path = scope["method"], scope["path"]
         told = [(b"x-request-id", request_id.encode()), *_SAFETY_HEADERS[:2]]
         answered: tuple[int, bytes, list[tuple[bytes, bytes]]] | None
@@ -209,7 +209,7 @@ class Front:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                await turn.aclose()  # the answer is made; a client that reads slowly keeps no turn
+                await turn.aclose()  # the answer is complete; a slow client must not hold its turn
                 extra = [(b"x-request-id", request_id.encode()), *_SAFETY_HEADERS]
                 message = {**message, "headers": [*message.get("headers", ()), *extra]}
             await send(message)
@@ -221,7 +221,7 @@ class Front:
         except ConnectionResetError:
             if started:
                 raise
-        except Exception as error:  # the frame's own failure
+        except Exception as error:  # a failure of the frame itself
             if started:
                 raise
             problem, extra = problem_for(error, request_id)
@@ -255,27 +255,27 @@ async def _send_page(send: Send, page: Page, method: str, request_id: str) -> No
 
 
 def problem_for(error: BaseException, request_id: str) -> tuple[Problem, dict[str, str]]:
-    """What went wrong, in the words of the API. What is our own fault is logged, and named by the request's id only."""
+    """The problem in the words of the API. An internal error is logged; the answer gives only the id of the request."""
     if isinstance(error, BadRequest):
         return problem_of_bad_request(error), {}
     if isinstance(error, ProblemError):
         return error.problem, {**_headers_of(error.problem), **error.headers}
     if isinstance(error, HistoryDamaged):
-        if not isinstance(error, HistoryUnfinished):  # known by then, and asked for again and again
+        if not isinstance(error, HistoryUnfinished):  # known already, and requested repeatedly
             _log.error("history_damaged", request_id=request_id, error=str(error))
         detail = (
-            "The history file was damaged and is being made again from the journal. "
+            "The history file was damaged and is being rebuilt from the journal. "
             "Tasks are safe. Try again soon."
         )
         problem = Problem(status=503, title="Not available now", code="history_damaged", detail=detail)
         return problem, _headers_of(problem)
     _log.error("request_failed", request_id=request_id, error=type(error).__name__, exc_info=error)
-    detail = "The scheduler met an error of its own. Its log has the request's id."
+    detail = "An internal error of the scheduler. Its log has the request's id."
     return Problem(status=500, title="Internal error", code="internal_error", detail=detail), {}
 
 
 def no_such_call(path: str) -> Problem:
-    detail = f"There is no {path[:200]!r} here. /docs lists what there is."
+    detail = f"There is no {path[:200]!r} here. /docs lists all calls."
     return Problem(status=404, title="No such call", code="unknown_call", detail=detail)
 
 
@@ -291,7 +291,7 @@ def refuse_content(method: str, headers: dict[bytes, bytes]) -> None:
 
 
 def _refuse_queries(query: bytes) -> None:
-    """These calls take none. The frame sees to its own."""
+    """These calls take no queries. The frame checks its own."""
     given = parse_qsl(query[:_MAX_QUERY].decode("latin-1"), keep_blank_values=True)
     listing.refuse_queries([name for name, _ in given], ())
 

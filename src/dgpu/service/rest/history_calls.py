@@ -1,4 +1,4 @@
-"""The calls on what was: charts of cards, nodes, cluster and queue, usage, timeline, and the health of a node."""
+"""The calls on the past: charts of GPUs, nodes, cluster and queue, usage, timeline, and the health of a node."""
 
 from __future__ import annotations
 
@@ -41,15 +41,13 @@ _Since = Annotated[
         description="How long ago (30d, 6h, 90m), or a time like 2026-07-30T12:00:00Z.", required=False
     ),
 ]
-_Until = Annotated[
-    str | None, QueryParameter(description="The same; now, if it is left out.", required=False)
-]
+_Until = Annotated[str | None, QueryParameter(description="The same; now, if absent.", required=False)]
 _Step = Annotated[
     str | None,
     QueryParameter(
         required=False,
-        description="Seconds or a duration, a multiple of 10 s. Left out: at most 1,000 points. What is old is kept "
-        "more coarsely: step_seconds of the answer counts.",
+        description="Seconds or a duration, a multiple of 10 s. If absent, at most 1,000 points. Old data is kept "
+        "with a coarser step: step_seconds of the answer counts.",
     ),
 ]
 _GpuId = Annotated[str, PathParameter(description="The GPU's UUID, or its node and index: n1:0.")]
@@ -58,9 +56,8 @@ _NodeId = Annotated[str, PathParameter(description="The node's id.")]
 
 @get(
     "/api/v1/history/gpus/{gpu_id:str}",
-    summary="What a GPU measured",
-    description="Means for each step, and the highest in `max`; null where nothing is known. Also of a card that has "
-    "left.",
+    summary="Measurements of a GPU",
+    description="Means for each step, and maxima in `max`; null if unknown. Also of a GPU that has left.",
 )
 async def gpu_history(
     rest: Given, gpu_id: _GpuId, since: _Since = None, until: _Until = None, step: _Step = None
@@ -74,7 +71,7 @@ async def gpu_history(
 
 @get(
     "/api/v1/history/gpus",
-    summary="What several GPUs measured",
+    summary="Measurements of several GPUs",
     description="`ids`: up to 64 of them, separated by commas.",
 )
 async def gpus_history(
@@ -94,8 +91,8 @@ async def gpus_history(
 
 @get(
     "/api/v1/history/nodes/{node_id:str}",
-    summary="What the GPUs of a node measured",
-    description="Each of them, and the node: mean utilisation, the hottest card, sums of all else.",
+    summary="Measurements of a node's GPUs",
+    description="Each GPU, and the node: mean utilisation, the highest temperature, sums of all other values.",
 )
 async def node_history(
     rest: Given, node_id: _NodeId, since: _Since = None, until: _Until = None, step: _Step = None
@@ -112,7 +109,7 @@ async def node_history(
 
 @get(
     "/api/v1/history/cluster",
-    summary="What the cluster did",
+    summary="Measurements of the cluster",
     description="Mean utilisation, sums, and counts.",
 )
 async def cluster_history(
@@ -126,8 +123,8 @@ async def cluster_history(
 
 @get(
     "/api/v1/history/queue",
-    summary="How the queue was",
-    description="Tasks that waited and ran, and how long those had waited that started in each step.",
+    summary="History of the queue",
+    description="Numbers of waiting and running tasks, and the waits of tasks that started in each step.",
 )
 async def queue_history(
     rest: Given, since: _Since = None, until: _Until = None, step: _Step = None
@@ -144,10 +141,10 @@ async def queue_history(
 
 @get(
     "/api/v1/history/usage",
-    summary="Who used how much",
-    description="GPU-hours within the range, what still runs included, and how long tasks had waited that started in "
-    "it. `user` is the label of that name. `history_behind` above 0: the history lacks so many of the newest groups of "
-    "the journal, since `history_behind_seconds`, and the numbers are not complete. The report does not wait for them.",
+    summary="Usage by tenant, pool or user",
+    description="GPU-hours within the range, including running tasks, and the waits of tasks that started in "
+    "it. `user` is the label of that name. `history_behind` above 0: the history lacks this many of the newest groups "
+    "of the journal, since `history_behind_seconds`, and numbers are incomplete. The report does not wait for them.",
 )
 async def usage_history(
     rest: Given,
@@ -179,16 +176,16 @@ async def usage_history(
 
 @get(
     "/api/v1/history/timeline",
-    summary="What ran where",
-    description="Attempts that overlap the range, as bars. Of more than `limit`, the longest stay and `truncated` is "
-    "true.",
+    summary="Attempts by node",
+    description="Attempts that overlap the range, as bars. Of more than `limit`, the longest are kept and `truncated` "
+    "is true.",
 )
 async def timeline_history(
     rest: Given,
     since: _Since = None,
     until: _Until = None,
     nodes: Annotated[
-        str | None, QueryParameter(description="Only of these, separated by commas.", required=False)
+        str | None, QueryParameter(description="Only these nodes, separated by commas.", required=False)
     ] = None,
     limit: Annotated[
         str | None, QueryParameter(description="1 to 5000; 2000 if absent.", required=False)
@@ -208,8 +205,8 @@ async def timeline_history(
 
 @get(
     "/api/v1/history/nodes/{node_id:str}/health",
-    summary="What happened to a node",
-    description="It came, went, was drained; its cards left service and came back. The newest first.",
+    summary="Events of a node",
+    description="Registrations, losses and drains of the node, and health changes of its GPUs. The newest first.",
 )
 async def node_health(
     rest: Given,
@@ -257,7 +254,7 @@ def _read(telemetry: Any, cards: tuple[Card, ...], span: Any) -> dict[str, Any]:
 
 
 async def _find(rest: Backend, wanted: tuple[str, ...]) -> tuple[Card, ...]:
-    """Cards of the cluster, and ones that have left it but are in the file."""
+    """GPUs of the cluster, and former GPUs that are still in the file."""
     past = past_of(rest)
     live = await rest.runtime.read(lambda state: [_card(state, name) for name in wanted])
     gone = [name for name, card in zip(wanted, live, strict=True) if card is None]

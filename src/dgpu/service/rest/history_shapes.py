@@ -1,4 +1,4 @@
-"""Answers about what was, from points, rows and events."""
+"""Responses about the past, built from points, rows and events."""
 
 from __future__ import annotations
 

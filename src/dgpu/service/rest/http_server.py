@@ -1,4 +1,4 @@
-"""Accepts connections for HTTP: a few per turn of the loop, each against its user's share, and never at the cost of the
+"""Accepts connections for HTTP: a few per turn of the loop, each counted against its user's share, and never with the
 last open files.
 """
 
@@ -22,7 +22,7 @@ from dgpu.service.rest.protocol import KEEP_ALIVE_SECONDS, HttpProtocol, last_an
 from dgpu.service.rest.turns import Turns
 from dgpu.wire.address import is_loopback
 
-BACKLOG = 4_096  # the kernel takes its own maximum if that is less
+BACKLOG = 4_096  # the kernel uses its own maximum if that is lower
 MAX_ACCEPTS_PER_TURN = 16
 ACCEPT_PAUSE_SECONDS = 0.1
 MAX_UNSENT_IN_KERNEL = 128 << 10
@@ -38,7 +38,7 @@ _log = structlog.get_logger("dgpu.rest")
 
 
 class HttpServer:
-    """Serves an ASGI application on a socket that is bound already. Signals and the loop are the caller's."""
+    """Serves an ASGI application on a bound socket. The caller provides the loop and handles signals."""
 
     def __init__(self, app: Any, doors: Doors | None = None, turns: Turns | None = None) -> None:
         self._config = uvicorn.Config(
@@ -72,7 +72,7 @@ class HttpServer:
         self._loop.add_reader(sock, self._accept)
 
     async def stop(self, grace_seconds: float = 2.0) -> None:
-        """Nothing new is taken; what is under way gets a moment, endless streams are cut."""
+        """Accepts nothing new; requests in progress get a moment, endless streams are cut."""
         if self._listening is None:
             return
         self._loop.remove_reader(self._listening)
@@ -106,9 +106,7 @@ class HttpServer:
             self._receive(connection, address[0], address[1])
 
     def _pause(self, error: OSError) -> None:
-        """No file is left. That is load, not a fault: idle connections make room, and the others wait in the
-        backlog.
-        """
+        """No file is left. That is load, not a fault: idle connections are closed, and new ones wait in the backlog."""
         self._doors.accept_pauses += 1
         for guest in self._doors.oldest_idle_others(_SHED_FOR_FILES):
             guest.close()
@@ -148,11 +146,10 @@ class HttpServer:
     async def _open(self, connection: socket.socket, guest: Guest, peer: Peer) -> None:
         try:
             connection.setblocking(False)
-            # asyncio does this by itself only for sockets that were made with the protocol's number; without it, an
-            # answer of two writes waits for the other side's delayed acknowledgement, 40 ms
+            # asyncio does this only for sockets that were created with the protocol number. Without it, an answer of
+            # two writes waits 40 ms for the client's delayed acknowledgement.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # Bytes that a client does not read stay with us, where they are counted, and not in megabytes of the
-            # kernel.
+            # Unread bytes stay in this process, where they are counted, and not in megabytes of kernel memory.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_IN_KERNEL)
             await self._loop.connect_accepted_socket(
                 lambda: HttpProtocol(
@@ -165,17 +162,17 @@ class HttpServer:
                 ),
                 connection,
             )
-        except OSError:  # it is gone already
+        except OSError:  # already gone
             if not guest.is_gone:
                 self._doors.leave(guest)
             connection.close()
 
 
 def _refuse(connection: socket.socket) -> None:
-    """At once and without a transport: a refused connection holds its file no longer than this call."""
+    """Refuses at once and without a transport: a refused connection holds its file only during this call."""
     with contextlib.suppress(OSError):
         connection.setblocking(False)
         connection.send(_TOO_MANY)
         connection.shutdown(socket.SHUT_WR)
-        connection.recv(65_536)  # bytes left unread would make the kernel drop the answer
+        connection.recv(65_536)  # unread bytes would make the kernel drop the answer
     connection.close()

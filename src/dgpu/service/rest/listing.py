@@ -1,7 +1,8 @@
-"""Pages of tasks: from memory what is alive, from the history what was forgotten, merged by id, newest first.
+"""Pages of tasks: live tasks from memory and forgotten tasks from the history, merged by id, newest first.
 
-The memory is read first. What is forgotten by then is in the history already, marked or (for a moment) not yet marked;
-the views know the latter. A task that is forgotten in between comes from both and is shown once, as the memory had it.
+The memory is read first. Tasks forgotten by then are already in the history, marked or (for a moment) not yet marked;
+the views know the latter. A task that is forgotten in between comes from both and is shown once, with its data from
+memory.
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ from dgpu.wire.problem import problem_of
 from dgpu.wire.run_dirs import run_dir_name
 
 MAX_PER_PAGE = 1_000
-MAX_EXPLAINED = 32  # different demands of one page, and as many questions about reservations
-_ALWAYS_EXPLAINED = 8  # of each, however many nodes there are
-_MAX_NODES = 1_000  # that all demands of one page look at
+MAX_EXPLAINED = 32  # different demands of one page, and as many checks of reservations
+_ALWAYS_EXPLAINED = 8  # of each, for any number of nodes
+_MAX_NODES = 1_000  # examined for all demands of one page
 _SLICE = 50  # tasks of a page at a time
-_MAX_KEPT_NODES = 256  # the same, for questions about reservations, which cost more
+_MAX_KEPT_NODES = 256  # the same for checks of reservations, which cost more
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 
 class _Row(NamedTuple):
-    """A task at a committed point: values that do not change, so the answer can be made later."""
+    """A task at a committed point. The values do not change, so the answer can be built later."""
 
     task: Task
     shape: Shape
@@ -70,7 +71,7 @@ async def list_page(backend: Backend, wanted: Filter, before: int | None, limit:
     total = live.total
     may_be_past = wanted.status is None or wanted.status.is_final
     if may_be_past and views.highest_forgotten:
-        # A full page of newer tasks is in memory: older ones cannot be on it, and only their number is asked for.
+        # A full page of newer tasks is in memory: older ones cannot be on it, so only their number is needed.
         above = live.rows[-1].task.id if len(live.rows) > limit else 0
         past, past_total = await _past_part(backend, wanted, before, limit + 1, above)
         total += past_total
@@ -110,7 +111,7 @@ def _answer_of(row: _Row) -> tuple[TaskId, TaskAnswer]:
 
 
 async def _in_slices(rows: Iterable[T], make: Callable[[T], U]) -> AsyncIterator[U]:
-    """A page of 1,000 takes 20 ms and more; between the slices the loop serves others."""
+    """A page of 1,000 takes 20 ms and more; between the slices the loop serves other requests."""
     for number, row in enumerate(rows, 1):
         yield make(row)
         if not number % _SLICE:
@@ -118,7 +119,7 @@ async def _in_slices(rows: Iterable[T], make: Callable[[T], U]) -> AsyncIterator
 
 
 class _Reasons:
-    """Why tasks of a page wait. Tasks that ask for the same wait for the same."""
+    """Why tasks of a page wait. Tasks with the same demand wait for the same reason."""
 
     def __init__(self, state: ClusterState, at: int) -> None:
         self._state = state
@@ -134,7 +135,7 @@ class _Reasons:
             return _unreachable(self._state, task)
         if conditions := conditions_of(self._state, task):
             return {"waiting_code": conditions[0].code, "waiting": conditions[0].detail}
-        if task.eligible_at > self._at:  # its own reason, whatever its shape waits for
+        if task.eligible_at > self._at:  # its own reason, independent of its shape
             blocker = back_off(task, self._at)
             return {"waiting_code": blocker.code, "waiting": blocker.detail}
         about = self._about(task)
@@ -144,7 +145,7 @@ class _Reasons:
         return reason
 
     def _about(self, task: Task) -> tuple[int, int]:
-        """What of a task, beyond its shape, decides whether a reservation is in its way."""
+        """The values of a task, beyond its shape, that decide whether a reservation blocks it."""
         reservations = self._state.reservations
         return (task.timeout_ms, task.id if task.id in reservations else 0) if reservations else (0, 0)
 
@@ -172,14 +173,14 @@ class _Reasons:
         return _told(self._by_holder[key])
 
     def _of_room(self, demand: Demand) -> Blocker | None:
-        """The same for all who ask for this, whoever holds a reservation, unless there is room but for those."""
+        """The same for all tasks with this demand, unless only reservations block it."""
         if self._state.reservations and fits_but_for_reservations(self._state, demand):
             return _KEPT
         blockers = blockers_of(self._state, demand)
         return blockers[0] if blockers else None
 
     def _in_short(self, demand: Demand) -> dict[str, str]:
-        """Without a look at the nodes."""
+        """Without examining the nodes."""
         if fits_now(self._state, demand):
             return _told(None)
         where = "one node" if demand.nodes == 1 else f"each of {demand.nodes} nodes"
@@ -187,8 +188,8 @@ class _Reasons:
         return {"waiting_code": "no_room", "waiting": detail}
 
 
-# What is free is enough, but for reservations: then it matters who asks, and how long it may run.
-_KEPT = Blocker(code="reserved_for", detail="what is free is kept for tasks with a reservation")
+# Enough is free, but reserved: then the task itself and its time limit matter.
+_KEPT = Blocker(code="reserved_for", detail="free GPUs are reserved for other tasks")
 
 
 def _as_many(looks: int, nodes: int) -> int:
@@ -202,7 +203,7 @@ def _told(blocker: Blocker | None) -> dict[str, str]:
 
 
 def _unreachable(state: ClusterState, task: Task) -> dict[str, str]:
-    """Of a task that runs: whether anybody can tell that it still does."""
+    """For a running task: why it is unknown whether it still runs."""
     if task.status is not TaskStatus.RUNNING or task.node_id is None:
         return {}
     node = state.nodes[task.node_id]
@@ -225,7 +226,7 @@ async def _past_part(
         history.forgotten_page, filters, before_id=before, above_id=above, limit=limit
     )
     if page.index < views.first_index:
-        # it still reads what was forgotten before this start: take its rows unmarked
+        # The follower still reads groups from before this start: use its rows although they are unmarked.
         page = await asyncio.to_thread(
             history.forgotten_page, filters, before_id=before, above_id=above, limit=limit, live=True
         )
@@ -286,7 +287,7 @@ async def find_task(backend: Backend, task_id: TaskId) -> TaskAnswer:
 
 
 def _with_workdir(state: ClusterState, answer: TaskAnswer) -> TaskAnswer:
-    """Where it runs or last ran, also if it brought no directory."""
+    """The directory where it runs or last ran, even if the submit gave none."""
     node = state.nodes.get(NodeId(answer.node or ""))
     task_id = parse_task_id(answer.task_id)
     if answer.workdir or answer.allocation or not answer.attempt or task_id is None:
@@ -305,12 +306,12 @@ def unknown_task(task_id: TaskId) -> ProblemError:
 def task_id_of(text: str) -> TaskId:
     task_id = parse_task_id(text)
     if task_id is None:
-        detail = f"{shorten(text)} is not a task's id; ids look like task-42."
+        detail = f"{shorten(text)} is not a task id; ids look like task-42."
         raise ProblemError(Problem(status=404, title="No such task", code="unknown_task", detail=detail))
     return task_id
 
 
-# queries
+# Queries
 
 
 def parse_filter(status: str | None, priority: str | None, tenant: str | None, pool: str | None) -> Filter:

@@ -1,4 +1,4 @@
-"""OPTIONS: which methods a call has. Most calls are the frame's; some never reach it."""
+"""OPTIONS: the methods of a call. Most calls belong to the frame; some never reach it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dgpu.service.rest import board_calls, probes, session_calls
 from dgpu.service.rest.pages import Pages
 
 READ = "GET, HEAD"
-_NO_METHOD = "DGPU-OPTIONS"  # no call has it, so the frame answers 405 with the methods that the call has
+_NO_METHOD = "DGPU-OPTIONS"  # no call has it, so the frame answers 405 with the call's methods
 
 
 def methods_before_frame(path: str, pages: Pages, only_post: frozenset[str]) -> str | None:
-    """None: the frame knows."""
+    """None: the frame knows the methods."""
     if path in session_calls.ALLOWED:
         return session_calls.ALLOWED[path]
     if path in board_calls.PATHS:

@@ -1,4 +1,4 @@
-"""Calls for those who watch: the metrics as Prometheus reads them, and the same in short as JSON."""
+"""Calls for monitoring: the metrics for Prometheus, and a short form of them as JSON."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from dgpu.wire.monitor import (
 @get(
     "/metrics",
     summary="Metrics for Prometheus",
-    description="In the text format 0.0.4: the queue, waits, GPUs, pools, tenants, and how the scheduler itself does. "
-    "No label names a task. Counters begin at 0 with every start of the scheduler.",
+    description="In the text format 0.0.4: the queue, waits, GPUs, pools, tenants, and the scheduler itself. "
+    "No label names a task. Counters start at 0 with every start of the scheduler.",
     media_type=CONTENT_TYPE.decode(),
 )
 async def metrics(rest: Given) -> Response[bytes]:
-    """For the description: the front answers it."""
+    """Only for the description: the front answers this call."""
     return Response(await rest.scrapes.answer(), media_type=CONTENT_TYPE.decode())
 
 
 @get(
     "/api/monitor/metrics",
-    summary="The cluster in short (workstation form)",
-    description="What /metrics says, as one JSON object without histograms.",
+    summary="Summary of the cluster (workstation form)",
+    description="The content of /metrics as one JSON object without histograms.",
 )
 async def monitor(rest: Given) -> MonitorAnswer:
     return await rest.runtime.read(lambda state: _answer(rest, state))
@@ -102,7 +102,7 @@ def _gpus(state: ClusterState, telemetry: Mapping[GpuId, GpuSample]) -> MonitorG
 
 
 def _told(values: Iterable[int | None]) -> list[int]:
-    """A card without the sensor neither lowers a mean nor adds to a sum."""
+    """A GPU without the sensor neither lowers a mean nor adds to a sum."""
     return [value for value in values if value is not None]
 
 

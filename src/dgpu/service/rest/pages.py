@@ -1,6 +1,4 @@
-"""The dashboard's files, from memory. Only names found in the bundle's own folder can be had: no path is ever
-joined.
-"""
+"""The files of the dashboard, from memory. Only files of the bundle's own folder are served: no path is ever joined."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ MAX_FILES = 1_000
 MAX_BYTES = 32 << 20
 _NOT_PAGES = ("/api", "/health", "/ready", "/metrics", "/docs", "/openapi.json", "/schema")
 _PACKED = {".br": "br", ".gz": "gzip"}
-_SMALL = 1_024  # not worth packing
+_SMALL = 1_024  # not worth compressing
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -55,7 +53,7 @@ this page again.</p><p>Meanwhile: <a href="/docs">the API</a>, <a href="/api/v1/
 
 
 def build_of(folder: Path) -> str:
-    """Tells one build of the dashboard from another: its first page names all its files by their content."""
+    """Identifies a build of the dashboard: its first page names all files by their content."""
     try:
         return hashlib.sha256((folder / "index.html").read_bytes()).hexdigest()[:12]
     except OSError:
@@ -71,12 +69,12 @@ class Page(NamedTuple):
 class _File(NamedTuple):
     content_type: bytes
     cache: bytes
-    bodies: dict[str, bytes]  # by encoding; "" is the file as it is
+    bodies: dict[str, bytes]  # by encoding; "" is the unchanged file
     tag: str
 
 
 class Pages:
-    """`find` answers None for what is no page: somebody else's call."""
+    """`find` returns None for a path that is not a page."""
 
     def __init__(self, folder: Path = BUNDLE) -> None:
         self._folder = folder
@@ -98,7 +96,7 @@ class Pages:
 
 
 def _is_view(path: str, headers: dict[bytes, bytes]) -> bool:
-    """A place in the dashboard that somebody kept the address of. It finds its way by itself; the file is the same."""
+    """The address of a view in the dashboard. The page finds the view itself; the file is the same."""
     if path == "/":
         return True
     parts = path.strip("/").split("/")
@@ -146,7 +144,7 @@ def _not_built() -> Page:
 
 
 def _load(folder: Path) -> dict[str, _File]:
-    """The whole bundle, links left out. Empty while there is none, or while it is being built."""
+    """The whole bundle without links. Empty while there is none, or while it is being built."""
     read: dict[str, bytes] = {}
     size = 0
     for name in _names(folder):

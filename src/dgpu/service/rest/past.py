@@ -1,7 +1,7 @@
-"""Questions about what was: time ranges, and answers that many browsers share.
+"""Requests about the past: time ranges, and answers that many browsers share.
 
-Reading takes milliseconds to seconds and happens in threads, a few at a time. Who asks the same within a moment gets
-the same answer: a hundred open charts cost as much as one.
+A read takes milliseconds to seconds and runs in a thread, a few at a time. Equal requests within a moment share one
+answer: a hundred open charts cost as much as one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Range(NamedTuple):
 
 
 class Past:
-    """One for each service. Has connections of its own: a long report must not hold up the list of tasks."""
+    """One per service. Has its own connections: a long report must not delay the list of tasks."""
 
     def __init__(self, rest: Backend) -> None:
         self.history = rest.history.another()
@@ -48,14 +48,14 @@ class Past:
         self._answers: dict[Any, tuple[float, asyncio.Task[Any]]] = {}
 
     async def ask(self, key: Any, work: Callable[[], T]) -> T:
-        """`work` runs in a thread, unless the same was answered a moment ago or is being answered now."""
+        """`work` runs in a thread, unless an equal request was answered a moment ago or is being answered now."""
         now = time.monotonic()
         for old in [each for each, (until, _) in self._answers.items() if until < now]:
             del self._answers[old]
         known = self._answers.get(key)
         if known is None:
             if self._waiting >= _MAX_WAITING:
-                raise _unavailable("history_busy", "Too many reports are being made. Try again soon.")
+                raise _unavailable("history_busy", "Too many reports are being computed. Try again soon.")
             while len(self._answers) >= _MAX_KEPT:
                 del self._answers[next(iter(self._answers))]
             known = (now + _FRESH_S, asyncio.create_task(self._work(work)))
@@ -65,7 +65,7 @@ class Past:
             return await asyncio.shield(task)
         except BaseException:
             if task.done():
-                self._answers.pop(key, None)  # the next one may have better luck
+                self._answers.pop(key, None)  # the next attempt may succeed
             raise
 
     async def _work(self, work: Callable[[], T]) -> T:
@@ -84,7 +84,7 @@ class Past:
 
 
 def past_of(rest: Backend) -> Past:
-    """Made when it is first asked for."""
+    """Created at the first request."""
     if rest.past is None:
         rest.past = Past(rest)
     return rest.past
@@ -94,7 +94,7 @@ def parse_range(rest: Backend, since: str | None, until: str | None, *, default:
     now = rest.runtime.now_ms()
     begin = query_value("since", since if since is not None else default, lambda text: moment_ms(text, now))
     end = query_value("until", until if until is not None else "now", lambda text: moment_ms(text, now))
-    end = min(end, max(now, begin))  # what is to come is not known
+    end = min(end, max(now, begin))  # the future is unknown
     if begin >= now:
         raise _refused("since", since, "a time in the past")
     if end <= begin:
@@ -114,7 +114,7 @@ def parse_span(rest: Backend, since: str | None, until: str | None, step: str | 
 
 
 def parse_names(name: str, text: str | None) -> tuple[str, ...]:
-    """Separated by commas; each once."""
+    """Separated by commas; duplicates are dropped."""
     names = tuple(dict.fromkeys(part.strip() for part in (text or "").split(",") if part.strip()))
     if len(names) > MAX_IDS or any(len(each) > _MAX_ID for each in names):
         raise _refused(name, text, f"at most {MAX_IDS} names of at most {_MAX_ID} characters")

@@ -1,8 +1,8 @@
-"""Which Unix user is at the other end of a loopback connection.
+"""The Unix user at the other end of a loopback connection.
 
-The kernel knows: sock_diag finds the peer's socket by its four numbers. A socket whose process has closed it belongs to
-nobody and is reported as uid 0; it is told apart by its missing inode, or a stranger who sends and closes at once would
-be taken for root.
+The kernel knows it: sock_diag finds the peer's socket by its four numbers. A socket that its process has closed has no
+owner and is reported as uid 0. The missing inode identifies it; otherwise a user who sends and closes at once would
+count as root.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ End = tuple[str, int]  # of a connection: host and port, as the kernel names it
 
 
 class PeerUids:
-    """Asks the kernel over one socket that stays open: a lookup needs no further file. Not for several threads."""
+    """Asks the kernel over one socket that stays open: a lookup needs no further file. Not thread-safe."""
 
     def __init__(self) -> None:
         self._netlink: socket.socket | None = None
         self._sequence = 0
 
     def uid(self, ours: End, theirs: End) -> int | None:
-        """The uid that owns the socket at `theirs`, connected to `ours`; None if that cannot be told."""
+        """The uid that owns the socket at `theirs`, connected to `ours`; None if unknown."""
         try:
             if self._netlink is None:
                 self._netlink = _open_netlink()
@@ -70,7 +70,7 @@ def _open_netlink() -> socket.socket:
 def _ask(netlink: socket.socket, ours: End, theirs: End, sequence: int) -> int | None:
     our_ip, their_ip = ipaddress.ip_address(ours[0]), ipaddress.ip_address(theirs[0])
     family = socket.AF_INET if our_ip.version == 4 else socket.AF_INET6
-    # the peer's socket: its own end is the source
+    # The peer's socket: its own end is the source.
     ends = _ENDS.pack(theirs[1], ours[1], their_ip.packed.ljust(16, b"\0"), our_ip.packed.ljust(16, b"\0"))
     wanted = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, _ALL_STATES)
     wanted += ends + _TAIL.pack(0, _NO_COOKIE, _NO_COOKIE)
@@ -91,7 +91,7 @@ def _ask(netlink: socket.socket, ours: End, theirs: End, sequence: int) -> int |
 
 
 def _by_proc(ours: End, theirs: End) -> int | None:
-    """The same from text, for kernels that do not offer sock_diag."""
+    """The same from text, for kernels without sock_diag."""
     version = ipaddress.ip_address(ours[0]).version
     wanted = [_proc_form(theirs), _proc_form(ours)]
     try:

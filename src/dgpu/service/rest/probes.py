@@ -1,4 +1,4 @@
-"""Is it alive, can it serve. Asked often and early, so they need nothing but the backend."""
+"""Liveness and readiness. Requested often and early, so they need only the backend."""
 
 from __future__ import annotations
 
@@ -20,19 +20,17 @@ async def health(backend: Backend) -> tuple[int, Health]:
 async def readiness(backend: Backend) -> tuple[int, Ready]:
     runtime = backend.runtime
     index = runtime.committed_index
-    # As the follower last said: the file itself may be busy with someone's list or report.
+    # From the follower's last message: the file itself may be busy with a list or a report.
     seen = None if backend.follower is None else backend.follower.seen_index
     detail = ""
     if runtime.trouble:
-        detail = f"No new tasks are taken: {runtime.trouble}."
+        detail = f"No new tasks are accepted: {runtime.trouble}."
     elif not runtime.ready and runtime.room is Room.OK:
         detail = "The journal is being read."
     elif runtime.room is not Room.OK:
-        detail = "The disk is full: no new tasks are taken."
+        detail = "The disk is full: no new tasks are accepted."
     elif runtime.history_behind:
-        detail = (
-            "The history does not advance and too many finished tasks are in memory: no new tasks are taken."
-        )
+        detail = "The history does not advance and too many finished tasks are in memory: no new tasks are accepted."
     is_ready = not detail
     jump = runtime.clock.recent_jump()
     answer = Ready(
@@ -53,7 +51,7 @@ async def readiness(backend: Backend) -> tuple[int, Ready]:
 
 
 def _clock_detail(runtime: Runtime) -> str:
-    """No reason not to serve: nothing but the times that are shown depends on the wall clock."""
+    """Not a reason for 503: only displayed times depend on the wall clock."""
     jump = runtime.clock.recent_jump()
     ahead = runtime.clocks_ahead()
     texts = []

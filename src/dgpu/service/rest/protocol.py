@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol, bounded: headers that come slowly, requests sent ahead, answers that are not read.
+"""uvicorn's HTTP protocol with bounds: slow headers, requests sent ahead, unread answers.
 
 One request of a connection is parsed and answered at a time. Bytes of the next one stay unparsed, and reading pauses,
 until the answer is written and most of it is sent.
@@ -22,13 +22,13 @@ from dgpu.wire.answers import Problem
 
 HEADER_SECONDS = 10.0
 KEEP_ALIVE_SECONDS = 75
-UNREAD_SECONDS = 60.0  # an answer of which the client reads nothing for so long is given up
-UNREAD_STREAM_SECONDS = 600.0  # a stream: `dgpu logs -f` in a pager may rest for a while
+UNREAD_SECONDS = 60.0  # then an answer is dropped if the client reads nothing
+UNREAD_STREAM_SECONDS = 600.0  # a stream: `dgpu logs -f` in a pager may pause for a while
 LINGER_SECONDS = 10.0
 MAX_HEADER_BYTES = 64 << 10
 MAX_AHEAD_BYTES = 1 << 20  # of requests sent ahead, unparsed
-MAX_IGNORED_BYTES = 256 << 20  # of a refused body: read on, so that the sender gets to read the answer
-_PIECE_BYTES = 4 << 10  # parsed at a time where the end of a request is not known
+MAX_IGNORED_BYTES = 256 << 20  # of a refused body: read, so that the sender gets to read the answer
+_PIECE_BYTES = 4 << 10  # parsed at a time while the end of a request is unknown
 _HEADERS_END = b"\r\n\r\n"
 
 
@@ -69,8 +69,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._answering = False
         self._in_message = False
         self._in_headers = False
-        self._header_bytes = 0  # fed since the last byte of a body: headers, or trailers
-        self._body_left = 0  # -1: chunked, the end is not known
+        self._header_bytes = 0  # received since the last byte of a body: headers, or trailers
+        self._body_left = 0  # -1: chunked, the end is unknown
         self._ignored_bytes = 0
         self._lingering = False
         self._header_limit: asyncio.TimerHandle | None = None
@@ -78,13 +78,13 @@ class HttpProtocol(HttpToolsProtocol):
         self._unread_limit: asyncio.TimerHandle | None = None
         self._unsent: UnsentAnswer | None = None
 
-    # connection
+    # Connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._one_write = OneWrite(transport, self.loop, self._linger)
         super().connection_made(self._one_write)  # type: ignore[arg-type]
         self._guest.close = transport.abort
-        if self._guest.is_leaving:  # its place was given away before it had one
+        if self._guest.is_leaving:  # its place was given away before it was used
             transport.abort()
             return
         self._await_headers()
@@ -99,7 +99,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._guest.close = _nothing
         self._doors.leave(self._guest)
         super().connection_lost(exc)
-        # No reference back to here is left: the garbage collector runs rarely, and a flood opens hundreds a second.
+        # Drops all references back to this object: the garbage collector runs rarely, and a flood opens hundreds a
+        # second.
         self._one_write.let_go()
         self.cycle = None  # type: ignore[assignment]
         self.pipeline.clear()
@@ -108,7 +109,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._lingering:
             self.transport.abort()
 
-    # requests
+    # Requests
 
     def data_received(self, data: bytes) -> None:
         if self._lingering:
@@ -134,12 +135,12 @@ class HttpProtocol(HttpToolsProtocol):
                 self._end_with(_LONG_HEADERS)
             if self._lingering or self.transport.is_closing():
                 return
-        if self._in_headers:  # they did not come in one piece, as they nearly always do
+        if self._in_headers:  # they did not come in one piece, as they almost always do
             self._await_headers()
 
     def _hold(self, data: bytes) -> None:
         self._held += data
-        self.flow.pause_reading()  # the application may have resumed it, to hear of the connection's end
+        self.flow.pause_reading()  # the application may have resumed it, to notice the end of the connection
         if len(self._held) > MAX_AHEAD_BYTES:
             self.transport.abort()
 
@@ -149,7 +150,7 @@ class HttpProtocol(HttpToolsProtocol):
         return not self.cycle.response_complete or self.flow.write_paused
 
     def _piece_end(self, data: bytes, start: int) -> int:
-        """Where to stop and look whether a request is complete: at the end of its headers, of its body, or soon."""
+        """Where to stop and check whether a request is complete: at the end of its headers, of its body, or soon."""
         if self._in_message and not self._in_headers and self._body_left >= 0:
             return min(len(data), start + max(1, self._body_left))
         found = -1 if self._in_message and not self._in_headers else data.find(_HEADERS_END, start)
@@ -162,7 +163,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._in_headers = self._in_message = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_headers:  # else a trailer: every check of the headers is over
+        if self._in_headers:  # else a trailer: all checks of the headers are done
             super().on_header(name, value)
             self._note_length(name.lower(), value)
 
@@ -201,20 +202,20 @@ class HttpProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - ours says it as a problem
         self._end_with(_NOT_HTTP)
 
-    # answers
+    # Answers
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
         self._answering = False
         if self.transport.is_closing() or self._lingering:
             return
-        if self._in_message and not self.pipeline:  # the rest of a body that was refused
+        if self._in_message and not self.pipeline:  # the rest of a refused body
             self._rest()
         else:
-            self.loop.call_soon(self._go_on)  # not at once: other connections have their turn
+            self.loop.call_soon(self._go_on)  # not at once: other connections get their turn
 
     def _go_on(self) -> None:
-        """The next request, unless this answer still has to be read."""
+        """Starts the next request, unless the client must still read this answer."""
         if self._answering or self._lingering or self.flow.write_paused or self.transport.is_closing():
             return
         if self.pipeline:  # parsed in one piece with the end of a chunked body
@@ -280,7 +281,7 @@ class HttpProtocol(HttpToolsProtocol):
             unsent, self._unsent = self._unsent, None
             self._turns.resumed(unsent)
 
-    # ends
+    # Ends
 
     def _end_with(self, answer: bytes) -> None:
         if not self._lingering and not self.transport.is_closing():
@@ -288,13 +289,13 @@ class HttpProtocol(HttpToolsProtocol):
             self._linger_now()
 
     def _linger(self) -> bool:
-        """Asked by the transport before it closes: bytes still under way would make the kernel drop the answer."""
+        """Called by the transport before it closes: bytes still on the way would make the kernel drop the answer."""
         if (self._in_message or self._held) and not self._lingering:
             self._linger_now()
         return self._lingering
 
     def _linger_now(self) -> None:
-        """The answer, then the end of our side. What the client still sends is read and dropped for a while."""
+        """Sends the answer, then ends this side. Bytes that the client still sends are read and dropped for a while."""
         self._lingering = True
         self._held = b""
         self._headers_came()
@@ -309,7 +310,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def _await_headers(self) -> None:
-        """A connection that is open and does not come to the point must not stay."""
+        """An open connection that sends no complete headers must not stay."""
         if self._header_limit is None:
             self._header_limit = self.loop.call_later(HEADER_SECONDS, self._give_up)
 

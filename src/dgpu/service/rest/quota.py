@@ -1,4 +1,4 @@
-"""The calls on the pools' quota."""
+"""The calls on the quota of the pools."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dgpu.wire.tenant_fields import decode_quota
 
 DryRunQuery = Annotated[
     str | None,
-    QueryParameter(description="true: change nothing, only tell what would happen.", required=False),
+    QueryParameter(description="true: change nothing, only report the effect.", required=False),
 ]
 
 
@@ -31,8 +31,8 @@ async def show_quota(rest: Given) -> QuotaAnswer:
 @put(
     "/api/v1/quota",
     summary="Change the quota",
-    description="online_percent, mode and reclaim; what is left out stays. Refused with 409 if running tasks hold more "
-    "than a strict quota would give. With dry_run=true the answer says who would start, wait, drain or be stopped.",
+    description="online_percent, mode and reclaim; absent fields stay. Refused with 409 if running tasks hold more "
+    "than a strict quota allows. With dry_run=true the answer lists tasks that would start, wait, drain or be stopped.",
     status_code=200,
 )
 async def change_quota(

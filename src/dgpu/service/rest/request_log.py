@@ -1,8 +1,7 @@
-"""Who asked for what and what came of it, one line each: with the request's id, the tasks it made, the cause of a
-refusal.
+"""Logs each request and its result in one line: with the request's id, the tasks it created, the cause of a refusal.
 
-Lines hold no header, no query and no body: those may hold what is nobody's business. Up to a rate; then one line for
-many.
+Lines contain no header, no query and no body, because those may be private. Above a rate, one line covers many
+requests.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 import msgspec
 import structlog
 
-LINES_PER_SECOND = 20  # of one name and level: many who look do not crowd out one who changes something
+LINES_PER_SECOND = 20  # of one name and level: many reads must not crowd out one change
 _SANE_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _MAX_BODY = 256 << 10
@@ -35,7 +34,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class _Told(msgspec.Struct):
-    """What a line takes from an answer: which tasks were made, or why nothing was."""
+    """The fields that a line takes from an answer: the created tasks, or the cause of a refusal."""
 
     task_id: str = ""
     task_ids: list[str] = []
@@ -47,13 +46,13 @@ _decoder = msgspec.json.Decoder(_Told)
 
 
 class RequestLog:
-    """Around the whole application. It gives every request its id: the client's own, if that is sane."""
+    """Wraps the whole application. It gives every request an id: the client's own, if that is valid."""
 
     def __init__(self, app: App) -> None:
         self._app = app
         self._start = secrets.token_hex(4)
         self._numbers = itertools.count(1)
-        self._lines: dict[tuple[int, str], int] = {}  # told in this second
+        self._lines: dict[tuple[int, str], int] = {}  # logged in this second
         self._held: dict[tuple[int, str], int] = {}  # only counted in this second
         self._second = 0
 

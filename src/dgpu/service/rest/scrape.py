@@ -1,7 +1,7 @@
-"""GET /metrics: all of the cluster for Prometheus. Between scrapes nothing is done for it but to count.
+"""GET /metrics: the whole cluster for Prometheus. Between scrapes, only counting costs time.
 
-It is made in slices, each at a committed point; between them the loop serves others. Those who ask while a scrape is
-being made share the next one, so many who ask at once cost no more than two.
+A scrape is built in slices, each at a committed point; between them the loop serves other requests. Requests during a
+scrape share the next one, so many simultaneous requests cost no more than two.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Scrapes:
 
     async def answer(self, query: bytes = b"") -> bytes:
         if query:
-            raise BadRequest("invalid_query", "/metrics takes no parameters: it always tells all.")
+            raise BadRequest("invalid_query", "/metrics takes no parameters: it always returns everything.")
         asked_s = time.monotonic()
         self._waiting += 1
         try:
             async with self._one_at_a_time:
-                if self._began_s <= asked_s:  # else all of it was made since we asked
+                if self._began_s <= asked_s:  # else all of it was built after this request
                     self._began_s = time.monotonic()
                     self._latest = await self._make()
                 return self._latest
@@ -96,7 +96,7 @@ class Scrapes:
             "version",
             "dgpu_build_info",
             "gauge",
-            "Always 1; the label says the version.",
+            "Always 1; the label is the version.",
             {backend.options.version: 1},
         )
         is_master = int(backend.options.role == "master")
@@ -108,11 +108,11 @@ class Scrapes:
         about = "1 while the disk has no room and new tasks are refused."
         is_full = runtime.room is not Room.OK and not runtime.trouble
         text.one("journal_storage_full", "gauge", about, int(is_full))
-        about = "1 while new tasks are refused because the journal's files are gone or nothing follows it."
-        text.one("journal_unavailable", "gauge", about, int(bool(runtime.trouble)))
         about = (
-            "Times files of the journal or of stored output were found deleted or replaced, and made again."
+            "1 while new tasks are refused because the journal's files are gone or the follower does not run."
         )
+        text.one("journal_unavailable", "gauge", about, int(bool(runtime.trouble)))
+        about = "Times files of the journal or of stored output were found deleted or replaced, and restored."
         text.one("journal_repairs_total", "counter", about, runtime.meters.journal_repairs)
         text.one(
             "scheduler_scrapes_total",
@@ -133,19 +133,19 @@ class Scrapes:
             restarts = follower.restarts
             predicted, error_ms = follower.forecasts.count, follower.forecasts.median_error_ms
         text.one("history_lag_groups", "gauge", "Groups that the history does not have yet.", lag)
-        about = "Times the process that writes history and snapshots was started again."
+        about = "Restarts of the process that writes history and snapshots."
         text.one("follower_restarts_total", "counter", about, restarts)
         text.one("predicted_starts", "gauge", "Waiting tasks with a predicted start.", predicted)
-        about = "Median of how far the last 1,000 predicted starts were off; absent until one was put to the test."
+        about = "Median error of the last 1,000 predicted starts; absent until one was verified."
         error_s = None if error_ms is None else error_ms / 1_000
         text.one("predicted_start_error_seconds", "gauge", about, error_s)
 
     def _tell_streams(self, text: Text) -> None:
         feed = self._backend.feed
         text.one("sse_clients", "gauge", "Listeners to the stream of events.", feed.listeners)
-        about = "What the slowest listener has not read yet."
+        about = "Unread bytes of the slowest listener."
         text.one("sse_unread_bytes", "gauge", about, feed.most_unread_bytes)
-        about = "Times a listener was too slow, or away too long, and had to read the whole again."
+        about = "Times a listener was too slow, or away too long, and had to read everything again."
         text.one("sse_lagged_total", "counter", about, feed.times_lagged)
         about = "Open streams of events and of logs."
         text.one("http_streams", "gauge", about, self._backend.streams)
@@ -153,28 +153,36 @@ class Scrapes:
     def _tell_connections(self, text: Text) -> None:
         doors, turns = self._backend.doors, self._backend.turns
         text.one("http_connections", "gauge", "Open connections for HTTP.", doors.count)
-        text.one("http_connections_idle", "gauge", "Those without a request under way.", doors.idle_count)
-        text.one("http_connections_max", "gauge", "How many may be open.", doors.limits.total)
+        text.one(
+            "http_connections_idle",
+            "gauge",
+            "Open connections without a request in progress.",
+            doors.idle_count,
+        )
+        text.one("http_connections_max", "gauge", "Maximum of open connections for HTTP.", doors.limits.total)
         about = "Connections refused because their user, their address or all together had too many."
         text.one("http_connections_refused_total", "counter", about, doors.refused)
         about = "Idle connections closed to make room for others."
         text.one("http_connections_shed_total", "counter", about, doors.shed)
         about = "Connections closed because the client did not read its answer."
         text.one("http_connections_unread_total", "counter", about, doors.unread)
-        about = "Times that no file was left for a new connection."
+        about = "Times no file was left for a new connection."
         text.one("http_accept_pauses_total", "counter", about, doors.accept_pauses)
         text.one(
-            "http_unsent_bytes", "gauge", "Answers that clients have not read yet.", turns.unsent_bytes()
+            "http_unsent_bytes",
+            "gauge",
+            "Bytes of answers that clients have not read yet.",
+            turns.unsent_bytes(),
         )
         text.one("http_large_reads_waiting", "gauge", "Large reads that wait for their turn.", turns.waiting)
         text.one("agent_connections", "gauge", "Open connections of agents.", doors.agents.open)
-        text.one("agent_connections_max", "gauge", "How many may be open.", doors.agents.max)
+        text.one("agent_connections_max", "gauge", "Maximum of open connections of agents.", doors.agents.max)
         about = "Connections of other users to the agents' port, closed to make room."
         text.one("agent_connections_closed_total", "counter", about, doors.agents.closed)
 
     def _tell_agents(self, text: Text, state: ClusterState, at: int) -> None:
         runtime = self._backend.runtime
-        about = "Streams and pieces of output that were not of the node that holds the lease."
+        about = "Streams and pieces of output that did not come from the node that holds the lease."
         text.one("output_refused_total", "counter", about, self._backend.output.refused)
         unsent = runtime.unsent
         text.one("agent_streams", "gauge", "Streams of agents that are open.", len(unsent))
@@ -186,15 +194,17 @@ class Scrapes:
         silent_s = {
             str(node_id): max(0, at - heard_at) / 1_000 for node_id, heard_at in heard.items() if heard_at
         }
-        text.by("node", "agent_last_heard_seconds", "gauge", "Time since the last word of a node.", silent_s)
+        text.by(
+            "node", "agent_last_heard_seconds", "gauge", "Time since the last message of a node.", silent_s
+        )
 
     def _tell_process(self, text: Text) -> None:
-        """Under the names that Prometheus' own clients use."""
+        """With the names that Prometheus' own clients use."""
         used = resource.getrusage(resource.RUSAGE_SELF)
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
         cpu_s = used.ru_utime + used.ru_stime
         text.one("process_cpu_seconds_total", "counter", "CPU time of the scheduler.", cpu_s)
         text.one("process_resident_memory_bytes", "gauge", "Memory of the scheduler.", resident)
         text.one("process_open_fds", "gauge", "Open files of the scheduler.", open_files())
-        text.one("process_max_fds", "gauge", "How many files it may open.", file_limit())
-        text.one("process_start_time_seconds", "gauge", "When the scheduler started.", self._started_s)
+        text.one("process_max_fds", "gauge", "Maximum of open files.", file_limit())
+        text.one("process_start_time_seconds", "gauge", "Start time of the scheduler.", self._started_s)

@@ -1,7 +1,7 @@
 """Pages of a search: by words, node or GPU, from either end.
 
-Nothing is indexed by words, so tasks are looked at one by one: in memory some at a time, so that others have their turn
-in between, and in the history in a thread. A page that took long enough is given as it is, and its cursor goes on.
+There is no index of words, so tasks are examined one by one: in memory in slices, so that other requests get their
+turn, and in the history in a thread. A page that took too long is returned incomplete, and its cursor continues.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dgpu.wire.answers import TaskAnswer, TaskPage
 MAX_WORDS_CHARS = 100
 MAX_LOOKED_AT = 200_000  # tasks, for one page
 AT_A_TIME = 2_000
-_NEVER_PLAIN = frozenset('"\\')  # JSON writes these otherwise than people do
+_NEVER_PLAIN = frozenset('"\\')  # JSON escapes these characters
 
 _decode_detail = msgspec.json.Decoder(TaskDetail).decode
 Found = list[tuple[TaskId, TaskAnswer]]
@@ -34,7 +34,7 @@ Found = list[tuple[TaskId, TaskAnswer]]
 
 class _Part(NamedTuple):
     found: Found
-    stopped_at: int | None  # None: there is no more
+    stopped_at: int | None  # None: the end was reached
 
 
 def parse_search(words: str | None, node: str | None, gpu: str | None) -> Search:
@@ -45,7 +45,7 @@ def parse_search(words: str | None, node: str | None, gpu: str | None) -> Search
 
 
 def parse_sort(text: str | None) -> bool:
-    """Oldest first?"""
+    """Whether the oldest come first."""
     if text in {None, "newest", "oldest"}:
         return text == "oldest"
     raise listing.bad_query("sort", text, "newest or oldest")
@@ -59,9 +59,9 @@ async def search_page(
     if wanted.status is None or wanted.status.is_final:
         past = await _past(backend, wanted, search, edge, limit + 1, oldest=oldest)
     merged = dict(past.found)
-    merged.update(live.found)  # the memory knows better
+    merged.update(live.found)  # the data in memory is newer
     ids: list[int] = sorted(merged, reverse=not oldest)
-    # Beyond the place where one of the two stopped, the other's finds are not all there are.
+    # One source stopped here; beyond this place the results of the other are incomplete.
     stops = [part.stopped_at for part in (live, past) if part.stopped_at is not None]
     nearest = (min(stops) if oldest else max(stops)) if stops else None
     if nearest is not None:
@@ -116,7 +116,7 @@ def _some(
     found: Found,
     oldest: bool,
 ) -> list[int]:
-    """Looks at the next tasks; returns which ids it looked at."""
+    """Examines the next tasks; returns their ids."""
     ids = backend.views.some_ids(wanted.status, edge, AT_A_TIME, oldest=oldest)
     hits: list[Task] = []
     for task_id in ids:
@@ -150,7 +150,7 @@ async def _past(
 
 
 def _matcher(search: Search) -> Callable[[Task, Shape], bool]:
-    """Values of the environment are in the same blob as name and command: what is found there alone is no find."""
+    """Values of the environment are in the same blob as name and command: a match only in those does not count."""
     words = search.words
     plain = (
         words.encode()

@@ -28,7 +28,7 @@ class Answered(NamedTuple):
 async def answer(
     access: Access, method: str, path: str, headers: dict[bytes, bytes], peer: Peer, receive: Any
 ) -> Answered | None:
-    """None: not this method. The request was let in by `Access.refuse` already."""
+    """None: another method. `Access.refuse` has already admitted the request."""
     if path == CODE_PATH:
         return await _give_code(access, headers, receive) if method == "POST" else None
     if method == "POST":
@@ -58,9 +58,7 @@ async def _redeem(access: Access, headers: dict[bytes, bytes], peer: Peer, recei
     cookie = access.sessions.redeem(code)
     if cookie is None:
         access.count_failure(peer)
-        detail = (
-            "This code was used already, is too old, or never was one. Ask for a new one: dgpu dashboard."
-        )
+        detail = "This code was used, has expired, or is invalid. Get a new one: dgpu dashboard."
         raise ProblemError(
             Problem(status=403, code="wrong_code", title="The code does not work", detail=detail)
         )

@@ -1,7 +1,7 @@
-"""Sessions of browsers: a code that works once becomes a cookie. Nothing of it is stored but the codes still unused.
+"""Sessions of browsers: a one-time code becomes a cookie. Only unused codes are stored.
 
-A cookie says until when it holds and is signed with the scheduler's token, so it survives a restart; another token
-ends all of them.
+A cookie contains its expiry and is signed with the scheduler's token, so it survives a restart; a new token ends all
+sessions.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Sessions:
         self._key = hashlib.sha256(b"dgpu browser session\0" + secret).digest()
         self._clock = clock
         self._wall_clock = wall_clock
-        self._codes: dict[bytes, float] = {}  # hash of an unused code: until when; oldest first
+        self._codes: dict[bytes, float] = {}  # hash of an unused code: its expiry; oldest first
 
     def new_code(self) -> str:
-        """The oldest unused one gives way when there are too many."""
+        """Drops the oldest unused code if there are too many."""
         now = self._clock()
         self._codes = {code: until for code, until in self._codes.items() if until > now}
         while len(self._codes) >= MAX_CODES:
@@ -40,7 +40,7 @@ class Sessions:
         return code
 
     def redeem(self, code: str) -> str | None:
-        """The cookie's value; None: never given, used already, or too old."""
+        """The value of the cookie; None: unknown, used, or expired."""
         until = self._codes.pop(_hashed(code[:MAX_CODE_CHARS]), None)
         if until is None or until <= self._clock():
             return None
@@ -68,7 +68,7 @@ def _hashed(code: str) -> bytes:
 
 
 def cookie_name(headers: dict[bytes, bytes]) -> str:
-    """Browsers do not tell cookies apart by port; two schedulers on one machine must not take each other's."""
+    """Browsers do not separate cookies by port, so two schedulers on one machine need different names."""
     port = headers.get(b"host", b"").rpartition(b":")[2]
     return f"dgpu_session_{port.decode('latin-1')}" if port.isdigit() else "dgpu_session"
 
@@ -83,6 +83,6 @@ def cookie_of(headers: dict[bytes, bytes]) -> str:
 
 
 def set_cookie(headers: dict[bytes, bytes], value: str) -> bytes:
-    """Without a value: the browser forgets it."""
+    """Without a value, the browser deletes the cookie."""
     age = COOKIE_SECONDS if value else 0
     return f"{cookie_name(headers)}={value}; Max-Age={age}; Path=/; HttpOnly; SameSite=Strict".encode()

@@ -1,4 +1,4 @@
-"""Answers that go on for a while: output of tasks, and events as they happen."""
+"""Streamed answers: output of tasks, and live events."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from dgpu.wire.wall_time import SHOWN
 
 MAX_TAIL_LINES = 1_000_000
 MAX_TAIL_BYTES = 4 << 20
-TAIL_LINE_BYTES = 1_024  # what a line is guessed to have, to ask the agent for enough
+TAIL_LINE_BYTES = 1_024  # a guess of the length of a line, to request enough from the agent
 
 FollowQuery = Annotated[
-    str | None, QueryParameter(description="true: stay until the task is over.", required=False)
+    str | None, QueryParameter(description="true: stay until the task has ended.", required=False)
 ]
-TailQuery = Annotated[str | None, QueryParameter(description="Only the last so many lines.", required=False)]
+TailQuery = Annotated[str | None, QueryParameter(description="Only this many last lines.", required=False)]
 RankQuery = Annotated[
-    str | None, QueryParameter(description="Of a task over several nodes; 0 if absent.", required=False)
+    str | None, QueryParameter(description="Rank of a multi-node task; 0 if absent.", required=False)
 ]
 AttemptQuery = Annotated[
     str | None, QueryParameter(description="1 is the first; the latest if absent.", required=False)
@@ -41,12 +41,12 @@ AttemptQuery = Annotated[
 @get(
     "/api/v1/tasks/{task_id:str}/logs",
     summary="Output of a task",
-    description="stdout and stderr as text. With follow it is streamed until the task is over; a task that waits is "
-    "waited for. Nothing means that nothing was written. Where that is not known, or where it is known that there was "
-    "more, this is told: 404 output_unavailable if nothing is left, else a line `[dgpu: N bytes left out here; ...]` "
+    description="stdout and stderr as text. With follow it is streamed until the task has ended; a waiting "
+    "task may be followed too. Empty means that nothing was written. If that is unknown, or if output is missing, the "
+    "answer says so: 404 output_unavailable if nothing is left, else a line `[dgpu: N bytes left out here; ...]` "
     "in the text. The scheduler stores the first and the last bytes of an attempt; the rest comes from its node, while "
-    "that is connected and has it. Of an attempt that is over, headers tell before the text: X-Dgpu-Output-Bytes (all "
-    "that was written) and, if something cannot be had now, X-Dgpu-Output-Missing (ranges like 1048576-23068672, "
+    "it is connected and has it. For an ended attempt, headers precede the text: X-Dgpu-Output-Bytes (the total "
+    "written) and, if some of it is not available now, X-Dgpu-Output-Missing (ranges like 1048576-23068672, "
     "the second number excluded).",
     media_type="text/plain",
 )
@@ -63,7 +63,7 @@ async def task_logs(
     lines = None if tail is None else listing.parse_whole("tail", tail, 0, MAX_TAIL_LINES)
     which = 0 if attempt is None else listing.parse_whole("attempt", attempt, 1, 1_000_000)
     which_rank = 0 if rank is None else listing.parse_whole("rank", rank, 0, MAX_NODES - 1)
-    task = await listing.find_task(rest, number)  # unknown: 404 before anything is streamed
+    task = await listing.find_task(rest, number)  # unknown: 404 before the stream starts
     if which_rank >= task.nodes:
         raise ProblemError(_no_rank(task))
     rest.open_stream()
@@ -87,9 +87,9 @@ async def task_logs(
 
 @get(
     "/api/v1/tasks/{task_id:str}/output",
-    summary="Where the output of a task is",
-    description="How much an attempt has written, which ranges of bytes the scheduler stores, which it does not, and "
-    "where those still are. `bytes` is null until an attempt is over and its output has arrived.",
+    summary="Location of a task's output",
+    description="The size of an attempt's output, the ranges of bytes that the scheduler stores, the missing ranges, "
+    "and their location. `bytes` is null until the attempt has ended and its output has arrived.",
 )
 async def task_output(
     rest: Given, task_id: TaskIdText, attempt: AttemptQuery = None, rank: RankQuery = None
@@ -126,7 +126,7 @@ def _headers(state: OutputState) -> dict[str, str]:
 
 
 async def _doubt(rest: Backend, task: TaskAnswer, attempt: int, rank: int) -> str:
-    """Nothing was found; why that need not mean that nothing was written."""
+    """Nothing was found; why there may still have been output."""
     is_latest = attempt in {0, task.attempt}
     if task.allocation or not task.attempt or (is_latest and task.status == "running"):
         return ""
@@ -143,7 +143,7 @@ def _unavailable(why: str) -> Problem:
         status=404,
         title="No output",
         code="output_unavailable",
-        detail=f"The output cannot be had: {why}.",
+        detail=f"The output is not available: {why}.",
     )
 
 
@@ -161,7 +161,7 @@ async def _rest_of(first: bytes | None, pieces: AsyncGenerator[bytes, None]) -> 
         async for piece in pieces:
             yield piece
     except OutputUnavailable as error:
-        yield f"\n[dgpu: the rest of the output cannot be had: {error}]\n".encode()
+        yield f"\n[dgpu: the rest of the output is not available: {error}]\n".encode()
     finally:
         await pieces.aclose()
 
@@ -169,14 +169,14 @@ async def _rest_of(first: bytes | None, pieces: AsyncGenerator[bytes, None]) -> 
 async def _pieces(
     rest: Backend, task_id: TaskId, attempt: int, lines: int | None, *, follows: bool, rank: int = 0
 ) -> AsyncGenerator[bytes, None]:
-    """The first piece comes as soon as it is known that there is one; while following, that may be nothing."""
+    """The first piece comes as soon as it is known that there is one; it may be empty while following."""
     try:
         if lines == 0 and not follows:
             return
         tail_bytes = 0 if lines is None else min(MAX_TAIL_BYTES, max(1, lines) * TAIL_LINE_BYTES)
         pieces = rest.output.read(task_id, attempt, tail_bytes, follow=follows, rank=rank)
         if follows and lines is None:
-            yield b""  # the answer begins at once, though the task may wait for hours
+            yield b""  # the answer begins at once, although the task may wait for hours
         if lines is None:
             async for piece in pieces:
                 yield piece
@@ -188,7 +188,7 @@ async def _pieces(
 
 
 async def _last_lines(pieces: AsyncIterator[bytes], lines: int, *, follows: bool) -> AsyncIterator[bytes]:
-    """The first piece of a followed tail holds what there was; a finished one is cut as a whole."""
+    """The first piece of a followed tail contains the earlier output; a finished output is cut as a whole."""
     if follows:
         async for piece in pieces:
             yield tail_of(piece, lines)
@@ -212,9 +212,9 @@ def tail_of(text: bytes, lines: int) -> bytes:
 
 @get(
     "/api/v1/events",
-    summary="Events as they happen",
-    description="Server-sent events, all in one stream. `id` is the journal index; Last-Event-ID goes on behind it. "
-    "`lagged` says that some were left out: read again what you keep.",
+    summary="Live events",
+    description="Server-sent events, all in one stream. `id` is the journal index; Last-Event-ID continues after it. "
+    "`lagged` means that some events were left out: read your data again.",
     media_type="text/event-stream",
 )
 async def stream_events(rest: Given, request: Request[Any, Any, Any]) -> Stream:

@@ -1,4 +1,4 @@
-"""The hottest calls, without a framework around them: bytes in, one command, bytes out."""
+"""The hottest calls, without a framework: bytes in, one command, bytes out."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ async def submit_entries(
 ) -> tuple[TaskId, int, int]:
     command = SubmitTasks(entries=entries)
     if key:
-        # per tenant: one tenant cannot find out or take another's keys
+        # Per tenant: one tenant cannot discover or use another's keys.
         tenant = entries[0][1].shape.tenant_id
         command = SubmitTasks(
             entries=entries, idempotency_key=f"{tenant}/{key}", fingerprint=hashlib.sha256(body).hexdigest()
         )
     result = await backend.runtime.execute(command)
     while isinstance(result, DependencyForgotten):
-        # Each turn settles at least one dependency for good.
+        # Each round settles at least one dependency for good.
         known = await look_up(backend, command, result)
         if isinstance(known, Rejection):
             raise ProblemError(problem_of(known, batch=batch))
@@ -84,7 +84,7 @@ async def submit_entries(
         raise ProblemError(problem_of(result, batch=batch))
     submitted = result[0]
     if not isinstance(submitted, TasksSubmitted):
-        raise TypeError(f"a submit came to {type(submitted).__name__}")
+        raise TypeError(f"a submit returned {type(submitted).__name__}")
     return submitted.first_id, sum(number for number, _ in submitted.entries), submitted.at
 
 
@@ -102,7 +102,7 @@ def key_of(headers: Headers) -> str:
 
 
 async def read_body(headers: Headers, receive: Receive, most_bytes: int) -> bytes:
-    """Refused by its announced length before a byte is read, and while it comes if it announced none."""
+    """Refused by its announced length before a byte is read, or during the read if it announced none."""
     length = headers.get(b"content-length", b"")
     if length.isdigit() and (len(length) > 12 or int(length) > most_bytes):
         raise too_large(most_bytes)
@@ -120,7 +120,7 @@ async def read_body(headers: Headers, receive: Receive, most_bytes: int) -> byte
             status=408,
             code="too_slow",
             title="Too slow",
-            detail=f"The body did not come within {BODY_SECONDS:g} s.",
+            detail=f"The body did not arrive within {BODY_SECONDS:g} s.",
         )
         raise ProblemError(problem, {"connection": "close"}) from None
 

@@ -1,5 +1,5 @@
-"""The list of tasks: the call that people and scripts make most, and the first after a restart. It waits for no
-frame.
+"""The list of tasks: the most frequent call of users and scripts, and the first after a restart. It does not wait for
+the frame.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ async def answer(backend: Backend, query: bytes) -> bytes:
     page = await task_page(backend, **dict(given))
     if len(page.tasks) <= _SLICE:
         return _encode(page)
-    pieces: list[Any] = []  # encoded tasks with commas between; between the pieces the loop serves others
+    # Encoded tasks with commas between them. Between the pieces the loop serves other requests.
+    pieces: list[Any] = []
     for first in range(0, len(page.tasks), _SLICE):
         pieces.append(msgspec.Raw(_encode(page.tasks[first : first + _SLICE])[1:-1]))
         await asyncio.sleep(0)

@@ -57,9 +57,9 @@ CursorQuery = Annotated[
 @get(
     "/api/v1/tasks",
     summary="List tasks",
-    description="Newest first. `total` counts all that the filters take. With q, node, gpu or sort it counts this "
-    "page's (`total_is_exact` is then true only if that is all), and a page may have fewer tasks than asked for, even "
-    "none, though next_cursor goes on: so many were looked at.",
+    description="Newest first. `total` counts all matches of the filters. With q, node, gpu or sort it counts this "
+    "page's (`total_is_exact` is then true only if that is all). Such a page may have fewer tasks than requested, even "
+    "none, although next_cursor continues: the number of examined tasks per page is limited.",
 )
 async def list_tasks(
     rest: Given,
@@ -92,7 +92,7 @@ async def list_tasks(
 @get(
     "/api/v1/tasks/{task_id:str}",
     summary="Show a task",
-    description="Also one that ended long ago. With its attempts.",
+    description="Includes tasks that ended long ago. With its attempts.",
 )
 async def get_task(rest: Given, task_id: TaskIdText) -> TaskAnswer:
     number = listing.task_id_of(task_id)
@@ -112,7 +112,7 @@ async def get_task_of_workstation(rest: Given, task_id: TaskIdText) -> TaskAnswe
 @delete(
     "/api/v1/tasks/{task_id:str}",
     summary="Cancel a task",
-    description="Waiting or running. One that is over already is refused with 409; one that is cancelled is not.",
+    description="Waiting or running. An ended task is refused with 409; a cancelled one is not.",
     status_code=200,
 )
 async def cancel_task(rest: Given, task_id: TaskIdText) -> TaskAnswer:
@@ -121,7 +121,7 @@ async def cancel_task(rest: Given, task_id: TaskIdText) -> TaskAnswer:
     if isinstance(result, UnknownTask):
         past = await listing.find_task(rest, number)
         result = TaskEnded(task_id=number, status=past.status)
-    # asked again after a lost answer, it is as was wanted
+    # A repeated call after a lost answer: the task is already as requested.
     if isinstance(result, Rejection) and not _is_cancelled(result):
         raise ProblemError(problem_of(result))
     return await listing.find_task(rest, number)
@@ -134,7 +134,7 @@ def _is_cancelled(rejection: Rejection) -> bool:
 @post(
     "/api/v1/tasks/cancel",
     summary="Cancel many tasks",
-    description="By ids, or by the filters of the list. Tasks that are over are left as they are.",
+    description="By ids, or by the filters of the list. Ended tasks stay as they are.",
     status_code=200,
 )
 async def cancel_tasks(rest: Given, request: Request[Any, Any, Any]) -> Cancelled:
@@ -150,7 +150,7 @@ async def cancel_tasks(rest: Given, request: Request[Any, Any, Any]) -> Cancelle
 
 
 async def _cancel_known(rest: Backend, task_ids: tuple[TaskId, ...]) -> Cancelled:
-    """Some are out of memory. Those that the history has are over; one that nobody has is an error."""
+    """Some tasks left the memory. Tasks in the history have ended; an unknown task is an error."""
     live = await rest.runtime.read(lambda state: [task_id for task_id in task_ids if task_id in state.tasks])
     gone = set(task_ids).difference(live)
     for task_id in sorted(gone):
@@ -176,10 +176,10 @@ def _number_cancelled(events: tuple[Any, ...]) -> int:
     return number
 
 
-@get("/api/v1/tasks/{task_id:str}/events", summary="What happened to a task", description="In order.")
+@get("/api/v1/tasks/{task_id:str}/events", summary="Events of a task", description="In order.")
 async def task_events(rest: Given, task_id: TaskIdText) -> TaskEvents:
     number = listing.task_id_of(task_id)
-    # the latest first: what the history takes in meanwhile is then seen twice, and never missed
+    # The latest first: events that the history adds meanwhile are then seen twice, but never missed.
     is_live = await rest.runtime.read(lambda state: number in state.tasks)
     lately = events_of_task(list(rest.views.recent), number)
     try:
@@ -187,7 +187,7 @@ async def task_events(rest: Given, task_id: TaskIdText) -> TaskEvents:
     except HistoryDamaged:
         if not is_live:
             raise
-        rows = []  # what happened to it lately is known without the history
+        rows = []  # recent events are known without the history
     past = [past_task_event(event, number) for event in rows]
     if not past and not lately and not is_live:
         raise listing.unknown_task(number)

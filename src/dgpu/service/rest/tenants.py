@@ -22,20 +22,20 @@ from dgpu.wire.tenant_fields import decode_tenant, tenant_id_of
 TenantIdText = Annotated[str, PathParameter(description="The tenant's name.")]
 
 
-@get("/api/v1/tenants", summary="List tenants", description="With their limits and what they use.")
+@get("/api/v1/tenants", summary="List tenants", description="With their limits and usage.")
 async def list_tenants(rest: Given) -> TenantList:
     return await rest.runtime.read(lambda state: tenant_list(state, _now(rest, state)))
 
 
-@get("/api/v1/tenants/{tenant_id:str}", summary="Show a tenant", description="Its limits and what it uses.")
+@get("/api/v1/tenants/{tenant_id:str}", summary="Show a tenant", description="Its limits and usage.")
 async def get_tenant(rest: Given, tenant_id: TenantIdText) -> TenantAnswer:
     return await _tenant(rest, tenant_id_of(tenant_id))
 
 
 @post(
     "/api/v1/tenants",
-    summary="Set up a tenant",
-    description="Limits that are left out are none. Refused with 409 if there is one of that name.",
+    summary="Create a tenant",
+    description="Absent limits mean no limit. Refused with 409 if the name exists.",
     status_code=201,
 )
 async def create_tenant(rest: Given, request: Request[Any, Any, Any]) -> TenantAnswer:
@@ -47,7 +47,7 @@ async def create_tenant(rest: Given, request: Request[Any, Any, Any]) -> TenantA
 @put(
     "/api/v1/tenants/{tenant_id:str}",
     summary="Set a tenant's limits",
-    description="All of them: what is left out is no limit any more. Sets the tenant up if there is none.",
+    description="Sets all limits: an absent one is removed. Creates the tenant if it does not exist.",
     status_code=200,
 )
 async def set_tenant(rest: Given, tenant_id: TenantIdText, request: Request[Any, Any, Any]) -> TenantAnswer:
@@ -59,7 +59,7 @@ async def set_tenant(rest: Given, tenant_id: TenantIdText, request: Request[Any,
 @delete(
     "/api/v1/tenants/{tenant_id:str}",
     summary="Remove a tenant",
-    description="One that has no task waiting or running.",
+    description="A tenant without waiting or running tasks.",
     status_code=200,
 )
 async def remove_tenant(rest: Given, tenant_id: TenantIdText) -> Removed:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_GATHERED_BYTES = 64 << 10
-CLOSE_SECONDS = 10.0  # for the other side to read what was written before the close
+CLOSE_SECONDS = 10.0  # for the client to read the bytes written before the close
 
 
 class OneWrite:
-    """Gathers what is written in one turn of the loop: an answer's head and body are one system call."""
+    """Gathers the writes of one turn of the loop: head and body of an answer are one system call."""
 
     def __init__(
         self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, lingers: Callable[[], bool]
@@ -61,7 +61,7 @@ class OneWrite:
         self._transport.abort()
 
     def let_go(self) -> None:
-        """The connection is over: the protocol is not asked any more."""
+        """The connection has ended: the protocol is no longer asked."""
         self._lingers = _never
 
 

@@ -1,8 +1,8 @@
-"""Large answers: made one at a time, each connection in its turn, and bounded while their readers do not read.
+"""Large answers: built one at a time, each connection in its turn, and bounded while clients do not read.
 
-A page of 1,000 tasks takes as long as fifty small answers. Many connections that ask for such pages wait for each other
-here, while small requests pass by. The pages that were written and not read are bounded in total: beyond it, the
-connections that have not read for longest are closed.
+A page of 1,000 tasks takes as long as fifty small answers. Connections that request such pages wait for each other
+here, while small requests pass. The total of unread pages is bounded: beyond it, the connections that have not read for
+longest are closed.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from collections.abc import AsyncIterator, Callable
 from urllib.parse import parse_qsl
 
 MAX_UNSENT_BYTES = 32 << 20  # over all connections; one connection has at most one answer
-SLOW_AFTER_SECONDS = 1.0  # a reader without progress for so long may be closed when there is too much unsent
-MAX_ROOM_SECONDS = 3.0  # then the answer goes that is unsent for longest, even if its client reads a little
-LARGE_LIMIT = 100  # entries of a page: beyond it the page waits for its turn
+SLOW_AFTER_SECONDS = 1.0  # a client without progress for this long may be closed when too much is unsent
+MAX_ROOM_SECONDS = 3.0  # then the longest unsent answer is dropped, even if its client reads a little
+LARGE_LIMIT = 100  # entries of a page: a larger page waits for its turn
 _LOOK_AGAIN_SECONDS = 0.05
 _TRIM_FROM_BYTES = 8 << 20
 
 
 class UnsentAnswer:
-    """What one connection has not read yet."""
+    """The unread part of one connection's answer."""
 
     __slots__ = ("abort", "began_s", "bytes_left", "progress_s", "size")
 
@@ -72,14 +72,14 @@ class Turns:
         self._peak = max(self._peak, self.unsent_bytes())
 
     def resumed(self, answer: UnsentAnswer) -> None:
-        """They are sent, or the connection is gone."""
+        """The bytes are sent, or the connection is gone."""
         self._unsent.pop(answer, None)
         if not self._unsent and self._peak >= _TRIM_FROM_BYTES:
             self._peak = 0
             asyncio.get_running_loop().call_later(1.0, _give_memory_back)
 
     async def _make_room(self, is_gone: Callable[[], bool]) -> None:
-        """The answers that are unread for longest go first. Clients that read get a moment to go on reading."""
+        """The longest unread answers are dropped first. Clients that read get a moment to continue."""
         began_s = time.monotonic()
         while self._unsent and self.unsent_bytes() > MAX_UNSENT_BYTES and not is_gone():
             now_s = time.monotonic()
@@ -94,9 +94,7 @@ class Turns:
 
 
 def _give_memory_back() -> None:
-    """The C library keeps freed memory below any block still in use; after a burst of large answers that is
-    most of it.
-    """
+    """The C library keeps freed memory below any block in use; after a burst of large answers that is most of it."""
     with contextlib.suppress(AttributeError, OSError):  # another libc
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -1,4 +1,4 @@
-"""The calls on tasks that wait: hold, release, another priority."""
+"""The calls on waiting tasks: hold, release, change of priority."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from dgpu.wire.answers import TaskAnswer
 from dgpu.wire.problem import problem_of
 from dgpu.wire.requests import decode_priority, decode_target
 
-_ARRAY_TOO = 'With {"array": true} all tasks of the array that begins with this one, as far as they wait.'
+_ARRAY_TOO = 'With {"array": true} all waiting tasks of the array that begins with this one.'
 
 
 @post(
     "/api/v1/tasks/{task_id:str}/hold",
     summary="Hold a waiting task",
-    description=f"It keeps its place in the queue and is not started before it is released. {_ARRAY_TOO}",
+    description=f"It keeps its position in the queue and does not start before it is released. {_ARRAY_TOO}",
     status_code=200,
 )
 async def hold_task(rest: Given, task_id: TaskIdText, request: Request[Any, Any, Any]) -> TaskAnswer:
@@ -34,8 +34,8 @@ async def hold_task(rest: Given, task_id: TaskIdText, request: Request[Any, Any,
 
 @post(
     "/api/v1/tasks/{task_id:str}/release",
-    summary="Release a task that is held",
-    description=f"One that is not held stays as it is. {_ARRAY_TOO}",
+    summary="Release a held task",
+    description=f"A task that is not held stays unchanged. {_ARRAY_TOO}",
     status_code=200,
 )
 async def release_task(rest: Given, task_id: TaskIdText, request: Request[Any, Any, Any]) -> TaskAnswer:
@@ -48,7 +48,7 @@ async def release_task(rest: Given, task_id: TaskIdText, request: Request[Any, A
 @post(
     "/api/v1/tasks/{task_id:str}/priority",
     summary="Change the priority of a waiting task",
-    description=f"0 to 100, or a level's name. The pool stays as it is. {_ARRAY_TOO}",
+    description=f"0 to 100, or a level's name. The pool does not change. {_ARRAY_TOO}",
     status_code=200,
 )
 async def change_priority(rest: Given, task_id: TaskIdText, request: Request[Any, Any, Any]) -> TaskAnswer:
@@ -63,7 +63,7 @@ async def _change(
     rest: Backend, number: TaskId, command: HoldTasks | ReleaseTasks | ChangePriority
 ) -> TaskAnswer:
     result = await rest.runtime.execute(command)
-    task = await listing.find_task(rest, number)  # of one that is long over, too
+    task = await listing.find_task(rest, number)  # also finds tasks that ended long ago
     if isinstance(result, Rejection):
         if command.task_ids and task.status not in {"pending", "running"}:
             result = TaskNotWaiting(task_id=number, status=task.status)

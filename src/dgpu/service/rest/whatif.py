@@ -1,4 +1,4 @@
-"""Why, when and what if. Long answers come from the follower, small ones from the service's own state."""
+"""The calls why and what-if. Long answers come from the follower, small ones from the service's own state."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ _changes = msgspec.json.Decoder(list[Change]).decode
 @get(
     "/api/v1/tasks/{task_id:str}/why",
     summary="Why a task waits",
-    description="Every blocker with its numbers, the place in the queue and who is ahead, when it is expected to start "
-    "(null: unknown; or, with looked_ahead false, not looked at yet), its reservation, and what would start it now.",
+    description="Every blocker with its numbers, the position in the queue and the tasks ahead, the expected start "
+    "(null: unknown; or, with looked_ahead false, not computed yet), its reservation, and changes that would start "
+    "it now.",
 )
 async def why_task(rest: Given, task_id: TaskIdText) -> Why:
     number = listing.task_id_of(task_id)
@@ -73,10 +74,10 @@ async def why_task(rest: Given, task_id: TaskIdText) -> Why:
 
 @post(
     "/api/v1/whatif",
-    summary="What would happen if",
-    description="Nothing changes. Body: {submit: task}, {quota: {online_percent}}, {drain: node}, {lose: node} or "
-    "{add_nodes: [{gpus, model}]}. The answer says who would start at once, who would wait longer by the forecast, who "
-    "would be stopped, and why it would be refused.",
+    summary="Predict the effect of a change",
+    description="Changes nothing. Body: {submit: task}, {quota: {online_percent}}, {drain: node}, {lose: node} or "
+    "{add_nodes: [{gpus, model}]}. The answer lists tasks that would start at once, wait longer by the forecast, or "
+    "be stopped, and why the change would be refused.",
     status_code=200,
 )
 async def what_if(rest: Given, request: Request[Any, Any, Any]) -> WhatifAnswer:
@@ -87,8 +88,8 @@ async def what_if(rest: Given, request: Request[Any, Any, Any]) -> WhatifAnswer:
         problem = Problem(
             status=503,
             code="foresight_away",
-            title="Nobody can look ahead now",
-            detail="The process that looks ahead is starting or busy. Try again in a moment.",
+            title="No forecast is available now",
+            detail="The process that computes forecasts is starting or busy. Try again in a moment.",
         )
         raise ProblemError(problem, {"retry-after": "1"}) from None
 
@@ -114,7 +115,7 @@ async def _ask(rest: Backend, question: Question, patience_s: float) -> bytes:
     if rest.follower is None:
         raise FollowerAway
     if isinstance(question, Hastening) and rest.follower.lag_s > _MAX_LAG_S:
-        raise FollowerAway  # it has to read on; `why` answers without it
+        raise FollowerAway  # it must read more of the journal first; `why` answers without it
     return await rest.follower.ask(question, at=now, patience_s=patience_s)
 
 
