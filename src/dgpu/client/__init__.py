@@ -1,4 +1,4 @@
-"""The SDK: `Client` (blocking) and `AsyncClient`, typed answers, and errors one can act on."""
+"""The SDK: `Client` (blocking) and `AsyncClient`, typed answers, and an error type for each kind of failure."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Parts are imported when they are asked for: the command line must not pay for what it does not use."""
+    """Parts are imported at first use, so that the command line does not import unused parts."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"dgpu.client.{_HOMES.get(name, 'errors')}"), name)

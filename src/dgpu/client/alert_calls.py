@@ -25,7 +25,7 @@ class AlertCalls:
 
     @Call
     def acknowledge_alert(self, alert_id: str | int, *, comment: str = "") -> Request[answers.AlertAnswer]:
-        """Somebody looks after it: no reminder is sent any more."""
+        """Acknowledges an alert: no more reminders are sent."""
         path = api_path("alerts", alert_id, "acknowledge")
         return Request("POST", path, answers.AlertAnswer, body=given(comment=comment or None))
 
@@ -39,13 +39,13 @@ class AlertCalls:
         until: str | None = None,
         comment: str = "",
     ) -> Request[answers.SilenceAnswer]:
-        """No message of this rule (`*`: of any), for so many seconds or until then (RFC 3339)."""
+        """Sends no message of this rule (`*`: of any rule), for this many seconds or until this time (RFC 3339)."""
         body = given(rule=rule, subject=subject, seconds=seconds, until=until, comment=comment or None)
         return Request("POST", api_path("alerts", "silences"), answers.SilenceAnswer, body=body)
 
     @Call
     def alert_silences(self, *, ended: bool = False) -> Request[Sequence[answers.SilenceAnswer]]:
-        """Silences in force; with `ended`, also the last ones that are over."""
+        """Active silences; with `ended`, also the last ended ones."""
         path = api_path("alerts", "silences", ended="true" if ended else None)
         return Request("GET", path, answers.SilenceList).picking(lambda found: found.silences)
 
@@ -63,6 +63,6 @@ class AlertCalls:
 
     @Call
     def test_alert_targets(self) -> Request[Sequence[answers.TestedTarget]]:
-        """Sends a test message to each, now; tells how each went."""
+        """Sends a test message to each target now, and returns the results."""
         path = api_path("alerts", "test")
         return Request("POST", path, answers.TestedTargets, body=NOTHING).picking(lambda done: done.targets)

@@ -1,4 +1,4 @@
-"""The client for services. Needs httpx, which is imported when the first client is made."""
+"""The client for services. Needs httpx, which is imported when the first client is created."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class AsyncClient(Calls, Awaited):
 
         self._server = locate(server, token)
         self._retries = retries
-        # no proxies from the environment: the scheduler is near
+        # No proxies from the environment: the scheduler is near.
         self._http = httpx.AsyncClient(base_url=self._server.url, timeout=timeout_seconds, trust_env=False)
         self._broken = (httpx.TransportError,)
         self._no_timeout = httpx.Timeout(timeout_seconds, read=None)
@@ -63,7 +63,7 @@ class AsyncClient(Calls, Awaited):
         """Ends all connections."""
         await self._http.aclose()
 
-    # calls of several requests, and streams
+    # Calls of several requests, and streams
 
     async def submit_many(self, tasks: Iterable[Mapping[str, Any]]) -> list[str]:
         """Any number of tasks, sent in parts of at most 10,000 tasks or 8 MiB.
@@ -83,7 +83,7 @@ class AsyncClient(Calls, Awaited):
     async def list(
         self, *, page_size: int = 500, **filters: Unpack[Filters]
     ) -> AsyncIterator[answers.TaskAnswer]:
-        """Newest first, page by page as it is read."""
+        """Newest first; pages are requested as they are read."""
         cursor: str | None = None
         while True:
             page = await self.page(limit=page_size, cursor=cursor, **filters)
@@ -96,7 +96,7 @@ class AsyncClient(Calls, Awaited):
     async def wait(
         self, *task_ids: str | int, timeout_seconds: float | None = None
     ) -> Sequence[answers.TaskAnswer]:
-        """Returns when all are over, in the order asked for."""
+        """Returns when all tasks have ended, in the given order."""
         until = waits.end_of(timeout_seconds)
         return [await self._wait_for(task_id, until) for task_id in task_ids]
 
@@ -119,7 +119,7 @@ class AsyncClient(Calls, Awaited):
         attempt: int | None = None,
         rank: int | None = None,
     ) -> AsyncIterator[bytes]:
-        """The output in pieces as they come; with `follow` until the task is over."""
+        """The output in pieces as they arrive; with `follow` until the task has ended."""
         path = logs_path(task_id, follow=follow, tail=tail, attempt=attempt, rank=rank)
         async with self._stream(path) as response:
             async for piece in response.aiter_raw():
@@ -128,7 +128,7 @@ class AsyncClient(Calls, Awaited):
     async def files(
         self, task_id: str | int, path: str = "", *, attempt: int | None = None, rank: int | None = None
     ) -> AsyncIterator[FileEntry]:
-        """All entries of one directory, page by page as they are read."""
+        """All entries of one directory; pages are requested as they are read."""
         cursor: str | None = None
         while True:
             found = await self.file_page(task_id, path, cursor=cursor, attempt=attempt, rank=rank)
@@ -141,7 +141,7 @@ class AsyncClient(Calls, Awaited):
     async def download(
         self, task_id: str | int, path: str, *, attempt: int | None = None, rank: int | None = None
     ) -> AsyncIterator[bytes]:
-        """One file of a task in pieces. Raises Unreachable when it does not come whole."""
+        """One file of a task in pieces. Raises Unreachable if it does not arrive completely."""
         asked = download_path(task_id, path, attempt=attempt, rank=rank)
         got = 0
         async with self._stream(asked) as response:
@@ -152,9 +152,9 @@ class AsyncClient(Calls, Awaited):
         check_whole(got, None if size is None else int(size))
 
     async def events(self, *, after: str | None = None) -> AsyncIterator[ServerEvent]:
-        """All events from now on (or behind `after`) as they happen, until the connection ends.
+        """Events from now on (or after `after`) as they happen, until the connection ends.
 
-        An event of type `lagged` means: some were left out, read again what you keep.
+        An event of type `lagged` means that some events were left out: read your data again.
         """
         parser = EventParser()
         async with self._stream("/api/v1/events", {"Last-Event-ID": after} if after else {}) as response:
@@ -172,7 +172,7 @@ class AsyncClient(Calls, Awaited):
                 if event is not None:
                     yield event
 
-    # the exchange
+    # The exchange
 
     async def _do(self, request: Request[T]) -> T:
         headers = headers_of(request, self._server.token)
@@ -208,6 +208,7 @@ class AsyncClient(Calls, Awaited):
             raise self._unreachable(error) from error
 
     def _unreachable(self, error: BaseException) -> Unreachable:
-        # h11 says "illegal request line" or "illegal status line" of what is no HTTP; all else is a broken connection
+        # h11 reports "illegal request line" or "illegal status line" for data that is not HTTP; other errors mean a
+        # broken connection.
         is_http = not str(error).startswith("illegal ")
         return unreachable(self._server.url, error, is_http=is_http)

@@ -39,10 +39,10 @@ class Awaited(abc.ABC):
 
 
 class Call(Generic[P, T]):
-    """Decorates a method that builds a request. Each client sees a method that carries the request out."""
+    """Decorates a method that builds a request. In each client, the method carries the request out."""
 
     def __init__(self, build: Callable[Concatenate[Any, P], Request[T]]) -> None:
-        # help() must show what the call returns, not what `build` returns
+        # help() must show the type that the call returns, not the return type of `build`.
         build.__annotations__["return"] = _without_request(build.__annotations__["return"])
 
         @functools.wraps(build)
@@ -72,5 +72,5 @@ class Call(Generic[P, T]):
 
 
 def _without_request(annotation: str) -> str:
-    """`Request[list[str]]` becomes `list[str]`. Annotations are texts: the modules of calls postpone them."""
+    """`Request[list[str]]` becomes `list[str]`. Annotations are strings: the modules of calls postpone them."""
     return annotation.removeprefix("Request[").removesuffix("]")

@@ -24,12 +24,12 @@ from dgpu.wire.cluster_answers import (
 class ClusterCalls:
     @Call
     def gpus(self) -> Request[GpuList]:
-        """All GPUs with what they measured last."""
+        """All GPUs with their latest measurements."""
         return Request("GET", api_path("gpus"), GpuList)
 
     @Call
     def recover_gpu(self, gpu_id: str, *, reason: str = "") -> Request[GpuAnswer]:
-        """Has a card checked that was taken out of service, after somebody looked after it."""
+        """Starts the check of a GPU that was taken out of service, after its repair."""
         path = api_path("gpus", gpu_id, "recover")
         return Request("POST", path, GpuAnswer, body=given(reason=reason or None))
 
@@ -40,7 +40,7 @@ class ClusterCalls:
 
     @Call
     def drain(self, node_id: str, *, reason: str = "") -> Request[NodeAnswer]:
-        """Starts nothing more on a node. Its running tasks go on."""
+        """Starts no more tasks on a node. Its running tasks continue."""
         return _node_order(node_id, "drain", reason)
 
     @Call
@@ -50,7 +50,7 @@ class ClusterCalls:
 
     @Call
     def give_up(self, node_id: str, *, reason: str = "") -> Request[NodeAnswer]:
-        """Says that nothing runs on a lost node any more, so that its tasks can start elsewhere."""
+        """Confirms that nothing runs on a lost node any more, so that its tasks can start elsewhere."""
         return _node_order(node_id, "lost", reason)
 
     @Call
@@ -60,37 +60,37 @@ class ClusterCalls:
 
     @Call
     def quota(self) -> Request[QuotaAnswer]:
-        """Quotas of the pools and tenants, and how much of them is used."""
+        """Quotas of the pools and tenants, and their usage."""
         return Request("GET", api_path("quota"), QuotaAnswer)
 
     @Call
     def set_quota(self, **change: Unpack[QuotaFields]) -> Request[QuotaAnswer]:
-        """Changes the quota. A field that is left out stays as it is."""
+        """Changes the quota. An absent field does not change."""
         return Request("PUT", api_path("quota"), QuotaAnswer, body=given(**change))
 
     @Call
     def try_quota(self, **change: Unpack[QuotaFields]) -> Request[QuotaEffect]:
-        """Changes nothing: tells who would start, wait, drain or be stopped."""
+        """Changes nothing: returns the tasks that would start, wait, drain or be stopped."""
         return Request("PUT", api_path("quota", dry_run="true"), QuotaEffect, body=given(**change))
 
     @Call
     def tenants(self) -> Request[Sequence[TenantAnswer]]:
-        """All tenants with their limits and use."""
+        """All tenants with their limits and usage."""
         return Request("GET", api_path("tenants"), TenantList).picking(lambda found: found.tenants)
 
     @Call
     def tenant(self, tenant_id: str) -> Request[TenantAnswer]:
-        """One tenant with its limits and use."""
+        """One tenant with its limits and usage."""
         return Request("GET", api_path("tenants", tenant_id), TenantAnswer)
 
     @Call
     def create_tenant(self, tenant_id: str, **limits: Unpack[TenantFields]) -> Request[TenantAnswer]:
-        """Refused if there is one of that name."""
+        """Creates a tenant. Refused if the name exists."""
         return Request("POST", api_path("tenants"), TenantAnswer, body=given(id=tenant_id, **limits))
 
     @Call
     def set_tenant(self, tenant_id: str, **limits: Unpack[TenantFields]) -> Request[TenantAnswer]:
-        """All of its limits; sets it up if there is none of that name."""
+        """Sets all limits of a tenant; creates it if it does not exist."""
         return Request("PUT", api_path("tenants", tenant_id), TenantAnswer, body=given(**limits))
 
     @Call
@@ -100,22 +100,22 @@ class ClusterCalls:
 
     @Call
     def board(self) -> Request[Mapping[str, Any]]:
-        """The cluster at a glance, as dashboards get it: see the API's description."""
+        """The cluster at a glance, in the form of the dashboard: see the description of the API."""
         return Request("GET", api_path("board"), dict[str, Any])
 
     @Call
     def session(self) -> Request[answers.SessionAnswer]:
-        """By what the caller is let in: open, user, token or cookie."""
+        """The caller's access: open, user, token or cookie."""
         return Request("GET", api_path("session"), answers.SessionAnswer)
 
     @Call
     def session_code(self) -> Request[answers.SessionCode]:
-        """Opens the dashboard of somebody else's browser, once."""
+        """Creates a one-time code that opens the dashboard in any browser."""
         return Request("POST", api_path("session", "code"), answers.SessionCode, body=NOTHING)
 
     @Call
     def health(self) -> Request[answers.Health]:
-        """Answers while the scheduler's process lives."""
+        """Answers while the scheduler's process runs."""
         return Request("GET", "/health", answers.Health)
 
     @Call

@@ -1,28 +1,28 @@
 # ruff: noqa: N818 - named for what happened
-"""What can go wrong between a program and the scheduler.
+"""Errors between a program and the scheduler.
 
 DgpuError
-├── Unreachable      nobody answered, or the connection broke and did not come back
+├── Unreachable      no answer, or the connection broke and could not be restored
 ├── BadRequest       400, 405, 413, 415: the request itself is wrong; sending it again cannot help
 ├── NotPermitted     401, 403, 421: a token is missing or does not allow this
 ├── NotFound         404: no such task, node or call
-├── Refused          409, 422, 429, 507: understood, and not done (impossible, a limit, full)
+├── Refused          409, 422, 429, 507: understood, but refused (impossible, a limit, full)
 ├── ServerFailed     any other answer that is not a success
-└── WaitedTooLong    `wait` gave up; the tasks go on
+└── WaitedTooLong    the time limit of `wait` is over; the tasks continue
 """
 
 from __future__ import annotations
 
 from dgpu.wire.answers import FieldError, Problem
 
-NO_HTTP = "does not speak HTTP"  # as the gRPC port of a scheduler
+NO_HTTP = "does not speak HTTP"  # for example the gRPC port of a scheduler
 
 
 class DgpuError(Exception):
     def __init__(self, message: str, *, problem: Problem | None = None) -> None:
         super().__init__(message)
         self.problem = problem
-        # of submit_many: the tasks of earlier parts, which were accepted and stay so
+        # Of submit_many: the tasks of earlier parts, which were accepted and stay submitted.
         self.submitted: list[str] = []
 
     @property
@@ -83,9 +83,9 @@ _BY_STATUS: dict[int, type[DgpuError]] = {
 
 
 def unreachable(url: str, error: BaseException, *, is_http: bool) -> Unreachable:
-    """Bytes of a stranger are no words for a terminal: they are described, not repeated."""
+    """The bytes of an unknown server do not belong in a terminal: the message describes them instead."""
     if not is_http:
-        return Unreachable(f"What answers at {url} {NO_HTTP}: it is no HTTP port of a scheduler.")
+        return Unreachable(f"The server at {url} {NO_HTTP}: it is not the HTTP port of a scheduler.")
     why = str(error)
     return Unreachable(
         f"No scheduler answers at {url} ({why if why and why.isprintable() else type(error).__name__})."

@@ -55,7 +55,7 @@ class Filters(TypedDict, total=False):
 
 
 class QuotaFields(TypedDict, total=False):
-    """What is left out stays as it is."""
+    """An absent field does not change."""
 
     online_percent: float | None
     mode: Literal["strict", "borrow"] | None
@@ -63,7 +63,7 @@ class QuotaFields(TypedDict, total=False):
 
 
 class TenantFields(TypedDict, total=False):
-    """Limits of a tenant. What is left out, or None, is no limit."""
+    """Limits of a tenant. None or an absent field means no limit."""
 
     max_gpus: int | None
     guaranteed_gpus: int | None

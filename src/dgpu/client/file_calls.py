@@ -36,7 +36,7 @@ def download_path(task_id: str | int, path: str, *, attempt: int | None, rank: i
 
 
 def whole(pieces: Iterable[bytes], size_bytes: int | None) -> Generator[bytes, None, None]:
-    """A body that ends early is no file: Unreachable instead."""
+    """Raises Unreachable for a body that ends early, because it is not the whole file."""
     got = 0
     for piece in pieces:
         got += len(piece)
@@ -47,5 +47,5 @@ def whole(pieces: Iterable[bytes], size_bytes: int | None) -> Generator[bytes, N
 def check_whole(got: int, size_bytes: int | None) -> None:
     if size_bytes is not None and got < size_bytes:
         raise Unreachable(
-            f"The download ended after {got:,} of {size_bytes:,} bytes: the node was lost, or the file was cut."
+            f"The download ended after {got:,} of {size_bytes:,} bytes: the node was lost, or the file was truncated."
         )

@@ -1,4 +1,4 @@
-"""Calls about what was. Times are texts: how long ago (`30d`, `6h`), or RFC 3339."""
+"""Calls about the past. Times are strings: how long ago (`30d`, `6h`), or RFC 3339."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class HistoryCalls:
     def gpu_history(
         self, gpu_id: str, *, since: str | None = None, until: str | None = None, step: str | None = None
     ) -> Request[answers.GpuHistory]:
-        """What a card measured, in columns; `gpu_id` is its UUID or `node:index`."""
+        """Measurements of a GPU, in columns; `gpu_id` is its UUID or `node:index`."""
         path = api_path("history", "gpus", gpu_id, since=since, until=until, step=step)
         return Request("GET", path, answers.GpuHistory)
 
@@ -27,7 +27,7 @@ class HistoryCalls:
         until: str | None = None,
         step: str | None = None,
     ) -> Request[answers.GpusHistory]:
-        """What several cards measured, in columns."""
+        """Measurements of several GPUs, in columns."""
         path = api_path("history", "gpus", ids=",".join(gpu_ids), since=since, until=until, step=step)
         return Request("GET", path, answers.GpusHistory)
 
@@ -35,7 +35,7 @@ class HistoryCalls:
     def node_history(
         self, node_id: str, *, since: str | None = None, until: str | None = None, step: str | None = None
     ) -> Request[answers.NodeHistory]:
-        """What a node measured, in columns."""
+        """Measurements of a node, in columns."""
         path = api_path("history", "nodes", node_id, since=since, until=until, step=step)
         return Request("GET", path, answers.NodeHistory)
 
@@ -43,7 +43,7 @@ class HistoryCalls:
     def cluster_history(
         self, *, since: str | None = None, until: str | None = None, step: str | None = None
     ) -> Request[answers.ClusterHistory]:
-        """What the whole cluster measured, in columns."""
+        """Measurements of the whole cluster, in columns."""
         path = api_path("history", "cluster", since=since, until=until, step=step)
         return Request("GET", path, answers.ClusterHistory)
 
@@ -51,7 +51,7 @@ class HistoryCalls:
     def queue_history(
         self, *, since: str | None = None, until: str | None = None, step: str | None = None
     ) -> Request[answers.QueueHistory]:
-        """How many tasks waited and ran, in columns."""
+        """Numbers of waiting and running tasks, in columns."""
         path = api_path("history", "queue", since=since, until=until, step=step)
         return Request("GET", path, answers.QueueHistory)
 
@@ -72,7 +72,7 @@ class HistoryCalls:
         nodes: Sequence[str] = (),
         limit: int | None = None,
     ) -> Request[answers.Timeline]:
-        """Which tasks ran on which GPUs, and when."""
+        """Tasks by GPU and time."""
         names = ",".join(nodes) or None
         path = api_path("history", "timeline", since=since, until=until, nodes=names, limit=limit)
         return Request("GET", path, answers.Timeline)
@@ -81,6 +81,6 @@ class HistoryCalls:
     def node_health(
         self, node_id: str, *, since: str | None = None, until: str | None = None, limit: int | None = None
     ) -> Request[answers.NodeHealth]:
-        """What happened to a node and its cards, the newest first."""
+        """Events of a node and its GPUs, the newest first."""
         path = api_path("history", "nodes", node_id, "health", since=since, until=until, limit=limit)
         return Request("GET", path, answers.NodeHealth)

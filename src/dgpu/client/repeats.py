@@ -1,4 +1,4 @@
-"""When a request is sent again, and how long the client waits before."""
+"""When a request is sent again, and the pause before it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator
 RETRIES = 4
 FIRST_RETRY_SECONDS = 0.1
 LONGEST_RETRY_SECONDS = 2.0
-MAX_RETRY_AFTER_SECONDS = 10.0  # a server that asks for more is not asked again
+MAX_RETRY_AFTER_SECONDS = 10.0  # if a server asks for a longer pause, the request is not repeated
 
 
 def pause_before_repeat(
     status: int, body: bytes, retry_after: str | None, pauses: Iterator[float]
 ) -> float | None:
-    """How long to wait before the request is sent again; None: the answer is final.
+    """The pause before the request is sent again; None: the answer is final.
 
     `Retry-After` in seconds makes the pause longer, never shorter.
     """
@@ -28,12 +28,12 @@ def pause_before_repeat(
 
 
 def _is_worth_repeating(status: int, body: bytes) -> bool:
-    """Old idempotency keys make room for new ones every second; if they are all young, the refusal is final."""
+    """Old idempotency keys expire every second; if all of them are young, the refusal is final."""
     return status == 503 or (status == 429 and b'"too_many_keys"' in body)
 
 
 def pauses(retries: int) -> Iterator[float]:
-    """Doubling, with jitter: clients that lost the same server do not come back in step."""
+    """Doubling, with jitter: clients that lost the same server do not return at the same time."""
     for attempt in range(retries):
         longest = min(LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(attempt, 10))
         yield longest * random.uniform(0.5, 1.0)  # noqa: S311 - jitter is no secret

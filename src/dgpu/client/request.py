@@ -1,4 +1,4 @@
-"""A request as a value: what to send and how to read the answer. Both clients carry these out."""
+"""A request as a value: its content, and how to read the answer. Both clients carry these out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOTHING = b"{}"
 
 
 class Request(msgspec.Struct, Generic[T], frozen=True):
-    """May be repeated: a submit carries a key of its own, other requests say what should be, not what to add."""
+    """May be repeated: a submit carries its own key; other requests state the wanted result, not a change to add."""
 
     method: str
     path: str
@@ -35,7 +35,7 @@ class Request(msgspec.Struct, Generic[T], frozen=True):
 
 
 def api_path(*parts: str | int, **query: object) -> str:
-    """Parts are quoted, so an id cannot leave its place in the path. A query value of None is left out."""
+    """Parts are quoted, so that an id cannot change the path. A query value of None is left out."""
     path = "/".join(("/api/v1", *(quote(str(part), safe="") for part in parts)))
     given = {name: value for name, value in query.items() if value is not None}
     return f"{path}?{urlencode(given)}" if given else path
@@ -51,7 +51,7 @@ def given(**values: object) -> bytes:
 
 
 def encode(value: object) -> bytes:
-    """JSON has neither NaN nor infinity. They would go as null, which takes a limit away."""
+    """JSON has neither NaN nor infinity. They would be sent as null, which removes a limit."""
     body = msgspec.json.encode(value)
     if b"null" in body:
         _check_numbers(value, "")
@@ -87,9 +87,7 @@ def read_answer(request: Request[T], status: int, body: bytes) -> T:
     try:
         found = msgspec.json.decode(body, type=request.answer)
     except msgspec.MsgspecError as error:
-        problem = _unreadable(
-            status, f"The answer to {request.method} {request.path} is not what was expected: {error}."
-        )
+        problem = _unreadable(status, f"Unexpected answer to {request.method} {request.path}: {error}.")
         raise error_of(problem) from None
     return found if request.pick is None else cast("T", request.pick(found))
 
@@ -98,7 +96,7 @@ def failure(status: int, body: bytes) -> DgpuError:
     try:
         return error_of(msgspec.json.decode(body, type=answers.Problem))
     except msgspec.MsgspecError:
-        return error_of(_unreadable(status, f"The server answered {status} without saying why."))
+        return error_of(_unreadable(status, f"The server answered {status} without a reason."))
 
 
 def _unreadable(status: int, detail: str) -> answers.Problem:

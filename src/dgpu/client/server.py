@@ -1,4 +1,4 @@
-"""Which scheduler to talk to, and with which token."""
+"""The address of the scheduler, and its token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEFAULT_URL = "http://127.0.0.1:8080"
 
 
 class BadToken(ValueError):  # noqa: N818  named for what it is
-    """It cannot be sent. The message does not repeat it: it may be half of a real one."""
+    """The token cannot be sent. The message does not repeat it: it may be half of a real one."""
 
 
 class Server(NamedTuple):
@@ -21,7 +21,7 @@ class Server(NamedTuple):
     token: str
 
     def __repr__(self) -> str:
-        return f"Server(url={self.url!r})"  # a token must not reach a log by way of a repr
+        return f"Server(url={self.url!r})"  # a token must not reach a log through repr
 
 
 class _UpRecord(msgspec.Struct, frozen=True):
@@ -30,22 +30,22 @@ class _UpRecord(msgspec.Struct, frozen=True):
 
 
 def locate(server: str | None = None, token: str | None = None) -> Server:
-    """The argument, else DGPU_SERVER, else what `dgpu up` recorded, else the default address.
+    """The argument, else DGPU_SERVER, else the record of `dgpu up`, else the default address.
 
-    ValueError: no address. BadToken, one of its kind: no token.
+    Raises ValueError for a bad address, and its subclass BadToken for a bad token.
     """
     record = _read_record()
     url = server or os.environ.get("DGPU_SERVER") or (record.url if record else "") or DEFAULT_URL
     url = checked_url(url)
     token = token or os.environ.get("DGPU_TOKEN") or ""
-    # The recorded token opens the recorded scheduler only; no other server may ever see it.
+    # The recorded token is only for the recorded scheduler; no other server may see it.
     if not token and record and record.url.rstrip("/") == url:
         token = _read_token(record.token_file)
     return Server(url=url, token=_checked_token(token))
 
 
 def recorded_url() -> str | None:
-    """Where `dgpu up` says that its scheduler is now."""
+    """The current address of the scheduler that `dgpu up` started."""
     record = _read_record()
     return None if record is None else record.url.rstrip("/")
 
@@ -77,19 +77,19 @@ def _read_token(path: str) -> str:
 
 def _checked_token(token: str) -> str:
     if not (token.isascii() and token.isprintable()):
-        raise BadToken("the token holds a line break or another sign that is not printable ASCII")
+        raise BadToken("the token contains a line break or another character that is not printable ASCII")
     return token
 
 
 def _has_sane_port(parts: SplitResult) -> bool:
     try:
         return parts.port != 0
-    except ValueError:  # no number, or beyond 65535
+    except ValueError:  # not a number, or above 65535
         return False
 
 
 def checked_url(url: str) -> str:
-    """With its scheme. ValueError: it is no address."""
+    """The address with its scheme. Raises ValueError if it is not an address."""
     if "://" not in url:
         url = f"http://{url}"
     parts = urlsplit(url)

@@ -10,7 +10,7 @@ MAX_LINE_BYTES = 16 << 20
 
 
 class ServerEvent(msgspec.Struct, frozen=True, kw_only=True):
-    id: str  # the journal index; give it back to go on after it
+    id: str  # the journal index; pass it as `after` to continue after it
     type: str
     facts: dict[str, Any]
 
@@ -22,7 +22,7 @@ class EventParser:
         self._lines: list[str] = []
 
     def on_line(self, line: str) -> ServerEvent | None:
-        """One line without its end. An event is complete at the empty line after it."""
+        """Takes one line without its end. An event is complete at the empty line after it."""
         if not line:
             return self._complete()
         if line.startswith(":"):

@@ -31,11 +31,11 @@ _NO_HTTP = (http.client.BadStatusLine, http.client.LineTooLong, http.client.Unkn
 
 
 class Client(Calls, Blocking):
-    """Calls may be made from several threads; each thread has a connection of its own.
+    """Calls may be made from several threads; each thread has its own connection.
 
-    A call that meets a broken connection or a 503 is repeated a few times. That cannot submit twice: every
-    submit carries an Idempotency-Key. `waiting` is entered for each of them and left with its answer; not for streams
-    that follow something, where silence means nothing.
+    A call with a broken connection or a 503 is repeated a few times. That cannot submit twice: every submit carries an
+    Idempotency-Key. `waiting` is entered for each call and left with its answer, but not for streams that follow
+    something, where silence is normal.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Client(Calls, Blocking):
             connection.close()
             self._local.connection = None
 
-    # calls of several requests, and streams
+    # Calls of several requests, and streams
 
     def submit_many(self, tasks: Iterable[Mapping[str, Any]]) -> list[str]:
         """Any number of tasks, sent in parts of at most 10,000 tasks or 8 MiB.
@@ -92,7 +92,7 @@ class Client(Calls, Blocking):
         return submitted
 
     def list(self, *, page_size: int = 500, **filters: Unpack[Filters]) -> Iterator[answers.TaskAnswer]:
-        """Newest first, page by page as it is read."""
+        """Newest first; pages are requested as they are read."""
         cursor: str | None = None
         while True:
             page = self.page(limit=page_size, cursor=cursor, **filters)
@@ -104,7 +104,7 @@ class Client(Calls, Blocking):
     def wait(
         self, *task_ids: str | int, timeout_seconds: float | None = None
     ) -> Sequence[answers.TaskAnswer]:
-        """Returns when all are over, in the order asked for."""
+        """Returns when all tasks have ended, in the given order."""
         until = waits.end_of(timeout_seconds)
         return [self._wait_for(task_id, until) for task_id in task_ids]
 
@@ -127,14 +127,14 @@ class Client(Calls, Blocking):
         attempt: int | None = None,
         rank: int | None = None,
     ) -> Generator[bytes, None, None]:
-        """The output in pieces as they come; with `follow` until the task is over."""
+        """The output in pieces as they arrive; with `follow` until the task has ended."""
         path = logs_path(task_id, follow=follow, tail=tail, attempt=attempt, rank=rank)
         return _pieces(_Stream(self, path, endless=follow).open())
 
     def files(
         self, task_id: str | int, path: str = "", *, attempt: int | None = None, rank: int | None = None
     ) -> Iterator[FileEntry]:
-        """All entries of one directory, page by page as they are read."""
+        """All entries of one directory; pages are requested as they are read."""
         cursor: str | None = None
         while True:
             found = self.file_page(task_id, path, cursor=cursor, attempt=attempt, rank=rank)
@@ -146,15 +146,15 @@ class Client(Calls, Blocking):
     def download(
         self, task_id: str | int, path: str, *, attempt: int | None = None, rank: int | None = None
     ) -> Generator[bytes, None, None]:
-        """One file of a task in pieces. Raises Unreachable when it does not come whole."""
+        """One file of a task in pieces. Raises Unreachable if it does not arrive completely."""
         asked = download_path(task_id, path, attempt=attempt, rank=rank)
         stream = _Stream(self, asked, endless=False).open()
         return whole(_pieces(stream), stream.response.length)
 
     def events(self, *, after: str | None = None) -> Generator[ServerEvent, None, None]:
-        """All events from now on (or behind `after`) as they happen, until the connection ends.
+        """Events from now on (or after `after`) as they happen, until the connection ends.
 
-        An event of type `lagged` means: some were left out, read again what you keep.
+        An event of type `lagged` means that some events were left out: read your data again.
         """
         headers = {"Last-Event-ID": after} if after else {}
         return _events(_Stream(self, "/api/v1/events", endless=True, headers=headers).open())
@@ -163,7 +163,7 @@ class Client(Calls, Blocking):
         """The dashboard's stream: a `snapshot` of all nodes and GPUs, then a `delta` about once a second."""
         return _events(_Stream(self, "/api/v1/board/stream", endless=True, headers={}).open())
 
-    # the exchange
+    # The exchange
 
     def _do(self, request: Request[T]) -> T:
         with self.waiting():
@@ -196,7 +196,7 @@ class Client(Calls, Blocking):
             response = connection.getresponse()
             return response.status, response.read(), response.getheader("Retry-After")
         except BaseException:
-            # half an answer must not be taken for the start of the next one
+            # Half an answer must not be read as the start of the next one.
             self.close()
             raise
 
@@ -206,17 +206,17 @@ class Client(Calls, Blocking):
         return kind(parts.hostname or "", parts.port, timeout=timeout_seconds)
 
     def unreachable(self, error: BaseException) -> Unreachable:
-        silent = isinstance(error, http.client.RemoteDisconnected)  # by its kind a bad status line too
+        silent = isinstance(error, http.client.RemoteDisconnected)  # a subclass of BadStatusLine, too
         return unreachable(self._server.url, error, is_http=silent or not isinstance(error, _NO_HTTP))
 
 
 class _Stream:
-    """A response that is read while it comes, on a connection of its own."""
+    """A response that is read while it arrives, on its own connection."""
 
     def __init__(
         self, client: Client, path: str, *, endless: bool, headers: Mapping[str, str] | None = None
     ) -> None:
-        # heartbeats come every few seconds on endless streams, so silence means a dead connection
+        # Endless streams send heartbeats every few seconds, so silence means a dead connection.
         self._connection = client.connect(None if endless else client._timeout_seconds)  # noqa: SLF001
         self._client = client
         self._waiting = nullcontext() if endless else client.waiting()
@@ -224,7 +224,7 @@ class _Stream:
         self._headers = {**(headers or {}), **bearer(client._server.token)}  # noqa: SLF001
 
     def open(self) -> Self:
-        """At the call, not at the first piece: what happens after it is in the stream."""
+        """Opens at the call, not at the first piece: the stream contains everything that happens after the call."""
         try:
             with self._waiting:
                 self._connection.request("GET", self._path, headers=self._headers)

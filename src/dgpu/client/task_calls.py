@@ -35,14 +35,14 @@ class TaskCalls:
 
     @Call
     def get(self, task_id: str | int) -> Request[answers.TaskAnswer]:
-        """One task as it is now."""
+        """The current state of one task."""
         return Request("GET", api_path("tasks", task_id), answers.TaskAnswer)
 
     @Call
     def page(
         self, *, limit: int = 100, cursor: str | None = None, **filters: Unpack[Filters]
     ) -> Request[answers.TaskPage]:
-        """One page of tasks, newest first. The `next_cursor` of a page asks for the next one."""
+        """One page of tasks, newest first. Pass its `next_cursor` to get the next page."""
         return Request("GET", api_path("tasks", **filters, limit=limit, cursor=cursor), answers.TaskPage)
 
     @Call
@@ -58,17 +58,17 @@ class TaskCalls:
 
     @Call
     def hold(self, task_id: str | int, *, array: bool = False) -> Request[answers.TaskAnswer]:
-        """A waiting task is not started before it is released. With `array`, all that wait of the array it begins."""
+        """Holds a waiting task until it is released. With `array`, all waiting tasks of the array it begins."""
         return _order(task_id, "hold", array=array)
 
     @Call
     def release(self, task_id: str | int, *, array: bool = False) -> Request[answers.TaskAnswer]:
-        """A held task may start again. With `array`, all held tasks of the array it begins."""
+        """Lets a held task start again. With `array`, all held tasks of the array it begins."""
         return _order(task_id, "release", array=array)
 
     @Call
     def retry(self, task_id: str | int, *, idempotency_key: str | None = None) -> Request[answers.Retried]:
-        """Submits a task that is over once more, as a new task with the same environment."""
+        """Submits an ended task again, as a new task with the same environment."""
         path, headers = api_path("tasks", task_id, "retry"), new_key(idempotency_key)
         return Request("POST", path, answers.Retried, body=NOTHING, headers=headers)
 
@@ -76,17 +76,17 @@ class TaskCalls:
     def set_priority(
         self, task_id: str | int, priority: int | str, *, array: bool = False
     ) -> Request[answers.TaskAnswer]:
-        """Of a waiting task. With `array`, of all that wait of the array it begins."""
+        """Changes the priority of a waiting task. With `array`, of all waiting tasks of the array it begins."""
         return _order(task_id, "priority", priority=priority, array=array)
 
     @Call
     def why(self, task_id: str | int) -> Request[answers.Why]:
-        """Why a task waits: its blockers, its position, its expected start and what would start it sooner."""
+        """Why a task waits: its blockers, position, expected start, and changes that would start it sooner."""
         return Request("GET", api_path("tasks", task_id, "why"), answers.Why)
 
     @Call
     def whatif(self, change: Mapping[str, Any]) -> Request[answers.WhatifAnswer]:
-        """What would happen, without doing it: `{"submit": {...}}`, `{"quota": {"online_percent": 0.6}}`,
+        """The effect of a change, without making it: `{"submit": {...}}`, `{"quota": {"online_percent": 0.6}}`,
         `{"drain": node}`, `{"lose": node}` or `{"add_nodes": [{"gpus": 8, "model": "A100"}]}`.
         """
         return Request("POST", api_path("whatif"), answers.WhatifAnswer, body=encode(change))
@@ -111,7 +111,7 @@ class TaskCalls:
         task_type: str | None = None,
         atoms: int | None = None,
     ) -> Request[EstimateList]:
-        """What is known about the memory of models and commands; with a model, type or atoms, what it would need."""
+        """Learned memory use of models and commands; with a model, type or atoms, also the estimate for such a task."""
         path = api_path("estimates", tenant=tenant, model=model, task_type=task_type, atoms=atoms)
         return Request("GET", path, EstimateList)
 

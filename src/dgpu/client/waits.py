@@ -1,4 +1,4 @@
-"""How long both clients wait before they look again whether a task is over."""
+"""The pause of both clients between two checks whether a task has ended."""
 
 from __future__ import annotations
 
