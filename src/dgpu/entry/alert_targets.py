@@ -151,7 +151,7 @@ def alert_options(alerts: Alerts) -> AlertOptions | None:
             timeout_ms=_ms(sending.timeout_seconds),
             attempts=sending.attempts,
             retry_ms=_ms(sending.retry_seconds),
-            most_retry_ms=_ms(sending.max_retry_seconds),
+            max_retry_ms=_ms(sending.max_retry_seconds),
             queue=sending.max_queue,
         ),
         targets=targets_of(alerts, lambda _: None),

@@ -32,7 +32,7 @@ def options(*targets, attempts=5, queue=10, retry_ms=50):
         interval_ms=50,
         machine=MachineOptions(times=QUICK),
         sending=SendingRules(
-            timeout_ms=2_000, attempts=attempts, retry_ms=retry_ms, most_retry_ms=200, queue=queue
+            timeout_ms=2_000, attempts=attempts, retry_ms=retry_ms, max_retry_ms=200, queue=queue
         ),
         targets=targets,
     )

@@ -6,7 +6,7 @@ from dgpu.service.alerts.outbox import Outbox, SendingRules
 from dgpu.service.alerts.targets import Target, webhook_refusal
 from dgpu.service.alerts.values import Message
 
-RULES = SendingRules(attempts=4, retry_ms=2_000, most_retry_ms=5_000, queue=3)
+RULES = SendingRules(attempts=4, retry_ms=2_000, max_retry_ms=5_000, queue=3)
 
 
 def message(number=1):

@@ -146,7 +146,7 @@ def test_no_value_of_an_environment_gets_in(history, tmp_path) -> None:
 
 
 def test_the_oldest_forgotten_leave_when_there_are_too_many(tmp_path, cluster) -> None:
-    writer = write(tmp_path / "h.sqlite", cluster.groups, most_tasks=80)
+    writer = write(tmp_path / "h.sqlite", cluster.groups, max_tasks=80)
     while writer.trim():
         pass
     history = History(tmp_path / "h.sqlite")

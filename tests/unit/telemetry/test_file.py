@@ -110,7 +110,7 @@ def test_each_tier_is_kept_for_its_time_and_no_longer(path, writer):
 
 def test_the_file_stays_within_its_bound_and_forgets_the_oldest(path):
     bound = 512 << 10
-    writer = TelemetryWriter(path, most_bytes=bound)
+    writer = TelemetryWriter(path, max_bytes=bound)
     noise = 7
     for point in range(800):
         at = MIDNIGHT + point * 60_000
@@ -164,7 +164,7 @@ def test_time_that_goes_back_changes_nothing_that_is_written(path, writer):
 
 
 def store(path, said):
-    return TelemetryStore(path, most_bytes=1 << 30, most_age_ms=91 * DAY_MS, say=said.append)
+    return TelemetryStore(path, max_bytes=1 << 30, max_age_ms=91 * DAY_MS, say=said.append)
 
 
 @pytest.mark.parametrize(

@@ -255,7 +255,7 @@ class AlertMachine:
         times = self._times
         return min(
             times.resolve_after_ms << min(alert.flaps, 20),
-            max(times.most_resolve_after_ms, times.resolve_after_ms),
+            max(times.max_resolve_after_ms, times.resolve_after_ms),
         )
 
     # Messages

@@ -21,7 +21,7 @@ class SendingRules(msgspec.Struct, frozen=True, kw_only=True):
     timeout_ms: int = 10_000  # of one attempt
     attempts: int = 10  # then the message is dropped
     retry_ms: int = 2_000  # doubles
-    most_retry_ms: int = 300_000
+    max_retry_ms: int = 300_000
     queue: int = 100  # messages of one target; beyond it the oldest are dropped
 
 
@@ -112,7 +112,7 @@ class Outbox:
             queue.waiting.popleft()
             queue.dropped += 1
             return "given_up"
-        pause_ms = min(rules.retry_ms << min(failed - 1, 30), max(rules.most_retry_ms, rules.retry_ms))
+        pause_ms = min(rules.retry_ms << min(failed - 1, 30), max(rules.max_retry_ms, rules.retry_ms))
         queue.waiting[0] = replace(delivery, attempts=failed, due_at=now + pause_ms)
         return "retry"
 

@@ -94,7 +94,7 @@ class AlertTimes(msgspec.Struct, frozen=True, kw_only=True):
     """The waiting times of the machine."""
 
     resolve_after_ms: int = 15_000  # without its condition; doubles with every flap
-    most_resolve_after_ms: int = 900_000
+    max_resolve_after_ms: int = 900_000
     reopen_ms: int = 600_000  # an alert that returns sooner is the same alert, flapping
     group_wait_ms: int = 5_000
     repeat_ms: int = 14_400_000  # 0: a firing alert is reported once

@@ -80,8 +80,8 @@ class Follower:
         self._forecaster = Forecaster(directory, say=lambda text: say({"error": text}))
         self._telemetry = TelemetryStore(
             directory / TELEMETRY_NAME,
-            most_bytes=settings.telemetry_bytes,
-            most_age_ms=settings.telemetry_age_ms,
+            max_bytes=settings.telemetry_bytes,
+            max_age_ms=settings.telemetry_age_ms,
             say=lambda text: say({"error": text}),
         )
         base = self._bridge() if from_newest else self._choose_base()

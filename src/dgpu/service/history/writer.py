@@ -79,8 +79,8 @@ class HistoryWriter:
     A failed commit (a full disk) keeps the collected rows: it can be tried again.
     """
 
-    def __init__(self, path: Path, *, most_tasks: int = MAX_TASKS) -> None:
-        self._most_tasks = most_tasks
+    def __init__(self, path: Path, *, max_tasks: int = MAX_TASKS) -> None:
+        self._max_tasks = max_tasks
         self._path = path
         self._connection = open_for_writing(path)
         self._inode = path.stat().st_ino
@@ -207,9 +207,9 @@ class HistoryWriter:
         """Removes the oldest forgotten tasks and events of nodes beyond their limits, in portions. Returns the number
         removed.
         """
-        excess = self._tasks - self._most_tasks
+        excess = self._tasks - self._max_tasks
         doomed: list[int] = []
-        if excess >= min(_TRIM_SLACK, max(1, self._most_tasks // 10)):
+        if excess >= min(_TRIM_SLACK, max(1, self._max_tasks // 10)):
             doomed += self._oldest(min(excess, _TRIM_TASKS))
         if doomed:
             self._remove(doomed)

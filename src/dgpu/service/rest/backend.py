@@ -36,7 +36,7 @@ class RestOptions(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
     role: str = "master"
     heartbeat_seconds: float = 15.0
-    most_streams: int = 1_000  # followers of logs, events and the board together
+    max_streams: int = 1_000  # followers of logs, events and the board together
     pages_dir: Path | None = None  # None: the dashboard that was built into the package
     journal_dir: Path | None = None  # None: old records cannot be read again
 
@@ -108,7 +108,7 @@ class Backend:
         return result
 
     def open_stream(self) -> None:
-        if self.streams >= self.options.most_streams:
+        if self.streams >= self.options.max_streams:
             raise ProblemError(
                 Problem(
                     status=503,

@@ -51,7 +51,7 @@ class EventFeed:
         self.times_lagged = 0
 
     @property
-    def most_unread_bytes(self) -> int:
+    def max_unread_bytes(self) -> int:
         """The unread bytes of the slowest listener."""
         return max((listener.unread_bytes for listener in self._listeners), default=0)
 

@@ -127,8 +127,8 @@ class _Reasons:
         self._by_shape: dict[tuple[ShapeId, int, int], dict[str, str]] = {}
         self._by_demand: dict[Demand, Blocker | None] = {}
         self._by_holder: dict[tuple[Demand, int, int], Blocker | None] = {}
-        self._most_demands = _as_many(_MAX_NODES, len(state.nodes))
-        self._most_holders = _as_many(_MAX_KEPT_NODES, len(state.rooms.reserved))
+        self._max_demands = _as_many(_MAX_NODES, len(state.nodes))
+        self._max_holders = _as_many(_MAX_KEPT_NODES, len(state.rooms.reserved))
 
     def of(self, task: Task) -> dict[str, str]:
         if task.status is not TaskStatus.PENDING:
@@ -158,7 +158,7 @@ class _Reasons:
     def _of_demand(self, task: Task, line: Line) -> dict[str, str]:
         demand = line.demand
         if demand not in self._by_demand:
-            if len(self._by_demand) >= self._most_demands:
+            if len(self._by_demand) >= self._max_demands:
                 return self._in_short(demand)
             self._by_demand[demand] = self._of_room(demand)
         found = self._by_demand[demand]
@@ -166,7 +166,7 @@ class _Reasons:
             return _told(found)
         key = (demand, *self._about(task))
         if key not in self._by_holder:
-            if len(self._by_holder) >= self._most_holders:
+            if len(self._by_holder) >= self._max_holders:
                 return _told(_KEPT)
             blockers = room_blockers(self._state, line, task.id, self._at)
             self._by_holder[key] = blockers[0] if blockers else None

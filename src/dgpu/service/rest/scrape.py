@@ -144,7 +144,7 @@ class Scrapes:
         feed = self._backend.feed
         text.one("sse_clients", "gauge", "Listeners to the stream of events.", feed.listeners)
         about = "Unread bytes of the slowest listener."
-        text.one("sse_unread_bytes", "gauge", about, feed.most_unread_bytes)
+        text.one("sse_unread_bytes", "gauge", about, feed.max_unread_bytes)
         about = "Times a listener was too slow, or away too long, and had to read everything again."
         text.one("sse_lagged_total", "counter", about, feed.times_lagged)
         about = "Open streams of events and of logs."

@@ -101,20 +101,20 @@ def key_of(headers: Headers) -> str:
     return key
 
 
-async def read_body(headers: Headers, receive: Receive, most_bytes: int) -> bytes:
+async def read_body(headers: Headers, receive: Receive, max_bytes: int) -> bytes:
     """Refused by its announced length before a byte is read, or during the read if it announced none."""
     length = headers.get(b"content-length", b"")
-    if length.isdigit() and (len(length) > 12 or int(length) > most_bytes):
-        raise too_large(most_bytes)
+    if length.isdigit() and (len(length) > 12 or int(length) > max_bytes):
+        raise too_large(max_bytes)
     message = await receive()
     if message["type"] == "http.request" and not message.get("more_body"):
         body: bytes = message.get("body", b"")
-        if len(body) > most_bytes:
-            raise too_large(most_bytes)
+        if len(body) > max_bytes:
+            raise too_large(max_bytes)
         return body
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            return await _read_parts(message, receive, most_bytes)
+            return await _read_parts(message, receive, max_bytes)
     except TimeoutError:
         problem = Problem(
             status=408,
@@ -125,7 +125,7 @@ async def read_body(headers: Headers, receive: Receive, most_bytes: int) -> byte
         raise ProblemError(problem, {"connection": "close"}) from None
 
 
-async def _read_parts(message: Any, receive: Receive, most_bytes: int) -> bytes:
+async def _read_parts(message: Any, receive: Receive, max_bytes: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     while True:
@@ -133,19 +133,19 @@ async def _read_parts(message: Any, receive: Receive, most_bytes: int) -> bytes:
             raise ConnectionResetError("the client left before its request was complete")
         parts.append(message.get("body", b""))
         size += len(parts[-1])
-        if size > most_bytes:
-            raise too_large(most_bytes)
+        if size > max_bytes:
+            raise too_large(max_bytes)
         if not message.get("more_body"):
             return b"".join(parts)
         message = await receive()
 
 
-def too_large(most_bytes: int) -> ProblemError:
+def too_large(max_bytes: int) -> ProblemError:
     return ProblemError(
         Problem(
             status=413,
             code="body_too_large",
             title="The request is too large",
-            detail=f"The body may have at most {most_bytes:,} bytes. Send the tasks in parts.",
+            detail=f"The body may have at most {max_bytes:,} bytes. Send the tasks in parts.",
         )
     )

@@ -34,12 +34,12 @@ CREATE TABLE open (at INTEGER PRIMARY KEY, gpus BLOB NOT NULL, cluster BLOB NOT 
 """
 
 
-def open_for_writing(path: Path, *, most_bytes: int) -> sqlite3.Connection:
+def open_for_writing(path: Path, *, max_bytes: int) -> sqlite3.Connection:
     """Raises FileUnusable, or sqlite3.OperationalError if the file itself may be intact."""
-    return open_to_write(path, functools.partial(_prepare, most_bytes=most_bytes))
+    return open_to_write(path, functools.partial(_prepare, max_bytes=max_bytes))
 
 
-def _prepare(connection: sqlite3.Connection, *, most_bytes: int) -> None:
+def _prepare(connection: sqlite3.Connection, *, max_bytes: int) -> None:
     is_new = is_empty(connection, TELEMETRY_VERSION)
     if is_new:
         connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
@@ -49,7 +49,7 @@ def _prepare(connection: sqlite3.Connection, *, most_bytes: int) -> None:
     if is_new:
         make_tables(connection, SCHEMA_SQL, TELEMETRY_VERSION)
     # A last limit, in case trimming does not keep up. A larger file first shrinks by trimming.
-    connection.execute(f"PRAGMA max_page_count = {max(most_bytes // PAGE_BYTES, 1)}")
+    connection.execute(f"PRAGMA max_page_count = {max(max_bytes // PAGE_BYTES, 1)}")
     _check_layout(connection)
 
 

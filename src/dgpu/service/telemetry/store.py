@@ -18,10 +18,10 @@ _SAY_EVERY_MS = 600_000  # for the same problem
 
 
 class TelemetryStore:
-    def __init__(self, path: Path, *, most_bytes: int, most_age_ms: int, say: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, *, max_bytes: int, max_age_ms: int, say: Callable[[str], None]) -> None:
         self._path = path
-        self._most_bytes = most_bytes
-        self._most_age_ms = most_age_ms
+        self._max_bytes = max_bytes
+        self._max_age_ms = max_age_ms
         self._say = say
         self._said: tuple[str, int] = ("", 0)
         self._now = 0
@@ -80,7 +80,7 @@ class TelemetryStore:
             return self._open()
 
     def _open(self) -> TelemetryWriter:
-        writer = TelemetryWriter(self._path, most_bytes=self._most_bytes, most_age_ms=self._most_age_ms)
+        writer = TelemetryWriter(self._path, max_bytes=self._max_bytes, max_age_ms=self._max_age_ms)
         self._names = names_of(self._path)
         return writer
 

@@ -50,14 +50,14 @@ class TelemetryWriter:
         self,
         path: Path,
         *,
-        most_bytes: int = MAX_BYTES,
-        most_age_ms: int = MAX_AGE_MS,
+        max_bytes: int = MAX_BYTES,
+        max_age_ms: int = MAX_AGE_MS,
         sync_every_ms: int = SYNC_EVERY_MS,
     ) -> None:
         self._sync_every_ms = sync_every_ms
-        self._most_bytes = most_bytes
-        self._most_age_ms = most_age_ms
-        self._connection = open_for_writing(path, most_bytes=most_bytes)
+        self._max_bytes = max_bytes
+        self._max_age_ms = max_age_ms
+        self._connection = open_for_writing(path, max_bytes=max_bytes)
         self._series: dict[str, tuple[int, str]] = {
             gpu: (number, node)
             for number, gpu, node in self._connection.execute("SELECT number, gpu, node FROM series")
@@ -236,20 +236,20 @@ class TelemetryWriter:
     def _trim(self) -> Iterator[None]:
         now = self._last_at
         for tier in TIERS:
-            keep_ms = min(tier.keep_ms, self._most_age_ms)
+            keep_ms = min(tier.keep_ms, self._max_age_ms)
             while self._drop_oldest(tier, before=now - keep_ms - tier.window_ms):
                 yield
-        while self.used_bytes() > self._most_bytes * _FULL_PART:
+        while self.used_bytes() > self._max_bytes * _FULL_PART:
             if not self._shed(_ROWS_SHED):
                 break
             yield
-        gone = now - self._most_age_ms - TIERS[-1].window_ms
+        gone = now - self._max_age_ms - TIERS[-1].window_ms
         self._connection.execute("DELETE FROM series WHERE seen_at < ?", (gone,))
         self._series = {
             gpu: (number, node)
             for number, gpu, node in self._connection.execute("SELECT number, gpu, node FROM series")
         }
-        if self._file_bytes() > self._most_bytes:
+        if self._file_bytes() > self._max_bytes:
             self._connection.execute(f"PRAGMA incremental_vacuum({_ROWS_A_STEP})").fetchall()
         yield
 
