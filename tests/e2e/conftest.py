@@ -97,7 +97,7 @@ class Site:
         return line
 
     def interrupt(self):
-        """Ctrl-C; returns what `up` says when it ends."""
+        """Sends Ctrl-C; returns the last lines of `up`."""
         os.killpg(self.supervisor.pid, signal.SIGINT)
         _, err = self.supervisor.communicate(timeout=PATIENCE_SECONDS)
         code, self.supervisor = self.supervisor.returncode, None

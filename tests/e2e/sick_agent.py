@@ -1,6 +1,5 @@
-"""An agent whose simulated card falls ill when a file says so: `python sick_agent.py CONFIG FILE`.
-
-The file holds {"fault": ..., "hidden": ...}: what the driver tells about the first card, and what only a check finds.
+"""An agent whose simulated GPU fails on demand: `python sick_agent.py CONFIG FILE`. The file holds {"fault": ...,
+"hidden": ...}: the driver's report about the first GPU, and a fault that only a check finds.
 """
 
 from __future__ import annotations

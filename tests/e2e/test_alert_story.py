@@ -1,6 +1,4 @@
-"""Scheduler and agent as processes of their own: the agent is killed, somebody is told; it comes back, and so
-are they.
-"""
+"""Scheduler and agent as separate processes: a webhook reports that the agent was killed, and that it came back."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ def web():
 
 @pytest.fixture
 def cluster(site, web):
-    """Starts and kills; whatever is left at the end is ended."""
+    """Starts and kills processes; ends the remaining ones at the end."""
     processes = []
 
     def start(name, config):

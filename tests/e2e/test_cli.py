@@ -26,7 +26,7 @@ def test_submit_ps_logs_and_show_tell_one_story(running_site):
 
 
 def test_a_task_runs_in_this_directory_with_this_path_and_sees_its_gpus(running_site):
-    """So that `dgpu submit -- python train.py` runs what the shell would."""
+    """`dgpu submit -- python train.py` must run the same program as the shell."""
     directory = running_site.home / "project"
     directory.mkdir()
     tool = directory / "mytool"

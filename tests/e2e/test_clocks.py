@@ -60,7 +60,7 @@ class ClockSite(Site):
             link.close()
 
     def created(self):
-        """When a task that is submitted now is said to be created, in seconds since 1970."""
+        """The created time of a task that is submitted now, in seconds since 1970."""
         task = self.task(self.submit("--", "true"))
         return dt.datetime.fromisoformat(task["created_at"]).timestamp()
 
@@ -132,7 +132,9 @@ def test_after_a_run_with_a_wrong_clock_the_next_start_is_right_and_nothing_was_
 
 
 def test_a_suspend_counts_as_time_that_has_passed(site):
-    """Both clocks are ahead by as much after it: nothing is wrong, and a time limit that ended meanwhile has ended."""
+    """A suspend moves both clocks ahead equally: there is no error, and a time limit that ended during the suspend has
+    ended.
+    """
     site.up()
     site_time = site.created()
     limited = site.submit("--timeout", "3600", "--", "sleep", "600")

@@ -1,4 +1,4 @@
-"""The demo is the first thing anybody sees."""
+"""The demo is the first contact with dgpu."""
 
 from __future__ import annotations
 

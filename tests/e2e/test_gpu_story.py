@@ -19,7 +19,7 @@ WELL = {"fault": "", "hidden": ""}
 
 
 class Clinic:
-    """A healthy node, and a node `sick` with one card whose health the test decides."""
+    """A healthy node, and a node `sick` with one GPU whose health the test decides."""
 
     def __init__(self, **rules):
         self.site = Site()
@@ -76,7 +76,7 @@ class Clinic:
 
 @pytest.fixture
 def clinic():
-    """Patient: a card may fail its check as often as this slow test needs to look."""
+    """A GPU may fail its check as often as this slow test needs."""
     place = Clinic(MAX_QUARANTINES="1000")
     yield place
     place.close()
@@ -130,7 +130,7 @@ def test_a_card_falls_ill_its_task_goes_elsewhere_and_it_earns_its_trust_back(cl
 
 
 def test_a_fault_that_comes_again_and_again_needs_a_person(strict_clinic):
-    """The fourth time within a day it stays out, until somebody says what was done about it."""
+    """After the fourth fault within a day, the GPU stays out until an operator reports the repair."""
     strict_clinic.make(fault="fell off the bus", hidden="memory is damaged")
     strict_clinic.wait_for("quarantined")
     strict_clinic.make(hidden="memory is damaged")

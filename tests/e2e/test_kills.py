@@ -22,7 +22,7 @@ PATIENCE_SECONDS = 180
 
 
 class Submitter(threading.Thread):
-    """Submits through the SDK all the while, and remembers only what was acknowledged."""
+    """Submits through the SDK all the time, and remembers only acknowledged tasks."""
 
     def __init__(self, url, journal):
         super().__init__(daemon=True)

@@ -1,4 +1,4 @@
-"""A real Prometheus reads a real scheduler; the logs of a whole site tell what happened and give nothing away."""
+"""A real Prometheus reads a real scheduler; the logs of a whole site report the events and reveal no secret."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def ask(host, method, path, body=None, headers=None):
 
 
 class Prometheus:
-    """With the configuration that we ship; only the address, the token's file and the interval are ours."""
+    """Uses the shipped configuration; only the address, the token file and the interval differ."""
 
     def __init__(self, site):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="dgpu-prom-"))

@@ -1,4 +1,4 @@
-"""Large output: all of it while its node is there, and no doubt about what is missing when it is not."""
+"""Large output: complete while its node is connected, and with exact gaps while it is not."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Screen:
 
 
 class Missed:
-    """What was waited for in vain: no truth, and readable in the report of an assertion."""
+    """The expected text that did not appear: false as a condition, and readable in the report of an assertion."""
 
     def __init__(self, what, text):
         self.words = f"waited in vain for {what} on\n{text}"
@@ -292,7 +292,7 @@ def test_it_ends_with_its_terminal(two_nodes):
 
 @contextlib.contextmanager
 def _on_a_terminal(site):
-    """The process, and our end of its terminal, once the screen shows something."""
+    """The process and the test's end of its terminal, once the screen shows something."""
     keyboard, terminal = os.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""`dgpu up` and `dgpu down`: what they start, what they leave running, and what they find again."""
+"""`dgpu up` and `dgpu down`: processes that they start, leave running, and find again."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_second_up_says_where_the_first_one_runs(site):
 
 
 def test_of_two_in_the_background_at_once_the_second_waits_and_says_where_the_first_one_runs(site):
-    """Also the log of the first stays what it is: the second has nothing to write there."""
+    """The log of the first stays unchanged: the second must not write to it."""
     wanted = ("up", "--fake", "2xV100", "--http-port", "0", "--grpc-port", "0", "--detach")
     starting = [site.start(*wanted) for _ in range(3)]
     said = [process.communicate(timeout=PATIENCE_SECONDS) for process in starting]
@@ -88,7 +88,7 @@ def test_a_taken_port_gives_a_free_one(site):
 
 
 def test_two_that_want_the_same_ports_at_once_get_one_each(site):
-    """Who is slower must not take the other's scheduler for its own."""
+    """The slower one must not use the other's scheduler."""
     other = Site()
     try:
         with (
@@ -264,7 +264,7 @@ def test_a_start_that_fails_shows_the_end_of_the_log(site):
 
 
 def test_without_a_gpu_it_says_so_and_simulates(site):
-    """On a machine with one, it uses that one."""
+    """On a machine with a GPU, it uses that GPU."""
     line = site.up("--http-port", "0")
     gpus = site.json("gpus")["gpus"]
     assert gpus

@@ -1,7 +1,6 @@
-"""A keeper on a machine with two network mounts: `python dead_mount_keeper.py SETTINGS`.
-
-Paths with a part `net` are on a server that answers, paths with a part `dead` on one that does not: a chdir into them,
-or a look at a program there, waits for ever, as it does on a hard NFS mount.
+"""A keeper on a machine with two network mounts: `python dead_mount_keeper.py SETTINGS`. Paths with a part `net` are on
+a server that answers, paths with a part `dead` on a server that does not: a chdir into them, or a stat of a program
+there, waits forever, as on a hard NFS mount.
 """
 
 from __future__ import annotations

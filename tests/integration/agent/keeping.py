@@ -130,7 +130,7 @@ class Kept:
         return frame["pong"]
 
     def is_stalled(self) -> bool:
-        """As the keeper says when it is asked."""
+        """From the keeper's answer."""
         self.send({"ping": 1})
         self.wait_pong()
         return self.stalled

@@ -1,4 +1,4 @@
-"""A scheduler that says only what a test tells it to, over real gRPC, and remembers what it heard."""
+"""A scheduler that sends only the messages of a test, over real gRPC, and records the messages it gets."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ GPU1 = simulated_gpu_id(NodeId("n1"), 1)
 
 @contextlib.asynccontextmanager
 async def agent(directory: Path, scheduler: ScriptedScheduler, **facts: Any) -> AsyncIterator[asyncio.Event]:
-    """Ends its tasks at the end, unless the test says otherwise."""
+    """Ends its tasks at the end, unless the test changes that."""
     stop = asyncio.Event()
     facts = {"stop_tasks": True, "grace_ms": 2_000} | facts
     serving = asyncio.create_task(serve_agent(options(directory, scheduler.port, **facts), stop=stop))

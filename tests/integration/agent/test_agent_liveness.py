@@ -130,7 +130,7 @@ async def _use(tmp_path: Path, scheduler: ScriptedScheduler) -> None:
 
 
 def test_a_task_of_a_stopped_keeper_does_not_outlive_its_lease(tmp_path) -> None:
-    """The scheduler gives it to another node one margin after the end of the lease, whatever the keeper does."""
+    """The scheduler places the task on another node one margin after the end of the lease, whatever the keeper does."""
     kept = Kept(tmp_path)
     kept.spawn(1, f"echo $$ > {tmp_path}/pid; exec sleep 1000")
     kept.wait_started(1)

@@ -31,7 +31,7 @@ def kept(tmp_path) -> Iterator[Kept]:
 
 
 def hang(kept: Kept, lease: int) -> Path:
-    """Runs a task whose output goes to a pipe that is not read. Opening it takes as long as a dead disk."""
+    """Runs a task whose output goes to a pipe without a reader. Opening it takes as long as on a dead disk."""
     fifo = kept.directory / "output" / str(lease) / FIRST_FILE
     fifo.parent.mkdir()
     os.mkfifo(fifo)
@@ -105,7 +105,7 @@ def test_an_order_is_not_started_while_the_disk_hangs_and_can_be_withdrawn(kept,
 
 
 def test_with_the_scribe_the_keeper_ends_and_the_next_one_tells(tmp_path) -> None:
-    """Without it no end can be recorded, so the node starts anew."""
+    """Without the scribe no end can be recorded, so the node starts again."""
     kept = Kept(tmp_path)
     kept.spawn(1, f"echo $$ > {tmp_path}/pid; exec sleep 1000")
     task, keeper, guard = pid_in(tmp_path / "pid"), kept.pid, kept.guard_pid
@@ -118,7 +118,7 @@ def test_with_the_scribe_the_keeper_ends_and_the_next_one_tells(tmp_path) -> Non
 
 
 def test_a_log_that_hangs_does_not_keep_the_guard_from_ending_tasks(tmp_path) -> None:
-    """The guard has something to write when it stands in for a hung keeper. The tasks end first."""
+    """The guard writes to the log when it replaces a hung keeper. The tasks must end first."""
     log = tmp_path / "keeper" / "keeper.log"
     log.parent.mkdir()
     os.mkfifo(log)

@@ -1,4 +1,4 @@
-"""The lease of a process, by what it cannot forge. Real processes under a real keeper."""
+"""The lease of a process, found by marks that it cannot forge. Real processes under a real keeper."""
 
 from __future__ import annotations
 

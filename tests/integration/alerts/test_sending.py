@@ -1,4 +1,4 @@
-"""Messages that really arrive: a webhook and a mail on loopback, and what happens while nobody is there."""
+"""Messages that really arrive: a webhook and a mail on loopback, and the behaviour while the target is down."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_a_mail_really_arrives(tmp_path, post):
 
 
 def test_the_test_call_tells_of_each_target_how_it_went_and_nothing_secret(tmp_path, web, post, log):
-    """A broken webhook, a mail server that is down, and beside them those that work."""
+    """A broken webhook and a mail server that is down, beside targets that work."""
     dead, mail = closed_port(), post.port
     targets = (
         hook(web),
@@ -220,7 +220,7 @@ def test_while_a_target_is_down_nothing_grows_and_its_failure_is_said(tmp_path, 
 
 
 def test_a_restart_keeps_what_fires_who_acknowledged_it_and_what_was_not_sent(tmp_path, web):
-    """The message could not be sent before the stop; it is sent after it, once, and nothing is told twice."""
+    """The message could not be sent before the stop. It is sent once after it, and no message is repeated."""
     gone = closed_port()
     unreachable = Target(name="ops", kind="webhook", url=f"http://127.0.0.1:{gone}/")
     disk = MemoryDisk()
@@ -252,7 +252,7 @@ def test_a_damaged_file_is_set_aside_and_said(tmp_path, content, log):
 
 
 def test_what_apprise_logs_stays_out_of_our_logs(tmp_path):
-    """It may speak of addresses and passwords. A listener of our own: pytest's hears also what goes nowhere."""
+    """Apprise may log addresses and passwords. The test has its own listener: pytest's also gets dropped lines."""
     url = f"mailto://user:Passw0rt@127.0.0.1:{closed_port()}?from=a@x.org&to=b@y.org&mode=insecure"
     heard = []
     listening = logging.Handler()

@@ -117,7 +117,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def ended(call: Any) -> tuple[grpc.StatusCode, str]:
-    """What the call ended with, after all that was sent on it."""
+    """The status of the call, after all sent messages."""
     try:
         while await call.read() is not grpc.aio.EOF:
             pass
@@ -465,7 +465,7 @@ async def test_what_the_store_left_out_is_fetched_from_the_node_in_its_place(ser
 async def test_a_node_that_does_not_answer_is_named(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cut output without a word would pass for all of it."""
+    """Truncated output without a note would look complete."""
     monkeypatch.setattr(streams, "ANSWER_S", 0.05)
     _agent, task_id, _lease = await running_task(service)
     await output_stream(service)

@@ -1,4 +1,4 @@
-"""Appends small groups until the journal breaks, and says how; or as many as asked."""
+"""Appends small groups until the journal breaks, and prints the error; or appends the given number."""
 
 import itertools
 import sys

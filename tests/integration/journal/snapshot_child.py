@@ -1,4 +1,4 @@
-"""Writes snapshots as fast as it can, until it is killed or has written as many as asked. Says each that is done."""
+"""Writes snapshots as fast as it can, until it is killed or has written the given number. Prints each finished one."""
 
 import itertools
 import sys

@@ -228,7 +228,7 @@ def test_after_a_failed_fdatasync_a_restart_writes_the_group_again_before_it_cou
 
 
 def run_until_killed(script: str, directory: Path, library: Path, kill_at: int) -> tuple[bool, list[str]]:
-    """Whether it was killed, and what it said before."""
+    """Whether it was killed, and its output before."""
     environment = {**os.environ, "LD_PRELOAD": str(library), "KILL_AT": str(kill_at)}
     run = subprocess.run(
         [sys.executable, HERE / script, directory, "3"],
@@ -257,7 +257,7 @@ def test_killed_before_any_call_of_a_snapshot_there_is_a_sound_one(tmp_path, fai
 
 @pytest.mark.slow
 def test_killed_before_any_call_of_the_journal_nothing_acknowledged_is_lost(tmp_path, failing_calls) -> None:
-    """From an empty directory on: making segments, appending, cutting what the kill before left behind."""
+    """From an empty directory on: creating segments, appending, truncating leftovers of the previous kill."""
     acknowledged = 0
     for kill_at in range(1, 60):
         _, lines = run_until_killed("append_child.py", tmp_path, failing_calls, kill_at)

@@ -1,4 +1,4 @@
-"""The follower is asked: it answers from all that was committed, and foretells starts by itself."""
+"""Questions to the follower: it answers from all committed groups, and forecasts starts by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real executable named nvidia-smi stands in PATH and prints what the tool is known to print."""
+"""A real executable named nvidia-smi in PATH prints recorded output of the real tool."""
 
 from __future__ import annotations
 

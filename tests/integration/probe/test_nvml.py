@@ -97,7 +97,7 @@ def test_a_lost_card_that_returns_is_healthy_again(nvml: Nvml) -> None:
 
 
 def test_a_card_that_disappears_is_first_lost_and_then_not_listed(nvml: Nvml) -> None:
-    """Until NVML starts anew it remembers the card; the next look starts it anew."""
+    """NVML remembers the GPU until it is restarted; the next probe restarts it."""
     nvml.ok("open")
     nvml.ok("list")
     nvml.world(Card("GPU-b"))

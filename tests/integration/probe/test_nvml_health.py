@@ -1,4 +1,4 @@
-"""Xids, memory errors and heat, as the NVML of the tests tells them."""
+"""Xids, memory errors and heat, as reported by the NVML of the tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def probing(nvml: Nvml) -> Nvml:
 
 
 def test_an_xid_of_the_hardware_is_a_fault_until_the_card_is_checked(probing: Nvml) -> None:
-    """A heartbeat may be lost: the word of it must still be there in the next one."""
+    """A heartbeat may be lost: the next one must still contain the fault."""
     probing.world(A, more="xid GPU-a|1|79")
     for _ in range(3):
         ((fault, cause),) = faults(probing)

@@ -1,4 +1,4 @@
-"""The memory check against a CUDA library of our own."""
+"""The memory check against the CUDA library of the tests."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_a_body_in_an_unknown_encoding_is_refused(world, path, encoding) -> None
 def test_a_method_that_a_call_does_not_have_is_told_whatever_the_body_is(
     world, method, path, allowed
 ) -> None:
-    """Who is told to send JSON would do so, only to hear that it was in vain."""
+    """A client that is asked for JSON would send it, only to get another refusal."""
     reply = world.ask(method, path, raw=b"a=b", headers={"Content-Type": "application/x-www-form-urlencoded"})
     assert (reply.status, reply.body["code"]) == (405, "method_not_allowed")
     assert allowed in reply.headers["allow"]

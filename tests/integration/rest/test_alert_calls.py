@@ -1,4 +1,4 @@
-"""The calls on alerts: what people see, say and are refused."""
+"""The calls on alerts: lists, changes and refusals."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def kept_after_a_restart(world):
 
 @pytest.fixture
 def quiet(tmp_path):
-    """Looks are made by hand, so that nobody else writes."""
+    """Checks are made by the test, so that no other code writes."""
     with RestWorld(tmp_path, alerts=SELDOM) as running:
         for name in ("n1", "n2"):
             running.add_node(name)
@@ -111,7 +111,7 @@ def quiet(tmp_path):
 
 
 def test_what_a_full_disk_cannot_keep_is_refused_and_not_done(quiet):
-    """A silence that a restart would forget lets the alarm ring at night for somebody who trusted in it."""
+    """A silence that a restart would lose lets the alarm ring at night, although a user relied on the silence."""
     made = quiet.ask(
         "POST", f"{ROOT}/silences", {"rule": "agent_offline", "subject": "n1", "seconds": 60}
     ).body
@@ -145,7 +145,7 @@ def test_a_disk_that_fails_otherwise_is_told_with_its_words(world):
 
 
 def test_only_silences_that_hold_are_listed_unless_all_are_asked_for(tmp_path):
-    """Also before the next look, which is when the machine ends them."""
+    """Also before the next check, in which the machine ends them."""
     with RestWorld(tmp_path, alerts=SELDOM) as world:
         world.ask("POST", f"{ROOT}/silences", {"rule": "*", "seconds": 600})
         world.ask("POST", f"{ROOT}/silences", {"rule": "gpu_error", "seconds": 1})

@@ -192,7 +192,7 @@ def test_endless_headers_are_cut_off(world) -> None:
 
 
 def test_trailers_do_not_become_headers(world) -> None:
-    """A header behind the body comes after every check of the headers: it must not take part in the request."""
+    """A trailer comes after all checks of the headers, so it must not affect the request."""
     body = b'{"command":"x"}'
     with socket.create_connection(("127.0.0.1", world.port), timeout=30) as client:
         head = b"POST /api/v1/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

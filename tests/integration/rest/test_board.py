@@ -1,4 +1,4 @@
-"""What dashboards are fed with: one picture, then what changed, the same bytes for everybody."""
+"""The data of dashboards: one picture, then the changes, the same bytes for all clients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SECONDS = 20
 
 
 class Browser:
-    """A dashboard: applies what it is told to the picture it has."""
+    """A dashboard: applies the events to its picture."""
 
     def __init__(self, world: RestWorld, *, encoding: str = "") -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", world.port, timeout=SECONDS)
@@ -89,7 +89,7 @@ class Browser:
 
 
 def check_snapshot(told: dict[str, Any]) -> None:
-    """The pages are checked against types that are made from these structs: what is told must be of them."""
+    """The pages are checked against types generated from these structs, so the stream must match the structs."""
     msgspec.convert(told, BoardSnapshot)
     assert set(told) == set(BoardSnapshot.__struct_fields__)
     assert set(told["counts"]) == set(BoardCounts.__struct_fields__)
@@ -196,7 +196,7 @@ def test_a_dashboard_that_only_follows_deltas_sees_what_a_fresh_one_sees(world) 
 
 
 def test_deltas_come_to_the_same_as_the_list_of_gpus(world) -> None:
-    """The list is worked out anew each time, by other code."""
+    """Other code computes the list again each time."""
     world.add_node("n1", 3)
     with browser(world) as watching:
         watching.next()
@@ -358,7 +358,7 @@ def test_a_query_that_is_not_known_is_refused_as_elsewhere(world, path) -> None:
 
 
 def read_until(sock: socket.socket, words: bytes, told: bytes) -> bytes:
-    """What was told from these words on."""
+    """The stream from these words on."""
     deadline = time.monotonic() + SECONDS
     while words not in told:
         assert time.monotonic() < deadline

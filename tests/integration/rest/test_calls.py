@@ -104,7 +104,7 @@ def test_the_queue_is_in_order_of_priority_and_age(world) -> None:
 
 
 def test_the_queue_tells_tasks_without_a_name_apart(world) -> None:
-    """A list of bare ids tells nobody which of them is theirs."""
+    """In a list of bare ids, users cannot find their own tasks."""
     world.submit(command=["python", "train it.py"])
     world.submit(command=None, allocation=True)
     world.submit(command="echo $DGPU_ARRAY_INDEX", array="3-4", nodes=2)
@@ -277,7 +277,7 @@ def test_a_client_repeats_a_submit_until_there_is_room_for_its_key_and_gives_up_
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])
 def test_probes_do_not_wait_for_the_history(world, path: str) -> None:
-    """A long list or report holds the history. A probe that waits for it looks like a dead scheduler."""
+    """A long list or report blocks the history. A probe that waits for it looks like a dead scheduler."""
     with world.history._lock:
         assert world.ask("GET", path).status == 200
 

@@ -1,4 +1,4 @@
-"""What we ship for Prometheus and Grafana asks only for what /metrics really tells."""
+"""The shipped files for Prometheus and Grafana use only metrics that /metrics really has."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def board_expressions() -> list[str]:
 
 
 def names_in(expression: str) -> set[str]:
-    """The metrics of an expression: what is left without selectors, ranges, groupings, functions and numbers."""
+    """The metrics of an expression: the names left without selectors, ranges, groupings, functions and numbers."""
     bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]", " ", expression)
     bare = re.sub(r"\b(by|on|without|ignoring)\s*\([^)]*\)", " ", bare)
     found = re.findall(r"(?<![\w.])([a-zA-Z_:][\w:]*)\b(?!\s*\()", bare)
@@ -117,7 +117,7 @@ def test_promtool_finds_nothing_wrong(tmp_path: Path, arguments: tuple[str, ...]
 
 @needs_promtool
 def test_prometheus_own_check_takes_our_text(tmp_path: Path) -> None:
-    """It also has opinions on names; those that the contract fixed are not to be discussed."""
+    """The tool also criticizes names; those fixed by the contract are exempt."""
     with RestWorld(tmp_path) as world:
         world.add_node("n1", gpus=2)
         world.submit()

@@ -66,7 +66,7 @@ def small(tmp_path) -> Iterator[RestWorld]:
 
 @contextlib.contextmanager
 def flood(port: int, number: int, sent: str = "") -> Iterator[subprocess.Popen[str]]:
-    """Connections of another user, who has no token."""
+    """Connections of another user without a token."""
     command = [sys.executable, "-c", FLOOD, str(port), str(number), sent]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -256,7 +256,7 @@ def test_a_stream_whose_reader_rests_is_not_given_up_so_soon(pages, monkeypatch)
 
 
 def test_a_large_read_waits_for_its_turn_and_a_small_one_does_not(pages) -> None:
-    """The turn is taken: nobody else's large page is made, everything else is answered."""
+    """While the turn is taken, no other large page is built, but all other requests are answered."""
     asking = []
 
     async def take_turn():

@@ -1,4 +1,4 @@
-"""What was, over REST and through the SDK: charts, usage, timeline, a node's events; and every way to ask wrongly."""
+"""The past over REST and through the SDK: charts, usage, timeline, events of a node; and every kind of bad request."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def test_a_report_says_when_the_history_is_behind(cluster):
 
 
 def test_a_report_waits_for_nothing(cluster, monkeypatch):
-    """Whatever the history lacks is named; a second look would be a wait."""
+    """The report names what the history lacks; a second read would be a wait."""
     cluster.pause_history()
     cluster.submit(gpu_count=1)
     looks = []

@@ -71,7 +71,7 @@ def test_what_left_the_memory_is_listed_from_the_history(forgetful) -> None:
 
 
 def test_nothing_is_missing_or_twice_while_the_history_lags(forgetful) -> None:
-    """The history has the tasks' ends, and has not yet heard that they left the memory."""
+    """The history has the ends of the tasks, but not yet the groups in which they left the memory."""
     forgetful.ask("POST", "/api/v1/tasks/batch", {"task": {"command": "x"}, "count": 40})
     forgetful.ask("POST", "/api/v1/tasks/cancel", {"task_ids": [str(i) for i in range(1, 41, 2)]})
     forgetful.pause_history()

@@ -1,4 +1,4 @@
-"""What Prometheus reads: every promised name, text that Prometheus' own parser takes, numbers that are true."""
+"""The metrics for Prometheus: every promised name, text that Prometheus' own parser accepts, correct numbers."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_a_label_may_hold_anything(world: RestWorld, model: str) -> None:
 
 
 def test_tenants_are_bounded(tmp_path: Path) -> None:
-    """A label for each of ten thousand tenants would break whoever stores them."""
+    """A label for each of ten thousand tenants would overload any metrics store."""
     number = MAX_TENANTS + 30
     with RestWorld(tmp_path, settings=Settings(creates_tenants=True)) as world:
         world.add_node("n1", gpus=1)

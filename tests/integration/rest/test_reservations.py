@@ -1,4 +1,4 @@
-"""Reservations over HTTP: in the queue, in `show`, in `why`, and who waits because of them."""
+"""Reservations over HTTP: in the queue, in `show`, in `why`, and the tasks that wait because of them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What /openapi.json promises is what the service does: schemathesis sends what the description allows and what it
-forbids.
-"""
+"""The service does what /openapi.json promises: schemathesis sends allowed and forbidden requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The SDK against the real service, and against one whose answers get lost."""
+"""The SDK against the real service, and against a service whose answers get lost."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_the_async_client_does_the_same(world) -> None:
 
 
 def test_a_token_is_sent(world) -> None:
-    """Root needs none; that it arrives is seen in the one place that looks at it."""
+    """Root needs no token; the only code that reads it shows that it arrives."""
     seen: list[bytes | None] = []
     real = world.access.refuse
     world.access.refuse = lambda method, path, headers, peer: (

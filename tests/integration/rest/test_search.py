@@ -1,4 +1,4 @@
-"""Finding tasks by words, node and GPU, from both ends, among those in memory and those forgotten."""
+"""Search for tasks by words, node and GPU, from both ends, in memory and among forgotten tasks."""
 
 from __future__ import annotations
 

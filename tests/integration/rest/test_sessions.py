@@ -1,4 +1,6 @@
-"""How a browser of somebody else gets in: an address that works once, then a cookie, and only from our own pages."""
+"""How the browser of another user gets access: a one-time address, then a cookie, and only from the dashboard's own
+pages.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ BEARER = {"Authorization": f"Bearer {TOKEN}"}
 
 @pytest.fixture
 def world(tmp_path):
-    """Nobody is known by uid: every browser is a stranger's."""
+    """No uid is known: every browser belongs to an unknown user."""
     with RestWorld(tmp_path) as running:
         running.access._trusted = frozenset()
         yield running

@@ -19,7 +19,7 @@ from rest_world import RestWorld
 
 
 class AgentOutput:
-    """An agent's output stream, told by the test what its tasks have written."""
+    """The output stream of an agent; the test decides the output of its tasks."""
 
     def __init__(self, world: RestWorld, node: str = "n1") -> None:
         self._world = world
@@ -151,7 +151,7 @@ def test_an_ended_task_wrote_nothing_if_its_node_says_so(world) -> None:
 
 
 def test_nothing_found_is_told_as_nothing_written_only_where_that_is_known(world) -> None:
-    """After a restart the scheduler cannot ask for an ended attempt any more: its node sends what it has."""
+    """After a restart the scheduler cannot ask for an ended attempt any more: its node sends the output by itself."""
     silent_task(world)
     world.output._places = Recent(2)  # a restart forgets them
 

@@ -1,4 +1,4 @@
-"""Why, when and what if, over HTTP."""
+"""The calls why and what-if, over HTTP."""
 
 from __future__ import annotations
 

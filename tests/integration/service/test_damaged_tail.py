@@ -125,7 +125,7 @@ def test_a_zeroed_tail_is_refused_by_name_and_may_be_accepted(site: Site, size: 
 
 
 def test_groups_that_the_history_never_saw_are_missed_all_the_same(site: Site) -> None:
-    """The history lags. The mark is written with each group, and a killed process leaves it behind whole."""
+    """The history lags. The mark is written with each group, and a killed process leaves it intact."""
     site.start()
     first = site.submit("first")
     last = site.submit("last")

@@ -48,7 +48,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[], Served]]:
 
 
 def submit(served: Served, count: int = 10) -> set[str]:
-    """What was acknowledged; a refusal is told by name."""
+    """The acknowledged task; a refusal is returned by its code."""
     status, answer = served.try_to_ask(
         "/api/v1/tasks/batch", {"task": {"command": "x" * 900, "held": True}, "count": count}
     )
@@ -188,7 +188,7 @@ def test_a_follower_that_cannot_start_is_reported_and_submits_wait_for_it(
 def test_a_damaged_segment_under_a_running_scheduler_is_replaced_by_a_snapshot_of_its_memory(
     start: Callable[[], Served], tmp_path: Path
 ) -> None:
-    """The follower cannot read it, and no restart could: the scheduler still knows everything."""
+    """Neither the follower nor a restart could read it, but the scheduler still has everything in memory."""
     state = tmp_path / "state"
     served = start()
     known = submit(served)

@@ -138,7 +138,7 @@ def test_a_history_that_is_damaged_while_running_is_made_again_and_reports_come_
 def test_values_of_the_environment_are_in_journal_and_snapshots_only_and_those_are_private(
     start: Callable[[], Served], tmp_path: Path
 ) -> None:
-    """docs/operations.md says where secrets are; this is what it relies on."""
+    """docs/operations.md says where secrets are; this test checks it."""
     served = start()
     task = {"command": "true", "env": {"API_KEY": "Geheim-4711"}}
     task_id = served.ask("/api/v1/tasks", task)["task_id"]

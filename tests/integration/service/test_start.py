@@ -1,4 +1,4 @@
-"""What a start imports. Time is not measured here: a module that is not imported costs none, on any machine."""
+"""The modules that a start imports. Time is not measured: a module that is not imported costs none, on any machine."""
 
 from __future__ import annotations
 
