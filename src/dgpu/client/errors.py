@@ -1,4 +1,4 @@
-# ruff: noqa: N818 - named for what happened
+# ruff: noqa: N818 - the name states the failure
 """Errors between a program and the scheduler.
 
 DgpuError

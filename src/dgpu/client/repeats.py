@@ -36,4 +36,4 @@ def pauses(retries: int) -> Iterator[float]:
     """Doubling, with jitter: clients that lost the same server do not return at the same time."""
     for attempt in range(retries):
         longest = min(LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(attempt, 10))
-        yield longest * random.uniform(0.5, 1.0)  # noqa: S311 - jitter is no secret
+        yield longest * random.uniform(0.5, 1.0)  # noqa: S311 - jitter needs no secure source

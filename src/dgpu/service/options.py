@@ -38,7 +38,7 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     accept_lost_tail: bool = False  # set by an operator, for this start
 
 
-class OptionsRefused(ValueError):  # noqa: N818 - it says what happened
+class OptionsRefused(ValueError):  # noqa: N818 - the name states the failure
     """The service does not start with these options; the text names the required change."""
 
 

@@ -14,7 +14,7 @@ from dgpu.journal.durable import PRIVATE_FILE
 SUFFIXES = ("", "-wal", "-shm", "-journal")
 
 
-class FileUnusable(Exception):  # noqa: N818 - it names the thing
+class FileUnusable(Exception):  # noqa: N818 - the name states the failure
     """The file is damaged or of another version. A new one must replace it."""
 
 

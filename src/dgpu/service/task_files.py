@@ -25,7 +25,7 @@ MAX_TRANSFERS = 16  # open files of one node
 Send = Callable[[pb.FromSchedulerFiles], None]
 
 
-class FilesUnavailable(Exception):  # noqa: N818 - it names what the files are
+class FilesUnavailable(Exception):  # noqa: N818 - the name states the failure
     """`code`: a code of the agent, or node_unreachable, node_busy, node_silent, changed."""
 
     def __init__(self, code: str, detail: str) -> None:

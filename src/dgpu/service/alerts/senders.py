@@ -28,7 +28,7 @@ _USER_AGENT = "dgpu-alerts"
 logging.getLogger("apprise").propagate = False
 
 
-class SendFailed(Exception):  # noqa: N818 - it says what happened
+class SendFailed(Exception):  # noqa: N818 - the name states the failure
     """The text is safe for logs and responses."""
 
 
@@ -121,7 +121,7 @@ def send_by_apprise(target: Target, message: Message) -> str:
             sent = service is not None and service.notify(
                 body=mail_text(message), title=mail_title(message), notify_type=kind
             )
-        except Exception as error:  # noqa: BLE001 - some ninety plugins, whatever they raise
+        except Exception as error:  # noqa: BLE001 - about ninety plugins may raise anything
             raise SendFailed(target.without_secrets(_words(error))) from None
     if not sent:
         raise SendFailed(target.without_secrets(_complaint(records)))
@@ -178,7 +178,7 @@ async def _in_thread(work: Callable[[], str]) -> str:
     def run() -> None:
         try:
             result, error = work(), None
-        except BaseException as failed:  # noqa: BLE001 - it belongs to the one who waits
+        except BaseException as failed:  # noqa: BLE001 - the waiting caller gets it
             result, error = "", failed
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, error)

@@ -46,7 +46,7 @@ class Tested(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-class NotKept(Exception):  # noqa: N818 - it says what happened
+class NotKept(Exception):  # noqa: N818 - the name states the failure
     """The requested change could not be stored, so it was not made."""
 
     def __init__(self, error: OSError) -> None:
@@ -271,7 +271,7 @@ class AlertWatch:
             outcome = self._outbox.on_failed(delivery, str(failed), self._runtime.now_ms())
             name = "alert_message_dropped" if outcome == "given_up" else "alert_message_failed"
             _log.warning(name, **told, attempt=delivery.attempts + 1, error=str(failed))
-        except Exception:  # noqa: BLE001 - a bug of ours counts as a failed attempt
+        except Exception:  # noqa: BLE001 - a bug counts as a failed attempt
             _log.exception("alert_sender_failed", **told)
             self._outbox.on_failed(delivery, "an error in the scheduler itself", self._runtime.now_ms())
         else:

@@ -189,7 +189,7 @@ class Board:
                 else:
                     await self._wait_for_somebody()
                     await self._runtime.read(self._note_point)
-            except Exception:  # noqa: BLE001 - a dashboard's fault must not end the dashboards
+            except Exception:  # noqa: BLE001 - a bug in one beat must not end the dashboards
                 _log.exception("board_failed")
                 await asyncio.sleep(STEP_MS / 1_000)
 

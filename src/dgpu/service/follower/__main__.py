@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-class _HistoryToRemake(Exception):  # noqa: N818 - it says what is to be done
+class _HistoryToRemake(Exception):  # noqa: N818 - the name states the failure
     """The scheduler found damage in the history. Rebuilding it needs a new start of this process."""
 
 

@@ -163,7 +163,7 @@ class Follower:
             return
         try:
             told = answer(self._state, question, ask.at, self._index)
-        except Exception as error:  # noqa: BLE001 - whoever asked must hear of it; the follower goes on
+        except Exception as error:  # noqa: BLE001 - the question gets the error; the follower continues
             self._say({"answer": {"id": ask.id, "error": f"{type(error).__name__}: {error}"}})
             return
         self._say({"answer": {"id": ask.id, "json": told}})

@@ -108,7 +108,7 @@ class Forecaster:
             self._connection.close()
             self._connection = None
 
-    # leaves
+    # Leaves
 
     def _settle(self, predictions: Iterable[Prediction], at: int) -> None:
         """Scores started tasks and stores new predictions, in one transaction."""

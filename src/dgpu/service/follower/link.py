@@ -35,11 +35,11 @@ _MAX_UNWRITTEN_BYTES = 8 << 20  # beyond it, batches for a follower that does no
 _log = structlog.get_logger("dgpu.follower")
 
 
-class FollowerAway(Exception):  # noqa: N818 - it says what is
+class FollowerAway(Exception):  # noqa: N818 - the name states the failure
     """The follower is starting, has too many questions, or took too long."""
 
 
-class AnswerFailed(RuntimeError):  # noqa: N818 - it says what happened
+class AnswerFailed(RuntimeError):  # noqa: N818 - the name states the failure
     """The answer hit a bug."""
 
 
@@ -229,7 +229,7 @@ class FollowerLink:
             return
         try:
             await self._rescue()
-        except Exception as error:  # noqa: BLE001 - it is tried again after the next death
+        except Exception as error:  # noqa: BLE001 - retried after the next end of the follower
             _log.error("rescue_snapshot_failed", error=f"{type(error).__name__}: {error}")
         else:
             self._rescued = True

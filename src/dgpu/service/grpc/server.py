@@ -217,7 +217,7 @@ async def _read(context: _Context, link: Link[Any], on_message: Callable[[Any], 
                     return
                 on_message(message)
         link.cut()
-    except Exception:  # noqa: BLE001 - a bug met by one agent's message ends that agent's stream alone
+    except Exception:  # noqa: BLE001 - a bug in one agent's message ends only that agent's stream
         _log.exception("agent_message_failed")
         link.hang_up("the scheduler hit a bug", fault=False)
 

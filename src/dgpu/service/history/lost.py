@@ -53,16 +53,16 @@ def lost_of(path: Path, *, after_index: int, next_task_id: int) -> Lost:
     is_lost = "submitted_index > ?1 OR (?2 > 0 AND id >= ?2)"
     bounds = (after_index, next_task_id)
     changed = (
-        "SELECT DISTINCT task_id FROM task_events WHERE journal_index > ?1 "  # noqa: S608 - words of ours
+        "SELECT DISTINCT task_id FROM task_events WHERE journal_index > ?1 "  # noqa: S608 - constant text
         f"AND task_id NOT IN (SELECT id FROM tasks WHERE {is_lost})"
     )
     with contextlib.suppress(sqlite3.Error), contextlib.closing(open_to_read(path)) as connection:
 
         def ids(query: str) -> tuple[tuple[int, ...], int]:
-            (total,) = connection.execute(f"SELECT count(*) FROM ({query})", bounds).fetchone()  # noqa: S608 - ours
+            (total,) = connection.execute(f"SELECT count(*) FROM ({query})", bounds).fetchone()  # noqa: S608 - constant text
             return tuple(row[0] for row in connection.execute(f"{query} LIMIT {_MAX_NAMED}", bounds)), total
 
-        tasks, total = ids(f"SELECT id FROM tasks WHERE {is_lost}")  # noqa: S608 - words of ours
+        tasks, total = ids(f"SELECT id FROM tasks WHERE {is_lost}")  # noqa: S608 - constant text
         again, changed_total = ids(changed)
         return Lost(tasks=tasks, total=total, changed=again, changed_total=changed_total)
     return Lost()

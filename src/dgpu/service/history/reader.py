@@ -120,7 +120,7 @@ class ForgottenPage(msgspec.Struct, frozen=True, kw_only=True):
     index: int
 
 
-class HistoryDamaged(Exception):  # noqa: N818 - it says what the file is
+class HistoryDamaged(Exception):  # noqa: N818 - the name states the failure
     """Nothing is lost: the journal has everything, and the follower rebuilds the file."""
 
 
@@ -171,7 +171,7 @@ class History:
             where, values = [*where, "id < ?"], [*values, before_id]
         if above_id:
             where, values = [*where, "id > ?"], [*values, above_id]
-        query = f"SELECT * FROM tasks {all_of(where)} ORDER BY id DESC LIMIT ?"  # noqa: S608 - words of ours
+        query = f"SELECT * FROM tasks {all_of(where)} ORDER BY id DESC LIMIT ?"  # noqa: S608 - constant text
         return [_task(row) for row in self._rows(query, (*values, limit))]
 
     def forgotten_page(
@@ -209,7 +209,7 @@ class History:
         if edge is not None:
             where, values = [*where, "id > ?" if oldest else "id < ?"], [*values, edge]
         order = "ASC" if oldest else "DESC"
-        looked_at = f"SELECT * FROM tasks {all_of(where)} ORDER BY id {order} LIMIT {most}"  # noqa: S608 - words of ours
+        looked_at = f"SELECT * FROM tasks {all_of(where)} ORDER BY id {order} LIMIT {most}"  # noqa: S608 - constant text
         found, wanted = search_where(search)
         query = f"SELECT * FROM ({looked_at}) {all_of(found)} ORDER BY id {order} LIMIT ?"  # noqa: S608 - the same
         rows = self._rows(query, (*values, *wanted, min(limit, MAX_ROWS)))
@@ -273,7 +273,7 @@ class History:
     def _kinds(self, filters: TaskFilters) -> list[sqlite3.Row] | None:
         """Kinds of forgotten tasks that match the filters, with their numbers. None: an old file has no counters."""
         where, values = where_of(filters, live=True)
-        query = f"SELECT * FROM task_counts {all_of([*where, 'number > 0'])}"  # noqa: S608 - words of ours
+        query = f"SELECT * FROM task_counts {all_of([*where, 'number > 0'])}"  # noqa: S608 - constant text
         with self._reading() as connection:
             if connection is None:
                 return []

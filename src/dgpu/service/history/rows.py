@@ -41,7 +41,7 @@ def insert_into(table: str, columns: Iterable[str]) -> str:
 
 
 def _update(columns: Iterable[str]) -> str:
-    return f"UPDATE tasks SET {', '.join(f'{name} = ?' for name in columns)} WHERE id = ?"  # noqa: S608 - words of ours
+    return f"UPDATE tasks SET {', '.join(f'{name} = ?' for name in columns)} WHERE id = ?"  # noqa: S608 - constant text
 
 
 INSERT_TASK = insert_into("tasks", (*_FIXED, *_CHANGING))

@@ -41,7 +41,7 @@ SELECT {{keys}},
     total(CASE WHEN {_STARTS} THEN (a.placed_at - t.created_at) * 1.0 / t.nodes END) AS wait_ms,
     max(CASE WHEN {_STARTS} THEN a.placed_at - t.created_at END) AS wait_max_ms
 FROM attempts a JOIN tasks t ON t.id = a.task_id WHERE {_OVERLAPS} GROUP BY {{places}}
-"""  # noqa: S608 - words of ours
+"""  # noqa: S608 - constant text
 _FINISHED_SQL = """
 SELECT {keys}, t.status AS status, count(*) AS number FROM tasks t
 WHERE t.finished_at > 0 AND t.finished_at >= :since AND t.finished_at < :until GROUP BY {places}, t.status
@@ -52,7 +52,7 @@ SELECT a.*, t.name, t.tenant, t.pool, t.priority, t.status, t.attempt AS last_at
 FROM attempts a JOIN tasks t ON t.id = a.task_id
 WHERE {_OVERLAPS} AND a.gpu_ids != '[]' {{also}}
 ORDER BY {_WITHIN} DESC, a.lease_id LIMIT :most
-"""  # noqa: S608 - words of ours
+"""  # noqa: S608 - constant text
 _WAITS_SQL = """
 SELECT (a.placed_at - :since) / :step AS bucket, total(1.0 / t.nodes) AS started,
     total((a.placed_at - t.created_at) * 1.0 / t.nodes) AS wait_ms, max(a.placed_at - t.created_at) AS wait_max_ms

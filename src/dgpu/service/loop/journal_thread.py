@@ -94,7 +94,7 @@ class JournalThread:
                 else:
                     self._loop.call_soon_threadsafe(self._on_sighting, self._journal.look())
                 self._asked[item] = time.monotonic()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, nothing may be acknowledged any more
+        except BaseException as error:  # noqa: BLE001 - after any error, nothing may be acknowledged
             end_process(f"the journal cannot be written: {error}")
 
     def _append(self, group: Append) -> None:

@@ -72,7 +72,7 @@ _REPAIRED_S = 600.0  # how long an alert reports a repair
 _log = structlog.get_logger("dgpu.scheduler")
 
 
-class CommandFailed(RuntimeError):  # noqa: N818 - it says what happened
+class CommandFailed(RuntimeError):  # noqa: N818 - the name states the failure
     """The decision of a command hit a bug. The command had no effect."""
 
 
@@ -252,7 +252,7 @@ class Runtime:
             if not future.done():
                 try:
                     future.set_result(look(self._scheduler.state))
-                except Exception as error:  # noqa: BLE001 - it belongs to the one who asked
+                except Exception as error:  # noqa: BLE001 - the caller gets it
                     future.set_exception(error)
 
         self._reads[request_id] = run
@@ -431,7 +431,7 @@ class Runtime:
         for callback in tuple(self._subscribers):
             try:
                 callback(output.group)
-            except Exception:  # noqa: BLE001 - one subscriber's bug is not the others'
+            except Exception:  # noqa: BLE001 - a bug of one subscriber must not affect the others
                 _log.exception("subscriber_failed", index=output.group.index)
 
     def _contradicted(self, output: Contradicted) -> None:

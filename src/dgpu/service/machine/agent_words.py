@@ -64,7 +64,7 @@ def is_reason_of_node(reason: str) -> bool:
     return reason.startswith(_SAYS_THE_NODE)
 
 
-class Malformed(Exception):  # noqa: N818 - it names what the message is
+class Malformed(Exception):  # noqa: N818 - the name states the failure
     """The message breaks the protocol. The text describes the fault for the agent's log."""
 
 

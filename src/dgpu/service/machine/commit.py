@@ -229,7 +229,7 @@ class _Decided:
             if isinstance(events, Rejection) or not events:
                 return events
             encoded = encode_group(events)
-        except Exception as error:  # noqa: BLE001 - any bug in deciding must not take the neighbours along
+        except Exception as error:  # noqa: BLE001 - a bug in one decision must not affect other commands
             return Failed(error=f"{type(command).__name__}: {type(error).__name__}: {error}")
         for event in events:
             apply(self._state, event)

@@ -199,7 +199,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self.cycle.response_complete:  # answered before the body was complete
             self.loop.call_soon(self._go_on)
 
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - ours says it as a problem
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - this server sends a problem instead
         self._end_with(_NOT_HTTP)
 
     # Answers

@@ -24,7 +24,7 @@ _PATIENCE_S = 30.0  # time for a node to come back while its task is followed
 _MAX_LINE_BYTES = 64 << 10  # after a gap: a longer line is truncated
 
 
-class OutputUnavailable(Exception):  # noqa: N818 - it names what the output is
+class OutputUnavailable(Exception):  # noqa: N818 - the name states the failure
     """The text gives the reason, for display."""
 
 

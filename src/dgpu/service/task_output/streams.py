@@ -200,7 +200,7 @@ class OutputStreams:
         ok = True
         try:
             await loop.run_in_executor(self._disk, self._store.append, output.parts, self._runtime.now_ms())
-        except Exception as error:  # noqa: BLE001 - a full disk here must not hurt the scheduler
+        except Exception as error:  # noqa: BLE001 - a full disk must not affect the scheduler
             # No agent gets Stored: agents keep the bytes and send them again.
             _log.warning("output_not_stored", parts=len(output.parts), error=str(error))
             ok = False
@@ -217,7 +217,7 @@ class OutputStreams:
         if found.holder is None and self._past_holder is not None:
             try:
                 found = await asyncio.to_thread(self._past_holder, lease_id)
-            except Exception as error:  # noqa: BLE001 - history may be damaged or away: the agent asks again
+            except Exception as error:  # noqa: BLE001 - the history may be unavailable: the agent repeats
                 _log.warning("holder_not_found", lease=lease_id, error=str(error))
                 found = HolderFound(lease_id=lease_id, holder=None, is_sure=False)
         self._put(found)

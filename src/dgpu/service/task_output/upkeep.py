@@ -19,7 +19,7 @@ async def look_after_files(output: OutputStreams) -> None:
         await asyncio.sleep(_LOOK_S)
         try:
             await output.mend_store()
-        except Exception as error:  # noqa: BLE001 - the folder cannot be made now: the scheduler goes on without it
+        except Exception as error:  # noqa: BLE001 - the folder cannot be created now: the scheduler continues without it
             if str(error) != trouble:
                 _log.error("output_files_gone", error=str(error))
             trouble = str(error)

@@ -31,7 +31,7 @@ _HEAD = struct.Struct("<H")
 _COLUMN = struct.Struct("<BBq")
 
 
-class Damaged(ValueError):  # noqa: N818 - it says what the body is
+class Damaged(ValueError):  # noqa: N818 - the name states the failure
     """Not a result of `encode`."""
 
 

@@ -56,7 +56,7 @@ def _prepare(connection: sqlite3.Connection, *, max_bytes: int) -> None:
 def _check_layout(connection: sqlite3.Connection) -> None:
     try:
         for table in ("meta", "series", "open", *(tier.table for tier in TIERS)):
-            connection.execute(f"SELECT * FROM {table} LIMIT 1").fetchone()  # noqa: S608 - words of ours
+            connection.execute(f"SELECT * FROM {table} LIMIT 1").fetchone()  # noqa: S608 - constant text
     except sqlite3.OperationalError as error:
         if "no such" in str(error):
             raise FileUnusable(str(error)) from error

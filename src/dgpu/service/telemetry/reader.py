@@ -28,7 +28,7 @@ from dgpu.service.telemetry.tiers import (
 )
 
 
-class TelemetryAway(Exception):  # noqa: N818 - it says what is
+class TelemetryAway(Exception):  # noqa: N818 - the name states the failure
     """The file cannot be read now; the text gives the reason."""
 
 
@@ -214,7 +214,7 @@ def _gather_open_cluster(connection: sqlite3.Connection, buckets: Buckets, span:
 
 
 def _open(connection: sqlite3.Connection, column: str, span: Span) -> Iterator[tuple[int, Any]]:
-    query = f"SELECT at, {column} FROM open WHERE at >= ? AND at < ?"  # noqa: S608 - words of ours
+    query = f"SELECT at, {column} FROM open WHERE at >= ? AND at < ?"  # noqa: S608 - constant text
     yield from connection.execute(query, (span.since, span.until))
 
 

@@ -203,7 +203,7 @@ class TelemetryWriter:
 
     def _roll_window(self, finer: Tier, tier: Tier, window: int) -> Iterator[None]:
         found = self._connection.execute(
-            f"SELECT DISTINCT series FROM {finer.table} WHERE start >= ? AND start < ?",  # noqa: S608 - words of ours
+            f"SELECT DISTINCT series FROM {finer.table} WHERE start >= ? AND start < ?",  # noqa: S608 - constant text
             (window, window + tier.window_ms),
         ).fetchall()
         for part in _parts([row[0] for row in found], _ROLLED_A_STEP):
@@ -272,7 +272,7 @@ class TelemetryWriter:
     def _drop_oldest(self, tier: Tier, *, before: int, most: int = _ROWS_A_STEP) -> bool:
         """Rows are in the order of time."""
         rows = self._connection.execute(
-            f"SELECT id, start FROM {tier.table} ORDER BY id LIMIT ?",  # noqa: S608 - words of ours
+            f"SELECT id, start FROM {tier.table} ORDER BY id LIMIT ?",  # noqa: S608 - constant text
             (most,),
         ).fetchall()
         doomed = [(number,) for number, start in rows if start < before]
