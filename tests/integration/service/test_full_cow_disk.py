@@ -72,6 +72,7 @@ def submitted(served: Served) -> tuple[list[str], int]:
     for number in range(1_000):
         status, answer = served.try_to_ask("/api/v1/tasks", {"command": "x" * 20_000, "name": f"t{number}"})
         if status != 200:
+            assert status == 507, answer
             return ids, status
         ids.append(answer["task_id"])
     raise AssertionError("the disk never got full")
