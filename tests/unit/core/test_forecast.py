@@ -6,10 +6,10 @@ from building import START, cluster, do, finished, node, run_pass, task
 from dgpu.core.commands import HoldTasks, LoseNode, ReportStarted
 from dgpu.core.digest import digest
 from dgpu.core.foresight.forecast import forecast
-from dgpu.core.foresight.forward import KILL_GRACE_MS, RELEASE_MS
 from dgpu.core.model.run_times import MAX_KINDS, MAX_RUNS, RunTimes, kind_of, note_run, quantile_ms
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Restart, Task, TaskStatus
+from dgpu.core.rules.durations import KILL_GRACE_MS, RELEASE_MS
 from dgpu.core.state import ClusterState
 
 MINUTE = 60_000

@@ -8,14 +8,13 @@ from typing import Final
 
 import msgspec
 
-from dgpu.core.discard import discard
+from dgpu.core.foresight.fork import on_fork
 from dgpu.core.foresight.forward import ForwardRun
 from dgpu.core.model.ids import TaskId
 from dgpu.core.rules.order import queue
 from dgpu.core.state import ClusterState
 
 MAX_FORETOLD: Final = 1_000  # the first in the queue; of those behind them nothing is said
-_GRANTS_PER_TASK: Final = 4  # a bound on the work: smaller tasks from further behind may start in between
 
 
 class Prediction(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -44,9 +43,9 @@ def forecast(state: ClusterState, at: int, *, most: int = MAX_FORETOLD) -> Forec
 
 
 def run_ahead(state: ClusterState, at: int, wanted: set[TaskId], percent: int) -> dict[TaskId, int]:
-    if not wanted:
-        return {}
-    ahead = ForwardRun(state.fork(), at, percent=percent, run_times=state.run_times)
-    ahead.run(wanted, most_grants=_GRANTS_PER_TASK * len(wanted) + MAX_FORETOLD)
-    discard(ahead.state)
-    return {task_id: start.at for task_id, start in ahead.starts.items()}
+    def look(fork: ClusterState) -> dict[TaskId, int]:
+        ahead = ForwardRun(fork, at, percent=percent, run_times=state.run_times)
+        ahead.run(wanted)
+        return {task_id: start.at for task_id, start in ahead.starts.items()}
+
+    return on_fork(state, look) if wanted else {}

@@ -14,16 +14,18 @@ from dgpu.core.apply.node import confirm_all
 from dgpu.core.apply.table import apply
 from dgpu.core.commands import ReportFinished, RunPass, Tick
 from dgpu.core.decide.endings import time_over
+from dgpu.core.decide.schedule import run_pass
 from dgpu.core.events import Event, GangPlaced, TaskPlaced, TaskStopRequested
 from dgpu.core.execute import execute
 from dgpu.core.model.ids import LeaseId, NodeId, TaskId
 from dgpu.core.model.run_times import RunTimes, kind_of, quantile_ms
-from dgpu.core.model.task import Outcome, Restart, Task
-from dgpu.core.rules.durations import KILL_GRACE_MS, RELEASE_MS
+from dgpu.core.model.task import Outcome, Task
+from dgpu.core.rules.durations import RELEASE_MS, STOP_MS, UNKNOWN, certain_ms
 from dgpu.core.state import ClusterState, next_wake_at, pass_due
 
 _CHARGE_MS: Final = 60_000  # virtual time between two Ticks, where tenants are charged
 _MAX_IN_PASS: Final = 1_000
+_GRANTS_PER_TASK: Final = 4  # a bound on the work: smaller tasks from further behind may start in between
 _MAX_ENDS: Final = (
     200  # between two passes: where thousands end at once, only what is asked about need be looked at
 )
@@ -35,7 +37,6 @@ class Start(NamedTuple):
 
 
 class Stop(NamedTuple):
-    at: int
     node_id: NodeId
     reason: str
 
@@ -62,8 +63,9 @@ class ForwardRun:
         """What can start at once does."""
         self._pass(most=_MAX_IN_PASS)
 
-    def run(self, wanted: set[TaskId], *, most_grants: int) -> None:
-        """Until all of these have started, nothing is known to end any more, or so many grants were made."""
+    def run(self, wanted: set[TaskId]) -> None:
+        """Until all of these have started, nothing is known to end any more, or too many grants were made."""
+        most_grants = _GRANTS_PER_TASK * len(wanted) + _MAX_IN_PASS
         self._pass(most=most_grants)
         self._left = wanted - self.starts.keys()
         while self._left and self.grants < most_grants:
@@ -98,8 +100,7 @@ class ForwardRun:
 
     def _pass(self, *, most: int) -> None:
         while most > 0:
-            decided = execute(self.state, RunPass(at=self.at, limit=min(most, _MAX_IN_PASS)))
-            placed = self._note(decided) if isinstance(decided, tuple) else 0
+            placed = self._note(run_pass(self.state, RunPass(at=self.at, limit=min(most, _MAX_IN_PASS))))
             self.grants += placed
             most -= placed
             if not placed or not pass_due(self.state):
@@ -116,9 +117,8 @@ class ForwardRun:
                 self._start(event.task_id, tuple(rank.node_id for rank in event.ranks))
             elif isinstance(event, TaskStopRequested):
                 node_id = self.state.leases[event.lease_id].node_id
-                self.stops.setdefault(event.task_id, Stop(self.at, node_id, event.reason))
-                over_at = self.at + KILL_GRACE_MS + RELEASE_MS
-                heappush(self._ends, (over_at, event.lease_id, Outcome.STOPPED))
+                self.stops.setdefault(event.task_id, Stop(node_id, event.reason))
+                heappush(self._ends, (self.at + STOP_MS, event.lease_id, Outcome.STOPPED))
         return placed
 
     def _start(self, task_id: TaskId, node_ids: tuple[NodeId, ...]) -> None:
@@ -129,24 +129,22 @@ class ForwardRun:
     def _expect_end(self, task: Task) -> None:
         lease = self.state.leases[task.lease_id]
         if task.cancelling or lease.stopping:
-            over_at = self.at + KILL_GRACE_MS + RELEASE_MS
-            heappush(self._ends, (over_at, lease.id, Outcome.STOPPED))
+            heappush(self._ends, (self.at + STOP_MS, lease.id, Outcome.STOPPED))
             return
         ends_at = self._ends_at(task, task.started_at or lease.granted_at)
         if ends_at is not None:
             heappush(self._ends, (ends_at, lease.id, Outcome.EXITED))
 
     def _ends_at(self, task: Task, began_at: int) -> int | None:
-        if task.restart is Restart.ALWAYS:
+        certain = certain_ms(task)
+        if certain >= UNKNOWN:
             return None
         if any(
             self.state.nodes[self.state.leases[each].node_id].offline_since
             for each in self.state.leases_of(task)
         ):
             return None  # nobody knows what became of it
-        ends: list[int] = []
-        if task.timeout_ms:
-            ends.append(began_at + task.timeout_ms + (0 if task.allocation else KILL_GRACE_MS + RELEASE_MS))
+        ends = [began_at + certain] if certain else []
         if not task.allocation and self._run_times:
             runs = self._run_times.get(kind_of(self.state.shapes[task.shape_id], task.detail))
             lasts_ms = quantile_ms(runs, self._percent, longer_than_ms=self.at - began_at)

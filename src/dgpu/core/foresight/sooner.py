@@ -8,8 +8,10 @@ than another copy.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from itertools import islice
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -24,7 +26,7 @@ from dgpu.core.commands import (
     SetQuota,
     SubmitTasks,
 )
-from dgpu.core.discard import discard
+from dgpu.core.decide.schedule import run_pass
 from dgpu.core.events import (
     Event,
     GangPlaced,
@@ -35,6 +37,7 @@ from dgpu.core.events import (
 )
 from dgpu.core.execute import execute
 from dgpu.core.foresight.explain import Explanation, explain
+from dgpu.core.foresight.fork import discard, make, on_fork
 from dgpu.core.foresight.forward import end_task
 from dgpu.core.index.limits import quota_of, schedulable
 from dgpu.core.model.ids import NO_TASK, NodeId, TaskId, task_name
@@ -76,13 +79,9 @@ def sooner(state: ClusterState, task_id: TaskId, at: int) -> tuple[Change, ...]:
     told = explain(state, task_id, at)
     if not isinstance(told, Explanation):
         return ()
-    found: list[Change] = []
-    for change in _search(trials, told):
-        found.append(change)
-        if len(found) == MAX_TOLD:
-            break
+    found = tuple(islice(_search(trials, told), MAX_TOLD))
     trials.close()
-    return tuple(found)
+    return found
 
 
 def _search(trials: _Trials, told: Explanation) -> Iterator[Change]:
@@ -118,15 +117,15 @@ class _Trials:
 
     def starts_after(self, *commands: Command) -> bool:
         """On a copy of its own, since others may start too."""
-        if not self._may_try():
-            return False
-        fork = self.state.fork()
-        starts = False
-        if not any(isinstance(execute(fork, replace(each, at=self.at)), Rejection) for each in commands):
-            _pass(fork, self.at)
-            starts = fork.tasks[self.task.id].status is TaskStatus.RUNNING
-        discard(fork)
-        return starts
+
+        def starts(fork: ClusterState) -> bool:
+            return not isinstance(make(fork, commands, self.at), Rejection) and self.starts_on(fork)
+
+        return self._may_try() and on_fork(self.state, starts)
+
+    def starts_on(self, fork: ClusterState) -> bool:
+        run_pass(fork, RunPass(at=self.at))
+        return fork.tasks[self.task.id].status is TaskStatus.RUNNING
 
     def starts_with(self, **changes: Any) -> tuple[str, ...]:
         """The GPU models that it would get with another shape; without GPUs the node. Empty: it would not start."""
@@ -145,7 +144,7 @@ class _Trials:
         if isinstance(decided, Rejection) or not isinstance(decided[0], TasksSubmitted):
             return ()
         task_id = decided[0].first_id
-        events = _pass(fork, self.at)
+        events = run_pass(fork, RunPass(at=self.at))
         task = fork.tasks[task_id]
         got: tuple[str, ...] = ()
         if task.status is TaskStatus.RUNNING:
@@ -161,7 +160,7 @@ class _Trials:
         if self._fork is None:
             self._fork = self.state.fork()
             execute(self._fork, CancelTasks(at=self.at, task_ids=(self.task.id,)))
-            _pass(self._fork, self.at)
+            run_pass(self._fork, RunPass(at=self.at))
         return self._fork
 
     def _put_back(self, fork: ClusterState, task_id: TaskId, events: tuple[Event, ...]) -> None:
@@ -183,69 +182,69 @@ class _Trials:
             self._fork = None
 
 
-def _pass(state: ClusterState, at: int) -> tuple[Event, ...]:
-    events = execute(state, RunPass(at=at))
-    return events if isinstance(events, tuple) else ()
-
-
 # what it asks for
+
+
+class _Number(NamedTuple):
+    """A number that a task asks for. Less of it may do."""
+
+    name: str
+    field: str  # of a shape
+    step: int
+    one: str
+    several: str
+    codes: frozenset[str] = frozenset()  # tried only if one of these blocks the task; empty: always
+
+
+_OF_GPUS: Final = (
+    _Number("gpu_count", "gpus", 1, "GPU", "GPUs"),
+    _Number("nodes", "nodes", 1, "node", "nodes"),
+    _Number(
+        "gpu_memory_mb",
+        "gpu_memory_mb",
+        MEMORY_STEP_MB,
+        "MB on each GPU",
+        "MB on each GPU",
+        frozenset({"gpu_memory", "gpu_share"}),
+    ),
+)
+_OF_HOSTS: Final = (
+    _Number("cpus", "cpus_milli", 1_000, "cpu", "cpus", frozenset({"cpus"})),
+    _Number("ram_mb", "ram_mb", MEMORY_STEP_MB, "MB of ram", "MB of ram", frozenset({"ram"})),
+)
 
 
 def _other_shapes(trials: _Trials, codes: set[str]) -> Iterator[Change]:
     shape = trials.shape
-    if shape.gpus > 1:
-        fewer = _largest(shape.gpus - 1, lambda gpus: bool(gpus and trials.starts_with(gpus=gpus)))
-        if fewer:
-            yield _asking(
-                "gpu_count", fewer, f"with {fewer} GPUs instead of {shape.gpus}".replace("1 GPUs", "1 GPU")
-            )
-    if shape.nodes > 1:
-        fewer = _largest(shape.nodes - 1, lambda nodes: bool(nodes and trials.starts_with(nodes=nodes)))
-        if fewer:
-            words = f"with {fewer} nodes instead of {shape.nodes}".replace("1 nodes", "1 node")
-            yield _asking("nodes", fewer, words)
-    if shape.gpu_memory_mb and codes & {"gpu_memory", "gpu_share"}:
-        steps = _largest(
-            shape.gpu_memory_mb // MEMORY_STEP_MB - 1,
-            lambda number: bool(number and trials.starts_with(gpu_memory_mb=number * MEMORY_STEP_MB)),
-        )
-        if steps:
-            less = steps * MEMORY_STEP_MB
-            words = f"with {less} MB on each GPU instead of {shape.gpu_memory_mb}"
-            yield _asking("gpu_memory_mb", less, words)
-    yield from _other_nodes(trials, codes)
-
-
-def _other_nodes(trials: _Trials, codes: set[str]) -> Iterator[Change]:
-    shape = trials.shape
+    for number in _OF_GPUS:
+        yield from _less(trials, codes, number)
     if shape.gpu_models and (models := trials.starts_with(gpu_models=())):
         named = ", ".join(models)
         words = f"on {named} instead of {', '.join(shape.gpu_models)}"
         yield Change(change="gpu_model", detail=words, facts={"gpu_model": named})
     if shape.constraints and trials.starts_with(constraints=()):
         yield Change(change="constraints", detail="without its constraints")
-    if shape.cpus_milli and "cpus" in codes:
-        fewer = _largest(
-            (shape.cpus_milli - 1) // 1_000, lambda cpus: _starts(trials, cpus_milli=cpus * 1_000)
-        )
-        if fewer:
-            yield _asking("cpus", fewer, f"with {fewer} cpus instead of {shape.cpus_milli / 1_000:g}")
-    if shape.ram_mb and "ram" in codes:
-        steps = _largest(
-            (shape.ram_mb - 1) // MEMORY_STEP_MB,
-            lambda number: _starts(trials, ram_mb=number * MEMORY_STEP_MB),
-        )
-        if steps:
-            less = steps * MEMORY_STEP_MB
-            yield _asking("ram_mb", less, f"with {less} MB of ram instead of {shape.ram_mb}")
+    for number in _OF_HOSTS:
+        yield from _less(trials, codes, number)
     if shape.gpus and trials.fits and trials.starts_with(pool=OTHER_POOL[shape.pool]):
         other = OTHER_POOL[shape.pool].value
         yield Change(change="pool", detail=f"in the pool {other}", facts={"pool": other})
 
 
-def _starts(trials: _Trials, **changes: int) -> bool:
-    """0 of something means that it is not counted, which is no smaller demand but none."""
-    return all(changes.values()) and bool(trials.starts_with(**changes))
+def _less(trials: _Trials, codes: set[str], number: _Number) -> Iterator[Change]:
+    """The largest smaller number with which it would start. 0 is none: that means that it is not counted."""
+    asked: int = getattr(trials.shape, number.field)
+    if not asked or (number.codes and not codes & number.codes):
+        return
+    steps = _largest(
+        (asked - 1) // number.step,
+        lambda steps: bool(trials.starts_with(**{number.field: steps * number.step})),
+    )
+    if steps:
+        unit = 1_000 if number.field == "cpus_milli" else 1
+        less = steps * number.step // unit
+        unit_words = number.one if less == 1 else number.several
+        yield _asking(number.name, less, f"with {less} {unit_words} instead of {asked / unit:.10g}")
 
 
 def _asking(field: str, number: int, words: str) -> Change:
@@ -254,14 +253,7 @@ def _asking(field: str, number: int, words: str) -> Change:
 
 def _largest(most: int, works: Callable[[int], bool]) -> int:
     """What works with a number works with a smaller one too; 0: none does."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if works(middle):
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return most - bisect_left(range(most, 0, -1), True, key=works)
 
 
 # what stands in its way
@@ -316,16 +308,10 @@ def _ppm(pool: Pool, part: int, gpus: int) -> int:
 
 
 def _smallest(least: int, most: int, works: Callable[[int], bool]) -> int | None:
+    """What works with a number works with a larger one too."""
     if least > most or not works(most):
         return None
-    low, high = least, most
-    while low < high:
-        middle = (low + high) // 2
-        if works(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    return least + bisect_left(range(least, most), True, key=works)
 
 
 def _awaited(trials: _Trials, node_id: NodeId) -> Iterator[Change]:
@@ -333,17 +319,19 @@ def _awaited(trials: _Trials, node_id: NodeId) -> Iterator[Change]:
     state = trials.state
     running = {lease.task_id: state.tasks[lease.task_id] for lease in state.node_leases(node_id)}
     by_end = sorted(running.values(), key=_limit_at)[:_MAX_AWAITED]
-    fork = state.fork()
-    for number, task in enumerate(by_end, 1):
-        end_task(fork, fork.tasks[task.id], trials.at)
-        _pass(fork, trials.at)
-        if fork.tasks[trials.task.id].status is TaskStatus.RUNNING:
-            names = ", ".join(task_name(each.id) for each in by_end[:number])
-            words = f"when {names} on node {node_id} {'is' if number == 1 else 'are'} over"
-            facts: dict[str, int | str] = {"tasks": names, "number": number, "node": node_id}
-            yield Change(change="wait", detail=words, facts=facts)
-            break
-    discard(fork)
+
+    def enough(fork: ClusterState) -> int:
+        for number, task in enumerate(by_end, 1):
+            end_task(fork, fork.tasks[task.id], trials.at)
+            if trials.starts_on(fork):
+                return number
+        return 0
+
+    number = on_fork(state, enough)
+    if number:
+        names = ", ".join(task_name(each.id) for each in by_end[:number])
+        words = f"when {names} on node {node_id} {'is' if number == 1 else 'are'} over"
+        yield Change(change="wait", detail=words, facts={"tasks": names, "number": number, "node": node_id})
 
 
 def _limit_at(task: Task) -> tuple[bool, int, TaskId]:

@@ -1,15 +1,15 @@
-"""What a change would do, found by making it on a fork of the state. The state itself stays as it is."""
+"""What another quota would do at once."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from dgpu.core.commands import RunPass, SetQuota
-from dgpu.core.discard import discard
-from dgpu.core.events import Event, GangPlaced, TaskPlaced, TaskStopRequested
-from dgpu.core.execute import execute
+from dgpu.core.decide.schedule import run_pass
+from dgpu.core.events import GangPlaced, TaskPlaced, TaskStopRequested
+from dgpu.core.foresight.fork import both_ways
 from dgpu.core.index.limits import schedulable, settle_pools
 from dgpu.core.model.ids import TaskId
 from dgpu.core.model.quota import Split, split
@@ -33,41 +33,43 @@ class QuotaTrial(msgspec.Struct, frozen=True, kw_only=True):
     refused: Rejection | None = None
 
 
+class _Pass(NamedTuple):
+    available_milli: dict[Pool, int]  # before it
+    started: set[TaskId]
+    stopped: set[TaskId]
+    barred: set[TaskId]
+
+
 def try_quota(state: ClusterState, command: SetQuota, at: int) -> QuotaTrial:
-    today, changed = state.fork(), state.fork()
     online_ppm = state.quota.online_ppm if command.online_ppm is None else command.online_ppm
     parts = split(schedulable(state), online_ppm)
     used = {pool: used_milli(state, pool) for pool in Pool}
     drains = _beyond(state, parts, used)
-    decision = execute(changed, msgspec.structs.replace(command, at=at))
-    if isinstance(decision, Rejection):
+    both = both_ways(state, (command,), at, lambda fork, _: _pass(fork, at))
+    if isinstance(both, Rejection):
         left = {pool: max(0, parts.milli(pool) - used[pool]) for pool in Pool}
-        discard(today)
-        discard(changed)
-        return QuotaTrial(parts=parts, used_milli=used, available_milli=left, drains=drains, refused=decision)
-    left = {pool: available_milli(changed, pool) for pool in Pool}
-    before = _started(execute(today, RunPass(at=at, limit=_MAX_PLACED)))
-    events = execute(changed, RunPass(at=at, limit=_MAX_PLACED))
-    after = _started(events)
-    stops = () if isinstance(events, Rejection) else events
-    waits = {*(before.keys() - after.keys()), *(_barred(changed) - _barred(today))}
-    discard(today)
-    discard(changed)
+        return QuotaTrial(parts=parts, used_milli=used, available_milli=left, drains=drains, refused=both)
+    before, after = both
     return QuotaTrial(
         parts=parts,
         used_milli=used,
-        available_milli=left,
-        starts=_told(after.keys() - before.keys()),
-        waits=_told(waits),
+        available_milli=after.available_milli,
+        starts=_told(after.started - before.started),
+        waits=_told((before.started - after.started) | (after.barred - before.barred)),
         drains=drains,
-        stops=_told({event.task_id for event in stops if isinstance(event, TaskStopRequested)}),
+        stops=_told(after.stopped),
     )
 
 
-def _started(events: tuple[Event, ...] | Rejection) -> dict[TaskId, None]:
-    if isinstance(events, Rejection):
-        return {}
-    return {event.task_id: None for event in events if isinstance(event, TaskPlaced | GangPlaced)}
+def _pass(state: ClusterState, at: int) -> _Pass:
+    available = {pool: available_milli(state, pool) for pool in Pool}
+    events = run_pass(state, RunPass(at=at, limit=_MAX_PLACED))
+    return _Pass(
+        available,
+        {event.task_id for event in events if isinstance(event, TaskPlaced | GangPlaced)},
+        {event.task_id for event in events if isinstance(event, TaskStopRequested)},
+        _barred(state),
+    )
 
 
 def _barred(state: ClusterState) -> set[TaskId]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import msgspec
-from msgspec.structs import replace
 
 from dgpu.core.commands import Command, LoseNode, ReleaseNode
-from dgpu.core.discard import discard
 from dgpu.core.events import Event, TaskFinished, TaskRequeued, TasksSubmitted, TaskStopRequested
-from dgpu.core.execute import execute
 from dgpu.core.foresight.explain import Explanation, explain
-from dgpu.core.foresight.forward import ForwardRun, Start
+from dgpu.core.foresight.fork import both_ways
+from dgpu.core.foresight.forward import ForwardRun, Start, Stop
 from dgpu.core.model.ids import NodeId, TaskId
 from dgpu.core.rejections import Rejection
 from dgpu.core.rules.order import queue
@@ -20,7 +18,6 @@ from dgpu.core.state import ClusterState
 
 MAX_COMPARED: Final = 1_000  # waiting tasks, the first in the queue
 MAX_EXPLAINED: Final = 10  # of the submitted that would wait
-_GRANTS_PER_TASK: Final = 4
 
 
 class Starts(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,20 +64,15 @@ class _Run(NamedTuple):
     starts: dict[TaskId, Start]
     now: dict[TaskId, Start]  # started at once
     new: tuple[TaskId, ...]
-    stopped: dict[TaskId, Stops]
+    stopped: dict[TaskId, Stop]
     explained: dict[TaskId, Explanation]
 
 
 def whatif(state: ClusterState, change: tuple[Command, ...], at: int) -> Effect:
-    """The state is left as it is. The first refusal is the answer."""
+    """The first refusal is the answer."""
     compared = set(queue(state, limit=MAX_COMPARED))
-    changed = _run(state, change, at, compared)
-    if isinstance(changed, Rejection):
-        return Effect(rejected=changed)
-    unchanged = _run(state, (), at, compared)
-    if isinstance(unchanged, Rejection):
-        raise AssertionError("nothing was refused")  # noqa: TRY004 - a bug, not a wrong type
-    return _compare(unchanged, changed, compared)
+    both = both_ways(state, change, at, lambda fork, events: _run(state, fork, events, at, compared))
+    return Effect(rejected=both) if isinstance(both, Rejection) else _compare(*both, compared)
 
 
 def lose(node_id: NodeId) -> tuple[Command, ...]:
@@ -90,23 +82,16 @@ def lose(node_id: NodeId) -> tuple[Command, ...]:
 
 
 def _run(
-    state: ClusterState, change: tuple[Command, ...], at: int, compared: set[TaskId]
-) -> _Run | Rejection:
-    fork = state.fork()
+    state: ClusterState, fork: ClusterState, events: tuple[Event, ...], at: int, compared: set[TaskId]
+) -> _Run:
+    """`fork` is run ahead, after the events of the change."""
     places = {lease.task_id: lease.node_id for lease in state.leases.values()}
-    new: list[TaskId] = []
-    stopped: dict[TaskId, Stops] = {}
-    for command in change:
-        decided = execute(fork, replace(command, at=at))
-        if isinstance(decided, Rejection):
-            discard(fork)
-            return decided
-        new += _submitted(decided)
-        for event in decided:
-            if isinstance(event, TaskRequeued | TaskFinished | TaskStopRequested) and event.task_id in places:
-                stopped[event.task_id] = Stops(
-                    task_id=event.task_id, node_id=places[event.task_id], reason=event.reason
-                )
+    new = _submitted(events)
+    stopped = {
+        event.task_id: Stop(places[event.task_id], event.reason)
+        for event in events
+        if isinstance(event, TaskRequeued | TaskFinished | TaskStopRequested) and event.task_id in places
+    }
     ahead = ForwardRun(fork, at, percent=50, run_times=state.run_times)
     ahead.pass_now()
     now = dict(ahead.starts)
@@ -115,12 +100,10 @@ def _run(
         told = explain(fork, task_id, at)
         if isinstance(told, Explanation):
             explained[task_id] = told
-    wanted = compared | set(new[:MAX_COMPARED])
-    ahead.run(wanted, most_grants=_GRANTS_PER_TASK * len(wanted) + MAX_COMPARED)
+    ahead.run(compared | set(new[:MAX_COMPARED]))
     for task_id, stop in ahead.stops.items():
         if task_id in places:
-            stopped.setdefault(task_id, Stops(task_id=task_id, node_id=stop.node_id, reason=stop.reason))
-    discard(fork)
+            stopped.setdefault(task_id, stop)
     return _Run(ahead.starts, now, tuple(new), stopped, explained)
 
 
@@ -147,7 +130,9 @@ def _compare(unchanged: _Run, changed: _Run, compared: set[TaskId]) -> Effect:
         if task_id in before and _is_later(after.get(task_id), before[task_id])
     ]
     stops = tuple(
-        stop for task_id, stop in sorted(changed.stopped.items()) if task_id not in unchanged.stopped
+        Stops(task_id=task_id, node_id=stop.node_id, reason=stop.reason)
+        for task_id, stop in sorted(changed.stopped.items())
+        if task_id not in unchanged.stopped
     )
     waits = tuple(
         Waits(task_id=task_id, starts_at=_at(after.get(task_id)), explanation=changed.explained.get(task_id))

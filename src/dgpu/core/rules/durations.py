@@ -21,7 +21,7 @@ KILL_GRACE_MS: Final = (
     10_000  # between the two signals at a time limit; what agents use unless they are told otherwise
 )
 RELEASE_MS: Final = 1_000  # until the GPUs of a process that is gone are free, and the report is here
-_OVER_MS: Final = KILL_GRACE_MS + RELEASE_MS
+STOP_MS: Final = KILL_GRACE_MS + RELEASE_MS  # from the order to stop until the GPUs are free
 _ALWAYS: Final = Restart.ALWAYS
 UNKNOWN: Final = 1 << 60  # a time that nobody knows; larger ones: of so many cards
 NEVER: Final = 1 << 61
@@ -51,7 +51,7 @@ def certain_ms(task: Task) -> int:
     if task.restart is _ALWAYS:
         return NEVER
     if task.timeout_ms:
-        return task.timeout_ms + (0 if task.allocation else _OVER_MS)
+        return task.timeout_ms + (0 if task.allocation else STOP_MS)
     return UNKNOWN if task.allocation else 0
 
 
@@ -83,7 +83,7 @@ class Ends:
             lease = state.leases[lease_id]
             task = state.tasks[lease.task_id]
             if task.cancelling or lease.stopping:
-                return at + KILL_GRACE_MS + RELEASE_MS
+                return at + STOP_MS
             known = self._known[lease_id] = _end_of(lease, task)
         if known >= 0:
             return known

@@ -1,0 +1,60 @@
+"""A change is tried on a fork of the state, by the same code that would make it. The state itself stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from dgpu.core.commands import Command
+from dgpu.core.events import Event
+from dgpu.core.execute import execute
+from dgpu.core.rejections import Rejection
+from dgpu.core.state import ClusterState
+
+T = TypeVar("T")
+
+
+def on_fork(state: ClusterState, look: Callable[[ClusterState], T]) -> T:
+    """What `look` finds on a fork, which it may change."""
+    fork = state.fork()
+    try:
+        return look(fork)
+    finally:
+        discard(fork)
+
+
+def both_ways(
+    state: ClusterState,
+    change: tuple[Command, ...],
+    at: int,
+    look: Callable[[ClusterState, tuple[Event, ...]], T],
+) -> tuple[T, T] | Rejection:
+    """What `look` finds without the change, and with it; it is given a fork and the events of the change. The first
+    refusal is the answer.
+    """
+
+    def changed(fork: ClusterState) -> T | Rejection:
+        events = make(fork, change, at)
+        return events if isinstance(events, Rejection) else look(fork, events)
+
+    after = on_fork(state, changed)
+    if isinstance(after, Rejection):
+        return after
+    return on_fork(state, lambda fork: look(fork, ())), after
+
+
+def make(state: ClusterState, change: tuple[Command, ...], at: int) -> tuple[Event, ...] | Rejection:
+    events: list[Event] = []
+    for command in change:
+        decided = execute(state, replace(command, at=at))
+        if isinstance(decided, Rejection):
+            return decided
+        events += decided
+    return tuple(events)
+
+
+def discard(fork: ClusterState) -> None:
+    """Breaks its reference cycles; the fork cannot be used any more."""
+    fork.queue.discard()
