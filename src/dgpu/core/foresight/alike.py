@@ -48,11 +48,7 @@ def alike(state: ClusterState, demand: Demand) -> Iterator[tuple[Room, int]]:
         if counts_host:
             node = state.nodes[room.node_id]
             kind += (room.cpus_free_milli, room.ram_free_mb, node.cpus_milli, node.ram_mb)
-        known = kinds.get(kind)
-        if known is None:
-            kinds[kind] = [room]
-        else:
-            known.append(room)
+        kinds.setdefault(kind, []).append(room)
     for rooms in kinds.values():
         yield rooms[0], len(rooms)
 

@@ -9,20 +9,20 @@ model, their memory), that is a blocker too. If a node can take it now, there is
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 
 from dgpu.core.foresight.alike import alike
-from dgpu.core.index.cards import usable_mb
 from dgpu.core.index.room import Room
 from dgpu.core.model.demand import Demand
-from dgpu.core.model.health import SERVING, Health
+from dgpu.core.model.health import SERVING
 from dgpu.core.model.ids import NodeId
-from dgpu.core.model.node import Gpu, Node
+from dgpu.core.model.node import Gpu
 from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.core.rejections import NeverFits
-from dgpu.core.rules.capacity import cpus, never_fits, promised_mb
+from dgpu.core.rules.capacity import could_host, cpus, never_fits, suits
 from dgpu.core.rules.fit import accepts, chosen_cards, fits, holds, milli_on
 from dgpu.core.state import ClusterState
 
@@ -40,10 +40,17 @@ class Nearest(msgspec.Struct, frozen=True, kw_only=True):
     lacks: dict[str, int]
 
 
+def blocker(code: str, detail: str, **numbers: int | str) -> Blocker:
+    return Blocker(code=code, detail=detail, numbers=numbers)
+
+
 class _Tally:
     """What is in the way, summed over the nodes."""
 
-    def __init__(self) -> None:
+    def __init__(self, demand: Demand) -> None:
+        self.any_model = demand.but(gpu_models=())
+        self.any_memory = demand.but(gpu_memory_mb=0)
+        self.any_card = demand.but(gpu_models=(), gpu_memory_mb=0)
         self.nodes: Counter[str] = Counter()  # nodes on which something is in the way
         self.gpus: Counter[str] = Counter()  # cards, by what is in the way
         self.free = 0
@@ -54,26 +61,10 @@ class _Tally:
         self.most_memory_mb = 0
         self.most_free_milli = 0  # of a card that is shared already
 
-    def add(self, other: _Tally, times: int) -> None:
-        for way, number in other.nodes.items():
-            self.nodes[way] += times * number
-        for way, number in other.gpus.items():
-            self.gpus[way] += times * number
-        self.free += times * other.free
-        self.other_models |= other.other_models
-        for name in (
-            "most_free",
-            "most_cpus_free_milli",
-            "most_ram_free_mb",
-            "most_memory_mb",
-            "most_free_milli",
-        ):
-            setattr(self, name, max(getattr(self, name), getattr(other, name)))
-
 
 def blockers_of(state: ClusterState, demand: Demand) -> list[Blocker]:
     if not state.nodes:
-        return [Blocker(code="no_nodes", detail="no node has registered yet")]
+        return [blocker("no_nodes", "no node has registered yet")]
     if demand.nodes > 1:
         return _gang_blockers(state, demand)
     if state.rooms.best(demand) is not None:
@@ -81,11 +72,9 @@ def blockers_of(state: ClusterState, demand: Demand) -> list[Blocker]:
     impossible = never_fits(state, demand)
     if impossible is not None:
         return [_impossible(impossible), *_reserved_suiting(state, demand)]
-    tally = _Tally()
+    tally = _Tally(demand)
     for room, number in alike(state, demand):
-        of_one = _Tally()
-        _weigh(of_one, state, state.nodes[room.node_id], room, demand)
-        tally.add(of_one, number)
+        _weigh(tally, state, room, demand, number)
     return [*_node_blockers(tally), *_card_blockers(tally, demand), *_share_blockers(tally, demand, state)]
 
 
@@ -99,8 +88,7 @@ def _gang_blockers(state: ClusterState, demand: Demand) -> list[Blocker]:
         return [_impossible(impossible)]
     each = f"{plural(demand.gpus, 'GPU')} each"
     detail = f"needs {demand.nodes} nodes at once with room for {each}; {free} {'has' if free == 1 else 'have'} it now"
-    numbers: dict[str, int | str] = {"needed": demand.nodes, "free": free, "gpus_on_each": demand.gpus}
-    return [Blocker(code="nodes", detail=detail, numbers=numbers)]
+    return [blocker("nodes", detail, needed=demand.nodes, free=free, gpus_on_each=demand.gpus)]
 
 
 def nearest_node(state: ClusterState, demand: Demand) -> Nearest | None:
@@ -143,27 +131,30 @@ def _could_serve(state: ClusterState, room: Room, demand: Demand) -> bool:
         if accepts(card, demand):
             return True
     cards = (gpu for gpu in state.node_gpus(room.node_id) if not gpu.gone)
-    return sum(_suits(state, gpu, demand) for gpu in cards) >= demand.gpus
+    return sum(suits(state, gpu, demand) for gpu in cards) >= demand.gpus
 
 
 def plural(number: int, word: str) -> str:
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
-def _weigh(tally: _Tally, state: ClusterState, node: Node, room: Room, demand: Demand) -> None:
+def _weigh(tally: _Tally, state: ClusterState, room: Room, demand: Demand, number: int) -> None:
+    """A room, which stands for a number of rooms that are alike."""
     if demand.constraints and not holds(room.labels, demand.constraints):
         anywhere = demand.but(constraints=())
-        tally.nodes["constraints"] += fits(room, anywhere, state.settings.most_leases)
+        tally.nodes["constraints"] += number * fits(room, anywhere, state.settings.most_leases)
         return
+    node = state.nodes[room.node_id]
     gpus = [gpu for gpu in state.node_gpus(node.id) if not gpu.gone]
-    ways = Counter(_in_the_way(state, gpu, demand) for gpu in gpus)
-    good = ways.pop("", 0)
+    ways = Counter(_in_the_way(state, room, gpu, demand) for gpu in gpus)
+    could = len(gpus) - ways["unsuited"]
+    good = ways[""]
     if room.ready:
-        tally.free += good
+        tally.free += number * good
         tally.most_free = max(tally.most_free, good)
-        _weigh_rules(tally, room, demand)
-    could = good + sum(number for way, number in ways.items() if way not in {"model", "too_small"})
-    if could < demand.gpus or node.cpus_milli < demand.cpus_milli or node.ram_in_steps_mb < demand.ram_mb:
+        if demand.gpu_models or demand.gpu_memory_mb:
+            _weigh_rules(tally, room, demand, number)
+    if could < demand.gpus or not could_host(node, demand):
         return
     # Once it is back, what runs there is still in the way: that is told too.
     for away, holds_now in (
@@ -172,131 +163,112 @@ def _weigh(tally: _Tally, state: ClusterState, node: Node, room: Room, demand: D
         ("draining", node.draining),
     ):
         if holds_now:
-            tally.nodes[away] += 1
-            tally.gpus[away] += could
+            tally.nodes[away] += number
+            tally.gpus[away] += number * could
     if good < demand.gpus:
-        tally.most_free_milli = max(
-            [
-                tally.most_free_milli,
-                *(room.free_milli(room.cards[each]) for each in room.used if each in room.cards),
-            ]
-        )
+        parts = [room.free_milli(room.cards[each]) for each in room.used if each in room.cards]
+        tally.most_free_milli = max([tally.most_free_milli, *parts])
         for way in ("reserved", *_HEALTH, "busy", "shared", "foreign"):
-            if ways[way]:
-                tally.gpus[way] += ways[way]
-                tally.nodes[way] += 1
-    _weigh_shares(tally, state, room, demand)
+            tally.gpus[way] += number * ways[way]
+    _weigh_shares(tally, state, room, demand, number)
 
 
-def _weigh_rules(tally: _Tally, room: Room, demand: Demand) -> None:
+def _weigh_rules(tally: _Tally, room: Room, demand: Demand, number: int) -> None:
     """Idle cards that only the task's own rule on model or memory shuts out."""
-    trusted = [card for card in room.idle if demand.parole or not card.parole]
-    others = [card for card in trusted if demand.gpu_models and card.model not in demand.gpu_models]
-    roomy = sum(card.usable_mb >= demand.gpu_memory_mb for card in trusted)
-    matching = [card for card in trusted if not demand.gpu_models or card.model in demand.gpu_models]
-    if demand.gpus and others and roomy >= demand.gpus:
-        tally.gpus["model"] += len(others)
+    matching = [card for card in room.idle if accepts(card, tally.any_memory)]
+    others = [card for card in room.idle if accepts(card, tally.any_card) and card not in matching]
+    roomy = sum(accepts(card, tally.any_model) for card in room.idle)
+    if others and roomy >= demand.gpus:
+        tally.gpus["model"] += number * len(others)
         tally.other_models.update(card.model for card in others)
-    if demand.gpus and len(matching) >= demand.gpus:
-        tally.gpus["memory"] += sum(card.usable_mb < demand.gpu_memory_mb for card in matching)
+    if len(matching) >= demand.gpus:
+        tally.gpus["memory"] += number * sum(not accepts(card, demand) for card in matching)
         offers = sorted((card.usable_mb for card in matching), reverse=True)
         tally.most_memory_mb = max(tally.most_memory_mb, offers[demand.gpus - 1])
 
 
-def _weigh_shares(tally: _Tally, state: ClusterState, room: Room, demand: Demand) -> None:
+def _weigh_shares(tally: _Tally, state: ClusterState, room: Room, demand: Demand, number: int) -> None:
     if room.ready:
         tally.most_cpus_free_milli = max(tally.most_cpus_free_milli, room.cpus_free_milli)
         tally.most_ram_free_mb = max(tally.most_ram_free_mb, room.ram_free_mb)
     if demand.cpus_milli and room.cpus_free_milli < demand.cpus_milli:
-        tally.nodes["cpus"] += 1
+        tally.nodes["cpus"] += number
     if demand.ram_mb and room.ram_free_mb < demand.ram_mb:
-        tally.nodes["ram"] += 1
+        tally.nodes["ram"] += number
     if len(room.leases) >= state.settings.most_leases:
-        tally.nodes["leases"] += 1
+        tally.nodes["leases"] += number
 
 
-def _in_the_way(state: ClusterState, gpu: Gpu, demand: Demand) -> str:
-    if demand.gpu_models and gpu.model not in demand.gpu_models:
-        return "model"
-    if demand.gpu_memory_mb and promised_mb(state, gpu) < demand.gpu_memory_mb:
-        return "too_small"
+def _in_the_way(state: ClusterState, room: Room, gpu: Gpu, demand: Demand) -> str:
+    """Empty: it can have this card."""
+    if not suits(state, gpu, demand):
+        return "unsuited"
     if gpu.reserved:
         return "reserved"
     if gpu.health not in SERVING:
         return gpu.health.value
     if gpu.fault:
         return "fault"
-    if gpu.health is Health.PAROLE and not demand.parole:
+    card = room.cards[gpu.id]
+    if card.parole and not demand.parole:
         return "parole"
-    usable = usable_mb(gpu, state.settings)
     if gpu.id not in state.rooms.holders:
-        return "" if usable >= demand.gpu_memory_mb else "foreign"
-    room = state.rooms.by_node[gpu.node_id]
+        return "" if accepts(card, demand) else "foreign"
     if demand.share_milli == WHOLE_MILLI or gpu.id not in room.used:
         return "busy"
-    return "" if milli_on(demand, usable) <= room.free_milli(room.cards[gpu.id]) else "shared"
+    return "" if milli_on(demand, card.usable_mb) <= room.free_milli(card) else "shared"
 
 
-def _suits(state: ClusterState, gpu: Gpu, demand: Demand) -> bool:
-    if demand.gpu_models and gpu.model not in demand.gpu_models:
-        return False
-    return not demand.gpu_memory_mb or promised_mb(state, gpu) >= demand.gpu_memory_mb
+_AWAY: Final = {
+    "offline": ("cannot be reached", "cannot be reached"),
+    "unconfirmed": (
+        "has not contacted this scheduler since it started",
+        "have not contacted this scheduler since it started",
+    ),
+    "draining": ("is being drained", "are being drained"),
+}
 
 
-def _node_blockers(tally: _Tally) -> list[Blocker]:
-    words = {
-        "offline": ("cannot be reached", "cannot be reached"),
-        "unconfirmed": (
-            "has not contacted this scheduler since it started",
-            "have not contacted this scheduler since it started",
-        ),
-        "draining": ("is being drained", "are being drained"),
-    }
-    found = []
-    if tally.nodes["constraints"]:
-        number = tally.nodes["constraints"]
-        detail = f"its constraints shut out {plural(number, 'node')} with room for it"
-        found.append(Blocker(code="constraints", detail=detail, numbers={"nodes": number}))
-    for code, (of_one, of_several) in words.items():
-        nodes, gpus = tally.nodes[code], tally.gpus[code]
+def _node_blockers(tally: _Tally) -> Iterator[Blocker]:
+    shut_out = tally.nodes["constraints"]
+    if shut_out:
+        detail = f"its constraints shut out {plural(shut_out, 'node')} with room for it"
+        yield blocker("constraints", detail, nodes=shut_out)
+    for code, words in _AWAY.items():
+        nodes = tally.nodes[code]
         if nodes:
-            detail = f"{plural(nodes, 'node')} that could run it {of_several if nodes > 1 else of_one}"
-            found.append(Blocker(code=code, detail=detail, numbers={"nodes": nodes, "gpus": gpus}))
-    return found
+            detail = f"{plural(nodes, 'node')} that could run it {words[nodes > 1]}"
+            yield blocker(code, detail, nodes=nodes, gpus=tally.gpus[code])
 
 
-def _card_blockers(tally: _Tally, demand: Demand) -> list[Blocker]:
-    gpus, found = tally.gpus, []
+def _card_blockers(tally: _Tally, demand: Demand) -> Iterator[Blocker]:
+    gpus, needed, memory_mb = tally.gpus, demand.gpus, demand.gpu_memory_mb
     if gpus["busy"]:
         detail = (
-            f"needs {plural(demand.gpus, 'GPU')} on one node; at most {tally.most_free} free on one,"
+            f"needs {plural(needed, 'GPU')} on one node; at most {tally.most_free} free on one,"
             f" {tally.free} in all, {gpus['busy']} busy"
         )
-        numbers: dict[str, int | str] = {
-            "needed": demand.gpus,
-            "most_free_on_one_node": tally.most_free,
-            "free": tally.free,
-            "busy": gpus["busy"],
-        }
-        found.append(Blocker(code="gpus_busy", detail=detail, numbers=numbers))
+        yield blocker(
+            "gpus_busy",
+            detail,
+            needed=needed,
+            most_free_on_one_node=tally.most_free,
+            free=tally.free,
+            busy=gpus["busy"],
+        )
     if gpus["model"]:
         asked, others = ", ".join(demand.gpu_models), ", ".join(sorted(tally.other_models))
         detail = f"asks for {asked}; {plural(gpus['model'], 'idle GPU')} of another model ({others})"
-        found.append(
-            Blocker(
-                code="gpu_model",
-                detail=detail,
-                numbers={"asked": asked, "other": others, "idle": gpus["model"]},
-            )
-        )
-    if gpus["memory"] or gpus["foreign"]:
-        idle = max(gpus["memory"], gpus["foreign"])
-        detail = f"asks for {demand.gpu_memory_mb} MB on each GPU; {plural(idle, 'idle GPU')} with less free memory"
-        numbers = {"asked_mb": demand.gpu_memory_mb, "most_free_mb": tally.most_memory_mb, "idle": idle}
-        found.append(Blocker(code="gpu_memory", detail=detail, numbers=numbers))
+        yield blocker("gpu_model", detail, asked=asked, other=others, idle=gpus["model"])
+    idle = max(gpus["memory"], gpus["foreign"])
+    if idle:
+        detail = f"asks for {memory_mb} MB on each GPU; {plural(idle, 'idle GPU')} with less free memory"
+        most_mb = tally.most_memory_mb
+        yield blocker("gpu_memory", detail, asked_mb=memory_mb, most_free_mb=most_mb, idle=idle)
     if gpus["shared"]:
-        found.append(_shared_full(tally, demand))
-    return [*found, *_set_apart("reserved", gpus["reserved"]), *_health_blockers(gpus)]
+        yield _shared_full(tally, demand)
+    yield from _set_apart(gpus["reserved"])
+    yield from _health_blockers(gpus)
 
 
 # Per state of health: what is said of one card, and of several.
@@ -312,55 +284,49 @@ _HEALTH: Final = {
 }
 
 
-def _health_blockers(gpus: Counter[str]) -> list[Blocker]:
-    numbers: dict[str, int | str] = {state: gpus[state] for state in _HEALTH if gpus[state]}
-    if not numbers:
-        return []
-    told = (f"{plural(gpus[state], 'GPU')} {_HEALTH[state][gpus[state] > 1]}" for state in numbers)
-    return [Blocker(code="gpu_health", detail=", ".join(told), numbers=numbers)]
+def _health_blockers(gpus: Counter[str]) -> Iterator[Blocker]:
+    numbers = {state: gpus[state] for state in _HEALTH if gpus[state]}
+    if numbers:
+        told = (f"{plural(gpus[state], 'GPU')} {_HEALTH[state][gpus[state] > 1]}" for state in numbers)
+        yield blocker("gpu_health", ", ".join(told), **numbers)
 
 
 def _shared_full(tally: _Tally, demand: Demand) -> Blocker:
-    gpus = tally.gpus["shared"]
+    gpus, most = tally.gpus["shared"], tally.most_free_milli
     asked = f"{demand.gpu_memory_mb} MB" if demand.gpu_memory_mb else f"{demand.share_milli / 10:g} %"
-    detail = f"needs {asked} of a GPU; {plural(gpus, 'shared GPU')} with less left, at most {tally.most_free_milli / 10:g} %"
-    numbers: dict[str, int | str] = {
-        "asked_mb": demand.gpu_memory_mb,
-        "asked_milli": demand.share_milli,
-        "most_free_milli": tally.most_free_milli,
-        "gpus": gpus,
-    }
-    return Blocker(code="gpu_share", detail=detail, numbers=numbers)
+    detail = f"needs {asked} of a GPU; {plural(gpus, 'shared GPU')} with less left, at most {most / 10:g} %"
+    return blocker(
+        "gpu_share",
+        detail,
+        asked_mb=demand.gpu_memory_mb,
+        asked_milli=demand.share_milli,
+        most_free_milli=most,
+        gpus=gpus,
+    )
 
 
-def _set_apart(code: str, gpus: int) -> list[Blocker]:
-    if not gpus:
-        return []
-    detail = f"{plural(gpus, 'GPU')} {'is' if gpus == 1 else 'are'} {code}"
-    return [Blocker(code=code, detail=detail, numbers={"gpus": gpus})]
+def _set_apart(gpus: int) -> Iterator[Blocker]:
+    """By their nodes' operators."""
+    if gpus:
+        yield blocker("reserved", f"{plural(gpus, 'GPU')} {'is' if gpus == 1 else 'are'} reserved", gpus=gpus)
 
 
-def _share_blockers(tally: _Tally, demand: Demand, state: ClusterState) -> list[Blocker]:
-    found = []
+def _share_blockers(tally: _Tally, demand: Demand, state: ClusterState) -> Iterator[Blocker]:
     if tally.nodes["cpus"]:
         most = max(0, tally.most_cpus_free_milli)
         unit = "cpu" if demand.cpus_milli == 1_000 else "cpus"
         detail = f"needs {cpus(demand.cpus_milli)} {unit} on one node; at most {cpus(most)} free"
-        numbers: dict[str, int | str] = {"needed_milli": demand.cpus_milli, "most_free_milli": most}
-        found.append(Blocker(code="cpus", detail=detail, numbers=numbers))
+        yield blocker("cpus", detail, needed_milli=demand.cpus_milli, most_free_milli=most)
     if tally.nodes["ram"]:
         most = max(0, tally.most_ram_free_mb)
         detail = f"needs {demand.ram_mb} MB of ram on one node; at most {most} free"
-        found.append(
-            Blocker(code="ram", detail=detail, numbers={"needed_mb": demand.ram_mb, "most_free_mb": most})
-        )
+        yield blocker("ram", detail, needed_mb=demand.ram_mb, most_free_mb=most)
     if tally.nodes["leases"]:
         limit = state.settings.most_leases
-        detail = (
-            f"{plural(tally.nodes['leases'], 'node')} already runs the most tasks allowed on one ({limit})"
+        full = plural(tally.nodes["leases"], "node")
+        yield blocker(
+            "node_full", f"{full} already runs the most tasks allowed on one ({limit})", limit=limit
         )
-        found.append(Blocker(code="node_full", detail=detail, numbers={"limit": limit}))
-    return found
 
 
 _IMPOSSIBLE: Final = {
@@ -377,17 +343,14 @@ _IMPOSSIBLE: Final = {
 }
 
 
-def _reserved_suiting(state: ClusterState, demand: Demand) -> list[Blocker]:
+def _reserved_suiting(state: ClusterState, demand: Demand) -> Iterator[Blocker]:
     """Cards that would do, were they not reserved."""
-    suiting = sum(gpu.reserved and not gpu.gone and _suits(state, gpu, demand) for gpu in state.gpus.values())
-    return _set_apart("reserved", suiting) if demand.gpus else []
+    suiting = sum(gpu.reserved and not gpu.gone and suits(state, gpu, demand) for gpu in state.gpus.values())
+    return _set_apart(suiting if demand.gpus else 0)
 
 
 def _impossible(lack: NeverFits) -> Blocker:
     """It was possible once, or came before any node: now no registered node could hold it, even empty."""
     code, words = _IMPOSSIBLE[lack.lacks]
-    return Blocker(
-        code=code,
-        detail=words.format(requested=lack.requested, largest=lack.largest),
-        numbers={"requested": lack.requested, "largest": lack.largest},
-    )
+    detail = words.format(requested=lack.requested, largest=lack.largest)
+    return blocker(code, detail, requested=lack.requested, largest=lack.largest)

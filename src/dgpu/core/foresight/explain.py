@@ -7,10 +7,11 @@ from typing import Final
 import msgspec
 
 from dgpu.core.foresight.barriers import barriers_of
-from dgpu.core.foresight.blockers import Blocker, Nearest, nearest_node, plural
+from dgpu.core.foresight.blockers import Blocker, Nearest, blocker, nearest_node, plural
 from dgpu.core.foresight.conditions import conditions_of
 from dgpu.core.foresight.reserved import Reserved, in_words, reserved_of, room_blockers
 from dgpu.core.model.ids import TaskId, task_name
+from dgpu.core.model.node import Node
 from dgpu.core.model.task import Task, TaskStatus
 from dgpu.core.rejections import UnknownTask
 from dgpu.core.rules.order import position, queue
@@ -58,9 +59,9 @@ def _waiting(state: ClusterState, task: Task, at: int) -> Explanation:
         blockers.append(back_off(task, at))
     if ahead:
         detail = f"{plural(ahead, 'task')} of the same or a higher priority {'come' if ahead > 1 else 'comes'} first"
-        blockers.append(Blocker(code="tasks_ahead", detail=detail, numbers={"ahead": ahead}))
+        blockers.append(blocker("tasks_ahead", detail, ahead=ahead))
     if blockers:
-        summary = f"{task_name(task.id)} waits: {'; '.join(blocker.detail for blocker in blockers)}"
+        summary = f"{task_name(task.id)} waits: {'; '.join(each.detail for each in blockers)}"
     else:
         summary = f"{task_name(task.id)} is placed in the next pass"
     reservation = reserved_of(state, task.id)
@@ -86,21 +87,19 @@ def loss_wait(state: ClusterState, at: int) -> Blocker:
         "the end of the journal was lost, and nodes may still run tasks that only it knew:"
         f" no task starts for {-(-left_ms // 1_000)} s"
     )
-    return Blocker(code="journal_loss", detail=detail, numbers={"left_ms": left_ms})
+    return blocker("journal_loss", detail, left_ms=left_ms)
 
 
 def back_off(task: Task, at: int) -> Blocker:
     left_ms = task.eligible_at - at
     last = f" after: {task.error}" if task.error else ""
-    return Blocker(
-        code="back_off",
-        detail=f"it is tried again in {-(-left_ms // 1_000)} s{last}",
-        numbers={
-            "eligible_at": task.eligible_at,
-            "left_ms": left_ms,
-            "retries": task.retries,
-            "max_retries": task.max_retries,
-        },
+    return blocker(
+        "back_off",
+        f"it is tried again in {-(-left_ms // 1_000)} s{last}",
+        eligible_at=task.eligible_at,
+        left_ms=left_ms,
+        retries=task.retries,
+        max_retries=task.max_retries,
     )
 
 
@@ -118,24 +117,8 @@ def _running(state: ClusterState, task: Task) -> Explanation:
     )
     node = state.nodes[lease.node_id]
     name = task_name(task.id)
-    if node.offline_since:
-        detail = f"node {node.id} is unreachable; the task keeps its lease until its end is certain"
-        unreachable = Blocker(
-            code="node_unreachable", detail=detail, numbers={"node": node.id, "since": node.offline_since}
-        )
-        return Explanation(
-            task_id=task.id, status=task.status, summary=f"{name}: {detail}", blockers=(unreachable,)
-        )
-    if node.unconfirmed_since:
-        detail = f"node {node.id} has not contacted this scheduler since it started; the task keeps its lease"
-        unconfirmed = Blocker(
-            code="node_unconfirmed",
-            detail=detail,
-            numbers={"node": node.id, "since": node.unconfirmed_since},
-        )
-        return Explanation(
-            task_id=task.id, status=task.status, summary=f"{name}: {detail}", blockers=(unconfirmed,)
-        )
+    if node.offline_since or node.unconfirmed_since:
+        return _out_of_touch(task, node)
     if task.cancelling:
         summary = f"{name} is being stopped on node {node.id}"
     elif not lease.started:
@@ -147,6 +130,21 @@ def _running(state: ClusterState, task: Task) -> Explanation:
     else:
         summary = f"{name} runs on node {node.id}, attempt {task.attempt}"
     return Explanation(task_id=task.id, status=task.status, summary=summary)
+
+
+def _out_of_touch(task: Task, node: Node) -> Explanation:
+    if node.offline_since:
+        code, since = "node_unreachable", node.offline_since
+        detail = f"node {node.id} is unreachable; the task keeps its lease until its end is certain"
+    else:
+        code, since = "node_unconfirmed", node.unconfirmed_since
+        detail = f"node {node.id} has not contacted this scheduler since it started; the task keeps its lease"
+    return Explanation(
+        task_id=task.id,
+        status=task.status,
+        summary=f"{task_name(task.id)}: {detail}",
+        blockers=(blocker(code, detail, node=node.id, since=since),),
+    )
 
 
 def _ended(task: Task) -> str:

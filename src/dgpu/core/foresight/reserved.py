@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from dgpu.core.foresight.blockers import Blocker, blockers_of, plural
+from dgpu.core.foresight.blockers import Blocker, blocker, blockers_of, plural
 from dgpu.core.index.line import Line
 from dgpu.core.model.demand import Demand
 from dgpu.core.model.ids import GpuId, NodeId, TaskId, task_name
@@ -66,13 +66,15 @@ def room_blockers(state: ClusterState, line: Line, task_id: TaskId, at: int) -> 
         f"it would delay {task_name(refusal.task_id)}, which has a reservation on node {refusal.node_id}"
         f" {_when(refusal, at)}{others}; it may run ahead only if it is over by then"
     )
-    numbers: dict[str, int | str] = {
-        "task": task_name(refusal.task_id),
-        "node": refusal.node_id,
-        "at": refusal.at or "unknown",
-        "reservations": refusal.reservations,
-    }
-    return [Blocker(code=refusal.code, detail=detail, numbers=numbers)]
+    found = blocker(
+        refusal.code,
+        detail,
+        task=task_name(refusal.task_id),
+        node=refusal.node_id,
+        at=refusal.at or "unknown",
+        reservations=refusal.reservations,
+    )
+    return [found]
 
 
 def in_words(reserved: Reserved, at: int) -> str:

@@ -70,6 +70,7 @@ class Demand:
         self,
         *,
         nodes: int | None = None,
+        gpu_models: tuple[str, ...] | None = None,
         gpu_memory_mb: int | None = None,
         cpus_milli: int | None = None,
         ram_mb: int | None = None,
@@ -79,7 +80,7 @@ class Demand:
     ) -> Demand:
         return Demand(
             gpus=self.gpus,
-            gpu_models=self.gpu_models,
+            gpu_models=self.gpu_models if gpu_models is None else gpu_models,
             gpu_memory_mb=self.gpu_memory_mb if gpu_memory_mb is None else gpu_memory_mb,
             cpus_milli=self.cpus_milli if cpus_milli is None else cpus_milli,
             ram_mb=self.ram_mb if ram_mb is None else ram_mb,

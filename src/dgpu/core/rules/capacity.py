@@ -104,15 +104,21 @@ def cpus(milli: int) -> int | str:
     return f"{whole}.{part:03d}".rstrip("0") if part else whole
 
 
+def suits(state: ClusterState, gpu: Gpu, demand: Demand) -> bool:
+    """By its model, and its memory when nothing else is on it."""
+    if demand.gpu_models and gpu.model not in demand.gpu_models:
+        return False
+    return not demand.gpu_memory_mb or promised_mb(state, gpu) >= demand.gpu_memory_mb
+
+
+def could_host(node: Node, demand: Demand) -> bool:
+    """By its cpus and ram when nothing runs on it."""
+    return node.cpus_milli >= demand.cpus_milli and node.ram_in_steps_mb >= demand.ram_mb
+
+
 def _holds(state: ClusterState, node: Node, gpus: Sequence[Gpu], demand: Demand) -> bool:
-    if node.cpus_milli < demand.cpus_milli or node.ram_in_steps_mb < demand.ram_mb:
+    if not could_host(node, demand):
         return False
     if demand.constraints and not holds(labels_of(node), demand.constraints):
         return False
-    fitting = sum(
-        1
-        for gpu in configured(gpus)
-        if (not demand.gpu_memory_mb or promised_mb(state, gpu) >= demand.gpu_memory_mb)
-        and (not demand.gpu_models or gpu.model in demand.gpu_models)
-    )
-    return fitting >= demand.gpus
+    return sum(suits(state, gpu, demand) for gpu in configured(gpus)) >= demand.gpus
