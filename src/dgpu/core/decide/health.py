@@ -8,12 +8,12 @@ nowhere, take no card out of service.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, TypeVar
 
-import msgspec
+from msgspec.structs import replace
 
-from dgpu.core.commands import RecoverGpu, ReportCheck, ReportFinished
+from dgpu.core.commands import ObserveCondition, ObserveGpu, RecoverGpu, ReportCheck, ReportFinished
 from dgpu.core.decide.endings import requeued
 from dgpu.core.decision import Decision
 from dgpu.core.events import (
@@ -28,6 +28,7 @@ from dgpu.core.model.health import Blame, Cause, GpuHealth, Health, lasts
 from dgpu.core.model.ids import GpuId, LeaseId, NodeId, task_name
 from dgpu.core.model.lease import Lease
 from dgpu.core.model.node import Gpu
+from dgpu.core.model.run_times import command_of
 from dgpu.core.model.task import Outcome, Task, TaskStatus
 from dgpu.core.rejections import GpuInService, StaleCheck, UnknownGpu
 from dgpu.core.state import ClusterState
@@ -42,11 +43,19 @@ _PROGRAM_WORDS: Final = 2  # "python train.py", whatever its arguments
 _MAX_PROGRAM: Final = 100
 
 
-class _Command(msgspec.Struct):
-    command: str | tuple[str, ...] = ""
+_OfGpu = TypeVar("_OfGpu", ObserveGpu, ObserveCondition, ReportCheck, RecoverGpu)
 
 
-_commands = msgspec.json.Decoder(_Command)
+def of_gpu(
+    decide: Callable[[ClusterState, _OfGpu, Gpu], Decision],
+) -> Callable[[ClusterState, _OfGpu], Decision]:
+    """Refuses a command about a card that is not known."""
+
+    def decide_known(state: ClusterState, command: _OfGpu) -> Decision:
+        gpu = state.gpus.get(command.gpu_id)
+        return UnknownGpu(gpu_id=command.gpu_id) if gpu is None else decide(state, command, gpu)
+
+    return decide_known
 
 
 # a card falls ill
@@ -56,20 +65,13 @@ def fall_ill(
     state: ClusterState, at: int, gpu_id: GpuId, node_id: NodeId, cause: Cause, evidence: str
 ) -> tuple[Event, ...]:
     """Out of service, and what runs on it is to end. Nothing new of a card that is out of service already."""
-    known = state.health.get(gpu_id)
-    if known is not None and known.state in {Health.QUARANTINED, Health.OUT}:
+    known = state.health.get(gpu_id) or GpuHealth(gpu_id=gpu_id, node_id=node_id)
+    if known.state in {Health.QUARANTINED, Health.OUT}:
         return ()
-    quarantined = GpuHealthChanged(
-        at=at,
-        gpu_id=gpu_id,
-        node_id=node_id,
-        before=Health.TRUSTED if known is None else known.state,
-        after=Health.QUARANTINED,
-        cause=cause.value,
-        evidence=evidence,
-        quarantines=_quarantines(state, known, at),
-        checks=0 if known is None else known.checks,
-    )
+    is_first = at - known.quarantined_at >= state.settings.health.window_ms
+    quarantines = 1 if is_first else known.quarantines + 1
+    step = _step(known, at, Health.QUARANTINED, cause.value, evidence)
+    quarantined = replace(step, node_id=node_id, quarantines=quarantines)
     return (quarantined, *_stops(state, at, gpu_id, node_id, evidence))
 
 
@@ -80,29 +82,21 @@ def once_per_lease(events: Iterable[Event]) -> Iterator[Event]:
     seen: set[LeaseId] = set()
     ranks: set[LeaseId] = set()
     for event in events:
+        lease_id = getattr(event, "lease_id", None)
         if isinstance(event, RankEnded):
             ranks.add(event.lease_id)
-            yield event
-            continue
-        lease_id = getattr(event, "lease_id", None)
-        if lease_id is None:
-            yield event
-            continue
-        if lease_id not in seen and not (isinstance(event, TaskStopRequested) and lease_id in ranks):
-            yield event
-        seen.add(lease_id)
+        elif lease_id is not None:
+            is_over = lease_id in seen or (isinstance(event, TaskStopRequested) and lease_id in ranks)
+            seen.add(lease_id)
+            if is_over:
+                continue
+        yield event
 
 
 def fault_news(state: ClusterState, gpu: Gpu) -> bool:
     """A fault is news when it differs from what was told of the card before."""
     known = state.gpus.get(gpu.id)
     return bool(gpu.fault) and (known is None or known.fault != gpu.fault)
-
-
-def _quarantines(state: ClusterState, known: GpuHealth | None, at: int) -> int:
-    if known is None or at - known.quarantined_at >= state.settings.health.window_ms:
-        return 1
-    return known.quarantines + 1
 
 
 def _stops(state: ClusterState, at: int, gpu_id: GpuId, node_id: NodeId, evidence: str) -> Iterator[Event]:
@@ -171,7 +165,7 @@ def after_failure(state: ClusterState, task: Task, lease: Lease, report: ReportF
 
 def program_of(task: Task) -> str:
     """What a task runs, without its options: a sweep over parameters is one program."""
-    command = _commands.decode(task.detail).command
+    command = command_of(task.detail)
     words = command.split() if isinstance(command, str) else list(command)
     plain = [word for word in words[:8] if not word.startswith("-")]
     return " ".join(plain[:_PROGRAM_WORDS])[:_MAX_PROGRAM]
@@ -201,11 +195,9 @@ def _all_do_well_elsewhere(state: ClusterState, gpu_id: GpuId, blames: tuple[Bla
 # the way back
 
 
-def decide_check(state: ClusterState, command: ReportCheck) -> Decision:
-    gpu = state.gpus.get(command.gpu_id)
-    known = state.health.get(command.gpu_id)
-    if gpu is None:
-        return UnknownGpu(gpu_id=command.gpu_id)
+@of_gpu
+def decide_check(state: ClusterState, command: ReportCheck, gpu: Gpu) -> Decision:
+    known = state.health.get(gpu.id)
     if known is None or known.state is not Health.PROBING or known.checks != command.number:
         return StaleCheck(gpu_id=command.gpu_id, number=command.number)
     if not command.ok:
@@ -215,17 +207,16 @@ def decide_check(state: ClusterState, command: ReportCheck) -> Decision:
     return (_step(known, command.at, Health.PAROLE, "check", command.evidence),)
 
 
-def decide_recover(state: ClusterState, command: RecoverGpu) -> Decision:
-    known = state.health.get(command.gpu_id)
-    if command.gpu_id not in state.gpus:
-        return UnknownGpu(gpu_id=command.gpu_id)
+@of_gpu
+def decide_recover(state: ClusterState, command: RecoverGpu, gpu: Gpu) -> Decision:
+    known = state.health.get(gpu.id)
     if known is None or known.serves:
-        return GpuInService(gpu_id=command.gpu_id, state=Health.TRUSTED if known is None else known.state)
+        return GpuInService(gpu_id=gpu.id, state=gpu.health)
     if known.state is Health.PROBING:
         return ()
     evidence = command.reason or "an operator asks for it"
     step = _step(known, command.at, Health.PROBING, "operator", evidence, checks=known.checks + 1)
-    return (msgspec.structs.replace(step, quarantines=0),)
+    return (replace(step, quarantines=0),)
 
 
 def due_steps(state: ClusterState, at: int) -> Iterator[Event]:

@@ -7,6 +7,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from dgpu.core.commands import ObserveCondition, ReportFinished
+from dgpu.core.decide.health import of_gpu
 from dgpu.core.decide.report import decide_finished
 from dgpu.core.decision import Decision
 from dgpu.core.events import (
@@ -22,10 +23,10 @@ from dgpu.core.events import (
 from dgpu.core.index.cards import usable_mb
 from dgpu.core.model.demand import Demand
 from dgpu.core.model.lease import Lease
-from dgpu.core.model.node import Kind
+from dgpu.core.model.node import Gpu, Kind
 from dgpu.core.model.settings import Placement
 from dgpu.core.model.task import MEMORY_STEP_MB, Outcome, Task, TaskStatus
-from dgpu.core.rejections import Rejection, UnknownGpu
+from dgpu.core.rejections import Rejection
 from dgpu.core.rules.estimate import after_oom, after_run
 from dgpu.core.rules.fragment import is_due, typical_of
 from dgpu.core.state import ClusterState
@@ -33,10 +34,8 @@ from dgpu.core.state import ClusterState
 _PACK: Final = Placement.PACK  # looked up before every pass
 
 
-def decide_condition(state: ClusterState, command: ObserveCondition) -> Decision:
-    gpu = state.gpus.get(command.gpu_id)
-    if gpu is None:
-        return UnknownGpu(gpu_id=command.gpu_id)
+@of_gpu
+def decide_condition(_: ClusterState, command: ObserveCondition, gpu: Gpu) -> Decision:
     over_mb = -(-max(0, command.over_mb) // MEMORY_STEP_MB) * MEMORY_STEP_MB
     told = (over_mb, command.load_band, command.heat_band, command.rest_band, command.warm)
     if gpu.gone or told == (gpu.over_mb, gpu.load_band, gpu.heat_band, gpu.rest_band, gpu.warm):

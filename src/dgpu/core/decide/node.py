@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -17,7 +18,7 @@ from dgpu.core.commands import (
     ResumeNode,
 )
 from dgpu.core.decide.endings import lose_attempt
-from dgpu.core.decide.health import fall_ill, fault_news, once_per_lease
+from dgpu.core.decide.health import fall_ill, fault_news, of_gpu, once_per_lease
 from dgpu.core.decision import Decision
 from dgpu.core.events import (
     Event,
@@ -32,10 +33,25 @@ from dgpu.core.events import (
 from dgpu.core.identity import is_before_loss, is_same_run
 from dgpu.core.model.health import Cause, Health, cause_of
 from dgpu.core.model.ids import NodeId
+from dgpu.core.model.lease import Lease
 from dgpu.core.model.node import Gpu, Node
 from dgpu.core.model.task import MEMORY_STEP_MB, Restart
-from dgpu.core.rejections import GpuClaimed, NodeBusy, NodeNotOffline, UnknownGpu, UnknownNode
+from dgpu.core.rejections import GpuClaimed, NodeBusy, NodeNotOffline, UnknownNode
 from dgpu.core.state import ClusterState
+
+_OfNode = TypeVar("_OfNode", ChangeInventory, LoseNode, ReleaseNode, DrainNode, ResumeNode, RemoveNode)
+
+
+def _of_node(
+    decide: Callable[[ClusterState, _OfNode, Node], Decision],
+) -> Callable[[ClusterState, _OfNode], Decision]:
+    """Refuses a command about a node that is not known."""
+
+    def decide_known(state: ClusterState, command: _OfNode) -> Decision:
+        node = state.nodes.get(command.node_id)
+        return UnknownNode(node_id=command.node_id) if node is None else decide(state, command, node)
+
+    return decide_known
 
 
 def decide_register(state: ClusterState, command: RegisterNode) -> Decision:
@@ -63,24 +79,21 @@ def decide_register(state: ClusterState, command: RegisterNode) -> Decision:
     return tuple(once_per_lease((*_gone_attempts(state, command, known), registered, *ill)))
 
 
-def decide_inventory(state: ClusterState, command: ChangeInventory) -> Decision:
-    if command.node_id not in state.nodes:
-        return UnknownNode(node_id=command.node_id)
-    claimed = _claimed(state, command.node_id, command.gpus)
+@_of_node
+def decide_inventory(state: ClusterState, command: ChangeInventory, node: Node) -> Decision:
+    claimed = _claimed(state, node.id, command.gpus)
     if claimed is not None:
         return claimed
-    gpus = _listed(state, command.node_id, command.gpus)
-    if _by_index(gpus) == _by_index(gpu for gpu in state.node_gpus(command.node_id) if not gpu.gone):
+    gpus = _listed(state, node.id, command.gpus)
+    if _by_index(gpus) == _by_index(gpu for gpu in state.node_gpus(node.id) if not gpu.gone):
         return ()
-    changed = InventoryChanged(at=command.at, node_id=command.node_id, gpus=gpus)
-    ill = (*_fallen_ill(state, command.at, gpus), *_vanished(state, command.at, command.node_id, gpus))
+    changed = InventoryChanged(at=command.at, node_id=node.id, gpus=gpus)
+    ill = (*_fallen_ill(state, command.at, gpus), *_vanished(state, command.at, node.id, gpus))
     return tuple(once_per_lease((changed, *ill)))
 
 
-def decide_observe(state: ClusterState, command: ObserveGpu) -> Decision:
-    gpu = state.gpus.get(command.gpu_id)
-    if gpu is None:
-        return UnknownGpu(gpu_id=command.gpu_id)
+@of_gpu
+def decide_observe(state: ClusterState, command: ObserveGpu, gpu: Gpu) -> Decision:
     # Rounded up: what is promised to a task must be there.
     foreign_mb = -(-max(0, command.foreign_mb) // MEMORY_STEP_MB) * MEMORY_STEP_MB
     if gpu.gone or (gpu.foreign_mb == foreign_mb and gpu.fault == command.fault):
@@ -98,14 +111,11 @@ def decide_observe(state: ClusterState, command: ObserveGpu) -> Decision:
     return (observed, *fall_ill(state, command.at, gpu.id, gpu.node_id, cause, command.fault))
 
 
-def decide_lose(state: ClusterState, command: LoseNode) -> Decision:
-    node = state.nodes.get(command.node_id)
-    if node is None:
-        return UnknownNode(node_id=command.node_id)
+@_of_node
+def decide_lose(state: ClusterState, command: LoseNode, node: Node) -> Decision:
     if node.offline_since:
         return ()
     # Services are replaced at once, two replicas do no harm. All others keep their leases until their end is certain.
-    error = _lost(node.id, command.reason)
     services = (
         lease
         for lease in state.node_leases(node.id)
@@ -113,50 +123,33 @@ def decide_lose(state: ClusterState, command: LoseNode) -> Decision:
     )
     return (
         NodeLost(at=command.at, node_id=node.id, reason=command.reason),
-        *(
-            event
-            for lease in services
-            for event in lose_attempt(state, lease, command.at, reason="node_lost", error=error)
-        ),
+        *_lose_all(state, services, command),
     )
 
 
-def decide_release(state: ClusterState, command: ReleaseNode) -> Decision:
-    node = state.nodes.get(command.node_id)
-    if node is None:
-        return UnknownNode(node_id=command.node_id)
+@_of_node
+def decide_release(state: ClusterState, command: ReleaseNode, node: Node) -> Decision:
     if not node.offline_since:
         return NodeNotOffline(node_id=node.id)
-    error = _lost(node.id, command.reason)
-    return tuple(
-        event
-        for lease in state.node_leases(node.id)
-        for event in lose_attempt(state, lease, command.at, reason="node_lost", error=error)
-    )
+    return tuple(_lose_all(state, state.node_leases(node.id), command))
 
 
-def decide_drain(state: ClusterState, command: DrainNode) -> Decision:
-    node = state.nodes.get(command.node_id)
-    if node is None:
-        return UnknownNode(node_id=command.node_id)
+@_of_node
+def decide_drain(_: ClusterState, command: DrainNode, node: Node) -> Decision:
     if node.draining and (command.keeps_reason or node.drain_reason == command.reason):
         return ()
     return (NodeDraining(at=command.at, node_id=node.id, reason=command.reason),)
 
 
-def decide_resume(state: ClusterState, command: ResumeNode) -> Decision:
-    node = state.nodes.get(command.node_id)
-    if node is None:
-        return UnknownNode(node_id=command.node_id)
+@_of_node
+def decide_resume(_: ClusterState, command: ResumeNode, node: Node) -> Decision:
     if not node.draining or command.drained_for not in {None, node.drain_reason}:
         return ()
     return (NodeResumed(at=command.at, node_id=node.id),)
 
 
-def decide_remove(state: ClusterState, command: RemoveNode) -> Decision:
-    node = state.nodes.get(command.node_id)
-    if node is None:
-        return UnknownNode(node_id=command.node_id)
+@_of_node
+def decide_remove(state: ClusterState, command: RemoveNode, node: Node) -> Decision:
     leases = len(state.node_leases(node.id))
     if leases or not node.offline_since:
         return NodeBusy(node_id=node.id, leases=leases, status=node.status.value)
@@ -235,5 +228,9 @@ def _by_index(gpus: Iterable[Gpu]) -> list[Gpu]:
     return sorted(gpus, key=lambda gpu: (gpu.index, gpu.id))
 
 
-def _lost(node_id: NodeId, reason: str) -> str:
-    return f"node {node_id} was lost: {reason}" if reason else f"node {node_id} was lost"
+def _lose_all(
+    state: ClusterState, leases: Iterable[Lease], command: LoseNode | ReleaseNode
+) -> Iterator[Event]:
+    error = f"node {command.node_id} was lost" + (f": {command.reason}" if command.reason else "")
+    for lease in leases:
+        yield from lose_attempt(state, lease, command.at, reason="node_lost", error=error)

@@ -43,10 +43,14 @@ def kind_of(shape: Shape, detail: bytes) -> str:
     gpus = shape.gpus * shape.nodes
     if shape.model:
         return f"{shape.tenant_id}/model/{shape.model}/{gpus}"
-    command = _decode(detail).command if detail else ""
+    command = command_of(detail)
     words = command if isinstance(command, str) else "\0".join(command)
     known_by = hashlib.sha256(_NUMBER.sub("0", words[:_MAX_READ]).encode()).hexdigest()[:24]
     return f"{shape.tenant_id}/command/{known_by}/{gpus}"
+
+
+def command_of(detail: bytes) -> str | tuple[str, ...]:
+    return _decode(detail).command if detail else ""
 
 
 def note_run(known: dict[str, RunTimes], shape: Shape, task: Task, at: int) -> None:
