@@ -18,11 +18,13 @@ def await_others(state: ClusterState, task_ids: list[TaskId], on: tuple[Dependen
         state.dependents.link(task_id, awaited)
 
 
-def wait_no_more(state: ClusterState, task: Task) -> None:
-    """A waiting task is over."""
+def wait_no_more(state: ClusterState, task: Task) -> str:
+    """A waiting task is over. If it waited for what cannot come any more, that is the answer."""
     awaited = state.after.pop(task.id, None)
-    if awaited is not None:
-        state.dependents.unlink(task.id, awaited)
+    if awaited is None:
+        return ""
+    state.dependents.unlink(task.id, awaited)
+    return f"it waited for {awaited.broken.in_words()}, which ended otherwise" if awaited.broken else ""
 
 
 def tell_dependents(state: ClusterState, ended: Task) -> None:

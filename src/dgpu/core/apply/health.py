@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from msgspec.structs import replace
 
 from dgpu.core.events import GpuBlamed, GpuHealthChanged, GpuRunSucceeded, TaskStopRequested
 from dgpu.core.model.health import GpuHealth, Health, lasts
-from dgpu.core.model.ids import NodeId
+from dgpu.core.model.ids import GpuId, NodeId
 from dgpu.core.model.lease import Lease
 from dgpu.core.model.node import Gpu
 from dgpu.core.state import ClusterState
@@ -41,8 +42,13 @@ def apply_health(state: ClusterState, event: GpuHealthChanged) -> None:
     state.health[event.gpu_id] = changed
     state.health_changed = True
     if gpu is not None:
-        state.gpus[gpu.id] = replace(gpu, health=event.after)
-        state.rooms.refresh(gpu.node_id)
+        change_gpu(state, gpu.id, health=event.after)
+
+
+def change_gpu(state: ClusterState, gpu_id: GpuId, **facts: Any) -> Gpu:
+    gpu = state.gpus[gpu_id] = replace(state.gpus[gpu_id], **facts)
+    state.rooms.refresh(gpu.node_id)
+    return gpu
 
 
 def apply_blamed(state: ClusterState, event: GpuBlamed) -> None:

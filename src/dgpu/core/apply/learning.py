@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from dgpu.core.apply.health import change_gpu
 from dgpu.core.apply.task import reshape
 from dgpu.core.events import ConditionChanged, DemandChanged, EstimateLearned, TypicalChanged
 from dgpu.core.rules.estimate import evicted
@@ -11,16 +12,15 @@ from dgpu.core.state import ClusterState
 
 
 def apply_condition(state: ClusterState, event: ConditionChanged) -> None:
-    gpu = replace(
-        state.gpus[event.gpu_id],
+    change_gpu(
+        state,
+        event.gpu_id,
         over_mb=event.over_mb,
         load_band=event.load_band,
         heat_band=event.heat_band,
         rest_band=event.rest_band,
         warm=event.warm,
     )
-    state.gpus[gpu.id] = gpu
-    state.rooms.refresh(gpu.node_id)
 
 
 def apply_typical(state: ClusterState, event: TypicalChanged) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from dgpu.core.apply.health import forget_node, note_listed, note_observed
+from dgpu.core.apply.health import change_gpu, forget_node, note_listed, note_observed
 from dgpu.core.apply.holdings import adopt_settings
 from dgpu.core.apply.reservation import forget_reservations_on
 from dgpu.core.events import (
@@ -50,34 +50,27 @@ def apply_inventory(state: ClusterState, event: InventoryChanged) -> None:
 
 
 def apply_observation(state: ClusterState, event: ObservationChanged) -> None:
-    gpu = replace(
-        state.gpus[event.gpu_id],
+    gpu = change_gpu(
+        state,
+        event.gpu_id,
         foreign_mb=event.foreign_mb,
         fault=event.fault,
         fault_cause=event.fault_cause,
     )
-    state.gpus[gpu.id] = gpu
     note_observed(state, gpu, event.at)
-    state.rooms.refresh(gpu.node_id)
 
 
 def apply_lost(state: ClusterState, event: NodeLost) -> None:
-    node = replace(state.nodes[event.node_id], offline_since=max(1, event.at), unconfirmed_since=0)
-    state.nodes[node.id] = node
+    _change(state, event.node_id, offline_since=max(1, event.at), unconfirmed_since=0)
     state.health_changed = True
-    state.rooms.refresh(event.node_id)
 
 
 def apply_draining(state: ClusterState, event: NodeDraining) -> None:
-    node = replace(state.nodes[event.node_id], draining=True, drain_reason=event.reason)
-    state.nodes[node.id] = node
-    state.rooms.refresh(node.id)
+    _change(state, event.node_id, draining=True, drain_reason=event.reason)
 
 
 def apply_resumed(state: ClusterState, event: NodeResumed) -> None:
-    node = replace(state.nodes[event.node_id], draining=False, drain_reason="")
-    state.nodes[node.id] = node
-    state.rooms.refresh(node.id)
+    _change(state, event.node_id, draining=False, drain_reason="")
 
 
 def apply_removed(state: ClusterState, event: NodeRemoved) -> None:
@@ -94,16 +87,19 @@ def _unconfirm(state: ClusterState, at: int) -> None:
     """A node that has not contacted this scheduler may be gone: it keeps its tasks and gets no new ones."""
     for node_id, node in state.nodes.items():
         if not node.offline_since:
-            state.nodes[node_id] = replace(node, unconfirmed_since=max(1, at))
-            state.rooms.refresh(node_id)
+            _change(state, node_id, unconfirmed_since=max(1, at))
 
 
 def confirm_all(state: ClusterState) -> None:
     """For a look ahead on a fork: every node that is unconfirmed now comes back."""
     for node_id, node in state.nodes.items():
         if node.unconfirmed_since:
-            state.nodes[node_id] = replace(node, unconfirmed_since=0)
-            state.rooms.refresh(node_id)
+            _change(state, node_id, unconfirmed_since=0)
+
+
+def _change(state: ClusterState, node_id: NodeId, **facts: int | str) -> None:
+    state.nodes[node_id] = replace(state.nodes[node_id], **facts)
+    state.rooms.refresh(node_id)
 
 
 def _list_gpus(state: ClusterState, node_id: NodeId, listed: tuple[Gpu, ...], at: int) -> None:

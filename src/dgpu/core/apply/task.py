@@ -108,8 +108,7 @@ def put_on(
         reason="",
         error="",
     )
-    if known.shape.array_id:
-        state.queue.count_running(known.shape, 1)
+    _count_running(state, known.shape, 1)
 
 
 def apply_started(state: ClusterState, event: TaskStarted) -> None:
@@ -171,11 +170,8 @@ def apply_cancelled(state: ClusterState, event: TasksCancelled) -> None:
             state.let_go(task_id)
     state.queue.remove_many(tasks)
     state.stirred = True  # other tasks may need their quota no more
-    errors = [_broken(state, task) for task in tasks] if state.after else [""] * len(tasks)
-    if state.after:
-        # All of them before any is over: one may have waited for another.
-        for task in tasks:
-            wait_no_more(state, task)
+    # All of them wait no more before any is over: one may have waited for another.
+    errors = [wait_no_more(state, task) for task in tasks] if state.after else [""] * len(tasks)
     for task, error in zip(tasks, errors, strict=True):
         _end(
             state,
@@ -244,23 +240,13 @@ def _add_tasks(state: ClusterState, first_id: TaskId, count: int, spec: TaskSpec
     state.queue.extend(known, tasks, apart=spec.held or bool(spec.after))
 
 
-def _broken(state: ClusterState, task: Task) -> str:
-    """Why a task that waited for others can never start."""
-    awaited = state.after.get(task.id)
-    if awaited is None or awaited.broken is None:
-        return ""
-    return f"it waited for {awaited.broken.in_words()}, which ended otherwise"
-
-
-def _count_running(state: ClusterState, task: Task, change: int) -> None:
-    shape = state.shapes[task.shape_id]
+def _count_running(state: ClusterState, shape: Shape, change: int) -> None:
     if shape.array_id:
         state.queue.count_running(shape, change)
 
 
 def _release_all(state: ClusterState, task: Task, at: int) -> None:
-    if task.array_id:
-        _count_running(state, task, -1)
+    _count_running(state, state.shapes[task.shape_id], -1)
     gang = state.gangs.pop(task.id, None) if state.gangs else None
     if gang is None:
         _release(state, task.lease_id, at)
