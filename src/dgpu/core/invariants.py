@@ -8,7 +8,7 @@ from dgpu.core.index.limits import settle_pools
 from dgpu.core.index.queue import Queue
 from dgpu.core.model.health import Health
 from dgpu.core.model.idempotency import KeyRing, created_at
-from dgpu.core.model.ids import NO_LEASE, GpuId, NodeId, TenantId
+from dgpu.core.model.ids import NO_LEASE, GpuId, TenantId
 from dgpu.core.model.task import WHOLE_MILLI, Pool, Task, TaskStatus
 from dgpu.core.state import ClusterState
 
@@ -20,7 +20,7 @@ def check_invariants(state: ClusterState) -> None:
     _check_waiting(state)
     _check_gpus(state)
     _check_reservations(state)
-    _check_ends(state)
+    _hold(state.bookings.ends.check(state), "the end of a lease is known otherwise than its task says")
     _check_numbers(state)
     _check_indexes(state)
 
@@ -169,11 +169,6 @@ def _check_reservations(state: ClusterState) -> None:
             )
 
 
-def _check_ends(state: ClusterState) -> None:
-    """What reservations believe of when leases are over is what their tasks say now."""
-    _hold(state.bookings.ends.check(state), "the end of a lease is known otherwise than its task says")
-
-
 def _check_numbers(state: ClusterState) -> None:
     _hold(all(0 < task_id < state.next_task_id for task_id in state.tasks), "a task id beyond the counter")
     _hold(
@@ -202,28 +197,34 @@ def _check_keys(ring: KeyRing) -> None:
 
 def _check_indexes(state: ClusterState) -> None:
     """Every index equals one derived anew from the flat dicts."""
-    anew = ClusterState.from_parts(state.parts())
-    _hold(_rooms(state) == _rooms(anew), "the index of rooms differs from a rebuild")
-    _hold(state.rooms.holders == anew.rooms.holders, "the holders of GPUs differ from a rebuild")
-    _hold(state.rooms.counts == anew.rooms.counts, "the counts of GPUs differ from a rebuild")
-    _hold(_lines(state.queue) == _lines(anew.queue), "the index of waiting tasks differs from a rebuild")
-    _hold(state.queue.count == anew.queue.count, "the count of waiting tasks differs from a rebuild")
-    _hold(state.queue.by_shape == anew.queue.by_shape, "the interned shapes differ from a rebuild")
-    _hold(sorted(state.ended) == sorted(anew.ended), "the index of ended tasks differs from a rebuild")
-    _hold(state.dependents.facts() == anew.dependents.facts(), "the dependents differ from a rebuild")
-    _hold(_expiring(state) == _expiring(anew), "the ends of allocations differ from a rebuild")
-    _hold(_accounts(state) == _accounts(anew), "the accounts of tenants differ from a rebuild")
+    rebuilt = ClusterState.from_parts(state.parts())
+    # Who may be placed depends on how far time went in an index: not compared while somebody backs off.
+    settled = not state.queue.back_off and not rebuilt.queue.back_off
+    known, anew = _indexes(state, settled=settled), _indexes(rebuilt, settled=settled)
+    for name, facts in known.items():
+        _hold(facts == anew[name], f"not as in a rebuild: {name}")
     _check_standings(state)
-    # Who may be placed depends on how far time went in this index: not compared while somebody backs off.
-    settled = not state.queue.back_off and not anew.queue.back_off
-    _hold(
-        _pools(state, ready=settled) == _pools(anew, ready=settled), "what pools hold differs from a rebuild"
-    )
-    _hold(state.reclaims == anew.reclaims, "the stops that give quota back differ from a rebuild")
     pending = sum(task.status is TaskStatus.PENDING for task in state.tasks.values())
     _hold(state.queue.count == pending, "the count of waiting tasks is wrong")
     for task_id, eligible_at in state.queue.back_off.items():
         _hold(state.tasks[task_id].eligible_at == eligible_at, f"task {task_id} backs off until another time")
+
+
+def _indexes(state: ClusterState, *, settled: bool) -> dict[str, object]:
+    return {
+        "the index of rooms": {node_id: room.facts() for node_id, room in state.rooms.by_node.items()},
+        "the holders of GPUs": state.rooms.holders,
+        "the counts of GPUs": state.rooms.counts,
+        "the index of waiting tasks": _lines(state.queue),
+        "the count of waiting tasks": state.queue.count,
+        "the interned shapes": state.queue.by_shape,
+        "the index of ended tasks": sorted(state.ended),
+        "the dependents": state.dependents.facts(),
+        "the ends of allocations": sorted(entry for entry in state.expiring if entry[2] in state.leases),
+        "the accounts of tenants": _accounts(state),
+        "what pools hold": _pools(state, ready=settled),
+        "the stops that give quota back": state.reclaims,
+    }
 
 
 def _check_standings(state: ClusterState) -> None:
@@ -233,10 +234,6 @@ def _check_standings(state: ClusterState) -> None:
             (one.standing < other.standing) is (one.share < other.share) and one.standing <= other.standing,
             f"tenants {one.tenant_id} and {other.tenant_id} stand otherwise than their shares say",
         )
-
-
-def _rooms(state: ClusterState) -> dict[NodeId, tuple[object, ...]]:
-    return {node_id: room.facts() for node_id, room in state.rooms.by_node.items()}
 
 
 def _lines(queue: Queue) -> dict[tuple[int, int], tuple[object, ...]]:
@@ -262,10 +259,6 @@ def _pools(state: ClusterState, *, ready: bool) -> dict[Pool | None, tuple[int, 
         pool: (use.used_milli, use.limit_milli, sorted(line.head for line in use.ready) if ready else [])
         for pool, use in state.queue.pools.items()
     }
-
-
-def _expiring(state: ClusterState) -> list[tuple[int, int, int]]:
-    return sorted(entry for entry in state.expiring if entry[2] in state.leases)
 
 
 def _hold(holds: bool, breach: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
+from typing import Final
 
 from dgpu.core.index.account import Account, Accounts
 from dgpu.core.index.bookings import Bookings
@@ -32,56 +33,27 @@ from dgpu.core.model.wall_span import WallSpan, newest_span
 from dgpu.core.parts import PART_NAMES, Parts
 from dgpu.core.rules.durations import time_class
 
+# What is derived from the parts: what a fork copies, and what a fork makes for its own parts.
+_COPIED: Final = (
+    "away",
+    "dependents",
+    "ended",
+    "expiring",
+    "fits_empty",
+    "health_at",
+    "health_changed",
+    "key_ring",
+    "limits_changed",
+    "other_ranks",
+    "reclaims",
+    "slot_news",
+    "stirred",
+)
+_LINKED: Final = ("accounts", "bookings", "freed", "queue", "rooms")
+
 
 class ClusterState:
-    __slots__ = (
-        "accounts",
-        "after",
-        "away",
-        "bookings",
-        "cluster_id",
-        "dependents",
-        "ended",
-        "epoch",
-        "estimates",
-        "expiring",
-        "fits_empty",
-        "freed",
-        "gangs",
-        "gpus",
-        "health",
-        "health_at",
-        "health_changed",
-        "key_ring",
-        "keys",
-        "last_at",
-        "leases",
-        "limits_changed",
-        "meter",
-        "next_lease_id",
-        "next_shape_id",
-        "next_task_id",
-        "no_pass_before",
-        "nodes",
-        "nonce",
-        "nonces",
-        "other_ranks",
-        "queue",
-        "quota",
-        "reclaims",
-        "reservations",
-        "rooms",
-        "run_times",
-        "settings",
-        "shapes",
-        "slot_news",
-        "stirred",
-        "tasks",
-        "tenants",
-        "typical",
-        "usages",
-        "wall",
-    )
+    __slots__ = (*PART_NAMES, *_COPIED, *_LINKED)
 
     def __init__(self) -> None:
         self.tasks: dict[TaskId, Task] = {}
@@ -140,24 +112,15 @@ class ClusterState:
     def fork(self) -> ClusterState:
         """A state of its own: dicts are copied, values are shared. `core.discard` ends it."""
         twin = ClusterState()
-        for name in PART_NAMES:
+        for name in (*PART_NAMES, *_COPIED):
             part = getattr(self, name)
-            setattr(twin, name, part.copy() if isinstance(part, dict) else part)
-        twin.key_ring = self.key_ring.copy()
+            is_shared = not isinstance(part, dict | list | KeyRing | Dependents)
+            setattr(twin, name, part if is_shared else part.copy())
         twin.accounts = self.accounts.copy(twin.tenants)
         twin.queue.discard()  # the empty one
         twin.queue = self.queue.copy(twin.tasks, twin.accounts)
-        twin.away = self.away.copy()
-        twin.reclaims = self.reclaims.copy()
-        twin.limits_changed, twin.stirred, twin.slot_news = self.limits_changed, self.stirred, self.slot_news
         twin.freed = {tenant_id: twin.accounts.open(tenant_id) for tenant_id in self.freed}
-        twin.dependents = self.dependents.copy()
-        twin.other_ranks = self.other_ranks
         twin.rooms = self.rooms.copy(twin.nodes, twin.gpus, twin.leases)
-        twin.ended = self.ended.copy()
-        twin.expiring = self.expiring.copy()
-        twin.fits_empty = self.fits_empty.copy()
-        twin.health_at, twin.health_changed = self.health_at, self.health_changed
         return twin
 
     def rebuild(self) -> None:
@@ -221,15 +184,8 @@ class ClusterState:
 
     def become(self, other: ClusterState) -> None:
         """Take over all of `other`, which the caller lets go of. Readers that hold this object go on with it."""
-        for name in PART_NAMES:
+        for name in (*PART_NAMES, *_COPIED, *_LINKED):
             setattr(self, name, getattr(other, name))
-        self.key_ring = other.key_ring
-        self.accounts, self.queue, self.rooms = other.accounts, other.queue, other.rooms
-        self.away, self.reclaims, self.dependents = other.away, other.reclaims, other.dependents
-        self.limits_changed, self.stirred, self.freed = other.limits_changed, other.stirred, other.freed
-        self.other_ranks, self.bookings, self.slot_news = other.other_ranks, other.bookings, other.slot_news
-        self.ended, self.expiring, self.fits_empty = other.ended, other.expiring, other.fits_empty
-        self.health_at, self.health_changed = other.health_at, other.health_changed
 
     # what pools and tenants hold
 
@@ -285,11 +241,6 @@ class ClusterState:
     def gpu_leases(self, gpu_id: GpuId) -> tuple[Lease, ...]:
         """Several where tasks share the card, oldest first."""
         return tuple(self.leases[lease_id] for lease_id in sorted(self.rooms.holders.get(gpu_id, ())))
-
-    def gpu_lease(self, gpu_id: GpuId) -> Lease | None:
-        """The oldest on the card."""
-        leases = self.gpu_leases(gpu_id)
-        return leases[0] if leases else None
 
     def gpu_counts(self) -> dict[GpuStatus, int]:
         return dict(zip(STATUSES, self.rooms.counts, strict=True))

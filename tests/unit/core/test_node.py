@@ -219,5 +219,5 @@ def test_what_a_node_has_and_holds_is_listed_by_index_and_by_age() -> None:
     run_pass(state)
     assert [card.id for card in state.node_gpus("n1")] == ["a", "b"]
     assert [each.id for each in state.node_leases("n1")] == [1, 2]
-    assert state.gpu_lease("a").task_id == 1
+    assert state.gpu_leases("a")[0].task_id == 1
     assert state.running_count == 2
