@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from dgpu.core.commands import CancelTasks
+from dgpu.core.decide.endings import cancelled
 from dgpu.core.decide.waiting import array_tasks
 from dgpu.core.decision import Decision
-from dgpu.core.events import Event, TaskCancelRequested, TaskFinished, TasksCancelled
+from dgpu.core.events import Event, TaskCancelRequested, TasksCancelled
 from dgpu.core.model.ids import TaskId
 from dgpu.core.model.task import Shape, TaskStatus
 from dgpu.core.rejections import TaskEnded, UnknownArray, UnknownTask
@@ -39,16 +40,7 @@ def _cancel(state: ClusterState, task_ids: Iterable[TaskId], at: int) -> tuple[E
             waiting.append(task_id)
         elif task.status is TaskStatus.RUNNING and task.allocation:
             # No process and no agent: nothing to wait for.
-            running.append(
-                TaskFinished(
-                    at=at,
-                    task_id=task_id,
-                    lease_id=task.lease_id,
-                    status=TaskStatus.CANCELLED,
-                    finished_at=at,
-                    reason="cancelled",
-                )
-            )
+            running.append(cancelled(task, at, at, ""))
         elif task.status is TaskStatus.RUNNING and not task.cancelling:
             running.append(TaskCancelRequested(at=at, task_id=task_id, lease_id=task.lease_id))
     if waiting:

@@ -11,7 +11,7 @@ from dgpu.core.events import Event, RankEnded, TaskFinished, TaskRequeued
 from dgpu.core.model.gang import failure_of
 from dgpu.core.model.lease import Lease
 from dgpu.core.model.settings import Settings
-from dgpu.core.model.task import Outcome, Restart, Task, TaskStatus
+from dgpu.core.model.task import Outcome, Restart, Task, TaskStatus, in_units
 from dgpu.core.state import ClusterState
 
 _SIGNALS: Final = {
@@ -175,7 +175,7 @@ def in_words(task: Task, report: ReportFinished) -> str:
             name = _SIGNALS.get(report.signal)
             words = f"killed by signal {report.signal}" + (f" ({name})" if name else "")
         case Outcome.TIMEOUT:
-            words = f"timed out after {_seconds(task.timeout_ms)} s"
+            words = f"timed out after {in_units(task.timeout_ms)} s"
         case Outcome.STOPPED:
             words = "stopped"
         case Outcome.CANNOT_START:
@@ -232,8 +232,3 @@ def _reason(report: ReportFinished) -> str:
             return "signal"
         case _:
             return report.outcome.value
-
-
-def _seconds(ms: int) -> str:
-    whole, part = divmod(ms, 1_000)
-    return f"{whole}.{part:03d}".rstrip("0") if part else str(whole)

@@ -25,7 +25,7 @@ from dgpu.core.model.demand import Demand
 from dgpu.core.model.lease import Lease
 from dgpu.core.model.node import Gpu, Kind
 from dgpu.core.model.settings import Placement
-from dgpu.core.model.task import MEMORY_STEP_MB, Outcome, Task, TaskStatus
+from dgpu.core.model.task import Outcome, Task, TaskStatus, in_steps
 from dgpu.core.rejections import Rejection
 from dgpu.core.rules.estimate import after_oom, after_run
 from dgpu.core.rules.fragment import is_due, typical_of
@@ -36,7 +36,7 @@ _PACK: Final = Placement.PACK  # looked up before every pass
 
 @of_gpu
 def decide_condition(_: ClusterState, command: ObserveCondition, gpu: Gpu) -> Decision:
-    over_mb = -(-max(0, command.over_mb) // MEMORY_STEP_MB) * MEMORY_STEP_MB
+    over_mb = in_steps(max(0, command.over_mb))
     told = (over_mb, command.load_band, command.heat_band, command.rest_band, command.warm)
     if gpu.gone or told == (gpu.over_mb, gpu.load_band, gpu.heat_band, gpu.rest_band, gpu.warm):
         return ()

@@ -35,7 +35,7 @@ from dgpu.core.model.health import Cause, Health, cause_of
 from dgpu.core.model.ids import NodeId
 from dgpu.core.model.lease import Lease
 from dgpu.core.model.node import Gpu, Node
-from dgpu.core.model.task import MEMORY_STEP_MB, Restart
+from dgpu.core.model.task import Restart, in_steps
 from dgpu.core.rejections import GpuClaimed, NodeBusy, NodeNotOffline, UnknownNode
 from dgpu.core.state import ClusterState
 
@@ -95,7 +95,7 @@ def decide_inventory(state: ClusterState, command: ChangeInventory, node: Node) 
 @of_gpu
 def decide_observe(state: ClusterState, command: ObserveGpu, gpu: Gpu) -> Decision:
     # Rounded up: what is promised to a task must be there.
-    foreign_mb = -(-max(0, command.foreign_mb) // MEMORY_STEP_MB) * MEMORY_STEP_MB
+    foreign_mb = in_steps(max(0, command.foreign_mb))
     if gpu.gone or (gpu.foreign_mb == foreign_mb and gpu.fault == command.fault):
         return ()
     observed = ObservationChanged(

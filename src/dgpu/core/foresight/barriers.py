@@ -7,7 +7,7 @@ from dgpu.core.index.limits import quota_of
 from dgpu.core.index.line import Claim, Line
 from dgpu.core.model.ids import TaskId
 from dgpu.core.model.quota import OTHER_POOL, QuotaMode
-from dgpu.core.model.task import WHOLE_MILLI
+from dgpu.core.model.task import WHOLE_MILLI, in_units
 from dgpu.core.model.usage import HOUR_MS
 from dgpu.core.refusals import (
     GuaranteedToOthers,
@@ -29,16 +29,6 @@ def barriers_of(state: ClusterState, line: Line, task_id: TaskId, at: int) -> li
     return [blocker_of(state, refusal) for refusal in found]
 
 
-def gpus(milli: int) -> int | str:
-    """Whole GPUs as a number, parts of one as text."""
-    whole, part = divmod(milli, WHOLE_MILLI)
-    return f"{whole}.{part:03d}".rstrip("0") if part else whole
-
-
-def hours(milli_ms: int) -> int | str:
-    return gpus(milli_ms // HOUR_MS)
-
-
 def _claim(state: ClusterState, line: Line) -> Claim:
     """A share counts for what it takes of the card it would get now."""
     spots = beside_reservations(state, line.demand) if line.known.is_part else []
@@ -54,7 +44,7 @@ def blocker_of(state: ClusterState, refusal: Refusal) -> Blocker:
             detail = f"tenant {name} runs {running} of at most {plural(limit, 'task')}"
             numbers = {"running": running, "limit": limit}
         case TenantGpus(tenant_id=name, limit_gpus=limit):
-            held, asked = gpus(refusal.held_milli), gpus(refusal.asked_milli)
+            held, asked = in_units(refusal.held_milli), in_units(refusal.asked_milli)
             detail = f"tenant {name} holds {held} of at most {plural(limit, 'GPU')}, it asks for {asked}"
             numbers = {"held": held, "limit": limit, "asked": asked}
             detail += _reserved(refusal.reserved_milli, numbers)
@@ -62,13 +52,17 @@ def blocker_of(state: ClusterState, refusal: Refusal) -> Blocker:
             detail = f"tenant {name} holds {held_mb} of at most {limit_mb} MB of GPU memory, it asks for {asked_mb}"
             numbers = {"held_mb": held_mb, "limit_mb": limit_mb, "asked_mb": asked_mb}
         case TenantBudget(tenant_id=name, renews_at=renews_at):
-            used, budget = hours(refusal.used), hours(refusal.limit)
+            used, budget = in_units(refusal.used // HOUR_MS), in_units(refusal.limit // HOUR_MS)
             detail = f"tenant {name} has used {used} of its {budget} GPU-hours of this month"
             numbers = {"used_hours": used, "limit_hours": budget, "renews_at": renews_at}
         case GuaranteedToOthers():
-            kept, idle, names = gpus(refusal.kept_milli), gpus(refusal.idle_milli), ", ".join(refusal.tenants)
+            kept, idle, names = (
+                in_units(refusal.kept_milli),
+                in_units(refusal.idle_milli),
+                ", ".join(refusal.tenants),
+            )
             detail = f"{kept} of {idle} idle GPUs are kept for what is guaranteed to {names}"
-            numbers = {"kept": kept, "idle": idle, "asked": gpus(refusal.asked_milli), "tenants": names}
+            numbers = {"kept": kept, "idle": idle, "asked": in_units(refusal.asked_milli), "tenants": names}
         case _:
             raise AssertionError(f"{type(refusal).__name__} has no words here")
     return Blocker(code=refusal.code, detail=detail, numbers=numbers)
@@ -76,8 +70,8 @@ def blocker_of(state: ClusterState, refusal: Refusal) -> Blocker:
 
 def _pool(state: ClusterState, refusal: PoolQuota) -> Blocker:
     pool = refusal.pool
-    quota, used = quota_of(state).milli(pool), gpus(used_milli(state, pool))
-    free, asked = gpus(max(0, free_milli(state, state.queue.pools[pool]))), gpus(refusal.asked_milli)
+    quota, used = quota_of(state).milli(pool), in_units(used_milli(state, pool))
+    free, asked = in_units(max(0, free_milli(state, state.queue.pools[pool]))), in_units(refusal.asked_milli)
     total = quota // WHOLE_MILLI
     detail = (
         f"its pool ({pool.value}) uses {used} of {plural(total, 'GPU')}; {free} left, it asks for {asked}"
@@ -93,7 +87,7 @@ def _pool(state: ClusterState, refusal: PoolQuota) -> Blocker:
     if state.quota.mode is QuotaMode.BORROW:
         other = OTHER_POOL[pool]
         numbers["other_quota"] = quota_of(state).milli(other) // WHOLE_MILLI
-        numbers["other_used"] = gpus(used_milli(state, other))
+        numbers["other_used"] = in_units(used_milli(state, other))
         detail += f", and the {other.value} pool needs the rest of its own"
     return Blocker(code=refusal.code, detail=detail, numbers=numbers)
 
@@ -101,5 +95,5 @@ def _pool(state: ClusterState, refusal: PoolQuota) -> Blocker:
 def _reserved(milli: int, numbers: dict[str, int | str]) -> str:
     if not milli:
         return ""
-    numbers["reserved"] = gpus(milli)
-    return f", and {gpus(milli)} are reserved for tasks that it would delay"
+    numbers["reserved"] = in_units(milli)
+    return f", and {in_units(milli)} are reserved for tasks that it would delay"

@@ -20,9 +20,9 @@ from dgpu.core.model.demand import Demand
 from dgpu.core.model.health import SERVING
 from dgpu.core.model.ids import NodeId
 from dgpu.core.model.node import Gpu
-from dgpu.core.model.task import WHOLE_MILLI
+from dgpu.core.model.task import WHOLE_MILLI, in_units
 from dgpu.core.rejections import NeverFits
-from dgpu.core.rules.capacity import could_host, cpus, never_fits, suits
+from dgpu.core.rules.capacity import could_host, never_fits, suits
 from dgpu.core.rules.fit import accepts, chosen_cards, fits, holds, milli_on
 from dgpu.core.state import ClusterState
 
@@ -315,7 +315,7 @@ def _share_blockers(tally: _Tally, demand: Demand, state: ClusterState) -> Itera
     if tally.nodes["cpus"]:
         most = max(0, tally.most_cpus_free_milli)
         unit = "cpu" if demand.cpus_milli == 1_000 else "cpus"
-        detail = f"needs {cpus(demand.cpus_milli)} {unit} on one node; at most {cpus(most)} free"
+        detail = f"needs {in_units(demand.cpus_milli)} {unit} on one node; at most {in_units(most)} free"
         yield blocker("cpus", detail, needed_milli=demand.cpus_milli, most_free_milli=most)
     if tally.nodes["ram"]:
         most = max(0, tally.most_ram_free_mb)

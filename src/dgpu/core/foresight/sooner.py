@@ -42,7 +42,7 @@ from dgpu.core.foresight.forward import end_task
 from dgpu.core.index.limits import quota_of, schedulable
 from dgpu.core.model.ids import NO_TASK, NodeId, TaskId, task_name
 from dgpu.core.model.quota import MILLION, OTHER_POOL, QuotaMode
-from dgpu.core.model.task import MEMORY_STEP_MB, Outcome, Pool, Task, TaskSpec, TaskStatus
+from dgpu.core.model.task import MEMORY_STEP_MB, Outcome, Pool, Task, TaskSpec, TaskStatus, in_units
 from dgpu.core.rejections import Rejection
 from dgpu.core.rules.order import queue
 from dgpu.core.state import ClusterState, pass_due
@@ -241,10 +241,12 @@ def _less(trials: _Trials, codes: set[str], number: _Number) -> Iterator[Change]
         lambda steps: bool(trials.starts_with(**{number.field: steps * number.step})),
     )
     if steps:
-        unit = 1_000 if number.field == "cpus_milli" else 1
-        less = steps * number.step // unit
-        unit_words = number.one if less == 1 else number.several
-        yield _asking(number.name, less, f"with {less} {unit_words} instead of {asked / unit:.10g}")
+        in_milli = number.field == "cpus_milli"
+        less = steps if in_milli else steps * number.step
+        unit = number.one if less == 1 else number.several
+        yield _asking(
+            number.name, less, f"with {less} {unit} instead of {in_units(asked) if in_milli else asked}"
+        )
 
 
 def _asking(field: str, number: int, words: str) -> Change:

@@ -25,6 +25,12 @@ def in_steps(memory_mb: int) -> int:
     return -(-memory_mb // MEMORY_STEP_MB) * MEMORY_STEP_MB
 
 
+def in_units(milli: int) -> int | str:
+    """Whole units as a number, parts of one as text: no float enters a message."""
+    whole, part = divmod(milli, WHOLE_MILLI)
+    return f"{whole}.{part:03d}".rstrip("0") if part else whole
+
+
 class Pool(enum.StrEnum):
     ONLINE = "online"
     BATCH = "batch"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from dgpu.core.model.demand import Demand
 from dgpu.core.model.node import Gpu, Node
-from dgpu.core.model.task import Constraint
+from dgpu.core.model.task import Constraint, in_units
 from dgpu.core.rejections import NeverFits
 from dgpu.core.rules.fit import holds
 from dgpu.core.state import ClusterState
@@ -68,12 +68,12 @@ def never_fits(state: ClusterState, demand: Demand, entry: int = 0) -> NeverFits
         ]
     most = max(node.cpus_milli for node, _ in nodes)
     if most < demand.cpus_milli:
-        return lacks("cpus", cpus(demand.cpus_milli), cpus(most))
+        return lacks("cpus", in_units(demand.cpus_milli), in_units(most))
     most = max(node.ram_mb for node, _ in nodes if node.cpus_milli >= demand.cpus_milli)
     return lacks("ram_mb", demand.ram_mb, most)
 
 
-def configured(gpus: Sequence[Gpu]) -> list[Gpu]:
+def configured(gpus: Iterable[Gpu]) -> list[Gpu]:
     """What the node would offer if all were well and nothing ran."""
     return [gpu for gpu in gpus if not gpu.reserved and not gpu.gone]
 
@@ -96,12 +96,6 @@ def in_words(constraints: tuple[Constraint, ...]) -> str:
     return ", ".join(
         f"{label}{'=' if wanted else '!='}{'|'.join(values)}" for label, wanted, values in constraints
     )
-
-
-def cpus(milli: int) -> int | str:
-    """Whole cpus as a number, parts of one as text: no float enters a refusal."""
-    whole, part = divmod(milli, 1_000)
-    return f"{whole}.{part:03d}".rstrip("0") if part else whole
 
 
 def suits(state: ClusterState, gpu: Gpu, demand: Demand) -> bool:

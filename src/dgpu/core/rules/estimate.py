@@ -13,12 +13,12 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from dgpu.core.index.cards import usable_mb
 from dgpu.core.model.estimates import MAX_ESTIMATES, Estimate, command_key, model_key, title
 from dgpu.core.model.ids import TenantId
 from dgpu.core.model.lease import Lease
 from dgpu.core.model.settings import EstimateRules
-from dgpu.core.model.task import MEMORY_STEP_MB, WHOLE_MILLI, Shape, Task, TaskDetail, TaskSpec
+from dgpu.core.model.task import WHOLE_MILLI, Shape, Task, TaskDetail, TaskSpec, in_steps
+from dgpu.core.rules.capacity import configured, promised_mb
 from dgpu.core.state import ClusterState
 
 _GROWTH: Final = (6, 5)  # x 1.2
@@ -51,7 +51,7 @@ def with_estimate(state: ClusterState, spec: TaskSpec) -> TaskSpec:
         known = state.estimates.get(command_key(shape.tenant_id, detail))
         if known is None:
             return spec
-        return replace(spec, shape=replace(shape, gpu_memory_mb=_stepped(known.base_mb)))
+        return replace(spec, shape=replace(shape, gpu_memory_mb=in_steps(known.base_mb)))
     need = estimate(state, shape.tenant_id, detail)
     return replace(spec, shape=replace(shape, gpu_memory_mb=need.gpu_memory_mb))
 
@@ -63,7 +63,7 @@ def estimate(state: ClusterState, tenant_id: TenantId, detail: TaskDetail) -> Ne
     atoms = detail.structure_n_atoms or rules.atoms
     factor = rules.factors_milli.get(detail.task_type, WHOLE_MILLI)
     return Need(
-        gpu_memory_mb=_stepped(_need_mb(rules, base_mb, atoms, factor)),
+        gpu_memory_mb=in_steps(_need_mb(rules, base_mb, atoms, factor)),
         base_mb=base_mb,
         atoms=atoms,
         factor_milli=factor,
@@ -75,22 +75,20 @@ def after_oom(state: ClusterState, task: Task, lease: Lease, at: int) -> tuple[s
     """What is learned, and the demand of a further attempt: at most what the largest card may promise."""
     shape = state.shapes[task.shape_id]
     detail = _decode(task.detail)
-    largest = largest_mb(state)
+    largest = max((promised_mb(state, gpu) for gpu in configured(state.gpus.values())), default=0)
+    key = _key(shape.tenant_id, detail)
     if detail.model_name:
         need = estimate(state, shape.tenant_id, detail)
         base_mb = min(_grown(need.base_mb), max(largest, need.base_mb))
-        learned = _touched(need.known, shape, base_mb, at, model=detail.model_name)
         demand = _need_mb(state.settings.estimates, base_mb, need.atoms, need.factor_milli)
         demand = max(demand, _grown(shape.gpu_memory_mb))
-        key = model_key(shape.tenant_id, detail.model_name)
     else:
-        key = command_key(shape.tenant_id, detail)
         known = state.estimates.get(key)
         held = shape.gpu_memory_mb or _card_mb(state, lease)
         base_mb = min(_grown(max(held, known.base_mb if known else 0)), max(largest, held))
-        learned = _touched(known, shape, base_mb, at, command=title(detail))
         demand = base_mb
-    return key, replace(learned, ooms=learned.ooms + 1), min(_stepped(demand), largest)
+    learned = _touched(state.estimates.get(key), shape, detail, base_mb, at)
+    return key, replace(learned, ooms=learned.ooms + 1), min(in_steps(demand), largest)
 
 
 def after_run(
@@ -104,37 +102,23 @@ def after_run(
         return None
     detail = _decode(task.detail)
     rules = state.settings.estimates
+    key = _key(shape.tenant_id, detail)
+    known = state.estimates.get(key)
     if detail.model_name:
         need = estimate(state, shape.tenant_id, detail)
-        key, known = model_key(shape.tenant_id, detail.model_name), need.known
         base_mb = need.base_mb
         atoms_mb = rules.mb_per_atom_milli * need.atoms // 1_000
         seen_mb = max(0, -(-peak_mb * WHOLE_MILLI // need.factor_milli) - atoms_mb)
-    else:
-        key = command_key(shape.tenant_id, detail)
-        known = state.estimates.get(key)
-        if known is None:
-            return None
+    elif known is not None:
         base_mb, seen_mb = known.base_mb, peak_mb
+    else:
+        return None
     if seen_mb >= base_mb:
         base_mb = seen_mb
     elif finished_at - task.started_at >= state.settings.memory_ramp_up_ms:
         base_mb -= (base_mb - seen_mb) // _SLOWNESS
-    learned = _touched(known, shape, base_mb, at, model=detail.model_name)
+    learned = _touched(known, shape, detail, base_mb, at)
     return key, replace(learned, runs=learned.runs + 1, peak_mb=peak_mb)
-
-
-def largest_mb(state: ClusterState) -> int:
-    """The most that any card may promise when nothing else is on it."""
-    settings = state.settings
-    return max(
-        (
-            usable_mb(replace(gpu, foreign_mb=0), settings)
-            for gpu in state.gpus.values()
-            if not (gpu.gone or gpu.reserved)
-        ),
-        default=0,
-    )
 
 
 def evicted(estimates: dict[str, Estimate], key: str) -> str | None:
@@ -144,11 +128,14 @@ def evicted(estimates: dict[str, Estimate], key: str) -> str | None:
     return min(estimates, key=lambda each: (estimates[each].updated_at, each))
 
 
-def _touched(
-    known: Estimate | None, shape: Shape, base_mb: int, at: int, *, model: str = "", command: str = ""
-) -> Estimate:
+def _key(tenant_id: TenantId, detail: TaskDetail) -> str:
+    return model_key(tenant_id, detail.model_name) if detail.model_name else command_key(tenant_id, detail)
+
+
+def _touched(known: Estimate | None, shape: Shape, detail: TaskDetail, base_mb: int, at: int) -> Estimate:
     if known is None:
-        known = Estimate(tenant_id=shape.tenant_id, model=model, command=command, base_mb=base_mb)
+        command = "" if detail.model_name else title(detail)
+        known = Estimate(tenant_id=shape.tenant_id, model=detail.model_name, command=command, base_mb=base_mb)
     return replace(known, base_mb=base_mb, updated_at=at)
 
 
@@ -163,7 +150,3 @@ def _card_mb(state: ClusterState, lease: Lease) -> int:
 
 def _grown(memory_mb: int) -> int:
     return memory_mb * _GROWTH[0] // _GROWTH[1]
-
-
-def _stepped(memory_mb: int) -> int:
-    return -(-memory_mb // MEMORY_STEP_MB) * MEMORY_STEP_MB
