@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from building import cluster, do, finished, gpu, lease, node, run_pass, task
 from dgpu.core.commands import CancelTasks, DrainNode, LoseNode, ObserveGpu
+from dgpu.core.foresight.barriers import blocker_of
 from dgpu.core.foresight.explain import Explanation, explain
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Outcome
+from dgpu.core.refusals import TenantGpus
 from dgpu.core.rejections import UnknownTask
 
 
@@ -182,3 +186,28 @@ def test_the_wait_after_an_accepted_loss_is_told() -> None:
     told = explain(state, 1, state.last_at)
     assert [(each.code, each.numbers) for each in told.blockers] == [("journal_loss", {"left_ms": 1_500})]
     assert told.summary.endswith("no task starts for 2 s")
+
+
+@pytest.mark.parametrize(
+    ("milli", "told"), [(500, "0.5 are reserved"), (1_000, "1 is reserved"), (2_000, "2 are reserved")]
+)
+def test_reserved_gpus_are_told_as_one_or_several(milli: int, told: str) -> None:
+    refusal = TenantGpus(
+        tenant_id="a", held_milli=1_000, limit_gpus=4, asked_milli=3_000, reserved_milli=milli
+    )
+    found = blocker_of(cluster(), refusal)
+    assert found.detail == (
+        f"tenant a holds 1 of at most 4 GPUs, it asks for 3, and {told} for tasks that it would delay"
+    )
+
+
+@pytest.mark.parametrize(("nodes", "told"), [(1, "1 node already runs"), (2, "2 nodes already run")])
+def test_full_nodes_are_told_as_one_or_several(nodes: int, told: str) -> None:
+    state = cluster(
+        *(node(f"n{number}") for number in range(nodes)),
+        task(0, count=nodes + 1),
+        settings=Settings(most_leases=1),
+    )
+    run_pass(state)
+    (full,) = (each for each in why(state, nodes + 1).blockers if each.code == "node_full")
+    assert full.detail == f"{told} the most tasks allowed on one (1)"

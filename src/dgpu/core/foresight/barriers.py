@@ -96,4 +96,5 @@ def _reserved(milli: int, numbers: dict[str, int | str]) -> str:
     if not milli:
         return ""
     numbers["reserved"] = in_units(milli)
-    return f", and {in_units(milli)} are reserved for tasks that it would delay"
+    are = "is" if milli == WHOLE_MILLI else "are"
+    return f", and {in_units(milli)} {are} reserved for tasks that it would delay"

@@ -323,10 +323,9 @@ def _share_blockers(tally: _Tally, demand: Demand, state: ClusterState) -> Itera
         yield blocker("ram", detail, needed_mb=demand.ram_mb, most_free_mb=most)
     if tally.nodes["leases"]:
         limit = state.settings.most_leases
-        full = plural(tally.nodes["leases"], "node")
-        yield blocker(
-            "node_full", f"{full} already runs the most tasks allowed on one ({limit})", limit=limit
-        )
+        full = tally.nodes["leases"]
+        nodes = f"{plural(full, 'node')} already {'runs' if full == 1 else 'run'}"
+        yield blocker("node_full", f"{nodes} the most tasks allowed on one ({limit})", limit=limit)
 
 
 _IMPOSSIBLE: Final = {
