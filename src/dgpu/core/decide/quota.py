@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -118,11 +119,15 @@ def refused_by_tenant(state: ClusterState, shape: Shape, entry: int) -> Rejectio
     if shape.pool not in tenant.pools:
         pools = ", ".join(pool.value for pool in tenant.pools)
         return PoolNotAllowed(entry=entry, tenant_id=tenant.id, pool=shape.pool.value, pools=pools)
-    if tenant.max_priority is not None and shape.priority > tenant.max_priority:
-        return PriorityTooHigh(
-            entry=entry, tenant_id=tenant.id, priority=shape.priority, max_priority=tenant.max_priority
-        )
-    return _too_large(tenant, shape, entry) if shape.gpus else None
+    too_high = priority_too_high(tenant, shape.priority, entry)
+    return too_high or (_too_large(tenant, shape, entry) if shape.gpus else None)
+
+
+def priority_too_high(tenant: Tenant, priority: int, entry: int) -> PriorityTooHigh | None:
+    limit = tenant.max_priority
+    if limit is None or priority <= limit:
+        return None
+    return PriorityTooHigh(entry=entry, tenant_id=tenant.id, priority=priority, max_priority=limit)
 
 
 def _too_large(tenant: Tenant, shape: Shape, entry: int) -> Rejection | None:
@@ -147,10 +152,9 @@ def _too_large(tenant: Tenant, shape: Shape, entry: int) -> Rejection | None:
 
 def refused_by_number(state: ClusterState, entries: Sequence[tuple[int, TaskSpec]]) -> Rejection | None:
     """More waiting tasks than a tenant may have."""
-    submitted: dict[TenantId, int] = {}
+    submitted: Counter[TenantId] = Counter()
     for number, spec in entries:
-        tenant_id = spec.shape.tenant_id
-        submitted[tenant_id] = submitted.get(tenant_id, 0) + number
+        submitted[spec.shape.tenant_id] += number
     for tenant_id, number in submitted.items():
         tenant = state.tenants.get(tenant_id)
         if tenant is None or tenant.max_waiting is None:

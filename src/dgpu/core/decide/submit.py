@@ -30,17 +30,9 @@ from dgpu.core.state import ClusterState
 
 
 def decide_submit(state: ClusterState, command: SubmitTasks) -> Decision:
-    repeated = _repeated(state, command)
-    if repeated is not None:
-        return repeated
-    if is_history_behind(state):
-        return HistoryBehind(finished=state.ended_count, limit=_most_ended(state.settings))
-    refusal: Rejection | None = _too_many_keys(state, command)
+    refusal = _repeated(state, command) or _too_much(state, command)
     if refusal is not None:
         return refusal
-    count = sum(number for number, _ in command.entries)
-    if state.waiting_count + count > state.settings.most_waiting:
-        return QueueFull(waiting=state.waiting_count, submitted=count, limit=state.settings.most_waiting)
     entries: list[tuple[int, TaskSpec]] = []
     for entry, (number, submitted) in enumerate(command.entries):
         spec = _accepted(state, command, entry, number, submitted)
@@ -131,15 +123,20 @@ def _repeated(state: ClusterState, command: SubmitTasks) -> Rejection | None:
     return AlreadySubmitted(first_id=known.first_id, count=known.count, created_at=known.created_at)
 
 
-def _too_many_keys(state: ClusterState, command: SubmitTasks) -> Rejection | None:
-    """Old keys make room for new ones (decide_time). Here all keys are younger than an hour, and a bound is reached."""
-    if not command.idempotency_key:
-        return None
-    ring, settings = state.key_ring, state.settings
-    tenant = tenant_of(command.idempotency_key)
-    known = ring.count_of(tenant)
-    if known >= settings.max_tenant_keys:
-        return TooManyKeys(tenant_id=TenantId(tenant), known=known, limit=settings.max_tenant_keys)
-    if ring.count >= settings.max_keys:
-        return TooManyKeys(tenant_id=TenantId(""), known=ring.count, limit=settings.max_keys)
+def _too_much(state: ClusterState, command: SubmitTasks) -> Rejection | None:
+    """Beyond what is kept in memory."""
+    settings, ring = state.settings, state.key_ring
+    if is_history_behind(state):
+        return HistoryBehind(finished=state.ended_count, limit=_most_ended(settings))
+    if command.idempotency_key:
+        # Old keys make room for new ones (decide_time). Here all keys are younger than an hour, and a bound is reached.
+        tenant = tenant_of(command.idempotency_key)
+        known = ring.count_of(tenant)
+        if known >= settings.max_tenant_keys:
+            return TooManyKeys(tenant_id=TenantId(tenant), known=known, limit=settings.max_tenant_keys)
+        if ring.count >= settings.max_keys:
+            return TooManyKeys(tenant_id=TenantId(""), known=ring.count, limit=settings.max_keys)
+    count = sum(number for number, _ in command.entries)
+    if state.waiting_count + count > settings.most_waiting:
+        return QueueFull(waiting=state.waiting_count, submitted=count, limit=settings.most_waiting)
     return None

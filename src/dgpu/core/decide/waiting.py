@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dgpu.core.commands import ChangePriority, HoldTasks, ReleaseTasks
+from dgpu.core.decide.quota import priority_too_high
 from dgpu.core.decision import Decision
 from dgpu.core.events import PriorityChanged, TasksCancelled, TasksHeld, TasksReleased
 from dgpu.core.model.array import MAX_TASKS
 from dgpu.core.model.ids import TaskId
 from dgpu.core.model.task import Task, TaskStatus
-from dgpu.core.rejections import PriorityTooHigh, Rejection, TaskNotWaiting, UnknownArray, UnknownTask
+from dgpu.core.rejections import Rejection, TaskNotWaiting, UnknownArray, UnknownTask
 from dgpu.core.state import ClusterState
 
 
@@ -36,10 +37,9 @@ def decide_priority(state: ClusterState, command: ChangePriority) -> Decision:
         return waiting
     for task in waiting:
         tenant = state.tenants.get(state.shapes[task.shape_id].tenant_id)
-        if tenant is not None and tenant.max_priority is not None and command.priority > tenant.max_priority:
-            return PriorityTooHigh(
-                entry=0, tenant_id=tenant.id, priority=command.priority, max_priority=tenant.max_priority
-            )
+        too_high = None if tenant is None else priority_too_high(tenant, command.priority, 0)
+        if too_high is not None:
+            return too_high
     had = ((task.id, state.shapes[task.shape_id].priority) for task in waiting)
     changed = tuple(each for each in had if each[1] != command.priority)
     return (PriorityChanged(at=command.at, priority=command.priority, tasks=changed),) if changed else ()

@@ -34,13 +34,15 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 def explain(state: ClusterState, task_id: TaskId, at: int) -> Explanation | UnknownTask:
     task = state.tasks.get(task_id)
-    if task is None:
-        return UnknownTask(task_id=task_id)
+    return UnknownTask(task_id=task_id) if task is None else explain_task(state, task, at)
+
+
+def explain_task(state: ClusterState, task: Task, at: int) -> Explanation:
     if task.status is TaskStatus.PENDING:
         return _waiting(state, task, at)
     if task.status is TaskStatus.RUNNING:
         return _running(state, task)
-    return Explanation(task_id=task_id, status=task.status, summary=_ended(task))
+    return Explanation(task_id=task.id, status=task.status, summary=_ended(task))
 
 
 def _waiting(state: ClusterState, task: Task, at: int) -> Explanation:

@@ -36,7 +36,7 @@ from dgpu.core.events import (
     TaskStopRequested,
 )
 from dgpu.core.execute import execute
-from dgpu.core.foresight.explain import Explanation, explain
+from dgpu.core.foresight.explain import Explanation, explain_task
 from dgpu.core.foresight.fork import discard, make, on_fork
 from dgpu.core.foresight.forward import end_task
 from dgpu.core.index.limits import quota_of, schedulable
@@ -76,10 +76,7 @@ def sooner(state: ClusterState, task_id: TaskId, at: int) -> tuple[Change, ...]:
     trials = _Trials(state, task, at)
     if pass_due(state) and trials.starts_after():
         return ()
-    told = explain(state, task_id, at)
-    if not isinstance(told, Explanation):
-        return ()
-    found = tuple(islice(_search(trials, told), MAX_TOLD))
+    found = tuple(islice(_search(trials, explain_task(state, task, at)), MAX_TOLD))
     trials.close()
     return found
 

@@ -8,7 +8,7 @@ import msgspec
 
 from dgpu.core.commands import Command, LoseNode, ReleaseNode
 from dgpu.core.events import Event, TaskFinished, TaskRequeued, TasksSubmitted, TaskStopRequested
-from dgpu.core.foresight.explain import Explanation, explain
+from dgpu.core.foresight.explain import Explanation, explain_task
 from dgpu.core.foresight.fork import both_ways
 from dgpu.core.foresight.forward import ForwardRun, Start, Stop
 from dgpu.core.model.ids import NodeId, TaskId
@@ -95,11 +95,8 @@ def _run(
     ahead = ForwardRun(fork, at, percent=50, run_times=state.run_times)
     ahead.pass_now()
     now = dict(ahead.starts)
-    explained: dict[TaskId, Explanation] = {}
-    for task_id in [each for each in new if each not in now][:MAX_EXPLAINED]:
-        told = explain(fork, task_id, at)
-        if isinstance(told, Explanation):
-            explained[task_id] = told
+    waiting = [task_id for task_id in new if task_id not in now]
+    explained = {each: explain_task(fork, fork.tasks[each], at) for each in waiting[:MAX_EXPLAINED]}
     ahead.run(compared | set(new[:MAX_COMPARED]))
     for task_id, stop in ahead.stops.items():
         if task_id in places:

@@ -57,15 +57,11 @@ def certain_ms(task: Task) -> int:
 
 def expected_ms(run_times: Mapping[str, RunTimes], shape: Shape, detail: bytes) -> int:
     """How long such tasks took, until their GPUs were free again; 0: too few runs are known."""
-    learned = learned_ms(run_times.get(kind_of(shape, detail)))
-    return 0 if learned >= UNKNOWN else learned
-
-
-def learned_ms(runs: RunTimes | None) -> int:
+    runs = run_times.get(kind_of(shape, detail))
     if runs is None or len(runs.recent_ms) < MIN_RUNS:
-        return UNKNOWN
+        return 0
     learned = quantile_ms(runs, _PERCENT, longer_than_ms=-1)
-    return UNKNOWN if learned is None else learned + RELEASE_MS
+    return 0 if learned is None else learned + RELEASE_MS
 
 
 class Ends:

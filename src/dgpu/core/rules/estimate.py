@@ -95,8 +95,6 @@ def after_run(
     state: ClusterState, task: Task, peak_mb: int, at: int, finished_at: int
 ) -> tuple[str, Estimate] | None:
     """A run ended well and its peak was seen. More than was thought counts at once, less only slowly."""
-    if not peak_mb:
-        return None
     shape = state.shapes[task.shape_id]
     if not shape.model and not state.estimates:
         return None
