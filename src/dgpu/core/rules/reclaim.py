@@ -59,13 +59,14 @@ class _Plan:
 
     def admits(self, seeker: _Seeker) -> bool:
         """Within the limits of its tenant together with those before it."""
-        claims, account = self.claims.get(seeker.account.tenant_id), seeker.account
+        account, claim = seeker.line.account, seeker.line.claim
+        claims = self.claims.get(account.tenant_id)
         if not claims:
             return True
         if tenant_running(account, len(claims)) is not None:
             return False
-        milli = seeker.claim.milli + sum([claim.milli for claim in claims])
-        memory_mb = seeker.claim.memory_mb + sum([claim.memory_mb for claim in claims])
+        milli = claim.milli + sum([each.milli for each in claims])
+        memory_mb = claim.memory_mb + sum([each.memory_mb for each in claims])
         return tenant_limits(seeker.state, account, Claim(milli, memory_mb)) is None
 
     def promise(self, choice: _Choice, demand: Demand, room: Room) -> None:
@@ -82,16 +83,13 @@ class _Plan:
             self.parts[gpu_id] = self.parts.get(gpu_id, WHOLE_MILLI) - takes
 
 
-class _Seeker:
+class _Seeker(NamedTuple):
     """An online task in need."""
 
-    def __init__(self, state: ClusterState, task_id: TaskId, line: Line, spare_milli: int) -> None:
-        self.state = state
-        self.task_id = task_id
-        self.account = line.account
-        self.demand = line.demand
-        self.claim = line.claim
-        self.spare_milli = spare_milli  # of its pool's quota
+    state: ClusterState
+    task_id: TaskId
+    line: Line
+    spare_milli: int  # of its pool's quota
 
     def may_stop(self, lease: Lease) -> bool:
         """Not what was stopped before, and was let in again though this one waited: it might be so for ever."""
@@ -101,13 +99,13 @@ class _Seeker:
 
     def takes(self, card: Card) -> bool:
         """By its nature; and what a share takes of its tenant's limits depends on the card."""
-        demand = self.demand
+        demand = self.line.demand
         if not accepts(card, demand):
             return False
         if demand.share_milli == WHOLE_MILLI:
             return True
         claim = Claim(milli_on(demand, card.usable_mb), reserved_mb(demand, card.usable_mb))
-        return claim.milli <= self.spare_milli and tenant_limits(self.state, self.account, claim) is None
+        return claim.milli <= self.spare_milli and tenant_limits(self.state, self.line.account, claim) is None
 
 
 class _Choice(NamedTuple):
@@ -150,7 +148,7 @@ def stops_due(state: ClusterState, at: int) -> tuple[TaskStopRequested, ...]:
         victims = _victims(seeker, plan, at)
         if victims is not None:
             stops += [_stop(lease, task_id, at) for lease in victims]
-            plan.claims.setdefault(line.account.tenant_id, []).append(seeker.claim)
+            plan.claims.setdefault(line.account.tenant_id, []).append(line.claim)
         if plan.left_milli <= 0 or spare <= 0:
             break
     return tuple(stops)
@@ -186,7 +184,7 @@ def _in_need(state: ClusterState) -> list[tuple[TaskId, Line]]:
 
 def _victims(seeker: _Seeker, plan: _Plan, at: int) -> list[Lease] | None:
     """None: there is no place for it. Nobody has to be stopped where enough comes free anyway."""
-    state, demand = seeker.state, seeker.demand
+    state, demand = seeker.state, seeker.line.demand
     if demand.nodes == 1:
         for node_id in [*plan.stopped_for.get(seeker.task_id, ()), *sorted(plan.ending)]:
             choice = _choose(seeker, node_id, [], plan, at)
@@ -216,7 +214,7 @@ def _is_stoppable(state: ClusterState, lease: Lease) -> bool:
 
 def _choose(seeker: _Seeker, node_id: NodeId, leases: list[Lease], plan: _Plan, at: int) -> _Choice | None:
     """The leases whose end makes it fit on this node, with the least work lost; None if that cannot be."""
-    demand = seeker.demand
+    demand = seeker.line.demand
     room = seeker.state.rooms.by_node[node_id]
     if not room.ready or not holds(room.labels, demand.constraints):
         return None
@@ -255,7 +253,7 @@ def _choose(seeker: _Seeker, node_id: NodeId, leases: list[Lease], plan: _Plan, 
 
 def _beside(room: Room, seeker: _Seeker, plan: _Plan) -> list[GpuId]:
     """A card that another share was promised, and that has room for this one too."""
-    demand = seeker.demand
+    demand = seeker.line.demand
     if demand.share_milli == WHOLE_MILLI:
         return []
     for gpu_id, left_milli in plan.parts.items():
@@ -280,7 +278,7 @@ def _needed(room: Room, seeker: _Seeker, chosen: list[Lease], idle: list[GpuId],
     for lease in reversed(chosen):
         rest = [each for each in kept if each is not lease]
         freed = sum([len(_freed(room, each, seeker)) for each in rest])
-        if len(idle) + freed >= seeker.demand.gpus and _has_host(room, seeker, plan, rest):
+        if len(idle) + freed >= seeker.line.demand.gpus and _has_host(room, seeker, plan, rest):
             kept = rest
     return kept
 
@@ -292,7 +290,7 @@ def _freed(room: Room, lease: Lease, seeker: _Seeker) -> list[GpuId]:
 
 
 def _has_host(room: Room, seeker: _Seeker, plan: _Plan, chosen: list[Lease]) -> bool:
-    demand = seeker.demand
+    demand = seeker.line.demand
     ending = chosen + plan.ending.get(room.node_id, [])
     taken = [demand, *plan.promised.get(room.node_id, ())]
     cpus_milli = room.cpus_free_milli + sum([lease.cpus_milli for lease in ending])
