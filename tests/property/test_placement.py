@@ -102,7 +102,7 @@ def test_no_bound_is_ever_passed(placement: Placement, plan: list[tuple[str, obj
             continue
         demand = demand_of(state.shapes[task.shape_id])
         found = [room.node_id for room in state.rooms.by_node.values() if fits(room, demand, 8)]
-        assert (state.rooms.best(demand) is None) == (not found)
+        assert (state.rooms.find(demand) is None) == (not found)
         if not found:
             assert blockers_of(state, demand)
 

@@ -18,8 +18,6 @@ LONG_MODULES = {
     "src/dgpu/agent/lifecycle.py": 471,
     "src/dgpu/agent/node_host.py": 424,
     "src/dgpu/agent/session.py": 451,
-    "src/dgpu/core/index/packing.py": 438,
-    "src/dgpu/core/index/rooms.py": 409,
     "src/dgpu/service/loop/runtime.py": 464,
     "tests/integration/agent/test_agent_keeper.py": 461,
     "tests/integration/grpc/test_agent_server.py": 497,

@@ -38,13 +38,13 @@ def test_a_fork_takes_over_what_its_original_knows_of_nodes_while_that_stays_as_
     """Forks of large clusters are made to look ahead; asking every node anew for each demand would take seconds."""
     state = cluster(*[node(f"n{number}") for number in range(4)])
     one = Demand(gpus=1)
-    first = state.rooms.best(one).node_id
+    first = state.rooms.find(one).room.node_id
     fork = state.fork()
     do(fork, task())
     do(fork, RunPass())  # the fork gives its best node away
-    assert fork.rooms.best(one).node_id != first
-    assert state.rooms.best(one).node_id == first
+    assert fork.rooms.find(one).room.node_id != first
+    assert state.rooms.find(one).room.node_id == first
     late = state.fork()
     do(state, DrainNode(node_id=first))  # the original moves on, and the fork was not asked yet
-    assert late.rooms.best(one).node_id == first
-    assert state.rooms.best(one).node_id != first
+    assert late.rooms.find(one).room.node_id == first
+    assert state.rooms.find(one).room.node_id != first

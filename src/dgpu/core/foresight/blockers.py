@@ -67,7 +67,7 @@ def blockers_of(state: ClusterState, demand: Demand) -> list[Blocker]:
         return [blocker("no_nodes", "no node has registered yet")]
     if demand.nodes > 1:
         return _gang_blockers(state, demand)
-    if state.rooms.best(demand) is not None:
+    if state.rooms.find(demand) is not None:
         return []
     impossible = never_fits(state, demand)
     if impossible is not None:

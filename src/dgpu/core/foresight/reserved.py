@@ -90,7 +90,7 @@ def in_words(reserved: Reserved, at: int) -> str:
 def fits_now(state: ClusterState, demand: Demand) -> bool:
     if demand.nodes > 1:
         return len(state.rooms.fitting(demand)) >= demand.nodes
-    return state.rooms.best(demand) is not None
+    return state.rooms.find(demand) is not None
 
 
 def fits_but_for_reservations(state: ClusterState, demand: Demand) -> bool:

@@ -109,7 +109,7 @@ class _Trials:
         self.left = MAX_TRIES
         demand = state.queue.shapes[task.shape_id].demand
         # A gang may be tried in vain.
-        self.fits = demand.nodes > 1 or state.rooms.best(demand) is not None
+        self.fits = demand.nodes > 1 or state.rooms.find(demand) is not None
         self._fork: ClusterState | None = None
 
     def starts_after(self, *commands: Command) -> bool:

@@ -24,9 +24,6 @@ class Ordered(Generic[T]):
     def __bool__(self) -> bool:
         return bool(self._blocks[0])
 
-    def __len__(self) -> int:
-        return sum(map(len, self._blocks))
-
     def add(self, amount: int, node_id: str, member: T) -> None:
         place = bisect_left(self._lasts, (amount, node_id)) if self._lasts else 0
         block = self._blocks[place]
@@ -38,7 +35,7 @@ class Ordered(Generic[T]):
             self._lasts.insert(place, block[-1][:2])
 
     def remove(self, amount: int, node_id: str) -> None:
-        key: tuple[int | str, ...] = (amount, node_id)  # looked up twice: see packing.Asked
+        key: tuple[int | str, ...] = (amount, node_id)  # looked up twice: see packing.GroupKey
         place = bisect_left(self._lasts, key) if self._lasts else 0
         block = self._blocks[place]
         del block[bisect_left(block, key)]
@@ -67,8 +64,3 @@ class Ordered(Generic[T]):
         for block in self._blocks[place:]:
             for entry in block[bisect_left(block, key) :]:
                 yield entry[2]
-
-    def count_from(self, amount: int) -> int:
-        key = (amount,)
-        place = bisect_left(self._lasts, key) if self._lasts else 0
-        return sum(len(block) - bisect_left(block, key) for block in self._blocks[place:])

@@ -7,8 +7,7 @@ from heapq import nsmallest
 from typing import TYPE_CHECKING, Final
 
 from dgpu.core.index.cards import deal, status_of
-from dgpu.core.index.giving import Giving
-from dgpu.core.index.packing import Packing, pack_cards, parts_of
+from dgpu.core.index.packing import Packing, pack_cards
 from dgpu.core.index.ranking import Rankings
 from dgpu.core.index.room import STATUSES, Room, Slot
 from dgpu.core.index.soonest import Soonest
@@ -32,7 +31,6 @@ _PACK: Final = Placement.PACK  # to look a member up costs as much as a call
 
 class Rooms:
     __slots__ = (
-        "_giving",
         "_gpus",
         "_largest",
         "_leases",
@@ -70,7 +68,6 @@ class Rooms:
         self.counts: list[int] = [0] * len(STATUSES)
         self.improved: dict[NodeId, Room] = {}  # may have more to give than when they were last looked at
         self._rankings = Rankings(self.by_node, settings.most_leases)
-        self._giving = Giving()
         self.soonest = Soonest(self.by_node)
         self.refreshed: dict[
             NodeId, None
@@ -98,7 +95,6 @@ class Rooms:
         twin = Rooms(nodes, gpus, leases, self._settings, self._typical)
         twin.by_node = {node_id: room.copy() for node_id, room in self.by_node.items()}
         twin.soonest = Soonest(twin.by_node)
-        twin._giving = self._giving.copy(twin.by_node)
         twin.holders = self.holders.copy()
         twin.counts = self.counts.copy()
         twin.refreshed = self.refreshed.copy()
@@ -261,28 +257,9 @@ class Rooms:
 
     # what is asked
 
-    def best(self, demand: Demand) -> Room | None:
-        """The node that a task of this demand goes to, or None if it fits nowhere now."""
-        if self._settings.placement is _PACK and _is_packed(demand):
-            found = self._packed().best(demand)
-            if found is not None:
-                return self.by_node[NodeId(found.node_id)]
-            if not self._may_mix(demand):
-                return None
-        return self._rankings.best(demand)
-
     def find(self, demand: Demand) -> Spot | None:
-        """The node and the cards on it."""
-        packs = self._settings.placement is _PACK and _is_packed(demand)
-        few = self._giving.fitting(demand, self._settings.most_leases)
-        if few is not None:
-            if not few:
-                return None
-            if not packs:
-                return spot_in(few[0], demand)
-            if len(few) == 1 and (spot := self._pack_into(few[0], demand)) is not None:
-                return spot
-        if packs:
+        """The node that a task of this demand goes to, and the cards on it; None if it fits nowhere now."""
+        if self._settings.placement is _PACK and _is_packed(demand):
             found = self._packed().best(demand)
             if found is not None:
                 room = self.by_node[NodeId(found.node_id)]
@@ -291,19 +268,6 @@ class Rooms:
                 return None
         best = self._rankings.best(demand)
         return None if best is None else spot_in(best, demand)
-
-    def _pack_into(self, room: Room, demand: Demand) -> Spot | None:
-        """Where one room alone is left, packing has only its cards to choose."""
-        cpus_milli, ram_mb = room.host_left()
-        if room.mixed or cpus_milli < demand.cpus_milli or ram_mb < demand.ram_mb:
-            return None
-        packing = self._packing_anyway()
-        packing.catch_up_some(self.by_node, self._settings.most_leases)
-        if demand.gpus and demand.share_milli == WHOLE_MILLI:
-            return spot_on(room, demand, pack_cards(room, demand, room.idle[0].kind, WHOLE_MILLI))
-        (cards,) = parts_of(room)
-        from_milli = packing.from_milli(cards, demand)
-        return spot_on(room, demand, pack_cards(room, demand, cards.kind, from_milli))
 
     def find_gang(self, demand: Demand) -> list[Spot]:
         """A node for each rank, the best liked first; empty if too few have room now."""
@@ -379,20 +343,14 @@ class Rooms:
         room.counts = counts
 
     def _packed(self) -> Packing:
-        packing = self._packing_anyway()
-        packing.catch_up(self.by_node, self._settings.most_leases)
-        return packing
-
-    def _packing_anyway(self) -> Packing:
-        """It may lag behind the rooms."""
         packing = self._packing
         if packing is None:
             packing = self._packing = Packing(self._typical)
             packing.changed.update(self.by_node)
+        packing.catch_up(self.by_node, self._settings.most_leases)
         return packing
 
     def _changed(self, room: Room) -> None:
-        self._giving.note(room)
         if self._packing is not None:
             self._packing.changed[room.node_id] = room
         room.version += 1

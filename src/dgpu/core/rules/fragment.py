@@ -61,27 +61,19 @@ class View(NamedTuple):
 
 
 class Choice:
-    __slots__ = ("from_milli", "waste")
+    __slots__ = ("from_milli", "taken_milli", "waste")
 
-    def __init__(self, from_milli: int, waste: int) -> None:
+    def __init__(self, from_milli: int, taken_milli: int, waste: int) -> None:
         # Take a GPU with this much free; the lowest such index, so that equal states choose alike.
         self.from_milli = from_milli
-        self.waste = waste  # change of fragmentation, in millionths of a GPU
+        self.taken_milli = taken_milli  # of all GPUs together
+        self.waste = waste  # change of fragmentation, and the price; in millionths of a GPU
 
 
-def score(cards: Cards, host: Host, demand: Demand, typical: Typical) -> int | None:
-    """What the placement would waste, in millionths of a GPU: the smaller, the better. None: it does not fit."""
-    view = view_of(typical, cards.kind)
-    choice = choose(view, cards, demand)
-    if choice is None or demand.cpus_milli > host.cpus_milli or demand.ram_mb > host.ram_mb:
-        return None
-    taken_milli = demand.gpus * milli_on(demand, cards.kind)
-    return (
-        choice.waste
-        + view.price * taken_milli
-        + _PER_MILLE * stranding(typical, sum(cards.free_milli), host, taken_milli, demand)
-        + (_PER_MILLE * IDLE_NODE_MILLI if host.idle else 0)
-    )
+def score(typical: Typical, cards: Cards, host: Host, demand: Demand, choice: Choice) -> int:
+    """What a placement that fits would waste, in millionths of a GPU: the smaller, the better."""
+    stranded = stranding(typical, sum(cards.free_milli), host, choice.taken_milli, demand)
+    return choice.waste + _PER_MILLE * (stranded + (IDLE_NODE_MILLI if host.idle else 0))
 
 
 def choose(view: View, cards: Cards, demand: Demand) -> Choice | None:
@@ -89,22 +81,24 @@ def choose(view: View, cards: Cards, demand: Demand) -> Choice | None:
     free = cards.free_milli
     gpus = demand.gpus
     if not gpus:
-        return Choice(0, 0)
+        return Choice(0, 0, 0)
     if not accepts(demand, cards.kind):
         return None
     need_milli = milli_on(demand, cards.kind)
     first = bisect_left(free, need_milli)
     if len(free) - first < gpus:
         return None
-    before = fragmented(view, free)
+    taken_milli = gpus * need_milli
+    before = fragmented(view, free) - view.price * taken_milli
     if need_milli == WHOLE_MILLI:
-        return Choice(WHOLE_MILLI, fragmented(view, free[: len(free) - gpus]) - before)
+        waste = fragmented(view, free[: len(free) - gpus]) - before
+        return Choice(WHOLE_MILLI, taken_milli, waste)
     # Ties go to the tightest GPU: `free` ascends, and only less waste replaces a choice.
     best: Choice | None = None
     for from_milli in dict.fromkeys(free[first:]):
         waste = fragmented(view, without(free, from_milli, need_milli)) - before
         if best is None or waste < best.waste:
-            best = Choice(from_milli, waste)
+            best = Choice(from_milli, taken_milli, waste)
     return best
 
 
