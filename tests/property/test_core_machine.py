@@ -336,7 +336,7 @@ def _place(state: ClusterState, task_id: int) -> list[str] | None:
     demand = demand_of(state.shapes[state.tasks[task_id].shape_id])
     ranked = []
     for node_id, room in state.rooms.by_node.items():
-        value = rank(room, demand, state.settings.most_leases)
+        value = rank(room, demand)
         if value is not None:
             ranked.append((value, node_id))
     return [node_id for _, node_id in sorted(ranked)[: demand.nodes]] if len(ranked) >= demand.nodes else None

@@ -101,7 +101,7 @@ def test_no_bound_is_ever_passed(placement: Placement, plan: list[tuple[str, obj
         if task.status is not TaskStatus.PENDING or task.eligible_at > state.last_at:
             continue
         demand = demand_of(state.shapes[task.shape_id])
-        found = [room.node_id for room in state.rooms.by_node.values() if fits(room, demand, 8)]
+        found = [room.node_id for room in state.rooms.by_node.values() if fits(room, demand)]
         assert (state.rooms.find(demand) is None) == (not found)
         if not found:
             assert blockers_of(state, demand)

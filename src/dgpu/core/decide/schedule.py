@@ -175,9 +175,8 @@ def wake(state: ClusterState, at: int) -> None:
     if rooms.refreshed or state.limits_changed:
         settle_pools(state)
     if rooms.improved:
-        most_leases = state.settings.most_leases
         for room in rooms.improved.values():
-            queue.beds.wake_for_room(room, most_leases, _passable(state, room, at))
+            queue.beds.wake_for_room(room, _passable(state, room, at))
         rooms.improved.clear()
     if state.stirred or queue.demands_changed:
         slot_news = state.slot_news or queue.demands_changed

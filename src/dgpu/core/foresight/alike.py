@@ -19,7 +19,6 @@ def alike(state: ClusterState, demand: Demand) -> Iterator[tuple[Room, int]]:
             yield room, 1
         return
     least_mb, counts_host = demand.gpu_memory_mb, bool(demand.cpus_milli or demand.ram_mb)
-    most_leases = state.settings.most_leases
     kinds: dict[tuple[object, ...], list[Room]] = {}
     for room in _known(state):
         cards = room.cards
@@ -43,7 +42,7 @@ def alike(state: ClusterState, demand: Demand) -> Iterator[tuple[Room, int]]:
             card.model,
             card.usable_mb,
             card.parole,
-            len(room.leases) >= most_leases,
+            room.is_full,
         )
         if counts_host:
             node = state.nodes[room.node_id]

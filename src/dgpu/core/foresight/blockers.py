@@ -142,7 +142,7 @@ def _weigh(tally: _Tally, state: ClusterState, room: Room, demand: Demand, numbe
     """A room, which stands for a number of rooms that are alike."""
     if demand.constraints and not holds(room.labels, demand.constraints):
         anywhere = demand.but(constraints=())
-        tally.nodes["constraints"] += number * fits(room, anywhere, state.settings.most_leases)
+        tally.nodes["constraints"] += number * fits(room, anywhere)
         return
     node = state.nodes[room.node_id]
     gpus = [gpu for gpu in state.node_gpus(node.id) if not gpu.gone]

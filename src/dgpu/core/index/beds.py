@@ -207,18 +207,16 @@ class Beds:
         for bed in self._beds.values():
             self._wake(bed)
 
-    def wake_for_room(self, room: Room, most_leases: int, passable: Passable) -> None:
+    def wake_for_room(self, room: Room, passable: Passable) -> None:
         """A node has more to give: beside its reservations, or for lines that may pass some of these."""
-        seen = whole(room, most_leases) if room.holds else room
+        seen = whole(room) if room.holds else room
         gpus = len(seen.idle)
         for number, beds in self.room_beds.items():
             if number <= gpus or (number == 1 and seen.parts):
                 for bed in beds.values():
                     if bed.is_open and not bed.for_slot:
                         continue
-                    if fits(room, bed.key[1], most_leases) or (
-                        room.holds and passable.by(bed) and fits(seen, bed.key[1], most_leases)
-                    ):
+                    if fits(room, bed.key[1]) or (room.holds and passable.by(bed) and fits(seen, bed.key[1])):
                         self._wake(bed)
 
     def wake_for_quota(self, pool: Pool | None, left_milli: int) -> None:

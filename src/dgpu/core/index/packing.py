@@ -75,9 +75,9 @@ class Packing:
 
     # what changes
 
-    def catch_up(self, rooms: Mapping[NodeId, Room], most_leases: int) -> None:
+    def catch_up(self, rooms: Mapping[NodeId, Room]) -> None:
         for node_id, room in self.changed.items():
-            takes = room.ready and len(room.leases) < most_leases and rooms.get(node_id) is room
+            takes = room.ready and not room.is_full and rooms.get(node_id) is room
             if takes and (room.idle or room.parts):
                 self._put_room(room)
                 continue

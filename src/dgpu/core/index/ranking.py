@@ -25,15 +25,14 @@ class Ranking:
     Ties go by node id, so equal states choose alike.
     """
 
-    __slots__ = ("demand", "heap", "most_leases", "ranks", "seen")
+    __slots__ = ("demand", "heap", "ranks", "seen")
 
-    def __init__(self, demand: Demand, most_leases: int, rooms: Iterable[Room], seen: int) -> None:
+    def __init__(self, demand: Demand, rooms: Iterable[Room], seen: int) -> None:
         self.demand = demand
-        self.most_leases = most_leases
         self.seen = seen  # how much of the list of changes is worked in
         self.ranks: dict[NodeId, int] = {}
         for room in rooms:
-            value = rank(room, demand, most_leases)
+            value = rank(room, demand)
             if value is not None:
                 self.ranks[room.node_id] = value
         self.heap = [(value, node_id) for node_id, value in self.ranks.items()]
@@ -41,7 +40,7 @@ class Ranking:
 
     def copy(self) -> Ranking:
         """For rooms that are as they are now, with no changes yet."""
-        twin = Ranking(self.demand, self.most_leases, (), 0)
+        twin = Ranking(self.demand, (), 0)
         twin.ranks, twin.heap = self.ranks.copy(), self.heap.copy()
         return twin
 
@@ -53,7 +52,7 @@ class Ranking:
         for room in dict.fromkeys(changes[self.seen :]):  # how a room is now counts, not how often it changed
             # Most rooms of a busy cluster have no card to give, which is seen at once.
             gives = len(room.idle) >= gpus if whole else room.parts or room.idle
-            value = rank(room, demand, self.most_leases) if gives else None
+            value = rank(room, demand) if gives else None
             node_id = room.node_id
             if value is None:
                 ranks.pop(node_id, None)
@@ -100,16 +99,14 @@ class Rankings:
         "_by_demand",
         "_changes",
         "_least_mb",
-        "_most_leases",
         "_origin",
         "_parole",
         "_rooms",
         "_warm",
     )
 
-    def __init__(self, rooms: Mapping[NodeId, Room], most_leases: int) -> None:
+    def __init__(self, rooms: Mapping[NodeId, Room]) -> None:
         self._rooms = rooms
-        self._most_leases = most_leases
         self._by_demand: dict[Demand, Ranking] = {}
         self._changes: list[Room] = []
         self._origin: tuple[Rankings, list[Room], int] | None = (
@@ -121,16 +118,15 @@ class Rankings:
 
     def copy(self, rooms: Mapping[NodeId, Room]) -> Rankings:
         """Rankings are copied when they are asked for, and only while the original stays as it is."""
-        twin = Rankings(rooms, self._most_leases)
+        twin = Rankings(rooms)
         twin._least_mb, twin._warm, twin._parole = self._least_mb, self._warm, self._parole
         twin._origin = (self, self._changes, len(self._changes))
         return twin
 
     # what changes
 
-    def start_over(self, most_leases: int) -> None:
+    def start_over(self) -> None:
         """New rules: what may be promised and how nodes are liked may differ."""
-        self._most_leases = most_leases
         self._by_demand.clear()
         self._origin = None
         self._least_mb, self._warm, self._parole = _ANY_MB, False, False
@@ -213,7 +209,7 @@ class Rankings:
             original, changes, number = self._origin
             ranking = original.lend(plain, changes, number)
         if ranking is None:
-            ranking = Ranking(plain, self._most_leases, self._rooms.values(), len(self._changes))
+            ranking = Ranking(plain, self._rooms.values(), len(self._changes))
         self._by_demand[plain] = ranking
         return ranking
 

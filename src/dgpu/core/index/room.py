@@ -45,14 +45,6 @@ class Used(NamedTuple):
 
 _NOTHING: Final = Used(0, 0, 0)
 
-# Of rooms that nobody changes, see `whole`.
-_NO_HOLDS: Final[dict[TaskId, Hold]] = {}
-_NO_KEEPS: Final[dict[GpuId, tuple[TaskId, ...]]] = {}
-_NO_LEASES: Final[dict[LeaseId, None]] = {}
-_NONE_USED: Final[dict[GpuId, Used]] = {}
-_NO_PARTS: Final[dict[GpuId, int]] = {}
-_NO_CARDS: Final[list[Card]] = []
-
 
 class Room:
     __slots__ = (
@@ -70,6 +62,7 @@ class Room:
         "labels",
         "leases",
         "mixed",
+        "most_leases",
         "near",
         "node_id",
         "parts",
@@ -98,6 +91,7 @@ class Room:
         self.cards: dict[GpuId, Card] = {}  # all that are neither reserved nor faulty nor gone, leased or not
         self.gpu_ids: tuple[GpuId, ...] = ()  # all of the node, by index
         self.leases: dict[LeaseId, None] = {}
+        self.most_leases = 0
         self.counts: list[int] = [0] * len(STATUSES)  # GPUs per status
         self.mixed = False  # its cards differ in model, memory or trust
         self.warm = False  # models are loaded on some card
@@ -112,6 +106,7 @@ class Room:
     def copy(self) -> Room:
         twin = Room(self.node_id, bare=True)
         twin.ready, twin.gpu_ids, twin.version = self.ready, self.gpu_ids, self.version
+        twin.most_leases = self.most_leases
         twin.cpus_free_milli, twin.ram_free_mb = self.cpus_free_milli, self.ram_free_mb
         # These are replaced, never changed.
         twin.labels, twin.cards, twin.near = self.labels, self.cards, self.near
@@ -123,6 +118,11 @@ class Room:
         twin.holds, twin.keeps, twin.kept = self.holds, self.keeps, self.kept.copy()
         twin.kept_cpus_milli, twin.kept_ram_mb = self.kept_cpus_milli, self.kept_ram_mb
         return twin
+
+    @property
+    def is_full(self) -> bool:
+        """The node may have no more tasks, whatever they ask for."""
+        return len(self.leases) >= self.most_leases
 
     def keep(self, holds: dict[TaskId, Hold]) -> None:
         """All that reservations hold here."""
@@ -205,24 +205,8 @@ class Room:
         )
 
 
-def whole(room: Room, most_leases: int) -> Room:
-    """As if no reservation held anything of it: to ask what fits, for nobody to change. One that may have no more leases
-    is not ready.
-    """
-    twin = Room(room.node_id, bare=True)  # in every pass: what is never asked for is not copied
-    twin.ready = room.ready and len(room.leases) < most_leases
-    twin.cpus_free_milli, twin.ram_free_mb = room.cpus_free_milli, room.ram_free_mb
-    twin.labels, twin.cards, twin.near, twin.gpu_ids = room.labels, room.cards, room.near, room.gpu_ids
-    twin.mixed, twin.warm, twin.flat = room.mixed, room.warm, room.flat
-    twin.idle = sorted(room.idle + room.kept) if room.kept else room.idle.copy()
-    twin.leases, twin.counts = _NO_LEASES, room.counts
-    twin.holds, twin.keeps, twin.kept = _NO_HOLDS, _NO_KEEPS, _NO_CARDS
-    twin.kept_cpus_milli = twin.kept_ram_mb = 0
-    if not room.used:
-        twin.used, twin.parts = _NONE_USED, _NO_PARTS
-        return twin
-    twin.used, twin.parts = room.used.copy(), room.parts.copy()
-    if room.keeps:
-        for gpu_id in twin.used:
-            twin.look_at_part(gpu_id)
+def whole(room: Room) -> Room:
+    """As if no reservation held anything of it: to ask what fits, for nobody to change."""
+    twin = room.copy()
+    twin.hide({}, 0, 0)
     return twin

@@ -67,7 +67,7 @@ class Rooms:
         self.holders: dict[GpuId, tuple[LeaseId, ...]] = {}  # several where tasks share
         self.counts: list[int] = [0] * len(STATUSES)
         self.improved: dict[NodeId, Room] = {}  # may have more to give than when they were last looked at
-        self._rankings = Rankings(self.by_node, settings.most_leases)
+        self._rankings = Rankings(self.by_node)
         self.soonest = Soonest(self.by_node)
         self.refreshed: dict[
             NodeId, None
@@ -110,7 +110,7 @@ class Rooms:
         if settings == self._settings:
             return
         self._settings = settings
-        self._rankings.start_over(settings.most_leases)
+        self._rankings.start_over()
         self._packing = None
         for node_id in self.by_node:
             if node_id in self._nodes:
@@ -134,6 +134,7 @@ class Rooms:
             room.gpu_ids = tuple(gpu.id for gpu in gpus)
             self._largest = -1
         room.ready = node.takes_tasks
+        room.most_leases = self._settings.most_leases
         if node.unconfirmed_since:
             self.unconfirmed[node_id] = None
         else:
@@ -347,7 +348,7 @@ class Rooms:
         if packing is None:
             packing = self._packing = Packing(self._typical)
             packing.changed.update(self.by_node)
-        packing.catch_up(self.by_node, self._settings.most_leases)
+        packing.catch_up(self.by_node)
         return packing
 
     def _changed(self, room: Room) -> None:

@@ -13,15 +13,11 @@ from dgpu.core.rules.score import affinity, part_key
 _Liked: TypeAlias = tuple[int, Card]  # how it is liked; of those liked alike, the first by place and id
 
 
-def rank(room: Room, demand: Demand, most_leases: int) -> int | None:
+def rank(room: Room, demand: Demand) -> int | None:
     """The smaller, the better; None: no room. With GPUs it is the sum of the cards' keys (see rules.score), without
     the number of leases: such tasks are spread.
     """
-    if not room.ready or len(room.leases) >= most_leases:
-        return None
-    if (cpus_milli := demand.cpus_milli) and cpus_milli > room.cpus_free_milli - room.kept_cpus_milli:
-        return None
-    if (ram_mb := demand.ram_mb) and ram_mb > room.ram_free_mb - room.kept_ram_mb:
+    if not room.ready or room.is_full or not has_host(room, demand):
         return None
     if demand.constraints and not holds(room.labels, demand.constraints):
         return None
@@ -56,8 +52,8 @@ def has_host(room: Room, demand: Demand) -> bool:
     return not demand.ram_mb or demand.ram_mb <= room.ram_free_mb - room.kept_ram_mb
 
 
-def fits(room: Room, demand: Demand, most_leases: int) -> bool:
-    return rank(room, demand, most_leases) is not None
+def fits(room: Room, demand: Demand) -> bool:
+    return rank(room, demand) is not None
 
 
 def cards_in(room: Room, demand: Demand) -> list[Card]:

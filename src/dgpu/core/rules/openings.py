@@ -34,14 +34,13 @@ class Cluster(NamedTuple):
     leases: Mapping[LeaseId, Lease]
     holders: Mapping[GpuId, tuple[LeaseId, ...]]
     ends_at: Callable[[LeaseId], int]
-    most_leases: int
 
 
 def cluster_of(state: ClusterState, at: int) -> Cluster:
     def ends_at(lease_id: LeaseId) -> int:
         return state.bookings.ends.ends_at(state, lease_id, at)
 
-    return Cluster(state.leases, state.rooms.holders, ends_at, state.settings.most_leases)
+    return Cluster(state.leases, state.rooms.holders, ends_at)
 
 
 def taken_by(booking: Booking, place: Place, at: int) -> Taken:
@@ -184,7 +183,7 @@ def host_at(room: Room, demand: Demand, cluster: Cluster, taken: Sequence[Taken]
     """When cpus, ram and the number of leases suffice: beside other reservations, or once those are over, whichever is
     sooner.
     """
-    if not demand.cpus_milli and not demand.ram_mb and len(room.leases) < cluster.most_leases:
+    if not demand.cpus_milli and not demand.ram_mb and not room.is_full:
         return 0
     alone = _freed_at(room, demand.cpus_milli, demand.ram_mb, cluster)
     holds = [each for each in taken if each.hold.cpus_milli or each.hold.ram_mb]
@@ -215,13 +214,13 @@ def _freed_at(room: Room, cpus_milli: int, ram_mb: int, cluster: Cluster) -> int
     left_milli = cpus_milli - room.cpus_free_milli if cpus_milli else 0
     left_mb = ram_mb - room.ram_free_mb if ram_mb else 0
     number = len(room.leases)
-    if left_milli <= 0 and left_mb <= 0 and number < cluster.most_leases:
+    if left_milli <= 0 and left_mb <= 0 and number < room.most_leases:
         return 0
     for over_at, lease_id in sorted((cluster.ends_at(each), each) for each in room.leases):
         lease = cluster.leases[lease_id]
         left_milli -= lease.cpus_milli
         left_mb -= lease.ram_mb
         number -= 1
-        if left_milli <= 0 and left_mb <= 0 and number < cluster.most_leases:
+        if left_milli <= 0 and left_mb <= 0 and number < room.most_leases:
             return over_at
     return None

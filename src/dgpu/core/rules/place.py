@@ -15,7 +15,7 @@ from dgpu.core.model.ids import LeaseId, NodeId, TaskId
 from dgpu.core.refusals import NO_ROOM, Refusal, ReservedFor
 from dgpu.core.rules.access import Access, bookings_in_order, in_the_way, view
 from dgpu.core.rules.durations import UNKNOWN, certain_ms, expected_ms
-from dgpu.core.rules.fit import rank
+from dgpu.core.rules.fit import fits, rank
 from dgpu.core.rules.openings import cluster_of, host_at, taken_by
 from dgpu.core.state import ClusterState
 
@@ -67,12 +67,11 @@ def reserved_for(state: ClusterState, roomy: Sequence[Room], access: Access) -> 
 
 def rooms_but_for_reservations(state: ClusterState, demand: Demand) -> list[Room]:
     """Rooms with reservations that would have room for it without them."""
-    most_leases = state.settings.most_leases
     found = []
     for room in state.rooms.reserved.values():
         if len(room.idle) + len(room.kept) < demand.gpus and not room.used:
             continue
-        if rank(whole(room, most_leases), demand, most_leases) is not None:
+        if fits(whole(room), demand):
             found.append(room)
     return found
 
@@ -85,7 +84,7 @@ def has_room_but_for_reservations(state: ClusterState, demand: Demand, roomy: Se
 
 
 def _among_reservations(state: ClusterState, demand: Demand, access: Access, at: int) -> list[Spot]:
-    most_leases, counts_host = state.settings.most_leases, bool(demand.cpus_milli or demand.ram_mb)
+    counts_host = bool(demand.cpus_milli or demand.ram_mb)
     found: list[tuple[int, NodeId, Room]] = []
     for room in state.rooms.reserved.values():
         if access.passed.isdisjoint(room.holds):
@@ -95,7 +94,7 @@ def _among_reservations(state: ClusterState, demand: Demand, access: Access, at:
         elif len(room.idle) + len(room.kept) < demand.gpus and not room.used:
             continue
         seen = view(room, access)
-        value = rank(seen, demand, most_leases)
+        value = rank(seen, demand)
         if value is not None and _leaves_enough(state, room, demand, access, at):
             found.append((value, room.node_id, seen))
     if demand.nodes > 1:
