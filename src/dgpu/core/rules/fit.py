@@ -31,9 +31,6 @@ def rank(room: Room, demand: Demand) -> int | None:
     if len(idle) < gpus:
         return None
     if room.mixed or demand.model:
-        if gpus == 1:
-            liked = _best_whole(room, demand)
-            return None if liked is None else liked[0]
         cards = _whole_cards(room, demand)
         return None if cards is None else sum(card.key - affinity(card, demand.model) for card in cards)
     # All cards of the room are alike in model, memory and trust: the common case.
@@ -71,8 +68,8 @@ def chosen_cards(room: Room, demand: Demand) -> list[Card]:
     gpus = demand.gpus
     if not gpus:
         return []
-    if gpus == 1:
-        best = (_best_share if demand.share_milli < WHOLE_MILLI else _best_whole)(room, demand)
+    if demand.share_milli < WHOLE_MILLI:
+        best = _best_share(room, demand)
         return [] if best is None else [best[1]]
     return _whole_cards(room, demand) or []
 
@@ -124,25 +121,6 @@ def _whole_cards(room: Room, demand: Demand) -> list[Card] | None:
     return connected(room, fitting, gpus)
 
 
-def _best_whole(room: Room, demand: Demand) -> _Liked | None:
-    """Of the idle cards, for a task of one."""
-    best: Card | None = None
-    best_key = 0
-    model, mixed = demand.model, room.mixed
-    loaded = model if room.warm else ""
-    for card in room.idle:
-        if (best is None or mixed) and not accepts(card, demand):
-            if mixed:
-                continue
-            break  # where all are alike, one speaks for the others
-        key = card.key - affinity(card, model)
-        if best is None or key < best_key or (key == best_key and stands_before(card, best)):
-            best, best_key = card, key
-        if not loaded or loaded in card.warm:
-            break  # idle cards stand in the order of liking: but for what is loaded, none behind is better
-    return None if best is None else (best_key, best)
-
-
 def _best_share(room: Room, demand: Demand) -> _Liked | None:
     """Cards in use by other shares are liked, so that whole ones stay whole. Asked for every room that changed: who is
     liked is compared by key alone, as long as keys differ.
@@ -170,7 +148,7 @@ def _best_share(room: Room, demand: Demand) -> _Liked | None:
             if best is None or key < best_key or (key == best_key and stands_before(card, best)):
                 best, best_key = card, key
             if not loaded or loaded in card.warm:
-                break  # as above
+                break  # idle cards stand in the order of liking: but for what is loaded, none behind is better
         elif not mixed:
             break
     return None if best is None else (best_key, best)
