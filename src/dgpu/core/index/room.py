@@ -175,15 +175,9 @@ class Room:
             self.parts.pop(gpu_id, None)
 
     def free_milli(self, card: Card) -> int:
-        """Of a card that shared tasks live on: by share and by memory, whichever is less."""
-        milli, memory_mb, _ = self.used[card.id]
-        free = WHOLE_MILLI - milli
-        usable_mb = card.usable_mb
-        if usable_mb:
-            by_memory = (usable_mb - memory_mb - card.over_mb) * WHOLE_MILLI // usable_mb
-            if by_memory < free:  # noqa: PLR1730 - for every shared card of a room, in every decision
-                free = by_memory
-        return free if free > 0 else 0  # noqa: FURB136
+        """Of a card that shared tasks live on."""
+        used = self.used[card.id]
+        return free_beside(card, used.milli, used.memory_mb)
 
     def facts(self) -> tuple[object, ...]:
         """For comparison with a room rebuilt from scratch."""
@@ -210,3 +204,14 @@ def whole(room: Room) -> Room:
     twin = room.copy()
     twin.hide({}, 0, 0)
     return twin
+
+
+def free_beside(card: Card, milli: int, memory_mb: int) -> int:
+    """What shares of so much leave of a card in thousandths: by share and by memory, whichever is less."""
+    free = WHOLE_MILLI - milli
+    usable_mb = card.usable_mb
+    if usable_mb:
+        by_memory = (usable_mb - memory_mb - card.over_mb) * WHOLE_MILLI // usable_mb
+        if by_memory < free:  # noqa: PLR1730 - for every shared card of a room, in every decision
+            free = by_memory
+    return free if free > 0 else 0  # noqa: FURB136

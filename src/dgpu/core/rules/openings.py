@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from dgpu.core.index.bookings import Booking
-from dgpu.core.index.room import Card, Room
+from dgpu.core.index.room import Card, Room, free_beside
 from dgpu.core.model.demand import Demand
 from dgpu.core.model.ids import GpuId, LeaseId
 from dgpu.core.model.lease import Lease
@@ -163,19 +163,14 @@ def _share_at(room: Room, card: Card, demand: Demand, cluster: Cluster) -> int |
     if card.id not in room.used:
         return _card_at(card, cluster)
     used = room.used[card.id]
-    milli, memory_mb = used.milli, used.memory_mb + card.over_mb
-    at = 0
-    for over_at, lease_id in [(0, LeaseId(0)), *sorted((cluster.ends_at(each), each) for each in holders)]:
-        if lease_id:
-            lease = cluster.leases[lease_id]
-            milli -= lease.share_milli
-            memory_mb -= lease.gpu_memory_mb
+    milli, memory_mb, at = used.milli, used.memory_mb, 0
+    for over_at, lease_id in sorted((cluster.ends_at(each), each) for each in holders):
+        if need <= free_beside(card, milli, memory_mb):
+            break
+        lease = cluster.leases[lease_id]
+        milli -= lease.share_milli
+        memory_mb -= lease.gpu_memory_mb
         at = over_at
-        free = WHOLE_MILLI - milli
-        if card.usable_mb:
-            free = min(free, (card.usable_mb - memory_mb) * WHOLE_MILLI // card.usable_mb)
-        if need <= free:
-            return at
     return at
 
 
