@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from typing import Final, NamedTuple
 
 from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId
@@ -11,6 +10,8 @@ from dgpu.core.model.reservation import Hold
 from dgpu.core.model.task import WHOLE_MILLI
 
 STATUSES: Final = tuple(GpuStatus)
+IDLE: Final = STATUSES.index(GpuStatus.IDLE)  # where these are counted in `Room.counts`
+BUSY: Final = STATUSES.index(GpuStatus.BUSY)
 
 
 class Card(NamedTuple):
@@ -26,13 +27,6 @@ class Card(NamedTuple):
     warm: tuple[str, ...] = ()  # models that are loaded
     most_warm: int = 0
     kind: Kind = Kind("", 0)
-
-
-class Slot(enum.IntEnum):
-    """Where a GPU's status is counted in `Room.counts`."""
-
-    IDLE = STATUSES.index(GpuStatus.IDLE)
-    BUSY = STATUSES.index(GpuStatus.BUSY)
 
 
 class Used(NamedTuple):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from dgpu.core.index.cards import deal, status_of
 from dgpu.core.index.packing import Packing, pack_cards
 from dgpu.core.index.ranking import Rankings
-from dgpu.core.index.room import STATUSES, Room, Slot
+from dgpu.core.index.room import BUSY, IDLE, STATUSES, Room
 from dgpu.core.index.soonest import Soonest
 from dgpu.core.index.spot import Spot, spot_in, spot_on
 from dgpu.core.model.demand import Demand
@@ -24,8 +24,6 @@ from dgpu.core.model.typical import Typical
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_IDLE: Final = int(Slot.IDLE)
-_BUSY: Final = int(Slot.BUSY)
 _PACK: Final = Placement.PACK  # to look a member up costs as much as a call
 
 
@@ -173,88 +171,62 @@ class Rooms:
         room.leases[lease.id] = None
         room.cpus_free_milli -= lease.cpus_milli
         room.ram_free_mb -= lease.ram_mb
-        if lease.share_milli < WHOLE_MILLI:
-            self._grant_share(room, lease)
-            return
-        gpu_ids, idle = lease.gpu_ids, room.idle
-        missing = len(gpu_ids)
-        for gpu_id in gpu_ids:
-            self.holders[gpu_id] = (lease.id,)
-            for place, card in enumerate(idle):
-                if card.id == gpu_id:
-                    del idle[place]
-                    missing -= 1
-                    break
-        if missing and room.kept:
-            left = [card for card in room.kept if card.id not in gpu_ids]
-            missing -= len(room.kept) - len(left)
-            room.kept = left
-        if missing:
+        known = True  # what is left can be told without looking at all cards
+        for gpu_id in lease.gpu_ids:
+            others = self.holders.get(gpu_id, ())
+            self.holders[gpu_id] = (*others, lease.id)
+            known = (
+                known and room.ready and gpu_id in room.cards and (bool(others) or self._take(room, gpu_id))
+            )
+            if lease.share_milli < WHOLE_MILLI:
+                room.use(gpu_id, lease.share_milli, lease.gpu_memory_mb)
+        if known:
+            self._changed(room)
+        else:
             self.refresh(lease.node_id)
-            return
-        if gpu_ids:
-            self._shift(room, len(gpu_ids))
-        self._changed(room)
 
     def release(self, lease: Lease) -> None:
         room = self.by_node[lease.node_id]
         del room.leases[lease.id]
         room.cpus_free_milli += lease.cpus_milli
         room.ram_free_mb += lease.ram_mb
-        if lease.share_milli < WHOLE_MILLI:
-            self._release_share(room, lease)
-            return
+        known = room.ready
         for gpu_id in lease.gpu_ids:
-            del self.holders[gpu_id]
-        cards = [room.cards.get(gpu_id) for gpu_id in lease.gpu_ids]
-        if not room.ready or None in cards:
+            others = tuple([each for each in self.holders.pop(gpu_id) if each != lease.id])
+            if others:
+                self.holders[gpu_id] = others
+            card = room.cards.get(gpu_id)
+            if not known or card is None:
+                known = False
+                continue
+            if lease.share_milli < WHOLE_MILLI:
+                room.use(gpu_id, -lease.share_milli, -lease.gpu_memory_mb)
+            if not others:
+                insort(room.kept if gpu_id in room.keeps else room.idle, card)
+                self._shift(room, -1)
+        if not known:
             self.refresh(lease.node_id)
             return
-        for card in cards:
-            if card is not None:
-                insort(room.kept if card.id in room.keeps else room.idle, card)
-        if cards:
-            self._shift(room, -len(cards))
         self._changed(room)
         self.improved[room.node_id] = room
 
-    def _grant_share(self, room: Room, lease: Lease) -> None:
-        (gpu_id,) = lease.gpu_ids
-        first = gpu_id not in self.holders
-        self.holders[gpu_id] = (*self.holders.get(gpu_id, ()), lease.id)
-        card = room.cards.get(gpu_id)
-        if not room.ready or card is None or (first and card not in room.idle and card not in room.kept):
-            self.refresh(room.node_id)
-            return
-        if first:
-            (room.kept if card in room.kept else room.idle).remove(card)
-            self._shift(room, 1)
-        room.use(gpu_id, lease.share_milli, lease.gpu_memory_mb)
-        self._changed(room)
-
-    def _release_share(self, room: Room, lease: Lease) -> None:
-        (gpu_id,) = lease.gpu_ids
-        left = tuple(each for each in self.holders.pop(gpu_id) if each != lease.id)
-        if left:
-            self.holders[gpu_id] = left
-        card = room.cards.get(gpu_id)
-        if not room.ready or card is None:
-            self.refresh(room.node_id)
-            return
-        room.use(gpu_id, -lease.share_milli, -lease.gpu_memory_mb)
-        if not left:
-            insort(room.kept if gpu_id in room.keeps else room.idle, card)
-            self._shift(room, -1)
-        self._changed(room)
-        self.improved[room.node_id] = room
+    def _take(self, room: Room, gpu_id: GpuId) -> bool:
+        """False: it was not idle."""
+        for cards in (room.idle, room.kept):
+            for place, card in enumerate(cards):
+                if card.id == gpu_id:
+                    del cards[place]
+                    self._shift(room, 1)
+                    return True
+        return False
 
     def _shift(self, room: Room, taken: int) -> None:
         """So many cards were idle and are busy; negative: the other way."""
         of_room, of_all = room.counts, self.counts
-        of_room[_IDLE] -= taken
-        of_room[_BUSY] += taken
-        of_all[_IDLE] -= taken
-        of_all[_BUSY] += taken
+        of_room[IDLE] -= taken
+        of_room[BUSY] += taken
+        of_all[IDLE] -= taken
+        of_all[BUSY] += taken
 
     # what is asked
 
@@ -297,7 +269,7 @@ class Rooms:
 
     @property
     def idle_milli(self) -> int:
-        return self.counts[_IDLE] * WHOLE_MILLI
+        return self.counts[IDLE] * WHOLE_MILLI
 
     def note_improved(self, node_id: NodeId) -> None:
         """More lines may have what is reserved there."""

@@ -18,7 +18,6 @@ from dgpu.core.index.account import Account
 from dgpu.core.index.limits import quota_of, schedulable, settle_pools
 from dgpu.core.index.line import Claim, Line
 from dgpu.core.index.pools import PoolUse
-from dgpu.core.index.room import Slot
 from dgpu.core.model.quota import QuotaMode
 from dgpu.core.model.task import WHOLE_MILLI, Pool
 from dgpu.core.model.usage import HOUR_MS, month_starts_at
@@ -35,7 +34,6 @@ from dgpu.core.rules.access import Access, is_favoured
 from dgpu.core.state import ClusterState
 
 UNBOUNDED: Final = 1 << 62  # more than any cluster has
-_IDLE: Final = int(Slot.IDLE)
 _BORROW: Final = QuotaMode.BORROW
 NOTHING: Final = Claim(0, 0)
 
@@ -214,7 +212,7 @@ def guarantees(state: ClusterState, account: Account, claim: Claim) -> Refusal |
     if not guaranteed or not claim.milli or claim.milli <= account.short_milli():
         return None
     others = [each for each in guaranteed.values() if each is not account and each.short_milli() > 0]
-    idle = idle_milli(state)
+    idle = state.rooms.idle_milli
     left = idle - -(-claim.milli // WHOLE_MILLI) * WHOLE_MILLI
     if sum([other.short_milli() for other in others]) <= left:
         return None  # whatever of it has to be kept
@@ -247,10 +245,6 @@ def kept_milli(state: ClusterState, account: Account) -> int:
 def lines_of(account: Account) -> Iterable[Line]:
     for known in account.shapes.values():
         yield from known.lines.values()
-
-
-def idle_milli(state: ClusterState) -> int:
-    return state.rooms.counts[_IDLE] * WHOLE_MILLI
 
 
 # all of them
