@@ -170,7 +170,7 @@ def _weigh(tally: _Tally, state: ClusterState, room: Room, demand: Demand, numbe
         tally.most_free_milli = max([tally.most_free_milli, *parts])
         for way in ("reserved", *_HEALTH, "busy", "shared", "foreign"):
             tally.gpus[way] += number * ways[way]
-    _weigh_shares(tally, state, room, demand, number)
+    _weigh_shares(tally, room, demand, number)
 
 
 def _weigh_rules(tally: _Tally, room: Room, demand: Demand, number: int) -> None:
@@ -187,7 +187,7 @@ def _weigh_rules(tally: _Tally, room: Room, demand: Demand, number: int) -> None
         tally.most_memory_mb = max(tally.most_memory_mb, offers[demand.gpus - 1])
 
 
-def _weigh_shares(tally: _Tally, state: ClusterState, room: Room, demand: Demand, number: int) -> None:
+def _weigh_shares(tally: _Tally, room: Room, demand: Demand, number: int) -> None:
     if room.ready:
         tally.most_cpus_free_milli = max(tally.most_cpus_free_milli, room.cpus_free_milli)
         tally.most_ram_free_mb = max(tally.most_ram_free_mb, room.ram_free_mb)
@@ -195,7 +195,7 @@ def _weigh_shares(tally: _Tally, state: ClusterState, room: Room, demand: Demand
         tally.nodes["cpus"] += number
     if demand.ram_mb and room.ram_free_mb < demand.ram_mb:
         tally.nodes["ram"] += number
-    if len(room.leases) >= state.settings.most_leases:
+    if room.is_full:
         tally.nodes["leases"] += number
 
 

@@ -34,15 +34,20 @@ def both_ways(
     """What `look` finds without the change, and with it; it is given a fork and the events of the change. The first
     refusal is the answer.
     """
-
-    def changed(fork: ClusterState) -> T | Rejection:
-        events = make(fork, change, at)
-        return events if isinstance(events, Rejection) else look(fork, events)
-
-    after = on_fork(state, changed)
+    after = on_fork(state, lambda fork: _changed(fork, change, at, look))
     if isinstance(after, Rejection):
         return after
     return on_fork(state, lambda fork: look(fork, ())), after
+
+
+def _changed(
+    fork: ClusterState,
+    change: tuple[Command, ...],
+    at: int,
+    look: Callable[[ClusterState, tuple[Event, ...]], T],
+) -> T | Rejection:
+    events = make(fork, change, at)
+    return events if isinstance(events, Rejection) else look(fork, events)
 
 
 def make(state: ClusterState, change: tuple[Command, ...], at: int) -> tuple[Event, ...] | Rejection:
