@@ -20,6 +20,7 @@ from dgpu.core.execute import execute
 from dgpu.core.model.ids import LeaseId
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.tenant import Tenant
+from dgpu.core.model.tokens import Token
 from dgpu.core.model.wall_span import WallSpan
 from dgpu.core.rejections import Rejection
 from dgpu.core.state import ClusterState
@@ -33,11 +34,15 @@ LARGE = msgspec.structs.replace(
 )
 
 SPAN = WallSpan(boot_id="5d0f", boot_offset_ms=BEGINNING, wall_offset_ms=250)
+TOKEN = Token(id="k1", name="ci", user="ann", role="user", keyed_hash=bytes(range(32)), tenants=("lab",))
+OLD_TOKEN = Token(id="k0", name="scrape", user="prom", role="viewer", keyed_hash=bytes(32), all_tenants=True)
 LOST_TAIL: Chapter = (
     (1_000, (commands.BeginEpoch(settings=Settings(reservations=3), above_epoch=7, above_task=900, lost_tail=True,
                                  lost_wait_ms=65_000, wall=SPAN), commands.ReadWallClock(span=SPAN))),
     (10, (commands.SetTenant(tenant=Tenant(id="lab")), register("n7", 2), commands.RunPass(full=True))),
     (10, (commands.SubmitTasks(entries=((4, task("r")), (1, LARGE), (2, task("s")))), commands.RunPass(full=True))),
+    (10, (commands.CreateToken(token=OLD_TOKEN), commands.CreateToken(token=TOKEN))),
+    (10, (commands.RevokeToken(token_id="k0"),)),
 )  # fmt: skip
 
 

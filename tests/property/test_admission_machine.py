@@ -18,10 +18,12 @@ from dgpu.core.commands import (
     BeginEpoch,
     CancelTasks,
     Command,
+    CreateToken,
     LoseNode,
     ObserveGpu,
     ReleaseNode,
     RemoveTenant,
+    RevokeToken,
     RunPass,
     SetQuota,
     SetTenant,
@@ -33,11 +35,12 @@ from dgpu.core.events import Event, GangPlaced, TaskPlaced, TaskStopRequested
 from dgpu.core.execute import execute
 from dgpu.core.foresight.explain import Explanation, explain
 from dgpu.core.invariants import check_invariants
-from dgpu.core.model.ids import LeaseId, TenantId
+from dgpu.core.model.ids import LeaseId, TenantId, TokenId
 from dgpu.core.model.quota import Quota, QuotaMode, Reclaim
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Outcome, Pool, Task, TaskStatus
 from dgpu.core.model.tenant import Tenant
+from dgpu.core.model.tokens import Token
 from dgpu.core.rejections import Rejection
 from dgpu.core.replay import replay
 from dgpu.core.rules.order import position, queue
@@ -157,6 +160,17 @@ class Admission(RuleBasedStateMachine):
     @rule(name=st.sampled_from(["a", "b", "c"]))
     def remove_tenant(self, name: str) -> None:
         self.send(RemoveTenant(at=self.at, tenant_id=TenantId(name)))
+
+    @rule(name=st.sampled_from(["k1", "k2", "k3"]), tenant=st.sampled_from(["a", "b"]), creates=st.booleans())
+    def create_or_revoke_a_token(self, name: str, tenant: str, creates: bool) -> None:
+        """No task is placed otherwise for a token."""
+        token_id = TokenId(name)
+        if not creates:
+            self.send(RevokeToken(at=self.at, token_id=token_id))
+            return
+        tenants = (TenantId(tenant),)
+        token = Token(id=token_id, name="", user="u", role="user", keyed_hash=bytes(32), tenants=tenants)
+        self.send(CreateToken(at=self.at, token=token))
 
     @rule(
         online_ppm=st.sampled_from([None, 0, 300_000, 500_000, 1_000_000]),

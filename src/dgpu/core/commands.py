@@ -5,12 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from dgpu.core.model.dependencies import Dependency
-from dgpu.core.model.ids import NO_TASK, GpuId, LeaseId, NodeId, TaskId, TenantId
+from dgpu.core.model.ids import NO_TASK, GpuId, LeaseId, NodeId, TaskId, TenantId, TokenId
 from dgpu.core.model.node import Gpu
 from dgpu.core.model.quota import QuotaMode, Reclaim
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Outcome, Pool, TaskSpec, TaskStatus
 from dgpu.core.model.tenant import Tenant
+from dgpu.core.model.tokens import Token
 from dgpu.core.model.wall_span import WallSpan
 
 
@@ -202,6 +203,18 @@ class SetTenant(Command, frozen=True, kw_only=True):
 
 class RemoveTenant(Command, frozen=True, kw_only=True):
     tenant_id: TenantId
+
+
+class CreateToken(Command, frozen=True, kw_only=True):
+    """The service made the secret and keeps only its keyed hash. `token.created_at` is set from `at`."""
+
+    token: Token
+
+
+class RevokeToken(Command, frozen=True, kw_only=True):
+    """A token that is revoked already stays as it is."""
+
+    token_id: TokenId
 
 
 class RunPass(Command, frozen=True, kw_only=True):

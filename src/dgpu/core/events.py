@@ -10,13 +10,14 @@ import msgspec
 
 from dgpu.core.model.estimates import Estimate
 from dgpu.core.model.health import Blame, Health
-from dgpu.core.model.ids import NO_LEASE, NO_TASK, GpuId, LeaseId, NodeId, TaskId, TenantId
+from dgpu.core.model.ids import NO_LEASE, NO_TASK, GpuId, LeaseId, NodeId, TaskId, TenantId, TokenId
 from dgpu.core.model.node import Gpu, Node
 from dgpu.core.model.quota import Quota
 from dgpu.core.model.reservation import Reservation
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Outcome, TaskSpec, TaskStatus
 from dgpu.core.model.tenant import Tenant
+from dgpu.core.model.tokens import Token
 from dgpu.core.model.typical import Typical
 from dgpu.core.model.wall_span import WallSpan
 
@@ -270,6 +271,15 @@ class TasksReserved(Event, frozen=True, array_like=True, tag=True):
 
     made: tuple[Reservation, ...] = ()
     dropped: tuple[TaskId, ...] = ()
+
+
+class TokenCreated(Event, frozen=True, array_like=True, tag=True):
+    token: Token
+    dropped: tuple[TokenId, ...] = ()  # revoked ones that make room for it
+
+
+class TokenRevoked(Event, frozen=True, array_like=True, tag=True):
+    token_id: TokenId
 
 
 class WallClockRead(Event, frozen=True, array_like=True, tag=True):

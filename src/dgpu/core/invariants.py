@@ -10,6 +10,7 @@ from dgpu.core.model.health import Health
 from dgpu.core.model.idempotency import KeyRing, created_at
 from dgpu.core.model.ids import NO_LEASE, GpuId, TenantId
 from dgpu.core.model.task import WHOLE_MILLI, Pool, Task, TaskStatus
+from dgpu.core.model.tokens import HASH_BYTES, MAX_TOKENS
 from dgpu.core.state import ClusterState
 
 
@@ -22,6 +23,7 @@ def check_invariants(state: ClusterState) -> None:
     _check_reservations(state)
     _hold(state.bookings.ends.check(state), "the end of a lease is known otherwise than its task says")
     _check_numbers(state)
+    _check_tokens(state)
     _check_indexes(state)
 
 
@@ -181,6 +183,14 @@ def _check_numbers(state: ClusterState) -> None:
     _hold(latest <= state.last_at, f"a task of {latest}, later than {state.last_at}")
     _hold(not state.keys, "idempotency keys of an earlier version that were not adopted")
     _check_keys(state.key_ring)
+
+
+def _check_tokens(state: ClusterState) -> None:
+    _hold(len(state.tokens) <= MAX_TOKENS, "too many tokens")
+    for token_id, token in state.tokens.items():
+        _hold(token.id == token_id, f"token {token_id} stands under another id")
+        _hold(len(token.keyed_hash) == HASH_BYTES, f"token {token_id} has no keyed hash")
+        _hold(not (token.all_tenants and token.tenants), f"token {token_id} has all tenants and some")
 
 
 def _check_keys(ring: KeyRing) -> None:

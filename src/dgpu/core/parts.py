@@ -11,7 +11,7 @@ from dgpu.core.model.estimates import Estimate
 from dgpu.core.model.gang import Gang
 from dgpu.core.model.health import GpuHealth
 from dgpu.core.model.idempotency import IdempotencyKey
-from dgpu.core.model.ids import GpuId, LeaseId, NodeId, ShapeId, TaskId, TenantId
+from dgpu.core.model.ids import GpuId, LeaseId, NodeId, ShapeId, TaskId, TenantId, TokenId
 from dgpu.core.model.lease import Lease
 from dgpu.core.model.node import Gpu, Node
 from dgpu.core.model.quota import Quota
@@ -20,6 +20,7 @@ from dgpu.core.model.run_times import RunTimes
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Shape, Task
 from dgpu.core.model.tenant import Tenant
+from dgpu.core.model.tokens import Token
 from dgpu.core.model.typical import Typical
 from dgpu.core.model.usage import Meter, Usage
 from dgpu.core.model.wall_span import WallSpan
@@ -57,6 +58,8 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     wall: dict[int, WallSpan]  # by the `at` at which each began
     no_pass_before: int  # after an accepted loss: runs that the journal does not know may be awake until then
 
+    tokens: dict[TokenId, Token]  # of the API, revoked ones too
+
 
 PART_NAMES: Final = Parts.__struct_fields__
 
@@ -79,4 +82,5 @@ LATER_PARTS: Final[dict[str, object]] = {
     "nonces": {},
     "wall": {},
     "no_pass_before": 0,
+    "tokens": {},
 }

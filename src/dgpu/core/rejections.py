@@ -7,7 +7,7 @@ from typing import ClassVar
 import msgspec
 
 from dgpu.core.model.dependencies import Dependency
-from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId, TenantId
+from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId, TenantId, TokenId
 
 
 class Rejection(msgspec.Struct, frozen=True, kw_only=True):
@@ -300,3 +300,22 @@ class QuotaInUse(Rejection, frozen=True, kw_only=True):
     pool: str
     used_milli: int
     quota: int
+
+
+class UnknownToken(Rejection, frozen=True, kw_only=True):
+    code: ClassVar[str] = "unknown_token"
+    token_id: TokenId
+
+
+class TokenExists(Rejection, frozen=True, kw_only=True):
+    """Two random ids were equal. The service tries another one."""
+
+    code: ClassVar[str] = "token_exists"
+    token_id: TokenId
+
+
+class TooManyTokens(Rejection, frozen=True, kw_only=True):
+    """None of the stored ones is revoked."""
+
+    code: ClassVar[str] = "too_many_tokens"
+    limit: int

@@ -19,7 +19,7 @@ from dgpu.core.model.estimates import Estimate
 from dgpu.core.model.gang import Gang
 from dgpu.core.model.health import GpuHealth, due_at
 from dgpu.core.model.idempotency import IdempotencyKey, KeyRing, pack
-from dgpu.core.model.ids import GpuId, LeaseId, NodeId, ShapeId, TaskId, TenantId
+from dgpu.core.model.ids import GpuId, LeaseId, NodeId, ShapeId, TaskId, TenantId, TokenId
 from dgpu.core.model.lease import Lease
 from dgpu.core.model.node import Gpu, GpuStatus, Node
 from dgpu.core.model.reservation import Hold, Reservation
@@ -27,6 +27,7 @@ from dgpu.core.model.run_times import RunTimes
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Pool, Shape, Task, TaskStatus
 from dgpu.core.model.tenant import Tenant
+from dgpu.core.model.tokens import Token
 from dgpu.core.model.typical import Typical
 from dgpu.core.model.usage import Meter, Usage
 from dgpu.core.model.wall_span import WallSpan, newest_span
@@ -86,6 +87,7 @@ class ClusterState:
         self.nonces: dict[int, str] = {}
         self.wall: dict[int, WallSpan] = {}
         self.no_pass_before = 0
+        self.tokens: dict[TokenId, Token] = {}
         self._derive()
 
     @classmethod
@@ -129,9 +131,7 @@ class ClusterState:
         self.rooms.rebuild()
         for shape_id, shape in self.shapes.items():
             self.queue.know(shape_id, shape)
-        ready: dict[
-            tuple[ShapeId, int], dict[TaskId, Task]
-        ] = {}  # listed once for each line, not for each task
+        ready: dict[tuple[ShapeId, int], dict[TaskId, Task]] = {}  # extended once per line, not per task
         for task_id, task in sorted(self.tasks.items()):
             self.queue.shapes[task.shape_id].uses += 1
             if task.status is TaskStatus.PENDING:

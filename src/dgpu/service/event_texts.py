@@ -188,6 +188,12 @@ def _tenant(fields: Fields) -> Facts:
     return {"tenant_id": fields["tenant"].id}
 
 
+def _token(fields: Fields) -> Facts:
+    token = fields["token"]
+    tenants = ["*"] if token.all_tenants else list(token.tenants)
+    return {"token_id": token.id, "user": token.user, "role": token.role, "tenants": tenants}
+
+
 def _learned(fields: Fields) -> Facts:
     known = fields["estimate"]
     about = {"model": known.model} if known.model else {"command": known.command}
@@ -303,6 +309,8 @@ TEXTS: dict[type[e.Event], EventText] = {
     e.TenantSet: _text("tenant_set", _tenant, ("tenant_id",)),
     e.TenantRemoved: _text("tenant_removed", shown, ("tenant_id",)),
     e.EstimateLearned: _text("memory_learned", _learned, ("tenant", "model", "base_mb", "ooms")),
+    e.TokenCreated: _text("token_created", _token, ("token_id", "user", "role")),
+    e.TokenRevoked: _text("token_revoked", shown, ("token_id",)),
     e.WallClockRead: _text("wall_clock_read", _wall_clock),
 }
 # Internal work of the scheduler: no task or node changed.

@@ -1,14 +1,15 @@
-"""The only module that maps refusals to HTTP: status, title, and a description with numbers."""
+"""Maps refusals to HTTP: status, title, and a description with numbers. Only this module and `meaning` know HTTP."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, assert_never
+from typing import assert_never
 
 from dgpu.core import rejections as r
 from dgpu.core.model.ids import task_name
 from dgpu.core.model.task import MEMORY_STEP_MB
 from dgpu.wire.answers import FieldError, Problem
 from dgpu.wire.json_body import BadRequest
+from dgpu.wire.meaning import Meaning, OfTokens, of_token
 
 # Every kind of refusal. Add a new one to one of these; the type checker then names the match that lacks it, and
 # a test compares the list with the existing classes.
@@ -47,7 +48,7 @@ OfTenants = (
     | r.TooManyTenants
     | r.QuotaInUse
 )
-AnyRejection = OfTenants | OfSubmits | OfLoad | OfThings | OfWaiting
+AnyRejection = OfTenants | OfSubmits | OfLoad | OfThings | OfWaiting | OfTokens
 
 _LACKS = {
     "nodes": ("nodes", "nodes"),
@@ -58,13 +59,6 @@ _LACKS = {
     "cpus": ("cpus", "CPUs on one node"),
     "ram_mb": ("ram_mb", "MB of main memory on one node"),
 }
-
-
-class Meaning(NamedTuple):
-    status: int
-    title: str
-    detail: str
-    errors: tuple[FieldError, ...] = ()
 
 
 def problem_of(rejection: r.Rejection, *, batch: bool = False) -> Problem:
@@ -102,6 +96,8 @@ def _meaning(rejection: AnyRejection, *, batch: bool) -> Meaning:
         return _of_tenant(rejection, batch=batch)
     if isinstance(rejection, OfWaiting):
         return _of_waiting(rejection, batch=batch)
+    if isinstance(rejection, OfTokens):
+        return of_token(rejection)
     return _of_thing(rejection)
 
 

@@ -52,6 +52,8 @@ EVENT_TYPES: tuple[type[Event], ...] = (
     events.DemandChanged,
     events.TasksReserved,
     events.WallClockRead,
+    events.TokenCreated,
+    events.TokenRevoked,
 )
 
 _GROUP = list[Union[EVENT_TYPES]]  # type: ignore[valid-type]  # noqa: UP007 - built from the tuple above

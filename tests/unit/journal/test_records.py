@@ -14,6 +14,7 @@ from dgpu.core.model.reservation import Place, Reservation
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Outcome, Pool, TaskStatus
 from dgpu.core.model.tenant import Tenant
+from dgpu.core.model.tokens import Token
 from dgpu.core.model.typical import Typical
 from dgpu.core.model.wall_span import WallSpan
 from dgpu.core.parts import Parts
@@ -45,6 +46,10 @@ def test_every_kind_of_event_is_known_to_the_decoder() -> None:
         kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, events.Event)
     }
     assert set(EVENT_TYPES) == declared - {events.Event}
+
+
+TOKEN = Token(id="k1", name="ci", user="ann", role="user", keyed_hash=b"h" * 32, tenants=("lab",))
+OF_TOKENS = (events.TokenCreated(22, TOKEN, ("k0",)), events.TokenRevoked(22, "k1"))
 
 
 def test_every_kind_of_event_survives() -> None:
@@ -92,6 +97,7 @@ def test_every_kind_of_event_survives() -> None:
             (Reservation(task_id=6, places=(Place("n1", ("GPU-n1-0",)),), at=9_000, made_at=21),),
             (7,),
         ),
+        *OF_TOKENS,
         events.WallClockRead(22, 22, WallSpan("boot", 5, -40)),
     ]
     assert {type(event) for event in group} == set(EVENT_TYPES)

@@ -39,6 +39,7 @@ from dgpu.core.apply.task import (
     apply_started,
     apply_submitted,
 )
+from dgpu.core.apply.tokens import apply_token_created, apply_token_revoked
 from dgpu.core.events import Event
 from dgpu.core.state import ClusterState
 from dgpu.core.wall_clock import apply_wall_clock
@@ -86,5 +87,7 @@ APPLIERS: Final[dict[type[Event], Callable[[ClusterState, Any], None]]] = {
     events.EstimateLearned: apply_learned,
     events.DemandChanged: apply_demand,
     events.TasksReserved: apply_reserved,
+    events.TokenCreated: apply_token_created,
+    events.TokenRevoked: apply_token_revoked,
     events.WallClockRead: apply_wall_clock,
 }

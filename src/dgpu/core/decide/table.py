@@ -25,6 +25,7 @@ from dgpu.core.decide.report import decide_started
 from dgpu.core.decide.schedule import run_pass
 from dgpu.core.decide.submit import decide_submit
 from dgpu.core.decide.time import decide_begin_epoch, decide_tick
+from dgpu.core.decide.tokens import decide_create_token, decide_revoke_token
 from dgpu.core.decide.waiting import decide_hold, decide_let_go, decide_priority
 from dgpu.core.decision import Decision
 from dgpu.core.state import ClusterState
@@ -63,6 +64,8 @@ DECIDERS: Final[dict[type[Command], Callable[[ClusterState, Any], Decision]]] = 
     commands.SetQuota: decide_set_quota,
     commands.SetTenant: decide_set_tenant,
     commands.RemoveTenant: decide_remove_tenant,
+    commands.CreateToken: decide_create_token,
+    commands.RevokeToken: decide_revoke_token,
     commands.RunPass: decide_pass,
     commands.Tick: decide_tick,
     commands.ReadWallClock: decide_wall_clock,

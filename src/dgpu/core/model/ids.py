@@ -8,6 +8,7 @@ ShapeId = NewType("ShapeId", int)
 NodeId = NewType("NodeId", str)
 GpuId = NewType("GpuId", str)  # the card's UUID: indexes move when a card dies
 TenantId = NewType("TenantId", str)
+TokenId = NewType("TokenId", str)
 
 NO_LEASE: Final = LeaseId(0)
 NO_TASK: Final = TaskId(0)
