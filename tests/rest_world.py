@@ -23,6 +23,8 @@ from dgpu.core.model.task import Outcome
 from dgpu.core.rejections import Rejection
 from dgpu.core.state import ClusterState
 from dgpu.journal.memory import MemoryDisk, MemoryJournal
+from dgpu.service.access.key_file import KEY_NAME, load_key
+from dgpu.service.access.token_book import follow_tokens
 from dgpu.service.alerts.options import AlertOptions
 from dgpu.service.alerts.watch import AlertWatch
 from dgpu.service.history.reader import HISTORY_NAME, History
@@ -155,8 +157,9 @@ class RestWorld:
             self.runtime.subscribe(self.follower.on_group)
         self.history = History(self.folder / HISTORY_NAME)
         self.output = OutputStreams(LogStore(self.folder / "logs"), self.runtime)
-        self.access = Access(mode=self.access_mode, token=TOKEN, clock=time.monotonic)  # type: ignore[arg-type]
         await self.runtime.start(Begin(settings=self.settings))
+        tokens = await follow_tokens(self.runtime, load_key(self.folder / KEY_NAME))
+        self.access = Access(mode=self.access_mode, token=TOKEN, clock=time.monotonic, tokens=tokens)  # type: ignore[arg-type]
         self.alerts = (
             AlertWatch(self.alert_options, self.runtime, self.folder) if self.alert_options else None
         )

@@ -253,7 +253,7 @@ async def _http(
     from dgpu.service.rest.http_server import HttpServer
     from dgpu.service.rest.turns import Turns
 
-    access = _access(options, runtime)
+    access = await _access(options, runtime)
     doors, turns = Doors(budget_of(file_limit()).http, connections), Turns()
     loop = asyncio.get_running_loop()
     history = History(
@@ -300,8 +300,11 @@ def _past_holders(
     return past_holder
 
 
-def _access(options: ServiceOptions, runtime: Runtime) -> Access:
-    from dgpu.service.rest.access import Access, load_token
+async def _access(options: ServiceOptions, runtime: Runtime) -> Access:
+    from dgpu.service.access.key_file import KEY_NAME, load_key
+    from dgpu.service.access.owner_token import load_token
+    from dgpu.service.access.token_book import follow_tokens
+    from dgpu.service.rest.access import Access
 
     return Access(
         mode="none" if options.auth_mode == "none" else "loopback",
@@ -309,6 +312,7 @@ def _access(options: ServiceOptions, runtime: Runtime) -> Access:
         clock=time.monotonic,
         lasting_clock=lambda: runtime.now_ms() / 1000,  # a change of the wall clock ends no browser session
         hosts=frozenset(options.allowed_hosts),
+        tokens=await follow_tokens(runtime, load_key(options.data_dir / KEY_NAME)),
     )
 
 

@@ -310,7 +310,12 @@ _FIRST_MS, _LAST_MS = -30_610_224_000_000, 253_402_300_799_999  # years of four 
 
 def instant(at_ms: int) -> str:
     """RFC 3339, UTC, milliseconds, of a time of the journal."""
-    second, milli = divmod(min(max(SHOWN.wall_ms(at_ms), _FIRST_MS), _LAST_MS), 1000)
+    return wall_instant(SHOWN.wall_ms(at_ms))
+
+
+def wall_instant(wall_ms: int) -> str:
+    """The same of a time of the wall clock."""
+    second, milli = divmod(min(max(wall_ms, _FIRST_MS), _LAST_MS), 1000)
     return f"{_second(second)}.{milli:03d}Z"
 
 

@@ -9,10 +9,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from dgpu.core.commands import CancelTasks
 from dgpu.core.model.array import ArrayPlan, size
 from dgpu.core.model.dependencies import Dependency
-from dgpu.core.model.ids import TaskId, parse_task_id
 from dgpu.core.model.task import (
     PRIORITY_LEVELS,
     WHOLE_MILLI,
@@ -21,11 +19,10 @@ from dgpu.core.model.task import (
     Shape,
     TaskDetail,
     TaskSpec,
-    TaskStatus,
 )
 from dgpu.wire import fields
 from dgpu.wire.answers import FieldError
-from dgpu.wire.fields import Check, NotSupportedYet, Unacceptable
+from dgpu.wire.fields import NotSupportedYet, Unacceptable
 from dgpu.wire.json_body import BadRequest, parse_json, shorten
 from dgpu.wire.task_fields import DEFAULT_TENANT, TASK_FIELDS
 
@@ -46,9 +43,16 @@ _RULES = {
 _encode_detail = msgspec.json.Encoder().encode
 
 
-def decode_task(body: bytes, *, bare_means_allocation: bool = False) -> TaskSpec:
+class Submitter(NamedTuple):
+    """The principal of a submit. Empty: the body decides."""
+
+    tenant: str  # of tasks that name none
+    user: str  # the label `user`, whatever the body says
+
+
+def decode_task(body: bytes, *, bare_means_allocation: bool = False, by: Submitter | None = None) -> TaskSpec:
     """One task. On the workstation API, a task without a command is an allocation."""
-    return _spec(parse_json(body), "", bare_means_allocation=bare_means_allocation)
+    return _spec(parse_json(body), "", by, bare_means_allocation=bare_means_allocation)
 
 
 def entry_of(spec: TaskSpec) -> tuple[int, TaskSpec]:
@@ -61,19 +65,19 @@ def task_of(raw: object, where: str) -> TaskSpec:
     return _spec(raw, where)
 
 
-def decode_batch(body: bytes) -> Entries:
+def decode_batch(body: bytes, by: Submitter | None = None) -> Entries:
     """`{tasks: [...]}` or `{task: {...}, count: N}`."""
     raw = parse_json(body)
     if type(raw) is not dict:
         raise BadRequest("malformed_request", 'The body must be an object: {"tasks": [...]}.')
     if raw.keys() == {"tasks"}:
-        return _decode_list(raw["tasks"])
+        return _decode_list(raw["tasks"], by)
     if raw.keys() == {"task", "count"}:
         try:
             number = fields.count(MAX_BATCH_TASKS)(raw["count"])
         except Unacceptable as bad:
             raise invalid([field_error("count", raw["count"], bad)]) from None
-        spec = _spec(raw["task"], "task")
+        spec = _spec(raw["task"], "task", by)
         if spec.array:
             raise invalid([FieldError(path="task.array", detail="Leave out array or count.")])
         return ((number, spec),)
@@ -88,7 +92,7 @@ def decode_batch(body: bytes) -> Entries:
     )
 
 
-def _decode_list(tasks: object) -> Entries:
+def _decode_list(tasks: object, by: Submitter | None) -> Entries:
     if type(tasks) is not list or not tasks:
         raise BadRequest(
             "malformed_request",
@@ -102,14 +106,16 @@ def _decode_list(tasks: object) -> Entries:
             status=413,
             errors=[FieldError(path="tasks", detail=f"Expected at most {MAX_BATCH_TASKS} tasks.")],
         )
-    entries = tuple([entry_of(_spec(raw, number)) for number, raw in enumerate(tasks)])
+    entries = tuple([entry_of(_spec(raw, number, by)) for number, raw in enumerate(tasks)])
     if len(entries) < (number := sum(count for count, _ in entries)) > MAX_BATCH_TASKS:
         detail = f"With their arrays these are {number:,} tasks, at most {MAX_BATCH_TASKS:,} are taken."
         raise BadRequest("too_many_tasks", detail, status=413)
     return entries
 
 
-def _spec(raw: object, where: str | int, *, bare_means_allocation: bool = False) -> TaskSpec:
+def _spec(
+    raw: object, where: str | int, by: Submitter | None = None, *, bare_means_allocation: bool = False
+) -> TaskSpec:
     if type(raw) is not dict:
         raise invalid([field_error(_path(where, ""), raw, Unacceptable("an object: the task"))])
     values: dict[str, Any] = {}
@@ -140,6 +146,8 @@ def _spec(raw: object, where: str | int, *, bare_means_allocation: bool = False)
         if allocation or not bare_means_allocation:
             raise invalid([_no_command(where, allocation=allocation)])
         values["allocation"] = True
+    if by is not None:
+        _attribute(values, detail, by)
     asked = _asked(tuple(values.items()))
     return TaskSpec(
         shape=asked.shape,
@@ -153,6 +161,12 @@ def _spec(raw: object, where: str | int, *, bare_means_allocation: bool = False)
         array=asked.array.ranges,
         array_limit=asked.array.limit,
     )
+
+
+def _attribute(values: dict[str, Any], detail: dict[str, Any], by: Submitter) -> None:
+    if by.tenant:
+        values.setdefault("tenant_id", by.tenant)
+    detail["labels"] = {**detail.get("labels", {}), "user": by.user}
 
 
 def _check_sharing(values: dict[str, Any], detail: dict[str, Any], where: str | int) -> None:
@@ -236,94 +250,6 @@ def _cpus_milli(values: dict[str, Any]) -> int:
         return given
     runs_on_cpus = values.get("gpus", 1) == 0 and not values.get("allocation", False)
     return DEFAULT_CPUS_MILLI if runs_on_cpus else 0
-
-
-def decode_cancel(body: bytes) -> CancelTasks:
-    """`{task_ids: [...]}`, or at least one filter of the list: an empty body never means all tasks."""
-    raw = parse_json(body)
-    if type(raw) is not dict or not raw:
-        raise BadRequest(
-            "malformed_request",
-            'Give the tasks to cancel: {"task_ids": [...]}, or filters: status, tenant, pool, priority, array.',
-        )
-    if "task_ids" in raw:
-        if len(raw) > 1:
-            raise BadRequest("malformed_request", "task_ids cannot be combined with filters.")
-        return CancelTasks(task_ids=_task_ids(raw["task_ids"]))
-    checks: dict[str, tuple[str, Check]] = {
-        "status": ("status", _live_status),
-        "tenant": ("tenant_id", fields.tenant),
-        "tenant_id": ("tenant_id", fields.tenant),
-        "pool": ("pool", fields.pool),
-        "priority": ("priority", fields.priority),
-        "array": ("array_id", _array_id),
-    }
-    values: dict[str, Any] = {}
-    for name, value in raw.items():
-        if name not in checks:
-            raise invalid([unknown_field(name, "", checks)])
-        target, check = checks[name]
-        try:
-            values[target] = check(value)
-        except Unacceptable as bad:
-            raise invalid([field_error(name, value, bad)]) from None
-    return CancelTasks(**values)
-
-
-def decode_target(body: bytes) -> bool:
-    """For hold and release: whether the whole array is meant. An empty body means only the task."""
-    raw = parse_json(body) if body else {}
-    return _is_array(raw, set())
-
-
-def decode_priority(body: bytes) -> tuple[int, bool]:
-    """`{priority: N}`, and whether the whole array is meant."""
-    raw = parse_json(body)
-    whole_array = _is_array(raw, {"priority"})
-    if "priority" not in raw:
-        raise invalid([FieldError(path="priority", detail="Required: 0 to 100, or a level's name.")])
-    try:
-        return fields.priority(raw["priority"]), whole_array
-    except Unacceptable as bad:
-        raise invalid([field_error("priority", raw["priority"], bad)]) from None
-
-
-def _is_array(raw: Any, known: set[str]) -> bool:
-    if type(raw) is not dict:
-        raise BadRequest("malformed_request", "The body must be an object.")
-    for name, value in raw.items():
-        if name not in known | {"array"}:
-            raise invalid([unknown_field(name, "", known | {"array"})])
-        if name == "array" and type(value) is not bool:
-            raise invalid([field_error(name, value, Unacceptable("true or false"))])
-    return bool(raw.get("array", False))
-
-
-def _array_id(value: object) -> TaskId:
-    task_id = parse_task_id(str(value)) if type(value) in {str, int} else None
-    if task_id is None:
-        raise Unacceptable("the id of an array: that of its first task, like task-42")
-    return task_id
-
-
-def _live_status(value: object) -> TaskStatus:
-    if isinstance(value, str) and value in {"pending", "running"}:
-        return TaskStatus(value)
-    raise Unacceptable("pending or running: other tasks have ended")
-
-
-def _task_ids(value: object) -> tuple[TaskId, ...]:
-    if type(value) is not list or not value or len(value) > MAX_BATCH_TASKS:
-        raise invalid(
-            [field_error("task_ids", value, Unacceptable(f"a list of 1 to {MAX_BATCH_TASKS} task ids"))]
-        )
-    ids = []
-    for number, item in enumerate(value):
-        task_id = parse_task_id(str(item)) if type(item) in {str, int} else None
-        if task_id is None:
-            raise invalid([field_error(f"task_ids[{number}]", item, Unacceptable("an id like task-42"))])
-        ids.append(task_id)
-    return tuple(dict.fromkeys(ids))
 
 
 def invalid(errors: list[FieldError]) -> BadRequest:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from dgpu.service.rest.access import Access, Peer
+from dgpu.service.rest.access import Access
 from dgpu.service.rest.backend import RestOptions
+from dgpu.service.rest.failures import Peer
 from dgpu.service.rest.front import Front
 from dgpu.service.rest.pages import Pages
 from rest_world import RestWorld

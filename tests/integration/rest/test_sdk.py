@@ -236,8 +236,8 @@ def test_the_async_client_does_the_same(world) -> None:
 def test_a_token_is_sent(world) -> None:
     """Root needs no token; the only code that reads it shows that it arrives."""
     seen: list[bytes | None] = []
-    real = world.access.refuse
-    world.access.refuse = lambda method, path, headers, peer: (
+    real = world.access.enter
+    world.access.enter = lambda method, path, headers, peer: (
         seen.append(headers.get(b"authorization")),
         real(method, path, headers, peer),
     )[1]

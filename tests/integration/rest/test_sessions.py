@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from dgpu.service.rest.access import Peer
+from dgpu.service.rest.failures import Peer
 from dgpu.service.rest.sessions import CODE_SECONDS, COOKIE_SECONDS, MAX_CODES, Sessions
 from rest_world import TOKEN, RestWorld
 
@@ -17,7 +17,7 @@ BEARER = {"Authorization": f"Bearer {TOKEN}"}
 def world(tmp_path):
     """No uid is known: every browser belongs to an unknown user."""
     with RestWorld(tmp_path) as running:
-        running.access._trusted = frozenset()
+        running.access._trusted = {}
         yield running
 
 
@@ -63,7 +63,7 @@ def test_guessing_codes_is_stopped(world) -> None:
     statuses = [world.ask("POST", "/api/v1/session", {"code": f"guess-{n}"}).status for n in range(12)]
     assert statuses[:10] == [403] * 10
     assert statuses[10:] == [429] * 2
-    world.access._failures.clear()
+    world.access.failures._counts.clear()
     assert world.ask("POST", "/api/v1/session", {"code": new_code(world)}).status == 204
 
 

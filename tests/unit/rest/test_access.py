@@ -8,8 +8,12 @@ import stat
 
 import pytest
 
-from dgpu.service.rest.access import MAX_FAILURES, Access, Peer, load_token, wrong_content
+from dgpu.service.access.owner_token import load_token
+from dgpu.service.rest.access import Access
+from dgpu.service.rest.failures import MAX_FAILURES, Peer
+from dgpu.service.rest.origins import wrong_content
 from dgpu.service.rest.peer import _by_proc, peer_uid
+from dgpu.wire.answers import Problem
 
 TOKEN = "t" * 43
 OWNER, ROOT, STRANGER, UNKNOWN = Peer(uid=1000), Peer(uid=0), Peer(uid=1001), Peer(uid=None)
@@ -37,8 +41,8 @@ def ask(
 ) -> int:
     given = {b"host": b"127.0.0.1:8080"} | (JSON if method == "POST" else {})
     given |= {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
-    problem = rules.refuse(method, path, given, peer)
-    return problem.status if problem else 200
+    found = rules.enter(method, path, given, peer)
+    return found.status if isinstance(found, Problem) else 200
 
 
 def test_the_owner_and_root_need_no_token() -> None:

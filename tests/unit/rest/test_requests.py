@@ -10,12 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dgpu.core.model.task import Pool, Restart, TaskDetail, TaskSpec
+from dgpu.wire.change_requests import decode_cancel, decode_priority, decode_target
 from dgpu.wire.json_body import BadRequest, parse_json
 from dgpu.wire.requests import (
     decode_batch,
-    decode_cancel,
-    decode_priority,
-    decode_target,
     decode_task,
     entry_of,
 )

@@ -21,6 +21,7 @@ class TaskFilters(msgspec.Struct, frozen=True, kw_only=True):
     priority: int | None = None
     tenant_id: TenantId | None = None
     pool: Pool | None = None
+    tenants: tuple[str, ...] | None = None  # those of the reader; None: all
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,9 +41,12 @@ def where_of(filters: TaskFilters, *, live: bool) -> tuple[list[str], list[Any]]
     }
     wanted = {column: value for column, value in columns.items() if value is not None}
     where = [] if live else ["forgotten = 1"]
-    return [*where, *(f"{column} = ?" for column in wanted)], [
-        value if isinstance(value, int) else str(value) for value in wanted.values()
-    ]
+    where += [f"{column} = ?" for column in wanted]
+    values: list[Any] = [value if isinstance(value, int) else str(value) for value in wanted.values()]
+    if filters.tenants is not None:
+        where.append(f"tenant IN ({','.join('?' * len(filters.tenants))})")
+        values += filters.tenants
+    return where, values
 
 
 def kind_of(row: sqlite3.Row) -> tuple[Any, ...]:

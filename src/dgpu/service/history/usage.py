@@ -40,13 +40,16 @@ SELECT {{keys}},
     total(CASE WHEN {_STARTS} THEN 1.0 / t.nodes END) AS started,
     total(CASE WHEN {_STARTS} THEN (a.placed_at - t.created_at) * 1.0 / t.nodes END) AS wait_ms,
     max(CASE WHEN {_STARTS} THEN a.placed_at - t.created_at END) AS wait_max_ms
-FROM attempts a JOIN tasks t ON t.id = a.task_id WHERE {_OVERLAPS} GROUP BY {{places}}
+FROM attempts a JOIN tasks t ON t.id = a.task_id WHERE {_OVERLAPS} {{also}} GROUP BY {{places}}
 """  # noqa: S608 - constant text
 _FINISHED_SQL = """
 SELECT {keys}, t.status AS status, count(*) AS number FROM tasks t
-WHERE t.finished_at > 0 AND t.finished_at >= :since AND t.finished_at < :until GROUP BY {places}, t.status
+WHERE t.finished_at > 0 AND t.finished_at >= :since AND t.finished_at < :until {also}
+GROUP BY {places}, t.status
 """
-_WAITING_SQL = "SELECT {keys}, count(*) AS number FROM tasks t WHERE t.status = 'pending' GROUP BY {places}"
+_WAITING_SQL = """
+SELECT {keys}, count(*) AS number FROM tasks t WHERE t.status = 'pending' {also} GROUP BY {places}
+"""
 _BARS_SQL = f"""
 SELECT a.*, t.name, t.tenant, t.pool, t.priority, t.status, t.attempt AS last_attempt, count(*) OVER () AS total
 FROM attempts a JOIN tasks t ON t.id = a.task_id
@@ -83,22 +86,25 @@ def usage(
     now: int,
     upto_index: int = 0,
     lag_s: float = 0.0,
+    tenants: tuple[str, ...] | None = None,
 ) -> Usage:
-    """Blocks; a year of a busy cluster takes seconds. Reports how many groups up to `upto_index` are missing, and for
-    how long (`lag_s`). It does not wait for them.
+    """Of these tenants; None: of all. Blocks; a year of a busy cluster takes seconds. Reports how many groups up to
+    `upto_index` are missing, and for how long (`lag_s`). It does not wait for them.
     """
     behind = max(0, upto_index - history.reach().index)
     keys = ", ".join(f"{_KEYS[each]} AS key_{each}" for each in by)
     places = ", ".join(str(place) for place in range(1, len(by) + 1))
-    times = {"since": since, "until": until, "now": now}
+    also, names = _only(tenants)
+    words = {"keys": keys, "places": places, "also": also}
+    times = {"since": since, "until": until, "now": now, **names}
     found: dict[tuple[str, ...], dict[str, Any]] = {}
-    for row in history.rows(_ATTEMPTS_SQL.format(keys=keys, places=places), times):
+    for row in history.rows(_ATTEMPTS_SQL.format(**words), times):
         found[_key(row, by)] = _of_attempts(row)
-    for row in history.rows(_FINISHED_SQL.format(keys=keys, places=places), times):
+    for row in history.rows(_FINISHED_SQL.format(**words), times):
         name = {"success": "succeeded"}.get(row["status"], row["status"])
         found.setdefault(_key(row, by), {})[name] = row["number"]
     if until >= now:
-        for row in history.rows(_WAITING_SQL.format(keys=keys, places=places), times):
+        for row in history.rows(_WAITING_SQL.format(**words), times):
             found.setdefault(_key(row, by), {})["waiting"] = row["number"]
     rows = [
         UsageRow(**_shown({**dict(zip(by, key, strict=True)), **numbers})) for key, numbers in found.items()
@@ -116,6 +122,14 @@ def usage(
         total=UsageRow(**_shown(_sum(found.values()))),
         truncated=len(rows) > MAX_ROWS,
     )
+
+
+def _only(tenants: tuple[str, ...] | None) -> tuple[str, dict[str, str]]:
+    """A condition and its values."""
+    if tenants is None:
+        return "", {}
+    names = {f"tenant_{number}": each for number, each in enumerate(tenants)}
+    return f"AND t.tenant IN ({', '.join(f':{name}' for name in names)})", names
 
 
 def _key(row: Any, by: Sequence[By]) -> tuple[str, ...]:

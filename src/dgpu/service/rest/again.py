@@ -18,7 +18,7 @@ from dgpu.journal.segments import StoredGroups, chain
 from dgpu.service.rest import listing
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.submit import key_of, submit_entries
-from dgpu.service.rest.tasks import Given, TaskIdText
+from dgpu.service.rest.tasks import Given, TaskIdText, Who
 from dgpu.wire.answers import Problem, Retried, instant
 from dgpu.wire.json_body import BadRequest, parse_json
 
@@ -31,7 +31,7 @@ from dgpu.wire.json_body import BadRequest, parse_json
     "Idempotency-Key makes a repeated call safe.",
     status_code=201,
 )
-async def retry_task(rest: Given, task_id: TaskIdText, request: Request[Any, Any, Any]) -> Retried:
+async def retry_task(rest: Given, who: Who, task_id: TaskIdText, request: Request[Any, Any, Any]) -> Retried:
     number = listing.task_id_of(task_id)
     body = await request.body()
     if (parse_json(body) if body.strip() else {}) != {}:
@@ -41,7 +41,7 @@ async def retry_task(rest: Given, task_id: TaskIdText, request: Request[Any, Any
     spec = await _spec_again(rest, number)
     entries = ((1, spec),)
     first_id, _, created_at = await submit_entries(
-        rest, entries, key, f"retry of {task_name(number)}".encode(), batch=False
+        rest, who, entries, key, f"retry of {task_name(number)}".encode(), batch=False
     )
     return Retried(
         task_id=task_name(first_id),

@@ -11,6 +11,7 @@ import msgspec
 from dgpu.core.commands import Command
 from dgpu.core.events import Event
 from dgpu.core.rejections import Rejection
+from dgpu.service.access.token_book import TokenBook
 from dgpu.service.alerts.watch import AlertWatch
 from dgpu.service.board.board import Board
 from dgpu.service.follower.link import FollowerLink
@@ -62,6 +63,7 @@ class Backend:
         files: FileStreams | None = None,
         doors: Doors | None = None,
         turns: Turns | None = None,
+        tokens: TokenBook | None = None,
     ) -> None:
         self.runtime = runtime
         self.views = views
@@ -72,6 +74,7 @@ class Backend:
         self.follower = follower  # None: no forecasts
         self.doors = Doors() if doors is None else doors
         self.turns = Turns() if turns is None else turns
+        self.tokens = tokens  # None: a world without API tokens
         self.feed = EventFeed(views)
         self.alerts: AlertWatch | None = None  # None: no alerts
         build = build_of(options.pages_dir or BUNDLE)

@@ -12,9 +12,10 @@ from dgpu.core.model.ids import GpuId, NodeId
 from dgpu.core.rejections import UnknownGpu, UnknownNode
 from dgpu.core.rules.order import queue
 from dgpu.core.state import ClusterState
+from dgpu.service.access.anonymous import gpus_told_to, node_told_to
 from dgpu.service.rest import listing, probes
 from dgpu.service.rest.backend import Backend, ProblemError
-from dgpu.service.rest.tasks import Given, LimitQuery
+from dgpu.service.rest.tasks import Given, LimitQuery, Who
 from dgpu.service.views.cluster import gpu_list, node_answer, node_list, one_gpu
 from dgpu.service.views.tasks import queue_entry
 from dgpu.wire import fields
@@ -30,32 +31,40 @@ NodeQuery = Annotated[
     str | None, QueryParameter(description="Only those of the node with this id.", required=False)
 ]
 _MAX_ID = 128
+MAX_LOOKED_AT = 10_000  # places of the queue, for a reader of some tenants
 
 
 @get(
     "/api/v1/queue",
     summary="The queue",
     description="Waiting tasks in the order in which they are tried. A task without a name shows its command. "
-    "A task with a reservation names its nodes and its latest start (null: unknown).",
+    "A task with a reservation names its nodes and its latest start (null: unknown). A principal of some tenants "
+    "sees only their tasks, with their true positions among the first 10,000, and the number of all waiting tasks.",
 )
-async def show_queue(rest: Given, limit: LimitQuery = None) -> QueuePage:
+async def show_queue(rest: Given, who: Who, limit: LimitQuery = None) -> QueuePage:
     most = listing.parse_limit(limit)
+    looks = most if who.tenants is None else MAX_LOOKED_AT
 
     def look(state: ClusterState) -> QueuePage:
-        tasks = [state.tasks[task_id] for task_id in queue(state, limit=most)]
+        tasks = [state.tasks[task_id] for task_id in queue(state, limit=looks)]
         entries = [
             queue_entry(task, state.shapes[task.shape_id], place, state.reservations.get(task.id))
             for place, task in enumerate(tasks, 1)
+            if who.owns(state.shapes[task.shape_id].tenant_id)
         ]
-        return QueuePage(queue=entries, total=state.waiting_count)
+        return QueuePage(queue=entries[:most], total=state.waiting_count)
 
     return await rest.runtime.read(look)
 
 
 @get("/api/v1/gpus", summary="List GPUs", description="With the latest sample of each, by node and index.")
-async def list_gpus(rest: Given, node: NodeQuery = None) -> GpuList:
+async def list_gpus(rest: Given, who: Who, node: NodeQuery = None) -> GpuList:
     only = None if node is None else NodeId((await _node(rest, node)).id)
-    return await rest.runtime.read(lambda state: gpu_list(state, rest.runtime.telemetry, only))
+
+    def look(state: ClusterState) -> GpuList:
+        return gpus_told_to(who.tenants, state, gpu_list(state, rest.runtime.telemetry, only))
+
+    return await rest.runtime.read(look)
 
 
 @post(
@@ -75,13 +84,19 @@ async def recover_gpu(rest: Given, gpu_id: GpuIdText, request: Request[Any, Any,
 
 
 @get("/api/v1/nodes", summary="List nodes", description="All registered nodes, including lost ones.")
-async def list_nodes(rest: Given) -> NodeList:
-    return await rest.runtime.read(node_list)
+async def list_nodes(rest: Given, who: Who) -> NodeList:
+    def look(state: ClusterState) -> NodeList:
+        found = node_list(state)
+        nodes = [node_told_to(who.tenants, state, node) for node in found.nodes]
+        return NodeList(total=found.total, nodes=nodes)
+
+    return await rest.runtime.read(look)
 
 
 @get("/api/v1/nodes/{node_id:str}", summary="Show a node", description="Its GPUs are in the list of GPUs.")
-async def get_node(rest: Given, node_id: NodeIdText) -> NodeAnswer:
-    return await _node(rest, node_id)
+async def get_node(rest: Given, who: Who, node_id: NodeIdText) -> NodeAnswer:
+    found = await _node(rest, node_id)
+    return await rest.runtime.read(lambda state: node_told_to(who.tenants, state, found))
 
 
 @post(

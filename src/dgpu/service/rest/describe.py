@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from litestar import MediaType, Request, Response, get
 
+from dgpu.service.access.operations import OPEN_OPERATIONS, OPERATIONS
 from dgpu.service.rest.describe_browser import browser_calls, browser_schemas
 from dgpu.service.rest.tasks import Given
 from dgpu.wire.alert_fields import SILENCE_FIELDS
 from dgpu.wire.answers import PROBLEM_JSON
 from dgpu.wire.task_fields import TASK_FIELDS
 from dgpu.wire.tenant_fields import QUOTA_FIELDS, TENANT_FIELDS
+from dgpu.wire.token_fields import TOKEN_FIELDS
 
 TITLE = "dgpu scheduler"
 _JSON = "application/json"
@@ -106,10 +109,11 @@ def complete(schema: dict[str, Any]) -> dict[str, Any]:
     _describe_alerts(paths)
     paths.update(browser_calls())
     schema["components"]["schemas"] = {**browser_schemas(), **schemas}
-    for item in paths.values():
-        for operation in item.values():
+    for path, item in paths.items():
+        for method, operation in item.items():
             if isinstance(operation, dict) and "responses" in operation:
                 _describe_problems(operation["responses"])
+                _describe_rights(operation, f"{method.upper()} {path}")
     return schema
 
 
@@ -120,6 +124,13 @@ def _describe_problems(responses: dict[str, Any]) -> None:
             text = _REFUSALS.get(status, response["description"])
             responses[status] = _answer(text, _A_PROBLEM, PROBLEM_JSON)
     responses["default"] = _answer("A problem.", _A_PROBLEM, PROBLEM_JSON)
+
+
+def _describe_rights(operation: dict[str, Any], name: str) -> None:
+    """KeyError: a call that is in no table."""
+    if name not in OPEN_OPERATIONS:
+        operation["x-dgpu-action"] = OPERATIONS[name].value
+        operation["description"] = f"{operation.get('description', '')} Action: {OPERATIONS[name].value}."
 
 
 def _describe_whatif(paths: dict[str, Any], task: dict[str, Any]) -> None:
@@ -174,13 +185,15 @@ def _describe_alerts(paths: dict[str, Any]) -> None:
 
 
 def _describe_quota(paths: dict[str, Any]) -> None:
-    for path, method, fields in (
-        ("/api/v1/quota", "put", QUOTA_FIELDS),
-        ("/api/v1/tenants", "post", TENANT_FIELDS),
-        ("/api/v1/tenants/{tenant_id}", "put", TENANT_FIELDS),
-    ):
+    described: tuple[tuple[str, str, Mapping[str, Any], list[str]], ...] = (
+        ("/api/v1/quota", "put", QUOTA_FIELDS, []),
+        ("/api/v1/tenants", "post", TENANT_FIELDS, []),
+        ("/api/v1/tenants/{tenant_id}", "put", TENANT_FIELDS, []),
+        ("/api/v1/tokens", "post", TOKEN_FIELDS, ["name"]),
+    )
+    for path, method, fields, needed in described:
         properties = {name: {**field.schema, "description": field.about} for name, field in fields.items()}
-        body = {"type": "object", "additionalProperties": False, "properties": properties}
+        body = {"type": "object", "additionalProperties": False, "required": needed, "properties": properties}
         paths[path][method]["requestBody"] = {"required": True, "content": {_JSON: {"schema": body}}}
 
 
@@ -292,6 +305,7 @@ def _operation(path: str, method: str, operation: dict[str, Any], host: str) -> 
 _EXAMPLES = {
     "/api/v1/tasks/{task_id}/priority": '{"priority": 80}',
     "/api/v1/quota": '{"online_percent": 0.65}',
+    "/api/v1/tokens": '{"name": "notebook", "user": "ann", "role": "user", "tenants": ["vision"]}',
     "/api/v1/tenants": '{"id": "vision", "max_gpus": 16, "weight": 2}',
     "/api/v1/tenants/{tenant_id}": '{"max_gpus": 16, "weight": 2}',
     "/api/v1/tasks": '{"command": "nvidia-smi", "gpu_count": 1}',
@@ -311,6 +325,7 @@ def curl_line(path: str, method: str, host: str) -> str:
         "{gpu_id}": "GPU-7",
         "{alert_id}": "alert-1",
         "{silence_id}": "silence-1",
+        "{token_id}": "k2m4p6r7t2v5",
     }
     for name, example in examples.items():
         asked = asked.replace(name, example)

@@ -8,15 +8,19 @@ from litestar import get
 from litestar.params import QueryParameter
 
 from dgpu.core.model.estimates import Estimate
+from dgpu.core.model.ids import TenantId
 from dgpu.core.model.task import WHOLE_MILLI, TaskDetail
+from dgpu.core.rejections import UnknownTenant
 from dgpu.core.rules.estimate import Need, estimate
 from dgpu.core.state import ClusterState
-from dgpu.service.rest.tasks import Given
+from dgpu.service.rest.backend import ProblemError
+from dgpu.service.rest.tasks import Given, Who
 from dgpu.wire import fields
 from dgpu.wire.answers import FieldError, instant_or_none
 from dgpu.wire.cluster_answers import EstimateAnswer, EstimateList, NeedAnswer
 from dgpu.wire.fields import Check, Unacceptable
 from dgpu.wire.json_body import shorten
+from dgpu.wire.problem import problem_of
 from dgpu.wire.requests import invalid
 from dgpu.wire.task_fields import DEFAULT_TENANT
 
@@ -39,12 +43,16 @@ _AtomsQuery = Annotated[
 )
 async def list_estimates(
     rest: Given,
+    who: Who,
     tenant: _TenantQuery = None,
     model: _ModelQuery = None,
     task_type: _TypeQuery = None,
     atoms: _AtomsQuery = None,
 ) -> EstimateList:
     whose = _checked("tenant", fields.tenant, tenant) if tenant else None
+    default = who.tenants[0] if who.tenants else DEFAULT_TENANT
+    if whose is not None and not who.owns(whose):
+        raise ProblemError(problem_of(UnknownTenant(tenant_id=whose)))
     asked = TaskDetail(
         model_name=_checked("model", fields.short_line, model or ""),
         task_type=_checked("task_type", fields.short_line, task_type or ""),
@@ -52,13 +60,17 @@ async def list_estimates(
     )
 
     def look(state: ClusterState) -> EstimateList:
-        found = [each for each in state.estimates.values() if whose is None or each.tenant_id == whose]
+        found = [
+            each
+            for each in state.estimates.values()
+            if whose in {None, each.tenant_id} and who.owns(each.tenant_id)
+        ]
         if model:
             found = [each for each in found if each.model == model]
         found.sort(key=lambda each: (-each.updated_at, each.tenant_id, each.model, each.command))
         need = None
         if model or task_type or atoms:
-            need = _need(estimate(state, whose or DEFAULT_TENANT, asked))
+            need = _need(estimate(state, whose or TenantId(default), asked))
         listed = [_answer(each) for each in found[:_MAX_LISTED]]
         return EstimateList(total=len(found), estimates=listed, need=need)
 

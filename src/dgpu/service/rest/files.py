@@ -14,11 +14,12 @@ from litestar.response import Stream
 
 from dgpu.core.model.gang import MAX_NODES
 from dgpu.core.model.ids import NodeId
+from dgpu.service.access.principal import Principal
 from dgpu.service.rest import listing
 from dgpu.service.rest.attempts import attempts_of
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.streams import AttemptQuery, RankQuery
-from dgpu.service.rest.tasks import CursorQuery, Given, TaskIdText
+from dgpu.service.rest.tasks import CursorQuery, Given, TaskIdText, Who
 from dgpu.service.task_files import FileReading, FilesUnavailable, Place
 from dgpu.wire.answers import FieldError, Problem, TaskAnswer, instant
 from dgpu.wire.file_answers import FileEntry, FileKind, FileList
@@ -57,6 +58,7 @@ class _Where(NamedTuple):
 )
 async def list_files(
     rest: Given,
+    who: Who,
     task_id: TaskIdText,
     path: PathQuery = None,
     limit: LimitQuery = None,
@@ -66,7 +68,7 @@ async def list_files(
 ) -> FileList:
     number = listing.parse_limit(limit)
     after = _decode_cursor(cursor)
-    where = await _where(rest, task_id, path or "", attempt, rank)
+    where = await _where(rest, who, task_id, path or "", attempt, rank)
     entries: list[pb.FileEntry] = []
     more = gone = False
     try:
@@ -99,6 +101,7 @@ async def list_files(
 )
 async def download_file(
     rest: Given,
+    who: Who,
     request: Request[Any, Any, Any],
     task_id: TaskIdText,
     file_path: FilePath,  # noqa: ARG001 - for the description; the path itself is read below, not normalised
@@ -106,7 +109,7 @@ async def download_file(
     rank: RankQuery = None,
 ) -> Stream:
     path = request.scope["path"].partition("/files/")[2]
-    where = await _where(rest, task_id, path, attempt, rank)
+    where = await _where(rest, who, task_id, path, attempt, rank)
     rest.open_stream()
     try:
         _refuse_nowhere(where)
@@ -153,12 +156,14 @@ async def _all(first: bytes, pieces: AsyncGenerator[bytes, None]) -> AsyncIterat
         await pieces.aclose()
 
 
-async def _where(rest: Backend, task_id: str, path: str, attempt: str | None, rank: str | None) -> _Where:
+async def _where(
+    rest: Backend, who: Principal, task_id: str, path: str, attempt: str | None, rank: str | None
+) -> _Where:
     number = listing.task_id_of(task_id)
     which = 0 if attempt is None else listing.parse_whole("attempt", attempt, 1, 1_000_000)
     which_rank = 0 if rank is None else listing.parse_whole("rank", rank, 0, MAX_NODES - 1)
     clean = _clean_path(path)
-    task = await listing.find_task(rest, number)
+    task = await listing.find_task(rest, who, number)
     if not task.attempt or task.allocation:
         what = "is an allocation and runs nothing" if task.allocation else "has not started yet"
         raise _refused(409, "not_started", f"{task.task_id} {what}; it has no files.")

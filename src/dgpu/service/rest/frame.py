@@ -4,6 +4,7 @@ thread.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -15,7 +16,11 @@ from litestar.handlers import BaseRouteHandler
 from litestar.openapi.config import OpenAPIConfig
 from litestar.plugins import PluginProtocol
 from litestar.plugins.core import MsgspecDIPlugin
+from litestar.types import Scope
 
+from dgpu.service.access.operations import OPEN_OPERATIONS, OPERATIONS
+from dgpu.service.access.principal import Principal
+from dgpu.service.access.table import Action, refusal
 from dgpu.service.rest import (
     again,
     alerts,
@@ -30,11 +35,13 @@ from dgpu.service.rest import (
     streams,
     tasks,
     tenants,
+    tokens,
     waiting,
     whatif,
 )
-from dgpu.service.rest.backend import Backend
+from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.front import HOT_CALLS, App, no_such_call, problem_for, refuse_content, wrong_method
+from dgpu.service.rest.ownership import refuse_foreign
 from dgpu.service.rest.submit import too_large
 from dgpu.wire.answers import PROBLEM_JSON, Problem
 from dgpu.wire.requests import MAX_BODY_BYTES
@@ -45,6 +52,7 @@ _PARTS = (
     cluster,
     quota,
     tenants,
+    tokens,
     streams,
     files,
     waiting,
@@ -72,15 +80,54 @@ class _Lean(Litestar):
 
 
 def _litestar(backend: Backend) -> Litestar:
+    routes = [route for part in _PARTS for route in part.ROUTES]
+    for route in routes:
+        route.opt["action"] = _action_of(route)
+
+    async def only_permitted(
+        connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler
+    ) -> None:
+        await check_permitted(backend, connection, handler)
+
     return _Lean(
-        route_handlers=[route for part in _PARTS for route in part.ROUTES],
-        dependencies={"rest": Provide(lambda: backend, sync_to_thread=False)},
-        guards=[only_json_bodies, only_known_queries],
+        route_handlers=routes,
+        dependencies={
+            "rest": Provide(lambda: backend, sync_to_thread=False),
+            "who": Provide(_principal, sync_to_thread=False),
+        },
+        guards=[only_permitted, only_json_bodies, only_known_queries],
         exception_handlers={Exception: answer_with_problem},
         openapi_config=OpenAPIConfig(title=describe.TITLE, version=backend.options.version, path="/schema"),
         request_max_body_size=MAX_BODY_BYTES,
         logging_config=None,
     )
+
+
+def _action_of(route: Any) -> Action | None:
+    """None: an open call. KeyError: a call without a row in the table of operations."""
+    (method,) = route.http_methods - {"OPTIONS", "HEAD"}
+    (path,) = route.paths
+    name = f"{method} {re.sub(':[a-z]+}', '}', path)}"
+    return None if name in OPEN_OPERATIONS else OPERATIONS[name]
+
+
+def _principal(scope: Scope) -> Principal:
+    found: Principal = scope["state"]["principal"]
+    return found
+
+
+async def check_permitted(
+    backend: Backend, connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler
+) -> None:
+    """Before anything of the request is looked at, so that a task of another tenant is like one that never was."""
+    action: Action | None = handler.opt["action"]
+    if action is None:
+        return
+    who = _principal(connection.scope)
+    refused = refusal(who, action)
+    if refused is not None:
+        raise ProblemError(refused)
+    await refuse_foreign(backend, who, action, connection.path_params)
 
 
 def only_json_bodies(connection: Any, _: BaseRouteHandler) -> None:
@@ -95,7 +142,7 @@ def only_known_queries(connection: ASGIConnection[Any, Any, Any, Any], handler: 
         for name, field in handler.parsed_fn_signature.parameters.items()
     }
     given = [name for name, _ in connection.query_params.multi_items()]
-    listing.refuse_queries(given, known - {"rest", "request"})
+    listing.refuse_queries(given, known - {"rest", "request", "who"})
 
 
 def answer_with_problem(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:

@@ -10,13 +10,18 @@ from urllib.parse import parse_qsl
 import msgspec
 import structlog
 
+from dgpu.service.access.operations import FIXED
+from dgpu.service.access.principal import STRANGER, Principal
+from dgpu.service.access.table import refusal
 from dgpu.service.history.reader import HistoryDamaged, HistoryUnfinished
 from dgpu.service.metrics.text import CONTENT_TYPE as METRICS_TYPE
 from dgpu.service.rest import board_calls, listing, probes, session_calls, submit, task_list
-from dgpu.service.rest.access import OPEN_PATHS, Access, Peer, wrong_content
+from dgpu.service.rest.access import OPEN_PATHS, Access
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.doors import Guest
+from dgpu.service.rest.failures import Peer
 from dgpu.service.rest.methods import methods_before_frame, methods_of_frame
+from dgpu.service.rest.origins import repeated_host, wrong_content
 from dgpu.service.rest.pages import Page, Pages
 from dgpu.service.rest.turns import is_large
 from dgpu.wire.answers import PROBLEM_JSON, Problem
@@ -27,7 +32,7 @@ Scope = Any
 Receive = Any
 Send = Any
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-HotCall = Callable[[Backend, dict[bytes, bytes], Receive], Awaitable[bytes]]
+HotCall = Callable[[Backend, Principal, dict[bytes, bytes], Receive], Awaitable[bytes]]
 
 HOT_CALLS: dict[str, HotCall] = {
     "/api/v1/tasks": submit.submit_task,
@@ -67,21 +72,35 @@ class Front:
         request_id = scope["state"]["request_id"]
         headers: dict[bytes, bytes] = dict(scope["headers"])
         method, path = scope["method"], scope["path"]
-        peer = scope.get("state", {}).get("peer", _NOBODY)
         # Pages contain nothing secret, and a user who opens them has no token yet.
         page = None if path.startswith("/api") else self._pages.find(method, path, headers)
-        refused = self._access.repeated_host(scope["headers"]) or (
-            self._access.refuse(method, path, headers, peer)
-            if page is None
-            else self._access.wrong_host(headers)
+        who = repeated_host(scope["headers"]) or (
+            self._enter(scope, headers) if page is None else self._access.hosts.wrong(headers)
         )
-        if refused is None and page is None and path not in OPEN_PATHS:
-            _note_admitted(scope)
-        if refused is not None:
-            await send_problem(send, refused, request_id, _headers_of(refused))
+        if isinstance(who, Problem):
+            await send_problem(send, who, request_id, _headers_of(who))
         elif page is not None:
             await _send_page(send, page, method, request_id)
-        elif method == "OPTIONS":
+        else:
+            scope["state"]["principal"] = who or STRANGER
+            await self._route(scope, headers, receive, send, request_id)
+
+    def _enter(self, scope: Scope, headers: dict[bytes, bytes]) -> Principal | Problem:
+        """The principal, if it may make this call. Calls of the frame that name a task or a node are checked there."""
+        method, path = scope["method"], scope["path"]
+        who = self._access.enter(method, path, headers, scope["state"].get("peer", _NOBODY))
+        if isinstance(who, Problem):
+            return who
+        if path not in OPEN_PATHS:
+            _note_admitted(scope)
+        action = FIXED.get((method, path.rstrip("/")))
+        return who if action is None else refusal(who, action) or who
+
+    async def _route(
+        self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send, request_id: str
+    ) -> None:
+        method, path = scope["method"], scope["path"]
+        if method == "OPTIONS":
             await self._options(scope, receive, send, request_id)
         elif method == "POST" and (call := HOT_CALLS.get(path.rstrip("/"))) is not None:
             await self._hot(call, scope, headers, receive, send)
@@ -94,7 +113,7 @@ class Front:
         elif method == "GET" and path == task_list.PATH:
             await self._answer(self._task_list(scope), send, request_id)
         elif path in board_calls.PATHS or path in session_calls.PATHS:
-            await self._unframed(scope, headers, peer, receive, send, request_id)
+            await self._unframed(scope, headers, receive, send, request_id)
         elif path.rstrip("/") in _ONLY_POST:
             await send_problem(send, wrong_method(method, path), request_id, {"allow": "POST"})
         elif path.startswith("/schema"):  # the frame's own pages, which are not part of dgpu
@@ -121,7 +140,7 @@ class Front:
         try:
             refuse_content("POST", headers)
             _refuse_queries(scope["query_string"])
-            body = await call(self._backend, headers, receive)
+            body = await call(self._backend, scope["state"]["principal"], headers, receive)
         except ConnectionResetError:
             return
         except Exception as error:  # noqa: BLE001 - every failure has to become an answer
@@ -133,9 +152,9 @@ class Front:
     async def _task_list(self, scope: Scope) -> bytes:
         query = scope["query_string"]
         if not is_large("GET", task_list.PATH, query):
-            return await task_list.answer(self._backend, query)
+            return await task_list.answer(self._backend, scope["state"]["principal"], query)
         async with self._backend.turns.one(_is_gone(scope)):
-            return await task_list.answer(self._backend, query)
+            return await task_list.answer(self._backend, scope["state"]["principal"], query)
 
     async def _answer(
         self, answering: Awaitable[bytes], send: Send, request_id: str, kind: bytes = b"application/json"
@@ -154,7 +173,6 @@ class Front:
         self,
         scope: Scope,
         headers: dict[bytes, bytes],
-        peer: Peer,
         receive: Receive,
         send: Send,
         request_id: str,
@@ -168,7 +186,7 @@ class Front:
             if path in session_calls.PATHS:
                 if method in session_calls.ALLOWED[path]:
                     refuse_content(method, headers)
-                answered = await session_calls.answer(self._access, method, path, headers, peer, receive)
+                answered = await session_calls.answer(self._access, scope, headers, receive)
                 allowed = session_calls.ALLOWED[path]
             elif method == "GET" and path == board_calls.STREAM_PATH:
                 await board_calls.stream(self._backend, headers, told, receive, send)

@@ -16,7 +16,7 @@ from dgpu.service.rest import listing
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.history_shapes import Card
 from dgpu.service.rest.past import MAX_IDS, parse_names, parse_range, parse_span, past_of
-from dgpu.service.rest.tasks import Given
+from dgpu.service.rest.tasks import Given, Who
 from dgpu.service.telemetry.reader import Series
 from dgpu.wire.fields import Unacceptable
 from dgpu.wire.history_answers import (
@@ -148,6 +148,7 @@ async def queue_history(
 )
 async def usage_history(
     rest: Given,
+    who: Who,
     since: _Since = None,
     until: _Until = None,
     by: Annotated[
@@ -161,7 +162,7 @@ async def usage_history(
     upto = rest.runtime.committed_index
     lag_s = 0.0 if rest.follower is None else rest.follower.lag_s
     return await past.ask(
-        ("usage", since, until, keys),
+        ("usage", since, until, keys, who.tenants),
         lambda: reports.usage(
             past.history,
             keys,
@@ -170,6 +171,7 @@ async def usage_history(
             now=times.now,
             upto_index=upto,
             lag_s=lag_s,
+            tenants=who.tenants,
         ),
     )
 

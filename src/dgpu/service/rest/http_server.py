@@ -15,8 +15,8 @@ import structlog
 import uvicorn
 from uvicorn.server import ServerState
 
-from dgpu.service.rest.access import Peer
 from dgpu.service.rest.doors import Doors, Guest, Key
+from dgpu.service.rest.failures import Peer
 from dgpu.service.rest.peer import PeerUids
 from dgpu.service.rest.protocol import KEEP_ALIVE_SECONDS, HttpProtocol, last_answer
 from dgpu.service.rest.turns import Turns
@@ -139,7 +139,7 @@ class HttpServer:
         if entry.guest is None:
             _refuse(connection)
             return
-        opening = self._loop.create_task(self._open(connection, entry.guest, Peer(uid=uid)))
+        opening = self._loop.create_task(self._open(connection, entry.guest, Peer(uid=uid, address=host)))
         self._opening.add(opening)
         opening.add_done_callback(self._opening.discard)
 

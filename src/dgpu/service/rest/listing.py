@@ -15,36 +15,29 @@ from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from dgpu.core.foresight.barriers import barriers_of
-from dgpu.core.foresight.blockers import Blocker, blockers_of, plural
-from dgpu.core.foresight.conditions import conditions_of
-from dgpu.core.foresight.explain import back_off, explain
-from dgpu.core.foresight.reserved import fits_but_for_reservations, fits_now, room_blockers
-from dgpu.core.index.line import Line
-from dgpu.core.model.demand import Demand
+from dgpu.core.foresight.explain import explain
 from dgpu.core.model.dependencies import Awaited
-from dgpu.core.model.ids import NodeId, ShapeId, TaskId, TenantId, parse_task_id
+from dgpu.core.model.ids import NodeId, TaskId, TenantId, parse_task_id
 from dgpu.core.model.task import Pool, Shape, Task, TaskStatus
 from dgpu.core.rejections import Rejection, UnknownTask
 from dgpu.core.state import ClusterState
+from dgpu.service.access.anonymous import Tenants, task_told_to, told_to
+from dgpu.service.access.principal import Principal
 from dgpu.service.history.filters import TaskFilters
 from dgpu.service.history.reader import PastTask
 from dgpu.service.rest.backend import Backend, ProblemError
+from dgpu.service.rest.reasons import Reasons, unreachable
 from dgpu.service.views.tasks import past_task_answer, reservation_answer, task_answer
 from dgpu.service.views.views import Filter, Forgotten
 from dgpu.wire import fields
-from dgpu.wire.answers import FieldError, Problem, TaskAnswer, TaskPage, instant
+from dgpu.wire.answers import FieldError, Problem, TaskAnswer, TaskPage
 from dgpu.wire.fields import Check, Unacceptable
 from dgpu.wire.json_body import BadRequest, shorten
 from dgpu.wire.problem import problem_of
 from dgpu.wire.run_dirs import run_dir_name
 
 MAX_PER_PAGE = 1_000
-MAX_EXPLAINED = 32  # different demands of one page, and as many checks of reservations
-_ALWAYS_EXPLAINED = 8  # of each, for any number of nodes
-_MAX_NODES = 1_000  # examined for all demands of one page
 _SLICE = 50  # tasks of a page at a time
-_MAX_KEPT_NODES = 256  # the same for checks of reservations, which cost more
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -80,7 +73,7 @@ async def list_page(backend: Backend, wanted: Filter, before: int | None, limit:
     ids = sorted(merged, reverse=True)
     more = len(ids) > limit
     return TaskPage(
-        tasks=[merged[task_id] for task_id in ids[:limit]],
+        tasks=[task_told_to(wanted.tenants, merged[task_id]) for task_id in ids[:limit]],
         total=total,
         next_cursor=encode_cursor(ids[limit - 1]) if more else None,
     )
@@ -89,18 +82,18 @@ async def list_page(backend: Backend, wanted: Filter, before: int | None, limit:
 def _live_part(
     backend: Backend, state: ClusterState, wanted: Filter, before: int | None, limit: int
 ) -> _Live:
-    rows = _rows(backend, state, backend.views.newest(wanted, before, limit))
+    rows = _rows(backend, state, backend.views.newest(wanted, before, limit), wanted.tenants)
     return _Live(rows, backend.views.live_total(wanted))
 
 
 def answers_of(
-    backend: Backend, state: ClusterState, tasks: Iterable[Task]
+    backend: Backend, state: ClusterState, tasks: Iterable[Task], tenants: Tenants
 ) -> list[tuple[TaskId, TaskAnswer]]:
-    return list(map(_answer_of, _rows(backend, state, tasks)))
+    return list(map(_answer_of, _rows(backend, state, tasks, tenants)))
 
 
-def _rows(backend: Backend, state: ClusterState, tasks: Iterable[Task]) -> list[_Row]:
-    reasons = _Reasons(state, max(state.last_at, backend.runtime.now_ms()))
+def _rows(backend: Backend, state: ClusterState, tasks: Iterable[Task], tenants: Tenants) -> list[_Row]:
+    reasons = Reasons(state, max(state.last_at, backend.runtime.now_ms()), tenants)
     return [
         _Row(task, state.shapes[task.shape_id], state.after.get(task.id), reasons.of(task)) for task in tasks
     ]
@@ -116,105 +109,6 @@ async def _in_slices(rows: Iterable[T], make: Callable[[T], U]) -> AsyncIterator
         yield make(row)
         if not number % _SLICE:
             await asyncio.sleep(0)
-
-
-class _Reasons:
-    """Why tasks of a page wait. Tasks with the same demand wait for the same reason."""
-
-    def __init__(self, state: ClusterState, at: int) -> None:
-        self._state = state
-        self._at = at
-        self._by_shape: dict[tuple[ShapeId, int, int], dict[str, str]] = {}
-        self._by_demand: dict[Demand, Blocker | None] = {}
-        self._by_holder: dict[tuple[Demand, int, int], Blocker | None] = {}
-        self._max_demands = _as_many(_MAX_NODES, len(state.nodes))
-        self._max_holders = _as_many(_MAX_KEPT_NODES, len(state.rooms.reserved))
-
-    def of(self, task: Task) -> dict[str, str]:
-        if task.status is not TaskStatus.PENDING:
-            return _unreachable(self._state, task)
-        if conditions := conditions_of(self._state, task):
-            return {"waiting_code": conditions[0].code, "waiting": conditions[0].detail}
-        if task.eligible_at > self._at:  # its own reason, independent of its shape
-            blocker = back_off(task, self._at)
-            return {"waiting_code": blocker.code, "waiting": blocker.detail}
-        about = self._about(task)
-        reason = self._by_shape.get((task.shape_id, *about))
-        if reason is None:
-            reason = self._by_shape[task.shape_id, *about] = self._of_shape(task)
-        return reason
-
-    def _about(self, task: Task) -> tuple[int, int]:
-        """The values of a task, beyond its shape, that decide whether a reservation blocks it."""
-        reservations = self._state.reservations
-        return (task.timeout_ms, task.id if task.id in reservations else 0) if reservations else (0, 0)
-
-    def _of_shape(self, task: Task) -> dict[str, str]:
-        line = self._state.queue.line_of(task)
-        if barriers := barriers_of(self._state, line, task.id, self._at):
-            return {"waiting_code": barriers[0].code, "waiting": barriers[0].detail}
-        return self._of_demand(task, line)
-
-    def _of_demand(self, task: Task, line: Line) -> dict[str, str]:
-        demand = line.demand
-        if demand not in self._by_demand:
-            if len(self._by_demand) >= self._max_demands:
-                return self._in_short(demand)
-            self._by_demand[demand] = self._of_room(demand)
-        found = self._by_demand[demand]
-        if found is not _KEPT:
-            return _told(found)
-        key = (demand, *self._about(task))
-        if key not in self._by_holder:
-            if len(self._by_holder) >= self._max_holders:
-                return _told(_KEPT)
-            blockers = room_blockers(self._state, line, task.id, self._at)
-            self._by_holder[key] = blockers[0] if blockers else None
-        return _told(self._by_holder[key])
-
-    def _of_room(self, demand: Demand) -> Blocker | None:
-        """The same for all tasks with this demand, unless only reservations block it."""
-        if self._state.reservations and fits_but_for_reservations(self._state, demand):
-            return _KEPT
-        blockers = blockers_of(self._state, demand)
-        return blockers[0] if blockers else None
-
-    def _in_short(self, demand: Demand) -> dict[str, str]:
-        """Without examining the nodes."""
-        if fits_now(self._state, demand):
-            return _told(None)
-        where = "one node" if demand.nodes == 1 else f"each of {demand.nodes} nodes"
-        detail = f"needs {plural(demand.gpus, 'GPU')} on {where}; there is no room for it now"
-        return {"waiting_code": "no_room", "waiting": detail}
-
-
-# Enough is free, but reserved: then the task itself and its time limit matter.
-_KEPT = Blocker(code="reserved_for", detail="free GPUs are reserved for other tasks")
-
-
-def _as_many(looks: int, nodes: int) -> int:
-    return min(MAX_EXPLAINED, max(_ALWAYS_EXPLAINED, looks // max(1, nodes)))
-
-
-def _told(blocker: Blocker | None) -> dict[str, str]:
-    if blocker is None:
-        return {"waiting_code": "tasks_ahead", "waiting": "its turn has not come"}
-    return {"waiting_code": blocker.code, "waiting": blocker.detail}
-
-
-def _unreachable(state: ClusterState, task: Task) -> dict[str, str]:
-    """For a running task: why it is unknown whether it still runs."""
-    if task.status is not TaskStatus.RUNNING or task.node_id is None:
-        return {}
-    node = state.nodes[task.node_id]
-    if node.unconfirmed_since:
-        since = instant(node.unconfirmed_since)
-        words = f"node {node.id} not heard from since the scheduler started at {since}"
-        return {"waiting_code": "node_unconfirmed", "waiting": words}
-    if not node.offline_since:
-        return {}
-    since = instant(node.offline_since)
-    return {"waiting_code": "node_unreachable", "waiting": f"node {node.id} unreachable since {since}"}
 
 
 async def _past_part(
@@ -250,6 +144,7 @@ def filters_of(wanted: Filter) -> TaskFilters:
         priority=wanted.priority,
         tenant_id=TenantId(wanted.tenant) if wanted.tenant is not None else None,
         pool=Pool(wanted.pool) if wanted.pool is not None else None,
+        tenants=wanted.tenants,
     )
 
 
@@ -258,15 +153,19 @@ def _rows_of(backend: Backend, missing: list[Forgotten]) -> dict[TaskId, PastTas
     return {row.id: row for row in found if row is not None}
 
 
-async def find_task(backend: Backend, task_id: TaskId) -> TaskAnswer:
+async def find_task(backend: Backend, who: Principal, task_id: TaskId) -> TaskAnswer:
+    """The caller has checked that `who` may see it. Names of other tenants and their tasks are left out."""
+
     def look(state: ClusterState) -> TaskAnswer | None:
         task = state.tasks.get(task_id)
         if task is None:
             return None
-        reason = _unreachable(state, task)
+        reason = unreachable(state, task)
         reserved = None
         if task.status is TaskStatus.PENDING:
             why = explain(state, task_id, max(state.last_at, backend.runtime.now_ms()))
+            if not isinstance(why, Rejection):
+                why = told_to(who.tenants, state, why)
             reserved = None if isinstance(why, Rejection) else reservation_answer(why.reservation)
             if not isinstance(why, Rejection) and why.blockers:
                 text = "; ".join(blocker.detail for blocker in why.blockers)
@@ -283,7 +182,7 @@ async def find_task(backend: Backend, task_id: TaskId) -> TaskAnswer:
             raise unknown_task(task_id)
         past = past_task_answer(row)
         answer = await backend.runtime.read(lambda state: _with_workdir(state, past))
-    return answer
+    return task_told_to(who.tenants, answer)
 
 
 def _with_workdir(state: ClusterState, answer: TaskAnswer) -> TaskAnswer:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from litestar import Response, get
+from msgspec.structs import replace
 
 from dgpu.core.index.limits import quota_of
 from dgpu.core.model.ids import GpuId
@@ -18,7 +19,7 @@ from dgpu.service.metrics.cluster import tenant_loads
 from dgpu.service.metrics.meters import Histogram, Meters
 from dgpu.service.metrics.text import CONTENT_TYPE
 from dgpu.service.rest.backend import Backend
-from dgpu.service.rest.tasks import Given
+from dgpu.service.rest.tasks import Given, Who
 from dgpu.wire.answers import instant
 from dgpu.wire.monitor import (
     MonitorAnswer,
@@ -47,8 +48,9 @@ async def metrics(rest: Given) -> Response[bytes]:
     summary="Summary of the cluster (workstation form)",
     description="The content of /metrics as one JSON object without histograms.",
 )
-async def monitor(rest: Given) -> MonitorAnswer:
-    return await rest.runtime.read(lambda state: _answer(rest, state))
+async def monitor(rest: Given, who: Who) -> MonitorAnswer:
+    found = await rest.runtime.read(lambda state: _answer(rest, state))
+    return replace(found, tenants=[each for each in found.tenants if who.owns(each.tenant_id)])
 
 
 def _answer(rest: Backend, state: ClusterState) -> MonitorAnswer:

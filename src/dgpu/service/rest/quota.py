@@ -6,11 +6,12 @@ from typing import Annotated, Any
 
 from litestar import Request, get, put
 from litestar.params import QueryParameter
+from msgspec.structs import replace
 
 from dgpu.core.foresight.trial import try_quota
 from dgpu.core.state import ClusterState
 from dgpu.service.rest.backend import Backend
-from dgpu.service.rest.tasks import Given
+from dgpu.service.rest.tasks import Given, Who
 from dgpu.service.views.quota import quota_answer, quota_effect
 from dgpu.wire.answers import FieldError
 from dgpu.wire.cluster_answers import QuotaAnswer, QuotaEffect
@@ -24,8 +25,9 @@ DryRunQuery = Annotated[
 
 
 @get("/api/v1/quota", summary="Show the quota", description="Use against quota, by pool and by tenant.")
-async def show_quota(rest: Given) -> QuotaAnswer:
-    return await _quota(rest)
+async def show_quota(rest: Given, who: Who) -> QuotaAnswer:
+    found = await _quota(rest)
+    return replace(found, tenants=[each for each in found.tenants if who.owns(each.tenant_id)])
 
 
 @put(

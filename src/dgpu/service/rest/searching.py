@@ -16,6 +16,7 @@ import msgspec
 from dgpu.core.model.ids import TaskId, task_name
 from dgpu.core.model.task import Shape, Task, TaskDetail
 from dgpu.core.state import ClusterState
+from dgpu.service.access.anonymous import task_told_to
 from dgpu.service.history.filters import Search
 from dgpu.service.rest import listing
 from dgpu.service.rest.backend import Backend
@@ -69,7 +70,7 @@ async def search_page(
     more = len(ids) > limit
     cursor = ids[limit - 1] if more else nearest
     return TaskPage(
-        tasks=[merged[TaskId(each)] for each in ids[:limit]],
+        tasks=[task_told_to(wanted.tenants, merged[TaskId(each)]) for each in ids[:limit]],
         total=min(len(ids), limit),
         total_is_exact=cursor is None and edge is None,
         next_cursor=None if cursor is None else listing.encode_cursor(cursor),
@@ -128,7 +129,7 @@ def _some(
             hits.append(task)
             if len(hits) == limit:
                 break
-    found += listing.answers_of(backend, state, hits)
+    found += listing.answers_of(backend, state, hits, wanted.tenants)
     return ids
 
 

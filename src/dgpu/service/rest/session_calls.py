@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from dgpu.service.rest.access import CODE_PATH, SESSION_PATH, Access, Peer
+from dgpu.service.rest.access import CODE_PATH, SESSION_PATH, Access
 from dgpu.service.rest.backend import ProblemError
+from dgpu.service.rest.failures import Peer
 from dgpu.service.rest.sessions import CODE_SECONDS, MAX_CODE_CHARS, set_cookie
 from dgpu.service.rest.submit import read_body
 from dgpu.wire.answers import FieldError, Problem, SessionAnswer, SessionCode
@@ -16,6 +17,7 @@ from dgpu.wire.json_body import BadRequest, parse_json
 MAX_BODY_BYTES = 4_096
 PATHS = frozenset({SESSION_PATH, CODE_PATH})
 _JSON = (b"content-type", b"application/json")
+_BY_SOURCE = {"open": "open", "uid": "user", "token": "token", "session": "cookie"}
 ALLOWED = {SESSION_PATH: "GET, POST, DELETE", CODE_PATH: "POST"}
 
 
@@ -25,21 +27,18 @@ class Answered(NamedTuple):
     headers: list[tuple[bytes, bytes]]
 
 
-async def answer(
-    access: Access, method: str, path: str, headers: dict[bytes, bytes], peer: Peer, receive: Any
-) -> Answered | None:
-    """None: another method. `Access.refuse` has already admitted the request."""
+async def answer(access: Access, scope: Any, headers: dict[bytes, bytes], receive: Any) -> Answered | None:
+    """None: another method. `Access.enter` has already found the principal."""
+    method, path, state = scope["method"], scope["path"], scope["state"]
     if path == CODE_PATH:
         return await _give_code(access, headers, receive) if method == "POST" else None
     if method == "POST":
-        return await _redeem(access, headers, peer, receive)
+        return await _redeem(access, headers, state.get("peer", Peer(uid=None)), receive)
     if method == "DELETE":
         return Answered(204, b"", [(b"set-cookie", set_cookie(headers, ""))])
     if method in {"GET", "HEAD"}:
-        who = access.admit(headers, peer)
-        if isinstance(who, Problem):
-            raise ProblemError(who)
-        return Answered(200, msgspec.json.encode(SessionAnswer(access=who)), [_JSON])
+        by = _BY_SOURCE[state["principal"].source]
+        return Answered(200, msgspec.json.encode(SessionAnswer(access=by)), [_JSON])
     return None
 
 
@@ -57,7 +56,7 @@ async def _redeem(access: Access, headers: dict[bytes, bytes], peer: Peer, recei
         raise BadRequest("invalid_field", f"code: {detail}", errors=[FieldError(path="code", detail=detail)])
     cookie = access.sessions.redeem(code)
     if cookie is None:
-        access.count_failure(peer)
+        access.failures.count(peer)
         detail = "This code was used, has expired, or is invalid. Get a new one: dgpu dashboard."
         raise ProblemError(
             Problem(status=403, code="wrong_code", title="The code does not work", detail=detail)

@@ -14,7 +14,7 @@ from dgpu.core.model.gang import MAX_NODES
 from dgpu.core.model.ids import TaskId
 from dgpu.service.rest import listing
 from dgpu.service.rest.backend import Backend, ProblemError
-from dgpu.service.rest.tasks import Given, TaskIdText
+from dgpu.service.rest.tasks import Given, TaskIdText, Who
 from dgpu.service.task_output.reading import OutputState, OutputUnavailable
 from dgpu.wire.answers import Problem, TaskAnswer, instant_or_none
 from dgpu.wire.json_body import BadRequest
@@ -52,6 +52,7 @@ AttemptQuery = Annotated[
 )
 async def task_logs(
     rest: Given,
+    who: Who,
     task_id: TaskIdText,
     follow: FollowQuery = None,
     tail: TailQuery = None,
@@ -63,7 +64,7 @@ async def task_logs(
     lines = None if tail is None else listing.parse_whole("tail", tail, 0, MAX_TAIL_LINES)
     which = 0 if attempt is None else listing.parse_whole("attempt", attempt, 1, 1_000_000)
     which_rank = 0 if rank is None else listing.parse_whole("rank", rank, 0, MAX_NODES - 1)
-    task = await listing.find_task(rest, number)  # unknown: 404 before the stream starts
+    task = await listing.find_task(rest, who, number)  # unknown: 404 before the stream starts
     if which_rank >= task.nodes:
         raise ProblemError(_no_rank(task))
     rest.open_stream()
@@ -92,12 +93,12 @@ async def task_logs(
     "and their location. `bytes` is null until the attempt has ended and its output has arrived.",
 )
 async def task_output(
-    rest: Given, task_id: TaskIdText, attempt: AttemptQuery = None, rank: RankQuery = None
+    rest: Given, who: Who, task_id: TaskIdText, attempt: AttemptQuery = None, rank: RankQuery = None
 ) -> OutputAnswer:
     number = listing.task_id_of(task_id)
     which = 0 if attempt is None else listing.parse_whole("attempt", attempt, 1, 1_000_000)
     which_rank = 0 if rank is None else listing.parse_whole("rank", rank, 0, MAX_NODES - 1)
-    task = await listing.find_task(rest, number)
+    task = await listing.find_task(rest, who, number)
     if which_rank >= task.nodes:
         raise ProblemError(_no_rank(task))
     chosen = which or task.attempt

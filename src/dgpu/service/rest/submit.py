@@ -12,8 +12,10 @@ from dgpu.core.commands import SubmitTasks
 from dgpu.core.events import TasksSubmitted
 from dgpu.core.model.ids import TaskId, task_name
 from dgpu.core.rejections import AlreadySubmitted, DependencyForgotten, Rejection
+from dgpu.service.access.principal import Principal
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.dependencies import look_up
+from dgpu.service.rest.ownership import refuse_foreign_entries, submitter_of
 from dgpu.wire.answers import Problem, instant
 from dgpu.wire.json_body import BadRequest
 from dgpu.wire.problem import problem_of
@@ -26,22 +28,25 @@ Receive = Any
 Headers = dict[bytes, bytes]
 
 
-async def submit_task(backend: Backend, headers: Headers, receive: Receive) -> bytes:
-    return await _submit_one(backend, headers, receive, bare_means_allocation=False)
+async def submit_task(backend: Backend, who: Principal, headers: Headers, receive: Receive) -> bytes:
+    return await _submit_one(backend, who, headers, receive, bare_means_allocation=False)
 
 
-async def submit_task_of_workstation(backend: Backend, headers: Headers, receive: Receive) -> bytes:
+async def submit_task_of_workstation(
+    backend: Backend, who: Principal, headers: Headers, receive: Receive
+) -> bytes:
     """S2's form: no command means an allocation."""
-    return await _submit_one(backend, headers, receive, bare_means_allocation=True)
+    return await _submit_one(backend, who, headers, receive, bare_means_allocation=True)
 
 
 async def _submit_one(
-    backend: Backend, headers: Headers, receive: Receive, *, bare_means_allocation: bool
+    backend: Backend, who: Principal, headers: Headers, receive: Receive, *, bare_means_allocation: bool
 ) -> bytes:
     key = key_of(headers)
     body = await read_body(headers, receive, MAX_BODY_BYTES)
-    entry = entry_of(decode_task(body, bare_means_allocation=bare_means_allocation))
-    first_id, count, created_at = await submit_entries(backend, (entry,), key, body, batch=False)
+    by = submitter_of(who)
+    entry = entry_of(decode_task(body, bare_means_allocation=bare_means_allocation, by=by))
+    first_id, count, created_at = await submit_entries(backend, who, (entry,), key, body, batch=False)
     more = b',"count":%d' % count if entry[1].array else b""
     return b'{"task_id":"%b","status":"pending","created_at":"%b"%b}' % (
         task_name(first_id).encode(),
@@ -50,19 +55,21 @@ async def _submit_one(
     )
 
 
-async def submit_batch(backend: Backend, headers: Headers, receive: Receive) -> bytes:
+async def submit_batch(backend: Backend, who: Principal, headers: Headers, receive: Receive) -> bytes:
     key = key_of(headers)
     body = await read_body(headers, receive, MAX_BATCH_BYTES)
-    entries = decode_batch(body)
-    first_id, count, _ = await submit_entries(backend, entries, key, body, batch=True)
+    entries = decode_batch(body, submitter_of(who))
+    first_id, count, _ = await submit_entries(backend, who, entries, key, body, batch=True)
     return msgspec.json.encode(
         {"task_ids": [f"task-{number}" for number in range(first_id, first_id + count)]}
     )
 
 
 async def submit_entries(
-    backend: Backend, entries: Entries, key: str, body: bytes, *, batch: bool
+    backend: Backend, who: Principal, entries: Entries, key: str, body: bytes, *, batch: bool
 ) -> tuple[TaskId, int, int]:
+    if who.tenants is not None:
+        await refuse_foreign_entries(backend, who, entries, batch=batch)
     command = SubmitTasks(entries=entries)
     if key:
         # Per tenant: one tenant cannot discover or use another's keys.

@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from dgpu.service.access.principal import Principal
 from dgpu.service.history.filters import Search
 from dgpu.service.rest import listing, searching
 from dgpu.service.rest.backend import Backend
@@ -22,10 +23,10 @@ _SLICE = 200  # tasks encoded at a time
 _encode = msgspec.json.Encoder().encode
 
 
-async def answer(backend: Backend, query: bytes) -> bytes:
+async def answer(backend: Backend, who: Principal, query: bytes) -> bytes:
     given = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
     listing.refuse_queries([name for name, _ in given], task_page.__kwdefaults__ or ())
-    page = await task_page(backend, **dict(given))
+    page = await task_page(backend, who, **dict(given))
     if len(page.tasks) <= _SLICE:
         return _encode(page)
     # Encoded tasks with commas between them. Between the pieces the loop serves other requests.
@@ -38,6 +39,7 @@ async def answer(backend: Backend, query: bytes) -> bytes:
 
 async def task_page(
     backend: Backend,
+    who: Principal,
     *,
     status: str | None = None,
     priority: str | None = None,
@@ -50,7 +52,7 @@ async def task_page(
     limit: str | None = None,
     cursor: str | None = None,
 ) -> TaskPage:
-    wanted = listing.parse_filter(status, priority, tenant, pool)
+    wanted = listing.parse_filter(status, priority, tenant, pool)._replace(tenants=who.tenants)
     before = listing.decode_cursor(cursor)
     search, oldest = searching.parse_search(q, node, gpu), searching.parse_sort(sort)
     if oldest or search != Search():

@@ -12,19 +12,24 @@ from litestar.params import PathParameter, QueryParameter, SkipValidation
 
 from dgpu.core.commands import CancelTasks
 from dgpu.core.events import TaskCancelRequested, TaskFinished, TasksCancelled
-from dgpu.core.model.ids import TaskId, task_name
+from dgpu.core.model.ids import TaskId, TenantId, task_name
 from dgpu.core.model.task import TaskStatus
 from dgpu.core.rejections import Rejection, TaskEnded, UnknownTask
+from dgpu.service.access.anonymous import events_told_to, task_told_to
+from dgpu.service.access.principal import Principal
+from dgpu.service.access.table import Action, may
 from dgpu.service.history.reader import HistoryDamaged
 from dgpu.service.rest import listing, task_list
 from dgpu.service.rest.attempts import attempts_of
 from dgpu.service.rest.backend import Backend, ProblemError
+from dgpu.service.rest.ownership import refuse_foreign_task
 from dgpu.service.views.events import events_of_task, past_task_event
 from dgpu.wire.answers import Cancelled, TaskAnswer, TaskEvents, TaskPage
+from dgpu.wire.change_requests import decode_cancel
 from dgpu.wire.problem import problem_of
-from dgpu.wire.requests import decode_cancel
 
 Given = NamedDependency[SkipValidation[Backend]]
+Who = NamedDependency[SkipValidation[Principal]]
 TaskIdText = Annotated[str, PathParameter(description="task-42, or 42.")]
 
 StatusQuery = Annotated[
@@ -63,6 +68,7 @@ CursorQuery = Annotated[
 )
 async def list_tasks(
     rest: Given,
+    who: Who,
     status: StatusQuery = None,
     priority: PriorityQuery = None,
     tenant: TenantQuery = None,
@@ -76,6 +82,7 @@ async def list_tasks(
 ) -> TaskPage:
     return await task_list.task_page(
         rest,
+        who,
         status=status,
         priority=priority,
         tenant=tenant,
@@ -94,10 +101,12 @@ async def list_tasks(
     summary="Show a task",
     description="Includes tasks that ended long ago. With its attempts.",
 )
-async def get_task(rest: Given, task_id: TaskIdText) -> TaskAnswer:
+async def get_task(rest: Given, who: Who, task_id: TaskIdText) -> TaskAnswer:
     number = listing.task_id_of(task_id)
-    task = await listing.find_task(rest, number)
-    return msgspec.structs.replace(task, attempts=await attempts_of(rest, number)) if task.attempt else task
+    task = await listing.find_task(rest, who, number)
+    if not task.attempt:
+        return task
+    return task_told_to(who.tenants, msgspec.structs.replace(task, attempts=await attempts_of(rest, number)))
 
 
 @get(
@@ -105,8 +114,8 @@ async def get_task(rest: Given, task_id: TaskIdText) -> TaskAnswer:
     summary="Show a task (workstation form)",
     description="The same as /api/v1/tasks/{task_id}.",
 )
-async def get_task_of_workstation(rest: Given, task_id: TaskIdText) -> TaskAnswer:
-    return await listing.find_task(rest, listing.task_id_of(task_id))
+async def get_task_of_workstation(rest: Given, who: Who, task_id: TaskIdText) -> TaskAnswer:
+    return await listing.find_task(rest, who, listing.task_id_of(task_id))
 
 
 @delete(
@@ -115,16 +124,16 @@ async def get_task_of_workstation(rest: Given, task_id: TaskIdText) -> TaskAnswe
     description="Waiting or running. An ended task is refused with 409; a cancelled one is not.",
     status_code=200,
 )
-async def cancel_task(rest: Given, task_id: TaskIdText) -> TaskAnswer:
+async def cancel_task(rest: Given, who: Who, task_id: TaskIdText) -> TaskAnswer:
     number = listing.task_id_of(task_id)
     result = await rest.runtime.execute(CancelTasks(task_ids=(number,)))
     if isinstance(result, UnknownTask):
-        past = await listing.find_task(rest, number)
+        past = await listing.find_task(rest, who, number)
         result = TaskEnded(task_id=number, status=past.status)
     # A repeated call after a lost answer: the task is already as requested.
     if isinstance(result, Rejection) and not _is_cancelled(result):
         raise ProblemError(problem_of(result))
-    return await listing.find_task(rest, number)
+    return await listing.find_task(rest, who, number)
 
 
 def _is_cancelled(rejection: Rejection) -> bool:
@@ -137,8 +146,21 @@ def _is_cancelled(rejection: Rejection) -> bool:
     description="By ids, or by the filters of the list. Ended tasks stay as they are.",
     status_code=200,
 )
-async def cancel_tasks(rest: Given, request: Request[Any, Any, Any]) -> Cancelled:
+async def cancel_tasks(rest: Given, who: Who, request: Request[Any, Any, Any]) -> Cancelled:
     command = decode_cancel(await request.body())
+    if who.tenants is None:
+        return await _cancel(rest, command)
+    if command.task_ids is not None:
+        for task_id in command.task_ids:
+            await refuse_foreign_task(rest, who, Action.CHANGE_TASK, task_id)
+        return await _cancel(rest, command)
+    wanted = who.tenants if command.tenant_id is None else (command.tenant_id,)
+    own = [TenantId(each) for each in wanted if may(who, Action.CHANGE_TASK, each)]
+    counts = [await _cancel(rest, msgspec.structs.replace(command, tenant_id=each)) for each in own]
+    return Cancelled(cancelled=sum(each.cancelled for each in counts))
+
+
+async def _cancel(rest: Backend, command: CancelTasks) -> Cancelled:
     result = await rest.runtime.execute(command)
     if isinstance(result, TaskEnded):
         return Cancelled(cancelled=0)
@@ -177,7 +199,7 @@ def _number_cancelled(events: tuple[Any, ...]) -> int:
 
 
 @get("/api/v1/tasks/{task_id:str}/events", summary="Events of a task", description="In order.")
-async def task_events(rest: Given, task_id: TaskIdText) -> TaskEvents:
+async def task_events(rest: Given, who: Who, task_id: TaskIdText) -> TaskEvents:
     number = listing.task_id_of(task_id)
     # The latest first: events that the history adds meanwhile are then seen twice, but never missed.
     is_live = await rest.runtime.read(lambda state: number in state.tasks)
@@ -192,9 +214,8 @@ async def task_events(rest: Given, task_id: TaskIdText) -> TaskEvents:
     if not past and not lately and not is_live:
         raise listing.unknown_task(number)
     seen = max((event.index for event in past), default=0)
-    return TaskEvents(
-        task_id=task_name(number), events=past + [event for event in lately if event.index > seen]
-    )
+    events = past + [event for event in lately if event.index > seen]
+    return TaskEvents(task_id=task_name(number), events=events_told_to(who.tenants, events))
 
 
 ROUTES: tuple[Any, ...] = (

@@ -12,7 +12,7 @@ from dgpu.core.model.ids import TenantId
 from dgpu.core.rejections import UnknownTenant
 from dgpu.core.state import ClusterState
 from dgpu.service.rest.backend import Backend, ProblemError
-from dgpu.service.rest.tasks import Given
+from dgpu.service.rest.tasks import Given, Who
 from dgpu.service.views.quota import tenant_answer, tenant_list
 from dgpu.wire.answers import Removed
 from dgpu.wire.cluster_answers import TenantAnswer, TenantList
@@ -23,8 +23,10 @@ TenantIdText = Annotated[str, PathParameter(description="The tenant's name.")]
 
 
 @get("/api/v1/tenants", summary="List tenants", description="With their limits and usage.")
-async def list_tenants(rest: Given) -> TenantList:
-    return await rest.runtime.read(lambda state: tenant_list(state, _now(rest, state)))
+async def list_tenants(rest: Given, who: Who) -> TenantList:
+    found = await rest.runtime.read(lambda state: tenant_list(state, _now(rest, state)))
+    own = [each for each in found.tenants if who.owns(each.id)]
+    return TenantList(total=len(own), tenants=own)
 
 
 @get("/api/v1/tenants/{tenant_id:str}", summary="Show a tenant", description="Its limits and usage.")

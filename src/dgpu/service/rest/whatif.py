@@ -12,11 +12,12 @@ from dgpu.core.model.ids import TaskId, task_name
 from dgpu.core.model.task import TaskStatus
 from dgpu.core.rejections import Rejection
 from dgpu.core.state import ClusterState
+from dgpu.service.access.anonymous import told_to
 from dgpu.service.follower.foresight import answer, blockers_told, is_small
 from dgpu.service.follower.link import FollowerAway
 from dgpu.service.rest import listing
 from dgpu.service.rest.backend import Backend, ProblemError
-from dgpu.service.rest.tasks import Given, TaskIdText
+from dgpu.service.rest.tasks import Given, TaskIdText, Who
 from dgpu.service.views.tasks import reservation_answer
 from dgpu.wire.answers import Change, NearestNode, Problem, WhatifAnswer, Why
 from dgpu.wire.questions import Hastening, Question, decode_whatif
@@ -36,22 +37,26 @@ _changes = msgspec.json.Decoder(list[Change]).decode
     "(null: unknown; or, with looked_ahead false, not computed yet), its reservation, and changes that would start "
     "it now.",
 )
-async def why_task(rest: Given, task_id: TaskIdText) -> Why:
+async def why_task(rest: Given, who: Who, task_id: TaskIdText) -> Why:
     number = listing.task_id_of(task_id)
 
     def look(state: ClusterState) -> tuple[Explanation | Rejection, int]:
         task = state.tasks.get(number)
         found = explain(state, number, max(state.last_at, rest.runtime.now_ms()))
+        if not isinstance(found, Rejection):
+            found = told_to(who.tenants, state, found)
         return found, 0 if task is None else task.created_at
 
     found, created_at = await rest.runtime.read(look)
     if isinstance(found, Rejection):
-        past = await listing.find_task(rest, number)
+        past = await listing.find_task(rest, who, number)
         return Why(
             task_id=past.task_id, status=past.status, summary=f"{past.task_id} is over ({past.status})."
         )
     waits = found.status is TaskStatus.PENDING
-    sooner = await _sooner(rest, number) if waits and found.blockers else []
+    # Changes that would start it sooner may name tasks of other tenants: only a reader of all tenants gets them.
+    asks = waits and bool(found.blockers) and who.tenants is None
+    sooner = await _sooner(rest, number) if asks else []
     forecasts = rest.follower.forecasts if rest.follower is not None and waits else None
     return Why(
         task_id=task_name(number),

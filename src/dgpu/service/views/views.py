@@ -52,11 +52,15 @@ class Filter(NamedTuple):
     tenant: str | None = None
     pool: str | None = None
     priority: int | None = None
+    tenants: tuple[str, ...] | None = None  # those of the reader; None: all
 
     def takes_key(self, key: CountKey) -> bool:
         tenant, pool, priority = key
         return (
-            self.tenant in {None, tenant} and self.pool in {None, pool} and self.priority in {None, priority}
+            self.tenant in {None, tenant}
+            and self.pool in {None, pool}
+            and self.priority in {None, priority}
+            and (self.tenants is None or tenant in self.tenants)
         )
 
     def takes(self, gone: Forgotten) -> bool:
@@ -64,7 +68,7 @@ class Filter(NamedTuple):
 
     @property
     def takes_every_shape(self) -> bool:
-        return self.tenant is None and self.pool is None and self.priority is None
+        return (self.tenant, self.pool, self.priority, self.tenants) == (None, None, None, None)
 
 
 class Views:

@@ -1,0 +1,108 @@
+"""The table of rights: every action, and the roles that may do it for their own tenants and for other tenants.
+
+The code asks only this table. docs/security.md shows it, and a test walks it over every call of the API.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final, NamedTuple
+
+from dgpu.service.access.principal import Principal
+from dgpu.wire.answers import Problem
+from dgpu.wire.roles import Role
+
+
+class Action(enum.StrEnum):
+    SUBMIT_TASK = "task.submit"
+    READ_TASK = "task.read"
+    READ_OUTPUT = "task.output"
+    CHANGE_TASK = "task.change"
+    LIST_TASKS = "task.list"
+    READ_TENANT = "tenant.read"
+    CHANGE_TENANT = "tenant.change"
+    READ_CLUSTER = "cluster.read"
+    CHANGE_CLUSTER = "cluster.change"
+    WATCH_CLUSTER = "cluster.watch"
+    READ_ALERT = "alert.read"
+    CHANGE_ALERT = "alert.change"
+    PREDICT = "whatif.ask"
+    READ_TOKEN = "token.read"  # noqa: S105 - the name of an action
+    CHANGE_TOKEN = "token.change"  # noqa: S105 - the same
+    OPEN_SESSION = "session.open"
+    READ_SELF = "self.read"
+
+
+class Subject(enum.Enum):
+    TENANT = "one tenant"  # a task, tenant or token; or a list that shows a principal only its own tenants
+    CLUSTER = "all tenants"  # the answer or the effect covers all tenants together
+
+
+class Rule(NamedTuple):
+    subject: Subject
+    own: frozenset[Role]
+    other: frozenset[Role]
+    about: str
+
+
+_ALL: Final = frozenset(Role)
+_NO_VIEWER: Final = frozenset(Role) - {Role.VIEWER}
+_OPERATORS: Final = frozenset({Role.ADMIN, Role.OPERATOR})
+_ADMIN: Final = frozenset({Role.ADMIN})
+_TOKENS: Final = frozenset({Role.ADMIN, Role.TENANT_ADMIN})
+_ONE, _EVERY = Subject.TENANT, Subject.CLUSTER
+
+RULES: Final[dict[Action, Rule]] = {
+    Action.SUBMIT_TASK: Rule(_ONE, _NO_VIEWER, _OPERATORS, "submit tasks; retry an ended one"),
+    Action.READ_TASK: Rule(_ONE, _ALL, _OPERATORS, "show a task, its events, and why it waits"),
+    Action.READ_OUTPUT: Rule(_ONE, _ALL, _OPERATORS, "read the output and the files of a task"),
+    Action.CHANGE_TASK: Rule(
+        _ONE, _NO_VIEWER, _OPERATORS, "cancel, hold, release a task; change its priority"
+    ),
+    Action.LIST_TASKS: Rule(_ONE, _ALL, _OPERATORS, "list and search tasks; the queue"),
+    Action.READ_TENANT: Rule(
+        _ONE, _ALL, _OPERATORS, "limits and use of a tenant; estimates; the usage report"
+    ),
+    Action.CHANGE_TENANT: Rule(_EVERY, _OPERATORS, _OPERATORS, "create, change, remove tenants; the quota"),
+    Action.READ_CLUSTER: Rule(
+        _EVERY, _ALL, _ALL, "nodes and GPUs, without tasks of other tenants; their history"
+    ),
+    Action.CHANGE_CLUSTER: Rule(
+        _EVERY, _OPERATORS, _OPERATORS, "drain, resume, give up, remove nodes; recover GPUs"
+    ),
+    Action.WATCH_CLUSTER: Rule(
+        _EVERY, _ALL, _OPERATORS, "dashboard, event stream, metrics, timeline, node events"
+    ),
+    Action.READ_ALERT: Rule(_EVERY, _ALL, _OPERATORS, "list alerts, silences and targets"),
+    Action.CHANGE_ALERT: Rule(_EVERY, _OPERATORS, _OPERATORS, "acknowledge, silence, test alerts"),
+    Action.PREDICT: Rule(_EVERY, _ALL, _OPERATORS, "predict the effect of a change"),
+    Action.READ_TOKEN: Rule(_ONE, _TOKENS, _ADMIN, "list API tokens"),
+    Action.CHANGE_TOKEN: Rule(_ONE, _TOKENS, _ADMIN, "create and revoke API tokens"),
+    Action.OPEN_SESSION: Rule(_EVERY, _ADMIN, _ADMIN, "give a browser a session of an administrator"),
+    Action.READ_SELF: Rule(_EVERY, _ALL, _ALL, "who am I; the API's description; end a session"),
+}
+
+
+def refusal(who: Principal, action: Action) -> Problem | None:
+    """Before the subject of the action is known. `may` decides about a task, tenant or token of a tenant."""
+    rule = RULES[action]
+    is_own = who.tenants is None or rule.subject is Subject.TENANT
+    if who.role in (rule.own if is_own else rule.other):
+        return None
+    return not_permitted(who, action)
+
+
+def may(who: Principal, action: Action, tenant_id: str) -> bool:
+    rule = RULES[action]
+    return who.role in (rule.own if who.owns(tenant_id) else rule.other)
+
+
+def not_permitted(who: Principal, action: Action) -> Problem:
+    rule = RULES[action]
+    if who.role in rule.own:
+        tenants = ", ".join(who.tenants or ())
+        detail = f"{action} ({rule.about}) covers all tenants. {who.user} has the role {who.role} of {tenants} only."
+    else:
+        allowed = ", ".join(role for role in Role if role in rule.own)
+        detail = f"{who.user} has the role {who.role}. {action} ({rule.about}) needs one of: {allowed}."
+    return Problem(status=403, code="not_permitted", title="Not permitted", detail=detail)

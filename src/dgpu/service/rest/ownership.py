@@ -1,0 +1,85 @@
+"""Whose task or tenant a call names. For a principal without the right, it is like one that never was."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from dgpu.core.model.ids import TaskId, TenantId, parse_task_id
+from dgpu.core.rejections import UnknownDependency, UnknownTask, UnknownTenant
+from dgpu.core.state import ClusterState
+from dgpu.service.access.principal import Principal
+from dgpu.service.access.table import Action, may
+from dgpu.service.rest.backend import Backend, ProblemError
+from dgpu.wire.answers import FieldError, Problem
+from dgpu.wire.problem import problem_of
+from dgpu.wire.requests import Entries, Submitter
+
+
+async def refuse_foreign(backend: Backend, who: Principal, action: Action, named: Mapping[str, Any]) -> None:
+    """`named`: the names in the path of the call."""
+    if who.tenants is None:
+        return
+    task_id = parse_task_id(named["task_id"]) if "task_id" in named else None
+    if task_id is not None:
+        await refuse_foreign_task(backend, who, action, task_id)
+    tenant_id = named.get("tenant_id")
+    if tenant_id is not None and not may(who, action, tenant_id):
+        raise ProblemError(problem_of(UnknownTenant(tenant_id=TenantId(tenant_id[:64]))))
+
+
+async def refuse_foreign_task(backend: Backend, who: Principal, action: Action, task_id: TaskId) -> None:
+    if who.tenants is None:
+        return
+    tenant_id = await tenant_of(backend, task_id)
+    if tenant_id is None or not may(who, action, tenant_id):
+        raise ProblemError(problem_of(UnknownTask(task_id=task_id)))
+
+
+async def tenant_of(backend: Backend, task_id: TaskId) -> TenantId | None:
+    """Also of a task that only the history knows; None: there never was one."""
+
+    def look(state: ClusterState) -> TenantId | None:
+        task = state.tasks.get(task_id)
+        return None if task is None else state.shapes[task.shape_id].tenant_id
+
+    found = await backend.runtime.read(look)
+    if found is not None:
+        return found
+    row = await asyncio.to_thread(backend.history.task, task_id)
+    return None if row is None else row.tenant_id
+
+
+def submitter_of(who: Principal) -> Submitter | None:
+    """The tenant and the user that a submit gets from an API token. None: as the body says."""
+    if not who.token_id:
+        return None
+    return Submitter(tenant=who.tenants[0] if who.tenants else "", user=who.user)
+
+
+async def refuse_foreign_entries(backend: Backend, who: Principal, entries: Entries, *, batch: bool) -> None:
+    """The tenant in a body is a wish. A dependency on another tenant's task would tell how that task ended."""
+    checked: set[TaskId] = set()
+    for number, (_, spec) in enumerate(entries):
+        tenant_id = spec.shape.tenant_id
+        if not may(who, Action.SUBMIT_TASK, tenant_id):
+            raise ProblemError(
+                _wrong_tenant(who, tenant_id, f"tasks[{number}].tenant_id" if batch else "tenant_id")
+            )
+        for dependency in spec.after:
+            if dependency.task_id in checked:
+                continue
+            checked.add(dependency.task_id)
+            found = await tenant_of(backend, dependency.task_id)
+            if found is None or not may(who, Action.READ_TASK, found):
+                unknown = UnknownDependency(entry=number, task_id=dependency.task_id)
+                raise ProblemError(problem_of(unknown, batch=batch))
+
+
+def _wrong_tenant(who: Principal, tenant_id: str, path: str) -> Problem:
+    detail = f"tenant_id is {tenant_id!r}; {who.user} may submit for: {', '.join(who.tenants or ())}."
+    errors = [FieldError(path=path, detail=detail)]
+    return Problem(
+        status=403, code="tenant_not_allowed", title="Not your tenant", detail=detail, errors=errors
+    )

@@ -1,0 +1,254 @@
+"""API tokens over HTTP: created, used, revoked; and what their principals may do."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+from typing import Any
+
+import pytest
+
+from dgpu.journal.memory import MemoryDisk
+from rest_world import TOKEN, Reply, RestWorld
+
+
+def new_token(world: RestWorld, *, by: str = "", **fields: Any) -> dict[str, Any]:
+    asked = {"name": "laptop", "user": "ann", "role": "user", "tenants": ["lab"], **fields}
+    reply = world.ask("POST", "/api/v1/tokens", asked, bearer(by) if by else None)
+    assert reply.status == 201, reply
+    return dict(reply.body)
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def ask(world: RestWorld, token: str, method: str, path: str, body: Any = None) -> Reply:
+    return world.ask(method, path, body, bearer(token))
+
+
+def test_a_secret_is_shown_once(world) -> None:
+    made = new_token(world)
+    listed = world.ask("GET", "/api/v1/tokens")
+    assert made["token"].encode() not in listed.raw
+    (shown,) = listed.body["tokens"]
+    assert (shown["id"], shown["user"], shown["role"], shown["tenants"]) == (
+        made["id"],
+        "ann",
+        "user",
+        ["lab"],
+    )
+    assert shown["expires_at"] == made["expires_at"] is not None
+    assert shown["revoked"] is False
+    journal = bytes(world.journal.disk.segment)
+    assert made["id"].encode() in journal
+    assert made["token"].split("_", 2)[2].encode() not in journal
+
+
+def test_who_am_i(world) -> None:
+    made = new_token(world)
+    told = ask(world, made["token"], "GET", "/api/v1/whoami").body
+    assert told == {
+        "user": "ann",
+        "role": "user",
+        "tenants": ["lab"],
+        "source": "token",
+        "token_id": made["id"],
+    }
+    own = world.ask("GET", "/api/v1/whoami").body
+    assert (own["role"], own["tenants"], own["source"]) == ("admin", ["*"], "uid")
+
+
+def test_a_revoked_token_is_refused_on_the_same_connection(world) -> None:
+    made = new_token(world)
+    connection = http.client.HTTPConnection("127.0.0.1", world.port, timeout=30)
+    with contextlib.closing(connection):
+        for expected in (200, 401):
+            connection.request("GET", "/api/v1/whoami", headers=bearer(made["token"]))
+            response = connection.getresponse()
+            answer = json.loads(response.read())
+            assert response.status == expected
+            assert world.ask("DELETE", f"/api/v1/tokens/{made['id']}").status == 200
+    assert answer["code"] == "token_revoked"
+    assert world.ask("GET", "/api/v1/tokens").body["tokens"][0]["revoked"] is True
+
+
+def test_an_expired_token_is_refused(world) -> None:
+    made = new_token(world, expires_in_seconds=60)
+    book = world.access.tokens
+    now = book.now_wall_ms()
+    book._wall_ms = lambda: now + 61_000
+    assert ask(world, made["token"], "GET", "/api/v1/whoami").body["code"] == "token_expired"
+
+
+def test_a_restart_keeps_tokens(tmp_path) -> None:
+    disk = MemoryDisk()
+    with RestWorld(tmp_path, disk=disk) as world:
+        kept, revoked = new_token(world), new_token(world)
+        world.ask("DELETE", f"/api/v1/tokens/{revoked['id']}")
+    with RestWorld(tmp_path, disk=disk) as world:
+        assert ask(world, kept["token"], "GET", "/api/v1/whoami").body["user"] == "ann"
+        assert ask(world, revoked["token"], "GET", "/api/v1/whoami").status == 401
+
+
+def test_a_submit_without_a_tenant_goes_to_the_first_one_of_the_token(world) -> None:
+    made = new_token(world, tenants=["lab", "second"])
+    task_id = ask(world, made["token"], "POST", "/api/v1/tasks", {"command": "true"}).body["task_id"]
+    task = world.ask("GET", f"/api/v1/tasks/{task_id}").body
+    assert (task["tenant_id"], task["labels"]) == ("lab", {"user": "ann"})
+
+
+def test_no_client_chooses_another_user(world) -> None:
+    made = new_token(world)
+    spec = {"command": "true", "labels": {"user": "boss", "run": "7"}}
+    task_id = ask(world, made["token"], "POST", "/api/v1/tasks", spec).body["task_id"]
+    assert world.ask("GET", f"/api/v1/tasks/{task_id}").body["labels"] == {"user": "ann", "run": "7"}
+
+
+def test_a_refused_tenant_is_named_with_the_allowed_ones(world) -> None:
+    made = new_token(world, tenants=["lab", "second"])
+    batch = {"tasks": [{"command": "true"}, {"command": "true", "tenant_id": "rival"}]}
+    reply = ask(world, made["token"], "POST", "/api/v1/tasks/batch", batch)
+    assert (reply.status, reply.body["code"]) == (403, "tenant_not_allowed")
+    assert reply.body["detail"] == "tenant_id is 'rival'; ann may submit for: lab, second."
+    assert reply.body["errors"][0]["path"] == "tasks[1].tenant_id"
+    assert world.ask("GET", "/api/v1/tasks").body["total"] == 0
+
+
+def test_a_dependency_on_a_foreign_task_is_like_one_on_an_unknown_task(world) -> None:
+    """Otherwise the refusal would tell how the other task ended."""
+    made = new_token(world)
+    foreign = world.submit(tenant_id="rival")
+    world.ask("DELETE", f"/api/v1/tasks/{foreign}")
+    replies = [
+        ask(world, made["token"], "POST", "/api/v1/tasks", {"command": "true", "after": [name]})
+        for name in (foreign, "task-999")
+    ]
+    assert [reply.status for reply in replies] == [422, 422]
+    told = [reply.body["detail"].replace(foreign, "task-999") for reply in replies]
+    assert told[0] == told[1]
+
+
+def test_a_cancel_by_filters_takes_only_own_tasks(world) -> None:
+    made = new_token(world, tenants=["lab", "second"])
+    for tenant in ("lab", "second", "rival"):
+        world.submit(tenant_id=tenant)
+    cancel = {"status": "pending"}
+    assert ask(world, made["token"], "POST", "/api/v1/tasks/cancel", cancel).body == {"cancelled": 2}
+    rival = {"tenant": "rival"}
+    assert ask(world, made["token"], "POST", "/api/v1/tasks/cancel", rival).body == {"cancelled": 0}
+    assert world.ask("GET", "/api/v1/tasks?status=pending").body["tasks"][0]["tenant_id"] == "rival"
+
+
+@pytest.mark.parametrize(
+    "query", ["", "?status=cancelled", "?q=e", "?sort=oldest", "?tenant=rival", "?node=n1"]
+)
+def test_lists_and_searches_count_only_own_tasks(world, query: str) -> None:
+    """From memory and from the history."""
+    made = new_token(world)
+    for tenant in ("lab", "rival", "lab"):
+        world.ask("DELETE", f"/api/v1/tasks/{world.submit(tenant_id=tenant, command='echo e')}")
+    world.forget()
+    for tenant in ("lab", "rival"):
+        world.submit(tenant_id=tenant, command="echo e")
+    page = ask(world, made["token"], "GET", f"/api/v1/tasks{query}").body
+    assert {task["tenant_id"] for task in page["tasks"]} <= {"lab"}
+    assert page["total"] == len(page["tasks"])
+
+
+def test_the_queue_tells_the_true_place_among_anonymous_others(world) -> None:
+    made = new_token(world)
+    for tenant in ("rival", "rival", "lab"):
+        world.submit(tenant_id=tenant)
+    page = ask(world, made["token"], "GET", "/api/v1/queue").body
+    assert [(entry["position"], entry["tenant_id"]) for entry in page["queue"]] == [(3, "lab")]
+    assert page["total"] == 3
+
+
+def test_why_counts_foreign_tasks_and_names_none(world) -> None:
+    made = new_token(world)
+    world.add_node("n1", 1)
+    world.submit(tenant_id="rival", timeout_seconds=1000)
+    waiting = [world.submit(tenant_id="rival", gpu_count=1) for _ in range(3)]
+    own = world.submit(tenant_id="lab")
+    why = ask(world, made["token"], "GET", f"/api/v1/tasks/{own}/why").body
+    assert (why["position"], why["ahead"], why["ahead_total"]) == (4, [], 3)
+    assert "3 tasks of the same or a higher priority come first" in why["summary"]
+    assert not any(name in json.dumps(why) for name in waiting)
+
+
+def test_a_tenant_admin_gives_away_no_more_than_it_has(world) -> None:
+    admin = new_token(world, role="tenant-admin")["token"]
+    made = new_token(world, by=admin, role="viewer", user="bob")
+    new_token(world, tenants=["rival"])
+    assert [each["user"] for each in ask(world, admin, "GET", "/api/v1/tokens").body["tokens"]] == [
+        "ann",
+        "bob",
+    ]
+    for fields, path in (
+        ({"role": "tenant-admin", "tenants": ["lab"]}, "role"),
+        ({"role": "admin"}, "role"),
+        ({"role": "user", "tenants": ["lab", "rival"]}, "tenants"),
+        ({"role": "viewer", "tenants": ["*"]}, "tenants"),
+    ):
+        reply = ask(world, admin, "POST", "/api/v1/tokens", {"name": "x", **fields})
+        assert (reply.status, reply.body["errors"][0]["path"]) == (403, path), reply
+    assert ask(world, admin, "DELETE", f"/api/v1/tokens/{made['id']}").status == 200
+
+
+def test_a_tenant_admin_revokes_no_other_tenant_admin(world) -> None:
+    one, other = (new_token(world, role="tenant-admin", user=name) for name in ("ann", "bob"))
+    assert ask(world, one["token"], "DELETE", f"/api/v1/tokens/{other['id']}").status == 403
+    assert ask(world, one["token"], "DELETE", f"/api/v1/tokens/{one['id']}").status == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"name": ""}, "name"),
+        ({"name": "a\nb"}, "name"),
+        ({"role": "root"}, "role"),
+        ({"role": "agent"}, "role"),
+        ({"role": {}}, "role"),
+        ({"tenants": []}, "tenants"),
+        ({"tenants": ["*"]}, "tenants"),
+        ({"tenants": ["a", "*"]}, "tenants"),
+        ({"tenants": "lab"}, "tenants"),
+        ({"tenants": None}, "tenants"),
+        ({"role": "operator", "tenants": ["lab"]}, "tenants"),
+        ({"expires_in_seconds": -1}, "expires_in_seconds"),
+        ({"expires": "30d"}, "expires"),
+    ],
+)
+def test_a_wrong_field_is_named(world, fields: dict[str, Any], path: str) -> None:
+    asked = {"name": "n", "role": "user", "tenants": ["lab"], **fields}
+    reply = world.ask("POST", "/api/v1/tokens", asked)
+    assert (reply.status, [error["path"] for error in reply.body["errors"]]) == (400, [path])
+
+
+def test_an_api_token_opens_no_session(world) -> None:
+    """The session would outlive a revocation."""
+    made = new_token(world, role="admin", tenants=None)
+    assert ask(world, made["token"], "POST", "/api/v1/session/code", {}).status == 403
+    assert world.ask("POST", "/api/v1/session/code", {}, bearer(TOKEN)).status == 201
+
+
+def test_without_authentication_everybody_is_an_administrator(tmp_path) -> None:
+    with RestWorld(tmp_path, access_mode="none") as world:
+        assert world.ask("GET", "/api/v1/whoami").body == {
+            "user": "anyone",
+            "role": "admin",
+            "tenants": ["*"],
+            "source": "open",
+            "token_id": None,
+        }
+
+
+def test_no_secret_is_logged(world, capfd) -> None:
+    made = new_token(world)
+    ask(world, made["token"], "GET", "/api/v1/whoami")
+    ask(world, made["token"][:-2], "GET", "/api/v1/whoami")
+    ask(world, made["token"], "DELETE", "/api/v1/nodes/n1")
+    told = capfd.readouterr()
+    assert made["token"][18:-2] not in told.out + told.err
