@@ -7,7 +7,8 @@ from dgpu.client.cluster_calls import ClusterCalls
 from dgpu.client.file_calls import FileCalls
 from dgpu.client.history_calls import HistoryCalls
 from dgpu.client.task_calls import TaskCalls
+from dgpu.client.token_calls import TokenCalls
 
 
-class Calls(TaskCalls, ClusterCalls, AlertCalls, HistoryCalls, FileCalls):
+class Calls(TaskCalls, ClusterCalls, AlertCalls, HistoryCalls, FileCalls, TokenCalls):
     pass

@@ -9,6 +9,8 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
+from dgpu.client.credentials import UnsafeCredentials, stored_token
+
 DEFAULT_URL = "http://127.0.0.1:8080"
 
 
@@ -30,18 +32,30 @@ class _UpRecord(msgspec.Struct, frozen=True):
 
 
 def locate(server: str | None = None, token: str | None = None) -> Server:
-    """The argument, else DGPU_SERVER, else the record of `dgpu up`, else the default address.
+    """The argument, else DGPU_SERVER, else the record of `dgpu up`, else the default address. The token: the argument,
+    else DGPU_TOKEN, else the one that `dgpu login` stored for this address, else the one of the recorded scheduler.
 
     Raises ValueError for a bad address, and its subclass BadToken for a bad token.
     """
     record = _read_record()
-    url = server or os.environ.get("DGPU_SERVER") or (record.url if record else "") or DEFAULT_URL
-    url = checked_url(url)
+    url = server_url(server)
     token = token or os.environ.get("DGPU_TOKEN") or ""
+    if not token:
+        try:
+            token = stored_token(url)
+        except UnsafeCredentials as error:
+            raise BadToken(str(error)) from None
     # The recorded token is only for the recorded scheduler; no other server may see it.
     if not token and record and record.url.rstrip("/") == url:
         token = _read_token(record.token_file)
     return Server(url=url, token=_checked_token(token))
+
+
+def server_url(server: str | None = None) -> str:
+    record = None if server else _read_record()
+    return checked_url(
+        server or os.environ.get("DGPU_SERVER") or (record.url if record else "") or DEFAULT_URL
+    )
 
 
 def recorded_url() -> str | None:

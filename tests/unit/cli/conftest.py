@@ -92,6 +92,7 @@ def dgpu(monkeypatch, tmp_path, capfdbinary):
     for name in ("DGPU_SERVER", "DGPU_TOKEN", "DGPU_DATA_DIR", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "no-state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
     def call(*arguments):
         capfdbinary.readouterr()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import stat
 
 import pytest
 
-from dgpu.client.server import DEFAULT_URL, Server, locate
+from dgpu.client.credentials import forget_token, store_token
+from dgpu.client.server import DEFAULT_URL, BadToken, Server, locate
 
 
 @pytest.fixture(autouse=True)
@@ -14,6 +16,7 @@ def bare(monkeypatch, tmp_path):
     for name in ("DGPU_SERVER", "DGPU_TOKEN", "DGPU_DATA_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return tmp_path
 
 
@@ -70,3 +73,47 @@ def test_what_is_no_address_is_said_to_be_none(url) -> None:
 
 def test_a_token_is_not_in_the_repr() -> None:
     assert "s3cret" not in repr(Server(url="http://x", token="s3cret"))
+
+
+# what `dgpu login` stored
+
+
+def test_a_stored_token_is_sent_to_its_own_scheduler_only(bare) -> None:
+    path = store_token("http://10.0.0.1:8080", "of-one")
+    assert locate("10.0.0.1:8080/").token == "of-one"
+    assert locate("http://10.0.0.2:8080").token == ""
+    assert locate("https://10.0.0.1:8080").token == ""
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_a_login_goes_before_the_recorded_token_and_behind_an_explicit_one(bare, monkeypatch) -> None:
+    record(bare / "dgpu")
+    store_token("http://127.0.0.1:4711", "stored")
+    assert locate().token == "stored"
+    assert locate(token="given").token == "given"
+    monkeypatch.setenv("DGPU_TOKEN", "of-env")
+    assert locate().token == "of-env"
+
+
+def test_a_forgotten_token_is_gone_and_others_stay(bare) -> None:
+    path = store_token("http://a:1", "one")
+    store_token("http://b:1", "two")
+    assert forget_token("http://a:1") is True
+    assert forget_token("http://a:1") is False
+    assert (locate("http://a:1").token, locate("http://b:1").token) == ("", "two")
+    assert "one" not in path.read_text()
+
+
+def test_credentials_that_others_can_read_are_refused_by_name(bare) -> None:
+    store_token("http://a:1", "one").chmod(0o640)
+    with pytest.raises(BadToken, match=r"has mode 640, expected 600"):
+        locate("http://a:1")
+    assert locate("http://a:1", "given").token == "given"
+
+
+def test_a_damaged_file_of_credentials_is_like_none(bare) -> None:
+    path = store_token("http://a:1", "one")
+    for content in ("", "[]", '{"tokens": 3}', '{"tokens": {"http://a:1": 3}}'):
+        path.write_text(content)
+        assert locate("http://a:1").token == ""

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import sys
+from urllib.parse import urlsplit
+
+import typer
+
+from dgpu.cli.connection import builtins, connect, is_same_host
+from dgpu.cli.failures import CliFailure, ExitCode, note
+from dgpu.cli.flags import Flags, flags_of
+from dgpu.cli.output import print_document
+from dgpu.cli.whoami import tenants_text
+
+app = typer.Typer(add_completion=False)
+
+_NOT_BY_TOKEN = {
+    "uid": "The scheduler knows you by your Unix user and did not look at this token: no login is needed.",
+    "open": "This scheduler asks for no token (auth.mode is none): no login is needed.",
+}
+
+
+@app.command()
+def login(ctx: typer.Context) -> None:
+    """Store a token for a scheduler. The token is read from the terminal without echo, or from stdin."""
+    from dgpu.client.credentials import store_token
+
+    flags = flags_of(ctx)
+    token = flags.token or _read_token()
+    flags.token = token
+    client = connect(flags)
+    if urlsplit(client.url).scheme == "http" and not is_same_host(client.url):
+        note(f"{client.url} is not encrypted: anybody on the way can read the token.")
+    told = builtins(client.whoami())
+    if told["source"] != "token":
+        raise CliFailure(_NOT_BY_TOKEN.get(told["source"], "The scheduler did not look at this token."))
+    path = store_token(client.url, token)
+    _print(flags, {**told, "server": client.url, "stored_in": str(path)})
+
+
+def _read_token() -> str:
+    if sys.stdin.isatty():
+        import getpass
+
+        token = getpass.getpass("Token: ")
+    else:
+        token = sys.stdin.readline()
+    if not token.strip():
+        raise CliFailure("No token was given. Send it to stdin, or type it at the prompt.", ExitCode.USAGE)
+    return token.strip()
+
+
+def _print(flags: Flags, told: dict[str, object]) -> None:
+    if flags.output == "name":
+        typer.echo(told["user"])
+    elif not flags.is_table:
+        print_document(told, flags)
+    else:
+        tenants = told["tenants"]
+        whose = tenants_text(tenants if isinstance(tenants, list) else [])
+        typer.echo(f"Logged in to {told['server']} as {told['user']}: {told['role']}, tenants: {whose}")
+        note(f"The token is stored in {told['stored_in']}")

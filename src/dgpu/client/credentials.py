@@ -1,0 +1,76 @@
+"""Tokens that `dgpu login` stored: one for each scheduler, in a file of the user's configuration directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+_FILE = "credentials.json"
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+class UnsafeCredentials(ValueError):  # noqa: N818  named for what they are
+    """Other users can read the file, so its tokens may be known."""
+
+
+def credentials_path() -> Path:
+    home = os.environ.get("XDG_CONFIG_HOME") or ""
+    root = Path(home) if home.startswith("/") else Path.home() / ".config"
+    return root / "dgpu" / _FILE
+
+
+def stored_token(url: str) -> str:
+    """Empty: none for this scheduler. No other one may ever see it."""
+    return _read().get(url, "")
+
+
+def store_token(url: str, token: str) -> Path:
+    return _write({**_read(), url: token})
+
+
+def forget_token(url: str) -> bool:
+    known = _read()
+    if url not in known:
+        return False
+    del known[url]
+    _write(known)
+    return True
+
+
+def _read() -> dict[str, str]:
+    try:
+        path = credentials_path()
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            content = file.read()
+    except (OSError, RuntimeError):  # none yet, or no home directory
+        return {}
+    if mode & _OTHERS:
+        raise UnsafeCredentials(
+            f"{path} has mode {stat.S_IMODE(mode):03o}, expected 600: other users may know its tokens. "
+            f"Revoke them, then run: chmod 600 {path}"
+        )
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return {}
+    tokens = found.get("tokens") if isinstance(found, dict) else None
+    if not isinstance(tokens, dict):
+        return {}
+    return {str(url): token for url, token in tokens.items() if isinstance(token, str)}
+
+
+def _write(tokens: dict[str, str]) -> Path:
+    """Complete or not at all, and never readable by others, also not for a moment."""
+    path = credentials_path()
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    new.unlink(missing_ok=True)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump({"tokens": tokens}, file, indent=1)
+        file.write("\n")
+    new.replace(path)
+    return path
