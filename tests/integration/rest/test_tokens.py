@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dgpu.core.model.settings import Settings
 from dgpu.journal.memory import MemoryDisk
 from rest_world import TOKEN, Reply, RestWorld
 
@@ -155,6 +156,71 @@ def test_lists_and_searches_count_only_own_tasks(world, query: str) -> None:
     page = ask(world, made["token"], "GET", f"/api/v1/tasks{query}").body
     assert {task["tenant_id"] for task in page["tasks"]} <= {"lab"}
     assert page["total"] == len(page["tasks"])
+
+
+def test_a_cancel_of_a_foreign_array_is_like_one_of_an_unknown_array(world) -> None:
+    made = new_token(world)
+    foreign = world.submit(tenant_id="rival", array="0-3")
+    replies = [
+        ask(world, made["token"], "POST", "/api/v1/tasks/cancel", {"array": name})
+        for name in (foreign, "task-999")
+    ]
+    assert [reply.status for reply in replies] == [404, 404]
+    assert replies[0].body["detail"].replace(foreign, "task-999") == replies[1].body["detail"]
+    assert world.ask("GET", "/api/v1/tasks?status=pending").body["total"] == 4
+    own = world.submit(tenant_id="lab", array="0-2")
+    assert ask(world, made["token"], "POST", "/api/v1/tasks/cancel", {"array": own}).body == {"cancelled": 3}
+
+
+def test_a_retry_is_of_the_user_who_asks_for_it(world) -> None:
+    made = new_token(world)
+    world.add_node("n1", 1)
+    first = world.submit(tenant_id="lab", labels={"user": "bob", "run": "7"})
+    world.finish_running()
+    again = ask(world, made["token"], "POST", f"/api/v1/tasks/{first}/retry", {}).body["task_id"]
+    assert world.ask("GET", f"/api/v1/tasks/{again}").body["labels"] == {"user": "ann", "run": "7"}
+
+
+def views_of(world: RestWorld, token: str, task_id: str) -> str:
+    own = f"/api/v1/tasks/{task_id}"
+    paths = (
+        own,
+        f"{own}/why",
+        f"{own}/events",
+        "/api/v1/tasks",
+        "/api/v1/queue",
+        "/api/v1/gpus",
+        "/api/v1/nodes",
+    )
+    return "\n".join(ask(world, token, "GET", path).raw.decode() for path in paths)
+
+
+def test_a_guarantee_of_another_tenant_is_told_without_its_name(world) -> None:
+    made = new_token(world)
+    world.add_node("n1", 2)
+    world.ask("POST", "/api/v1/tenants", {"id": "rival", "guaranteed_gpus": 2})
+    world.ask("POST", "/api/v1/tenants", {"id": "lab"})
+    world.submit(tenant_id="lab", gpu_count=1)
+    world.submit(tenant_id="rival", gpu_count=2)
+    own = world.submit(tenant_id="lab", gpu_count=1)
+    assert "guaranteed to rival" in world.ask("GET", f"/api/v1/tasks/{own}/why").raw.decode()
+    told = views_of(world, made["token"], own)
+    assert "guaranteed to other tenants" in told
+    assert "rival" not in told
+
+
+def test_a_reservation_of_another_tenant_is_told_without_its_task(tmp_path) -> None:
+    with RestWorld(tmp_path, settings=Settings(reservations=1)) as world:
+        made = new_token(world)
+        world.add_node("n1", 2)
+        first = world.submit(tenant_id="rival", gpu_count=1, timeout_seconds=1000)
+        large = world.submit(tenant_id="rival", gpu_count=2, priority=90, pool="batch")
+        own = world.submit(tenant_id="lab", gpu_count=1, timeout_seconds=5000)
+        assert f"it would delay {large}" in world.ask("GET", f"/api/v1/tasks/{own}/why").raw.decode()
+        told = views_of(world, made["token"], own)
+        assert "it would delay a task that has a reservation" in told
+        assert first not in told
+        assert large not in told
 
 
 def test_the_queue_tells_the_true_place_among_anonymous_others(world) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from litestar import Request, post
 from msgspec.structs import replace
 
@@ -15,6 +16,7 @@ from dgpu.core.model.task import Task, TaskSpec, TaskStatus
 from dgpu.core.state import ClusterState
 from dgpu.journal.errors import JournalError
 from dgpu.journal.segments import StoredGroups, chain
+from dgpu.service.access.principal import Principal
 from dgpu.service.rest import listing
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.submit import key_of, submit_entries
@@ -38,7 +40,7 @@ async def retry_task(rest: Given, who: Who, task_id: TaskIdText, request: Reques
         raise BadRequest("malformed_request", "The body must be {}.")
     given = request.headers.get("idempotency-key")
     key = key_of({} if given is None else {b"idempotency-key": given.encode("latin-1", "replace")})
-    spec = await _spec_again(rest, number)
+    spec = _attributed(await _spec_again(rest, number), who)
     entries = ((1, spec),)
     first_id, _, created_at = await submit_entries(
         rest, who, entries, key, f"retry of {task_name(number)}".encode(), batch=False
@@ -49,6 +51,15 @@ async def retry_task(rest: Given, who: Who, task_id: TaskIdText, request: Reques
         created_at=instant(created_at),
         retry_of=task_name(number),
     )
+
+
+def _attributed(spec: TaskSpec, who: Principal) -> TaskSpec:
+    """The new task is of the user who submits it, as with any submit."""
+    if not who.token_id:
+        return spec
+    detail = msgspec.json.decode(spec.detail)
+    detail["labels"] = {**detail.get("labels", {}), "user": who.user}
+    return replace(spec, detail=msgspec.json.encode(detail))
 
 
 async def _spec_again(rest: Backend, task_id: TaskId) -> TaskSpec:

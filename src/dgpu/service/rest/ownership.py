@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dgpu.core.model.ids import TaskId, TenantId, parse_task_id
-from dgpu.core.rejections import UnknownDependency, UnknownTask, UnknownTenant
+from dgpu.core.rejections import UnknownArray, UnknownDependency, UnknownTask, UnknownTenant
 from dgpu.core.state import ClusterState
 from dgpu.service.access.principal import Principal
 from dgpu.service.access.table import Action, may
@@ -35,6 +35,12 @@ async def refuse_foreign_task(backend: Backend, who: Principal, action: Action, 
     tenant_id = await tenant_of(backend, task_id)
     if tenant_id is None or not may(who, action, tenant_id):
         raise ProblemError(problem_of(UnknownTask(task_id=task_id)))
+
+
+async def refuse_foreign_array(backend: Backend, who: Principal, array_id: TaskId) -> None:
+    tenant_id = await tenant_of(backend, array_id)
+    if tenant_id is None or not may(who, Action.CHANGE_TASK, tenant_id):
+        raise ProblemError(problem_of(UnknownArray(array_id=array_id)))
 
 
 async def tenant_of(backend: Backend, task_id: TaskId) -> TenantId | None:

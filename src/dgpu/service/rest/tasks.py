@@ -22,7 +22,7 @@ from dgpu.service.history.reader import HistoryDamaged
 from dgpu.service.rest import listing, task_list
 from dgpu.service.rest.attempts import attempts_of
 from dgpu.service.rest.backend import Backend, ProblemError
-from dgpu.service.rest.ownership import refuse_foreign_task
+from dgpu.service.rest.ownership import refuse_foreign_array, refuse_foreign_task
 from dgpu.service.views.events import events_of_task, past_task_event
 from dgpu.wire.answers import Cancelled, TaskAnswer, TaskEvents, TaskPage
 from dgpu.wire.change_requests import decode_cancel
@@ -154,6 +154,8 @@ async def cancel_tasks(rest: Given, who: Who, request: Request[Any, Any, Any]) -
         for task_id in command.task_ids:
             await refuse_foreign_task(rest, who, Action.CHANGE_TASK, task_id)
         return await _cancel(rest, command)
+    if command.array_id is not None:
+        await refuse_foreign_array(rest, who, command.array_id)
     wanted = who.tenants if command.tenant_id is None else (command.tenant_id,)
     own = [TenantId(each) for each in wanted if may(who, Action.CHANGE_TASK, each)]
     counts = [await _cancel(rest, msgspec.structs.replace(command, tenant_id=each)) for each in own]
