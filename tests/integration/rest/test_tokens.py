@@ -11,6 +11,9 @@ import pytest
 
 from dgpu.core.model.settings import Settings
 from dgpu.journal.memory import MemoryDisk
+from dgpu.service.access.principal import owner
+from dgpu.service.rest import tokens
+from dgpu.service.rest.backend import Backend
 from rest_world import TOKEN, Reply, RestWorld
 
 
@@ -73,6 +76,19 @@ def test_a_revoked_token_is_refused_on_the_same_connection(world) -> None:
             assert world.ask("DELETE", f"/api/v1/tokens/{made['id']}").status == 200
     assert answer["code"] == "token_revoked"
     assert world.ask("GET", "/api/v1/tokens").body["tokens"][0]["revoked"] is True
+
+
+def test_the_answer_to_a_revocation_waits_for_the_book(world) -> None:
+    """Answers leave before those who follow the journal are told of the group."""
+    made = new_token(world)
+    book, secret = world.access.tokens, made["token"].encode()
+
+    async def revoke() -> object:
+        backend = Backend(world.runtime, world.views, world.history, world.output, world.options, tokens=book)
+        await tokens.revoke_token.fn(backend, owner("root", "uid"), made["id"])
+        return book.verify(secret)
+
+    assert world.run(revoke()) == "revoked"
 
 
 def test_an_expired_token_is_refused(world) -> None:
