@@ -55,7 +55,7 @@ OPERATIONS: Final[dict[str, Action]] = {
     "GET /api/v1/board/stream": A.WATCH_CLUSTER,
     "GET /api/v1/events": A.WATCH_CLUSTER,
     "GET /metrics": A.WATCH_CLUSTER,
-    "GET /api/v1/history/timeline": A.WATCH_CLUSTER,
+    "GET /api/v1/history/timeline": A.LIST_TASKS,
     "GET /api/v1/history/nodes/{node_id}/health": A.WATCH_CLUSTER,
     "GET /api/v1/alerts": A.READ_ALERT,
     "GET /api/v1/alerts/{alert_id}": A.READ_ALERT,

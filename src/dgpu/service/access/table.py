@@ -59,7 +59,7 @@ RULES: Final[dict[Action, Rule]] = {
     Action.CHANGE_TASK: Rule(
         _ONE, _NO_VIEWER, _OPERATORS, "cancel, hold, release a task; change its priority"
     ),
-    Action.LIST_TASKS: Rule(_ONE, _ALL, _OPERATORS, "list and search tasks; the queue"),
+    Action.LIST_TASKS: Rule(_ONE, _ALL, _OPERATORS, "list and search tasks; the queue; the timeline"),
     Action.READ_TENANT: Rule(
         _ONE, _ALL, _OPERATORS, "limits and use of a tenant; estimates; the usage report"
     ),
@@ -70,9 +70,7 @@ RULES: Final[dict[Action, Rule]] = {
     Action.CHANGE_CLUSTER: Rule(
         _EVERY, _OPERATORS, _OPERATORS, "drain, resume, give up, remove nodes; recover GPUs"
     ),
-    Action.WATCH_CLUSTER: Rule(
-        _EVERY, _ALL, _OPERATORS, "dashboard, event stream, metrics, timeline, node events"
-    ),
+    Action.WATCH_CLUSTER: Rule(_EVERY, _ALL, _OPERATORS, "dashboard, event stream, metrics, node events"),
     Action.READ_ALERT: Rule(_EVERY, _ALL, _OPERATORS, "list alerts, silences and targets"),
     Action.CHANGE_ALERT: Rule(_EVERY, _OPERATORS, _OPERATORS, "acknowledge, silence, test alerts"),
     Action.PREDICT: Rule(_EVERY, _ALL, _OPERATORS, "predict the effect of a change"),

@@ -174,13 +174,21 @@ def _shown(numbers: dict[str, Any]) -> dict[str, Any]:
 
 
 def timeline(
-    history: History, *, since: int, until: int, now: int, nodes: Sequence[str], limit: int
+    history: History,
+    *,
+    since: int,
+    until: int,
+    now: int,
+    nodes: Sequence[str],
+    limit: int,
+    tenants: tuple[str, ...] | None = None,
 ) -> Timeline:
-    """Of too many bars, the longest are kept."""
+    """Of these tenants; None: of all. Of too many bars, the longest are kept."""
     also = f"AND a.node IN ({', '.join(f':node{place}' for place in range(len(nodes)))})" if nodes else ""
     values: dict[str, Any] = {"since": since, "until": until, "now": now, "most": limit}
     values.update({f"node{place}": node for place, node in enumerate(nodes)})
-    rows = history.rows(_BARS_SQL.format(also=also), values)
+    of_tenants, names = _only(tenants)
+    rows = history.rows(_BARS_SQL.format(also=f"{also} {of_tenants}"), {**values, **names})
     total = rows[0]["total"] if rows else 0
     bars = [_bar(row) for row in sorted(rows, key=lambda row: (row["placed_at"], row["lease_id"]))]
     return Timeline(

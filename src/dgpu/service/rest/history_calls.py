@@ -184,6 +184,7 @@ async def usage_history(
 )
 async def timeline_history(
     rest: Given,
+    who: Who,
     since: _Since = None,
     until: _Until = None,
     nodes: Annotated[
@@ -198,9 +199,15 @@ async def timeline_history(
     times = parse_range(rest, since, until, default="6h")
     past = past_of(rest)
     return await past.ask(
-        ("timeline", since, until, wanted, most),
+        ("timeline", since, until, wanted, most, who.tenants),
         lambda: reports.timeline(
-            past.history, since=times.since, until=times.until, now=times.now, nodes=wanted, limit=most
+            past.history,
+            since=times.since,
+            until=times.until,
+            now=times.now,
+            nodes=wanted,
+            limit=most,
+            tenants=who.tenants,
         ),
     )
 
