@@ -14,7 +14,7 @@ from dgpu.entry.alert_targets import check_alerts
 from dgpu.entry.config_problem import Problem
 from dgpu.entry.config_types import AgentConfig, Docker, Quota, Replication, SchedulerConfig, Section
 from dgpu.wire.address import Address, parse_address
-from dgpu.wire.setting_checks import why_exposed, why_lease_short
+from dgpu.wire.setting_checks import why_exposed, why_lease_short, why_plain_text
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 
@@ -59,6 +59,8 @@ def check_agent(config: AgentConfig) -> Iterator[Problem]:
             "executor.docker", config.executor.docker, name, "running tasks in containers"
         )
     yield from _check_directory("executor.work_dir", config.executor.work_dir)
+    if config.scheduler.tls.dir:
+        yield from _check_directory("scheduler.tls.dir", config.scheduler.tls.dir)
     yield from _check_gpu(config)
     yield from _check_logging(config.logging.output)
 
@@ -109,12 +111,27 @@ def _check_server(config: SchedulerConfig) -> Iterator[Problem]:
         yield from problems
         if problems:
             continue
-        address = parsed[path] = parse_address(text)
-        if why := why_exposed(address, config.auth.mode):
+        parsed[path] = parse_address(text)
+        if why := _why_open(path, parsed[path], config):
             yield Problem(path, why)
+    if config.server.join_address:
+        yield from _check_join(config)
     yield from _check_hosts(config.server.allowed_hosts)
     if len(parsed) > 1 and len(set(parsed.values())) == 1 and parsed["server.http_address"].port:
         yield Problem("server.http_address", "is the same as server.grpc_address")
+
+
+def _why_open(path: str, address: Address, config: SchedulerConfig) -> str | None:
+    if path == "server.grpc_address":
+        return why_plain_text(address, config.auth.mode, has_tls=config.server.grpc_tls)
+    return why_exposed(address, config.auth.mode)
+
+
+def _check_join(config: SchedulerConfig) -> Iterator[Problem]:
+    path = "server.join_address"
+    yield from _check_address(path, config.server.join_address, dialled=False)
+    if not config.server.grpc_tls:
+        yield Problem(path, "needs server.grpc_tls: true; without it, no machine has to join")
 
 
 def _check_hosts(hosts: tuple[str, ...]) -> Iterator[Problem]:

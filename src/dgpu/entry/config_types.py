@@ -39,6 +39,9 @@ class Logging(Section, frozen=True, kw_only=True):
 
 class Server(Section, frozen=True, kw_only=True):
     grpc_address: str = "127.0.0.1:9090"
+    grpc_tls: bool = False  # needs `dgpu ca init`
+    join_address: str = ""  # where new machines exchange their token; empty: the port after grpc_address
+    certificate_seconds: Annotated[int, msgspec.Meta(ge=60, le=31_536_000)] = 2_592_000
     http_address: str = "127.0.0.1:8080"  # ":8080" means every interface
     allowed_hosts: tuple[str, ...] = ()  # names allowed in a request's Host in addition to the local ones
 
@@ -282,11 +285,17 @@ class AgentNode(Section, frozen=True, kw_only=True):
     )
 
 
+class AgentTls(Section, frozen=True, kw_only=True):
+    dir: str = ""  # of the certificate; empty: `tls` in executor.work_dir
+    renew_before_seconds: _SecondsOrNone = 0  # before expiry; 0: a third of the lifetime
+
+
 class AgentScheduler(Section, frozen=True, kw_only=True):
     master_address: str = "127.0.0.1:9090"
     standby_address: str = ""
     retry_interval: _Seconds = 1
     max_retry_interval: _Seconds = 30
+    tls: AgentTls = AgentTls()  # used once the machine has joined
 
 
 class AgentGpu(Section, frozen=True, kw_only=True):

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dgpu.entry.alert_targets import alert_options
-from dgpu.entry.config_types import HealthSection, Retention, SchedulerConfig
-from dgpu.wire.address import parse_address
+from dgpu.entry.config_types import HealthSection, Retention, SchedulerConfig, Server
+from dgpu.wire.address import Address, parse_address
 
 if TYPE_CHECKING:
     from dgpu.core.model.health import HealthRules
     from dgpu.core.model.quota import Quota
     from dgpu.core.model.settings import Settings
     from dgpu.core.model.tenant import Tenant
-    from dgpu.service.options import ServiceOptions
+    from dgpu.service.options import MachineOptions, ServiceOptions
 
 _DAY_MS = 86_400_000
 
@@ -83,6 +83,7 @@ def service_options(config: SchedulerConfig, *, accept_lost_tail: bool = False) 
         data_dir=data_dir(config),
         http=parse_address(config.server.http_address),
         grpc=parse_address(config.server.grpc_address),
+        machines=_machines(config.server),
         auth_mode="none" if config.auth.mode == "none" else "",
         allowed_hosts=config.server.allowed_hosts,
         settings=_settings(config),
@@ -104,6 +105,19 @@ def service_options(config: SchedulerConfig, *, accept_lost_tail: bool = False) 
         segment_bytes=config.storage.segment_mb << 20,
         alerts=alert_options(config.alerts),
         accept_lost_tail=accept_lost_tail,
+    )
+
+
+def _machines(server: Server) -> MachineOptions | None:
+    from dgpu.service.options import MachineOptions
+
+    if not server.grpc_tls:
+        return None
+    grpc = parse_address(server.grpc_address)
+    beside = Address(host=grpc.host, port=grpc.port + 1 if grpc.port else 0)
+    return MachineOptions(
+        join=parse_address(server.join_address) if server.join_address else beside,
+        certificate_lifetime_s=server.certificate_seconds,
     )
 
 

@@ -12,13 +12,21 @@ from dgpu.service.alerts.options import AlertOptions
 from dgpu.service.machine.contact import AgentRules
 from dgpu.service.task_output.intake import DEFAULT_HEAD_BYTES, DEFAULT_TAIL_BYTES
 from dgpu.wire.address import Address
-from dgpu.wire.setting_checks import why_exposed, why_lease_short
+from dgpu.wire.setting_checks import why_exposed, why_lease_short, why_plain_text
+
+
+class MachineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Agents use TLS and have certificates of the cluster's authority."""
+
+    join: Address
+    certificate_lifetime_s: int = 30 * 86_400
 
 
 class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     data_dir: Path
     http: Address = Address(host="127.0.0.1", port=8080)
     grpc: Address = Address(host="127.0.0.1", port=9090)
+    machines: MachineOptions | None = None  # None: agents use plain text
     auth_mode: Literal["", "none"] = ""  # "none" must be written explicitly
     allowed_hosts: tuple[str, ...] = ()  # beside the local names, for the Host header
     settings: Settings = Settings()
@@ -43,8 +51,9 @@ class OptionsRefused(ValueError):  # noqa: N818 - the name states the failure
 
 
 def check_options(options: ServiceOptions) -> None:
-    for key, address in (("server.http_address", options.http), ("server.grpc_address", options.grpc)):
-        if why := why_exposed(address, options.auth_mode):
-            raise OptionsRefused(f"{key}: {why}.")
+    if why := why_exposed(options.http, options.auth_mode):
+        raise OptionsRefused(f"server.http_address: {why}.")
+    if why := why_plain_text(options.grpc, options.auth_mode, has_tls=options.machines is not None):
+        raise OptionsRefused(f"server.grpc_address: {why}.")
     if why := why_lease_short(options.rules.task_lease_ms, options.rules.heartbeat_timeout_ms):
         raise OptionsRefused(f"agent.task_lease_seconds: {why}.")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import os
 import signal
 import socket
 import sys
@@ -29,6 +28,7 @@ from dgpu.journal.archive import Retention
 from dgpu.journal.file import FileJournal
 from dgpu.journal.journal import Recovery
 from dgpu.journal.mark import AcknowledgedMark
+from dgpu.service.agent_port import agent_port, open_machines
 from dgpu.service.alerts.watch import AlertWatch
 from dgpu.service.follower.link import FollowerLink
 from dgpu.service.follower.words import FollowerSettings
@@ -80,6 +80,7 @@ async def serve(
 ) -> None:
     """Serves until SIGTERM, SIGINT or `stop`. Raises OptionsRefused, JournalError or OSError if it cannot start."""
     check_options(options)
+    machines = open_machines(options)
     stop = stop or asyncio.Event()
     _stop_on_signals(stop)
     http_socket = _listen(options.http)
@@ -88,7 +89,7 @@ async def serve(
     async with (
         _state(options, on_committed) as (runtime, views, follower),
         _output(options, runtime) as output,
-        _agents(options, runtime, output, files, connections) as grpc_port,
+        agent_port(options, runtime, output, files, connections, machines) as grpc_port,
         _alerts(options, runtime) as alerts,
         _http(options, runtime, views, output, files, follower, alerts, http_socket, connections),
     ):
@@ -198,26 +199,6 @@ async def _output(options: ServiceOptions, runtime: Runtime) -> AsyncIterator[Ou
     finally:
         looking.cancel()
         await output.close()
-
-
-@contextlib.asynccontextmanager
-async def _agents(
-    options: ServiceOptions,
-    runtime: Runtime,
-    output: OutputStreams,
-    files: FileStreams,
-    connections: AgentConnections,
-) -> AsyncIterator[int]:
-    # Only the follower is forked, and it calls exec at once: gRPC need not prepare for forks or warn about them.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
-    from dgpu.service.grpc.server import AgentServer
-
-    server = AgentServer(runtime, output, files, trusts_all=options.auth_mode == "none", counts=connections)
-    port = await server.start(options.grpc.host, options.grpc.port)
-    try:
-        yield port
-    finally:
-        await server.stop()
 
 
 @contextlib.asynccontextmanager

@@ -50,6 +50,12 @@ class Link(Generic[M]):
         """Ends the stream after all earlier messages."""
         self._end(grpc.StatusCode.INVALID_ARGUMENT if fault else grpc.StatusCode.UNAVAILABLE, reason)
 
+    def refuse(self, reason: str) -> None:
+        """Now: the caller may not go on, and nothing more is sent to it."""
+        self._queue.clear()
+        self._end(grpc.StatusCode.PERMISSION_DENIED, reason)
+        self.cut()
+
     def cut(self) -> None:
         """Ends the stream now."""
         if not self._cut.done():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import grpc
 import structlog
@@ -20,17 +20,22 @@ from dgpu.service.grpc.peers import end_of, is_our_user, is_ours
 from dgpu.service.grpc.sweep import Sweep, Swept
 from dgpu.service.loop.runtime import Runtime
 from dgpu.service.machine.fences import is_current
+from dgpu.service.machines.caller import Caller, Refused
 from dgpu.service.open_files import AgentConnections
 from dgpu.service.task_files import FileStreams
 from dgpu.service.task_output.streams import OutputStreams
 from dgpu.wire.address import Address
 from dgpu.wire.proto import agent_pb2 as pb
 
+if TYPE_CHECKING:
+    from dgpu.service.machines.gate import Gate  # imports cryptography, which plain schedulers do without
+
 SERVICE = "dgpu.agent.v1.Agents"
 MAX_MESSAGE_BYTES = 16 << 20
 MAX_STREAMS = 20_000
 MAX_STREAMS_PER_CONNECTION = 10_000  # simulated nodes of one agent share a connection
 SWEEP_SECONDS = 2.0
+JOIN_LOOK_SECONDS = 1.0
 BUSY_SWEEP_SECONDS = 0.05  # while connections of other users keep coming
 _STOP_S = 1.0
 _LOG_EVERY_SECONDS = 10.0
@@ -56,6 +61,11 @@ _M = TypeVar("_M", bound=Message)
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
+class _Live(NamedTuple):
+    peer: str  # as gRPC names it
+    join_id: str  # of its certificate; empty: it has none
+
+
 class AgentServer:
     def __init__(
         self,
@@ -65,17 +75,20 @@ class AgentServer:
         *,
         trusts_all: bool = False,
         counts: AgentConnections | None = None,
+        gate: Gate | None = None,
     ) -> None:
+        """With a gate, agents need certificates. Without one, only this machine's own users are let in."""
         self._runtime = runtime
         self._output = output
         self._files = files or FileStreams()
         self._files.is_connected = lambda node_id: bool(runtime.session_of(node_id))
         self._trusts_all = trusts_all
         self._address = Address(host="", port=0)
-        self._live: dict[Link[Any], str] = {}  # with the peer as gRPC names it
+        self._gate = gate
+        self._live: dict[Link[Any], _Live] = {}
         self._counts = AgentConnections() if counts is None else counts
         self._next_log_s = 0.0
-        self._sweeping: asyncio.Task[None] | None = None
+        self._watching: list[asyncio.Task[None]] = []
         options = [*_OPTIONS, ("grpc.max_allowed_incoming_connections", self._counts.max)]
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MAX_STREAMS)
         self._server.add_generic_rpc_handlers(
@@ -86,6 +99,11 @@ class AgentServer:
                         "Connect": _stream(self._connect, pb.FromAgent),
                         "Output": _stream(self._output_stream, pb.FromAgentOutput),
                         "Files": _stream(self._file_stream, pb.FromAgentFiles),
+                        "Renew": grpc.unary_unary_rpc_method_handler(
+                            self._renew,
+                            request_deserializer=pb.RenewRequest.FromString,
+                            response_serializer=pb.Renewed.SerializeToString,
+                        ),
                     },
                 ),
             )
@@ -95,30 +113,35 @@ class AgentServer:
         """Returns the port. Raises OSError if it is not available."""
         address = str(Address(host=host or "::", port=port))
         try:
-            bound = self._server.add_insecure_port(address)
+            if self._gate is None:
+                bound = self._server.add_insecure_port(address)
+            else:
+                bound = self._server.add_secure_port(address, self._gate.credentials)
         except RuntimeError as error:
             raise OSError(f"cannot listen on {address} for agents: {error}") from error
         self._address = Address(host=host, port=bound)
         await self._server.start()
-        self._sweeping = asyncio.ensure_future(self._sweep(bound))
+        self._watching = [asyncio.ensure_future(self._sweep(bound))]
+        if self._gate is not None:
+            self._watching.append(asyncio.ensure_future(self._watch_joins(self._gate)))
         return bound
 
     async def stop(self) -> None:
         """Agents are told that the stop is intended; they reconnect."""
         for link in tuple(self._live):
             link.hang_up("the scheduler is stopping", fault=False)
-        if self._sweeping is not None:
-            self._sweeping.cancel()
+        for watching in self._watching:
+            watching.cancel()
         await self._server.stop(_STOP_S)
 
     async def _sweep(self, port: int) -> None:
         sweep = Sweep(
             port,
             self._counts.max,
-            lambda ours, theirs: not (self._trusts_all or is_our_user(ours, theirs)),
+            lambda ours, theirs: not (self._is_open_to_all or is_our_user(ours, theirs)),
         )
         while True:
-            live = {end for peer in self._live.values() if (end := end_of(peer)) is not None}
+            live = {end for live in self._live.values() if (end := end_of(live.peer)) is not None}
             try:
                 swept = await asyncio.to_thread(sweep.look, live)
             except OSError as error:  # no file descriptor is left for the check: the next check may get one
@@ -130,6 +153,21 @@ class AgentServer:
                 self._tell_closed(swept)
             await asyncio.sleep(BUSY_SWEEP_SECONDS if swept.closed else SWEEP_SECONDS)
 
+    async def _watch_joins(self, gate: Gate) -> None:
+        """Ends the streams of machines that were revoked, or did not renew their certificate."""
+        while True:
+            await asyncio.sleep(JOIN_LOOK_SECONDS)
+            fallen = await gate.fallen({live.join_id for live in self._live.values()})
+            for link, live in tuple(self._live.items()):
+                if why := fallen.get(live.join_id):
+                    _log.warning("agent_cut", peer=live.peer, join=live.join_id, reason=why)
+                    link.refuse(why)
+
+    @property
+    def _is_open_to_all(self) -> bool:
+        """Any address and user may connect: certificates tell them apart, or nothing does."""
+        return self._trusts_all or self._gate is not None
+
     def _tell_closed(self, swept: Swept) -> None:
         now_s = asyncio.get_running_loop().time()
         if now_s >= self._next_log_s:
@@ -137,21 +175,32 @@ class AgentServer:
             _log.warning("agent_connections_closed", open=swept.open, closed=self._counts.closed)
 
     async def _connect(self, _requests: object, context: _Context) -> None:
-        await self._refuse_strangers(context)
+        caller = await self._caller(context)
         link: Link[pb.FromScheduler] = Link(context)
         connection_id = self._runtime.connect_agent(link)
 
         def on_message(message: pb.FromAgent) -> None:
+            # Later messages carry no node: the machine ties them to the node of this Register.
+            is_register = message.WhichOneof("body") == "register"
+            if is_register and (why := caller.why_not_for(message.register.node_id)):
+                _tell_refused(context, why)
+                link.refuse(why)
+                return
             self._runtime.agent_said(connection_id, message)
 
-        await self._serve(context, link, on_message, lambda: self._runtime.agent_left(connection_id))
+        def on_end() -> None:
+            self._runtime.agent_left(connection_id)
+
+        await self._serve(context, caller, link, on_message, on_end)
 
     async def _output_stream(self, _requests: object, context: _Context) -> None:
-        await self._refuse_strangers(context)
+        caller = await self._caller(context)
         link: Link[pb.FromSchedulerOutput] = Link(context)
         hello = await context.read()
         if not isinstance(hello, pb.FromAgentOutput) or hello.WhichOneof("body") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be OutputHello")
+        if why := caller.why_not_for(hello.hello.node_id):
+            await _refuse(context, why)
         stream = self._output.attach(NodeId(hello.hello.node_id), hello.hello.session_id, link)
 
         def on_message(message: pb.FromAgentOutput) -> None:
@@ -160,15 +209,17 @@ class AgentServer:
                 return
             self._output.on_chunk(stream, message.chunk)
 
-        await self._serve(context, link, on_message, lambda: self._output.detach(stream))
+        await self._serve(context, caller, link, on_message, lambda: self._output.detach(stream))
 
     async def _file_stream(self, _requests: object, context: _Context) -> None:
-        await self._refuse_strangers(context)
+        caller = await self._caller(context)
         link: Link[pb.FromSchedulerFiles] = Link(context)
         hello = await context.read()
         if not isinstance(hello, pb.FromAgentFiles) or hello.WhichOneof("body") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be FilesHello")
         node_id, session_id = NodeId(hello.hello.node_id), hello.hello.session_id
+        if why := caller.why_not_for(node_id):
+            await _refuse(context, why)
         if not is_current(session_id, self._runtime.session_of(node_id)):
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION, "no node is registered here with this session"
@@ -181,30 +232,57 @@ class AgentServer:
                 return
             self._files.on_answer(stream, message.answer)
 
-        await self._serve(context, link, on_message, lambda: self._files.detach(stream))
+        await self._serve(context, caller, link, on_message, lambda: self._files.detach(stream))
 
-    async def _refuse_strangers(self, context: _Context) -> None:
+    async def _renew(self, request: pb.RenewRequest, context: _Context) -> pb.Renewed:
+        caller = await self._caller(context)
+        if self._gate is None or caller.names is None:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION, "this scheduler gives out no certificates"
+            )
+        try:
+            return pb.Renewed(certificate=await self._gate.renew(caller.names, request.csr))
+        except Refused as refused:
+            await _refuse(context, str(refused))
+
+    async def _caller(self, context: _Context) -> Caller:
+        """Whoever may not call at all is refused."""
+        if self._gate is not None:
+            try:
+                return await self._gate.caller(context)
+            except Refused as refused:
+                await _refuse(context, str(refused))
         if not (self._trusts_all or is_ours(context.peer(), self._address)):
-            _log.warning("stranger_refused", peer=context.peer())
-            reason = "only agents of the scheduler's own user or of root may connect"
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
+            await _refuse(context, "only agents of the scheduler's own user or of root may connect")
+        return Caller()
 
     async def _serve(
         self,
         context: _Context,
+        caller: Caller,
         link: Link[Any],
         on_message: Callable[[Any], None],
         on_end: Callable[[], None],
     ) -> None:
         """Reads in a separate asyncio task while the link writes; the end of either ends both."""
         reading = asyncio.ensure_future(_read(context, link, on_message))
-        self._live[link] = context.peer()
+        self._live[link] = _Live(context.peer(), caller.join_id)
         try:
             await link.run()
         finally:
             reading.cancel()
             self._live.pop(link, None)
             on_end()
+
+
+async def _refuse(context: _Context, why: str) -> NoReturn:
+    _tell_refused(context, why)
+    await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
+    raise AssertionError("abort raises")
+
+
+def _tell_refused(context: _Context, why: str) -> None:
+    _log.warning("stranger_refused", peer=context.peer(), reason=why)
 
 
 async def _read(context: _Context, link: Link[Any], on_message: Callable[[Any], None]) -> None:

@@ -15,10 +15,10 @@ from dgpu.core.model.lease import Lease
 from dgpu.core.model.node import Gpu
 from dgpu.core.model.task import MEMORY_STEP_MB, WHOLE_MILLI, Outcome, Task
 from dgpu.core.state import ClusterState
+from dgpu.wire.machines import NODE_ID
 from dgpu.wire.proto import agent_pb2 as pb
 from dgpu.wire.ranks import attempt_of
 
-_NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _ADDRESS = re.compile(r"[A-Za-z0-9._:%\[\]-]{0,253}")  # multi-node tasks get it as MASTER_ADDR
 _WORD = re.compile(r"[!-~]{1,128}")  # printable ASCII without spaces: uuids, boot and session ids
 
@@ -74,7 +74,7 @@ def line(text: str, most: int = _MAX_TEXT) -> str:
 
 
 def registration(register: pb.Register) -> RegisterNode:
-    if not _NODE_ID.fullmatch(register.node_id):
+    if not NODE_ID.fullmatch(register.node_id):
         raise Malformed("node_id must be 1 to 128 letters, digits, dots, dashes or underscores")
     if not _WORD.fullmatch(register.boot_id) or not _WORD.fullmatch(register.session_id):
         raise Malformed("boot_id and session_id must be 1 to 128 printable characters")

@@ -1,0 +1,82 @@
+"""Opens and closes the agents' port: plain text on loopback, or TLS with certificates and a port for new machines."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+import structlog
+
+from dgpu.service.loop.runtime import Runtime
+from dgpu.service.open_files import AgentConnections
+from dgpu.service.options import OptionsRefused, ServiceOptions
+from dgpu.service.task_files import FileStreams
+from dgpu.service.task_output.streams import OutputStreams
+
+if TYPE_CHECKING:
+    from dgpu.service.machines.machines import Machines
+
+_log = structlog.get_logger("dgpu.server")
+
+
+def open_machines(options: ServiceOptions) -> Machines | None:
+    """None: agents use plain text. Raises OptionsRefused without an authority, before the state is touched."""
+    if options.machines is None:
+        if not options.grpc.is_loopback:
+            _log.warning("agents_unprotected", grpc=str(options.grpc), cause="plain text, auth.mode none")
+        return None
+    from dgpu.service.machines.authority import AuthorityMissing
+    from dgpu.service.machines.machines import Machines
+
+    try:
+        return Machines(options.data_dir, lifetime_s=options.machines.certificate_lifetime_s)
+    except AuthorityMissing as error:
+        raise OptionsRefused(f"server.grpc_tls: {error}") from error
+
+
+@contextlib.asynccontextmanager
+async def agent_port(
+    options: ServiceOptions,
+    runtime: Runtime,
+    output: OutputStreams,
+    files: FileStreams,
+    connections: AgentConnections,
+    machines: Machines | None,
+) -> AsyncIterator[int]:
+    """Listens for agents; with TLS, for machines that join too. Raises OSError."""
+    # Only the follower is forked, and it calls exec at once: gRPC need not prepare for forks or warn about them.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+    from dgpu.service.grpc.server import AgentServer
+
+    gate = None
+    if machines is not None:
+        from dgpu.service.machines.gate import Gate
+
+        gate = Gate(machines)
+    server = AgentServer(
+        runtime, output, files, trusts_all=options.auth_mode == "none", counts=connections, gate=gate
+    )
+    port = await server.start(options.grpc.host, options.grpc.port)
+    try:
+        async with _joining(options, machines, port):
+            yield port
+    finally:
+        await server.stop()
+
+
+@contextlib.asynccontextmanager
+async def _joining(options: ServiceOptions, machines: Machines | None, grpc_port: int) -> AsyncIterator[None]:
+    if options.machines is None or machines is None:
+        yield
+        return
+    from dgpu.service.machines.joining import JoinDoor
+
+    door = JoinDoor(machines, options.data_dir, grpc_port=grpc_port)
+    port = await door.start(options.machines.join)
+    _log.info("joining_open", port=port, fingerprint=machines.authority.fingerprint)
+    try:
+        yield
+    finally:
+        await door.stop()

@@ -1,0 +1,1 @@
+"""Identity of machines: the cluster's certificate authority, the list of machines, the checks of their calls."""

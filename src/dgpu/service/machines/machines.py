@@ -1,0 +1,71 @@
+"""Gives certificates to machines and decides whose are accepted. Reads and writes files: for threads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+from cryptography.hazmat.primitives import serialization
+
+from dgpu.service.machines.authority import Authority, key_of_request, load_authority
+from dgpu.service.machines.certificate import SchedulerCertificate
+from dgpu.service.machines.roster import JoinRefused, Roster
+from dgpu.wire.machines import JoinRequest, MachineNames
+
+_NO_NAMES = "the certificate names no node"
+_UNKNOWN = "the certificate comes from a join that is not known here"
+
+
+class Granted(msgspec.Struct, frozen=True, kw_only=True):
+    certificate_pem: bytes
+    nodes: tuple[str, ...]
+
+
+class Machines:
+    def __init__(self, data_dir: Path, *, lifetime_s: int, clock: Callable[[], float] = time.time) -> None:
+        """Raises AuthorityMissing."""
+        self.authority: Authority = load_authority(data_dir)
+        self._roster = Roster(data_dir)
+        self._lifetime_s = lifetime_s
+        self._clock = clock
+        self.certificate = SchedulerCertificate(self.authority, lifetime_s=lifetime_s, clock=clock)
+
+    def why_refused(self, names: MachineNames | None) -> str:
+        """Why a caller with such a certificate is refused; empty: it is not. TLS has checked the certificate itself."""
+        if names is None:
+            return _NO_NAMES
+        join = self._roster.find(names.join_id)
+        if join is None:
+            return _UNKNOWN
+        return join.why_refused(int(self._clock()))
+
+    def fallen(self, join_ids: Iterable[str]) -> dict[str, str]:
+        """Those of the joins whose certificates are no longer accepted, each with the reason."""
+        now_s = int(self._clock())
+        known = {join.id: join.why_refused(now_s) for join in self._roster.joins()}
+        found = {join_id: known.get(join_id, _UNKNOWN) for join_id in join_ids}
+        return {join_id: why for join_id, why in found.items() if why}
+
+    def admit(self, request: JoinRequest) -> Granted:
+        """Exchanges a token for a certificate. Raises JoinRefused or BadRequest."""
+        csr_pem = request.csr.encode()
+        public_key = key_of_request(csr_pem).public_bytes(
+            serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+        join = self._roster.redeem(request.join_id, request.secret, public_key, now_s=int(self._clock()))
+        return self._grant(csr_pem, join.names)
+
+    def renew(self, names: MachineNames, csr_pem: bytes) -> Granted:
+        """Raises JoinRefused or BadRequest."""
+        if why := self.why_refused(names):
+            raise JoinRefused(why)
+        return self._grant(csr_pem, names)
+
+    def _grant(self, csr_pem: bytes, names: MachineNames) -> Granted:
+        issued = self.authority.issue_agent(
+            csr_pem, names, now_s=int(self._clock()), lifetime_s=self._lifetime_s
+        )
+        self._roster.note_certificate(names.join_id, issued.expires_at_s)
+        return Granted(certificate_pem=issued.certificate_pem, nodes=tuple(sorted(names.nodes)))

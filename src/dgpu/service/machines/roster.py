@@ -1,0 +1,189 @@
+"""The machines that were invited, have joined or were revoked: a small SQLite file of the scheduler.
+
+`dgpu ca` writes it while the scheduler runs. A join begins as a token, becomes a machine when the token is exchanged,
+and ends by revocation. Certificates name their join, so a renewal changes nothing here but the time of expiry, and a
+revocation covers every certificate of the join. A certificate of a join that is not in the file is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import secrets
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dgpu.service.machines.authority import FOLDER, give_to_owner_of
+from dgpu.service.sqlite_files import open_to_write
+from dgpu.wire.machines import MachineNames
+
+FILE = "machines.sqlite"
+_KEEP_UNUSED_S = 30 * 86_400  # tokens that expired unused
+_TIMEOUT_S = 5.0
+_COLUMNS = "id, nodes, token_expires_at_s, joined_at_s, certificate_expires_at_s, revoked_at_s"
+_TABLE = """
+CREATE TABLE IF NOT EXISTS joins (
+  id TEXT PRIMARY KEY,
+  nodes TEXT NOT NULL,
+  secret_hash BLOB NOT NULL,
+  token_expires_at_s INTEGER NOT NULL,
+  public_key_hash BLOB,
+  joined_at_s INTEGER NOT NULL DEFAULT 0,
+  certificate_expires_at_s INTEGER NOT NULL DEFAULT 0,
+  revoked_at_s INTEGER NOT NULL DEFAULT 0
+)
+"""
+
+
+class JoinRefused(Exception):  # noqa: N818 - it says what happened
+    """The token does not work; the text says why."""
+
+
+class Join(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    nodes: tuple[str, ...]
+    token_expires_at_s: int
+    joined_at_s: int  # 0: the token is not used yet
+    certificate_expires_at_s: int
+    revoked_at_s: int
+
+    @property
+    def names(self) -> MachineNames:
+        return MachineNames(join_id=self.id, nodes=frozenset(self.nodes))
+
+    def why_refused(self, now_s: int) -> str:
+        """Why its certificates are not accepted; empty: they are."""
+        if self.revoked_at_s:
+            return f"the certificate of {self.shown_nodes} is revoked"
+        if not self.joined_at_s:
+            return f"the machine of {self.shown_nodes} has not joined"
+        if now_s >= self.certificate_expires_at_s:
+            return f"the certificate of {self.shown_nodes} has expired"
+        return ""
+
+    @property
+    def shown_nodes(self) -> str:
+        more = f" and {len(self.nodes) - 1} more" if len(self.nodes) > 1 else ""
+        return f"node {self.nodes[0]}{more}"
+
+
+class Roster:
+    """Every call opens the file, which takes less than a millisecond. Calls are rare and come from threads."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._data_dir = data_dir
+        self._path = data_dir / FOLDER / FILE
+
+    def invite(self, nodes: tuple[str, ...], *, now_s: int, lifetime_s: int) -> tuple[Join, str]:
+        """The join and its secret, which is not stored."""
+        secret = secrets.token_urlsafe(24)
+        values = (secrets.token_hex(8), _encoded(nodes), _hash(secret), now_s + lifetime_s)
+        with self._writing() as connection:
+            connection.execute(
+                "DELETE FROM joins WHERE joined_at_s = 0 AND token_expires_at_s < ?",
+                (now_s - _KEEP_UNUSED_S,),
+            )
+            connection.execute(
+                "INSERT INTO joins (id, nodes, secret_hash, token_expires_at_s) VALUES (?, ?, ?, ?)", values
+            )
+            return _one(connection, values[0]), secret
+
+    def redeem(self, join_id: str, secret: str, public_key: bytes, *, now_s: int) -> Join:
+        """Uses the token up. Another call with the same key repeats the answer, which may have been lost.
+
+        Raises JoinRefused.
+        """
+        key_hash = hashlib.sha256(public_key).digest()
+        with self._writing() as connection:
+            row = connection.execute(
+                "SELECT secret_hash, public_key_hash FROM joins WHERE id = ?", (join_id,)
+            ).fetchone()
+            # One answer for unknown and wrong, so that ids cannot be tried out.
+            if row is None or not hmac.compare_digest(row[0], _hash(secret)):
+                raise JoinRefused("the join token is not known here")
+            join = _one(connection, join_id)
+            if join.revoked_at_s:
+                raise JoinRefused("the join token was revoked")
+            if now_s >= join.token_expires_at_s:
+                raise JoinRefused("the join token has expired")
+            if row[1] is not None and row[1] != key_hash:
+                raise JoinRefused("the join token was used before")
+            connection.execute(
+                "UPDATE joins SET public_key_hash = ?, joined_at_s = ? WHERE id = ?",
+                (key_hash, now_s, join_id),
+            )
+            return _one(connection, join_id)
+
+    def note_certificate(self, join_id: str, expires_at_s: int) -> None:
+        with self._writing() as connection:
+            connection.execute(
+                "UPDATE joins SET certificate_expires_at_s = max(certificate_expires_at_s, ?) WHERE id = ?",
+                (expires_at_s, join_id),
+            )
+
+    def revoke(self, node: str, *, now_s: int) -> list[Join]:
+        """Every join that names the node, tokens that were not used included."""
+        found = [join for join in self.joins() if node in join.nodes and not join.revoked_at_s]
+        with self._writing() as connection:
+            for join in found:
+                connection.execute("UPDATE joins SET revoked_at_s = ? WHERE id = ?", (now_s, join.id))
+        return found
+
+    def find(self, join_id: str) -> Join | None:
+        with self._open() as connection:
+            return _find(connection, join_id)
+
+    def joins(self) -> list[Join]:
+        with self._open() as connection:
+            rows = connection.execute(f"SELECT {_COLUMNS} FROM joins ORDER BY nodes, rowid").fetchall()  # noqa: S608 - a constant
+        return [_join(row) for row in rows]
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        connection = open_to_write(self._path, lambda made: made.execute(_TABLE), timeout_seconds=_TIMEOUT_S)
+        give_to_owner_of(self._data_dir, self._path)
+        with contextlib.closing(connection):
+            yield connection
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        with self._open() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            with connection:
+                yield connection
+
+
+def _find(connection: sqlite3.Connection, join_id: str) -> Join | None:
+    row = connection.execute(f"SELECT {_COLUMNS} FROM joins WHERE id = ?", (join_id,)).fetchone()  # noqa: S608 - a constant
+    return None if row is None else _join(row)
+
+
+def _one(connection: sqlite3.Connection, join_id: str) -> Join:
+    found = _find(connection, join_id)
+    assert found is not None  # noqa: S101 - in the same transaction as its row
+    return found
+
+
+def _join(row: tuple[Any, ...]) -> Join:
+    return Join(
+        id=row[0],
+        nodes=tuple(msgspec.json.decode(row[1], type=list[str])),
+        token_expires_at_s=row[2],
+        joined_at_s=row[3],
+        certificate_expires_at_s=row[4],
+        revoked_at_s=row[5],
+    )
+
+
+def _encoded(nodes: tuple[str, ...]) -> str:
+    return msgspec.json.encode(nodes).decode()
+
+
+def _hash(secret: str) -> bytes:
+    """The secret is random and long, so a plain hash cannot be searched."""
+    return hashlib.sha256(secret.encode()).digest()
