@@ -7,12 +7,13 @@ import contextlib
 import fcntl
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import structlog
 
 from dgpu.agent import machine
+from dgpu.agent.channel import OpenChannel, open_plain
 from dgpu.agent.disk_watch import DiskWatch
 from dgpu.agent.epoch import JoinedFile
 from dgpu.agent.file_stream import FilesDesk
@@ -27,6 +28,7 @@ from dgpu.agent.run.process import ProcessRunner
 from dgpu.agent.run.runner import Runner, RunnerWord
 from dgpu.core.model.ids import NodeId
 from dgpu.file_limit import given_soft_limit
+from dgpu.wire.address import parse_address
 
 _log = structlog.get_logger("dgpu.agent")
 
@@ -38,7 +40,7 @@ class AgentRunningError(Exception):
 async def serve_agent(options: AgentOptions, *, stop: asyncio.Event | None = None) -> None:
     """Runs until `stop` is set; without one, until SIGTERM or SIGINT. Tasks continue unless `stop_tasks` is set.
 
-    Raises AgentRunningError, KeeperError or OSError if it cannot start.
+    Raises AgentRunningError, CertificateUnusable, KeeperError or OSError if it cannot start.
     """
     if stop is None:
         stop = asyncio.Event()
@@ -46,40 +48,76 @@ async def serve_agent(options: AgentOptions, *, stop: asyncio.Event | None = Non
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
     options.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _lock(options.state_dir / "agent.lock"):
-        output_dir = options.state_dir / "output"
-        joined = JoinedFile(options.state_dir)
-        boot_id = machine.boot_id()
-        desk = _output_desk(options, output_dir)
-        files = FilesDesk(options.tasks_dir if options.runner == "process" else None)
-        work_dir = str(options.work_dir or options.state_dir)
-        disk = DiskWatch((str(options.state_dir), work_dir), str(options.state_dir))
-        nodes = {
-            node.id: NodeHost(
-                options, node, joined=joined, desk=desk, files=files, disk=disk, boot_id=boot_id
+        async with _channels(options) as open_channel:
+            await _serve(options, open_channel, stop)
+
+
+async def _serve(options: AgentOptions, open_channel: OpenChannel, stop: asyncio.Event) -> None:
+    output_dir = options.state_dir / "output"
+    joined = JoinedFile(options.state_dir)
+    boot_id = machine.boot_id()
+    desk = _output_desk(options, output_dir)
+    files = FilesDesk(options.tasks_dir if options.runner == "process" else None)
+    work_dir = str(options.work_dir or options.state_dir)
+    disk = DiskWatch((str(options.state_dir), work_dir), str(options.state_dir))
+    nodes = {
+        node.id: NodeHost(
+            options,
+            node,
+            joined=joined,
+            desk=desk,
+            files=files,
+            disk=disk,
+            boot_id=boot_id,
+            open_channel=open_channel,
+        )
+        for node in options.nodes
+    }
+    runner = _runner(options, nodes, output_dir)
+    housework: asyncio.Task[None] | None = None
+    try:
+        for node in nodes.values():
+            await node.find_gpus()
+            node.attach(runner)
+        await runner.open()
+        desk.start()
+        housework = keep_house(options, runner, boot_id)
+        await stop.wait()
+    finally:
+        _log.info("agent_stopping", stop_tasks=options.stop_tasks)
+        if housework is not None:
+            housework.cancel()
+        # Ends caused by the stop are still reported: the streams close last.
+        await runner.close(stop_tasks=options.stop_tasks)
+        if options.stop_tasks:
+            await asyncio.gather(*(node.say_goodbye() for node in nodes.values()))
+        for node in nodes.values():
+            await node.close()
+        await desk.close()
+
+
+@contextlib.asynccontextmanager
+async def _channels(options: AgentOptions) -> AsyncIterator[OpenChannel]:
+    """Keeps the certificate valid meanwhile, if this machine has one. Raises CertificateUnusable."""
+    if options.tls is None:
+        if not all(parse_address(address).is_loopback for address in options.addresses):
+            _log.warning(
+                "plain_text", schedulers=options.addresses, advice="join the cluster: dgpu agent join"
             )
-            for node in options.nodes
-        }
-        runner = _runner(options, nodes, output_dir)
-        housework: asyncio.Task[None] | None = None
-        try:
-            for node in nodes.values():
-                await node.find_gpus()
-                node.attach(runner)
-            await runner.open()
-            desk.start()
-            housework = keep_house(options, runner, boot_id)
-            await stop.wait()
-        finally:
-            _log.info("agent_stopping", stop_tasks=options.stop_tasks)
-            if housework is not None:
-                housework.cancel()
-            # Ends caused by the stop are still reported: the streams close last.
-            await runner.close(stop_tasks=options.stop_tasks)
-            if options.stop_tasks:
-                await asyncio.gather(*(node.say_goodbye() for node in nodes.values()))
-            for node in nodes.values():
-                await node.close()
-            await desk.close()
+        yield open_plain
+        return
+    from dgpu.agent.certificate import CertificateFiles
+    from dgpu.agent.renewal import MachineCertificate
+
+    files = CertificateFiles(options.tls.directory)
+    certificate = MachineCertificate(files, [node.id for node in options.nodes])
+    renewing = asyncio.create_task(
+        certificate.keep_renewed(options.addresses, options.tls.renew_before_s), name="certificate"
+    )
+    try:
+        yield certificate.open_channel
+    finally:
+        renewing.cancel()
 
 
 def _output_desk(options: AgentOptions, output_dir: Path) -> OutputDesk:

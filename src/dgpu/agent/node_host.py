@@ -14,6 +14,7 @@ import structlog
 
 from dgpu import __version__
 from dgpu.agent import machine
+from dgpu.agent.channel import OpenChannel
 from dgpu.agent.disk_watch import DiskWatch
 from dgpu.agent.epoch import Joined, JoinedFile, NotJoined
 from dgpu.agent.file_stream import FilesDesk, FileStream
@@ -84,11 +85,13 @@ class NodeHost:
         files: FilesDesk,
         disk: DiskWatch,
         boot_id: str,
+        open_channel: OpenChannel,
     ) -> None:
         self.id = node.id
         self._options = options
         self._node = node
         self._joined = joined
+        self._open_channel = open_channel
         self._log = structlog.get_logger("dgpu.agent").bind(node=node.id)
         self._runner: Runner | None = None
         self._probe: Probe | None = None
@@ -101,7 +104,7 @@ class NodeHost:
             desk=desk,
             is_running=lambda lease_id: self._machine.lifecycle.state_of(lease_id) in _LIVE,
             run_of=self._machine.lifecycle.run_of,
-            on_settled=self._on_output_settled,
+            on_settled=lambda lease_id: self._feed(OutputStored(lease_ids=(lease_id,))),
         )
         self._disk = disk
         self._inbox: collections.deque[NodeInput] = collections.deque()
@@ -211,8 +214,7 @@ class NodeHost:
             case Dial():
                 self._dial(output.address)
             case HangUp():
-                self._close_streams()
-                self._feed(Disconnected(reason=output.reason))
+                self._on_stream_end(output.reason)
             case Opened():
                 if self._stream is not None:
                     self._output.open(self._stream.channel, output.session_id)
@@ -252,6 +254,7 @@ class NodeHost:
         self._close_streams()
         self._stream = MainStream(
             address,
+            open_channel=self._open_channel,
             on_open=lambda: self._feed(StreamOpened()),
             on_message=lambda message: self._feed(Received(message=message)),
             on_written=lambda: self._feed(Written()),
@@ -270,9 +273,6 @@ class NodeHost:
         if self._stream is not None:
             self._stream.close()
             self._stream = None
-
-    def _on_output_settled(self, lease_id: LeaseId) -> None:
-        self._feed(OutputStored(lease_ids=(lease_id,)))
 
     # -- the cards
 

@@ -15,6 +15,8 @@ from dgpu.agent.probe.models import SimulatedCards
 from dgpu.agent.retention import DEFAULT_LIMITS, Limits
 from dgpu.core.model.ids import NodeId
 
+PAIR_FILE = "agent.pem"  # key and certificate in one file, so that both are replaced at once
+
 
 class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     id: NodeId
@@ -32,10 +34,16 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     ram_mb: int = 0  # 0: that of the machine
 
 
+class TlsOptions(msgspec.Struct, frozen=True, kw_only=True):
+    directory: Path  # of the certificate
+    renew_before_s: float = 0  # before expiry; 0: a third of the lifetime
+
+
 class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeOptions, ...]  # more than one only with simulated cards
     addresses: tuple[str, ...]  # of the schedulers: master, standby
     state_dir: Path  # keeper, lease log, epoch, output
+    tls: TlsOptions | None = None  # None: plain text
     work_dir: Path | None = None  # default: `tasks` under state_dir
     heartbeat_ms: int = 5_000
     retry_ms: int = 1_000

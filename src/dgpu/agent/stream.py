@@ -11,22 +11,12 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from dgpu.agent.channel import OpenChannel, open_plain
 from dgpu.wire.proto import agent_pb2 as pb
 
 CONNECT = "/dgpu.agent.v1.Agents/Connect"
 OUTPUT = "/dgpu.agent.v1.Agents/Output"
-MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 _REOPEN_SECONDS = 2.0
-
-_CHANNEL_OPTIONS: list[tuple[str, Any]] = [
-    # The session sets the pauses between calls: a shared subchannel would add its own, up to two minutes.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-]
 
 
 class MainStream:
@@ -36,6 +26,7 @@ class MainStream:
         self,
         address: str,
         *,
+        open_channel: OpenChannel = open_plain,
         on_open: Callable[[], None],
         on_message: Callable[[pb.FromScheduler], None],
         on_written: Callable[[], None],
@@ -48,7 +39,7 @@ class MainStream:
         self._on_end = on_end
         self._outgoing: asyncio.Queue[pb.FromAgent] = asyncio.Queue()
         self._closed = False
-        self.channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self.channel = open_channel(address)
         self._call: Any = None
         self._tasks = [asyncio.get_running_loop().create_task(self._run())]
 

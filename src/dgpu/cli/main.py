@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 class Verb(NamedTuple):
     summary: str
     asks: bool = True  # takes the shared flags
+    prints: bool = False  # asks no scheduler, but takes the flags of the output format
     watches: bool = False
     describes: bool = False  # takes the flags that describe a task
     forms: bool = True  # -o selects the output format; otherwise the verb has its own -o
@@ -61,7 +62,8 @@ VERBS = {
     "token": Verb("API tokens; list, create, revoke.", watches=True),
     "dashboard": Verb("Open the dashboard in a browser."),
     "scheduler": Verb("The scheduler service.", asks=False),
-    "agent": Verb("The agent service of a node.", asks=False),
+    "agent": Verb("The agent service of a node; join.", asks=False),
+    "ca": Verb("Certificates of machines; init, token, list, revoke.", asks=False, prints=True),
     "install-service": Verb("Install a systemd unit.", asks=False),
     "doctor": Verb("Check this machine and the scheduler."),
     "completion": Verb("Completion for bash, zsh or fish.", asks=False),
@@ -94,6 +96,9 @@ def load_verb(name: str) -> Command:
         command.params[1:1] = task_parameters()  # after CMD, before the verb's own
     if verb.asks:
         _add_parameters(command, watches=verb.watches, forms=verb.forms)
+    elif verb.prints:
+        for inner in getattr(command, "commands", {}).values():
+            inner.params.extend(each for each in shared_parameters() if {"-o", "--json"} & set(each.opts))
     lighten(command)
     return command
 

@@ -15,7 +15,7 @@ from dgpu.core.model.ids import NodeId
 from dgpu.entry.config_types import AgentConfig
 
 if TYPE_CHECKING:
-    from dgpu.agent.options import AgentOptions, NodeOptions
+    from dgpu.agent.options import AgentOptions, NodeOptions, TlsOptions
 
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -27,6 +27,7 @@ def run_agent(config: AgentConfig) -> int:
     from dgpu.entry.logs import set_up_logging
 
     set_up_logging(config.logging)  # first: it imports the logging library without rich
+    from dgpu.agent.channel import CertificateUnusable
     from dgpu.agent.host import AgentRunningError, serve_agent
     from dgpu.agent.keeper_link import KeeperError
     from dgpu.file_limit import raise_file_limit
@@ -34,7 +35,7 @@ def run_agent(config: AgentConfig) -> int:
     raise_file_limit()
     try:
         uvloop.run(serve_agent(agent_options(config)))
-    except (AgentRunningError, KeeperError, OSError) as error:
+    except (AgentRunningError, CertificateUnusable, KeeperError, OSError) as error:
         sys.stderr.write(f"dgpu agent: {error}\n")
         return 1
     return 0
@@ -59,7 +60,8 @@ def agent_options(config: AgentConfig, *, host_name: str | None = None) -> Agent
     return AgentOptions(
         nodes=_nodes(node, config.agent.simulated_nodes),
         addresses=tuple(filter(None, (config.scheduler.master_address, config.scheduler.standby_address))),
-        state_dir=Path(config.executor.work_dir).expanduser().absolute(),
+        state_dir=state_dir(config),
+        tls=_tls(config),
         heartbeat_ms=_ms(config.agent.heartbeat_interval),
         retry_ms=_ms(config.scheduler.retry_interval),
         max_retry_ms=_ms(config.scheduler.max_retry_interval),
@@ -74,6 +76,23 @@ def agent_options(config: AgentConfig, *, host_name: str | None = None) -> Agent
             max_bytes=round(config.executor.workdir_retention.gib * 1024**3),
         ),
     )
+
+
+def state_dir(config: AgentConfig) -> Path:
+    return Path(config.executor.work_dir).expanduser().absolute()
+
+
+def tls_dir(config: AgentConfig) -> Path:
+    written = config.scheduler.tls.dir
+    return Path(written).expanduser().absolute() if written else state_dir(config) / "tls"
+
+
+def _tls(config: AgentConfig) -> TlsOptions | None:
+    """A machine that has joined never talks in plain text again."""
+    from dgpu.agent.options import PAIR_FILE, TlsOptions
+
+    tls = TlsOptions(directory=tls_dir(config), renew_before_s=config.scheduler.tls.renew_before_seconds)
+    return tls if (tls.directory / PAIR_FILE).exists() else None
 
 
 def _nodes(node: NodeOptions, count: int) -> tuple[NodeOptions, ...]:
