@@ -69,7 +69,7 @@ Result: TypeAlias = tuple[Event, ...] | Rejection | None  # None: a turn, or a c
 
 
 class _Session:
-    __slots__ = ("boot_id", "connection_id", "held", "id", "node_id", "unacked", "welcomed")
+    __slots__ = ("boot_id", "connection_id", "held", "id", "node_id", "refused", "unacked", "welcomed")
 
     def __init__(self, connection_id: int, session_id: str, command: RegisterNode) -> None:
         self.connection_id = connection_id
@@ -78,6 +78,7 @@ class _Session:
         self.boot_id = command.boot_id
         self.held = command.held
         self.welcomed = False
+        self.refused = False  # a report on another node's lease, which is logged once
         self.unacked = 0
 
 
@@ -265,24 +266,30 @@ class Agents:
         session.unacked += 1
         if session.unacked > _MAX_UNACKED:
             raise Malformed(f"more than {_MAX_UNACKED} reports without waiting for their acknowledgement")
-        effects: list[Effect] = [
-            Ask(command=words.started(report))
-            for report in reports.started
-            if self._may_report(session, LeaseId(report.lease_id))
-        ]
-        effects += [
-            Ask(command=words.finished(report))
-            for report in reports.finished
-            if self._may_report(session, LeaseId(report.lease_id))
-        ]
+        started = [report for report in reports.started if self._may_report(session, report.lease_id)]
+        finished = [report for report in reports.finished if self._may_report(session, report.lease_id)]
+        effects: list[Effect] = [Ask(command=words.started(report)) for report in started]
+        effects += [Ask(command=words.finished(report)) for report in finished]
+        if len(effects) < len(reports.started) + len(reports.finished):
+            effects += self._refuse_foreign(session, reports)
         # A report on a released lease changes nothing. But the release is certain only after its commit, so every
         # acknowledgement takes its turn.
         turn = Reported(connection_id=session.connection_id, seq=reports.seq)
         effects.append(Ask(command=None, origin=turn))
         return effects
 
-    def _may_report(self, session: _Session, lease_id: LeaseId) -> bool:
-        lease = self._state.leases.get(lease_id)
+    def _refuse_foreign(self, session: _Session, reports: pb.Reports) -> list[Effect]:
+        """Reports on leases of other nodes change nothing. They are acknowledged, or the agent would repeat them."""
+        if session.refused:
+            return []
+        session.refused = True
+        told = [report.lease_id for part in (reports.started, reports.finished) for report in part]
+        foreign = next(lease_id for lease_id in told if not self._may_report(session, lease_id))
+        reason = f"lease {foreign} belongs to node {self._state.leases[LeaseId(foreign)].node_id}"
+        return [Remark(event="report_refused", facts={"node": session.node_id, "reason": reason})]
+
+    def _may_report(self, session: _Session, lease_id: int) -> bool:
+        lease = self._state.leases.get(LeaseId(lease_id))
         return lease is None or lease.node_id == session.node_id
 
     # After a commit
