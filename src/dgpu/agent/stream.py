@@ -17,6 +17,7 @@ from dgpu.wire.proto import agent_pb2 as pb
 CONNECT = "/dgpu.agent.v1.Agents/Connect"
 OUTPUT = "/dgpu.agent.v1.Agents/Output"
 _REOPEN_SECONDS = 2.0
+_REASON_SECONDS = 1.0
 
 
 class MainStream:
@@ -85,9 +86,21 @@ class MainStream:
             state = self.channel.get_state(try_to_connect=True)
             if state is grpc.ChannelConnectivity.READY:
                 return
-            if state in {grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN}:
+            if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                raise ConnectionError(f"{self._address} cannot be reached{await self._why_unreachable()}")
+            if state is grpc.ChannelConnectivity.SHUTDOWN:
                 raise ConnectionError(f"{self._address} cannot be reached")
             await self.channel.wait_for_state_change(state)
+
+    async def _why_unreachable(self) -> str:
+        """Only a call tells why a connection failed: refused, or a certificate that is not accepted."""
+        call: Any = self.channel.unary_unary(CONNECT)
+        try:
+            await call(b"", timeout=_REASON_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            _, _, reason = (error.details() or "").rpartition(" last error: ")
+            return f": {reason}" if reason else ""
+        return ""
 
     async def _write(self) -> None:
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # the reader tells why

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import sys
@@ -33,6 +34,8 @@ def run_agent(config: AgentConfig) -> int:
     from dgpu.file_limit import raise_file_limit
 
     raise_file_limit()
+    # gRPC's messages bypass the log; the log has the reason of a failed connection.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         uvloop.run(serve_agent(agent_options(config)))
     except (AgentRunningError, CertificateUnusable, KeeperError, OSError) as error:

@@ -13,7 +13,7 @@ from dgpu.core.model.tenant import MAX_TENANTS
 from dgpu.entry.alert_targets import check_alerts
 from dgpu.entry.config_problem import Problem
 from dgpu.entry.config_types import AgentConfig, Docker, Quota, Replication, SchedulerConfig, Section
-from dgpu.wire.address import Address, parse_address
+from dgpu.wire.address import MAX_PORT, Address, parse_address
 from dgpu.wire.setting_checks import why_exposed, why_lease_short, why_plain_text
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
@@ -114,8 +114,7 @@ def _check_server(config: SchedulerConfig) -> Iterator[Problem]:
         parsed[path] = parse_address(text)
         if why := _why_open(path, parsed[path], config):
             yield Problem(path, why)
-    if config.server.join_address:
-        yield from _check_join(config)
+    yield from _check_join(config, parsed.get("server.grpc_address"))
     yield from _check_hosts(config.server.allowed_hosts)
     if len(parsed) > 1 and len(set(parsed.values())) == 1 and parsed["server.http_address"].port:
         yield Problem("server.http_address", "is the same as server.grpc_address")
@@ -127,11 +126,14 @@ def _why_open(path: str, address: Address, config: SchedulerConfig) -> str | Non
     return why_exposed(address, config.auth.mode)
 
 
-def _check_join(config: SchedulerConfig) -> Iterator[Problem]:
-    path = "server.join_address"
-    yield from _check_address(path, config.server.join_address, dialled=False)
-    if not config.server.grpc_tls:
+def _check_join(config: SchedulerConfig, grpc: Address | None) -> Iterator[Problem]:
+    path, written = "server.join_address", config.server.join_address
+    if written:
+        yield from _check_address(path, written, dialled=False)
+    if written and not config.server.grpc_tls:
         yield Problem(path, "needs server.grpc_tls: true; without it, no machine has to join")
+    if not written and config.server.grpc_tls and grpc is not None and grpc.port == MAX_PORT:
+        yield Problem(path, f"is needed, because no port follows {grpc.port} of server.grpc_address")
 
 
 def _check_hosts(hosts: tuple[str, ...]) -> Iterator[Problem]:

@@ -227,8 +227,11 @@ def _environment() -> dict[str, str]:
     decided = {
         "DGPU__SERVER__HTTP_ADDRESS",
         "DGPU__SERVER__GRPC_ADDRESS",
+        "DGPU__SERVER__GRPC_TLS",
+        "DGPU__SERVER__JOIN_ADDRESS",
         "DGPU__STORAGE__SNAPSHOT_DIR",
         "DGPU__SCHEDULER__MASTER_ADDRESS",
+        "DGPU__SCHEDULER__TLS__DIR",
         "DGPU__EXECUTOR__WORK_DIR",
     }
     kept = {name: value for name, value in os.environ.items() if name.upper() not in decided}

@@ -6,7 +6,7 @@ import ipaddress
 
 import msgspec
 
-_MAX_PORT = 65_535
+MAX_PORT = 65_535
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +25,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 def parse_address(text: str) -> Address:
     """`host:port`, `:port` for every interface, `[::1]:port`. ValueError names the expected form."""
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > _MAX_PORT:
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > MAX_PORT:
         raise ValueError(f"expected host:port, got {text!r}")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]

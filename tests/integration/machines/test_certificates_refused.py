@@ -14,6 +14,7 @@ import pytest
 
 from dgpu.agent.certificate import new_key, read_certificate, request_for
 from dgpu.agent.channel import open_plain, open_tls
+from dgpu.agent.stream import MainStream
 from dgpu.core.model.ids import NodeId
 from dgpu.entry.machines import revoke
 from dgpu.service.grpc.server import SERVICE
@@ -76,6 +77,26 @@ async def test_an_agent_does_not_talk_to_a_scheduler_of_another_authority(
 ) -> None:
     mine = forged(other_authority, "n1")
     assert await refused(place.call(mine)) is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_an_agent_logs_why_it_does_not_trust_a_scheduler(
+    place: Place, other_authority: Authority
+) -> None:
+    mine = forged(other_authority, "n1")
+    reasons: list[str] = []
+    stream = MainStream(
+        f"127.0.0.1:{place.port}",
+        open_channel=lambda address: open_tls(address, mine),
+        on_open=lambda: reasons.append("opened"),
+        on_message=lambda _: None,
+        on_written=lambda: None,
+        on_end=reasons.append,
+    )
+    while not reasons:  # noqa: ASYNC110 - the stream ends by itself
+        await asyncio.sleep(0.01)
+    stream.close()
+    assert f"127.0.0.1:{place.port} cannot be reached" in reasons[0]
+    assert "CERTIFICATE" in reasons[0] or "BAD_SIGNATURE" in reasons[0]
 
 
 async def test_an_agents_certificate_does_not_make_a_scheduler(place: Place) -> None:

@@ -92,10 +92,15 @@ def test_a_secret_is_not_in_the_file_and_the_file_is_private(roster: Roster, tmp
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_tokens_that_expired_long_ago_leave_the_list(roster: Roster) -> None:
-    roster.invite(("n1",), now_s=NOW_S, lifetime_s=60)
-    roster.invite(("n2",), now_s=NOW_S + 40 * 86_400, lifetime_s=60)
-    assert [join.nodes for join in roster.joins()] == [("n2",)]
+def test_what_expired_long_ago_leaves_the_list(roster: Roster) -> None:
+    later_s = NOW_S + 40 * 86_400
+    roster.invite(("unused",), now_s=NOW_S, lifetime_s=60)
+    for node, expires_at_s in (("gone", NOW_S + 60), ("renewed", later_s)):
+        join, secret = roster.invite((node,), now_s=NOW_S, lifetime_s=60)
+        roster.redeem(join.id, secret, KEY, now_s=NOW_S)
+        roster.note_certificate(join.id, expires_at_s)
+    roster.invite(("new",), now_s=later_s, lifetime_s=60)
+    assert [join.nodes for join in roster.joins()] == [("new",), ("renewed",)]
 
 
 def test_a_join_is_refused_when_revoked_or_when_its_last_certificate_has_expired(roster: Roster) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import msgspec
@@ -41,12 +41,12 @@ class Machines:
             return _UNKNOWN
         return join.why_refused(int(self._clock()))
 
-    def fallen(self, join_ids: Iterable[str]) -> dict[str, str]:
+    def fallen(self, join_ids: Collection[str]) -> dict[str, str]:
         """Those of the joins whose certificates are no longer accepted, each with the reason."""
         now_s = int(self._clock())
-        known = {join.id: join.why_refused(now_s) for join in self._roster.joins()}
-        found = {join_id: known.get(join_id, _UNKNOWN) for join_id in join_ids}
-        return {join_id: why for join_id, why in found.items() if why}
+        return {
+            join.id: join.why_refused(now_s) for join in self._roster.fallen(now_s) if join.id in join_ids
+        }
 
     def admit(self, request: JoinRequest) -> Granted:
         """Exchanges a token for a certificate. Raises JoinRefused or BadRequest."""

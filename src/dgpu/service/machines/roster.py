@@ -23,7 +23,7 @@ from dgpu.service.sqlite_files import open_to_write
 from dgpu.wire.machines import MachineNames
 
 FILE = "machines.sqlite"
-_KEEP_UNUSED_S = 30 * 86_400  # tokens that expired unused
+_KEEP_S = 30 * 86_400  # of tokens and certificates that have expired
 _TIMEOUT_S = 5.0
 _COLUMNS = "id, nodes, token_expires_at_s, joined_at_s, certificate_expires_at_s, revoked_at_s"
 _TABLE = """
@@ -85,8 +85,8 @@ class Roster:
         values = (secrets.token_hex(8), _encoded(nodes), _hash(secret), now_s + lifetime_s)
         with self._writing() as connection:
             connection.execute(
-                "DELETE FROM joins WHERE joined_at_s = 0 AND token_expires_at_s < ?",
-                (now_s - _KEEP_UNUSED_S,),
+                "DELETE FROM joins WHERE max(token_expires_at_s, certificate_expires_at_s) < ?",
+                (now_s - _KEEP_S,),
             )
             connection.execute(
                 "INSERT INTO joins (id, nodes, secret_hash, token_expires_at_s) VALUES (?, ?, ?, ?)", values
@@ -137,6 +137,13 @@ class Roster:
     def find(self, join_id: str) -> Join | None:
         with self._open() as connection:
             return _find(connection, join_id)
+
+    def fallen(self, now_s: int) -> list[Join]:
+        """Machines whose certificates are no longer accepted. Few, however many machines there are."""
+        query = f"SELECT {_COLUMNS} FROM joins WHERE revoked_at_s > 0 OR certificate_expires_at_s <= ?"  # noqa: S608 - a constant
+        with self._open() as connection:
+            rows = connection.execute(query, (now_s,)).fetchall()
+        return [_join(row) for row in rows]
 
     def joins(self) -> list[Join]:
         with self._open() as connection:
