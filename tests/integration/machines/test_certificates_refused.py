@@ -162,10 +162,12 @@ async def renewed(place: Place, certificate: Any, key_pem: bytes) -> Any:
 async def test_a_renewal_keeps_the_names_and_the_open_streams(place: Place) -> None:
     first = await place.certificate("n1")
     agent = await place.connected(first, "n1")
+    neighbour = await place.connected(await place.certificate("n2"), "n2", gpus=0)
     place.ahead_s = LIFETIME_S - 10
     second = await renewed(place, first, new_key())
     assert (second.names, second.key_pem != first.key_pem) == (first.names, True)
     place.ahead_s = LIFETIME_S + 10  # the first certificate has expired, the second has not
+    assert (await ended(neighbour))[0] is DENIED  # it did not renew: the scheduler has looked
     await place.running_task(agent)
     assert not agent.done()
 
