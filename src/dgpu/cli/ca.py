@@ -53,6 +53,18 @@ def init(ctx: typer.Context, directory: Directory = None, config: Config = None)
 
 
 @app.command()
+def certificate(ctx: typer.Context, directory: Directory = None, config: Config = None) -> None:
+    """Print the certificate of the authority, without its key: for SSL_CERT_FILE of HTTPS clients."""
+    from dgpu.entry.machines import MachineFailure, authority_pem
+
+    try:
+        pem = authority_pem(_data_dir(directory, config))
+    except MachineFailure as error:
+        raise CliFailure(str(error)) from None
+    _print({"certificate": pem}, pem.rstrip(), ctx)
+
+
+@app.command()
 def token(
     ctx: typer.Context,
     nodes: Annotated[list[str], typer.Option("--node", "-n", metavar="NODE", help="May be repeated.")],

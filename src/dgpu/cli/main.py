@@ -63,7 +63,7 @@ VERBS = {
     "dashboard": Verb("Open the dashboard in a browser."),
     "scheduler": Verb("The scheduler service.", asks=False),
     "agent": Verb("The agent service of a node; join.", asks=False),
-    "ca": Verb("Certificates of machines; init, token, list, revoke.", asks=False, prints=True),
+    "ca": Verb("Certificates of machines; init, certificate, token, list, revoke.", asks=False, prints=True),
     "install-service": Verb("Install a systemd unit.", asks=False),
     "doctor": Verb("Check this machine and the scheduler."),
     "completion": Verb("Completion for bash, zsh or fish.", asks=False),

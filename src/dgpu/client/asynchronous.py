@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -42,8 +43,12 @@ class AsyncClient(Calls, Awaited):
 
         self._server = locate(server, token)
         self._retries = retries
+        # The same authorities as the other client, SSL_CERT_FILE included.
+        trusted = ssl.create_default_context() if self._server.url.startswith("https:") else True
         # No proxies from the environment: the scheduler is near.
-        self._http = httpx.AsyncClient(base_url=self._server.url, timeout=timeout_seconds, trust_env=False)
+        self._http = httpx.AsyncClient(
+            base_url=self._server.url, timeout=timeout_seconds, trust_env=False, verify=trusted
+        )
         self._broken = (httpx.TransportError,)
         self._no_timeout = httpx.Timeout(timeout_seconds, read=None)
 

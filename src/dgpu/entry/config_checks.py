@@ -12,7 +12,7 @@ from dgpu.agent.probe.models import check_cards, parse_cards
 from dgpu.core.model.tenant import MAX_TENANTS
 from dgpu.entry.alert_targets import check_alerts
 from dgpu.entry.config_problem import Problem
-from dgpu.entry.config_types import AgentConfig, Docker, Quota, Replication, SchedulerConfig, Section
+from dgpu.entry.config_types import AgentConfig, Docker, Quota, Replication, SchedulerConfig, Section, Server
 from dgpu.wire.address import MAX_PORT, Address, parse_address
 from dgpu.wire.setting_checks import why_exposed, why_lease_short, why_plain_text
 
@@ -115,6 +115,7 @@ def _check_server(config: SchedulerConfig) -> Iterator[Problem]:
         if why := _why_open(path, parsed[path], config):
             yield Problem(path, why)
     yield from _check_join(config, parsed.get("server.grpc_address"))
+    yield from _check_https(config.server)
     yield from _check_hosts(config.server.allowed_hosts)
     if len(parsed) > 1 and len(set(parsed.values())) == 1 and parsed["server.http_address"].port:
         yield Problem("server.http_address", "is the same as server.grpc_address")
@@ -134,6 +135,17 @@ def _check_join(config: SchedulerConfig, grpc: Address | None) -> Iterator[Probl
         yield Problem(path, "needs server.grpc_tls: true; without it, no machine has to join")
     if not written and config.server.grpc_tls and grpc is not None and grpc.port == MAX_PORT:
         yield Problem(path, f"is needed, because no port follows {grpc.port} of server.grpc_address")
+
+
+def _check_https(server: Server) -> Iterator[Problem]:
+    for path, written in (
+        ("server.http_certificate_file", server.http_certificate_file),
+        ("server.http_key_file", server.http_key_file),
+    ):
+        if server.http_tls == "files":
+            yield from _check_directory(path, written)
+        elif written:
+            yield Problem(path, f"needs server.http_tls: files, which is {server.http_tls}")
 
 
 def _check_hosts(hosts: tuple[str, ...]) -> Iterator[Problem]:

@@ -43,6 +43,9 @@ class Server(Section, frozen=True, kw_only=True):
     join_address: str = ""  # where new machines exchange their token; empty: the port after grpc_address
     certificate_seconds: Annotated[int, msgspec.Meta(ge=60, le=31_536_000)] = 2_592_000
     http_address: str = "127.0.0.1:8080"  # ":8080" means every interface
+    http_tls: Literal["none", "ca", "files"] = "none"  # ca: of `dgpu ca init`
+    http_certificate_file: str = ""  # PEM, with the chain
+    http_key_file: str = ""
     allowed_hosts: tuple[str, ...] = ()  # names allowed in a request's Host in addition to the local ones
 
 

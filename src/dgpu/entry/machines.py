@@ -51,6 +51,13 @@ def make_authority(data_dir: Path) -> tuple[str, bool]:
     return authority.fingerprint, is_new
 
 
+def authority_pem(data_dir: Path) -> str:
+    from dgpu.service.machines.authority import load_authority
+
+    with _told():
+        return load_authority(data_dir).certificate_pem.decode()
+
+
 def invite(data_dir: Path, nodes: tuple[str, ...], lifetime_s: int) -> JoinToken:
     from dgpu.service.machines.authority import load_authority
 

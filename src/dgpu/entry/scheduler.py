@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from dgpu.core.model.quota import Quota
     from dgpu.core.model.settings import Settings
     from dgpu.core.model.tenant import Tenant
-    from dgpu.service.options import MachineOptions, ServiceOptions
+    from dgpu.service.options import HttpTls, MachineOptions, ServiceOptions
 
 _DAY_MS = 86_400_000
 
@@ -83,6 +84,7 @@ def service_options(config: SchedulerConfig, *, accept_lost_tail: bool = False) 
         data_dir=data_dir(config),
         http=parse_address(config.server.http_address),
         grpc=parse_address(config.server.grpc_address),
+        http_tls=_http_tls(config.server),
         machines=_machines(config.server),
         auth_mode="none" if config.auth.mode == "none" else "",
         allowed_hosts=config.server.allowed_hosts,
@@ -106,6 +108,22 @@ def service_options(config: SchedulerConfig, *, accept_lost_tail: bool = False) 
         alerts=alert_options(config.alerts),
         accept_lost_tail=accept_lost_tail,
     )
+
+
+def _http_tls(server: Server) -> HttpTls | None:
+    from dgpu.service.options import HttpTls
+
+    if server.http_tls == "none":
+        return None
+    if server.http_tls == "files":
+        files = (server.http_certificate_file, server.http_key_file)
+        certificate_file, key_file = (str(Path(file).expanduser()) for file in files)
+        return HttpTls(certificate_file=certificate_file, key_file=key_file)
+    bound = parse_address(server.http_address).host
+    names = ["localhost", "127.0.0.1", "::1", socket.gethostname(), *server.allowed_hosts]
+    if bound not in {"", "0.0.0.0", "::"}:  # noqa: S104 - these mean every interface, and name none
+        names.append(bound)
+    return HttpTls(names=tuple(dict.fromkeys(names)), certificate_lifetime_s=server.certificate_seconds)
 
 
 def _machines(server: Server) -> MachineOptions | None:

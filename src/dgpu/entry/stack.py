@@ -228,6 +228,7 @@ def _environment() -> dict[str, str]:
         "DGPU__SERVER__HTTP_ADDRESS",
         "DGPU__SERVER__GRPC_ADDRESS",
         "DGPU__SERVER__GRPC_TLS",
+        "DGPU__SERVER__HTTP_TLS",
         "DGPU__SERVER__JOIN_ADDRESS",
         "DGPU__STORAGE__SNAPSHOT_DIR",
         "DGPU__SCHEDULER__MASTER_ADDRESS",

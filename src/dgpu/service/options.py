@@ -22,10 +22,20 @@ class MachineOptions(msgspec.Struct, frozen=True, kw_only=True):
     certificate_lifetime_s: int = 30 * 86_400
 
 
+class HttpTls(msgspec.Struct, frozen=True, kw_only=True):
+    """REST over TLS. Without files, certificates are of the cluster's authority."""
+
+    certificate_file: str = ""
+    key_file: str = ""
+    names: tuple[str, ...] = ()  # host names and addresses in certificates of the cluster's authority
+    certificate_lifetime_s: int = 30 * 86_400
+
+
 class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     data_dir: Path
     http: Address = Address(host="127.0.0.1", port=8080)
     grpc: Address = Address(host="127.0.0.1", port=9090)
+    http_tls: HttpTls | None = None
     machines: MachineOptions | None = None  # None: agents use plain text
     auth_mode: Literal["", "none"] = ""  # "none" must be written explicitly
     allowed_hosts: tuple[str, ...] = ()  # beside the local names, for the Host header

@@ -11,6 +11,7 @@ import contextlib
 import gc
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -87,11 +88,12 @@ async def serve(
     files = FileStreams()
     connections = AgentConnections(max=budget_of(file_limit()).agents)
     async with (
+        _https(options) as tls,
         _state(options, on_committed) as (runtime, views, follower),
         _output(options, runtime) as output,
         agent_port(options, runtime, output, files, connections, machines) as grpc_port,
         _alerts(options, runtime) as alerts,
-        _http(options, runtime, views, output, files, follower, alerts, http_socket, connections),
+        _http(options, runtime, views, output, files, follower, alerts, http_socket, connections, tls),
     ):
         at = ServedAt(
             http=Address(host=options.http.host, port=http_socket.getsockname()[1]),
@@ -225,6 +227,7 @@ async def _http(
     alerts: AlertWatch | None,
     listening: socket.socket,
     connections: AgentConnections,
+    tls: ssl.SSLContext | None,
 ) -> AsyncIterator[None]:
     from dgpu import __version__
     from dgpu.service.history.reader import History
@@ -256,13 +259,24 @@ async def _http(
         doors,
         turns,
     )
-    server = HttpServer(app, doors, turns)
+    server = HttpServer(app, doors, turns, tls)
     await server.start(listening)
     try:
         yield
     finally:
         await server.stop()
         history.close()
+
+
+@contextlib.asynccontextmanager
+async def _https(options: ServiceOptions) -> AsyncIterator[ssl.SSLContext | None]:
+    if options.http_tls is None:
+        yield None
+        return
+    from dgpu.service.machines.https import https
+
+    async with https(options.http_tls, options.data_dir) as tls:
+        yield tls
 
 
 def _past_holders(

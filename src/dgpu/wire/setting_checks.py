@@ -11,7 +11,7 @@ def why_exposed(address: Address, auth_mode: str) -> str | None:
         return None
     return (
         f"{str(address)!r} can be reached from other machines, and this version cannot tell users apart there "
-        "(tokens, roles and TLS are not available yet). Use 127.0.0.1, or set auth.mode: none to let "
+        "(tokens and roles are not available yet). Use 127.0.0.1, or set auth.mode: none to let "
         "everyone who can reach it run commands"
     )
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import ipaddress
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from dgpu.journal.durable import PRIVATE_FOLDER, open_new, sync_folder, write_all
-from dgpu.wire.machines import SCHEDULER_NAME, MachineNames, fingerprint_of, uris_of
+from dgpu.wire.machines import MachineNames, fingerprint_of, uris_of
 
 FOLDER = "ca"  # below the scheduler's directory
 FILE = "authority.pem"
@@ -67,12 +69,12 @@ class Authority:
         )
         return self._signed(builder)
 
-    def issue_scheduler(self, *, now_s: int, lifetime_s: int) -> IssuedPair:
+    def issue_scheduler(self, names: Sequence[str], *, now_s: int, lifetime_s: int) -> IssuedPair:
+        """`names`: the scheduler's role for agents, or host names and addresses for REST."""
         key = ec.generate_private_key(ec.SECP256R1())
-        builder = self._builder(key.public_key(), SCHEDULER_NAME, now_s, lifetime_s)
-        builder = builder.add_extension(
-            x509.SubjectAlternativeName([x509.DNSName(SCHEDULER_NAME)]), critical=False
-        )
+        builder = self._builder(key.public_key(), "dgpu-scheduler", now_s, lifetime_s)
+        shown = x509.SubjectAlternativeName([_general_name(name) for name in names])
+        builder = builder.add_extension(shown, critical=False)
         builder = builder.add_extension(
             x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
         )
@@ -205,6 +207,13 @@ def _certificate(
         .not_valid_before(dt.datetime.fromtimestamp(now_s - _BACKDATED_S, dt.UTC))
         .not_valid_after(dt.datetime.fromtimestamp(expires_at_s, dt.UTC))
     )
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
 
 
 def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import grpc
 
 from dgpu.service.machines.authority import Authority, IssuedPair
+from dgpu.wire.machines import SCHEDULER_NAME
 
 _RENEWED_AT = 2 / 3  # of its lifetime
 
@@ -15,8 +16,16 @@ _RENEWED_AT = 2 / 3  # of its lifetime
 class SchedulerCertificate:
     """May be asked from any thread: gRPC asks from its own ones."""
 
-    def __init__(self, authority: Authority, *, lifetime_s: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        authority: Authority,
+        *,
+        lifetime_s: int,
+        clock: Callable[[], float],
+        names: Sequence[str] = (SCHEDULER_NAME,),
+    ) -> None:
         self._authority = authority
+        self._names = tuple(names)
         self._lifetime_s = lifetime_s
         self._clock = clock
         self._lock = threading.Lock()
@@ -53,5 +62,5 @@ class SchedulerCertificate:
 
     def _issue(self) -> tuple[IssuedPair, float]:
         now_s = int(self._clock())
-        pair = self._authority.issue_scheduler(now_s=now_s, lifetime_s=self._lifetime_s)
+        pair = self._authority.issue_scheduler(self._names, now_s=now_s, lifetime_s=self._lifetime_s)
         return pair, now_s + (pair.expires_at_s - now_s) * _RENEWED_AT

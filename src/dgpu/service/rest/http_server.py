@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import socket
+import ssl
 from typing import Any
 
 import structlog
@@ -25,6 +26,7 @@ from dgpu.wire.address import is_loopback
 BACKLOG = 4_096  # the kernel uses its own maximum if that is lower
 MAX_ACCEPTS_PER_TURN = 16
 ACCEPT_PAUSE_SECONDS = 0.1
+HANDSHAKE_SECONDS = 10.0
 MAX_UNSENT_IN_KERNEL = 128 << 10
 _MAPPED = "::ffff:"  # an IPv4 address on a socket for both families
 _SHED_FOR_FILES = 16
@@ -40,7 +42,14 @@ _log = structlog.get_logger("dgpu.rest")
 class HttpServer:
     """Serves an ASGI application on a bound socket. The caller provides the loop and handles signals."""
 
-    def __init__(self, app: Any, doors: Doors | None = None, turns: Turns | None = None) -> None:
+    def __init__(
+        self,
+        app: Any,
+        doors: Doors | None = None,
+        turns: Turns | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._tls = tls
         self._config = uvicorn.Config(
             app,
             http=HttpProtocol,
@@ -137,7 +146,7 @@ class HttpServer:
         if entry.victim is not None:
             entry.victim.close()
         if entry.guest is None:
-            _refuse(connection)
+            _refuse(connection, b"" if self._tls else _TOO_MANY)
             return
         opening = self._loop.create_task(self._open(connection, entry.guest, Peer(uid=uid, address=host)))
         self._opening.add(opening)
@@ -161,18 +170,20 @@ class HttpServer:
                     turns=self._turns,
                 ),
                 connection,
+                ssl=self._tls,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS if self._tls else None,
             )
-        except OSError:  # already gone
+        except OSError:  # already gone, or its handshake failed
             if not guest.is_gone:
                 self._doors.leave(guest)
             connection.close()
 
 
-def _refuse(connection: socket.socket) -> None:
+def _refuse(connection: socket.socket, answer: bytes) -> None:
     """Refuses at once and without a transport: a refused connection holds its file only during this call."""
     with contextlib.suppress(OSError):
         connection.setblocking(False)
-        connection.send(_TOO_MANY)
+        connection.send(answer)
         connection.shutdown(socket.SHUT_WR)
         connection.recv(65_536)  # unread bytes would make the kernel drop the answer
     connection.close()

@@ -45,7 +45,8 @@ class OneWrite:
     def write_eof(self) -> None:
         self.flush()
         self._ended = True
-        if not self._transport.is_closing():
+        # TLS has no end of one side alone; a last answer names its length.
+        if not self._transport.is_closing() and self._transport.can_write_eof():
             self._transport.write_eof()
 
     def close(self) -> None:
