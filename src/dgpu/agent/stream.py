@@ -18,6 +18,7 @@ CONNECT = "/dgpu.agent.v1.Agents/Connect"
 OUTPUT = "/dgpu.agent.v1.Agents/Output"
 _REOPEN_SECONDS = 2.0
 _REASON_SECONDS = 1.0
+_NO_METHOD = "/dgpu.agent.v1.Agents/None"  # a scheduler that can be reached after all only refuses it
 
 
 class MainStream:
@@ -94,7 +95,7 @@ class MainStream:
 
     async def _why_unreachable(self) -> str:
         """Only a call tells why a connection failed: refused, or a certificate that is not accepted."""
-        call: Any = self.channel.unary_unary(CONNECT)
+        call: Any = self.channel.unary_unary(_NO_METHOD)
         try:
             await call(b"", timeout=_REASON_SECONDS)
         except grpc.aio.AioRpcError as error:
