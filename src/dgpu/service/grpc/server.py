@@ -38,6 +38,7 @@ SWEEP_SECONDS = 2.0
 JOIN_LOOK_SECONDS = 1.0
 BUSY_SWEEP_SECONDS = 0.05  # while connections of other users keep coming
 _STOP_S = 1.0
+_HEAR_S = 2.0
 _LOG_EVERY_SECONDS = 10.0
 
 # A peer that disappeared silently is noticed after about 20 s, by pings even on an idle connection.
@@ -235,13 +236,12 @@ class AgentServer:
         await self._serve(context, caller, link, on_message, lambda: self._files.detach(stream))
 
     async def _renew(self, request: pb.RenewRequest, context: _Context) -> pb.Renewed:
-        caller = await self._caller(context)
-        if self._gate is None or caller.names is None:
+        if self._gate is None:
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION, "this scheduler gives out no certificates"
             )
         try:
-            return pb.Renewed(certificate=await self._gate.renew(caller.names, request.csr))
+            return pb.Renewed(certificate=await self._gate.renew(context, request.csr))
         except Refused as refused:
             await _refuse(context, str(refused))
 
@@ -251,6 +251,7 @@ class AgentServer:
             try:
                 return await self._gate.caller(context)
             except Refused as refused:
+                await _hear_once(context)
                 await _refuse(context, str(refused))
         if not (self._trusts_all or is_ours(context.peer(), self._address)):
             await _refuse(context, "only agents of the scheduler's own user or of root may connect")
@@ -273,6 +274,13 @@ class AgentServer:
             reading.cancel()
             self._live.pop(link, None)
             on_end()
+
+
+async def _hear_once(context: _Context) -> None:
+    """A refusal that crosses the first message of the caller would reach it as an internal error without a reason."""
+    with contextlib.suppress(grpc.RpcError, TimeoutError):
+        async with asyncio.timeout(_HEAR_S):
+            await context.read()
 
 
 async def _refuse(context: _Context, why: str) -> NoReturn:

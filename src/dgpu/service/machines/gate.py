@@ -39,8 +39,10 @@ class Gate:
             raise Refused(why)
         return Caller(names=names)
 
-    async def renew(self, names: MachineNames, csr_pem: bytes) -> bytes:
+    async def renew(self, call: Call, csr_pem: bytes) -> bytes:
         """Raises Refused."""
+        names = (await self.caller(call)).names
+        assert names is not None  # noqa: S101 - a caller without names is refused
         granted = await _asked(self._machines.renew, names, csr_pem)
         _log.info("certificate_renewed", join=names.join_id, nodes=granted.nodes[:8])
         return granted.certificate_pem
