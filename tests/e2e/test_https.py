@@ -131,3 +131,39 @@ def test_missing_files_stop_the_start(cluster):
     answer = cluster.dgpu("scheduler", "--config", cluster.home / "scheduler.yaml")
     assert (answer.code, "server.http_certificate_file" in answer.err) == (1, True), answer
     assert not (cluster.home / "scheduler" / "journal").exists()
+
+
+def asked(cluster, path, context, body=None, token=None):
+    connection = http.client.HTTPSConnection("localhost", cluster.http, context=context, timeout=30)
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    connection.request("GET" if body is None else "POST", path, body and json.dumps(body), headers)
+    answer = connection.getresponse()
+    return answer, answer.read()
+
+
+def test_on_every_interface_it_needs_tls_and_tokens_have_their_rights(cluster):
+    cluster.ca("init")
+    path = trust(cluster)
+    text = (cluster.home / "scheduler.yaml").read_text()
+    text = text.replace(f"127.0.0.1:{cluster.http}", f"0.0.0.0:{cluster.http}")
+    (cluster.home / "scheduler.yaml").write_text(text)
+    cluster.start("scheduler")
+    token = cluster.good("token", "create", "laptop", "--user", "ann", "--tenant", "vision").out.strip()
+    _, told = asked(cluster, "/api/v1/whoami", context_of(path), token=token)
+    assert json.loads(told)["user"] == "ann"
+    answer, _ = asked(cluster, "/api/v1/tokens", context_of(path), token=token)
+    assert answer.status == 403
+    answer, _ = asked(cluster, "/api/v1/whoami", context_of(path), token=token[:-4] + "AAAA")
+    assert answer.status == 403
+    (cluster.home / "scheduler.yaml").write_text(text.replace('"http_tls": "ca"', '"http_tls": "none"'))
+    checked = cluster.dgpu("scheduler", "--config", str(cluster.home / "scheduler.yaml"), "--check")
+    assert (checked.code, "tokens would be sent in plain text" in checked.err) == (2, True), checked
+
+
+def test_a_browsers_session_is_never_sent_in_plain_text(cluster):
+    cluster.ca("init")
+    path = trust(cluster)
+    cluster.start("scheduler")
+    _, told = asked(cluster, "/api/v1/session/code", context_of(path), body={})
+    answer, _ = asked(cluster, "/api/v1/session", context_of(path), body={"code": json.loads(told)["code"]})
+    assert answer.getheader("set-cookie").endswith("SameSite=Strict; Secure")

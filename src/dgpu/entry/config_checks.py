@@ -124,7 +124,7 @@ def _check_server(config: SchedulerConfig) -> Iterator[Problem]:
 def _why_open(path: str, address: Address, config: SchedulerConfig) -> str | None:
     if path == "server.grpc_address":
         return why_plain_text(address, config.auth.mode, has_tls=config.server.grpc_tls)
-    return why_exposed(address, config.auth.mode)
+    return why_exposed(address, config.auth.mode, has_tls=config.server.http_tls != "none")
 
 
 def _check_join(config: SchedulerConfig, grpc: Address | None) -> Iterator[Problem]:

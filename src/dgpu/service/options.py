@@ -61,7 +61,7 @@ class OptionsRefused(ValueError):  # noqa: N818 - the name states the failure
 
 
 def check_options(options: ServiceOptions) -> None:
-    if why := why_exposed(options.http, options.auth_mode):
+    if why := why_exposed(options.http, options.auth_mode, has_tls=options.http_tls is not None):
         raise OptionsRefused(f"server.http_address: {why}.")
     if why := why_plain_text(options.grpc, options.auth_mode, has_tls=options.machines is not None):
         raise OptionsRefused(f"server.grpc_address: {why}.")

@@ -308,6 +308,7 @@ async def _access(options: ServiceOptions, runtime: Runtime) -> Access:
         lasting_clock=lambda: runtime.now_ms() / 1000,  # a change of the wall clock ends no browser session
         hosts=frozenset(options.allowed_hosts),
         tokens=await follow_tokens(runtime, load_key(options.data_dir / KEY_NAME)),
+        over_tls=options.http_tls is not None,
     )
 
 

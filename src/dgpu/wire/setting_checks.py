@@ -5,14 +5,14 @@ from __future__ import annotations
 from dgpu.wire.address import Address
 
 
-def why_exposed(address: Address, auth_mode: str) -> str | None:
-    """None: other machines cannot reach it, or `auth_mode` allows it."""
-    if address.is_loopback or auth_mode == "none":
+def why_exposed(address: Address, auth_mode: str, *, has_tls: bool) -> str | None:
+    """For the port of REST. None: it has TLS, other machines cannot reach it, or `auth_mode` allows it."""
+    if has_tls or address.is_loopback or auth_mode == "none":
         return None
     return (
-        f"{str(address)!r} can be reached from other machines, and this version cannot tell users apart there "
-        "(tokens and roles are not available yet). Use 127.0.0.1, or set auth.mode: none to let "
-        "everyone who can reach it run commands"
+        f"{str(address)!r} can be reached from other machines, and tokens would be sent in plain text. Set "
+        "server.http_tls (docs/machines.md), use 127.0.0.1, or set auth.mode: none to let everyone who can reach it "
+        "run commands"
     )
 
 

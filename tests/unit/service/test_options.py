@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dgpu.service.machine.contact import AgentRules
-from dgpu.service.options import OptionsRefused, ServiceOptions, check_options
+from dgpu.service.options import HttpTls, MachineOptions, OptionsRefused, ServiceOptions, check_options
 from dgpu.wire.address import Address
 
 
@@ -23,6 +23,12 @@ def test_beyond_loopback_it_does_not_start_unless_that_is_written_out(host: str,
     ):
         check_options(ServiceOptions(data_dir=Path("d"), **address))
     check_options(ServiceOptions(data_dir=Path("d"), auth_mode="none", **address))
+    tls = (
+        {"http_tls": HttpTls()}
+        if which == "http"
+        else {"machines": MachineOptions(join=Address(host="h", port=2))}
+    )
+    check_options(ServiceOptions(data_dir=Path("d"), **address, **tls))
 
 
 def test_a_lease_shorter_than_the_heartbeat_timeout_is_refused() -> None:

@@ -38,12 +38,13 @@ class Access:
         own_uid: int | None = None,
         lasting_clock: Callable[[], float] | None = None,  # continues after a restart; None: the wall clock
         tokens: TokenBook | None = None,
+        over_tls: bool = False,
     ) -> None:
         self.mode = mode
         self._token = token.encode()
         self.hosts = Hosts(hosts)
         self.failures = Failures(clock)
-        self.sessions = Sessions(token, clock, lasting_clock or time.time)
+        self.sessions = Sessions(token, clock, lasting_clock or time.time, over_tls=over_tls)
         self.tokens = tokens
         own = os.getuid() if own_uid is None else own_uid
         self._trusted = {uid: owner(_user_name(uid), "uid") for uid in (0, own)}

@@ -9,7 +9,7 @@ import msgspec
 from dgpu.service.rest.access import CODE_PATH, SESSION_PATH, Access
 from dgpu.service.rest.backend import ProblemError
 from dgpu.service.rest.failures import Peer
-from dgpu.service.rest.sessions import CODE_SECONDS, MAX_CODE_CHARS, set_cookie
+from dgpu.service.rest.sessions import CODE_SECONDS, MAX_CODE_CHARS
 from dgpu.service.rest.submit import read_body
 from dgpu.wire.answers import FieldError, Problem, SessionAnswer, SessionCode
 from dgpu.wire.json_body import BadRequest, parse_json
@@ -35,7 +35,7 @@ async def answer(access: Access, scope: Any, headers: dict[bytes, bytes], receiv
     if method == "POST":
         return await _redeem(access, headers, state.get("peer", Peer(uid=None)), receive)
     if method == "DELETE":
-        return Answered(204, b"", [(b"set-cookie", set_cookie(headers, ""))])
+        return Answered(204, b"", [(b"set-cookie", access.sessions.set_cookie(headers, ""))])
     if method in {"GET", "HEAD"}:
         by = _BY_SOURCE[state["principal"].source]
         return Answered(200, msgspec.json.encode(SessionAnswer(access=by)), [_JSON])
@@ -61,7 +61,7 @@ async def _redeem(access: Access, headers: dict[bytes, bytes], peer: Peer, recei
         raise ProblemError(
             Problem(status=403, code="wrong_code", title="The code does not work", detail=detail)
         )
-    return Answered(204, b"", [(b"set-cookie", set_cookie(headers, cookie))])
+    return Answered(204, b"", [(b"set-cookie", access.sessions.set_cookie(headers, cookie))])
 
 
 async def _fields(headers: dict[bytes, bytes], receive: Any, *, known: frozenset[str]) -> dict[str, Any]:

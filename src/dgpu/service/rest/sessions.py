@@ -21,13 +21,25 @@ _CODE_BYTES = 24
 
 class Sessions:
     def __init__(
-        self, token: str, clock: Callable[[], float], wall_clock: Callable[[], float] = time.time
+        self,
+        token: str,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float] = time.time,
+        *,
+        over_tls: bool = False,
     ) -> None:
         secret = token.encode() or secrets.token_bytes(32)
         self._key = hashlib.sha256(b"dgpu browser session\0" + secret).digest()
         self._clock = clock
         self._wall_clock = wall_clock
+        self._over_tls = over_tls
         self._codes: dict[bytes, float] = {}  # hash of an unused code: its expiry; oldest first
+
+    def set_cookie(self, headers: dict[bytes, bytes], value: str) -> bytes:
+        """Without a value, the browser deletes the cookie. Over TLS, the browser never sends it in plain text."""
+        age = COOKIE_SECONDS if value else 0
+        secure = "; Secure" if self._over_tls else ""
+        return f"{cookie_name(headers)}={value}; Max-Age={age}; Path=/; HttpOnly; SameSite=Strict{secure}".encode()
 
     def new_code(self) -> str:
         """Drops the oldest unused code if there are too many."""
@@ -80,9 +92,3 @@ def cookie_of(headers: dict[bytes, bytes]) -> str:
         if name == wanted:
             return value.strip()
     return ""
-
-
-def set_cookie(headers: dict[bytes, bytes], value: str) -> bytes:
-    """Without a value, the browser deletes the cookie."""
-    age = COOKIE_SECONDS if value else 0
-    return f"{cookie_name(headers)}={value}; Max-Age={age}; Path=/; HttpOnly; SameSite=Strict".encode()
