@@ -122,3 +122,22 @@ def test_a_guarantee_keeps_nothing_for_a_task_that_is_beyond_it() -> None:
     state = with_guarantee(gpus=3)
     assert ended(state, 1, START + MINUTE) == [2]
     assert ended(state, 2, START + 2 * MINUTE) == [3]
+
+
+def test_a_task_that_comes_within_the_guarantee_is_tried_at_once() -> None:
+    """Its tenant uses less now, on a node that is too small for it."""
+    rules = Settings(
+        memory_margin_mb=0,
+        reservations=8,
+        quota=ALL_BATCH,
+        tenants=(Tenant(id="lab", guaranteed_gpus=2), Tenant(id="others")),
+    )
+    state = cluster(node("n1", gpus=4), node("n2", gpus=1), node("n3", gpus=4), settings=rules)
+    do(state, task(1, tenant="lab", timeout_ms=60 * MINUTE), START)
+    do(state, task(4, tenant="others", timeout_ms=10 * MINUTE), START)
+    assert sorted(run_pass(state, START)) == [1, 2]
+    do(state, task(4, nodes=2, tenant="others", timeout_ms=60 * MINUTE), START)
+    assert run_pass(state, START) == []
+    do(state, task(2, tenant="lab", timeout_ms=60 * MINUTE), START)
+    assert run_pass(state, START) == []
+    assert ended(state, 1, START + MINUTE) == [4]
