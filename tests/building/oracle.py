@@ -127,6 +127,7 @@ class Oracle:
             milli = self.milli(shape)
             if (
                 shape.tenant_id == name
+                and 0 < milli <= short
                 and self.in_quota(shape.pool, milli)
                 and self.in_limits(shape, milli, self.memory_mb(shape))
             ):
