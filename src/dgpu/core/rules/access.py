@@ -1,12 +1,14 @@
-"""Which reservations are in a task's way.
+"""Which reservations block a task.
 
-A task may take what is reserved for another if the task has a higher level, is within its tenant's guarantee as the other is
-not, or is over before the reservation needs it. The last is backfill: it delays nothing. A reservation of unknown time lets tasks ahead that are over within `PATIENCE_MS`: it
-may come to wait so much longer, and no more, for once the rest is known to end, so is its time.
+A task may take GPUs reserved for another task in three cases: it has a higher level; it is within its tenant's
+guarantee and the reservation is not; or it ends before the reservation begins. The last case is backfill and delays
+nothing. A reservation of unknown time lets a task ahead if the task ends within `PATIENCE_MS`. That is the most it can
+lose: as soon as the ends of all other leases are known, its own time is known, too.
 
-Reservations are in order: highest level first, then the oldest. One is planned around those before it, so on its own cards
-those behind it are not in its way, unless they begin before it does: these count on what is free until then. One with a time
-does not wait for the quota of one of its level without a time, which for its part waits for the GPUs of the first.
+Reservations have an order: highest level first, then the oldest. Each is planned around the reservations before it. So
+on its own GPUs, later reservations do not block it, unless they begin before it: they count on GPUs that are free until
+then. A reservation with a time does not wait for the quota of one of its level without a time, because that one in turn
+waits for the GPUs of the first.
 """
 
 from __future__ import annotations
@@ -24,19 +26,19 @@ from dgpu.core.rules.durations import KILL_GRACE_MS, NEVER, RELEASE_MS, rounded_
 from dgpu.core.state import ClusterState
 
 IDLE_PERCENT: Final = 5  # of a pool
-GROWS_MS: Final = 7 * 86_400_000  # so long for each bound that a reservation needs beyond the first
+GROWS_MS: Final = 7 * 86_400_000  # added for each further bound that a reservation needs
 PATIENCE_MS: Final = rounded_up(
     3_600_000 + KILL_GRACE_MS + RELEASE_MS
 )  # the default time limit of batch tasks
 
 
 class Access(NamedTuple):
-    """Of one task: the reservations that it may pass, and those that it may not."""
+    """The reservations that one task may pass, and the reservations that it may not."""
 
-    passed: frozenset[TaskId]  # everywhere; its own is among them
+    passed: frozenset[TaskId]  # on every node; includes its own
     own: TaskId  # the task, if it holds a reservation; else NO_TASK
-    behind: frozenset[TaskId]  # behind its own in order, and no sooner: passed on the cards of its own
-    delayed: tuple[Booking, ...]  # before its own, and not passed: their quota is not for it
+    behind: frozenset[TaskId]  # after its own in order, and not sooner: passed on the GPUs of its own
+    delayed: tuple[Booking, ...]  # before its own, and not passed: the task may not take their quota
 
 
 _NONE: Final[frozenset[TaskId]] = frozenset()
@@ -60,9 +62,11 @@ def _booking(state: ClusterState, made: Reservation, at: int) -> Booking:
 
 
 def _bound_idle(state: ClusterState, bookings: list[Booking], at: int) -> None:
-    """Reservations of unknown time hold GPUs and quota idle for as long. Those of a pool hold at once what fits into one
-    node or a part of the pool. The rest hold nothing at first: all tasks pass them. So that no task starves, the bound for
-    these grows from nothing, by as much again for each `GROWS_MS` that a reservation stands.
+    """Bounds the GPUs and quota that reservations of unknown time keep idle.
+
+    In each pool, such reservations hold at once as much as one node or a part of the pool, the larger. The others hold
+    nothing at first: all tasks pass them. Their bound starts at zero and grows by the same amount for each `GROWS_MS`
+    that a reservation stands, so that no task starves.
     """
     within: dict[PoolUse, int] = {}
     beyond: dict[PoolUse, int] = {}
@@ -84,7 +88,7 @@ def _idle_bound(state: ClusterState, pool: PoolUse) -> int:
 
 
 def window_ms(made: Reservation, at: int) -> int:
-    """A task that is over within this time delays the reservation by nothing, or by no more than `PATIENCE_MS`."""
+    """A task that ends within this time does not delay the reservation, or delays it by at most `PATIENCE_MS`."""
     return max(0, made.at - at) if made.at else PATIENCE_MS
 
 
@@ -98,7 +102,7 @@ def begins_before(booking: Booking, other: Booking) -> bool:
 
 
 def is_favoured(line: Line) -> bool:
-    """It is within what its tenant is guaranteed and does not have."""
+    """A task of the line is within the unused part of its tenant's guarantee."""
     return 0 < line.claim.milli <= line.account.short_milli()
 
 
@@ -134,13 +138,13 @@ def access_of(state: ClusterState, line: Line, task_id: TaskId, at: int) -> Acce
 
 
 def in_the_way(room: Room, access: Access) -> list[TaskId]:
-    """The tasks whose reservations on this node it would delay by taking their cpus and ram."""
+    """The tasks whose reservations on this node would be delayed if the task took their cpus and ram."""
     passed = access.passed | access.behind if access.own in room.holds else access.passed
     return [task_id for task_id in room.holds if task_id not in passed]
 
 
 def view(room: Room, access: Access) -> Room:
-    """The room with the cards that a task may have: without those reserved for tasks that it would delay."""
+    """The room with the GPUs that a task may use: without GPUs reserved for tasks that it would delay."""
     keeps: dict[GpuId, tuple[TaskId, ...]] = {}
     for gpu_id, keepers in room.keeps.items():
         passed = access.passed | access.behind if access.own in keepers else access.passed

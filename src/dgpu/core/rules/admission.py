@@ -1,12 +1,13 @@
-"""May a task start, as far as pools and tenants go? Each rule is one function that returns its refusal or None.
+"""Whether pools and tenants let a task start. Each rule is one function that returns its refusal or None.
 
-A pool may use its quota. With `borrow` it may also use what the other pool neither uses nor needs: needed is what waits
-there, could start as far as its tenants' limits go, and fits into the quota that its pool has left.
+A pool may use its quota. With `borrow` it may also use quota that the other pool neither uses nor needs. A pool needs
+quota for its waiting tasks that fit into the rest of its quota and that their tenants' limits allow to start.
 
-A tenant may hold what its limits say. What is missing to a tenant's guarantee is kept for it while it waits: others may
-not take the idle GPUs that the tasks it could start now need. It is a number of GPUs, not certain ones.
+A tenant may hold GPUs up to its limits. While a tenant with a guarantee waits, the unused part of its guarantee is
+kept: other tenants may not take the idle GPUs for tasks that it could start now. This is a number of GPUs, not specific
+ones.
 
-A reservation holds quota as it holds GPUs: a task that would delay it may not take what it counts on (see access).
+A reservation holds quota as it holds GPUs: a task that would delay it may not take that quota (see access).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ NOTHING: Final = Claim(0, 0)
 
 
 def pool_quota(state: ClusterState, line: Line, claim: Claim, access: Access) -> Refusal | None:
-    """Of what its pool may take, reservations that it would delay count as taken."""
+    """Reservations that the task would delay count as used quota of the pool."""
     pool = line.pool
     if not claim.milli or pool.pool is None:
         return None
@@ -53,8 +54,8 @@ def pool_quota(state: ClusterState, line: Line, claim: Claim, access: Access) ->
 
 
 def _reserved_of_pool(line: Line, access: Access) -> int:
-    """As far as it may not take that. A reservation whose tenant is at its limit keeps no quota from others: the quota of
-    what its tenant holds comes free for it.
+    """The reserved quota that the task may not take. A reservation whose tenant is at its limit keeps no quota from
+    others: it gets the quota that its own tenant's tasks release.
     """
     milli = 0
     for booking in access.delayed:
@@ -69,13 +70,13 @@ def has_quota(state: ClusterState, pool: PoolUse, milli: int) -> bool:
         return True
     if state.quota.mode is not _BORROW:
         return False
-    # Mostly nothing waits there, and this is asked for every grant.
+    # This runs for every grant, and usually no task waits in the other pool.
     return pool.other is None or not pool.other.ready or milli <= free_milli(state, pool)
 
 
 def free_milli(state: ClusterState, pool: PoolUse) -> int:
-    """What a pool may still take, borrowed quota included. Below 0: it holds more than it may. Where the other pool
-    needs nothing, no rule is in the way: only GPUs themselves can be short.
+    """The quota that a pool may still take, with borrowed quota. Below 0: it holds more than it may. If the other pool
+    needs nothing, no rule limits this pool: only the GPUs themselves can be short.
     """
     own = pool.limit_milli - pool.used_milli
     other = pool.other
@@ -87,7 +88,7 @@ def free_milli(state: ClusterState, pool: PoolUse) -> int:
 
 
 def needed_milli(state: ClusterState, pool: PoolUse, spare: int) -> int:
-    """How much of its unused quota the pool needs for what waits. A reservation counts, however large it is."""
+    """The unused quota that the pool needs for its waiting tasks. A reservation counts even if it is larger than that."""
     needed = 0
     reserved = {state.queue.line_of(state.tasks[task_id]) for task_id in state.reservations}
     for line in pool.ready:
@@ -102,14 +103,14 @@ def needed_milli(state: ClusterState, pool: PoolUse, spare: int) -> int:
 
 
 def used_milli(state: ClusterState, pool: Pool) -> int:
-    """What the pool holds of the GPUs that count."""
+    """The quota that the pool uses, of the GPUs that count."""
     settle_pools(state)
     use = state.queue.pools[pool]
     return use.used_milli + quota_of(state).milli(pool) - use.limit_milli
 
 
 def available_milli(state: ClusterState, pool: Pool) -> int:
-    """What a pool may still take and is there: no rule keeps it, no task holds it."""
+    """The quota that a pool may still take and that is idle: no rule keeps it, no task holds it."""
     unused = WHOLE_MILLI * schedulable(state) - sum(used_milli(state, each) for each in Pool)
     return max(0, min(unused, free_milli(state, state.queue.pools[pool])))
 
@@ -118,7 +119,7 @@ def available_milli(state: ClusterState, pool: Pool) -> int:
 
 
 def tenant_running(account: Account, tasks: int = 0) -> Refusal | None:
-    """`tasks`: of the tenant, that count as running although they do not run yet."""
+    """`tasks`: tasks of the tenant that count as running although they have not started."""
     tenant = account.tenant
     if tenant is None or tenant.max_running is None or account.running + tasks < tenant.max_running:
         return None
@@ -171,7 +172,7 @@ def _at_limit(account: Account, claim: Claim) -> bool:
 
 
 def _reserved_of_tenant(line: Line, access: Access) -> Claim:
-    """As far as it may not take that."""
+    """The reserved limits of the tenant that the task may not take."""
     if not access.delayed:
         return NOTHING
     milli = memory_mb = 0
@@ -184,7 +185,7 @@ def _reserved_of_tenant(line: Line, access: Access) -> Claim:
 
 
 def tenant_limits(state: ClusterState, account: Account, claim: Claim) -> Refusal | None:
-    """The first limit of the tenant that is in the way."""
+    """The first limit of the tenant that refuses the task."""
     if not account.limited:
         return None
     return (
@@ -196,7 +197,7 @@ def tenant_limits(state: ClusterState, account: Account, claim: Claim) -> Refusa
 
 
 def spent(state: ClusterState, account: Account) -> int:
-    """In the current month, as far as charged."""
+    """The charge of the current month so far."""
     usage = state.usages.get(account.tenant_id)
     if usage is None or usage.month < state.accounts.month_at(state.meter.charged_at):
         return 0
@@ -207,7 +208,7 @@ def spent(state: ClusterState, account: Account) -> int:
 
 
 def guarantees(state: ClusterState, account: Account, claim: Claim) -> Refusal | None:
-    """Would it take idle GPUs that are kept for the guarantees of others? A share may take a whole one."""
+    """Refuses a task that would take idle GPUs kept for the guarantees of other tenants. A share may take a whole GPU."""
     guaranteed = state.accounts.guaranteed
     if not guaranteed or not claim.milli or claim.milli <= account.short_milli():
         return None
@@ -215,7 +216,7 @@ def guarantees(state: ClusterState, account: Account, claim: Claim) -> Refusal |
     idle = state.rooms.idle_milli
     left = idle - -(-claim.milli // WHOLE_MILLI) * WHOLE_MILLI
     if sum([other.short_milli() for other in others]) <= left:
-        return None  # whatever of it has to be kept
+        return None  # enough is left even if the full guarantees are kept
     kept = {other.tenant_id: kept_milli(state, other) for other in others}
     total = sum(kept.values())
     if total <= max(left, 0):
@@ -229,7 +230,7 @@ def guarantees(state: ClusterState, account: Account, claim: Claim) -> Refusal |
 
 
 def kept_milli(state: ClusterState, account: Account) -> int:
-    """Of what is missing to a guarantee: as much as the tenant has tasks for that are within it and could start now."""
+    """The part of the unused guarantee for which the tenant has tasks that could start now."""
     short = account.short_milli()
     wanted = 0
     for line in lines_of(account):
@@ -247,11 +248,11 @@ def lines_of(account: Account) -> Iterable[Line]:
         yield from known.lines.values()
 
 
-# all of them
+# all rules
 
 
 def admit(state: ClusterState, line: Line, claim: Claim, access: Access) -> Refusal | None:
-    """The first rule that refuses. Those that no reservation can help with come first."""
+    """The first rule that refuses. Rules that no reservation can help with come first."""
     if not state.tenants:
         return pool_quota(state, line, claim, access)
     account = line.account
@@ -271,7 +272,7 @@ def first_unreservable(state: ClusterState, account: Account, claim: Claim) -> R
 
 
 def refusals(state: ClusterState, line: Line, claim: Claim, access: Access) -> list[Refusal]:
-    """Every rule that refuses, for `why`."""
+    """All rules that refuse, for `why`."""
     settle_pools(state)
     account = line.account
     by_tenant = _reserved_of_tenant(line, access)

@@ -1,4 +1,4 @@
-"""Could any registered node hold a task if it were empty? If not, waiting cannot help."""
+"""Whether any registered node could hold a task if the node were empty. If not, waiting cannot help."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def fits_empty(state: ClusterState, demand: Demand) -> bool:
 
 
 def never_fits(state: ClusterState, demand: Demand, entry: int = 0) -> NeverFits | None:
-    """The refusal, or None. It names the first thing that leaves no node over, with what the best of the nodes left before offers."""
+    """Names the first requirement that rules out every node, and the best offer before it. None: some node could hold
+    the task.
+    """
     if fits_empty(state, demand):
         return None
     nodes = [(node, configured(state.node_gpus(node_id))) for node_id, node in state.nodes.items()]
@@ -74,17 +76,17 @@ def never_fits(state: ClusterState, demand: Demand, entry: int = 0) -> NeverFits
 
 
 def configured(gpus: Iterable[Gpu]) -> list[Gpu]:
-    """What the node would offer if all were well and nothing ran."""
+    """The GPUs that the node offers when all are healthy and no task runs."""
     return [gpu for gpu in gpus if not gpu.reserved and not gpu.gone]
 
 
 def weakest_of_best(state: ClusterState, gpus: Sequence[Gpu], count: int) -> int:
-    """What the weakest card could promise if the `count` largest are taken."""
+    """The memory that the weakest GPU can promise if the `count` largest are taken."""
     return sorted((promised_mb(state, gpu) for gpu in gpus), reverse=True)[count - 1]
 
 
 def promised_mb(state: ClusterState, gpu: Gpu) -> int:
-    """What a card may promise when nothing else is on it."""
+    """The memory that an idle GPU may promise."""
     return max(0, gpu.memory_in_steps_mb - state.settings.memory_margin_mb)
 
 
@@ -99,14 +101,14 @@ def in_words(constraints: tuple[Constraint, ...]) -> str:
 
 
 def suits(state: ClusterState, gpu: Gpu, demand: Demand) -> bool:
-    """By its model, and its memory when nothing else is on it."""
+    """Whether the model fits, and the memory while no other task is on the GPU."""
     if demand.gpu_models and gpu.model not in demand.gpu_models:
         return False
     return not demand.gpu_memory_mb or promised_mb(state, gpu) >= demand.gpu_memory_mb
 
 
 def could_host(node: Node, demand: Demand) -> bool:
-    """By its cpus and ram when nothing runs on it."""
+    """Whether the cpus and ram of the empty node suffice."""
     return node.cpus_milli >= demand.cpus_milli and node.ram_in_steps_mb >= demand.ram_mb
 
 

@@ -1,5 +1,5 @@
-"""Which of a node's cards talk to each other fastest. How near two cards are comes from the agent: NVLink, then a
-common PCIe switch, then a common NUMA node.
+"""Chooses the GPUs of a node with the fastest links to each other. The agent reports how near two GPUs are: NVLink,
+then a common PCIe switch, then a common NUMA node.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from dgpu.core.index.room import Card, Room
     from dgpu.core.model.ids import GpuId
 
-_MAX_SETS: Final = 128  # looked at one by one; beyond it sets are grown card by card
+_MAX_SETS: Final = 128  # checked one by one; for more, a set grows GPU by GPU
 
 
 def connected(room: Room, cards: Sequence[Card], count: int) -> list[Card]:
-    """The `count` cards with the most nearness among them; ties go to cards that are liked better."""
+    """The `count` GPUs that are nearest to each other; ties go to GPUs of better score."""
     order = list(cards)
     if comb(len(order), count) <= _MAX_SETS:
         found = max(combinations(order, count), key=lambda some: nearness(room.near, some))
-        return list(found)  # the first of the best: combinations come in the order of liking
+        return list(found)  # the first of the best: combinations come in order of score
     return max(
         (_grown(room, order, first, count) for first in order), key=lambda some: nearness(room.near, some)
     )

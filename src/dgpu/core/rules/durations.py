@@ -1,7 +1,7 @@
-"""How long a task may run at most, and when a lease is over by then: what reservations and backfill reckon with.
+"""How long a task may run at most, and when a lease ends at the latest. Reservations and backfill use these times.
 
-A time limit is a promise that agents keep, so it counts where there is one. Where there is none, what runs of the same
-kind took is believed. Nothing is known of a task with neither, and a service never ends.
+Agents enforce a time limit, so it counts if there is one. Otherwise the run times of similar tasks count. A task with
+neither has an unknown end, and a service never ends.
 """
 
 from __future__ import annotations
@@ -17,20 +17,18 @@ from dgpu.core.model.task import Restart, Shape, Task
 if TYPE_CHECKING:
     from dgpu.core.state import ClusterState
 
-KILL_GRACE_MS: Final = (
-    10_000  # between the two signals at a time limit; what agents use unless they are told otherwise
-)
-RELEASE_MS: Final = 1_000  # until the GPUs of a process that is gone are free, and the report is here
+KILL_GRACE_MS: Final = 10_000  # between the two signals at a time limit; the default of agents
+RELEASE_MS: Final = 1_000  # from the end of a process until its GPUs are free and the report has arrived
 STOP_MS: Final = KILL_GRACE_MS + RELEASE_MS  # from the order to stop until the GPUs are free
 _ALWAYS: Final = Restart.ALWAYS
-UNKNOWN: Final = 1 << 60  # a time that nobody knows; larger ones: of so many cards
+UNKNOWN: Final = 1 << 60  # an unknown time; larger values: unknown, for this many more GPUs
 NEVER: Final = 1 << 61
 
 _PERCENT: Final = 90
 
 
 def lasts_ms(task: Task) -> int:
-    """From its start until its GPUs are free again, at the latest."""
+    """The time from its start until its GPUs are free, at most."""
     return certain_ms(task) or task.expected_ms or UNKNOWN
 
 
@@ -47,7 +45,7 @@ def rounded_up(ms: int) -> int:
 
 
 def certain_ms(task: Task) -> int:
-    """How long it may run, as far as that does not depend on what is learned of others; else 0."""
+    """The maximum run time, if it does not depend on run times learned from other tasks; else 0."""
     if task.restart is _ALWAYS:
         return NEVER
     if task.timeout_ms:
@@ -56,7 +54,7 @@ def certain_ms(task: Task) -> int:
 
 
 def expected_ms(run_times: Mapping[str, RunTimes], shape: Shape, detail: bytes) -> int:
-    """How long such tasks took, until their GPUs were free again; 0: too few runs are known."""
+    """The time until such tasks released their GPUs; 0: too few runs are known."""
     runs = run_times.get(kind_of(shape, detail))
     if runs is None or len(runs.recent_ms) < MIN_RUNS:
         return 0
@@ -65,7 +63,7 @@ def expected_ms(run_times: Mapping[str, RunTimes], shape: Shape, detail: bytes) 
 
 
 class Ends:
-    """When leases are over at the latest. Each is worked out once: `forget` a lease that changed, or whose task did."""
+    """The latest ends of leases. Each is computed once: call `forget` when the lease or its task changes."""
 
     __slots__ = ("_known",)
 
@@ -73,7 +71,7 @@ class Ends:
         self._known: dict[LeaseId, int] = {}  # below 0: expected, not certain
 
     def ends_at(self, state: ClusterState, lease_id: LeaseId, at: int) -> int:
-        """UNKNOWN also for a lease that outlives what was expected. NEVER: a service."""
+        """UNKNOWN also for a lease that runs longer than expected. NEVER: a service."""
         known = self._known.get(lease_id)
         if known is None:
             lease = state.leases[lease_id]
@@ -86,24 +84,24 @@ class Ends:
         return -known if -known > at else UNKNOWN
 
     def valid_until(self, state: ClusterState, lease_ids: Iterable[LeaseId], at: int) -> int:
-        """Until then the ends of these leases stay as they are, if the leases do."""
+        """The ends of these leases are valid until this time, unless the leases change."""
         until = NEVER
         for lease_id in lease_ids:
             self.ends_at(state, lease_id, at)
             known = self._known.get(lease_id)
             if known is None:
-                return at  # it is being stopped
+                return at  # the task is being stopped
             if known < 0 and -known > at:
                 until = min(until, -known)
         return until
 
     def forget(self, lease_ids: Iterable[LeaseId]) -> None:
-        """The lease or its task changed, or is over."""
+        """The lease or its task changed or ended."""
         for lease_id in lease_ids:
             self._known.pop(lease_id, None)
 
     def check(self, state: ClusterState) -> bool:
-        """For tests: what is kept here is what the leases say."""
+        """For tests: the cached ends match the leases."""
         return all(
             lease_id in state.leases
             and ends_at == _end_of(state.leases[lease_id], state.tasks[state.leases[lease_id].task_id])

@@ -22,24 +22,24 @@ from dgpu.core.rules.capacity import configured, promised_mb
 from dgpu.core.state import ClusterState
 
 _GROWTH: Final = (6, 5)  # x 1.2
-_SLOWNESS: Final = 8  # an over-estimate loses an eighth of itself per run
-_TELLING: Final = (b'"task_type"', b'"structure_n_atoms"')  # in a detail, seen without decoding it
+_SLOWNESS: Final = 8  # an over-estimate shrinks by an eighth per run
+_TELLING: Final = (b'"task_type"', b'"structure_n_atoms"')  # keys in a detail, found without decoding it
 
 _decode = msgspec.json.Decoder(TaskDetail).decode
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer to "how much, and how do you know?"."""
+    """An estimate and its source."""
 
     gpu_memory_mb: int
     base_mb: int
     atoms: int
     factor_milli: int
-    known: Estimate | None  # None: nothing was learned, the table speaks
+    known: Estimate | None  # None: nothing was learned; the table of the settings applies
 
 
 def with_estimate(state: ClusterState, spec: TaskSpec) -> TaskSpec:
-    """The task with a demand for memory, where it leaves that to us."""
+    """The task with a memory demand, if the submit leaves it to the scheduler."""
     shape = spec.shape
     if not shape.gpus or shape.gpu_memory_mb:
         return spec
@@ -72,7 +72,7 @@ def estimate(state: ClusterState, tenant_id: TenantId, detail: TaskDetail) -> Ne
 
 
 def after_oom(state: ClusterState, task: Task, lease: Lease, at: int) -> tuple[str, Estimate, int]:
-    """What is learned, and the demand of a further attempt: at most what the largest card may promise."""
+    """The new estimate, and the demand of the next attempt: at most the memory that the largest GPU may promise."""
     shape = state.shapes[task.shape_id]
     detail = _decode(task.detail)
     largest = max((promised_mb(state, gpu) for gpu in configured(state.gpus.values())), default=0)
@@ -94,7 +94,7 @@ def after_oom(state: ClusterState, task: Task, lease: Lease, at: int) -> tuple[s
 def after_run(
     state: ClusterState, task: Task, peak_mb: int, at: int, finished_at: int
 ) -> tuple[str, Estimate] | None:
-    """A run ended well and its peak was seen. More than was thought counts at once, less only slowly."""
+    """A run succeeded with a known peak. A peak above the estimate counts at once, a lower one only gradually."""
     shape = state.shapes[task.shape_id]
     if not shape.model and not state.estimates:
         return None
@@ -120,7 +120,7 @@ def after_run(
 
 
 def evicted(estimates: dict[str, Estimate], key: str) -> str | None:
-    """Who leaves so that `key` can enter."""
+    """The estimate that is dropped so that `key` can be added."""
     if key in estimates or len(estimates) < MAX_ESTIMATES:
         return None
     return min(estimates, key=lambda each: (estimates[each].updated_at, each))
@@ -142,7 +142,7 @@ def _need_mb(rules: EstimateRules, base_mb: int, atoms: int, factor_milli: int) 
 
 
 def _card_mb(state: ClusterState, lease: Lease) -> int:
-    """What an exclusive task had that said nothing: the smallest of its cards."""
+    """The memory that an exclusive task without a demand had: that of its smallest GPU."""
     return min((state.gpus[gpu_id].memory_mb for gpu_id in lease.gpu_ids), default=0)
 
 

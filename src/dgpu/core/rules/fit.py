@@ -1,4 +1,4 @@
-"""Does a node have room for a task, which of its cards are meant, and how is the node liked?"""
+"""Whether a node has room for a task, which of its GPUs the task gets, and how good the node is."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dgpu.core.model.task import WHOLE_MILLI, Constraint
 from dgpu.core.rules.connect import connected
 from dgpu.core.rules.score import affinity, part_key
 
-_Liked: TypeAlias = tuple[int, Card]  # how it is liked; of those liked alike, the first by place and id
+_Liked: TypeAlias = tuple[int, Card]  # the score of a GPU; ties go by place and id
 
 
 def rank(room: Room, demand: Demand) -> int | None:
-    """The smaller, the better; None: no room. With GPUs it is the sum of the cards' keys (see rules.score), without
-    the number of leases: such tasks are spread.
+    """The smaller, the better; None: no room. With GPUs, the sum of the GPUs' keys (see rules.score). Without GPUs, the
+    number of leases, so that such tasks are spread.
     """
     if not room.ready or room.is_full or not has_host(room, demand):
         return None
@@ -33,7 +33,7 @@ def rank(room: Room, demand: Demand) -> int | None:
     if room.mixed or demand.model:
         cards = _whole_cards(room, demand)
         return None if cards is None else sum(card.key - affinity(card, demand.model) for card in cards)
-    # All cards of the room are alike in model, memory and trust: the common case.
+    # The common case: all GPUs of the room are alike in model, memory and trust.
     first = idle[0]
     if first.usable_mb < demand.gpu_memory_mb:
         return None
@@ -43,7 +43,7 @@ def rank(room: Room, demand: Demand) -> int | None:
 
 
 def has_host(room: Room, demand: Demand) -> bool:
-    """The cpus and ram, whatever the cards."""
+    """Whether cpus and ram suffice, regardless of the GPUs."""
     if (cpus_milli := demand.cpus_milli) and cpus_milli > room.cpus_free_milli - room.kept_cpus_milli:
         return False
     return not demand.ram_mb or demand.ram_mb <= room.ram_free_mb - room.kept_ram_mb
@@ -54,17 +54,17 @@ def fits(room: Room, demand: Demand) -> bool:
 
 
 def cards_in(room: Room, demand: Demand) -> list[Card]:
-    """The cards that a task gets in a room that is known to have room for it."""
+    """The GPUs that a task gets in a room that has room for it."""
     gpus = demand.gpus
     if room.mixed or demand.share_milli < WHOLE_MILLI or (demand.model and room.warm):
         return chosen_cards(room, demand)
     if gpus > 1 and not room.flat:
         return chosen_cards(room, demand)
-    return room.idle[:gpus]  # all are alike, and stand in the order of liking
+    return room.idle[:gpus]  # all are alike, and sorted by score
 
 
 def chosen_cards(room: Room, demand: Demand) -> list[Card]:
-    """The cards that a task would get on this node; empty if it would get none, or needs none."""
+    """The GPUs that a task would get on this node; empty if it gets none or needs none."""
     gpus = demand.gpus
     if not gpus:
         return []
@@ -75,19 +75,19 @@ def chosen_cards(room: Room, demand: Demand) -> list[Card]:
 
 
 def milli_on(demand: Asks, usable_mb: int) -> int:
-    """A shared task holds the larger of its share and its part of the memory: both are given out as one number."""
+    """A shared task holds the larger of its share and its part of the memory: one number counts both."""
     share = demand.share_milli
     memory_mb = demand.gpu_memory_mb
     if share == WHOLE_MILLI or not memory_mb:
         return share
     if memory_mb > usable_mb:
-        return WHOLE_MILLI + 1  # more than any card of this kind has
+        return WHOLE_MILLI + 1  # more than any GPU of this kind has
     by_memory = -(-memory_mb * WHOLE_MILLI // usable_mb)
     return by_memory if by_memory > share else share  # noqa: FURB136 - for every room that changed
 
 
 def reserved_mb(demand: Demand, usable_mb: int) -> int:
-    """Memory that a lease holds on each of its cards; 0: all that is free. A share brings its part of the memory."""
+    """Memory that a lease holds on each of its GPUs; 0: all free memory. A share includes its part of the memory."""
     if demand.share_milli == WHOLE_MILLI:
         return demand.gpu_memory_mb
     return max(demand.gpu_memory_mb, usable_mb * demand.share_milli // WHOLE_MILLI)
@@ -98,7 +98,7 @@ def holds(labels: dict[str, str], constraints: tuple[Constraint, ...]) -> bool:
 
 
 def accepts(card: Card, demand: Demand) -> bool:
-    """By its nature: model, memory, trust. Whether it is free is another question."""
+    """Whether model, memory and trust suit, regardless of whether the GPU is free."""
     return card.usable_mb >= demand.gpu_memory_mb and _accepts(card, demand)
 
 
@@ -109,7 +109,7 @@ def _accepts(card: Card, demand: Demand) -> bool:
 
 
 def _whole_cards(room: Room, demand: Demand) -> list[Card] | None:
-    """Idle cards in the order of liking, the best connected of them if it takes several."""
+    """Idle GPUs in order of score. For several GPUs, the best connected ones."""
     gpus = demand.gpus
     fitting = [card for card in room.idle if accepts(card, demand)]
     if len(fitting) < gpus:
@@ -122,12 +122,12 @@ def _whole_cards(room: Room, demand: Demand) -> list[Card] | None:
 
 
 def _best_share(room: Room, demand: Demand) -> _Liked | None:
-    """Cards in use by other shares are liked, so that whole ones stay whole. Asked for every room that changed: who is
-    liked is compared by key alone, as long as keys differ.
+    """Prefers GPUs that other shares use, so that whole GPUs stay whole. This runs for every room that changed, so it
+    compares only keys unless they are equal.
     """
     best: Card | None = None
     best_key = 0
-    needs: int | None = None  # of a card
+    needs: int | None = None  # of a GPU
     model, mixed, cards = demand.model, room.mixed, room.cards
     loaded = model if room.warm else ""
     for gpu_id, free_milli in room.parts.items():
@@ -148,19 +148,19 @@ def _best_share(room: Room, demand: Demand) -> _Liked | None:
             if best is None or key < best_key or (key == best_key and stands_before(card, best)):
                 best, best_key = card, key
             if not loaded or loaded in card.warm:
-                break  # idle cards stand in the order of liking: but for what is loaded, none behind is better
+                break  # idle GPUs are sorted by score: apart from loaded models, no later one is better
         elif not mixed:
             break
     return None if best is None else (best_key, best)
 
 
 def stands_before(card: Card, other: Card) -> bool:
-    """By index. Asked for in most decisions: no tuples are made for it."""
+    """Compares by index. This runs in most decisions, so it builds no tuples."""
     return card.place < other.place or (card.place == other.place and card.id < other.id)
 
 
 def _part_of(card: Card, demand: Demand) -> int:
-    """What it takes of a card, in thousandths; more than there are if it may not have any."""
+    """The thousandths of a GPU that the task takes; more than a whole GPU if the task may not use this GPU."""
     usable_mb = card.usable_mb
     if usable_mb < demand.gpu_memory_mb:
         return WHOLE_MILLI + 1

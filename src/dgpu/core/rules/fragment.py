@@ -1,18 +1,18 @@
-"""How much a placement would waste: the score behind `placement: pack`. Pure, whole numbers only.
+"""The waste of a placement: the score behind `placement: pack`. Pure, whole numbers only.
 
-A GPU that is free but that nobody can use is a fragment. Four things make fragments, and the score adds them up:
+A free GPU that no task can use is a fragment. Four effects make fragments, and the score adds them up:
 
-1. what is left of a node's GPUs fits few of the tasks we know (FGD: Weng et al., "Beware of Fragmentation", ATC 2023);
-2. GPUs are left without the cpus and ram that tasks bring along ("stranded");
-3. a kind of GPU that some tasks insist on goes to a task that would take any;
-4. a node that was idle is broken into.
+1. The GPUs left on a node fit few of the known tasks (FGD: Weng et al., "Beware of Fragmentation", ATC 2023).
+2. GPUs are left without the cpus and ram that tasks need with them ("stranded").
+3. A kind of GPU that some tasks require goes to a task that accepts any kind.
+4. An idle node is broken into.
 
-The tasks we know (`Typical`) are counted from the state: waiting, running and lately ended ones. So equal states
-choose alike, and nothing has to be foretold.
+The known tasks (`Typical`) are counted from the state: waiting, running and recently ended tasks. So equal states
+choose alike, and no prediction is needed.
 
-FGD also asks of each typical task whether the node has cpus left for it. Here stranding (2) answers that for the mean
-task. It places more (see benchmarks/openb.py), and leaves the rest of the score to depend on the GPUs alone: nodes with equal
-GPUs share it, whatever their cpus.
+FGD also checks for each typical task whether the node has cpus left for it. Here stranding (2) covers that for the mean
+task. This places more tasks (see benchmarks/openb.py), and the rest of the score depends on the GPUs alone: nodes with
+equal GPUs share it, whatever their cpus.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from dgpu.core.rules import fit
 
 MAX_TYPICAL: Final = 16  # shapes in a table; measured: 4 do nearly as well, 64 no better
 IDLE_NODE_MILLI: Final = (
-    100  # price of breaking into an idle node: it wins over a little waste, not over much
+    100  # price of breaking into an idle node: more than a little waste, less than much waste
 )
 MIN_SUBMITS: Final = 16  # between two tables
 _PER_MILLE: Final = 1_000  # weights of a table add up to about this
 
 
 class Cards(NamedTuple):
-    """The free shares of a node's GPUs of one kind, ascending, used up ones left out: what equal nodes have in common."""
+    """The free shares of a node's GPUs of one kind, ascending, without fully used ones. Equal nodes have equal values."""
 
     kind: Kind
     free_milli: tuple[int, ...]
@@ -53,10 +53,10 @@ class Host:
 
 
 class View(NamedTuple):
-    """A table as seen from GPUs of one kind."""
+    """A table for GPUs of one kind."""
 
     wants: tuple[tuple[int, int, int], ...]  # (gpus, milli, weight) of shapes that accept the kind
-    barred: int  # weight of those that do not
+    barred: int  # weight of shapes that do not
     price: int  # per mille of a GPU, per GPU
 
 
@@ -71,13 +71,13 @@ class Choice:
 
 
 def score(typical: Typical, cards: Cards, host: Host, demand: Demand, choice: Choice) -> int:
-    """What a placement that fits would waste, in millionths of a GPU: the smaller, the better."""
+    """The waste of a placement that fits, in millionths of a GPU: the smaller, the better."""
     stranded = stranding(typical, sum(cards.free_milli), host, choice.taken_milli, demand)
     return choice.waste + _PER_MILLE * (stranded + (IDLE_NODE_MILLI if host.idle else 0))
 
 
 def choose(view: View, cards: Cards, demand: Demand) -> Choice | None:
-    """The GPU within the node. Whole ones are alike here: which of them is for topology to say."""
+    """The GPU within the node. Whole GPUs are equal here: topology chooses among them."""
     free = cards.free_milli
     gpus = demand.gpus
     if not gpus:
@@ -135,7 +135,9 @@ def stranding(typical: Typical, free_milli: int, host: Host, taken_milli: int, d
 
 
 def is_heavy(typical: Typical, demand: Demand, taken_milli: int) -> bool:
-    """Does it bring more cpus or ram than the GPUs it takes are worth? Then it strands GPUs where these are short."""
+    """Whether the task needs more cpus or ram than the mean for its GPUs. Such a task strands GPUs where cpus or ram
+    are short.
+    """
     return (
         demand.cpus_milli * WHOLE_MILLI > typical.cpus_milli_per_gpu * taken_milli
         or demand.ram_mb * WHOLE_MILLI > typical.ram_mb_per_gpu * taken_milli
@@ -153,7 +155,7 @@ def milli_on(demand: Demand | TypicalShape, kind: Kind) -> int:
 
 
 def without(free: tuple[int, ...], from_milli: int, milli: int) -> tuple[int, ...]:
-    """`free` after `milli` was taken from a GPU that had `from_milli`; ascending, used up ones left out."""
+    """`free` after `milli` was taken from a GPU with `from_milli`; ascending, without fully used GPUs."""
     place = bisect_left(free, from_milli)
     rest = free[:place] + free[place + 1 :]
     left = from_milli - milli
@@ -167,7 +169,7 @@ def without(free: tuple[int, ...], from_milli: int, milli: int) -> tuple[int, ..
 
 
 def typical_of(tasks: Iterable[tuple[Demand, int]], gpus_of: Mapping[Kind, int], next_id: int = 0) -> Typical:
-    """`tasks`: demands with how many tasks each has in the state. `gpus_of`: GPUs in the cluster."""
+    """`tasks`: each demand with its number of tasks in the state. `gpus_of`: GPUs in the cluster."""
     counts: dict[tuple[int, int, tuple[str, ...], int, bool], int] = {}
     milli = cpus = ram = counted = 0
     claimed: dict[Kind, int] = dict.fromkeys(gpus_of, 0)
@@ -182,7 +184,7 @@ def typical_of(tasks: Iterable[tuple[Demand, int]], gpus_of: Mapping[Kind, int],
         ram += count * demand.ram_mb
         counted += count
         _claim(claimed, demand, asked_milli, gpus_of)
-    # Rare shapes are left out, not lumped together: a table must stay short, and what is rare wastes little.
+    # Rare shapes are left out, not merged: a table must stay short, and rare shapes waste little.
     heaviest = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MAX_TYPICAL]
     listed = sum(count for _, count in heaviest)
     return Typical(
@@ -206,8 +208,8 @@ def typical_of(tasks: Iterable[tuple[Demand, int]], gpus_of: Mapping[Kind, int],
 
 
 def is_due(typical: Typical, submitted: int) -> bool:
-    """Is a new table worth its price, `submitted` tasks after the last one? After a quarter more of them: a table
-    settles as the workload does, and the scores that it makes void stay few for each task.
+    """Whether a new table is due, `submitted` tasks after the last one. The interval is a quarter of the counted tasks:
+    the workload settles with time, and each new table invalidates all scores.
     """
     return submitted >= max(MIN_SUBMITS, typical.counted // 4)
 
@@ -228,7 +230,7 @@ def view_of(typical: Typical, kind: Kind) -> View:
 
 
 def _claim(claimed: dict[Kind, int], demand: Demand, asked_milli: int, gpus_of: Mapping[Kind, int]) -> None:
-    """A demand that accepts every kind claims none: it can go elsewhere."""
+    """A demand that accepts every kind claims none: it can run elsewhere."""
     accepted = [kind for kind in gpus_of if accepts(demand, kind)]
     gpus = sum(gpus_of[kind] for kind in accepted)
     if not gpus or len(accepted) == len(gpus_of):
@@ -240,7 +242,7 @@ def _claim(claimed: dict[Kind, int], demand: Demand, asked_milli: int, gpus_of: 
 def _prices(
     claimed: dict[Kind, int], milli: int, gpus_of: Mapping[Kind, int]
 ) -> tuple[tuple[Kind, int], ...]:
-    """A kind costs what part of it is claimed when the cluster is full: its share of demand by its share of GPUs."""
+    """The price of a kind is the claimed part of it when the cluster is full: its share of demand by its share of GPUs."""
     gpus = sum(gpus_of.values())
     prices = (
         (kind, min(_PER_MILLE, _PER_MILLE * claimed[kind] * gpus // (milli * gpus_of[kind])))

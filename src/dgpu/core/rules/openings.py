@@ -1,4 +1,4 @@
-"""When does a node have room for a task, if what runs there ends when it should and nothing else comes?"""
+"""When a node has room for a task, if running tasks end as expected and no other task starts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from dgpu.core.rules.durations import NEVER, UNKNOWN
 from dgpu.core.rules.fit import accepts, holds, milli_on
 from dgpu.core.state import ClusterState
 
-PART: Final = 0  # of a card, in place of a number of cards
+PART: Final = 0  # part of a GPU, in place of a number of GPUs
 
 
 class Taken(NamedTuple):
-    """What the reservation of another task will hold of the node, from when and until when."""
+    """The part of a node that the reservation of another task will hold, with its begin and end."""
 
     hold: Hold
     at: int
@@ -29,7 +29,7 @@ class Taken(NamedTuple):
 
 
 class Cluster(NamedTuple):
-    """What is asked of the rest of the state."""
+    """The facts about the rest of the state that openings need."""
 
     leases: Mapping[LeaseId, Lease]
     holders: Mapping[GpuId, tuple[LeaseId, ...]]
@@ -44,7 +44,7 @@ def cluster_of(state: ClusterState, at: int) -> Cluster:
 
 
 def taken_by(booking: Booking, place: Place, at: int) -> Taken:
-    """What a reservation will hold of one of its nodes. Its task lasts as long as its time class says: access reckons so, too."""
+    """The part of one node that a reservation will hold. Its task lasts as long as its time class, as in access."""
     made, demand = booking.made, booking.line.demand
     lasts = booking.line.lasts_ms
     begins_at = max(made.at, at) if made.at else UNKNOWN
@@ -54,13 +54,13 @@ def taken_by(booking: Booking, place: Place, at: int) -> Taken:
 
 
 class Opening(NamedTuple):
-    at: int  # 0: now; from UNKNOWN on: nobody knows, the more cards of which the larger; from NEVER on: never
+    at: int  # 0: now; from UNKNOWN on: unknown, the more GPUs the larger; from NEVER on: never
     gpu_ids: tuple[GpuId, ...]
 
 
 def cards_at(room: Room, gpus: int, cluster: Cluster) -> int | None:
-    """When so many cards of a room are free, whichever they are: no whole GPUs come free there sooner. `PART`: when there
-    is any part of a card.
+    """When this many GPUs of a room are free, regardless of which: a lower bound for whole GPUs. `PART`: when any part
+    of a GPU is free.
     """
     if gpus == PART:
         return min([_part_at(room, card, cluster) for card in room.cards.values()], default=None)
@@ -77,7 +77,7 @@ def opening(
     taken: Sequence[Taken] = (),
     only: Container[GpuId] | None = None,
 ) -> Opening | None:
-    """None: not even if it were empty. Of the cards that would do, those that are free first. `only`: these cards."""
+    """None: the node has no room even when empty. Prefers the suitable GPUs that are free first. `only`: these GPUs."""
     host = host_at(room, demand, cluster, taken) if _may_hold(room, demand) else None
     if host is None or not demand.gpus:
         return None if host is None else Opening(host, ())
@@ -106,7 +106,7 @@ def _may_hold(room: Room, demand: Demand) -> bool:
 
 
 def _suiting(room: Room, demand: Demand) -> Collection[Card]:
-    """Where its cards are all alike: all of them, or none."""
+    """If all GPUs of the room are alike: all of them, or none."""
     cards = room.cards.values()
     if room.mixed:
         return [card for card in cards if accepts(card, demand)]
@@ -114,7 +114,7 @@ def _suiting(room: Room, demand: Demand) -> Collection[Card]:
 
 
 def _latest(host: int, times: list[int]) -> int:
-    """Of times in order."""
+    """The latest of sorted times."""
     latest = max(host, times[-1])
     if latest < UNKNOWN or latest >= NEVER:
         return latest
@@ -122,7 +122,7 @@ def _latest(host: int, times: list[int]) -> int:
 
 
 def _after(times: list[tuple[int, int, GpuId]], taken: Sequence[Taken]) -> list[tuple[int, int, GpuId]]:
-    """Once the reservations that come first are over."""
+    """The times after the earlier reservations have ended."""
     until: dict[GpuId, int] = {}
     for each in taken:
         for gpu_id in each.hold.gpu_ids:
@@ -133,7 +133,7 @@ def _after(times: list[tuple[int, int, GpuId]], taken: Sequence[Taken]) -> list[
 def _card_times(
     room: Room, cards: Collection[Card], demand: Demand, cluster: Cluster
 ) -> Sequence[int | None]:
-    """When each is free; None: never enough of it."""
+    """When each GPU is free; None: never enough of it."""
     if demand.share_milli < WHOLE_MILLI:
         return [_share_at(room, card, demand, cluster) for card in cards]
     return [_card_at(card, cluster) for card in cards]
@@ -145,7 +145,7 @@ def _card_at(card: Card, cluster: Cluster) -> int:
 
 
 def _part_at(room: Room, card: Card, cluster: Cluster) -> int:
-    """When some of it is free that is not free now; 0: some is."""
+    """When more of a GPU is free than now; 0: some is free now."""
     leases = cluster.holders.get(card.id)
     if leases is None or (card.id in room.used and room.free_milli(card)):
         return 0
@@ -153,7 +153,7 @@ def _part_at(room: Room, card: Card, cluster: Cluster) -> int:
 
 
 def _share_at(room: Room, card: Card, demand: Demand, cluster: Cluster) -> int | None:
-    """When enough of a card is free that others share."""
+    """When enough of a shared GPU is free."""
     need = milli_on(demand, card.usable_mb)
     if need > WHOLE_MILLI:
         return None
@@ -175,7 +175,7 @@ def _share_at(room: Room, card: Card, demand: Demand, cluster: Cluster) -> int |
 
 
 def host_at(room: Room, demand: Demand, cluster: Cluster, taken: Sequence[Taken]) -> int | None:
-    """When cpus, ram and the number of leases suffice: beside other reservations, or once those are over, whichever is
+    """When cpus, ram and the number of leases suffice: beside other reservations or after their end, whichever is
     sooner.
     """
     if not demand.cpus_milli and not demand.ram_mb and not room.is_full:
@@ -192,7 +192,7 @@ def host_at(room: Room, demand: Demand, cluster: Cluster, taken: Sequence[Taken]
 def _beside_at(
     room: Room, demand: Demand, cluster: Cluster, holds: Sequence[Taken], alone: int
 ) -> int | None:
-    """When there is enough for all of them from the time on at which each begins."""
+    """When there is enough for the task and for each reservation from its begin on."""
     at, cpus_milli, ram_mb = alone, demand.cpus_milli, demand.ram_mb
     for each in sorted(holds, key=lambda hold: hold.at):
         cpus_milli += each.hold.cpus_milli if demand.cpus_milli else 0

@@ -1,7 +1,7 @@
 """The order of the queue: highest priority first, then the tenant with the least share (see account), then the oldest,
-over all shapes. With ageing, by level instead of priority (see line).
+over all shapes. With ageing, the level replaces the priority (see line).
 
-It is the order of this moment: every grant moves its tenant back among those of equal priority.
+The order holds for this moment: every grant moves its tenant back among tenants of equal priority.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dgpu.core.state import ClusterState
 def queue(
     state: ClusterState, *, limit: int, after: TaskId | None = None, after_level: int | None = None
 ) -> list[TaskId]:
-    """Waiting tasks in order, at most `limit`, from behind `after` on. Those that back off stand where they belong.
-    `after_level` is the level of `after`; with it, a page can follow one whose last task is gone meanwhile.
-    Without it, a task that is unknown starts from the front.
+    """Waiting tasks in order, at most `limit`, starting behind `after`. Tasks that back off keep their place.
+    `after_level` is the level of `after`: with it, a page can follow one whose last task is gone. Without it, an
+    unknown task starts from the front.
     """
     share, last = 0, TaskId(0)
     if after is not None:
@@ -38,7 +38,7 @@ def queue(
 
 
 def position(state: ClusterState, task_id: TaskId) -> int | None:
-    """1 for the first in order; None if it does not wait."""
+    """1 for the first in order; None if the task does not wait."""
     task = state.tasks.get(task_id)
     if task is None or task.status is not TaskStatus.PENDING:
         return None
@@ -46,8 +46,9 @@ def position(state: ClusterState, task_id: TaskId) -> int | None:
     level, share = own.level(task_id), own.account.share
     ahead = 0
     for line in state.queue.lines():
-        # In a line the older never stand lower, so those ahead are its first ones: all above the level, and at it all
-        # of a tenant with less share, or the older of one with the same.
+        # In a line, an older task never has a lower level. So the tasks ahead are the first ones of the line: all above
+        # the level, and at the level all of a tenant with less share, or the older ones of a tenant with the same
+        # share.
         above = line.above(level)
         if line.account.share < share:
             above = line.above(level - 1)
@@ -58,14 +59,14 @@ def position(state: ClusterState, task_id: TaskId) -> int | None:
 
 
 def level_of(state: ClusterState, task: Task) -> int:
-    """Its priority; with ageing, see line."""
+    """The priority of a task; with ageing, see line."""
     point_ms = state.settings.ageing_ms
     priority = state.shapes[task.shape_id].priority
     return priority - task.created_at // point_ms if point_ms else priority
 
 
 def _merge(state: ClusterState, place: tuple[int, int, TaskId] | None) -> Iterator[TaskId]:
-    """Merges the lines by a heap of their heads: nothing is sorted that is not asked for."""
+    """Merges the lines by a heap of their heads, so that only the requested part is sorted."""
     merging: list[tuple[int, int, TaskId, Line, Iterator[TaskId]]] = []
     for line in state.queue.lines():
         rest = _behind(line, place)
@@ -84,7 +85,7 @@ def _merge(state: ClusterState, place: tuple[int, int, TaskId] | None) -> Iterat
 
 
 def _behind(line: Line, place: tuple[int, int, TaskId] | None) -> Iterator[TaskId]:
-    """The tasks of a line that stand behind a place in the order."""
+    """The tasks of a line that come after a place in the order."""
     if place is None:
         return line.after(TaskId(0))
     share = line.account.share

@@ -1,5 +1,5 @@
-"""Which node and which cards a waiting task gets: the best node beside reservations, else one where reservations may be
-passed (see access).
+"""Which node and which GPUs a waiting task gets: the best node beside reservations, else a node where the task may pass
+reservations (see access).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def beside_reservations(state: ClusterState, demand: Demand) -> list[Spot]:
 
 
 def no_room(state: ClusterState, line: Line, access: Access) -> Refusal:
-    """Of a task for which `place` found nothing."""
+    """The refusal of a task for which `place` found no spot."""
     if not state.reservations:
         return NO_ROOM
     roomy = rooms_but_for_reservations(state, line.demand)
@@ -50,7 +50,7 @@ def no_room(state: ClusterState, line: Line, access: Access) -> Refusal:
 
 
 def reserved_for(state: ClusterState, roomy: Sequence[Room], access: Access) -> ReservedFor | None:
-    """The reservations that keep it out of these rooms, the soonest of them by name."""
+    """The reservations that keep the task out of these rooms; names the soonest."""
     found: dict[TaskId, NodeId] = {}
     for room in roomy:
         for other in room.holds:
@@ -66,7 +66,7 @@ def reserved_for(state: ClusterState, roomy: Sequence[Room], access: Access) -> 
 
 
 def rooms_but_for_reservations(state: ClusterState, demand: Demand) -> list[Room]:
-    """Rooms with reservations that would have room for it without them."""
+    """Rooms that would fit the demand without their reservations."""
     found = []
     for room in state.rooms.reserved.values():
         if len(room.idle) + len(room.kept) < demand.gpus and not room.used:
@@ -79,7 +79,7 @@ def rooms_but_for_reservations(state: ClusterState, demand: Demand) -> list[Room
 def has_room_but_for_reservations(state: ClusterState, demand: Demand, roomy: Sequence[Room]) -> bool:
     if demand.nodes == 1 or not roomy:
         return bool(roomy)
-    fitting = state.rooms.fitting(demand)  # a room with reservations may have enough beside them, too
+    fitting = state.rooms.fitting(demand)  # a room with reservations may have enough beside them
     return len(fitting) + sum(room.node_id not in fitting for room in roomy) >= demand.nodes
 
 
@@ -88,7 +88,7 @@ def _among_reservations(state: ClusterState, demand: Demand, access: Access, at:
     found: list[tuple[int, NodeId, Room]] = []
     for room in state.rooms.reserved.values():
         if access.passed.isdisjoint(room.holds):
-            # It may have no more there than beside reservations, but for cpus and ram until these begin.
+            # The task may have no more room there than beside reservations, except cpus and ram until these begin.
             if not counts_host or (len(room.idle) < demand.gpus and not room.parts):
                 continue
         elif len(room.idle) + len(room.kept) < demand.gpus and not room.used:
@@ -112,7 +112,7 @@ def _among_reservations(state: ClusterState, demand: Demand, access: Access, at:
 
 
 def _leaves_enough(state: ClusterState, room: Room, demand: Demand, access: Access, at: int) -> bool:
-    """Each reservation that it may not pass has its cpus and ram when it begins."""
+    """Whether each reservation that the task may not pass still has its cpus and ram when it begins."""
     names = in_the_way(room, access)
     if not names or not (demand.cpus_milli or demand.ram_mb):
         return True
@@ -126,7 +126,7 @@ def _leaves_enough(state: ClusterState, room: Room, demand: Demand, access: Acce
     return host_at(room, demand, cluster_of(state, at), taken) == 0
 
 
-# what a placement means
+# placements as claims and events
 
 
 def claim_of_spots(spots: Sequence[Spot]) -> Claim:
@@ -138,7 +138,7 @@ def claim_of_spots(spots: Sequence[Spot]) -> Claim:
 
 
 def granted(state: ClusterState, task_id: TaskId, spots: Sequence[Spot], at: int) -> tuple[Event, ...]:
-    """A lease for each spot; an allocation has started with that."""
+    """A lease for each spot. An allocation starts with its lease."""
     task = state.tasks[task_id]
     expected = 0
     if state.run_times and not certain_ms(task):

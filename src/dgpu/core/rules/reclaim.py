@@ -1,11 +1,13 @@
-"""Which borrowed batch tasks are asked to stop, so that online tasks get what is theirs.
+"""Which borrowed batch tasks are asked to stop, so that online tasks get the quota of their pool.
 
-Only with `quota.reclaim: stop`. For each online task that waits for GPUs and is within its pool's own quota, in order: the
-node on which the least work is lost. What is idle there, or comes free by stops under way, is counted first, as far as
-those before it do not need it. What is stopped was granted beyond the quota of its pool; of several, those that lose the
-least work (GPUs times time) go first, so the newest and smallest. No stop could be left out. Stopped tasks are requeued,
-and cannot borrow again while an online task needs the quota. That is a number of GPUs: one may still come back to the very
-GPU that was freed, where others are idle that the waiting task cannot use. It is not stopped for that task again: so it ends.
+Applies only with `quota.reclaim: stop`. Each online task that waits for GPUs within its pool's own quota is served in
+order, on the node where the least work is lost. Idle GPUs and GPUs of tasks already being stopped count first, unless
+earlier tasks need them. Only tasks granted beyond the quota of their pool are stopped, the ones that lose the least
+work (GPUs times time) first: the newest and smallest. Every stop is necessary.
+
+A stopped task is requeued, and cannot borrow again while an online task needs the quota. The quota is a number of GPUs:
+the task may still return to the same GPU if the idle GPUs do not suit the waiting task. It is not stopped for that task
+again, so this cannot repeat.
 
 Allocations, gangs and tasks that share a GPU are not stopped.
 """
@@ -36,20 +38,20 @@ MAX_HELPED: Final = 64  # waiting tasks in one pass
 
 
 class _Plan:
-    """What leaves, and what of it and of all that is idle was promised to those before."""
+    """Stops in progress, and the GPUs promised to earlier tasks."""
 
     def __init__(self, left_milli: int) -> None:
-        self.left_milli = left_milli  # borrowed, and not asked for yet
+        self.left_milli = left_milli  # borrowed, and not yet asked to stop
         self.ending: dict[NodeId, list[Lease]] = {}
-        self.stopped_for: dict[TaskId, list[NodeId]] = {}  # where stops in favour of a task are under way
+        self.stopped_for: dict[TaskId, list[NodeId]] = {}  # nodes with stops in progress for a task
         self.promised: dict[NodeId, list[Demand]] = {}
         self.cards: set[GpuId] = set()  # promised
-        self.parts: dict[GpuId, int] = {}  # what shares leave of a card that one of them was promised
-        self.claims: dict[TenantId, list[Claim]] = {}  # of those who have what they need
+        self.parts: dict[GpuId, int] = {}  # the rest of a GPU on which a share was promised
+        self.claims: dict[TenantId, list[Claim]] = {}  # of tasks that have all GPUs they need
         self._candidates: dict[NodeId, list[Lease]] | None = None
 
     def candidates(self, state: ClusterState) -> dict[NodeId, list[Lease]]:
-        """What may be stopped, by node, the newest first. Looked for once, and only if anybody needs a stop."""
+        """Leases that may be stopped, by node, newest first. Computed once, and only if a task needs a stop."""
         if self._candidates is None:
             self._candidates = {}
             for lease in islice(reversed(state.leases.values()), MAX_LOOKED_AT):
@@ -58,7 +60,7 @@ class _Plan:
         return self._candidates
 
     def admits(self, seeker: _Seeker) -> bool:
-        """Within the limits of its tenant together with those before it."""
+        """Whether the task is within the limits of its tenant, together with the earlier tasks."""
         account, claim = seeker.line.account, seeker.line.claim
         claims = self.claims.get(account.tenant_id)
         if not claims:
@@ -84,7 +86,7 @@ class _Plan:
 
 
 class _Seeker(NamedTuple):
-    """An online task in need."""
+    """An online task that needs GPUs."""
 
     state: ClusterState
     task_id: TaskId
@@ -92,13 +94,15 @@ class _Seeker(NamedTuple):
     spare_milli: int  # of its pool's quota
 
     def may_stop(self, lease: Lease) -> bool:
-        """Not what was stopped before, and was let in again though this one waited: it might be so for ever."""
+        """A task that was stopped and started again while this one waited is not stopped again: that could repeat
+        forever.
+        """
         victim = self.state.tasks[lease.task_id]
         came_back = victim.attempt - 1 > victim.retries
         return not came_back or lease.granted_at < self.state.tasks[self.task_id].created_at
 
     def takes(self, card: Card) -> bool:
-        """By its nature; and what a share takes of its tenant's limits depends on the card."""
+        """Whether the GPU suits. What a share takes of its tenant's limits depends on the GPU."""
         demand = self.line.demand
         if not accepts(card, demand):
             return False
@@ -111,7 +115,7 @@ class _Seeker(NamedTuple):
 class _Choice(NamedTuple):
     lost: int
     milli: int
-    age: int  # of several with equal loss the newest
+    age: int  # with equal loss, the newest is chosen
     node_id: NodeId
     leases: list[Lease]
     cards: list[GpuId]
@@ -121,7 +125,7 @@ def stops_due(state: ClusterState, at: int) -> tuple[TaskStopRequested, ...]:
     if state.quota.reclaim is not Reclaim.STOP or state.quota.mode is not QuotaMode.BORROW:
         return ()
     if state.rooms.counts[_UNCONFIRMED]:
-        return ()  # idle GPUs may come back with their nodes within seconds: work stopped for them would be lost
+        return ()  # nodes with idle GPUs may reconnect within seconds: stopping work for them would be a loss
     settle_pools(state)
     online, batch = state.queue.pools[Pool.ONLINE], state.queue.pools[Pool.BATCH]
     leaving = [state.leases[lease_id] for lease_id in state.reclaims]
@@ -132,7 +136,7 @@ def stops_due(state: ClusterState, at: int) -> tuple[TaskStopRequested, ...]:
     in_need = _in_need(state)
     helped = set(state.reclaims.values())
     if helped.issuperset([task_id for task_id, _ in in_need]):
-        return ()  # mostly, in the many passes while the stopped ones leave
+        return ()  # common while stopped tasks release their GPUs
     for lease in leaving:
         plan.ending.setdefault(lease.node_id, []).append(lease)
         plan.stopped_for.setdefault(lease.stop_for, []).append(lease.node_id)
@@ -166,7 +170,7 @@ def _stop(lease: Lease, task_id: TaskId, at: int) -> TaskStopRequested:
 
 
 def _in_need(state: ClusterState) -> list[tuple[TaskId, Line]]:
-    """Online tasks that wait for GPUs, in order; a bounded number."""
+    """Online tasks that wait for GPUs, in order, up to a bound."""
     lines = [
         line
         for line in state.queue.pools[Pool.ONLINE].ready
@@ -183,7 +187,7 @@ def _in_need(state: ClusterState) -> list[tuple[TaskId, Line]]:
 
 
 def _victims(seeker: _Seeker, plan: _Plan, at: int) -> list[Lease] | None:
-    """None: there is no place for it. Nobody has to be stopped where enough comes free anyway."""
+    """None: no node suits. Empty: enough GPUs come free without a stop."""
     state, demand = seeker.state, seeker.line.demand
     if demand.nodes == 1:
         for node_id in [*plan.stopped_for.get(seeker.task_id, ()), *sorted(plan.ending)]:
@@ -213,7 +217,7 @@ def _is_stoppable(state: ClusterState, lease: Lease) -> bool:
 
 
 def _choose(seeker: _Seeker, node_id: NodeId, leases: list[Lease], plan: _Plan, at: int) -> _Choice | None:
-    """The leases whose end makes it fit on this node, with the least work lost; None if that cannot be."""
+    """The leases to end so that the task fits on this node, with the least work lost; None if impossible."""
     demand = seeker.line.demand
     room = seeker.state.rooms.by_node[node_id]
     if not room.ready or not holds(room.labels, demand.constraints):
@@ -228,7 +232,7 @@ def _choose(seeker: _Seeker, node_id: NodeId, leases: list[Lease], plan: _Plan, 
     useful = [lease for lease in by_loss if _freed(room, lease, seeker)]
     chosen: list[Lease] = []
     while short > 0:
-        # One that is no more than needed is better than one that frees too much.
+        # A lease that frees just enough is better than one that frees too much.
         fitting = [lease for lease in useful if len(_freed(room, lease, seeker)) <= short]
         best = fitting[0] if fitting else min(useful, key=lambda lease: len(lease.gpu_ids), default=None)
         if best is None:
@@ -252,7 +256,7 @@ def _choose(seeker: _Seeker, node_id: NodeId, leases: list[Lease], plan: _Plan, 
 
 
 def _beside(room: Room, seeker: _Seeker, plan: _Plan) -> list[GpuId]:
-    """A card that another share was promised, and that has room for this one too."""
+    """A GPU promised to another share that has room for this one, too."""
     demand = seeker.line.demand
     if demand.share_milli == WHOLE_MILLI:
         return []
@@ -264,7 +268,7 @@ def _beside(room: Room, seeker: _Seeker, plan: _Plan) -> list[GpuId]:
 
 
 def _comes_free(room: Room, seeker: _Seeker, plan: _Plan) -> list[GpuId]:
-    """Cards that nobody before it was promised: idle, kept by its own reservation, or of tasks that are being stopped."""
+    """GPUs not promised to an earlier task: idle, kept by its own reservation, or of tasks that are being stopped."""
     own = [card for card in room.kept if seeker.task_id in room.keeps[card.id]]
     free = [card.id for card in room.idle + own if seeker.takes(card)]
     for lease in plan.ending.get(room.node_id, ()):
@@ -273,7 +277,7 @@ def _comes_free(room: Room, seeker: _Seeker, plan: _Plan) -> list[GpuId]:
 
 
 def _needed(room: Room, seeker: _Seeker, chosen: list[Lease], idle: list[GpuId], plan: _Plan) -> list[Lease]:
-    """Leaves out, from the dearest on, whatever is not needed after all."""
+    """Drops leases that turn out not to be needed, the most expensive first."""
     kept = list(chosen)
     for lease in reversed(chosen):
         rest = [each for each in kept if each is not lease]
@@ -284,7 +288,7 @@ def _needed(room: Room, seeker: _Seeker, chosen: list[Lease], idle: list[GpuId],
 
 
 def _freed(room: Room, lease: Lease, seeker: _Seeker) -> list[GpuId]:
-    """Its cards that would do."""
+    """The GPUs of the lease that suit the task."""
     cards = [room.cards.get(gpu_id) for gpu_id in lease.gpu_ids]
     return [card.id for card in cards if card is not None and seeker.takes(card)]
 

@@ -1,13 +1,12 @@
-"""Reservations: for which task, where and for when.
+"""Reservations: for which task, on which GPUs, for which time.
 
-When a line is refused for lack of GPUs, its first task gets a reservation, as long as a slot is free or held by a lower
-level: of the GPUs that are free first, beside the reservations before it. When a line waits for quota, and a smaller task is
-about to start ahead of it, its head reserves quota alone: its time is when enough of its pool's or its tenant's leases are
-over.
+When a line is refused for lack of GPUs, its first task gets a reservation if a slot is free or held by a lower level.
+It reserves the GPUs that are free first, beside earlier reservations. When a line waits for quota and a smaller task is
+about to start ahead of it, its head reserves quota alone. Its time is when enough leases of its pool or tenant have
+ended.
 
-A reservation stands until its task starts. It moves when it can be earlier where it is, and it is planned anew when it would
-slip. It gives way to tasks of a higher level, and to no others. Where its time comes and there is no quota, it keeps quota
-alone.
+A reservation stands until its task starts. It moves when it can be earlier on its nodes, and is planned anew when it
+would slip. Only tasks of a higher level displace it. If its time comes and there is no quota, it keeps quota alone.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ from dgpu.core.rules.durations import NEVER, UNKNOWN
 from dgpu.core.rules.openings import PART, Opening, Taken, cards_at, cluster_of, opening, taken_by
 from dgpu.core.state import ClusterState
 
-SLACK_MS: Final = 5_000  # a time that moves by less is left as it is: a task took some time to begin
+SLACK_MS: Final = 5_000  # a smaller change of the time is ignored: tasks take some time to begin
 
 
 class Plan(NamedTuple):
     at: int  # from UNKNOWN on: unknown, the more GPUs the larger; from NEVER on: never
-    places: tuple[Place, ...] = ()  # none: it reserves quota alone
+    places: tuple[Place, ...] = ()  # empty: it reserves quota alone
 
 
 def free_slots(state: ClusterState) -> int:
@@ -51,8 +50,8 @@ def free_slots(state: ClusterState) -> int:
 def reserve(
     state: ClusterState, line: Line, at: int, *, quota_alone: bool
 ) -> tuple[TasksReserved, ...] | None:
-    """A reservation for the first task of a refused line that has none; () if it may have none, and None if no task that
-    asks for the same could have one. A task that had reserved quota alone, and waits for GPUs now, reserves these.
+    """A reservation for the first task of a refused line that has none; () if the task may have none; None if no task
+    with the same demand could have one. A task that reserved quota alone, and waits for GPUs now, reserves GPUs.
     """
     if not state.settings.reservations or state.queue.is_uniform:
         return ()
@@ -83,7 +82,7 @@ def reserve(
 
 
 def _of_quota_alone(state: ClusterState, bookings: Sequence[Booking], line: Line, at: int) -> Booking | None:
-    """The first reservation of the line without GPUs whose task waits for nothing else."""
+    """The first reservation of the line without GPUs whose task has quota now."""
     if not line.reserved:
         return None
     alone = [each for each in bookings if each.line is line and not each.made.places]
@@ -91,8 +90,8 @@ def _of_quota_alone(state: ClusterState, bookings: Sequence[Booking], line: Line
 
 
 def keep_reservations(state: ClusterState, at: int, *, full: bool) -> tuple[TasksReserved, ...]:
-    """The first change that a reservation needs, in their order; () if all are as they should be. `full`: a reservation
-    moves to where it can be earlier, too, and one of quota alone to when it can be earlier.
+    """The first change that a reservation needs, in order; () if none does. `full`: a reservation also moves to a node
+    where it can be earlier, and one of quota alone to an earlier time.
     """
     if not state.reservations:
         return ()
@@ -119,13 +118,13 @@ def keep_reservations(state: ClusterState, at: int, *, full: bool) -> tuple[Task
         made = _moved(booking.made, plan)
         if plan.at > at and made != booking.made:
             return (TasksReserved(at=at, made=(made,)),)
-        planner.settle(booking, before)  # one that is possible now is about to start
+        planner.settle(booking, before)  # a reservation that is possible now is about to start
     return ()
 
 
 def _awaits_quota(state: ClusterState, booking: Booking, at: int) -> bool:
-    """The time of its GPUs has come, but there is no quota for it. The GPUs would be idle for as long: it reserves quota
-    alone then, until it waits for GPUs again.
+    """The time of its GPUs has come, but there is no quota. The GPUs would be idle: the reservation keeps quota alone
+    until its task waits for GPUs again.
     """
     made = booking.made
     return bool(made.places) and 0 < made.at <= at and _lacks_quota(state, booking, at)
@@ -143,7 +142,7 @@ def _moved(known: Reservation, plan: Plan) -> Reservation:
 
 
 class Tally:
-    """What reservations will take of pools and tenants together."""
+    """The quota and limits that reservations will take of pools and tenants."""
 
     __slots__ = ("_pools", "_tasks", "_tenants")
 
@@ -173,8 +172,8 @@ class Tally:
 
 
 def _is_allowed(state: ClusterState, line: Line, before: Tally) -> bool:
-    """No other rule keeps the task from starting, and with the reservations before it, it is within what its pool and its
-    tenant may ever have.
+    """No other rule refuses the task, and together with earlier reservations it is within the maximum of its pool and
+    tenant.
     """
     if line.array_full:
         return False
@@ -199,14 +198,14 @@ def _is_allowed(state: ClusterState, line: Line, before: Tally) -> bool:
 
 
 def _unless_alike(known: Reservation, plan: Plan) -> Plan:
-    """A time that moves by little is left as it is."""
+    """Keeps the known time if the new one differs little."""
     if known.at and abs(plan.at - known.at) <= SLACK_MS:
         return Plan(known.at, known.places)
     return Plan(plan.at, known.places)
 
 
 class Planner:
-    """When and where a task starts, if what runs ends when it should and the reservations before it come first."""
+    """When and where a task starts, if running tasks end as expected and earlier reservations come first."""
 
     def __init__(self, state: ClusterState, at: int) -> None:
         self._state = state
@@ -214,12 +213,12 @@ class Planner:
         self._cluster = cluster_of(state, at)
 
     def anywhere(self, line: Line, before: Sequence[Booking]) -> Plan | None:
-        """On the nodes that have room first; ties by node id."""
+        """On the nodes that have room first; ties go by node id."""
         demand, taken = line.demand, self._taken(before)
         found: list[tuple[int, NodeId]] = []
         for free_at, node_id, room in self._candidates(demand):
             if len(found) == demand.nodes and (free_at, node_id) > found[-1]:
-                break  # nor do the rest have room sooner
+                break  # the other nodes have no room sooner
             seen = opening(room, demand, self._cluster, taken.get(node_id, ()))
             if seen is not None:
                 insort(found, (seen.at, node_id))
@@ -230,7 +229,7 @@ class Planner:
         return self._plan(line, [rooms[node_id] for _, node_id in found], taken)
 
     def _candidates(self, demand: Demand) -> Iterable[Candidate]:
-        """Nodes, each with a time before which it has no room for the demand; the soonest first."""
+        """Nodes, each with a time before which it has no room for the demand, soonest first."""
         rooms = self._state.rooms
         if demand.gpus:
             cards = demand.gpus if demand.share_milli == WHOLE_MILLI else PART
@@ -243,8 +242,9 @@ class Planner:
     def again(
         self, booking: Booking, before: Sequence[Booking], behind: Sequence[Booking], *, anywhere: bool
     ) -> Plan | None:
-        """As it is, unless it can be earlier on its nodes, or would slip there; `anywhere`: or can be earlier elsewhere. It
-        takes nothing that those behind it count on, but for its own cards where they begin later: they were planned around it.
+        """The same plan, unless it can be earlier on its nodes or would slip there. `anywhere`: also if it can be
+        earlier elsewhere. The plan takes nothing that later reservations count on. An exception are its own GPUs where
+        the others begin later: they were planned around it.
         """
         known, line = booking.made, booking.line
         if not known.places:
@@ -288,22 +288,23 @@ class Planner:
         return max(at, self._freed_at(Claim(short_milli, short_mb), account=account))
 
     def _is_ahead_of(self, booking: Booking, other: Booking) -> bool:
-        """It is over before the other begins."""
+        """The task ends before the other reservation begins."""
         at, other_at = booking.made.at, other.made.at
         return at > 0 and at + booking.line.lasts_ms <= other_at
 
     # plans that hold
 
     def awaits_nodes(self, booking: Booking) -> bool:
-        """A node of it has not contacted this scheduler yet. The reservation stands until the node is back or lost: a
-        restart must not change what was promised.
+        """A node of the reservation has not contacted this scheduler yet. The reservation stands until the node is back
+        or lost: a restart must not change a promised time.
         """
         unconfirmed = self._state.rooms.unconfirmed
         return bool(unconfirmed) and any(place.node_id in unconfirmed for place in booking.made.places)
 
     def is_settled(self, booking: Booking) -> bool:
-        """Neither its nodes nor the reservations there changed since it was last planned, and time changes nothing yet. To find
-        out when quota comes free takes a look at every lease: done once its time has come, and now and then.
+        """Neither its nodes nor their reservations changed since it was last planned, and its time has not come. To
+        find the time at which quota comes free, each lease is examined. This happens when the time has come, and from
+        time to time.
         """
         if not booking.made.places:
             return not booking.made.at or self._at < booking.made.at
@@ -319,7 +320,7 @@ class Planner:
         leases = [lease_id for room in nodes for lease_id in room.leases]
         until = state.bookings.ends.valid_until(state, leases, self._at)
         for each in before:
-            until = min(until, each.made.at or NEVER)  # what is late moves on with time
+            until = min(until, each.made.at or NEVER)  # a late reservation moves with time
         state.bookings.settle(booking.task_id, until, self._versions(booking))
 
     def _versions(self, booking: Booking) -> tuple[int, ...]:
@@ -338,7 +339,7 @@ class Planner:
         taken: dict[NodeId, list[Taken]],
         own: Mapping[NodeId, tuple[GpuId, ...]] | None = None,
     ) -> Plan | None:
-        """All of the nodes are needed: the last of them decides. `own`: on these cards alone."""
+        """All of the nodes are needed, so the last one decides. `own`: only on these GPUs."""
         found: list[tuple[int, NodeId, Opening]] = []
         for room in nodes:
             only = None if own is None else own[room.node_id]
@@ -365,7 +366,7 @@ class Planner:
         others: Sequence[Booking],
         own: Mapping[NodeId, tuple[GpuId, ...]],
     ) -> None:
-        """`own`: nodes with a reservation of its own, and the cards of it that others do not hold before it."""
+        """`own`: nodes of its own reservation, with the GPUs that no earlier reservation holds."""
         for booking in others:
             for place in booking.made.places:
                 taken = taken_by(booking, place, self._at)
@@ -376,7 +377,7 @@ class Planner:
                 found.setdefault(place.node_id, []).append(taken)
 
     def _freed_at(self, short: Claim, *, pool: PoolUse | None = None, account: Account | None = None) -> int:
-        """When so much of what a pool or a tenant holds is over."""
+        """When leases of the pool or tenant have released this much."""
         milli, memory_mb = short.milli, short.memory_mb
         if milli <= 0 and memory_mb <= 0:
             return 0

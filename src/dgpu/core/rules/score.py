@@ -1,6 +1,7 @@
-"""How a card is liked under `placement: balanced`: warm models first, then free memory, low load, cool, rested.
+"""The score of a GPU under `placement: balanced`: loaded models first, then free memory, low load, low temperature,
+rest.
 
-Points are tenths, so that whole numbers do. What a card's condition is comes in bands, journaled when a band changes.
+Points are tenths, so that whole numbers suffice. The condition of a GPU is a band, journaled when the band changes.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ if TYPE_CHECKING:
     from dgpu.core.index.room import Card
     from dgpu.core.model.node import Gpu
 
-LOADED: Final = 1_000  # 100: the model is there
+LOADED: Final = 1_000  # 100: the model is loaded
 LOADABLE: Final = 500  # 50: there is room for one more model
 MEMORY: Final = 400
 LOAD_BANDS: Final = (300, 225, 150, 75, 0)  # from idle to fully used
 HEAT_BANDS: Final = (200, 150, 100, 50, 0)
 REST_BANDS: Final = (0, 50, 100)
-SHARED: Final = 500  # a share goes where shares are, unless that costs more than this: whole cards stay whole
+SHARED: Final = 500  # bonus for a GPU that has shares, so that whole GPUs stay whole
 
 LOAD_EDGES_PERCENT: Final = (10, 35, 60, 85)  # a band begins at its edge
 HEAT_EDGES_C: Final = (45, 60, 72, 83)
 REST_EDGES_MS: Final = (60_000, 600_000)
 
-_POINT: Final = 1 << 24  # one tenth of a point outweighs any memory, which breaks ties: more of it is better
+_POINT: Final = 1 << 24  # one tenth of a point outweighs any memory; more memory wins a tie
 
 
 def card_key(gpu: Gpu, usable_mb: int) -> int:
@@ -39,13 +40,13 @@ def card_key(gpu: Gpu, usable_mb: int) -> int:
 
 
 def part_key(card: Card, free_milli: int) -> int:
-    """Of a card that shares live on already: part of its memory is gone."""
+    """The key of a GPU that has shares already: part of its memory is used."""
     gone = MEMORY * (WHOLE_MILLI - free_milli) // WHOLE_MILLI
     return card.key + (gone - SHARED) * _POINT
 
 
 def affinity(card: Card, model: str) -> int:
-    """To be taken from the key."""
+    """The bonus to subtract from the key."""
     if not model:
         return 0
     if model in card.warm:
