@@ -1,4 +1,4 @@
-"""Dependencies of a submitted task: which of them are met already, and which never can be."""
+"""Dependencies of a submitted task: which are met already, and which can never be met."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dgpu.core.state import ClusterState
 def resolve_after(
     state: ClusterState, spec: TaskSpec, number: int, entry: int, met: tuple[Dependency, ...] = ()
 ) -> tuple[Dependency, ...] | Rejection:
-    """What is left to wait for. The id of an array stands for all of its tasks."""
+    """The dependencies that are left. The id of an array stands for all of its tasks."""
     wanted: dict[TaskId, Dependency] = {}
     for named in spec.after:
         if not 0 < named.task_id < state.next_task_id:
@@ -36,7 +36,7 @@ def resolve_after(
     for task_id, dependency in sorted(wanted.items()):
         task = state.tasks.get(task_id)
         if task is None:
-            # It is over for certain; how is not known here.
+            # The task has ended, but its status is no longer in memory.
             if dependency.when is not When.ANY and dependency not in looked_up:
                 forgotten.append(dependency)
         elif not task.status.is_final:

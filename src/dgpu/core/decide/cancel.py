@@ -1,4 +1,4 @@
-"""Cancelling: waiting tasks end at once, running ones when their end is reported."""
+"""Cancelling: waiting tasks end at once, running tasks when their end is reported."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _cancel(state: ClusterState, task_ids: Iterable[TaskId], at: int) -> tuple[E
         if task.status is TaskStatus.PENDING:
             waiting.append(task_id)
         elif task.status is TaskStatus.RUNNING and task.allocation:
-            # No process and no agent: nothing to wait for.
+            # An allocation has no process and no agent: there is nothing to wait for.
             running.append(cancelled(task, at, at, ""))
         elif task.status is TaskStatus.RUNNING and not task.cancelling:
             running.append(TaskCancelRequested(at=at, task_id=task_id, lease_id=task.lease_id))

@@ -1,4 +1,4 @@
-"""How an attempt's end becomes the end of its task, or another attempt."""
+"""How the end of an attempt becomes the end of its task, or another attempt."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _SIGNALS: Final = {
     24: "SIGXCPU", 25: "SIGXFSZ", 31: "SIGSYS",
 }  # fmt: skip
 _OWN_FAILURES: Final = {Outcome.EXITED, Outcome.SIGNALED, Outcome.TIMEOUT, Outcome.OUT_OF_MEMORY}
-_MAX_DOUBLINGS: Final = 32  # keeps the number small; the delay's own bound comes first
+_MAX_DOUBLINGS: Final = 32  # keeps the number small; the limit of the delay is reached first
 
 
 def end_attempt(state: ClusterState, task: Task, lease: Lease, report: ReportFinished) -> tuple[Event, ...]:
-    """An attempt ended as its agent says. Of a gang it is one rank that ended; the whole ends with the last of them."""
+    """An attempt ended as its agent reports. In a gang, this is the end of one rank; the gang ends with its last rank."""
     if task.id not in state.gangs:
         return (settle(state.settings, task, lease, report),)
     return _end_rank(
@@ -45,7 +45,7 @@ def end_attempt(state: ClusterState, task: Task, lease: Lease, report: ReportFin
 
 
 def lose_attempt(state: ClusterState, lease: Lease, at: int, *, reason: str, error: str) -> tuple[Event, ...]:
-    """What ran under this lease cannot be running any more. The other ranks of a gang still do: they are stopped."""
+    """The attempt under this lease can no longer be running. The other ranks of a gang still run: they are stopped."""
     task = state.tasks[lease.task_id]
     if task.allocation or task.id not in state.gangs:
         return (requeued(task, at, reason=reason, error=error),)
@@ -90,7 +90,7 @@ def _end_rank(state: ClusterState, task: Task, lease: Lease, ended: RankEnded) -
 
 
 def settle(settings: Settings, task: Task, lease: Lease, report: ReportFinished) -> Event:
-    """An attempt ended as its agent says."""
+    """An attempt ended as its agent reports."""
     at = report.at
     finished_at = min(at, max(at - report.ago_ms, task.started_at, lease.granted_at))
     if task.cancelling:
@@ -126,7 +126,7 @@ def settle(settings: Settings, task: Task, lease: Lease, report: ReportFinished)
 
 
 def requeued(task: Task, at: int, *, reason: str, error: str = "") -> Event:
-    """An attempt is gone through no fault of its own: not counted, no back-off. Cancelled if that was asked for."""
+    """An attempt was lost through no fault of its own: not counted, no back-off. Cancelled if a cancel was requested."""
     if task.cancelling:
         return cancelled(task, at, at, error or "cancelled while running")
     return TaskRequeued(
@@ -188,7 +188,7 @@ def in_words(task: Task, report: ReportFinished) -> str:
 
 
 def _restarted(settings: Settings, task: Task, report: ReportFinished) -> Event:
-    """A service starts again whenever it ends. One that keeps ending soon backs off longer and longer."""
+    """A service starts again whenever it ends. A service that keeps ending early backs off longer and longer."""
     at = report.at
     lived_long = task.started_at > 0 and at - task.started_at >= settings.max_retry_delay_ms
     return TaskRequeued(

@@ -1,9 +1,9 @@
-"""When a GPU falls ill, and how it comes back. The steps are drawn in health.py.
+"""When a GPU is quarantined, and how it returns to service. core/model/health.py draws the steps.
 
-Failures of tasks speak against a card only if they cannot be the fault of one person's work: the last
-`failures_in_a_row` attempts that failed on it ran different programs, no attempt succeeded in between, and every
-tenant among them has since had a task succeed on another card. So a hundred broken tasks of one user, who succeeds
-nowhere, take no card out of service.
+Failed tasks count against a GPU only if they cannot be the fault of one user's work: the last `failures_in_a_row`
+attempts that failed on it ran different programs, no attempt succeeded in between, and every tenant among them has
+since had a task succeed on another GPU. So a hundred broken tasks of one user whose tasks succeed nowhere take no GPU
+out of service.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from dgpu.core.state import ClusterState
 
 GPU_FAULT: Final = "gpu_fault"  # the reason of a TaskStopRequested
 
-_COMMAND_FAILED: Final = frozenset({126, 127})  # by the shell: it found nothing to run
+_COMMAND_FAILED: Final = frozenset({126, 127})  # exit codes of the shell: it found no command to run
 _CRASHES: Final = frozenset(
     {4, 6, 7, 8, 11}
 )  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV; others are sent by people
-_PROGRAM_WORDS: Final = 2  # "python train.py", whatever its arguments
+_PROGRAM_WORDS: Final = 2  # "python train.py", without its arguments
 _MAX_PROGRAM: Final = 100
 
 
@@ -49,7 +49,7 @@ _OfGpu = TypeVar("_OfGpu", ObserveGpu, ObserveCondition, ReportCheck, RecoverGpu
 def of_gpu(
     decide: Callable[[ClusterState, _OfGpu, Gpu], Decision],
 ) -> Callable[[ClusterState, _OfGpu], Decision]:
-    """Refuses a command about a card that is not known."""
+    """Refuses a command about an unknown GPU."""
 
     def decide_known(state: ClusterState, command: _OfGpu) -> Decision:
         gpu = state.gpus.get(command.gpu_id)
@@ -58,13 +58,13 @@ def of_gpu(
     return decide_known
 
 
-# a card falls ill
+# quarantine
 
 
 def fall_ill(
     state: ClusterState, at: int, gpu_id: GpuId, node_id: NodeId, cause: Cause, evidence: str
 ) -> tuple[Event, ...]:
-    """Out of service, and what runs on it is to end. Nothing new of a card that is out of service already."""
+    """Takes a GPU out of service and stops its tasks. Empty if the GPU is out of service already."""
     known = state.health.get(gpu_id) or GpuHealth(gpu_id=gpu_id, node_id=node_id)
     if known.state in {Health.QUARANTINED, Health.OUT}:
         return ()
@@ -76,8 +76,8 @@ def fall_ill(
 
 
 def once_per_lease(events: Iterable[Event]) -> Iterator[Event]:
-    """Two cards of one lease that fall ill together end it once. A rank that is over needs no order to stop; the end
-    of its gang, which is known by the lease of rank 0, may come right behind.
+    """If two GPUs of one lease are quarantined together, the lease ends once. A rank that has ended needs no order to
+    stop. The end of its gang, identified by the lease of rank 0, may follow directly.
     """
     seen: set[LeaseId] = set()
     ranks: set[LeaseId] = set()
@@ -94,7 +94,7 @@ def once_per_lease(events: Iterable[Event]) -> Iterator[Event]:
 
 
 def fault_news(state: ClusterState, gpu: Gpu) -> bool:
-    """A fault is news when it differs from what was told of the card before."""
+    """Whether the fault differs from the known fault of the GPU."""
     known = state.gpus.get(gpu.id)
     return bool(gpu.fault) and (known is None or known.fault != gpu.fault)
 
@@ -106,17 +106,17 @@ def _stops(state: ClusterState, at: int, gpu_id: GpuId, node_id: NodeId, evidenc
         if gpu_id not in lease.gpu_ids or lease.ended or lease.stopping or task.cancelling:
             continue
         if task.allocation:
-            # It lives in the state alone: there is no process to wait for.
+            # An allocation exists only in the state: there is no process to wait for.
             yield requeued(task, at, reason=GPU_FAULT, error=error)
         else:
             yield TaskStopRequested(at=at, task_id=task.id, lease_id=lease.id, reason=GPU_FAULT, error=error)
 
 
-# what the ends of tasks say about their cards
+# evidence from the ends of tasks
 
 
 def stopped_for_card(state: ClusterState, lease: Lease) -> str | None:
-    """Why we stopped it, if that was for the fault of a card."""
+    """The reason of the stop, if the scheduler stopped the task because of a faulty GPU."""
     if lease.stopping != GPU_FAULT:
         return None
     for gpu_id in lease.gpu_ids:
@@ -141,7 +141,7 @@ def after_success(state: ClusterState, at: int, lease: Lease) -> list[Event]:
 
 
 def after_failure(state: ClusterState, task: Task, lease: Lease, report: ReportFinished) -> list[Event]:
-    """With several cards nobody knows which of them it was."""
+    """With several GPUs, the faulty one is unknown."""
     wanted = state.settings.health.failures_in_a_row
     if not wanted or len(lease.gpu_ids) != 1 or not _speaks_against_card(report):
         return []
@@ -164,7 +164,7 @@ def after_failure(state: ClusterState, task: Task, lease: Lease, report: ReportF
 
 
 def program_of(task: Task) -> str:
-    """What a task runs, without its options: a sweep over parameters is one program."""
+    """The program of a task, without its options: a sweep over parameters is one program."""
     command = command_of(task.detail)
     words = command.split() if isinstance(command, str) else list(command)
     plain = [word for word in words[:8] if not word.startswith("-")]
@@ -178,7 +178,7 @@ def _speaks_against_card(report: ReportFinished) -> bool:
 
 
 def _all_do_well_elsewhere(state: ClusterState, gpu_id: GpuId, blames: tuple[Blame, ...]) -> bool:
-    """Looks through the tasks that ended lately. Asked only when a card has its row full."""
+    """Scans the tasks that ended recently. Called only when a GPU has its full row of failures."""
     since = min(each.at for each in blames)
     missing = {each.tenant_id for each in blames}
     for ended_at, task_id in state.ended:
@@ -192,7 +192,7 @@ def _all_do_well_elsewhere(state: ClusterState, gpu_id: GpuId, blames: tuple[Bla
     return False
 
 
-# the way back
+# return to service
 
 
 @of_gpu
@@ -220,7 +220,7 @@ def decide_recover(state: ClusterState, command: RecoverGpu, gpu: Gpu) -> Decisi
 
 
 def due_steps(state: ClusterState, at: int) -> Iterator[Event]:
-    """What time alone does, card by card in the order of their ids."""
+    """The steps that are due at this time, GPU by GPU in the order of their ids."""
     for gpu_id in sorted(state.health):
         due = state.health_due_at(state.health[gpu_id])
         if due is not None and due <= at:

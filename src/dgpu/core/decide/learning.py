@@ -1,4 +1,4 @@
-"""What placement learns: the condition of cards, typical tasks, and how much memory tasks need."""
+"""Facts that placement learns: the condition of GPUs, typical tasks, and the memory that tasks need."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from dgpu.core.rules.estimate import after_oom, after_run
 from dgpu.core.rules.fragment import is_due, typical_of
 from dgpu.core.state import ClusterState
 
-_PACK: Final = Placement.PACK  # looked up before every pass
+_PACK: Final = Placement.PACK  # a local name: looked up before every pass
 
 
 @of_gpu
@@ -54,7 +54,7 @@ def decide_condition(_: ClusterState, command: ObserveCondition, gpu: Gpu) -> De
 
 
 def decide_end(state: ClusterState, command: ReportFinished) -> Decision:
-    """The end of an attempt, and what it teaches about memory."""
+    """The end of an attempt, and the memory estimate learned from it."""
     decision = decide_finished(state, command)
     if isinstance(decision, Rejection):
         return decision
@@ -74,14 +74,14 @@ def decide_end(state: ClusterState, command: ReportFinished) -> Decision:
 
 
 def _ran_out(state: ClusterState, task: Task, command: ReportFinished) -> bool:
-    """A gang ends as the first of its ranks that failed, whichever of them reports last."""
+    """A gang ends like the first rank that failed, regardless of which rank reports last."""
     gang = state.gangs.get(task.id)
     outcome = command.outcome if gang is None or gang.failed is None else gang.failed.outcome
     return outcome is Outcome.OUT_OF_MEMORY
 
 
 def typical_due(state: ClusterState, at: int) -> tuple[Event, ...]:
-    """Under `placement: pack`, before a pass: a new table of the tasks we know, if the last one has aged."""
+    """Under `placement: pack`, before a pass: a new table of typical tasks, if the last one is out of date."""
     if state.settings.placement is not _PACK:
         return ()
     if not is_due(state.typical, state.next_task_id - max(1, state.typical.next_id)):
@@ -101,7 +101,7 @@ def typical_due(state: ClusterState, at: int) -> tuple[Event, ...]:
 def _after_oom(state: ClusterState, task: Task, lease: Lease, decision: tuple[Event, ...]) -> Decision:
     *before, ending = decision
     if isinstance(ending, RankEnded):
-        return decision  # other ranks still run; the last of them tells what is learned
+        return decision  # other ranks still run; the estimate is learned when the last one ends
     key, learned, demand_mb = after_oom(state, task, lease, ending.at)
     events = [*before, EstimateLearned(at=ending.at, key=key, estimate=learned)]
     larger = demand_mb > state.shapes[task.shape_id].gpu_memory_mb and not task.grown
@@ -110,7 +110,7 @@ def _after_oom(state: ClusterState, task: Task, lease: Lease, decision: tuple[Ev
     elif not isinstance(ending, TaskFinished) or ending.status is not TaskStatus.FAILED:
         return (*events, ending)
     elif larger and task.retries < task.max_retries:
-        # Not a failure of the infrastructure, but one that we know how to avoid: once more, at once, with more.
+        # This is not an infrastructure failure, but more memory may avoid it: retry once, at once, with more.
         again = f"{ending.error}; tried again with {demand_mb} MB"
         events.append(
             TaskRequeued(

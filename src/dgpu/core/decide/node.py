@@ -45,7 +45,7 @@ _OfNode = TypeVar("_OfNode", ChangeInventory, LoseNode, ReleaseNode, DrainNode, 
 def _of_node(
     decide: Callable[[ClusterState, _OfNode, Node], Decision],
 ) -> Callable[[ClusterState, _OfNode], Decision]:
-    """Refuses a command about a node that is not known."""
+    """Refuses a command about an unknown node."""
 
     def decide_known(state: ClusterState, command: _OfNode) -> Decision:
         node = state.nodes.get(command.node_id)
@@ -68,7 +68,7 @@ def decide_register(state: ClusterState, command: RegisterNode) -> Decision:
         ram_mb=command.ram_mb,
         labels=command.labels,
         registered_at=command.at,
-        # A drain is an operator's word: it outlives the node's connection.
+        # An operator requested the drain: it outlives the node's connection.
         draining=known is not None and known.draining,
         drain_reason=known.drain_reason if known is not None else "",
         work_dir=command.work_dir,
@@ -94,7 +94,7 @@ def decide_inventory(state: ClusterState, command: ChangeInventory, node: Node) 
 
 @of_gpu
 def decide_observe(state: ClusterState, command: ObserveGpu, gpu: Gpu) -> Decision:
-    # Rounded up: what is promised to a task must be there.
+    # Rounded up: memory promised to a task must be available.
     foreign_mb = in_steps(max(0, command.foreign_mb))
     if gpu.gone or (gpu.foreign_mb == foreign_mb and gpu.fault == command.fault):
         return ()
@@ -115,7 +115,7 @@ def decide_observe(state: ClusterState, command: ObserveGpu, gpu: Gpu) -> Decisi
 def decide_lose(state: ClusterState, command: LoseNode, node: Node) -> Decision:
     if node.offline_since:
         return ()
-    # Services are replaced at once, two replicas do no harm. All others keep their leases until their end is certain.
+    # Services are replaced at once: two replicas do no harm. Other tasks keep their leases until their end is certain.
     services = (
         lease
         for lease in state.node_leases(node.id)
@@ -157,7 +157,7 @@ def decide_remove(state: ClusterState, command: RemoveNode, node: Node) -> Decis
 
 
 def _gone_attempts(state: ClusterState, command: RegisterNode, known: Node | None) -> list[Event]:
-    """What the node was given and cannot be running any more."""
+    """Ends attempts on this node that can no longer be running."""
     if known is None:
         return []
     rebooted = known.boot_id != command.boot_id
@@ -165,8 +165,8 @@ def _gone_attempts(state: ClusterState, command: RegisterNode, known: Node | Non
     events: list[Event] = []
     for lease in state.node_leases(command.node_id):
         task = state.tasks[lease.task_id]
-        # An allocation lives in the state alone. What never started is not lost: the order to start is sent again. But an
-        # attempt from before an accepted loss may have started, and ended, in groups that are lost.
+        # An allocation exists only in the state. A lease that never started is not lost: the order to start is sent
+        # again. But an attempt from before an accepted loss may have started, and ended, in groups that are lost.
         is_waiting = not lease.started and not is_before_loss(state, lease)
         if task.allocation or (not rebooted and (lease.id in held or is_waiting)):
             continue
@@ -177,7 +177,7 @@ def _gone_attempts(state: ClusterState, command: RegisterNode, known: Node | Non
 
 
 def _claimed(state: ClusterState, node_id: NodeId, gpus: tuple[Gpu, ...]) -> GpuClaimed | None:
-    """A card is in one node at a time. It may have moved if its old node is off and nothing is leased on it."""
+    """A GPU is in one node at a time. It may have moved if its old node is offline and no lease holds it."""
     seen = set()
     for gpu in gpus:
         if gpu.id in seen:
@@ -192,7 +192,7 @@ def _claimed(state: ClusterState, node_id: NodeId, gpus: tuple[Gpu, ...]) -> Gpu
 
 
 def _listed(state: ClusterState, node_id: NodeId, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-    """As the node lists them; foreign memory stays as last observed unless the list says more."""
+    """The GPUs as the node lists them. Foreign memory stays as last observed if the list reports none."""
     listed = []
     for gpu in gpus:
         known = state.gpus.get(gpu.id)
@@ -206,7 +206,7 @@ def _listed(state: ClusterState, node_id: NodeId, gpus: tuple[Gpu, ...]) -> tupl
 
 
 def _fallen_ill(state: ClusterState, at: int, listed: tuple[Gpu, ...]) -> list[Event]:
-    """Cards of a list with a fault that is news."""
+    """Quarantines listed GPUs that have a new fault."""
     events: list[Event] = []
     for gpu in listed:
         if fault_news(state, gpu):
@@ -215,7 +215,9 @@ def _fallen_ill(state: ClusterState, at: int, listed: tuple[Gpu, ...]) -> list[E
 
 
 def _vanished(state: ClusterState, at: int, node_id: NodeId, listed: tuple[Gpu, ...]) -> list[Event]:
-    """A connected node lists a card no longer. (After a restart of its agent it may be meant to: `gpu_ids`.)"""
+    """Quarantines GPUs that a connected node no longer lists. (After a restart of the agent this may be intended:
+    `gpu_ids`.)
+    """
     still = {gpu.id for gpu in listed}
     events: list[Event] = []
     for gpu in state.node_gpus(node_id):

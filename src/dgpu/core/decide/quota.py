@@ -1,4 +1,4 @@
-"""Changing the quota and tenants, what a submit owes to them, and the charge of every minute."""
+"""Changes of the quota and of tenants, the checks of a submit against them, and the charge of every minute."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _RESERVED: Final = STATUSES.index(GpuStatus.RESERVED)
 
 
 def decide_set_quota(state: ClusterState, command: SetQuota) -> Decision:
-    """Refused if running tasks hold more than a strict quota would give: nothing is stopped for it."""
+    """Refused if running tasks hold more than a strict quota would allow: no task is stopped for a new quota."""
     given = {
         "online_ppm": command.online_ppm,
         "mode": command.mode,
@@ -85,21 +85,21 @@ def waiting_count(state: ClusterState, tenant_id: TenantId) -> int:
 
 
 def charge_due(state: ClusterState, at: int) -> tuple[Event, ...]:
-    """Every minute in which a task runs or waits. Waiting counts too: a budget may have come back with a new month."""
+    """Every minute in which a task runs or waits. Waiting counts, too: a new month may have renewed a budget."""
     if not state.tenants or at - state.meter.charged_at < STEP_MS:
         return ()
     return (UsageCharged(at=at),) if state.leases or state.queue.count else ()
 
 
-# what a submit owes
+# checks of a submit
 
 
 def refused_by_quota(state: ClusterState, shape: Shape, entry: int) -> Rejection | None:
-    """Beyond what its tenant or pool may ever hold: waiting cannot help."""
+    """Refuses a task beyond the maximum of its tenant or pool: waiting cannot help."""
     refusal = refused_by_tenant(state, shape, entry) if state.tenants else None
     if refusal is not None or not shape.gpus or state.quota.mode is not QuotaMode.STRICT or not state.nodes:
         return refusal
-    # All that have registered count here, also those that are lost or ill for now.
+    # All registered GPUs count here, also GPUs that are lost or faulty at the moment.
     counts = state.rooms.counts
     most = split(sum(counts) - counts[_RESERVED], state.quota.online_ppm).milli(shape.pool)
     milli = claim_of(shape).milli
@@ -143,7 +143,7 @@ def _too_large(tenant: Tenant, shape: Shape, entry: int) -> Rejection | None:
     if most_mb is None:
         return None
     if not claim.memory_mb:
-        # Nobody would know what it counts for.
+        # Without a demand, its use of the memory limit would be unknown.
         return MemoryNotStated(entry=entry, tenant_id=tenant.id, quota_mb=most_mb)
     if claim.memory_mb > most_mb:
         return ExceedsMemory(entry=entry, tenant_id=tenant.id, requested_mb=claim.memory_mb, quota_mb=most_mb)
@@ -151,7 +151,7 @@ def _too_large(tenant: Tenant, shape: Shape, entry: int) -> Rejection | None:
 
 
 def refused_by_number(state: ClusterState, entries: Sequence[tuple[int, TaskSpec]]) -> Rejection | None:
-    """More waiting tasks than a tenant may have."""
+    """Refuses a submit if its tenant would have too many waiting tasks."""
     submitted: Counter[TenantId] = Counter()
     for number, spec in entries:
         submitted[spec.shape.tenant_id] += number
@@ -170,7 +170,7 @@ def refused_by_number(state: ClusterState, entries: Sequence[tuple[int, TaskSpec
 def new_tenants(
     state: ClusterState, entries: Sequence[tuple[int, TaskSpec]], at: int
 ) -> tuple[Event, ...] | Rejection:
-    """On one's own machine a tenant is made when it is first named, without limits."""
+    """Where the settings allow it, a tenant is created without limits when it is first named."""
     if not state.settings.creates_tenants:
         return ()
     named = dict.fromkeys(spec.shape.tenant_id for _, spec in entries)

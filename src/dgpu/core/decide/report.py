@@ -1,4 +1,4 @@
-"""What agents report of their attempts. The lease id is the fence: anything else is stale."""
+"""Reports of agents about their attempts. The lease id is the fence: a report on any other lease is stale."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def decide_finished(state: ClusterState, command: ReportFinished) -> Decision:
         return StaleLease(lease_id=command.lease_id)
     task = state.tasks[lease.task_id]
     well = command.outcome is Outcome.EXITED and command.exit_code == 0
-    # What it says about its cards comes before the release: a card that is out of service is never idle in between.
+    # Events about the GPUs come before the release: a GPU that is out of service must never be idle in between.
     about_cards = _stuck(state, task, lease, command) if command.stuck_gpus else []
     if well:
         if state.health:
@@ -49,7 +49,7 @@ def decide_finished(state: ClusterState, command: ReportFinished) -> Decision:
     evidence = stopped_for_card(state, lease)
     if evidence is None and not lease.stopping and not task.cancelling:
         blamed = after_failure(state, task, lease, command)
-        # This one is over with this report: it needs no order to stop.
+        # This attempt ends with this report: it needs no order to stop.
         about_cards += [each for each in blamed if not _stops(each, lease)]
         evidence = next((each.evidence for each in blamed if isinstance(each, GpuHealthChanged)), None)
     if evidence is None:
@@ -62,7 +62,9 @@ def decide_finished(state: ClusterState, command: ReportFinished) -> Decision:
 
 
 def _stuck(state: ClusterState, task: Task, lease: Lease, command: ReportFinished) -> list[Event]:
-    """A driver that is slow to let go is no illness: the card is left alone until the next look finds it free."""
+    """A driver that releases memory slowly is no fault of the GPU. The GPU is not used until the next check finds it
+    free.
+    """
     events: list[Event] = []
     for gpu_id in lease.gpu_ids:
         gpu = state.gpus[gpu_id]

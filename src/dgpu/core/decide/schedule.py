@@ -4,10 +4,10 @@
     admit     pool quota, tenant limits, guarantees
     fit       the best node beside reservations, else one where reservations may be passed
     grant     or reserve: a line that is refused sleeps with its refusal, and its head may get a reservation
-    reclaim   borrowed GPUs that their owners wait for
+    reclaim   borrowed GPUs for which tasks of their own pool wait
 
-Nothing here remembers anything: what steers a decision is in the state, and what only saves time is in an index (queue,
-rooms, bookings).
+The pass keeps no memory of its own: the state holds all facts that steer a decision, and the indexes (queue, rooms,
+bookings) only save time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _POOLS: Final = tuple(Pool)
 
 
 class Pass:
-    """Each event is applied before the next line is looked at."""
+    """Each event is applied before the next line is tried."""
 
     __slots__ = ("at", "events", "full", "settled", "state")
 
@@ -46,7 +46,7 @@ class Pass:
         self.state = state
         self.at = command.at
         self.full = command.full
-        self.settled = False  # nothing was applied since
+        self.settled = False  # no event was applied since
         self.events: list[Event] = []
 
     def run(self, limit: int) -> tuple[Event, ...]:
@@ -68,7 +68,7 @@ class Pass:
         return tuple(self.events)
 
     def _sleep(self, line: Line, refusal: Refusal) -> None:
-        """With a reservation for its first task without one, if it waits for GPUs and a slot is free."""
+        """The line sleeps. If it waits for GPUs and a slot is free, its first task without a reservation gets one."""
         state = self.state
         reserved: tuple[Event, ...] | None = None
         if refusal.scope is Scope.ROOM:
@@ -81,8 +81,8 @@ class Pass:
         state.queue.beds.sleep(line, refusal, free_slots(state), seeker)
 
     def _try(self, line: Line) -> Refusal | None:
-        """Grants a task of the line what it asks for, or says what is in the way of its head. A task with a reservation
-        may start though the head cannot.
+        """Grants a task of the line its demand, or returns the refusal of its head. A task with a reservation may start
+        even if the head cannot.
         """
         refusal = self._try_task(line, line.head)
         if refusal is not None and line.reserved and _may_spare_others(refusal):
@@ -106,7 +106,7 @@ class Pass:
         if not spots:
             return NO_ROOM
         if line.known.is_part:
-            # What a part counts for depends on the card.
+            # The claim of a part depends on the GPU.
             refusal = admit(state, line, claim_of_spots(spots), access)
             if refusal is not None:
                 return PartTooLarge(refused=refusal)
@@ -117,7 +117,7 @@ class Pass:
 
     def _protect(self, line: Line) -> bool:
         """A task is about to start. Lines before it in order that wait for the quota of its pool or tenant reserve that
-        first: else smaller tasks could take it for ever. True: the task must be tried again.
+        quota first. Otherwise smaller tasks could take it forever. True: the task must be tried again.
         """
         for other in self.state.queue.beds.overtaken(line):
             reserved = reserve(self.state, other, self.at, quota_alone=True)
@@ -136,8 +136,8 @@ class Pass:
             queue.beds.wake_all()
 
     def _end_broken_dependents(self) -> None:
-        """Of tasks that ended otherwise than was waited for, and of those in turn; at most a portion. A pass is due until
-        none is left.
+        """Ends tasks whose dependencies can no longer be met, and their own dependents, up to a limit. A pass is due
+        until none is left.
         """
         left = PORTION
         while left > 0 and self.state.dependents.broken:
@@ -146,7 +146,7 @@ class Pass:
                 left -= len(event.task_ids)
 
     def _settle(self) -> None:
-        """After a change: reservations as they should be, and lines awake that the change may have let in."""
+        """After a change: updates reservations, and wakes the lines that the change may have let in."""
         state = self.state
         while not self.settled:
             wake(state, self.at)
@@ -163,12 +163,14 @@ class Pass:
 
 
 def _may_spare_others(refusal: Refusal) -> bool:
-    """Whether it depends on the reservation that a task of the line holds."""
+    """Whether the refusal may not hold for a task of the line with a reservation."""
     return refusal.may_reserve or refusal.scope is Scope.OTHER
 
 
 def wake(state: ClusterState, at: int) -> None:
-    """Wakes the lines that changes since the last call may have let in. docs/scheduling.md says what lifts which refusal."""
+    """Wakes the lines that changes since the last call may have let in. docs/scheduling.md lists which change lifts
+    which refusal.
+    """
     queue, rooms = state.queue, state.rooms
     if state.accounts.dropped:
         queue.reorder()
@@ -197,8 +199,8 @@ def _passable(state: ClusterState, room: Room, at: int) -> Passable:
 
 
 def _wake_for_less(state: ClusterState) -> None:
-    """A grant, too, can leave more to others: quota that its tenant's tasks in the other pool no longer need, GPUs that are
-    no longer kept for its tenant's guarantee, a card on which a share counts for less.
+    """A grant, too, can leave more to other tasks: quota that its tenant's tasks in the other pool no longer need, GPUs
+    no longer kept for its tenant's guarantee, or a GPU on which a share has a smaller claim.
     """
     queue = state.queue
     for pool in _POOLS:
@@ -213,7 +215,9 @@ def _wake_for_less(state: ClusterState) -> None:
 
 
 def _wake_favoured(state: ClusterState) -> None:
-    """What its tenant lacks, and what the tenants of reservations lack, decides which reservations a task may pass."""
+    """The reservations that a task may pass depend on the unused guarantees of its tenant and of the tenants with
+    reservations.
+    """
     for account in state.accounts.guaranteed.values():
         if account.short_milli() > 0:
             for line in lines_of(account):

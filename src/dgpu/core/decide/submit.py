@@ -63,14 +63,14 @@ def decide_submit(state: ClusterState, command: SubmitTasks) -> Decision:
 def _accepted(
     state: ClusterState, command: SubmitTasks, entry: int, number: int, submitted: TaskSpec
 ) -> TaskSpec | Rejection:
-    """As it will be journaled: with its time limit, what such tasks take, and the tasks that it still waits for."""
+    """The task as journaled: with its time limit, the expected run time, and the tasks that it still waits for."""
     spec = with_estimate(state, submitted)
     timeout_ms = resolve_timeout(state.settings, spec)
     if timeout_ms is None:
         return TimeoutTooLong(
             entry=entry, timeout_ms=spec.timeout_ms or 0, max_timeout_ms=state.settings.max_timeout_ms
         )
-    # Without any node yet, nobody knows what will come: it waits.
+    # While no node has registered, the future nodes are unknown: the task waits.
     refused = never_fits(state, demand_of(spec.shape), entry) if state.nodes else None
     refusal = refused or refused_by_quota(state, spec.shape, entry)
     if refusal is not None:
@@ -88,7 +88,7 @@ def _accepted(
 
 
 def is_history_behind(state: ClusterState) -> bool:
-    """So many finished tasks are only in memory and in the journal that no more tasks are taken."""
+    """Submits are refused because too many finished tasks are only in memory and in the journal."""
     return state.ended_count > _most_ended(state.settings)
 
 
@@ -97,8 +97,8 @@ def _most_ended(settings: Settings) -> int:
 
 
 def resolve_timeout(settings: Settings, spec: TaskSpec) -> int | None:
-    """In ms, 0 for no limit; None if it is beyond what is allowed. Online tasks may run for ever, batch tasks only
-    where there is no maximum.
+    """In ms, 0 for no limit; None if it is longer than allowed. Online tasks may run forever, batch tasks only if there
+    is no maximum.
     """
     limit_ms = settings.max_timeout_ms
     timeout_ms = spec.timeout_ms
@@ -124,12 +124,12 @@ def _repeated(state: ClusterState, command: SubmitTasks) -> Rejection | None:
 
 
 def _too_much(state: ClusterState, command: SubmitTasks) -> Rejection | None:
-    """Beyond what is kept in memory."""
+    """Refuses a submit beyond the bounds on memory."""
     settings, ring = state.settings, state.key_ring
     if is_history_behind(state):
         return HistoryBehind(finished=state.ended_count, limit=_most_ended(settings))
     if command.idempotency_key:
-        # Old keys make room for new ones (decide_time). Here all keys are younger than an hour, and a bound is reached.
+        # Old keys make room for new ones (decide_time). Here all keys are younger than an hour, and a limit is reached.
         tenant = tenant_of(command.idempotency_key)
         known = ring.count_of(tenant)
         if known >= settings.max_tenant_keys:

@@ -1,4 +1,4 @@
-"""decide(state, command): what happens, or why not. Nothing is changed here, and nothing is asked of the world."""
+"""decide(state, command): the events of a command, or its refusal. Deciding changes no state and does no I/O."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from dgpu.core.wall_clock import decide_wall_clock
 
 
 def decide(state: ClusterState, command: Command) -> Decision:
-    """Nothing is changed here. RunPass is decided on a fork, since each grant changes what the next one may have."""
+    """Changes no state. RunPass is decided on a fork, because each grant changes the room for the next one."""
     return DECIDERS[type(command)](state, command)
 
 

@@ -1,4 +1,4 @@
-"""What the passing of time does, in bounded portions, and a new scheduler taking over."""
+"""Changes caused by passing time, in bounded portions, and the takeover by a new scheduler."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_TENANTS_AT_ONCE: Final = 16
 
 
 def decide_begin_epoch(state: ClusterState, command: BeginEpoch) -> Decision:
-    """Above every epoch and task id that is known inside or outside the journal."""
+    """The new epoch is above every epoch and task id known inside or outside the journal."""
     return (
         EpochBegan(
             at=command.at,
@@ -42,10 +42,10 @@ def decide_begin_epoch(state: ClusterState, command: BeginEpoch) -> Decision:
 
 
 def _no_pass_before(state: ClusterState, command: BeginEpoch) -> int:
-    """Until every run under a lost lease has been stopped or frozen; 0: there is none.
+    """The time until every run under a lost lease has been stopped or frozen; 0: there is none.
 
-    A scheduler that dies meanwhile leaves the wait to the next one. If time was not counted since then, because the machine
-    was off, only the journal proves that it has passed.
+    If a scheduler ends during the wait, the next one continues it. If time was not counted since then, because the
+    machine was off, only the journal proves that the time has passed.
     """
     over_at = state.no_pass_before
     if command.lost_tail or over_at == LOSS_ACCEPTED:
@@ -69,7 +69,7 @@ def decide_tick(state: ClusterState, command: Tick) -> Decision:
 
 
 def forget_due(state: ClusterState, history_at: int, at: int) -> bool:
-    """True: the next Tick forgets tasks. The service then sends Ticks one after the other until nothing is due."""
+    """True: the next Tick forgets tasks. The service then sends Ticks in sequence until nothing is due."""
     settings = state.settings
     if not state.ended:
         return False
@@ -79,7 +79,7 @@ def forget_due(state: ClusterState, history_at: int, at: int) -> bool:
 
 
 def _forget_tasks(state: ClusterState, command: Tick) -> tuple[Event, ...]:
-    """Tasks that ended are kept for a while, and until the history holds them."""
+    """Ended tasks are kept for a while, and until the history holds them."""
     if not forget_due(state, command.history_at, command.at):
         return ()
     too_many = state.ended_count - state.settings.keep_finished
@@ -93,7 +93,7 @@ def _forget_tasks(state: ClusterState, command: Tick) -> tuple[Event, ...]:
 
 
 def _oldest_first(heap: list[tuple[int, TaskId]]) -> Iterator[tuple[int, TaskId]]:
-    """The entries of a heap in order, without changing it. The first k cost k log k, however long the heap is."""
+    """The entries of a heap in order, without changing it. The first k entries cost k log k for any length of the heap."""
     ahead = [(heap[0], 0)]
     while ahead:
         entry, place = heappop(ahead)
@@ -104,7 +104,7 @@ def _oldest_first(heap: list[tuple[int, TaskId]]) -> Iterator[tuple[int, TaskId]
 
 
 def _forget_keys(state: ClusterState, command: Tick) -> tuple[Event, ...]:
-    """Keys go when their time is over; where there are nearly too many, the oldest go after an hour."""
+    """Keys are dropped when they expire. If there are nearly too many, the oldest are dropped after an hour."""
     ring, settings = state.key_ring, state.settings
     if not ring.count:
         return ()
@@ -131,7 +131,7 @@ def _keys_before(ring: KeyRing, at: int, over_at: int, number: int, tenant: str)
         return ()
     before = over_at + 1
     if len(oldest) > number:
-        # Keys of one moment go together.
+        # Keys of the same time are dropped together.
         before = min(before, max(oldest[number], oldest[0] + 1))
     return (KeysForgotten(at=at, before=before, tenant_id=tenant),)
 

@@ -1,4 +1,4 @@
-"""What people do to tasks that wait: hold them, let them go, change their priority."""
+"""Commands for waiting tasks: hold, release, change the priority."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def decide_priority(state: ClusterState, command: ChangePriority) -> Decision:
 
 
 def end_broken(state: ClusterState, at: int, most: int) -> tuple[TasksCancelled, ...]:
-    """Tasks whose dependencies can never be met are over, the oldest first."""
+    """Cancels tasks whose dependencies can never be met, the oldest first."""
     broken = state.dependents.broken
     if not broken:
         return ()
@@ -55,7 +55,7 @@ def end_broken(state: ClusterState, at: int, most: int) -> tuple[TasksCancelled,
 
 
 def array_tasks(state: ClusterState, array_id: TaskId) -> Iterator[Task]:
-    """Those that are not forgotten. Ids of an array are consecutive, and its size is bounded."""
+    """The tasks that are still in memory. Ids of an array are consecutive, and its size is bounded."""
     for number in range(array_id, array_id + MAX_TASKS):
         task = state.tasks.get(TaskId(number))
         if task is not None and task.array_id == array_id:
@@ -65,7 +65,7 @@ def array_tasks(state: ClusterState, array_id: TaskId) -> Iterator[Task]:
 def _waiting(
     state: ClusterState, command: HoldTasks | ReleaseTasks | ChangePriority
 ) -> list[Task] | UnknownTask | UnknownArray | TaskNotWaiting:
-    """The tasks meant. Of an array, those that wait; by id, all of them must."""
+    """The addressed tasks. Of an array, only waiting tasks count; tasks named by id must all be waiting."""
     if command.array_id is not None:
         tasks = list(array_tasks(state, command.array_id))
         if not tasks:
