@@ -1,4 +1,4 @@
-"""Accounts: what each tenant holds now and how it stands against the others. Derived from the state, never journaled."""
+"""Accounts: the current use of each tenant and its place among the others. Derived from the state, never journaled."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _DAY_MS: Final = 86_400_000
 
 
 class Account:
-    """The share is what orders tenants: decayed use, and one step's worth of what it holds now, over its weight. So a
-    burst of free GPUs is dealt out in turns, although nobody has used any of them yet.
+    """The share orders tenants. It is the decayed use plus one step's charge of the current use, divided by the weight.
+    So a burst of free GPUs is distributed in turns, although no tenant has used any of them yet.
     """
 
     __slots__ = (
@@ -41,21 +41,21 @@ class Account:
 
     def __init__(self, tenant_id: TenantId) -> None:
         self.tenant_id = tenant_id
-        self.tenant: Tenant | None = None  # None: not known, so without limits of its own
+        self.tenant: Tenant | None = None  # None: unknown, so without limits of its own
         self.guaranteed_milli = 0
-        self.limited = False  # anything but its guarantee and its share decides when its tasks may start
+        self.limited = False  # a limit besides guarantee and share decides when its tasks may start
         self.shapes: dict[ShapeId, KnownShape] = {}  # of its tasks
         self.milli = 0  # GPUs held
-        self.since = 0  # sum over what it holds: thousandths times the time they are charged up to
+        self.since = 0  # sum over its leases: thousandths times the time up to which they are charged
         self.running = 0  # tasks
         self.memory_mb = 0
         self.weighed = 0  # decayed use, see usage.Usage
         self.share = 0
-        # The range that its share may move in, and nobody before or behind it in the order would notice: see standings.
+        # The share may move within this range without changing the order of tenants: see standings.
         self.standing = self.reach = NOWHERE
 
     def copy(self) -> Account:
-        """Without its shapes and its standing, which belong to an index."""
+        """A copy without shapes and standing, which belong to an index."""
         twin = Account(self.tenant_id)
         twin.tenant, twin.limited, twin.guaranteed_milli = self.tenant, self.limited, self.guaranteed_milli
         twin.milli, twin.since, twin.running = self.milli, self.since, self.running
@@ -63,14 +63,14 @@ class Account:
         return twin
 
     def facts(self) -> tuple[object, ...]:
-        """For comparison with one derived from scratch."""
+        """For comparison with an account derived from scratch."""
         return (self.tenant, self.milli, self.since, self.running, self.memory_mb, self.weighed, self.share)
 
     def uncharged(self, at: int) -> int:
         return self.milli * at - self.since
 
     def short_milli(self) -> int:
-        """What is missing to its guarantee."""
+        """The unused part of the guarantee."""
         return 0 if self.tenant is None else self.guaranteed_milli - self.milli
 
 
@@ -94,15 +94,15 @@ class Accounts:
         self.by_tenant: dict[TenantId, Account] = {}
         self.dropped: dict[
             TenantId, Account
-        ] = {}  # they stand further in front: lines may be listed too far back
+        ] = {}  # tenants that moved ahead: their lines may be listed too late
         self.guaranteed: dict[TenantId, Account] = {}
         self._tenants = tenants
         self._meter = meter
-        self._held_factor = factor(meter, meter.charged_at)  # for what is held now
+        self._held_factor = factor(meter, meter.charged_at)  # for current use
         self._standings = Standings()
         self._step, self._factor = -1, 0
         self._day, self._month = -1, 0
-        self.wall_offset_ms = 0  # months are those of the calendar
+        self.wall_offset_ms = 0  # months follow the calendar
 
     def copy(self, tenants: Mapping[TenantId, Tenant]) -> Accounts:
         twin = Accounts(tenants, self._meter)
@@ -124,7 +124,7 @@ class Accounts:
         return account
 
     def close(self, account: Account, shape_id: ShapeId) -> None:
-        """No task has this shape any more. Of a tenant that was never set, nothing remains with its last shape."""
+        """No task has this shape any more. An account without settings is removed with its last shape."""
         del account.shapes[shape_id]
         if not account.shapes and account.tenant is None and not account.weighed:
             del self.by_tenant[account.tenant_id]
@@ -132,7 +132,7 @@ class Accounts:
             self.dropped.pop(account.tenant_id, None)
 
     def learn(self, usages: Mapping[TenantId, Usage], meter: Meter) -> None:
-        """Tenants, use or the meter changed, and with them every share."""
+        """Tenants, use or the meter changed, and so did every share."""
         self._meter = meter
         self._held_factor = factor(meter, meter.charged_at)
         self._step = -1
@@ -143,10 +143,10 @@ class Accounts:
             account.weighed = 0 if usage is None else usage.weighed
             self._introduce(account)
 
-    # what is held
+    # current use
 
     def hold(self, account: Account, lease: Lease, milli: int) -> None:
-        """`milli` is that of the lease. Of a gang, the first rank counts as the task."""
+        """`milli` is that of the lease. In a gang, the first rank counts as the task."""
         if not lease.rank:
             account.running += 1
         if not milli:
@@ -180,7 +180,7 @@ class Accounts:
         if not account.standing <= share <= account.reach:
             self._restand(account)
 
-    # what time does
+    # time
 
     def factor_at(self, at: int) -> int:
         step = at // STEP_MS
@@ -189,7 +189,7 @@ class Accounts:
         return self._factor
 
     def month_at(self, at: int) -> int:
-        """The calendar month of the wall clock."""
+        """The calendar month by the wall clock."""
         wall_ms = at + self.wall_offset_ms
         day = wall_ms // _DAY_MS
         if day != self._day:

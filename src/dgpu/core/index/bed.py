@@ -12,30 +12,30 @@ from typing import Any, Final, TypeAlias
 from dgpu.core.index.line import FIRST_OF_ALL, Line, Turn
 from dgpu.core.model.ids import NO_TASK, TaskId
 
-# What the lines of a bed have in common; see beds.bed_key. Of no length that the compiler knows: tuples of different
-# lengths are keys of one dict.
+# The common properties of the lines of a bed; see beds.bed_key. The type has no fixed length for the compiler, because
+# tuples of different lengths are keys of one dict.
 BedKey: TypeAlias = tuple[Any, ...]
 
-_SLACK: Final = 64  # stale entries tolerated in a heap beyond the live ones
+_SLACK: Final = 64  # stale entries allowed in a heap beyond the valid ones
 
 
 class Bed:
-    """`is_open`: a change may have lifted the refusal. `for_slot`: only a free reservation slot keeps it open, for the lines
-    that were not tried since.
+    """`is_open`: a change may have lifted the refusal. `for_slot`: only a free reservation slot keeps the bed open, for
+    lines that were not tried since.
     """
 
     __slots__ = ("_turns", "for_slot", "is_open", "key", "lines", "number", "offered", "refused", "tried")
 
     def __init__(self, key: BedKey, number: int) -> None:
         self.key = key
-        self.number = number  # tells entries of heaps apart that have the same turn
+        self.number = number  # orders heap entries with the same turn
         self.lines: dict[Line, None] = {}
         self.is_open = True
         self.for_slot = False
-        self.offered: Turn | None = None  # the turn by which the offers know it
+        self.offered: Turn | None = None  # the turn under which the offers list it
         self.refused: Turn = FIRST_OF_ALL  # the turn of the line that closed it
-        self.tried: list[Line] = []  # lines out of the order until it opens or closes
-        self._turns: list[tuple[Turn, int, Line]] = []  # heap, stale entries included
+        self.tried: list[Line] = []  # tried lines, out of the order until the bed opens or closes
+        self._turns: list[tuple[Turn, int, Line]] = []  # a heap with stale entries
 
     def enter(self, line: Line) -> None:
         self.lines[line] = None
@@ -47,7 +47,9 @@ class Bed:
         line.listed, line.seeker = None, NO_TASK
 
     def set_aside(self, line: Line, seeker: TaskId) -> None:
-        """It was tried. `seeker`: its next task that may want a reservation; it is offered in that task's turn."""
+        """The line was tried. `seeker`: its next task that may need a reservation. The line is offered in the turn of
+        that task.
+        """
         line.listed, line.seeker = None, seeker
         self.tried.append(line)
         if seeker:
@@ -62,7 +64,9 @@ class Bed:
         self.tried.clear()
 
     def list_line(self, line: Line) -> bool:
-        """After its turn changed. Entries that are too early are put right when they come up. True: it has a new entry."""
+        """Lists a line after its turn changed. Entries that are too early are corrected when they come up. True: it has
+        a new entry.
+        """
         turn = line.turn()
         if turn is None or (line.listed is not None and line.listed <= turn):
             return False
@@ -81,7 +85,7 @@ class Bed:
         heapify(self._turns)
 
     def first(self) -> Line | None:
-        """The first line in order that has a task to place. `line.listed` is its turn."""
+        """The first line in order with a task to place. `line.listed` is its turn."""
         turns = self._turns
         while turns:
             turn, number, line = turns[0]
@@ -105,7 +109,7 @@ class Bed:
 
 
 class Offers:
-    """Open beds by their first turn: a heap, stale entries included."""
+    """Open beds by their first turn: a heap with stale entries."""
 
     __slots__ = ("_beds",)
 
@@ -116,7 +120,7 @@ class Offers:
         return bool(self._beds)
 
     def offer(self, bed: Bed) -> None:
-        """It was opened, or its first line may come earlier now."""
+        """The bed was opened, or its first line may come earlier now."""
         first = bed.first()
         if first is None or first.listed is None:
             return

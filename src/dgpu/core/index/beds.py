@@ -1,7 +1,7 @@
-"""Which lines sleep for which reason, and which line is next in order.
+"""Which lines sleep for which refusal, and which line is next in order.
 
-Only `wake_*` opens a bed. Waking too much costs time; waking too little is a bug, which the property tests find: they
-compare each pass with one over a state in which every line is awake.
+Only `wake_*` opens a bed. Waking too much costs time. Waking too little is a bug, and the property tests find it: they
+compare each pass with a pass on a state in which every line is awake.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _AWAKE: Final[BedKey] = ("awake",)
 
 
 class Passable:
-    """Which lines may pass some reservation of a node; see rules.access."""
+    """Whether lines may pass a reservation of a node; see rules.access."""
 
     __slots__ = ("_level", "_window_ms")
 
     def __init__(self, level: int, window_ms: int) -> None:
-        self._level = level  # the lowest of its reservations
-        self._window_ms = window_ms  # the widest
+        self._level = level  # the lowest level of the node's reservations
+        self._window_ms = window_ms  # their longest window
 
     def by(self, bed: Bed) -> bool:
         first = bed.first()
@@ -36,7 +36,7 @@ class Passable:
             return bool(bed.tried)  # its lines are out of order for now
         counts_host = bool(
             first.demand.cpus_milli or first.demand.ram_mb
-        )  # reservations leave some until they begin
+        )  # reservations leave cpus and ram free until they begin
         return (
             first.reserved > 0
             or counts_host
@@ -61,7 +61,7 @@ class Beds:
     def __init__(self) -> None:
         self._offers = Offers()
         self.awake = Bed(_AWAKE, 0)
-        self._made = 0  # beds made so far
+        self._made = 0  # number of beds created
         self._beds: dict[BedKey, Bed] = {}
         # The same beds, by the changes that open them.
         self.room_beds: dict[int, dict[BedKey, Bed]] = {}  # by the number of GPUs on one node
@@ -71,7 +71,7 @@ class Beds:
         self.other_beds: dict[BedKey, Bed] = {}
 
     def copy_empty(self, twin: Beds) -> dict[Bed, Bed]:
-        """Makes the same beds in a twin that has none; by bed, its copy."""
+        """Creates the same beds in an empty twin; returns the copy of each bed."""
         copies = {self.awake: twin.awake}
         for key, bed in self._beds.items():
             copied = copies[bed] = twin._bed(key)
@@ -79,7 +79,7 @@ class Beds:
         return copies
 
     def offer_open(self) -> None:
-        """Once the lines of a copy are in their beds."""
+        """Called when the lines of a copy are in their beds."""
         for bed in self.all():
             bed.list_all()
             if bed.is_open:
@@ -95,7 +95,7 @@ class Beds:
     # lines
 
     def take_in(self, line: Line) -> None:
-        """A line that is new: awake."""
+        """Adds a new line, awake."""
         self.awake.lines[line] = None
 
     def wake_line(self, line: Line) -> None:
@@ -112,22 +112,22 @@ class Beds:
             bed.is_open = False
 
     def list_line(self, line: Line) -> None:
-        """After its head changed."""
+        """Called after the head of the line changed."""
         bed = line.bed
         if bed.list_line(line):
             if bed.is_open:
                 self._offers.offer(bed)
             elif line.listed is not None and line.listed < bed.refused:
-                # It stands before the line that was refused: a higher level may pass reservations.
+                # The line is before the refused line: a higher level may pass reservations.
                 self._wake(bed)
 
     def move_up(self, line: Line) -> None:
-        """Its tenant's share fell below that of others."""
+        """The share of its tenant fell below the share of others."""
         if line.head and line.bed.list_line(line) and line.bed.is_open:
             self._offers.offer(line.bed)
 
     def reorder(self) -> None:
-        """Levels are reckoned otherwise."""
+        """The rule for levels changed."""
         self._offers = Offers()
         for bed in self.all():
             bed.list_all()
@@ -141,7 +141,7 @@ class Beds:
         return bool(self._offers)
 
     def first_awake(self, slots: int) -> Line | None:
-        """The next line in order that is worth a try. `slots`: reservations that could be made."""
+        """The next line in order to try. `slots`: free reservation slots."""
         while (line := self._offers.first()) is not None:
             bed = line.bed
             if bed.for_slot and slots <= 0:
@@ -153,19 +153,19 @@ class Beds:
         return None
 
     def _is_refused(self, line: Line) -> bool:
-        """A line before it in order that asks for the same was refused: it joins that line, untried."""
+        """A line before it with the same demand was refused: this line joins that bed untried."""
         bed = self._beds.get(room_key(line))
         if bed is None or (bed.is_open and not bed.for_slot):
             return False
         if line.listed is None or line.listed < bed.refused:
-            return False  # it may pass reservations that the other may not
+            return False  # it may pass reservations that the refused line may not
         self._move(line, bed)
         return True
 
     def sleep(self, line: Line, refusal: Refusal, slots: int, seeker: TaskId) -> None:
-        """Only a change that may lift the refusal wakes the line, and with it all lines that are refused alike. `slots`:
-        reservations that could be made; while there are any, the next tasks of these lines may want one. `seeker`: the
-        next one of this line, if any.
+        """Only a change that may lift the refusal wakes the line, together with all lines of the same refusal. `slots`:
+        free reservation slots; while there are any, the next tasks of these lines may need one. `seeker`: the next such
+        task of this line, if any.
         """
         bed = self._bed(bed_key(line, refusal))
         line.seeker = NO_TASK
@@ -182,7 +182,7 @@ class Beds:
             _close(bed)
 
     def overtaken(self, line: Line) -> list[Line]:
-        """The first lines that wait for quota of the line's pool or tenant, as far as they stand before it."""
+        """The first lines before this line that wait for quota of the same pool or tenant."""
         turn = line.turn()
         found: list[Line] = []
         for beds in (
@@ -208,7 +208,7 @@ class Beds:
             self._wake(bed)
 
     def wake_for_room(self, room: Room, passable: Passable) -> None:
-        """A node has more to give: beside its reservations, or for lines that may pass some of these."""
+        """A node has more to give: beside its reservations, or for lines that may pass some of them."""
         seen = whole(room) if room.holds else room
         gpus = len(seen.idle)
         for number, beds in self.room_beds.items():
@@ -220,13 +220,13 @@ class Beds:
                         self._wake(bed)
 
     def wake_for_quota(self, pool: Pool | None, left_milli: int) -> None:
-        """A pool may take so much more."""
+        """A pool may take this much more."""
         for bed in self.pool_beds.get(pool, _NO_BEDS).values():
             if bed.key[2] <= left_milli:
                 self._wake(bed)
 
     def wake_for_tenant(self, account: Account) -> None:
-        """What the tenant uses fell, or its limits changed."""
+        """The tenant uses less, or its limits changed."""
         for bed in self.tenant_beds.get(account.tenant_id, _NO_BEDS).values():
             self._wake(bed)
 
@@ -235,7 +235,7 @@ class Beds:
             self._wake(bed)
 
     def wake_others(self) -> None:
-        """Any change may give a share a card on which it counts for less."""
+        """After any change, a share may get a GPU on which its claim is smaller."""
         for bed in self.other_beds.values():
             self._wake(bed)
 
@@ -267,7 +267,7 @@ class Beds:
         return bed
 
     def _kin(self, key: BedKey) -> dict[BedKey, Bed]:
-        """The beds that the same kind of change opens."""
+        """The beds that open with the same kind of change."""
         scope = key[0]
         if scope is Scope.ROOM:
             return self.room_beds.setdefault(key[1].gpus, {})
@@ -287,8 +287,8 @@ def _close(bed: Bed) -> None:
 
 
 def bed_key(line: Line, refusal: Refusal) -> BedKey:
-    """Lines share a bed if every rule of the refusal's scope treats them alike. One with a reservation has its own: it may
-    have what others may not.
+    """Lines share a bed if every rule of the refusal's scope treats them alike. A line with a reservation has its own
+    bed: it may pass where others may not.
     """
     scope, claim = refusal.scope, line.claim
     if scope is Scope.ROOM:

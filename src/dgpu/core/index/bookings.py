@@ -1,4 +1,4 @@
-"""The index behind reservations: what everyone asks of them in a pass. Derived, never journaled."""
+"""The index behind reservations, with the facts that each pass needs. Derived, never journaled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Booking:
-    """A reservation with the facts about its task that others ask for."""
+    """A reservation with the facts about its task that other tasks need."""
 
     __slots__ = ("level", "line", "made", "window_ms")
 
@@ -21,7 +21,7 @@ class Booking:
         self.made = made
         self.line = line  # of its task
         self.level = level
-        self.window_ms = window_ms  # a task that is over within this time does not delay it
+        self.window_ms = window_ms  # a task that ends within this time does not delay it
 
     @property
     def task_id(self) -> TaskId:
@@ -29,7 +29,7 @@ class Booking:
 
 
 class Settled(NamedTuple):
-    """A plan holds as long as neither its nodes nor the reservations there change, and it is not this late."""
+    """A plan is valid while its nodes and their reservations stay unchanged, and until this time."""
 
     until: int
     rooms: tuple[int, ...]
@@ -53,7 +53,7 @@ class Bookings:
         self.checked.pop(task_id, None)
 
     def reorder(self) -> None:
-        """Levels are reckoned otherwise."""
+        """The rule for levels changed."""
         self.changed()
         self.checked.clear()
 
@@ -61,7 +61,7 @@ class Bookings:
         self.checked[task_id] = Settled(until, rooms)
 
     def known(self, at: int) -> list[Booking] | None:
-        """As last asked for at this very time."""
+        """The bookings cached for exactly this time."""
         return self._in_order if self._at == at else None
 
     def keep(self, at: int, in_order: list[Booking]) -> None:

@@ -1,4 +1,4 @@
-"""From the facts about a node's GPUs to the cards that it can give away."""
+"""Computes from the facts about a node's GPUs which GPUs it can give to tasks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def deal(
     room: Room, gpus: Sequence[Gpu], leases: Iterable[Lease], held: Container[GpuId], settings: Settings
 ) -> None:
-    """The cards of a room, which of them are idle and which are shared."""
+    """The GPUs of a room: all, idle ones and shared ones."""
     room.cards = {
         gpu.id: _card(gpu, settings)
         for gpu in gpus
@@ -56,7 +56,7 @@ def status_of(gpu: Gpu, node: Node, *, leased: bool) -> GpuStatus:
 
 
 def usable_mb(gpu: Gpu, settings: Settings) -> int:
-    """What may be promised on an idle card."""
+    """The memory that may be promised on an idle GPU."""
     return max(0, gpu.memory_in_steps_mb - settings.memory_margin_mb - gpu.foreign_mb)
 
 

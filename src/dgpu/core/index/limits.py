@@ -1,4 +1,4 @@
-"""What pools may use: their parts of the GPUs that count, kept up as nodes come, go and fall ill."""
+"""The limits of pools: their parts of the GPUs that count, updated as nodes join, leave and fail."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COUNTED: Final = tuple(
 
 
 def schedulable(state: ClusterState) -> int:
-    """GPUs that count for the quota."""
+    """The GPUs that count for the quota."""
     counts = state.rooms.counts
     return sum([counts[slot] for slot in _COUNTED])
 
@@ -28,7 +28,7 @@ def quota_of(state: ClusterState) -> Split:
 
 
 def settle_pools(state: ClusterState) -> None:
-    """The pools' limits follow what counts: quota, and what is held out of its reach."""
+    """Updates the pools' limits: the quota, plus current use on GPUs that do not count for it."""
     refreshed = state.rooms.refreshed
     if not refreshed and not state.limits_changed:
         return
@@ -43,7 +43,7 @@ def settle_pools(state: ClusterState) -> None:
 
 
 def _count_away(state: ClusterState, node_id: NodeId) -> None:
-    """What is held on cards that no longer count for the quota does not count against it either."""
+    """Use of GPUs that no longer count for the quota does not count against it."""
     state.away.pop(node_id, None)
     room = state.rooms.by_node.get(node_id)
     if room is None:

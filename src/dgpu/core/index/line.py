@@ -1,7 +1,7 @@
 """A line: the waiting tasks of one shape and one time class, by age. Every rule treats its tasks as interchangeable.
 
-With ageing, waiting counts as priority. All tasks gain a point in the same time, so their order never changes: the level
-of a task is its priority less the number of such times that had passed when it was submitted.
+With ageing, waiting counts as priority. All tasks gain a point in the same time, so their order never changes. The
+level of a task is its priority minus the points that all tasks had gained by the time of its submit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FIRST_OF_ALL: Final[Turn] = (-(1 << 62), 0, 0)
 
 
 class Claim:
-    """What a task takes of its pool's quota and its tenant's limits. Frozen by convention: one is made per grant."""
+    """What a task takes of its pool's quota and its tenant's limits. Treated as frozen; one is created per grant."""
 
     __slots__ = ("memory_mb", "milli")
 
@@ -36,24 +36,24 @@ class Claim:
 
 
 def claim_of(shape: Shape) -> Claim:
-    """Exact for whole GPUs. A share takes at least this: with a memory demand, it depends on the card."""
+    """Exact for whole GPUs, a lower bound for a share: with a memory demand, its claim depends on the GPU."""
     gpus = shape.gpus * shape.nodes
     return Claim(gpus * shape.share_milli, gpus * shape.gpu_memory_mb)
 
 
 class Ageing:
-    """Shared by all lines of a queue: the tasks, and how long a point takes. 0: priority alone counts."""
+    """Shared by all lines of a queue: the tasks, and the waiting time per point. 0: only priority counts."""
 
     __slots__ = ("lines", "point_ms", "tasks")
 
     def __init__(self, tasks: Mapping[TaskId, Task], point_ms: int) -> None:
         self.tasks = tasks
         self.point_ms = point_ms
-        self.lines = 0  # made so far
+        self.lines = 0  # number of lines created
 
 
 class KnownShape:
-    """A shape that some task has, whatever the task's status, with all that follows from the shape."""
+    """A shape of at least one task in any status, with all facts derived from the shape."""
 
     __slots__ = ("account", "claim", "demand", "is_part", "lines", "pool", "shape", "shape_id", "uses")
 
@@ -64,14 +64,14 @@ class KnownShape:
         self.pool = pool
         self.demand: Demand = demand_of(shape)
         self.claim = claim_of(shape)
-        self.is_part = self.demand.share_milli < WHOLE_MILLI  # takes a part of one card
+        self.is_part = self.demand.share_milli < WHOLE_MILLI  # takes a part of one GPU
         self.uses = 0  # tasks of this shape
         self.lines: dict[int, Line] = {}  # by `lasts_ms`
 
 
 class Line:
-    """Tasks that back off, are held or wait for others are `apart`: they hold nothing up. While its array runs as many
-    tasks as it may, a line has no head.
+    """Tasks that back off, are held or wait for other tasks are `apart`: they block no other task. While its array runs
+    its maximum of tasks, a line has no head.
     """
 
     __slots__ = (
@@ -98,13 +98,13 @@ class Line:
     def __init__(self, known: KnownShape, lasts_ms: int, ageing: Ageing, bed: Bed) -> None:
         self.known = known
         self.lasts_ms = (
-            lasts_ms  # a task of it frees its GPUs so long after its start at the latest; see lasting
+            lasts_ms  # the longest time from the start of a task until its GPUs are free; see durations
         )
         self.ageing = ageing
         ageing.lines += 1
-        self.number = ageing.lines  # tells entries of heaps apart that have the same turn
-        self.bed = bed  # where the line sleeps, or that of the lines awake
-        self.listed: Turn | None = None  # the turn by which its bed knows it
+        self.number = ageing.lines  # orders heap entries with the same turn
+        self.bed = bed  # where the line sleeps; `Beds.awake` if awake
+        self.listed: Turn | None = None  # the turn under which its bed lists it
         self.account = known.account
         self.claim = known.claim
         self.demand = known.demand
@@ -115,7 +115,7 @@ class Line:
         self.reserved = 0  # tasks of it that hold a reservation
         self.seeker = NO_TASK  # while reservations are made: the oldest task without one; see Bed
         self.apart: list[TaskId] = []  # sorted
-        self._ready: list[TaskId] = []  # sorted from `_start` on; those before were taken
+        self._ready: list[TaskId] = []  # sorted from `_start` on; earlier entries were taken
         self._start = 0
 
     def copy(self, known: KnownShape, ageing: Ageing, bed: Bed) -> Line:
@@ -135,7 +135,7 @@ class Line:
 
     @property
     def ready_count(self) -> int:
-        """Tasks that may be placed."""
+        """The number of tasks that may be placed."""
         return 0 if self.array_full else len(self._ready) - self._start
 
     @property
@@ -150,7 +150,7 @@ class Line:
         return (-level, self.account.standing, head)
 
     def first_not_in(self, task_ids: Container[TaskId]) -> TaskId:
-        """The oldest task that may be placed and is not among these."""
+        """The oldest task that may be placed and is not in `task_ids`."""
         if not self.array_full:
             for place in range(self._start, len(self._ready)):
                 if self._ready[place] not in task_ids:
@@ -166,7 +166,7 @@ class Line:
     # the order of the queue
 
     def above(self, level: int) -> int:
-        """How many tasks of this line have a higher level. They are its oldest ones."""
+        """The number of tasks of this line with a higher level. They are its oldest tasks."""
         if not self.ageing.point_ms:
             return len(self) if self.priority > level else 0
 
@@ -177,12 +177,12 @@ class Line:
         return ready + bisect_left(self.apart, True, key=below)
 
     def rank(self, task_id: TaskId) -> int:
-        """How many tasks of this line are older."""
+        """The number of older tasks in this line."""
         ready = bisect_left(self._ready, task_id, self._start) - self._start
         return ready + bisect_left(self.apart, task_id)
 
     def after(self, task_id: TaskId) -> Iterator[TaskId]:
-        """The younger tasks by age, those apart included. The line must not change meanwhile."""
+        """The younger tasks by age, with the tasks apart. The line must not change during the iteration."""
         ready, apart = self._ready, self.apart
         one, other = bisect_left(ready, task_id + 1, self._start), bisect_left(apart, task_id + 1)
         while one < len(ready) or other < len(apart):
@@ -233,7 +233,7 @@ class Line:
         self._find_head()
 
     def _take_first(self) -> None:
-        """Taken entries are cut away in large pieces, so that taking the head costs nothing."""
+        """Taken entries are removed in large blocks, so that taking the head is cheap."""
         ready = self._ready
         self._start += 1
         if self._start == len(ready):

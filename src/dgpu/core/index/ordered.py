@@ -1,4 +1,4 @@
-"""Sorted entries in blocks: adding and removing cost the same among 20 and among 20,000."""
+"""Sorted entries in blocks: adding and removing cost the same for 20 entries and for 20,000."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import Final, Generic, TypeAlias, TypeVar
 
 T = TypeVar("T")
-Entry: TypeAlias = tuple[int, str, T]  # (amount, node id, member); no two have the same amount and id
+Entry: TypeAlias = tuple[int, str, T]  # (amount, node id, member); amount and id are unique together
 
 _MOST: Final = 256  # entries in a block; a list of this length moves in a fraction of a microsecond
 
 
 class Ordered(Generic[T]):
-    """By amount, then by node id. Blocks are never empty, but for a first one."""
+    """Sorted by amount, then by node id. Blocks are never empty, except a first one."""
 
     __slots__ = ("_blocks", "_lasts")
 
@@ -39,20 +39,20 @@ class Ordered(Generic[T]):
         place = bisect_left(self._lasts, key) if self._lasts else 0
         block = self._blocks[place]
         del block[bisect_left(block, key)]
-        # `_lasts` may now name an entry that is gone: it still parts its block from the next.
+        # `_lasts` may now name a removed entry: it still separates its block from the next.
         if not block and self._lasts:
             del self._blocks[place]
             del self._lasts[min(place, len(self._lasts) - 1)]
 
     def first_from(self, amount: int) -> T | None:
-        """The member with the least that is not less than `amount`."""
+        """The member with the smallest amount that is at least `amount`."""
         key = (amount,)
         place = bisect_left(self._lasts, key) if self._lasts else 0
         block = self._blocks[place]
         inside = bisect_left(block, key)
         if inside < len(block):
             return block[inside][2]
-        # Only where entries were removed from the block's end.
+        # Reached only if entries were removed from the end of the block.
         return self._blocks[place + 1][0][2] if place + 1 < len(self._blocks) else None
 
     def last(self) -> T:

@@ -1,9 +1,9 @@
-"""The index behind `placement: pack`: finds the node that wastes least without looking at every node.
+"""The index behind `placement: pack`: finds the node with the least waste without checking every node.
 
-Nodes are kept in groups by what their GPUs look like from afar: kind, number of whole free GPUs, size of the largest
-part-used one, idle or not. Within a group they are sorted by cpus. A decision takes one candidate from each group that
-can hold the task, by bisection, and scores only those. So the cost follows the number of groups (tens), not of nodes or of
-kinds of demand; and a change touches one group or two, whatever is waiting.
+Nodes are in groups by a rough view of their GPUs: kind, number of whole free GPUs, size of the largest part-used GPU,
+idle or not. Within a group they are sorted by cpus. A decision takes one candidate from each group that can hold the
+task, by bisection, and scores only these. So the cost grows with the number of groups (tens), not with nodes or kinds
+of demand. A change affects one or two groups, however many tasks wait.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from dgpu.core.rules.fragment import (
 )
 
 NodeName: TypeAlias = str
-# (kind, slot). Of no length that the compiler knows: else it would be made anew wherever it is looked up.
+# (kind, slot). The type has no fixed length for the compiler: otherwise the tuple would be rebuilt at each lookup.
 GroupKey: TypeAlias = tuple[Kind | int, ...]
 Order: TypeAlias = tuple[int, int, int, NodeName, Kind]
-_LEVEL_MILLI: Final = 250  # part-used GPUs are told apart this finely; measured: finer finds nothing better
+_LEVEL_MILLI: Final = 250  # step for part-used GPUs; measured: finer steps find nothing better
 _LEVELS: Final = WHOLE_MILLI // _LEVEL_MILLI + 1
-_MAX_CHOICES: Final = 16_384  # remembered
+_MAX_CHOICES: Final = 16_384  # cached
 
 
 class Found:
@@ -49,7 +49,7 @@ class Found:
     def __init__(self, member: _Member, choice: Choice, score: int, cpus_left_milli: int) -> None:
         self.node_id = member.node_id
         self.kind = member.cards.kind
-        self.from_milli = choice.from_milli  # take (each of) the GPUs from those with this much free
+        self.from_milli = choice.from_milli  # take the GPU or GPUs from those with this much free
         self.score = score
         # Least waste; then the fullest node, the fewest cpus left, the lowest id.
         left_milli = sum(member.cards.free_milli) - choice.taken_milli
@@ -57,23 +57,23 @@ class Found:
 
 
 class Packing:
-    """Tell it of every change (`put`, `drop`, `learn`), ask it for the `best` place."""
+    """Report every change with `put`, `drop` and `learn`; `best` returns the best place."""
 
     __slots__ = ("_choices", "_full", "_groups", "_members", "_typical", "_views", "changed")
 
     def __init__(self, typical: Typical) -> None:
         self._typical = typical
         self._views: dict[Kind, View] = {}
-        # Nodes whose GPUs are equal share a choice, and so do demands that differ in cpus, ram or models only.
+        # Nodes with equal GPUs share a choice, and so do demands that differ only in cpus, ram or models.
         self._choices: dict[tuple[Cards, int, int], Choice] = {}
-        self._groups: dict[GroupKey, _Group] = {}  # those that have members
+        self._groups: dict[GroupKey, _Group] = {}  # groups with members
         self._members: dict[NodeName, list[_Member]] = {}
-        # Rooms with no GPU left nor a part of one. In a busy cluster every end and every grant makes one or unmakes one,
-        # and only tasks without GPUs want them: until one asks, they are in no group.
+        # Rooms without any free part of a GPU. In a busy cluster every end and every grant adds or removes one, and
+        # only tasks without GPUs need them. They join a group when such a task asks.
         self._full: dict[NodeName, Room] = {}
-        self.changed: dict[NodeId, Room] = {}  # rooms that `catch_up` will look at
+        self.changed: dict[NodeId, Room] = {}  # rooms for the next `catch_up`
 
-    # what changes
+    # changes
 
     def catch_up(self, rooms: Mapping[NodeId, Room]) -> None:
         for node_id, room in self.changed.items():
@@ -91,7 +91,7 @@ class Packing:
         self.put(room.node_id, Host(cpus_milli, ram_mb, not room.leases), parts_of(room))
 
     def put(self, node_id: NodeName, host: Host, parts: Sequence[Cards]) -> None:
-        """The node is now like this. `parts`: one per kind of GPU; one without GPUs if it has none."""
+        """Sets the state of a node. `parts`: one per kind of GPU; a node without GPUs has one empty part."""
         self.drop(node_id)
         members = self._members[node_id] = [_Member(node_id, host, cards) for cards in parts]
         for member in members:
@@ -101,7 +101,7 @@ class Packing:
             group.by_cpus.add(host.cpus_milli, node_id, member)
 
     def drop(self, node_id: NodeName) -> None:
-        """The node takes no tasks: gone, draining or full of leases."""
+        """The node takes no tasks: removed, draining or full of leases."""
         self._full.pop(node_id, None)
         for member in self._members.pop(node_id, ()):
             group = self._groups[member.group]
@@ -110,12 +110,12 @@ class Packing:
                 del self._groups[member.group]
 
     def learn(self, typical: Typical) -> None:
-        """A new table. Choices are not worked out anew here, but when they are next asked for."""
+        """Sets a new table. Choices are computed again when they are next needed."""
         self._typical = typical
         self._views.clear()
         self._choices.clear()
 
-    # what is asked
+    # queries
 
     def best(self, demand: Demand) -> Found | None:
         if not demand.gpus:
@@ -131,7 +131,7 @@ class Packing:
     # leaves
 
     def _best_of(self, group: _Group, demand: Demand) -> Found | None:
-        """The candidate of a group, and what it would waste."""
+        """The candidate of a group, and its waste."""
         gpus, kind, typical = demand.gpus, group.kind, self._typical
         milli = milli_on(demand, kind) if gpus else 0
         if group.whole < gpus and (milli == WHOLE_MILLI or group.most_milli < milli):
@@ -167,7 +167,7 @@ class Packing:
 
 
 def parts_of(room: Room) -> tuple[Cards, ...]:
-    """The free shares of a room's cards, by kind."""
+    """The free shares of a room's GPUs, by kind."""
     idle = room.idle
     if not room.mixed:
         for card in room.cards.values():
@@ -184,7 +184,7 @@ def parts_of(room: Room) -> tuple[Cards, ...]:
 
 
 def pack_cards(room: Room, demand: Demand, kind: Kind, from_milli: int) -> list[Card]:
-    """Which cards are meant by what `Packing.best` found. Whole ones are for topology to choose."""
+    """The GPUs of a result of `Packing.best`. Topology chooses among whole GPUs."""
     gpus = demand.gpus
     if not gpus:
         return []
@@ -205,7 +205,7 @@ def pack_cards(room: Room, demand: Demand, kind: Kind, from_milli: int) -> list[
 
 
 _NO_GPUS: Final = Kind("", 0)
-_WHOLE: Final[tuple[int, ...]] = tuple([WHOLE_MILLI] * 1_024)  # more cards than any node has
+_WHOLE: Final[tuple[int, ...]] = tuple([WHOLE_MILLI] * 1_024)  # more GPUs than any node has
 
 
 def _by_index(card: Card) -> tuple[int, str]:
@@ -213,7 +213,7 @@ def _by_index(card: Card) -> tuple[int, str]:
 
 
 def _first(cards: list[Card]) -> Card:
-    """By index."""
+    """The first GPU by index."""
     first = cards[0]
     for card in cards:
         if stands_before(card, first):
@@ -244,17 +244,17 @@ class _Group:
         self.kind = first.cards.kind
         self.whole = whole = first.whole
         level = _level(first.largest_milli)
-        # The most that a share can get here.
+        # The largest share that fits here.
         self.most_milli = WHOLE_MILLI if whole else level * _LEVEL_MILLI - 1 if level else 0
-        # Shares compete for parts: a whole GPU has room for any share, a used up one for none.
+        # Shares compete for parts: a whole GPU has room for any share, a fully used one for none.
         self.parts_count = not whole and level > 0
         self.about_milli = whole * WHOLE_MILLI + level * _LEVEL_MILLI // 2
         self.by_cpus: Ordered[_Member] = Ordered()
 
     def candidate(self, demand: Demand, milli: int, *, spare_per_gpu: int) -> _Member | None:
-        """The member of the least stranding. For a task light on cpus that is the one with the fewest cpus that
-        fits; for a heavy one (`spare_per_gpu`) the first that keeps so many cpus for each GPU it has left, or else
-        the one with most.
+        """The member with the least stranding. For a task with few cpus, this is the fitting member with the fewest
+        cpus. For a heavy task (`spare_per_gpu`), it is the first member that keeps this many cpus for each of its
+        remaining GPUs, else the member with the most cpus.
         """
         cpus_milli = demand.cpus_milli
         left_milli = self.about_milli - demand.gpus * milli
@@ -270,8 +270,8 @@ class _Group:
         return self._any_fitting(demand, milli)
 
     def _any_fitting(self, demand: Demand, milli: int) -> _Member | None:
-        """The liked one lacks ram or a large enough part. Of those that fit, the one with the least of what fewest
-        members have enough of.
+        """The preferred member lacks ram or a large enough part. Among the fitting members, this takes the one with the
+        least of the scarcest resource.
         """
         members = [*self.by_cpus.all_from(0)]
         have_ram = [each for each in members if each.host.ram_mb >= demand.ram_mb]

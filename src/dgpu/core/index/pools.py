@@ -1,4 +1,4 @@
-"""What each pool uses and may use. Derived from the state, never journaled."""
+"""The use and the limit of each pool. Derived from the state, never journaled."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 
 class PoolUse:
-    """Tasks without GPUs are of no pool: no quota concerns them."""
+    """Tasks without GPUs belong to no pool: no quota applies to them."""
 
     __slots__ = ("limit_milli", "other", "pool", "ready", "used_milli")
 
     def __init__(self, pool: Pool | None) -> None:
         self.pool = pool
-        self.other: PoolUse | None = None  # that of the other pool
+        self.other: PoolUse | None = None  # the other pool
         self.used_milli = 0  # held by leases
-        self.limit_milli = 0  # the pool's quota, and what it holds on cards that do not count
+        self.limit_milli = 0  # the pool's quota, plus its use of GPUs that do not count
         self.ready: dict[Line, None] = {}  # lines with a task that may be placed
 
 

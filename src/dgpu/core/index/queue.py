@@ -1,4 +1,4 @@
-"""The index of waiting tasks: their lines, by shape and time class. `beds` says which line is next in order, and which
+"""The index of waiting tasks: their lines, by shape and time class. `beds` holds which line is next in order, and which
 lines sleep.
 """
 
@@ -20,7 +20,7 @@ from dgpu.core.model.task import Pool, Shape, Task
 from dgpu.core.rules.durations import time_class
 
 LONG_QUEUE: Final = 100
-_FEW: Final = 16  # removals done one by one; more are cheaper in one sweep
+_FEW: Final = 16  # removed one by one; more are cheaper in one sweep
 _SLACK: Final = 64
 
 
@@ -46,14 +46,14 @@ class Queue:
         self.pools: dict[Pool | None, PoolUse] = new_pools()
         self.shapes: dict[ShapeId, KnownShape] = {}
         self.by_shape: dict[Shape, ShapeId] = {}
-        self.arrays: dict[TaskId, int] = {}  # of arrays with a limit: how many of their tasks run, if any
+        self.arrays: dict[TaskId, int] = {}  # arrays with a limit: number of running tasks, if any
         self.count = 0  # waiting tasks
-        self.back_off: dict[TaskId, int] = {}  # until when
+        self.back_off: dict[TaskId, int] = {}  # end of the back-off
         self._back_off_heap: list[tuple[int, TaskId]] = []
         self._array_lines: dict[TaskId, dict[Line, None]] = {}
-        self.ready_demands: dict[Demand, int] = {}  # of lines with a head: how many lines
+        self.ready_demands: dict[Demand, int] = {}  # number of lines with a head, per demand
         self.demands_changed = (
-            False  # lines of one demand are no longer alone, since lines were last woken for that
+            False  # a demand is no longer the only one, since lines were last woken for that
         )
         self._ageing = Ageing(tasks, ageing_ms)
         self.beds = Beds()
@@ -86,8 +86,8 @@ class Queue:
             self._array_lines.setdefault(line.shape.array_id, {})[copied] = None
 
     def discard(self) -> None:
-        """Lines, beds, shapes, pools and accounts refer to each other. Without this, a fork with a copy of every task stays in
-        memory until the next garbage collection, which comes rarely.
+        """Breaks reference cycles: lines, beds, shapes, pools and accounts refer to each other. Without this, a fork
+        with a copy of every task stays in memory until the next garbage collection, which is rare.
         """
         for known in self.shapes.values():
             known.lines.clear()
@@ -105,7 +105,7 @@ class Queue:
             yield from known.lines.values()
 
     def know(self, shape_id: ShapeId, shape: Shape) -> KnownShape:
-        """A shape that is new here."""
+        """Adds a new shape."""
         known = self._know(shape_id, shape)
         self.by_shape[shape] = shape_id
         return known
@@ -142,7 +142,7 @@ class Queue:
         return line
 
     def _close(self, line: Line) -> None:
-        """It has no task any more."""
+        """The line has no task any more."""
         del line.known.lines[line.lasts_ms]
         self._unset_ready(line)
         array_id = line.shape.array_id
@@ -155,7 +155,7 @@ class Queue:
     # tasks
 
     def extend(self, known: KnownShape, tasks: Mapping[TaskId, Task], *, apart: bool = False) -> None:
-        """New tasks of one time class, younger than all others. `apart`: they are held or wait for others."""
+        """Adds new tasks of one time class, younger than all others. `apart`: they are held or wait for other tasks."""
         self.count += len(tasks)
         line = self._open(known, time_class(next(iter(tasks.values()))))
         if apart:
@@ -165,7 +165,7 @@ class Queue:
             self._list(line)
 
     def park(self, task: Task) -> None:
-        """A waiting task may not be placed until `unpark`. If it backs off, it goes on doing so then."""
+        """A waiting task may not be placed until `unpark`. A back-off continues after that."""
         line = self.line_of(task)
         if self.back_off.pop(task.id, None) is None:
             line.remove(task.id)
@@ -191,7 +191,7 @@ class Queue:
             self._list(line)
 
     def remove(self, task: Task) -> None:
-        """It waits no more."""
+        """The task no longer waits."""
         line = self.line_of(task)
         line.remove(task.id)
         self._shrink(1)
@@ -223,7 +223,9 @@ class Queue:
     # arrays
 
     def count_running(self, shape: Shape, change: int) -> None:
-        """A task of an array with a limit began or ended. Its lines have no head while the array runs as many as it may."""
+        """A task of an array with a limit started or ended. The lines of the array have no head while it runs its
+        maximum.
+        """
         array_id = shape.array_id
         running = self.arrays.pop(array_id, 0) + change
         if running:
@@ -243,7 +245,7 @@ class Queue:
         self.beds.reorder()
 
     def advance(self, at: int) -> None:
-        """Tasks whose back-off is over join their lines."""
+        """Tasks whose back-off has ended join their lines."""
         heap = self._back_off_heap
         while heap and heap[0][0] <= at:
             eligible_at, task_id = heappop(heap)
@@ -272,13 +274,13 @@ class Queue:
     # the pass
 
     def note_reserved(self, task: Task, change: int) -> None:
-        """A task of the line holds a reservation now, or no more: what it may have changed."""
+        """A task of the line got or lost a reservation, so other rules may apply to the line."""
         line = self.line_of(task)
         line.reserved += change
         self.beds.wake_line(line)
 
     def reorder(self) -> None:
-        """Lines of tenants whose share fell below that of others stand further in front now."""
+        """Moves lines ahead whose tenants' shares fell below the share of others."""
         dropped = self.accounts.dropped
         for account in dropped.values():
             for known in account.shapes.values():
@@ -288,7 +290,7 @@ class Queue:
 
     @property
     def is_uniform(self) -> bool:
-        """A long queue in which all ask for the same: no task of it can run ahead of another by its size."""
+        """A long queue with a single demand: no task can run ahead of another because of its size."""
         return self.count > LONG_QUEUE and len(self.ready_demands) == 1
 
     # leaves
@@ -311,14 +313,14 @@ class Queue:
                 del demands[line.demand]
 
     def _shrink(self, number: int) -> None:
-        """So many tasks wait no more."""
+        """Counts tasks that no longer wait."""
         was_long = self.count > LONG_QUEUE
         self.count -= number
         if was_long and self.count <= LONG_QUEUE:
             self.demands_changed = True
 
     def _list(self, line: Line) -> None:
-        """After its head changed."""
+        """Called after the head of the line changed."""
         if line.head:
             self._set_ready(line)
             self.beds.list_line(line)

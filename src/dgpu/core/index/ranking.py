@@ -1,4 +1,4 @@
-"""Nodes in the order in which a kind of demand likes them, kept up lazily from a list of changed rooms."""
+"""Nodes sorted by rank for a kind of demand, updated lazily from a list of changed rooms."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from dgpu.core.rules.fit import has_host, milli_on, rank
 _MAX_RANKED: Final = 2_000_000  # entries over all rankings: a bound on memory
 _MIN_RANKINGS: Final = 16
 _MAX_RANKINGS: Final = 1_024
-_MIN_CHANGES: Final = 4_096  # kept before rankings must catch up or go
+_MIN_CHANGES: Final = 4_096  # changes stored before rankings must catch up or are dropped
 _ANY_MB: Final = 1 << 60
 _FEW_SKIPPED: Final = 8  # nodes that lack cpus or ram
 
 
 class Ranking:
-    """A heap of (rank, node id) with stale entries skipped: the top is the best node, whatever the cluster's size.
-    Ties go by node id, so equal states choose alike.
+    """A heap of (rank, node id) that skips stale entries: the top is the best node, at any size of the cluster. Ties go
+    by node id, so equal states choose alike.
     """
 
     __slots__ = ("demand", "heap", "ranks", "seen")
 
     def __init__(self, demand: Demand, rooms: Iterable[Room], seen: int) -> None:
         self.demand = demand
-        self.seen = seen  # how much of the list of changes is worked in
+        self.seen = seen  # number of changes processed
         self.ranks: dict[NodeId, int] = {}
         for room in rooms:
             value = rank(room, demand)
@@ -39,7 +39,7 @@ class Ranking:
         heapify(self.heap)
 
     def copy(self) -> Ranking:
-        """For rooms that are as they are now, with no changes yet."""
+        """A copy for the current rooms, with no changes yet."""
         twin = Ranking(self.demand, (), 0)
         twin.ranks, twin.heap = self.ranks.copy(), self.heap.copy()
         return twin
@@ -49,8 +49,8 @@ class Ranking:
             return
         ranks, demand = self.ranks, self.demand
         gpus, whole = demand.gpus, demand.share_milli == WHOLE_MILLI
-        for room in dict.fromkeys(changes[self.seen :]):  # how a room is now counts, not how often it changed
-            # Most rooms of a busy cluster have no card to give, which is seen at once.
+        for room in dict.fromkeys(changes[self.seen :]):  # only the current state of a room counts
+            # Most rooms of a busy cluster have no free GPU, which is a cheap check.
             gives = len(room.idle) >= gpus if whole else room.parts or room.idle
             value = rank(room, demand) if gives else None
             node_id = room.node_id
@@ -74,8 +74,8 @@ class Ranking:
         return None
 
     def best_host(self, demand: Demand, rooms: Mapping[NodeId, Room]) -> tuple[Room | None, bool]:
-        """The best of those that also have the cpus and ram, for a ranking that does not look at them. False: too many
-        of the best have not, and it is not known.
+        """The best node that also has the cpus and ram, for a ranking that ignores them. False: too many of the best
+        nodes lack them, so the result is unknown.
         """
         skipped: list[tuple[int, NodeId]] = []
         found: Room | None = None
@@ -91,8 +91,8 @@ class Ranking:
 
 
 class Rankings:
-    """One for each kind of demand that was asked for lately. Demands that the nodes cannot tell apart share one; and so do
-    those that differ in cpus and ram only, while most nodes have enough of these.
+    """One ranking for each recent kind of demand. Demands that are equal for all nodes share a ranking. So do demands
+    that differ only in cpus and ram, while most nodes have enough of these.
     """
 
     __slots__ = (
@@ -110,29 +110,31 @@ class Rankings:
         self._by_demand: dict[Demand, Ranking] = {}
         self._changes: list[Room] = []
         self._origin: tuple[Rankings, list[Room], int] | None = (
-            None  # of a copy: the original, and its changes then
+            None  # of a copy: the original, and its changes at that time
         )
-        self._least_mb = _ANY_MB  # no card can promise less
+        self._least_mb = _ANY_MB  # the least that any GPU can promise
         self._warm = False  # models are loaded somewhere
-        self._parole = False  # some card is on parole
+        self._parole = False  # some GPU is on parole
 
     def copy(self, rooms: Mapping[NodeId, Room]) -> Rankings:
-        """Rankings are copied when they are asked for, and only while the original stays as it is."""
+        """Rankings are copied on first use, and only while the original is unchanged."""
         twin = Rankings(rooms)
         twin._least_mb, twin._warm, twin._parole = self._least_mb, self._warm, self._parole
         twin._origin = (self, self._changes, len(self._changes))
         return twin
 
-    # what changes
+    # changes
 
     def start_over(self) -> None:
-        """New rules: what may be promised and how nodes are liked may differ."""
+        """New settings: promised memory and the order of nodes may differ."""
         self._by_demand.clear()
         self._origin = None
         self._least_mb, self._warm, self._parole = _ANY_MB, False, False
 
     def tell_apart(self, room: Room) -> None:
-        """A card may differ from all others in what no demand had to look at before. Rankings start anew then."""
+        """A GPU may differ from all others in a property that no demand had to check before. Then all rankings start
+        anew.
+        """
         least_mb = min((card.usable_mb for card in room.cards.values()), default=self._least_mb)
         parole = self._parole or any(card.parole for card in room.cards.values())
         if least_mb < self._least_mb or room.warm > self._warm or parole > self._parole:
@@ -142,12 +144,12 @@ class Rankings:
             self._parole = parole
 
     def note(self, room: Room) -> None:
-        """It changed."""
+        """The room changed."""
         self._changes.append(room)
         if len(self._changes) > _MIN_CHANGES and len(self._changes) > 2 * len(self._rooms):
             self._forget_changes()
 
-    # what is asked
+    # queries
 
     def best(self, demand: Demand) -> Room | None:
         ranking = self._by_demand.get(demand)
@@ -161,14 +163,14 @@ class Rankings:
         room, known = ranking.best_host(demand, self._rooms)
         if known:
             return room
-        # cpus or ram are short: from now on it has a ranking of its own.
+        # cpus or ram are short: from now on the demand has its own ranking.
         self._by_demand[demand] = ranking = self._open_plain(self._plain(demand))
         ranking.catch_up(self._changes)
         top = ranking.best()
         return None if top is None else self._rooms[top[1]]
 
     def fitting(self, demand: Demand) -> Mapping[NodeId, int]:
-        """All nodes with room for it now, each with its rank."""
+        """All nodes with room for the demand now, each with its rank."""
         ranking = self._open_plain(self._plain(demand))
         ranking.catch_up(self._changes)
         return ranking.ranks
@@ -176,7 +178,7 @@ class Rankings:
     # leaves
 
     def _plain(self, demand: Demand) -> Demand:
-        """Without what makes no difference here."""
+        """The demand without requirements that make no difference here."""
         return demand.but(
             gpu_memory_mb=demand.gpu_memory_mb if self._counts_memory(demand) else 0,
             model=demand.model if self._warm else "",
@@ -184,14 +186,16 @@ class Rankings:
         )
 
     def _counts_memory(self, demand: Demand) -> bool:
-        """Every card has enough for a whole GPU; of a share, its part of the memory may be more than was asked for."""
+        """Whether memory matters. Each GPU may have enough for a whole-GPU demand. A share's part of the memory may
+        exceed the demand.
+        """
         if demand.share_milli == WHOLE_MILLI:
             return demand.gpu_memory_mb > self._least_mb
         return milli_on(demand, self._least_mb) > demand.share_milli
 
     def _open(self, demand: Demand) -> Ranking:
         plain = self._plain(demand)
-        if demand.gpus:  # without, cpus and ram are all that it asks for
+        if demand.gpus:  # without GPUs, cpus and ram are the whole demand
             plain = plain.but(cpus_milli=0, ram_mb=0)
         ranking = self._by_demand[demand] = self._open_plain(plain)
         return ranking
@@ -205,7 +209,7 @@ class Rankings:
             self._by_demand.clear()
         ranking = None
         if self._origin is not None:
-            # Most demands fit nowhere or on few nodes: a copy costs less than asking every node anew.
+            # Most demands fit on no node or few nodes: a copy costs less than checking every node again.
             original, changes, number = self._origin
             ranking = original.lend(plain, changes, number)
         if ranking is None:
@@ -214,7 +218,7 @@ class Rankings:
         return ranking
 
     def lend(self, demand: Demand, changes: list[Room], number: int) -> Ranking | None:
-        """A copy of a ranking, if nothing has changed since there were so many changes."""
+        """A copy of a ranking, if the number of changes is still the same."""
         known = self._by_demand.get(demand)
         if known is None or known.demand != demand or self._changes is not changes or len(changes) != number:
             return None
@@ -222,7 +226,7 @@ class Rankings:
         return known.copy()
 
     def _forget_changes(self) -> None:
-        """Rankings in use catch up, those not asked for lately go: the list stays short, also where nobody asks."""
+        """Rankings in use catch up, unused ones are dropped: the list stays short even without queries."""
         half = len(self._changes) // 2
         used = {demand: ranking for demand, ranking in self._by_demand.items() if ranking.seen >= half}
         for ranking in used.values():

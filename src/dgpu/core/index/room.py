@@ -1,4 +1,4 @@
-"""What a node has to give right now. Derived from the state, changed in place, never journaled."""
+"""The free resources of a node. Derived from the state, changed in place, never journaled."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from dgpu.core.model.reservation import Hold
 from dgpu.core.model.task import WHOLE_MILLI
 
 STATUSES: Final = tuple(GpuStatus)
-IDLE: Final = STATUSES.index(GpuStatus.IDLE)  # where these are counted in `Room.counts`
+IDLE: Final = STATUSES.index(GpuStatus.IDLE)  # the position of idle GPUs in `Room.counts`
 BUSY: Final = STATUSES.index(GpuStatus.BUSY)
 
 
 class Card(NamedTuple):
-    """A GPU that may be given away, in the order of liking: by `key`, then by place and id."""
+    """A GPU that tasks may get, sorted by `key`, then by place and id."""
 
-    key: int  # the smaller, the better liked while idle; see rules.score
+    key: int  # the smaller, the better while idle; see rules.score
     place: int  # its index in the node
     id: GpuId
     model: str
-    usable_mb: int  # what may be promised: without the safety margin and foreign memory
+    usable_mb: int  # memory that may be promised: without the safety margin and foreign memory
     parole: bool = False  # for tasks of low priority only
     over_mb: int = 0  # used by shared tasks beyond what they reserved
-    warm: tuple[str, ...] = ()  # models that are loaded
+    warm: tuple[str, ...] = ()  # loaded models
     most_warm: int = 0
     kind: Kind = Kind("", 0)
 
 
 class Used(NamedTuple):
-    """What shared tasks hold of a card."""
+    """The part of a GPU that shared tasks hold."""
 
     milli: int
     memory_mb: int
@@ -68,7 +68,7 @@ class Room:
     )
 
     def __init__(self, node_id: NodeId, *, bare: bool = False) -> None:
-        """`bare`: who makes it sets all the rest. Forks of large clusters are made of this."""
+        """`bare`: the caller sets all other fields, as forks of large clusters do."""
         self.node_id = node_id
         self.version = 0  # grows with every change
         if bare:
@@ -78,22 +78,22 @@ class Room:
         self.ram_free_mb = 0
         self.labels: dict[str, str] = {}
         self.idle: list[Card] = []  # sorted; empty unless ready
-        self.used: dict[GpuId, Used] = {}  # cards that shared tasks live on; empty unless ready
+        self.used: dict[GpuId, Used] = {}  # GPUs with shared tasks; empty unless ready
         self.parts: dict[
             GpuId, int
-        ] = {}  # what is left of these in thousandths, where something is and nobody keeps it
-        self.cards: dict[GpuId, Card] = {}  # all that are neither reserved nor faulty nor gone, leased or not
+        ] = {}  # the free thousandths of these GPUs, if any and not kept for a reservation
+        self.cards: dict[GpuId, Card] = {}  # all GPUs that are not reserved, faulty or gone, leased or not
         self.gpu_ids: tuple[GpuId, ...] = ()  # all of the node, by index
         self.leases: dict[LeaseId, None] = {}
         self.most_leases = 0
         self.counts: list[int] = [0] * len(STATUSES)  # GPUs per status
-        self.mixed = False  # its cards differ in model, memory or trust
-        self.warm = False  # models are loaded on some card
-        self.flat = True  # no two cards are nearer to each other than any other two
+        self.mixed = False  # its GPUs differ in model, memory or trust
+        self.warm = False  # models are loaded on some GPU
+        self.flat = True  # all pairs of GPUs are equally near
         self.near: dict[GpuId, dict[GpuId, int]] = {}
         self.holds: dict[TaskId, Hold] = {}  # of reservations; replaced, never changed
-        self.keeps: dict[GpuId, tuple[TaskId, ...]] = {}  # cards of reservations, and whose
-        self.kept: list[Card] = []  # idle cards that are kept for reservations: not among `idle`
+        self.keeps: dict[GpuId, tuple[TaskId, ...]] = {}  # GPUs of reservations, with their tasks
+        self.kept: list[Card] = []  # idle GPUs kept for reservations: not in `idle`
         self.kept_cpus_milli = 0
         self.kept_ram_mb = 0
 
@@ -115,11 +115,11 @@ class Room:
 
     @property
     def is_full(self) -> bool:
-        """The node may have no more tasks, whatever they ask for."""
+        """The node may get no more tasks, whatever their demand."""
         return len(self.leases) >= self.most_leases
 
     def keep(self, holds: dict[TaskId, Hold]) -> None:
-        """All that reservations hold here."""
+        """Sets all holds of reservations on this node."""
         self.holds = holds
         keeps: dict[GpuId, tuple[TaskId, ...]] = {}
         for task_id, hold in holds.items():
@@ -141,7 +141,7 @@ class Room:
             self.look_at_part(gpu_id)
 
     def host_left(self) -> tuple[int, int]:
-        """What is kept for nobody of its cpus and ram."""
+        """The free cpus and ram that no reservation keeps."""
         if not self.holds:
             return self.cpus_free_milli, self.ram_free_mb
         return (
@@ -150,7 +150,7 @@ class Room:
         )
 
     def use(self, gpu_id: GpuId, milli: int, memory_mb: int) -> None:
-        """A shared task holds so much of a card; negative: no more."""
+        """A shared task takes this much of a GPU; negative: it releases it."""
         used = self.used.get(gpu_id, _NOTHING)
         leases = used.leases + (1 if milli > 0 else -1)
         if leases:
@@ -160,7 +160,7 @@ class Room:
         self.look_at_part(gpu_id)
 
     def look_at_part(self, gpu_id: GpuId) -> None:
-        """What is left of a card is worked out when something changes about it, and not by all who ask."""
+        """The free part of a GPU is computed when the GPU changes, not at each query."""
         card = self.cards.get(gpu_id) if gpu_id in self.used and gpu_id not in self.keeps else None
         left = 0 if card is None else self.free_milli(card)
         if left:
@@ -169,7 +169,7 @@ class Room:
             self.parts.pop(gpu_id, None)
 
     def free_milli(self, card: Card) -> int:
-        """Of a card that shared tasks live on."""
+        """The free part of a GPU with shared tasks."""
         used = self.used[card.id]
         return free_beside(card, used.milli, used.memory_mb)
 
@@ -194,14 +194,14 @@ class Room:
 
 
 def whole(room: Room) -> Room:
-    """As if no reservation held anything of it: to ask what fits, for nobody to change."""
+    """A copy without any reservation, to check what fits. Read-only."""
     twin = room.copy()
     twin.hide({}, 0, 0)
     return twin
 
 
 def free_beside(card: Card, milli: int, memory_mb: int) -> int:
-    """What shares of so much leave of a card in thousandths: by share and by memory, whichever is less."""
+    """The thousandths of a GPU left beside such shares: by share and by memory, the smaller."""
     free = WHOLE_MILLI - milli
     usable_mb = card.usable_mb
     if usable_mb:

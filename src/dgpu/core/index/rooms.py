@@ -1,4 +1,4 @@
-"""The index of rooms: what every node has to give, and rankings of nodes, so that a decision scans no cluster."""
+"""The index of rooms: the free resources of every node, and rankings of nodes, so that no decision scans the cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dgpu.core.model.typical import Typical
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_PACK: Final = Placement.PACK  # to look a member up costs as much as a call
+_PACK: Final = Placement.PACK  # a local name: a lookup of an enum member costs as much as a call
 
 
 class Rooms:
@@ -62,19 +62,19 @@ class Rooms:
         self._settings = settings
         self._typical = typical
         self.by_node: dict[NodeId, Room] = {}
-        self.holders: dict[GpuId, tuple[LeaseId, ...]] = {}  # several where tasks share
+        self.holders: dict[GpuId, tuple[LeaseId, ...]] = {}  # several if tasks share the GPU
         self.counts: list[int] = [0] * len(STATUSES)
-        self.improved: dict[NodeId, Room] = {}  # may have more to give than when they were last looked at
+        self.improved: dict[NodeId, Room] = {}  # rooms that may have more to give since the last wake
         self._rankings = Rankings(self.by_node)
         self.soonest = Soonest(self.by_node)
         self.refreshed: dict[
             NodeId, None
-        ] = {}  # worked out anew: cards may count for the quota or not any more
-        self.reserved: dict[NodeId, Room] = {}  # rooms that reservations hold something of
+        ] = {}  # computed again: their GPUs may have begun or ceased to count for the quota
+        self.reserved: dict[NodeId, Room] = {}  # rooms with reservations
         self.unconfirmed: dict[NodeId, None] = {}  # nodes that have not contacted this scheduler yet
-        self._packing: Packing | None = None  # made when it is first asked
-        self._mixed = False  # some node has cards of several kinds
-        self._largest = -1  # GPUs of the largest node; -1: to be worked out
+        self._packing: Packing | None = None  # created on first use
+        self._mixed = False  # some node has several kinds of GPUs
+        self._largest = -1  # GPUs of the largest node; -1: must be computed
 
     def rebuild(self) -> None:
         for lease_id, lease in self._leases.items():
@@ -104,7 +104,7 @@ class Rooms:
         return twin
 
     def configure(self, settings: Settings) -> None:
-        """New rules: what may be promised and how nodes are liked may differ."""
+        """New settings: promised memory and the order of nodes may differ."""
         if settings == self._settings:
             return
         self._settings = settings
@@ -119,10 +119,10 @@ class Rooms:
         if self._packing is not None:
             self._packing.learn(typical)
 
-    # what changes
+    # changes
 
     def refresh(self, node_id: NodeId, gpus: list[Gpu] | None = None) -> None:
-        """Work out a room anew. With `gpus`, the node's list of them changed."""
+        """Computes a room again. With `gpus`, the node's list of GPUs changed."""
         room = self._room(node_id)
         node = self._nodes[node_id]
         if gpus is None:
@@ -171,7 +171,7 @@ class Rooms:
         room.leases[lease.id] = None
         room.cpus_free_milli -= lease.cpus_milli
         room.ram_free_mb -= lease.ram_mb
-        known = True  # what is left can be told without looking at all cards
+        known = True  # the free part is known without checking all GPUs
         for gpu_id in lease.gpu_ids:
             others = self.holders.get(gpu_id, ())
             self.holders[gpu_id] = (*others, lease.id)
@@ -211,7 +211,7 @@ class Rooms:
         self.improved[room.node_id] = room
 
     def _take(self, room: Room, gpu_id: GpuId) -> bool:
-        """False: it was not idle."""
+        """False: the GPU was not idle."""
         for cards in (room.idle, room.kept):
             for place, card in enumerate(cards):
                 if card.id == gpu_id:
@@ -221,17 +221,17 @@ class Rooms:
         return False
 
     def _shift(self, room: Room, taken: int) -> None:
-        """So many cards were idle and are busy; negative: the other way."""
+        """Counts GPUs that changed from idle to busy; negative: from busy to idle."""
         of_room, of_all = room.counts, self.counts
         of_room[IDLE] -= taken
         of_room[BUSY] += taken
         of_all[IDLE] -= taken
         of_all[BUSY] += taken
 
-    # what is asked
+    # queries
 
     def find(self, demand: Demand) -> Spot | None:
-        """The node that a task of this demand goes to, and the cards on it; None if it fits nowhere now."""
+        """The node and GPUs for a task of this demand; None if it fits on no node now."""
         if self._settings.placement is _PACK and _is_packed(demand):
             found = self._packed().best(demand)
             if found is not None:
@@ -243,7 +243,7 @@ class Rooms:
         return None if best is None else spot_in(best, demand)
 
     def find_gang(self, demand: Demand) -> list[Spot]:
-        """A node for each rank, the best liked first; empty if too few have room now."""
+        """A node for each rank, the best first; empty if too few nodes have room now."""
         ranks = self.fitting(demand)
         if len(ranks) < demand.nodes:
             return []
@@ -252,11 +252,11 @@ class Rooms:
         return [spot_in(room, demand) for room in rooms]
 
     def fitting(self, demand: Demand) -> Mapping[NodeId, int]:
-        """The nodes with room for it now, each with its rank."""
+        """The nodes with room for the demand now, each with its rank."""
         return self._rankings.fitting(demand)
 
     def _may_mix(self, demand: Demand) -> bool:
-        """Packing looks at cards of one kind. Where none has enough of them, different ones may do."""
+        """Packing uses GPUs of one kind. If no kind has enough on a node, a mix of kinds may suffice."""
         return demand.gpus > 1 and self._mixed
 
     # reservations
@@ -272,20 +272,20 @@ class Rooms:
         return self.counts[IDLE] * WHOLE_MILLI
 
     def note_improved(self, node_id: NodeId) -> None:
-        """More lines may have what is reserved there."""
+        """More lines may use the reserved GPUs of this node."""
         room = self.by_node.get(node_id)
         if room is not None and room.ready:
             self.improved[node_id] = room
 
     def touch(self, node_id: NodeId) -> None:
-        """Something about its leases or reservations changed, though not what it has to give."""
+        """Leases or reservations of the node changed, but not its free resources."""
         room = self.by_node.get(node_id)
         if room is not None:
             room.version += 1
             self.soonest.note(room)
 
     def keep(self, node_id: NodeId, task_id: TaskId, hold: Hold | None) -> None:
-        """What a reservation holds of a node; None: nothing any more."""
+        """Sets what a reservation holds of a node; None: nothing."""
         room = self.by_node.get(node_id)
         if room is None:
             return
@@ -332,7 +332,9 @@ class Rooms:
 
 
 def _is_packed(demand: Demand) -> bool:
-    """Tasks that ask for nothing are spread. A constraint picks nodes by name, which no group of equals can tell."""
+    """Tasks without a demand are spread. A constraint selects nodes by label, and the nodes of a group differ in
+    labels.
+    """
     return not demand.constraints and bool(demand.gpus or demand.cpus_milli or demand.ram_mb)
 
 

@@ -1,7 +1,7 @@
-"""Rooms in the order in which so many of their cards come free, if what runs there ends when it should.
+"""Rooms sorted by the time at which a number of their GPUs is free, if running tasks end as expected.
 
-Without this index, each new reservation looks at every node: 4 ms at 5,000 nodes, where all else in a pass takes 30 µs.
-The time known here is a lower bound: a lease may outlive what was expected of it, and a demand may suit some cards only.
+Without this index, each new reservation checks every node: 4 ms at 5,000 nodes, while the rest of a pass takes 30 µs.
+The time is a lower bound: a lease may run longer than expected, and a demand may accept only some of the GPUs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dgpu.core.index.ordered import Ordered
 from dgpu.core.index.room import Room
 from dgpu.core.model.ids import NodeId
 
-# When so many cards of a room are free, at the soonest; None: it has fewer.
+# The soonest time at which this many GPUs of a room are free; None: it has fewer GPUs.
 FreeAt = Callable[[Room, int], int | None]
 
 _FROM_THE_START: Final = -1
@@ -30,16 +30,16 @@ class Soonest:
 
     def __init__(self, rooms: Mapping[NodeId, Room]) -> None:
         self._rooms = rooms
-        self._changed: dict[NodeId, Room] = {}  # since it was last asked
-        self._by_gpus: dict[int, _Order] = {}  # made when first asked
+        self._changed: dict[NodeId, Room] = {}  # since the last query
+        self._by_gpus: dict[int, _Order] = {}  # created on first use
 
     def note(self, room: Room) -> None:
-        """It changed, or is gone."""
+        """The room changed or was removed."""
         if self._by_gpus:
             self._changed[room.node_id] = room
 
     def rooms(self, gpus: int, free_at: FreeAt) -> Iterator[Candidate]:
-        """All rooms for which `free_at` knows a time, the soonest first; ties by node id."""
+        """All rooms for which `free_at` returns a time, soonest first; ties go by node id."""
         for room in self._changed.values():
             for order in self._by_gpus.values():
                 order.put(room, free_at)

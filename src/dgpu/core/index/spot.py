@@ -1,4 +1,4 @@
-"""A spot: where a task would go, the node and the cards on it."""
+"""A spot: the node and the GPUs that a task would get."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dgpu.core.rules.fit import cards_in, milli_on, reserved_mb
 
 
 class Spot:
-    """Nobody changes it. One is made in every decision, and a named tuple takes longer."""
+    """Treated as frozen. One is created in every decision, and creating a named tuple takes longer."""
 
     __slots__ = ("cards", "gpu_memory_mb", "room", "share_milli")
 
     def __init__(self, room: Room, cards: list[Card], share_milli: int, gpu_memory_mb: int) -> None:
         self.room = room
         self.cards = cards
-        self.share_milli = share_milli  # of each card
-        self.gpu_memory_mb = gpu_memory_mb  # held on each card
+        self.share_milli = share_milli  # of each GPU
+        self.gpu_memory_mb = gpu_memory_mb  # held on each GPU
 
 
 def spot_in(room: Room, demand: Demand) -> Spot:
-    """The cards that it would get in a room that it fits."""
+    """The GPUs that a task would get in a room that fits it."""
     return spot_on(room, demand, cards_in(room, demand))
 
 

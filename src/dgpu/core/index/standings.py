@@ -1,8 +1,8 @@
-"""Where tenants stand among each other. Shares move with every grant and every end, their order hardly ever.
+"""The order of tenants. Shares change with every grant and every end, but their order rarely changes.
 
-So the queue is not ordered by shares but by standings: two tenants' standings compare as their shares do. Each standing
-is the lower end of a range that has the share of nobody else in it. While a share moves within its range, no line of its
-tenant has to be listed anew.
+So the queue is ordered by standings, not by shares: two standings compare as the shares do. Each standing is the lower
+end of a range that contains no other tenant's share. While a share moves within its range, the lines of its tenant keep
+their entries.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ _NO_END: Final = 1 << 200  # more than any share
 
 
 class Standings:
-    """Ranges never overlap. Tenants of the very same share have one range together, of this share alone.
+    """Ranges never overlap. Tenants with exactly the same share have one common range, which holds only this share.
 
-    A tenant that finds its place may raise the standing of another, but never lowers it: only who moves, and has less share
-    than before, can come to stand further in front.
+    Moving a tenant may raise the standing of another tenant, but never lowers it. Only a tenant that moves with a
+    smaller share can move ahead in the order.
     """
 
     __slots__ = ("_lows", "_tenants")
 
     def __init__(self) -> None:
-        self._lows: list[int] = []  # of all ranges, sorted
+        self._lows: list[int] = []  # the lower ends of all ranges, sorted
         self._tenants: dict[int, dict[TenantId, Account]] = {}  # by the lower end of their range
 
     def move(self, account: Account) -> None:
-        """Its share left its range, or it is new."""
+        """The share left its range, or the tenant is new."""
         left = account.standing
         self.leave(account)
         share, lows = account.share, self._lows
         place = bisect_right(lows, share)
         other = next(iter(self._tenants[lows[place - 1]].values())) if place else None
         if other is None or share > other.reach:
-            # Nobody's: it takes all there is between its neighbours. But who has more share than before, which happens in
-            # the middle of a pass, never comes to stand further in front: its lines are not listed anew for that.
+            # The range is free: the tenant takes all of it between its neighbours. But a tenant whose share grew, as in
+            # the middle of a pass, never moves ahead: its lines would have to be listed again.
             low = 0 if other is None else other.reach + 1
             low = max(low, left) if left < share else low
             self._enter(account, low, lows[place] - 1 if place < len(lows) else _NO_END)
@@ -77,7 +77,7 @@ class Standings:
         tenants[account.tenant_id] = account
 
     def _raise(self, account: Account, low: int) -> None:
-        """One that has its range to itself, or stands there already."""
+        """The tenant has its range to itself, or is at this standing already."""
         if low != account.standing:
             reach = account.reach
             self.leave(account)
