@@ -1,4 +1,4 @@
-"""Nodes that are alike for a demand, taken together: an explanation looks at each kind of node once."""
+"""Groups nodes that are alike for a demand, so that an explanation checks each kind of node once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dgpu.core.state import ClusterState
 
 
 def alike(state: ClusterState, demand: Demand) -> Iterator[tuple[Room, int]]:
-    """One room of each kind, with the number of its kind. Alike are only rooms in service whose cards are all of one
-    kind, healthy and not shared; every other one is a kind of its own.
+    """One room of each kind, with the number of rooms of its kind. Rooms are alike only if they are in service and
+    their GPUs are all of one kind, healthy and not shared. Every other room is its own kind.
     """
     if demand.constraints or demand.share_milli < WHOLE_MILLI:
         for room in _known(state):
@@ -33,7 +33,7 @@ def alike(state: ClusterState, demand: Demand) -> Iterator[tuple[Room, int]]:
             yield room, 1
             continue
         card = next(iter(cards.values()))
-        if card.usable_mb < least_mb:  # usable_mb: too small, or used by others
+        if card.usable_mb < least_mb:  # too small, or partly used by other tasks
             yield room, 1
             continue
         kind: tuple[object, ...] = (
@@ -53,6 +53,6 @@ def alike(state: ClusterState, demand: Demand) -> Iterator[tuple[Room, int]]:
 
 
 def _known(state: ClusterState) -> Iterator[Room]:
-    """A room without its node is one that was removed."""
+    """The rooms of known nodes. A room without a node was removed."""
     by_node, nodes = state.rooms.by_node, state.nodes
     return iter(by_node.values()) if len(by_node) == len(nodes) else (by_node[each] for each in nodes)

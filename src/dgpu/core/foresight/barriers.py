@@ -1,4 +1,4 @@
-"""What keeps a waiting task from starting as far as pools and tenants go: the refusals of rules.admission, in words."""
+"""Pool and tenant rules that keep a waiting task from starting: the refusals of rules.admission, in words."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def barriers_of(state: ClusterState, line: Line, task_id: TaskId, at: int) -> li
 
 
 def _claim(state: ClusterState, line: Line) -> Claim:
-    """A share counts for what it takes of the card it would get now."""
+    """The claim of a share depends on the GPU that it would get now."""
     spots = beside_reservations(state, line.demand) if line.known.is_part else []
     return claim_of_spots(spots) if spots else line.claim
 

@@ -1,9 +1,9 @@
-"""What keeps a demand off the nodes.
+"""Reasons why a demand fits on no node.
 
-A node that could hold it, if all were well and nothing ran there, names what is in the way now: it is offline,
-unconfirmed or draining, cards are busy, faulty, reserved or partly used by others, cpus or ram are given away. All of these are
-blockers, for on some node each of them is in the way. Where a rule of the task alone shuts out idle cards (their
-model, their memory), that is a blocker too. If a node can take it now, there is none.
+A node that could hold the task if it were healthy and empty names what blocks the task now: the node is offline,
+unconfirmed or draining; GPUs are busy, faulty, reserved or partly used by other tasks; cpus or ram are in use. All of
+these are blockers, because each of them blocks the task on some node. If only a requirement of the task (model, memory)
+rules out idle GPUs, that is a blocker, too. If a node can take the task now, there is none.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from dgpu.core.state import ClusterState
 
 class Blocker(msgspec.Struct, frozen=True, kw_only=True):
     code: str
-    detail: str  # plain words, no full stop
+    detail: str  # plain text, no full stop
     numbers: dict[str, int | str] = {}
 
 
 class Nearest(msgspec.Struct, frozen=True, kw_only=True):
-    """The node that lacks least, and what it lacks."""
+    """The node that lacks the least, and what it lacks."""
 
     node_id: NodeId
     lacks: dict[str, int]
@@ -45,21 +45,21 @@ def blocker(code: str, detail: str, **numbers: int | str) -> Blocker:
 
 
 class _Tally:
-    """What is in the way, summed over the nodes."""
+    """Blockers, summed over the nodes."""
 
     def __init__(self, demand: Demand) -> None:
         self.any_model = demand.but(gpu_models=())
         self.any_memory = demand.but(gpu_memory_mb=0)
         self.any_card = demand.but(gpu_models=(), gpu_memory_mb=0)
-        self.nodes: Counter[str] = Counter()  # nodes on which something is in the way
-        self.gpus: Counter[str] = Counter()  # cards, by what is in the way
+        self.nodes: Counter[str] = Counter()  # nodes, by blocker
+        self.gpus: Counter[str] = Counter()  # GPUs, by blocker
         self.free = 0
         self.most_free = 0
         self.most_cpus_free_milli = 0
         self.most_ram_free_mb = 0
         self.other_models: set[str] = set()
         self.most_memory_mb = 0
-        self.most_free_milli = 0  # of a card that is shared already
+        self.most_free_milli = 0  # of a GPU that is shared already
 
 
 def blockers_of(state: ClusterState, demand: Demand) -> list[Blocker]:
@@ -79,7 +79,7 @@ def blockers_of(state: ClusterState, demand: Demand) -> list[Blocker]:
 
 
 def _gang_blockers(state: ClusterState, demand: Demand) -> list[Blocker]:
-    """Nodes with room for one rank are there or not; what keeps the others from having it is not told one by one."""
+    """Reports how many nodes have room for one rank, without the reasons of the other nodes."""
     free = len(state.rooms.fitting(demand))
     if free >= demand.nodes:
         return []
@@ -92,9 +92,9 @@ def _gang_blockers(state: ClusterState, demand: Demand) -> list[Blocker]:
 
 
 def nearest_node(state: ClusterState, demand: Demand) -> Nearest | None:
-    """Among connected nodes in service: fewest GPUs short, then least cpus, then least ram; ties by node id.
+    """Among connected nodes in service: fewest GPUs short, then least cpus, then least ram; ties go by node id.
 
-    First of all those whose cards could ever serve it: one of another model comes no nearer by waiting.
+    Nodes whose GPUs could ever serve the task come first: waiting does not help if all GPUs are of another model.
     """
     best: tuple[bool, int, int, int, NodeId] | None = None
     for node_id, room in state.rooms.by_node.items():
@@ -123,7 +123,9 @@ def nearest_node(state: ClusterState, demand: Demand) -> Nearest | None:
 
 
 def _could_serve(state: ClusterState, room: Room, demand: Demand) -> bool:
-    """If all its cards were well and idle. Looks at one of them where all are alike: there may be 20,000 nodes."""
+    """Whether the node could serve the task if all its GPUs were healthy and idle. If all are alike, one is checked,
+    because there may be 20,000 nodes.
+    """
     if not room.mixed and len(room.cards) >= demand.gpus:
         card = next(iter(room.cards.values()))
         if demand.gpu_models and card.model not in demand.gpu_models:
@@ -139,7 +141,7 @@ def plural(number: int, word: str) -> str:
 
 
 def _weigh(tally: _Tally, state: ClusterState, room: Room, demand: Demand, number: int) -> None:
-    """A room, which stands for a number of rooms that are alike."""
+    """Counts the blockers of a room, which stands for a number of rooms that are alike."""
     if demand.constraints and not holds(room.labels, demand.constraints):
         anywhere = demand.but(constraints=())
         tally.nodes["constraints"] += number * fits(room, anywhere)
@@ -156,7 +158,7 @@ def _weigh(tally: _Tally, state: ClusterState, room: Room, demand: Demand, numbe
             _weigh_rules(tally, room, demand, number)
     if could < demand.gpus or not could_host(node, demand):
         return
-    # Once it is back, what runs there is still in the way: that is told too.
+    # Tasks that run there still block the GPUs after the node is back: they count, too.
     for away, holds_now in (
         ("offline", node.offline_since),
         ("unconfirmed", node.unconfirmed_since),
@@ -174,7 +176,7 @@ def _weigh(tally: _Tally, state: ClusterState, room: Room, demand: Demand, numbe
 
 
 def _weigh_rules(tally: _Tally, room: Room, demand: Demand, number: int) -> None:
-    """Idle cards that only the task's own rule on model or memory shuts out."""
+    """Counts idle GPUs that only the task's own requirement on model or memory rules out."""
     matching = [card for card in room.idle if accepts(card, tally.any_memory)]
     others = [card for card in room.idle if accepts(card, tally.any_card) and card not in matching]
     roomy = sum(accepts(card, tally.any_model) for card in room.idle)
@@ -200,7 +202,7 @@ def _weigh_shares(tally: _Tally, room: Room, demand: Demand, number: int) -> Non
 
 
 def _in_the_way(state: ClusterState, room: Room, gpu: Gpu, demand: Demand) -> str:
-    """Empty: it can have this card."""
+    """Empty: the task can have this GPU."""
     if not suits(state, gpu, demand):
         return "unsuited"
     if gpu.reserved:
@@ -271,7 +273,7 @@ def _card_blockers(tally: _Tally, demand: Demand) -> Iterator[Blocker]:
     yield from _health_blockers(gpus)
 
 
-# Per state of health: what is said of one card, and of several.
+# Per state of health: the text for one GPU, and for several.
 _HEALTH: Final = {
     "quarantined": ("is quarantined", "are quarantined"),
     "probing": ("is being checked", "are being checked"),
@@ -306,7 +308,7 @@ def _shared_full(tally: _Tally, demand: Demand) -> Blocker:
 
 
 def _set_apart(gpus: int) -> Iterator[Blocker]:
-    """By their nodes' operators."""
+    """GPUs reserved by the operators of their nodes."""
     if gpus:
         yield blocker("reserved", f"{plural(gpus, 'GPU')} {'is' if gpus == 1 else 'are'} reserved", gpus=gpus)
 
@@ -343,13 +345,15 @@ _IMPOSSIBLE: Final = {
 
 
 def _reserved_suiting(state: ClusterState, demand: Demand) -> Iterator[Blocker]:
-    """Cards that would do, were they not reserved."""
+    """GPUs that would suit if they were not reserved."""
     suiting = sum(gpu.reserved and not gpu.gone and suits(state, gpu, demand) for gpu in state.gpus.values())
     return _set_apart(suiting if demand.gpus else 0)
 
 
 def _impossible(lack: NeverFits) -> Blocker:
-    """It was possible once, or came before any node: now no registered node could hold it, even empty."""
+    """No registered node could hold the task, even empty. It was submitted before any node registered, or the nodes
+    changed.
+    """
     code, words = _IMPOSSIBLE[lack.lacks]
     detail = words.format(requested=lack.requested, largest=lack.largest)
     return blocker(code, detail, requested=lack.requested, largest=lack.largest)

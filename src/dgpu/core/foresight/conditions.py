@@ -1,5 +1,5 @@
-"""What keeps a waiting task itself from being placed, whatever there is room for: it is held, waits for other tasks,
-or its array runs as many as it may.
+"""Conditions of a waiting task itself that keep it from being placed, regardless of room: it is held, it waits for
+other tasks, or its array runs its maximum of tasks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Why a task waits: every blocker that holds, with numbers."""
+"""Why a task waits: every current blocker, with numbers."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     task_id: TaskId
     status: TaskStatus
     summary: str  # one sentence for people
-    position: int | None = None  # 1: first in the queue; None: it does not wait
+    position: int | None = None  # 1: first in the queue; None: the task does not wait
     ahead: tuple[TaskId, ...] = ()  # in order, the first `MAX_AHEAD`
     ahead_total: int = 0
     blockers: tuple[Blocker, ...] = ()
-    nearest: Nearest | None = None  # the node that lacks least
+    nearest: Nearest | None = None  # the node that lacks the least
     reservation: Reserved | None = None
 
 
@@ -46,7 +46,7 @@ def explain_task(state: ClusterState, task: Task, at: int) -> Explanation:
 
 
 def _waiting(state: ClusterState, task: Task, at: int) -> Explanation:
-    state.queue.advance(at)  # a task whose back-off is over wants quota as much as any
+    state.queue.advance(at)  # a task whose back-off has ended needs quota like any other
     place = position(state, task.id) or 1
     ahead = place - 1
     line = state.queue.line_of(task)
@@ -83,7 +83,7 @@ def _waiting(state: ClusterState, task: Task, at: int) -> Explanation:
 
 
 def loss_wait(state: ClusterState, at: int) -> Blocker:
-    """After an accepted loss of the journal's end."""
+    """The wait after an accepted loss of the end of the journal."""
     left_ms = state.no_pass_before - at
     detail = (
         "the end of the journal was lost, and nodes may still run tasks that only it knew:"
@@ -107,7 +107,7 @@ def back_off(task: Task, at: int) -> Blocker:
 
 def _running(state: ClusterState, task: Task) -> Explanation:
     leases = [state.leases[lease_id] for lease_id in state.leases_of(task)]
-    # Of a gang, the first rank that is not as it should be.
+    # In a gang, the first rank that is not running normally.
     lease = min(
         leases,
         key=lambda each: (

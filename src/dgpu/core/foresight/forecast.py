@@ -1,5 +1,5 @@
-"""When will waiting tasks start? Two runs ahead: one believes in the median of learned run times, one in their 90th
-percentile. Where neither a time limit nor a learned run time tells when GPUs come free, nobody knows.
+"""Forecasts when waiting tasks start. It runs ahead twice: once with the median of learned run times, once with their
+90th percentile. If neither a time limit nor a learned run time shows when GPUs come free, the start is unknown.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dgpu.core.model.ids import TaskId
 from dgpu.core.rules.order import queue
 from dgpu.core.state import ClusterState
 
-MAX_FORETOLD: Final = 1_000  # the first in the queue; of those behind them nothing is said
+MAX_FORETOLD: Final = 1_000  # forecasts cover only the first tasks in the queue
 
 
 class Prediction(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -26,11 +26,11 @@ class Prediction(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     at: int
     predictions: tuple[Prediction, ...]
-    looked_at: int  # so many tasks; those without a prediction have an unknown start
+    looked_at: int  # number of tasks examined; a task without a prediction has an unknown start
 
 
 def forecast(state: ClusterState, at: int, *, most: int = MAX_FORETOLD) -> Forecast:
-    """The state is left as it is."""
+    """Does not change the state."""
     first = queue(state, limit=most)
     wanted = set(first)
     soon, late = (run_ahead(state, at, wanted, percent) for percent in (50, 90))

@@ -1,4 +1,4 @@
-"""A change is tried on a fork of the state, by the same code that would make it. The state itself stays as it is."""
+"""Tries a change on a fork of the state, with the code that would really make it. The state itself does not change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def on_fork(state: ClusterState, look: Callable[[ClusterState], T]) -> T:
-    """What `look` finds on a fork, which it may change."""
+    """The result of `look` on a fork, which `look` may change."""
     fork = state.fork()
     try:
         return look(fork)
@@ -31,8 +31,8 @@ def both_ways(
     at: int,
     look: Callable[[ClusterState, tuple[Event, ...]], T],
 ) -> tuple[T, T] | Rejection:
-    """What `look` finds without the change, and with it; it is given a fork and the events of the change. The first
-    refusal is the answer.
+    """The results of `look` without and with the change. `look` gets a fork and the events of the change. The first
+    refusal is returned.
     """
     after = on_fork(state, lambda fork: _changed(fork, change, at, look))
     if isinstance(after, Rejection):
@@ -61,5 +61,5 @@ def make(state: ClusterState, change: tuple[Command, ...], at: int) -> tuple[Eve
 
 
 def discard(fork: ClusterState) -> None:
-    """Breaks its reference cycles; the fork cannot be used any more."""
+    """Breaks the reference cycles of a fork. The fork cannot be used afterwards."""
     fork.queue.discard()

@@ -1,8 +1,8 @@
-"""A run ahead: what the core would do from here on if nothing but time came, on a state of its own.
+"""A run ahead: what the core would do from now on if only time passed. It changes its own state.
 
-What runs ends by its time limit or as runs of its kind did; what neither tells of runs for ever. Ends go through the
-same code as real ones, and so does every pass. Nothing else is guessed: no new task comes, no node fails, every task
-ends well. Nodes that this scheduler has not heard from yet are assumed to be back at once.
+A running task ends at its time limit or after a learned run time; without either, it runs forever. Ends and passes use
+the same code as real ones. Nothing else is assumed: no new task arrives, no node fails, every task succeeds. Nodes that
+have not contacted this scheduler yet are assumed to be back at once.
 """
 
 from __future__ import annotations
@@ -23,12 +23,10 @@ from dgpu.core.model.task import Outcome, Task
 from dgpu.core.rules.durations import RELEASE_MS, STOP_MS, UNKNOWN, certain_ms
 from dgpu.core.state import ClusterState, next_wake_at, pass_due
 
-_CHARGE_MS: Final = 60_000  # virtual time between two Ticks, where tenants are charged
+_CHARGE_MS: Final = 60_000  # virtual time between two Ticks if tenants are charged
 _MAX_IN_PASS: Final = 1_000
-_GRANTS_PER_TASK: Final = 4  # a bound on the work: smaller tasks from further behind may start in between
-_MAX_ENDS: Final = (
-    200  # between two passes: where thousands end at once, only what is asked about need be looked at
-)
+_GRANTS_PER_TASK: Final = 4  # a bound on the work: smaller tasks from further back may start in between
+_MAX_ENDS: Final = 200  # between two passes: if thousands end at once, only the requested tasks matter
 
 
 class Start(NamedTuple):
@@ -42,15 +40,15 @@ class Stop(NamedTuple):
 
 
 class ForwardRun:
-    """`state` is changed. `percent` is the quantile of run times that is believed in."""
+    """Changes `state`. `percent` is the quantile of run times to assume."""
 
     def __init__(self, state: ClusterState, at: int, *, percent: int, run_times: dict[str, RunTimes]) -> None:
         self.state = state
         self.at = at
-        self.starts: dict[TaskId, Start] = {}  # the first of each task
+        self.starts: dict[TaskId, Start] = {}  # the first start of each task
         self.stops: dict[TaskId, Stop] = {}
         self.grants = 0
-        self._left: set[TaskId] = set()  # wanted, and not started yet
+        self._left: set[TaskId] = set()  # requested, and not started yet
         self._percent = percent
         self._run_times = run_times
         self._ticked_at = at
@@ -60,11 +58,11 @@ class ForwardRun:
             self._expect_end(state.tasks[task_id])
 
     def pass_now(self) -> None:
-        """What can start at once does."""
+        """Starts the tasks that can start at once."""
         self._pass(most=_MAX_IN_PASS)
 
     def run(self, wanted: set[TaskId]) -> None:
-        """Until all of these have started, nothing is known to end any more, or too many grants were made."""
+        """Until all of these tasks have started, no further end is known, or too many grants were made."""
         most_grants = _GRANTS_PER_TASK * len(wanted) + _MAX_IN_PASS
         self._pass(most=most_grants)
         self._left = wanted - self.starts.keys()
@@ -143,7 +141,7 @@ class ForwardRun:
             self.state.nodes[self.state.leases[each].node_id].offline_since
             for each in self.state.leases_of(task)
         ):
-            return None  # nobody knows what became of it
+            return None  # the fate of the run is unknown
         ends = [began_at + certain] if certain else []
         if not task.allocation and self._run_times:
             runs = self._run_times.get(kind_of(self.state.shapes[task.shape_id], task.detail))
@@ -154,7 +152,7 @@ class ForwardRun:
 
 
 def end_task(state: ClusterState, task: Task, at: int, outcome: Outcome = Outcome.EXITED) -> None:
-    """As if its agent said so; all ranks of a gang at once."""
+    """Ends a task as a report of its agent would; all ranks of a gang at once."""
     if task.allocation and outcome is Outcome.EXITED:
         apply(state, time_over(task, at))
         return

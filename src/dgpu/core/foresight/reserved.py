@@ -1,4 +1,4 @@
-"""What people are told of reservations: a task's own, and those that keep a task waiting."""
+"""Texts about reservations: a task's own, and reservations that keep a task waiting."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ MAX_AWAITED: Final = 16
 
 
 class Reserved(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a waiting task."""
+    """The reservation of a waiting task."""
 
-    at: int | None  # it starts by then; None: nobody knows when
+    at: int | None  # the task starts by then; None: unknown
     made_at: int
     node_ids: tuple[NodeId, ...]
     gpu_ids: tuple[GpuId, ...]
-    waits_for: tuple[TaskId, ...]  # tasks that still run on these GPUs; of many, the oldest
+    waits_for: tuple[TaskId, ...]  # tasks that still run on these GPUs; if many, the oldest
     waits_for_total: int
 
 
@@ -51,7 +51,7 @@ def reserved_of(state: ClusterState, task_id: TaskId) -> Reserved | None:
 
 
 def room_blockers(state: ClusterState, line: Line, task_id: TaskId, at: int) -> list[Blocker]:
-    """What keeps a line off the nodes. One that would fit but for reservations waits for nothing else."""
+    """Why a line fits on no node. A task that would fit without reservations waits for nothing else."""
     demand = line.demand
     if not state.reservations:
         return blockers_of(state, demand)

@@ -1,9 +1,9 @@
-"""The smallest changes that would start a waiting task now. Each is tried on a state of its own, by the same code: what
-is told is true at that moment. The number of tries is bounded.
+"""The smallest changes that would start a waiting task now. Each change is tried on its own state with the same code,
+so each result is true at that moment. The number of tries is bounded.
 
-A change to what the task asks for is tried as a person would make it: the task is cancelled and submitted again, so it
-stands behind all others of its priority. The state of the tries is put back by cancelling again, which is much cheaper
-than another copy.
+A change to the demand of the task is tried as a user would make it: the task is cancelled and submitted again, so it is
+behind all other tasks of its priority. Another cancel restores the state of the tries, which is much cheaper than
+another copy.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ _APART: Final = {
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
     change: str  # the field or the order
-    detail: str  # plain words, no full stop
+    detail: str  # plain text, no full stop
     facts: dict[str, int | str] = {}
 
 
 def sooner(state: ClusterState, task_id: TaskId, at: int) -> tuple[Change, ...]:
-    """Each of them alone would start it. The state is left as it is."""
+    """Each change alone would start the task. Does not change the state."""
     task = state.tasks.get(task_id)
     if task is None or task.status is not TaskStatus.PENDING:
         return ()
@@ -87,7 +87,7 @@ def _search(trials: _Trials, told: Explanation) -> Iterator[Change]:
         yield Change(change="release", detail="if it were released")
     if not codes & _APART:
         yield from _other_shapes(trials, codes)
-        if trials.fits:  # else no order and no quota helps at once
+        if trials.fits:  # otherwise no change of order or quota helps at once
             yield from _other_order(trials, told)
     if "draining" in codes:
         yield from _resumed(trials)
@@ -108,12 +108,12 @@ class _Trials:
         self.shape = state.shapes[task.shape_id]
         self.left = MAX_TRIES
         demand = state.queue.shapes[task.shape_id].demand
-        # A gang may be tried in vain.
+        # For a gang this is not checked, so its tries may find nothing.
         self.fits = demand.nodes > 1 or state.rooms.find(demand) is not None
         self._fork: ClusterState | None = None
 
     def starts_after(self, *commands: Command) -> bool:
-        """On a copy of its own, since others may start too."""
+        """Uses its own copy, because other tasks may start, too."""
 
         def starts(fork: ClusterState) -> bool:
             return not isinstance(make(fork, commands, self.at), Rejection) and self.starts_on(fork)
@@ -125,7 +125,7 @@ class _Trials:
         return fork.tasks[self.task.id].status is TaskStatus.RUNNING
 
     def starts_with(self, **changes: Any) -> tuple[str, ...]:
-        """The GPU models that it would get with another shape; without GPUs the node. Empty: it would not start."""
+        """The GPU models that the task would get with another shape; without GPUs, the node. Empty: it would not start."""
         if not self._may_try():
             return ()
         fork = self._copy()
@@ -179,11 +179,11 @@ class _Trials:
             self._fork = None
 
 
-# what it asks for
+# changes of the demand
 
 
 class _Number(NamedTuple):
-    """A number that a task asks for. Less of it may do."""
+    """A number in the demand of a task. A smaller one may suffice."""
 
     name: str
     field: str  # of a shape
@@ -229,7 +229,9 @@ def _other_shapes(trials: _Trials, codes: set[str]) -> Iterator[Change]:
 
 
 def _less(trials: _Trials, codes: set[str], number: _Number) -> Iterator[Change]:
-    """The largest smaller number with which it would start. 0 is none: that means that it is not counted."""
+    """The largest smaller number with which the task would start. 0 is not tried: it means that the resource is not
+    counted.
+    """
     asked: int = getattr(trials.shape, number.field)
     if not asked or (number.codes and not codes & number.codes):
         return
@@ -251,11 +253,11 @@ def _asking(field: str, number: int, words: str) -> Change:
 
 
 def _largest(most: int, works: Callable[[int], bool]) -> int:
-    """What works with a number works with a smaller one too; 0: none does."""
+    """A number that works implies that all smaller ones work; 0: none works."""
     return most - bisect_left(range(most, 0, -1), True, key=works)
 
 
-# what stands in its way
+# changes around the task
 
 
 def _other_order(trials: _Trials, told: Explanation) -> Iterator[Change]:
@@ -301,20 +303,20 @@ def _other_quota(trials: _Trials) -> Iterator[Change]:
 
 
 def _ppm(pool: Pool, part: int, gpus: int) -> int:
-    """Online's part such that the pool has at least so many GPUs, in whole percents."""
+    """The part of the online pool that gives this pool at least this many GPUs, in whole percents."""
     own = min(MILLION, -(-part * 100 // gpus) * _PERCENT_PPM)
     return own if pool is Pool.ONLINE else MILLION - own
 
 
 def _smallest(least: int, most: int, works: Callable[[int], bool]) -> int | None:
-    """What works with a number works with a larger one too."""
+    """A number that works implies that all larger ones work."""
     if least > most or not works(most):
         return None
     return least + bisect_left(range(least, most), True, key=works)
 
 
 def _awaited(trials: _Trials, node_id: NodeId) -> Iterator[Change]:
-    """The tasks on the node that lacks least, those first that should end first."""
+    """The tasks on the node that lacks the least; tasks with the earliest end come first."""
     state = trials.state
     running = {lease.task_id: state.tasks[lease.task_id] for lease in state.node_leases(node_id)}
     by_end = sorted(running.values(), key=_limit_at)[:_MAX_AWAITED]
@@ -334,5 +336,5 @@ def _awaited(trials: _Trials, node_id: NodeId) -> Iterator[Change]:
 
 
 def _limit_at(task: Task) -> tuple[bool, int, TaskId]:
-    """Those without a time limit last."""
+    """Tasks without a time limit come last."""
     return (not task.timeout_ms, task.started_at + task.timeout_ms, task.id)

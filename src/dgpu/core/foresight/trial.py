@@ -1,4 +1,4 @@
-"""What another quota would do at once."""
+"""The immediate effect of another quota."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _MAX_PLACED: Final = 10_000
 class QuotaTrial(msgspec.Struct, frozen=True, kw_only=True):
     parts: Split
     used_milli: dict[Pool, int]
-    available_milli: dict[Pool, int]  # before anything starts
-    starts: tuple[TaskId, ...] = ()  # would start at once, and do not without the change
-    waits: tuple[TaskId, ...] = ()  # would be kept waiting by their pool's quota, and are not now
-    drains: tuple[TaskId, ...] = ()  # run beyond what their pool would have; the newest
-    stops: tuple[TaskId, ...] = ()  # would be asked to stop
+    available_milli: dict[Pool, int]  # before any task starts
+    starts: tuple[TaskId, ...] = ()  # tasks that start at once only with the change
+    waits: tuple[TaskId, ...] = ()  # tasks that would wait for their pool's quota, and do not now
+    drains: tuple[TaskId, ...] = ()  # running tasks beyond the new quota of their pool; the newest
+    stops: tuple[TaskId, ...] = ()  # tasks that would be asked to stop
     refused: Rejection | None = None
 
 
@@ -73,7 +73,7 @@ def _pass(state: ClusterState, at: int) -> _Pass:
 
 
 def _barred(state: ClusterState) -> set[TaskId]:
-    """Tasks that wait for their pool's quota; of many, the oldest of each line."""
+    """Tasks that wait for their pool's quota; if many, the oldest of each line."""
     settle_pools(state)
     found: set[TaskId] = set()
     for pool in Pool:

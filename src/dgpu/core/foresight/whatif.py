@@ -1,4 +1,4 @@
-"""What would happen if: the change is made on a state of its own, by the same code, and both are run ahead."""
+"""The effect of a change: the change is made on its own state with the same code, and both states are run ahead."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from dgpu.core.rules.order import queue
 from dgpu.core.state import ClusterState
 
 MAX_COMPARED: Final = 1_000  # waiting tasks, the first in the queue
-MAX_EXPLAINED: Final = 10  # of the submitted that would wait
+MAX_EXPLAINED: Final = 10  # of the submitted tasks that would wait
 
 
 class Starts(msgspec.Struct, frozen=True, kw_only=True):
-    """Would start now; without the change it would not."""
+    """A task that would start now only with the change."""
 
     task_id: TaskId
     node_ids: tuple[NodeId, ...]
@@ -29,7 +29,7 @@ class Starts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delays(msgspec.Struct, frozen=True, kw_only=True):
-    """Would start later than without the change, by the forecast. None: nobody knows when."""
+    """A task that the forecast starts later than without the change. None: the start is unknown."""
 
     task_id: TaskId
     before_at: int
@@ -37,7 +37,7 @@ class Delays(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stops(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs now and would not go on."""
+    """A running task that would not continue."""
 
     task_id: TaskId
     node_id: NodeId
@@ -49,7 +49,7 @@ class Waits(msgspec.Struct, frozen=True, kw_only=True):
 
     task_id: TaskId
     starts_at: int | None
-    explanation: Explanation | None = None  # of the first ones
+    explanation: Explanation | None = None  # only for the first ones
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,21 +62,21 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Run(NamedTuple):
     starts: dict[TaskId, Start]
-    now: dict[TaskId, Start]  # started at once
+    now: dict[TaskId, Start]  # starts at once
     new: tuple[TaskId, ...]
     stopped: dict[TaskId, Stop]
     explained: dict[TaskId, Explanation]
 
 
 def whatif(state: ClusterState, change: tuple[Command, ...], at: int) -> Effect:
-    """The first refusal is the answer."""
+    """The first refusal is the result."""
     compared = set(queue(state, limit=MAX_COMPARED))
     both = both_ways(state, change, at, lambda fork, events: _run(state, fork, events, at, compared))
     return Effect(rejected=both) if isinstance(both, Rejection) else _compare(*both, compared)
 
 
 def lose(node_id: NodeId) -> tuple[Command, ...]:
-    """As if its tasks were certain to be gone: they wait again."""
+    """As if its tasks were certain to have ended: they wait again."""
     reason = f"node {node_id} is lost"
     return (LoseNode(node_id=node_id, reason=reason), ReleaseNode(node_id=node_id, reason=reason))
 
@@ -84,7 +84,7 @@ def lose(node_id: NodeId) -> tuple[Command, ...]:
 def _run(
     state: ClusterState, fork: ClusterState, events: tuple[Event, ...], at: int, compared: set[TaskId]
 ) -> _Run:
-    """`fork` is run ahead, after the events of the change."""
+    """Runs `fork` ahead, after the events of the change."""
     places = {lease.task_id: lease.node_id for lease in state.leases.values()}
     new = _submitted(events)
     stopped = {

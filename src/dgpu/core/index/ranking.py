@@ -186,9 +186,7 @@ class Rankings:
         )
 
     def _counts_memory(self, demand: Demand) -> bool:
-        """Whether memory matters. Each GPU may have enough for a whole-GPU demand. A share's part of the memory may
-        exceed the demand.
-        """
+        """Whether some GPU may have too little memory for the demand, or its memory makes the share larger."""
         if demand.share_milli == WHOLE_MILLI:
             return demand.gpu_memory_mb > self._least_mb
         return milli_on(demand, self._least_mb) > demand.share_milli
