@@ -219,9 +219,9 @@ def test_a_guarantee_of_another_tenant_is_told_without_its_name(world) -> None:
     world.submit(tenant_id="lab", gpu_count=1)
     world.submit(tenant_id="rival", gpu_count=2)
     own = world.submit(tenant_id="lab", gpu_count=1)
-    assert "guaranteed to rival" in world.ask("GET", f"/api/v1/tasks/{own}/why").raw.decode()
+    assert "the guarantees of rival" in world.ask("GET", f"/api/v1/tasks/{own}/why").raw.decode()
     told = views_of(world, made["token"], own)
-    assert "guaranteed to other tenants" in told
+    assert "the guarantees of other tenants" in told
     assert "rival" not in told
 
 

@@ -61,7 +61,7 @@ def blocker_of(state: ClusterState, refusal: Refusal) -> Blocker:
                 in_units(refusal.idle_milli),
                 ", ".join(refusal.tenants),
             )
-            detail = f"{kept} of {idle} idle GPUs are kept for what is guaranteed to {names}"
+            detail = f"{kept} of {idle} idle GPUs are kept for the guarantees of {names}"
             numbers = {"kept": kept, "idle": idle, "asked": in_units(refusal.asked_milli), "tenants": names}
         case _:
             raise AssertionError(f"{type(refusal).__name__} has no words here")

@@ -234,7 +234,7 @@ _AWAY: Final = {
 def _node_blockers(tally: _Tally) -> Iterator[Blocker]:
     shut_out = tally.nodes["constraints"]
     if shut_out:
-        detail = f"its constraints shut out {plural(shut_out, 'node')} with room for it"
+        detail = f"its constraints rule out {plural(shut_out, 'node')} with room for it"
         yield blocker("constraints", detail, nodes=shut_out)
     for code, words in _AWAY.items():
         nodes = tally.nodes[code]
@@ -277,7 +277,7 @@ def _card_blockers(tally: _Tally, demand: Demand) -> Iterator[Blocker]:
 _HEALTH: Final = {
     "quarantined": ("is quarantined", "are quarantined"),
     "probing": ("is being checked", "are being checked"),
-    "out": ("is out of service and waits for a person", "are out of service and wait for a person"),
+    "out": ("is out of service and waits for an operator", "are out of service and wait for an operator"),
     "fault": ("has a fault", "have a fault"),
     "parole": (
         "on parole takes only tasks below normal priority",
@@ -334,7 +334,7 @@ _IMPOSSIBLE: Final = {
     "nodes": ("nodes", "needs {requested} nodes with room for one rank each; there are {largest} such nodes"),
     "constraints": (
         "constraints",
-        "asks for nodes with {requested}; none of the {largest} nodes is like that",
+        "asks for nodes with {requested}; none of the {largest} nodes matches",
     ),
     "gpus": ("gpus_per_node", "needs {requested} GPUs on one node; the largest has {largest}"),
     "gpu_model": ("gpu_model", "asks for {requested}; the nodes have {largest}"),

@@ -45,6 +45,6 @@ def _of_tasks(on: tuple[Dependency, ...]) -> dict[str, int | str]:
 
 
 def _array_full(shape: Shape, running: int) -> Blocker:
-    detail = f"{running} tasks of its array run, and no more than {shape.array_limit} may at once"
+    detail = f"{running} tasks of its array run, and at most {shape.array_limit} may run at once"
     array = task_name(shape.array_id)
     return blocker("array_limit", detail, array=array, running=running, limit=shape.array_limit)

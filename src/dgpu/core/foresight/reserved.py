@@ -64,7 +64,7 @@ def room_blockers(state: ClusterState, line: Line, task_id: TaskId, at: int) -> 
     others = f", and {plural(refusal.reservations - 1, 'other')}" if refusal.reservations > 1 else ""
     detail = (
         f"it would delay {task_name(refusal.task_id)}, which has a reservation on node {refusal.node_id}"
-        f" {_when(refusal, at)}{others}; it may run ahead only if it is over by then"
+        f" {_when(refusal, at)}{others}; it may run ahead only if it ends by then"
     )
     found = blocker(
         refusal.code,
@@ -83,7 +83,7 @@ def in_words(reserved: Reserved, at: int) -> str:
     names = ", ".join(reserved.node_ids)
     where = f"{'nodes' if len(reserved.node_ids) > 1 else 'node'} {names}"
     if reserved.at is None:
-        return f"it has a reservation on {where}; when that comes free is unknown"
+        return f"it has a reservation on {where}; its start time is unknown"
     return f"it has a reservation on {where} and starts within {_seconds(reserved.at - at)} s"
 
 
@@ -98,7 +98,7 @@ def fits_but_for_reservations(state: ClusterState, demand: Demand) -> bool:
 
 
 def _when(refusal: ReservedFor, at: int) -> str:
-    return f"in {_seconds(refusal.at - at)} s" if refusal.at else "for when that comes free"
+    return f"in {_seconds(refusal.at - at)} s" if refusal.at else "for an unknown time"
 
 
 def _quota_when(reserved: Reserved, at: int) -> str:

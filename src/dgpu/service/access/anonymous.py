@@ -18,8 +18,8 @@ Tenants = tuple[str, ...] | None  # those of the reader; None: all
 
 # Blockers whose words name a tenant or a task of another tenant.
 _WITHOUT_NAMES: Final = {
-    "guaranteed_to_others": "idle GPUs are kept for what is guaranteed to other tenants",
-    "reserved_for": "it would delay a task that has a reservation; it may run ahead only if it is over by then",
+    "guaranteed_to_others": "idle GPUs are kept for the guarantees of other tenants",
+    "reserved_for": "it would delay a task that has a reservation; it may run ahead only if it ends by then",
 }
 
 _TASK: Final = re.compile(r"\btask-[0-9]+")
