@@ -1,4 +1,4 @@
-"""What events do to the dependencies of waiting tasks, and to those that are held."""
+"""Applies events to the dependencies of waiting tasks, and to held tasks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def await_others(state: ClusterState, task_ids: list[TaskId], on: tuple[Dependen
 
 
 def wait_no_more(state: ClusterState, task: Task) -> str:
-    """A waiting task is over. If it waited for what cannot come any more, that is the answer."""
+    """A waiting task has ended. Returns the reason if its dependency can no longer be met."""
     awaited = state.after.pop(task.id, None)
     if awaited is None:
         return ""
@@ -28,7 +28,7 @@ def wait_no_more(state: ClusterState, task: Task) -> str:
 
 
 def tell_dependents(state: ClusterState, ended: Task) -> None:
-    """Those that waited for this end may start. Those that waited for another end of it never will."""
+    """Dependents that waited for this outcome may start. Dependents that waited for another outcome never will."""
     for task_id in state.dependents.by_task.pop(ended.id, ()):
         awaited = state.after[task_id]
         dependency = next(each for each in awaited.on if each.task_id == ended.id)

@@ -1,4 +1,4 @@
-"""What events do to gangs: tasks with a lease for each of their ranks."""
+"""Applies events to gangs: tasks with a lease for each of their ranks."""
 
 from __future__ import annotations
 

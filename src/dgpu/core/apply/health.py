@@ -1,4 +1,4 @@
-"""What events do to the health of GPUs."""
+"""Applies events to the health of GPUs."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def apply_stop_requested(state: ClusterState, event: TaskStopRequested) -> None:
 
 
 def note_listed(state: ClusterState, node_id: NodeId, listed: Iterable[Gpu], at: int) -> list[Gpu]:
-    """A node told its list of cards: each keeps its health, wherever it is plugged in now."""
+    """A node reported its list of GPUs: each GPU keeps its health, also in another node."""
     state.health_changed = True
     found = []
     for gpu in listed:
@@ -81,7 +81,7 @@ def note_listed(state: ClusterState, node_id: NodeId, listed: Iterable[Gpu], at:
             found.append(gpu)
             continue
         if known.state is Health.PROBING:
-            # The question is asked again with the welcome: its time counts from now.
+            # The check is requested again with the welcome: its time counts from now.
             known = replace(known, since=at)
         state.health[gpu.id] = replace(_clearing(known, gpu, at), node_id=node_id)
         found.append(replace(gpu, health=known.state))
@@ -96,7 +96,7 @@ def note_observed(state: ClusterState, gpu: Gpu, at: int) -> None:
 
 
 def note_freed(state: ClusterState, lease: Lease) -> None:
-    """The last task on a card that is out of service may have ended: now its check can come."""
+    """The last task on a GPU that is out of service may have ended: the GPU can be checked now."""
     if state.health and any(
         (known := state.health.get(gpu_id)) is not None and not known.serves for gpu_id in lease.gpu_ids
     ):

@@ -1,4 +1,4 @@
-"""What pools and tenants hold, kept up with every lease; and what time charges to tenants."""
+"""Updates the use of pools and tenants with every lease, and charges tenants for time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOTHING_USED: Final = Usage()
 
 
 def note_released(state: ClusterState, lease: Lease, at: int) -> None:
-    """Before the task has another shape."""
+    """Must run before the task gets another shape."""
     known = state.queue.shapes[state.tasks[lease.task_id].shape_id]
     milli = lease.gpu_milli
     known.pool.used_milli -= milli
@@ -45,7 +45,7 @@ def note_released(state: ClusterState, lease: Lease, at: int) -> None:
     if account.limited or state.accounts.guaranteed or state.quota.mode is QuotaMode.BORROW:
         state.slot_news = True
     elif state.tasks[lease.task_id].restart is Restart.ALWAYS:
-        state.slot_news = True  # GPUs that were never to come free
+        state.slot_news = True  # GPUs of a service were never expected to come free
 
 
 # events
@@ -67,13 +67,13 @@ def apply_tenant_removed(state: ClusterState, event: TenantRemoved) -> None:
 
 
 def apply_charged(state: ClusterState, event: UsageCharged) -> None:
-    """All that is running is charged up to now."""
+    """Charges all running tasks up to now."""
     _charge(state, event.at)
     _tenants_changed(state)
 
 
 def adopt_settings(state: ClusterState, event: EpochBegan) -> None:
-    """The latest word holds: what the configuration says when it says something new, else what was changed live."""
+    """The latest change wins: a new value in the configuration, else the value that was changed live."""
     before, after = state.settings, event.settings
     if state.epoch == 0 or before.quota != after.quota:
         state.quota = after.quota
@@ -97,7 +97,7 @@ def adopt_settings(state: ClusterState, event: EpochBegan) -> None:
 
 def _know(state: ClusterState, tenant: Tenant, at: int) -> None:
     if not state.tenants:
-        # Nobody was charged before: what runs is charged from now on.
+        # No tenant was charged before: running tasks are charged from now on.
         state.meter = replace(state.meter, charged_at=at, landmark_at=at)
         state.usages.clear()
         for account in state.accounts.by_tenant.values():
@@ -130,7 +130,7 @@ def _charge(state: ClusterState, at: int) -> None:
 
 
 def _moved(state: ClusterState, half_life_ms: int, at: int) -> Meter:
-    """The landmark moves to now, and all use is written down as what is left of it now."""
+    """Moves the landmark to now, and stores all use at its present decayed value."""
     meter = state.meter
     by_factor = factor(meter, at)
     for tenant_id, usage in state.usages.items():

@@ -1,4 +1,4 @@
-"""What events do to that which placement has learned: the condition of cards, typical tasks, needs of memory."""
+"""Applies events to the facts that placement has learned: condition of GPUs, typical tasks, memory estimates."""
 
 from __future__ import annotations
 

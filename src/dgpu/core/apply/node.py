@@ -1,4 +1,4 @@
-"""What events do to nodes, their GPUs and the scheduler's own settings."""
+"""Applies events to nodes, their GPUs and the scheduler's own settings."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _unconfirm(state: ClusterState, at: int) -> None:
 
 
 def confirm_all(state: ClusterState) -> None:
-    """For a look ahead on a fork: every node that is unconfirmed now comes back."""
+    """For a run ahead on a fork: every unconfirmed node comes back."""
     for node_id, node in state.nodes.items():
         if node.unconfirmed_since:
             _change(state, node_id, unconfirmed_since=0)
@@ -103,7 +103,7 @@ def _change(state: ClusterState, node_id: NodeId, **facts: int | str) -> None:
 
 
 def _list_gpus(state: ClusterState, node_id: NodeId, listed: tuple[Gpu, ...], at: int) -> None:
-    """The whole list of a node. What is missing from it has gone, at once or with its lease."""
+    """Sets the whole list of a node. A GPU missing from it is removed, at once or with its lease."""
     moved_from = {
         known.node_id
         for gpu in listed

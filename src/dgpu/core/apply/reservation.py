@@ -1,4 +1,4 @@
-"""What events do to reservations."""
+"""Applies events to reservations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _move(state: ClusterState, known: Reservation, made: Reservation) -> None:
             if place.node_id not in stays:
                 state.rooms.keep(place.node_id, made.task_id, None)
         state.keep(made)
-    # Other tasks may pass it now.
+    # Other tasks may pass the reservation now.
     account = state.queue.shapes[state.tasks[made.task_id].shape_id].account
     state.freed[account.tenant_id] = account
     state.stirred = True
@@ -40,7 +40,7 @@ def _move(state: ClusterState, known: Reservation, made: Reservation) -> None:
 
 
 def _let_pass_others(state: ClusterState, made: Reservation) -> None:
-    """One more of unknown time: those of lower levels may hold less now."""
+    """There is one more reservation of unknown time: reservations of lower levels may hold less now."""
     for other in state.reservations.values():
         if not other.at and other is not made:
             state.stirred = True
@@ -49,7 +49,7 @@ def _let_pass_others(state: ClusterState, made: Reservation) -> None:
 
 
 def forget_reservations_on(state: ClusterState, node_id: NodeId) -> None:
-    """The node is gone."""
+    """Drops the reservations on a removed node."""
     for made in list(state.reservations.values()):
         if any(place.node_id == node_id for place in made.places):
             state.let_go(made.task_id)

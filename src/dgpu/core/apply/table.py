@@ -1,4 +1,4 @@
-"""apply(state, event): the one place where the state changes. What happened is never refused."""
+"""apply(state, event): the only place that changes the state. An event is never refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What events do to tasks and leases."""
+"""Applies events to tasks and leases."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from dgpu.core.model.run_times import note_run
 from dgpu.core.model.task import Shape, Task, TaskSpec, TaskStatus, new_tasks
 from dgpu.core.state import ClusterState
 
-# Looking a member up costs more than the change of a field.
+# Local names: looking up an enum member costs more than changing a field.
 _PENDING: Final = TaskStatus.PENDING
 _RUNNING: Final = TaskStatus.RUNNING
 
@@ -91,7 +91,7 @@ def put_on(
     gpu_ids: tuple[GpuId, ...],
     node_ids: tuple[NodeId, ...] = (),
 ) -> None:
-    """The task no longer waits: it holds a lease, or several."""
+    """The task no longer waits: it holds one lease or several."""
     if task.id in state.reservations:
         state.let_go(task.id)
     state.queue.remove(task)
@@ -114,7 +114,7 @@ def put_on(
 def apply_started(state: ClusterState, event: TaskStarted) -> None:
     state.leases[event.lease_id] = replace(state.leases[event.lease_id], started=True)
     task = state.tasks[event.task_id]
-    if not task.started_at:  # of a gang, the first rank counts
+    if not task.started_at:  # in a gang, the first rank counts
         task = state.tasks[task.id] = replace(task, started_at=event.started_at)
         state.hasten(state.leases_of(task))
         state.note_expiry(task)
@@ -169,8 +169,8 @@ def apply_cancelled(state: ClusterState, event: TasksCancelled) -> None:
         for task_id in event.task_ids:
             state.let_go(task_id)
     state.queue.remove_many(tasks)
-    state.stirred = True  # other tasks may need their quota no more
-    # All of them wait no more before any is over: one may have waited for another.
+    state.stirred = True  # other tasks may no longer need their quota
+    # All of these leave the queue before any is marked as ended: one may have waited for another.
     errors = [wait_no_more(state, task) for task in tasks] if state.after else [""] * len(tasks)
     for task, error in zip(tasks, errors, strict=True):
         _end(
@@ -197,7 +197,8 @@ def apply_forgotten(state: ClusterState, event: TasksForgotten) -> None:
         heappop(state.ended)
         left -= 1
     if left:
-        # Others ended in the same moment and stand before them. What is left here would be forgotten a second time.
+        # Other tasks ended at the same time and are before these in the heap. Entries left here would be forgotten
+        # twice.
         state.ended = [entry for entry in state.ended if entry[1] in state.tasks]
         heapify(state.ended)
 
@@ -207,7 +208,7 @@ def apply_keys_forgotten(state: ClusterState, event: KeysForgotten) -> None:
 
 
 def reshape(state: ClusterState, task_id: TaskId, shape: Shape) -> None:
-    """A waiting task asks for something else from now on; its age stays."""
+    """A waiting task gets another shape; its age stays."""
     task = state.tasks[task_id]
     known = state.know(shape)
     if known.shape_id == task.shape_id:
@@ -262,7 +263,7 @@ def _release(state: ClusterState, lease_id: LeaseId, at: int) -> None:
     state.bookings.ends.forget((lease_id,))
     note_freed(state, lease)
     note_released(state, lease, at)
-    # A card that left its node while leased is forgotten with its lease.
+    # A GPU that left its node while leased is forgotten with its lease.
     gone = [
         gpu_id for gpu_id in lease.gpu_ids if state.gpus[gpu_id].gone and gpu_id not in state.rooms.holders
     ]
