@@ -1,4 +1,4 @@
-"""Arrays: many tasks from one submit, told apart by an index. `0-9%3`: ten tasks, three of them at a time."""
+"""Arrays: many tasks from one submit, each with its own index. `0-9%3`: ten tasks, three of them at a time."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Ranges: TypeAlias = tuple[tuple[int, int, int], ...]  # (first, last, step)
 
 class ArrayPlan(NamedTuple):
     ranges: Ranges
-    limit: int  # of tasks that run at once; 0: none
+    limit: int  # maximum of tasks that run at once; 0: none
 
 
 class NoArray(ValueError):  # noqa: N818 - it says what the text is
-    """The text says what was expected."""
+    """The text describes the expected form."""
 
 
 def parse_array(text: str) -> ArrayPlan:
-    """`0-9`, `0-9%3`, `1,3,7-20:2%5`. Raises NoArray. Nothing is unrolled before its size is known to be small."""
+    """`0-9`, `0-9%3`, `1,3,7-20:2%5`. Raises NoArray. The size is checked before any range is expanded."""
     if len(text) > _MAX_TEXT:
         raise NoArray(f"at most {_MAX_TEXT} characters")
     listed, percent, limit = text.replace(" ", "").partition("%")
@@ -37,7 +37,7 @@ def parse_array(text: str) -> ArrayPlan:
         raise NoArray(f"an array of at most {MAX_TASKS:,} tasks, not of {number:,}")
     if len(set(indexes(ranges))) < number:
         raise NoArray("each index once")
-    # A limit that the array cannot reach is none.
+    # A limit that the array cannot reach is no limit.
     return ArrayPlan(ranges, int(limit) if percent and int(limit) < number else 0)
 
 

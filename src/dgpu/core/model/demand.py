@@ -1,4 +1,4 @@
-"""A demand: what a task asks of a node."""
+"""A demand: the resources that a task needs on a node."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _TRUSTED_FROM: Final = PRIORITY_LEVELS["normal"]
 
 
 class Demand:
-    """What a shape asks of one node. Shapes that differ in tenant, pool or priority only share a demand, but for
-    tasks of low priority, which may have cards on parole too. Nobody changes it; equal ones are one key.
+    """The resources that a shape needs on one node. Shapes that differ only in tenant, pool or priority share a demand,
+    except tasks of low priority, which may also use GPUs on parole. Treated as frozen; equal demands are one key.
     """
 
     __slots__ = (
@@ -52,7 +52,7 @@ class Demand:
         self.constraints = constraints
         self.model = model
         self.parole = parole
-        self.nodes = nodes  # of a gang: so many nodes at once, each as above
+        self.nodes = nodes  # in a gang: number of nodes at once, each with the resources above
         numbers = (gpus, nodes, share_milli, gpu_memory_mb, cpus_milli, ram_mb)
         self._key: tuple[object, ...] = (*numbers, gpu_models, constraints, model, parole)
         self._hash = hash(self._key)
@@ -93,7 +93,7 @@ class Demand:
 
 
 class Asks(Protocol):
-    """The part of a demand that decides how much of a card it takes."""
+    """The part of a demand that determines how much of a GPU it takes."""
 
     @property
     def share_milli(self) -> int: ...

@@ -1,4 +1,4 @@
-"""What a task waits for: the ends of other tasks. Ids only ever name earlier tasks, so there are no circles."""
+"""Dependencies: the ends of other tasks that a task waits for. They name only earlier tasks, so there are no cycles."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from dgpu.core.model.ids import TaskId, task_name
 if TYPE_CHECKING:
     from dgpu.core.model.task import TaskStatus
 
-MAX_EDGES: Final = 100_000  # of one submit: tasks times what each of them waits for
+MAX_EDGES: Final = 100_000  # of one submit: tasks times dependencies of each
 
 
 class When(enum.StrEnum):
-    """The end that is waited for."""
+    """The outcome that a task waits for."""
 
     OK = "ok"  # success
-    ANY = "any"  # over, in whatever way
-    FAILED = "failed"  # ran and failed; one that was cancelled did not
+    ANY = "any"  # any end
+    FAILED = "failed"  # ran and failed; a cancelled task does not count
 
 
 class Dependency(
@@ -36,7 +36,7 @@ class Dependency(
     when: When = When.OK
 
     def is_met_by(self, status: TaskStatus) -> bool:
-        """By a task that is over."""
+        """Whether the status of an ended task meets this dependency."""
         if self.when is When.ANY:
             return True
         return status.value == ("success" if self.when is When.OK else "failed")
@@ -49,14 +49,16 @@ class Dependency(
 class Awaited(
     msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True, gc=False
 ):
-    """What a waiting task still waits for. Broken: that cannot come any more, and the task is about to be ended."""
+    """The dependencies that a waiting task still has. Broken: one can no longer be met, and the task is about to be
+    ended.
+    """
 
-    on: tuple[Dependency, ...] = ()  # none of them is over
+    on: tuple[Dependency, ...] = ()  # none of these tasks has ended
     broken: Dependency | None = None
 
 
 class Dependents:
-    """Who waits for whom. Derived from `ClusterState.after`, never journaled."""
+    """The dependents of each task. Derived from `ClusterState.after`, never journaled."""
 
     __slots__ = ("broken", "by_task")
 

@@ -1,4 +1,4 @@
-"""What runs have taught about the memory that a tenant's model, or command, needs."""
+"""Memory estimates learned from runs, by tenant and model or command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from dgpu.core.model.ids import TenantId
 from dgpu.core.model.task import TaskDetail
 
-MAX_ESTIMATES: Final = 10_000  # a bound on memory; the one that was not touched for longest leaves
+MAX_ESTIMATES: Final = 10_000  # a bound on memory; the least recently used one is dropped
 _MAX_TITLE: Final = 120
 
 
@@ -18,12 +18,12 @@ class Estimate(
     msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True, gc=False
 ):
     tenant_id: TenantId
-    model: str = ""  # or else
-    command: str = ""  # its beginning, for people; the key holds a hash of all of it
-    base_mb: int  # of a model: without atoms and the task type's factor; of a command: all
-    runs: int = 0  # that told their peak
+    model: str = ""  # either this
+    command: str = ""  # or this: its beginning, for display; the key holds a hash of all of it
+    base_mb: int  # for a model: without atoms and the factor of the task type; for a command: all
+    runs: int = 0  # runs with a known peak
     ooms: int = 0
-    peak_mb: int = 0  # of the last run that told it
+    peak_mb: int = 0  # of the last run with a known peak
     updated_at: int = 0
 
 

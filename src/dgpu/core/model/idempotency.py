@@ -23,13 +23,13 @@ _AT_PLACE: Final = _ID_BYTES + _COUNT_BYTES
 _HASH_PLACE: Final = _AT_PLACE + _AT_BYTES
 _MARK_BITS: Final = 512
 
-MIN_KEY_AGE_MS: Final = 3_600_000  # a younger key is never forgotten before its time
+MIN_KEY_AGE_MS: Final = 3_600_000  # a younger key is never dropped early
 
 
 class IdempotencyKey(
     msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True, gc=False
 ):
-    """As snapshots of earlier versions hold it."""
+    """The form in snapshots of earlier versions."""
 
     first_id: TaskId
     count: int
@@ -74,7 +74,7 @@ class KeyRing:
         return 0 if keys is None else len(keys)
 
     def add(self, packed: PackedKey) -> None:
-        """A key that is still known although its time is over goes to the end: keys stand by age."""
+        """An expired key that is still stored moves to the end: keys are sorted by age."""
         self._own()
         keys = self.by_tenant.setdefault(packed.tenant, {})
         known = keys.pop(packed.key_hash, None)
@@ -87,14 +87,14 @@ class KeyRing:
         self.mark = (self.mark + _number(packed.key_hash, packed.value)) & ((1 << _MARK_BITS) - 1)
 
     def add_all(self, packed: Iterable[PackedKey], oldest: dict[str, int]) -> None:
-        """Of each tenant, those that are not older than its oldest; keys of other tenants are left out."""
+        """Adds the keys of each tenant that are not older than its oldest. Keys of other tenants are skipped."""
         for each in packed:
             floor = oldest.get(each.tenant)
             if floor is not None and created_at(each.value) >= floor:
                 self.add(each)
 
     def forget(self, before: int, tenant: str = "") -> None:
-        """All keys given before this time; only those of one tenant if it is named."""
+        """Drops all keys created before this time; with `tenant`, only keys of this tenant."""
         self._own()
         for name in [tenant] if tenant else list(self.by_tenant):
             keys = self.by_tenant.get(name)
@@ -112,7 +112,7 @@ class KeyRing:
         self.oldest_at = min((_first_at(keys) for keys in self.by_tenant.values()), default=0)
 
     def oldest(self, before: int, limit: int, tenant: str = "") -> list[int]:
-        """Times of the oldest keys given before this time, at most so many of each tenant; in order."""
+        """The times of the oldest keys created before this time, at most `limit` per tenant, in order."""
         found: list[int] = []
         for name in [tenant] if tenant else list(self.by_tenant):
             for value in islice(self.by_tenant.get(name, {}).values(), limit):
@@ -129,7 +129,7 @@ class KeyRing:
                 yield PackedKey(tenant, key_hash, value)
 
     def copy(self) -> KeyRing:
-        """Cheap, for forks that only look ahead: the keys are copied when the copy changes."""
+        """A cheap copy for forks: the keys are copied only when the copy changes."""
         twin = KeyRing()
         twin.by_tenant, twin.count, twin.mark, twin.oldest_at = (
             self.by_tenant,
@@ -180,7 +180,7 @@ def is_same_body(known: KnownKey, fingerprint: str) -> bool:
 
 
 def tenant_of(key: str) -> str:
-    """Keys are `tenant/key`: a tenant cannot find out or take another's."""
+    """Keys are `tenant/key`: a tenant cannot discover or use a key of another tenant."""
     tenant, slash, _ = key.partition("/")
     return tenant if slash else ""
 

@@ -1,4 +1,4 @@
-"""Names of things. Numbers come from counters in the state and are never reused."""
+"""Identifiers. Numbers come from counters in the state and are never reused."""
 
 from typing import Final, NewType
 
@@ -6,7 +6,7 @@ TaskId = NewType("TaskId", int)
 LeaseId = NewType("LeaseId", int)  # the fence: a report on any other lease of a task is stale
 ShapeId = NewType("ShapeId", int)
 NodeId = NewType("NodeId", str)
-GpuId = NewType("GpuId", str)  # the card's UUID: indexes move when a card dies
+GpuId = NewType("GpuId", str)  # the UUID of the GPU: indexes shift when a GPU fails
 TenantId = NewType("TenantId", str)
 TokenId = NewType("TokenId", str)
 

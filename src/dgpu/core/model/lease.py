@@ -1,4 +1,4 @@
-"""A lease: a granted placement. Its id is the fence that tells old reports from new ones."""
+"""A lease: a granted placement. Its id is the fence that separates stale reports from current ones."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ class Lease(
     ram_mb: int = 0
     granted_at: int = 0
     started: bool = False
-    stop_for: TaskId = NO_TASK  # of a stop that gives quota back: who waits for it
-    stopping: str = ""  # why its node was told to end it; empty: it was not. See events.TaskStopRequested
-    share_milli: int = 1_000  # of each GPU; below 1,000 others may live beside it
-    gpu_memory_mb: int = 0  # promised on each GPU; 0: an exclusive task has all that is free
+    stop_for: TaskId = NO_TASK  # for a stop that returns quota: the task that waits for it
+    stopping: str = (
+        ""  # why its node was ordered to end it; empty: no such order. See events.TaskStopRequested
+    )
+    share_milli: int = 1_000  # of each GPU; below 1,000 other tasks may share it
+    gpu_memory_mb: int = 0  # promised on each GPU; 0: an exclusive task has all free memory
 
     rank: int = 0  # of a gang
-    ended: bool = False  # this rank is over; its GPUs are freed with those of the others
+    ended: bool = False  # this rank has ended; its GPUs are freed together with those of the others
     nonce: str = ""  # of the epoch that granted it; empty: granted by a version without nonces
     expected_ms: int = 0  # without a time limit: how long such tasks took when it was granted; 0: unknown
 
     @property
     def gpu_milli(self) -> int:
-        """What quota, limits and fair share count."""
+        """The amount that counts for quota, limits and fair share."""
         return len(self.gpu_ids) * self.share_milli

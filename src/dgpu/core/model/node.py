@@ -1,4 +1,4 @@
-"""Nodes and their GPUs: facts only. What a GPU's status is follows from the facts."""
+"""Nodes and their GPUs: facts only. The status of a GPU is derived from the facts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class NodeStatus(enum.StrEnum):
     READY = "ready"
     DRAINING = "draining"
     OFFLINE = "offline"
-    UNCONFIRMED = "unconfirmed"  # not heard from since this scheduler started
+    UNCONFIRMED = "unconfirmed"  # has not contacted this scheduler since it started
 
 
 class GpuStatus(enum.StrEnum):
@@ -26,7 +26,7 @@ class GpuStatus(enum.StrEnum):
     ERROR = "error"
     DRAINING = "draining"
     RESERVED = "reserved"
-    UNCONFIRMED = "unconfirmed"  # idle as far as known, on a node that is unconfirmed
+    UNCONFIRMED = "unconfirmed"  # probably idle, on an unconfirmed node
 
 
 class Node(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True):
@@ -41,12 +41,12 @@ class Node(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
     offline_since: int = 0  # 0: connected
     draining: bool = False
     drain_reason: str = ""
-    unconfirmed_since: int = 0  # start of the scheduler that has not heard from it yet; 0: it registered
-    work_dir: str = ""  # below it runs without a workdir have directories, see wire.run_dirs; empty: none
+    unconfirmed_since: int = 0  # start of the scheduler that the node has not contacted yet; 0: it registered
+    work_dir: str = ""  # parent of the directories of runs without a workdir, see wire.run_dirs; empty: none
 
     @property
     def ram_in_steps_mb(self) -> int:
-        """What demands, which are rounded up, are held against: otherwise all of a node could never be had."""
+        """The limit for demands. Demands are rounded up, so without this no task could use all ram of a node."""
         return in_steps(self.ram_mb)
 
     @property
@@ -66,7 +66,7 @@ class Kind(NamedTuple):
     """GPUs of one kind are interchangeable. A node whose GPUs differ has a part for each kind."""
 
     model: str
-    memory_mb: int  # what a task may use: without the safety margin and foreign memory
+    memory_mb: int  # memory that a task may use: without the safety margin and foreign memory
     parole: bool = False  # for tasks of low priority only
 
 
@@ -80,18 +80,18 @@ class Gpu(
     memory_mb: int
     reserved: bool = False
     fault: str = ""  # empty: healthy
-    gone: bool = False  # no longer in the node's list, but a lease still names it
-    foreign_mb: int = 0  # used by processes that are not ours, in steps of 256
+    gone: bool = False  # no longer in the node's list, but still leased
+    foreign_mb: int = 0  # used by foreign processes, in steps of 256
     fault_cause: str = ""  # one word for the fault; see health.Cause
-    health: Health = Health.TRUSTED  # the step it stands at; `ClusterState.health` holds the rest
+    health: Health = Health.TRUSTED  # the current step; `ClusterState.health` holds the rest
     over_mb: int = 0  # used by shared tasks beyond what they reserved, in steps of 256
     load_band: int = 0  # utilisation, temperature and time without a task; see rules.score
     heat_band: int = 0
     rest_band: int = 0
-    warm: tuple[str, ...] = ()  # models that are loaded
+    warm: tuple[str, ...] = ()  # loaded models
     near: tuple[
         tuple[GpuId, int], ...
-    ] = ()  # other cards of the node, the nearer the higher; none told: equal
+    ] = ()  # other GPUs of the node, the nearer the higher; empty: all equal
 
     @property
     def memory_in_steps_mb(self) -> int:

@@ -1,4 +1,4 @@
-"""The two pools' parts of the cluster: how many GPUs each may use, and what holds when one needs what the other uses."""
+"""The two pools' parts of the cluster: how many GPUs each may use, and the rules for borrowing between them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ class QuotaMode(enum.StrEnum):
 
 
 class Reclaim(enum.StrEnum):
-    """How a pool gets back what the other has borrowed."""
+    """How a pool gets back GPUs that the other pool has borrowed."""
 
     WAIT = "wait"  # it waits until borrowed tasks have ended
     STOP = "stop"  # borrowed batch tasks are asked to stop, and requeued
 
 
 class Quota(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True):
-    """Parts in millionths: no float decides. The core's own default leaves no GPU idle; the configuration is strict."""
+    """Parts are in millionths, so no float affects a decision. The default here leaves no GPU idle; the configuration
+    is strict.
+    """
 
     online_ppm: int = 700_000
     mode: QuotaMode = QuotaMode.BORROW
@@ -35,7 +37,7 @@ class Quota(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
 
 
 class Split(NamedTuple):
-    """Whole GPUs; the parts add up to all of them."""
+    """Whole GPUs; the parts add up to all GPUs."""
 
     online: int
     batch: int
@@ -45,7 +47,7 @@ class Split(NamedTuple):
 
 
 def split(gpus: int, online_ppm: int) -> Split:
-    """By largest remainder: the GPU that is left over goes where more of one is missing, on a tie to online."""
+    """By largest remainder: the remaining GPU goes to the pool with the larger remainder, on a tie to online."""
     online, online_rest = divmod(gpus * online_ppm, MILLION)
     batch_rest = gpus * (MILLION - online_ppm) % MILLION
     if online_rest and online_rest >= batch_rest:

@@ -1,4 +1,4 @@
-"""A reservation: where and when a task that no node has room for is going to start. Others may not delay it."""
+"""A reservation: where and when a task without room is going to start. Other tasks may not delay it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from dgpu.core.model.ids import GpuId, NodeId, TaskId
 
 class Place(msgspec.Struct, forbid_unknown_fields=True, frozen=True, array_like=True, gc=False):
     node_id: NodeId
-    gpu_ids: tuple[GpuId, ...] = ()  # idle ones are kept for it; busy ones are once they are free
+    gpu_ids: tuple[GpuId, ...] = ()  # idle ones are kept for the task; busy ones as soon as they are free
 
 
 class Reservation(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True):
     task_id: TaskId
-    places: tuple[Place, ...]  # one, or one for each rank of a gang; none: it reserves quota alone
-    at: int = 0  # its GPUs are free by then; 0: nobody knows
+    places: tuple[Place, ...]  # one, or one for each rank of a gang; empty: it reserves quota alone
+    at: int = 0  # its GPUs are free by then; 0: unknown
     made_at: int = 0
-    number: int = 0  # tells which was made first; the numbers of those that stand are what counts
+    number: int = 0  # orders reservations by age; only the numbers of current reservations matter
 
 
 class Hold(NamedTuple):
-    """What one reservation keeps on one node. Of cpus and ram as much as it will need, as far as they are free."""
+    """What one reservation keeps on one node. Of cpus and ram it keeps its demand, as far as they are free."""
 
     gpu_ids: tuple[GpuId, ...]
     cpus_milli: int

@@ -1,7 +1,7 @@
-"""How long runs took, by tenant and model or command: what forecasts expect of tasks alike.
+"""Run times by tenant and model or command. Forecasts expect the same of similar tasks.
 
-The last runs of each kind are kept as they were: so few numbers give a median and a 90th percentile without any sketch,
-and a kind that has become slower is believed after some runs.
+The last runs of each kind are stored as numbers: a few suffice for a median and a 90th percentile without a sketch, and
+a kind that has become slower shows after some runs.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import msgspec
 
 from dgpu.core.model.task import Shape, Task, TaskStatus
 
-MAX_KINDS: Final = 4_096  # a bound on memory; the half that was not seen for longest leaves
+MAX_KINDS: Final = 4_096  # a bound on memory; the least recently seen half is dropped
 MAX_RUNS: Final = 15
-MIN_RUNS: Final = 3  # for reservations to believe them: fewer say too little
+MIN_RUNS: Final = 3  # minimum for reservations: fewer runs prove too little
 
 _MAX_READ: Final = 4_096  # characters of a command
 _NUMBER: Final = re.compile(r"\d+")
@@ -25,12 +25,12 @@ _NUMBER: Final = re.compile(r"\d+")
 class RunTimes(
     msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True, gc=False
 ):
-    recent_ms: tuple[int, ...]  # the last ones, oldest first
+    recent_ms: tuple[int, ...]  # the last runs, oldest first
     updated_at: int = 0
 
 
 class _Words(msgspec.Struct, frozen=True):
-    """All of a detail that counts here."""
+    """The part of a detail that counts here."""
 
     command: str | tuple[str, ...] = ""
 
@@ -39,7 +39,7 @@ _decode = msgspec.json.Decoder(_Words).decode
 
 
 def kind_of(shape: Shape, detail: bytes) -> str:
-    """Commands that differ in numbers only (a seed, a fold) are of one kind; other numbers of GPUs make another."""
+    """Commands that differ only in numbers (a seed, a fold) are one kind. A different number of GPUs is another kind."""
     gpus = shape.gpus * shape.nodes
     if shape.model:
         return f"{shape.tenant_id}/model/{shape.model}/{gpus}"
@@ -54,8 +54,8 @@ def command_of(detail: bytes) -> str | tuple[str, ...]:
 
 
 def note_run(known: dict[str, RunTimes], shape: Shape, task: Task, at: int) -> None:
-    """Of a task that is over. One that was cancelled says nothing of how long it would have run; an allocation runs as
-    long as it is told to.
+    """Stores the run time of an ended task. A cancelled task does not show how long it would have run, and the time of
+    an allocation is chosen by its user.
     """
     if task.status not in _TELLING or not task.started_at or task.allocation:
         return
@@ -71,13 +71,13 @@ _TELLING: Final = {TaskStatus.SUCCESS, TaskStatus.FAILED}
 
 
 def _make_room(known: dict[str, RunTimes]) -> None:
-    """Half of them at once: a stream of kinds that never come again costs little each."""
+    """Drops half of the kinds at once, so that a stream of kinds that never return costs little for each."""
     by_age = sorted(known, key=lambda kind: (known[kind].updated_at, kind))
     for kind in by_age[: len(by_age) // 2]:
         del known[kind]
 
 
 def quantile_ms(runs: RunTimes | None, percent: int, *, longer_than_ms: int) -> int | None:
-    """Of the runs that took longer than this one has taken already; None if none did."""
+    """The quantile of the runs that took longer than this run has taken already; None if none did."""
     left = sorted(each for each in runs.recent_ms if each > longer_than_ms) if runs else []
     return left[min(len(left) - 1, len(left) * percent // 100)] if left else None

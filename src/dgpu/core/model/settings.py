@@ -1,4 +1,4 @@
-"""What an operator may set and decisions depend on. Journaled, so that a replay decides under the same rules."""
+"""Settings that decisions depend on. They are journaled, so that a replay decides by the same rules."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dgpu.core.model.tenant import Tenant
 
 
 class Placement(enum.StrEnum):
-    BALANCED = "balanced"  # warm models, free memory, low load: see rules.score
-    PACK = "pack"  # keeps nodes whole and fragments least: see rules.fragment
+    BALANCED = "balanced"  # loaded models, free memory, low load: see rules.score
+    PACK = "pack"  # keeps nodes whole and fragments low: see rules.fragment
 
 
 class EstimateRules(
     msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True
 ):
-    """What is assumed of a task's memory until runs have taught better."""
+    """Assumptions about a task's memory until runs have shown better values."""
 
     base_mb: int = 4_000
     mb_per_atom_milli: int = 2_000
@@ -44,24 +44,22 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
     keep_finished_ms: int = 3_600_000
     idempotency_ms: int = 86_400_000
     most_waiting: int = 1_000_000  # a bound on memory; beyond it submits are refused
-    most_leases: int = (
-        512  # on one node: tasks that ask for neither GPUs nor cpus would else all start at once
-    )
+    most_leases: int = 512  # on one node: otherwise all tasks without GPUs and cpus would start at once
     health: HealthRules = HealthRules()
-    ageing_ms: int = 0  # so much waiting counts as one point of priority; 0: priority alone decides
+    ageing_ms: int = 0  # waiting time that counts as one point of priority; 0: only priority counts
     placement: Placement = Placement.BALANCED
     memory_margin_mb: int = 2_000  # of each GPU, never promised to a task
-    memory_ramp_up_ms: int = 60_000  # what ended sooner says nothing about how much memory it would need
+    memory_ramp_up_ms: int = 60_000  # a shorter run shows nothing about its memory need
     max_models_per_gpu: int = 2
     estimates: EstimateRules = EstimateRules()
     quota: Quota = Quota()
     tenants: tuple[Tenant, ...] = ()
-    creates_tenants: bool = False  # on first use; else unknown ones are refused once any tenant is known
-    fair_share_half_life_ms: int = 86_400_000
-    reservations: int = 0  # of the first tasks that no node has room for; 0: none, whoever fits runs ahead
-    max_unsaved: int = 250_000  # finished tasks beyond `keep_finished` that the history does not hold yet
-    max_keys: int = (
-        1_000_000  # idempotency keys that are known at once, about 170 bytes each in two processes
+    creates_tenants: bool = (
+        False  # on first use; otherwise unknown tenants are refused once any tenant exists
     )
+    fair_share_half_life_ms: int = 86_400_000
+    reservations: int = 0  # slots for the first tasks without room; 0: none, any task that fits runs ahead
+    max_unsaved: int = 250_000  # finished tasks beyond `keep_finished` that the history does not hold yet
+    max_keys: int = 1_000_000  # idempotency keys stored at once, about 170 bytes each in two processes
     max_tenant_keys: int = 500_000  # the same for each tenant
-    share_enforcement: str = "report"  # or kill: what outgrows its reservation on a shared GPU
+    share_enforcement: str = "report"  # or kill: for a task that exceeds its reservation on a shared GPU

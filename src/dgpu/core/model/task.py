@@ -1,4 +1,4 @@
-"""A task: what was asked for (shape, detail) and where its life stands."""
+"""A task: its request (shape, detail) and its current state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ MEMORY_STEP_MB: Final = 256  # demands are rounded up to it, so that near-equal 
 
 WHOLE_MILLI: Final = 1_000  # one GPU
 
-# What a node's labels must say: (label, is, values). The label's value is among the values, or with `is` false is not.
+# Requirements on a node's labels: (label, is, values). With `is` true the value must be among the values, else it must
+# not be.
 Constraint: TypeAlias = tuple[str, bool, tuple[str, ...]]
 
 
@@ -26,7 +27,7 @@ def in_steps(memory_mb: int) -> int:
 
 
 def in_units(milli: int) -> int | str:
-    """Whole units as a number, parts of one as text: no float enters a message."""
+    """Whole units as a number, fractions as text: no float enters a message."""
     whole, part = divmod(milli, WHOLE_MILLI)
     return f"{whole}.{part:03d}".rstrip("0") if part else whole
 
@@ -55,21 +56,21 @@ class Restart(enum.StrEnum):
 
 
 class Outcome(enum.StrEnum):
-    """How an attempt ended, as its agent saw it."""
+    """How an attempt ended, according to its agent."""
 
     EXITED = "exited"  # by itself, with an exit code
-    SIGNALED = "signaled"  # by a signal that we did not send
+    SIGNALED = "signaled"  # by a signal that the agent did not send
     TIMEOUT = "timeout"
-    STOPPED = "stopped"  # on our order
+    STOPPED = "stopped"  # by order of the scheduler
     CANNOT_START = "cannot_start"  # the task's own fault: no such command, no such directory
     NODE_FAULT = "node_fault"  # the node's fault: keeper gone, disk full, out of processes
-    OUT_OF_MEMORY = "out_of_memory"  # on a GPU: it said so at its end, or outgrew what it shares
+    OUT_OF_MEMORY = "out_of_memory"  # on a GPU: reported at its end, or it exceeded its share
 
 
 class Shape(
     msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True, gc=False
 ):
-    """All that placement looks at. Tasks of one shape are interchangeable but for their age."""
+    """All facts that placement uses. Tasks of one shape are interchangeable, except for their age."""
 
     tenant_id: TenantId
     pool: Pool
@@ -79,16 +80,16 @@ class Shape(
     gpu_memory_mb: int = 0  # needed on each GPU
     cpus_milli: int = 0  # 0: not counted
     ram_mb: int = 0
-    share_milli: int = WHOLE_MILLI  # below it: shares its one GPU; the part of its memory counts too
+    share_milli: int = WHOLE_MILLI  # below 1,000: shares its one GPU; its part of the memory counts, too
     constraints: tuple[Constraint, ...] = ()  # sorted; all must hold
-    model: str = ""  # `model_name` of the detail: a GPU that has it loaded is liked
-    nodes: int = 1  # more: a gang; so many nodes are needed at once, each with all of the above
-    array_id: TaskId = NO_TASK  # of an array with a limit: its tasks have a line of their own
-    array_limit: int = 0  # how many of them may run at once
+    model: str = ""  # `model_name` of the detail: GPUs with this model loaded are preferred
+    nodes: int = 1  # more: a gang; number of nodes at once, each with all of the above
+    array_id: TaskId = NO_TASK  # of an array with a limit: its tasks have their own line
+    array_limit: int = 0  # maximum of its tasks that run at once
 
 
 class TaskDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What placement never looks at. It stays one encoded blob until an agent or a person needs it."""
+    """Facts that placement never uses. They stay one encoded blob until an agent or a user needs them."""
 
     name: str = ""
     command: str | tuple[str, ...] = ""  # a string is for the shell, a list is argv
@@ -103,25 +104,25 @@ class TaskDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class TaskSpec(
     msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True, gc=False
 ):
-    """A submitted task, normalised."""
+    """A submitted task in normal form."""
 
     shape: Shape
     detail: bytes  # TaskDetail as JSON
     timeout_ms: int | None = None  # None: the pool's default; 0: no limit
     max_retries: int = 3
     restart: Restart = Restart.NEVER
-    allocation: bool = False  # holds its GPUs, runs nothing
+    allocation: bool = False  # holds its GPUs, runs no command
     held: bool = False  # waits until it is released
     after: tuple[Dependency, ...] = ()  # sorted by task, each once
-    array: Ranges = ()  # the indexes of an array: a task for each
+    array: Ranges = ()  # the indexes of an array: one task for each
     array_limit: int = 0  # 0: none
-    expected_ms: int = 0  # without a time limit: how long such tasks took when it was submitted; 0: unknown
+    expected_ms: int = 0  # without a time limit: run time of similar tasks at submit; 0: unknown
 
 
 class Task(
     msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True, gc=False
 ):
-    """gc=False here and elsewhere: values are acyclic, so the collector need not know the many thousands of them."""
+    """gc=False here and elsewhere: values are acyclic, so the collector need not track many thousands of them."""
 
     id: TaskId
     shape_id: ShapeId
@@ -134,7 +135,7 @@ class Task(
     status: TaskStatus = TaskStatus.PENDING
     attempt: int = 0  # of the current or last placement, from 1
     retries: int = 0  # attempts that counted against max_retries
-    eligible_at: int = 0  # back-off: not placed before
+    eligible_at: int = 0  # back-off: not placed before this time
     lease_id: LeaseId = NO_LEASE
     node_id: NodeId | None = None  # of the current or last placement
     gpu_ids: tuple[GpuId, ...] = ()
@@ -145,22 +146,22 @@ class Task(
     error: str = ""  # one line for people
     cancelling: bool = False
     ended_at: int = (
-        0  # when its end was journaled; `finished_at` may be much earlier on a node that was cut off
+        0  # when its end was journaled; `finished_at` may be much earlier if its node was disconnected
     )
     held: bool = False  # waits until it is released
     array_id: TaskId = NO_TASK  # the first task of its array
     array_index: int = 0
     array_count: int = 0  # tasks of the array
-    node_ids: tuple[NodeId, ...] = ()  # of a gang, by rank; `node_id` is that of rank 0
-    grown: bool = False  # ran out of memory, and was given a larger demand
+    node_ids: tuple[NodeId, ...] = ()  # of a gang, by rank; `node_id` is the node of rank 0
+    grown: bool = False  # ran out of memory, and got a larger demand
     expected_ms: int = 0  # see TaskSpec
 
 
 def new_tasks(
     spec: TaskSpec, first_id: TaskId, count: int, *, shape_id: ShapeId, at: int
 ) -> dict[TaskId, Task]:
-    """By age. Here and not where they are added, for this module is never compiled: so a number that many tasks have, or
-    that is a key as well, is one object for all. That is a tenth of their memory.
+    """New tasks by age. They are created here because this module is never compiled: so a number that many tasks share,
+    or that is also a key, is one object for all. That saves a tenth of their memory.
     """
     timeout_ms = spec.timeout_ms or 0
     tasks = {

@@ -13,7 +13,7 @@ HASH_BYTES: Final = 32
 
 
 class Token(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True):
-    id: TokenId  # public: the prefix of the secret, by which a request is looked up
+    id: TokenId  # public: the prefix of the secret, used to look up the token of a request
     name: str
     user: str
     role: str

@@ -1,4 +1,4 @@
-"""The tasks we know, in short: what `placement: pack` goes by (see rules.fragment)."""
+"""A summary of the known tasks, which `placement: pack` uses (see rules.fragment)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dgpu.core.model.node import Kind
 class TypicalShape(
     msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, gc=False, order=True
 ):
-    """What a table remembers of a demand: its GPU side."""
+    """The GPU part of a demand, as stored in a table."""
 
     gpus: int
     share_milli: int
@@ -21,11 +21,11 @@ class TypicalShape(
 
 
 class Typical(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """The tasks we know, in short. Part of the state, for choices depend on it."""
+    """A summary of the known tasks. Part of the state, because choices depend on it."""
 
     shapes: tuple[TypicalShape, ...] = ()  # heaviest first
-    cpus_milli_per_gpu: int = 0  # what the mean GPU in use brings along; 0: not counted
+    cpus_milli_per_gpu: int = 0  # mean per used GPU; 0: not counted
     ram_mb_per_gpu: int = 0
-    prices: tuple[tuple[Kind, int], ...] = ()  # per mille, for kinds that some tasks insist on
-    counted: int = 0  # tasks it was made of
-    next_id: int = 0  # of the task that came next: tells how many came since
+    prices: tuple[tuple[Kind, int], ...] = ()  # per mille, for kinds that some tasks require
+    counted: int = 0  # number of tasks it was computed from
+    next_id: int = 0  # id of the next task at that time: shows how many came since

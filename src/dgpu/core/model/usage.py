@@ -1,8 +1,8 @@
-"""What tenants have used: decayed for the fair share, by month for budgets. Integers all the way, so replays agree.
+"""The use of tenants: decayed for the fair share, by month for budgets. All numbers are integers, so replays agree.
 
-Decay runs forward: instead of making old use smaller as time passes, new use is written down larger, by a factor that
-doubles with every half-life since a landmark. Two tenants then compare the same at any later time, and nobody has to
-be touched because time passed. When the factor has doubled, the landmark moves and all entries shrink alike: numbers stay
+Decay runs forward. Old use does not shrink as time passes; instead new use counts more, by a factor that doubles with
+every half-life since a landmark. So two tenants compare the same at any later time, and no entry must be updated
+because time passed. When the factor has doubled, the landmark moves and all entries shrink alike, so that numbers stay
 within 64 bits.
 """
 
@@ -38,7 +38,7 @@ _ROOTS: Final = _roots()
 class Usage(
     msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True, gc=False
 ):
-    """Of one tenant, in thousandths of a GPU times milliseconds."""
+    """The use of one tenant, in thousandths of a GPU times milliseconds."""
 
     weighed: int = 0  # with the factor of the time of use
     month: int = 0  # months since the year 0
@@ -46,7 +46,7 @@ class Usage(
 
 
 class Meter(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True):
-    """How far use is charged, and where the factor counts from."""
+    """The time up to which use is charged, and the landmark of the factor."""
 
     charged_at: int = 0
     landmark_at: int = 0
@@ -69,7 +69,7 @@ def weigh(milli_ms: int, by_factor: int) -> int:
 
 
 def charged(usage: Usage, milli_ms: int, by_factor: int, month: int) -> Usage:
-    """A wall clock that is set back does not begin a month again."""
+    """A wall clock that is set back does not restart a month."""
     before = usage.of_month if usage.month >= month else 0
     return Usage(
         weighed=usage.weighed + weigh(milli_ms, by_factor),
@@ -79,12 +79,12 @@ def charged(usage: Usage, milli_ms: int, by_factor: int, month: int) -> Usage:
 
 
 def decayed(usage: Usage, meter: Meter, at: int) -> int:
-    """What is left of it at a time."""
+    """The use left at a time after decay."""
     return (usage.weighed << _BITS) // factor(meter, at)
 
 
 def is_far(meter: Meter, at: int) -> bool:
-    """The landmark must move before more is written down."""
+    """The landmark must move before more use is stored."""
     return at - meter.landmark_at >= meter.half_life_ms
 
 
