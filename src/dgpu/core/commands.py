@@ -1,4 +1,4 @@
-"""What may be asked of the core. `at` is stamped by the service: counted milliseconds, never going back (wall_span)."""
+"""Commands of the core. The service sets `at`: counted milliseconds that never go back (wall_span)."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BeginEpoch(Command, frozen=True, kw_only=True):
-    """A scheduler took over: after every start, before anything else."""
+    """A scheduler took over: the first command after every start."""
 
     settings: Settings
-    nonce: str = ""  # random, made by the service
-    cluster_id: str = ""  # for a journal that has none yet
-    above_epoch: int = 0  # highest one known outside the journal
+    nonce: str = ""  # random, created by the service
+    cluster_id: str = ""  # for a journal without one
+    above_epoch: int = 0  # highest epoch known outside the journal
     above_task: TaskId = NO_TASK  # the same for task ids
-    lost_tail: bool = False  # groups are known to be lost, and an operator accepted it
+    lost_tail: bool = False  # groups are lost, and an operator accepted the loss
     lost_wait_ms: int = 0  # how long a run under a lost lease may be awake after the loss
-    wall: WallSpan | None = None  # says whether `at` was counted without a gap since the epoch before
+    wall: WallSpan | None = None  # shows whether `at` was counted without a gap since the epoch before
 
 
 class SubmitTasks(Command, frozen=True, kw_only=True):
@@ -38,13 +38,11 @@ class SubmitTasks(Command, frozen=True, kw_only=True):
     entries: tuple[tuple[int, TaskSpec], ...]
     idempotency_key: str = ""
     fingerprint: str = ""  # of the request's body: the same key with another body is refused
-    met: tuple[
-        Dependency, ...
-    ] = ()  # on tasks out of memory: the service looked up that they ended as wanted
+    met: tuple[Dependency, ...] = ()  # on tasks out of memory: the service found that they ended as required
 
 
 class CancelTasks(Command, frozen=True, kw_only=True):
-    """By ids, or by filters when `task_ids` is None. Unknown ids are refused, ended ones are left as they are."""
+    """By ids, or by filters when `task_ids` is None. Unknown ids are refused, ended tasks stay as they are."""
 
     task_ids: tuple[TaskId, ...] | None = None
     status: TaskStatus | None = None
@@ -55,7 +53,7 @@ class CancelTasks(Command, frozen=True, kw_only=True):
 
 
 class HoldTasks(Command, frozen=True, kw_only=True):
-    """Waiting tasks stay where they are in the queue and are not placed. By ids, or all of an array that wait."""
+    """Waiting tasks keep their place in the queue and are not placed. By ids, or all waiting tasks of an array."""
 
     task_ids: tuple[TaskId, ...] = ()
     array_id: TaskId | None = None
@@ -67,7 +65,7 @@ class ReleaseTasks(Command, frozen=True, kw_only=True):
 
 
 class ChangePriority(Command, frozen=True, kw_only=True):
-    """Of waiting tasks. The pool stays."""
+    """Changes the priority of waiting tasks. The pool stays."""
 
     priority: int
     task_ids: tuple[TaskId, ...] = ()
@@ -77,8 +75,8 @@ class ChangePriority(Command, frozen=True, kw_only=True):
 class HeldLease(msgspec.Struct, frozen=True, kw_only=True):
     lease_id: LeaseId
     task_id: TaskId
-    running: bool  # False: starting, or ended with its report still to come
-    attempt: int = 0  # 0: an agent of an earlier version, which does not name it
+    running: bool  # False: starting, or ended and not yet reported
+    attempt: int = 0  # 0: from an agent of an earlier version, which does not report it
     nonce: str = ""  # of the epoch that granted it; empty: started by an earlier version
     cluster_id: str = ""
 
@@ -113,7 +111,7 @@ class ObserveGpu(Command, frozen=True, kw_only=True):
 
 
 class ReportCheck(Command, frozen=True, kw_only=True):
-    """An agent checked a card that we asked about. `number` is that of the question."""
+    """An agent checked a GPU as requested. `number` is the number of the request."""
 
     gpu_id: GpuId
     number: int
@@ -122,7 +120,7 @@ class ReportCheck(Command, frozen=True, kw_only=True):
 
 
 class RecoverGpu(Command, frozen=True, kw_only=True):
-    """An operator's word: it was looked after, check it again. Earlier quarantines no longer count."""
+    """An operator repaired a GPU and requests another check. Earlier quarantines no longer count."""
 
     gpu_id: GpuId
     reason: str = ""
@@ -140,14 +138,14 @@ class ObserveCondition(Command, frozen=True, kw_only=True):
 
 
 class LoseNode(Command, frozen=True, kw_only=True):
-    """No heartbeat for too long. Its GPUs are out; its tasks keep their leases until their end is certain."""
+    """No heartbeat for too long. Its GPUs are unavailable; its tasks keep their leases until their end is certain."""
 
     node_id: NodeId
     reason: str
 
 
 class ReleaseNode(Command, frozen=True, kw_only=True):
-    """What ran on a lost node cannot be running any more: leases over, fenced, or an operator's word."""
+    """No task can run on a lost node any more: leases expired, the node is fenced, or an operator confirms it."""
 
     node_id: NodeId
     reason: str
@@ -156,12 +154,12 @@ class ReleaseNode(Command, frozen=True, kw_only=True):
 class DrainNode(Command, frozen=True, kw_only=True):
     node_id: NodeId
     reason: str = ""
-    keeps_reason: bool = False  # of an earlier drain
+    keeps_reason: bool = False  # the reason of an earlier drain stays
 
 
 class ResumeNode(Command, frozen=True, kw_only=True):
     node_id: NodeId
-    drained_for: str | None = None  # only if that is still the reason
+    drained_for: str | None = None  # only if this is still the reason
 
 
 class RemoveNode(Command, frozen=True, kw_only=True):
@@ -183,11 +181,11 @@ class ReportFinished(Command, frozen=True, kw_only=True):
     error: str = ""
     ago_ms: int = 0
     stuck_gpus: tuple[GpuId, ...] = ()
-    peak_memory_mb: int = 0  # on the GPU where it was highest; 0: not seen
+    peak_memory_mb: int = 0  # on the GPU where it was highest; 0: unknown
 
 
 class SetQuota(Command, frozen=True, kw_only=True):
-    """What is None stays as it is."""
+    """Fields that are None stay as they are."""
 
     online_ppm: int | None = None
     mode: QuotaMode | None = None
@@ -195,10 +193,10 @@ class SetQuota(Command, frozen=True, kw_only=True):
 
 
 class SetTenant(Command, frozen=True, kw_only=True):
-    """All of its limits; those left out are none."""
+    """Sets all limits of a tenant. An omitted limit is removed."""
 
     tenant: Tenant
-    is_new: bool = False  # refused if it is known already
+    is_new: bool = False  # refused if the tenant exists
 
 
 class RemoveTenant(Command, frozen=True, kw_only=True):
@@ -212,13 +210,13 @@ class CreateToken(Command, frozen=True, kw_only=True):
 
 
 class RevokeToken(Command, frozen=True, kw_only=True):
-    """A token that is revoked already stays as it is."""
+    """A revoked token stays as it is."""
 
     token_id: TokenId
 
 
 class RunPass(Command, frozen=True, kw_only=True):
-    """Place what can be placed, at most `limit` tasks. Only what a change may have let in is tried, unless `full`."""
+    """Places waiting tasks, at most `limit`. Only lines that a change may have let in are tried, unless `full`."""
 
     limit: int = 1_000
     full: bool = False
@@ -227,7 +225,7 @@ class RunPass(Command, frozen=True, kw_only=True):
 class Tick(Command, frozen=True, kw_only=True):
     """Time passed: allocations end, finished tasks and old idempotency keys are forgotten, in bounded portions."""
 
-    history_at: int = 0  # the history holds all up to this time; tasks that ended later are kept
+    history_at: int = 0  # the history holds all tasks that ended up to this time; later ones are kept
 
 
 class ReadWallClock(Command, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""What deciding gives: events, or a refusal. None of both changes the state."""
+"""The result of a decision: events or a refusal. Neither changes the state."""
 
 from __future__ import annotations
 

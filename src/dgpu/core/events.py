@@ -1,6 +1,6 @@
-"""What happened. Events are the journal; their names and fields are a file format (see wire.upcast).
+"""Events: the entries of the journal. Their names and fields are a file format (see wire.upcast).
 
-Fields are only ever added at the end, with a default. A new field needs a new schema number once the present one is
+Fields are only added at the end, with a default. A new field needs a new schema number once the present schema is
 released (see wire.records).
 """
 
@@ -23,7 +23,7 @@ from dgpu.core.model.wall_span import WallSpan
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
-    """A reader that lacks a field refuses the event. Dropping the field silently would give another state."""
+    """A reader that does not know a field refuses the event. Dropping the field silently would give another state."""
 
     at: int
 
@@ -34,7 +34,7 @@ class EpochBegan(Event, frozen=True, array_like=True, tag=True):
     unconfirms: bool = False  # nodes get no tasks until they register; False in journals older than this rule
     cluster_id: str = ""  # created once; empty in journals of schema 1
     nonce: str = ""  # random; empty in journals of schema 1, whose lease ids do not contain the epoch
-    next_task_id: TaskId = NO_TASK  # task ids below it may have been given out by groups that are lost
+    next_task_id: TaskId = NO_TASK  # groups that are lost may have used task ids below it
     lost_tail: bool = False  # an operator accepted that groups are lost: earlier epochs prove nothing
     no_pass_before: int = 0  # until then a node may run a task under a lease that is lost
 
@@ -53,7 +53,7 @@ class TaskPlaced(Event, frozen=True, array_like=True, tag=True):
     node_id: NodeId
     gpu_ids: tuple[GpuId, ...]
     share_milli: int = 1_000  # of each GPU
-    gpu_memory_mb: int = 0  # held on each GPU; 0: all that is free
+    gpu_memory_mb: int = 0  # held on each GPU; 0: all free memory
     expected_ms: int = 0  # see model.lease
 
 
@@ -76,7 +76,7 @@ class TaskFinished(Event, frozen=True, array_like=True, tag=True):
 
 
 class TaskRequeued(Event, frozen=True, array_like=True, tag=True):
-    """An attempt is over, the task waits again. Its lease is released."""
+    """An attempt has ended, and the task waits again. Its lease is released."""
 
     task_id: TaskId
     lease_id: LeaseId
@@ -95,18 +95,18 @@ class TasksCancelled(Event, frozen=True, array_like=True, tag=True):
     """Waiting tasks, cancelled together."""
 
     task_ids: tuple[TaskId, ...]
-    reason: str = "cancelled"  # or dependency_failed: what they waited for cannot come any more
+    reason: str = "cancelled"  # or dependency_failed: a dependency can no longer be met
 
 
 class GangPlaced(Event, frozen=True, array_like=True, tag=True):
-    """All ranks of a task over several nodes, or none."""
+    """All ranks of a task on several nodes, or none."""
 
     task_id: TaskId
     ranks: tuple[TaskPlaced, ...]  # by rank
 
 
 class RankEnded(Event, frozen=True, array_like=True, tag=True):
-    """One rank of a gang is over. If it did not end well, the others are to be stopped."""
+    """One rank of a gang has ended. If it failed, the others are stopped."""
 
     task_id: TaskId
     lease_id: LeaseId
@@ -127,7 +127,7 @@ class TasksReleased(Event, frozen=True, array_like=True, tag=True):
 
 
 class PriorityChanged(Event, frozen=True, array_like=True, tag=True):
-    """Of waiting tasks, each with the priority it had."""
+    """Waiting tasks, each with its previous priority."""
 
     priority: int
     tasks: tuple[tuple[TaskId, int], ...]
@@ -138,7 +138,7 @@ class TasksForgotten(Event, frozen=True, array_like=True, tag=True):
 
 
 class KeysForgotten(Event, frozen=True, array_like=True, tag=True):
-    """Idempotency keys given before this time; of one tenant if it is named."""
+    """Drops idempotency keys created before this time; with a tenant, only its keys."""
 
     before: int
     tenant_id: str = ""
@@ -146,7 +146,7 @@ class KeysForgotten(Event, frozen=True, array_like=True, tag=True):
 
 class NodeRegistered(Event, frozen=True, array_like=True, tag=True):
     node: Node
-    gpus: tuple[Gpu, ...]  # the whole list; what is missing from it has gone
+    gpus: tuple[Gpu, ...]  # the whole list; a GPU missing from it is gone
 
 
 class InventoryChanged(Event, frozen=True, array_like=True, tag=True):
@@ -180,13 +180,13 @@ class ObservationChanged(Event, frozen=True, array_like=True, tag=True):
 
 
 class TaskStopRequested(Event, frozen=True, array_like=True, tag=True):
-    """We end a running attempt for a reason of our own; `lease.stopping` keeps it until the end is reported."""
+    """The scheduler ends a running attempt; `lease.stopping` keeps the reason until the end is reported."""
 
     task_id: TaskId
     lease_id: LeaseId
     reason: str  # gpu_fault: counted as an infrastructure failure; any other: requeued, not counted
     error: str = ""  # one line for people
-    for_task: TaskId = NO_TASK  # of a stop that gives quota back: the task that waits for it
+    for_task: TaskId = NO_TASK  # for a stop that returns quota: the task that waits for it
 
 
 class GpuHealthChanged(Event, frozen=True, array_like=True, tag=True):
@@ -196,14 +196,14 @@ class GpuHealthChanged(Event, frozen=True, array_like=True, tag=True):
     node_id: NodeId
     before: Health
     after: Health
-    cause: str  # health.Cause, or what led on: recovered, check, good_runs, time, operator
+    cause: str  # health.Cause, or the reason of the step: recovered, check, good_runs, time, operator
     evidence: str
     quarantines: int = 0  # within the window, this one included
-    checks: int = 0  # the number of the check that is asked for, on the way to PROBING
+    checks: int = 0  # on the step to PROBING: the number of the requested check
 
 
 class GpuBlamed(Event, frozen=True, array_like=True, tag=True):
-    """A task failed on it that may not be the one at fault."""
+    """A task failed on the GPU, and the GPU may be the cause."""
 
     gpu_id: GpuId
     node_id: NodeId
@@ -211,14 +211,14 @@ class GpuBlamed(Event, frozen=True, array_like=True, tag=True):
 
 
 class GpuRunSucceeded(Event, frozen=True, array_like=True, tag=True):
-    """A task ended well on a card with a past: blames are forgotten, a parole advances."""
+    """A task succeeded on a GPU with a past: blames are cleared, a parole advances."""
 
     gpu_id: GpuId
     run_of: TaskId
 
 
 class ConditionChanged(Event, frozen=True, array_like=True, tag=True):
-    """How a card is: what placement looks at besides its faults, in steps and bands."""
+    """The condition of a GPU that placement uses besides faults, in steps and bands."""
 
     gpu_id: GpuId
     over_mb: int = 0
@@ -229,7 +229,7 @@ class ConditionChanged(Event, frozen=True, array_like=True, tag=True):
 
 
 class TypicalChanged(Event, frozen=True, array_like=True, tag=True):
-    """A new table of the tasks we know: `placement: pack` chooses by it."""
+    """A new table of typical tasks, which `placement: pack` uses."""
 
     typical: Typical
 
@@ -240,7 +240,7 @@ class EstimateLearned(Event, frozen=True, array_like=True, tag=True):
 
 
 class DemandChanged(Event, frozen=True, array_like=True, tag=True):
-    """A waiting task needs more memory than it thought. This is given to a task once."""
+    """A waiting task needs more memory than estimated. Each task gets this at most once."""
 
     task_id: TaskId
     gpu_memory_mb: int
@@ -251,7 +251,7 @@ class QuotaChanged(Event, frozen=True, array_like=True, tag=True):
 
 
 class TenantSet(Event, frozen=True, array_like=True, tag=True):
-    """New, or with other limits than before."""
+    """A tenant is new, or its limits changed."""
 
     tenant: Tenant
 
@@ -261,12 +261,12 @@ class TenantRemoved(Event, frozen=True, array_like=True, tag=True):
 
 
 class UsageCharged(Event, frozen=True, array_like=True, tag=True):
-    """What runs was charged to its tenants up to this time."""
+    """Running tasks were charged to their tenants up to this time."""
 
 
 class TasksReserved(Event, frozen=True, array_like=True, tag=True):
-    """Reservations that are new or say something else than before, and tasks that hold one no longer. Those of tasks
-    that start, end or are held go with that.
+    """New or changed reservations, and tasks that lost theirs. When a task starts, ends or is held, its reservation is
+    dropped without this event.
     """
 
     made: tuple[Reservation, ...] = ()
@@ -275,7 +275,7 @@ class TasksReserved(Event, frozen=True, array_like=True, tag=True):
 
 class TokenCreated(Event, frozen=True, array_like=True, tag=True):
     token: Token
-    dropped: tuple[TokenId, ...] = ()  # revoked ones that make room for it
+    dropped: tuple[TokenId, ...] = ()  # revoked tokens, dropped to make room
 
 
 class TokenRevoked(Event, frozen=True, array_like=True, tag=True):
@@ -283,7 +283,7 @@ class TokenRevoked(Event, frozen=True, array_like=True, tag=True):
 
 
 class WallClockRead(Event, frozen=True, array_like=True, tag=True):
-    """The wall clock of the span that began at `since`: of a new boot, or read again because it was set."""
+    """The wall clock of the span that began at `since`: for a new boot, or after the clock was set."""
 
     since: int
     span: WallSpan

@@ -12,7 +12,7 @@ from dgpu.core.state import ClusterState
 
 
 def execute(state: ClusterState, command: Command) -> Decision:
-    """The events are applied when it returns; a refusal changed nothing."""
+    """On return, the events are applied. A refusal changes nothing."""
     if type(command) is RunPass:
         return run_pass(state, command)
     decision = decide(state, command)

@@ -1,4 +1,4 @@
-"""Which cluster and which epoch a lease comes from, so that runs of another journal are never taken for ours."""
+"""The cluster and the epoch of a lease, so that runs of another journal are never mistaken for runs of this one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dgpu.core.model.ids import epoch_of, first_lease_of
 from dgpu.core.model.lease import Lease
 from dgpu.core.state import ClusterState
 
-MAX_NONCES: Final = 256  # epochs whose nonce is remembered: an agent was rarely away for longer
+MAX_NONCES: Final = 256  # epochs whose nonce is stored; agents are rarely disconnected for longer
 
 
 def identify(state: ClusterState, event: EpochBegan) -> None:
-    """The new epoch numbers its leases on its own. Task ids go on, above all that were ever given out."""
+    """The new epoch has its own lease numbers. Task ids continue above all ids ever used."""
     state.cluster_id, state.nonce = event.cluster_id, event.nonce
     state.next_lease_id = max(state.next_lease_id, first_lease_of(event.epoch))
     state.next_task_id = max(state.next_task_id, event.next_task_id)
@@ -26,15 +26,15 @@ def identify(state: ClusterState, event: EpochBegan) -> None:
 
 
 def is_before_loss(state: ClusterState, lease: Lease) -> bool:
-    """Was it granted before groups were lost? Then the journal does not know what became of it."""
+    """Whether the lease was granted before groups were lost. If so, the journal does not know its fate."""
     return bool(lease.nonce) and state.nonces.get(epoch_of(lease.id)) != lease.nonce
 
 
 def is_same_run(state: ClusterState, held: HeldLease) -> bool:
-    """Is this what we ordered, and not a run of another journal under the same number?
+    """Whether this is the run that the scheduler ordered, not a run of another journal with the same number.
 
-    Agents and keepers of an earlier version name no attempt, nonce or cluster. Their tasks must survive an upgrade, so
-    a value that is not named is not compared.
+    Agents and keepers of an earlier version report no attempt, nonce or cluster. Their tasks must survive an upgrade,
+    so a missing value is not compared.
     """
     lease = state.leases.get(held.lease_id)
     return (

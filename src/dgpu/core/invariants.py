@@ -1,4 +1,4 @@
-"""What must hold after every event. A breach is a bug of ours, so it is raised, not returned."""
+"""Invariants that hold after every event. A breach is a bug in the scheduler, so it is raised, not returned."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _agree(state: ClusterState, task: Task) -> bool:
 
 
 def _check_gangs(state: ClusterState) -> None:
-    """All ranks of a gang have their leases, on nodes of their own, until the whole is over."""
+    """All ranks of a gang have their leases, each on its own node, until the gang has ended."""
     for task_id, gang in state.gangs.items():
         task, shape = state.tasks[task_id], state.shapes[state.tasks[task_id].shape_id]
         leases = [state.leases[lease_id] for lease_id in gang.leases]
@@ -109,7 +109,7 @@ def _check_gangs(state: ClusterState) -> None:
 
 
 def _check_waiting(state: ClusterState) -> None:
-    """Who is held or waits for others is not ready; arrays keep to their limits."""
+    """A task that is held or waits for other tasks is not ready. Arrays respect their limits."""
     ready = {task_id for line in state.queue.lines() for task_id in line.ready}
     for task in state.tasks.values():
         waits = task.status is TaskStatus.PENDING
@@ -151,7 +151,7 @@ def _check_gpus(state: ClusterState) -> None:
 
 
 def _check_reservations(state: ClusterState) -> None:
-    """Of tasks that could be placed, on nodes that are there; no more than what it will take."""
+    """Reservations belong to tasks that could be placed, name known nodes, and hold exactly the demand."""
     for task_id, made in state.reservations.items():
         task = state.tasks.get(task_id)
         _hold(made.task_id == task_id and task is not None, f"reservation {task_id} is of no task")
@@ -206,9 +206,9 @@ def _check_keys(ring: KeyRing) -> None:
 
 
 def _check_indexes(state: ClusterState) -> None:
-    """Every index equals one derived anew from the flat dicts."""
+    """Every index equals one derived again from the flat dicts."""
     rebuilt = ClusterState.from_parts(state.parts())
-    # Who may be placed depends on how far time went in an index: not compared while somebody backs off.
+    # The ready tasks depend on the last time that the index processed: not compared while a task backs off.
     settled = not state.queue.back_off and not rebuilt.queue.back_off
     known, anew = _indexes(state, settled=settled), _indexes(rebuilt, settled=settled)
     for name, facts in known.items():
@@ -247,7 +247,7 @@ def _check_standings(state: ClusterState) -> None:
 
 
 def _lines(queue: Queue) -> dict[tuple[int, int], tuple[object, ...]]:
-    """Whether a task backs off depends on how far time went in this index, so both kinds are taken together."""
+    """Whether a task backs off depends on the last time that this index processed, so both kinds are compared together."""
     return {
         (line.known.shape_id, line.lasts_ms): (line.shape, line.known.uses, sorted(line.ready + line.apart))
         for line in queue.lines()
@@ -255,7 +255,7 @@ def _lines(queue: Queue) -> dict[tuple[int, int], tuple[object, ...]]:
 
 
 def _accounts(state: ClusterState) -> dict[TenantId, tuple[object, ...]]:
-    """Of tenants that have tasks. What they hold must be what their leases say."""
+    """Accounts of tenants with tasks. Their use must match their leases."""
     return {
         tenant_id: account.facts()
         for tenant_id, account in state.accounts.by_tenant.items()

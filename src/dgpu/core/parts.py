@@ -1,4 +1,4 @@
-"""What a state consists of, and a snapshot holds."""
+"""The parts of a state, which a snapshot holds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dgpu.core.model.wall_span import WallSpan
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
-    """All of a state that is not derived: what a snapshot holds."""
+    """All parts of a state that are not derived: the content of a snapshot."""
 
     tasks: dict[TaskId, Task]
     shapes: dict[ShapeId, Shape]
@@ -41,30 +41,30 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     next_lease_id: LeaseId
     next_shape_id: ShapeId
     last_at: int
-    health: dict[GpuId, GpuHealth]  # of cards with a past
-    typical: Typical  # the tasks we know, for `placement: pack`
-    estimates: dict[str, Estimate]  # what runs have taught about memory
-    after: dict[TaskId, Awaited]  # of waiting tasks: whose ends they wait for
-    gangs: dict[TaskId, Gang]  # of running tasks over several nodes
-    quota: Quota  # as it holds now; `settings.quota` is what the configuration says
+    health: dict[GpuId, GpuHealth]  # of GPUs with a past
+    typical: Typical  # typical tasks, for `placement: pack`
+    estimates: dict[str, Estimate]  # learned memory needs
+    after: dict[TaskId, Awaited]  # dependencies of waiting tasks
+    gangs: dict[TaskId, Gang]  # of running tasks on several nodes
+    quota: Quota  # current quota; `settings.quota` is the configured one
     tenants: dict[TenantId, Tenant]
     usages: dict[TenantId, Usage]
     meter: Meter
-    run_times: dict[str, RunTimes]  # what runs have taught about how long they take
-    reservations: dict[TaskId, Reservation]  # of waiting tasks that no node has room for
+    run_times: dict[str, RunTimes]  # learned run times
+    reservations: dict[TaskId, Reservation]  # of waiting tasks without room
     cluster_id: str  # created once with the first epoch
     nonce: str  # of the present epoch
-    nonces: dict[int, str]  # of the latest epochs of this journal, the present one included
-    wall: dict[int, WallSpan]  # by the `at` at which each began
-    no_pass_before: int  # after an accepted loss: runs that the journal does not know may be awake until then
+    nonces: dict[int, str]  # of the latest epochs of this journal, with the present one
+    wall: dict[int, WallSpan]  # by the `at` of its begin
+    no_pass_before: int  # after an accepted loss: runs unknown to the journal may be active until then
 
-    tokens: dict[TokenId, Token]  # of the API, revoked ones too
+    tokens: dict[TokenId, Token]  # of the API, also revoked ones
 
 
 PART_NAMES: Final = Parts.__struct_fields__
 
-# Parts that came after the first snapshots were written, as they are while nothing is in them. An older snapshot lacks
-# them, and their names are in no digest until they hold something.
+# Parts added after the first snapshots, with their empty values. An older snapshot lacks them. A digest contains their
+# names only when they are not empty.
 LATER_PARTS: Final[dict[str, object]] = {
     "health": {},
     "typical": Typical(),

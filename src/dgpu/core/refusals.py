@@ -1,8 +1,9 @@
 """Why a waiting task does not start now: one type for each rule, with the rule's numbers.
 
-A pass puts the task's line to sleep with the refusal; `why` puts it into words. `scope` says which lines the same refusal
-concerns (see beds.bed_key) and so which changes can lift it. `may_reserve`: waiting for GPUs or quota that others hold,
-which a reservation can secure: so it may not refuse another task of the line that holds one.
+A pass puts the task's line to sleep with the refusal; `why` describes it in words. `scope` determines which lines share
+the refusal (see beds.bed_key), and so which changes can lift it. `may_reserve`: the task waits for GPUs or quota that
+other tasks hold, and a reservation can secure these. So the refusal may not hold for another task of the line that has
+a reservation.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dgpu.core.model.task import Pool
 
 
 class Scope(enum.Enum):
-    """Which lines share a refusal, and what lifts it."""
+    """Which lines share a refusal, and which changes lift it."""
 
     ROOM = 1  # the demand; a node has more to give, a reservation moved
     POOL = 2  # pool and claim; the pool's use, quota or reservations changed
@@ -33,7 +34,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoRoom(Refusal, frozen=True, kw_only=True):
-    """No node has room that it may have now. `why` tells reservations that are in the way apart: ReservedFor."""
+    """No node has room that the task may use now. `why` reports reservations that block the task as ReservedFor."""
 
     code: ClassVar[str] = "no_room"
     scope: ClassVar[Scope] = Scope.ROOM
@@ -41,19 +42,19 @@ class NoRoom(Refusal, frozen=True, kw_only=True):
 
 
 class ReservedFor(Refusal, frozen=True, kw_only=True):
-    """It would have room but for reservations, and would delay them."""
+    """The task would have room without reservations, and would delay them."""
 
     code: ClassVar[str] = "reserved_for"
     scope: ClassVar[Scope] = Scope.ROOM
     may_reserve: ClassVar[bool] = True
-    task_id: TaskId  # of the first reservation in the way
+    task_id: TaskId  # of the first reservation that blocks the task
     node_id: NodeId
     at: int  # 0: unknown
     reservations: int
 
 
 class PoolQuota(Refusal, frozen=True, kw_only=True):
-    """Its pool has too little left: of its quota, and with borrowing of what the other pool does not need."""
+    """Its pool has too little quota left, including quota that may be borrowed from the other pool."""
 
     code: ClassVar[str] = "pool_quota"
     scope: ClassVar[Scope] = Scope.POOL
@@ -94,7 +95,7 @@ class TenantRunning(Refusal, frozen=True, kw_only=True):
 
 
 class TenantBudget(Refusal, frozen=True, kw_only=True):
-    """In thousandths of a GPU times milliseconds, of the calendar month."""
+    """Numbers are thousandths of a GPU times milliseconds, in the calendar month."""
 
     code: ClassVar[str] = "tenant_budget"
     scope: ClassVar[Scope] = Scope.TENANT
@@ -105,7 +106,7 @@ class TenantBudget(Refusal, frozen=True, kw_only=True):
 
 
 class GuaranteedToOthers(Refusal, frozen=True, kw_only=True):
-    """It would take idle GPUs that are kept for what is guaranteed to other tenants."""
+    """The task would take idle GPUs kept for the guarantees of other tenants."""
 
     code: ClassVar[str] = "guaranteed_to_others"
     scope: ClassVar[Scope] = Scope.GUARANTEE
@@ -116,8 +117,8 @@ class GuaranteedToOthers(Refusal, frozen=True, kw_only=True):
 
 
 class PartTooLarge(Refusal, frozen=True, kw_only=True):
-    """The part of the card that it would get counts for more than its pool or tenant may take. On another card it may
-    count for less.
+    """The claim for the part of this GPU exceeds the quota of its pool or a limit of its tenant. On another GPU, the
+    claim may be smaller.
     """
 
     code: ClassVar[str] = "part_too_large"

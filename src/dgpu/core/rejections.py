@@ -1,4 +1,4 @@
-"""Refusals are values: one type each, with its facts. `wire.problem` alone knows what they mean in HTTP."""
+"""Refusals are values: one type each, with its facts. Only `wire.problem` knows their meaning in HTTP."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Rejection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AlreadySubmitted(Rejection, frozen=True, kw_only=True):
-    """The same key with the same body: the first answer holds. Nothing is wrong, and nothing changes."""
+    """The same key with the same body: the first answer applies. This is no error and changes nothing."""
 
     code: ClassVar[str] = "already_submitted"
     first_id: TaskId
@@ -24,20 +24,20 @@ class AlreadySubmitted(Rejection, frozen=True, kw_only=True):
 
 
 class KeyReused(Rejection, frozen=True, kw_only=True):
-    """An idempotency key came back with another body."""
+    """An idempotency key was used again with another body."""
 
     code: ClassVar[str] = "idempotency_key_reused"
     key: str
 
 
 class NeverFits(Rejection, frozen=True, kw_only=True):
-    """No registered node could run it even if it were empty; waiting cannot help."""
+    """No registered node could run the task even if empty; waiting cannot help."""
 
     code: ClassVar[str] = "never_fits"
     entry: int  # of the batch
     lacks: str  # gpus | gpu_model | gpu_memory_mb | cpus | ram_mb
     requested: int | str
-    largest: int | str  # what the best node offers
+    largest: int | str  # the offer of the best node
 
 
 class TimeoutTooLong(Rejection, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class TimeoutTooLong(Rejection, frozen=True, kw_only=True):
 
 
 class QueueFull(Rejection, frozen=True, kw_only=True):
-    """Too many tasks wait already; more would cost memory without bound."""
+    """Too many tasks wait already; the bound limits memory."""
 
     code: ClassVar[str] = "queue_full"
     waiting: int
@@ -62,7 +62,7 @@ class UnknownTask(Rejection, frozen=True, kw_only=True):
 
 
 class TaskEnded(Rejection, frozen=True, kw_only=True):
-    """Cancelling what is over already."""
+    """A cancel of a task that has ended."""
 
     code: ClassVar[str] = "task_ended"
     task_id: TaskId
@@ -70,7 +70,7 @@ class TaskEnded(Rejection, frozen=True, kw_only=True):
 
 
 class TaskNotWaiting(Rejection, frozen=True, kw_only=True):
-    """Holding, releasing or re-ordering what runs already or is over."""
+    """A hold, release or change of priority of a task that runs or has ended."""
 
     code: ClassVar[str] = "task_not_waiting"
     task_id: TaskId
@@ -83,7 +83,7 @@ class UnknownArray(Rejection, frozen=True, kw_only=True):
 
 
 class UnknownDependency(Rejection, frozen=True, kw_only=True):
-    """`after` names a task that was never submitted, or one that is so old that nobody knows how it ended."""
+    """`after` names a task that was never submitted, or one so old that its end is unknown."""
 
     code: ClassVar[str] = "unknown_dependency"
     entry: int
@@ -92,7 +92,7 @@ class UnknownDependency(Rejection, frozen=True, kw_only=True):
 
 
 class DependencyForgotten(Rejection, frozen=True, kw_only=True):
-    """`after` names tasks that ended and are out of memory. The service looks up how, and asks again."""
+    """`after` names tasks that ended and are out of memory. The service looks up how they ended, and submits again."""
 
     code: ClassVar[str] = "dependency_forgotten"
     entry: int
@@ -100,7 +100,7 @@ class DependencyForgotten(Rejection, frozen=True, kw_only=True):
 
 
 class DependencyNeverMet(Rejection, frozen=True, kw_only=True):
-    """What the task is to wait for cannot come: the other one ended otherwise."""
+    """The dependency can never be met: the other task ended in another way."""
 
     code: ClassVar[str] = "dependency_never_met"
     entry: int
@@ -110,7 +110,7 @@ class DependencyNeverMet(Rejection, frozen=True, kw_only=True):
 
 
 class TooManyDependencies(Rejection, frozen=True, kw_only=True):
-    """Tasks times what each of them waits for: a bound on memory."""
+    """Tasks times dependencies of each: a bound on memory."""
 
     code: ClassVar[str] = "too_many_dependencies"
     entry: int
@@ -129,7 +129,7 @@ class UnknownGpu(Rejection, frozen=True, kw_only=True):
 
 
 class GpuInService(Rejection, frozen=True, kw_only=True):
-    """Only a card that was taken out of service can be put back."""
+    """Only a GPU that is out of service can be recovered."""
 
     code: ClassVar[str] = "gpu_in_service"
     gpu_id: GpuId
@@ -137,7 +137,7 @@ class GpuInService(Rejection, frozen=True, kw_only=True):
 
 
 class StaleCheck(Rejection, frozen=True, kw_only=True):
-    """The answer to a check that is no longer asked for."""
+    """An answer to a check that is no longer requested."""
 
     code: ClassVar[str] = "stale_check"
     gpu_id: GpuId
@@ -154,14 +154,14 @@ class NodeBusy(Rejection, frozen=True, kw_only=True):
 
 
 class NodeNotOffline(Rejection, frozen=True, kw_only=True):
-    """Only a node that cannot be reached may be given up."""
+    """Only an unreachable node can be released."""
 
     code: ClassVar[str] = "node_not_offline"
     node_id: NodeId
 
 
 class GpuClaimed(Rejection, frozen=True, kw_only=True):
-    """Two nodes report a GPU of the same UUID."""
+    """Two nodes report a GPU with the same UUID."""
 
     code: ClassVar[str] = "gpu_claimed"
     gpu_id: GpuId
@@ -177,20 +177,22 @@ class StaleLease(Rejection, frozen=True, kw_only=True):
 
 
 class StorageFull(Rejection, frozen=True, kw_only=True):
-    """The journal has no room for new tasks. Said by the service, before anything is decided."""
+    """The journal has no room for new tasks. The service returns this before any decision."""
 
     code: ClassVar[str] = "storage_full"
 
 
 class JournalUnavailable(Rejection, frozen=True, kw_only=True):
-    """The journal's files are gone, or nothing follows it. Said by the service, before anything is decided."""
+    """The journal's files are gone, or no follower reads it. The service returns this before any decision."""
 
     code: ClassVar[str] = "journal_unavailable"
     reason: str
 
 
 class HistoryBehind(Rejection, frozen=True, kw_only=True):
-    """Finished tasks stay in memory until the history holds them: a bound on memory while it does not advance."""
+    """Finished tasks stay in memory until the history holds them. The bound limits memory while the history does not
+    advance.
+    """
 
     code: ClassVar[str] = "history_behind"
     finished: int
@@ -198,23 +200,23 @@ class HistoryBehind(Rejection, frozen=True, kw_only=True):
 
 
 class TooManyKeys(Rejection, frozen=True, kw_only=True):
-    """Idempotency keys of the last hour: a bound on memory. Without a key, or later, the submit is accepted."""
+    """Too many idempotency keys in the last hour: a bound on memory. The submit is accepted without a key, or later."""
 
     code: ClassVar[str] = "too_many_keys"
-    tenant_id: TenantId  # empty: the bound of all tenants together
+    tenant_id: TenantId  # empty: the bound for all tenants together
     known: int
     limit: int
 
 
 class TooBusy(Rejection, frozen=True, kw_only=True):
-    """More commands wait to be decided than may wait. Said by the service; asking again later helps."""
+    """Too many commands wait for a decision. The service returns this; a later retry helps."""
 
     code: ClassVar[str] = "too_busy"
     queued: int
 
 
 class ExceedsQuota(Rejection, frozen=True, kw_only=True):
-    """Asks for more GPUs than its tenant or pool may ever hold; waiting cannot help."""
+    """The task asks for more GPUs than its tenant or pool may ever hold; waiting cannot help."""
 
     code: ClassVar[str] = "exceeds_quota"
     entry: int
@@ -224,7 +226,7 @@ class ExceedsQuota(Rejection, frozen=True, kw_only=True):
 
 
 class ExceedsMemory(Rejection, frozen=True, kw_only=True):
-    """Asks for more GPU memory than its tenant may ever hold."""
+    """The task asks for more GPU memory than its tenant may ever hold."""
 
     code: ClassVar[str] = "exceeds_memory_quota"
     entry: int
@@ -234,7 +236,7 @@ class ExceedsMemory(Rejection, frozen=True, kw_only=True):
 
 
 class MemoryNotStated(Rejection, frozen=True, kw_only=True):
-    """Its tenant's GPU memory is limited, and it does not say how much it needs."""
+    """The GPU memory of the tenant is limited, and the task does not state its need."""
 
     code: ClassVar[str] = "memory_not_stated"
     entry: int
@@ -259,7 +261,7 @@ class PriorityTooHigh(Rejection, frozen=True, kw_only=True):
 
 
 class TenantQueueFull(Rejection, frozen=True, kw_only=True):
-    """As many tasks of the tenant wait as may."""
+    """The tenant has its maximum of waiting tasks."""
 
     code: ClassVar[str] = "tenant_queue_full"
     tenant_id: TenantId
@@ -280,7 +282,7 @@ class TenantExists(Rejection, frozen=True, kw_only=True):
 
 
 class TenantBusy(Rejection, frozen=True, kw_only=True):
-    """It still has tasks."""
+    """The tenant still has tasks."""
 
     code: ClassVar[str] = "tenant_busy"
     tenant_id: TenantId
@@ -294,7 +296,7 @@ class TooManyTenants(Rejection, frozen=True, kw_only=True):
 
 
 class QuotaInUse(Rejection, frozen=True, kw_only=True):
-    """Running tasks hold more than the new quota gives; nothing is stopped for it."""
+    """Running tasks hold more than the new quota; no task is stopped for it."""
 
     code: ClassVar[str] = "quota_in_use"
     pool: str
@@ -308,14 +310,14 @@ class UnknownToken(Rejection, frozen=True, kw_only=True):
 
 
 class TokenExists(Rejection, frozen=True, kw_only=True):
-    """Two random ids were equal. The service tries another one."""
+    """Two random ids were equal. The service tries another id."""
 
     code: ClassVar[str] = "token_exists"
     token_id: TokenId
 
 
 class TooManyTokens(Rejection, frozen=True, kw_only=True):
-    """None of the stored ones is revoked."""
+    """None of the stored tokens is revoked."""
 
     code: ClassVar[str] = "too_many_tokens"
     limit: int

@@ -1,4 +1,4 @@
-"""From events to a state: what recovery, the follower, time travel and the tests do alike."""
+"""Builds a state from events, for recovery, the follower, time travel and tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dgpu.core.state import ClusterState
 
 
 def replay(events: Iterable[Event], state: ClusterState | None = None) -> ClusterState:
-    """On a state of its own, or on the given one, which it changes and returns."""
+    """Uses a new state, or changes and returns the given one."""
     state = ClusterState() if state is None else state
     for event in events:
         apply(state, event)

@@ -34,7 +34,7 @@ from dgpu.core.model.wall_span import WallSpan, newest_span
 from dgpu.core.parts import PART_NAMES, Parts
 from dgpu.core.rules.durations import time_class
 
-# What is derived from the parts: what a fork copies, and what a fork makes for its own parts.
+# Fields derived from the parts: first those that a fork copies, then those that a fork links to its own parts.
 _COPIED: Final = (
     "away",
     "dependents",
@@ -62,7 +62,7 @@ class ClusterState:
         self.nodes: dict[NodeId, Node] = {}
         self.gpus: dict[GpuId, Gpu] = {}
         self.leases: dict[LeaseId, Lease] = {}
-        # Of a snapshot of an earlier version, until `adopt_old_keys`.
+        # From a snapshot of an earlier version, until `adopt_old_keys`.
         self.keys: dict[str, IdempotencyKey] = {}
         self.key_ring = KeyRing()
         self.settings = Settings()
@@ -92,7 +92,7 @@ class ClusterState:
 
     @classmethod
     def from_parts(cls, parts: Parts) -> ClusterState:
-        """Takes the dicts over; the caller lets go of them."""
+        """Takes over the dicts; the caller must not use them afterwards."""
         state = cls()
         for name in PART_NAMES:
             setattr(state, name, getattr(parts, name))
@@ -100,7 +100,7 @@ class ClusterState:
         return state
 
     def adopt_old_keys(self) -> None:
-        """Idempotency keys of a snapshot of an earlier version."""
+        """Adopts idempotency keys from a snapshot of an earlier version."""
         for key, old in sorted(self.keys.items(), key=lambda item: (item[1].created_at, item[1].first_id)):
             packed = pack(
                 key, first_id=old.first_id, count=old.count, at=old.created_at, fingerprint=old.fingerprint
@@ -112,26 +112,26 @@ class ClusterState:
         return Parts(**{name: getattr(self, name) for name in PART_NAMES})
 
     def fork(self) -> ClusterState:
-        """A state of its own: dicts are copied, values are shared. `core.discard` ends it."""
+        """A separate state: dicts are copied, values are shared. `foresight.fork.discard` ends it."""
         twin = ClusterState()
         for name in (*PART_NAMES, *_COPIED):
             part = getattr(self, name)
             is_shared = not isinstance(part, dict | list | KeyRing | Dependents)
             setattr(twin, name, part if is_shared else part.copy())
         twin.accounts = self.accounts.copy(twin.tenants)
-        twin.queue.discard()  # the empty one
+        twin.queue.discard()  # the empty queue
         twin.queue = self.queue.copy(twin.tasks, twin.accounts)
         twin.freed = {tenant_id: twin.accounts.open(tenant_id) for tenant_id in self.freed}
         twin.rooms = self.rooms.copy(twin.nodes, twin.gpus, twin.leases)
         return twin
 
     def rebuild(self) -> None:
-        """Derive all indexes anew from the flat dicts."""
+        """Derives all indexes again from the flat dicts."""
         self._derive()
         self.rooms.rebuild()
         for shape_id, shape in self.shapes.items():
             self.queue.know(shape_id, shape)
-        ready: dict[tuple[ShapeId, int], dict[TaskId, Task]] = {}  # extended once per line, not per task
+        ready: dict[tuple[ShapeId, int], dict[TaskId, Task]] = {}  # added once per line, not per task
         for task_id, task in sorted(self.tasks.items()):
             self.queue.shapes[task.shape_id].uses += 1
             if task.status is TaskStatus.PENDING:
@@ -166,31 +166,35 @@ class ClusterState:
         span = newest_span(self.wall)
         self.accounts.wall_offset_ms = 0 if span is None else span.wall_offset_ms
         self.queue = Queue(self.tasks, self.accounts, self.settings.ageing_ms)
-        self.away: dict[NodeId, dict[Pool, int]] = {}  # held on cards that are out of reach or faulty
-        self.reclaims: dict[LeaseId, TaskId] = {}  # stops that give quota back, and for which task
-        self.limits_changed = True  # the quota is another one than the pools know
+        self.away: dict[NodeId, dict[Pool, int]] = {}  # use of GPUs that are unreachable or faulty
+        self.reclaims: dict[LeaseId, TaskId] = {}  # stops that return quota, with the task that waits for it
+        self.limits_changed = True  # the pools have not seen the current quota
         self.stirred = True  # use, quota or tenants changed since lines were last woken for that
-        self.slot_news = True  # a line that could not reserve may be able to
+        self.slot_news = True  # a line that could not reserve may be able to now
         self.freed: dict[TenantId, Account] = {}  # tenants that use less since then, or have other limits
         self.dependents = Dependents()
-        self.other_ranks = 0  # leases of gangs beyond the first of each
+        self.other_ranks = 0  # leases of gangs, without the first of each
         self.rooms: Rooms = Rooms(self.nodes, self.gpus, self.leases, self.settings, self.typical)
-        self.ended: list[tuple[int, TaskId]] = []  # heap: (ended_at, id) of tasks that are over
-        self.expiring: list[tuple[int, TaskId, LeaseId]] = []  # heap: ends of allocations, stale ones too
-        self.fits_empty: dict[Demand, bool] = {}  # could an empty node hold it? Until nodes change
-        self.health_at: int | None = None  # when time takes the next step with a card
-        self.health_changed = True  # it must be worked out anew
+        self.ended: list[tuple[int, TaskId]] = []  # heap: (ended_at, id) of ended tasks
+        self.expiring: list[tuple[int, TaskId, LeaseId]] = []  # heap: ends of allocations, with stale entries
+        self.fits_empty: dict[
+            Demand, bool
+        ] = {}  # whether an empty node could hold it; valid until nodes change
+        self.health_at: int | None = None  # when time takes the next step of a GPU's health
+        self.health_changed = True  # `health_at` must be computed again
         self.bookings = Bookings()
 
     def become(self, other: ClusterState) -> None:
-        """Take over all of `other`, which the caller lets go of. Readers that hold this object go on with it."""
+        """Takes over all of `other`, which the caller must not use afterwards. Readers that hold this object continue
+        with it.
+        """
         for name in (*PART_NAMES, *_COPIED, *_LINKED):
             setattr(self, name, getattr(other, name))
 
-    # what pools and tenants hold
+    # use of pools and tenants
 
     def hold(self, known: KnownShape, lease: Lease) -> None:
-        """`known`: of the lease's task."""
+        """`known`: the shape of the lease's task."""
         milli = lease.gpu_milli
         known.pool.used_milli += milli
         self.accounts.hold(known.account, lease, milli)
@@ -198,7 +202,7 @@ class ClusterState:
     # reservations
 
     def reserve(self, reservation: Reservation) -> None:
-        """A reservation of a task that had none."""
+        """Adds a reservation for a task that had none."""
         self.reservations[reservation.task_id] = reservation
         self.queue.note_reserved(self.tasks[reservation.task_id], 1)
         self.keep(reservation)
@@ -210,7 +214,7 @@ class ClusterState:
             self.rooms.keep(place.node_id, reservation.task_id, hold)
 
     def let_go(self, task_id: TaskId) -> None:
-        """It holds no reservation any more."""
+        """The task no longer holds a reservation."""
         reservation = self.reservations.pop(task_id, None)
         if reservation is not None:
             for place in reservation.places:
@@ -222,15 +226,15 @@ class ClusterState:
             self.bookings.forget(task_id)
 
     def hasten(self, lease_ids: Sequence[LeaseId]) -> None:
-        """They were told to end: their nodes come free sooner than was known."""
+        """Leases were ordered to end: their nodes come free sooner than expected."""
         self.bookings.ends.forget(lease_ids)
         for lease_id in lease_ids:
             self.rooms.touch(self.leases[lease_id].node_id)
 
-    # what others ask
+    # queries
 
     def node_gpus(self, node_id: NodeId) -> tuple[Gpu, ...]:
-        """By index. A card that is gone but still leased is among them."""
+        """Sorted by index, including GPUs that are gone but still leased."""
         room = self.rooms.by_node.get(node_id)
         return () if room is None else tuple(self.gpus[gpu_id] for gpu_id in room.gpu_ids)
 
@@ -239,7 +243,7 @@ class ClusterState:
         return () if room is None else tuple(self.leases[lease_id] for lease_id in sorted(room.leases))
 
     def gpu_leases(self, gpu_id: GpuId) -> tuple[Lease, ...]:
-        """Several where tasks share the card, oldest first."""
+        """Several if tasks share the GPU, oldest first."""
         return tuple(self.leases[lease_id] for lease_id in sorted(self.rooms.holders.get(gpu_id, ())))
 
     def gpu_counts(self) -> dict[GpuStatus, int]:
@@ -258,11 +262,11 @@ class ClusterState:
         return len(self.tasks) - self.queue.count - self.running_count
 
     def is_apart(self, task: Task) -> bool:
-        """A waiting task that may not be placed, whatever there is room for."""
+        """A waiting task that may not be placed, regardless of room."""
         return task.held or task.id in self.after
 
     def leases_of(self, task: Task) -> tuple[LeaseId, ...]:
-        """Of a running task: one, or one for each rank of a gang."""
+        """The leases of a running task: one, or one for each rank of a gang."""
         gang = self.gangs.get(task.id)
         return (task.lease_id,) if gang is None else gang.leases
 
@@ -278,7 +282,7 @@ class ClusterState:
         return self.queue.know(shape_id, shape)
 
     def leave_shape(self, shape_id: ShapeId) -> None:
-        """One task less is of this shape. With the last one it is forgotten."""
+        """One task less has this shape. It is forgotten with its last task."""
         known = self.queue.shapes[shape_id]
         known.uses -= 1
         if not known.uses:
@@ -295,7 +299,7 @@ class ClusterState:
                 heapify(self.expiring)
 
     def expired(self, at: int) -> Iterator[Task]:
-        """Allocations whose time is over, first to end first."""
+        """Allocations whose time is over, earliest first."""
         if not self.expiring or self.expiring[0][0] > at:
             return
         for _, task_id, lease_id in sorted(entry for entry in self.expiring if entry[0] <= at):
@@ -308,10 +312,12 @@ class ClusterState:
             heappop(heap)
         return heap[0][0] if heap else None
 
-    # the health of cards
+    # the health of GPUs
 
     def health_due_at(self, known: GpuHealth) -> int | None:
-        """When time takes the next step with a card; None: not while it is out of reach, or a task is ending on it."""
+        """When time takes the next step of a GPU's health; None: not while it is unreachable, or a task is ending on
+        it.
+        """
         gpu = self.gpus.get(known.gpu_id)
         if gpu is None or gpu.gone or self.nodes[gpu.node_id].offline_since:
             return None
@@ -334,12 +340,12 @@ def gpu_status(state: ClusterState, gpu: Gpu) -> GpuStatus:
 
 
 def next_wake_at(state: ClusterState) -> int | None:
-    """When the next back-off is over: the service runs a pass then."""
+    """When the next back-off ends: the service runs a pass then."""
     return state.queue.next_eligible_at
 
 
 def next_tick_at(state: ClusterState) -> int | None:
-    """When the next allocation's time is over, or a card's next step is due: the service sends a Tick then."""
+    """When the next allocation ends or a GPU's next health step is due: the service sends a Tick then."""
     expiry_at, health_at = state.next_expiry_at(), state.next_health_at()
     if expiry_at is None or health_at is None:
         return health_at if expiry_at is None else expiry_at
@@ -347,7 +353,7 @@ def next_tick_at(state: ClusterState) -> int | None:
 
 
 def pass_due(state: ClusterState) -> bool:
-    """Did anything change since the last pass that could let a task in?"""
+    """Whether a change since the last pass could let a task start."""
     if state.dependents.broken:
         return True
     return bool(state.queue.count and (state.queue.beds.any_awake or state.rooms.improved or state.stirred))

@@ -1,4 +1,4 @@
-"""The wall clock enters the journal: at the start of a scheduler, and when it was set. See wall_span."""
+"""Journals the wall clock: at the start of a scheduler, and when the clock was set. See wall_span."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dgpu.core.model.wall_span import WallSpan, newest_span
 from dgpu.core.state import ClusterState
 
 MAX_SPANS: Final = 64
-MIN_STEP_MS: Final = 500  # a smaller difference is the accuracy of reading two clocks
+MIN_STEP_MS: Final = 500  # smaller differences come from reading two clocks
 
 
 def decide_wall_clock(state: ClusterState, command: ReadWallClock) -> Decision:
@@ -29,7 +29,7 @@ def differs(known: WallSpan | None, span: WallSpan) -> bool:
 
 
 def goes_on(known: WallSpan | None, span: WallSpan | None) -> bool:
-    """Of one boot, and counted without a gap."""
+    """The same boot, counted without a gap."""
     if known is None or span is None:
         return False
     return known.boot_id == span.boot_id and known.boot_offset_ms == span.boot_offset_ms
