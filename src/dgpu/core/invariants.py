@@ -247,7 +247,7 @@ def _check_standings(state: ClusterState) -> None:
 
 
 def _lines(queue: Queue) -> dict[tuple[int, int], tuple[object, ...]]:
-    """Whether a task backs off depends on the last time that this index processed, so both kinds are compared together."""
+    """Whether a task backs off depends on the last time that this index processed, so both kinds count together."""
     return {
         (line.known.shape_id, line.lasts_ms): (line.shape, line.known.uses, sorted(line.ready + line.apart))
         for line in queue.lines()

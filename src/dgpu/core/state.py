@@ -177,9 +177,7 @@ class ClusterState:
         self.rooms: Rooms = Rooms(self.nodes, self.gpus, self.leases, self.settings, self.typical)
         self.ended: list[tuple[int, TaskId]] = []  # heap: (ended_at, id) of ended tasks
         self.expiring: list[tuple[int, TaskId, LeaseId]] = []  # heap: ends of allocations, with stale entries
-        self.fits_empty: dict[
-            Demand, bool
-        ] = {}  # whether an empty node could hold it; valid until nodes change
+        self.fits_empty: dict[Demand, bool] = {}  # whether an empty node could hold the demand
         self.health_at: int | None = None  # when time takes the next step of a GPU's health
         self.health_changed = True  # `health_at` must be computed again
         self.bookings = Bookings()

@@ -24,7 +24,7 @@ _MAX_DOUBLINGS: Final = 32  # keeps the number small; the limit of the delay is 
 
 
 def end_attempt(state: ClusterState, task: Task, lease: Lease, report: ReportFinished) -> tuple[Event, ...]:
-    """An attempt ended as its agent reports. In a gang, this is the end of one rank; the gang ends with its last rank."""
+    """An attempt ended as its agent reports. In a gang, one rank ends with this; the gang ends with its last rank."""
     if task.id not in state.gangs:
         return (settle(state.settings, task, lease, report),)
     return _end_rank(
@@ -126,7 +126,7 @@ def settle(settings: Settings, task: Task, lease: Lease, report: ReportFinished)
 
 
 def requeued(task: Task, at: int, *, reason: str, error: str = "") -> Event:
-    """An attempt was lost through no fault of its own: not counted, no back-off. Cancelled if a cancel was requested."""
+    """An attempt was lost through no fault of its own: not counted, no back-off. Cancelled if that was requested."""
     if task.cancelling:
         return cancelled(task, at, at, error or "cancelled while running")
     return TaskRequeued(

@@ -125,7 +125,7 @@ class _Trials:
         return fork.tasks[self.task.id].status is TaskStatus.RUNNING
 
     def starts_with(self, **changes: Any) -> tuple[str, ...]:
-        """The GPU models that the task would get with another shape; without GPUs, the node. Empty: it would not start."""
+        """The GPU models that the task would get with another shape; without GPUs, the node. Empty: no start."""
         if not self._may_try():
             return ()
         fork = self._copy()

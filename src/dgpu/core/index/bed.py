@@ -1,7 +1,7 @@
 """Beds: lines that sleep for the same reason, in order.
 
-A line is in exactly one bed. The first line of an open bed is worth a try. If it is refused for the reason of its bed, the
-whole bed closes: the same rule with the same numbers refuses the others, too.
+A line is in exactly one bed. The first line of an open bed is worth a try. If it is refused for the reason of its bed,
+the whole bed closes: the same rule with the same numbers refuses the others, too.
 """
 
 from __future__ import annotations

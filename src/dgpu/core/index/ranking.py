@@ -133,7 +133,7 @@ class Rankings:
 
     def tell_apart(self, room: Room) -> None:
         """A GPU may differ from all others in a property that no demand had to check before. Then all rankings start
-        anew.
+        over.
         """
         least_mb = min((card.usable_mb for card in room.cards.values()), default=self._least_mb)
         parole = self._parole or any(card.parole for card in room.cards.values())

@@ -1,4 +1,4 @@
-"""The index of rooms: the free resources of every node, and rankings of nodes, so that no decision scans the cluster."""
+"""The index of rooms: free resources of every node, and rankings of nodes, so that no decision scans the cluster."""
 
 from __future__ import annotations
 

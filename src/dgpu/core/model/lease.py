@@ -19,9 +19,7 @@ class Lease(
     granted_at: int = 0
     started: bool = False
     stop_for: TaskId = NO_TASK  # for a stop that returns quota: the task that waits for it
-    stopping: str = (
-        ""  # why its node was ordered to end it; empty: no such order. See events.TaskStopRequested
-    )
+    stopping: str = ""  # why its node must end it; empty: no such order. See events.TaskStopRequested
     share_milli: int = 1_000  # of each GPU; below 1,000 other tasks may share it
     gpu_memory_mb: int = 0  # promised on each GPU; 0: an exclusive task has all free memory
 

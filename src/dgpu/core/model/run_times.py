@@ -39,7 +39,7 @@ _decode = msgspec.json.Decoder(_Words).decode
 
 
 def kind_of(shape: Shape, detail: bytes) -> str:
-    """Commands that differ only in numbers (a seed, a fold) are one kind. A different number of GPUs is another kind."""
+    """Commands that differ only in numbers (a seed, a fold) are one kind. Another number of GPUs is another kind."""
     gpus = shape.gpus * shape.nodes
     if shape.model:
         return f"{shape.tenant_id}/model/{shape.model}/{gpus}"

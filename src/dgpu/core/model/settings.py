@@ -54,9 +54,7 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
     estimates: EstimateRules = EstimateRules()
     quota: Quota = Quota()
     tenants: tuple[Tenant, ...] = ()
-    creates_tenants: bool = (
-        False  # on first use; otherwise unknown tenants are refused once any tenant exists
-    )
+    creates_tenants: bool = False  # on first use; else unknown tenants are refused once any exists
     fair_share_half_life_ms: int = 86_400_000
     reservations: int = 0  # slots for the first tasks without room; 0: none, any task that fits runs ahead
     max_unsaved: int = 250_000  # finished tasks beyond `keep_finished` that the history does not hold yet

@@ -88,7 +88,7 @@ def free_milli(state: ClusterState, pool: PoolUse) -> int:
 
 
 def needed_milli(state: ClusterState, pool: PoolUse, spare: int) -> int:
-    """The unused quota that the pool needs for its waiting tasks. A reservation counts even if it is larger than that."""
+    """The unused quota that the pool needs for its waiting tasks. A reservation counts even if it is larger."""
     needed = 0
     reserved = {state.queue.line_of(state.tasks[task_id]) for task_id in state.reservations}
     for line in pool.ready:
@@ -208,7 +208,7 @@ def spent(state: ClusterState, account: Account) -> int:
 
 
 def guarantees(state: ClusterState, account: Account, claim: Claim) -> Refusal | None:
-    """Refuses a task that would take idle GPUs kept for the guarantees of other tenants. A share may take a whole GPU."""
+    """Refuses a task that would take idle GPUs kept for the guarantees of others. A share may take a whole GPU."""
     guaranteed = state.accounts.guaranteed
     if not guaranteed or not claim.milli or claim.milli <= account.short_milli():
         return None

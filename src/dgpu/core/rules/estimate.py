@@ -1,9 +1,9 @@
-"""How much memory a task will need: what it says, else what runs have taught, else a formula.
+"""The memory that a task needs: its stated demand, else an estimate learned from runs, else a formula.
 
     need = (base of the model + MB per atom x atoms) x factor of the task type
 
-A task that says nothing at all (no gpu_memory_mb, no model, task type or atoms) and shares nothing needs an idle card,
-however large, until it has run out of memory once.
+A task without any statement (no gpu_memory_mb, model, task type or atoms) that shares no GPU needs an idle GPU of any
+size, until it has run out of memory once.
 """
 
 from __future__ import annotations

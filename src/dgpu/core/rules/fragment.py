@@ -37,7 +37,7 @@ _PER_MILLE: Final = 1_000  # weights of a table add up to about this
 
 
 class Cards(NamedTuple):
-    """The free shares of a node's GPUs of one kind, ascending, without fully used ones. Equal nodes have equal values."""
+    """The free shares of a node's GPUs of one kind, ascending, without fully used ones. Equal nodes have equal shares."""
 
     kind: Kind
     free_milli: tuple[int, ...]
@@ -242,7 +242,7 @@ def _claim(claimed: dict[Kind, int], demand: Demand, asked_milli: int, gpus_of: 
 def _prices(
     claimed: dict[Kind, int], milli: int, gpus_of: Mapping[Kind, int]
 ) -> tuple[tuple[Kind, int], ...]:
-    """The price of a kind is the claimed part of it when the cluster is full: its share of demand by its share of GPUs."""
+    """The price of a kind is its claimed part when the cluster is full: its share of demand by its share of GPUs."""
     gpus = sum(gpus_of.values())
     prices = (
         (kind, min(_PER_MILLE, _PER_MILLE * claimed[kind] * gpus // (milli * gpus_of[kind])))
