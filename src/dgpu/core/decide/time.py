@@ -93,7 +93,7 @@ def _forget_tasks(state: ClusterState, command: Tick) -> tuple[Event, ...]:
 
 
 def _oldest_first(heap: list[tuple[int, TaskId]]) -> Iterator[tuple[int, TaskId]]:
-    """The entries of a heap in order, without changing it. The first k entries cost k log k, at any length of the heap."""
+    """The entries of a heap in order, without changing it. The first k cost k log k, at any length of the heap."""
     ahead = [(heap[0], 0)]
     while ahead:
         entry, place = heappop(ahead)

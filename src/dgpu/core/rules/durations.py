@@ -21,7 +21,7 @@ KILL_GRACE_MS: Final = 10_000  # between the two signals at a time limit; the de
 RELEASE_MS: Final = 1_000  # from the end of a process until its GPUs are free and the report has arrived
 STOP_MS: Final = KILL_GRACE_MS + RELEASE_MS  # from the order to stop until the GPUs are free
 _ALWAYS: Final = Restart.ALWAYS
-UNKNOWN: Final = 1 << 60  # an unknown time; larger values: unknown, for this many more GPUs
+UNKNOWN: Final = 1 << 60  # an unknown time; UNKNOWN + n: n times are unknown
 NEVER: Final = 1 << 61
 
 _PERCENT: Final = 90

@@ -37,7 +37,7 @@ _PER_MILLE: Final = 1_000  # weights of a table add up to about this
 
 
 class Cards(NamedTuple):
-    """The free shares of a node's GPUs of one kind, ascending, without fully used ones. Equal nodes have equal shares."""
+    """The free shares of a node's GPUs of one kind, ascending, without fully used ones. Equal nodes share them."""
 
     kind: Kind
     free_milli: tuple[int, ...]

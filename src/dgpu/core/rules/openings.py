@@ -114,7 +114,7 @@ def _suiting(room: Room, demand: Demand) -> Collection[Card]:
 
 
 def _latest(host: int, times: list[int]) -> int:
-    """The latest of sorted times."""
+    """The latest of sorted times. If it is unknown, the number of unknown times is added."""
     latest = max(host, times[-1])
     if latest < UNKNOWN or latest >= NEVER:
         return latest

@@ -88,7 +88,7 @@ def _among_reservations(state: ClusterState, demand: Demand, access: Access, at:
     found: list[tuple[int, NodeId, Room]] = []
     for room in state.rooms.reserved.values():
         if access.passed.isdisjoint(room.holds):
-            # The task may have no more room there than beside reservations, except cpus and ram until these begin.
+            # The task may use no more there than beside reservations, except cpus and ram until these begin.
             if not counts_host or (len(room.idle) < demand.gpus and not room.parts):
                 continue
         elif len(room.idle) + len(room.kept) < demand.gpus and not room.used:

@@ -256,7 +256,7 @@ def _choose(seeker: _Seeker, node_id: NodeId, leases: list[Lease], plan: _Plan, 
 
 
 def _beside(room: Room, seeker: _Seeker, plan: _Plan) -> list[GpuId]:
-    """A GPU promised to another share that has room for this one, too."""
+    """A GPU that was promised to another share and has room for this one, too."""
     demand = seeker.line.demand
     if demand.share_milli == WHOLE_MILLI:
         return []

@@ -302,9 +302,8 @@ class Planner:
         return bool(unconfirmed) and any(place.node_id in unconfirmed for place in booking.made.places)
 
     def is_settled(self, booking: Booking) -> bool:
-        """Neither its nodes nor their reservations changed since it was last planned, and its time has not come. To
-        find the time at which quota comes free, each lease is examined. This happens when the time has come, and from
-        time to time.
+        """Neither its nodes nor their reservations changed since it was last planned, and its time has not come. A
+        plan of quota alone examines every lease, so it is renewed only when its time has come, and from time to time.
         """
         if not booking.made.places:
             return not booking.made.at or self._at < booking.made.at
