@@ -21,7 +21,7 @@ def check_invariants(state: ClusterState) -> None:
     _check_waiting(state)
     _check_gpus(state)
     _check_reservations(state)
-    _hold(state.bookings.ends.check(state), "the end of a lease is known otherwise than its task says")
+    _hold(state.bookings.ends.check(state), "the known end of a lease differs from its task")
     _check_numbers(state)
     _check_tokens(state)
     _check_indexes(state)
@@ -29,7 +29,7 @@ def check_invariants(state: ClusterState) -> None:
 
 def _check_tasks(state: ClusterState) -> None:
     for task_id, task in state.tasks.items():
-        _hold(task.id == task_id, f"task {task_id} stands under another id")
+        _hold(task.id == task_id, f"task {task_id} is stored under another id")
         _hold(task.shape_id in state.shapes, f"task {task_id} has no shape")
         running = task.status is TaskStatus.RUNNING
         _hold(
@@ -50,9 +50,7 @@ def _check_leases(state: ClusterState) -> None:
     holders: dict[GpuId, int] = {}
     for lease_id, lease in state.leases.items():
         task = state.tasks.get(lease.task_id)
-        _hold(
-            task is not None and lease_id in state.leases_of(task), f"lease {lease_id} is of no running task"
-        )
+        _hold(task is not None and lease_id in state.leases_of(task), f"lease {lease_id} has no running task")
         _hold(lease.node_id in state.nodes, f"lease {lease_id} is on no node")
         if task is not None and task.id not in state.gangs:
             _hold(_agree(state, task), f"lease {lease_id} differs from its task")
@@ -65,7 +63,7 @@ def _check_leases(state: ClusterState) -> None:
             gpu = state.gpus.get(gpu_id)
             _hold(
                 gpu is not None and gpu.node_id == lease.node_id,
-                f"lease {lease_id} names a GPU of no such node",
+                f"lease {lease_id} names a GPU of another node",
             )
 
 
@@ -86,20 +84,23 @@ def _check_gangs(state: ClusterState) -> None:
         task, shape = state.tasks[task_id], state.shapes[state.tasks[task_id].shape_id]
         leases = [state.leases[lease_id] for lease_id in gang.leases]
         _hold(task.status is TaskStatus.RUNNING, f"gang {task_id} is {task.status}")
-        _hold(task.lease_id == gang.leases[0], f"gang {task_id} is not known by its rank 0")
+        _hold(task.lease_id == gang.leases[0], f"gang {task_id} does not have the lease of its rank 0")
         _hold(len(leases) == shape.nodes > 1, f"gang {task_id} has {len(leases)} of {shape.nodes} ranks")
         _hold([lease.rank for lease in leases] == list(range(shape.nodes)), f"gang {task_id} is out of order")
-        _hold(tuple(lease.node_id for lease in leases) == task.node_ids, f"gang {task_id} is elsewhere")
+        _hold(
+            tuple(lease.node_id for lease in leases) == task.node_ids,
+            f"gang {task_id} is on other nodes",
+        )
         _hold(len(set(task.node_ids)) == shape.nodes, f"gang {task_id} has two ranks on a node")
         _hold(
             tuple(gpu_id for lease in leases for gpu_id in lease.gpu_ids) == task.gpu_ids
             and all(len(lease.gpu_ids) == shape.gpus for lease in leases),
             f"the GPUs of gang {task_id} differ from its leases",
         )
-        _hold(any(not lease.ended for lease in leases), f"gang {task_id} is over and still there")
+        _hold(any(not lease.ended for lease in leases), f"gang {task_id} has ended and still exists")
         _hold(
             gang.failed is None or all(lease.ended or lease.stopping for lease in leases),
-            f"gang {task_id} failed, and a rank of it goes on",
+            f"gang {task_id} failed, and a rank of it continues",
         )
     for task in state.tasks.values():
         is_gang = task.status is TaskStatus.RUNNING and state.shapes[task.shape_id].nodes > 1
@@ -135,7 +136,7 @@ def _check_waiting(state: ClusterState) -> None:
     for line in state.queue.lines():
         shape = line.shape
         full = bool(shape.array_id) and running.get(shape.array_id, 0) >= shape.array_limit
-        _hold(line.array_full == full, f"line {line.number} knows the limit of its array otherwise")
+        _hold(line.array_full == full, f"line {line.number} has a wrong limit of its array")
 
 
 def _check_gpus(state: ClusterState) -> None:
@@ -145,7 +146,7 @@ def _check_gpus(state: ClusterState) -> None:
         _hold(not gpu.gone or gpu_id in leased, f"GPU {gpu_id} is gone and not leased")
         past = state.health.get(gpu_id)
         health = Health.TRUSTED if past is None else past.state
-        _hold(gpu.health is health, f"GPU {gpu_id} is {gpu.health}, its past says {health}")
+        _hold(gpu.health is health, f"GPU {gpu_id} is {gpu.health}, its record says {health}")
     for gpu_id, past in state.health.items():
         _hold(past.gpu_id == gpu_id and past.node_id in state.nodes, f"the health of {gpu_id} is of no node")
 
@@ -154,7 +155,7 @@ def _check_reservations(state: ClusterState) -> None:
     """Reservations belong to tasks that could be placed, name known nodes, and hold exactly the demand."""
     for task_id, made in state.reservations.items():
         task = state.tasks.get(task_id)
-        _hold(made.task_id == task_id and task is not None, f"reservation {task_id} is of no task")
+        _hold(made.task_id == task_id and task is not None, f"reservation {task_id} has no task")
         if task is None:
             continue
         shape = state.shapes[task.shape_id]
@@ -188,7 +189,7 @@ def _check_numbers(state: ClusterState) -> None:
 def _check_tokens(state: ClusterState) -> None:
     _hold(len(state.tokens) <= MAX_TOKENS, "too many tokens")
     for token_id, token in state.tokens.items():
-        _hold(token.id == token_id, f"token {token_id} stands under another id")
+        _hold(token.id == token_id, f"token {token_id} is stored under another id")
         _hold(len(token.keyed_hash) == HASH_BYTES, f"token {token_id} has no keyed hash")
         _hold(not (token.all_tenants and token.tenants), f"token {token_id} has all tenants and some")
 
@@ -212,12 +213,12 @@ def _check_indexes(state: ClusterState) -> None:
     settled = not state.queue.back_off and not rebuilt.queue.back_off
     known, anew = _indexes(state, settled=settled), _indexes(rebuilt, settled=settled)
     for name, facts in known.items():
-        _hold(facts == anew[name], f"not as in a rebuild: {name}")
+        _hold(facts == anew[name], f"differs from a rebuild: {name}")
     _check_standings(state)
     pending = sum(task.status is TaskStatus.PENDING for task in state.tasks.values())
     _hold(state.queue.count == pending, "the count of waiting tasks is wrong")
     for task_id, eligible_at in state.queue.back_off.items():
-        _hold(state.tasks[task_id].eligible_at == eligible_at, f"task {task_id} backs off until another time")
+        _hold(state.tasks[task_id].eligible_at == eligible_at, f"task {task_id} backs off until a wrong time")
 
 
 def _indexes(state: ClusterState, *, settled: bool) -> dict[str, object]:
@@ -232,8 +233,8 @@ def _indexes(state: ClusterState, *, settled: bool) -> dict[str, object]:
         "the dependents": state.dependents.facts(),
         "the ends of allocations": sorted(entry for entry in state.expiring if entry[2] in state.leases),
         "the accounts of tenants": _accounts(state),
-        "what pools hold": _pools(state, ready=settled),
-        "the stops that give quota back": state.reclaims,
+        "the use of pools": _pools(state, ready=settled),
+        "the stops that return quota": state.reclaims,
     }
 
 
@@ -242,7 +243,7 @@ def _check_standings(state: ClusterState) -> None:
     for one, other in pairwise(accounts):
         _hold(
             (one.standing < other.standing) is (one.share < other.share) and one.standing <= other.standing,
-            f"tenants {one.tenant_id} and {other.tenant_id} stand otherwise than their shares say",
+            f"tenants {one.tenant_id} and {other.tenant_id} are not ordered by their shares",
         )
 
 

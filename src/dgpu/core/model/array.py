@@ -30,13 +30,13 @@ def parse_array(text: str) -> ArrayPlan:
         raise NoArray(f"at most {_MAX_TEXT} characters")
     listed, percent, limit = text.replace(" ", "").partition("%")
     if percent and (not _LIMIT.fullmatch(limit) or not 1 <= int(limit) <= MAX_INDEX):
-        raise NoArray("a number of tasks from 1 on behind %, as in 0-9%3")
+        raise NoArray("a number of tasks, at least 1, after %, as in 0-9%3")
     ranges = tuple(_range(part) for part in listed.split(","))
     number = size(ranges)
     if number > MAX_TASKS:
         raise NoArray(f"an array of at most {MAX_TASKS:,} tasks, not of {number:,}")
     if len(set(indexes(ranges))) < number:
-        raise NoArray("each index once")
+        raise NoArray("each index only once")
     # A limit that the array cannot reach is no limit.
     return ArrayPlan(ranges, int(limit) if percent and int(limit) < number else 0)
 
@@ -58,5 +58,5 @@ def _range(part: str) -> tuple[int, int, int]:
     last = first if match[2] is None else int(match[2])
     step = 1 if match[3] is None else int(match[3])
     if last < first or step < 1 or last > MAX_INDEX:
-        raise NoArray(f"a range that goes up, with indexes up to {MAX_INDEX:,}")
+        raise NoArray(f"an ascending range, with indexes up to {MAX_INDEX:,}")
     return first, last, step
