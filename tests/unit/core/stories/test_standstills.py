@@ -128,7 +128,7 @@ def test_a_task_that_comes_within_the_guarantee_is_tried_at_once() -> None:
     """Its tenant uses less now, on a node that is too small for it."""
     rules = Settings(
         memory_margin_mb=0,
-        reservations=8,
+        reservations=1,
         quota=ALL_BATCH,
         tenants=(Tenant(id="lab", guaranteed_gpus=2), Tenant(id="others")),
     )
