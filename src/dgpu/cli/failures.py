@@ -63,6 +63,14 @@ def _exit_code(error: DgpuError) -> ExitCode:
     return codes.get(type(error), ExitCode.FAILED)
 
 
+_LOG_IN = ("Log in: dgpu login. Or give a token: DGPU_TOKEN or --token",)
+_ROLE = ("Your role and tenants: dgpu whoami",)
+_REMEDIES = {
+    **dict.fromkeys(("token_needed", "wrong_token", "token_expired", "token_revoked"), _LOG_IN),
+    **dict.fromkeys(("not_permitted", "tenant_not_allowed"), _ROLE),
+}
+
+
 def _message(error: DgpuError) -> str:
     from dgpu.client import errors
 
@@ -77,7 +85,7 @@ def _message(error: DgpuError) -> str:
             "Start one: dgpu up" if local else "Check the address: --server URL or DGPU_SERVER"
         )
     if isinstance(error, errors.NotPermitted):
-        return f"{text}\nGive a token: DGPU_TOKEN or --token"
+        return "\n".join([text, *_REMEDIES.get(error.code, ())])
     return text
 
 

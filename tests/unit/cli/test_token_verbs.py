@@ -132,3 +132,20 @@ def test_whoami(dgpu, server) -> None:
         ["role", "admin"],
         ["tenants", "all"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        ("token_needed", "Log in: dgpu login"),
+        ("token_revoked", "Log in: dgpu login"),
+        ("not_permitted", "dgpu whoami"),
+        ("foreign_origin", ""),
+    ],
+)
+def test_a_refusal_names_its_remedy(dgpu, server, code, remedy) -> None:
+    server.answers["GET", "/api/v1/whoami"] = (403, problem(403, code, "This is not allowed."))
+    got, _, err = dgpu("--server", server.url, "whoami")
+    assert got == 4
+    told = err.partition("This is not allowed.")[2].strip()
+    assert (told == "") if not remedy else (remedy in told)
