@@ -60,9 +60,9 @@ class Asker(asyncio.Protocol):
         self._transport.write(request)
 
 
-def request_of(path: str, body: bytes) -> bytes:
+def request_of(path: str, body: bytes, headers: str = "") -> bytes:
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{headers}"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body

@@ -25,6 +25,7 @@ ORDER = [
     "journal",
     "keeper",
     "rest",
+    "flood",
     "metrics",
     "drain",
     "recovery",

@@ -17,8 +17,7 @@ class TokenAnswer(Answer, frozen=True, kw_only=True):
     created_at: str
     expires_at: str | None = None  # None: never
     revoked: bool = False
-    last_used_at: str | None = None  # None: never, as far as known. Stored every ten minutes
-    scopes: list[str] = msgspec.field(default_factory=list)  # []: all actions of the role
+    last_used_at: str | None = None  # None: not since the scheduler started
 
 
 class TokenList(Answer, frozen=True, kw_only=True):
@@ -34,7 +33,6 @@ class NewToken(Answer, frozen=True, kw_only=True):
     role: str
     tenants: list[str] = msgspec.field(default_factory=list)
     expires_at: str | None = None
-    scopes: list[str] = msgspec.field(default_factory=list)
 
     def __repr__(self) -> str:
         return f"NewToken(id={self.id!r})"  # a secret must not reach a log by way of a repr
@@ -44,7 +42,5 @@ class WhoAmI(Answer, frozen=True, kw_only=True):
     user: str
     role: str
     tenants: list[str] = msgspec.field(default_factory=list)  # ["*"]: all
-    source: str  # uid | token | oidc | session | open
-    token_id: str | None = None  # also of a session that a token opened
-    scopes: list[str] = msgspec.field(default_factory=list)  # []: all actions of the role
-    actions: list[str] = msgspec.field(default_factory=list)  # allowed for own tenants
+    source: str  # uid | token | session | open
+    token_id: str | None = None

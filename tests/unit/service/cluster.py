@@ -30,9 +30,14 @@ START = 1_700_000_000_000
 
 
 def spec(
-    *, gpus: int = 1, detail: bytes = b"{}", allocation: bool = False, restart: Restart = Restart.NEVER
+    *,
+    gpus: int = 1,
+    detail: bytes = b"{}",
+    allocation: bool = False,
+    restart: Restart = Restart.NEVER,
+    tenant_id: str = "default",
 ) -> TaskSpec:
-    shape = Shape(tenant_id=TenantId("default"), pool=Pool.BATCH, priority=50, gpus=gpus)
+    shape = Shape(tenant_id=TenantId(tenant_id), pool=Pool.BATCH, priority=50, gpus=gpus)
     return TaskSpec(shape=shape, detail=detail, allocation=allocation, restart=restart)
 
 

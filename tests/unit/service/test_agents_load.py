@@ -4,7 +4,7 @@ import pytest
 
 from dgpu.core.model.ids import NodeId
 from dgpu.journal.journal import Room
-from dgpu.service.machine import commit
+from dgpu.service.machine import commit_queue
 from dgpu.service.machine.inputs import AgentSaid, RoomChanged
 from unit.service.cluster import (
     Bench,
@@ -31,7 +31,7 @@ def running(bench: Bench, connection: int = 1) -> int:
 
 def test_without_room_the_words_of_agents_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk may be full for days. What is said again anyway need not be kept, and who registers can come back."""
-    monkeypatch.setattr(commit, "MAX_QUEUED", 10)
+    monkeypatch.setattr(commit_queue, "MAX_QUEUED", 10)
     bench = Bench()
     bench.say(1, register())
     bench.put(RoomChanged(room=Room.NONE, sure_bytes=0))

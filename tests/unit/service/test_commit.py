@@ -13,6 +13,7 @@ from dgpu.core.replay import replay
 from dgpu.core.state import ClusterState
 from dgpu.journal.journal import Room
 from dgpu.service.machine import commit as pipeline
+from dgpu.service.machine import commit_queue
 from dgpu.service.machine.commit import CommitPipeline
 from dgpu.service.machine.inputs import AgentSaid, Execute, NotStored, Read, RoomChanged
 from dgpu.service.machine.outputs import Append, Publish, ReadNow, Reply, ReplyFailed
@@ -135,7 +136,7 @@ def test_a_batch_larger_than_what_surely_fits_waits_for_the_next_segment() -> No
 
 
 def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "MAX_QUEUED", 2)
+    monkeypatch.setattr(commit_queue, "MAX_QUEUED", 4)
     bench = Bench()
     bench.ask(submit())
     bench.ask(submit())

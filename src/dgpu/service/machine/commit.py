@@ -6,23 +6,32 @@ the journal, and a reader at that moment sees nothing that could still be lost.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Protocol, TypeAlias
 
 import msgspec
 
 from dgpu.core.apply.table import apply
-from dgpu.core.commands import CancelTasks, Command, RegisterNode, ReportFinished, RunPass, SubmitTasks
+from dgpu.core.commands import (
+    CancelTasks,
+    ChangePriority,
+    Command,
+    HoldTasks,
+    RegisterNode,
+    ReleaseTasks,
+    ReportFinished,
+    RunPass,
+    SubmitTasks,
+)
 from dgpu.core.decide.table import decide
 from dgpu.core.events import Event, GangPlaced, TaskPlaced
 from dgpu.core.execute import execute
+from dgpu.core.model.ids import NO_TASK
 from dgpu.core.rejections import JournalUnavailable, Rejection, StorageFull
 from dgpu.core.state import ClusterState, pass_due
 from dgpu.journal.journal import Room
+from dgpu.service.machine.commit_queue import CommitQueue, Entry
 from dgpu.wire.records import encode_group, join_groups
 
-MAX_QUEUED = 10_000
-MAX_QUEUED_BYTES = 64 << 20
 MAX_COMMAND_BYTES = 14 << 20  # far above the limit of REST, and always fits in a new segment
 MAX_GROUP_COMMANDS = 1_000
 MAX_GROUP_BYTES = 4 << 20
@@ -47,7 +56,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[Event, ...]
     results: tuple[tuple[object, Result], ...]
     payload: bytes
-    commands: tuple[tuple[object, Command | None, int], ...] = ()  # in the order of the queue
+    commands: tuple[Entry, ...] = ()  # in the order in which they were decided
 
 
 class Watch(Protocol):
@@ -69,8 +78,7 @@ class CommitPipeline:
         self.in_flight: Group | None = None
         self.watch: Watch | None = None
         self._state = state
-        self._queue: deque[tuple[object, Command | None, int]] = deque()
-        self._queued_bytes = 0
+        self._queue = CommitQueue()
         self._pass_due = False
         self._full_pass_due = False
 
@@ -79,18 +87,20 @@ class CommitPipeline:
         return len(self._queue)
 
     def has_room_for(self, command: Command) -> bool:
-        """For requests that can be retried. Agents are bounded per session instead."""
+        """For commands of agents that repeat by themselves."""
+        return self._queue.has_room_for(_size_bytes(command))
+
+    def has_room_for_request(self, command: Command) -> bool:
         size_bytes = _size_bytes(command)
-        return (
-            len(self._queue) < MAX_QUEUED
-            and size_bytes <= MAX_COMMAND_BYTES
-            and self._queued_bytes + size_bytes <= MAX_QUEUED_BYTES
-        )
+        if size_bytes > MAX_COMMAND_BYTES:
+            return False
+        return self._queue.lane_has_room_for(_tenant_of(command, self._state), size_bytes)
 
     def offer(self, origin: object, command: Command | None) -> None:
-        size_bytes = 0 if command is None else _size_bytes(command)
-        self._queue.append((origin, command, size_bytes))
-        self._queued_bytes += size_bytes
+        if command is None:
+            self._queue.put(Entry(origin, None, 0))
+        else:
+            self._queue.put(Entry(origin, command, _size_bytes(command), _tenant_of(command, self._state)))
 
     def ask_for_pass(self, *, full: bool) -> None:
         self._pass_due = True
@@ -151,37 +161,30 @@ class CommitPipeline:
             )
         self.in_flight = None
         self._state.become(state)
-        again = [entry for entry in group.commands if not isinstance(entry[0], int)]
-        self._queue.extendleft(reversed(again))
-        self._queued_bytes += sum(size_bytes for _, _, size_bytes in again)
+        self._queue.put_back(entry for entry in group.commands if not entry.is_request)
         self.ask_for_pass(full=True)
         return [origin for origin, _ in group.results if isinstance(origin, int)]
 
     def drop_asked(self) -> list[int]:
         """Removes undecided requests, whose clients can retry. Commands of agents and of the scheduler stay queued."""
-        asked = [origin for origin, _, _ in self._queue if isinstance(origin, int)]
-        if asked:
-            self._queue = deque(entry for entry in self._queue if not isinstance(entry[0], int))
-            self._queued_bytes = sum(size_bytes for _, _, size_bytes in self._queue)
-        return asked
+        return self._queue.drop_requests()
 
     def _take_queued(self, decided: _Decided) -> None:
+        self._queue.begin_group(decided.at)
         # Sizes are estimates; a record may be twice as large.
         sure_bytes = self.sure_bytes // 2
         budget_bytes = min(MAX_GROUP_BYTES, sure_bytes)
-        while self._queue and len(decided.results) < MAX_GROUP_COMMANDS:
-            origin, command, size_bytes = self._queue[0]
-            refusal = self.refusal if isinstance(command, SubmitTasks) else None
+        while len(decided.results) < MAX_GROUP_COMMANDS and (entry := self._queue.first()) is not None:
+            refusal = self.refusal if isinstance(entry.command, SubmitTasks) else None
+            size_bytes = entry.size_bytes
             if refusal is None and size_bytes > budget_bytes and (decided.results or size_bytes > sure_bytes):
                 break  # for the next group, or until the next segment is ready
-            self._queue.popleft()
-            self._queued_bytes -= size_bytes
+            self._queue.take()
             budget_bytes -= size_bytes
             if refusal is not None:
-                decided.results.append((origin, refusal))
+                decided.results.append((entry.origin, refusal))
             else:
-                decided.commands.append((origin, command, size_bytes))
-                decided.take(origin, command)
+                decided.take(entry)
 
     def _run_pass(self, decided: _Decided) -> None:
         # The reserve is for reports on running tasks. Placing more tasks would use it up.
@@ -212,11 +215,13 @@ class _Decided:
         self.events: list[Event] = []
         self.parts: list[tuple[int, bytes]] = []
         self.results: list[tuple[object, Result]] = []
-        self.commands: list[tuple[object, Command | None, int]] = []
+        self.commands: list[Entry] = []
         self._state = state
 
-    def take(self, origin: object, command: Command | None) -> None:
-        self.results.append((origin, None if command is None else self._decide(command)))
+    def take(self, entry: Entry) -> None:
+        self.commands.append(entry)
+        command = entry.command
+        self.results.append((entry.origin, None if command is None else self._decide(command)))
 
     def keep(self, events: tuple[Event, ...], encoded: bytes | None = None) -> None:
         self.events += events
@@ -249,3 +254,17 @@ def _size_bytes(command: Command) -> int:
             return _COMMAND_BYTES + 40 * len(task_ids)
         case _:
             return _COMMAND_BYTES
+
+
+def _tenant_of(command: Command, state: ClusterState) -> str:
+    """The tenant for which a request is decided; empty: it is for none, or for a task that has left the memory."""
+    match command:
+        case SubmitTasks():
+            return command.entries[0][1].shape.tenant_id if command.entries else ""
+        case CancelTasks(task_ids=None):
+            return command.tenant_id or ""
+        case CancelTasks() | HoldTasks() | ReleaseTasks() | ChangePriority():
+            task = state.tasks.get(next(iter(command.task_ids or ()), NO_TASK))
+            return "" if task is None else state.shapes[task.shape_id].tenant_id
+        case _:
+            return ""

@@ -171,7 +171,7 @@ class Scheduler:
     def _on_execute(self, value: Execute, _now: int) -> list[Output]:
         if self._commit.room is Room.NONE:
             return [Reply(request_id=value.request_id, result=self._commit.refusal or StorageFull())]
-        if not self._commit.has_room_for(value.command):
+        if not self._commit.has_room_for_request(value.command):
             return [Reply(request_id=value.request_id, result=TooBusy(queued=self._commit.queued))]
         self._commit.offer(value.request_id, value.command)
         return []

@@ -22,6 +22,7 @@ from dgpu.service.rest.feed import EventFeed
 from dgpu.service.rest.pages import BUNDLE, build_of
 from dgpu.service.rest.scrape import Scrapes
 from dgpu.service.rest.turns import Turns
+from dgpu.service.rest.turnstile import Turnstile
 from dgpu.service.task_files import FileStreams
 from dgpu.service.task_output.streams import OutputStreams
 from dgpu.service.views.views import Views
@@ -74,6 +75,7 @@ class Backend:
         self.follower = follower  # None: no forecasts
         self.doors = Doors() if doors is None else doors
         self.turns = Turns() if turns is None else turns
+        self.turnstile = Turnstile()
         self.tokens = tokens  # None: a world without API tokens
         self.feed = EventFeed(views)
         self.alerts: AlertWatch | None = None  # None: no alerts

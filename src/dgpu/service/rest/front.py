@@ -16,7 +16,7 @@ from dgpu.service.access.table import refusal
 from dgpu.service.history.reader import HistoryDamaged, HistoryUnfinished
 from dgpu.service.metrics.text import CONTENT_TYPE as METRICS_TYPE
 from dgpu.service.rest import board_calls, listing, probes, session_calls, submit, task_list
-from dgpu.service.rest.access import OPEN_PATHS, SESSION_ENDED, Access
+from dgpu.service.rest.access import OPEN_PATHS, Access
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.doors import Guest
 from dgpu.service.rest.failures import Peer
@@ -24,6 +24,7 @@ from dgpu.service.rest.methods import methods_before_frame, methods_of_frame
 from dgpu.service.rest.origins import repeated_host, wrong_content
 from dgpu.service.rest.pages import Page, Pages
 from dgpu.service.rest.turns import is_large
+from dgpu.service.rest.turnstile import lane_of
 from dgpu.wire.answers import PROBLEM_JSON, Problem
 from dgpu.wire.json_body import BadRequest
 from dgpu.wire.problem import problem_of_bad_request
@@ -78,11 +79,13 @@ class Front:
             self._enter(scope, headers) if page is None else self._access.hosts.wrong(headers)
         )
         if isinstance(who, Problem):
-            await send_problem(send, who, request_id, self._headers_of(who, headers))
+            await send_problem(send, who, request_id, _headers_of(who))
         elif page is not None:
             await _send_page(send, page, method, request_id)
         else:
             scope["state"]["principal"] = who or STRANGER
+            if path not in OPEN_PATHS:
+                await self._backend.turnstile.enter(lane_of(who or STRANGER))
             await self._route(scope, headers, receive, send, request_id)
 
     def _enter(self, scope: Scope, headers: dict[bytes, bytes]) -> Principal | Problem:
@@ -95,12 +98,6 @@ class Front:
             _note_admitted(scope)
         action = FIXED.get((method, path.rstrip("/")))
         return who if action is None else refusal(who, action) or who
-
-    def _headers_of(self, refused: Problem, headers: dict[bytes, bytes]) -> dict[str, str]:
-        told = _headers_of(refused)
-        if refused.code == SESSION_ENDED:  # the browser forgets it: whoever needs no session gets in without
-            told["set-cookie"] = self._access.sessions.set_cookie(headers, "").decode()
-        return told
 
     async def _route(
         self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send, request_id: str

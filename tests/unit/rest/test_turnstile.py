@@ -1,0 +1,75 @@
+"""A flood of requests delays only its own tenant."""
+
+from __future__ import annotations
+
+import asyncio
+
+from dgpu.service.access.principal import Principal, owner
+from dgpu.service.rest.turnstile import Turnstile, lane_of
+from dgpu.wire.roles import Role
+
+
+class Requests:
+    """Requests at a turnstile, and the order in which they began."""
+
+    def __init__(self, turnstile: Turnstile) -> None:
+        self.turnstile = turnstile
+        self.begun: list[str] = []
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def ask(self, lane: str, count: int = 1) -> None:
+        self.tasks += [asyncio.create_task(self._begin(lane)) for _ in range(count)]
+
+    async def _begin(self, lane: str) -> None:
+        await self.turnstile.enter(lane)
+        self.begun.append(lane)
+
+    async def end(self) -> list[str]:
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        return self.begun
+
+
+async def test_a_calm_tenant_begins_after_a_few_requests_of_a_flood() -> None:
+    requests = Requests(Turnstile(per_turn=2))
+    requests.ask("flood", 100)
+    await asyncio.sleep(0)  # all of them are at the turnstile
+    requests.ask("calm")
+    begun = await requests.end()
+    assert begun.index("calm") <= 6
+    assert begun.count("flood") == 100
+
+
+async def test_tenants_take_turns() -> None:
+    requests = Requests(Turnstile(per_turn=1))
+    requests.ask("busy")  # has the only place of this turn
+    for lane in ("a", "b", "c"):
+        requests.ask(lane, 2)
+    assert await requests.end() == ["busy", "a", "b", "c", "a", "b", "c"]
+
+
+async def test_a_request_beside_few_others_does_not_wait() -> None:
+    turnstile = Turnstile(per_turn=2)
+    entering = turnstile.enter("a")
+    try:
+        entering.send(None)
+    except StopIteration:
+        has_waited = False
+    else:
+        has_waited = True
+    assert not has_waited
+
+
+async def test_a_cancelled_request_takes_no_place() -> None:
+    requests = Requests(Turnstile(per_turn=1))
+    requests.ask("a", 3)
+    await asyncio.sleep(0)
+    requests.tasks[1].cancel()
+    assert await requests.end() == ["a", "a"]
+    assert requests.turnstile.waiting == 0
+
+
+def test_all_tokens_of_a_tenant_share_a_lane() -> None:
+    """Otherwise a tenant with ten tokens had ten turns."""
+    ann = Principal(user="ann", role=Role.USER, source="token", tenants=("lab", "other"), token_id="a")
+    bob = Principal(user="bob", role=Role.VIEWER, source="token", tenants=("lab",), token_id="b")
+    assert lane_of(ann) == lane_of(bob) != lane_of(owner("lab", "uid"))

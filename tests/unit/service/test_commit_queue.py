@@ -1,0 +1,165 @@
+"""Tenants take turns in front of the journal."""
+
+from __future__ import annotations
+
+import pytest
+
+from dgpu.core.commands import CancelTasks, Tick
+from dgpu.core.model.ids import TaskId
+from dgpu.core.rejections import TooBusy
+from dgpu.core.state import ClusterState
+from dgpu.service.machine import commit, commit_queue
+from dgpu.service.machine.commit import CommitPipeline
+from dgpu.service.machine.commit_queue import CommitQueue, Entry
+from dgpu.service.machine.inputs import Execute
+from dgpu.service.machine.outputs import Reply
+from unit.service.cluster import Bench, submit
+
+NOW = 1_000_000
+
+
+def queue_of(**counts: int) -> CommitQueue:
+    """Requests of each lane, with the origins 0, 1, ... in the order of the arguments."""
+    queue = CommitQueue()
+    origin = 0
+    for lane, count in counts.items():
+        for _ in range(count):
+            queue.put(Entry(origin, None, 100, lane))
+            origin += 1
+    return queue
+
+
+def taken(queue: CommitQueue, now: int = NOW) -> list[str]:
+    """The lanes of one group, in order."""
+    queue.begin_group(now)
+    lanes = []
+    while queue.first() is not None:
+        lanes.append(queue.take().lane)
+    return lanes
+
+
+def test_lanes_take_turns() -> None:
+    assert taken(queue_of(a=3, b=1, c=2)) == ["a", "b", "c", "a", "c", "a"]
+
+
+def test_the_requests_of_a_lane_keep_their_order() -> None:
+    queue = queue_of(a=3, b=3)
+    queue.begin_group(NOW)
+    origins = [queue.take().origin for _ in range(6)]
+    assert origins == [0, 3, 1, 4, 2, 5]
+
+
+def test_a_lane_that_is_alone_fills_whole_groups() -> None:
+    """Large groups give the highest rate; only another tenant would notice their length."""
+    assert len(taken(queue_of(a=500))) == 500
+
+
+def test_a_group_takes_few_commands_of_each_lane_while_several_are_active() -> None:
+    queue = queue_of(a=20, b=1)
+    assert taken(queue).count("a") == commit_queue.MAX_SHARED
+    # The flood goes on, and the calm tenant has nothing queued at this moment. Its next request must not meet a long
+    # group.
+    assert taken(queue, NOW + commit_queue.ACTIVE_MS - 1) == ["a"] * commit_queue.MAX_SHARED
+    assert len(taken(queue, NOW + commit_queue.ACTIVE_MS)) == 20 - 2 * commit_queue.MAX_SHARED
+    assert len(queue) == 0
+
+
+def test_a_lane_that_had_its_share_goes_on_in_the_next_group() -> None:
+    queue = queue_of(a=10, b=10)
+    groups = [taken(queue), taken(queue)]
+    assert [len(group) for group in groups] == [2 * commit_queue.MAX_SHARED, 20 - 2 * commit_queue.MAX_SHARED]
+
+
+def test_reports_of_agents_have_every_second_place() -> None:
+    """A report frees GPUs. It must not wait behind a flood of submits, nor keep all submits out."""
+    queue = queue_of(a=4)
+    for number in range(3):
+        queue.put(Entry(None, Tick(history_at=number), 100))
+    assert taken(queue) == ["", "a", "", "a", "", "a", "a"]
+
+
+def test_a_lane_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_queue, "MAX_QUEUED", 12)
+    queue = queue_of(a=6)
+    assert not queue.lane_has_room_for("a", 100)
+    assert queue.lane_has_room_for("b", 100)
+    for origin in range(3):
+        queue.put(Entry(origin, None, 100, "b"))
+    assert not queue.lane_has_room_for("b", 100)
+    assert queue.lane_has_room_for("c", 100)
+
+
+def test_a_lane_leaves_room_for_the_bytes_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_queue, "MAX_QUEUED_BYTES", 1_000)
+    queue = queue_of(a=5)
+    assert not queue.lane_has_room_for("a", 1)
+    assert queue.lane_has_room_for("b", 500)
+    assert not queue.lane_has_room_for("b", 501)
+
+
+def test_a_lane_that_rests_still_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two groups of a flood, its tenant gets no second share of the queue."""
+    monkeypatch.setattr(commit_queue, "MAX_QUEUED", 40)
+    queue = queue_of(a=20, b=1)
+    taken(queue)
+    assert [queue.lane_has_room_for("a", 100), len(queue)] == [True, 12]
+    for origin in range(8):
+        queue.put(Entry(origin, None, 100, "a"))
+    assert not queue.lane_has_room_for("a", 100)
+
+
+def test_commands_that_were_not_stored_come_first_again() -> None:
+    queue = CommitQueue()
+    for number in range(3):
+        queue.put(Entry(None, Tick(history_at=number), 100))
+    queue.begin_group(NOW)
+    first = [queue.take(), queue.take()]
+    queue.put_back(first)
+    queue.begin_group(NOW)
+    assert [queue.take().command.history_at for _ in range(3)] == [0, 1, 2]
+
+
+def test_dropped_requests_leave_the_commands_of_agents() -> None:
+    queue = queue_of(a=20, b=1)
+    queue.put(Entry(None, Tick(history_at=7), 100))
+    taken(queue)  # 12 of lane a rest
+    queue.put(Entry(None, Tick(history_at=8), 100))
+    assert sorted(queue.drop_requests()) == list(range(8, 20))
+    assert [len(queue), queue.has_room_for(commit_queue.MAX_QUEUED_BYTES - 100)] == [1, True]
+    assert queue.first().command == Tick(history_at=8)
+
+
+def test_a_submit_of_another_tenant_is_in_the_next_group_of_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same promise in the whole machine, with a group that is too small for the flood."""
+    monkeypatch.setattr(commit, "MAX_GROUP_COMMANDS", 10)
+    commits = CommitPipeline(ClusterState(), 0)
+    for origin in range(100):
+        commits.offer(origin, submit(tenant_id="flood"))
+    commits.offer(1_000, submit(tenant_id="calm"))
+    group = commits.decide(NOW)
+    assert 1_000 in {origin for origin, _ in group.results}
+
+
+def test_a_flood_turns_only_its_own_tenant_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_queue, "MAX_QUEUED", 10)
+    bench = Bench()
+    for _ in range(5):
+        bench.ask(submit(tenant_id="flood"))
+    assert bench.put(Execute(request_id=90, command=submit(tenant_id="flood"))) == [
+        Reply(request_id=90, result=TooBusy(queued=5))
+    ]
+    assert bench.put(Execute(request_id=91, command=submit(tenant_id="calm"))) == []
+
+
+def test_a_change_of_a_task_waits_in_the_lane_of_its_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flood of cancels is a flood, too."""
+    bench = Bench()
+    bench.run(submit(tenant_id="flood"))
+    monkeypatch.setattr(commit_queue, "MAX_QUEUED", 4)
+    for number in (1, 2):
+        bench.put(Execute(request_id=number, command=submit(tenant_id="flood")))
+    (reply,) = bench.put(Execute(request_id=3, command=CancelTasks(task_ids=(TaskId(1),))))
+    assert isinstance(reply.result, TooBusy)
+    (reply,) = bench.put(Execute(request_id=4, command=CancelTasks(tenant_id="flood")))
+    assert isinstance(reply.result, TooBusy)
+    assert bench.put(Execute(request_id=5, command=CancelTasks(tenant_id="calm"))) == []
