@@ -48,7 +48,7 @@ format: .venv/dev.stamp ## formats the code
 	$(BIN)/ruff check --fix .
 
 clean: ## removes what make made
-	rm -rf .venv .mypy_cache .ruff_cache .hypothesis build web/node_modules web/build web/.node src/dgpu/web_assets src/dgpu/_compiled*
+	rm -rf .venv .mypy_cache .ruff_cache .hypothesis build web/node_modules web/build web/.node src/dgpu/web_assets src/dgpu/_compiled* src/dgpu/_native
 
 .venv/run.stamp: requirements/run.lock $(BUILD_INPUTS)
 	@scripts/venv requirements/run.lock

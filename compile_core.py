@@ -1,7 +1,8 @@
 """Compiles the core (src/dgpu/core) with mypyc: decisions take half the time. `make core` and the build hook run it.
 
-Needs a C compiler, Python.h and the packages of REQUIREMENTS. Without them the core is interpreted, which is no error.
-What is made here is found by dgpu.core_form.
+Also compiles launch_as.c, which starts tasks as other Unix users: without it, such a start takes twice the time. It
+needs only a C compiler. The core also needs Python.h and the packages of REQUIREMENTS. Without them the core is
+interpreted, which is no error. What is made here is found by dgpu.core_form.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import argparse
 import ast
 import contextlib
 import fcntl
+import hashlib
 import importlib.util
 import io
 import os
 import pathlib
 import shlex
 import shutil
+import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -86,6 +89,26 @@ def compile_core(root: pathlib.Path, into: pathlib.Path) -> None:
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def compile_launcher(root: pathlib.Path, into: pathlib.Path) -> pathlib.Path | None:
+    """None: the compiler failed, which is no error. Linked statically where the machine has the library for it: then it
+    starts faster.
+    """
+    source = root / "src" / "dgpu" / "agent" / "launch_as.c"
+    # The name that dgpu.agent.launch_as looks for.
+    made = into / f"launch_as-{hashlib.sha256(source.read_bytes()).hexdigest()[:16]}"
+    if made.exists():
+        return made
+    into.mkdir(parents=True, exist_ok=True)
+    fresh = made.with_suffix(".new")
+    for more in (["-static"], []):
+        command = [*shlex.split(c_compiler() or "cc"), "-O2", *more, "-o", str(fresh), str(source)]
+        if subprocess.run(command, check=False, capture_output=True).returncode == 0:
+            fresh.replace(made)
+            return made
+    print("launch_as.c is not compiled, tasks of other users only start slower.", file=sys.stderr)
+    return None
 
 
 @contextlib.contextmanager
@@ -201,6 +224,8 @@ def main() -> None:
     )
     parser.add_argument("--into", type=pathlib.Path, default=ROOT / "src" / "dgpu" / "_compiled")
     into = parser.parse_args().into.absolute()
+    if c_compiler() is not None:
+        compile_launcher(ROOT, ROOT / "src" / "dgpu" / "_native")
     reason = why_not()
     if reason is not None:
         print(f"The core is not compiled, only slower: {reason}.", file=sys.stderr)

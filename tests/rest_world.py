@@ -45,6 +45,7 @@ from dgpu.service.rest.turns import Turns
 from dgpu.service.task_output.store import LogStore
 from dgpu.service.task_output.streams import OutputStreams
 from dgpu.service.views.views import Views
+from dgpu.wire.isolation import Isolation
 from dgpu.wire.proto import agent_pb2 as pb
 
 T = TypeVar("T")
@@ -111,7 +112,7 @@ class RestWorld:
         self.settings = settings or Settings()
         self.journal = MemoryJournal(disk)
         self.access_mode = access_mode
-        self.options = options or RestOptions(version="test")
+        self.options = options or RestOptions(version="test", isolation=Isolation(users="none"))
         self.with_follower = follower
         self.alert_options = alerts
         self.doors = Doors(limits)

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from .conftest import PATIENCE_SECONDS
+from .conftest import PATIENCE_SECONDS, Site
 
 pytestmark = pytest.mark.slow
 
@@ -51,8 +51,18 @@ def create(site, user: str, tenant: str, *arguments: str) -> str:
     return site.good("token", "create", "laptop", "--user", user, "--tenant", tenant, *arguments).out.strip()
 
 
-def test_a_tenant_works_with_its_token_until_it_is_revoked(running_site):
-    site = running_site
+@pytest.fixture(scope="module")
+def shared():
+    """Of users who trust each other: they have tokens, and their tasks one Unix user."""
+    place = Site()
+    place.env["DGPU__ISOLATION__USERS"] = "none"
+    place.up()
+    yield place
+    place.close()
+
+
+def test_a_tenant_works_with_its_token_until_it_is_revoked(shared):
+    site = shared
     tokens = {
         name: create(site, name, tenant, "--expires", "30d") for name, tenant in (("ann", "a"), ("bob", "b"))
     }

@@ -40,6 +40,7 @@ class Cluster:
             **kept,
             "HOME": str(self.home),
             "NO_COLOR": "1",
+            "DGPU__ISOLATION__USERS": "none",  # several users get tokens
             "DGPU_SERVER": f"http://127.0.0.1:{self.http}",
         }
         self.configure(**server)

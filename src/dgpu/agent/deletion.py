@@ -71,6 +71,7 @@ def _delete(trash_fd: int, name: str) -> bool:
     except OSError:
         return False
     try:
+        _take_over(fd)
         while names := _some_names(fd):
             if sum(not _take_out(each, fd, trash_fd) for each in names):
                 return False
@@ -104,6 +105,13 @@ def _move(name: str, fd: int, trash_fd: int) -> None:
         with _path_of(name, fd) as path:
             os.chmod(path, 0o700)  # noqa: PTH101 - as above
         os.rename(name, _free_name(), src_dir_fd=fd, dst_dir_fd=trash_fd)
+
+
+def _take_over(fd: int) -> None:
+    """A task of the same Unix user may have it open, and would add files for ever."""
+    if os.geteuid() == 0:
+        os.fchown(fd, 0, 0)
+        os.fchmod(fd, 0o700)
 
 
 def _make_writable(fd: int) -> None:

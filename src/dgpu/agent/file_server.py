@@ -12,6 +12,7 @@ from pathlib import Path
 
 import structlog
 
+from dgpu.agent.accounts import Accounts, NoAccount
 from dgpu.agent.background import Busy, DaemonPool
 from dgpu.agent.files import Entry, FilesError, OpenedFile, Root, list_files, open_file
 from dgpu.agent.keeper_settings import boot_ms
@@ -47,9 +48,14 @@ class FileServer:
     """Serves one stream, whose end closes its files. `send` takes answers."""
 
     def __init__(
-        self, work_dir: Path | None, threads: DaemonPool, send: Callable[[pb.FromAgentFiles], None]
+        self,
+        work_dir: Path | None,
+        accounts: Accounts,
+        threads: DaemonPool,
+        send: Callable[[pb.FromAgentFiles], None],
     ) -> None:
         self._work_dir = work_dir
+        self._accounts = accounts
         self._threads = threads
         self._send = send
         self._open: dict[int, _Open] = {}
@@ -137,7 +143,13 @@ class FileServer:
 
     def _root(self, place: pb.FilePlace) -> Root:
         if place.workdir:
-            return Root(place.workdir)
+            if not place.HasField("account"):
+                return Root(place.workdir)
+            try:
+                person = self._accounts.find(place.account.tenant, place.account.user)
+            except NoAccount as error:
+                raise FilesError("not_readable", str(error)) from None
+            return Root(place.workdir, account=person.account)
         if self._work_dir is None:
             raise FilesError("directory_gone", "tasks of this node have no directories")
         return Root(str(self._work_dir / run_dir_name(place.task_id, place.run)), is_own=True)

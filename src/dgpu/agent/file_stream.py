@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from dgpu.agent.accounts import Accounts
 from dgpu.agent.file_server import FileServer, file_threads
 from dgpu.core.model.ids import NodeId
 from dgpu.wire.proto import agent_pb2 as pb
@@ -23,17 +24,20 @@ _OLD_SCHEDULER_SECONDS = 60.0
 class FilesDesk:
     """The directories of an agent and the threads that read there; shared by its nodes."""
 
-    def __init__(self, work_dir: Path | None) -> None:
+    def __init__(self, work_dir: Path | None, accounts: Accounts) -> None:
         self._work_dir = work_dir
+        self._accounts = accounts
         self._threads = file_threads()
 
     def open(self, channel: grpc.aio.Channel, node_id: NodeId, session_id: str) -> FileStream | None:
         """None: tasks of this agent run nothing, so simulated nodes need no stream for files."""
         if self._work_dir is None:
             return None
-        return FileStream(
-            channel, node_id, session_id, lambda send: FileServer(self._work_dir, self._threads, send)
-        )
+
+        def make_server(send: Callable[[pb.FromAgentFiles], None]) -> FileServer:
+            return FileServer(self._work_dir, self._accounts, self._threads, send)
+
+        return FileStream(channel, node_id, session_id, make_server)
 
 
 MakeServer = Callable[[Callable[[pb.FromAgentFiles], None]], FileServer]

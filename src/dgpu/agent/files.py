@@ -14,6 +14,9 @@ import stat
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from dgpu.agent.as_user import files_as
+from dgpu.agent.launch_as import Account
+
 MAX_PATH_BYTES = 4_096
 MAX_DEPTH = 100  # open descriptors of one walk
 MAX_LINKS = 16
@@ -31,8 +34,11 @@ class FilesError(Exception):
 
 
 class Root(NamedTuple):
+    """Of an agent that is root, files are read with the rights of the task's Unix user."""
+
     path: str
     is_own: bool = False  # created for the run: a link in its place is refused
+    account: Account | None = None  # None: the owner of a run's own directory, else the agent's user
 
 
 class Entry(NamedTuple):
@@ -55,7 +61,7 @@ class OpenedFile(NamedTuple):
 
 def list_files(root: Root, path: bytes, *, after: bytes, limit: int) -> Page:
     """Entries of a directory by name, after the name `after`. For a file, the file itself."""
-    with _below(root, path) as fd, _readable_errors(path):
+    with _with_rights(root), _below(root, path) as fd, _readable_errors(path):
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
             return Page([_entry_of_fd(fd, b"")], more=False)  # its name is in the path
         directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
@@ -69,7 +75,7 @@ def list_files(root: Root, path: bytes, *, after: bytes, limit: int) -> Page:
 
 def open_file(root: Root, path: bytes) -> OpenedFile:
     """A regular file, open for reading. The caller must close the descriptor."""
-    with _below(root, path) as fd, _readable_errors(path):
+    with _with_rights(root), _below(root, path) as fd, _readable_errors(path):
         entry = _entry_of_fd(fd, _last_part(path))
         if entry.kind == "directory":
             raise FilesError("is_directory", f"{shown(path)} is a directory")
@@ -83,6 +89,21 @@ def shown(path: bytes) -> str:
     """One printable line."""
     text = path.decode(errors="replace") or "."
     return "".join(character if character.isprintable() else "?" for character in text[:500])
+
+
+@contextlib.contextmanager
+def _with_rights(root: Root) -> Iterator[None]:
+    """A link of a task, or a directory on the way, must not lead root to files that the task may not read."""
+    account = root.account
+    if account is None and root.is_own and os.geteuid() == 0:
+        with contextlib.suppress(OSError):  # gone: the walk will say so
+            found = os.lstat(root.path)
+            account = Account(found.st_uid, found.st_gid)
+    if account is None:
+        yield
+        return
+    with files_as(account.uid, account.gid, account.groups):
+        yield
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 
 from dgpu.agent.corral import Corral
 from dgpu.agent.spawn import CannotStart
-from dgpu.agent.tree import OrphanWatch, Proc, Survey, markers, send
+from dgpu.agent.tree import OrphanWatch, Proc, Survey, markers, send, uid_of
 
 _SIGNAL_ROUNDS = 3  # kills by signal before a group is used: only a tree that keeps forking needs one
 _MAX_FREEZE_ROUNDS = 20
@@ -37,6 +37,7 @@ class Held:
         "started_ms",
         "status_fd",
         "timeout_ms",
+        "uid",
         "unkilled",
     )
 
@@ -45,6 +46,7 @@ class Held:
         self.node: str = order["node"]
         self.grace_ms: int = order["grace_ms"]
         self.timeout_ms: int = order["timeout_ms"]
+        self.uid: int | None = order["account"][0] if order.get("account") else None  # None: the keeper's own
         self.deadline_ms = 0  # set when its program has started
         self.pid = pid
         self.directory = ""  # its name, if it was created for the task
@@ -99,7 +101,8 @@ class Trees:
             if orphan.pid not in self._mains and not orphan.dead and self._owns(held, orphan)
         )
         if marked:
-            roots.extend(survey.marked(self._keeper_id, held.lease))
+            marks = survey.marked(self._keeper_id, held.lease)
+            roots.extend(pid for pid in marks if _may_be_of(held, pid))
         found = survey.with_descendants(roots)
         return [
             proc
@@ -170,11 +173,12 @@ class Trees:
         """Whether an adopted process came from this lease.
 
         Its session or its mark decide. A process without both belongs to the only lease that is old enough to have
-        started it. With several such leases, it belongs to none and is killed with the last of them.
+        started it. With several such leases, it belongs to none and is killed with the last of them. A process of
+        another Unix user never belongs to the lease of an isolated task, whatever its mark says.
         """
         if orphan.sid == held.pid:
             return True
-        if any(other.pid == orphan.sid for other in self._live.values()):
+        if any(other.pid == orphan.sid for other in self._live.values()) or not _may_be_of(held, orphan.pid):
             return False
         lease, keeper_id = markers(orphan.pid)
         if lease and keeper_id == self._keeper_id:
@@ -182,8 +186,16 @@ class Trees:
         if held.start_ticks > orphan.start_ticks + 1:
             return False
         if any(
-            other is not held and other.start_ticks <= orphan.start_ticks + 1 for other in self._live.values()
+            other is not held
+            and other.start_ticks <= orphan.start_ticks + 1
+            and _may_be_of(other, orphan.pid)
+            for other in self._live.values()
         ):
             self._strays.add(orphan.pid)
             return False
         return True
+
+
+def _may_be_of(held: Held, pid: int) -> bool:
+    """An isolated task cannot change its user, so its processes all have the same one."""
+    return held.uid is None or uid_of(pid) == held.uid

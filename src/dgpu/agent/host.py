@@ -13,6 +13,7 @@ from pathlib import Path
 import structlog
 
 from dgpu.agent import machine
+from dgpu.agent.accounts import Accounts
 from dgpu.agent.channel import OpenChannel, open_plain
 from dgpu.agent.disk_watch import DiskWatch
 from dgpu.agent.epoch import JoinedFile
@@ -57,7 +58,8 @@ async def _serve(options: AgentOptions, open_channel: OpenChannel, stop: asyncio
     joined = JoinedFile(options.state_dir)
     boot_id = machine.boot_id()
     desk = _output_desk(options, output_dir)
-    files = FilesDesk(options.tasks_dir if options.runner == "process" else None)
+    accounts = Accounts(options.state_dir, options.tasks_dir, options.isolation)
+    files = FilesDesk(options.tasks_dir if options.runner == "process" else None, accounts)
     work_dir = str(options.work_dir or options.state_dir)
     disk = DiskWatch((str(options.state_dir), work_dir), str(options.state_dir))
     nodes = {
@@ -73,7 +75,7 @@ async def _serve(options: AgentOptions, open_channel: OpenChannel, stop: asyncio
         )
         for node in options.nodes
     }
-    runner = _runner(options, nodes, output_dir)
+    runner = _runner(options, nodes, output_dir, accounts)
     housework: asyncio.Task[None] | None = None
     try:
         for node in nodes.values():
@@ -131,7 +133,9 @@ def _output_desk(options: AgentOptions, output_dir: Path) -> OutputDesk:
     )
 
 
-def _runner(options: AgentOptions, nodes: dict[NodeId, NodeHost], output_dir: Path) -> Runner:
+def _runner(
+    options: AgentOptions, nodes: dict[NodeId, NodeHost], output_dir: Path, accounts: Accounts
+) -> Runner:
     def say(node_id: NodeId, words: Sequence[RunnerWord]) -> None:
         nodes[node_id].hear(words)
 
@@ -145,7 +149,13 @@ def _runner(options: AgentOptions, nodes: dict[NodeId, NodeHost], output_dir: Pa
         idle_exit_ms=options.keeper_idle_exit_ms,
         soft_files=given_soft_limit(),
     )
-    return ProcessRunner(settings=settings, node_ids=tuple(nodes), say=say, grace_ms=options.grace_ms)
+    return ProcessRunner(
+        settings=settings,
+        node_ids=tuple(nodes),
+        say=say,
+        grace_ms=options.grace_ms,
+        accounts=accounts,
+    )
 
 
 @contextlib.contextmanager

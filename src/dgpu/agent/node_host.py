@@ -5,21 +5,17 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
-from random import SystemRandom
 
 import structlog
 
-from dgpu import __version__
 from dgpu.agent import machine
 from dgpu.agent.channel import OpenChannel
 from dgpu.agent.disk_watch import DiskWatch
 from dgpu.agent.epoch import Joined, JoinedFile, NotJoined
 from dgpu.agent.file_stream import FilesDesk, FileStream
 from dgpu.agent.keeper_settings import boot_ms
-from dgpu.agent.lifecycle import Lifecycle
 from dgpu.agent.lifecycle_words import (
     CheckRelease,
     DropOutput,
@@ -35,7 +31,8 @@ from dgpu.agent.lifecycle_words import (
     Woke,
 )
 from dgpu.agent.memory import with_leases
-from dgpu.agent.node import NodeInput, NodeMachine, NodeOutput, StreamOpened
+from dgpu.agent.new_node import new_node
+from dgpu.agent.node import NodeInput, NodeOutput, StreamOpened
 from dgpu.agent.options import AgentOptions, NodeOptions
 from dgpu.agent.output_host import OutputDesk, OutputHost
 from dgpu.agent.probe.check import check_card
@@ -43,7 +40,7 @@ from dgpu.agent.probe.detect import GpuSelection, detect
 from dgpu.agent.probe.probe import FoundGpu, Probe, ProbeError, Sample
 from dgpu.agent.probe.simulated import SimulatedProbe
 from dgpu.agent.run.runner import Runner, RunnerWord
-from dgpu.agent.session import NEVER_MS, Session
+from dgpu.agent.session import NEVER_MS
 from dgpu.agent.session_words import (
     CardChecked,
     CheckCard,
@@ -54,7 +51,6 @@ from dgpu.agent.session_words import (
     GpusFound,
     HangUp,
     Heard,
-    Identity,
     NodeGpu,
     Note,
     Opened,
@@ -62,7 +58,6 @@ from dgpu.agent.session_words import (
     Sampled,
     SaveEpoch,
     Send,
-    SessionSettings,
     TakeSamples,
     Written,
 )
@@ -98,7 +93,7 @@ class NodeHost:
         self._selection: GpuSelection | None = None
         self._cards_mb: dict[GpuId, int] = {}  # memory of each
         self._sees_pids = machine.in_first_pid_namespace()
-        self._machine = _machine(options, node, joined.joined, boot_id)
+        self._machine = new_node(options, node, joined.joined, boot_id)
         self._output = OutputHost(
             node_id=node.id,
             desk=desk,
@@ -397,28 +392,3 @@ def _clinging(probe: Probe, gpu_ids: tuple[GpuId, ...]) -> tuple[GpuId, ...]:
         if any(not Path(f"/proc/{pid}").exists() for pid in holders):
             found.append(gpu_id)
     return tuple(found)
-
-
-def _machine(options: AgentOptions, node: NodeOptions, joined: Joined, boot_id: str) -> NodeMachine:
-    session = Session(
-        identity=Identity(
-            node_id=node.id,
-            boot_id=boot_id,
-            cpus_milli=node.cpus_milli or machine.cpus_milli(),
-            ram_mb=node.ram_mb or machine.ram_mb(),
-            agent_version=__version__,
-            address=node.address,
-            labels=node.labels,
-            work_dir=str(options.tasks_dir) if options.runner == "process" else "",
-        ),
-        settings=SessionSettings(
-            addresses=options.addresses,
-            heartbeat_ms=options.heartbeat_ms,
-            retry_ms=options.retry_ms,
-            max_retry_ms=options.max_retry_ms,
-        ),
-        joined=joined,
-        jitter=SystemRandom().random,
-        new_session_id=lambda: secrets.token_hex(8),
-    )
-    return NodeMachine(session=session, lifecycle=Lifecycle(grace_ms=options.grace_ms))

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from dgpu.agent.accounts import IsolationOptions
 from dgpu.agent.chunks import DEFAULT_CAP_BYTES
 from dgpu.agent.lifecycle import DEFAULT_GRACE_MS
 from dgpu.agent.output_shelf import DEFAULT_MAX_AGE_MS, DEFAULT_MAX_BYTES
@@ -44,7 +45,7 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
     addresses: tuple[str, ...]  # of the schedulers: master, standby
     state_dir: Path  # keeper, lease log, epoch, output
     tls: TlsOptions | None = None  # None: plain text
-    work_dir: Path | None = None  # default: `tasks` under state_dir
+    work_dir: Path | None = None  # of the directories of tasks; None: `tasks` under state_dir
     heartbeat_ms: int = 5_000
     retry_ms: int = 1_000
     max_retry_ms: int = 30_000
@@ -57,6 +58,7 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
     keeper_idle_exit_ms: int = 600_000
     stop_tasks: bool = False  # end the tasks at a clean stop instead of leaving them to the keeper
     workdir_limits: Limits = DEFAULT_LIMITS  # of directories of ended tasks
+    isolation: IsolationOptions = IsolationOptions()
 
     @property
     def tasks_dir(self) -> Path:

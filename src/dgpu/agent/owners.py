@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from dgpu.agent.tree import Proc, Survey
+from dgpu.agent.tree import Proc, Survey, uid_of
 from dgpu.core.model.ids import LeaseId
 
 _GROUP = re.compile(rb"/dgpu-([0-9a-f]+)/(\d+)$")
@@ -26,10 +26,16 @@ class ProcessOwners:
         self._started: dict[LeaseId, int] = {}  # ticks since boot
 
     def look(
-        self, survey: Survey, *, keeper_pid: int, keeper_id: str, roots: Mapping[LeaseId, int]
+        self,
+        survey: Survey,
+        *,
+        keeper_pid: int,
+        keeper_id: str,
+        roots: Mapping[LeaseId, int],
+        uids: Mapping[LeaseId, int] | None = None,
     ) -> dict[int, LeaseId | None]:
         """All processes of all tasks; None: a process of an unknown lease. `roots` are the first processes of
-        leases.
+        leases, `uids` the Unix users of isolated ones, which their processes cannot change.
         """
         ours = survey.with_descendants([keeper_pid])
         ours.pop(keeper_pid, None)
@@ -45,7 +51,9 @@ class ProcessOwners:
         # Orphans are children of the keeper: an orphan and its descendants have one owner.
         orphans = [proc for proc in survey.children(keeper_pid) if proc.pid not in mains and proc.pid in ours]
         for proc in sorted(orphans, key=lambda proc: (proc.start_ticks, proc.pid)):
-            owner = self._owner(survey, proc, keeper_id, roots)
+            uid = uid_of(proc.pid) if uids else None
+            possible = [lease_id for lease_id in roots if (uids or {}).get(lease_id, uid) == uid]
+            owner = self._owner(survey, proc, keeper_id, {each: roots[each] for each in possible})
             if owner is not None:
                 _spread(survey, [(proc.pid, owner)], found)
                 self._sessions[proc.sid] = owner

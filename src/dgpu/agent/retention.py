@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from dgpu.agent.deletion import empty_trash, throw_away
 
 MAX_MEASURED = 1_000_000  # entries of one directory
-_OURS = re.compile(r"task-\d+\.\d+(\.r\d+)?(~\d+)?")
+_OURS = re.compile(r"task-\d+\.\d+(\.r\d+)?(\.tmp)?(~\d+)?")
+_TMP = re.compile(r"\.tmp(~\d+)?$")
 _OF_OLDER_VERSIONS = re.compile(r"\d+(\.old)?")
 
 
@@ -32,7 +33,7 @@ DEFAULT_LIMITS = Limits(max_age_ms=7 * 86_400_000, max_bytes=50 * 1024**3)
 class Deleted(NamedTuple):
     name: str
     size_bytes: int
-    reason: str  # age or size
+    reason: str  # age, size or temporary
 
 
 class _Kept:
@@ -72,7 +73,9 @@ class Retention:
         except FileNotFoundError:
             return []
         try:
-            ended = [name for name in names if name not in in_use and _is_ours(name, older=older)]
+            ended = [
+                name for name in names if _TMP.sub("", name) not in in_use and _is_ours(name, older=older)
+            ]
             self._age({name for name in ended if _is_left(root_fd, name)}, passed_ms)
             for name, kept in self._kept.items():
                 if kept.size_bytes < 0:
@@ -107,9 +110,13 @@ class Retention:
         max_age_ms, max_bytes = self._limits
         total = self.kept_bytes
         deleted = []
-        oldest_first = sorted(self._kept.items(), key=lambda item: (-item[1].age_ms, item[0]))
+        oldest_first = sorted(
+            self._kept.items(), key=lambda item: (not _TMP.search(item[0]), -item[1].age_ms, item[0])
+        )
         for name, kept in oldest_first:
-            if max_age_ms and kept.age_ms > max_age_ms:
+            if _TMP.search(name):
+                deleted.append(Deleted(name, kept.size_bytes, "temporary"))
+            elif max_age_ms and kept.age_ms > max_age_ms:
                 deleted.append(Deleted(name, kept.size_bytes, "age"))
             elif max_bytes and total > max_bytes:
                 deleted.append(Deleted(name, kept.size_bytes, "size"))

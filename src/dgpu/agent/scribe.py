@@ -107,9 +107,13 @@ class Scribe:
                 return {"full": True}
             return {"error": f"cannot write a record: {error.strerror}"}
         made: list[list[Any]] = []
-        for lease, name in dirs:
+        for lease, name, tmp_name, owner in dirs:
             try:
-                made.append([lease, self._work_dirs.take(lease, name), ""])
+                account = tuple(owner) if owner else None
+                path = self._work_dirs.take(lease, name, account) if name else ""
+                if tmp_name:
+                    self._work_dirs.take(lease, tmp_name, account)
+                made.append([lease, path, ""])
             except OSError as error:
                 made.append([lease, "", error.strerror])
         return {"dirs": made}

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dgpu.agent.epoch import Joined
 from dgpu.agent.lifecycle_words import Acked, FinishedRun, Ordered, Report, Welcomed, Woke
 from dgpu.agent.probe.probe import Sample
-from dgpu.agent.run.runner import RunnerFit, RunOrder
+from dgpu.agent.run.runner import RunnerFit
 from dgpu.agent.session_words import (
     Begin,
     CardChecked,
@@ -41,14 +41,13 @@ from dgpu.agent.session_words import (
     Written,
     checked_message,
     gpu_message,
-    held_message,
+    register_message,
     reports_message,
+    run_order,
     sample_message,
 )
-from dgpu.core.model.ids import GpuId, LeaseId, TaskId
-from dgpu.core.model.task import WHOLE_MILLI
+from dgpu.core.model.ids import GpuId, LeaseId
 from dgpu.wire.proto import agent_pb2 as pb
-from dgpu.wire.ranks import run_number
 
 ANSWER_MS = 10_000  # time for a scheduler to accept the call and to send a welcome
 DEFAULT_SILENCE_MS = 15_000
@@ -185,22 +184,12 @@ class Session:
         self._stream.registered_ms = now_ms
         self.session_id = self._new_session_id()
         self.wake_at_ms = now_ms + ANSWER_MS
-        identity = self._identity
-        register = pb.Register(
-            node_id=identity.node_id,
-            boot_id=identity.boot_id,
+        register = register_message(
+            self._identity,
+            joined=self.joined,
             session_id=self.session_id,
-            agent_version=identity.agent_version,
-            address=identity.address,
-            highest_epoch=self.joined.epoch,
-            nonce=self.joined.nonce,
-            cluster_id=self.joined.cluster_id,
-            cpus_milli=identity.cpus_milli,
-            ram_mb=identity.ram_mb,
-            labels=identity.labels,
-            work_dir=identity.work_dir,
-            gpus=[gpu_message(gpu) for gpu in self._gpus],
-            leases=[held_message(run) for run in connected.held],
+            gpus=self._gpus,
+            held=connected.held,
         )
         self._stream.gpus_changed = False
         return [Send(message=pb.FromAgent(register=register))]
@@ -312,23 +301,7 @@ class Session:
         if lease_ms and now_ms - self._stream.heard_ms >= lease_ms:
             # Read too late: other nodes may hold these leases. A new registration shows the valid ones.
             return self._hang_up("orders arrived after the task lease was over", now_ms)
-        starts = tuple(
-            RunOrder(
-                lease_id=LeaseId(start.lease_id),
-                task_id=TaskId(start.task_id),
-                attempt=run_number(start.attempt, start.rank),
-                gpu_ids=tuple(GpuId(uuid) for uuid in start.gpu_uuids),
-                detail=start.detail,
-                timeout_ms=start.timeout_ms,
-                gpu_memory_mb=start.gpu_memory_mb,
-                share_milli=start.share_milli or WHOLE_MILLI,
-                kill_outgrown=start.kill_outgrown,
-                env=dict(start.env),
-                nonce=start.nonce,
-                cluster_id=self.joined.cluster_id,
-            )
-            for start in orders.starts
-        )
+        starts = tuple(run_order(start, self.joined.cluster_id) for start in orders.starts)
         stops = tuple((LeaseId(stop.lease_id), stop.reason) for stop in orders.stops)
         checks = [CheckCard(gpu_id=GpuId(check.uuid), number=check.number) for check in orders.checks]
         acked = self._on_reports_ack(orders.reports_ack, now_ms) if orders.reports_ack else []

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from dgpu.agent.epoch import Joined
 from dgpu.agent.lifecycle_words import Acked, HeldRun, LeaseState, Ordered, Report, Welcomed, Woke
 from dgpu.agent.probe.probe import Sample
-from dgpu.agent.run.runner import RunnerFit
-from dgpu.core.model.ids import GpuId, NodeId
+from dgpu.agent.run.runner import RunnerFit, RunOrder
+from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId
+from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.wire.proto import agent_pb2 as pb
+from dgpu.wire.ranks import run_number
 
 _HELD_STATES = {
     LeaseState.RECEIVED: pb.HeldLease.STARTING,
@@ -41,6 +45,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     address: str = ""
     labels: dict[str, str] = {}
     work_dir: str = ""
+    enforced: tuple[str, ...] = ()  # see wire.isolation.FEATURES
+    not_isolated: str = ""  # why "users" is not among them
 
 
 class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,7 +196,51 @@ SessionOutput = (
 # -- on the wire
 
 
-def held_message(run: HeldRun) -> pb.HeldLease:
+def register_message(
+    identity: Identity, *, joined: Joined, session_id: str, gpus: Sequence[NodeGpu], held: Sequence[HeldRun]
+) -> pb.Register:
+    return pb.Register(
+        node_id=identity.node_id,
+        boot_id=identity.boot_id,
+        session_id=session_id,
+        agent_version=identity.agent_version,
+        address=identity.address,
+        highest_epoch=joined.epoch,
+        nonce=joined.nonce,
+        cluster_id=joined.cluster_id,
+        cpus_milli=identity.cpus_milli,
+        ram_mb=identity.ram_mb,
+        labels=identity.labels,
+        work_dir=identity.work_dir,
+        enforced=identity.enforced,
+        not_isolated=identity.not_isolated,
+        gpus=[gpu_message(gpu) for gpu in gpus],
+        leases=[_held_message(run) for run in held],
+    )
+
+
+def run_order(start: pb.Start, cluster_id: str) -> RunOrder:
+    return RunOrder(
+        lease_id=LeaseId(start.lease_id),
+        task_id=TaskId(start.task_id),
+        attempt=run_number(start.attempt, start.rank),
+        gpu_ids=tuple(GpuId(uuid) for uuid in start.gpu_uuids),
+        detail=start.detail,
+        timeout_ms=start.timeout_ms,
+        gpu_memory_mb=start.gpu_memory_mb,
+        share_milli=start.share_milli or WHOLE_MILLI,
+        kill_outgrown=start.kill_outgrown,
+        env=dict(start.env),
+        nonce=start.nonce,
+        cluster_id=cluster_id,
+        tenant=start.account.tenant,
+        user=start.account.user if start.HasField("account") else None,
+        ram_mb=start.ram_mb,
+        cpus_milli=start.cpus_milli,
+    )
+
+
+def _held_message(run: HeldRun) -> pb.HeldLease:
     return pb.HeldLease(
         lease_id=run.lease_id,
         task_id=run.task_id,

@@ -3,7 +3,7 @@
 posix_spawn waits until the child has its program, so a child that hangs would stop the keeper. Here the keeper forks:
 the child changes directory, finds the program and executes it, and may hang without harm. It reports an error
 through a pipe that closes automatically when the program starts. This costs more than twice the CPU time of
-posix_spawn, so it is used only if a call may hang.
+posix_spawn, so it is used only if a call may hang, or to change the user where `launch_as` has not been compiled.
 """
 
 from __future__ import annotations
@@ -12,21 +12,29 @@ import contextlib
 import ctypes
 import errno
 import gc
-import json
 import os
 import resource
 import signal
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
+from dgpu.agent.launch_as import Account
 from dgpu.agent.spawn import DEFAULT_SIGNALS, SHELL, CannotStart, Child, failure_of, find_program, one_line
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NO_NEW_PRIVS = 38
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def spawn_apart(
-    cwd: str, argv: list[str], env: dict[str, str], *, null: int, limits: tuple[int, int] | None
-) -> Child:
+class Apart(NamedTuple):
+    """What the child needs from the keeper."""
+
+    null: int
+    limits: tuple[int, int] | None
+    account: Account | None = None  # None: the keeper's own user
+    groups: tuple[str, ...] = ()  # files that move a process into its control groups
+
+
+def spawn_apart(cwd: str, argv: list[str], env: dict[str, str], apart: Apart) -> Child:
     """Raises OSError if the fork fails."""
     output_read, output_write = os.pipe2(os.O_CLOEXEC)
     try:
@@ -35,7 +43,7 @@ def spawn_apart(
             keeper = os.getpid()
             pid = os.fork()
             if pid == 0:
-                _be_child(keeper, cwd, argv, env, (null, output_write, status_write), limits)
+                _be_child(keeper, cwd, argv, env, (output_write, status_write), apart)
         except OSError:
             os.close(status_read)
             raise
@@ -59,7 +67,10 @@ def read_status(fd: int) -> CannotStart | bool | None:
         return None
     except OSError:
         return True
-    return CannotStart(*json.loads(text)) if text else True
+    if not text:
+        return True
+    outcome, exit_code, error = text.decode(errors="replace").split("\0", 2)
+    return CannotStart(outcome, int(exit_code), one_line(error))
 
 
 def _be_child(
@@ -67,32 +78,56 @@ def _be_child(
     cwd: str,
     argv: list[str],
     env: dict[str, str],
-    fds: tuple[int, int, int],
-    limits: tuple[int, int] | None,
+    fds: tuple[int, int],
+    apart: Apart,
 ) -> NoReturn:
-    null, output, status = fds
+    output, status = fds
     try:
         gc.disable()
         signal.set_wakeup_fd(-1)
         for number in DEFAULT_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        os.setsid()
+        for fd, end in ((apart.null, 0), (output, 1), (output, 2)):
+            os.dup2(fd, end)
+        if apart.limits is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, apart.limits)
+        if apart.account is not None:
+            _become(apart.account, apart.groups)
         # Before its program starts, the child has no mark of the keeper, so it must die with the keeper.
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != keeper:
             os._exit(126)
-        os.setsid()
-        for fd, end in ((null, 0), (output, 1), (output, 2)):
-            os.dup2(fd, end)
-        if limits is not None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        failure = _execute(cwd, argv, env)
-        os.write(status, json.dumps(failure).encode())
+        _tell(status, _execute(cwd, argv, env))
     except BaseException as error:  # noqa: BLE001 - the last line of the process
         with contextlib.suppress(OSError):
-            os.write(status, json.dumps(CannotStart("node_fault", 126, f"{argv[0]}: {error}")).encode())
+            _tell(status, CannotStart("node_fault", 126, f"{argv[0]}: {error}"))
     finally:
         os._exit(126)
+
+
+def _tell(status: int, failure: CannotStart) -> None:
+    """Read by `read_status`."""
+    os.write(status, "\0".join(map(str, failure)).encode(errors="replace"))
+
+
+def _become(account: Account, groups: tuple[str, ...]) -> None:
+    """As launch_as.c does it."""
+    for path in groups:
+        with open(path, "wb", buffering=0) as file:  # noqa: PTH123 - a control group of the keeper
+            file.write(b"0")
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if account.max_processes:
+        resource.setrlimit(resource.RLIMIT_NPROC, (account.max_processes, account.max_processes))
+    if not account.uid or not account.gid:
+        raise PermissionError("never as root")
+    os.setgroups(account.groups)
+    os.setresgid(account.gid, account.gid, account.gid)
+    os.setresuid(account.uid, account.uid, account.uid)
+    if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "no_new_privs")
+    os.umask(0o077)
 
 
 def _execute(cwd: str, argv: list[str], env: dict[str, str]) -> CannotStart:

@@ -6,9 +6,10 @@ import os
 import time
 from typing import Any
 
+from dgpu.agent.launch_as import Account, account_of, find_launcher, launch_as
 from dgpu.agent.mounts import Mounts
-from dgpu.agent.spawn import CannotStart, Child, Spawner, failure_of
-from dgpu.agent.spawn_apart import spawn_apart
+from dgpu.agent.spawn import CannotStart, Child, Spawner, failure_of, one_line
+from dgpu.agent.spawn_apart import Apart, spawn_apart
 
 _MAX_KNOWN = 1_024
 _KNOWN_SECONDS = 1.0  # a link may change: a result is reused only within this time
@@ -18,19 +19,37 @@ class Starter:
     def __init__(self, work_dir: str) -> None:
         self._work_dir = work_dir  # of the node, for tasks without a directory
         self._spawner = Spawner()
+        self._launcher = find_launcher()
         self._mounts = Mounts()
         self._known: dict[tuple[str, str, str], tuple[float, bool]] = {}
 
     def spawn(self, order: dict[str, Any], own_dir: str) -> Child | CannotStart:
         """`own_dir`: created for a task without a directory."""
         cwd: str = order["cwd"]
+        if (account := account_of(order)) is not None:
+            return self._spawn_as(account, order, cwd or own_dir)
         if self._cannot_hang(cwd, order["argv"][0], order["env"].get("PATH", os.defpath)):
             return self._spawner.spawn(order, own_dir)
-        null, limits = self._spawner.null, self._spawner.limits
+        apart = Apart(self._spawner.null, self._spawner.limits)
         try:
-            return spawn_apart(cwd or own_dir, order["argv"], order["env"], null=null, limits=limits)
+            return spawn_apart(cwd or own_dir, order["argv"], order["env"], apart)
         except OSError as error:
             return failure_of(error, order["argv"][0])
+
+    def _spawn_as(self, account: Account, order: dict[str, Any], cwd: str) -> Child | CannotStart:
+        """The child uses the task's paths, as the task's user, and may hang without harm."""
+        argv, env = order["argv"], order["env"]
+        null, limits = self._spawner.null, self._spawner.limits
+        if not cwd.startswith("/"):
+            return CannotStart("cannot_start", 126, f"workdir {one_line(cwd)} is not an absolute path")
+        try:
+            if not self._launcher:
+                return spawn_apart(cwd, argv, env, Apart(null, limits, account))
+            return launch_as(self._launcher, account, cwd, argv, env, null=null, limits=limits, groups=[])
+        except OSError as error:
+            return CannotStart("node_fault", 126, f"cannot start as another user: {error.strerror}")
+        except ValueError as error:
+            return failure_of(error, argv[0])
 
     def _cannot_hang(self, cwd: str, program: str, search_path: str) -> bool:
         """Cached briefly: a burst of equal tasks checks once."""

@@ -14,6 +14,7 @@ from dgpu.agent.endings import Endings
 from dgpu.agent.frames import Frame
 from dgpu.agent.held import Held
 from dgpu.agent.keeper_settings import boot_ms
+from dgpu.agent.launch_as import account_of
 from dgpu.agent.launches import Launches
 from dgpu.agent.scribe_link import ScribeLink
 from dgpu.agent.spawn import CannotStart
@@ -64,11 +65,7 @@ class Starts:
             return
         orders = list(self.queue.values())[:_SPAWNS_PER_ROUND]
         self._asked = {order["lease"]: record_of(order, now_ms) for order in orders}
-        dirs = [
-            [order["lease"], order.get("dir") or f"{order['lease']:d}"]
-            for order in orders
-            if not order["cwd"]
-        ]
+        dirs = [_directories(order) for order in orders if not order["cwd"] or order.get("tmp")]
         self._scribe.begin(list(self._asked.values()), dirs)
 
     def answered(self, answer: Frame, now_ms: int) -> None:
@@ -129,3 +126,10 @@ class Starts:
             error = f"cannot create the task's directory: {dir_error}"
             return {"outcome": "node_fault", "exit_code": 126, "error": error}
         return None
+
+
+def _directories(order: Order) -> list[Any]:
+    """As `scribe_link` describes them."""
+    name = "" if order["cwd"] else order.get("dir") or f"{order['lease']:d}"
+    account = account_of(order)
+    return [order["lease"], name, order.get("tmp", ""), account and [account.uid, account.gid]]

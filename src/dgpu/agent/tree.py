@@ -52,6 +52,12 @@ def read_proc(pid: int | str) -> Proc | None:
     return Proc(int(pid), int(fields[1]), int(fields[3]), int(fields[19]), fields[0] in {b"Z", b"X"})
 
 
+def uid_of(pid: int) -> int | None:
+    """The real Unix user. Not the owner of the files in /proc: a process can make root their owner."""
+    text = _status_field(pid, b"Uid:")
+    return int(text) if text else None
+
+
 def markers(pid: int) -> tuple[str, str]:
     """The lease and the keeper in a process's environment; empty if not set."""
     found = {LEASE_MARKER: "", KEEPER_MARKER: ""}
@@ -195,11 +201,14 @@ class OrphanWatch:
 
 def is_thread(pid: int) -> bool:
     """Threads take pids as well and can be opened, but are not listed."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:  # noqa: PTH123 - as above
-            for line in file:
-                if line.startswith(b"Tgid:"):
-                    return int(line.split()[1]) != pid
-    except OSError:
-        pass
-    return False
+    text = _status_field(pid, b"Tgid:")
+    return bool(text) and int(text) != pid
+
+
+def _status_field(pid: int, name: bytes) -> bytes:
+    """The first value of a line; empty if the process has ended."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:  # noqa: PTH123 - as above
+        for line in file:
+            if line.startswith(name):
+                return line.split()[1]
+    return b""

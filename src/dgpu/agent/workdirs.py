@@ -2,6 +2,9 @@
 
 A directory stays after the end of its task; `agent.retention` deletes it later. The next task reuses an empty one:
 creating and removing directories waits for the file system's journal, which a scheduler on the same disk keeps busy.
+
+A directory of an isolated task belongs to the task's Unix user, and only tasks of the same user reuse it. Their parent
+belongs to the agent's user: no task can put a link in the place of a directory.
 """
 
 from __future__ import annotations
@@ -16,39 +19,54 @@ _MAX_ASIDE = 1_000
 _MODE = 0o700
 
 
+Owner = tuple[int, int] | None  # uid and gid; None: the agent's own user
+
+
+def make_private(path: str, owner: Owner) -> None:
+    """A directory that only its owner can use. Its parent must belong to the agent's user. Raises OSError."""
+    os.makedirs(path, _MODE)  # noqa: PTH103 - on the path of every start
+    if owner is not None:
+        os.chown(path, *owner, follow_symlinks=False)
+
+
 class WorkDirs:
     """Named by task and attempt; see `wire.run_dirs`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._spare: list[str] = []
-        self._used: dict[int, str] = {}  # by lease
+        self._spare: list[tuple[str, Owner]] = []
+        self._used: dict[int, list[tuple[str, Owner]]] = {}  # by lease
 
-    def take(self, lease: int, name: str) -> str:
+    def take(self, lease: int, name: str, owner: Owner = None) -> str:
         """The path of a new, empty directory. Raises OSError."""
         self._set_aside(name)
-        while self._spare:
-            spare = self._spare.pop()
-            if not self._is_empty(spare):
-                continue
-            with contextlib.suppress(OSError):  # the agent just removed it: try the next one
-                os.rename(self._path(spare), self._path(name))  # noqa: PTH104 - on the path of every start
-                break
-        else:
-            os.makedirs(self._path(name), _MODE)  # noqa: PTH103 - on the path of every start
-        self._used[lease] = name
+        if not self._reuse(name, owner):
+            make_private(self._path(name), owner)
+        self._used.setdefault(lease, []).append((name, owner))
         return self._path(name)
 
     def give_back(self, lease: int, *, reusable: bool = True) -> None:
         """The task has ended. Not reusable: a process of it may still be there."""
-        name = self._used.pop(lease, "")
-        if not name or not reusable or not self._is_empty(name):
-            return
-        if len(self._spare) < _MAX_SPARE:
-            self._spare.append(name)
-            return
-        with contextlib.suppress(OSError):
-            os.rmdir(self._path(name))  # noqa: PTH106 - on the path of every end
+        for name, owner in self._used.pop(lease, ()):
+            if not reusable or not self._is_empty(name, owner):
+                continue
+            if len(self._spare) < _MAX_SPARE:
+                self._spare.append((name, owner))
+                continue
+            with contextlib.suppress(OSError):
+                os.rmdir(self._path(name))  # noqa: PTH106 - on the path of every end
+
+    def _reuse(self, name: str, owner: Owner) -> bool:
+        for number in reversed(range(len(self._spare))):
+            spare, its_owner = self._spare[number]
+            if its_owner != owner:
+                continue
+            del self._spare[number]
+            if self._is_empty(spare, owner):
+                with contextlib.suppress(OSError):  # the agent just removed it: try the next one
+                    os.rename(self._path(spare), self._path(name))  # noqa: PTH104 - on the path of every start
+                    return True
+        return False
 
     def _set_aside(self, name: str) -> None:
         """A directory of this name belongs to another cluster, or to a journal that was restored from a backup."""
@@ -60,10 +78,12 @@ class WorkDirs:
                 os.rename(self._path(name), other)  # noqa: PTH104 - on the path of every start
                 return
 
-    def _is_empty(self, name: str) -> bool:
+    def _is_empty(self, name: str, owner: Owner) -> bool:
         """And still unchanged: a task can do anything with its directory."""
         with contextlib.suppress(OSError):
             found = os.lstat(self._path(name))
+            if owner is not None and (found.st_uid, found.st_gid) != owner:
+                return False
             if stat.S_ISDIR(found.st_mode) and stat.S_IMODE(found.st_mode) == _MODE:
                 with os.scandir(self._path(name)) as entries:
                     return next(entries, None) is None

@@ -66,6 +66,7 @@ def _exit_code(error: DgpuError) -> ExitCode:
 _LOG_IN = ("Log in: dgpu login. Or give a token: DGPU_TOKEN or --token",)
 _ROLE = ("Your role and tenants: dgpu whoami",)
 _REMEDIES = {
+    "isolation_needed": ("What each value means: docs/security.md, Users on nodes",),
     **dict.fromkeys(("token_needed", "wrong_token", "token_expired", "token_revoked"), _LOG_IN),
     **dict.fromkeys(("not_permitted", "tenant_not_allowed"), _ROLE),
 }
@@ -84,9 +85,7 @@ def _message(error: DgpuError) -> str:
         return f"{text}\n" + (
             "Start one: dgpu up" if local else "Check the address: --server URL or DGPU_SERVER"
         )
-    if isinstance(error, errors.NotPermitted):
-        return "\n".join([text, *_REMEDIES.get(error.code, ())])
-    return text
+    return "\n".join([text, *_REMEDIES.get(error.code, ())])
 
 
 def complain(message: str) -> None:

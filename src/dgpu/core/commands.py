@@ -92,6 +92,8 @@ class RegisterNode(Command, frozen=True, kw_only=True):
     gpus: tuple[Gpu, ...]
     held: tuple[HeldLease, ...] = ()
     work_dir: str = ""
+    enforced: tuple[str, ...] = ()
+    not_isolated: str = ""
 
 
 class ChangeInventory(Command, frozen=True, kw_only=True):

@@ -45,6 +45,7 @@ def run_agent(config: AgentConfig) -> int:
 
 
 def agent_options(config: AgentConfig, *, host_name: str | None = None) -> AgentOptions:
+    from dgpu.agent.accounts import IsolationOptions
     from dgpu.agent.options import AgentOptions, NodeOptions
     from dgpu.agent.retention import Limits
 
@@ -64,6 +65,7 @@ def agent_options(config: AgentConfig, *, host_name: str | None = None) -> Agent
         nodes=_nodes(node, config.agent.simulated_nodes),
         addresses=tuple(filter(None, (config.scheduler.master_address, config.scheduler.standby_address))),
         state_dir=state_dir(config),
+        work_dir=_path(config.executor.tasks_dir) if config.executor.tasks_dir else None,
         tls=_tls(config),
         heartbeat_ms=_ms(config.agent.heartbeat_interval),
         retry_ms=_ms(config.scheduler.retry_interval),
@@ -78,16 +80,21 @@ def agent_options(config: AgentConfig, *, host_name: str | None = None) -> Agent
             max_age_ms=round(config.executor.workdir_retention.days * 86_400_000),
             max_bytes=round(config.executor.workdir_retention.gib * 1024**3),
         ),
+        isolation=IsolationOptions(
+            min_uid=config.isolation.min_uid,
+            groups=config.isolation.groups,
+            max_processes=config.isolation.max_processes,
+        ),
     )
 
 
 def state_dir(config: AgentConfig) -> Path:
-    return Path(config.executor.work_dir).expanduser().absolute()
+    return _path(config.executor.work_dir)
 
 
 def tls_dir(config: AgentConfig) -> Path:
     written = config.scheduler.tls.dir
-    return Path(written).expanduser().absolute() if written else state_dir(config) / "tls"
+    return _path(written) if written else state_dir(config) / "tls"
 
 
 def _tls(config: AgentConfig) -> TlsOptions | None:
@@ -109,6 +116,10 @@ def _nodes(node: NodeOptions, count: int) -> tuple[NodeOptions, ...]:
 
 def _cards(simulated: str | tuple[SimulatedCards, ...]) -> tuple[SimulatedCards, ...]:
     return parse_cards(simulated) if isinstance(simulated, str) else simulated
+
+
+def _path(written: str) -> Path:
+    return Path(written).expanduser().absolute()
 
 
 def _ms(seconds: float) -> int:

@@ -13,9 +13,11 @@ from dgpu.core.model.tenant import MAX_TENANTS
 from dgpu.entry.alert_targets import check_alerts
 from dgpu.entry.config_problem import Problem
 from dgpu.entry.config_types import AgentConfig, Docker, Quota, Replication, SchedulerConfig, Section, Server
+from dgpu.wire import isolation
 from dgpu.wire.address import MAX_PORT, Address, parse_address
 from dgpu.wire.setting_checks import why_exposed, why_lease_short, why_plain_text
 
+_UNIX_USER = re.compile(r"[A-Za-z_][A-Za-z0-9._@-]{0,63}")
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 
 
@@ -35,6 +37,7 @@ def check_scheduler(config: SchedulerConfig) -> Iterator[Problem]:
     yield from _check_directory("storage.snapshot_dir", config.storage.snapshot_dir)
     yield from _check_quota(config.quota)
     yield from _check_tenants(config.tenants)
+    yield from _check_users(config.isolation.users)
     yield from check_alerts(config.alerts)
     yield from _check_logging(config.logging.output)
     yield from _scheduler_not_yet(config)
@@ -59,6 +62,8 @@ def check_agent(config: AgentConfig) -> Iterator[Problem]:
             "executor.docker", config.executor.docker, name, "running tasks in containers"
         )
     yield from _check_directory("executor.work_dir", config.executor.work_dir)
+    if config.executor.tasks_dir:
+        yield from _check_directory("executor.tasks_dir", config.executor.tasks_dir)
     if config.scheduler.tls.dir:
         yield from _check_directory("scheduler.tls.dir", config.scheduler.tls.dir)
     yield from _check_gpu(config)
@@ -189,6 +194,25 @@ def _check_tenants(tenants: tuple[dict[str, object], ...]) -> Iterator[Problem]:
             seen.add(tenant.id)
     if len(tenants) > MAX_TENANTS:
         yield Problem("tenants", f"at most {MAX_TENANTS} can be listed")
+
+
+def _check_users(users: str | dict[str, str]) -> Iterator[Problem]:
+    if isinstance(users, dict):
+        if not users:
+            yield Problem(isolation.KEY, f"expected {isolation.EXPECTED}, got an empty map")
+        for tenant, user in users.items():
+            if not _UNIX_USER.fullmatch(user):
+                yield Problem(f"{isolation.KEY}.{tenant}", f"expected the name of a Unix user, got {user!r}")
+            elif user == "root":
+                yield Problem(f"{isolation.KEY}.{tenant}", "tasks never run as root")
+        return
+    if users in {"", isolation.NONE}:
+        return
+    try:
+        if isolation.uid_range(users) is None:
+            yield Problem(isolation.KEY, f"expected {isolation.EXPECTED}, got {users!r}")
+    except ValueError as error:
+        yield Problem(isolation.KEY, str(error))
 
 
 def _check_address(path: str, text: str, *, dialled: bool) -> Iterator[Problem]:

@@ -150,6 +150,11 @@ class Auth(Section, frozen=True, kw_only=True):
     mode: Literal["local", "none", "token"] = "local"
 
 
+class IsolationSection(Section, frozen=True, kw_only=True):
+    # none, a map from tenants to Unix users, or a range of uids; empty: not set
+    users: str | dict[str, str] = ""
+
+
 _Severity = Literal["critical", "warning", "info"]
 
 
@@ -274,6 +279,7 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
     storage: Storage = Storage()
     tenants: tuple[dict[str, object], ...] = ()
     auth: Auth = Auth()
+    isolation: IsolationSection = IsolationSection()
     alerts: Alerts = Alerts()
     logging: Logging = Logging()
 
@@ -328,6 +334,7 @@ class WorkdirRetention(Section, frozen=True, kw_only=True):
 class Executor(Section, frozen=True, kw_only=True):
     execution_method: Literal["process", "docker", "simulated"] = "process"  # simulated: tasks run nothing
     work_dir: str = "/var/lib/dgpu-agent/tasks"
+    tasks_dir: str = ""  # of the directories of tasks; empty: `tasks` in work_dir
     stop_grace_seconds: _Seconds = 10  # between SIGTERM and SIGKILL
     # Output kept on the node per attempt. The second is the older name, 0 if not set.
     output_max_bytes: Annotated[int, msgspec.Meta(ge=1 << 20, le=1 << 40)] = 1 << 30
@@ -337,9 +344,20 @@ class Executor(Section, frozen=True, kw_only=True):
     workdir_retention: WorkdirRetention = WorkdirRetention()
 
 
+class AgentIsolation(Section, frozen=True, kw_only=True):
+    """Limits of this node for tasks that run as other Unix users (isolation.users of the scheduler)."""
+
+    min_uid: Annotated[int, msgspec.Meta(ge=1, le=4_294_967_294)] = 1_000  # no task runs as a user below it
+    groups: Annotated[
+        tuple[_Name, ...], msgspec.Meta(max_length=64)
+    ] = ()  # supplementary groups of every task
+    max_processes: _NotNegative = 16_384  # processes and threads of one user; 0: no limit
+
+
 class AgentConfig(Section, frozen=True, kw_only=True):
     agent: AgentNode = AgentNode()
     scheduler: AgentScheduler = AgentScheduler()
     gpu: AgentGpu = AgentGpu()
     executor: Executor = Executor()
+    isolation: AgentIsolation = AgentIsolation()
     logging: Logging = Logging()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dgpu.entry.alert_targets import alert_options
 from dgpu.entry.config_types import HealthSection, Retention, SchedulerConfig, Server
 from dgpu.wire.address import Address, parse_address
+from dgpu.wire.isolation import Isolation
 
 if TYPE_CHECKING:
     from dgpu.core.model.health import HealthRules
@@ -93,6 +94,7 @@ def service_options(config: SchedulerConfig, *, accept_lost_tail: bool = False) 
             heartbeat_timeout_ms=_ms(config.agent.heartbeat_timeout),
             task_lease_ms=_ms(config.agent.task_lease_seconds),
             lease_action=config.agent.lease_action,
+            isolation=Isolation(users=config.isolation.users),
         ),
         schedule_interval_ms=_ms(config.scheduler.schedule_interval),
         snapshot_interval_ms=_ms(config.scheduler.snapshot_interval),

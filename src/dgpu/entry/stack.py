@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ from dgpu.agent.probe.models import SimulatedCards, parse_cards
 from dgpu.entry.ask import is_ready, registrations
 from dgpu.entry.processes import Service, set_aside
 from dgpu.entry.state_dir import StateDir, write_private
+from dgpu.wire import isolation
 
 HOST = "127.0.0.1"
 HTTP_PORT = 8080
@@ -23,6 +25,8 @@ GRPC_PORT = 9090
 DEFAULT_CARDS = "4xV100"
 READY_SECONDS = 60.0
 _POLL_SECONDS = 0.03
+_USERS = "DGPU__ISOLATION__USERS"
+_TASKS_OF_USERS = "/var/lib/dgpu-tasks"
 _ACCEPT_LOST_TAIL = "--accept-lost-tail"
 
 
@@ -165,8 +169,15 @@ class Stack:
                 "max_retry_interval": 2,
             },
             "gpu": gpu,
-            "executor": {"work_dir": str(self.state_dir.tasks_dir)},
+            "executor": {"work_dir": str(self.state_dir.tasks_dir), "tasks_dir": self._tasks_dir()},
         }
+
+    def _tasks_dir(self) -> str:
+        """Other users cannot enter the state directory, so their tasks get directories beside it."""
+        users = os.environ.get(_USERS, "")
+        if os.geteuid() != 0 or users in {"", isolation.NONE}:
+            return ""
+        return f"{_TASKS_OF_USERS}/{hashlib.sha256(bytes(self.state_dir.path)).hexdigest()[:8]}"
 
     def accept_lost_tail(self) -> None:
         """Applies to the next start only: the operator accepted this loss, not a later one."""

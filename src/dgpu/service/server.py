@@ -252,7 +252,7 @@ async def _http(
         history,
         output,
         access,
-        RestOptions(version=__version__, journal_dir=options.data_dir),
+        RestOptions(version=__version__, journal_dir=options.data_dir, isolation=options.rules.isolation),
         follower,
         alerts,
         files,

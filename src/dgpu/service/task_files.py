@@ -41,9 +41,17 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     run: int  # wire.ranks.run_number
     workdir: str  # of the task; empty: the run has its own directory
     path: str
+    account: tuple[str, str] | None = None  # tenant and user, see agent.proto
 
     def message(self) -> pb.FilePlace:
-        return pb.FilePlace(task_id=self.task_id, run=self.run, workdir=self.workdir, path=self.path.encode())
+        account = pb.Account(tenant=self.account[0], user=self.account[1]) if self.account else None
+        return pb.FilePlace(
+            task_id=self.task_id,
+            run=self.run,
+            workdir=self.workdir,
+            path=self.path.encode(),
+            account=account,
+        )
 
 
 class FileLink:

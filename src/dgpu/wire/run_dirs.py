@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dgpu.wire.ranks import attempt_of, rank_of
 
+TMP_SUFFIX = ".tmp"  # of the private directory for temporary files of an isolated run
+
 
 def run_dir_name(task_id: int, number: int) -> str:
     """`task-42.1` for the first attempt; `task-42.1.r3` for rank 3 of a gang. `number` is `ranks.run_number`."""

@@ -44,3 +44,4 @@ class WhoAmI(Answer, frozen=True, kw_only=True):
     tenants: list[str] = msgspec.field(default_factory=list)  # ["*"]: all
     source: str  # uid | token | session | open
     token_id: str | None = None
+    isolation: str = ""  # between tasks of different users: users | none | empty: not set

@@ -13,7 +13,7 @@ from dgpu.core.model.settings import Settings
 from dgpu.journal.memory import MemoryDisk
 from dgpu.service.access.principal import owner
 from dgpu.service.rest import tokens
-from dgpu.service.rest.backend import Backend
+from dgpu.service.rest.backend import Backend, RestOptions
 from rest_world import TOKEN, Reply, RestWorld
 
 
@@ -59,6 +59,7 @@ def test_who_am_i(world) -> None:
         "tenants": ["lab"],
         "source": "token",
         "token_id": made["id"],
+        "isolation": "none",
     }
     own = world.ask("GET", "/api/v1/whoami").body
     assert (own["role"], own["tenants"], own["source"]) == ("admin", ["*"], "uid")
@@ -324,6 +325,7 @@ def test_without_authentication_everybody_is_an_administrator(tmp_path) -> None:
             "tenants": ["*"],
             "source": "open",
             "token_id": None,
+            "isolation": "none",
         }
 
 
@@ -334,3 +336,16 @@ def test_no_secret_is_logged(world, capfd) -> None:
     ask(world, made["token"], "DELETE", "/api/v1/nodes/n1")
     told = capfd.readouterr()
     assert made["token"][18:-2] not in told.out + told.err
+
+
+def test_a_second_user_needs_isolation_to_be_set(tmp_path) -> None:
+    """Tasks of two users as one Unix user are no secret kept: the administrator must have said so."""
+    with RestWorld(tmp_path, options=RestOptions(version="test")) as world:
+        asked = {"name": "laptop", "user": "ann", "role": "user", "tenants": ["lab"]}
+        reply = world.ask("POST", "/api/v1/tokens", asked)
+        assert (reply.status, reply.body["code"]) == (409, "isolation_needed")
+        assert "isolation.users" in reply.body["detail"]
+        assert world.ask("GET", "/api/v1/tokens").body["total"] == 0
+        assert world.ask("GET", "/api/v1/whoami").body["isolation"] == ""
+        own = world.ask("POST", "/api/v1/tokens", {"name": "ci", "role": "user", "tenants": ["lab"]})
+        assert own.status == 201

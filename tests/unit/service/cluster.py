@@ -52,7 +52,7 @@ def register(
     boot: str = "boot-1",
     held: tuple[int | pb.HeldLease, ...] = (),
     epoch: int = 0,
-    **identity: str,
+    **identity: Any,
 ):
     """`held`: leases of tasks with the same number, or as they are."""
     return pb.FromAgent(

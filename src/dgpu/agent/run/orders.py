@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from dgpu.agent.accounts import NoAccount, Person
 from dgpu.agent.chunks import read_at
 from dgpu.agent.keeper_settings import boot_ms
 from dgpu.agent.oom import TAIL_BYTES, out_of_memory
@@ -18,7 +19,7 @@ from dgpu.agent.tree import KEEPER_MARKER, LEASE_MARKER
 from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId, task_name
 from dgpu.core.model.task import Outcome, TaskDetail
 from dgpu.wire.ranks import attempt_of
-from dgpu.wire.run_dirs import run_dir_name
+from dgpu.wire.run_dirs import TMP_SUFFIX, run_dir_name
 
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -33,24 +34,29 @@ def spawn_order(
     surroundings: dict[str, str],
     grace_ms: int,
     start_ms: int,
+    person: Person | None = None,
+    work_dir: str = "",
 ) -> dict[str, Any]:
-    """Raises DecodeError and ValueError for a task that can never start."""
+    """`person`: the Unix user of the task; None: the agent's own. Raises DecodeError and ValueError for a task that
+    can never start.
+    """
     detail = _decode_detail(order.detail)
     command = detail.command
     argv = [SHELL, "-c", command] if isinstance(command, str) else list(command)
     if not argv or not command:
         raise ValueError("the task has no command")
-    env = {
-        **surroundings,
-        **detail.env,
-        **order.env,
-        "CUDA_VISIBLE_DEVICES": ",".join(order.gpu_ids),
+    directory = run_dir_name(order.task_id, order.attempt)
+    tmp = directory + TMP_SUFFIX if person is not None else ""
+    if person is not None:
+        surroundings = surroundings | _environment_of(person, detail.workdir, f"{work_dir}/{directory}")
+    identity = {
         "DGPU_TASK_ID": task_name(order.task_id),
         "DGPU_ATTEMPT": str(attempt_of(order.attempt)),
         "DGPU_NODE": node_id,
         LEASE_MARKER: str(order.lease_id),
         KEEPER_MARKER: keeper_id,
     }
+    gpus = {"CUDA_VISIBLE_DEVICES": ",".join(order.gpu_ids)}
     return {
         "lease": order.lease_id,
         "task": order.task_id,
@@ -58,15 +64,29 @@ def spawn_order(
         "node": node_id,
         "gpus": order.gpu_ids,
         "argv": argv,
-        "env": env,
+        "env": surroundings | detail.env | order.env | gpus | identity,
         "cwd": detail.workdir,
-        "dir": run_dir_name(order.task_id, order.attempt),
+        "dir": directory,
+        "tmp": tmp,
+        "account": person and [*person.account],
         "timeout_ms": order.timeout_ms,
         "grace_ms": grace_ms,
         "start_by_ms": boot_ms() + start_ms,
         "most_mb": order.gpu_memory_mb if order.kill_outgrown else 0,
         "nonce": order.nonce,
         "cluster": order.cluster_id,
+    }
+
+
+def _environment_of(person: Person, workdir: str, directory: str) -> dict[str, str]:
+    """A user without an entry in the system's list gets a private directory of the task as its home."""
+    return {
+        "PATH": _DEFAULT_PATH,
+        "HOME": person.home or directory + (TMP_SUFFIX if workdir else ""),
+        "USER": person.name,
+        "LOGNAME": person.name,
+        "SHELL": SHELL,
+        "TMPDIR": directory + TMP_SUFFIX,
     }
 
 
@@ -119,6 +139,17 @@ def read_end(entry: dict[str, Any], output_dir: str) -> RunEnd:
 def may_lack_memory(end: RunEnd) -> bool:
     failed = end.outcome is Outcome.SIGNALED or (end.outcome is Outcome.EXITED and end.exit_code != 0)
     return failed and end.output_bytes > 0
+
+
+def not_started(lease_id: LeaseId, error: Exception) -> RunEnd:
+    is_of_node = isinstance(error, NoAccount) and error.is_of_node
+    return RunEnd(
+        lease_id=lease_id,
+        outcome=Outcome.NODE_FAULT if is_of_node else Outcome.CANNOT_START,
+        at_ms=boot_ms(),
+        exit_code=126,
+        error=str(error),
+    )
 
 
 def end_of(entry: dict[str, Any]) -> RunEnd:

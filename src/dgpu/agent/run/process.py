@@ -13,12 +13,21 @@ from typing import Any
 import msgspec
 import structlog
 
+from dgpu.agent.accounts import Accounts, IsolationOptions, NoAccount, Person
 from dgpu.agent.frames import PROTOCOL, Frame
 from dgpu.agent.keeper_link import KeeperError, KeeperGoneError, KeeperLink, protocol_of
-from dgpu.agent.keeper_settings import KeeperSettings, boot_ms
+from dgpu.agent.keeper_settings import KeeperSettings
 from dgpu.agent.owners import ProcessOwners
 from dgpu.agent.run.keeper_watch import KeeperWatch
-from dgpu.agent.run.orders import base_environment, end_of, known_run, may_lack_memory, read_end, spawn_order
+from dgpu.agent.run.orders import (
+    base_environment,
+    end_of,
+    known_run,
+    may_lack_memory,
+    not_started,
+    read_end,
+    spawn_order,
+)
 from dgpu.agent.run.runner import (
     KnownRun,
     RunEnd,
@@ -35,7 +44,6 @@ from dgpu.agent.run.runner import (
 from dgpu.agent.start_watch import START_MS
 from dgpu.agent.tree import Survey
 from dgpu.core.model.ids import LeaseId, NodeId
-from dgpu.core.model.task import Outcome
 from dgpu.wire.run_dirs import run_dir_name
 
 _RETRY_SECONDS = 1.0
@@ -56,8 +64,12 @@ class ProcessRunner:
         node_ids: Sequence[NodeId],
         say: Callable[[NodeId, Sequence[RunnerWord]], None],
         grace_ms: int,
+        accounts: Accounts | None = None,
     ) -> None:
         self._settings = settings
+        self._accounts = accounts or Accounts(
+            Path(settings.directory), Path(settings.work_dir), IsolationOptions()
+        )
         self._node_ids = tuple(node_ids)
         self._say = say
         self._grace_ms = grace_ms
@@ -75,6 +87,7 @@ class ProcessRunner:
         self.names_dirs = False  # by `wire.run_dirs`; an older keeper names them by lease
         self._nodes: dict[LeaseId, NodeId] = {}
         self._roots: dict[LeaseId, int] = {}  # pid of the first process of each lease that has not ended
+        self._uids: dict[LeaseId, int] = {}  # of leases whose tasks run as users of their own
         self._owners = ProcessOwners()
         self._owners_lock = threading.Lock()
         self._dirs: dict[LeaseId, str] = {}  # of every lease that is not forgotten
@@ -130,20 +143,23 @@ class ProcessRunner:
                         surroundings=self._surroundings,
                         grace_ms=self._grace_ms,
                         start_ms=START_MS,
+                        person=self._person(order),
+                        work_dir=self._settings.work_dir,
                     )
                 )
-            except (msgspec.DecodeError, ValueError) as error:
-                end = RunEnd(
-                    lease_id=order.lease_id,
-                    outcome=Outcome.CANNOT_START,
-                    at_ms=boot_ms(),
-                    exit_code=126,
-                    error=str(error),
-                )
-                failed.append(end)
+            except (msgspec.DecodeError, ValueError, NoAccount) as error:
+                failed.append(not_started(order.lease_id, error))
         self._send({"spawn": spawns})
         if failed:
             self._say(node_id, [RunsEnded(ended=tuple(failed))])
+
+    def _person(self, order: RunOrder) -> Person | None:
+        """Raises NoAccount."""
+        if order.user is None:
+            return None
+        person = self._accounts.find(order.tenant, order.user)
+        self._uids[order.lease_id] = person.account.uid
+        return person
 
     def stop(self, orders: Sequence[StopOrder]) -> None:
         self._send({"stop": [[order.lease_id, order.grace_ms, order.cause.value] for order in orders]})
@@ -157,6 +173,7 @@ class ProcessRunner:
         for lease_id in lease_ids:
             self._nodes.pop(lease_id, None)
             self._roots.pop(lease_id, None)
+            self._uids.pop(lease_id, None)
             self._dirs.pop(lease_id, None)
             remains += self._remains.pop(lease_id, ())
         self._delete(remains)
@@ -170,10 +187,10 @@ class ProcessRunner:
     def owners(self) -> dict[int, LeaseId | None]:
         if not self._keeper_pid:
             return {}
-        roots = dict(self._roots)  # copied in one step: the loop changes it meanwhile
+        roots, uids = dict(self._roots), dict(self._uids)  # copied at once: the loop changes them meanwhile
         with self._owners_lock:  # each node of an agent samples in its own thread
             return self._owners.look(
-                Survey(), keeper_pid=self._keeper_pid, keeper_id=self._keeper_id, roots=roots
+                Survey(), keeper_pid=self._keeper_pid, keeper_id=self._keeper_id, roots=roots, uids=uids
             )
 
     def dirs_in_use(self) -> frozenset[str]:
@@ -283,6 +300,8 @@ class ProcessRunner:
                 _log.warning("lease_of_unknown_node", lease=record["lease"], node=node_id)
                 continue
             self._nodes[run.lease_id] = node_id
+            if record.get("uid"):
+                self._uids[run.lease_id] = record["uid"]
             self._note_remains(record["lease"], record.get("end", {}))
             runs[node_id].append(run)
         self._delete(stale)

@@ -24,6 +24,10 @@ class RunOrder(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}  # from the scheduler, in addition to those of the detail
     nonce: str = ""  # of the epoch that granted the lease; empty: an earlier version
     cluster_id: str = ""
+    tenant: str = ""
+    user: str | None = None  # see agent.accounts; None: the task runs as the agent's own user
+    ram_mb: int = 0  # 0: no limit
+    cpus_milli: int = 0
 
     def is_same_run(self, other: RunOrder) -> bool:
         """False for a lease of another journal with the same number. Values that an earlier version did not record are

@@ -72,6 +72,8 @@ def decide_register(state: ClusterState, command: RegisterNode) -> Decision:
         draining=known is not None and known.draining,
         drain_reason=known.drain_reason if known is not None else "",
         work_dir=command.work_dir,
+        enforced=command.enforced,
+        not_isolated=command.not_isolated,
     )
     gpus = _listed(state, command.node_id, command.gpus)
     registered = NodeRegistered(at=command.at, node=node, gpus=gpus)

@@ -43,6 +43,12 @@ class Node(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
     drain_reason: str = ""
     unconfirmed_since: int = 0  # start of the scheduler that the node has not contacted yet; 0: it registered
     work_dir: str = ""  # parent of the directories of runs without a workdir, see wire.run_dirs; empty: none
+    enforced: tuple[
+        str, ...
+    ] = ()  # boundaries between users that the node enforces: see wire.isolation.FEATURES
+    not_isolated: str = (
+        ""  # why it cannot run tasks as other Unix users; empty: it can, or its agent is older
+    )
 
     @property
     def ram_in_steps_mb(self) -> int:

@@ -15,6 +15,7 @@ from dgpu.core.model.lease import Lease
 from dgpu.core.model.node import Gpu
 from dgpu.core.model.task import MEMORY_STEP_MB, WHOLE_MILLI, Outcome, Task
 from dgpu.core.state import ClusterState
+from dgpu.wire.isolation import FEATURES, Isolation
 from dgpu.wire.machines import NODE_ID
 from dgpu.wire.proto import agent_pb2 as pb
 from dgpu.wire.ranks import attempt_of
@@ -102,6 +103,8 @@ def registration(register: pb.Register) -> RegisterNode:
         labels={line(key): line(value) for key, value in sorted(register.labels.items())},
         gpus=inventory(node_id, register.gpus),
         work_dir=_directory(register.work_dir),
+        enforced=tuple(name for name in FEATURES if name in register.enforced),
+        not_isolated=line(register.not_isolated),
         held=tuple(
             HeldLease(
                 lease_id=LeaseId(held.lease_id),
@@ -205,7 +208,8 @@ def foreign_step_mb(foreign_mb: int) -> int:
     return -(-foreign_mb // MEMORY_STEP_MB) * MEMORY_STEP_MB
 
 
-def start(state: ClusterState, task: Task, lease: Lease) -> pb.Start:
+def start(state: ClusterState, task: Task, lease: Lease, isolation: Isolation) -> pb.Start:
+    shape = state.shapes[task.shape_id]
     order = pb.Start(
         lease_id=lease.id,
         task_id=task.id,
@@ -214,6 +218,9 @@ def start(state: ClusterState, task: Task, lease: Lease) -> pb.Start:
         detail=task.detail,
         timeout_ms=task.timeout_ms,
         nonce=lease.nonce,
+        account=account(isolation, shape.tenant_id),
+        ram_mb=shape.ram_mb,
+        cpus_milli=shape.cpus_milli,
     )
     if lease.share_milli < WHOLE_MILLI:
         order.share_milli = lease.share_milli
@@ -228,6 +235,11 @@ def start(state: ClusterState, task: Task, lease: Lease) -> pb.Start:
         order.rank = lease.rank
         order.env.update(_places(state, gang, lease))
     return order
+
+
+def account(isolation: Isolation, tenant: str) -> pb.Account | None:
+    """None: tasks run as the agent's own user."""
+    return pb.Account(tenant=tenant, user=isolation.user_of(tenant)) if isolation.has_boundary else None
 
 
 def _places(state: ClusterState, gang: Gang, lease: Lease) -> dict[str, str]:

@@ -37,6 +37,7 @@ from dgpu.service.machine.contact import AgentRules, Contacts, NodeContact
 from dgpu.service.machine.fences import contradiction, foreign_cluster
 from dgpu.service.machine.orders import orders_after, orders_at_welcome, standing_leases
 from dgpu.service.machine.outputs import HangUp, Output, Remark, Tell
+from dgpu.wire.isolation import KEY
 from dgpu.wire.proto import agent_pb2 as pb
 
 _MAX_UNACKED = 1_000  # report messages of one session; an agent that sends more ignores the protocol
@@ -162,7 +163,10 @@ class Agents:
         orders = [
             self._tell(self._by_node[node_id], message, now)
             for node_id, message in orders_after(
-                self._state, events, lambda node_id: node_id not in welcomed and self._listens(node_id)
+                self._state,
+                events,
+                lambda node_id: node_id not in welcomed and self._listens(node_id),
+                self._rules.isolation,
             )
         ]
         for order in orders:
@@ -199,6 +203,9 @@ class Agents:
         self._by_node[session.node_id] = session
         self._contacts.heard(session.node_id, now)
         effects.append(Ask(command=command, origin=Registering(connection_id=connection_id)))
+        if unfit := self._not_isolated(command.enforced, command.not_isolated):
+            # In the same group: no task may be placed on the node in between.
+            effects.append(_take_out(command.node_id, unfit))
         return effects
 
     def _on_later(self, session: _Session, message: pb.FromAgent, now: int) -> list[Effect]:
@@ -225,7 +232,9 @@ class Agents:
             return effects
         ack = pb.FromScheduler(heartbeat_ack=pb.HeartbeatAck(seq=heartbeat.seq))
         effects.append(self._tell(session, ack, now))
-        effects += self._take_out_or_back(session.node_id, heartbeat.unfit)
+        node = self._state.nodes[session.node_id]
+        unfit = heartbeat.unfit or self._not_isolated(node.enforced, node.not_isolated)
+        effects += self._take_out_or_back(session.node_id, unfit)
         if heartbeat.wall_ms:
             self._contacts.clock_said(session.node_id, heartbeat.wall_ms - wall_ms(self._state, now))
         for reading in heartbeat.samples:
@@ -242,11 +251,18 @@ class Agents:
         """A node that reports itself unfit gets no tasks until it reports otherwise. A drain by an operator stays."""
         node = self._state.nodes[node_id]
         if unfit and not node.draining:
-            reason = words.reason_of_node(unfit)
-            return [Ask(command=DrainNode(node_id=node_id, reason=reason, keeps_reason=True))]
+            return [_take_out(node_id, unfit)]
         if not unfit and node.draining and words.is_reason_of_node(node.drain_reason):
             return [Ask(command=ResumeNode(node_id=node_id, drained_for=node.drain_reason))]
         return []
+
+    def _not_isolated(self, enforced: tuple[str, ...], reason: str) -> str:
+        """Why the node must get no tasks: they would run as the agent's user, with the rights of all others."""
+        if not self._rules.isolation.has_boundary or "users" in enforced:
+            return ""
+        return (
+            f"{KEY} is set, but {reason or 'its agent is of a version that cannot run tasks as other users'}"
+        )
 
     def _observe(self, gpu: Gpu, sample: GpuSample, now: int) -> list[Effect]:
         foreign_mb = sample.memory_foreign_mb or 0
@@ -312,7 +328,7 @@ class Agents:
             self._tell(session, message, now)
             for message in (
                 pb.FromScheduler(welcome=welcome),
-                *orders_at_welcome(self._state, session.node_id, held),
+                *orders_at_welcome(self._state, session.node_id, held, self._rules.isolation),
             )
         ]
 
@@ -350,6 +366,10 @@ def _observed_every_ms(gpu: Gpu, sample: GpuSample) -> int:
     if sample.fault == gpu.fault:
         return _OBSERVE_EVERY_MS
     return _FAULT_EVERY_MS if gpu.fault else 0
+
+
+def _take_out(node_id: NodeId, unfit: str) -> Ask:
+    return Ask(command=DrainNode(node_id=node_id, reason=words.reason_of_node(unfit), keeps_reason=True))
 
 
 def _refused(connection_id: int, reason: str) -> Tell:

@@ -29,6 +29,7 @@ import msgspec
 from dgpu.core.commands import Command, LoseNode, ReleaseNode
 from dgpu.core.model.ids import NodeId
 from dgpu.core.state import ClusterState
+from dgpu.wire.isolation import Isolation
 
 LeaseAction = Literal["freeze", "stop", "never"]
 
@@ -42,6 +43,7 @@ class AgentRules(msgspec.Struct, frozen=True, kw_only=True):
     task_lease_ms: int = 60_000
     lease_action: LeaseAction = "freeze"
     lease_margin_ms: int = 5_000
+    isolation: Isolation = Isolation()
 
 
 class NodeContact(msgspec.Struct, frozen=True, kw_only=True):

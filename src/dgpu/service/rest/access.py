@@ -47,10 +47,10 @@ class Access:
         self.sessions = Sessions(token, clock, lasting_clock or time.time, over_tls=over_tls)
         self.tokens = tokens
         own = os.getuid() if own_uid is None else own_uid
-        self._trusted = {uid: owner(_user_name(uid), "uid") for uid in (0, own)}
+        self._trusted = {uid: owner(user_name(uid), "uid") for uid in (0, own)}
         self._open = owner("anyone", "open")
-        self._by_owner_token = owner(_user_name(own), "token")
-        self._by_session = owner(_user_name(own), "session")
+        self._by_owner_token = owner(user_name(own), "token")
+        self._by_session = owner(user_name(own), "session")
 
     def enter(self, method: str, path: str, headers: dict[bytes, bytes], peer: Peer) -> Principal | Problem:
         """The principal; or why this request is not carried out, whatever its action is."""
@@ -119,7 +119,7 @@ def _wrong_session_use(who: Principal, path: str, headers: dict[bytes, bytes]) -
     return problem(403, "foreign_origin", "Foreign origin", detail)
 
 
-def _user_name(uid: int) -> str:
+def user_name(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from dgpu.service.board.board import Board
 from dgpu.service.follower.link import FollowerLink
 from dgpu.service.history.reader import History
 from dgpu.service.loop.runtime import Runtime
+from dgpu.service.rest.access import user_name
 from dgpu.service.rest.doors import Doors
 from dgpu.service.rest.feed import EventFeed
 from dgpu.service.rest.pages import BUNDLE, build_of
@@ -28,6 +30,7 @@ from dgpu.service.task_output.streams import OutputStreams
 from dgpu.service.views.views import Views
 from dgpu.wire.alert_answers import AlertCounts
 from dgpu.wire.answers import Problem
+from dgpu.wire.isolation import Isolation
 from dgpu.wire.problem import problem_of
 
 if TYPE_CHECKING:
@@ -41,6 +44,7 @@ class RestOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_streams: int = 1_000  # followers of logs, events and the board together
     pages_dir: Path | None = None  # None: the dashboard that was built into the package
     journal_dir: Path | None = None  # None: old records cannot be read again
+    isolation: Isolation = Isolation()
 
 
 class ProblemError(Exception):
@@ -77,6 +81,7 @@ class Backend:
         self.turns = Turns() if turns is None else turns
         self.turnstile = Turnstile()
         self.tokens = tokens  # None: a world without API tokens
+        self.owners = frozenset(map(user_name, (0, os.getuid())))  # they need no token
         self.feed = EventFeed(views)
         self.alerts: AlertWatch | None = None  # None: no alerts
         build = build_of(options.pages_dir or BUNDLE)

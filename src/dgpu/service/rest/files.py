@@ -173,7 +173,9 @@ async def _where(
     node = await _node(rest, task, which or task.attempt, which_rank)
     run = run_number(which or task.attempt, which_rank)
     workdir = "" if task.own_workdir else task.workdir
-    place = Place(node_id=NodeId(node), task_id=number, run=run, workdir=workdir, path=clean)
+    isolation, tenant = rest.options.isolation, task.tenant_id
+    account = (tenant, isolation.user_of(tenant)) if isolation.has_boundary else None
+    place = Place(node_id=NodeId(node), task_id=number, run=run, workdir=workdir, path=clean, account=account)
     name = run_dir_name(number, run)
     root = workdir or (f"{task.workdir.rpartition('/')[0]}/{name}" if task.workdir else name)
     return _Where(task, place, which_rank, root)

@@ -18,6 +18,7 @@ from dgpu.service.access.token_book import TokenBook
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.tasks import Given, Who
 from dgpu.wire.answers import FieldError, Problem, Removed, instant, wall_instant
+from dgpu.wire.isolation import EXPECTED, KEY
 from dgpu.wire.problem import problem_of
 from dgpu.wire.roles import Role
 from dgpu.wire.token_answers import NewToken, TokenAnswer, TokenList, WhoAmI
@@ -33,13 +34,14 @@ _BY_TENANT_ADMIN = frozenset({Role.USER, Role.VIEWER})
     summary="Who you are",
     description="Your user, role and tenants, and how you were recognised.",
 )
-async def who_am_i(who: Who) -> WhoAmI:
+async def who_am_i(rest: Given, who: Who) -> WhoAmI:
     return WhoAmI(
         user=who.user,
         role=who.role.value,
         tenants=[ALL_TENANTS] if who.tenants is None else list(who.tenants),
         source=who.source,
         token_id=who.token_id or None,
+        isolation=rest.options.isolation.word,
     )
 
 
@@ -67,6 +69,7 @@ async def list_tokens(rest: Given, who: Who) -> TokenList:
 async def create_token(rest: Given, who: Who, request: Request[Any, Any, Any]) -> NewToken:
     asked = decode_token(await request.body())
     _refuse_more_rights(who, asked)
+    refuse_second_user(rest, asked.user or who.user)
     book = _book(rest)
     secret = book.new_secret()
     expires = asked.expires_in_seconds
@@ -116,6 +119,26 @@ async def revoke_token(rest: Given, who: Who, token_id: TokenIdText) -> Removed:
     await rest.do(RevokeToken(token_id=name))
     await rest.runtime.read(lambda _: None)  # the book has heard of it: the next request is refused
     return Removed(id=token_id)
+
+
+def refuse_second_user(rest: Backend, user: str) -> None:
+    """Tasks of several users must not share a Unix user unless the administrator has said so."""
+    if rest.options.isolation.is_set or user in rest.owners:
+        return
+    detail = (
+        f"The user is {user}, but all tasks run as the Unix user of the agent: those of {user} could act for every "
+        f"other user. First set {KEY} in scheduler.yaml, or DGPU__ISOLATION__USERS: {EXPECTED}."
+    )
+    errors = [FieldError(path="user", detail=detail)]
+    raise ProblemError(
+        Problem(
+            status=409,
+            code="isolation_needed",
+            title="isolation.users is not set",
+            detail=detail,
+            errors=errors,
+        )
+    )
 
 
 def _refuse_more_rights(who: Principal, asked: AskedToken) -> None:
