@@ -24,7 +24,7 @@ FLOOD_CONNECTIONS = 64
 
 
 def run() -> Iterator[dict[str, Any]]:
-    with scheduler() as server:
+    with scheduler("isolation: {users: none}") as server:
         calm, flood = token(server, "calm"), token(server, "flood")
         calm_client(server, calm, 1.0)  # warm
         quiet: list[float] = []
