@@ -6,7 +6,7 @@ BUILD_INPUTS := pyproject.toml hatch_build.py $(wildcard src/dgpu/wire/proto/*.p
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadscope
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test setup core check bench up web format clean
+.PHONY: help demo test setup core check bench up web dist advisories format clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -42,6 +42,15 @@ up: setup ## scheduler and agent for this machine
 
 web: setup ## builds the dashboard, or says why it cannot be built
 	@$(BIN)/python web/bundle.py
+
+dist: .venv/dev.stamp ## builds a release: wheel, source archive, and the list of its packages (SBOM)
+	@rm -rf dist
+	@$(BIN)/python -m hatchling build
+	@scripts/sbom dist/dgpu.cdx.json
+	@ls -1 dist
+
+advisories: .venv/dev.stamp ## looks for known weaknesses in the locked packages
+	@scripts/advisories
 
 format: .venv/dev.stamp ## formats the code
 	$(BIN)/ruff format .
