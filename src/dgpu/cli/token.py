@@ -32,6 +32,7 @@ COLUMNS = (
     Column("STATE", _state),
     Column("EXPIRES", lambda row: clock(row["expires_at"]) if row["expires_at"] else "never"),
     Column("LAST-USE", lambda row: clock(row["last_used_at"]) if row["last_used_at"] else ""),
+    Column("SCOPES", lambda row: ", ".join(row["scopes"]) or "all", wide=True, stretches=True),
     Column("CREATED-BY", lambda row: str(row["created_by"]), wide=True),
     Column("CREATED", lambda row: clock(row["created_at"]), wide=True),
 )
@@ -72,13 +73,21 @@ def create(
         str | None,
         typer.Option("--expires", metavar="DURATION", help="30d, 12h or never. 90d, if absent."),
     ] = None,
+    scopes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--scope",
+            metavar="ACTION",
+            help="Repeatable: the only actions that it may do, such as task.submit. All of its role, if absent.",
+        ),
+    ] = None,
 ) -> None:
     """Create a token. It is printed once and stored nowhere."""
     flags = flags_of(ctx)
     if role is not None and role not in ROLES:
         raise typer.BadParameter(f"{role!r} is not one of {', '.join(ROLES)}", param_hint="--role")
     made = connect(flags).create_token(
-        name, user=user, role=role, tenants=tenants, expires_in_seconds=_seconds(expires)
+        name, user=user, role=role, tenants=tenants, expires_in_seconds=_seconds(expires), scopes=scopes
     )
     _print_new(builtins(made), flags)
 
@@ -111,5 +120,6 @@ def _print_new(made: dict[str, Any], flags: Flags) -> None:
         typer.echo(made["token"])
         until = f"until {clock(made['expires_at'])}" if made["expires_at"] else "for ever"
         whose = tenants_text(made["tenants"])
-        note(f"Token {made['id']}: {made['user']}, {made['role']}, tenants: {whose}, valid {until}.")
+        only = f", only {', '.join(made['scopes'])}" if made["scopes"] else ""
+        note(f"Token {made['id']}: {made['user']}, {made['role']}, tenants: {whose}{only}, valid {until}.")
         note(f"It is shown only now. Its user runs: dgpu login. To end it: dgpu token revoke {made['id']}")

@@ -13,6 +13,7 @@ app = typer.Typer(add_completion=False)
 _SOURCES = {
     "uid": "Unix user on this machine",
     "token": "token",
+    "oidc": "identity provider",
     "session": "browser session",
     "open": "nobody is asked: auth.mode is none",
 }
@@ -35,6 +36,7 @@ def whoami(ctx: typer.Context) -> None:
                 ("tenants", tenants_text(told["tenants"])),
                 ("known by", _SOURCES.get(told["source"], told["source"])),
                 ("token", told["token_id"] or ""),
+                ("scopes", ", ".join(told["scopes"]) or "all of the role"),
             ]
         )
 

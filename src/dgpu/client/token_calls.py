@@ -30,6 +30,7 @@ class TokenCalls:
         role: str | None = None,
         tenants: Sequence[str] | None = None,
         expires_in_seconds: int | None = None,
+        scopes: Sequence[str] | None = None,
     ) -> Request[NewToken]:
         """The answer's `token` is the secret; it is shown only here. If the answer is lost, revoke the token and create
         another one.
@@ -40,6 +41,7 @@ class TokenCalls:
             role=role,
             tenants=None if tenants is None else list(tenants),
             expires_in_seconds=expires_in_seconds,
+            scopes=None if scopes is None else list(scopes),
         )
         return Request("POST", api_path("tokens"), NewToken, body=body)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,9 +63,28 @@ async def _serve(options: ServiceOptions) -> None:
 
     events = EventLog(call_later=asyncio.get_running_loop().call_later)
     try:
-        await serve(options, on_committed=events.on_committed)
+        await serve(options, on_committed=events.on_committed, show_token=_first_token_shower())
     finally:
         events.flush()
+
+
+def _first_token_shower() -> Callable[[str], None] | None:
+    """None: the token would end in a log. Then the scheduler's own user creates one when it is needed."""
+    try:
+        mode = os.fstat(sys.stdout.fileno()).st_mode
+    except (OSError, ValueError, AttributeError):  # closed, or not a file
+        return None
+    is_log = stat.S_ISREG(mode) or stat.S_ISSOCK(mode)  # a file, as for `dgpu up`; or the journal of systemd
+    return None if is_log else _show_token
+
+
+def _show_token(token: str) -> None:
+    """Written past the logger, to stdout only."""
+    sys.stdout.write(
+        f"Bootstrap token of this new cluster (role admin, valid for 7 days, shown only now):\n{token}\n"
+        "Sign in with it: dgpu login, or the dashboard. Then create tokens for people: dgpu token create\n"
+    )
+    sys.stdout.flush()
 
 
 def _failed(error: Exception) -> int:

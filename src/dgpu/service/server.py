@@ -55,7 +55,6 @@ from dgpu.wire.wall_time import SHOWN
 
 if TYPE_CHECKING:
     from dgpu.service.history.reader import History
-    from dgpu.service.rest.access import Access
 
 _BACKLOG = 1_024
 _HISTORY_LOOK_S = 1.0
@@ -78,6 +77,7 @@ async def serve(
     *,
     on_committed: Callable[[CommittedGroup], None] | None = None,
     stop: asyncio.Event | None = None,
+    show_token: Callable[[str], None] | None = None,  # gets the first token of a new cluster, once
 ) -> None:
     """Serves until SIGTERM, SIGINT or `stop`. Raises OptionsRefused, JournalError or OSError if it cannot start."""
     check_options(options)
@@ -93,7 +93,19 @@ async def serve(
         _output(options, runtime) as output,
         agent_port(options, runtime, output, files, connections, machines) as grpc_port,
         _alerts(options, runtime) as alerts,
-        _http(options, runtime, views, output, files, follower, alerts, http_socket, connections, tls),
+        _http(
+            options,
+            runtime,
+            views,
+            output,
+            files,
+            follower,
+            alerts,
+            http_socket,
+            connections,
+            tls,
+            show_token,
+        ),
     ):
         at = ServedAt(
             http=Address(host=options.http.host, port=http_socket.getsockname()[1]),
@@ -228,8 +240,10 @@ async def _http(
     listening: socket.socket,
     connections: AgentConnections,
     tls: ssl.SSLContext | None,
+    show_token: Callable[[str], None] | None,
 ) -> AsyncIterator[None]:
     from dgpu import __version__
+    from dgpu.service.door import opened_access
     from dgpu.service.history.reader import History
     from dgpu.service.rest.app import create_app
     from dgpu.service.rest.backend import RestOptions
@@ -237,7 +251,6 @@ async def _http(
     from dgpu.service.rest.http_server import HttpServer
     from dgpu.service.rest.turns import Turns
 
-    access = await _access(options, runtime)
     doors, turns = Doors(budget_of(file_limit()).http, connections), Turns()
     loop = asyncio.get_running_loop()
     history = History(
@@ -246,26 +259,18 @@ async def _http(
         lambda: follower.seen_index > 0,
     )
     output.look_up_with(_past_holders(history, follower, runtime.committed_index))
-    app = create_app(
-        runtime,
-        views,
-        history,
-        output,
-        access,
-        RestOptions(version=__version__, journal_dir=options.data_dir, isolation=options.rules.isolation),
-        follower,
-        alerts,
-        files,
-        doors,
-        turns,
-    )
-    server = HttpServer(app, doors, turns, tls)
-    await server.start(listening)
-    try:
-        yield
-    finally:
-        await server.stop()
-        history.close()
+    async with opened_access(options, runtime, show_token) as access:
+        rest = RestOptions(
+            version=__version__, journal_dir=options.data_dir, isolation=options.rules.isolation
+        )
+        app = create_app(runtime, views, history, output, access, rest, follower, alerts, files, doors, turns)
+        server = HttpServer(app, doors, turns, tls)
+        await server.start(listening)
+        try:
+            yield
+        finally:
+            await server.stop()
+            history.close()
 
 
 @contextlib.asynccontextmanager
@@ -293,23 +298,6 @@ def _past_holders(
         return HolderFound(lease_id=lease_id, holder=holder, is_sure=is_sure)
 
     return past_holder
-
-
-async def _access(options: ServiceOptions, runtime: Runtime) -> Access:
-    from dgpu.service.access.key_file import KEY_NAME, load_key
-    from dgpu.service.access.owner_token import load_token
-    from dgpu.service.access.token_book import follow_tokens
-    from dgpu.service.rest.access import Access
-
-    return Access(
-        mode="none" if options.auth_mode == "none" else "loopback",
-        token=load_token(options.data_dir / "token"),
-        clock=time.monotonic,
-        lasting_clock=lambda: runtime.now_ms() / 1000,  # a change of the wall clock ends no browser session
-        hosts=frozenset(options.allowed_hosts),
-        tokens=await follow_tokens(runtime, load_key(options.data_dir / KEY_NAME)),
-        over_tls=options.http_tls is not None,
-    )
 
 
 def _tell_of_damage(loop: asyncio.AbstractEventLoop, follower: FollowerLink) -> None:

@@ -17,7 +17,8 @@ class TokenAnswer(Answer, frozen=True, kw_only=True):
     created_at: str
     expires_at: str | None = None  # None: never
     revoked: bool = False
-    last_used_at: str | None = None  # None: not since the scheduler started
+    last_used_at: str | None = None  # None: never, as far as known. Stored every ten minutes
+    scopes: list[str] = msgspec.field(default_factory=list)  # []: all actions of the role
 
 
 class TokenList(Answer, frozen=True, kw_only=True):
@@ -33,6 +34,7 @@ class NewToken(Answer, frozen=True, kw_only=True):
     role: str
     tenants: list[str] = msgspec.field(default_factory=list)
     expires_at: str | None = None
+    scopes: list[str] = msgspec.field(default_factory=list)
 
     def __repr__(self) -> str:
         return f"NewToken(id={self.id!r})"  # a secret must not reach a log by way of a repr
@@ -42,6 +44,8 @@ class WhoAmI(Answer, frozen=True, kw_only=True):
     user: str
     role: str
     tenants: list[str] = msgspec.field(default_factory=list)  # ["*"]: all
-    source: str  # uid | token | session | open
-    token_id: str | None = None
+    source: str  # uid | token | oidc | session | open
+    token_id: str | None = None  # also of a session that a token opened
+    scopes: list[str] = msgspec.field(default_factory=list)  # []: all actions of the role
+    actions: list[str] = msgspec.field(default_factory=list)  # allowed for own tenants
     isolation: str = ""  # between tasks of different users: users | none | empty: not set

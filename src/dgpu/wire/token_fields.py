@@ -13,6 +13,7 @@ from dgpu.wire.roles import MACHINE_ROLES, UNBOUND_ROLES, Role
 
 ALL_TENANTS = "*"
 MAX_TENANTS_OF_TOKEN = 100
+MAX_SCOPES = 50
 DEFAULT_EXPIRY_SECONDS = 90 * 86_400
 MAX_EXPIRY_SECONDS = 10 * 366 * 86_400
 
@@ -24,6 +25,7 @@ class AskedToken(NamedTuple):
     tenants: tuple[str, ...]
     all_tenants: bool
     expires_in_seconds: int  # 0: never
+    scopes: tuple[str, ...]  # (): all actions of the role
 
 
 class TokenField(NamedTuple):
@@ -58,6 +60,17 @@ def _tenants(value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(fields.tenant(each) for each in value))
 
 
+def _scopes(value: Any) -> tuple[str, ...]:
+    """The service knows which actions there are."""
+    if (
+        type(value) is not list
+        or not 0 < len(value) <= MAX_SCOPES
+        or not all(type(one) is str for one in value)
+    ):
+        raise Unacceptable(f"a list of 1 to {MAX_SCOPES} actions, such as task.submit")
+    return tuple(dict.fromkeys(value))
+
+
 _TEXT = {"type": "string", "maxLength": 128}
 TOKEN_FIELDS: dict[str, TokenField] = {
     "name": TokenField(_words, "What it is for.", _TEXT),
@@ -70,6 +83,11 @@ TOKEN_FIELDS: dict[str, TokenField] = {
         'The tenants it acts for; tasks go to the first one if they name none. ["*"]: all, for a viewer. Required for '
         "tenant-admin, user and viewer; admin and operator are always of all tenants.",
         {"type": "array", "items": {"type": "string"}, "maxItems": MAX_TENANTS_OF_TOKEN},
+    ),
+    "scopes": TokenField(
+        _scopes,
+        "The only actions that it may do, such as task.submit and task.read. All actions of its role if absent.",
+        {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_SCOPES},
     ),
     "expires_in_seconds": TokenField(
         fields.whole(0, MAX_EXPIRY_SECONDS),
@@ -111,6 +129,7 @@ def decode_token(body: bytes) -> AskedToken:
         tenants=() if is_for_all else tenants,
         all_tenants=is_for_all,
         expires_in_seconds=values.get("expires_in_seconds", DEFAULT_EXPIRY_SECONDS),
+        scopes=values.get("scopes", ()),
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 
+from dgpu.service.access.principal import owner
 from dgpu.service.rest.failures import Peer
 from dgpu.service.rest.sessions import CODE_SECONDS, COOKIE_SECONDS, MAX_CODES, Sessions
 from rest_world import TOKEN, RestWorld
@@ -115,11 +116,26 @@ def test_signing_out_takes_the_cookie_back(world) -> None:
     assert "Max-Age=0" in reply.headers["set-cookie"]
 
 
-@pytest.mark.parametrize("body", [{}, {"code": 7}, {"code": ""}, {"code": "x" * 65}, {"kode": "x"}, [], "x"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"code": 7},
+        {"code": ""},
+        {"code": "x" * 65},
+        {"kode": "x"},
+        {"code": "x", "token": "x"},
+        {"token": 7},
+        {"token": " "},
+        {"token": "x" * 129},
+        [],
+        "x",
+    ],
+)
 def test_a_body_that_makes_no_sense_is_told_so(world, body) -> None:
     reply = world.ask("POST", "/api/v1/session", body)
     assert reply.status == 400
-    assert "code" in reply.body["detail"]
+    assert "code" in reply.body["detail"] or reply.body["errors"][0]["path"] == "token"
 
 
 def test_wrong_methods_are_told_what_is_allowed(world) -> None:
@@ -127,20 +143,23 @@ def test_wrong_methods_are_told_what_is_allowed(world) -> None:
     assert world.ask("GET", "/api/v1/session/code", headers=BEARER).headers["allow"] == "POST"
 
 
+OWNER = owner("olga", "uid")
+
+
 def test_sessions_hold_over_a_restart_and_end_with_the_token() -> None:
     now = [1_000.0]
     sessions = Sessions("token", lambda: now[0], lambda: now[0])
-    cookie = sessions.redeem(sessions.new_code())
-    assert cookie is not None
-    assert Sessions("token", lambda: 0.0, lambda: now[0]).knows(cookie)
-    assert not Sessions("another", lambda: 0.0, lambda: now[0]).knows(cookie)
+    cookie = sessions.open(sessions.redeem(sessions.new_code(OWNER)))
+    again = Sessions("token", lambda: 0.0, lambda: now[0])
+    assert not again.is_over(again.find(cookie))
+    assert Sessions("another", lambda: 0.0, lambda: now[0]).find(cookie) is None
     now[0] += COOKIE_SECONDS + 1
-    assert not sessions.knows(cookie)
+    assert sessions.is_over(sessions.find(cookie))
 
 
 def test_unused_codes_are_few() -> None:
     sessions = Sessions("token", lambda: 1.0)
-    codes = [sessions.new_code() for _ in range(MAX_CODES + 5)]
+    codes = [sessions.new_code(OWNER) for _ in range(MAX_CODES + 5)]
     assert [sessions.redeem(code) is None for code in codes[:6]] == [True] * 5 + [False]
     assert sessions.redeem(codes[-1]) is not None
 

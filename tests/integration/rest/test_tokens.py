@@ -12,9 +12,10 @@ import pytest
 from dgpu.core.model.settings import Settings
 from dgpu.journal.memory import MemoryDisk
 from dgpu.service.access.principal import owner
+from dgpu.service.access.table import Action
 from dgpu.service.rest import tokens
 from dgpu.service.rest.backend import Backend, RestOptions
-from rest_world import TOKEN, Reply, RestWorld
+from rest_world import Reply, RestWorld
 
 
 def new_token(world: RestWorld, *, by: str = "", **fields: Any) -> dict[str, Any]:
@@ -53,6 +54,7 @@ def test_a_secret_is_shown_once(world) -> None:
 def test_who_am_i(world) -> None:
     made = new_token(world)
     told = ask(world, made["token"], "GET", "/api/v1/whoami").body
+    actions = told.pop("actions")
     assert told == {
         "user": "ann",
         "role": "user",
@@ -60,7 +62,10 @@ def test_who_am_i(world) -> None:
         "source": "token",
         "token_id": made["id"],
         "isolation": "none",
+        "scopes": [],
     }
+    assert {"task.submit", "task.change", "self.read"} < set(actions)
+    assert not {"token.change", "cluster.change", "tenant.change"} & set(actions)
     own = world.ask("GET", "/api/v1/whoami").body
     assert (own["role"], own["tenants"], own["source"]) == ("admin", ["*"], "uid")
 
@@ -301,6 +306,10 @@ def test_a_tenant_admin_revokes_no_other_tenant_admin(world) -> None:
         ({"tenants": None}, "tenants"),
         ({"role": "operator", "tenants": ["lab"]}, "tenants"),
         ({"expires_in_seconds": -1}, "expires_in_seconds"),
+        ({"scopes": []}, "scopes"),
+        ({"scopes": ["task.fly"]}, "scopes"),
+        ({"scopes": "task.read"}, "scopes"),
+        ({"scopes": [7]}, "scopes"),
         ({"expires": "30d"}, "expires"),
     ],
 )
@@ -310,23 +319,65 @@ def test_a_wrong_field_is_named(world, fields: dict[str, Any], path: str) -> Non
     assert (reply.status, [error["path"] for error in reply.body["errors"]]) == (400, [path])
 
 
-def test_an_api_token_opens_no_session(world) -> None:
-    """The session would outlive a revocation."""
-    made = new_token(world, role="admin", tenants=None)
-    assert ask(world, made["token"], "POST", "/api/v1/session/code", {}).status == 403
-    assert world.ask("POST", "/api/v1/session/code", {}, bearer(TOKEN)).status == 201
+def test_scopes_narrow_the_role(world) -> None:
+    """A token for CI submits and looks; it cancels nothing, also of its own tenant."""
+    made = new_token(world, scopes=["task.submit", "task.read"])
+    assert made["scopes"] == ["task.submit", "task.read"]
+    submitted = ask(world, made["token"], "POST", "/api/v1/tasks", {"command": "true"})
+    assert submitted.status == 201
+    task = f"/api/v1/tasks/{submitted.body['task_id']}"
+    assert ask(world, made["token"], "GET", task).status == 200
+    for method, path, body in (
+        ("DELETE", task, None),
+        ("GET", f"{task}/output", None),
+        ("GET", "/api/v1/tasks", None),
+        ("POST", "/api/v1/tasks/cancel", {"task_ids": [submitted.body["task_id"]]}),
+        ("GET", "/api/v1/nodes", None),
+        ("POST", "/api/v1/session/code", {}),
+    ):
+        refused = ask(world, made["token"], method, path, body)
+        assert (refused.status, refused.body["code"]) == (403, "not_permitted"), path
+        assert "task.submit, task.read only" in refused.body["detail"]
+    told = ask(world, made["token"], "GET", "/api/v1/whoami").body
+    assert told["scopes"] == ["task.submit", "task.read"]
+    assert told["actions"] == ["task.submit", "task.read", "self.read"]
+    (shown,) = world.ask("GET", "/api/v1/tokens").body["tokens"]
+    assert shown["scopes"] == ["task.submit", "task.read"]
+
+
+def test_scopes_do_not_widen_the_role(world) -> None:
+    made = new_token(world, role="viewer", scopes=["task.submit", "cluster.change"])
+    assert ask(world, made["token"], "POST", "/api/v1/tasks", {"command": "true"}).status == 403
+
+
+@pytest.mark.parametrize("asked", [None, ["task.read"], ["token.change", "task.read"]])
+def test_a_narrow_token_creates_no_wider_one(world, asked) -> None:
+    by = new_token(world, role="tenant-admin", scopes=["token.change", "task.submit"])["token"]
+    wider = {"name": "x", "tenants": ["lab"]} | ({} if asked is None else {"scopes": asked})
+    refused = ask(world, by, "POST", "/api/v1/tokens", wider)
+    assert (refused.status, refused.body["errors"][0]["path"]) == (403, "scopes")
+    assert new_token(world, by=by, scopes=["task.submit"])["scopes"] == ["task.submit"]
+
+
+def test_scopes_are_kept_over_a_restart(tmp_path) -> None:
+    disk = MemoryDisk()
+    with RestWorld(tmp_path, disk=disk) as world:
+        made = new_token(world, scopes=["task.read"])
+    with RestWorld(tmp_path, disk=disk) as world:
+        assert ask(world, made["token"], "GET", "/api/v1/whoami").body["scopes"] == ["task.read"]
 
 
 def test_without_authentication_everybody_is_an_administrator(tmp_path) -> None:
     with RestWorld(tmp_path, access_mode="none") as world:
-        assert world.ask("GET", "/api/v1/whoami").body == {
-            "user": "anyone",
-            "role": "admin",
-            "tenants": ["*"],
-            "source": "open",
-            "token_id": None,
-            "isolation": "none",
-        }
+        told = world.ask("GET", "/api/v1/whoami").body
+        assert (told["user"], told["role"], told["tenants"], told["source"]) == (
+            "anyone",
+            "admin",
+            ["*"],
+            "open",
+        )
+        assert set(told["actions"]) == set(Action)
+        assert told["isolation"] == "none"
 
 
 def test_no_secret_is_logged(world, capfd) -> None:

@@ -12,7 +12,15 @@ import pytest
 from .conftest import problem
 
 SECRET = "dgpu_k2m4p6r7t2v5_secret"
-ANN = {"user": "ann", "role": "user", "tenants": ["lab"], "source": "token", "token_id": "k2m4p6r7t2v5"}
+ANN = {
+    "user": "ann",
+    "role": "user",
+    "tenants": ["lab"],
+    "source": "token",
+    "token_id": "k2m4p6r7t2v5",
+    "scopes": [],
+    "actions": [],
+}
 MADE = {
     "token": SECRET,
     "id": "k2m4p6r7t2v5",
@@ -21,6 +29,7 @@ MADE = {
     "role": "user",
     "tenants": ["lab"],
     "expires_at": "2026-12-01T00:00:00.000Z",
+    "scopes": [],
 }
 LISTED = {
     **{name: value for name, value in MADE.items() if name != "token"},
@@ -49,6 +58,16 @@ def test_create_prints_the_token_alone_and_the_rest_as_a_note(dgpu, server) -> N
     assert server.sent("POST", "/api/v1/tokens") == [
         {"name": "laptop", "user": "ann", "role": "user", "tenants": ["lab"], "expires_in_seconds": 2_592_000}
     ]
+
+
+def test_scopes_are_sent_and_told(dgpu, server) -> None:
+    server.answers["POST", "/api/v1/tokens"] = (201, {**MADE, "scopes": ["task.submit", "task.read"]})
+    code, _, err = dgpu(
+        "--server", server.url, "token", "create", "ci", "--scope", "task.submit", "--scope", "task.read"
+    )
+    assert code == 0
+    assert "only task.submit, task.read" in err
+    assert server.sent("POST", "/api/v1/tokens") == [{"name": "ci", "scopes": ["task.submit", "task.read"]}]
 
 
 def test_never_and_no_expiry_are_different(dgpu, server) -> None:

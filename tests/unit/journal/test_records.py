@@ -48,7 +48,9 @@ def test_every_kind_of_event_is_known_to_the_decoder() -> None:
     assert set(EVENT_TYPES) == declared - {events.Event}
 
 
-TOKEN = Token(id="k1", name="ci", user="ann", role="user", keyed_hash=b"h" * 32, tenants=("lab",))
+TOKEN = Token(
+    id="k1", name="ci", user="ann", role="user", keyed_hash=b"h" * 32, tenants=("lab",), scopes=("task.read",)
+)
 OF_TOKENS = (events.TokenCreated(22, TOKEN, ("k0",)), events.TokenRevoked(22, "k1"))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import stat
 
 import pytest
@@ -11,6 +13,7 @@ from dgpu.core.model.tokens import Token
 from dgpu.service.access.key_file import load_key
 from dgpu.service.access.principal import Principal
 from dgpu.service.access.token_book import MARK, NewSecret, TokenBook
+from dgpu.service.access.token_use import stored_use
 from dgpu.service.machine.outputs import CommittedGroup
 from dgpu.service.rest.access import Access
 from dgpu.service.rest.failures import MAX_FAILURES, Peer
@@ -103,12 +106,45 @@ def test_a_role_of_a_newer_version_has_no_rights() -> None:
     assert book.verify(secret.text.encode()) == "wrong"
 
 
-def test_the_last_use_is_known_until_the_next_start() -> None:
+def test_the_last_use_is_stored_lazily_and_survives_a_restart(tmp_path) -> None:
     clock = Time()
     book, secret = book_with(clock)
-    assert book.last_used_wall_ms(secret.token_id) == 0
-    book.verify(secret.text.encode())
-    assert book.last_used_wall_ms(secret.token_id) == clock.now
+    path = tmp_path / "token.used"
+
+    async def use() -> None:
+        async with stored_use(book, path, every_s=3_600):
+            for _ in range(100):
+                book.verify(secret.text.encode())
+            assert not path.exists(), "never per request"
+
+    asyncio.run(use())
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert json.loads(path.read_bytes()) == {secret.token_id: clock.now}
+    assert book.take_use() is None
+    again, _ = book_with(clock)
+    again._entries = book._entries
+    again.recall_use({secret.token_id: clock.now, "gone": 7})
+    assert again.last_used_wall_ms(secret.token_id) == clock.now
+    assert again.last_used_wall_ms("gone") == 0
+
+
+def test_the_last_use_is_written_while_the_scheduler_runs(tmp_path) -> None:
+    """A scheduler that is killed after months must not have forgotten all of them."""
+    book, secret = book_with()
+    path = tmp_path / "token.used"
+
+    async def use() -> None:
+        async with stored_use(book, path, every_s=0.001):
+            book.verify(secret.text.encode())
+            async with asyncio.timeout(30):
+                while not path.exists():  # noqa: ASYNC110 - there is no event to wait on
+                    await asyncio.sleep(0.001)
+
+    asyncio.run(use())
+    assert json.loads(path.read_bytes())
+    path.write_bytes(b"{not json")
+    asyncio.run(use())
+    assert json.loads(path.read_bytes()), "a damaged file is replaced"
 
 
 def test_the_key_is_made_once_and_for_its_owner_only(tmp_path) -> None:

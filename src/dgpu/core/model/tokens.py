@@ -24,3 +24,4 @@ class Token(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
     created_at: int = 0
     expires_wall_ms: int = 0  # UTC, by the wall clock; 0: never
     revoked_at: int = 0  # 0: valid
+    scopes: tuple[str, ...] = ()  # the only actions of its role that it may do; (): all of them

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
-import os
 import secrets
 from pathlib import Path
+
+from dgpu.service.access.private_file import write_private
 
 KEY_NAME = "token.key"
 KEY_BYTES = 32
@@ -14,7 +15,7 @@ KEY_BYTES = 32
 def load_key(path: Path) -> bytes:
     """Made at the first start, readable by its owner only. Raises OSError for a file that holds no key."""
     if not path.exists():
-        _write_key(path)
+        write_private(path, f"{secrets.token_bytes(KEY_BYTES).hex()}\n".encode("ascii"))
     path.chmod(0o600)
     text = path.read_bytes().strip()
     try:
@@ -28,15 +29,3 @@ def load_key(path: Path) -> bytes:
         )
         raise OSError(errno.EILSEQ, detail, str(path))
     return key
-
-
-def _write_key(path: Path) -> None:
-    """Complete or not at all: half a key would lock every token out."""
-    new = path.with_name(path.name + ".new")
-    new.unlink(missing_ok=True)
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(secrets.token_bytes(KEY_BYTES).hex() + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    new.rename(path)

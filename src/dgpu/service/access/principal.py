@@ -8,7 +8,7 @@ import msgspec
 
 from dgpu.wire.roles import Role
 
-Source = Literal["uid", "token", "session", "open"]
+Source = Literal["uid", "token", "oidc", "session", "open"]
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,7 +16,11 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     role: Role
     source: Source
     tenants: tuple[str, ...] | None = ()  # None: all. The first one is the default of a submit.
-    token_id: str = ""  # of an API token
+    token_id: str = ""  # of an API token, also if a session is bound to one
+    scopes: tuple[str, ...] = ()  # the only actions of the role that it may do; (): all of them
+    session_id: str = ""  # of a browser's session
+    is_owner: bool = False  # the scheduler's own user: a submit takes tenant and user from the body
+    ends_wall_s: int = 0  # a signed identity ends then, and its sessions with it; 0: it has no end of its own
 
     def owns(self, tenant_id: str) -> bool:
         return self.tenants is None or tenant_id in self.tenants
@@ -28,4 +32,4 @@ STRANGER = Principal(user="", role=Role.VIEWER, source="open")
 
 def owner(user: str, source: Source) -> Principal:
     """The scheduler's own user, or a client of a scheduler that asks for no identity."""
-    return Principal(user=user, role=Role.ADMIN, source=source, tenants=None)
+    return Principal(user=user, role=Role.ADMIN, source=source, tenants=None, is_owner=True)

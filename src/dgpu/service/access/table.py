@@ -76,13 +76,15 @@ RULES: Final[dict[Action, Rule]] = {
     Action.PREDICT: Rule(_EVERY, _ALL, _OPERATORS, "predict the effect of a change"),
     Action.READ_TOKEN: Rule(_ONE, _TOKENS, _ADMIN, "list API tokens"),
     Action.CHANGE_TOKEN: Rule(_ONE, _TOKENS, _ADMIN, "create and revoke API tokens"),
-    Action.OPEN_SESSION: Rule(_EVERY, _ADMIN, _ADMIN, "give a browser a session of an administrator"),
+    Action.OPEN_SESSION: Rule(_EVERY, _ALL, _ALL, "give a browser a session with your own rights"),
     Action.READ_SELF: Rule(_EVERY, _ALL, _ALL, "who am I; the API's description; end a session"),
 }
 
 
 def refusal(who: Principal, action: Action) -> Problem | None:
     """Before the subject of the action is known. `may` decides about a task, tenant or token of a tenant."""
+    if is_out_of_scope(who, action):
+        return not_permitted(who, action)
     rule = RULES[action]
     is_own = who.tenants is None or rule.subject is Subject.TENANT
     if who.role in (rule.own if is_own else rule.other):
@@ -92,12 +94,26 @@ def refusal(who: Principal, action: Action) -> Problem | None:
 
 def may(who: Principal, action: Action, tenant_id: str) -> bool:
     rule = RULES[action]
-    return who.role in (rule.own if who.owns(tenant_id) else rule.other)
+    return who.role in (rule.own if who.owns(tenant_id) else rule.other) and not is_out_of_scope(who, action)
+
+
+def is_out_of_scope(who: Principal, action: Action) -> bool:
+    """Scopes narrow a role. Each principal may still ask for its own identity."""
+    return bool(who.scopes) and action not in who.scopes and action is not Action.READ_SELF
+
+
+def actions_of(who: Principal) -> list[str]:
+    """All actions that the principal may do for its own tenants."""
+    return [action.value for action in Action if refusal(who, action) is None]
 
 
 def not_permitted(who: Principal, action: Action) -> Problem:
     rule = RULES[action]
-    if who.role in rule.own:
+    if is_out_of_scope(who, action):
+        detail = (
+            f"The token of {who.user} is for {', '.join(who.scopes)} only, not for {action} ({rule.about})."
+        )
+    elif who.role in rule.own:
         tenants = ", ".join(who.tenants or ())
         detail = f"{action} ({rule.about}) covers all tenants. {who.user} has the role {who.role} of {tenants} only."
     else:

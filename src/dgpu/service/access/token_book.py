@@ -59,7 +59,8 @@ class TokenBook:
         self._key = key
         self._wall_ms = wall_ms
         self._entries: dict[bytes, _Entry] = {}
-        self._last_used: dict[str, int] = {}  # wall clock; kept in memory only
+        self._last_used: dict[str, int] = {}  # wall clock
+        self._is_use_stored = True
         for token in tokens.values():
             self._note(token)
 
@@ -80,19 +81,38 @@ class TokenBook:
             return "wrong"
         entry = self._entries.get(secret[len(MARK) :].partition(b"_")[0])
         is_right = hmac.compare_digest(self._hash(secret), _NO_HASH if entry is None else entry.keyed_hash)
-        if entry is None or not is_right:
-            return "wrong"
+        return "wrong" if entry is None or not is_right else self._used(entry)
+
+    def principal_of(self, token_id: str) -> Principal | Unverified:
+        """For a session that was opened with this token."""
+        entry = self._entries.get(token_id.encode())
+        return "wrong" if entry is None else self._used(entry)
+
+    def _used(self, entry: _Entry) -> Principal | Unverified:
         if entry.revoked:
             return "revoked"
         now = self._wall_ms()
         if entry.expires_wall_ms and now >= entry.expires_wall_ms:
             return "expired"
         self._last_used[entry.principal.token_id] = now
+        self._is_use_stored = False
         return entry.principal
 
     def last_used_wall_ms(self, token_id: str) -> int:
-        """0: not since the scheduler started."""
+        """0: never, as far as known."""
         return self._last_used.get(token_id, 0)
+
+    def recall_use(self, stored: Mapping[str, int]) -> None:
+        for token_id, wall_ms in stored.items():
+            if token_id.encode() in self._entries:
+                self._last_used.setdefault(token_id, wall_ms)
+
+    def take_use(self) -> dict[str, int] | None:
+        """None: no use since the last call."""
+        if self._is_use_stored:
+            return None
+        self._is_use_stored = True
+        return dict(self._last_used)
 
     def new_secret(self) -> NewSecret:
         token_id = "".join(secrets.choice(_ID_CHARS) for _ in range(_ID_LENGTH))
@@ -114,6 +134,7 @@ class TokenBook:
             source="token",
             tenants=None if token.all_tenants else tuple(token.tenants),
             token_id=token.id,
+            scopes=tuple(token.scopes),
         )
         expires, revoked = token.expires_wall_ms, bool(token.revoked_at)
         self._entries[token.id.encode()] = _Entry(token.keyed_hash, principal, expires, revoked)

@@ -9,14 +9,18 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
+from msgspec.structs import replace
+
+from dgpu.service.access.ended_sessions import EndedSessions
 from dgpu.service.access.principal import STRANGER, Principal, owner
 from dgpu.service.access.token_book import MARK, TokenBook, Unverified
 from dgpu.service.rest.failures import Failures, Peer
 from dgpu.service.rest.origins import Hosts, problem, wrong_origin
-from dgpu.service.rest.sessions import Sessions, cookie_of
+from dgpu.service.rest.sessions import Session, Sessions, cookie_of
 from dgpu.wire.answers import Problem
 
 SESSION_PATH = "/api/v1/session"
+SESSION_ENDED = "session_ended"  # the code of the problem
 CODE_PATH = "/api/v1/session/code"
 OPEN_PATHS = frozenset({"/health", "/ready"})  # they reveal nothing secret, and probes have no token
 READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -25,7 +29,8 @@ READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 class Access:
     """`loopback`: all users except the scheduler's own user and root need a token. `none`: no user needs one.
 
-    An API token goes before all of that: a client that sends one acts with its rights, and not with those of its uid.
+    An API token goes before all of that, and so does a browser's session: a client that sends one acts with its rights,
+    and not with those of its uid.
     """
 
     def __init__(
@@ -39,18 +44,19 @@ class Access:
         lasting_clock: Callable[[], float] | None = None,  # continues after a restart; None: the wall clock
         tokens: TokenBook | None = None,
         over_tls: bool = False,
+        ended: EndedSessions | None = None,
     ) -> None:
         self.mode = mode
         self._token = token.encode()
         self.hosts = Hosts(hosts)
         self.failures = Failures(clock)
-        self.sessions = Sessions(token, clock, lasting_clock or time.time, over_tls=over_tls)
+        self.sessions = Sessions(token, clock, lasting_clock or time.time, over_tls=over_tls, ended=ended)
         self.tokens = tokens
         own = os.getuid() if own_uid is None else own_uid
         self._trusted = {uid: owner(user_name(uid), "uid") for uid in (0, own)}
         self._open = owner("anyone", "open")
         self._by_owner_token = owner(user_name(own), "token")
-        self._by_session = owner(user_name(own), "session")
+        self._owner_session = owner(user_name(own), "session")
 
     def enter(self, method: str, path: str, headers: dict[bytes, bytes], peer: Peer) -> Principal | Problem:
         """The principal; or why this request is not carried out, whatever its action is."""
@@ -73,10 +79,14 @@ class Access:
         secret = secret.strip()
         if secret.startswith(MARK) and scheme.lower() == b"bearer":
             return self._by_api_token(secret, peer)
+        if (
+            not scheme
+            and (cookie := cookie_of(headers))
+            and (session := self.sessions.find(cookie)) is not None
+        ):
+            return self._by_session(session)
         if peer.uid is not None and (trusted := self._trusted.get(peer.uid)) is not None:
             return trusted
-        if (cookie := cookie_of(headers)) and self.sessions.knows(cookie):
-            return self._by_session
         if (limited := self.failures.limited(peer)) is not None:
             return limited
         if not secret:
@@ -95,22 +105,63 @@ class Access:
             return self._wrong_token(peer)
         if isinstance(found, Principal):
             return found
-        detail = f"This token is {found}. Ask an administrator for another one: dgpu token create."
-        return problem(401, f"token_{found}", f"The token is {found}", detail)
+        return _dead_token(found)
+
+    def by_secret(self, secret: str, peer: Peer) -> Principal | Problem:
+        """The principal of a token that a browser sent to sign in."""
+        written = secret.encode()
+        if written.startswith(MARK):
+            return self._by_api_token(written, peer)
+        if (limited := self.failures.limited(peer)) is not None:
+            return limited
+        if self._token and hmac.compare_digest(written, self._token):
+            return self._by_owner_token
+        return self._wrong_token(peer)
+
+    def _by_session(self, session: Session) -> Principal | Problem:
+        """Rights are never those of the moment of signing in: a token that was revoked ends its sessions."""
+        found: Principal | Unverified | None = None
+        if not self.sessions.is_over(session):
+            if session.kind == "owner":
+                found = self._owner_session
+            elif session.kind == "token" and self.tokens is not None:
+                found = self.tokens.principal_of(session.token_id)
+        if isinstance(found, Principal):
+            return replace(found, source="session", session_id=session.id)
+        why = (
+            f"its token is {found}" if found in {"revoked", "expired"} else "it has expired or was signed out"
+        )
+        return problem(401, SESSION_ENDED, "The session has ended", f"Sign in again: {why}.")
+
+    def now_wall_s(self) -> int:
+        """By the wall clock that the scheduler shows."""
+        return self.tokens.now_wall_ms() // 1_000 if self.tokens is not None else int(time.time())
+
+    def end_session(self, headers: dict[bytes, bytes]) -> bool:
+        """False: this request has none."""
+        session = self.sessions.find(cookie_of(headers))
+        if session is None:
+            return False
+        self.sessions.end(session)
+        return True
 
     def _wrong_token(self, peer: Peer) -> Problem:
         self.failures.count(peer)
         return problem(403, "wrong_token", "The token is wrong", "This scheduler does not know this token.")
 
 
+def _dead_token(found: Unverified) -> Problem:
+    detail = f"This token is {found}. Ask an administrator for another one: dgpu token create."
+    return problem(401, f"token_{found}", f"The token is {found}", detail)
+
+
 def _wrong_session_use(who: Principal, path: str, headers: dict[bytes, bytes]) -> Problem | None:
     """A browser sends the cookie with any page's request, so a write must provably come from a page of this server."""
-    if path == CODE_PATH and (who.token_id or who.source == "session"):
-        # A session would outlive the token or session that it came from.
-        detail = "Only the scheduler's own user, or the token of its data directory, can open a session."
-        return problem(403, "not_by_cookie", "Not with a session or an API token", detail)
-    if who.source != "session":
+    if not who.session_id:
         return None
+    if path == CODE_PATH:  # the new session would outlive this one
+        detail = "A session opens no other session. Use dgpu dashboard, or sign in."
+        return problem(403, "not_by_cookie", "Not with a session", detail)
     if b"origin" in headers or headers.get(b"sec-fetch-site") == b"same-origin":
         return None  # not foreign: that was checked before
     detail = (

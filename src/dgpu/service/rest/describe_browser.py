@@ -57,24 +57,30 @@ def _session_calls() -> dict[str, Any]:
                 "responses": {"200": _answer("The caller's access.", _fields(access="string"), _JSON)},
             },
             "post": {
-                "summary": "Exchange a code for a session",
-                "description": "Takes the code that `dgpu dashboard` printed, once: the answer sets a cookie.",
-                "requestBody": {"required": True, "content": {_JSON: {"schema": _fields(code="string")}}},
+                "summary": "Sign a browser in",
+                "description": "Takes exactly one of: the `code` that `dgpu dashboard` printed, once; an API `token`. "
+                "The answer sets a cookie. The session has the rights of the code's or token's principal and ends "
+                "with the token.",
+                "requestBody": {
+                    "required": True,
+                    "content": {_JSON: {"schema": _fields(**dict.fromkeys(("code", "token"), "string"))}},
+                },
                 "responses": {
                     "204": {"description": "The cookie is set."},
-                    "403": {"description": "The code was used, has expired, or is invalid."},
+                    "401": {"description": "The token is revoked or has expired."},
+                    "403": {"description": "The code or token is wrong, or was used."},
                 },
             },
             "delete": {
                 "summary": "End this browser's session",
-                "description": "The browser forgets its cookie.",
+                "description": "The session ends, and the browser forgets its cookie.",
                 "responses": {"204": {"description": "Forgotten."}},
             },
         },
         "/api/v1/session/code": {
             "post": {
                 "summary": "Get a code for a browser",
-                "description": "Valid once, for five minutes. For the scheduler's own user, or with the token. "
+                "description": "Valid once, for five minutes. The session will have your own rights. "
                 "Body: {}.",
                 "requestBody": {"content": {_JSON: {"schema": {"type": "object"}}}},
                 "responses": {

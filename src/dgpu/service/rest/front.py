@@ -16,7 +16,7 @@ from dgpu.service.access.table import refusal
 from dgpu.service.history.reader import HistoryDamaged, HistoryUnfinished
 from dgpu.service.metrics.text import CONTENT_TYPE as METRICS_TYPE
 from dgpu.service.rest import board_calls, listing, probes, session_calls, submit, task_list
-from dgpu.service.rest.access import OPEN_PATHS, Access
+from dgpu.service.rest.access import OPEN_PATHS, SESSION_ENDED, Access
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.doors import Guest
 from dgpu.service.rest.failures import Peer
@@ -79,7 +79,7 @@ class Front:
             self._enter(scope, headers) if page is None else self._access.hosts.wrong(headers)
         )
         if isinstance(who, Problem):
-            await send_problem(send, who, request_id, _headers_of(who))
+            await send_problem(send, who, request_id, self._headers_of(who, headers))
         elif page is not None:
             await _send_page(send, page, method, request_id)
         else:
@@ -98,6 +98,12 @@ class Front:
             _note_admitted(scope)
         action = FIXED.get((method, path.rstrip("/")))
         return who if action is None else refusal(who, action) or who
+
+    def _headers_of(self, refused: Problem, headers: dict[bytes, bytes]) -> dict[str, str]:
+        told = _headers_of(refused)
+        if refused.code == SESSION_ENDED:  # the browser forgets it: whoever needs no session gets in without
+            told["set-cookie"] = self._access.sessions.set_cookie(headers, "").decode()
+        return told
 
     async def _route(
         self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send, request_id: str

@@ -58,8 +58,8 @@ async def tenant_of(backend: Backend, task_id: TaskId) -> TenantId | None:
 
 
 def submitter_of(who: Principal) -> Submitter | None:
-    """The tenant and the user that a submit gets from an API token. None: as the body says."""
-    if not who.token_id:
+    """The tenant and the user that a submit gets from its principal. None: as the body says."""
+    if who.is_owner:
         return None
     return Submitter(tenant=who.tenants[0] if who.tenants else "", user=who.user)
 

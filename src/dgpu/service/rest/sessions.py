@@ -1,22 +1,61 @@
-"""Sessions of browsers: a one-time code becomes a cookie. Only unused codes are stored.
+"""Sessions of browsers: signed cookies that name a principal. Only unused codes and ended sessions are stored.
 
-A cookie contains its expiry and is signed with the scheduler's token, so it survives a restart; a new token ends all
-sessions.
+A cookie contains its session and is signed with the scheduler's token, so it survives a restart; a new token ends all
+sessions. A session that is bound to an API token contains no rights: those of the token count, at each request.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import hmac
 import secrets
 import time
 from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from dgpu.service.access.ended_sessions import EndedSessions
+from dgpu.service.access.principal import Principal
 
 CODE_SECONDS = 300.0
 MAX_CODES = 64
 COOKIE_SECONDS = 7 * 86_400
+MAX_COOKIE_CHARS = 3_800  # browsers drop cookies of more than 4,096 bytes
 MAX_CODE_CHARS = 64
 _CODE_BYTES = 24
+_ID_BYTES = 12
+
+Kind = Literal["owner", "token", "oidc", "open"]  # open: no identity was asked for, so it proves none later
+
+
+class Session(msgspec.Struct, array_like=True, frozen=True):
+    """The content of a cookie."""
+
+    id: str
+    until_s: int
+    kind: Kind
+    token_id: str = ""
+    # Of an identity that another service vouched for:
+    issuer: str = ""
+    user: str = ""
+    role: str = ""
+    tenants: tuple[str, ...] | None = ()
+
+
+class SessionTooLarge(ValueError):  # noqa: N818 - the name states the failure
+    """The cookie would be larger than browsers store."""
+
+
+class _Code(NamedTuple):
+    until_s: float
+    principal: Principal
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Session)
 
 
 class Sessions:
@@ -27,66 +66,109 @@ class Sessions:
         wall_clock: Callable[[], float] = time.time,
         *,
         over_tls: bool = False,
+        ended: EndedSessions | None = None,
     ) -> None:
         secret = token.encode() or secrets.token_bytes(32)
-        self._key = hashlib.sha256(b"dgpu browser session\0" + secret).digest()
+        self._key = hashlib.sha256(b"dgpu browser session 2\0" + secret).digest()
         self._clock = clock
         self._wall_clock = wall_clock
         self._over_tls = over_tls
-        self._codes: dict[bytes, float] = {}  # hash of an unused code: its expiry; oldest first
+        self.ended = EndedSessions() if ended is None else ended
+        self._codes: dict[bytes, _Code] = {}  # by the hash of an unused code; oldest first
 
-    def set_cookie(self, headers: dict[bytes, bytes], value: str) -> bytes:
-        """Without a value, the browser deletes the cookie. Over TLS, the browser never sends it in plain text."""
-        age = COOKIE_SECONDS if value else 0
+    def set_cookie(self, headers: dict[bytes, bytes], value: str, age_s: int = 0) -> bytes:
+        """Without a value, the browser deletes the cookie."""
+        return self.cookie_line(cookie_name(headers), value, age_s)
+
+    def cookie_line(self, name: str, value: str, age_s: int) -> bytes:
+        """Over TLS, the browser never sends the cookie in plain text."""
         secure = "; Secure" if self._over_tls else ""
-        return f"{cookie_name(headers)}={value}; Max-Age={age}; Path=/; HttpOnly; SameSite=Strict{secure}".encode()
+        return f"{name}={value}; Max-Age={age_s}; Path=/; HttpOnly; SameSite=Strict{secure}".encode()
 
-    def new_code(self) -> str:
+    def new_code(self, who: Principal) -> str:
         """Drops the oldest unused code if there are too many."""
         now = self._clock()
-        self._codes = {code: until for code, until in self._codes.items() if until > now}
+        self._codes = {key: code for key, code in self._codes.items() if code.until_s > now}
         while len(self._codes) >= MAX_CODES:
             del self._codes[next(iter(self._codes))]
         code = secrets.token_urlsafe(_CODE_BYTES)
-        self._codes[_hashed(code)] = now + CODE_SECONDS
+        self._codes[_hashed(code)] = _Code(now + CODE_SECONDS, who)
         return code
 
-    def redeem(self, code: str) -> str | None:
-        """The value of the cookie; None: unknown, used, or expired."""
-        until = self._codes.pop(_hashed(code[:MAX_CODE_CHARS]), None)
-        if until is None or until <= self._clock():
+    def redeem(self, code: str) -> Principal | None:
+        """The principal that asked for the code; None: unknown, used, or expired."""
+        found = self._codes.pop(_hashed(code[:MAX_CODE_CHARS]), None)
+        return None if found is None or found.until_s <= self._clock() else found.principal
+
+    def open(self, who: Principal, *, seconds: int = COOKIE_SECONDS, issuer: str = "") -> str:
+        """The value of a new cookie, with an id of its own. Raises SessionTooLarge."""
+        kind = _kind_of(who)
+        session = Session(
+            id=secrets.token_urlsafe(_ID_BYTES),
+            until_s=int(self._wall_clock()) + seconds,
+            kind=kind,
+            token_id=who.token_id,
+        )
+        if kind == "oidc":
+            session = msgspec.structs.replace(
+                session, issuer=issuer, user=who.user, role=who.role.value, tenants=who.tenants
+            )
+        cookie = self.signed(_encoder.encode(session))
+        if len(cookie) > MAX_COOKIE_CHARS:
+            raise SessionTooLarge
+        return cookie
+
+    def find(self, cookie: str) -> Session | None:
+        """None: not signed here. The session may be over."""
+        content = self.content_of(cookie)
+        if content is None:
             return None
-        return self._signed(f"{int(self._wall_clock()) + COOKIE_SECONDS}.{secrets.token_urlsafe(9)}")
+        try:
+            return _decoder.decode(content)
+        except msgspec.DecodeError:
+            return None
 
-    def knows(self, cookie: str) -> bool:
-        words, _, _ = cookie.rpartition(".")
-        until, _, _ = words.partition(".")
-        if not (until.isascii() and until.isdigit() and len(until) < 13):
-            return False
-        signed = self._signed(words).encode("latin-1", "replace")
-        return (
-            hmac.compare_digest(signed, cookie.encode("latin-1", "replace"))
-            and int(until) > self._wall_clock()
-        )
+    def is_over(self, session: Session) -> bool:
+        return session.until_s <= self._wall_clock() or session.id in self.ended
 
-    def _signed(self, words: str) -> str:
-        return (
-            f"{words}.{hmac.new(self._key, words.encode('latin-1', 'replace'), hashlib.sha256).hexdigest()}"
-        )
+    def end(self, session: Session) -> None:
+        self.ended.add(session.id, session.until_s, self._wall_clock())
+
+    def signed(self, content: bytes) -> str:
+        text = base64.urlsafe_b64encode(content).rstrip(b"=")
+        return f"{text.decode()}.{self._signature(text)}"
+
+    def content_of(self, cookie: str) -> bytes | None:
+        text, _, signature = cookie.rpartition(".")
+        if not cookie.isascii() or not hmac.compare_digest(self._signature(text.encode()), signature):
+            return None
+        try:
+            return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+        except binascii.Error:
+            return None
+
+    def _signature(self, text: bytes) -> str:
+        return hmac.new(self._key, text, hashlib.sha256).hexdigest()
+
+
+def _kind_of(who: Principal) -> Kind:
+    if who.source == "open":
+        return "open"
+    return "owner" if who.is_owner else "token" if who.token_id else "oidc"
 
 
 def _hashed(code: str) -> bytes:
     return hashlib.sha256(code.encode()).digest()
 
 
-def cookie_name(headers: dict[bytes, bytes]) -> str:
+def cookie_name(headers: dict[bytes, bytes], base: str = "dgpu_session") -> str:
     """Browsers do not separate cookies by port, so two schedulers on one machine need different names."""
     port = headers.get(b"host", b"").rpartition(b":")[2]
-    return f"dgpu_session_{port.decode('latin-1')}" if port.isdigit() else "dgpu_session"
+    return f"{base}_{port.decode('latin-1')}" if port.isdigit() else base
 
 
-def cookie_of(headers: dict[bytes, bytes]) -> str:
-    wanted = cookie_name(headers)
+def cookie_of(headers: dict[bytes, bytes], base: str = "dgpu_session") -> str:
+    wanted = cookie_name(headers, base)
     for pair in headers.get(b"cookie", b"").decode("latin-1").split(";"):
         name, _, value = pair.strip().partition("=")
         if name == wanted:

@@ -13,13 +13,14 @@ from dgpu.core.model.tokens import Token
 from dgpu.core.rejections import UnknownToken
 from dgpu.core.state import ClusterState
 from dgpu.service.access.principal import Principal
-from dgpu.service.access.table import Action, not_permitted
+from dgpu.service.access.table import Action, actions_of, not_permitted
 from dgpu.service.access.token_book import TokenBook
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.tasks import Given, Who
 from dgpu.wire.answers import FieldError, Problem, Removed, instant, wall_instant
 from dgpu.wire.isolation import EXPECTED, KEY
 from dgpu.wire.problem import problem_of
+from dgpu.wire.requests import invalid
 from dgpu.wire.roles import Role
 from dgpu.wire.token_answers import NewToken, TokenAnswer, TokenList, WhoAmI
 from dgpu.wire.token_fields import ALL_TENANTS, AskedToken, decode_token
@@ -32,7 +33,8 @@ _BY_TENANT_ADMIN = frozenset({Role.USER, Role.VIEWER})
 @get(
     "/api/v1/whoami",
     summary="Who you are",
-    description="Your user, role and tenants, and how you were recognised.",
+    description="Your user, role and tenants, how you were recognised, and the actions that you may do for your own "
+    "tenants.",
 )
 async def who_am_i(rest: Given, who: Who) -> WhoAmI:
     return WhoAmI(
@@ -42,6 +44,8 @@ async def who_am_i(rest: Given, who: Who) -> WhoAmI:
         source=who.source,
         token_id=who.token_id or None,
         isolation=rest.options.isolation.word,
+        scopes=list(who.scopes),
+        actions=actions_of(who),
     )
 
 
@@ -83,6 +87,7 @@ async def create_token(rest: Given, who: Who, request: Request[Any, Any, Any]) -
         all_tenants=asked.all_tenants,
         created_by=who.user,
         expires_wall_ms=book.now_wall_ms() + expires * 1_000 if expires else 0,
+        scopes=asked.scopes,
     )
     await rest.do(CreateToken(token=token))
     await rest.runtime.read(lambda _: None)  # the book has heard of it before the client can use it
@@ -95,6 +100,7 @@ async def create_token(rest: Given, who: Who, request: Request[Any, Any, Any]) -
         role=shown.role,
         tenants=shown.tenants,
         expires_at=shown.expires_at,
+        scopes=shown.scopes,
     )
 
 
@@ -142,7 +148,14 @@ def refuse_second_user(rest: Backend, user: str) -> None:
 
 
 def _refuse_more_rights(who: Principal, asked: AskedToken) -> None:
-    """Nobody gives away more than it has."""
+    """A token has at most the rights of its creator."""
+    unknown = [each for each in asked.scopes if each not in set(Action)]
+    if unknown:
+        detail = f"Expected actions of {', '.join(Action)}, got {unknown[0]!r}."
+        raise invalid([FieldError(path="scopes", detail=detail)])
+    if who.scopes and not (asked.scopes and set(asked.scopes) <= set(who.scopes)):
+        detail = f"Expected some of {', '.join(who.scopes)}: the token of {who.user} is for these only."
+        raise _refused("scopes", detail)
     if who.role is Role.ADMIN:
         return
     allowed = ", ".join(role.value for role in Role if role in _BY_TENANT_ADMIN)
@@ -182,6 +195,7 @@ def _answer(token: Token, book: TokenBook) -> TokenAnswer:
         expires_at=wall_instant(expires) if expires else None,
         revoked=bool(token.revoked_at),
         last_used_at=wall_instant(last_used) if last_used else None,
+        scopes=list(token.scopes),
     )
 
 

@@ -1,0 +1,70 @@
+"""Everything that decides about people at the door: tokens, their last use, sessions, and the first token of a
+cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+from dgpu.core.commands import CreateToken
+from dgpu.core.model.tokens import Token
+from dgpu.core.rejections import Rejection
+from dgpu.service.access.ended_sessions import ENDED_NAME, EndedSessions
+from dgpu.service.access.key_file import KEY_NAME, load_key
+from dgpu.service.access.owner_token import load_token
+from dgpu.service.access.token_book import TokenBook, follow_tokens
+from dgpu.service.access.token_use import USE_NAME, stored_use
+from dgpu.service.loop.runtime import Runtime
+from dgpu.service.options import ServiceOptions
+from dgpu.service.rest.access import Access
+from dgpu.wire.roles import Role
+
+FIRST_TOKEN_SECONDS: Final = 7 * 86_400
+FIRST_TOKEN_NAME: Final = "bootstrap"  # noqa: S105 - the name of a token
+_FIRST_EPOCH: Final = 1
+
+
+@contextlib.asynccontextmanager
+async def opened_access(
+    options: ServiceOptions, runtime: Runtime, show_token: Callable[[str], None] | None
+) -> AsyncIterator[Access]:
+    folder = options.data_dir
+    tokens = await follow_tokens(runtime, load_key(folder / KEY_NAME))
+    access = Access(
+        mode="none" if options.auth_mode == "none" else "loopback",
+        token=load_token(folder / "token"),
+        clock=time.monotonic,
+        lasting_clock=lambda: runtime.now_ms() / 1000,  # a change of the wall clock ends no browser session
+        hosts=frozenset(options.allowed_hosts),
+        tokens=tokens,
+        over_tls=options.http_tls is not None,
+        ended=EndedSessions(folder / ENDED_NAME),
+    )
+    async with stored_use(tokens, folder / USE_NAME):
+        if show_token is not None and access.mode != "none":
+            await _first_token(runtime, tokens, show_token)
+        yield access
+
+
+async def _first_token(runtime: Runtime, tokens: TokenBook, show: Callable[[str], None]) -> None:
+    """Only at the first start of a cluster, and journaled before it is shown. A crash between the two loses the secret;
+    the scheduler's own user can always create another token.
+    """
+    if runtime.epoch != _FIRST_EPOCH:
+        return
+    secret = tokens.new_secret()
+    token = Token(
+        id=secret.token_id,
+        name=FIRST_TOKEN_NAME,
+        user=Role.ADMIN.value,
+        role=Role.ADMIN.value,
+        keyed_hash=secret.keyed_hash,
+        all_tenants=True,
+        created_by="dgpu scheduler",
+        expires_wall_ms=tokens.now_wall_ms() + FIRST_TOKEN_SECONDS * 1_000,
+    )
+    if not isinstance(await runtime.execute(CreateToken(token=token)), Rejection):
+        show(secret.text)
