@@ -42,6 +42,7 @@ from dgpu.service.rest.backend import RestOptions
 from dgpu.service.rest.doors import Doors
 from dgpu.service.rest.http_server import HttpServer
 from dgpu.service.rest.turns import Turns
+from dgpu.service.task_files import FileStreams
 from dgpu.service.task_output.store import LogStore
 from dgpu.service.task_output.streams import OutputStreams
 from dgpu.service.views.views import Views
@@ -117,6 +118,7 @@ class RestWorld:
         self.alert_options = alerts
         self.doors = Doors(limits)
         self.turns = Turns()
+        self.files = FileStreams()
         self._ready = threading.Event()
         self._stop: asyncio.Event
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
@@ -174,13 +176,12 @@ class RestWorld:
             self.access,
             self.options,
             alerts=self.alerts,
+            files=self.files,
             doors=self.doors,
             turns=self.turns,
         )
         server = HttpServer(app, self.doors, self.turns)
-        sock = socket.socket()
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(("127.0.0.1", 0))
+        sock = socket.create_server(("127.0.0.1", 0))
         self.port = sock.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         await server.start(sock)

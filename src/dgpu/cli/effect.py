@@ -48,12 +48,22 @@ def effect_lines(answer: dict[str, Any]) -> list[str]:
             f"{stop['task_id']} on {one_line(stop['node'])} would be stopped ({one_line(stop['reason'])})"
         )
     lines += _more(answer["stops"], "would be stopped")
+    lines += _of_others(answer.get("others") or {})
     return lines or ["Nothing would change for any task."]
 
 
 def _start(start: dict[str, Any]) -> str:
     new = " (new)" if start["new"] else ""
     return f"{start['task_id']}{new} would start now on {one_line(listed(start['nodes']))}"
+
+
+def _of_others(numbers: dict[str, int]) -> list[str]:
+    words = {"starts": "would start now", "delays": "would start later", "stops": "would be stopped"}
+    return [
+        f"{plural(numbers[name], 'task')} of other tenants {would}"
+        for name, would in words.items()
+        if numbers.get(name)
+    ]
 
 
 def _more(items: list[Any], would: str) -> list[str]:

@@ -234,11 +234,20 @@ class WhatifWait(Answer, frozen=True, kw_only=True):
     blockers: list[dict[str, Any]] = []
 
 
+class WhatifOthers(Answer, frozen=True, kw_only=True):
+    """Tasks of other tenants than the reader's."""
+
+    starts: int = 0
+    delays: int = 0
+    stops: int = 0
+
+
 class WhatifAnswer(Answer, frozen=True, kw_only=True):
     starts: list[WhatifStart] = []
     delays: list[WhatifDelay] = []
     stops: list[WhatifStop] = []
     waits: list[WhatifWait] = []
+    others: WhatifOthers | None = None  # None: the reader is of all tenants
     rejected: Problem | None = None
     journal_index: int = 0  # of the state used
     at: str = ""

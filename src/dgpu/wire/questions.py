@@ -20,6 +20,7 @@ from dgpu.wire.json_body import BadRequest, parse_json
 from dgpu.wire.requests import (
     MAX_BATCH_TASKS,
     Entries,
+    Submitter,
     entry_of,
     field_error,
     invalid,
@@ -33,6 +34,7 @@ MAX_GPUS_ADDED = 64  # per node
 
 class Submitting(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     entries: tuple[tuple[int, TaskSpec], ...]
+    tenants: tuple[str, ...] | None = None  # of the reader; None: all. The answer names no others
 
 
 class ChangingQuota(msgspec.Struct, frozen=True, kw_only=True, tag="quota"):
@@ -68,6 +70,7 @@ class Hastening(msgspec.Struct, frozen=True, kw_only=True, tag="sooner"):
     """Asks for changes that would start this task now."""
 
     task_id: TaskId
+    tenants: tuple[str, ...] | None = None  # as above
 
 
 Whatif: TypeAlias = Submitting | ChangingQuota | Draining | Losing | Adding
@@ -80,7 +83,7 @@ _SHOWN = (
 )
 
 
-def decode_whatif(body: bytes) -> Whatif:
+def decode_whatif(body: bytes, by: Submitter | None = None) -> Whatif:
     raw = parse_json(body)
     if type(raw) is not dict or len(raw) != 1:
         unknown = sorted(raw.keys() - set(_KINDS)) if type(raw) is dict else []
@@ -89,7 +92,7 @@ def decode_whatif(body: bytes) -> Whatif:
     ((kind, value),) = raw.items()
     match kind:
         case "submit":
-            return Submitting(entries=_entries(value))
+            return Submitting(entries=_entries(value, by))
         case "quota":
             return _quota(value)
         case "drain":
@@ -102,18 +105,18 @@ def decode_whatif(body: bytes) -> Whatif:
             raise invalid([unknown_field(kind, "", _KINDS)])
 
 
-def _entries(value: object) -> Entries:
+def _entries(value: object, by: Submitter | None) -> Entries:
     """The task itself, or {task, count}."""
     if type(value) is dict and "task" in value:
         for name in value.keys() - {"task", "count"}:
             raise invalid([unknown_field(name, "submit", ("task", "count"))])
-        spec = task_of(value["task"], "submit.task")
+        spec = task_of(value["task"], "submit.task", by)
         if "count" not in value:
             return (entry_of(spec),)
         if spec.array:
             raise invalid([FieldError(path="submit.count", detail="Leave out array or count.")])
         return ((_checked(fields.count(MAX_BATCH_TASKS), value["count"], "submit.count"), spec),)
-    return (entry_of(task_of(value, "submit")),)
+    return (entry_of(task_of(value, "submit", by)),)
 
 
 def _quota(value: object) -> ChangingQuota:

@@ -60,9 +60,9 @@ def entry_of(spec: TaskSpec) -> tuple[int, TaskSpec]:
     return (size(spec.array) if spec.array else 1, spec)
 
 
-def task_of(raw: object, where: str) -> TaskSpec:
+def task_of(raw: object, where: str, by: Submitter | None = None) -> TaskSpec:
     """A task inside another body; `where` is its path there."""
-    return _spec(raw, where)
+    return _spec(raw, where, by)
 
 
 def decode_batch(body: bytes, by: Submitter | None = None) -> Entries:

@@ -20,8 +20,9 @@ import pytest
 from dgpu.client.stream import EventParser, ServerEvent
 from dgpu.core.commands import DrainNode
 from dgpu.core.model.ids import GpuId, NodeId
-from dgpu.service.board.board import Board, Listener, Piece
+from dgpu.service.board.board import Board
 from dgpu.service.board.columns import CHANGING, FIXED
+from dgpu.service.board.pieces import Listener, Piece
 from dgpu.service.machine.agent_words import GpuSample
 from dgpu.service.rest.backend import RestOptions
 from dgpu.wire.board_answers import BoardCounts, BoardDelta, BoardSnapshot, GpuColumns, NodeColumns
@@ -318,19 +319,20 @@ def test_a_dashboard_that_does_not_read_costs_little_and_is_told_to_start_over(w
         slow.sendall(b"GET /api/v1/board/stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
         quick.next()
         wait_until(lambda: board.listeners == 2)
+        (audience,) = board._audiences.all()
 
         async def flood() -> None:
             for _ in range(200):
-                if any(listener.lagged for listener in board._listeners):
+                if any(listener.lagged for listener in audience.listeners):
                     return
-                board.seq += 1
-                board._publish(Piece(board.seq, b": " + b"x" * 300_000 + b"\n\n"))
+                audience.seq += 1
+                audience.publish(Piece(audience.seq, b": " + b"x" * 300_000 + b"\n\n"))
                 await asyncio.sleep(0.01)
 
         world.run(flood())
-        unread = [len(listener.pieces) for listener in board._listeners]
+        unread = [len(listener.pieces) for listener in audience.listeners]
         assert max(unread) <= Listener.MAX_UNREAD
-        assert any(listener.lagged for listener in board._listeners)
+        assert any(listener.lagged for listener in audience.listeners)
         slow.settimeout(SECONDS)
         told = read_until(slow, b"event: resync", b"")
         read_until(slow, b"event: snapshot", told)

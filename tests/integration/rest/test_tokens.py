@@ -254,18 +254,6 @@ def test_the_queue_tells_the_true_place_among_anonymous_others(world) -> None:
     assert page["total"] == 3
 
 
-def test_why_counts_foreign_tasks_and_names_none(world) -> None:
-    made = new_token(world)
-    world.add_node("n1", 1)
-    world.submit(tenant_id="rival", timeout_seconds=1000)
-    waiting = [world.submit(tenant_id="rival", gpu_count=1) for _ in range(3)]
-    own = world.submit(tenant_id="lab")
-    why = ask(world, made["token"], "GET", f"/api/v1/tasks/{own}/why").body
-    assert (why["position"], why["ahead"], why["ahead_total"]) == (4, [], 3)
-    assert "3 tasks of the same or a higher priority come first" in why["summary"]
-    assert not any(name in json.dumps(why) for name in waiting)
-
-
 def test_a_tenant_admin_gives_away_no_more_than_it_has(world) -> None:
     admin = new_token(world, role="tenant-admin")["token"]
     made = new_token(world, by=admin, role="viewer", user="bob")

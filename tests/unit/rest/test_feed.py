@@ -73,7 +73,7 @@ def test_housekeeping_is_not_told() -> None:
 async def test_listeners_get_what_happens_and_nobody_listens_after_they_left() -> None:
     views = Views(ClusterState())
     events_feed = EventFeed(views)
-    one, two = events_feed.stream(None, 60), events_feed.stream(None, 60)
+    one, two = events_feed.stream(None, None, 60), events_feed.stream(None, None, 60)
     await first(one, 1)
     await first(two, 1)
     views.on_group(group(1))
@@ -88,7 +88,7 @@ async def test_a_listener_that_comes_back_gets_what_it_missed() -> None:
     views = Views(ClusterState())
     for index in range(1, 5):
         views.on_group(group(index))
-    stream = EventFeed(views).stream(2, 60)
+    stream = EventFeed(views).stream(None, 2, 60)
     (opening,) = await first(stream, 1)
     assert b"id: 3\n" in opening
     assert b"id: 4\n" in opening
@@ -101,7 +101,7 @@ async def test_one_that_was_away_too_long_is_told_so(monkeypatch) -> None:
     views = Views(ClusterState())
     for index in range(1, 9):
         views.on_group(group(index))
-    stream = EventFeed(views).stream(2, 60)
+    stream = EventFeed(views).stream(None, 2, 60)
     (opening,) = await first(stream, 1)
     assert opening.startswith(b"event: lagged\n")
     await stream.aclose()
@@ -111,11 +111,11 @@ async def test_a_slow_listener_costs_a_bounded_amount_and_is_told(monkeypatch) -
     monkeypatch.setattr(feed, "MAX_UNREAD", 10)
     views = Views(ClusterState())
     events_feed = EventFeed(views)
-    stream = events_feed.stream(None, 60)
+    stream = events_feed.stream(None, None, 60)
     await first(stream, 1)
     for index in range(1, 100):
         views.on_group(group(index))
-    (listener,) = events_feed._listeners
+    (listener,) = events_feed._all()
     assert len(listener.pieces) <= 10
     (piece,) = await first(stream, 1)
     assert piece.startswith(b"event: lagged\n")
@@ -123,7 +123,7 @@ async def test_a_slow_listener_costs_a_bounded_amount_and_is_told(monkeypatch) -
 
 
 async def test_silence_is_filled_with_comments() -> None:
-    stream = EventFeed(Views(ClusterState())).stream(None, 0.01)
+    stream = EventFeed(Views(ClusterState())).stream(None, None, 0.01)
     opening, beat = await first(stream, 2)
     assert opening.startswith(b"retry:")
     assert beat.startswith(b":")

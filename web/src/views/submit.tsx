@@ -192,6 +192,8 @@ function Verdict({ asked, told }: { asked: boolean; told: Told }) {
 function Outcome({ whatif }: { whatif: Whatif }) {
   const starts = whatif.starts.filter((start) => start.new);
   const wait = whatif.waits[0];
+  const delays = whatif.delays.length + (whatif.others?.delays ?? 0);
+  const stops = whatif.stops.length + (whatif.others?.stops ?? 0);
   return (
     <div class="stack">
       {starts.length ? (
@@ -213,10 +215,10 @@ function Outcome({ whatif }: { whatif: Whatif }) {
           </ul>
         </div>
       ) : null}
-      {whatif.delays.length ? <p class="muted">{t("submit.delays", { n: whatif.delays.length })}</p> : null}
-      {whatif.stops.length ? (
+      {delays ? <p class="muted">{t("submit.delays", { n: delays })}</p> : null}
+      {stops ? (
         <p class="bad-text">
-          {whatif.stops.length} {t("quota.stops")}
+          {stops} {t("quota.stops")}
         </p>
       ) : null}
     </div>

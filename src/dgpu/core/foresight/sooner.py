@@ -66,6 +66,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     change: str  # the field or the order
     detail: str  # plain text, no full stop
     facts: dict[str, int | str] = {}
+    task_ids: tuple[TaskId, ...] = ()  # running tasks that the text names
 
 
 def sooner(state: ClusterState, task_id: TaskId, at: int) -> tuple[Change, ...]:
@@ -330,9 +331,18 @@ def _awaited(trials: _Trials, node_id: NodeId) -> Iterator[Change]:
 
     number = on_fork(state, enough)
     if number:
-        names = ", ".join(task_name(each.id) for each in by_end[:number])
-        words = f"when {names} on node {node_id} {'is' if number == 1 else 'are'} over"
-        yield Change(change="wait", detail=words, facts={"tasks": names, "number": number, "node": node_id})
+        task_ids = tuple(each.id for each in by_end[:number])
+        names = [task_name(each) for each in task_ids]
+        yield Change(
+            change="wait",
+            detail=awaited_in_words(", ".join(names), node_id, number),
+            facts={"tasks": ", ".join(names), "number": number, "node": node_id},
+            task_ids=task_ids,
+        )
+
+
+def awaited_in_words(tasks: str, node_id: str, number: int) -> str:
+    return f"when {tasks} on node {node_id} {'is' if number == 1 else 'are'} over"
 
 
 def _limit_at(task: Task) -> tuple[bool, int, TaskId]:

@@ -61,7 +61,7 @@ OPERATIONS: Final[dict[str, Action]] = {
     "GET /api/v1/alerts/{alert_id}": A.READ_ALERT,
     "GET /api/v1/alerts/silences": A.READ_ALERT,
     "GET /api/v1/alerts/silences/{silence_id}": A.READ_ALERT,
-    "GET /api/v1/alerts/targets": A.READ_ALERT,
+    "GET /api/v1/alerts/targets": A.READ_TARGET,
     "POST /api/v1/alerts/{alert_id}/acknowledge": A.CHANGE_ALERT,
     "POST /api/v1/alerts/silences": A.CHANGE_ALERT,
     "DELETE /api/v1/alerts/silences/{silence_id}": A.CHANGE_ALERT,

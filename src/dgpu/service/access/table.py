@@ -25,6 +25,7 @@ class Action(enum.StrEnum):
     CHANGE_CLUSTER = "cluster.change"
     WATCH_CLUSTER = "cluster.watch"
     READ_ALERT = "alert.read"
+    READ_TARGET = "target.read"
     CHANGE_ALERT = "alert.change"
     PREDICT = "whatif.ask"
     READ_TOKEN = "token.read"  # noqa: S105 - the name of an action
@@ -70,10 +71,15 @@ RULES: Final[dict[Action, Rule]] = {
     Action.CHANGE_CLUSTER: Rule(
         _EVERY, _OPERATORS, _OPERATORS, "drain, resume, give up, remove nodes; recover GPUs"
     ),
-    Action.WATCH_CLUSTER: Rule(_EVERY, _ALL, _OPERATORS, "dashboard, event stream, metrics, node events"),
-    Action.READ_ALERT: Rule(_EVERY, _ALL, _OPERATORS, "list alerts, silences and targets"),
+    Action.WATCH_CLUSTER: Rule(
+        _EVERY, _ALL, _ALL, "dashboard, events, metrics, node events, without names of other tenants"
+    ),
+    Action.READ_ALERT: Rule(_EVERY, _ALL, _ALL, "list alerts and silences, without those of other tenants"),
+    Action.READ_TARGET: Rule(_EVERY, _ALL, _OPERATORS, "list targets of alerts"),
     Action.CHANGE_ALERT: Rule(_EVERY, _OPERATORS, _OPERATORS, "acknowledge, silence, test alerts"),
-    Action.PREDICT: Rule(_EVERY, _ALL, _OPERATORS, "predict the effect of a change"),
+    Action.PREDICT: Rule(
+        _ONE, _ALL, _OPERATORS, "predict the effect of a submit; other changes cover all tenants"
+    ),
     Action.READ_TOKEN: Rule(_ONE, _TOKENS, _ADMIN, "list API tokens"),
     Action.CHANGE_TOKEN: Rule(_ONE, _TOKENS, _ADMIN, "create and revoke API tokens"),
     Action.OPEN_SESSION: Rule(_EVERY, _ALL, _ALL, "give a browser a session with your own rights"),
@@ -85,9 +91,15 @@ def refusal(who: Principal, action: Action) -> Problem | None:
     """Before the subject of the action is known. `may` decides about a task, tenant or token of a tenant."""
     if is_out_of_scope(who, action):
         return not_permitted(who, action)
+    if RULES[action].subject is Subject.TENANT and who.role in RULES[action].own:
+        return None
+    return refusal_for_all(who, action)
+
+
+def refusal_for_all(who: Principal, action: Action) -> Problem | None:
+    """For an answer or an effect that covers all tenants."""
     rule = RULES[action]
-    is_own = who.tenants is None or rule.subject is Subject.TENANT
-    if who.role in (rule.own if is_own else rule.other):
+    if who.role in (rule.own if who.tenants is None else rule.other):
         return None
     return not_permitted(who, action)
 

@@ -53,6 +53,9 @@ class _Entry(NamedTuple):
     expires_wall_ms: int
     revoked: bool
 
+    def has_expired(self, now_wall_ms: int) -> bool:
+        return bool(self.expires_wall_ms) and now_wall_ms >= self.expires_wall_ms
+
 
 class TokenBook:
     def __init__(self, key: bytes, tokens: Mapping[TokenId, Token], wall_ms: Callable[[], int]) -> None:
@@ -89,14 +92,19 @@ class TokenBook:
         return "wrong" if entry is None else self._used(entry)
 
     def _used(self, entry: _Entry) -> Principal | Unverified:
+        now = self._wall_ms()
         if entry.revoked:
             return "revoked"
-        now = self._wall_ms()
-        if entry.expires_wall_ms and now >= entry.expires_wall_ms:
+        if entry.has_expired(now):
             return "expired"
         self._last_used[entry.principal.token_id] = now
         self._is_use_stored = False
         return entry.principal
+
+    def is_good(self, token_id: str) -> bool:
+        """For streams that were opened with it."""
+        entry = self._entries.get(token_id.encode())
+        return entry is not None and not entry.revoked and not entry.has_expired(self._wall_ms())
 
     def last_used_wall_ms(self, token_id: str) -> int:
         """0: never, as far as known."""

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from dgpu.service.access.principal import Tenants
 from dgpu.service.alerts.machine import AlertMachine
+from dgpu.service.alerts.readers import alert_for
 from dgpu.service.alerts.values import Alert, Change, Message, Silence
 from dgpu.wire.alert_answers import AlertAnswer, SilenceAnswer, WebhookBody
 from dgpu.wire.answers import instant, instant_or_none
@@ -46,8 +48,13 @@ def silence_answer(silence: Silence, now: int) -> SilenceAnswer:
     )
 
 
-def change_stream_text(changes: Sequence[Change], machine: AlertMachine, now: int) -> bytes:
+def change_stream_text(
+    changes: Sequence[Change], machine: AlertMachine, now: int, tenants: Tenants = None
+) -> bytes:
     """Without an id: alerts are not in the journal, so a listener's position in the journal does not change."""
+    changes = [
+        Change(name, seen) for name, alert in changes if (seen := alert_for(tenants, alert)) is not None
+    ]
     told = {"at": instant(now), "type": "alert"}
     if len(changes) > MAX_TOLD_SINGLY:
         many = {**told, "change": "many", "count": len(changes)}

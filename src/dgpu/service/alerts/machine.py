@@ -8,7 +8,7 @@ a finding ──► PENDING ── held for long enough ──► FIRING ── 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from msgspec.structs import replace
 
@@ -187,10 +187,9 @@ class AlertMachine:
             if rule.for_ms > 0:
                 yield Change("pending", alert)
         else:
-            told = (finding.summary, finding.facts)
-            if alert.clear_since or (alert.summary, alert.facts) != told:
-                alert = replace(alert, summary=told[0], facts=dict(told[1]), clear_since=0)
-                self.open[key] = alert
+            told = _told(finding)
+            if alert.clear_since or any(getattr(alert, name) != value for name, value in told.items()):
+                self.open[key] = alert = replace(alert, **told, clear_since=0)
         if alert.state is AlertState.PENDING and now - alert.pending_since >= rule.for_ms:
             alert = replace(alert, state=AlertState.FIRING, firing_since=now)
             self._before.pop(key, None)
@@ -206,8 +205,7 @@ class AlertMachine:
                 last,
                 state=AlertState.PENDING,
                 severity=rule.severity,
-                summary=finding.summary,
-                facts=dict(finding.facts),
+                **_told(finding),
                 pending_since=now,
                 firing_since=0,
                 clear_since=0,
@@ -221,8 +219,7 @@ class AlertMachine:
                 subject=finding.subject,
                 severity=rule.severity,
                 state=AlertState.PENDING,
-                summary=finding.summary,
-                facts=dict(finding.facts),
+                **_told(finding),
                 pending_since=now,
             )
             self._next_alert += 1
@@ -345,3 +342,13 @@ class AlertMachine:
         for silence in self.silences.values():
             key = (silence.rule, silence.subject)
             self._quiet[key] = max(self._quiet.get(key, 0), silence.until)
+
+
+def _told(finding: Finding) -> dict[str, Any]:
+    """The fields of an alert that each check may change."""
+    return {
+        "summary": finding.summary,
+        "facts": dict(finding.facts),
+        "tenant": finding.tenant,
+        "plain": finding.plain,
+    }

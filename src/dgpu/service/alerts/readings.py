@@ -134,7 +134,12 @@ def _uses(state: ClusterState) -> tuple[Use, ...]:
     else:
         pools = [Use(f"pool {pool.value}", used[pool], quota.milli(pool)) for pool in Pool]
     tenants = [
-        Use(f"tenant {tenant.id}", state.accounts.open(tenant.id).milli, tenant.max_gpus * WHOLE_MILLI)
+        Use(
+            f"tenant {tenant.id}",
+            state.accounts.open(tenant.id).milli,
+            tenant.max_gpus * WHOLE_MILLI,
+            tenant.id,
+        )
         for tenant in state.tenants.values()
         if tenant.max_gpus
     ]
@@ -149,7 +154,8 @@ def _oldest(state: ClusterState) -> tuple[Oldest, ...]:
         if heads:
             first = min(heads, key=_waits_since)
             name = "no pool" if pool is None else f"pool {pool.value}"
-            found.append(Oldest(name, task_name(first.id), _waits_since(first)))
+            tenant = state.shapes[first.shape_id].tenant_id
+            found.append(Oldest(name, task_name(first.id), _waits_since(first), tenant))
     return tuple(found)
 
 

@@ -114,6 +114,7 @@ class Use(NamedTuple):
     holder: str
     used_milli: int
     limit_milli: int
+    tenant: str = ""  # empty: of a pool
 
 
 class Oldest(NamedTuple):
@@ -122,6 +123,7 @@ class Oldest(NamedTuple):
     pool: str
     task: str
     since: int
+    tenant: str = ""
 
 
 class OffClock(NamedTuple):
@@ -160,6 +162,10 @@ class Finding(NamedTuple):
     subject: str
     summary: str
     facts: Mapping[str, Any]
+    tenant: str = ""  # the only tenant that may read the summary; empty: see `plain`
+    plain: str = (
+        ""  # the summary for other tenants; empty: they do not get the alert, unless the rule is public
+    )
 
 
 def findings(readings: Readings, rules: RuleSet) -> list[Finding]:
@@ -207,14 +213,14 @@ def _sick(readings: Readings, _rule: Rule, name: str) -> Iterator[Finding]:
             "evidence": card.evidence,
             "since": instant(card.since),
         }
+        state = "needs an operator" if name == "gpu_unrecoverable" else "is out of service"
         why = f"{card.cause}: {card.evidence}" if card.evidence else card.cause
+        text = f"GPU {card.gpu} on {card.node} {state} ({why})."
         if name == "gpu_unrecoverable":
-            text = (
-                f"GPU {card.gpu} on {card.node} needs an operator ({why}). Then: dgpu gpus recover {card.gpu}"
-            )
-        else:
-            text = f"GPU {card.gpu} on {card.node} is out of service ({why})."
-        yield Finding(name, card.gpu, text, facts)
+            text += f" Then: dgpu gpus recover {card.gpu}"
+        yield Finding(
+            name, card.gpu, text, facts, plain=f"GPU {card.gpu} on {card.node} {state} ({card.cause})."
+        )
 
 
 def _hot(readings: Readings, rule: TemperatureRule, name: str) -> Iterator[Finding]:
@@ -226,12 +232,12 @@ def _hot(readings: Readings, rule: TemperatureRule, name: str) -> Iterator[Findi
 
 
 def _quota(readings: Readings, rule: QuotaRule, name: str) -> Iterator[Finding]:
-    for holder, used, limit in readings.uses:
+    for holder, used, limit, tenant in readings.uses:
         if limit > 0 and used > rule.percent * limit:
             facts = {"gpus_used": used / 1000, "gpus_quota": limit / 1000, "percent": round(used / limit, 3)}
             verb = "use" if holder == "pools together" else "uses"
             text = f"The {holder} {verb} {used / 1000:g} of {limit / 1000:g} GPUs ({used / limit:.0%})."
-            yield Finding(name, holder, text, facts)
+            yield Finding(name, holder, text, facts, tenant=tenant, plain="" if tenant else text)
 
 
 def _failures(readings: Readings, rule: FailureRule, name: str) -> Iterator[Finding]:
@@ -244,13 +250,14 @@ def _failures(readings: Readings, rule: FailureRule, name: str) -> Iterator[Find
 
 
 def _waiting(readings: Readings, rule: WaitRule, name: str) -> Iterator[Finding]:
-    for pool, task, since in readings.oldest:
+    for pool, task, since, tenant in readings.oldest:
         waited_ms = readings.at - since
         if waited_ms > rule.limit_ms:
             facts = {"task": task, "waits_since": instant(since), "limit_seconds": rule.limit_ms / 1000}
             minutes = waited_ms // 60_000
             text = f"{task} ({pool}) has waited for {minutes} min. Why: dgpu why {task}"
-            yield Finding(name, pool, text, facts)
+            plain = f"A task of another tenant ({pool}) has waited for {minutes} min."
+            yield Finding(name, pool, text, facts, tenant=tenant, plain=plain)
 
 
 def _disk(readings: Readings, rule: DiskRule, name: str) -> Iterator[Finding]:

@@ -42,6 +42,8 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     comment: str = ""
     told: bool = False  # the targets were told that it fires
     told_at: int = 0
+    tenant: str = ""  # see Finding
+    plain: str = ""
 
     @property
     def key(self) -> Key:

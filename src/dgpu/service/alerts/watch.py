@@ -19,16 +19,18 @@ import msgspec
 import structlog
 
 from dgpu.journal.journal import Room
+from dgpu.service.access.principal import Tenants
 from dgpu.service.alerts.bodies import change_stream_text
 from dgpu.service.alerts.machine import AlertMachine
 from dgpu.service.alerts.options import AlertOptions
 from dgpu.service.alerts.outbox import Delivery, Outbox, TargetCounts
+from dgpu.service.alerts.readers import alert_for
 from dgpu.service.alerts.readings import EndedTasks, read_state
 from dgpu.service.alerts.rules import OffClock, Readings, findings
 from dgpu.service.alerts.senders import Senders, SendFailed
 from dgpu.service.alerts.store import AlertStore, Kept
 from dgpu.service.alerts.targets import Target
-from dgpu.service.alerts.values import Alert, Change, Message, Silence
+from dgpu.service.alerts.values import Alert, AlertState, Change, Message, Silence
 from dgpu.service.loop.runtime import Runtime
 from dgpu.wire.alert_answers import AlertCounts
 
@@ -36,6 +38,9 @@ _LONGEST_NAP_S = 60.0
 _STOP_PATIENCE_S = 2.0
 _MAX_LOG_LINES = 5  # of one kind in one check
 
+_MAX_COUNTS = 128  # audiences whose counts are kept
+
+TextFor = Callable[[Tenants], bytes]
 _log = structlog.get_logger("dgpu.alerts")
 
 
@@ -68,13 +73,15 @@ class AlertWatch:
         self._outbox = Outbox(self._targets, options.sending, kept.unsent)
         self._senders = Senders(options.sending.timeout_ms)
         self._ended = EndedTasks(options.machine.rules.failure_rate.window_ms)
-        self._listeners: list[Callable[[bytes], None]] = []
+        self._listeners: list[Callable[[TextFor], None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._disk: tuple[int, int] | None = None
         self._disk_look: asyncio.Task[None] | None = None
         self._to_send = asyncio.Event()
         self._changed = 0  # grows with every change that must be stored
         self._saved = 0
+        self._counts: dict[Tenants, AlertCounts] = {}  # as of the change `_counted`
+        self._counted = 0
         self._saving = asyncio.Lock()
         self._save_failed = False
         self._unsubscribe: Callable[[], None] = lambda: None
@@ -202,25 +209,31 @@ class AlertWatch:
 
     # Queries
 
-    def counts(self) -> AlertCounts:
-        by_state = Counter(alert.state.value for alert in self.machine.open.values())
-        return AlertCounts(
-            pending=by_state["pending"], firing=by_state["firing"], resolved=len(self.machine.resolved)
-        )
+    def counts(self, tenants: Tenants = None) -> AlertCounts:
+        """Of the alerts that readers of these tenants get."""
+        if self._counted != self._changed or len(self._counts) > _MAX_COUNTS:
+            self._counts, self._counted = {}, self._changed
+        if tenants not in self._counts:
+            alerts = (alert for alert in self.machine.listed() if alert_for(tenants, alert) is not None)
+            numbers = Counter(alert.state for alert in alerts)
+            self._counts[tenants] = AlertCounts(
+                **{state.value: numbers[state] for state in AlertState},
+            )
+        return self._counts[tenants]
 
     def target_counts(self) -> list[tuple[Target, TargetCounts]]:
         return [(target, self._outbox.counts(name)) for name, target in self._targets.items()]
 
-    def listen(self, listener: Callable[[bytes], None]) -> Callable[[], None]:
-        """Passes on every change, as text of server-sent events."""
+    def listen(self, listener: Callable[[TextFor], None]) -> Callable[[], None]:
+        """Passes on every change, as a function that returns its text of server-sent events for some tenants."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     def _publish(self, changes: list[Change]) -> None:
         if changes and self._listeners:
-            text = change_stream_text(changes, self.machine, self._runtime.now_ms())
+            now = self._runtime.now_ms()
             for listener in tuple(self._listeners):
-                listener(text)
+                listener(lambda tenants: change_stream_text(changes, self.machine, now, tenants))
 
     # Sending
 

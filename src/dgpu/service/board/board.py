@@ -1,14 +1,13 @@
 """The data of all dashboards: one picture of the cluster, updated once a second while a dashboard is connected.
 
-A beat reads the state at a committed point and encodes the changes once for all listeners. Without a listener, nothing
-is computed except one point of the ten-minute line every five seconds.
+A beat reads the state at a committed point and encodes the changes once for each audience: readers of the same tenants.
+An audience without listeners costs nothing. Without any listener, nothing is computed except one point of the
+ten-minute line every five seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gzip
-import zlib
 from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
@@ -21,9 +20,12 @@ from msgspec.structs import replace
 from dgpu.core.index.room import STATUSES
 from dgpu.core.state import ClusterState
 from dgpu.journal.journal import Room
+from dgpu.service.access.audiences import Audiences
+from dgpu.service.access.principal import Tenants
 from dgpu.service.board import figures
-from dgpu.service.board.columns import HEALTHS, NODE_STATUSES, Columns
+from dgpu.service.board.columns import HEALTHS, NODE_STATUSES, Changes, Columns
 from dgpu.service.board.figures import MAX_POINTS, STEP_MS, Traffic
+from dgpu.service.board.pieces import Audience, Listener, Piece
 from dgpu.service.loop.runtime import Runtime
 from dgpu.service.views.views import Views
 from dgpu.wire.alert_answers import AlertCounts
@@ -42,147 +44,91 @@ BEAT_MS = 1_000
 QUIET_MS = 5_000  # a beat is sent after this time even without a change, to show that the stream is alive
 USE_MS = 5_000  # how often pools and tenants are checked; while there are few, also after every change
 FEW_TENANTS = 20
-_PACKING_LEVEL = 4
 
 T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
 _log = structlog.get_logger("dgpu.board")
 
 
-class Piece:
-    """One event of the stream, encoded once, and compressed once if a client wants that.
-
-    Compressed pieces may follow each other in the gzip stream of any client: each has its own compressor and ends at a
-    byte boundary, so it refers to no earlier data.
-    """
-
-    __slots__ = ("_packed", "plain", "seq")
-
-    def __init__(self, seq: int, plain: bytes) -> None:
-        self.seq = seq
-        self.plain = plain
-        self._packed = b""
-
-    @property
-    def packed(self) -> bytes:
-        if not self._packed:
-            self._packed = pack(self.plain)
-        return self._packed
-
-
-PACKED_BEGIN = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"  # the head of a gzip stream
-
-
-def pack(plain: bytes) -> bytes:
-    packer = zlib.compressobj(_PACKING_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
-    return packer.compress(plain) + packer.flush(zlib.Z_SYNC_FLUSH)
-
-
-class Listener:
-    """One dashboard. Unread events are dropped after a while, and the dashboard gets a resync instead."""
-
-    MAX_UNREAD = 16
-
-    __slots__ = ("arrived", "lagged", "pieces")
-
-    def __init__(self) -> None:
-        self.pieces: deque[Piece] = deque()
-        self.lagged = False
-        self.arrived = asyncio.Event()
-
-    def offer(self, piece: Piece) -> None:
-        if self.lagged or len(self.pieces) >= self.MAX_UNREAD:
-            self.pieces.clear()
-            self.lagged = True
-        else:
-            self.pieces.append(piece)
-        self.arrived.set()
-
-    def take(self, board: Board) -> list[Piece]:
-        if self.lagged:
-            self.lagged = False
-            return board.resync()
-        taken = list(self.pieces)
-        self.pieces.clear()
-        return taken
-
-
 class Board:
     def __init__(
         self, runtime: Runtime, views: Views, *, version: str = "", role: str = "master", build: str = ""
     ) -> None:
-        self.seq = 0
         self.beats = 0
         self.lagged = 0  # resyncs that were needed since the start
-        self.count_alerts: Callable[[], AlertCounts | None] = lambda: None
+        self.count_alerts: Callable[[Tenants], AlertCounts | None] = lambda _: None
         self._runtime = runtime
         self._views = views
         self._version, self._role, self._build = version, role, build
         self._columns = Columns()
         self._traffic = Traffic(views)
         self._points: deque[BoardPoint] = deque(maxlen=MAX_POINTS)
-        self._figures: BoardFigures | None = None  # None: no dashboard has connected yet
-        self._listeners: set[Listener] = set()
-        self._snapshot: Piece | None = None
-        self._packed_picture: tuple[Piece, bytes] | None = None
-        self._at_ms = self._sent_at_ms = self._use_at_ms = 0
+        self._figures: BoardFigures | None = None  # with all tenants; None: no dashboard has connected yet
+        self._audiences = Audiences(Audience, lambda audience: not audience.listeners)
+        self.listeners = 0
+        self._at_ms = self._use_at_ms = 0
         self._lock = asyncio.Lock()
         self._somebody = asyncio.Event()
         self._running = asyncio.get_running_loop().create_task(self._run(), name="board")
 
-    @property
-    def listeners(self) -> int:
-        return len(self._listeners)
-
     # Calls of dashboards
 
-    async def join(self) -> tuple[Listener, Piece]:
-        """A listener, and the whole picture, which comes first."""
-        listener = Listener()
+    async def join(self, tenants: Tenants) -> tuple[Listener, Piece]:
+        """A listener, and the whole picture, which comes first. Raises TooManyAudiences."""
         await self.refresh()
         # No await from here on: no beat can come between the picture and the first delta.
-        self._listeners.add(listener)
+        audience = self._audiences.of(tenants)
+        first = self._snapshot(audience)
+        listener = Listener(audience, first)
+        audience.listeners.add(listener)
+        self.listeners += 1
         self._somebody.set()
-        return listener, self.snapshot()
+        return listener, first
 
     def leave(self, listener: Listener) -> None:
-        self._listeners.discard(listener)
-        if not self._listeners:
+        listener.audience.listeners.discard(listener)
+        self.listeners -= 1
+        if not self.listeners:
             self._somebody.clear()
+
+    def take(self, listener: Listener) -> list[Piece]:
+        """What the listener has not got yet; for one that was too slow, the whole picture."""
+        if listener.lagged:
+            self.lagged += 1
+            snapshot = self._snapshot(listener.audience)
+            listener.restart(snapshot)
+            return [Piece(snapshot.seq, _event("resync", b'{"reason":"lagged"}')), snapshot]
+        taken = list(listener.pieces)
+        listener.pieces.clear()
+        return taken
+
+    async def picture(self, tenants: Tenants, *, packed: bool) -> bytes:
+        """Only the JSON of a snapshot. Raises TooManyAudiences."""
+        await self.refresh()
+        audience = self._audiences.of(tenants)
+        snapshot = self._snapshot(audience)
+        plain = snapshot.plain[snapshot.plain.index(b"data: ") + 6 : -2]
+        return audience.packed(snapshot, plain) if packed else plain
 
     async def refresh(self) -> None:
         """Afterwards the picture is at most one beat old."""
-        if self._runtime.now_ms() - self._at_ms >= BEAT_MS or not self.seq:
+        if self._runtime.now_ms() - self._at_ms >= BEAT_MS or not self.beats:
             await self.beat()
 
-    def snapshot(self) -> Piece:
-        if self._snapshot is None or self._snapshot.seq != self.seq:
-            body = self._event("snapshot", _encode(self._picture()))
-            self._snapshot = Piece(self.seq, body)
-        return self._snapshot
-
-    def picture(self) -> bytes:
-        """Only the JSON of the snapshot."""
-        plain = self.snapshot().plain
-        return plain[plain.index(b"data: ") + 6 : -2]
-
-    def picture_packed(self) -> bytes:
-        if self._packed_picture is None or self._packed_picture[0] is not self.snapshot():
-            self._packed_picture = (self.snapshot(), gzip.compress(self.picture(), _PACKING_LEVEL, mtime=0))
-        return self._packed_picture[1]
-
-    def resync(self) -> list[Piece]:
-        """For a listener that was too slow."""
-        self.lagged += 1
-        told = b'event: resync\ndata: {"reason":"lagged"}\n\n'
-        return [Piece(self.seq, told), self.snapshot()]
+    def _snapshot(self, audience: Audience) -> Piece:
+        if audience.told is None:
+            audience.told = self._figures_for(audience)
+        if audience.snapshot is None or audience.snapshot.seq != audience.seq:
+            body = _event("snapshot", _encode(self._picture(audience, audience.told)))
+            audience.snapshot = Piece(audience.seq, body)
+        return audience.snapshot
 
     # The beat
 
     async def _run(self) -> None:
         while True:
             try:
-                if self._listeners:
+                if self.listeners:
                     due_ms = self._at_ms + BEAT_MS - self._runtime.now_ms()
                     await asyncio.sleep(max(10, min(due_ms, BEAT_MS)) / 1_000)
                     await self.refresh()
@@ -202,38 +148,49 @@ class Board:
 
     async def beat(self) -> None:
         async with self._lock:
-            if self._runtime.now_ms() - self._at_ms < BEAT_MS and self.seq:
+            if self._runtime.now_ms() - self._at_ms < BEAT_MS and self.beats:
                 return  # another caller has just done the same
+            changes = await self._runtime.read(self._look)
             self.beats += 1
-            delta = await self._runtime.read(self._look)
-            if delta is None:
-                self.seq += 1
-                self._publish(self.snapshot())
-            elif not delta.is_empty or self._at_ms - self._sent_at_ms >= QUIET_MS:
-                self.seq = delta.seq
-                self._publish(Piece(self.seq, self._event("delta", _encode(delta))))
+            for audience, delta in changes:
+                audience.publish(self._snapshot(audience) if delta is None else _piece(delta))
+                await asyncio.sleep(0)  # requests do not wait for the encodings of all audiences
 
-    def _publish(self, piece: Piece) -> None:
-        self._sent_at_ms = self._at_ms
-        for listener in self._listeners:
-            listener.offer(piece)
-
-    def _look(self, state: ClusterState) -> BoardDelta | None:
-        """Called at a committed point. None: there was no earlier check, or the set of nodes or GPUs changed."""
+    def _look(self, state: ClusterState) -> list[tuple[Audience, BoardDelta | None]]:
+        """Called at a committed point. The audiences that get an event; without a delta, it is the whole picture."""
         self._at_ms = at_ms = self._runtime.now_ms()
         changes = self._columns.look(state, self._runtime.telemetry)
         point = self._note_point(state)
-        before, after = self._figures, self._work_out(state, at_ms)
-        self._figures = after
-        if changes is None or before is None:
-            return None
-        gpus, nodes = changes
-        traffic = self._traffic
-        is_told = bool(traffic.changed) or traffic.changed_more
+        self._figures = self._work_out(state, at_ms)
+        self._audiences.drop_idle()
+        told: list[tuple[Audience, BoardDelta | None]] = []
+        for audience in self._audiences.all():
+            before, audience.told = audience.told, self._figures_for(audience)
+            delta = None
+            if changes is not None and before is not None:
+                delta = self._delta(audience, before, audience.told, changes, point)
+                if delta.is_empty and at_ms - audience.sent_at_ms < QUIET_MS:
+                    continue
+            audience.seq += 1
+            audience.sent_at_ms = at_ms
+            told.append((audience, delta))
+        return told
+
+    def _delta(
+        self,
+        audience: Audience,
+        before: BoardFigures,
+        after: BoardFigures,
+        changes: tuple[Changes, Changes],
+        point: BoardPoint | None,
+    ) -> BoardDelta:
+        gpus, nodes = self._columns.changes_for(audience.tenants, *changes)
+        changed, is_more = self._traffic.changed.of(audience.tenants)
+        is_told = bool(changed) or is_more
         return BoardDelta(
-            seq=self.seq + 1,
+            seq=audience.seq + 1,
             index=after.index,
-            at_ms=SHOWN.wall_ms(at_ms),
+            at_ms=SHOWN.wall_ms(self._at_ms),
             gpus=gpus or UNSET,
             nodes=nodes or UNSET,
             ready=_other(before.ready, after.ready),
@@ -245,9 +202,14 @@ class Board:
             tenants=_other(before.tenants, after.tenants),
             tenants_more=_other(before.tenants_more, after.tenants_more),
             point=UNSET if point is None else replace(point, at_ms=SHOWN.wall_ms(point.at_ms)),
-            changed=list(traffic.changed) if is_told else UNSET,
-            changed_more=traffic.changed_more if is_told else UNSET,
+            changed=changed if is_told else UNSET,
+            changed_more=is_more if is_told else UNSET,
         )
+
+    def _figures_for(self, audience: Audience) -> BoardFigures:
+        if self._figures is None:
+            raise RuntimeError("a beat came before the first picture")
+        return figures.figures_for(self._figures, audience.tenants, self.count_alerts(audience.tenants))
 
     def _work_out(self, state: ClusterState, at_ms: int) -> BoardFigures:
         used: BoardUse | None = self._figures
@@ -264,9 +226,9 @@ class Board:
                 self._traffic,
                 at_ms,
                 util=figures.mean(self._columns.gpus.util),
-                browsers=len(self._listeners),
+                browsers=self.listeners,
             ),
-            alerts=self.count_alerts(),
+            alerts=None,
             pools=used.pools,
             quota=used.quota,
             tenants=used.tenants,
@@ -283,7 +245,7 @@ class Board:
         """Every five seconds, with or without listeners."""
         at_ms = self._runtime.now_ms()
         is_due = not self._points or at_ms - self._points[-1].at_ms >= STEP_MS
-        if not self._listeners and not is_due:
+        if not self.listeners and not is_due:
             return None
         self._traffic.look(state, at_ms)
         if not is_due:
@@ -297,18 +259,16 @@ class Board:
             finished_per_min=self._traffic.per_minute()[1],
         )
         self._points.append(point)
-        if not self._listeners:  # no listener gets this change: the next one needs the whole picture
-            self._snapshot = None
+        if not self.listeners:  # no listener gets this change: the next one needs the whole picture
+            self._audiences.drop_idle()
         return point
 
     # Encoding
 
-    def _picture(self) -> BoardSnapshot:
-        columns, told = self._columns, self._figures
-        if told is None:
-            raise RuntimeError("a beat came before the first picture")
+    def _picture(self, audience: Audience, told: BoardFigures) -> BoardSnapshot:
+        columns = self._columns
         return BoardSnapshot(
-            seq=self.seq,
+            seq=audience.seq,
             at_ms=SHOWN.wall_ms(self._at_ms),
             version=self._version,
             role=self._role,
@@ -317,14 +277,19 @@ class Board:
             node_statuses=[*NODE_STATUSES],
             healths=[*HEALTHS],
             models=columns.models,
-            nodes=columns.nodes,
-            gpus=columns.gpus,
+            nodes=columns.nodes_for(audience.tenants),
+            gpus=columns.gpus_for(audience.tenants),
             history=figures.history(self._points),
             **{name: getattr(told, name) for name in BoardFigures.__struct_fields__},
         )
 
-    def _event(self, kind: str, data: bytes) -> bytes:
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+
+def _piece(delta: BoardDelta) -> Piece:
+    return Piece(delta.seq, _event("delta", _encode(delta)))
+
+
+def _event(kind: str, data: bytes) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
 
 def _other(before: T, after: T) -> T | UnsetType:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from dgpu.core.index.cards import status_of, usable_mb
 from dgpu.core.index.room import STATUSES
 from dgpu.core.model.health import Health
@@ -16,6 +18,8 @@ from dgpu.core.model.ids import GpuId, LeaseId, NodeId
 from dgpu.core.model.node import Gpu, Node, NodeStatus
 from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.core.state import ClusterState
+from dgpu.service.access.anonymous import tenant_of, without_tasks
+from dgpu.service.access.principal import Tenants
 from dgpu.service.machine.agent_words import GpuSample
 from dgpu.wire.board_answers import Changed, GpuColumns, NodeColumns
 
@@ -46,6 +50,7 @@ NODE_CHANGING = ("status", "reason", "since_ms", "labels")
 
 Changes = dict[str, Changed]  # by column
 _Named = tuple[tuple[str, list[Any]], ...]  # columns by name, in the order of the rows
+_Holders = tuple[tuple[int, str | None], ...]  # the tasks of one GPU, each with its tenant
 
 
 class Columns:
@@ -53,6 +58,8 @@ class Columns:
         self.models: list[str] = []
         self.nodes = NodeColumns()
         self.gpus = GpuColumns()
+        self._holders: list[_Holders] = []  # of each GPU; never sent
+        self._moved: list[int] = []  # places whose holders changed in the last check
         self._gpu_ids: list[GpuId] = []  # in the order of the columns
         self._node_ids: list[NodeId] = []
         self._changing: _Named = ()
@@ -72,6 +79,33 @@ class Columns:
             self._fill(state, telemetry)
             return None
         return self._fill(state, telemetry)
+
+    # Readers of some tenants: own tasks with their numbers, and of others only that a GPU is busy
+
+    def nodes_for(self, tenants: Tenants) -> NodeColumns:
+        if tenants is None:
+            return self.nodes
+        return replace(self.nodes, reason=[without_tasks(reason) for reason in self.nodes.reason])
+
+    def gpus_for(self, tenants: Tenants) -> GpuColumns:
+        if tenants is None:
+            return self.gpus
+        return replace(
+            self.gpus,
+            tasks=[_own_tasks(holders, tenants) for holders in self._holders],
+            fault=[without_tasks(fault) for fault in self.gpus.fault],
+            warm=[[] for _ in self.gpus.warm],
+        )
+
+    def changes_for(self, tenants: Tenants, gpus: Changes, nodes: Changes) -> tuple[Changes, Changes]:
+        """Of the last check."""
+        if tenants is None:
+            return gpus, nodes
+        told = {name: change for name, change in gpus.items() if name not in {"tasks", "warm"}}
+        if self._moved:
+            tasks = [_own_tasks(self._holders[place], tenants) for place in self._moved]
+            told["tasks"] = Changed(i=self._moved, v=tasks)
+        return _plain(told, "fault"), _plain(nodes, "reason")
 
     # Nodes and GPUs that exist
 
@@ -128,12 +162,14 @@ class Columns:
             column.extend([None] * number)
         self._seen_nodes = [None] * number
         self._seen_gpus, self._seen_samples, self._seen_leases = [None] * size, [None] * size, [None] * size
+        self._holders = [()] * size
 
     # Values of the rows
 
     def _fill(self, state: ClusterState, telemetry: Mapping[GpuId, GpuSample]) -> tuple[Changes, Changes]:
         node_changes = self._fill_nodes(state)
         changes: Changes = {}
+        self._moved = []
         gpus, sample_of, leases_of = state.gpus, telemetry.get, state.rooms.holders.get
         seen = zip(self._gpu_ids, self._seen_gpus, self._seen_samples, self._seen_leases, strict=True)
         others = [
@@ -152,8 +188,16 @@ class Columns:
                 _note(self._measured, changes, place, _measured(node, gpu, sample))
             else:
                 self._seen_gpus[place], self._seen_leases[place] = gpu, leases
+                self._note_holders(state, place, leases or ())
                 _note(self._changing, changes, place, _gpu_row(state, node, gpu, sample, leases or ()))
         return changes, node_changes
+
+    def _note_holders(self, state: ClusterState, place: int, lease_ids: tuple[LeaseId, ...]) -> None:
+        task_ids = [state.leases[lease_id].task_id for lease_id in sorted(lease_ids)]
+        holders = tuple((task_id, tenant_of(state, task_id)) for task_id in task_ids)
+        if holders != self._holders[place]:
+            self._holders[place] = holders
+            self._moved.append(place)
 
     def _fill_nodes(self, state: ClusterState) -> Changes:
         changes: Changes = {}
@@ -167,6 +211,18 @@ class Columns:
                     None
                 ] * count  # their status follows from the status of the node
         return changes
+
+
+def _own_tasks(holders: _Holders, tenants: tuple[str, ...]) -> list[int]:
+    return [task_id for task_id, tenant_id in holders if tenant_id in tenants][:MAX_TASKS_SHOWN]
+
+
+def _plain(changes: Changes, column: str) -> Changes:
+    """With the texts of this column naming no task."""
+    change = changes.get(column)
+    if change is None:
+        return changes
+    return {**changes, column: replace(change, v=[without_tasks(text) for text in change.v])}
 
 
 def _node_row(node: Node) -> tuple[Any, ...]:

@@ -5,16 +5,30 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+from msgspec.structs import replace
+
 from dgpu.core.events import Event, GangPlaced, TaskPlaced, TasksSubmitted
+from dgpu.core.model.ids import TaskId
 from dgpu.core.model.node import NodeStatus
 from dgpu.core.model.task import TaskStatus
 from dgpu.core.state import ClusterState
+from dgpu.service.access.anonymous import tenant_of
+from dgpu.service.access.principal import Tenants
 from dgpu.service.event_texts import named_tasks
 from dgpu.service.machine.agent_words import GpuSample
 from dgpu.service.machine.outputs import CommittedGroup
 from dgpu.service.views.quota import quota_answer
 from dgpu.service.views.views import Views
-from dgpu.wire.board_answers import BoardCounts, BoardHistory, BoardPoint, BoardQuota, BoardTenant, BoardUse
+from dgpu.wire.alert_answers import AlertCounts
+from dgpu.wire.board_answers import (
+    BoardCounts,
+    BoardFigures,
+    BoardHistory,
+    BoardPoint,
+    BoardQuota,
+    BoardTenant,
+    BoardUse,
+)
 from dgpu.wire.wall_time import SHOWN
 
 STEP_MS = 5_000
@@ -28,6 +42,35 @@ MAX_TENANTS = 100
 _MAX_TALLIES = 256
 
 
+class ChangedTasks:
+    """Numbers of tasks that changed since the last check: the first 256 of all, and of each tenant."""
+
+    def __init__(self) -> None:
+        self._noted: dict[str | None, dict[int, None]] = {}  # None: of all tenants
+        self._full: set[str | None] = set()  # there are more of these
+        self.is_partial = False  # some events are no longer known
+
+    def note(self, task_ids: Iterable[int], tenant_id: str | None) -> None:
+        self._add(None, task_ids)
+        if tenant_id is not None:
+            self._add(tenant_id, task_ids)
+
+    def of(self, tenants: Tenants) -> tuple[list[int], bool]:
+        """The numbers, and whether there are more."""
+        keys: tuple[str | None, ...] = (None,) if tenants is None else tenants
+        found = [task_id for key in keys for task_id in self._noted.get(key, ())]
+        is_more = self.is_partial or len(found) > MAX_CHANGED or any(key in self._full for key in keys)
+        return found[:MAX_CHANGED], is_more
+
+    def _add(self, key: str | None, task_ids: Iterable[int]) -> None:
+        noted = self._noted.setdefault(key, {})
+        for task_id in task_ids:
+            if len(noted) >= MAX_CHANGED and task_id not in noted:
+                self._full.add(key)
+                return
+            noted[task_id] = None
+
+
 class Traffic:
     """Facts from the latest groups: how long tasks waited, how many started, which tasks changed."""
 
@@ -38,13 +81,11 @@ class Traffic:
         self._tallies: deque[tuple[int, int, int]] = deque(maxlen=_MAX_TALLIES)  # (at, started, ended)
         self._percentiles: tuple[int, int] | None = None  # None: not computed yet
         self._started = 0
-        self.changed: dict[int, None] = {}
-        self.changed_more = False
+        self.changed = ChangedTasks()
 
     def look(self, state: ClusterState, at_ms: int) -> None:
         """Call it at a committed point."""
-        self.changed = {}
-        self.changed_more = False
+        self.changed = ChangedTasks()
         for event in self._new_events():
             self._take(state, event)
         ended = state.next_task_id - 1 - state.waiting_count - state.running_count
@@ -79,11 +120,11 @@ class Traffic:
             if group.index <= seen:
                 break
             if len(groups) == MAX_GROUPS:
-                self.changed_more = True
+                self.changed.is_partial = True
                 break
             groups.append(group)
         else:
-            self.changed_more = bool(groups) and groups[-1].index > seen + 1
+            self.changed.is_partial = bool(groups) and groups[-1].index > seen + 1
         return (event for group in reversed(groups) for event in group.events)
 
     def _take(self, state: ClusterState, event: Event) -> None:
@@ -96,20 +137,18 @@ class Traffic:
                 self._waits.append((event.at, max(0, event.at - task.created_at)))
                 self._percentiles = None
         if kind is TasksSubmitted:
-            first_id = event.first_id  # type: ignore[attr-defined]
-            count = sum(number for number, _ in event.entries)  # type: ignore[attr-defined]
-            self._note(range(first_id, first_id + count))
+            self._note_submitted(event)  # type: ignore[arg-type]
         elif (task_id := getattr(event, "task_id", None)) is not None:
-            self._note((task_id,))
+            self.changed.note((task_id,), tenant_of(state, task_id))
         else:
-            self._note(named_tasks(event))
+            for each in named_tasks(event):
+                self.changed.note((each,), tenant_of(state, each))
 
-    def _note(self, task_ids: Iterable[int]) -> None:
-        for task_id in task_ids:
-            if len(self.changed) >= MAX_CHANGED and task_id not in self.changed:
-                self.changed_more = True
-                return
-            self.changed[task_id] = None
+    def _note_submitted(self, event: TasksSubmitted) -> None:
+        first_id = event.first_id
+        for count, spec in event.entries:
+            self.changed.note(range(first_id, first_id + count), spec.shape.tenant_id)
+            first_id = TaskId(first_id + count)
 
 
 def mean_util(samples: Iterable[GpuSample]) -> float | None:
@@ -153,6 +192,7 @@ def counts(
 
 
 def use(state: ClusterState, at: int) -> BoardUse:
+    """With all tenants."""
     answer = quota_answer(state, at)
     tenants = sorted(answer.tenants, key=lambda each: (-each.gpus_used, -each.waiting, each.tenant_id))
     limits = {str(name): tenant.max_gpus for name, tenant in state.tenants.items()}
@@ -174,10 +214,19 @@ def use(state: ClusterState, at: int) -> BoardUse:
                 share=round(each.share, 4),
                 max_gpus=limits.get(each.tenant_id),
             )
-            for each in tenants[:MAX_TENANTS]
+            for each in tenants
         ],
-        tenants_more=max(0, len(tenants) - MAX_TENANTS),
+        tenants_more=0,
     )
+
+
+def figures_for(known: BoardFigures, tenants: Tenants, alerts: AlertCounts | None) -> BoardFigures:
+    """The figures for readers of these tenants."""
+    seen = known.tenants
+    if tenants is not None:
+        seen = [each for each in seen if each.id in tenants]
+    more = max(0, len(seen) - MAX_TENANTS)
+    return replace(known, tenants=seen[:MAX_TENANTS], tenants_more=more, alerts=alerts)
 
 
 def history(points: Sequence[BoardPoint]) -> BoardHistory:

@@ -12,10 +12,11 @@ import msgspec
 from dgpu.core.commands import Command, DrainNode, RegisterNode, SetQuota, SubmitTasks
 from dgpu.core.foresight.explain import Explanation
 from dgpu.core.foresight.sooner import sooner
-from dgpu.core.foresight.whatif import Effect, lose, whatif
+from dgpu.core.foresight.whatif import lose, whatif
 from dgpu.core.model.ids import GpuId, NodeId, task_name
 from dgpu.core.model.node import Gpu
 from dgpu.core.state import ClusterState
+from dgpu.service.access.foresight import EffectTold, changes_told_to, effect_told_to
 from dgpu.wire.answers import (
     Change,
     FieldError,
@@ -59,16 +60,15 @@ def answer(state: ClusterState, question: Question, at: int, index: int) -> msgs
     """JSON: a WhatifAnswer, or a list of Change."""
     at = max(at, state.last_at)
     if isinstance(question, Hastening):
-        changes = [
-            Change(change=each.change, detail=each.detail, facts=each.facts)
-            for each in sooner(state, question.task_id, at)
-        ]
+        found = changes_told_to(question.tenants, state, sooner(state, question.task_id, at))
+        changes = [Change(change=each.change, detail=each.detail, facts=each.facts) for each in found]
         return msgspec.Raw(msgspec.json.encode(changes))
     change = commands_of(state, question)
     if isinstance(change, Problem):
         told = WhatifAnswer(rejected=change, journal_index=index, at=instant(at))
     else:
-        told = _told(whatif(state, change, at), index, at)
+        tenants = question.tenants if isinstance(question, Submitting) else None
+        told = _told(effect_told_to(tenants, state, whatif(state, change, at)), index, at)
     return msgspec.Raw(msgspec.json.encode(told))
 
 
@@ -142,8 +142,10 @@ def _no_memory(number: int, kind: NewNodes) -> Problem:
     )
 
 
-def _told(effect: Effect, index: int, at: int) -> WhatifAnswer:
+def _told(told: EffectTold, index: int, at: int) -> WhatifAnswer:
+    effect = told.effect
     return WhatifAnswer(
+        others=told.others,
         starts=[
             WhatifStart(task_id=task_name(each.task_id), nodes=list(each.node_ids), new=each.is_new)
             for each in effect.starts

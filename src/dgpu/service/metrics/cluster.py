@@ -15,6 +15,7 @@ from dgpu.core.model.task import WHOLE_MILLI, Pool, TaskStatus
 from dgpu.core.model.usage import HOUR_MS
 from dgpu.core.rules.admission import spent, used_milli
 from dgpu.core.state import ClusterState
+from dgpu.service.access.principal import Tenants
 from dgpu.service.metrics.meters import OTHER, Meters
 from dgpu.service.metrics.text import Text
 from dgpu.service.views.views import CountKey
@@ -40,8 +41,12 @@ class TenantLoad(msgspec.Struct, kw_only=True, gc=False):
 Counts = Mapping[CountKey, Mapping[TaskStatus, int]]
 
 
-def tenant_loads(state: ClusterState, counts: Counts, at: int) -> list[TenantLoad]:
-    """The tenants that hold most, then those with most waiting tasks; the last entry sums up all others."""
+def tenant_loads(state: ClusterState, counts: Counts, at: int, tenants: Tenants = None) -> list[TenantLoad]:
+    """Of these tenants; None: of all. See `main_loads`."""
+    return main_loads(all_loads(state, counts, at), tenants)
+
+
+def all_loads(state: ClusterState, counts: Counts, at: int) -> list[TenantLoad]:
     loads = {tenant_id: TenantLoad(tenant_id=tenant_id) for tenant_id in state.tenants}
     for (tenant, _, _), by_status in counts.items():
         waiting, running = by_status.get(TaskStatus.PENDING, 0), by_status.get(TaskStatus.RUNNING, 0)
@@ -56,16 +61,23 @@ def tenant_loads(state: ClusterState, counts: Counts, at: int) -> list[TenantLoa
             uncharged = account.uncharged(max(at, state.meter.charged_at)) if state.tenants else 0
             load.gpu_hours = (spent(state, account) + uncharged) / 1_000 / HOUR_MS
             load.max_gpus = None if account.tenant is None else account.tenant.max_gpus
+    return list(loads.values())
+
+
+def main_loads(loads: list[TenantLoad], tenants: Tenants) -> list[TenantLoad]:
+    """The tenants that hold most, then those with most waiting tasks; the last entry sums up all others."""
+    if tenants is not None:
+        loads = [load for load in loads if load.tenant_id in tenants]
     first = heapq.nsmallest(
         MAX_TENANTS,
-        loads.values(),
+        loads,
         key=lambda load: (-load.gpus_used, -load.waiting, -load.gpu_hours, load.tenant_id),
     )
     if len(first) < len(loads):
         rest = TenantLoad(tenant_id=OTHER)
         named = {load.tenant_id for load in first}
-        for tenant_id, load in loads.items():
-            if tenant_id not in named:
+        for load in loads:
+            if load.tenant_id not in named:
                 rest.add(load)
         first.append(rest)
     return first

@@ -127,11 +127,19 @@ class Access:
             elif session.kind == "token" and self.tokens is not None:
                 found = self.tokens.principal_of(session.token_id)
         if isinstance(found, Principal):
-            return replace(found, source="session", session_id=session.id)
+            return replace(found, source="session", session_id=session.id, session_until_s=session.until_s)
         why = (
             f"its token is {found}" if found in {"revoked", "expired"} else "it has expired or was signed out"
         )
         return problem(401, SESSION_ENDED, "The session has ended", f"Sign in again: {why}.")
+
+    def still_admits(self, who: Principal) -> bool:
+        """For streams, which run long after their request was admitted."""
+        if who.token_id and (self.tokens is None or not self.tokens.is_good(who.token_id)):
+            return False
+        if who.session_id and self.sessions.has_ended(who.session_id, who.session_until_s):
+            return False
+        return not who.ends_wall_s or self.now_wall_s() < who.ends_wall_s
 
     def now_wall_s(self) -> int:
         """By the wall clock that the scheduler shows."""

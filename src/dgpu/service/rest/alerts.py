@@ -10,12 +10,13 @@ from litestar import Request, delete, get, post
 from litestar.params import PathParameter, QueryParameter
 
 from dgpu.service.alerts.bodies import alert_answer, silence_answer
+from dgpu.service.alerts.readers import alert_for, silences_for
 from dgpu.service.alerts.rules import RULE_NAMES
 from dgpu.service.alerts.values import MAX_ENDED, MAX_SILENCES, Alert, AlertState, Silence
 from dgpu.service.alerts.watch import AlertWatch, NotKept
 from dgpu.service.rest import listing
 from dgpu.service.rest.backend import Backend, ProblemError
-from dgpu.service.rest.tasks import Given, LimitQuery
+from dgpu.service.rest.tasks import Given, LimitQuery, Who
 from dgpu.wire.alert_answers import (
     AlertAnswer,
     AlertList,
@@ -56,19 +57,21 @@ RuleQuery = Annotated[str | None, QueryParameter(description="The name of a rule
     "kept.",
 )
 async def list_alerts(
-    rest: Given, wanted: StateQuery = None, rule: RuleQuery = None, limit: LimitQuery = None
+    rest: Given, who: Who, wanted: StateQuery = None, rule: RuleQuery = None, limit: LimitQuery = None
 ) -> AlertList:
     watch = _watch(rest)
     states = None if wanted is None else _STATES[listing.query_value("state", wanted, _one_of(_STATES))]
     name = None if rule is None else listing.query_value("rule", rule, _one_of(RULE_NAMES))
     most = listing.parse_limit(limit)
     taken = [
-        alert
+        told
         for alert in watch.machine.listed()
-        if (states is None or alert.state in states) and name in {None, alert.rule}
+        if (states is None or alert.state in states)
+        and name in {None, alert.rule}
+        and (told := alert_for(who.tenants, alert)) is not None
     ]
     shown = [_answer(watch, alert) for alert in islice(taken, most)]
-    counts = watch.counts()
+    counts = watch.counts(who.audience)
     return AlertList(
         total=len(taken),
         pending=counts.pending,
@@ -84,9 +87,12 @@ async def list_alerts(
     summary="Show an alert",
     description="An open alert or a kept resolved one.",
 )
-async def get_alert(rest: Given, alert_id: AlertIdText) -> AlertAnswer:
+async def get_alert(rest: Given, who: Who, alert_id: AlertIdText) -> AlertAnswer:
     watch = _watch(rest)
-    return _answer(watch, _alert(watch, alert_id))
+    told = alert_for(who.tenants, _alert(watch, alert_id))
+    if told is None:
+        raise _no_alert(alert_id)
+    return _answer(watch, told)
 
 
 @post(
@@ -115,11 +121,11 @@ async def acknowledge_alert(
     summary="List silences",
     description=f"Active silences; with ended=true also the last {MAX_ENDED} ended ones.",
 )
-async def list_silences(rest: Given, ended: EndedQuery = None) -> SilenceList:
+async def list_silences(rest: Given, who: Who, ended: EndedQuery = None) -> SilenceList:
     machine, now = _watch(rest).machine, _watch(rest).now_ms()
     every = False if ended is None else listing.query_value("ended", ended, _true_or_false)
     known = [*(machine.ended.values() if every else ()), *machine.silences.values()]
-    silences = [silence_answer(each, now) for each in known]
+    silences = [silence_answer(each, now) for each in silences_for(who.tenants, known, machine.listed())]
     shown = [each for each in silences if every or each.active]
     return SilenceList(total=len(shown), silences=shown)
 
@@ -129,10 +135,13 @@ async def list_silences(rest: Given, ended: EndedQuery = None) -> SilenceList:
     summary="Show a silence",
     description="An active silence, or one of the last ended ones.",
 )
-async def get_silence(rest: Given, silence_id: SilenceIdText) -> SilenceAnswer:
+async def get_silence(rest: Given, who: Who, silence_id: SilenceIdText) -> SilenceAnswer:
     watch = _watch(rest)
     over = watch.machine.ended.get(_number(silence_id, "silence-") or 0)
-    return silence_answer(over or _silence(watch, silence_id), watch.now_ms())
+    known = over or _silence(watch, silence_id)
+    for told in silences_for(who.tenants, [known], watch.machine.listed()):
+        return silence_answer(told, watch.now_ms())
+    raise _no_silence(silence_id)
 
 
 @post(
@@ -223,20 +232,26 @@ def _alert(watch: AlertWatch, text: str) -> Alert:
     number = _number(text, "alert-")
     alert = None if number is None else watch.machine.find(number)
     if alert is None:
-        detail = f"There is no alert {text[:64]!r}. Resolved alerts are kept only for a while."
-        raise ProblemError(Problem(status=404, title="No such alert", code="unknown_alert", detail=detail))
+        raise _no_alert(text)
     return alert
+
+
+def _no_alert(text: str) -> ProblemError:
+    detail = f"There is no alert {text[:64]!r}. Resolved alerts are kept only for a while."
+    return ProblemError(Problem(status=404, title="No such alert", code="unknown_alert", detail=detail))
 
 
 def _silence(watch: AlertWatch, text: str) -> Silence:
     number = _number(text, "silence-")
     silence = None if number is None else watch.machine.silences.get(number)
     if silence is None:
-        detail = f"There is no silence {text[:64]!r}. It may have ended."
-        raise ProblemError(
-            Problem(status=404, title="No such silence", code="unknown_silence", detail=detail)
-        )
+        raise _no_silence(text)
     return silence
+
+
+def _no_silence(text: str) -> ProblemError:
+    detail = f"There is no silence {text[:64]!r}. It may have ended."
+    return ProblemError(Problem(status=404, title="No such silence", code="unknown_silence", detail=detail))
 
 
 async def _kept(change: Awaitable[T]) -> T:

@@ -41,6 +41,7 @@ def create_app(
     Submits, probes and the list of tasks are answered from the start; other calls wait until the frame is loaded.
     """
     backend = Backend(runtime, views, history, output, options, follower, files, doors, turns, access.tokens)
+    backend.streams.still_admits = access.still_admits
     if alerts is not None:
         backend.watch_alerts(alerts)
     front = Front(backend, access, _LaterFrame(backend), Pages(options.pages_dir or BUNDLE))

@@ -12,6 +12,8 @@ import msgspec
 from dgpu.core.commands import Command
 from dgpu.core.events import Event
 from dgpu.core.rejections import Rejection
+from dgpu.service.access.audiences import MAX_AUDIENCES
+from dgpu.service.access.principal import Principal, Tenants
 from dgpu.service.access.token_book import TokenBook
 from dgpu.service.alerts.watch import AlertWatch
 from dgpu.service.board.board import Board
@@ -19,8 +21,9 @@ from dgpu.service.follower.link import FollowerLink
 from dgpu.service.history.reader import History
 from dgpu.service.loop.runtime import Runtime
 from dgpu.service.rest.access import user_name
-from dgpu.service.rest.doors import Doors
+from dgpu.service.rest.doors import Doors, Guest
 from dgpu.service.rest.feed import EventFeed
+from dgpu.service.rest.open_streams import OpenStream, OpenStreams
 from dgpu.service.rest.pages import BUNDLE, build_of
 from dgpu.service.rest.scrape import Scrapes
 from dgpu.service.rest.turns import Turns
@@ -89,13 +92,13 @@ class Backend:
         self.board.count_alerts = self._count_alerts
         self.scrapes = Scrapes(self)
         self.past: Past | None = None  # opened at the first request
-        self.streams = 0
+        self.streams = OpenStreams()
         self._describe: Callable[[], dict[str, Any]] | None = None
         self._description: dict[str, Any] = {}
 
-    def _count_alerts(self) -> AlertCounts | None:
+    def _count_alerts(self, tenants: Tenants) -> AlertCounts | None:
         alerts = getattr(self, "alerts", None)
-        return None if alerts is None else alerts.counts()
+        return None if alerts is None else alerts.counts(tenants)
 
     def watch_alerts(self, alerts: AlertWatch) -> None:
         self.alerts = alerts
@@ -117,18 +120,15 @@ class Backend:
             raise ProblemError(problem_of(result))
         return result
 
-    def open_stream(self) -> None:
-        if self.streams >= self.options.max_streams:
-            raise ProblemError(
-                Problem(
-                    status=503,
-                    code="too_many_streams",
-                    title="Too many streams",
-                    detail=f"{self.streams} streams of logs and events are already open. Try again later.",
-                ),
-                {"retry-after": "5"},
-            )
-        self.streams += 1
+    def open_stream(self, who: Principal, guest: Guest | None) -> OpenStream:
+        if self.streams.count >= self.options.max_streams:
+            detail = f"{self.streams.count} streams of logs and events are already open. Try again later."
+            problem = Problem(status=503, code="too_many_streams", title="Too many streams", detail=detail)
+            raise ProblemError(problem, {"retry-after": "5"})
+        return self.streams.add(who, guest)
 
-    def close_stream(self) -> None:
-        self.streams -= 1
+
+def too_many_audiences() -> ProblemError:
+    detail = f"Readers of {MAX_AUDIENCES} different sets of tenants watch already. Try again later."
+    problem = Problem(status=503, code="too_many_audiences", title="Too many audiences", detail=detail)
+    return ProblemError(problem, {"retry-after": "5"})

@@ -1,4 +1,4 @@
-"""The board over HTTP, without the frame: a snapshot, and the stream that all dashboards share."""
+"""The board over HTTP, without the frame: a snapshot, and the stream that dashboards share."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Any
 
 import structlog
 
-from dgpu.service.board.board import PACKED_BEGIN, Board, Listener, Piece
-from dgpu.service.rest.backend import Backend
+from dgpu.service.access.audiences import TooManyAudiences
+from dgpu.service.access.principal import Principal
+from dgpu.service.board.board import Board
+from dgpu.service.board.pieces import PACKED_BEGIN, Listener, Piece
+from dgpu.service.rest.backend import Backend, too_many_audiences
 
 BOARD_PATH = "/api/v1/board"
 STREAM_PATH = "/api/v1/board/stream"
@@ -31,27 +34,32 @@ def takes_packed(headers: dict[bytes, bytes]) -> bool:
 
 
 async def answer(
-    backend: Backend, method: str, path: str, headers: dict[bytes, bytes]
+    backend: Backend, who: Principal, method: str, path: str, headers: dict[bytes, bytes]
 ) -> tuple[int, bytes, Headers] | None:
     """A snapshot; None: another method."""
     if method != "GET" or path != BOARD_PATH:
         return None
-    board = backend.board
-    await board.refresh()
     told: Headers = [(b"content-type", b"application/json"), (b"vary", b"accept-encoding")]
-    if takes_packed(headers):
-        return 200, board.picture_packed(), [*told, (b"content-encoding", b"gzip")]
-    return 200, board.picture(), told
+    packs = takes_packed(headers)
+    try:
+        picture = await backend.board.picture(who.audience, packed=packs)
+    except TooManyAudiences:
+        raise too_many_audiences() from None
+    return 200, picture, [*told, (b"content-encoding", b"gzip")] if packs else told
 
 
 async def stream(
-    backend: Backend, headers: dict[bytes, bytes], extra: Headers, receive: Any, send: Any
+    backend: Backend, scope: Any, headers: dict[bytes, bytes], extra: Headers, receive: Any, send: Any
 ) -> None:
-    """Runs until the client leaves, or reads nothing for a minute."""
-    backend.open_stream()
+    """Runs until the client leaves, or reads nothing for a minute, or is no longer admitted."""
+    who, guest = scope["state"]["principal"], scope["state"].get("guest")
+    opened = backend.open_stream(who, guest)
     try:
         board = backend.board
-        listener, first = await board.join()
+        try:
+            listener, first = await board.join(who.audience)
+        except TooManyAudiences:
+            raise too_many_audiences() from None
         try:
             packs = takes_packed(headers)
             told: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), *extra]
@@ -66,14 +74,14 @@ async def stream(
         finally:
             board.leave(listener)
     finally:
-        backend.close_stream()
+        opened.close()
 
 
 async def _feed(
     board: Board, listener: Listener, first: Piece, receive: Any, send: Any, *, packs: bool
 ) -> None:
     left = asyncio.ensure_future(_left(receive, listener))
-    pieces = [Piece(board.seq, _RETRY), first]
+    pieces = [Piece(first.seq, _RETRY), first]
     begin = PACKED_BEGIN if packs else b""
     try:
         while not left.done():
@@ -84,7 +92,7 @@ async def _feed(
                     await send({"type": "http.response.body", "body": body, "more_body": True})
             await listener.arrived.wait()
             listener.arrived.clear()
-            pieces = listener.take(board)
+            pieces = board.take(listener)
     except TimeoutError:
         pass  # the connection ends with an unfinished answer, as intended
     except asyncio.CancelledError:  # the service stops: a clean end, after which the browser reconnects

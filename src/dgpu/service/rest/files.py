@@ -18,8 +18,9 @@ from dgpu.service.access.principal import Principal
 from dgpu.service.rest import listing
 from dgpu.service.rest.attempts import attempts_of
 from dgpu.service.rest.backend import Backend, ProblemError
+from dgpu.service.rest.open_streams import OpenStream
 from dgpu.service.rest.streams import AttemptQuery, RankQuery
-from dgpu.service.rest.tasks import CursorQuery, Given, TaskIdText, Who
+from dgpu.service.rest.tasks import CursorQuery, Given, Opener, TaskIdText, Who
 from dgpu.service.task_files import FileReading, FilesUnavailable, Place
 from dgpu.wire.answers import FieldError, Problem, TaskAnswer, instant
 from dgpu.wire.file_answers import FileEntry, FileKind, FileList
@@ -102,6 +103,7 @@ async def list_files(
 async def download_file(
     rest: Given,
     who: Who,
+    opener: Opener,
     request: Request[Any, Any, Any],
     task_id: TaskIdText,
     file_path: FilePath,  # noqa: ARG001 - for the description; the path itself is read below, not normalised
@@ -110,17 +112,17 @@ async def download_file(
 ) -> Stream:
     path = request.scope["path"].partition("/files/")[2]
     where = await _where(rest, who, task_id, path, attempt, rank)
-    rest.open_stream()
+    opened = opener()
     try:
         _refuse_nowhere(where)
         reading = await rest.files.open_file(where.place)
     except FilesUnavailable as error:
-        rest.close_stream()
+        opened.close()
         raise _problem(error, where) from None
     except BaseException:
-        rest.close_stream()
+        opened.close()
         raise
-    pieces = _pieces(rest, reading)
+    pieces = _pieces(opened, reading)
     try:
         first = await anext(pieces, b"")
     except FilesUnavailable as error:
@@ -136,14 +138,14 @@ async def download_file(
     )
 
 
-async def _pieces(rest: Backend, reading: FileReading) -> AsyncGenerator[bytes, None]:
+async def _pieces(opened: OpenStream, reading: FileReading) -> AsyncGenerator[bytes, None]:
     pieces = reading.pieces()
     try:
         async for piece in pieces:
             yield piece
     finally:
         await pieces.aclose()
-        rest.close_stream()
+        opened.close()
 
 
 async def _all(first: bytes, pieces: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:

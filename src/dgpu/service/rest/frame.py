@@ -5,6 +5,7 @@ thread.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -41,6 +42,7 @@ from dgpu.service.rest import (
 )
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.front import HOT_CALLS, App, no_such_call, problem_for, refuse_content, wrong_method
+from dgpu.service.rest.open_streams import OpenStream
 from dgpu.service.rest.ownership import refuse_foreign
 from dgpu.service.rest.submit import too_large
 from dgpu.wire.answers import PROBLEM_JSON, Problem
@@ -89,11 +91,15 @@ def _litestar(backend: Backend) -> Litestar:
     ) -> None:
         await check_permitted(backend, connection, handler)
 
+    def opener(scope: Scope) -> Callable[[], OpenStream]:
+        return lambda: backend.open_stream(_principal(scope), scope["state"].get("guest"))
+
     return _Lean(
         route_handlers=routes,
         dependencies={
             "rest": Provide(lambda: backend, sync_to_thread=False),
             "who": Provide(_principal, sync_to_thread=False),
+            "opener": Provide(opener, sync_to_thread=False),
         },
         guards=[only_permitted, only_json_bodies, only_known_queries],
         exception_handlers={Exception: answer_with_problem},
@@ -142,7 +148,7 @@ def only_known_queries(connection: ASGIConnection[Any, Any, Any, Any], handler: 
         for name, field in handler.parsed_fn_signature.parameters.items()
     }
     given = [name for name, _ in connection.query_params.multi_items()]
-    listing.refuse_queries(given, known - {"rest", "request", "who"})
+    listing.refuse_queries(given, known - {"rest", "request", "who", "opener"})
 
 
 def answer_with_problem(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:

@@ -117,7 +117,7 @@ class Front:
             status, answer = await probe(self._backend)
             await self._send(send, status, msgspec.json.encode(answer), request_id)
         elif method in {"GET", "HEAD"} and path == "/metrics":
-            answering = self._backend.scrapes.answer(scope["query_string"])
+            answering = self._backend.scrapes.answer(scope["state"]["principal"], scope["query_string"])
             await self._answer(answering, send, request_id, METRICS_TYPE)
         elif method == "GET" and path == task_list.PATH:
             await self._answer(self._task_list(scope), send, request_id)
@@ -198,10 +198,11 @@ class Front:
                 answered = await session_calls.answer(self._access, scope, headers, receive)
                 allowed = session_calls.ALLOWED[path]
             elif method == "GET" and path == board_calls.STREAM_PATH:
-                await board_calls.stream(self._backend, headers, told, receive, send)
+                await board_calls.stream(self._backend, scope, headers, told, receive, send)
                 return
             else:
-                answered = await board_calls.answer(self._backend, method, path, headers)
+                who = scope["state"]["principal"]
+                answered = await board_calls.answer(self._backend, who, method, path, headers)
                 allowed = "GET"
         except ConnectionResetError:
             return

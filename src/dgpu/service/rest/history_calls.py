@@ -215,10 +215,12 @@ async def timeline_history(
 @get(
     "/api/v1/history/nodes/{node_id:str}/health",
     summary="Events of a node",
-    description="Registrations, losses and drains of the node, and health changes of its GPUs. The newest first.",
+    description="Registrations, losses and drains of the node, and health changes of its GPUs. The newest first. A "
+    "principal of some tenants gets no names of other tenants.",
 )
 async def node_health(
     rest: Given,
+    who: Who,
     node_id: _NodeId,
     since: _Since = None,
     until: _Until = None,
@@ -241,7 +243,7 @@ async def node_health(
             ("known", node_id), lambda: reports.knows_node(past.history, node_id)
         ):
             raise ProblemError(problem_of(UnknownNode(node_id=NodeId(node_id[:_MAX_ID]))))
-    return shapes.node_health(node_id, events, times.since, times.until, most)
+    return shapes.node_health(node_id, events, times, most, who.tenants)
 
 
 def _known_keys(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -8,8 +8,11 @@ from typing import Any
 import msgspec
 
 from dgpu.core.model.node import Gpu
+from dgpu.service.access.principal import Tenants
+from dgpu.service.event_owners import node_facts_for
 from dgpu.service.history.reader import PastEvent
 from dgpu.service.history.usage import Waits
+from dgpu.service.rest.past import Range
 from dgpu.service.telemetry.reader import Points, Span
 from dgpu.service.telemetry.tiers import GPU_COLUMNS
 from dgpu.service.views.events import past_node_facts
@@ -129,18 +132,21 @@ def queue_history(points: Points, waits: Sequence[Waits], span: Span) -> QueueHi
     )
 
 
-def node_health(node: str, events: Sequence[PastEvent], since: int, until: int, limit: int) -> NodeHealth:
+def node_health(
+    node: str, events: Sequence[PastEvent], times: Range, limit: int, tenants: Tenants
+) -> NodeHealth:
     return NodeHealth(
         node=node,
-        since=instant(since),
-        until=instant(until),
+        since=instant(times.since),
+        until=instant(times.until),
         truncated=len(events) > limit,
-        events=[_node_event(event) for event in events[:limit]],
+        events=[_node_event(event, tenants) for event in events[:limit]],
     )
 
 
-def _node_event(event: PastEvent) -> NodeEvent:
+def _node_event(event: PastEvent, tenants: Tenants) -> NodeEvent:
     kind, facts = past_node_facts(event)
+    facts = node_facts_for(tenants, facts)
     severity = facts.pop("severity", _SERIOUS.get(kind, "info"))
     gpu = facts.pop("gpu", None)
     return NodeEvent(

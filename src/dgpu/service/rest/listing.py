@@ -21,8 +21,8 @@ from dgpu.core.model.ids import NodeId, TaskId, TenantId, parse_task_id
 from dgpu.core.model.task import Pool, Shape, Task, TaskStatus
 from dgpu.core.rejections import Rejection, UnknownTask
 from dgpu.core.state import ClusterState
-from dgpu.service.access.anonymous import Tenants, task_told_to, told_to
-from dgpu.service.access.principal import Principal
+from dgpu.service.access.anonymous import task_told_to, told_to
+from dgpu.service.access.principal import Principal, Tenants
 from dgpu.service.history.filters import TaskFilters
 from dgpu.service.history.reader import PastTask
 from dgpu.service.rest.backend import Backend, ProblemError

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from litestar import Response, get
-from msgspec.structs import replace
 
 from dgpu.core.index.limits import quota_of
 from dgpu.core.model.ids import GpuId
@@ -14,6 +13,7 @@ from dgpu.core.model.node import GpuStatus, NodeStatus
 from dgpu.core.model.task import WHOLE_MILLI, Pool, TaskStatus
 from dgpu.core.rules.admission import used_milli
 from dgpu.core.state import ClusterState, gpu_status
+from dgpu.service.access.principal import Tenants
 from dgpu.service.machine.agent_words import GpuSample
 from dgpu.service.metrics.cluster import tenant_loads
 from dgpu.service.metrics.meters import Histogram, Meters
@@ -35,12 +35,13 @@ from dgpu.wire.monitor import (
     "/metrics",
     summary="Metrics for Prometheus",
     description="In the text format 0.0.4: the queue, waits, GPUs, pools, tenants, and the scheduler itself. "
-    "No label names a task. Counters start at 0 with every start of the scheduler.",
+    "No label names a task. Counters start at 0 with every start of the scheduler. Only tenants of the "
+    "reader have a label.",
     media_type=CONTENT_TYPE.decode(),
 )
-async def metrics(rest: Given) -> Response[bytes]:
+async def metrics(rest: Given, who: Who) -> Response[bytes]:
     """Only for the description: the front answers this call."""
-    return Response(await rest.scrapes.answer(), media_type=CONTENT_TYPE.decode())
+    return Response(await rest.scrapes.answer(who), media_type=CONTENT_TYPE.decode())
 
 
 @get(
@@ -49,11 +50,10 @@ async def metrics(rest: Given) -> Response[bytes]:
     description="The content of /metrics as one JSON object without histograms.",
 )
 async def monitor(rest: Given, who: Who) -> MonitorAnswer:
-    found = await rest.runtime.read(lambda state: _answer(rest, state))
-    return replace(found, tenants=[each for each in found.tenants if who.owns(each.tenant_id)])
+    return await rest.runtime.read(lambda state: _answer(rest, state, who.tenants))
 
 
-def _answer(rest: Backend, state: ClusterState) -> MonitorAnswer:
+def _answer(rest: Backend, state: ClusterState, tenants: Tenants) -> MonitorAnswer:
     meters, at = rest.runtime.meters, rest.runtime.now_ms()
     agents = {status.value: 0 for status in NodeStatus}
     for node in state.nodes.values():
@@ -76,7 +76,7 @@ def _answer(rest: Backend, state: ClusterState) -> MonitorAnswer:
                 waiting=load.waiting,
                 gpu_hours_this_month=load.gpu_hours,
             )
-            for load in tenant_loads(state, rest.views.counts(), at)
+            for load in tenant_loads(state, rest.views.counts(), at, tenants)
         ],
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from dgpu.core.model.ids import TaskId, TenantId, parse_task_id
 from dgpu.core.rejections import UnknownArray, UnknownDependency, UnknownTask, UnknownTenant
-from dgpu.core.state import ClusterState
+from dgpu.service.access import anonymous
 from dgpu.service.access.principal import Principal
 from dgpu.service.access.table import Action, may
 from dgpu.service.rest.backend import Backend, ProblemError
@@ -45,12 +45,7 @@ async def refuse_foreign_array(backend: Backend, who: Principal, array_id: TaskI
 
 async def tenant_of(backend: Backend, task_id: TaskId) -> TenantId | None:
     """Also of a task that only the history knows; None: there never was one."""
-
-    def look(state: ClusterState) -> TenantId | None:
-        task = state.tasks.get(task_id)
-        return None if task is None else state.shapes[task.shape_id].tenant_id
-
-    found = await backend.runtime.read(look)
+    found = await backend.runtime.read(lambda state: anonymous.tenant_of(state, task_id))
     if found is not None:
         return found
     row = await asyncio.to_thread(backend.history.task, task_id)
@@ -64,15 +59,24 @@ def submitter_of(who: Principal) -> Submitter | None:
     return Submitter(tenant=who.tenants[0] if who.tenants else "", user=who.user)
 
 
-async def refuse_foreign_entries(backend: Backend, who: Principal, entries: Entries, *, batch: bool) -> None:
+async def refuse_foreign_entries(
+    backend: Backend,
+    who: Principal,
+    entries: Entries,
+    action: Action = Action.SUBMIT_TASK,
+    *,
+    batch: bool = False,
+    path: str = "",
+) -> None:
     """The tenant in a body is a wish. A dependency on another tenant's task would tell how that task ended."""
+    if who.tenants is None:
+        return
     checked: set[TaskId] = set()
     for number, (_, spec) in enumerate(entries):
         tenant_id = spec.shape.tenant_id
-        if not may(who, Action.SUBMIT_TASK, tenant_id):
-            raise ProblemError(
-                _wrong_tenant(who, tenant_id, f"tasks[{number}].tenant_id" if batch else "tenant_id")
-            )
+        if not may(who, action, tenant_id):
+            where = f"tasks[{number}]." if batch else path
+            raise ProblemError(_wrong_tenant(who, tenant_id, f"{where}tenant_id"))
         for dependency in spec.after:
             if dependency.task_id in checked:
                 continue

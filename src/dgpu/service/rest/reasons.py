@@ -12,7 +12,8 @@ from dgpu.core.model.demand import Demand
 from dgpu.core.model.ids import ShapeId
 from dgpu.core.model.task import Task, TaskStatus
 from dgpu.core.state import ClusterState
-from dgpu.service.access.anonymous import Tenants, reason_told_to
+from dgpu.service.access.anonymous import reason_told_to
+from dgpu.service.access.principal import Tenants
 from dgpu.wire.answers import instant
 
 MAX_EXPLAINED = 32  # different demands of one page, and as many checks of reservations

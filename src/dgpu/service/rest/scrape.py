@@ -1,7 +1,8 @@
 """GET /metrics: the whole cluster for Prometheus. Between scrapes, only counting costs time.
 
 A scrape is built in slices, each at a committed point; between them the loop serves other requests. Requests during a
-scrape share the next one, so many simultaneous requests cost no more than two.
+scrape share the next one, so many simultaneous requests cost no more than two. Only the lines of tenants depend on the
+reader; they are added to each answer.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import resource
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dgpu.core.model.ids import GpuId
 from dgpu.core.state import ClusterState
 from dgpu.file_limit import file_limit, open_files
 from dgpu.journal.journal import Room
+from dgpu.service.access.principal import Principal, Tenants
 from dgpu.service.metrics import cluster
 from dgpu.service.metrics.gpu import GpuLines, joined
 from dgpu.service.metrics.text import Text
@@ -30,6 +32,19 @@ _SLICE = 200  # GPUs at a time: about a millisecond
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
+class _Scrape(NamedTuple):
+    shared: bytes  # the lines for all readers
+    loads: list[cluster.TenantLoad]
+
+    def for_tenants(self, tenants: Tenants) -> bytes:
+        text = Text()
+        cluster.tell_tenants(text, cluster.main_loads(self.loads, tenants))
+        return self.shared + text.encode()
+
+
+_NOTHING = _Scrape(b"", [])
+
+
 class Scrapes:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -37,10 +52,10 @@ class Scrapes:
         self._one_at_a_time = asyncio.Lock()
         self._waiting = 0
         self._began_s = 0.0
-        self._latest = b""
+        self._latest = _NOTHING
         self._started_s = time.time()
 
-    async def answer(self, query: bytes = b"") -> bytes:
+    async def answer(self, who: Principal, query: bytes = b"") -> bytes:
         if query:
             raise BadRequest("invalid_query", "/metrics takes no parameters: it always returns everything.")
         asked_s = time.monotonic()
@@ -50,17 +65,17 @@ class Scrapes:
                 if self._began_s <= asked_s:  # else all of it was built after this request
                     self._began_s = time.monotonic()
                     self._latest = await self._make()
-                return self._latest
+                return self._latest.for_tenants(who.tenants)
         finally:
             self._waiting -= 1
             if not self._waiting:
-                self._latest = b""
+                self._latest = _NOTHING
 
-    async def _make(self) -> bytes:
+    async def _make(self) -> _Scrape:
         began_s = time.perf_counter()
         backend, meters = self._backend, self._backend.runtime.meters
         meters.forget_removed()
-        text, gpu_ids = await backend.runtime.read(self._look)
+        text, loads, gpu_ids = await backend.runtime.read(self._look)
         telemetry = backend.runtime.telemetry
         slices = []
         for first in range(0, len(gpu_ids), _SLICE):
@@ -71,16 +86,15 @@ class Scrapes:
         text.add(joined(slices))
         meters.scrapes += 1
         meters.scrape_s += time.perf_counter() - began_s
-        return text.encode()
+        return _Scrape(text.encode(), loads)
 
-    def _look(self, state: ClusterState) -> tuple[Text, list[GpuId]]:
+    def _look(self, state: ClusterState) -> tuple[Text, list[cluster.TenantLoad], list[GpuId]]:
         text = Text()
         backend = self._backend
         meters, counts, at = backend.runtime.meters, backend.views.counts(), backend.runtime.now_ms()
         cluster.tell_tasks(text, state, meters)
         cluster.tell_gpus(text, state)
         cluster.tell_pools(text, state, counts)
-        cluster.tell_tenants(text, cluster.tenant_loads(state, counts, at))
         cluster.tell_scheduler(text, state, meters)
         self._tell_service(text)
         self._tell_streams(text)
@@ -88,7 +102,7 @@ class Scrapes:
         self._tell_agents(text, state, at)
         self._tell_process(text)
         self._gpu_lines.forget_removed(state.gpus)
-        return text, list(state.gpus)
+        return text, cluster.all_loads(state, counts, at), list(state.gpus)
 
     def _tell_service(self, text: Text) -> None:
         backend, runtime = self._backend, self._backend.runtime
@@ -148,7 +162,7 @@ class Scrapes:
         about = "Times a listener was too slow, or away too long, and had to read everything again."
         text.one("sse_lagged_total", "counter", about, feed.times_lagged)
         about = "Open streams of events and of logs."
-        text.one("http_streams", "gauge", about, self._backend.streams)
+        text.one("http_streams", "gauge", about, self._backend.streams.count)
 
     def _tell_connections(self, text: Text) -> None:
         doors, turns = self._backend.doors, self._backend.turns

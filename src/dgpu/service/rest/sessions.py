@@ -129,7 +129,10 @@ class Sessions:
             return None
 
     def is_over(self, session: Session) -> bool:
-        return session.until_s <= self._wall_clock() or session.id in self.ended
+        return self.has_ended(session.id, session.until_s)
+
+    def has_ended(self, session_id: str, until_s: int) -> bool:
+        return until_s <= self._wall_clock() or session_id in self.ended
 
     def end(self, session: Session) -> None:
         self.ended.add(session.id, session.until_s, self._wall_clock())

@@ -12,9 +12,11 @@ from litestar.response import Stream
 
 from dgpu.core.model.gang import MAX_NODES
 from dgpu.core.model.ids import TaskId
+from dgpu.service.access.audiences import TooManyAudiences
 from dgpu.service.rest import listing
-from dgpu.service.rest.backend import Backend, ProblemError
-from dgpu.service.rest.tasks import Given, TaskIdText, Who
+from dgpu.service.rest.backend import Backend, ProblemError, too_many_audiences
+from dgpu.service.rest.open_streams import OpenStream
+from dgpu.service.rest.tasks import Given, Opener, TaskIdText, Who
 from dgpu.service.task_output.reading import OutputState, OutputUnavailable
 from dgpu.wire.answers import Problem, TaskAnswer, instant_or_none
 from dgpu.wire.json_body import BadRequest
@@ -53,6 +55,7 @@ AttemptQuery = Annotated[
 async def task_logs(
     rest: Given,
     who: Who,
+    opener: Opener,
     task_id: TaskIdText,
     follow: FollowQuery = None,
     tail: TailQuery = None,
@@ -67,8 +70,7 @@ async def task_logs(
     task = await listing.find_task(rest, who, number)  # unknown: 404 before the stream starts
     if which_rank >= task.nodes:
         raise ProblemError(_no_rank(task))
-    rest.open_stream()
-    pieces = _pieces(rest, number, which, lines, follows=follows, rank=which_rank)
+    pieces = _pieces(rest, opener(), number, which, lines, follows=follows, rank=which_rank)
     try:
         first = await anext(pieces, None)
     except OutputUnavailable as error:
@@ -168,7 +170,14 @@ async def _rest_of(first: bytes | None, pieces: AsyncGenerator[bytes, None]) -> 
 
 
 async def _pieces(
-    rest: Backend, task_id: TaskId, attempt: int, lines: int | None, *, follows: bool, rank: int = 0
+    rest: Backend,
+    opened: OpenStream,
+    task_id: TaskId,
+    attempt: int,
+    lines: int | None,
+    *,
+    follows: bool,
+    rank: int = 0,
 ) -> AsyncGenerator[bytes, None]:
     """The first piece comes as soon as it is known that there is one; it may be empty while following."""
     try:
@@ -185,7 +194,7 @@ async def _pieces(
             async for piece in _last_lines(pieces, lines, follows=follows):
                 yield piece
     finally:
-        rest.close_stream()
+        opened.close()
 
 
 async def _last_lines(pieces: AsyncIterator[bytes], lines: int, *, follows: bool) -> AsyncIterator[bytes]:
@@ -215,32 +224,37 @@ def tail_of(text: bytes, lines: int) -> bytes:
     "/api/v1/events",
     summary="Live events",
     description="Server-sent events, all in one stream. `id` is the journal index; Last-Event-ID continues after it. "
-    "`lagged` means that some events were left out: read your data again.",
+    "`lagged` means that some events were left out: read your data again. A principal of some tenants gets the events "
+    "of its own tasks, and those of nodes and GPUs without names of other tenants.",
     media_type="text/event-stream",
 )
-async def stream_events(rest: Given, request: Request[Any, Any, Any]) -> Stream:
+async def stream_events(rest: Given, who: Who, opener: Opener, request: Request[Any, Any, Any]) -> Stream:
     given = request.headers.get("last-event-id")
     after = None
     if given:
         if not (given.isascii() and given.isdigit() and len(given) < 18):
             raise BadRequest("invalid_header", "Last-Event-ID must be the number of an event of this stream.")
         after = int(given)
-    rest.open_stream()
+    opened = opener()
+    try:
+        events = rest.feed.stream(who.audience, after, rest.options.heartbeat_seconds)
+    except TooManyAudiences:
+        opened.close()
+        raise too_many_audiences() from None
     return Stream(
-        _events(rest, after),
+        _events(events, opened),
         media_type="text/event-stream; charset=utf-8",
         headers={"x-accel-buffering": "no"},
     )
 
 
-async def _events(rest: Backend, after: int | None) -> AsyncIterator[bytes]:
-    stream = rest.feed.stream(after, rest.options.heartbeat_seconds)
+async def _events(events: AsyncGenerator[bytes, None], opened: OpenStream) -> AsyncIterator[bytes]:
     try:
-        async for piece in stream:
+        async for piece in events:
             yield piece
     finally:
-        await stream.aclose()
-        rest.close_stream()
+        await events.aclose()
+        opened.close()
 
 
 ROUTES: tuple[Any, ...] = (task_logs, task_output, stream_events)

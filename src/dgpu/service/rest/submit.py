@@ -68,8 +68,7 @@ async def submit_batch(backend: Backend, who: Principal, headers: Headers, recei
 async def submit_entries(
     backend: Backend, who: Principal, entries: Entries, key: str, body: bytes, *, batch: bool
 ) -> tuple[TaskId, int, int]:
-    if who.tenants is not None:
-        await refuse_foreign_entries(backend, who, entries, batch=batch)
+    await refuse_foreign_entries(backend, who, entries, batch=batch)
     command = SubmitTasks(entries=entries)
     if key:
         # Per tenant: one tenant cannot discover or use another's keys.

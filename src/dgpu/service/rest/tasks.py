@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -22,6 +23,7 @@ from dgpu.service.history.reader import HistoryDamaged
 from dgpu.service.rest import listing, task_list
 from dgpu.service.rest.attempts import attempts_of
 from dgpu.service.rest.backend import Backend, ProblemError
+from dgpu.service.rest.open_streams import OpenStream
 from dgpu.service.rest.ownership import refuse_foreign_array, refuse_foreign_task
 from dgpu.service.views.events import events_of_task, past_task_event
 from dgpu.wire.answers import Cancelled, TaskAnswer, TaskEvents, TaskPage
@@ -30,6 +32,7 @@ from dgpu.wire.problem import problem_of
 
 Given = NamedDependency[SkipValidation[Backend]]
 Who = NamedDependency[SkipValidation[Principal]]
+Opener = NamedDependency[SkipValidation[Callable[[], OpenStream]]]  # counts the answer as a stream
 TaskIdText = Annotated[str, PathParameter(description="task-42, or 42.")]
 
 StatusQuery = Annotated[

@@ -107,7 +107,7 @@ async def create_token(rest: Given, who: Who, request: Request[Any, Any, Any]) -
 @delete(
     "/api/v1/tokens/{token_id:str}",
     summary="Revoke an API token",
-    description="It is refused from the next request on. It stays in the list.",
+    description="It is refused from the next request on, and its open streams end. It stays in the list.",
     status_code=200,
 )
 async def revoke_token(rest: Given, who: Who, token_id: TokenIdText) -> Removed:
@@ -124,6 +124,7 @@ async def revoke_token(rest: Given, who: Who, token_id: TokenIdText) -> Removed:
         raise ProblemError(not_permitted(who, Action.CHANGE_TOKEN))
     await rest.do(RevokeToken(token_id=name))
     await rest.runtime.read(lambda _: None)  # the book has heard of it: the next request is refused
+    rest.streams.check()
     return Removed(id=token_id)
 
 

@@ -8,19 +8,21 @@ import msgspec
 from litestar import Request, get, post
 
 from dgpu.core.foresight.explain import Explanation, explain
-from dgpu.core.model.ids import TaskId, task_name
+from dgpu.core.model.ids import task_name
 from dgpu.core.model.task import TaskStatus
 from dgpu.core.rejections import Rejection
 from dgpu.core.state import ClusterState
 from dgpu.service.access.anonymous import told_to
+from dgpu.service.access.table import Action, refusal_for_all
 from dgpu.service.follower.foresight import answer, blockers_told, is_small
 from dgpu.service.follower.link import FollowerAway
 from dgpu.service.rest import listing
 from dgpu.service.rest.backend import Backend, ProblemError
+from dgpu.service.rest.ownership import refuse_foreign_entries, submitter_of
 from dgpu.service.rest.tasks import Given, TaskIdText, Who
 from dgpu.service.views.tasks import reservation_answer
 from dgpu.wire.answers import Change, NearestNode, Problem, WhatifAnswer, Why
-from dgpu.wire.questions import Hastening, Question, decode_whatif
+from dgpu.wire.questions import Hastening, Question, Submitting, decode_whatif
 
 _PATIENCE_S = 20.0
 _MAX_LAG_S = 1.0
@@ -54,9 +56,8 @@ async def why_task(rest: Given, who: Who, task_id: TaskIdText) -> Why:
             task_id=past.task_id, status=past.status, summary=f"{past.task_id} is over ({past.status})."
         )
     waits = found.status is TaskStatus.PENDING
-    # Changes that would start it sooner may name tasks of other tenants: only a reader of all tenants gets them.
-    asks = waits and bool(found.blockers) and who.tenants is None
-    sooner = await _sooner(rest, number) if asks else []
+    asks = waits and bool(found.blockers)
+    sooner = await _sooner(rest, Hastening(task_id=number, tenants=who.tenants)) if asks else []
     forecasts = rest.follower.forecasts if rest.follower is not None and waits else None
     return Why(
         task_id=task_name(number),
@@ -82,11 +83,17 @@ async def why_task(rest: Given, who: Who, task_id: TaskIdText) -> Why:
     summary="Predict the effect of a change",
     description="Changes nothing. Body: {submit: task}, {quota: {online_percent}}, {drain: node}, {lose: node} or "
     "{add_nodes: [{gpus, model}]}. The answer lists tasks that would start at once, wait longer by the forecast, or "
-    "be stopped, and why the change would be refused.",
+    "be stopped, and why the change would be refused. A principal of some tenants may ask about a submit; effects on "
+    "tasks of other tenants are counted in `others`.",
     status_code=200,
 )
-async def what_if(rest: Given, request: Request[Any, Any, Any]) -> WhatifAnswer:
-    question = decode_whatif(await request.body())
+async def what_if(rest: Given, who: Who, request: Request[Any, Any, Any]) -> WhatifAnswer:
+    question = decode_whatif(await request.body(), submitter_of(who))
+    if isinstance(question, Submitting):
+        await refuse_foreign_entries(rest, who, question.entries, Action.PREDICT, path="submit.")
+        question = msgspec.structs.replace(question, tenants=who.tenants)
+    elif (refused := refusal_for_all(who, Action.PREDICT)) is not None:
+        raise ProblemError(refused)
     try:
         return _whatif(await _ask(rest, question, _PATIENCE_S))
     except FollowerAway:
@@ -99,9 +106,9 @@ async def what_if(rest: Given, request: Request[Any, Any, Any]) -> WhatifAnswer:
         raise ProblemError(problem, {"retry-after": "1"}) from None
 
 
-async def _sooner(rest: Backend, task_id: TaskId) -> list[Change] | None:
+async def _sooner(rest: Backend, question: Hastening) -> list[Change] | None:
     try:
-        return _changes(await _ask(rest, Hastening(task_id=task_id), _SOONER_PATIENCE_S))
+        return _changes(await _ask(rest, question, _SOONER_PATIENCE_S))
     except FollowerAway:
         return None
 

@@ -8,7 +8,11 @@ import msgspec
 
 from dgpu.core import events as e
 from dgpu.core.model.ids import TaskId, task_name
-from dgpu.service.event_texts import SILENT, TEXTS, EventText, facts, named_tasks, shared_facts, shown
+from dgpu.core.state import ClusterState
+from dgpu.service.access.anonymous import own_facts
+from dgpu.service.access.principal import Tenants
+from dgpu.service.event_owners import CLUSTER, Owner, is_public, node_facts_for, parts_of
+from dgpu.service.event_texts import SILENT, TEXTS, EventText, Facts, facts, named_tasks, shared_facts, shown
 from dgpu.service.history.reader import PastEvent
 from dgpu.service.machine.outputs import CommittedGroup
 from dgpu.wire.answers import TaskEvent, instant
@@ -35,18 +39,65 @@ def _text_of(event: PastEvent) -> EventText:
 
 
 def event_stream_text(group: CommittedGroup) -> bytes:
-    """The group as server-sent events. Only the last one carries the index: a client that lost the rest gets all of it
-    again.
-    """
-    shown = [event for event in group.events if not isinstance(event, SILENT)]
-    if not shown:
-        return b""
-    parts = []
-    for event in shown:
-        kind = TEXTS[type(event)].name
-        told = {"index": group.index, "at": instant(event.at), "type": kind, **facts(event)}
-        parts.append(b"event: %b\ndata: %b\n" % (kind.encode(), msgspec.json.encode(told)))
-    return b"\n".join(parts) + b"id: %d\n\n" % group.index
+    """The group as server-sent events, for readers of all tenants."""
+    told = [
+        _line(group.index, event, facts(event)) for event in group.events if not isinstance(event, SILENT)
+    ]
+    return _stream_text(group.index, told)
+
+
+class ToldGroup:
+    """A group as server-sent events. Each event is encoded when its first reader needs it, and once for all of them."""
+
+    def __init__(self, group: CommittedGroup, state: ClusterState) -> None:
+        self._group = group
+        self._state = state
+        self._all: bytes | None = None
+        self._parts: dict[Owner, list[tuple[int, e.Event]]] | None = None  # by owner, with their order
+        self._lines: dict[tuple[int, bool], bytes] = {}  # order, and whether it is the owner's form
+
+    def text(self, tenants: Tenants) -> bytes:
+        """For readers of these tenants. Raises OwnerUnknown."""
+        if tenants is None:
+            if self._all is None:
+                self._all = event_stream_text(self._group)
+            return self._all
+        if self._parts is None:
+            self._parts = self._by_owner()
+        found = {order: self._line(order, part, own=False) for order, part in self._parts.get(CLUSTER, ())}
+        for tenant_id in tenants:
+            found |= {
+                order: self._line(order, part, own=True) for order, part in self._parts.get(tenant_id, ())
+            }
+        return _stream_text(self._group.index, [found[order] for order in sorted(found)])
+
+    def _by_owner(self) -> dict[Owner, list[tuple[int, e.Event]]]:
+        parts: dict[Owner, list[tuple[int, e.Event]]] = {}
+        shown = (event for event in self._group.events if not isinstance(event, SILENT))
+        split = (part for event in shown for part in parts_of(event, self._state))
+        for order, (owner, part) in enumerate(split):
+            parts.setdefault(owner, []).append((order, part))
+            if owner != CLUSTER and is_public(type(part)):
+                parts.setdefault(CLUSTER, []).append((order, part))
+        return parts
+
+    def _line(self, order: int, part: e.Event, *, own: bool) -> bytes:
+        found = self._lines.get((order, own))
+        if found is None:
+            told = own_facts(facts(part)) if own else node_facts_for((), facts(part))
+            found = self._lines[order, own] = _line(self._group.index, part, told)
+        return found
+
+
+def _line(index: int, event: e.Event, told: Facts) -> bytes:
+    kind = TEXTS[type(event)].name
+    data = msgspec.json.encode({"index": index, "at": instant(event.at), "type": kind, **told})
+    return b"event: %b\ndata: %b\n" % (kind.encode(), data)
+
+
+def _stream_text(index: int, lines: list[bytes]) -> bytes:
+    """Only the last event carries the index: a client that lost the rest gets all of it again."""
+    return b"\n".join(lines) + b"id: %d\n\n" % index if lines else b""
 
 
 def events_of_task(groups: list[CommittedGroup], task_id: TaskId) -> list[TaskEvent]:

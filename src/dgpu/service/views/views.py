@@ -78,7 +78,7 @@ class Views:
         self.first_index = last_index  # the history covers tasks that were forgotten before it
         self.last_index = last_index
         self.recent: deque[CommittedGroup] = deque()
-        self._state = state
+        self.state = state
         self._counts: dict[CountKey, dict[TaskStatus, int]] = {}
         self._ids = array("q", sorted(state.tasks))
         self._forgotten_ids = 0  # still in _ids
@@ -110,7 +110,7 @@ class Views:
 
     def newest(self, wanted: Filter, before: int | None, limit: int) -> list[Task]:
         """Live tasks that match the filter, newest first, ids below `before`. Call it at a committed point."""
-        tasks, shapes = self._state.tasks, self._state.shapes
+        tasks, shapes = self.state.tasks, self.state.shapes
         every_shape = wanted.takes_every_shape
         taken: dict[int, bool] = {}
         found: list[Task] = []
@@ -138,7 +138,7 @@ class Views:
         tasks.
         """
         if status is TaskStatus.RUNNING:
-            ids = sorted({lease.task_id for lease in self._state.leases.values()}, reverse=True)
+            ids = sorted({lease.task_id for lease in self.state.leases.values()}, reverse=True)
         elif status is not None and status.is_final:
             ids = sorted(self._ended, reverse=True)
         else:
@@ -211,7 +211,7 @@ class Views:
         elif kind is TasksForgotten:
             self._forget(event.task_ids, index)  # type: ignore[attr-defined]
         elif kind is EpochBegan:
-            self.highest_forgotten = _highest_missing(self._state)  # lost tasks may have left gaps in the ids
+            self.highest_forgotten = _highest_missing(self.state)  # lost tasks may have left gaps in the ids
 
     def _on_submitted(self, event: TasksSubmitted) -> None:
         number = 0
@@ -225,7 +225,7 @@ class Views:
 
     def _on_priority(self, event: PriorityChanged) -> None:
         for task_id, before in event.tasks:
-            key = _key(self._state.shapes[self._state.tasks[task_id].shape_id])
+            key = _key(self.state.shapes[self.state.tasks[task_id].shape_id])
             # The task may change again in the same group: the event tells its state at this point.
             self._add((key[0], key[1], before), TaskStatus.PENDING, -1)
             self._add((key[0], key[1], event.priority), TaskStatus.PENDING, 1)
@@ -245,12 +245,12 @@ class Views:
             self._overlay.popleft()
         self._forgotten_ids += len(task_ids)
         if self._forgotten_ids > _SLACK + len(self._ids) // 2:
-            tasks = self._state.tasks
+            tasks = self.state.tasks
             self._ids = array("q", (task_id for task_id in self._ids if task_id in tasks))
             self._forgotten_ids = 0
 
     def _move(self, task_id: TaskId, before: TaskStatus, after: TaskStatus) -> CountKey:
-        key = _key(self._state.shapes[self._state.tasks[task_id].shape_id])
+        key = _key(self.state.shapes[self.state.tasks[task_id].shape_id])
         # Linear sums: a priority may change in the same group, and the total is right in any order.
         self._add(key, before, -1)
         self._add(key, after, 1)
