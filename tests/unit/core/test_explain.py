@@ -8,8 +8,9 @@ from building import cluster, do, finished, gpu, lease, node, run_pass, task
 from dgpu.core.commands import CancelTasks, DrainNode, LoseNode, ObserveGpu
 from dgpu.core.foresight.barriers import blocker_of
 from dgpu.core.foresight.explain import Explanation, explain
+from dgpu.core.model.quota import Quota, QuotaMode
 from dgpu.core.model.settings import Settings
-from dgpu.core.model.task import Outcome
+from dgpu.core.model.task import Outcome, Pool
 from dgpu.core.refusals import TenantGpus
 from dgpu.core.rejections import UnknownTask
 
@@ -211,3 +212,24 @@ def test_full_nodes_are_told_as_one_or_several(nodes: int, told: str) -> None:
     run_pass(state)
     (full,) = (each for each in why(state, nodes + 1).blockers if each.code == "node_full")
     assert full.detail == f"{told} the most tasks allowed on one (1)"
+
+
+@pytest.mark.parametrize(("cpus", "told"), [(1, "needs 1 cpu on"), (2, "needs 2 cpus on")])
+def test_missing_cpus_are_told_as_one_or_several(cpus: int, told: str) -> None:
+    state = cluster(node("n1", cpus=cpus), task(0, cpus=cpus, count=2))
+    run_pass(state)
+    (blocker,) = why(state, 2).blockers
+    assert blocker.detail.startswith(told)
+
+
+def test_a_task_whose_back_off_has_just_ended_needs_its_quota_again() -> None:
+    """No pass ran since. `why` must not promise the GPU to a borrower that the next pass refuses."""
+    halves = Settings(quota=Quota(online_ppm=500_000, mode=QuotaMode.BORROW))
+    state = cluster(node("n1", gpus=2), task(pool=Pool.BATCH), task(pool=Pool.ONLINE), settings=halves)
+    run_pass(state)
+    do(state, finished(state.tasks[2].lease_id, outcome=Outcome.NODE_FAULT, error="disk full"))
+    do(state, task(pool=Pool.BATCH))
+    again_at = state.tasks[2].eligible_at
+    assert "pool_quota" not in {each.code for each in explain(state.fork(), 3, again_at - 1).blockers}
+    assert "pool_quota" in {each.code for each in explain(state.fork(), 3, again_at).blockers}
+    assert run_pass(state, again_at) == [2]

@@ -6,10 +6,11 @@ from building import START, cluster, do, finished, node, run_pass, task
 from dgpu.core.commands import HoldTasks, LoseNode, ReportStarted
 from dgpu.core.digest import digest
 from dgpu.core.foresight.forecast import forecast
+from dgpu.core.model.quota import Quota, QuotaMode, Reclaim
 from dgpu.core.model.run_times import MAX_KINDS, MAX_RUNS, RunTimes, kind_of, note_run, quantile_ms
 from dgpu.core.model.settings import Settings
-from dgpu.core.model.task import Restart, Task, TaskStatus
-from dgpu.core.rules.durations import KILL_GRACE_MS, RELEASE_MS
+from dgpu.core.model.task import Pool, Restart, Task, TaskStatus
+from dgpu.core.rules.durations import KILL_GRACE_MS, RELEASE_MS, STOP_MS
 from dgpu.core.state import ClusterState
 
 MINUTE = 60_000
@@ -171,3 +172,22 @@ def test_quantiles_are_of_runs_that_took_longer() -> None:
     assert quantile_ms(runs, 50, longer_than_ms=30) == 40
     assert quantile_ms(runs, 50, longer_than_ms=40) is None
     assert quantile_ms(None, 50, longer_than_ms=0) is None
+
+
+def test_a_task_that_is_being_stopped_ends_soon_whatever_its_time_limit() -> None:
+    """An online task that waits for a GPU lent to batch work starts after the stop, not after a day."""
+    lent = Settings(quota=Quota(online_ppm=1_000_000, mode=QuotaMode.BORROW, reclaim=Reclaim.STOP))
+    state = cluster(node("n1"), task(timeout_ms=24 * 60 * MINUTE), settings=lent)
+    run_pass(state)
+    do(state, task(pool=Pool.ONLINE))
+    run_pass(state)
+    assert state.leases[1].stopping
+    assert foretold(state)[2][0] == state.last_at + STOP_MS
+
+
+def test_a_forecast_takes_a_bounded_number_of_steps() -> None:
+    """It must answer within a request, however many short tasks run ahead of the asked one before it starts."""
+    state = cluster(node("n1", gpus=2), task(timeout_ms=24 * 60 * MINUTE), task(2))
+    do(state, task(count=1_500, timeout_ms=1_000))
+    run_pass(state)
+    assert forecast(state, state.last_at, most=1).predictions == ()

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dgpu.core.index.ordered import Ordered
 from dgpu.core.index.packing import Found, Packing
 from dgpu.core.model.demand import Demand
 from dgpu.core.model.typical import Typical, TypicalShape
@@ -236,6 +235,14 @@ def test_scarce_ram_is_found_among_many_nodes_that_lack_it() -> None:
     assert place(packing(Typical(), **nodes), Demand(gpus=1, ram_mb=100_000)) == "n1234"
 
 
+def test_among_nodes_of_about_equal_parts_the_smallest_that_is_enough_is_taken() -> None:
+    """The node with the fewest cpus lacks a large enough part. Of the others, larger parts stay for larger shares."""
+    parts = {"a": 609, "b": 624, "c": 616}
+    nodes = {name: (host(cpus=8), Cards(A100, (milli,))) for name, milli in parts.items()}
+    nodes["few"] = (host(cpus=4), Cards(A100, (602,)))
+    assert place(packing(Typical(), **nodes), Demand(gpus=1, share_milli=610)) == "c"
+
+
 def test_a_new_table_voids_old_scores() -> None:
     index = packing(
         typical(shape(share=100)), a=(host(), Cards(A100, (400,))), b=(host(), Cards(A100, (700,)))
@@ -331,41 +338,6 @@ def test_a_lone_candidate_has_the_score_of_the_pure_function(nodes, demand, tabl
     has, cards = nodes[0]
     found = packing(table, only=(has, cards)).best(demand)
     assert (None if found is None else found.score) == waste(cards, has, demand, table)
-
-
-@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 60)), max_size=1_500), st.integers(0, 55))
-@settings(max_examples=60, deadline=None)
-def test_ordered_is_a_sorted_list(steps, probe) -> None:
-    ordered: Ordered[int] = Ordered()
-    plain: dict[str, int] = {}
-    for amount, number in steps * 2:
-        name = f"{number}:{amount % 17}"
-        if name in plain:
-            ordered.remove(plain.pop(name), name)
-        else:
-            plain[name] = amount
-            ordered.add(amount, name, amount)
-    expected = sorted(plain.values())
-    tail = [amount for amount in expected if amount >= probe]
-    assert list(ordered.all_from(0)) == expected
-    assert list(ordered.all_from(probe)) == tail
-    assert ordered.first_from(probe) == (tail[0] if tail else None)
-    assert bool(ordered) == bool(expected)
-    if expected:
-        assert ordered.last() == expected[-1]
-
-
-def test_ordered_splits_and_shrinks() -> None:
-    ordered: Ordered[int] = Ordered()
-    for number in range(5_000):
-        ordered.add(number * 7 % 5_000, f"{number:05}", number)
-    for number in range(0, 5_000, 2):
-        ordered.remove(number * 7 % 5_000, f"{number:05}")
-    assert list(ordered.all_from(0)) == sorted(range(1, 5_000, 2), key=lambda number: number * 7 % 5_000)
-    for number in range(1, 5_000, 2):
-        ordered.remove(number * 7 % 5_000, f"{number:05}")
-    assert not ordered
-    assert ordered.first_from(0) is None
 
 
 @pytest.mark.parametrize(

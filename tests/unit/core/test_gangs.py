@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from building import cluster, do, finished, node, run_pass, task, tried
+from building.lockstep import remade
 from dgpu.core.commands import CancelTasks, LoseNode, ReleaseNode, ReportStarted, RunPass, Tick
 from dgpu.core.events import GangPlaced, RankEnded, TaskFinished, TaskRequeued
 from dgpu.core.foresight.explain import explain
@@ -216,3 +217,15 @@ def test_a_gang_among_others_keeps_every_count(nodes) -> None:
     run_pass(state)
     check_invariants(state)
     assert state.running_count + state.waiting_count + state.ended_count == len(state.tasks)
+
+
+def test_a_state_made_from_a_snapshot_counts_a_gang_once() -> None:
+    state = gang(nodes=3)
+    assert remade(state).running_count == state.running_count == 1
+
+
+def test_a_rank_ended_when_its_agent_says_not_when_the_report_arrived() -> None:
+    state = gang(nodes=2)
+    report = finished(state.gangs[1].leases[1], ago_ms=400, at=state.last_at + 1_000)
+    (ended,) = [each for each in do(state, report) if isinstance(each, RankEnded)]
+    assert ended.finished_at == ended.at - 400

@@ -9,6 +9,8 @@ from dgpu.core.commands import DrainNode, LoseNode, ObserveGpu, ReleaseNode, Res
 from dgpu.core.decide.table import decide
 from dgpu.core.digest import digest
 from dgpu.core.events import TaskPlaced, TaskStarted
+from dgpu.core.index.ranking import Ranking
+from dgpu.core.model.demand import Demand
 from dgpu.core.model.settings import Placement, Settings
 from dgpu.core.model.task import Outcome, TaskStatus
 from dgpu.core.state import next_wake_at, pass_due
@@ -214,3 +216,35 @@ def test_when_packing_a_task_without_gpus_goes_where_no_gpu_is_left() -> None:
     do(state, finished(3))
     assert run_pass(state) == [5]
     assert state.tasks[5].node_id == "n1"
+
+
+def test_a_node_that_promised_more_ram_than_it_has_left_still_takes_tasks_that_ask_for_none() -> None:
+    """It came back with less RAM than its task holds. Tasks that do not count RAM are no concern of it."""
+    state = cluster(node("n1", gpus=2, ram_mb=8_192), task(ram_mb=8_192))
+    run_pass(state)
+    do(state, node("n1", gpus=2, ram_mb=4_096, held=(1,)))
+    do(state, task())
+    do(state, task(ram_mb=256))
+    assert run_pass(state) == [2]
+
+
+def test_an_index_of_nodes_stays_small_however_often_they_change() -> None:
+    """A scheduler runs for months."""
+    state = cluster(node("n1"))
+    (room,) = state.rooms.by_node.values()
+    cards, changes = room.idle, []
+    ranking = Ranking(Demand(gpus=1), [room], 0)
+    for number in range(1_000):
+        room.idle = [] if number % 2 else cards
+        changes.append(room)
+        ranking.catch_up(changes)
+        assert len(ranking.heap) < 100
+
+
+def test_when_packing_a_node_of_several_models_gives_each_of_them() -> None:
+    cards = (gpu("first", model="V100"), gpu("second", index=1, model="T4"))
+    state = cluster(node("n1", gpus=cards), settings=Settings(placement=Placement.PACK))
+    do(state, task(models=("T4",)))
+    do(state, task(models=("V100",)))
+    assert run_pass(state) == [1, 2]
+    assert [state.tasks[number].gpu_ids for number in (1, 2)] == [("second",), ("first",)]

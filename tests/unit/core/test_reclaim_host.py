@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from building import cluster, do, node, run_pass, task
+from building import cluster, do, lease, node, run_pass, task
 from dgpu.core.commands import RunPass
 from dgpu.core.events import TaskStopRequested
 from dgpu.core.model.quota import Quota, QuotaMode, Reclaim
@@ -43,3 +43,11 @@ def test_ram_that_is_exactly_enough_is_enough(asked: int, expected: list[int]) -
 def test_cpus_that_are_exactly_enough_are_enough(asked: int, expected: list[int]) -> None:
     """Two borrowed tasks hold four each, one is free."""
     assert sorted(stopped({"cpus": asked}, running={"cpus": 4}, cpus=1)) == sorted(expected)
+
+
+def test_a_task_is_stopped_only_on_a_node_that_the_online_task_accepts() -> None:
+    """A stop on another node would lose work, and the online task would still wait."""
+    state = cluster(node("a"), node("b"), task(count=2), lease(1, on="b"), lease(2, on="a"), settings=STOP)
+    do(state, task(pool=Pool.ONLINE, constraints=(("node", True, ("b",)),)))
+    stops = [event.task_id for event in do(state, RunPass()) if isinstance(event, TaskStopRequested)]
+    assert stops == [1], "task 2 is newer, and would be stopped first"

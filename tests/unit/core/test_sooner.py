@@ -133,3 +133,10 @@ def test_the_number_of_tries_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
         do(state, DrainNode(node_id=f"n{number}"))
     sooner(state, 36, state.last_at)
     assert 0 < tries <= MAX_TRIES + 2
+
+
+def test_constraints_are_not_named_where_no_other_node_is_free_either() -> None:
+    """A user who gives up the wanted node, and waits as before, has lost something for nothing."""
+    state = settled(node("n1"), node("n2"), task(count=2, timeout_ms=None))
+    do(state, task(constraints=(("node", True, ("n2",)),)))
+    assert "constraints" not in told(state, 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from building import cluster, do, finished, node, run_pass, task
 from dgpu.core.commands import ObserveGpu
-from dgpu.core.events import ObservationChanged
+from dgpu.core.events import ObservationChanged, TaskStopRequested
 from dgpu.core.model.node import GpuStatus
 from dgpu.core.state import ClusterState, gpu_status
 
@@ -45,3 +45,11 @@ def test_a_fault_that_is_known_already_is_not_replaced_by_that_of_a_stuck_card()
     assert [event.gpu_id for event in events if isinstance(event, ObservationChanged)] == [OTHER]
     assert (state.gpus[ONE].fault, state.gpus[ONE].fault_cause) == (before.fault, before.fault_cause)
     assert state.gpus[OTHER].fault == "memory not released by task-1"
+
+
+def test_a_fault_stops_the_task_on_that_card_and_no_other_on_the_node() -> None:
+    state = cluster(node("n1", gpus=2), task(1, count=2))
+    run_pass(state)
+    (mine,) = state.tasks[1].gpu_ids
+    events = do(state, ObserveGpu(gpu_id=mine, foreign_mb=0, fault="Xid 79", fault_cause="xid"))
+    assert [event.task_id for event in events if isinstance(event, TaskStopRequested)] == [1]

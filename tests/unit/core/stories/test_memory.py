@@ -8,7 +8,7 @@ from building import cluster, do, finished, gpu, lease, node, run_pass, spec, ta
 from dgpu.core.commands import ObserveGpu, ReportStarted, SubmitTasks
 from dgpu.core.invariants import check_invariants
 from dgpu.core.model.settings import Settings
-from dgpu.core.model.task import Outcome, TaskDetail, TaskStatus
+from dgpu.core.model.task import Outcome, Restart, TaskDetail, TaskStatus
 from dgpu.core.rejections import NeverFits
 from dgpu.core.rules.estimate import estimate, with_estimate
 from dgpu.core.state import ClusterState
@@ -157,3 +157,12 @@ def test_a_gang_that_runs_out_of_memory_is_tried_again_with_more(order: tuple[in
     assert state.estimates["default/model/m"].ooms == 1
     check_invariants(state)
     assert run_pass(state) == [1]
+
+
+def test_a_service_that_ran_out_of_memory_is_restarted_with_more() -> None:
+    """It is restarted in any case. With as much as before it would run out again, and again."""
+    state = cluster(node("n1", memory_mb=16_384), task(memory_mb=4_096, restart=Restart.ON_FAILURE))
+    run_pass(state)
+    do(state, oom(1))
+    assert state.tasks[1].status is TaskStatus.PENDING
+    assert demand_mb(state, 1) > 4_096

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from building import cluster, do, finished, node, run_pass, spec, task, tried
+from building import cluster, do, finished, node, restart, run_pass, spec, task, tried
 from dgpu.core.commands import CancelTasks, DrainNode, LoseNode, RunPass, SetQuota, SetTenant, SubmitTasks
 from dgpu.core.digest import digest
 from dgpu.core.events import TaskStopRequested
@@ -355,3 +355,30 @@ def test_allocations_are_not_stopped() -> None:
     assert stops_of(state) == []
     do(state, CancelTasks(task_ids=(10,)))
     assert run_pass(state) == [11]
+
+
+def test_a_borrower_that_waits_is_told_how_much_the_owner_uses() -> None:
+    state = ten_gpus(BORROW)
+    do(state, task(count=2, pool=Pool.ONLINE))
+    do(state, task(count=20, pool=Pool.BATCH))
+    assert len(run_pass(state)) == 10
+    do(state, task(count=8, pool=Pool.ONLINE))
+    blocker = next(b for b in explain(state, 20, state.last_at).blockers if b.code == "pool_quota")
+    assert blocker.numbers == {
+        "pool": "batch",
+        "quota": 3,
+        "used": 8,
+        "left": 0,
+        "asked": 1,
+        "other_quota": 7,
+        "other_used": 2,
+    }
+
+
+def test_a_new_quota_in_the_configuration_wins_and_an_old_one_does_not_undo_a_live_change() -> None:
+    state = ten_gpus(STRICT)
+    do(state, SetQuota(online_ppm=600_000))
+    restart(state, STRICT)
+    assert quota_of(state) == Split(6, 4), "the configuration says what it said before"
+    restart(state, replace(STRICT, quota=replace(STRICT.quota, online_ppm=500_000)))
+    assert quota_of(state) == Split(5, 5)

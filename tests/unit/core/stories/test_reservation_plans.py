@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from building import START, cluster, do, node, run_pass, task
-from dgpu.core.commands import CancelTasks, ReportStarted, RunPass
+from dgpu.core.commands import CancelTasks, ReleaseTasks, ReportStarted, RunPass
 from dgpu.core.events import Event, TasksReserved
+from dgpu.core.foresight.explain import Explanation, explain
 from dgpu.core.foresight.forward import end_task
+from dgpu.core.invariants import check_invariants
+from dgpu.core.model.ids import TaskId
 from dgpu.core.model.quota import Quota, QuotaMode
+from dgpu.core.model.reservation import Place, Reservation
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Pool
+from dgpu.core.rules.access import bookings_in_order, window_ms
 from dgpu.core.state import ClusterState
 
 MINUTE = 60_000
@@ -187,3 +193,79 @@ def test_who_holds_a_reservation_does_not_take_the_cpus_of_a_later_one_on_anothe
     assert run_pass(state, START + 10 * MINUTE) == [4]
     end_task(state, state.tasks[2], START + 20 * MINUTE)
     assert run_pass(state, START + 20 * MINUTE) == [5]
+
+
+def test_a_share_reserves_on_a_node_whose_gpu_is_idle_and_whose_cpus_are_not() -> None:
+    state = cluster(node("n1", cpus=4), settings=RULES)
+    do(state, task(0, cpus=4, timeout_ms=MINUTE), START)
+    run_pass(state, START)
+    do(state, task(share=0.5, cpus=2), START)
+    do(state, task(0, cpus=3), START)  # not all tasks are alike: reservations are made
+    run_pass(state, START)
+    assert state.reservations[2].at == START + MINUTE + OVER_MS
+    assert state.reservations[2].places == (Place("n1", ("GPU-n1-0",)),)
+
+
+def test_a_gang_is_told_of_the_reservation_on_the_only_nodes_that_it_could_have() -> None:
+    """Just as many nodes are free as it needs, and all are reserved for another task."""
+    state = cluster(node("n1"), node("n2"), node("n3"), settings=RULES)
+    do(state, task(timeout_ms=MINUTE), START)
+    do(state, task(nodes=3, timeout_ms=MINUTE), START)
+    do(state, task(nodes=2, timeout_ms=60 * MINUTE), START)
+    assert run_pass(state, START) == [1]
+    assert list(state.reservations) == [2, 3]
+    told = explain(state, 3, START)
+    assert isinstance(told, Explanation)
+    (reserved,) = [each for each in told.blockers if each.code == "reserved_for"]
+    assert reserved.numbers["task"] == "task-2"
+
+
+def test_the_plan_forgets_a_lease_that_has_ended() -> None:
+    """A scheduler that runs for months sees millions of leases."""
+    state = two_busy_nodes(10, 10, 10, 10)
+    do(state, task(2), START)
+    run_pass(state, START)
+    end_task(state, state.tasks[1], START + MINUTE)
+    run_pass(state, START + MINUTE)
+    check_invariants(state)
+
+
+def test_a_late_reservation_leaves_no_time_for_others() -> None:
+    made = Reservation(task_id=TaskId(1), places=(), made_at=START, at=START + MINUTE, number=1)
+    assert [window_ms(made, START + at) for at in (0, MINUTE, 2 * MINUTE)] == [MINUTE, 0, 0]
+
+
+def test_a_reservation_stands_behind_those_made_before_it_even_if_its_task_is_older() -> None:
+    """All are made in one millisecond. The order decides which of them gives way."""
+    state = cluster(node("n1", gpus=2), settings=replace(RULES, reservations=8))
+    do(state, task(2, timeout_ms=MINUTE), START)
+    do(state, task(2, cpus=1, held=True), START)
+    do(state, task(2, cpus=2), START)
+    do(state, task(2, cpus=3), START)
+    run_pass(state, START)
+    do(state, ReleaseTasks(task_ids=(TaskId(2),)), START)
+    run_pass(state, START)
+    assert [each.task_id for each in bookings_in_order(state, START)] == [3, 4, 2]
+
+
+def test_a_task_that_takes_longer_than_its_kind_makes_the_time_of_a_reservation_unknown() -> None:
+    """No event tells it: only time passes."""
+    state = cluster(
+        node("n1"), settings=replace(RULES, reservations=1, default_timeout_ms=0, max_timeout_ms=0)
+    )
+    at = START
+    for number in range(1, 5):
+        do(state, task(command="train"), at)
+        run_pass(state, at)
+        do(state, ReportStarted(lease_id=state.tasks[number].lease_id), at)
+        if number < 4:
+            at += MINUTE
+            end_task(state, state.tasks[number], at)
+    do(state, task(timeout_ms=MINUTE, priority=90), at)
+    do(state, task(timeout_ms=MINUTE, cpus=1, priority=10), at)
+    run_pass(state, at)
+    assert place(state, 5) == ("n1", at + MINUTE + 1_000)
+    run_pass(state, at + MINUTE)
+    assert place(state, 5) == ("n1", at + MINUTE + 1_000)
+    run_pass(state, at + 2 * MINUTE)
+    assert place(state, 5) == ("n1", 0)

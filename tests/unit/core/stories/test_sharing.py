@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from building import cluster, do, finished, node, run_pass, task
+from building import cluster, do, finished, gpu, node, run_pass, task
 from dgpu.core.commands import ObserveCondition, ObserveGpu
 from dgpu.core.foresight.explain import explain
 from dgpu.core.invariants import check_invariants
@@ -87,3 +87,11 @@ def test_a_node_that_drains_takes_no_more_shares() -> None:
     assert run_pass(state) == []
     do(state, ResumeNode(node_id="n1"))
     assert run_pass(state) == [2]
+
+
+def test_on_a_node_of_several_models_a_share_goes_to_the_gpu_of_its_model() -> None:
+    """The other model is listed first there, and does not end the search."""
+    cards = (gpu("first", model="V100"), gpu("second", index=1, model="T4"))
+    state = cluster(node("n1", gpus=cards), task(share=0.5, models=("T4",)))
+    assert run_pass(state) == [1]
+    assert state.tasks[1].gpu_ids == ("second",)

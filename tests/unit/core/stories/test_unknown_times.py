@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from building import START, cluster, do, node, run_pass, task
 from dgpu.core.foresight.forward import end_task
+from dgpu.core.model.quota import Quota
 from dgpu.core.model.settings import Settings
-from dgpu.core.model.task import Constraint
+from dgpu.core.model.task import Constraint, Restart
+from dgpu.core.rules.access import bookings_in_order
+from dgpu.core.rules.durations import NEVER
 from dgpu.core.state import ClusterState
 
 HOUR = 3_600_000
@@ -86,3 +91,26 @@ def only(node_id: str) -> tuple[Constraint, ...]:
 def on(state: ClusterState, node_id: str) -> int:
     """The oldest task that runs there."""
     return min(lease.task_id for lease in state.leases.values() if lease.node_id == node_id)
+
+
+def test_a_gang_reserves_no_node_that_a_service_holds_for_good() -> None:
+    """The other node comes free at an unknown time, and it would stay idle for nothing."""
+    state = cluster(node("n1"), node("n2"), settings=RULES)
+    do(state, task(restart=Restart.ALWAYS), START)
+    do(state, task(command="unknown"), START)
+    do(state, task(nodes=2), START)
+    run_pass(state, START)
+    assert not state.reservations
+
+
+def test_in_a_large_pool_one_gpu_in_twenty_may_be_held_idle() -> None:
+    """Five of a hundred. With a bound of one small node, gangs would wait for weeks in a large cluster."""
+    all_batch = replace(RULES, quota=Quota(online_ppm=0))
+    state = cluster(*(node(f"n{number:02}") for number in range(100)), settings=all_batch)
+    do(state, task(count=100), START)
+    run_pass(state, START)
+    do(state, task(nodes=2, count=3), START)
+    do(state, task(nodes=3), START)
+    run_pass(state, START)
+    held = {each.task_id: each.window_ms < NEVER for each in bookings_in_order(state, START)}
+    assert held == {101: True, 102: True, 103: False, 104: False}
