@@ -19,13 +19,16 @@ from dgpu.core.commands import (
     CancelTasks,
     Command,
     CreateToken,
+    DeleteSecret,
     LoseNode,
     ObserveGpu,
     ReleaseNode,
     RemoveTenant,
+    Reseal,
     RevokeToken,
     RunPass,
     SetQuota,
+    SetSecret,
     SetTenant,
     SubmitTasks,
     Tick,
@@ -35,8 +38,9 @@ from dgpu.core.events import Event, GangPlaced, TaskPlaced, TaskStopRequested
 from dgpu.core.execute import execute
 from dgpu.core.foresight.explain import Explanation, explain
 from dgpu.core.invariants import check_invariants
-from dgpu.core.model.ids import LeaseId, TenantId, TokenId
+from dgpu.core.model.ids import LeaseId, TaskId, TenantId, TokenId
 from dgpu.core.model.quota import Quota, QuotaMode, Reclaim
+from dgpu.core.model.secrets import ResealedDetail, ResealedSecret, Secret, secret_id
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Outcome, Pool, Task, TaskStatus
 from dgpu.core.model.tenant import Tenant
@@ -171,6 +175,25 @@ class Admission(RuleBasedStateMachine):
         tenants = (TenantId(tenant),)
         token = Token(id=token_id, name="", user="u", role="user", keyed_hash=bytes(32), tenants=tenants)
         self.send(CreateToken(at=self.at, token=token))
+
+    @rule(name=st.sampled_from(["K1", "K2"]), tenant=st.sampled_from(["a", "b"]), sets=st.booleans())
+    def set_or_delete_a_secret(self, name: str, tenant: str, sets: bool) -> None:
+        """No task is placed otherwise for a secret."""
+        tenant_id = TenantId(tenant)
+        if sets:
+            secret = Secret(tenant_id=tenant_id, name=name, sealed=b"sealed")
+            self.send(SetSecret(at=self.at, secret=secret))
+        else:
+            self.send(DeleteSecret(at=self.at, tenant_id=tenant_id, name=name))
+
+    @rule(version=st.integers(1, 2))
+    def reseal(self, version: int) -> None:
+        details = tuple(
+            ResealedDetail((task.id, TaskId(task.id + 1_000)), task.detail + b" ")
+            for task in list(self.state.tasks.values())[:3]
+        )
+        secrets = (ResealedSecret(secret_id(TenantId("a"), "K1"), version, b"resealed"),)
+        self.send(Reseal(at=self.at, secrets=secrets, details=details))
 
     @rule(
         online_ppm=st.sampled_from([None, 0, 300_000, 500_000, 1_000_000]),

@@ -8,6 +8,7 @@ from dgpu.core.model.dependencies import Dependency
 from dgpu.core.model.ids import NO_TASK, GpuId, LeaseId, NodeId, TaskId, TenantId, TokenId
 from dgpu.core.model.node import Gpu
 from dgpu.core.model.quota import QuotaMode, Reclaim
+from dgpu.core.model.secrets import ResealedDetail, ResealedSecret, Secret
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Outcome, Pool, TaskSpec, TaskStatus
 from dgpu.core.model.tenant import Tenant
@@ -215,6 +216,26 @@ class RevokeToken(Command, frozen=True, kw_only=True):
     """A revoked token stays as it is."""
 
     token_id: TokenId
+
+
+class SetSecret(Command, frozen=True, kw_only=True):
+    """The service sealed the value. `version` and `set_at` are set here."""
+
+    secret: Secret
+
+
+class DeleteSecret(Command, frozen=True, kw_only=True):
+    """Tasks that use it fail at their next start."""
+
+    tenant_id: TenantId
+    name: str
+
+
+class Reseal(Command, frozen=True, kw_only=True):
+    """The same values under another key."""
+
+    secrets: tuple[ResealedSecret, ...] = ()
+    details: tuple[ResealedDetail, ...] = ()
 
 
 class RunPass(Command, frozen=True, kw_only=True):

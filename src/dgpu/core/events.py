@@ -10,10 +10,11 @@ import msgspec
 
 from dgpu.core.model.estimates import Estimate
 from dgpu.core.model.health import Blame, Health
-from dgpu.core.model.ids import NO_LEASE, NO_TASK, GpuId, LeaseId, NodeId, TaskId, TenantId, TokenId
+from dgpu.core.model.ids import NO_LEASE, NO_TASK, GpuId, LeaseId, NodeId, SecretId, TaskId, TenantId, TokenId
 from dgpu.core.model.node import Gpu, Node
 from dgpu.core.model.quota import Quota
 from dgpu.core.model.reservation import Reservation
+from dgpu.core.model.secrets import ResealedDetail, ResealedSecret, Secret
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Outcome, TaskSpec, TaskStatus
 from dgpu.core.model.tenant import Tenant
@@ -280,6 +281,21 @@ class TokenCreated(Event, frozen=True, array_like=True, tag=True):
 
 class TokenRevoked(Event, frozen=True, array_like=True, tag=True):
     token_id: TokenId
+
+
+class SecretSet(Event, frozen=True, array_like=True, tag=True):
+    secret: Secret  # sealed
+
+
+class SecretDeleted(Event, frozen=True, array_like=True, tag=True):
+    secret_id: SecretId
+
+
+class Resealed(Event, frozen=True, array_like=True, tag=True):
+    """The same values under another key."""
+
+    secrets: tuple[ResealedSecret, ...] = ()
+    details: tuple[ResealedDetail, ...] = ()
 
 
 class WallClockRead(Event, frozen=True, array_like=True, tag=True):

@@ -9,6 +9,7 @@ from dgpu.core.index.queue import Queue
 from dgpu.core.model.health import Health
 from dgpu.core.model.idempotency import KeyRing, created_at
 from dgpu.core.model.ids import NO_LEASE, GpuId, TenantId
+from dgpu.core.model.secrets import MAX_SEALED_BYTES, MAX_SECRETS, secret_id
 from dgpu.core.model.task import WHOLE_MILLI, Pool, Task, TaskStatus
 from dgpu.core.model.tokens import HASH_BYTES, MAX_TOKENS
 from dgpu.core.state import ClusterState
@@ -24,6 +25,7 @@ def check_invariants(state: ClusterState) -> None:
     _hold(state.bookings.ends.check(state), "the known end of a lease differs from its task")
     _check_numbers(state)
     _check_tokens(state)
+    _check_secrets(state)
     _check_indexes(state)
 
 
@@ -192,6 +194,14 @@ def _check_tokens(state: ClusterState) -> None:
         _hold(token.id == token_id, f"token {token_id} is stored under another id")
         _hold(len(token.keyed_hash) == HASH_BYTES, f"token {token_id} has no keyed hash")
         _hold(not (token.all_tenants and token.tenants), f"token {token_id} has all tenants and some")
+
+
+def _check_secrets(state: ClusterState) -> None:
+    _hold(len(state.secrets) <= MAX_SECRETS, "too many secrets")
+    for name, secret in state.secrets.items():
+        _hold(name == secret_id(secret.tenant_id, secret.name), f"secret {name} is stored under another name")
+        _hold(0 < len(secret.sealed) <= MAX_SEALED_BYTES, f"secret {name} has no sealed value")
+        _hold(secret.version > 0, f"secret {name} has no version")
 
 
 def _check_keys(ring: KeyRing) -> None:

@@ -11,12 +11,13 @@ from dgpu.core.model.estimates import Estimate
 from dgpu.core.model.gang import Gang
 from dgpu.core.model.health import GpuHealth
 from dgpu.core.model.idempotency import IdempotencyKey
-from dgpu.core.model.ids import GpuId, LeaseId, NodeId, ShapeId, TaskId, TenantId, TokenId
+from dgpu.core.model.ids import GpuId, LeaseId, NodeId, SecretId, ShapeId, TaskId, TenantId, TokenId
 from dgpu.core.model.lease import Lease
 from dgpu.core.model.node import Gpu, Node
 from dgpu.core.model.quota import Quota
 from dgpu.core.model.reservation import Reservation
 from dgpu.core.model.run_times import RunTimes
+from dgpu.core.model.secrets import Secret
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Shape, Task
 from dgpu.core.model.tenant import Tenant
@@ -59,6 +60,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     no_pass_before: int  # after an accepted loss: runs unknown to the journal may be active until then
 
     tokens: dict[TokenId, Token]  # of the API, also revoked ones
+    secrets: dict[SecretId, Secret]  # of tenants; ciphertext only
 
 
 PART_NAMES: Final = Parts.__struct_fields__
@@ -83,4 +85,5 @@ LATER_PARTS: Final[dict[str, object]] = {
     "wall": {},
     "no_pass_before": 0,
     "tokens": {},
+    "secrets": {},
 }

@@ -321,3 +321,24 @@ class TooManyTokens(Rejection, frozen=True, kw_only=True):
 
     code: ClassVar[str] = "too_many_tokens"
     limit: int
+
+
+class UnknownSecret(Rejection, frozen=True, kw_only=True):
+    code: ClassVar[str] = "unknown_secret"
+    tenant_id: TenantId
+    name: str
+
+
+class SecretNotSet(Rejection, frozen=True, kw_only=True):
+    """A submit uses a secret that its tenant does not have."""
+
+    code: ClassVar[str] = "secret_not_set"
+    entry: int
+    tenant_id: TenantId
+    name: str
+
+
+class TooManySecrets(Rejection, frozen=True, kw_only=True):
+    code: ClassVar[str] = "too_many_secrets"
+    limit: int
+    tenant_id: TenantId = TenantId("")  # empty: of all tenants together

@@ -19,11 +19,12 @@ from dgpu.core.model.estimates import Estimate
 from dgpu.core.model.gang import Gang
 from dgpu.core.model.health import GpuHealth, due_at
 from dgpu.core.model.idempotency import IdempotencyKey, KeyRing, pack
-from dgpu.core.model.ids import GpuId, LeaseId, NodeId, ShapeId, TaskId, TenantId, TokenId
+from dgpu.core.model.ids import GpuId, LeaseId, NodeId, SecretId, ShapeId, TaskId, TenantId, TokenId
 from dgpu.core.model.lease import Lease
 from dgpu.core.model.node import Gpu, GpuStatus, Node
 from dgpu.core.model.reservation import Hold, Reservation
 from dgpu.core.model.run_times import RunTimes
+from dgpu.core.model.secrets import Secret
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Pool, Shape, Task, TaskStatus
 from dgpu.core.model.tenant import Tenant
@@ -88,6 +89,7 @@ class ClusterState:
         self.wall: dict[int, WallSpan] = {}
         self.no_pass_before = 0
         self.tokens: dict[TokenId, Token] = {}
+        self.secrets: dict[SecretId, Secret] = {}
         self._derive()
 
     @classmethod

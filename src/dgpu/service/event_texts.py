@@ -194,6 +194,26 @@ def _token(fields: Fields) -> Facts:
     return {"token_id": token.id, "user": token.user, "role": token.role, "tenants": tenants}
 
 
+def _secret(fields: Fields) -> Facts:
+    secret = fields["secret"]
+    return {
+        "tenant_id": secret.tenant_id,
+        "secret": secret.name,
+        "version": secret.version,
+        "set_by": secret.set_by,
+    }
+
+
+def _secret_deleted(fields: Fields) -> Facts:
+    tenant_id, _, name = fields["secret_id"].partition("/")
+    return {"tenant_id": tenant_id, "secret": name}
+
+
+def _resealed(fields: Fields) -> Facts:
+    tasks = sum(len(each.task_ids) for each in fields["details"])
+    return {"secrets": len(fields["secrets"]), "tasks": tasks}
+
+
 def _learned(fields: Fields) -> Facts:
     known = fields["estimate"]
     about = {"model": known.model} if known.model else {"command": known.command}
@@ -311,6 +331,9 @@ TEXTS: dict[type[e.Event], EventText] = {
     e.EstimateLearned: _text("memory_learned", _learned, ("tenant", "model", "base_mb", "ooms")),
     e.TokenCreated: _text("token_created", _token, ("token_id", "user", "role")),
     e.TokenRevoked: _text("token_revoked", shown, ("token_id",)),
+    e.SecretSet: _text("secret_set", _secret, ("tenant_id", "secret", "version", "set_by")),
+    e.SecretDeleted: _text("secret_deleted", _secret_deleted, ("tenant_id", "secret")),
+    e.Resealed: _text("secrets_resealed", _resealed, ("secrets", "tasks")),
     e.WallClockRead: _text("wall_clock_read", _wall_clock),
 }
 # Internal work of the scheduler: no task or node changed.

@@ -1,4 +1,4 @@
-"""What a refusal means in HTTP, and the refusals of tokens (see wire.problem)."""
+"""What a refusal means in HTTP, and the refusals of tokens and secrets (see wire.problem)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dgpu.core import rejections as r
 from dgpu.wire.answers import FieldError
 
 OfTokens = r.UnknownToken | r.TokenExists | r.TooManyTokens
+OfSecrets = r.UnknownSecret | r.SecretNotSet | r.TooManySecrets
 
 
 class Meaning(NamedTuple):
@@ -28,5 +29,28 @@ def of_token(rejection: OfTokens) -> Meaning:
                 f"{rejection.limit:,} tokens are stored, and none of them is revoked. Revoke old ones first."
             )
             return Meaning(409, "Too many tokens", detail)
+        case _:
+            assert_never(rejection)
+
+
+def of_secret(rejection: OfSecrets, path: str) -> Meaning:
+    """`path`: the field of a submit."""
+    match rejection:
+        case r.UnknownSecret():
+            detail = f"Tenant {rejection.tenant_id} has no secret {rejection.name[:64]!r}."
+            return Meaning(404, "No such secret", detail)
+        case r.SecretNotSet():
+            detail = (
+                f"Tenant {rejection.tenant_id} has no secret {rejection.name!r}. "
+                f"Set it with `dgpu secret set {rejection.name} -A {rejection.tenant_id}`."
+            )
+            error = FieldError(path=path, detail=detail, code=rejection.code)
+            return Meaning(422, "The secret is not set", detail, (error,))
+        case r.TooManySecrets():
+            holder = (
+                f"Tenant {rejection.tenant_id} has" if rejection.tenant_id else "All tenants together have"
+            )
+            detail = f"{holder} {rejection.limit:,} secrets, which is the maximum. Delete unused ones first."
+            return Meaning(409, "Too many secrets", detail)
         case _:
             assert_never(rejection)

@@ -9,7 +9,7 @@ from dgpu.core.model.ids import task_name
 from dgpu.core.model.task import MEMORY_STEP_MB
 from dgpu.wire.answers import FieldError, Problem
 from dgpu.wire.json_body import BadRequest
-from dgpu.wire.meaning import Meaning, OfTokens, of_token
+from dgpu.wire.meaning import Meaning, OfSecrets, OfTokens, of_secret, of_token
 
 # Every kind of refusal. Add a new one to one of these; the type checker then names the match that lacks it, and
 # a test compares the list with the existing classes.
@@ -48,7 +48,7 @@ OfTenants = (
     | r.TooManyTenants
     | r.QuotaInUse
 )
-AnyRejection = OfTenants | OfSubmits | OfLoad | OfThings | OfWaiting | OfTokens
+AnyRejection = OfTenants | OfSubmits | OfLoad | OfThings | OfWaiting | OfTokens | OfSecrets
 
 _LACKS = {
     "nodes": ("nodes", "nodes"),
@@ -98,6 +98,8 @@ def _meaning(rejection: AnyRejection, *, batch: bool) -> Meaning:
         return _of_waiting(rejection, batch=batch)
     if isinstance(rejection, OfTokens):
         return of_token(rejection)
+    if isinstance(rejection, OfSecrets):
+        return of_secret(rejection, _entry(getattr(rejection, "entry", 0), "secrets", batch=batch))
     return _of_thing(rejection)
 
 

@@ -54,6 +54,9 @@ EVENT_TYPES: tuple[type[Event], ...] = (
     events.WallClockRead,
     events.TokenCreated,
     events.TokenRevoked,
+    events.SecretSet,
+    events.SecretDeleted,
+    events.Resealed,
 )
 
 _GROUP = list[Union[EVENT_TYPES]]  # type: ignore[valid-type]  # noqa: UP007 - built from the tuple above

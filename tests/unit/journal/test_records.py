@@ -11,6 +11,7 @@ from dgpu.core.model.health import Blame, Health
 from dgpu.core.model.node import Kind, Node
 from dgpu.core.model.quota import Quota
 from dgpu.core.model.reservation import Place, Reservation
+from dgpu.core.model.secrets import ResealedDetail, ResealedSecret, Secret
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Outcome, Pool, TaskStatus
 from dgpu.core.model.tenant import Tenant
@@ -52,6 +53,14 @@ TOKEN = Token(
     id="k1", name="ci", user="ann", role="user", keyed_hash=b"h" * 32, tenants=("lab",), scopes=("task.read",)
 )
 OF_TOKENS = (events.TokenCreated(22, TOKEN, ("k0",)), events.TokenRevoked(22, "k1"))
+OF_SECRETS = (
+    events.SecretSet(
+        22, Secret(tenant_id="lab", name="KEY", sealed=b"\0\xff", version=2, set_by="ann", set_at=22)
+    ),
+    events.SecretDeleted(22, "lab/KEY"),
+    events.Resealed(22, (ResealedSecret("lab/KEY", 2, b"c"),), (ResealedDetail((5, 6), b"{}"),)),
+)
+OF_ACCESS = (*OF_TOKENS, *OF_SECRETS)
 
 
 def test_every_kind_of_event_survives() -> None:
@@ -99,7 +108,7 @@ def test_every_kind_of_event_survives() -> None:
             (Reservation(task_id=6, places=(Place("n1", ("GPU-n1-0",)),), at=9_000, made_at=21),),
             (7,),
         ),
-        *OF_TOKENS,
+        *OF_ACCESS,
         events.WallClockRead(22, 22, WallSpan("boot", 5, -40)),
     ]
     assert {type(event) for event in group} == set(EVENT_TYPES)

@@ -27,6 +27,7 @@ from dgpu.core.apply.node import (
     apply_resumed,
 )
 from dgpu.core.apply.reservation import apply_reserved
+from dgpu.core.apply.secrets import apply_resealed, apply_secret_deleted, apply_secret_set
 from dgpu.core.apply.task import (
     apply_cancel_requested,
     apply_cancelled,
@@ -89,5 +90,8 @@ APPLIERS: Final[dict[type[Event], Callable[[ClusterState, Any], None]]] = {
     events.TasksReserved: apply_reserved,
     events.TokenCreated: apply_token_created,
     events.TokenRevoked: apply_token_revoked,
+    events.SecretSet: apply_secret_set,
+    events.SecretDeleted: apply_secret_deleted,
+    events.Resealed: apply_resealed,
     events.WallClockRead: apply_wall_clock,
 }

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from dgpu.core.commands import SubmitTasks
 from dgpu.core.decide.after import resolve_after
 from dgpu.core.decide.quota import new_tenants, refused_by_number, refused_by_quota
+from dgpu.core.decide.secrets import refused_by_secrets
 from dgpu.core.decision import Decision
 from dgpu.core.events import TasksSubmitted
 from dgpu.core.model.demand import demand_of
@@ -72,7 +73,7 @@ def _accepted(
         )
     # While no node has registered, the future nodes are unknown: the task waits.
     refused = never_fits(state, demand_of(spec.shape), entry) if state.nodes else None
-    refusal = refused or refused_by_quota(state, spec.shape, entry)
+    refusal = refused or refused_by_quota(state, spec.shape, entry) or refused_by_secrets(state, spec, entry)
     if refusal is not None:
         return refusal
     if spec.timeout_ms != timeout_ms:

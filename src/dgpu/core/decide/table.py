@@ -23,6 +23,7 @@ from dgpu.core.decide.node import (
 from dgpu.core.decide.quota import decide_remove_tenant, decide_set_quota, decide_set_tenant
 from dgpu.core.decide.report import decide_started
 from dgpu.core.decide.schedule import run_pass
+from dgpu.core.decide.secrets import decide_delete_secret, decide_reseal, decide_set_secret
 from dgpu.core.decide.submit import decide_submit
 from dgpu.core.decide.time import decide_begin_epoch, decide_tick
 from dgpu.core.decide.tokens import decide_create_token, decide_revoke_token
@@ -66,6 +67,9 @@ DECIDERS: Final[dict[type[Command], Callable[[ClusterState, Any], Decision]]] = 
     commands.RemoveTenant: decide_remove_tenant,
     commands.CreateToken: decide_create_token,
     commands.RevokeToken: decide_revoke_token,
+    commands.SetSecret: decide_set_secret,
+    commands.DeleteSecret: decide_delete_secret,
+    commands.Reseal: decide_reseal,
     commands.RunPass: decide_pass,
     commands.Tick: decide_tick,
     commands.ReadWallClock: decide_wall_clock,

@@ -9,6 +9,7 @@ NodeId = NewType("NodeId", str)
 GpuId = NewType("GpuId", str)  # the UUID of the GPU: indexes shift when a GPU fails
 TenantId = NewType("TenantId", str)
 TokenId = NewType("TokenId", str)
+SecretId = NewType("SecretId", str)  # tenant/name
 
 NO_LEASE: Final = LeaseId(0)
 NO_TASK: Final = TaskId(0)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from dgpu.core.model.array import Ranges, indexes
 from dgpu.core.model.dependencies import Dependency
 from dgpu.core.model.ids import NO_LEASE, NO_TASK, GpuId, LeaseId, NodeId, ShapeId, TaskId, TenantId
+from dgpu.core.model.secrets import SecretUse
 
 PRIORITY_LEVELS: Final = {"low": 10, "normal": 50, "high": 80, "critical": 100}
 MEMORY_STEP_MB: Final = 256  # demands are rounded up to it, so that near-equal tasks share a shape
@@ -99,6 +100,10 @@ class TaskDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     model_name: str = ""
     task_type: str = ""
     structure_n_atoms: int = 0
+    sealed_env: str = (
+        ""  # the values of `env`, which then has names only; empty: `env` is in clear (older journals)
+    )
+    secrets: dict[str, SecretUse] = {}  # by name
 
 
 class TaskSpec(

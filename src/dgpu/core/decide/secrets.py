@@ -1,0 +1,64 @@
+"""Setting, deleting and resealing secrets."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from dgpu.core.commands import DeleteSecret, Reseal, SetSecret
+from dgpu.core.decision import Decision
+from dgpu.core.events import Resealed, SecretDeleted, SecretSet
+from dgpu.core.model.secrets import MAX_SECRETS, MAX_TENANT_SECRETS, ResealedDetail, secret_id, secret_names
+from dgpu.core.model.task import TaskSpec
+from dgpu.core.rejections import SecretNotSet, TooManySecrets, UnknownSecret, UnknownTenant
+from dgpu.core.state import ClusterState
+
+
+def decide_set_secret(state: ClusterState, command: SetSecret) -> Decision:
+    secret = command.secret
+    tenant_id = secret.tenant_id
+    if tenant_id not in state.tenants and state.tenants and not state.settings.creates_tenants:
+        return UnknownTenant(tenant_id=tenant_id)
+    before = state.secrets.get(secret_id(tenant_id, secret.name))
+    if before is None:
+        own = sum(each.tenant_id == tenant_id for each in state.secrets.values())
+        if own >= MAX_TENANT_SECRETS:
+            return TooManySecrets(tenant_id=tenant_id, limit=MAX_TENANT_SECRETS)
+        if len(state.secrets) >= MAX_SECRETS:
+            return TooManySecrets(limit=MAX_SECRETS)
+    version = 1 if before is None else before.version + 1
+    return (SecretSet(at=command.at, secret=replace(secret, version=version, set_at=command.at)),)
+
+
+def decide_delete_secret(state: ClusterState, command: DeleteSecret) -> Decision:
+    known = secret_id(command.tenant_id, command.name)
+    if known not in state.secrets:
+        return UnknownSecret(tenant_id=command.tenant_id, name=command.name)
+    return (SecretDeleted(at=command.at, secret_id=known),)
+
+
+def decide_reseal(state: ClusterState, command: Reseal) -> Decision:
+    """Skips a secret that was set anew or deleted meanwhile, and tasks that were forgotten."""
+    secrets = tuple(
+        [
+            each
+            for each in command.secrets
+            if (known := state.secrets.get(each.secret_id)) is not None and known.version == each.version
+        ]
+    )
+    details = tuple(
+        [
+            ResealedDetail(task_ids=kept, detail=each.detail)
+            for each in command.details
+            if (kept := tuple([task_id for task_id in each.task_ids if task_id in state.tasks]))
+        ]
+    )
+    if not secrets and not details:
+        return ()
+    return (Resealed(at=command.at, secrets=secrets, details=details),)
+
+
+def refused_by_secrets(state: ClusterState, spec: TaskSpec, entry: int) -> SecretNotSet | None:
+    for name in secret_names(spec.detail):
+        if secret_id(spec.shape.tenant_id, name) not in state.secrets:
+            return SecretNotSet(entry=entry, tenant_id=spec.shape.tenant_id, name=name)
+    return None
