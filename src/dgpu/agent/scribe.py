@@ -22,6 +22,7 @@ from dgpu.agent.frames import Decoder, Frame, encode
 from dgpu.agent.keeper_settings import KeeperSettings
 from dgpu.agent.pipes import Pipes
 from dgpu.agent.scribe_link import MAX_DESCRIPTORS
+from dgpu.agent.secret_dirs import SecretDirs, secrets_dir_of
 from dgpu.agent.store import LeaseLog, Record
 from dgpu.agent.workdirs import WorkDirs
 from dgpu.file_limit import raise_file_limit
@@ -37,6 +38,7 @@ class Scribe:
         self._link = link
         self._room = DiskRoom((settings.directory, settings.work_dir))
         self._work_dirs = WorkDirs(Path(settings.work_dir))
+        self._secret_dirs = SecretDirs(secrets_dir_of(settings))
         self._epoll = select.epoll()
         self._epoll.register(link, select.EPOLLIN)
         self._pipes = Pipes(self._epoll)
@@ -82,7 +84,7 @@ class Scribe:
         if "forget" in frame:
             self._log.forget(frame["forget"])
         if "begin" in frame:
-            answer["begun"] = self._begin(frame["begin"], frame["dirs"])
+            answer["begun"] = self._begin(frame["begin"], frame["dirs"], frame.get("secrets", []))
         if "ping" in frame:
             answer["pong"] = frame["ping"]
         return answer
@@ -92,11 +94,12 @@ class Scribe:
         whole: dict[int, Record] = {}
         for lease, end, reusable in ends:
             self._work_dirs.give_back(lease, reusable=reusable)
+            self._secret_dirs.remove(lease)
             whole[lease] = end | self._pipes.close(lease)
         self._log.end(whole)
         return list(map(list, whole.items()))
 
-    def _begin(self, records: list[Record], dirs: list[list[Any]]) -> Frame:
+    def _begin(self, records: list[Record], dirs: list[list[Any]], secrets: list[list[Any]]) -> Frame:
         """An error concerns the whole batch: none of its orders may start."""
         if self._room.is_full():
             return {"full": True}
@@ -116,7 +119,14 @@ class Scribe:
                 made.append([lease, path, ""])
             except OSError as error:
                 made.append([lease, "", error.strerror])
-        return {"dirs": made}
+        written: list[list[Any]] = []
+        for lease, files, owner in secrets:
+            try:
+                path = self._secret_dirs.write(lease, files, tuple(owner) if owner else None)
+                written.append([lease, path, ""])
+            except OSError as error:
+                written.append([lease, "", error.strerror])
+        return {"dirs": made, "secrets": written}
 
 
 def be_scribe(settings: KeeperSettings, log: LeaseLog, link: socket.socket) -> None:

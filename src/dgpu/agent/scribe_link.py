@@ -2,8 +2,10 @@
 
 Frames to the scribe, at most one per round: `output` [lease], with the reading end of a pipe for each; `end`
 [[lease, end, reusable]]; `forget` [lease]; `begin` [record] with `dirs` [[lease, name, tmp_name, owner]] of runs that
-need one (an empty name: not this one); `ping` number. Within a frame they are served in this order.
-Frames from it: `recorded` [[lease, end]]; `begun` {dirs [[lease, path, error]]}, {full} or {error}; `pong` number.
+need one (an empty name: not this one) and `secrets` [[lease, {name: base64}, owner]]; `ping` number. Within a frame
+they are served in this order.
+Frames from it: `recorded` [[lease, end]]; `begun` {dirs, secrets: [[lease, path, error]]}, {full} or {error}; `pong`
+number.
 """
 
 from __future__ import annotations
@@ -58,8 +60,8 @@ class ScribeLink:
     def forget(self, leases: list[int]) -> None:
         self._frame.setdefault("forget", []).extend(leases)
 
-    def begin(self, records: list[Record], dirs: list[list[Any]]) -> None:
-        self._frame |= {"begin": records, "dirs": dirs}
+    def begin(self, records: list[Record], dirs: list[list[Any]], secrets: list[list[Any]]) -> None:
+        self._frame |= {"begin": records, "dirs": dirs, "secrets": secrets}
 
     def ping(self, number: int) -> None:
         """Sent unless another answer is pending."""

@@ -237,6 +237,7 @@ def run_order(start: pb.Start, cluster_id: str) -> RunOrder:
         user=start.account.user if start.HasField("account") else None,
         ram_mb=start.ram_mb,
         cpus_milli=start.cpus_milli,
+        secret_files=dict(start.secret_files),
     )
 
 

@@ -17,6 +17,7 @@ from dgpu.agent.keeper_settings import boot_ms
 from dgpu.agent.launch_as import account_of
 from dgpu.agent.launches import Launches
 from dgpu.agent.scribe_link import ScribeLink
+from dgpu.agent.secret_dirs import SECRETS_VARIABLE
 from dgpu.agent.spawn import CannotStart
 from dgpu.agent.starter import Starter
 from dgpu.agent.store import Record, record_of
@@ -66,7 +67,10 @@ class Starts:
         orders = list(self.queue.values())[:_SPAWNS_PER_ROUND]
         self._asked = {order["lease"]: record_of(order, now_ms) for order in orders}
         dirs = [_directories(order) for order in orders if not order["cwd"] or order.get("tmp")]
-        self._scribe.begin(list(self._asked.values()), dirs)
+        secrets = [
+            [order["lease"], order["secrets"], _owner(order)] for order in orders if order.get("secrets")
+        ]
+        self._scribe.begin(list(self._asked.values()), dirs, secrets)
 
     def answered(self, answer: Frame, now_ms: int) -> None:
         asked, self._asked = self._asked, {}
@@ -74,6 +78,11 @@ class Starts:
             self._ask_at_ms = now_ms + _ROOM_AGAIN_MS  # the orders wait: another attempt would also fail
             return
         dirs = {lease: (path, error) for lease, path, error in answer.get("dirs", ())}
+        for lease, path, error in answer.get("secrets", ()):
+            if error:
+                dirs[lease] = ("", f"secrets: {error}")
+            elif lease in self.queue:
+                self.queue[lease]["env"][SECRETS_VARIABLE] = path
         for lease, record in asked.items():
             order = self.queue.pop(lease, None)
             if order is None:
@@ -131,5 +140,9 @@ class Starts:
 def _directories(order: Order) -> list[Any]:
     """As `scribe_link` describes them."""
     name = "" if order["cwd"] else order.get("dir") or f"{order['lease']:d}"
+    return [order["lease"], name, order.get("tmp", ""), _owner(order)]
+
+
+def _owner(order: Order) -> list[int] | None:
     account = account_of(order)
-    return [order["lease"], name, order.get("tmp", ""), account and [account.uid, account.gid]]
+    return account and [account.uid, account.gid]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ def spawn_order(
         "most_mb": order.gpu_memory_mb if order.kill_outgrown else 0,
         "nonce": order.nonce,
         "cluster": order.cluster_id,
+        "secrets": {name: b64encode(value).decode() for name, value in order.secret_files.items()},
     }
 
 

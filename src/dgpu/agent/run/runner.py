@@ -28,6 +28,11 @@ class RunOrder(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None  # see agent.accounts; None: the task runs as the agent's own user
     ram_mb: int = 0  # 0: no limit
     cpus_milli: int = 0
+    secret_files: dict[str, bytes] = {}  # by name, in clear
+
+    def __repr__(self) -> str:
+        """Without variables and secrets, because it may reach a log."""
+        return f"RunOrder(lease_id={self.lease_id}, task_id={self.task_id}, attempt={self.attempt})"
 
     def is_same_run(self, other: RunOrder) -> bool:
         """False for a lease of another journal with the same number. Values that an earlier version did not record are

@@ -1,0 +1,91 @@
+"""Files with secrets of running tasks. Standard library only.
+
+They are in memory (tmpfs) where the machine has such a file system, so no disk ever holds them. Each run has a
+directory that only its user can open. It is removed when the run has ended. A new scribe removes the files that a
+killed one left: the tasks of the earlier keeper have ended by then, or are being killed.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import os
+import shutil
+import stat
+
+from dgpu.agent.keeper_settings import KeeperSettings
+from dgpu.agent.workdirs import Owner
+
+SECRETS_VARIABLE = "DGPU_SECRETS_DIR"
+_IN_MEMORY = "/dev/shm"  # noqa: S108 - each keeper has a directory of its own there, checked before use
+_TMPFS = "tmpfs"
+_PASSABLE = 0o711
+
+
+def secrets_dir_of(settings: KeeperSettings) -> str:
+    """One per keeper directory: two agents on a machine do not share one."""
+    if not _is_in_memory(_IN_MEMORY):
+        return f"{settings.work_dir}/.secrets"
+    name = hashlib.sha256(settings.directory.encode()).hexdigest()[:16]
+    return f"{_IN_MEMORY}/dgpu-{os.geteuid()}-{name}"
+
+
+class SecretDirs:
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._used: set[int] = set()
+        with contextlib.suppress(OSError):
+            shutil.rmtree(directory)
+
+    def write(self, lease: int, files: dict[str, str], owner: Owner = None) -> str:
+        """The path of the directory. Raises OSError."""
+        self._open_directory()
+        path = f"{self._directory}/{lease:d}"
+        self._used.add(lease)
+        os.mkdir(path, 0o700)  # noqa: PTH102 - as everywhere in the scribe
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            for name, value in files.items():
+                _write(folder, name, base64.b64decode(value), owner)
+            if owner is not None:
+                os.fchown(folder, *owner)
+        finally:
+            os.close(folder)
+        return path
+
+    def remove(self, lease: int) -> None:
+        if lease not in self._used:
+            return
+        self._used.discard(lease)
+        shutil.rmtree(f"{self._directory}/{lease:d}", ignore_errors=True)
+        if not self._used:
+            with contextlib.suppress(OSError):
+                os.rmdir(self._directory)  # noqa: PTH106 - the same
+
+    def _open_directory(self) -> None:
+        """Others may pass through it, not list it: a task of another user must reach its own directory."""
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self._directory, _PASSABLE)  # noqa: PTH102 - the same
+        found = os.lstat(self._directory)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise PermissionError(1, f"{self._directory} belongs to another user")
+        if stat.S_IMODE(found.st_mode) != _PASSABLE:
+            os.chmod(self._directory, _PASSABLE)  # noqa: PTH101 - the same; an umask took bits
+
+
+def _write(folder: int, name: str, value: bytes, owner: Owner) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(name, flags, 0o400, dir_fd=folder), "wb") as file:
+        file.write(value)
+        if owner is not None:
+            os.fchown(file.fileno(), *owner)
+
+
+def _is_in_memory(directory: str) -> bool:
+    try:
+        with open("/proc/mounts", encoding="utf-8", errors="replace") as mounts:  # noqa: PTH123 - the same
+            kinds = [words[2] for line in mounts if (words := line.split())[1] == directory]
+    except OSError:
+        return False
+    return bool(kinds) and kinds[-1] == _TMPFS and os.access(directory, os.W_OK)
