@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import http.client
 import json
 import socket
@@ -42,6 +43,8 @@ from dgpu.service.rest.backend import RestOptions
 from dgpu.service.rest.doors import Doors
 from dgpu.service.rest.http_server import HttpServer
 from dgpu.service.rest.turns import Turns
+from dgpu.service.secrets.details import open_detail
+from dgpu.service.secrets.vault import Vault
 from dgpu.service.task_files import FileStreams
 from dgpu.service.task_output.store import LogStore
 from dgpu.service.task_output.streams import OutputStreams
@@ -96,6 +99,16 @@ class _Deaf:
     def hang_up(self, reason: str, *, fault: bool) -> None: ...
 
 
+class Listening(_Deaf):
+    """It keeps the start orders."""
+
+    def __init__(self) -> None:
+        self.starts: list[pb.Start] = []
+
+    def send(self, message: pb.FromScheduler) -> None:
+        self.starts += message.orders.starts
+
+
 class RestWorld:
     def __init__(
         self,
@@ -143,16 +156,23 @@ class RestWorld:
             self._ready.set()
             raise
 
+    def _scheduler(self, last_index: int, clock: Clock) -> Scheduler:
+        return Scheduler(
+            self.state,
+            last_index=last_index,
+            rules=NEVER_LOST,
+            started_at=clock.now_ms(),
+            opener=functools.partial(open_detail, self.vault),
+        )
+
     async def _serve(self) -> None:
         self.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         recovery = self.journal.recover()
         self.state = recovery.replayed()
         clock = Clock()
-        scheduler = Scheduler(
-            self.state, last_index=recovery.index, rules=NEVER_LOST, started_at=clock.now_ms()
-        )
-        self.runtime = Runtime(scheduler, self.journal, clock)
+        self.vault = Vault.load(self.folder)
+        self.runtime = Runtime(self._scheduler(recovery.index, clock), self.journal, clock)
         self.views = Views(self.state, recovery.index)
         self.runtime.subscribe(self.views.on_group)
         if self.with_follower:
@@ -179,6 +199,7 @@ class RestWorld:
             files=self.files,
             doors=self.doors,
             turns=self.turns,
+            vault=self.vault,
         )
         server = HttpServer(app, self.doors, self.turns)
         sock = socket.create_server(("127.0.0.1", 0))
@@ -221,8 +242,10 @@ class RestWorld:
             RegisterNode(node_id=NodeId(name), boot_id="boot", cpus_milli=64_000, ram_mb=262_144, gpus=cards)
         )
 
-    def connect_agent(self, name: str = "n1") -> str:
-        """A session of a node that was added before, as an agent opens it. Returns its id."""
+    def connect_agent(self, name: str = "n1", stream: _Deaf | None = None, *, holds: bool = True) -> str:
+        """A session of a node that was added before, as an agent opens it. `holds`: it runs all its leases. Returns its
+        id.
+        """
 
         def register(state: ClusterState) -> pb.FromAgent:
             node = state.nodes[NodeId(name)]
@@ -241,14 +264,14 @@ class RestWorld:
                     leases=[
                         pb.HeldLease(lease_id=lease.id, task_id=lease.task_id, state=pb.HeldLease.RUNNING)
                         for lease in state.leases.values()
-                        if lease.node_id == name
+                        if holds and lease.node_id == name
                     ],
                 )
             )
 
         async def connect() -> str:
             message = await self.runtime.read(register)
-            connection_id = self.runtime.connect_agent(_Deaf())
+            connection_id = self.runtime.connect_agent(stream or _Deaf())
             self.runtime.agent_said(connection_id, message)
             while not self.runtime.session_of(NodeId(name)):  # noqa: ASYNC110 - there is no event to wait on
                 await asyncio.sleep(0.001)

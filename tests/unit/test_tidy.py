@@ -29,9 +29,7 @@ LONG_MODULES = {
     "tests/unit/service/test_agents.py": 452,
 }
 LONG_FUNCTIONS = {
-    "src/dgpu/cli/submission.py describing": 53,
     "src/dgpu/cli/tenant.py set_tenant": 54,
-    "src/dgpu/service/views/tasks.py task_answer": 52,
     "tests/e2e/test_alert_story.py test_a_killed_agent_is_told_by_webhook_and_so_is_its_return": 58,
     "tests/unit/core/stories/test_gpu_parole.py test_a_dead_gpu_comes_back_by_parole": 54,
 }

@@ -101,6 +101,23 @@ def parse_env(entries: Sequence[str], environ: Mapping[str, str] | None = None) 
     return env
 
 
+def parse_secrets(entries: Sequence[str]) -> dict[str, dict[str, str]]:
+    """`NAME` or `NAME=VARIABLE`; `NAME:file` or `NAME:file=FILE`."""
+    secrets: dict[str, dict[str, str]] = {}
+    for entry in entries:
+        left, equals, target = entry.partition("=")
+        name, colon, kind = left.partition(":")
+        if not name or (colon and kind != "file") or (equals and not target):
+            raise typer.BadParameter(
+                f"{entry!r} is not a use of a secret; write NAME, NAME=VARIABLE, NAME:file or NAME:file=FILE",
+                param_hint="--secret",
+            )
+        if name in secrets:
+            raise typer.BadParameter(f"{name} is given twice", param_hint="--secret")
+        secrets[name] = {"file" if colon else "env": target or name}
+    return secrets
+
+
 def parse_labels(entries: Sequence[str]) -> dict[str, str]:
     labels: dict[str, str] = {}
     for entry in entries:

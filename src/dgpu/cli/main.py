@@ -60,6 +60,7 @@ VERBS = {
     "logout": Verb("Forget the stored token."),
     "whoami": Verb("Your user, role and tenants."),
     "token": Verb("API tokens; list, create, revoke.", watches=True),
+    "secret": Verb("Secrets of a tenant; list, set, delete, rotate.", watches=True),
     "dashboard": Verb("Open the dashboard in a browser."),
     "scheduler": Verb("The scheduler service.", asks=False),
     "agent": Verb("The agent service of a node; join.", asks=False),

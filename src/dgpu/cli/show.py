@@ -74,6 +74,7 @@ def fields(task: dict[str, Any]) -> list[tuple[str, str]]:
         ("command", command_text(task["command"])),
         ("workdir", _workdir(task)),
         ("env", ", ".join(sorted(task["env"]))),
+        ("secrets", ", ".join(sorted(task["secrets"]))),
         ("labels", ", ".join(f"{name}={value}" for name, value in task["labels"].items())),
         *((name.replace("_", " "), _text(task[name] or "")) for name in MORE),
         ("also", ", ".join(flags)),

@@ -18,6 +18,7 @@ from dgpu.cli.arguments import (
     parse_labels,
     parse_memory_mb,
     parse_priority,
+    parse_secrets,
 )
 from dgpu.cli.connection import is_same_host
 from dgpu.cli.flags import parameters_of
@@ -79,8 +80,17 @@ def describing(
         int | None, _option("--retries", metavar="N", help="After node failures. [3]")
     ] = None,
     restart: Annotated[str | None, _option("--restart", metavar="never|on-failure|always")] = None,
+) -> None:
+    """Carries the options with the server's names; never called."""
+
+
+def surrounding(
     env: Annotated[
         list[str] | None, _option("--env", "-e", metavar="K=V", help="K alone: its current value.")
+    ] = None,
+    secrets: Annotated[
+        list[str] | None,
+        _option("--secret", metavar="NAME[=VAR]", help="As a variable; NAME:file or NAME:file=F: as a file."),
     ] = None,
     labels: Annotated[list[str] | None, _option("--label", metavar="K=V")] = None,
     workdir: Annotated[str | None, _option("--workdir", "-w", metavar="D", help="[here]")] = None,
@@ -93,12 +103,12 @@ def describing(
         bool, _option("--clean-env", help="Do not send the directory, PATH, VIRTUAL_ENV and so on.")
     ] = False,
 ) -> None:
-    """Carries the options with the server's names; never called."""
+    """The same, for a task's surroundings."""
 
 
 @functools.cache
 def task_parameters() -> tuple[Parameter, ...]:
-    return parameters_of(describing)
+    return parameters_of(describing) + parameters_of(surrounding)
 
 
 _READ: dict[str, Callable[[Any], Any]] = {
@@ -110,6 +120,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "after": parse_after,
     "labels": parse_labels,
     "env": parse_env,
+    "secrets": parse_secrets,
 }
 
 

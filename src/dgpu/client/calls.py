@@ -6,9 +6,10 @@ from dgpu.client.alert_calls import AlertCalls
 from dgpu.client.cluster_calls import ClusterCalls
 from dgpu.client.file_calls import FileCalls
 from dgpu.client.history_calls import HistoryCalls
+from dgpu.client.secret_calls import SecretCalls
 from dgpu.client.task_calls import TaskCalls
 from dgpu.client.token_calls import TokenCalls
 
 
-class Calls(TaskCalls, ClusterCalls, AlertCalls, HistoryCalls, FileCalls, TokenCalls):
+class Calls(TaskCalls, ClusterCalls, AlertCalls, HistoryCalls, FileCalls, TokenCalls, SecretCalls):
     pass

@@ -20,6 +20,7 @@ class TaskFields(TypedDict, total=False):
     cpus: float
     ram_mb: int
     env: Mapping[str, str]
+    secrets: Sequence[str] | Mapping[str, Mapping[str, str]]
     workdir: str
     timeout_seconds: float
     max_retries: int

@@ -132,5 +132,8 @@ OWNERS: dict[type[e.Event], Callable[[Any, ClusterState], Parts]] = {
     e.EstimateLearned: lambda event, _: ((event.estimate.tenant_id, event),),
     e.TokenCreated: _admins,
     e.TokenRevoked: _admins,
+    e.SecretSet: _admins,  # a viewer of the tenant may not list its secrets
+    e.SecretDeleted: _admins,
+    e.Resealed: _admins,
     e.WallClockRead: _cluster,
 }

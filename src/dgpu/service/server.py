@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import signal
 import socket
@@ -41,6 +42,8 @@ from dgpu.service.open_files import AgentConnections, budget_of
 from dgpu.service.options import ServiceOptions, check_options
 from dgpu.service.recovery.rescue import write_own_snapshot
 from dgpu.service.recovery.start import Start
+from dgpu.service.secrets.details import open_detail
+from dgpu.service.secrets.vault import Vault
 from dgpu.service.task_files import FileStreams
 from dgpu.service.task_output.intake_words import Holder, HolderFound
 from dgpu.service.task_output.store import LogStore
@@ -89,7 +92,7 @@ async def serve(
     connections = AgentConnections(max=budget_of(file_limit()).agents)
     async with (
         _https(options) as tls,
-        _state(options, on_committed) as (runtime, views, follower),
+        _state(options, on_committed) as (runtime, views, follower, vault),
         _output(options, runtime) as output,
         agent_port(options, runtime, output, files, connections, machines) as grpc_port,
         _alerts(options, runtime) as alerts,
@@ -105,6 +108,7 @@ async def serve(
             connections,
             tls,
             show_token,
+            vault,
         ),
     ):
         at = ServedAt(
@@ -124,7 +128,7 @@ async def serve(
 @contextlib.asynccontextmanager
 async def _state(
     options: ServiceOptions, on_committed: Callable[[CommittedGroup], None] | None
-) -> AsyncIterator[tuple[Runtime, Views, FollowerLink]]:
+) -> AsyncIterator[tuple[Runtime, Views, FollowerLink, Vault]]:
     """Recovered and running. At the end everything is committed, and the follower writes the last snapshot."""
     began_s = time.monotonic()
     gc.disable()
@@ -138,6 +142,7 @@ async def _state(
         start.check(state, recovery.index)
         views = Views(state, recovery.index)
         _settle_collector()
+        vault = Vault.load(options.data_dir)
         clock = Clock(state.last_at, state.wall)
         SHOWN.follow(state.wall)
         scheduler = Scheduler(
@@ -146,6 +151,7 @@ async def _state(
             rules=options.rules,
             started_at=clock.now_ms(),
             full_pass_ms=options.schedule_interval_ms,
+            opener=functools.partial(open_detail, vault),
         )
         runtime = Runtime(scheduler, journal, clock, mark)
         follower = FollowerLink(
@@ -165,7 +171,7 @@ async def _state(
         milliseconds = round((time.monotonic() - began_s) * 1_000)
         _log.info("state_recovered", index=recovery.index, tasks=len(state.tasks), ms=milliseconds)
         async with _followed(runtime, follower, fresh_ms=options.rules.heartbeat_timeout_ms):
-            yield runtime, views, follower
+            yield runtime, views, follower, vault
     finally:
         journal.close()
         mark.close()
@@ -241,6 +247,7 @@ async def _http(
     connections: AgentConnections,
     tls: ssl.SSLContext | None,
     show_token: Callable[[str], None] | None,
+    vault: Vault,
 ) -> AsyncIterator[None]:
     from dgpu import __version__
     from dgpu.service.door import opened_access
@@ -252,18 +259,17 @@ async def _http(
     from dgpu.service.rest.turns import Turns
 
     doors, turns = Doors(budget_of(file_limit()).http, connections), Turns()
-    loop = asyncio.get_running_loop()
     history = History(
-        options.data_dir / "history.sqlite",
-        lambda: _tell_of_damage(loop, follower),
-        lambda: follower.seen_index > 0,
+        options.data_dir / "history.sqlite", _damage_told_to(follower), lambda: follower.seen_index > 0
     )
     output.look_up_with(_past_holders(history, follower, runtime.committed_index))
     async with opened_access(options, runtime, show_token) as access:
         rest = RestOptions(
             version=__version__, journal_dir=options.data_dir, isolation=options.rules.isolation
         )
-        app = create_app(runtime, views, history, output, access, rest, follower, alerts, files, doors, turns)
+        app = create_app(
+            runtime, views, history, output, access, rest, follower, alerts, files, doors, turns, vault
+        )
         server = HttpServer(app, doors, turns, tls)
         await server.start(listening)
         try:
@@ -300,9 +306,14 @@ def _past_holders(
     return past_holder
 
 
-def _tell_of_damage(loop: asyncio.AbstractEventLoop, follower: FollowerLink) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed: the next start handles it
-        loop.call_soon_threadsafe(follower.remake_history)
+def _damage_told_to(follower: FollowerLink) -> Callable[[], None]:
+    loop = asyncio.get_running_loop()
+
+    def tell() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the next start handles it
+            loop.call_soon_threadsafe(follower.remake_history)
+
+    return tell
 
 
 async def _watch_history(follower: FollowerLink, runtime: Runtime) -> None:

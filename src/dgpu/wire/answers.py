@@ -135,6 +135,7 @@ class TaskAnswer(Answer, frozen=True, kw_only=True):
     waiting: str = ""  # one line: why it waits
     command: str | list[str] = ""
     env: list[str] = []  # names only
+    secrets: list[str] = []  # names only
     workdir: str = ""  # where it runs or last ran; in lists, the submitted one
     own_workdir: bool = (
         False  # the directory was created for the attempt; executor.workdir_retention deletes it

@@ -57,6 +57,8 @@ def _count_keys(raw: object) -> int:
             inner = task.get(key)
             if type(inner) is dict:
                 number += len(inner)
+        if type(uses := task.get("secrets")) is dict:
+            number += len(uses) + sum(len(use) for use in uses.values() if type(use) is dict)
     return number
 
 

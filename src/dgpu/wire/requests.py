@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
 from dgpu.core.model.array import ArrayPlan, size
 from dgpu.core.model.dependencies import Dependency
+from dgpu.core.model.ids import TenantId
 from dgpu.core.model.task import (
     PRIORITY_LEVELS,
     WHOLE_MILLI,
@@ -50,9 +51,15 @@ class Submitter(NamedTuple):
     user: str  # the label `user`, whatever the body says
 
 
-def decode_task(body: bytes, *, bare_means_allocation: bool = False, by: Submitter | None = None) -> TaskSpec:
+# Seals the values of a tenant's variables. None: they stay as they are, for a request that stores nothing.
+SealEnv: TypeAlias = Callable[[TenantId, dict[str, str]], str] | None
+
+
+def decode_task(
+    body: bytes, *, bare_means_allocation: bool = False, by: Submitter | None = None, seal: SealEnv = None
+) -> TaskSpec:
     """One task. On the workstation API, a task without a command is an allocation."""
-    return _spec(parse_json(body), "", by, bare_means_allocation=bare_means_allocation)
+    return _spec(parse_json(body), "", by, seal, bare_means_allocation=bare_means_allocation)
 
 
 def entry_of(spec: TaskSpec) -> tuple[int, TaskSpec]:
@@ -65,19 +72,19 @@ def task_of(raw: object, where: str, by: Submitter | None = None) -> TaskSpec:
     return _spec(raw, where, by)
 
 
-def decode_batch(body: bytes, by: Submitter | None = None) -> Entries:
+def decode_batch(body: bytes, by: Submitter | None = None, seal: SealEnv = None) -> Entries:
     """`{tasks: [...]}` or `{task: {...}, count: N}`."""
     raw = parse_json(body)
     if type(raw) is not dict:
         raise BadRequest("malformed_request", 'The body must be an object: {"tasks": [...]}.')
     if raw.keys() == {"tasks"}:
-        return _decode_list(raw["tasks"], by)
+        return _decode_list(raw["tasks"], by, seal)
     if raw.keys() == {"task", "count"}:
         try:
             number = fields.count(MAX_BATCH_TASKS)(raw["count"])
         except Unacceptable as bad:
             raise invalid([field_error("count", raw["count"], bad)]) from None
-        spec = _spec(raw["task"], "task", by)
+        spec = _spec(raw["task"], "task", by, seal)
         if spec.array:
             raise invalid([FieldError(path="task.array", detail="Leave out array or count.")])
         return ((number, spec),)
@@ -92,7 +99,7 @@ def decode_batch(body: bytes, by: Submitter | None = None) -> Entries:
     )
 
 
-def _decode_list(tasks: object, by: Submitter | None) -> Entries:
+def _decode_list(tasks: object, by: Submitter | None, seal: SealEnv) -> Entries:
     if type(tasks) is not list or not tasks:
         raise BadRequest(
             "malformed_request",
@@ -106,7 +113,7 @@ def _decode_list(tasks: object, by: Submitter | None) -> Entries:
             status=413,
             errors=[FieldError(path="tasks", detail=f"Expected at most {MAX_BATCH_TASKS} tasks.")],
         )
-    entries = tuple([entry_of(_spec(raw, number, by)) for number, raw in enumerate(tasks)])
+    entries = tuple([entry_of(_spec(raw, number, by, seal)) for number, raw in enumerate(tasks)])
     if len(entries) < (number := sum(count for count, _ in entries)) > MAX_BATCH_TASKS:
         detail = f"With their arrays these are {number:,} tasks, at most {MAX_BATCH_TASKS:,} are taken."
         raise BadRequest("too_many_tasks", detail, status=413)
@@ -114,12 +121,49 @@ def _decode_list(tasks: object, by: Submitter | None) -> Entries:
 
 
 def _spec(
-    raw: object, where: str | int, by: Submitter | None = None, *, bare_means_allocation: bool = False
+    raw: object,
+    where: str | int,
+    by: Submitter | None = None,
+    seal: SealEnv = None,
+    *,
+    bare_means_allocation: bool = False,
 ) -> TaskSpec:
     if type(raw) is not dict:
         raise invalid([field_error(_path(where, ""), raw, Unacceptable("an object: the task"))])
+    values, detail = _checked(raw, where)
+    if "shared" in values or "share_milli" in values:
+        _check_sharing(values, detail, where)
+    allocation = values.get("allocation", False)
+    if ("command" in detail) is allocation:
+        if allocation or not bare_means_allocation:
+            raise invalid([_no_command(where, allocation=allocation)])
+        values["allocation"] = True
+    if by is not None:
+        _attribute(values, detail, by)
+    asked = _asked(tuple(values.items()))
+    if "secrets" in detail:
+        _check_variables(detail, where)
+    if seal is not None and (env := detail.get("env")):
+        detail["sealed_env"] = seal(asked.shape.tenant_id, env)
+        detail["env"] = dict.fromkeys(env, "")
+    return TaskSpec(
+        shape=asked.shape,
+        detail=_encode_detail(detail),
+        timeout_ms=asked.timeout_ms,
+        max_retries=asked.max_retries,
+        restart=asked.restart,
+        allocation=asked.allocation,
+        held=asked.held,
+        after=asked.after,
+        array=asked.array.ranges,
+        array_limit=asked.array.limit,
+    )
+
+
+def _checked(raw: dict[str, Any], where: str | int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fields of the shape, and fields of TaskDetail: creating one only to encode it costs twice."""
     values: dict[str, Any] = {}
-    detail: dict[str, Any] = {}  # the fields of TaskDetail: creating one only to encode it costs twice
+    detail: dict[str, Any] = {}
     for name, value in raw.items():
         rule = _RULES.get(name)
         if rule is None:
@@ -139,28 +183,14 @@ def _spec(
         if target in values and target:
             raise invalid(_all_errors(raw, where))
         values[target] = checked
-    if "shared" in values or "share_milli" in values:
-        _check_sharing(values, detail, where)
-    allocation = values.get("allocation", False)
-    if ("command" in detail) is allocation:
-        if allocation or not bare_means_allocation:
-            raise invalid([_no_command(where, allocation=allocation)])
-        values["allocation"] = True
-    if by is not None:
-        _attribute(values, detail, by)
-    asked = _asked(tuple(values.items()))
-    return TaskSpec(
-        shape=asked.shape,
-        detail=_encode_detail(detail),
-        timeout_ms=asked.timeout_ms,
-        max_retries=asked.max_retries,
-        restart=asked.restart,
-        allocation=asked.allocation,
-        held=asked.held,
-        after=asked.after,
-        array=asked.array.ranges,
-        array_limit=asked.array.limit,
-    )
+    return values, detail
+
+
+def _check_variables(detail: dict[str, Any], where: str | int) -> None:
+    for name, use in detail["secrets"].items():
+        if use.get("env") in detail.get("env", {}):
+            expected = f"Expected a variable that is not in env, too, got {use['env']}."
+            raise invalid([FieldError(path=_path(where, f"secrets.{name}.env"), detail=expected)])
 
 
 def _attribute(values: dict[str, Any], detail: dict[str, Any], by: Submitter) -> None:

@@ -11,6 +11,7 @@ from dgpu.core.model.ids import TenantId
 from dgpu.core.model.task import PRIORITY_LEVELS, Restart
 from dgpu.wire import fields
 from dgpu.wire.fields import Check
+from dgpu.wire.secret_fields import SECRETS_SCHEMA, secrets
 
 DEFAULT_TENANT = TenantId("default")
 
@@ -111,8 +112,16 @@ TASK_FIELDS: dict[str, TaskField] = {
     "env": TaskField(
         "env",
         fields.env,
-        "Environment. Values are never shown again; the journal and snapshot files (mode 0600) hold them.",
+        "Environment. Values are stored encrypted and never shown again.",
         _TEXTS,
+    ),
+    "secrets": TaskField(
+        "secrets",
+        secrets,
+        "Secrets of the tenant: a list of names, each as a variable of this name; or an object with the name of the "
+        'variable or file: {"HF_TOKEN": {"env": "TOKEN"}, "ssh-key": {"file": "id_ed25519"}}. Files are in '
+        "$DGPU_SECRETS_DIR. The task gets the value that is current when it starts.",
+        SECRETS_SCHEMA,
     ),
     "workdir": TaskField("workdir", fields.workdir, "Absolute path.", _TEXT),
     "timeout_seconds": TaskField(

@@ -87,6 +87,14 @@ def of_task(suffix: str, body: Any = None) -> Make:
     return lambda site, tenant: (f"/api/v1/tasks/{site.task(tenant)}{suffix}", body)
 
 
+def of_secret(body: Any = None) -> Make:
+    def make(site: Site, tenant: str) -> Request:
+        site.world.ask("PUT", f"/api/v1/tenants/{tenant}/secrets/KEY", {"value": "v"})
+        return f"/api/v1/tenants/{tenant}/secrets/KEY", body
+
+    return make
+
+
 def of_tenant(body: Any = None) -> Make:
     return lambda _, tenant: (f"/api/v1/tenants/{tenant}", body)
 
@@ -165,6 +173,10 @@ CASES: dict[str, Make] = {
         f"/api/v1/tokens/{site.new_token(Role.USER, tenant)['id']}",
         None,
     ),
+    "GET /api/v1/secrets": lambda site, tenant: ("/api/v1/secrets", of_secret()(site, tenant) and None),
+    "PUT /api/v1/tenants/{tenant_id}/secrets/{name}": of_secret({"value": "w"}),
+    "DELETE /api/v1/tenants/{tenant_id}/secrets/{name}": of_secret(),
+    "POST /api/v1/secrets/rotate": fixed("/api/v1/secrets/rotate", {}),
     "POST /api/v1/session/code": fixed("/api/v1/session/code", {}),
     "GET /api/v1/session": fixed("/api/v1/session"),
     "DELETE /api/v1/session": fixed("/api/v1/session"),
@@ -176,7 +188,7 @@ NAMES_A_TENANT = {
     if "{task_id}" in name
     or name
     in {"GET /api/v1/tenants/{tenant_id}", "POST /api/v1/tasks/cancel", "DELETE /api/v1/tokens/{token_id}"}
-    or (action in {Action.SUBMIT_TASK, Action.CHANGE_TOKEN, Action.PREDICT})
+    or (action in {Action.SUBMIT_TASK, Action.CHANGE_TOKEN, Action.CHANGE_SECRET, Action.PREDICT})
 }
 REFUSED_BY_NAME = {
     "POST /api/v1/tasks",

@@ -12,6 +12,7 @@ import msgspec
 
 from dgpu.agent.accounts import NoAccount, Person
 from dgpu.agent.chunks import read_at
+from dgpu.agent.frames import SECRETS_PROTOCOL
 from dgpu.agent.keeper_settings import boot_ms
 from dgpu.agent.oom import TAIL_BYTES, out_of_memory
 from dgpu.agent.run.runner import KnownRun, RunEnd, RunOrder
@@ -50,14 +51,6 @@ def spawn_order(
     tmp = directory + TMP_SUFFIX if person is not None else ""
     if person is not None:
         surroundings = surroundings | _environment_of(person, detail.workdir, f"{work_dir}/{directory}")
-    identity = {
-        "DGPU_TASK_ID": task_name(order.task_id),
-        "DGPU_ATTEMPT": str(attempt_of(order.attempt)),
-        "DGPU_NODE": node_id,
-        LEASE_MARKER: str(order.lease_id),
-        KEEPER_MARKER: keeper_id,
-    }
-    gpus = {"CUDA_VISIBLE_DEVICES": ",".join(order.gpu_ids)}
     return {
         "lease": order.lease_id,
         "task": order.task_id,
@@ -65,7 +58,7 @@ def spawn_order(
         "node": node_id,
         "gpus": order.gpu_ids,
         "argv": argv,
-        "env": surroundings | detail.env | order.env | gpus | identity,
+        "env": surroundings | detail.env | order.env | _identity(order, node_id, keeper_id),
         "cwd": detail.workdir,
         "dir": directory,
         "tmp": tmp,
@@ -77,6 +70,25 @@ def spawn_order(
         "nonce": order.nonce,
         "cluster": order.cluster_id,
         "secrets": {name: b64encode(value).decode() for name, value in order.secret_files.items()},
+    }
+
+
+def check_keeper(order: RunOrder, protocol: int) -> None:
+    """Raises ValueError: a task must not start without the files that it relies on."""
+    if order.secret_files and protocol < SECRETS_PROTOCOL:
+        raise ValueError(
+            "this node's keeper is older and knows no files with secrets; it ends with its tasks"
+        )
+
+
+def _identity(order: RunOrder, node_id: NodeId, keeper_id: str) -> dict[str, str]:
+    return {
+        "CUDA_VISIBLE_DEVICES": ",".join(order.gpu_ids),
+        "DGPU_TASK_ID": task_name(order.task_id),
+        "DGPU_ATTEMPT": str(attempt_of(order.attempt)),
+        "DGPU_NODE": node_id,
+        LEASE_MARKER: str(order.lease_id),
+        KEEPER_MARKER: keeper_id,
     }
 
 

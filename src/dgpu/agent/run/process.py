@@ -14,13 +14,14 @@ import msgspec
 import structlog
 
 from dgpu.agent.accounts import Accounts, IsolationOptions, NoAccount, Person
-from dgpu.agent.frames import PROTOCOL, SECRETS_PROTOCOL, Frame
+from dgpu.agent.frames import PROTOCOL, Frame
 from dgpu.agent.keeper_link import KeeperError, KeeperGoneError, KeeperLink, protocol_of
 from dgpu.agent.keeper_settings import KeeperSettings
 from dgpu.agent.owners import ProcessOwners
 from dgpu.agent.run.keeper_watch import KeeperWatch
 from dgpu.agent.run.orders import (
     base_environment,
+    check_keeper,
     end_of,
     known_run,
     may_lack_memory,
@@ -135,7 +136,7 @@ class ProcessRunner:
             self._nodes[order.lease_id] = node_id
             self._dirs[order.lease_id] = run_dir_name(order.task_id, order.attempt)
             try:
-                self._check_keeper(order)
+                check_keeper(order, self._protocol)
                 spawns.append(
                     spawn_order(
                         order,
@@ -153,11 +154,6 @@ class ProcessRunner:
         self._send({"spawn": spawns})
         if failed:
             self._say(node_id, [RunsEnded(ended=tuple(failed))])
-
-    def _check_keeper(self, order: RunOrder) -> None:
-        """Raises ValueError. A task must not start without the files that it relies on."""
-        if order.secret_files and self._protocol < SECRETS_PROTOCOL:
-            raise ValueError("this node's keeper is older and knows no files with secrets; it ends with its tasks")
 
     def _person(self, order: RunOrder) -> Person | None:
         """Raises NoAccount."""

@@ -30,6 +30,9 @@ class Action(enum.StrEnum):
     PREDICT = "whatif.ask"
     READ_TOKEN = "token.read"  # noqa: S105 - the name of an action
     CHANGE_TOKEN = "token.change"  # noqa: S105 - the same
+    READ_SECRET = "secret.read"  # noqa: S105 - the same
+    CHANGE_SECRET = "secret.change"  # noqa: S105 - the same
+    ROTATE_SECRETS = "secret.rotate"
     OPEN_SESSION = "session.open"
     READ_SELF = "self.read"
 
@@ -51,6 +54,7 @@ _NO_VIEWER: Final = frozenset(Role) - {Role.VIEWER}
 _OPERATORS: Final = frozenset({Role.ADMIN, Role.OPERATOR})
 _ADMIN: Final = frozenset({Role.ADMIN})
 _TOKENS: Final = frozenset({Role.ADMIN, Role.TENANT_ADMIN})
+_SECRETS: Final = frozenset({Role.ADMIN, Role.TENANT_ADMIN, Role.USER})
 _ONE, _EVERY = Subject.TENANT, Subject.CLUSTER
 
 RULES: Final[dict[Action, Rule]] = {
@@ -82,6 +86,9 @@ RULES: Final[dict[Action, Rule]] = {
     ),
     Action.READ_TOKEN: Rule(_ONE, _TOKENS, _ADMIN, "list API tokens"),
     Action.CHANGE_TOKEN: Rule(_ONE, _TOKENS, _ADMIN, "create and revoke API tokens"),
+    Action.READ_SECRET: Rule(_ONE, _SECRETS, _ADMIN, "list secrets, without values"),
+    Action.CHANGE_SECRET: Rule(_ONE, _SECRETS, _ADMIN, "set and delete secrets"),
+    Action.ROTATE_SECRETS: Rule(_EVERY, _ADMIN, _ADMIN, "encrypt all secrets under a new key"),
     Action.OPEN_SESSION: Rule(_EVERY, _ALL, _ALL, "give a browser a session with your own rights"),
     Action.READ_SELF: Rule(_EVERY, _ALL, _ALL, "who am I; the API's description; end a session"),
 }

@@ -36,7 +36,7 @@ MAKING = ".making"  # a file beside the history: the history exists but is not c
 MAX_ROWS = 1_000
 MAX_TASKS = 1_000_000  # kept
 _JSON_COLUMNS = frozenset(
-    {"gpu_models", "gpu_ids", "command", "labels", "constraints", "node_ids", "env_names"}
+    {"gpu_models", "gpu_ids", "command", "labels", "constraints", "node_ids", "env_names", "secret_names"}
 )
 
 
@@ -81,6 +81,7 @@ class PastTask(msgspec.Struct, frozen=True, kw_only=True):
     node_ids: tuple[NodeId, ...] = ()  # of a gang, by rank
     array_limit: int = 0
     env_names: tuple[str, ...] = ()
+    secret_names: tuple[str, ...] = ()
     model_name: str = ""
     task_type: str = ""
     structure_n_atoms: int = 0

@@ -19,12 +19,13 @@ ADDED_COLUMNS = {
     "model_name": "TEXT NOT NULL DEFAULT ''",
     "task_type": "TEXT NOT NULL DEFAULT ''",
     "structure_n_atoms": "INTEGER NOT NULL DEFAULT 0",
+    "secret_names": "TEXT NOT NULL DEFAULT '[]'",
 }
 _FIXED = (
     "id", "name", "tenant", "pool", "gpus", "gpu_models", "cpus_milli", "ram_mb", "timeout_ms", "max_retries",
     "restart", "allocation", "command", "workdir", "labels", "created_at", "submitted_index", "nodes", "array_id",
     "array_index", "array_count", "share_milli", "constraints", "array_limit", "env_names", "model_name", "task_type",
-    "structure_n_atoms",
+    "structure_n_atoms", "secret_names",
 )  # fmt: skip
 _CHANGING = (
     "priority", "gpu_memory_mb", "status", "node", "node_ids", "gpu_ids", "attempt", "retries", "started_at",
@@ -65,6 +66,7 @@ class TaskRows:
             text(detail.command), detail.workdir, text(detail.labels), task.created_at, submitted_index, shape.nodes,
             task.array_id, task.array_index, task.array_count, shape.share_milli, text(shape.constraints),
             shape.array_limit, text(sorted(detail.env)), detail.model_name, detail.task_type, detail.structure_n_atoms,
+            text(sorted(detail.secrets)),
             *_changing(task, shape),
         )  # fmt: skip
 

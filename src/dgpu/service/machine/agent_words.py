@@ -8,13 +8,10 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from dgpu.core.commands import HeldLease, RegisterNode, ReportCheck, ReportFinished, ReportStarted
-from dgpu.core.model.gang import Gang, master_port
 from dgpu.core.model.health import GpuHealth
 from dgpu.core.model.ids import MAX_EPOCH, GpuId, LeaseId, NodeId, TaskId
-from dgpu.core.model.lease import Lease
 from dgpu.core.model.node import Gpu
-from dgpu.core.model.task import MEMORY_STEP_MB, WHOLE_MILLI, Outcome, Task
-from dgpu.core.state import ClusterState
+from dgpu.core.model.task import MEMORY_STEP_MB, Outcome
 from dgpu.wire.isolation import FEATURES, Isolation
 from dgpu.wire.machines import NODE_ID
 from dgpu.wire.proto import agent_pb2 as pb
@@ -208,51 +205,9 @@ def foreign_step_mb(foreign_mb: int) -> int:
     return -(-foreign_mb // MEMORY_STEP_MB) * MEMORY_STEP_MB
 
 
-def start(state: ClusterState, task: Task, lease: Lease, isolation: Isolation) -> pb.Start:
-    shape = state.shapes[task.shape_id]
-    order = pb.Start(
-        lease_id=lease.id,
-        task_id=task.id,
-        attempt=task.attempt,
-        gpu_uuids=lease.gpu_ids,
-        detail=task.detail,
-        timeout_ms=task.timeout_ms,
-        nonce=lease.nonce,
-        account=account(isolation, shape.tenant_id),
-        ram_mb=shape.ram_mb,
-        cpus_milli=shape.cpus_milli,
-    )
-    if lease.share_milli < WHOLE_MILLI:
-        order.share_milli = lease.share_milli
-        order.gpu_memory_mb = lease.gpu_memory_mb
-        order.kill_outgrown = state.settings.share_enforcement == "kill"
-        order.env["DGPU_GPU_SHARE"] = f"{lease.share_milli / WHOLE_MILLI:g}"
-        order.env["DGPU_GPU_MEMORY_MB"] = str(lease.gpu_memory_mb)
-    if task.array_id:
-        order.env["DGPU_ARRAY_INDEX"] = str(task.array_index)
-    gang = state.gangs.get(task.id)
-    if gang is not None:
-        order.rank = lease.rank
-        order.env.update(_places(state, gang, lease))
-    return order
-
-
 def account(isolation: Isolation, tenant: str) -> pb.Account | None:
     """None: tasks run as the agent's own user."""
     return pb.Account(tenant=tenant, user=isolation.user_of(tenant)) if isolation.has_boundary else None
-
-
-def _places(state: ClusterState, gang: Gang, lease: Lease) -> dict[str, str]:
-    """One process per node, so the rank of the process is the rank of its node."""
-    first = state.nodes[state.leases[gang.leases[0]].node_id]
-    return {
-        "MASTER_ADDR": first.address or first.id,
-        "MASTER_PORT": str(master_port(gang)),
-        "WORLD_SIZE": str(len(gang.leases)),
-        "RANK": str(lease.rank),
-        "NODE_RANK": str(lease.rank),
-        "LOCAL_RANK": "0",
-    }
 
 
 def checked(gpu_id: GpuId, answer: pb.Checked) -> ReportCheck:
@@ -272,11 +227,11 @@ def orders(
     batch = pb.Orders()
     size_bytes = 0
     for order in starts:
-        if len(batch.starts) >= _MAX_ORDERS or size_bytes + len(order.detail) > _MAX_ORDER_BYTES:
+        if len(batch.starts) >= _MAX_ORDERS or size_bytes + _size(order) > _MAX_ORDER_BYTES:
             messages.append(pb.FromScheduler(orders=batch))
             batch, size_bytes = pb.Orders(), 0
         batch.starts.append(order)
-        size_bytes += len(order.detail)
+        size_bytes += _size(order)
     for stop in stops:
         if len(batch.stops) >= _MAX_ORDERS:
             messages.append(pb.FromScheduler(orders=batch))
@@ -286,3 +241,7 @@ def orders(
     if batch.starts or batch.stops or batch.checks:
         messages.append(pb.FromScheduler(orders=batch))
     return messages
+
+
+def _size(order: pb.Start) -> int:
+    return len(order.detail) + sum(map(len, order.secret_files.values()))

@@ -37,6 +37,8 @@ from dgpu.service.machine.contact import AgentRules, Contacts, NodeContact
 from dgpu.service.machine.fences import contradiction, foreign_cluster
 from dgpu.service.machine.orders import orders_after, orders_at_welcome, standing_leases
 from dgpu.service.machine.outputs import HangUp, Output, Remark, Tell
+from dgpu.service.machine.start_orders import StartOrders
+from dgpu.service.secrets.opened import Opener
 from dgpu.wire.isolation import KEY
 from dgpu.wire.proto import agent_pb2 as pb
 
@@ -84,7 +86,9 @@ class _Session:
 
 
 class Agents:
-    def __init__(self, state: ClusterState, rules: AgentRules, started_at: int) -> None:
+    def __init__(
+        self, state: ClusterState, rules: AgentRules, started_at: int, opener: Opener | None = None
+    ) -> None:
         self.telemetry: dict[GpuId, GpuSample] = {}
         self._state = state
         self._rules = rules
@@ -93,6 +97,7 @@ class Agents:
         self._by_node: dict[NodeId, _Session] = {}
         self._observed_at: dict[GpuId, int] = {}
         self._conditions = Conditions(state)
+        self._starts = StartOrders(state, opener, rules.isolation)
 
     def contact(self, node_id: NodeId) -> NodeContact:
         session = self._by_node.get(node_id)
@@ -166,7 +171,7 @@ class Agents:
                 self._state,
                 events,
                 lambda node_id: node_id not in welcomed and self._listens(node_id),
-                self._rules.isolation,
+                self._starts,
             )
         ]
         for order in orders:
@@ -177,6 +182,7 @@ class Agents:
             ack = pb.FromScheduler(reports_ack=pb.ReportsAck(seq=seq))
             effects.append(self._tell(self._sessions[connection_id], ack, now))
         effects += orders
+        effects += [Ask(command=command) for command in self._starts.take_failed()]
         return effects
 
     # Messages
@@ -328,7 +334,7 @@ class Agents:
             self._tell(session, message, now)
             for message in (
                 pb.FromScheduler(welcome=welcome),
-                *orders_at_welcome(self._state, session.node_id, held, self._rules.isolation),
+                *orders_at_welcome(self._state, session.node_id, held, self._starts),
             )
         ]
 

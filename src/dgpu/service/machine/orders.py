@@ -18,12 +18,12 @@ from dgpu.core.model.ids import LeaseId, NodeId
 from dgpu.core.model.lease import Lease
 from dgpu.core.state import ClusterState
 from dgpu.service.machine import agent_words as words
-from dgpu.wire.isolation import Isolation
+from dgpu.service.machine.start_orders import StartOrders
 from dgpu.wire.proto import agent_pb2 as pb
 
 
 def orders_after(
-    state: ClusterState, events: Sequence[Event], listens: Callable[[NodeId], bool], isolation: Isolation
+    state: ClusterState, events: Sequence[Event], listens: Callable[[NodeId], bool], orders: StartOrders
 ) -> Iterator[tuple[NodeId, pb.FromScheduler]]:
     """Orders for connected nodes; other nodes get theirs with Welcome."""
     starts: dict[NodeId, list[pb.Start]] = {}
@@ -39,15 +39,15 @@ def orders_after(
                 continue
             if stop:
                 stops.setdefault(lease.node_id, []).append(pb.Stop(lease_id=lease.id, reason=stop))
-            else:
-                starts.setdefault(lease.node_id, []).append(words.start(state, task, lease, isolation))
+            elif (start := orders.start(task, lease)) is not None:
+                starts.setdefault(lease.node_id, []).append(start)
     for node_id in dict.fromkeys((*starts, *stops, *checks)):
         for message in words.orders(starts.get(node_id, ()), stops.get(node_id, ()), checks.get(node_id, ())):
             yield node_id, message
 
 
 def orders_at_welcome(
-    state: ClusterState, node_id: NodeId, held: Collection[LeaseId], isolation: Isolation
+    state: ClusterState, node_id: NodeId, held: Collection[LeaseId], orders: StartOrders
 ) -> Iterable[pb.FromScheduler]:
     """Starts of leases that the node does not hold, and all pending stops and checks."""
     starts: list[pb.Start] = []
@@ -56,8 +56,8 @@ def orders_at_welcome(
         task = state.tasks[lease.task_id]
         if task.allocation:
             continue
-        if lease.id not in held:
-            starts.append(words.start(state, task, lease, isolation))
+        if lease.id not in held and (start := orders.start(task, lease)) is not None:
+            starts.append(start)
         if task.cancelling:
             stops.append(pb.Stop(lease_id=lease.id, reason="cancelled"))
         elif lease.stopping:

@@ -55,6 +55,7 @@ from dgpu.service.machine.outputs import (
     Reply,
     ReplyFailed,
 )
+from dgpu.service.secrets.opened import Opener
 
 _COMES_AGAIN = (RegisterNode, ObserveGpu, ObserveCondition, LoseNode, ReleaseNode)
 
@@ -63,7 +64,10 @@ FULL_PASS_MS = 5_000
 
 
 class Scheduler:
-    """`on_input` is the only entry point. After Committed, the caller carries out outputs and sends DecideQueued."""
+    """`on_input` is the only entry point. After Committed, the caller carries out outputs and sends DecideQueued.
+
+    `opener` opens the sealed values of a task for its start order. None: orders have the detail as it is.
+    """
 
     def __init__(
         self,
@@ -73,11 +77,12 @@ class Scheduler:
         rules: AgentRules,
         started_at: int,
         full_pass_ms: int = FULL_PASS_MS,
+        opener: Opener | None = None,
     ) -> None:
         self.state = state
         self.ready = False  # its epoch is durable
         self._commit = CommitPipeline(state, last_index)
-        self._agents = Agents(state, rules, started_at)
+        self._agents = Agents(state, rules, started_at, opener)
         self._rules = rules
         self._full_pass_ms = full_pass_ms
         self._ticked_at = started_at

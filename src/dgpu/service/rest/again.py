@@ -21,6 +21,8 @@ from dgpu.service.rest import listing
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.submit import key_of, submit_entries
 from dgpu.service.rest.tasks import Given, TaskIdText, Who
+from dgpu.service.secrets.details import sealed_under_newest
+from dgpu.service.secrets.opened import CannotOpen
 from dgpu.wire.answers import Problem, Retried, instant
 from dgpu.wire.json_body import BadRequest, parse_json
 
@@ -40,7 +42,7 @@ async def retry_task(rest: Given, who: Who, task_id: TaskIdText, request: Reques
         raise BadRequest("malformed_request", "The body must be {}.")
     given = request.headers.get("idempotency-key")
     key = key_of({} if given is None else {b"idempotency-key": given.encode("latin-1", "replace")})
-    spec = _attributed(await _spec_again(rest, number), who)
+    spec = _sealed(rest, _attributed(await _spec_again(rest, number), who))
     entries = ((1, spec),)
     first_id, _, created_at = await submit_entries(
         rest, who, entries, key, f"retry of {task_name(number)}".encode(), batch=False
@@ -60,6 +62,19 @@ def _attributed(spec: TaskSpec, who: Principal) -> TaskSpec:
     detail = msgspec.json.decode(spec.detail)
     detail["labels"] = {**detail.get("labels", {}), "user": who.user}
     return replace(spec, detail=msgspec.json.encode(detail))
+
+
+def _sealed(rest: Backend, spec: TaskSpec) -> TaskSpec:
+    """Under the newest key. A record of an older version may hold the values in clear; they are not stored so again."""
+    if rest.vault is None:
+        return spec
+    try:
+        return replace(spec, detail=sealed_under_newest(rest.vault, spec.shape.tenant_id, spec.detail))
+    except CannotOpen as error:
+        detail = f"{error}."[0].upper() + f"{error}."[1:]
+        raise ProblemError(
+            Problem(status=410, title="No longer readable", code="key_gone", detail=detail)
+        ) from error
 
 
 async def _spec_again(rest: Backend, task_id: TaskId) -> TaskSpec:

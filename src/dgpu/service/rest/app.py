@@ -16,6 +16,7 @@ from dgpu.service.rest.front import App, Front
 from dgpu.service.rest.pages import BUNDLE, Pages
 from dgpu.service.rest.request_log import RequestLog
 from dgpu.service.rest.turns import Turns
+from dgpu.service.secrets.vault import Vault
 from dgpu.service.task_files import FileStreams
 from dgpu.service.task_output.streams import OutputStreams
 from dgpu.service.views.views import Views
@@ -35,12 +36,15 @@ def create_app(
     files: FileStreams | None = None,
     doors: Doors | None = None,
     turns: Turns | None = None,
+    vault: Vault | None = None,
 ) -> App:
     """Call it in the serving loop. `views` must get every group that `runtime` commits.
 
     Submits, probes and the list of tasks are answered from the start; other calls wait until the frame is loaded.
     """
-    backend = Backend(runtime, views, history, output, options, follower, files, doors, turns, access.tokens)
+    backend = Backend(
+        runtime, views, history, output, options, follower, files, doors, turns, access.tokens, vault
+    )
     backend.streams.still_admits = access.still_admits
     if alerts is not None:
         backend.watch_alerts(alerts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,8 @@ from dgpu.service.rest.pages import BUNDLE, build_of
 from dgpu.service.rest.scrape import Scrapes
 from dgpu.service.rest.turns import Turns
 from dgpu.service.rest.turnstile import Turnstile
+from dgpu.service.secrets.details import seal_env
+from dgpu.service.secrets.vault import Vault
 from dgpu.service.task_files import FileStreams
 from dgpu.service.task_output.streams import OutputStreams
 from dgpu.service.views.views import Views
@@ -35,6 +38,7 @@ from dgpu.wire.alert_answers import AlertCounts
 from dgpu.wire.answers import Problem
 from dgpu.wire.isolation import Isolation
 from dgpu.wire.problem import problem_of
+from dgpu.wire.requests import SealEnv
 
 if TYPE_CHECKING:
     from dgpu.service.rest.past import Past
@@ -72,6 +76,7 @@ class Backend:
         doors: Doors | None = None,
         turns: Turns | None = None,
         tokens: TokenBook | None = None,
+        vault: Vault | None = None,
     ) -> None:
         self.runtime = runtime
         self.views = views
@@ -85,6 +90,9 @@ class Backend:
         self.turnstile = Turnstile()
         self.tokens = tokens  # None: a world without API tokens
         self.owners = frozenset(map(user_name, (0, os.getuid())))  # they need no token
+        self.vault = vault  # None: a world without secrets
+        self.is_rotating = False  # the key of the vault
+        self.seal_env: SealEnv = None if vault is None else functools.partial(seal_env, vault)
         self.feed = EventFeed(views)
         self.alerts: AlertWatch | None = None  # None: no alerts
         build = build_of(options.pages_dir or BUNDLE)

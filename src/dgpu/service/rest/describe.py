@@ -14,6 +14,7 @@ from dgpu.service.rest.describe_browser import browser_calls, browser_schemas
 from dgpu.service.rest.tasks import Given
 from dgpu.wire.alert_fields import SILENCE_FIELDS
 from dgpu.wire.answers import PROBLEM_JSON
+from dgpu.wire.secret_body import SECRET_BODY_FIELDS
 from dgpu.wire.task_fields import TASK_FIELDS
 from dgpu.wire.tenant_fields import QUOTA_FIELDS, TENANT_FIELDS
 from dgpu.wire.token_fields import TOKEN_FIELDS
@@ -190,6 +191,7 @@ def _describe_quota(paths: dict[str, Any]) -> None:
         ("/api/v1/tenants", "post", TENANT_FIELDS, []),
         ("/api/v1/tenants/{tenant_id}", "put", TENANT_FIELDS, []),
         ("/api/v1/tokens", "post", TOKEN_FIELDS, ["name"]),
+        ("/api/v1/tenants/{tenant_id}/secrets/{name}", "put", SECRET_BODY_FIELDS, []),
     )
     for path, method, fields, needed in described:
         properties = {name: {**field.schema, "description": field.about} for name, field in fields.items()}
@@ -306,6 +308,7 @@ _EXAMPLES = {
     "/api/v1/tasks/{task_id}/priority": '{"priority": 80}',
     "/api/v1/quota": '{"online_percent": 0.65}',
     "/api/v1/tokens": '{"name": "notebook", "user": "ann", "role": "user", "tenants": ["vision"]}',
+    "/api/v1/tenants/{tenant_id}/secrets/{name}": '{"value": "hf_..."}',
     "/api/v1/tenants": '{"id": "vision", "max_gpus": 16, "weight": 2}',
     "/api/v1/tenants/{tenant_id}": '{"max_gpus": 16, "weight": 2}',
     "/api/v1/tasks": '{"command": "nvidia-smi", "gpu_count": 1}',
@@ -326,6 +329,8 @@ def curl_line(path: str, method: str, host: str) -> str:
         "{alert_id}": "alert-1",
         "{silence_id}": "silence-1",
         "{token_id}": "k2m4p6r7t2v5",
+        "{tenant_id}": "vision",
+        "{name}": "HF_TOKEN",
     }
     for name, example in examples.items():
         asked = asked.replace(name, example)

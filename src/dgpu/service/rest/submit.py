@@ -45,7 +45,9 @@ async def _submit_one(
     key = key_of(headers)
     body = await read_body(headers, receive, MAX_BODY_BYTES)
     by = submitter_of(who)
-    entry = entry_of(decode_task(body, bare_means_allocation=bare_means_allocation, by=by))
+    entry = entry_of(
+        decode_task(body, bare_means_allocation=bare_means_allocation, by=by, seal=backend.seal_env)
+    )
     first_id, count, created_at = await submit_entries(backend, who, (entry,), key, body, batch=False)
     more = b',"count":%d' % count if entry[1].array else b""
     return b'{"task_id":"%b","status":"pending","created_at":"%b"%b}' % (
@@ -58,7 +60,7 @@ async def _submit_one(
 async def submit_batch(backend: Backend, who: Principal, headers: Headers, receive: Receive) -> bytes:
     key = key_of(headers)
     body = await read_body(headers, receive, MAX_BATCH_BYTES)
-    entries = decode_batch(body, submitter_of(who))
+    entries = decode_batch(body, submitter_of(who), backend.seal_env)
     first_id, count, _ = await submit_entries(backend, who, entries, key, body, batch=True)
     return msgspec.json.encode(
         {"task_ids": [f"task-{number}" for number in range(first_id, first_id + count)]}

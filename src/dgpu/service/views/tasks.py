@@ -30,7 +30,6 @@ def task_answer(
 ) -> TaskAnswer:
     """`waiting`: the reason why a task waits, or why it is on an unreachable node."""
     detail = _decode_detail(task.detail)
-    command = detail.command
     pending = task.status is TaskStatus.PENDING
     return TaskAnswer(
         task_id=task_name(task.id),
@@ -68,15 +67,23 @@ def task_answer(
         error=task.error,
         reason=task.reason or waiting_code,
         waiting=waiting,
-        command=command if isinstance(command, str) else list(command),
-        env=sorted(detail.env),
-        workdir=detail.workdir,
         timeout_seconds=task.timeout_ms / 1000 if task.timeout_ms else None,
-        labels=detail.labels,
-        model_name=detail.model_name,
-        task_type=detail.task_type,
-        structure_n_atoms=detail.structure_n_atoms,
+        **_of_detail(detail),
     )
+
+
+def _of_detail(detail: TaskDetail) -> dict[str, Any]:
+    command = detail.command
+    return {
+        "command": command if isinstance(command, str) else list(command),
+        "env": sorted(detail.env),
+        "secrets": sorted(detail.secrets),
+        "workdir": detail.workdir,
+        "labels": detail.labels,
+        "model_name": detail.model_name,
+        "task_type": detail.task_type,
+        "structure_n_atoms": detail.structure_n_atoms,
+    }
 
 
 def _constraints(constraints: tuple[Constraint, ...]) -> list[str]:
@@ -171,6 +178,7 @@ def past_task_answer(task: PastTask) -> TaskAnswer:
         reason=task.reason,
         command=command if isinstance(command, str) else list(command),
         env=list(task.env_names),
+        secrets=list(task.secret_names),
         workdir=task.workdir,
         timeout_seconds=task.timeout_ms / 1000 if task.timeout_ms else None,
         labels=task.labels,

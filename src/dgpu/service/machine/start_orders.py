@@ -1,0 +1,91 @@
+"""Start orders: the only messages with variables and secrets of tasks in clear."""
+
+from __future__ import annotations
+
+from dgpu.core.commands import ReportFinished
+from dgpu.core.model.gang import Gang, master_port
+from dgpu.core.model.lease import Lease
+from dgpu.core.model.task import WHOLE_MILLI, Outcome, Task
+from dgpu.core.state import ClusterState
+from dgpu.service.machine.agent_words import account
+from dgpu.service.secrets.opened import CannotOpen, Opened, Opener
+from dgpu.wire.isolation import Isolation
+from dgpu.wire.proto import agent_pb2 as pb
+
+_CANNOT_START = 126  # as a shell says it
+
+
+class StartOrders:
+    """`opener` None: details are sent as they are."""
+
+    def __init__(self, state: ClusterState, opener: Opener | None, isolation: Isolation) -> None:
+        self._state = state
+        self._opener = opener
+        self._isolation = isolation
+        self._failed: list[ReportFinished] = []
+
+    def start(self, task: Task, lease: Lease) -> pb.Start | None:
+        """None: its values cannot be opened, and the end of its lease is among the failed ones."""
+        opened = Opened(task.detail, {})
+        if self._opener is not None:
+            tenant_id = self._state.shapes[task.shape_id].tenant_id
+            try:
+                opened = self._opener(tenant_id, task.detail, self._state.secrets)
+            except CannotOpen as error:
+                end = ReportFinished(
+                    lease_id=lease.id,
+                    outcome=Outcome.CANNOT_START,
+                    exit_code=_CANNOT_START,
+                    error=str(error),
+                )
+                self._failed.append(end)
+                return None
+        return _order(self._state, task, lease, opened, self._isolation)
+
+    def take_failed(self) -> list[ReportFinished]:
+        """Ends of leases whose node gets no order. The caller reports them in place of the node."""
+        failed, self._failed = self._failed, []
+        return failed
+
+
+def _order(state: ClusterState, task: Task, lease: Lease, opened: Opened, isolation: Isolation) -> pb.Start:
+    shape = state.shapes[task.shape_id]
+    order = pb.Start(
+        lease_id=lease.id,
+        task_id=task.id,
+        attempt=task.attempt,
+        gpu_uuids=lease.gpu_ids,
+        detail=opened.detail,
+        timeout_ms=task.timeout_ms,
+        nonce=lease.nonce,
+        secret_files=opened.files,
+        account=account(isolation, shape.tenant_id),
+        ram_mb=shape.ram_mb,
+        cpus_milli=shape.cpus_milli,
+    )
+    if lease.share_milli < WHOLE_MILLI:
+        order.share_milli = lease.share_milli
+        order.gpu_memory_mb = lease.gpu_memory_mb
+        order.kill_outgrown = state.settings.share_enforcement == "kill"
+        order.env["DGPU_GPU_SHARE"] = f"{lease.share_milli / WHOLE_MILLI:g}"
+        order.env["DGPU_GPU_MEMORY_MB"] = str(lease.gpu_memory_mb)
+    if task.array_id:
+        order.env["DGPU_ARRAY_INDEX"] = str(task.array_index)
+    gang = state.gangs.get(task.id)
+    if gang is not None:
+        order.rank = lease.rank
+        order.env.update(_places(state, gang, lease))
+    return order
+
+
+def _places(state: ClusterState, gang: Gang, lease: Lease) -> dict[str, str]:
+    """One process per node, so the rank of the process is the rank of its node."""
+    first = state.nodes[state.leases[gang.leases[0]].node_id]
+    return {
+        "MASTER_ADDR": first.address or first.id,
+        "MASTER_PORT": str(master_port(gang)),
+        "WORLD_SIZE": str(len(gang.leases)),
+        "RANK": str(lease.rank),
+        "NODE_RANK": str(lease.rank),
+        "LOCAL_RANK": "0",
+    }

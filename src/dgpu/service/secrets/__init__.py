@@ -1,0 +1,1 @@
+"""Secrets of tenants and values of variables: keys, sealing, opening."""
