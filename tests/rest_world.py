@@ -25,7 +25,7 @@ from dgpu.core.rejections import Rejection
 from dgpu.core.state import ClusterState
 from dgpu.journal.memory import MemoryDisk, MemoryJournal
 from dgpu.service.access.key_file import KEY_NAME, load_key
-from dgpu.service.access.token_book import follow_tokens
+from dgpu.service.access.token_book import TokenBook, follow_tokens
 from dgpu.service.alerts.options import AlertOptions
 from dgpu.service.alerts.watch import AlertWatch
 from dgpu.service.history.reader import HISTORY_NAME, History
@@ -36,6 +36,8 @@ from dgpu.service.machine.contact import AgentRules
 from dgpu.service.machine.inputs import Begin
 from dgpu.service.machine.outputs import CommittedGroup
 from dgpu.service.machine.scheduler import Scheduler
+from dgpu.service.oidc.options import OidcOptions
+from dgpu.service.oidc.sign_in import Oidc
 from dgpu.service.open_files import HttpLimits
 from dgpu.service.rest.access import Access
 from dgpu.service.rest.app import create_app
@@ -62,6 +64,7 @@ class Reply(NamedTuple):
     body: Any
     headers: dict[str, str]
     raw: bytes
+    cookies: tuple[str, ...] = ()
 
 
 class InProcessFollower:
@@ -121,6 +124,7 @@ class RestWorld:
         follower: bool = True,
         alerts: AlertOptions | None = None,
         limits: HttpLimits | None = None,
+        oidc: Callable[[str], OidcOptions] | None = None,
     ) -> None:
         self.folder = folder
         self.settings = settings or Settings()
@@ -130,6 +134,7 @@ class RestWorld:
         self.with_follower = follower
         self.alert_options = alerts
         self.doors = Doors(limits)
+        self.oidc_options = oidc  # of the address
         self.turns = Turns()
         self.files = FileStreams()
         self._ready = threading.Event()
@@ -182,7 +187,7 @@ class RestWorld:
         self.output = OutputStreams(LogStore(self.folder / "logs"), self.runtime)
         await self.runtime.start(Begin(settings=self.settings))
         tokens = await follow_tokens(self.runtime, load_key(self.folder / KEY_NAME))
-        self.access = Access(mode=self.access_mode, token=TOKEN, clock=time.monotonic, tokens=tokens)  # type: ignore[arg-type]
+        sock = self._open_door(tokens)
         self.alerts = (
             AlertWatch(self.alert_options, self.runtime, self.folder) if self.alert_options else None
         )
@@ -202,17 +207,32 @@ class RestWorld:
             vault=self.vault,
         )
         server = HttpServer(app, self.doors, self.turns)
-        sock = socket.create_server(("127.0.0.1", 0))
-        self.port = sock.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
         await server.start(sock)
         self._ready.set()
         await self._stop.wait()
         await server.stop(0.2)
+        if self.oidc is not None:
+            await self.oidc.close()
         if self.alerts is not None:
             await self.alerts.stop()
         await self.runtime.stop()
         await self.output.close()
+
+    def _open_door(self, tokens: TokenBook) -> socket.socket:
+        sock = socket.create_server(("127.0.0.1", 0))
+        self.port = sock.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.oidc = (
+            Oidc(self.oidc_options(self.url), time.monotonic, time.time) if self.oidc_options else None
+        )
+        self.access = Access(
+            mode=self.access_mode,  # type: ignore[arg-type]
+            token=TOKEN,
+            clock=time.monotonic,
+            tokens=tokens,
+            oidc=self.oidc,
+        )
+        return sock
 
     # from the test's thread
 
@@ -318,7 +338,8 @@ class RestWorld:
             if answer and "json" in told.get("content-type", "")
             else answer.decode("utf-8", "replace")
         )
-        return Reply(response.status, decoded, told, answer)
+        cookies = tuple(response.headers.get_all("set-cookie", ()))
+        return Reply(response.status, decoded, told, answer, cookies)
 
     def submit(self, **task: Any) -> str:
         reply = self.ask("POST", "/api/v1/tasks", {"command": "true", **task})

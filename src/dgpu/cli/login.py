@@ -31,7 +31,7 @@ def login(ctx: typer.Context) -> None:
     if urlsplit(client.url).scheme == "http" and not is_same_host(client.url):
         note(f"{client.url} is not encrypted: anybody on the way can read the token.")
     told = builtins(client.whoami())
-    if told["source"] != "token":
+    if told["source"] not in {"token", "oidc"}:
         raise CliFailure(_NOT_BY_TOKEN.get(told["source"], "The scheduler did not look at this token."))
     path = store_token(client.url, token)
     _print(flags, {**told, "server": client.url, "stored_in": str(path)})

@@ -13,6 +13,7 @@ from dgpu.core.model.tenant import MAX_TENANTS
 from dgpu.entry.alert_targets import check_alerts
 from dgpu.entry.config_problem import Problem
 from dgpu.entry.config_types import AgentConfig, Docker, Quota, Replication, SchedulerConfig, Section, Server
+from dgpu.entry.oidc import check_oidc
 from dgpu.wire import isolation
 from dgpu.wire.address import MAX_PORT, Address, parse_address
 from dgpu.wire.setting_checks import why_exposed, why_lease_short, why_plain_text
@@ -39,6 +40,7 @@ def check_scheduler(config: SchedulerConfig) -> Iterator[Problem]:
     yield from _check_tenants(config.tenants)
     yield from _check_users(config.isolation.users)
     yield from check_alerts(config.alerts)
+    yield from check_oidc(config)
     yield from _check_logging(config.logging.output)
     yield from _scheduler_not_yet(config)
 

@@ -146,8 +146,31 @@ class Storage(Section, frozen=True, kw_only=True):
     telemetry_retention: Retention = Retention(days=91, gib=2)
 
 
+class Oidc(Section, frozen=True, kw_only=True):
+    """Sign-in with accounts of an identity provider."""
+
+    issuer: str = ""  # https://id.example.org/realms/lab; empty: none
+    client_id: str = ""
+    client_secret_file: str = ""  # empty: a public client
+    audience: str = ""  # of tokens on the API; empty: client_id
+    name: str = ""  # for the button of the login page; empty: the host of the issuer
+    redirect_url: str = ""  # empty: /login at the first of server.allowed_hosts, else at server.http_address
+    scopes: tuple[str, ...] = ("openid", "profile", "email")
+    algorithms: tuple[str, ...] = ("RS256", "ES256")
+    user_claim: str = "preferred_username"
+    tenants_claim: str = "groups"
+    tenants: dict[str, str] = {}  # of a value of tenants_claim; empty: its values are tenants
+    role_claim: str = "groups"
+    roles: dict[str, Literal["admin", "operator", "tenant-admin", "user", "viewer"]] = {}
+    default_role: Literal["", "tenant-admin", "user", "viewer"] = "user"  # empty: a role of `roles` is needed
+    clock_skew_seconds: Annotated[int, msgspec.Meta(ge=0, le=600)] = 60
+    session_seconds: Annotated[int, msgspec.Meta(ge=60, le=604_800)] = 28_800
+    ca_file: str = ""  # PEM; empty: the authorities of the machine
+
+
 class Auth(Section, frozen=True, kw_only=True):
     mode: Literal["local", "none", "token"] = "local"
+    oidc: Oidc = Oidc()
 
 
 class IsolationSection(Section, frozen=True, kw_only=True):

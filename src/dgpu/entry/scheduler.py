@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from dgpu.entry.alert_targets import alert_options
 from dgpu.entry.config_types import HealthSection, Retention, SchedulerConfig, Server
+from dgpu.entry.oidc import oidc_options
 from dgpu.wire.address import Address, parse_address
 from dgpu.wire.isolation import Isolation
 
@@ -109,6 +110,7 @@ def service_options(config: SchedulerConfig, *, accept_lost_tail: bool = False) 
         http_tls=_http_tls(config.server),
         machines=_machines(config.server),
         auth_mode="none" if config.auth.mode == "none" else "",
+        oidc=oidc_options(config),
         allowed_hosts=config.server.allowed_hosts,
         settings=_settings(config),
         rules=AgentRules(

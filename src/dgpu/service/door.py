@@ -5,9 +5,10 @@ cluster.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from dgpu.core.commands import CreateToken
 from dgpu.core.model.tokens import Token
@@ -19,8 +20,11 @@ from dgpu.service.access.token_book import TokenBook, follow_tokens
 from dgpu.service.access.token_use import USE_NAME, stored_use
 from dgpu.service.loop.runtime import Runtime
 from dgpu.service.options import ServiceOptions
-from dgpu.service.rest.access import Access
+from dgpu.service.rest.access import Access, user_name
 from dgpu.wire.roles import Role
+
+if TYPE_CHECKING:
+    from dgpu.service.oidc.sign_in import Oidc
 
 FIRST_TOKEN_SECONDS: Final = 7 * 86_400
 FIRST_TOKEN_NAME: Final = "bootstrap"  # noqa: S105 - the name of a token
@@ -33,6 +37,7 @@ async def opened_access(
 ) -> AsyncIterator[Access]:
     folder = options.data_dir
     tokens = await follow_tokens(runtime, load_key(folder / KEY_NAME))
+    oidc = _oidc(options, tokens)
     access = Access(
         mode="none" if options.auth_mode == "none" else "loopback",
         token=load_token(folder / "token"),
@@ -42,11 +47,24 @@ async def opened_access(
         tokens=tokens,
         over_tls=options.http_tls is not None,
         ended=EndedSessions(folder / ENDED_NAME),
+        oidc=oidc,
     )
     async with stored_use(tokens, folder / USE_NAME):
         if show_token is not None and access.mode != "none":
             await _first_token(runtime, tokens, show_token)
-        yield access
+        try:
+            yield access
+        finally:
+            if oidc is not None:
+                await oidc.close()
+
+
+def _oidc(options: ServiceOptions, tokens: TokenBook) -> Oidc | None:
+    if options.oidc is None:
+        return None
+    from dgpu.service.oidc.sign_in import Oidc
+
+    return Oidc(options.oidc, time.monotonic, lambda: tokens.now_wall_ms() / 1000)
 
 
 async def _first_token(runtime: Runtime, tokens: TokenBook, show: Callable[[str], None]) -> None:
@@ -59,7 +77,7 @@ async def _first_token(runtime: Runtime, tokens: TokenBook, show: Callable[[str]
     token = Token(
         id=secret.token_id,
         name=FIRST_TOKEN_NAME,
-        user=Role.ADMIN.value,
+        user=user_name(os.getuid()),  # no further user: tasks need no other Unix user for it
         role=Role.ADMIN.value,
         keyed_hash=secret.keyed_hash,
         all_tenants=True,

@@ -10,6 +10,7 @@ import msgspec
 from dgpu.core.model.settings import Settings
 from dgpu.service.alerts.options import AlertOptions
 from dgpu.service.machine.contact import AgentRules
+from dgpu.service.oidc.options import OidcOptions
 from dgpu.service.task_output.intake import DEFAULT_HEAD_BYTES, DEFAULT_TAIL_BYTES
 from dgpu.wire.address import Address
 from dgpu.wire.setting_checks import why_exposed, why_lease_short, why_plain_text
@@ -38,6 +39,7 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     http_tls: HttpTls | None = None
     machines: MachineOptions | None = None  # None: agents use plain text
     auth_mode: Literal["", "none"] = ""  # "none" must be written explicitly
+    oidc: OidcOptions | None = None  # None: no identity provider
     allowed_hosts: tuple[str, ...] = ()  # beside the local names, for the Host header
     settings: Settings = Settings()
     rules: AgentRules = AgentRules()

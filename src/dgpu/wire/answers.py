@@ -286,6 +286,16 @@ class SessionAnswer(Answer, frozen=True, kw_only=True):
     access: str  # how the client has access: open | user | token | cookie
 
 
+class SignInMethods(Answer, frozen=True, kw_only=True):
+    """How a browser can sign in. A token is always possible."""
+
+    oidc: str | None = None  # the name of the identity provider
+
+
+class SignInAddress(Answer, frozen=True, kw_only=True):
+    url: str  # at the identity provider
+
+
 class SessionCode(Answer, frozen=True, kw_only=True):
     """Opens the dashboard once."""
 

@@ -358,12 +358,7 @@ def test_scopes_are_kept_over_a_restart(tmp_path) -> None:
 def test_without_authentication_everybody_is_an_administrator(tmp_path) -> None:
     with RestWorld(tmp_path, access_mode="none") as world:
         told = world.ask("GET", "/api/v1/whoami").body
-        assert (told["user"], told["role"], told["tenants"], told["source"]) == (
-            "anyone",
-            "admin",
-            ["*"],
-            "open",
-        )
+        assert (told["user"], told["role"], told["source"]) == ("anyone", "admin", "open")
         assert set(told["actions"]) == set(Action)
         assert told["isolation"] == "none"
 

@@ -81,8 +81,16 @@ OPERATIONS: Final[dict[str, Action]] = {
     "GET /openapi.json": A.READ_SELF,
     "GET /docs": A.READ_SELF,
 }
-# Calls that need no identity: probes, and a browser that has only a code. OPTIONS never needs one of these rows.
-OPEN_OPERATIONS: Final = frozenset({"GET /health", "GET /ready", "POST /api/v1/session"})
+# Calls that need no identity: probes, and a browser that signs in. OPTIONS never needs one of these rows.
+OPEN_OPERATIONS: Final = frozenset(
+    {
+        "GET /health",
+        "GET /ready",
+        "GET /api/v1/session/methods",
+        "POST /api/v1/session",
+        "POST /api/v1/session/oidc",
+    }
+)
 
 # Calls without a name in their path, by method and path: the front looks them up for each request.
 FIXED: Final[dict[tuple[str, str], Action]] = {

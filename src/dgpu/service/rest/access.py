@@ -7,21 +7,31 @@ import os
 import pwd
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace
 
 from dgpu.service.access.ended_sessions import EndedSessions
 from dgpu.service.access.principal import STRANGER, Principal, owner
 from dgpu.service.access.token_book import MARK, TokenBook, Unverified
+from dgpu.service.oidc.words import looks_like_jwt
 from dgpu.service.rest.failures import Failures, Peer
 from dgpu.service.rest.origins import Hosts, problem, wrong_origin
 from dgpu.service.rest.sessions import Session, Sessions, cookie_of
 from dgpu.wire.answers import Problem
+from dgpu.wire.roles import Role
+
+if TYPE_CHECKING:
+    from dgpu.service.oidc.sign_in import Oidc
 
 SESSION_PATH = "/api/v1/session"
 SESSION_ENDED = "session_ended"  # the code of the problem
 CODE_PATH = "/api/v1/session/code"
+OIDC_PATH = "/api/v1/session/oidc"
+METHODS_PATH = "/api/v1/session/methods"
+SIGN_IN_PATHS = frozenset(
+    {SESSION_PATH, OIDC_PATH}
+)  # a POST here proves an identity, or asks where to get one
 OPEN_PATHS = frozenset({"/health", "/ready"})  # they reveal nothing secret, and probes have no token
 READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -45,6 +55,7 @@ class Access:
         tokens: TokenBook | None = None,
         over_tls: bool = False,
         ended: EndedSessions | None = None,
+        oidc: Oidc | None = None,
     ) -> None:
         self.mode = mode
         self._token = token.encode()
@@ -52,6 +63,7 @@ class Access:
         self.failures = Failures(clock)
         self.sessions = Sessions(token, clock, lasting_clock or time.time, over_tls=over_tls, ended=ended)
         self.tokens = tokens
+        self.oidc = oidc  # None: no identity provider
         own = os.getuid() if own_uid is None else own_uid
         self._trusted = {uid: owner(user_name(uid), "uid") for uid in (0, own)}
         self._open = owner("anyone", "open")
@@ -65,7 +77,9 @@ class Access:
         refused = self.hosts.wrong(headers) or (None if method in READING_METHODS else wrong_origin(headers))
         if refused is not None:
             return refused
-        if path == SESSION_PATH and method == "POST":  # a client presents its code here
+        if path == METHODS_PATH and method in READING_METHODS:
+            return STRANGER
+        if path in SIGN_IN_PATHS and method == "POST":
             return self.failures.limited(peer) or STRANGER
         who = self.admit(headers, peer)
         if isinstance(who, Problem) or method in READING_METHODS:
@@ -79,6 +93,8 @@ class Access:
         secret = secret.strip()
         if secret.startswith(MARK) and scheme.lower() == b"bearer":
             return self._by_api_token(secret, peer)
+        if self.oidc is not None and _is_jwt(scheme, secret):
+            return self._by_jwt(self.oidc, secret, peer)
         if (
             not scheme
             and (cookie := cookie_of(headers))
@@ -107,6 +123,20 @@ class Access:
             return found
         return _dead_token(found)
 
+    async def prepare(self, headers: dict[bytes, bytes], peer: Peer) -> None:
+        """Before `enter`, which never waits: reads the keys of the identity provider, if they are needed now."""
+        scheme, _, secret = headers.get(b"authorization", b"").partition(b" ")
+        if self.oidc is not None and _is_jwt(scheme, secret.strip()) and self.failures.limited(peer) is None:
+            await self.oidc.tokens.prepare(secret.strip())
+
+    def _by_jwt(self, oidc: Oidc, secret: bytes, peer: Peer) -> Principal | Problem:
+        if (limited := self.failures.limited(peer)) is not None:
+            return limited
+        found = oidc.tokens.of_api(secret)
+        if isinstance(found, Problem) and found.code == "wrong_token":
+            self.failures.count(peer)
+        return found
+
     def by_secret(self, secret: str, peer: Peer) -> Principal | Problem:
         """The principal of a token that a browser sent to sign in."""
         written = secret.encode()
@@ -126,6 +156,10 @@ class Access:
                 found = self._owner_session
             elif session.kind == "token" and self.tokens is not None:
                 found = self.tokens.principal_of(session.token_id)
+            elif session.kind == "oidc" and session.issuer == self.issuer and session.role in set(Role):
+                found = Principal(
+                    user=session.user, role=Role(session.role), source="session", tenants=session.tenants
+                )
         if isinstance(found, Principal):
             return replace(found, source="session", session_id=session.id, session_until_s=session.until_s)
         why = (
@@ -140,6 +174,10 @@ class Access:
         if who.session_id and self.sessions.has_ended(who.session_id, who.session_until_s):
             return False
         return not who.ends_wall_s or self.now_wall_s() < who.ends_wall_s
+
+    @property
+    def issuer(self) -> str:
+        return "" if self.oidc is None else self.oidc.options.issuer
 
     def now_wall_s(self) -> int:
         """By the wall clock that the scheduler shows."""
@@ -156,6 +194,10 @@ class Access:
     def _wrong_token(self, peer: Peer) -> Problem:
         self.failures.count(peer)
         return problem(403, "wrong_token", "The token is wrong", "This scheduler does not know this token.")
+
+
+def _is_jwt(scheme: bytes, secret: bytes) -> bool:
+    return scheme.lower() == b"bearer" and looks_like_jwt(secret)
 
 
 def _dead_token(found: Unverified) -> Problem:

@@ -20,7 +20,7 @@ def browser_schemas() -> dict[str, Any]:
 
 
 def browser_calls() -> dict[str, Any]:
-    return {**_board_calls(), **_session_calls()}
+    return {**_board_calls(), **_session_calls(), **_ways_in()}
 
 
 def _board_calls() -> dict[str, Any]:
@@ -58,12 +58,12 @@ def _session_calls() -> dict[str, Any]:
             },
             "post": {
                 "summary": "Sign a browser in",
-                "description": "Takes exactly one of: the `code` that `dgpu dashboard` printed, once; an API `token`. "
-                "The answer sets a cookie. The session has the rights of the code's or token's principal and ends "
-                "with the token.",
+                "description": "Takes exactly one of: the `code` that `dgpu dashboard` printed, once; an API `token`; "
+                "`oidc` with the `code` and `state` of the identity provider. The answer sets a cookie. The session "
+                "has the rights of its principal and ends with its token.",
                 "requestBody": {
                     "required": True,
-                    "content": {_JSON: {"schema": _fields(**dict.fromkeys(("code", "token"), "string"))}},
+                    "content": {_JSON: {"schema": _sign_in_fields()}},
                 },
                 "responses": {
                     "204": {"description": "The cookie is set."},
@@ -76,6 +76,38 @@ def _session_calls() -> dict[str, Any]:
                 "description": "The session ends, and the browser forgets its cookie.",
                 "responses": {"204": {"description": "Forgotten."}},
             },
+        },
+    }
+
+
+def _ways_in() -> dict[str, Any]:
+    """The calls before a session, and those that lead to one."""
+    return {
+        "/api/v1/session/methods": {
+            "get": {
+                "summary": "How a browser can sign in",
+                "description": "For the login page; needs no identity. A token is always possible. `oidc` is the name "
+                "of the identity provider, or null.",
+                "responses": {
+                    "200": _answer("The methods.", _fields(oidc=("string", "null")), _JSON),
+                },
+            }
+        },
+        "/api/v1/session/oidc": {
+            "post": {
+                "summary": "Begin to sign in with the identity provider",
+                "description": "Body: {}. The browser goes to the `url` of the answer, and comes back to /login with a "
+                "code and a state, which it sends to POST /api/v1/session.",
+                "requestBody": {"content": {_JSON: {"schema": {"type": "object"}}}},
+                "responses": {
+                    "200": _answer("The address.", _fields(url="string"), _JSON),
+                    "404": {"description": "No identity provider is configured."},
+                    "409": {
+                        "description": "The provider sends browsers back to another address of this scheduler."
+                    },
+                    "503": {"description": "The identity provider does not answer."},
+                },
+            }
         },
         "/api/v1/session/code": {
             "post": {
@@ -95,7 +127,13 @@ def _session_calls() -> dict[str, Any]:
     }
 
 
-def _fields(**types: str) -> dict[str, Any]:
+def _sign_in_fields() -> dict[str, Any]:
+    fields = _fields(**dict.fromkeys(("code", "token"), "string"))
+    fields["properties"]["oidc"] = _fields(code="string", state="string")
+    return fields
+
+
+def _fields(**types: str | tuple[str, ...]) -> dict[str, Any]:
     return {"type": "object", "properties": {name: {"type": kind} for name, kind in types.items()}}
 
 

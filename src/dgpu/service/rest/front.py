@@ -75,6 +75,8 @@ class Front:
         method, path = scope["method"], scope["path"]
         # Pages contain nothing secret, and a user who opens them has no token yet.
         page = None if path.startswith("/api") else self._pages.find(method, path, headers)
+        if page is None:
+            await self._access.prepare(headers, scope["state"].get("peer", _NOBODY))
         who = repeated_host(scope["headers"]) or (
             self._enter(scope, headers) if page is None else self._access.hosts.wrong(headers)
         )

@@ -11,7 +11,20 @@ from typing import NamedTuple
 
 BUNDLE = Path(__file__).parents[2] / "web_assets"
 VIEWS = frozenset(
-    {"cluster", "tasks", "submit", "timeline", "tenants", "quota", "nodes", "alerts", "history", "settings"}
+    {
+        "cluster",
+        "tasks",
+        "submit",
+        "timeline",
+        "tenants",
+        "quota",
+        "nodes",
+        "alerts",
+        "history",
+        "settings",
+        "login",
+        "tokens",
+    }
 )
 MAX_FILES = 1_000
 MAX_BYTES = 32 << 20

@@ -27,6 +27,7 @@ MAX_COOKIE_CHARS = 3_800  # browsers drop cookies of more than 4,096 bytes
 MAX_CODE_CHARS = 64
 _CODE_BYTES = 24
 _ID_BYTES = 12
+_SESSION = "session"
 
 Kind = Literal["owner", "token", "oidc", "open"]  # open: no identity was asked for, so it proves none later
 
@@ -113,14 +114,14 @@ class Sessions:
             session = msgspec.structs.replace(
                 session, issuer=issuer, user=who.user, role=who.role.value, tenants=who.tenants
             )
-        cookie = self.signed(_encoder.encode(session))
+        cookie = self.signed(_SESSION, _encoder.encode(session))
         if len(cookie) > MAX_COOKIE_CHARS:
             raise SessionTooLarge
         return cookie
 
     def find(self, cookie: str) -> Session | None:
         """None: not signed here. The session may be over."""
-        content = self.content_of(cookie)
+        content = self.content_of(_SESSION, cookie)
         if content is None:
             return None
         try:
@@ -137,21 +138,22 @@ class Sessions:
     def end(self, session: Session) -> None:
         self.ended.add(session.id, session.until_s, self._wall_clock())
 
-    def signed(self, content: bytes) -> str:
-        text = base64.urlsafe_b64encode(content).rstrip(b"=")
-        return f"{text.decode()}.{self._signature(text)}"
+    def signed(self, purpose: str, content: bytes) -> str:
+        """A cookie of one purpose is none of another."""
+        text = base64.urlsafe_b64encode(content).rstrip(b"=").decode()
+        return f"{text}.{self._signature(purpose, text)}"
 
-    def content_of(self, cookie: str) -> bytes | None:
+    def content_of(self, purpose: str, cookie: str) -> bytes | None:
         text, _, signature = cookie.rpartition(".")
-        if not cookie.isascii() or not hmac.compare_digest(self._signature(text.encode()), signature):
+        if not cookie.isascii() or not hmac.compare_digest(self._signature(purpose, text), signature):
             return None
         try:
             return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
         except binascii.Error:
             return None
 
-    def _signature(self, text: bytes) -> str:
-        return hmac.new(self._key, text, hashlib.sha256).hexdigest()
+    def _signature(self, purpose: str, text: str) -> str:
+        return hmac.new(self._key, f"{purpose} {text}".encode(), hashlib.sha256).hexdigest()
 
 
 def _kind_of(who: Principal) -> Kind:
