@@ -170,6 +170,7 @@ class Oidc(Section, frozen=True, kw_only=True):
 
 class Auth(Section, frozen=True, kw_only=True):
     mode: Literal["local", "none", "token"] = "local"
+    requests_per_second: Annotated[float, msgspec.Meta(ge=0, le=1_000_000)] = 0  # 0: no limit
     oidc: Oidc = Oidc()
 
 

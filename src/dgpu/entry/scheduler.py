@@ -110,6 +110,7 @@ def service_options(config: SchedulerConfig, *, accept_lost_tail: bool = False) 
         http_tls=_http_tls(config.server),
         machines=_machines(config.server),
         auth_mode="none" if config.auth.mode == "none" else "",
+        requests_per_second=config.auth.requests_per_second,
         oidc=oidc_options(config),
         allowed_hosts=config.server.allowed_hosts,
         settings=_settings(config),

@@ -46,6 +46,7 @@ async def opened_access(
         hosts=frozenset(options.allowed_hosts),
         tokens=tokens,
         over_tls=options.http_tls is not None,
+        requests_per_second=options.requests_per_second,
         ended=EndedSessions(folder / ENDED_NAME),
         oidc=oidc,
     )

@@ -39,6 +39,7 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     http_tls: HttpTls | None = None
     machines: MachineOptions | None = None  # None: agents use plain text
     auth_mode: Literal["", "none"] = ""  # "none" must be written explicitly
+    requests_per_second: float = 0  # of one principal; 0: no limit
     oidc: OidcOptions | None = None  # None: no identity provider
     allowed_hosts: tuple[str, ...] = ()  # beside the local names, for the Host header
     settings: Settings = Settings()

@@ -340,7 +340,7 @@ def test_a_dashboard_that_does_not_read_costs_little_and_is_told_to_start_over(w
 
 
 def test_there_is_a_limit_to_open_streams(tmp_path) -> None:
-    with RestWorld(tmp_path, options=RestOptions(version="test", max_streams=1)) as world, browser(world):
+    with RestWorld(tmp_path, options=RestOptions(version="test", max_streams=2)) as world, browser(world):
         reply = world.ask("GET", "/api/v1/board/stream")
         assert (reply.status, reply.body["code"]) == (503, "too_many_streams")
 

@@ -12,7 +12,9 @@ import pytest
 
 from dgpu.core.model.ids import NodeId
 from dgpu.service.access.token_book import TokenBook
+from dgpu.service.rest.backend import RestOptions
 from dgpu.service.task_files import PIECE_BYTES, FileLink, FileStreams
+from dgpu.wire.isolation import Isolation
 from dgpu.wire.proto import agent_pb2 as pb
 from rest_world import RestWorld
 
@@ -139,3 +141,16 @@ def wait_until(condition) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_a_tenant_leaves_streams_for_others(tmp_path) -> None:
+    """Without shares, one tenant could open all of them."""
+    options = RestOptions(version="t", max_streams=4, isolation=Isolation(users="none"))
+    with RestWorld(tmp_path, options=options) as world:
+        lab = new_token(world)["token"]
+        other = new_token(world, tenants=["other"])["token"]
+        with opened(world, "/api/v1/events", lab), opened(world, "/api/v1/events", lab):
+            refused = world.ask("GET", "/api/v1/events", headers={"Authorization": f"Bearer {lab}"})
+            assert (refused.status, refused.body["code"]) == (503, "too_many_streams")
+            with opened(world, "/api/v1/events", other) as response:
+                assert response.status == 200

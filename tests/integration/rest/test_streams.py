@@ -248,7 +248,7 @@ def test_silence_is_filled_with_heartbeats(tmp_path) -> None:
 
 
 def test_streams_have_a_bound_and_are_given_back(tmp_path) -> None:
-    with RestWorld(tmp_path, options=RestOptions(version="t", max_streams=2)) as world:
+    with RestWorld(tmp_path, options=RestOptions(version="t", max_streams=4)) as world:
         open_ones = [open_stream(world, "/api/v1/events") for _ in range(2)]
         refused = world.ask("GET", "/api/v1/events")
         assert (refused.status, refused.body["code"]) == (503, "too_many_streams")

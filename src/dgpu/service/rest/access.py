@@ -17,6 +17,7 @@ from dgpu.service.access.token_book import MARK, TokenBook, Unverified
 from dgpu.service.oidc.words import looks_like_jwt
 from dgpu.service.rest.failures import Failures, Peer
 from dgpu.service.rest.origins import Hosts, problem, wrong_origin
+from dgpu.service.rest.rates import Rates
 from dgpu.service.rest.sessions import Session, Sessions, cookie_of
 from dgpu.wire.answers import Problem
 from dgpu.wire.roles import Role
@@ -54,6 +55,7 @@ class Access:
         lasting_clock: Callable[[], float] | None = None,  # continues after a restart; None: the wall clock
         tokens: TokenBook | None = None,
         over_tls: bool = False,
+        requests_per_second: float = 0,
         ended: EndedSessions | None = None,
         oidc: Oidc | None = None,
     ) -> None:
@@ -61,6 +63,7 @@ class Access:
         self._token = token.encode()
         self.hosts = Hosts(hosts)
         self.failures = Failures(clock)
+        self._rates = Rates(requests_per_second, clock)
         self.sessions = Sessions(token, clock, lasting_clock or time.time, over_tls=over_tls, ended=ended)
         self.tokens = tokens
         self.oidc = oidc  # None: no identity provider
@@ -82,7 +85,11 @@ class Access:
         if path in SIGN_IN_PATHS and method == "POST":
             return self.failures.limited(peer) or STRANGER
         who = self.admit(headers, peer)
-        if isinstance(who, Problem) or method in READING_METHODS:
+        if isinstance(who, Problem):
+            return who
+        if (limited := self._rates.limited(who)) is not None:
+            return limited
+        if method in READING_METHODS:
             return who
         return _wrong_session_use(who, path, headers) or who
 

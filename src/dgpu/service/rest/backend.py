@@ -28,7 +28,7 @@ from dgpu.service.rest.open_streams import OpenStream, OpenStreams
 from dgpu.service.rest.pages import BUNDLE, build_of
 from dgpu.service.rest.scrape import Scrapes
 from dgpu.service.rest.turns import Turns
-from dgpu.service.rest.turnstile import Turnstile
+from dgpu.service.rest.turnstile import Turnstile, lane_of
 from dgpu.service.secrets.details import seal_env
 from dgpu.service.secrets.vault import Vault
 from dgpu.service.task_files import FileStreams
@@ -129,8 +129,12 @@ class Backend:
         return result
 
     def open_stream(self, who: Principal, guest: Guest | None) -> OpenStream:
-        if self.streams.count >= self.options.max_streams:
-            detail = f"{self.streams.count} streams of logs and events are already open. Try again later."
+        count, own = self.streams.count, self.streams.count_of(lane_of(who))
+        # A tenant may open as many as it leaves free, so that others always find one.
+        if own >= self.options.max_streams - count:
+            detail = (
+                f"{count} streams of logs and events are already open, {own} of them yours. Try again later."
+            )
             problem = Problem(status=503, code="too_many_streams", title="Too many streams", detail=detail)
             raise ProblemError(problem, {"retry-after": "5"})
         return self.streams.add(who, guest)

@@ -14,6 +14,7 @@ import structlog
 
 from dgpu.service.access.principal import Principal
 from dgpu.service.rest.doors import Guest
+from dgpu.service.rest.turnstile import lane_of
 
 CHECK_SECONDS = 1.0
 
@@ -47,6 +48,9 @@ class OpenStreams:
     @property
     def count(self) -> int:
         return len(self._open)
+
+    def count_of(self, lane: str) -> int:
+        return sum(lane_of(stream.who) == lane for stream in self._open)
 
     def add(self, who: Principal, guest: Guest | None) -> OpenStream:
         stream = OpenStream(self, who, guest)
