@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import tempfile
@@ -180,3 +181,81 @@ def pids_of(argument: str) -> list[int]:
             if path.read_bytes().split(b"\0")[:2] == [b"sleep", argument.encode()]:
                 found.append(int(path.parent.name))
     return found
+
+
+def enforced(site) -> list[str]:
+    (node,) = site.json("nodes")["nodes"]
+    return node["enforced"]
+
+
+def needs(site, feature: str) -> None:
+    if feature not in enforced(site):
+        pytest.skip(f"this machine does not enforce {feature}: no control group or no eBPF for it")
+
+
+def test_a_node_says_what_it_enforces(shared):
+    (node,) = shared.json("nodes")["nodes"]
+    assert "users" in node["enforced"]
+    assert sorted(node["enforced"] + node["not_enforced"]) == sorted(
+        ["users", "cgroup", "memory", "pids", "cpus", "devices"]
+    )
+    checks = {check["name"]: check for check in shared.json("doctor")["checks"]}
+    assert "Unix users of their tenants" in checks["users"]["detail"]
+    assert "enforced: users" in checks["isolation"]["detail"]
+    assert "users, " in shared.good("nodes", "-o", "wide").out
+
+
+def test_a_task_has_its_own_group_and_a_process_cannot_leave_it(shared):
+    """Without a mark, a session or a parent, a process is still known by its group."""
+    needs(shared, "cgroup")
+    task, pid = running(shared, "a", "setsid env -i sleep 1235 & sleep 1000")
+    (sleeper,) = eventually(lambda: pids_of("1235"), "the daemon")
+    group = next(
+        line for line in pathlib.Path(f"/proc/{pid}/cgroup").read_text().split() if line[:3] == "0::"
+    )
+    assert group in pathlib.Path(f"/proc/{sleeper}/cgroup").read_text()
+    assert re.fullmatch(r"0::.*/dgpu-[0-9a-f]+/\d+", group)
+    shared.good("cancel", task)
+    eventually(lambda: not pathlib.Path(f"/proc/{sleeper}").exists(), "the end of the daemon")
+    eventually(lambda: shared.task(task)["status"] == "cancelled", "the end of the task")
+
+
+def test_a_task_gets_no_more_memory_than_it_asked_for(shared):
+    needs(shared, "memory")
+    task = submit(
+        shared, "a", "head -c 400000000 /dev/zero | tail >/dev/null; exit $?", ram_mb=64, max_retries=0
+    )
+    shared.dgpu("wait", task)
+    ended = shared.task(task)
+    assert ended["status"] == "failed"
+    assert "more memory than its ram_mb" in ended["error"]
+
+
+def test_a_task_opens_only_granted_gpus(shared):
+    """A device file of a GPU that no task got: here without a driver, so opening it can only fail in two ways."""
+    needs(shared, "devices")
+    device = shared.home / "nvidia0"
+    os.mknod(device, 0o20666, os.makedev(195, 0))
+    device.chmod(0o666)
+    shared.home.chmod(0o711)
+    told = run(shared, "a", f"cat {device}; head -c1 /dev/zero | wc -c")
+    assert "Operation not permitted" in told
+    assert told.split()[-1] == "1"
+
+
+def test_a_range_below_the_nodes_limit_starts_nothing():
+    """The scheduler may be wrong or taken over: the node has the last word."""
+    with isolated_site(DGPU__ISOLATION__USERS="500-599") as site:
+        task = submit(site, "a", "id")
+        site.dgpu("wait", task)
+        assert "below isolation.min_uid of this node (1000)" in site.task(task)["error"]
+
+
+def test_a_node_whose_directories_others_cannot_enter_gets_no_tasks():
+    closed = pathlib.Path(tempfile.mkdtemp(prefix="dgpu-closed-"))
+    with isolated_site(DGPU__EXECUTOR__TASKS_DIR=str(closed / "tasks")) as site:
+        (node,) = site.json("nodes")["nodes"]
+        assert node["status"] == "draining"
+        assert "executor.tasks_dir" in node["drain_reason"]
+        assert node["enforced"] == []
+    shutil.rmtree(closed)

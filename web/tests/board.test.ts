@@ -12,6 +12,7 @@ function board(): Board {
     at_ms: 1_000,
     role: "master",
     version: "1",
+    isolation: "",
     build: "",
     ready: true,
     epoch: 1,

@@ -1,7 +1,8 @@
 """Control groups (v2) for tasks that signals cannot do: freeze a whole tree at once, kill a tree that keeps forking.
 
-Standard library only. Processes are moved in only when one of the two is needed: the kernel takes about 6 ms for
-the first move after a pause (it waits for all CPUs), twenty times the cost of starting a process.
+Standard library only. Processes of the agent's own user are moved in only when one of the two is needed: the kernel
+takes about 6 ms for the first move after a pause (it waits for all CPUs), twenty times the cost of starting a process.
+A task of another user enters its group itself before its program starts (see `fences`): the keeper does not wait.
 """
 
 from __future__ import annotations
@@ -12,15 +13,22 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+_CONTROLLERS = ("cpu", "memory", "pids")
+
 
 class Corral:
     """One group per lease below the keeper's directory. `usable` is False if groups cannot be created."""
 
     def __init__(self, name: str) -> None:
         self._root: Path | None = None
+        self.controllers: frozenset[str] = frozenset()  # that limit the groups of leases
         parent = _own_group()
         if parent is None:
             return
+        if os.geteuid() == 0 and not _delegates(parent):
+            # A group with processes cannot limit groups below it. Only the topmost one can.
+            top = _top_group()
+            parent = top if top is not None and _delegates(top) else parent
         root = parent / f"dgpu-{name}"
         try:
             root.mkdir()
@@ -32,6 +40,8 @@ class Corral:
                 root.rmdir()
             return
         self._root = root
+        if _delegates(root):
+            self.controllers = frozenset(_CONTROLLERS)
 
     @property
     def usable(self) -> bool:
@@ -60,6 +70,24 @@ class Corral:
         except OSError:
             return False
         return moved
+
+    def make(self, lease: int) -> Path | None:
+        """The lease's group, without a process. None: groups are not usable. Raises OSError."""
+        if self._root is None:
+            return None
+        group = self._root / str(lease)
+        group.mkdir(exist_ok=True)
+        return group
+
+    def pids(self, lease: int) -> list[int]:
+        """The living processes of the lease's group."""
+        try:
+            return [
+                int(pid)
+                for pid in (self._root or Path()).joinpath(str(lease), "cgroup.procs").read_text().split()
+            ]
+        except OSError:
+            return []
 
     def freeze(self, lease: int) -> bool:
         return self._write(lease, "cgroup.freeze", "1")
@@ -106,6 +134,22 @@ def destroy(path: str) -> None:
             time.sleep(0.02)  # the killed processes are still exiting
         else:
             return
+
+
+def _delegates(group: Path) -> bool:
+    """Whether groups below it can be limited."""
+    control = group / "cgroup.subtree_control"
+    with contextlib.suppress(OSError):
+        control.write_text(" ".join(f"+{name}" for name in _CONTROLLERS))
+    try:
+        return set(_CONTROLLERS) <= set(control.read_text().split())
+    except OSError:
+        return False
+
+
+def _top_group() -> Path | None:
+    own = _own_group()
+    return None if own is None else next((each for each in (*own.parents, own) if each.is_mount()), None)
 
 
 def _own_group() -> Path | None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from dgpu.agent.corral import destroy
+from dgpu.agent.fences import destroy_v1
 from dgpu.agent.keeper import Keeper
 from dgpu.agent.keeper_settings import KeeperSettings, boot_ms
 from dgpu.agent.lifeline import LOOK_SECONDS, LeaseGuard, Lifeline
@@ -149,6 +150,7 @@ def end_predecessor(directory: Path) -> None:
         for proc in found:
             send(proc, signal.SIGKILL)
         time.sleep(0.02)
+    destroy_v1(left.get("groups", []))
     with contextlib.suppress(OSError):
         (directory / "keeper.json").unlink()
 

@@ -8,6 +8,7 @@ import signal
 from typing import Any
 
 from dgpu.agent.corral import Corral
+from dgpu.agent.fences import Fences
 from dgpu.agent.spawn import CannotStart
 from dgpu.agent.tree import OrphanWatch, Proc, Survey, markers, send, uid_of
 
@@ -25,6 +26,7 @@ class Held:
         "error",
         "exit_status",
         "failure",
+        "fenced",
         "frozen_since_ms",
         "grace_ms",
         "grouped",
@@ -61,6 +63,7 @@ class Held:
         self.kill_rounds = 0
         self.frozen_since_ms = 0
         self.grouped = False
+        self.fenced = False  # in its group from its first program on
         self.unkilled = 0
 
 
@@ -68,8 +71,15 @@ class Trees:
     """Signals whole trees. One survey of /proc serves a whole round of the keeper's loop."""
 
     def __init__(
-        self, *, keeper_id: str, mains: dict[int, Held], live: dict[int, Held], corral: Corral
+        self,
+        *,
+        keeper_id: str,
+        mains: dict[int, Held],
+        live: dict[int, Held],
+        corral: Corral,
+        fences: Fences,
     ) -> None:
+        self._fences = fences
         self._keeper_id = keeper_id
         self._mains = mains  # by pid, until waited for
         self._live = live  # by lease, until the whole tree has gone
@@ -83,6 +93,8 @@ class Trees:
         self._survey = None
 
     def may_have_left(self, held: Held) -> bool:
+        if held.fenced:
+            return bool(self._corral.pids(held.lease))
         if held.grouped or self._strays:
             return True
         return self._watch.may_have_left(held.pid, self._mains)
@@ -95,6 +107,9 @@ class Trees:
         roots = [pid for pid, proc in ours.items() if proc.sid == held.pid]
         if held.exit_status is None:
             roots.append(held.pid)
+        if held.fenced:
+            # Its group decides: marks and the age of processes prove nothing.
+            return self._living(survey, held, [*roots, *self._corral.pids(held.lease)])
         roots.extend(
             orphan.pid
             for orphan in survey.children(self._me)
@@ -103,10 +118,12 @@ class Trees:
         if marked:
             marks = survey.marked(self._keeper_id, held.lease)
             roots.extend(pid for pid in marks if _may_be_of(held, pid))
-        found = survey.with_descendants(roots)
+        return self._living(survey, held, roots)
+
+    def _living(self, survey: Survey, held: Held, roots: list[int]) -> list[Proc]:
         return [
             proc
-            for pid, proc in found.items()
+            for pid, proc in survey.with_descendants(roots).items()
             if not proc.dead and pid != self._me and self._mains.get(pid, held) is held
         ]
 
@@ -122,7 +139,8 @@ class Trees:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(held.pid, signal.SIGKILL)  # a child that was not waited for: its pid cannot be reused
         if (held.kill_rounds > _SIGNAL_ROUNDS or held.grouped) and self._corral.usable:
-            self._corral.gather(held.lease, [proc.pid for proc in members])
+            if not held.fenced:
+                self._corral.gather(held.lease, [proc.pid for proc in members])
             held.grouped = True
             self._corral.kill(held.lease)
         for proc in members:
@@ -147,7 +165,7 @@ class Trees:
                 return
 
     def _pause(self, held: Held, procs: list[Proc]) -> None:
-        if self._corral.gather(held.lease, [proc.pid for proc in procs]):
+        if held.fenced or self._corral.gather(held.lease, [proc.pid for proc in procs]):
             held.grouped = True
             if self._corral.freeze(held.lease):
                 return
@@ -166,6 +184,8 @@ class Trees:
             send(proc, signal.SIGCONT)
 
     def release(self, held: Held) -> None:
+        if held.uid is not None:
+            held.error = held.error or self._fences.release(held.lease)
         if held.grouped:
             self._corral.release(held.lease)
 

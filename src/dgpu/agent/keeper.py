@@ -20,6 +20,7 @@ from typing import Any
 from dgpu.agent.corral import Corral
 from dgpu.agent.door import Door
 from dgpu.agent.endings import Endings
+from dgpu.agent.fences import Fences
 from dgpu.agent.frames import OLDEST_PROTOCOL, PROTOCOL, Frame
 from dgpu.agent.held import Held, Trees
 from dgpu.agent.keeper_settings import KeeperSettings, boot_ms
@@ -56,8 +57,11 @@ class Keeper:
         self._stopping = False
         self._stop_asked = False
         self._corral = Corral(self.id)
+        self._fences = Fences(self._corral, self.id)
         mains: dict[int, Held] = {}
-        self._trees = Trees(keeper_id=self.id, mains=mains, live=self._live, corral=self._corral)
+        self._trees = Trees(
+            keeper_id=self.id, mains=mains, live=self._live, corral=self._corral, fences=self._fences
+        )
         self._epoll = select.epoll()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._epoll.register(self._wake_read, select.EPOLLIN)
@@ -80,12 +84,20 @@ class Keeper:
             scribe=self._scribe,
             launches=self._launches,
             corral=self._corral,
+            fences=self._fences,
             leases=self._leases,
             endings=self._endings,
         )
         self._recover()
         (directory / "keeper.json").write_text(
-            json.dumps({"id": self.id, "pid": os.getpid(), "cgroup": self._corral.path})
+            json.dumps(
+                {
+                    "id": self.id,
+                    "pid": os.getpid(),
+                    "cgroup": self._corral.path,
+                    "groups": self._fences.paths,
+                }
+            )
         )
 
     def run(self) -> None:
@@ -98,6 +110,7 @@ class Keeper:
         while not self._is_over():
             self._round()
         self._corral.close()
+        self._fences.close()
         self._door.close()
 
     # -- the loop

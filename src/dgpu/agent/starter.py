@@ -23,11 +23,13 @@ class Starter:
         self._mounts = Mounts()
         self._known: dict[tuple[str, str, str], tuple[float, bool]] = {}
 
-    def spawn(self, order: dict[str, Any], own_dir: str) -> Child | CannotStart:
-        """`own_dir`: created for a task without a directory."""
+    def spawn(
+        self, order: dict[str, Any], own_dir: str, groups: list[str] | None = None
+    ) -> Child | CannotStart:
+        """`own_dir`: created for a task without a directory. `groups`: of an isolated task, see `fences`."""
         cwd: str = order["cwd"]
         if (account := account_of(order)) is not None:
-            return self._spawn_as(account, order, cwd or own_dir)
+            return self._spawn_as(account, order, cwd or own_dir, groups or [])
         if self._cannot_hang(cwd, order["argv"][0], order["env"].get("PATH", os.defpath)):
             return self._spawner.spawn(order, own_dir)
         apart = Apart(self._spawner.null, self._spawner.limits)
@@ -36,7 +38,9 @@ class Starter:
         except OSError as error:
             return failure_of(error, order["argv"][0])
 
-    def _spawn_as(self, account: Account, order: dict[str, Any], cwd: str) -> Child | CannotStart:
+    def _spawn_as(
+        self, account: Account, order: dict[str, Any], cwd: str, groups: list[str]
+    ) -> Child | CannotStart:
         """The child uses the task's paths, as the task's user, and may hang without harm."""
         argv, env = order["argv"], order["env"]
         null, limits = self._spawner.null, self._spawner.limits
@@ -44,8 +48,8 @@ class Starter:
             return CannotStart("cannot_start", 126, f"workdir {one_line(cwd)} is not an absolute path")
         try:
             if not self._launcher:
-                return spawn_apart(cwd, argv, env, Apart(null, limits, account))
-            return launch_as(self._launcher, account, cwd, argv, env, null=null, limits=limits, groups=[])
+                return spawn_apart(cwd, argv, env, Apart(null, limits, account, tuple(groups)))
+            return launch_as(self._launcher, account, cwd, argv, env, null=null, limits=limits, groups=groups)
         except OSError as error:
             return CannotStart("node_fault", 126, f"cannot start as another user: {error.strerror}")
         except ValueError as error:

@@ -11,6 +11,7 @@ from typing import Any
 
 from dgpu.agent.corral import Corral
 from dgpu.agent.endings import Endings
+from dgpu.agent.fences import Fences
 from dgpu.agent.frames import Frame
 from dgpu.agent.held import Held
 from dgpu.agent.keeper_settings import boot_ms
@@ -18,7 +19,7 @@ from dgpu.agent.launch_as import account_of
 from dgpu.agent.launches import Launches
 from dgpu.agent.scribe_link import ScribeLink
 from dgpu.agent.secret_dirs import SECRETS_VARIABLE
-from dgpu.agent.spawn import CannotStart
+from dgpu.agent.spawn import CannotStart, Child
 from dgpu.agent.starter import Starter
 from dgpu.agent.store import Record, record_of
 from dgpu.agent.task_leases import TaskLeases
@@ -38,6 +39,7 @@ class Starts:
         scribe: ScribeLink,
         launches: Launches,
         corral: Corral,
+        fences: Fences,
         leases: TaskLeases,
         endings: Endings,
     ) -> None:
@@ -45,6 +47,7 @@ class Starts:
         self._scribe = scribe
         self._launches = launches
         self._corral = corral
+        self._fences = fences
         self._leases = leases
         self._endings = endings
         self.queue: dict[int, Order] = {}  # not started yet, in order
@@ -106,7 +109,7 @@ class Starts:
         if (refusal := self._refusal(order, dir_error, now_ms)) is not None:
             self._endings.end(lease, refusal)
             return
-        child = self._starter.spawn(order, own_dir)
+        child = self._spawn(order, own_dir)
         if isinstance(child, CannotStart):
             end = {"outcome": child.outcome, "exit_code": child.exit_code, "error": child.error}
             self._endings.end(lease, end)
@@ -117,12 +120,28 @@ class Starts:
         held.directory = own_dir.rpartition("/")[2]
         self._scribe.output(lease, child.output_fd)
         self._endings.known[lease] |= {"started_ms": 0, "pid": held.pid}
-        if order.get("most_mb") and self._corral.gather(lease, [held.pid]):
+        if held.uid is not None and self._corral.usable:
+            held.grouped = held.fenced = True
+        elif order.get("most_mb") and self._corral.gather(lease, [held.pid]):
             held.grouped = True  # its share of a GPU is enforced: a daemon must not escape
         if child.status_fd >= 0:
             self._launches.open(held, child.status_fd)
         else:
             self._endings.note_started(held)
+
+    def _spawn(self, order: Order, own_dir: str) -> Child | CannotStart:
+        if not order.get("account"):
+            return self._starter.spawn(order, own_dir)
+        try:
+            groups = self._fences.make(order)
+        except OSError as error:
+            child: Child | CannotStart = CannotStart("node_fault", 126, f"cannot limit the task: {error}")
+        else:
+            child = self._starter.spawn(order, own_dir, groups)
+        if isinstance(child, CannotStart):
+            self._fences.release(order["lease"])
+            self._corral.release(order["lease"])
+        return child
 
     def _refusal(self, order: Order, dir_error: str, now_ms: int) -> Record | None:
         if now_ms >= order.get("start_by_ms", now_ms + 1):

@@ -11,6 +11,7 @@ from dgpu.cli.failures import CliFailure, ExitCode, note
 from dgpu.cli.flags import Flags, flags_of
 from dgpu.cli.formats import clock, duration, listed, memory, plural, since
 from dgpu.cli.output import Column, Row, print_rows, repeat
+from dgpu.wire import isolation
 
 app = typer.Typer(add_completion=False)
 
@@ -42,6 +43,7 @@ COLUMNS = (
     Column("ADDRESS", lambda row: str(row["address"]), wide=True),
     Column("VERSION", lambda row: str(row["agent_version"]), wide=True),
     Column("SINCE", lambda row: clock(row["registered_at"]), wide=True),
+    Column("ENFORCED", lambda row: ", ".join(row.get("enforced", ())) or "nothing", wide=True),
     Column("REMARK", _remark, stretches=True),
 )
 
@@ -59,6 +61,8 @@ def nodes(ctx: typer.Context) -> None:
         print_rows(answer, answer["nodes"], COLUMNS, "id", flags)
         if flags.is_table and not answer["nodes"]:
             note("No node has registered. Start an agent: dgpu agent --config F, or everything: dgpu up")
+        if flags.is_table and answer.get("isolation") == isolation.NONE:
+            note(isolation.NOTICE)
 
     repeat(draw, flags)
 

@@ -14,6 +14,7 @@ from dgpu.cli.failures import note
 from dgpu.cli.flags import Flags, flags_of
 from dgpu.cli.formats import between, clock, duration, limit, memory, since
 from dgpu.cli.output import Column, Row, print_rows, repeat
+from dgpu.wire import isolation
 
 if TYPE_CHECKING:
     from dgpu.client.sync import Client
@@ -146,6 +147,7 @@ def _draw(
     print_rows({"tasks": rows, "total": total}, rows, COLUMNS, "task_id", flags)
     if flags.is_table:
         _tell(len(rows), total, "running" in states, whole)
+        tell_boundary(client)
 
 
 def _count(client: Client, asked: Sequence[dict[str, Any]]) -> int:
@@ -191,6 +193,11 @@ def _pass_on(client: Client, asked: Sequence[dict[str, Any]], flags: Flags) -> N
         total += number
     if flags.output == "json":
         sys.stdout.write(f'\n], "total": {total}}}\n')
+
+
+def tell_boundary(client: Client) -> None:
+    if client.whoami().isolation == isolation.NONE:
+        note(isolation.NOTICE)
 
 
 def _number(row: Row) -> int:

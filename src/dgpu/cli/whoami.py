@@ -5,8 +5,10 @@ from typing import Any
 import typer
 
 from dgpu.cli.connection import builtins, connect
+from dgpu.cli.failures import note
 from dgpu.cli.flags import flags_of
 from dgpu.cli.output import print_document, print_fields
+from dgpu.wire import isolation
 
 app = typer.Typer(add_completion=False)
 
@@ -39,6 +41,8 @@ def whoami(ctx: typer.Context) -> None:
                 ("scopes", ", ".join(told["scopes"]) or "all of the role"),
             ]
         )
+        if told["isolation"] == isolation.NONE:
+            note(isolation.NOTICE)
 
 
 def tenants_text(tenants: list[Any]) -> str:

@@ -21,6 +21,7 @@ from dgpu.entry.ask import ask
 from dgpu.entry.processes import is_alive, processes_of
 from dgpu.entry.stack import GRPC_PORT, HOST, HTTP_PORT
 from dgpu.entry.state_dir import StateDir, UpRecord
+from dgpu.wire import isolation
 
 _PR_GET_CHILD_SUBREAPER = 37
 _CLOCK_UNSYNCHRONISED = 5
@@ -55,6 +56,8 @@ def examine(server: str | None, data_dir: Path | None = None) -> list[Check]:
         lambda: _ports(record, url),
         _gpus,
         _kernel,
+        lambda: _users(url),
+        _boundaries,
         _clock,
         lambda: _leftovers(state_dir, record),
     ]
@@ -272,6 +275,48 @@ def _cgroup() -> Check:
         return _ok("cgroup", f"v2, writable at {here}")
     advice = "Process trees are found by other means. For cgroups: dgpu install-service."
     return _warn("cgroup", "v2, but not writable for you", advice)
+
+
+def _users(url: str) -> Iterator[Check]:
+    """The boundary between users, as the scheduler and its nodes have it."""
+    told = ask(url, "/api/v1/whoami")
+    if told is None or told.status != 200 or not isinstance(told.body, dict):
+        return
+    word = told.body.get("isolation", "")
+    if word == isolation.NONE:
+        advice = f"If they do not trust each other, set {isolation.KEY}: docs/security.md, Users on nodes."
+        yield _warn("users", isolation.NOTICE, advice)
+    elif not word:
+        detail = "one: tasks run as the agent's user, and there is no boundary between tasks and scheduler"
+        yield _ok("users", detail)
+    else:
+        nodes = ask(url, "/api/v1/nodes")
+        found = nodes.body.get("nodes", []) if nodes and isinstance(nodes.body, dict) else []
+        lacking = [
+            f"{node['id']} ({', '.join(node['not_enforced'])})" for node in found if node.get("not_enforced")
+        ]
+        detail = "tasks run as the Unix users of their tenants"
+        if lacking:
+            advice = "Not enforced there is what the brackets name; see docs/security.md, Users on nodes."
+            yield _warn("users", f"{detail}; incomplete on {', '.join(lacking[:8])}", advice)
+        else:
+            yield _ok("users", detail)
+
+
+def _boundaries() -> Iterator[Check]:
+    """What an agent of this user could enforce here."""
+    from dgpu.agent.boundaries import find_boundaries
+
+    found = find_boundaries(Path("/var/lib/dgpu-tasks"))
+    missing = [name for name in isolation.FEATURES if name not in found.enforced]
+    if found.not_isolated:
+        advice = "Needed only for several users: run the agent as root."
+        yield _ok("isolation", f"nothing can be enforced between users here: {found.not_isolated}. {advice}")
+    elif missing:
+        detail = f"enforced: {', '.join(found.enforced)}; not enforced: {', '.join(missing)}"
+        yield _warn("isolation", detail, "Needs control groups of version 2 and a kernel with eBPF filters.")
+    else:
+        yield _ok("isolation", f"enforced: {', '.join(found.enforced)}")
 
 
 def _clock() -> Iterator[Check]:

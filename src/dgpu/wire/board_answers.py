@@ -143,6 +143,7 @@ class BoardSnapshot(BoardFigures, frozen=True, kw_only=True):
     version: str
     role: str
     build: str  # of the page that this server serves
+    isolation: str = ""  # as in WhoAmI
     statuses: list[str]
     node_statuses: list[str]
     healths: list[str]

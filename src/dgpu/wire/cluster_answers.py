@@ -96,11 +96,15 @@ class NodeAnswer(Answer, frozen=True, kw_only=True):
     unconfirmed_since: str | None = None  # start of this scheduler, if the node has not contacted it yet
     draining: bool = False
     drain_reason: str = ""
+    enforced: list[str] = msgspec.field(default_factory=list)  # between tasks of different users
+    not_enforced: list[str] = msgspec.field(default_factory=list)
+    not_isolated: str = ""  # why tasks cannot run as other Unix users
 
 
 class NodeList(Answer, frozen=True, kw_only=True):
     total: int
     nodes: list[NodeAnswer]
+    isolation: str = ""  # as in WhoAmI
 
 
 class PoolQuota(Answer, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ EXPECTED: Final = (
     "none (no boundary between users), a map from tenants to Unix users, "
     "or a range of uids such as 70000-79999"
 )
-NO_BOUNDARY: Final = "no boundary between users"
+NOTICE: Final = "There is no boundary between users (isolation.users: none)."
 # Everything that a node may enforce, in the order of views. A node lists those that it does enforce.
 FEATURES: Final = ("users", "cgroup", "memory", "pids", "cpus", "devices")
 

@@ -57,6 +57,7 @@ function Facts({ node }: { node: Node }) {
     [t("nodes.cpus"), [node.cpus ? number(node.cpus) : "", node.ram_mb ? megabytes(node.ram_mb) : ""].filter(Boolean).join(" · ") || null],
     [t("nodes.address"), node.address || null],
     [t("nodes.agent"), node.agent_version || null],
+    [t("nodes.enforced"), node.enforced.join(", ") || [t("nodes.enforcedNothing"), node.not_isolated].filter(Boolean).join(": ")],
     [t("nodes.since"), <Time at={node.registered_at} />],
     [t("nodes.labels"), labels.join(", ") || null],
   ];

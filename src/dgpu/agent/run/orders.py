@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from dgpu.agent.accounts import NoAccount, Person
+from dgpu.agent.boundaries import minors_of
 from dgpu.agent.chunks import read_at
 from dgpu.agent.frames import SECRETS_PROTOCOL
 from dgpu.agent.keeper_settings import boot_ms
@@ -63,6 +64,9 @@ def spawn_order(
         "dir": directory,
         "tmp": tmp,
         "account": person and [*person.account],
+        "ram_mb": order.ram_mb,
+        "cpus_milli": order.cpus_milli,
+        "minors": minors_of(order.gpu_ids) if person is not None else None,
         "timeout_ms": order.timeout_ms,
         "grace_ms": grace_ms,
         "start_by_ms": boot_ms() + start_ms,

@@ -26,6 +26,7 @@ class Board:
     def __init__(self, snapshot: Mapping[str, Any], nodes: Sequence[NodeAnswer] = ()) -> None:
         self._all = dict(snapshot)
         self.seq = int(snapshot["seq"])
+        self.isolation = str(snapshot.get("isolation", ""))
         # The board lacks cpus, ram and address, which do not change while a node stays.
         self._known = {node.id: node for node in nodes}
         self._gpus: dict[str, list[Any]] = self._all["gpus"]

@@ -61,6 +61,7 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int
     quota: QuotaAnswer
     pause_seconds: float = 0.0  # until the next request; a stream needs none
+    isolation: str = ""  # as in WhoAmI
 
     @property
     def hidden_tasks(self) -> int:
@@ -101,6 +102,7 @@ async def take_picture(client: AsyncClient) -> Picture:
         running=tasks.running,
         waiting=tasks.waiting,
         quota=quota,
+        isolation=nodes.isolation,
         pause_seconds=_pause(time.monotonic() - began),
     )
 
@@ -229,6 +231,7 @@ class Feed:
             running=board.running,
             waiting=board.waiting,
             quota=board.quota(),
+            isolation=board.isolation,
         )
 
     async def _next_board(self) -> Board:

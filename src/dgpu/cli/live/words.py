@@ -7,13 +7,14 @@ from typing import Any
 from dgpu.cli.formats import clock, duration, listed, memory, one_line, plural, since
 from dgpu.cli.live.feed import Lost, Picture
 from dgpu.cli.live.rows import bar
+from dgpu.wire import isolation
 from dgpu.wire.cluster_answers import GpuAnswer, NodeAnswer, PoolQuota
 
 _STATES = ("idle", "busy", "unconfirmed", "draining", "reserved", "offline", "error")
 
 
 def summary(picture: Picture) -> list[str]:
-    """Two lines: the resources, and their usage."""
+    """Two lines: the resources, and their usage. A notice before them, if there is one."""
     nodes = len(picture.nodes)
     ready = sum(node.status == "ready" for node in picture.nodes)
     states = ", ".join(f"{count:,} {state}" for state in _STATES if (count := getattr(picture.gpus, state)))
@@ -22,7 +23,9 @@ def summary(picture: Picture) -> list[str]:
         f"{plural(picture.gpus.total, 'GPU')}{': ' + states if states else ''} · "
         f"{picture.running:,} running, {picture.waiting:,} waiting"
     )
+    notices = [isolation.NOTICE] if picture.isolation == isolation.NONE else []
     return [
+        *notices,
         first,
         f"{_loads(picture)} · {_pool('online', picture.quota.online)} · {_pool('batch', picture.quota.batch)}",
     ]
@@ -69,6 +72,7 @@ def about_node(node: NodeAnswer) -> list[str]:
         lines.append(f"no contact since the scheduler started {clock(node.unconfirmed_since)}")
     if node.draining:
         lines.append(f"takes no new tasks{': ' + node.drain_reason if node.drain_reason else ''}")
+    lines.append(f"enforces between users: {', '.join(node.enforced) or 'nothing'}")
     if node.labels:
         lines.append("labels " + listed(f"{name}={value}" for name, value in sorted(node.labels.items())))
     lines.append("tasks " + listed(node.tasks, 12) if node.tasks else "no tasks")

@@ -52,7 +52,14 @@ _log = structlog.get_logger("dgpu.board")
 
 class Board:
     def __init__(
-        self, runtime: Runtime, views: Views, *, version: str = "", role: str = "master", build: str = ""
+        self,
+        runtime: Runtime,
+        views: Views,
+        *,
+        version: str = "",
+        role: str = "master",
+        build: str = "",
+        isolation: str = "",
     ) -> None:
         self.beats = 0
         self.lagged = 0  # resyncs that were needed since the start
@@ -60,6 +67,7 @@ class Board:
         self._runtime = runtime
         self._views = views
         self._version, self._role, self._build = version, role, build
+        self._isolation = isolation
         self._columns = Columns()
         self._traffic = Traffic(views)
         self._points: deque[BoardPoint] = deque(maxlen=MAX_POINTS)
@@ -273,6 +281,7 @@ class Board:
             version=self._version,
             role=self._role,
             build=self._build,
+            isolation=self._isolation,
             statuses=[*STATUSES],
             node_statuses=[*NODE_STATUSES],
             healths=[*HEALTHS],

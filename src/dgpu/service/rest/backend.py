@@ -96,7 +96,14 @@ class Backend:
         self.feed = EventFeed(views)
         self.alerts: AlertWatch | None = None  # None: no alerts
         build = build_of(options.pages_dir or BUNDLE)
-        self.board = Board(runtime, views, version=options.version, role=options.role, build=build)
+        self.board = Board(
+            runtime,
+            views,
+            version=options.version,
+            role=options.role,
+            build=build,
+            isolation=options.isolation.word,
+        )
         self.board.count_alerts = self._count_alerts
         self.scrapes = Scrapes(self)
         self.past: Past | None = None  # opened at the first request

@@ -13,6 +13,7 @@ from dgpu.core.state import ClusterState, gpu_status
 from dgpu.service.machine.agent_words import GpuSample
 from dgpu.wire.answers import instant_or_none
 from dgpu.wire.cluster_answers import GpuAnswer, GpuHealthAnswer, GpuList, NodeAnswer, NodeList
+from dgpu.wire.isolation import FEATURES
 
 
 def gpu_list(
@@ -109,4 +110,7 @@ def node_answer(state: ClusterState, node: Node) -> NodeAnswer:
         unconfirmed_since=instant_or_none(node.unconfirmed_since),
         draining=node.draining,
         drain_reason=node.drain_reason,
+        enforced=list(node.enforced),
+        not_enforced=[name for name in FEATURES if name not in node.enforced],
+        not_isolated=node.not_isolated,
     )
