@@ -6,8 +6,10 @@ import json
 import struct
 from typing import Any
 
-PROTOCOL = 3  # 2: agent and keeper ping each other, orders have a start deadline; 3: files with secrets
+# 2: agent and keeper ping each other, orders have a start deadline; 3: files with secrets, tasks as other users
+PROTOCOL = 3
 SECRETS_PROTOCOL = 3
+USERS_PROTOCOL = 3
 OLDEST_PROTOCOL = 1  # still supported by this version
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _LENGTH = struct.Struct(">I")

@@ -89,16 +89,12 @@ class Keeper:
             endings=self._endings,
         )
         self._recover()
-        (directory / "keeper.json").write_text(
-            json.dumps(
-                {
-                    "id": self.id,
-                    "pid": os.getpid(),
-                    "cgroup": self._corral.path,
-                    "groups": self._fences.paths,
-                }
-            )
-        )
+        self._leave_record(directory / "keeper.json")
+
+    def _leave_record(self, path: Path) -> None:
+        """For the next keeper, which ends what this one leaves."""
+        groups = {"cgroup": self._corral.path, "groups": self._fences.paths}
+        path.write_text(json.dumps({"id": self.id, "pid": os.getpid(), **groups}))
 
     def run(self) -> None:
         os.chdir("/")

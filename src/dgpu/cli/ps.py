@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import sys
@@ -147,7 +148,7 @@ def _draw(
     print_rows({"tasks": rows, "total": total}, rows, COLUMNS, "task_id", flags)
     if flags.is_table:
         _tell(len(rows), total, "running" in states, whole)
-        tell_boundary(client)
+        _tell_boundary(client)
 
 
 def _count(client: Client, asked: Sequence[dict[str, Any]]) -> int:
@@ -195,9 +196,12 @@ def _pass_on(client: Client, asked: Sequence[dict[str, Any]], flags: Flags) -> N
         sys.stdout.write(f'\n], "total": {total}}}\n')
 
 
-def tell_boundary(client: Client) -> None:
-    if client.whoami().isolation == isolation.NONE:
-        note(isolation.NOTICE)
+def _tell_boundary(client: Client) -> None:
+    from dgpu.client.errors import DgpuError
+
+    with contextlib.suppress(DgpuError):  # the list is there already
+        if client.whoami().isolation == isolation.NONE:
+            note(isolation.NOTICE)
 
 
 def _number(row: Row) -> int:

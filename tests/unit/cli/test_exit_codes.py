@@ -205,6 +205,7 @@ def test_flags_work_before_and_after_the_verb_and_the_later_one_counts(dgpu, ser
     assert json.loads(dgpu("--server", server.url, "-o", "yaml", "nodes", "--json")[1]) == {
         "total": 0,
         "nodes": [],
+        "isolation": "",
     }
     assert dgpu("nodes", "list", "--server", server.url, "-o", "name")[0] == 0
 

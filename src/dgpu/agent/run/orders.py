@@ -13,7 +13,7 @@ import msgspec
 from dgpu.agent.accounts import NoAccount, Person
 from dgpu.agent.boundaries import minors_of
 from dgpu.agent.chunks import read_at
-from dgpu.agent.frames import SECRETS_PROTOCOL
+from dgpu.agent.frames import SECRETS_PROTOCOL, USERS_PROTOCOL
 from dgpu.agent.keeper_settings import boot_ms
 from dgpu.agent.oom import TAIL_BYTES, out_of_memory
 from dgpu.agent.run.runner import KnownRun, RunEnd, RunOrder
@@ -78,7 +78,12 @@ def spawn_order(
 
 
 def check_keeper(order: RunOrder, protocol: int) -> None:
-    """Raises ValueError: a task must not start without the files that it relies on."""
+    """Raises ValueError and NoAccount: a task must not start without the files that it relies on, nor as root."""
+    if order.user is not None and protocol < USERS_PROTOCOL:
+        raise NoAccount(
+            "this node's keeper is older and would start the task as root; it ends with its tasks",
+            is_of_node=True,
+        )
     if order.secret_files and protocol < SECRETS_PROTOCOL:
         raise ValueError(
             "this node's keeper is older and knows no files with secrets; it ends with its tasks"

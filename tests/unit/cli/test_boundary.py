@@ -1,0 +1,35 @@
+"""With `isolation.users: none`, every view says that there is no boundary between users."""
+
+from __future__ import annotations
+
+import pytest
+
+from dgpu.cli.live.board import Board
+from dgpu.wire.isolation import NOTICE
+
+WHO = {"user": "ann", "role": "user", "tenants": ["lab"], "source": "token", "token_id": "t"}
+VIEWS = (("whoami",), ("ps",), ("nodes",))
+
+
+@pytest.mark.parametrize("verb", VIEWS)
+@pytest.mark.parametrize(("word", "is_told"), [("none", True), ("users", False), ("", False)])
+def test_a_view_tells_it_on_stderr(dgpu, server, verb, word, is_told):
+    server.answers["GET", "/api/v1/whoami"] = (200, {**WHO, "isolation": word})
+    server.answers["GET", "/api/v1/tasks"] = (200, {"total": 0, "tasks": []})
+    server.answers["GET", "/api/v1/nodes"] = (200, {"total": 0, "nodes": [], "isolation": word})
+    code, out, err = dgpu(*verb, "--server", server.url)
+    assert code == 0
+    assert (NOTICE in err) is is_told
+    assert NOTICE not in out
+
+
+def test_machine_readable_output_needs_no_second_request(dgpu, server):
+    server.answers["GET", "/api/v1/tasks"] = (200, {"total": 0, "tasks": []})
+    assert dgpu("ps", "--json", "--server", server.url)[0] == 0
+    assert not [path for _, path, _ in server.requests if "whoami" in path]
+
+
+def test_the_live_screen_knows_it_from_the_board():
+    columns = {"gpus": {"id": []}, "nodes": {"id": []}}
+    assert Board({"seq": 1, "isolation": "none", **columns}).isolation == "none"
+    assert Board({"seq": 1, **columns}).isolation == ""
