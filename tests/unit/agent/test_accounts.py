@@ -10,6 +10,10 @@ import pytest
 
 from dgpu.agent import accounts
 from dgpu.agent.accounts import Accounts, IsolationOptions, NoAccount, UidBook
+from dgpu.agent.frames import USERS_PROTOCOL
+from dgpu.agent.run.orders import check_keeper
+from dgpu.agent.run.runner import RunOrder
+from dgpu.core.model.ids import LeaseId, TaskId
 
 UIDS = range(70_000, 70_003)
 
@@ -80,3 +84,11 @@ def test_an_agent_that_is_not_root_starts_nothing_as_another_user(tmp_path, monk
     with pytest.raises(NoAccount, match="not root") as refused:
         node(tmp_path).find("a", "70000-70002")
     assert refused.value.is_of_node
+
+
+def test_an_older_keeper_starts_no_task_of_another_user() -> None:
+    """It would not know the user in the order, and start the task as root."""
+    order = RunOrder(lease_id=LeaseId(1), task_id=TaskId(1), attempt=1, user="70000-70002")
+    with pytest.raises(NoAccount, match="keeper is older"):
+        check_keeper(order, USERS_PROTOCOL - 1)
+    check_keeper(order, USERS_PROTOCOL)
