@@ -17,6 +17,7 @@ from dgpu.core import commands
 from dgpu.core.digest import digest
 from dgpu.core.events import Event, GangPlaced, TaskPlaced
 from dgpu.core.execute import execute
+from dgpu.core.model.audit import AuditEntry
 from dgpu.core.model.ids import LeaseId
 from dgpu.core.model.secrets import ResealedDetail, ResealedSecret, Secret
 from dgpu.core.model.settings import Settings
@@ -38,17 +39,39 @@ SPAN = WallSpan(boot_id="5d0f", boot_offset_ms=BEGINNING, wall_offset_ms=250)
 TOKEN = Token(id="k1", name="ci", user="ann", role="user", keyed_hash=bytes(range(32)), tenants=("lab",))
 OLD_TOKEN = Token(id="k0", name="scrape", user="prom", role="viewer", keyed_hash=bytes(32), all_tenants=True)
 SECRET = Secret(tenant_id="lab", name="HF_TOKEN", sealed=bytes(range(40)), set_by="ann")
+DONE = AuditEntry(
+    user="root",
+    role="admin",
+    source="uid",
+    tenants=None,
+    action="token.change",
+    origin="uid 0",
+    request_id="r1",
+    call="DELETE /api/v1/tokens/{token_id}",
+    subject="k0",
+)
+REFUSED = AuditEntry(
+    action="task.output",
+    call="GET /api/v1/tasks/{task_id}/output",
+    subject="task-7",
+    origin="10.0.0.9",
+    request_id="r2",
+    status=403,
+    code="wrong_token",
+    count=9,
+    since=BEGINNING,
+)
 LOST_TAIL: Chapter = (
     (1_000, (commands.BeginEpoch(settings=Settings(reservations=3), above_epoch=7, above_task=900, lost_tail=True,
                                  lost_wait_ms=65_000, wall=SPAN), commands.ReadWallClock(span=SPAN))),
     (10, (commands.SetTenant(tenant=Tenant(id="lab")), register("n7", 2), commands.RunPass(full=True))),
     (10, (commands.SubmitTasks(entries=((4, task("r")), (1, LARGE), (2, task("s")))), commands.RunPass(full=True))),
     (10, (commands.CreateToken(token=OLD_TOKEN), commands.CreateToken(token=TOKEN))),
-    (10, (commands.RevokeToken(token_id="k0"),)),
     (10, (commands.SetSecret(secret=SECRET), commands.SetSecret(secret=msgspec.structs.replace(SECRET, name="OLD")))),
     (10, (commands.Reseal(secrets=(ResealedSecret("lab/HF_TOKEN", 1, bytes(40)),),
                           details=(ResealedDetail((901,), b'{"command":"r","env":{"A":""},"sealed_env":"AQID"}'),)),
           commands.DeleteSecret(tenant_id="lab", name="OLD"))),
+    (10, (commands.RevokeToken(token_id="k0", audit=DONE), commands.RecordAudit(entries=(REFUSED,)))),
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from dgpu.core.model.audit import AuditEntry
 from dgpu.core.model.dependencies import Dependency
 from dgpu.core.model.ids import NO_TASK, GpuId, LeaseId, NodeId, TaskId, TenantId, TokenId
 from dgpu.core.model.node import Gpu
@@ -18,6 +19,7 @@ from dgpu.core.model.wall_span import WallSpan
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
     at: int = 0
+    audit: AuditEntry | None = None  # of the request; becomes an event of the command, if that is accepted
 
 
 class BeginEpoch(Command, frozen=True, kw_only=True):
@@ -236,6 +238,12 @@ class Reseal(Command, frozen=True, kw_only=True):
 
     secrets: tuple[ResealedSecret, ...] = ()
     details: tuple[ResealedDetail, ...] = ()
+
+
+class RecordAudit(Command, frozen=True, kw_only=True):
+    """Attempts that became no other command: refusals, and changes outside the core."""
+
+    entries: tuple[AuditEntry, ...]
 
 
 class RunPass(Command, frozen=True, kw_only=True):

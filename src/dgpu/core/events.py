@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from dgpu.core.model.audit import AuditEntry
 from dgpu.core.model.estimates import Estimate
 from dgpu.core.model.health import Blame, Health
 from dgpu.core.model.ids import NO_LEASE, NO_TASK, GpuId, LeaseId, NodeId, SecretId, TaskId, TenantId, TokenId
@@ -296,6 +297,12 @@ class Resealed(Event, frozen=True, array_like=True, tag=True):
 
     secrets: tuple[ResealedSecret, ...] = ()
     details: tuple[ResealedDetail, ...] = ()
+
+
+class Audited(Event, frozen=True, array_like=True, tag=True):
+    """What a principal did or tried. It changes no state: the history shows it."""
+
+    entry: AuditEntry
 
 
 class WallClockRead(Event, frozen=True, array_like=True, tag=True):

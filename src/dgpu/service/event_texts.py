@@ -336,7 +336,7 @@ TEXTS: dict[type[e.Event], EventText] = {
     e.Resealed: _text("secrets_resealed", _resealed, ("secrets", "tasks")),
     e.WallClockRead: _text("wall_clock_read", _wall_clock),
 }
-# Internal work of the scheduler: no task or node changed.
+# No task or node changed: internal work of the scheduler, and the audit log, which is read by a call of its own.
 SILENT: tuple[type[e.Event], ...] = (
     e.TasksForgotten,
     e.KeysForgotten,
@@ -345,4 +345,5 @@ SILENT: tuple[type[e.Event], ...] = (
     e.ConditionChanged,
     e.TypicalChanged,
     e.TasksReserved,
+    e.Audited,
 )

@@ -57,6 +57,7 @@ EVENT_TYPES: tuple[type[Event], ...] = (
     events.SecretSet,
     events.SecretDeleted,
     events.Resealed,
+    events.Audited,
 )
 
 _GROUP = list[Union[EVENT_TYPES]]  # type: ignore[valid-type]  # noqa: UP007 - built from the tuple above

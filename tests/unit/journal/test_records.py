@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from dgpu.core import events
+from dgpu.core.model.audit import AuditEntry
 from dgpu.core.model.estimates import Estimate
 from dgpu.core.model.health import Blame, Health
 from dgpu.core.model.node import Kind, Node
@@ -60,7 +61,10 @@ OF_SECRETS = (
     events.SecretDeleted(22, "lab/KEY"),
     events.Resealed(22, (ResealedSecret("lab/KEY", 2, b"c"),), (ResealedDetail((5, 6), b"{}"),)),
 )
-OF_ACCESS = (*OF_TOKENS, *OF_SECRETS)
+AUDITED = events.Audited(
+    22, AuditEntry(user="ann", tenants=None, action="task.change", code="not_permitted", count=3)
+)
+OF_ACCESS = (*OF_TOKENS, *OF_SECRETS, AUDITED)
 
 
 def test_every_kind_of_event_survives() -> None:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from dgpu.core import commands
 from dgpu.core.commands import Command, RunPass
+from dgpu.core.decide.audit import audited, decide_record_audit
 from dgpu.core.decide.cancel import decide_cancel
 from dgpu.core.decide.health import decide_check, decide_recover
 from dgpu.core.decide.learning import decide_condition, decide_end
@@ -29,13 +30,17 @@ from dgpu.core.decide.time import decide_begin_epoch, decide_tick
 from dgpu.core.decide.tokens import decide_create_token, decide_revoke_token
 from dgpu.core.decide.waiting import decide_hold, decide_let_go, decide_priority
 from dgpu.core.decision import Decision
+from dgpu.core.rejections import Rejection
 from dgpu.core.state import ClusterState
 from dgpu.core.wall_clock import decide_wall_clock
 
 
 def decide(state: ClusterState, command: Command) -> Decision:
     """Changes no state. RunPass is decided on a fork, because each grant changes the room for the next one."""
-    return DECIDERS[type(command)](state, command)
+    decision = DECIDERS[type(command)](state, command)
+    if command.audit is None or isinstance(decision, Rejection):
+        return decision
+    return (*decision, audited(state, command.audit, decision, command.at))
 
 
 def decide_pass(state: ClusterState, command: RunPass) -> Decision:
@@ -70,6 +75,7 @@ DECIDERS: Final[dict[type[Command], Callable[[ClusterState, Any], Decision]]] = 
     commands.SetSecret: decide_set_secret,
     commands.DeleteSecret: decide_delete_secret,
     commands.Reseal: decide_reseal,
+    commands.RecordAudit: decide_record_audit,
     commands.RunPass: decide_pass,
     commands.Tick: decide_tick,
     commands.ReadWallClock: decide_wall_clock,
