@@ -134,6 +134,11 @@ class AgentRules(Section, frozen=True, kw_only=True):
     lease_action: Literal["freeze", "stop", "never"] = "freeze"
 
 
+class AuditRetention(Section, frozen=True, kw_only=True):
+    days: Annotated[int, msgspec.Meta(ge=1, le=3650)] = 365
+    entries: Annotated[int, msgspec.Meta(ge=1_000, le=100_000_000)] = 1_000_000  # of each kind
+
+
 class Storage(Section, frozen=True, kw_only=True):
     snapshot_dir: str = "/var/lib/dgpu-scheduler/state"
     journal: Literal["file", "etcd"] = "file"
@@ -144,6 +149,7 @@ class Storage(Section, frozen=True, kw_only=True):
     log_head_bytes: Annotated[int, msgspec.Meta(ge=0, le=64 << 20)] = 1 << 20
     log_tail_bytes: Annotated[int, msgspec.Meta(ge=64 << 10, le=256 << 20)] = 16 << 20
     telemetry_retention: Retention = Retention(days=91, gib=2)
+    audit_retention: AuditRetention = AuditRetention()
 
 
 class Oidc(Section, frozen=True, kw_only=True):

@@ -100,6 +100,7 @@ def _say(line: str) -> None:
 
 
 def service_options(config: SchedulerConfig, *, accept_lost_tail: bool = False) -> ServiceOptions:
+    from dgpu.service.history.audit_rows import AuditLimits
     from dgpu.service.machine.contact import AgentRules
     from dgpu.service.options import ServiceOptions
 
@@ -130,6 +131,10 @@ def service_options(config: SchedulerConfig, *, accept_lost_tail: bool = False) 
         log_tail_bytes=config.storage.log_tail_bytes,
         telemetry_retention_bytes=_bytes(config.storage.telemetry_retention),
         telemetry_retention_ms=_age_ms(config.storage.telemetry_retention),
+        audit=AuditLimits(
+            max_entries=config.storage.audit_retention.entries,
+            max_age_ms=config.storage.audit_retention.days * 86_400_000,
+        ),
         segment_bytes=config.storage.segment_mb << 20,
         alerts=alert_options(config.alerts),
         accept_lost_tail=accept_lost_tail,

@@ -9,6 +9,7 @@ import msgspec
 
 from dgpu.core.model.settings import Settings
 from dgpu.service.alerts.options import AlertOptions
+from dgpu.service.history.audit_rows import AuditLimits
 from dgpu.service.machine.contact import AgentRules
 from dgpu.service.oidc.options import OidcOptions
 from dgpu.service.task_output.intake import DEFAULT_HEAD_BYTES, DEFAULT_TAIL_BYTES
@@ -54,6 +55,7 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     log_tail_bytes: int = DEFAULT_TAIL_BYTES  # the last bytes kept of each attempt
     telemetry_retention_bytes: int = 2 << 30
     telemetry_retention_ms: int = 91 * 86_400_000
+    audit: AuditLimits = AuditLimits()
     segment_bytes: int = 32 << 20  # of one journal file
     alerts: AlertOptions | None = AlertOptions()  # None: no alerts
     accept_lost_tail: bool = False  # set by an operator, for this start

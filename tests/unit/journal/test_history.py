@@ -147,7 +147,7 @@ def test_no_value_of_an_environment_gets_in(history, tmp_path) -> None:
 
 def test_the_oldest_forgotten_leave_when_there_are_too_many(tmp_path, cluster) -> None:
     writer = write(tmp_path / "h.sqlite", cluster.groups, max_tasks=80)
-    while writer.trim():
+    while writer.trim(0):
         pass
     history = History(tmp_path / "h.sqlite")
     kept = history.list_tasks(TaskFilters(), live=True, limit=1000)
@@ -210,7 +210,7 @@ def test_events_of_nodes_have_a_bound_of_their_own(tmp_path, monkeypatch: pytest
             event = NodeDraining(at=index, node_id="n1", reason="")
             writer.note(event, cluster.state, index=index, position=position)
         writer.commit(index)
-    while writer.trim():
+    while writer.trim(0):
         pass
     (left,) = writer._connection.execute("SELECT count(*) FROM node_events").fetchone()
     assert 2_000 - 100 <= left <= 3_000

@@ -101,7 +101,7 @@ def test_counters_say_what_a_count_says(files, filters: TaskFilters) -> None:
 def test_removed_tasks_are_no_longer_counted(tmp_path) -> None:
     fill(tmp_path / "h.sqlite", FEW)
     writer = HistoryWriter(tmp_path / "h.sqlite", max_tasks=500)
-    assert writer.trim() == FEW - 500
+    assert writer.trim(0) == FEW - 500
     history = History(tmp_path / "h.sqlite")
     assert history.count_tasks(TaskFilters()) == 500
     assert history.count_tasks(TaskFilters(status=TaskStatus.FAILED)) == 0

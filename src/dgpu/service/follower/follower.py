@@ -196,7 +196,7 @@ class Follower:
             covered = min(snapshot_index(self._directory / PREVIOUS_NAME), self._history.index)
             pack_covered(self._directory, covered)
             prune(self._directory, self._settings.retention, now_ms=self._state.last_at)
-            while self._history.trim():
+            while self._history.trim(self._state.last_at):
                 pass
         except (OSError, sqlite3.OperationalError) as error:
             self._snapshot_due_s = time.monotonic() + _RETRY_S
@@ -234,11 +234,11 @@ class Follower:
     def _open_history(self) -> HistoryWriter:
         path = self._history_path
         try:
-            return HistoryWriter(path)
+            return HistoryWriter(path, audit=self._settings.audit)
         except FileUnusable as error:
             self._say({"note": f"{path}: {error}; the history is rebuilt"})
             begin_again(path)
-            return HistoryWriter(path)
+            return HistoryWriter(path, audit=self._settings.audit)
 
     def _choose_base(self) -> Snapshot:
         """The newest state that is not ahead of the history. If there is none, the history is rebuilt."""

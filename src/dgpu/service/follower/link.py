@@ -81,6 +81,7 @@ class FollowerLink:
         self._settings = settings or FollowerSettings()
         self._committed = 0
         self._news = asyncio.Event()
+        self._progress = asyncio.Event()
         self._stop_wanted = asyncio.Event()
         self._final_snapshot = False
         self._life: asyncio.Task[None] | None = None
@@ -154,6 +155,14 @@ class FollowerLink:
             raise FollowerAway from None
         finally:
             self._asked.pop(number, None)
+
+    async def reach(self, index: int, patience_s: float) -> None:
+        """Waits until the history contains this group, at most this long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                while self.seen_index < index:
+                    self._progress.clear()
+                    await self._progress.wait()
 
     def record(self, batch: Batch) -> None:
         """For the telemetry file. A gap in it is better than a queue here: nothing is stored for an absent follower."""
@@ -310,6 +319,7 @@ class FollowerLink:
     def _hear(self, answer: Answer) -> None:
         if answer.seen is not None:
             self.seen_index, self.seen_at = answer.seen, answer.at
+            self._progress.set()
             self._mark_lag()
             if self._failures and answer.seen >= self._catches_up_at:
                 self._note_caught_up()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from dgpu.journal.archive import Retention
+from dgpu.service.history.audit_rows import AuditLimits
 from dgpu.service.telemetry.tiers import MAX_AGE_MS, MAX_BYTES, Batch
 from dgpu.wire.questions import Question
 
@@ -18,6 +19,7 @@ class FollowerSettings(msgspec.Struct, frozen=True, kw_only=True):
     retention: Retention = Retention()
     telemetry_bytes: int = MAX_BYTES
     telemetry_age_ms: int = MAX_AGE_MS
+    audit: AuditLimits = AuditLimits()
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):

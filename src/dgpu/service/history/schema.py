@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+from dgpu.service.history.audit_rows import AUDIT_SQL
 from dgpu.service.history.rows import ADDED_COLUMNS
 from dgpu.service.sqlite_files import is_empty, make_tables, open_to_write, use_log
 
@@ -113,6 +114,7 @@ def _complete(connection: sqlite3.Connection) -> None:
     _add_task_columns(connection)
     connection.executescript(TIMES_SQL)
     connection.execute(IDENTITY_SQL)
+    connection.executescript(AUDIT_SQL)
     if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'task_counts'").fetchone():
         connection.executescript(f"BEGIN; {COUNTS_SQL} COMMIT;")
 

@@ -16,6 +16,7 @@ from dgpu.core.model.task import Shape, Task
 from dgpu.core.state import ClusterState
 from dgpu.journal.durable import PRIVATE_FILE
 from dgpu.service.event_texts import gang_facts, named_tasks, shared_facts
+from dgpu.service.history.audit_rows import AuditLimits, AuditRows
 from dgpu.service.history.reader import MAKING, MAX_TASKS
 from dgpu.service.history.rows import (
     COMPLETE_TASK,
@@ -79,7 +80,7 @@ class HistoryWriter:
     A failed commit (a full disk) keeps the collected rows: it can be tried again.
     """
 
-    def __init__(self, path: Path, *, max_tasks: int = MAX_TASKS) -> None:
+    def __init__(self, path: Path, *, max_tasks: int = MAX_TASKS, audit: AuditLimits | None = None) -> None:
         self._max_tasks = max_tasks
         self._path = path
         self._connection = open_for_writing(path)
@@ -88,11 +89,12 @@ class HistoryWriter:
         # Rows beyond the index were written only in part and will be written again.
         self._tasks = self._count("tasks WHERE submitted_index <= ?", self.index)
         self._kept_node_events = self._count("node_events WHERE journal_index <= ?", self.index)
+        self._audit = AuditRows(self._connection, audit or AuditLimits(), index=self.index)
         self._clear()
 
     @property
     def pending_rows(self) -> int:
-        rows = len(self._touched) + len(self._task_events) + len(self._node_events)
+        rows = len(self._touched) + len(self._task_events) + len(self._node_events) + len(self._audit)
         return rows + _FORGETTING_WEIGHT * len(self._forgotten)
 
     def seed(self, state: ClusterState, *, index: int) -> None:
@@ -133,6 +135,8 @@ class HistoryWriter:
             for task_id in range(event.first_id, event.first_id + count):
                 self._new[task_id] = index
                 self._touch(task_id, state)
+        elif isinstance(event, events.Audited):
+            self._audit.note(event, index=index, position=position)
         elif isinstance(event, events.TasksForgotten):
             self._forgotten += event.task_ids
         elif isinstance(event, events.EpochBegan):
@@ -161,7 +165,7 @@ class HistoryWriter:
         Readers may see rows of tasks beyond the index; those tasks are also in memory. Tasks are marked as forgotten
         only together with the index.
         """
-        if len(self._touched) + len(self._attempts) + len(self._task_events) <= max_rows:
+        if len(self._touched) + len(self._attempts) + len(self._task_events) + len(self._audit) <= max_rows:
             self.commit(index)
             return True
         self._refuse_lost_file()
@@ -172,7 +176,9 @@ class HistoryWriter:
             new = self._write_tasks(tasks)
             connection.executemany(_INSERT_ATTEMPT, map(tuple, attempts.values()))
             connection.executemany(_INSERT_TASK_EVENT, task_events)
+            audited = self._audit.write(max_rows - len(tasks) - len(attempts) - len(task_events))
         self._tasks += new
+        self._audit.written(audited)
         for task_id in tasks:
             del self._touched[task_id]
             self._new.pop(task_id, None)
@@ -191,6 +197,7 @@ class HistoryWriter:
                 connection.execute(statement, row)
             connection.executemany(_INSERT_TASK_EVENT, self._task_events)
             connection.executemany(_INSERT_NODE_EVENT, self._node_events)
+            audited = self._audit.write()
             connection.executemany(_FORGET_TASK, ((task_id,) for task_id in self._forgotten))
             meta = {**self._meta_values, "index": index}
             connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta.items())
@@ -200,12 +207,13 @@ class HistoryWriter:
                 )
         self._tasks += new
         self._kept_node_events += len(self._node_events)
+        self._audit.written(audited)
         self.index = index
         self._clear()
 
-    def trim(self) -> int:
-        """Removes the oldest forgotten tasks and events of nodes beyond their limits, in portions. Returns the number
-        removed.
+    def trim(self, now: int) -> int:
+        """Removes the oldest forgotten tasks, events of nodes and audit entries beyond their limits, in portions.
+        Returns the number removed.
         """
         excess = self._tasks - self._max_tasks
         doomed: list[int] = []
@@ -213,7 +221,7 @@ class HistoryWriter:
             doomed += self._oldest(min(excess, _TRIM_TASKS))
         if doomed:
             self._remove(doomed)
-        return len(doomed) + self._trim_node_events()
+        return len(doomed) + self._trim_node_events() + self._audit.trim(now)
 
     def settle(self) -> None:
         """Syncs the committed rows: after a power cut, a snapshot must not be ahead of the history."""

@@ -64,7 +64,7 @@ def _rebuild(directory: Path, report: Callable[[str], None]) -> None:
                 writer.commit(index)
                 report(f"Group {index}, {_time(state.last_at)}")
         writer.commit(index)
-        while writer.trim():
+        while writer.trim(state.last_at):
             pass
     finally:
         writer.close()  # the last connection: SQLite merges its log into the file
