@@ -16,6 +16,7 @@ from msgspec import inspect
 MODULES = (
     "answers",
     "alert_answers",
+    "audit_answers",
     "board_answers",
     "cluster_answers",
     "file_answers",

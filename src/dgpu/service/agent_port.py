@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from dgpu.service.audit.agents import AgentAudit
+from dgpu.service.audit.trail import AuditTrail
 from dgpu.service.loop.runtime import Runtime
 from dgpu.service.open_files import AgentConnections
 from dgpu.service.options import OptionsRefused, ServiceOptions
@@ -44,6 +46,7 @@ async def agent_port(
     files: FileStreams,
     connections: AgentConnections,
     machines: Machines | None,
+    trail: AuditTrail,
 ) -> AsyncIterator[int]:
     """Listens for agents; with TLS, for machines that join too. Raises OSError."""
     # Only the follower is forked, and it calls exec at once: gRPC need not prepare for forks or warn about them.
@@ -55,25 +58,31 @@ async def agent_port(
         from dgpu.service.machines.gate import Gate
 
         gate = Gate(machines)
+    is_open = options.auth_mode == "none"
+    audit = AgentAudit(trail, "certificate" if gate is not None else "open" if is_open else "uid")
+    runtime.on_remark = audit.on_remark
+    output.on_complaint = audit.on_complaint
     server = AgentServer(
-        runtime, output, files, trusts_all=options.auth_mode == "none", counts=connections, gate=gate
+        runtime, output, files, trusts_all=is_open, counts=connections, gate=gate, audit=audit
     )
     port = await server.start(options.grpc.host, options.grpc.port)
     try:
-        async with _joining(options, machines, port):
+        async with _joining(options, machines, port, audit):
             yield port
     finally:
         await server.stop()
 
 
 @contextlib.asynccontextmanager
-async def _joining(options: ServiceOptions, machines: Machines | None, grpc_port: int) -> AsyncIterator[None]:
+async def _joining(
+    options: ServiceOptions, machines: Machines | None, grpc_port: int, audit: AgentAudit
+) -> AsyncIterator[None]:
     if options.machines is None or machines is None:
         yield
         return
     from dgpu.service.machines.joining import JoinDoor
 
-    door = JoinDoor(machines, options.data_dir, grpc_port=grpc_port)
+    door = JoinDoor(machines, options.data_dir, grpc_port=grpc_port, audit=audit)
     port = await door.start(options.machines.join)
     _log.info("joining_open", port=port, fingerprint=machines.authority.fingerprint)
     try:

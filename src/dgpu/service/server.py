@@ -32,6 +32,7 @@ from dgpu.journal.journal import Recovery
 from dgpu.journal.mark import AcknowledgedMark
 from dgpu.service.agent_port import agent_port, open_machines
 from dgpu.service.alerts.watch import AlertWatch
+from dgpu.service.audit.trail import AuditTrail, audit_trail
 from dgpu.service.follower.link import FollowerLink
 from dgpu.service.follower.words import FollowerSettings
 from dgpu.service.loop.clock import Clock
@@ -85,16 +86,16 @@ async def serve(
     """Serves until SIGTERM, SIGINT or `stop`. Raises OptionsRefused, JournalError or OSError if it cannot start."""
     check_options(options)
     machines = open_machines(options)
-    stop = stop or asyncio.Event()
-    _stop_on_signals(stop)
+    _stop_on_signals(stop := stop or asyncio.Event())
     http_socket = _listen(options.http)
     files = FileStreams()
     connections = AgentConnections(max=budget_of(file_limit()).agents)
     async with (
         _https(options) as tls,
         _state(options, on_committed) as (runtime, views, follower, vault),
+        audit_trail(runtime) as trail,
         _output(options, runtime) as output,
-        agent_port(options, runtime, output, files, connections, machines) as grpc_port,
+        agent_port(options, runtime, output, files, connections, machines, trail) as grpc_port,
         _alerts(options, runtime) as alerts,
         _http(
             options,
@@ -109,6 +110,7 @@ async def serve(
             tls,
             show_token,
             vault,
+            trail,
         ),
     ):
         at = ServedAt(
@@ -248,6 +250,7 @@ async def _http(
     tls: ssl.SSLContext | None,
     show_token: Callable[[str], None] | None,
     vault: Vault,
+    trail: AuditTrail,
 ) -> AsyncIterator[None]:
     from dgpu import __version__
     from dgpu.service.door import opened_access
@@ -268,7 +271,7 @@ async def _http(
             version=__version__, journal_dir=options.data_dir, isolation=options.rules.isolation
         )
         app = create_app(
-            runtime, views, history, output, access, rest, follower, alerts, files, doors, turns, vault
+            runtime, views, history, output, access, rest, follower, alerts, files, doors, turns, vault, trail
         )
         server = HttpServer(app, doors, turns, tls)
         await server.start(listening)
@@ -344,6 +347,7 @@ def _follower_settings(options: ServiceOptions) -> FollowerSettings:
         ),
         telemetry_bytes=options.telemetry_retention_bytes,
         telemetry_age_ms=options.telemetry_retention_ms,
+        audit=options.audit,
     )
 
 

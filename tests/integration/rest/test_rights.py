@@ -177,6 +177,8 @@ CASES: dict[str, Make] = {
     "PUT /api/v1/tenants/{tenant_id}/secrets/{name}": of_secret({"value": "w"}),
     "DELETE /api/v1/tenants/{tenant_id}/secrets/{name}": of_secret(),
     "POST /api/v1/secrets/rotate": fixed("/api/v1/secrets/rotate", {}),
+    "GET /api/v1/audit": fixed("/api/v1/audit?limit=1000"),
+    "GET /api/v1/audit/export": fixed("/api/v1/audit/export"),
     "POST /api/v1/session/code": fixed("/api/v1/session/code", {}),
     "GET /api/v1/session": fixed("/api/v1/session"),
     "DELETE /api/v1/session": fixed("/api/v1/session"),

@@ -74,6 +74,8 @@ OPERATIONS: Final[dict[str, Action]] = {
     "PUT /api/v1/tenants/{tenant_id}/secrets/{name}": A.CHANGE_SECRET,
     "DELETE /api/v1/tenants/{tenant_id}/secrets/{name}": A.CHANGE_SECRET,
     "POST /api/v1/secrets/rotate": A.ROTATE_SECRETS,
+    "GET /api/v1/audit": A.READ_AUDIT,
+    "GET /api/v1/audit/export": A.READ_AUDIT,
     "POST /api/v1/session/code": A.OPEN_SESSION,
     "GET /api/v1/session": A.READ_SELF,
     "DELETE /api/v1/session": A.READ_SELF,

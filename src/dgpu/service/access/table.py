@@ -34,6 +34,7 @@ class Action(enum.StrEnum):
     CHANGE_SECRET = "secret.change"  # noqa: S105 - the same
     ROTATE_SECRETS = "secret.rotate"
     OPEN_SESSION = "session.open"
+    READ_AUDIT = "audit.read"
     READ_SELF = "self.read"
 
 
@@ -53,6 +54,7 @@ _ALL: Final = frozenset(Role)
 _NO_VIEWER: Final = frozenset(Role) - {Role.VIEWER}
 _OPERATORS: Final = frozenset({Role.ADMIN, Role.OPERATOR})
 _ADMIN: Final = frozenset({Role.ADMIN})
+_AUDITORS: Final = frozenset({Role.ADMIN, Role.OPERATOR, Role.TENANT_ADMIN})
 _TOKENS: Final = frozenset({Role.ADMIN, Role.TENANT_ADMIN})
 _SECRETS: Final = frozenset({Role.ADMIN, Role.TENANT_ADMIN, Role.USER})
 _ONE, _EVERY = Subject.TENANT, Subject.CLUSTER
@@ -90,6 +92,7 @@ RULES: Final[dict[Action, Rule]] = {
     Action.CHANGE_SECRET: Rule(_ONE, _SECRETS, _ADMIN, "set and delete secrets"),
     Action.ROTATE_SECRETS: Rule(_EVERY, _ADMIN, _ADMIN, "encrypt all secrets under a new key"),
     Action.OPEN_SESSION: Rule(_EVERY, _ALL, _ALL, "give a browser a session with your own rights"),
+    Action.READ_AUDIT: Rule(_ONE, _AUDITORS, _OPERATORS, "read the audit log"),
     Action.READ_SELF: Rule(_EVERY, _ALL, _ALL, "who am I; the API's description; end a session"),
 }
 

@@ -15,6 +15,7 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from dgpu.core.model.ids import NodeId
+from dgpu.service.audit.agents import Action, AgentAudit
 from dgpu.service.grpc.links import Link
 from dgpu.service.grpc.peers import end_of, is_our_user, is_ours
 from dgpu.service.grpc.sweep import Sweep, Swept
@@ -40,6 +41,8 @@ BUSY_SWEEP_SECONDS = 0.05  # while connections of other users keep coming
 _STOP_S = 1.0
 _HEAR_S = 2.0
 _LOG_EVERY_SECONDS = 10.0
+_OTHER_NODE = "not_your_node"
+_CERTIFICATE = "certificate_refused"
 
 # A peer that disappeared silently is noticed after about 20 s, by pings even on an idle connection.
 _OPTIONS: list[tuple[str, Any]] = [
@@ -77,6 +80,7 @@ class AgentServer:
         trusts_all: bool = False,
         counts: AgentConnections | None = None,
         gate: Gate | None = None,
+        audit: AgentAudit | None = None,
     ) -> None:
         """With a gate, agents need certificates. Without one, only this machine's own users are let in."""
         self._runtime = runtime
@@ -86,6 +90,7 @@ class AgentServer:
         self._trusts_all = trusts_all
         self._address = Address(host="", port=0)
         self._gate = gate
+        self._audit = audit
         self._live: dict[Link[Any], _Live] = {}
         self._counts = AgentConnections() if counts is None else counts
         self._next_log_s = 0.0
@@ -184,7 +189,7 @@ class AgentServer:
             # Later messages carry no node: the machine ties them to the node of this Register.
             is_register = message.WhichOneof("body") == "register"
             if is_register and (why := caller.why_not_for(message.register.node_id)):
-                _tell_refused(context, why)
+                self._tell_refused(context, why, _OTHER_NODE, message.register.node_id)
                 link.refuse(why)
                 return
             self._runtime.agent_said(connection_id, message)
@@ -201,7 +206,7 @@ class AgentServer:
         if not isinstance(hello, pb.FromAgentOutput) or hello.WhichOneof("body") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be OutputHello")
         if why := caller.why_not_for(hello.hello.node_id):
-            await _refuse(context, why)
+            await self._refuse(context, why, _OTHER_NODE, hello.hello.node_id)
         stream = self._output.attach(NodeId(hello.hello.node_id), hello.hello.session_id, link)
 
         def on_message(message: pb.FromAgentOutput) -> None:
@@ -220,7 +225,7 @@ class AgentServer:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be FilesHello")
         node_id, session_id = NodeId(hello.hello.node_id), hello.hello.session_id
         if why := caller.why_not_for(node_id):
-            await _refuse(context, why)
+            await self._refuse(context, why, _OTHER_NODE, node_id)
         if not is_current(session_id, self._runtime.session_of(node_id)):
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION, "no node is registered here with this session"
@@ -241,9 +246,13 @@ class AgentServer:
                 grpc.StatusCode.FAILED_PRECONDITION, "this scheduler gives out no certificates"
             )
         try:
-            return pb.Renewed(certificate=await self._gate.renew(context, request.csr))
+            certificate = await self._gate.renew(context, request.csr)
         except Refused as refused:
-            await _refuse(context, str(refused))
+            await self._refuse(context, str(refused), _CERTIFICATE, action="agent.renew")
+        names = self._gate.names_of(context)
+        if self._audit is not None and names is not None:
+            self._audit.done("agent.renew", _origin(context), names)
+        return pb.Renewed(certificate=certificate)
 
     async def _caller(self, context: _Context) -> Caller:
         """Whoever may not call at all is refused."""
@@ -252,10 +261,26 @@ class AgentServer:
                 return await self._gate.caller(context)
             except Refused as refused:
                 await _hear_once(context)
-                await _refuse(context, str(refused))
+                await self._refuse(context, str(refused), _CERTIFICATE)
         if not (self._trusts_all or is_ours(context.peer(), self._address)):
-            await _refuse(context, "only agents of the scheduler's own user or of root may connect")
+            why = "only agents of the scheduler's own user or of root may connect"
+            await self._refuse(context, why, "not_our_user")
         return Caller()
+
+    async def _refuse(
+        self, context: _Context, why: str, code: str, node_id: str = "", *, action: Action = "agent.connect"
+    ) -> NoReturn:
+        self._tell_refused(context, why, code, node_id, action=action)
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
+        raise AssertionError("abort raises")
+
+    def _tell_refused(
+        self, context: _Context, why: str, code: str, node_id: str = "", *, action: Action = "agent.connect"
+    ) -> None:
+        _log.warning("stranger_refused", peer=context.peer(), reason=why)
+        if self._audit is not None:
+            names = None if self._gate is None else self._gate.names_of(context)
+            self._audit.refused(action, code, _origin(context), names=names, subject=node_id)
 
     async def _serve(
         self,
@@ -283,14 +308,9 @@ async def _hear_once(context: _Context) -> None:
             await context.read()
 
 
-async def _refuse(context: _Context, why: str) -> NoReturn:
-    _tell_refused(context, why)
-    await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
-    raise AssertionError("abort raises")
-
-
-def _tell_refused(context: _Context, why: str) -> None:
-    _log.warning("stranger_refused", peer=context.peer(), reason=why)
+def _origin(context: _Context) -> str:
+    end = end_of(context.peer())
+    return "" if end is None else end[0]
 
 
 async def _read(context: _Context, link: Link[Any], on_message: Callable[[Any], None]) -> None:

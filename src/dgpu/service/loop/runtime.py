@@ -121,6 +121,7 @@ class Runtime:
         self._collector = Collector()
         self._stalls = Stalls()
         self.contradicted: Contradicted | None = None  # of the node that obeyed the highest epoch
+        self.on_remark: Callable[[Remark], None] = lambda _: None
         self.on_contradicted: Callable[[Contradicted], None] = lambda _: None  # called in a thread
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._carry_out: dict[type[Output], Callable[..., None]] = {
@@ -132,7 +133,7 @@ class Runtime:
             HangUp: self._hang_up,
             ReplyFailed: self._reply_failed,
             Contradicted: self._contradicted,
-            Remark: _remark,
+            Remark: self._remark,
         }
 
     async def start(self, begin: Begin) -> None:
@@ -357,8 +358,7 @@ class Runtime:
 
     def _tell_room(self) -> None:
         journal = self._journal
-        trouble, sure_bytes = journal.trouble or self.hindrance, journal.sure_payload_bytes
-        room = RoomChanged(room=journal.room, trouble=trouble, sure_bytes=sure_bytes)
+        room = RoomChanged(room=journal.room, trouble=self.trouble, sure_bytes=journal.sure_payload_bytes)
         self._carry(self._scheduler.on_input(room, self._clock.now_ms()))
 
     def _start_without_room(self) -> None:
@@ -449,6 +449,10 @@ class Runtime:
         if link is not None:
             link.hang_up(output.reason, fault=output.fault)
 
+    def _remark(self, output: Remark) -> None:
+        _log.info(output.event, **output.facts)
+        self.on_remark(output)
+
 
 @contextlib.contextmanager
 def _or_end() -> Iterator[None]:
@@ -458,7 +462,3 @@ def _or_end() -> Iterator[None]:
     except Exception as error:  # noqa: BLE001 - see above
         _log.exception("scheduler_failed")
         end_process(f"a bug in the scheduler: {error}")
-
-
-def _remark(output: Remark) -> None:
-    _log.info(output.event, **output.facts)

@@ -308,7 +308,8 @@ class Agents:
         told = [report.lease_id for part in (reports.started, reports.finished) for report in part]
         foreign = next(lease_id for lease_id in told if not self._may_report(session, lease_id))
         reason = f"lease {foreign} belongs to node {self._state.leases[LeaseId(foreign)].node_id}"
-        return [Remark(event="report_refused", facts={"node": session.node_id, "reason": reason})]
+        facts: dict[str, str | int] = {"node": session.node_id, "lease": foreign, "reason": reason}
+        return [Remark(event="report_refused", facts=facts)]
 
     def _may_report(self, session: _Session, lease_id: int) -> bool:
         lease = self._state.leases.get(LeaseId(lease_id))

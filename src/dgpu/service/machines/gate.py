@@ -32,9 +32,13 @@ class Gate:
         self._machines = machines
         self.credentials: grpc.ServerCredentials = machines.certificate.server_credentials()
 
+    def names_of(self, call: Call) -> MachineNames | None:
+        """Of the certificate that the caller has shown; None: it names no node."""
+        return names_in(uri.decode(errors="replace") for uri in call.auth_context().get("peer_uri", ()))
+
     async def caller(self, call: Call) -> Caller:
         """TLS has checked that the certificate is of this cluster and in date. Raises Refused."""
-        names = names_of(call)
+        names = self.names_of(call)
         if why := await _asked(self._machines.why_refused, names):
             raise Refused(why)
         return Caller(names=names)
@@ -56,11 +60,6 @@ class Gate:
         except (sqlite3.Error, FileUnusable) as error:
             _log.error("machines_unreadable", error=str(error))
             return {}
-
-
-def names_of(call: Call) -> MachineNames | None:
-    """Of the certificate that the caller has shown; None: it names no node."""
-    return names_in(uri.decode(errors="replace") for uri in call.auth_context().get("peer_uri", ()))
 
 
 async def _asked(question: Callable[..., T], *values: Any) -> T:

@@ -17,12 +17,13 @@ import msgspec
 import structlog
 
 from dgpu.journal.durable import write_file
+from dgpu.service.audit.agents import AgentAudit
 from dgpu.service.machines.authority import FOLDER, BadRequest, IssuedPair
 from dgpu.service.machines.machines import Machines
 from dgpu.service.machines.roster import JoinRefused
 from dgpu.service.sqlite_files import FileUnusable
 from dgpu.wire.address import Address
-from dgpu.wire.machines import MAX_MESSAGE_BYTES, JoinAnswer, JoinGreeting, JoinRequest
+from dgpu.wire.machines import MAX_MESSAGE_BYTES, JoinAnswer, JoinGreeting, JoinRequest, MachineNames
 
 PAIR_FILE = "scheduler.pem"  # Python's ssl reads keys only from files
 MAX_AT_ONCE = 32
@@ -33,10 +34,13 @@ _log = structlog.get_logger("dgpu.machines")
 
 
 class JoinDoor:
-    def __init__(self, machines: Machines, data_dir: Path, *, grpc_port: int) -> None:
+    def __init__(
+        self, machines: Machines, data_dir: Path, *, grpc_port: int, audit: AgentAudit | None = None
+    ) -> None:
         self._machines = machines
         self._pair_file = data_dir / FOLDER / PAIR_FILE
         self._grpc_port = grpc_port
+        self._audit = audit
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._tls.minimum_version = ssl.TLSVersion.TLSv1_3
         self._loaded: IssuedPair | None = None
@@ -115,11 +119,18 @@ class JoinDoor:
             return JoinAnswer(error="the request cannot be read")
         except (JoinRefused, BadRequest) as error:
             _log.warning("join_refused", peer=peer, join=request.join_id[:16], reason=str(error))
+            if self._audit is not None:
+                self._audit.refused(
+                    "agent.join", "join_refused", peer, subject=f"join {request.join_id[:16]}"
+                )
             return JoinAnswer(error=str(error))
         except (sqlite3.Error, FileUnusable) as error:
             _log.error("machines_unreadable", error=str(error))
             return JoinAnswer(error="the scheduler cannot read its list of machines; its log has the reason")
         _log.info("machine_joined", peer=peer, join=request.join_id, nodes=granted.nodes[:8])
+        if self._audit is not None:
+            names = MachineNames(join_id=request.join_id, nodes=frozenset(granted.nodes))
+            self._audit.done("agent.join", peer, names)
         return JoinAnswer(
             certificate=granted.certificate_pem.decode(), nodes=granted.nodes, grpc_port=self._grpc_port
         )

@@ -6,10 +6,12 @@ import asyncio
 from typing import Any
 
 from dgpu.service.alerts.watch import AlertWatch
+from dgpu.service.audit.trail import AuditTrail
 from dgpu.service.follower.link import FollowerLink
 from dgpu.service.history.reader import History
 from dgpu.service.loop.runtime import Runtime
 from dgpu.service.rest.access import Access
+from dgpu.service.rest.audit_hook import AuditHook
 from dgpu.service.rest.backend import Backend, RestOptions
 from dgpu.service.rest.doors import Doors
 from dgpu.service.rest.front import App, Front
@@ -37,19 +39,20 @@ def create_app(
     doors: Doors | None = None,
     turns: Turns | None = None,
     vault: Vault | None = None,
+    trail: AuditTrail | None = None,
 ) -> App:
     """Call it in the serving loop. `views` must get every group that `runtime` commits.
 
     Submits, probes and the list of tasks are answered from the start; other calls wait until the frame is loaded.
     """
     backend = Backend(
-        runtime, views, history, output, options, follower, files, doors, turns, access.tokens, vault
+        runtime, views, history, output, options, follower, files, doors, turns, access.tokens, vault, trail
     )
     backend.streams.still_admits = access.still_admits
     if alerts is not None:
         backend.watch_alerts(alerts)
     front = Front(backend, access, _LaterFrame(backend), Pages(options.pages_dir or BUNDLE))
-    return RequestLog(front)
+    return RequestLog(AuditHook(front, backend.trail))
 
 
 class _LaterFrame:

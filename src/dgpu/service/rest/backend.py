@@ -17,11 +17,13 @@ from dgpu.service.access.audiences import MAX_AUDIENCES
 from dgpu.service.access.principal import Principal, Tenants
 from dgpu.service.access.token_book import TokenBook
 from dgpu.service.alerts.watch import AlertWatch
+from dgpu.service.audit.trail import AuditTrail
 from dgpu.service.board.board import Board
 from dgpu.service.follower.link import FollowerLink
 from dgpu.service.history.reader import History
-from dgpu.service.loop.runtime import Runtime
+from dgpu.service.loop.runtime import Answer, Runtime
 from dgpu.service.rest.access import user_name
+from dgpu.service.rest.attempt import CURRENT
 from dgpu.service.rest.doors import Doors, Guest
 from dgpu.service.rest.feed import EventFeed
 from dgpu.service.rest.open_streams import OpenStream, OpenStreams
@@ -77,6 +79,7 @@ class Backend:
         turns: Turns | None = None,
         tokens: TokenBook | None = None,
         vault: Vault | None = None,
+        trail: AuditTrail | None = None,
     ) -> None:
         self.runtime = runtime
         self.views = views
@@ -93,6 +96,7 @@ class Backend:
         self.vault = vault  # None: a world without secrets
         self.is_rotating = False  # the key of the vault
         self.seal_env: SealEnv = None if vault is None else functools.partial(seal_env, vault)
+        self.trail = AuditTrail(runtime) if trail is None else trail
         self.feed = EventFeed(views)
         self.alerts: AlertWatch | None = None  # None: no alerts
         build = build_of(options.pages_dir or BUNDLE)
@@ -128,9 +132,19 @@ class Backend:
             self._description = self._describe()
         return self._description
 
+    async def execute(self, command: Command) -> Answer:
+        """The answer to a command of a request. If it is accepted, the request's audit entry is one of its events."""
+        attempt = CURRENT.get()
+        if attempt is None:
+            return await self.runtime.execute(command)
+        result = await self.runtime.execute(msgspec.structs.replace(command, audit=attempt.entry()))
+        if not isinstance(result, Rejection):
+            attempt.is_recorded = True
+        return result
+
     async def do(self, command: Command) -> tuple[Event, ...]:
         """The events of a command; a refusal is raised as its problem."""
-        result = await self.runtime.execute(command)
+        result = await self.execute(command)
         if isinstance(result, Rejection):
             raise ProblemError(problem_of(result))
         return result

@@ -25,6 +25,7 @@ from dgpu.service.access.table import Action, refusal
 from dgpu.service.rest import (
     again,
     alerts,
+    audit_calls,
     cluster,
     describe,
     estimates,
@@ -65,6 +66,7 @@ _PARTS = (
     alerts,
     monitor,
     history_calls,
+    audit_calls,
     describe,
 )
 

@@ -96,6 +96,7 @@ class Front:
         who = self._access.enter(method, path, headers, scope["state"].get("peer", _NOBODY))
         if isinstance(who, Problem):
             return who
+        scope["state"]["principal"] = who  # also of a refusal, for the audit log
         if path not in OPEN_PATHS:
             _note_admitted(scope)
         action = FIXED.get((method, path.rstrip("/")))

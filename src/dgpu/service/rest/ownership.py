@@ -11,6 +11,7 @@ from dgpu.core.rejections import UnknownArray, UnknownDependency, UnknownTask, U
 from dgpu.service.access import anonymous
 from dgpu.service.access.principal import Principal
 from dgpu.service.access.table import Action, may
+from dgpu.service.rest.attempt import note_tenant
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.wire.answers import FieldError, Problem
 from dgpu.wire.problem import problem_of
@@ -33,12 +34,14 @@ async def refuse_foreign_task(backend: Backend, who: Principal, action: Action, 
     if who.tenants is None:
         return
     tenant_id = await tenant_of(backend, task_id)
+    note_tenant(tenant_id)
     if tenant_id is None or not may(who, action, tenant_id):
         raise ProblemError(problem_of(UnknownTask(task_id=task_id)))
 
 
 async def refuse_foreign_array(backend: Backend, who: Principal, array_id: TaskId) -> None:
     tenant_id = await tenant_of(backend, array_id)
+    note_tenant(tenant_id)
     if tenant_id is None or not may(who, Action.CHANGE_TASK, tenant_id):
         raise ProblemError(problem_of(UnknownArray(array_id=array_id)))
 
@@ -75,6 +78,7 @@ async def refuse_foreign_entries(
     for number, (_, spec) in enumerate(entries):
         tenant_id = spec.shape.tenant_id
         if not may(who, action, tenant_id):
+            note_tenant(tenant_id)
             where = f"tasks[{number}]." if batch else path
             raise ProblemError(_wrong_tenant(who, tenant_id, f"{where}tenant_id"))
         for dependency in spec.after:

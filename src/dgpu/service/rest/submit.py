@@ -78,14 +78,14 @@ async def submit_entries(
         command = SubmitTasks(
             entries=entries, idempotency_key=f"{tenant}/{key}", fingerprint=hashlib.sha256(body).hexdigest()
         )
-    result = await backend.runtime.execute(command)
+    result = await backend.execute(command)
     while isinstance(result, DependencyForgotten):
         # Each round settles at least one dependency for good.
         known = await look_up(backend, command, result)
         if isinstance(known, Rejection):
             raise ProblemError(problem_of(known, batch=batch))
         command = known
-        result = await backend.runtime.execute(command)
+        result = await backend.execute(command)
     if isinstance(result, AlreadySubmitted):
         return result.first_id, result.count, result.created_at
     if isinstance(result, Rejection):

@@ -129,7 +129,7 @@ async def get_task_of_workstation(rest: Given, who: Who, task_id: TaskIdText) ->
 )
 async def cancel_task(rest: Given, who: Who, task_id: TaskIdText) -> TaskAnswer:
     number = listing.task_id_of(task_id)
-    result = await rest.runtime.execute(CancelTasks(task_ids=(number,)))
+    result = await rest.execute(CancelTasks(task_ids=(number,)))
     if isinstance(result, UnknownTask):
         past = await listing.find_task(rest, who, number)
         result = TaskEnded(task_id=number, status=past.status)
@@ -166,7 +166,7 @@ async def cancel_tasks(rest: Given, who: Who, request: Request[Any, Any, Any]) -
 
 
 async def _cancel(rest: Backend, command: CancelTasks) -> Cancelled:
-    result = await rest.runtime.execute(command)
+    result = await rest.execute(command)
     if isinstance(result, TaskEnded):
         return Cancelled(cancelled=0)
     if isinstance(result, UnknownTask) and command.task_ids is not None:
@@ -185,7 +185,7 @@ async def _cancel_known(rest: Backend, task_ids: tuple[TaskId, ...]) -> Cancelle
             raise listing.unknown_task(task_id)
     if not live:
         return Cancelled(cancelled=0)
-    result = await rest.runtime.execute(CancelTasks(task_ids=tuple(live)))
+    result = await rest.execute(CancelTasks(task_ids=tuple(live)))
     if isinstance(result, TaskEnded):
         return Cancelled(cancelled=0)
     if isinstance(result, Rejection):

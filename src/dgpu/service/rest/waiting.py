@@ -69,7 +69,7 @@ async def change_priority(
 async def _change(
     rest: Backend, who: Principal, number: TaskId, command: HoldTasks | ReleaseTasks | ChangePriority
 ) -> TaskAnswer:
-    result = await rest.runtime.execute(command)
+    result = await rest.execute(command)
     task = await listing.find_task(rest, who, number)  # also finds tasks that ended long ago
     if isinstance(result, Rejection):
         if command.task_ids and task.status not in {"pending", "running"}:

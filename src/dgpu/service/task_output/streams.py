@@ -118,6 +118,7 @@ class OutputStreams:
         self._changed: dict[TaskId, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._past_holder: Callable[[LeaseId], HolderFound] | None = None
+        self.on_complaint: Callable[[Complain], None] = lambda _: None
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="output-store")
         self._unsubscribe = runtime.subscribe(self._on_group)
 
@@ -183,6 +184,7 @@ class OutputStreams:
                 self._deliver(output)
             case Complain():
                 _log.warning(output.event, **output.facts)
+                self.on_complaint(output)
 
     def _deliver(self, output: Deliver) -> None:
         reader = self._readers.get(output.request_id)

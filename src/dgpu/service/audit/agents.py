@@ -1,0 +1,98 @@
+"""Entries of the audit log about machines: joins, renewals, and refusals on the agents' ports.
+
+A handshake that TLS itself refuses (no certificate, or one of another authority) never reaches this program and is not
+recorded.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from dgpu.core.model.audit import AuditEntry
+from dgpu.service.audit.names import clean
+from dgpu.service.audit.trail import AuditTrail
+from dgpu.service.machine.outputs import Remark
+from dgpu.service.task_output.intake_words import Complain
+from dgpu.wire.machines import MachineNames
+
+Source = Literal["certificate", "uid", "open"]
+Action = Literal["agent.connect", "agent.join", "agent.renew", "agent.report", "agent.output"]
+
+_ROLE: Final = "agent"
+_REFUSED: Final = 403
+_REMARKS: Final[dict[str, tuple[Action, str]]] = {
+    "agent_refused": ("agent.connect", "registration_refused"),
+    "report_refused": ("agent.report", "foreign_lease"),
+}
+
+
+class AgentAudit:
+    def __init__(self, trail: AuditTrail, source: Source) -> None:
+        self._trail = trail
+        self._source = source
+
+    def done(self, action: Action, origin: str, names: MachineNames) -> None:
+        self._trail.note(self._entry(action, _user(names), origin=origin, subject=_subject(names.nodes)))
+
+    def refused(
+        self,
+        action: Action,
+        code: str,
+        origin: str,
+        *,
+        names: MachineNames | None = None,
+        subject: str = "",
+    ) -> None:
+        user = "" if names is None else _user(names)
+        self._trail.note(self._entry(action, user, origin=origin, subject=subject, code=code))
+
+    def on_remark(self, remark: Remark) -> None:
+        """A line of the scheduler machine about an agent whose session or registration it knows."""
+        known = _REMARKS.get(remark.event)
+        if known is None:
+            return
+        action, code = known
+        lease, node = remark.facts.get("lease"), str(remark.facts.get("node", ""))
+        subject = node if lease is None else f"lease {lease}"
+        self._trail.note(self._entry(action, node, subject=subject, code=code))
+
+    def on_complaint(self, complaint: Complain) -> None:
+        """One line for many refused chunks of output."""
+        facts = complaint.facts
+        lease, unlogged = facts.get("lease"), facts.get("unlogged", 0)
+        subject = "" if lease is None else f"lease {lease}"
+        count = 1 + int(unlogged)
+        node, code = str(facts.get("node", "")), "foreign_lease" if subject else "unknown_session"
+        self._trail.note(self._entry("agent.output", node, subject=subject, code=code, count=count))
+
+    def _entry(
+        self,
+        action: Action,
+        user: str,
+        *,
+        subject: str = "",
+        origin: str = "",
+        code: str = "",
+        count: int = 1,
+    ) -> AuditEntry:
+        return AuditEntry(
+            user=clean(user),
+            role=_ROLE,
+            source=self._source,
+            action=action,
+            call="join" if action == "agent.join" else "gRPC",
+            subject=clean(subject),
+            origin=origin,
+            status=_REFUSED if code else 0,
+            code=code,
+            count=count,
+        )
+
+
+def _user(names: MachineNames) -> str:
+    return min(names.nodes, default="")
+
+
+def _subject(nodes: frozenset[str]) -> str:
+    first = min(nodes, default="")
+    return first if len(nodes) < 2 else f"{first} and {len(nodes) - 1} more"
