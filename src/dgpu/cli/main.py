@@ -61,6 +61,7 @@ VERBS = {
     "whoami": Verb("Your user, role and tenants."),
     "token": Verb("API tokens; list, create, revoke.", watches=True),
     "secret": Verb("Secrets of a tenant; list, set, delete, rotate.", watches=True),
+    "audit": Verb("Changes and refused attempts: user, origin, result."),
     "dashboard": Verb("Open the dashboard in a browser."),
     "scheduler": Verb("The scheduler service.", asks=False),
     "agent": Verb("The agent service of a node; join.", asks=False),

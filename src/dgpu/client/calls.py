@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dgpu.client.alert_calls import AlertCalls
+from dgpu.client.audit_calls import AuditCalls
 from dgpu.client.cluster_calls import ClusterCalls
 from dgpu.client.file_calls import FileCalls
 from dgpu.client.history_calls import HistoryCalls
@@ -11,5 +12,7 @@ from dgpu.client.task_calls import TaskCalls
 from dgpu.client.token_calls import TokenCalls
 
 
-class Calls(TaskCalls, ClusterCalls, AlertCalls, HistoryCalls, FileCalls, TokenCalls, SecretCalls):
+class Calls(
+    TaskCalls, ClusterCalls, AlertCalls, HistoryCalls, FileCalls, TokenCalls, SecretCalls, AuditCalls
+):
     pass
