@@ -11,11 +11,13 @@ from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Final
 
 from dgpu.core.commands import CreateToken
+from dgpu.core.model.audit import AuditEntry
 from dgpu.core.model.tokens import Token
 from dgpu.core.rejections import Rejection
 from dgpu.service.access.ended_sessions import ENDED_NAME, EndedSessions
 from dgpu.service.access.key_file import KEY_NAME, load_key
 from dgpu.service.access.owner_token import load_token
+from dgpu.service.access.table import Action
 from dgpu.service.access.token_book import TokenBook, follow_tokens
 from dgpu.service.access.token_use import USE_NAME, stored_use
 from dgpu.service.loop.runtime import Runtime
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 FIRST_TOKEN_SECONDS: Final = 7 * 86_400
 FIRST_TOKEN_NAME: Final = "bootstrap"  # noqa: S105 - the name of a token
 _FIRST_EPOCH: Final = 1
+_SCHEDULER: Final = "dgpu scheduler"
 
 
 @contextlib.asynccontextmanager
@@ -82,8 +85,9 @@ async def _first_token(runtime: Runtime, tokens: TokenBook, show: Callable[[str]
         role=Role.ADMIN.value,
         keyed_hash=secret.keyed_hash,
         all_tenants=True,
-        created_by="dgpu scheduler",
+        created_by=_SCHEDULER,
         expires_wall_ms=tokens.now_wall_ms() + FIRST_TOKEN_SECONDS * 1_000,
     )
-    if not isinstance(await runtime.execute(CreateToken(token=token)), Rejection):
+    entry = AuditEntry(user=_SCHEDULER, role="scheduler", action=Action.CHANGE_TOKEN.value)
+    if not isinstance(await runtime.execute(CreateToken(token=token, audit=entry)), Rejection):
         show(secret.text)
