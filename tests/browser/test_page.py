@@ -34,6 +34,7 @@ def addresses(scene):
         "nodes": "/nodes",
         "node": f"/nodes?node={scene.world.task(scene.running)['node']}",
         "alerts": "/alerts",
+        "audit": "/audit",
     }
 
 

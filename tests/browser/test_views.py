@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import urllib.error
 
 import pytest
 
@@ -157,3 +159,19 @@ def test_the_api_is_described_without_a_script(visitor, scene):
     expect(page.get_by_role("heading").first).to_be_visible()
     expect(page.get_by_text("/api/v1/board/stream").first).to_be_attached()
     assert page.locator("script").count() == 0
+
+
+def test_the_audit_log_shows_changes_and_refusals(visitor, scene):
+    with contextlib.suppress(urllib.error.HTTPError):  # refused, and so in the log
+        scene.world.ask("POST", "/api/v1/nodes/%3Cb%3Ebold%3C%2Fb%3E/drain")
+    page = look(visitor, scene, "/audit?action=task", "audit")
+    table = page.get_by_test_id("audit-table")
+    expect(table).to_contain_text("task.submit")
+    page.get_by_test_id("audit-action").fill("cluster")
+    expect(table).to_contain_text("<b>bold</b>")  # a name from outside is text, never markup
+    expect(table).not_to_contain_text("task.submit")
+    page.get_by_test_id("audit-result").get_by_role("button", name="refused").click()
+    expect(table).to_contain_text("unknown_node")
+    assert page.url.endswith("action=cluster&result=refused")
+    page.get_by_test_id("audit-user").fill("nobody-of-this-name")
+    expect(page.get_by_test_id("empty")).to_be_visible()

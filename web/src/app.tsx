@@ -12,6 +12,7 @@ import { Confirmation, Dialog } from "./ui/dialog";
 import { CopyLine, Empty } from "./ui/parts";
 import { Toasts } from "./ui/toast";
 import { Alerts } from "./views/alerts";
+import { Audit } from "./views/audit";
 import { Cluster } from "./views/cluster";
 import { Nodes } from "./views/nodes";
 import { Quota } from "./views/quota";
@@ -70,6 +71,8 @@ function View() {
       return <Nodes />;
     case "alerts":
       return <Alerts />;
+    case "audit":
+      return <Audit />;
     default:
       return (
         <Empty title={t("problem.notFound")}>

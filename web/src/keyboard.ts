@@ -12,6 +12,7 @@ export const PLACES: [key: string, view: string][] = [
   ["q", "quota"],
   ["n", "nodes"],
   ["a", "alerts"],
+  ["u", "audit"],
 ];
 const CHORD_MS = 1_500;
 

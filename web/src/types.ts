@@ -5,6 +5,8 @@ import type * as wire from "../build/wire";
 export type {
   AlertAnswer as Alert,
   AlertList,
+  AuditAnswer as AuditEntry,
+  AuditPage,
   Attempt,
   Bar as WireBar,
   BoardHistory,

@@ -20,6 +20,7 @@ VIEWS = frozenset(
         "quota",
         "nodes",
         "alerts",
+        "audit",
         "history",
         "settings",
         "login",
