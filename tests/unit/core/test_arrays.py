@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from building import cluster, do, finished, node, run_pass, task, tried
+from building.lockstep import remade
 from dgpu.core.commands import CancelTasks, ChangePriority
 from dgpu.core.foresight.explain import explain
 from dgpu.core.invariants import check_invariants
@@ -107,3 +108,11 @@ def test_a_whole_array_is_cancelled_by_its_id() -> None:
     assert [each.status.value for each in state.tasks.values()][2:4] == ["cancelled", "cancelled"]
     assert [each.cancelling for each in state.tasks.values()] == [True, True, False, False, False]
     assert tried(state, CancelTasks(array_id=2)) == UnknownArray(array_id=2)
+
+
+def test_a_state_made_from_a_snapshot_counts_each_running_task_of_an_array_once() -> None:
+    """After a restart, as many tasks run at a time as before."""
+    state = cluster(node("n1", gpus=4), task(array="0-3%2"))
+    assert run_pass(state) == [1, 2]
+    do(state, finished(1))
+    assert run_pass(remade(state)) == [3]

@@ -55,3 +55,15 @@ def test_a_trial_of_a_quota_names_the_newest_task_beyond_it_however_small_its_sh
     do(state, task(share=0.001))
     assert run_pass(state) == [1, 2]
     assert try_quota(state, SetQuota(online_ppm=500_000), state.last_at).drains == (2,)
+
+
+def test_a_tenant_that_may_run_one_task_holds_one_reservation() -> None:
+    """A second one would keep GPUs from others, and could not be used."""
+    tenant, other = Tenant(id=TenantId("a"), max_running=1), Tenant(id=TenantId("b"))
+    rules = Settings(quota=Quota(online_ppm=0), tenants=(tenant, other), memory_margin_mb=0, reservations=8)
+    state = cluster(node("n1", gpus=4), settings=rules)
+    do(state, task(4, tenant="b"))
+    do(state, task(2, tenant="a", timeout_ms=60_000))
+    do(state, task(2, tenant="a", timeout_ms=60_000, cpus=1))
+    assert run_pass(state) == [1]
+    assert list(state.reservations) == [2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from building import START, cluster, do, finished, node, restart, run_pass, task
 from dgpu.core.commands import BeginEpoch, CancelTasks, Tick
+from dgpu.core.decide.time import forget_due
 from dgpu.core.events import KeysForgotten, TaskFinished, TasksForgotten
 from dgpu.core.invariants import check_invariants
 from dgpu.core.model.settings import Settings
@@ -132,3 +133,15 @@ def test_a_higher_limit_of_tasks_on_a_node_lets_waiting_ones_in() -> None:
     assert run_pass(state) == [1]
     restart(state, Settings(most_leases=2))
     assert run_pass(state) == [2]
+
+
+def test_a_tick_is_due_when_the_first_of_the_ended_tasks_is_old_enough() -> None:
+    """The service asks before it sends one."""
+    state = cluster(node("n1"), task(count=2), settings=Settings(keep_finished=10, keep_finished_ms=1_000))
+    assert not forget_due(state, state.last_at, state.last_at)
+    run_pass(state)
+    do(state, finished(1))
+    at = state.last_at
+    assert not forget_due(state, at, at + 999)
+    assert forget_due(state, at, at + 1_000)
+    assert not forget_due(state, at - 1, at + 1_000), "its history is not stored yet"
