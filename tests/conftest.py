@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -18,6 +19,20 @@ settings.load_profile("patient")
 # Where the tests run in the background of a shell, Ctrl-C is ignored, and so it would be by all that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """One seed for all random examples of a run. Workers of pytest-xdist get it with the options."""
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(secrets.randbelow(1 << 32))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """First of all, so that a run that is killed has told it, too."""
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None:  # workers have none
+        terminal.write_line(f"random examples: --hypothesis-seed={session.config.option.hypothesis_seed}")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -21,13 +21,17 @@ class Liking:
         self.parole = parole
 
     def best(self) -> str | None:
+        return next(iter(self.in_order()), None)
+
+    def in_order(self) -> list[str]:
+        """The nodes that have room, the best one first."""
         found = [
             (-points, -memory_mb, node.id)
             for node in self.state.nodes.values()
             if (value := self.of_node(node)) is not None
             for points, memory_mb in [value]
         ]
-        return min(found)[2] if found else None
+        return [node_id for _, _, node_id in sorted(found)]
 
     def of_node(self, node: Node) -> tuple[int, int] | None:
         """None: it has no room."""

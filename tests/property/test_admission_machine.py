@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
 from building import START, finished, gpus_of, node, spec
-from building.lockstep import execute_alike
+from building.examples import fixed_and_random
+from building.lockstep import Twins
 from building.oracle import Oracle
 from dgpu.core.apply.table import apply
 from dgpu.core.commands import (
@@ -95,10 +94,11 @@ class Admission(RuleBasedStateMachine):
         self.state = ClusterState()
         self.events: list[Event] = []
         self.at = START
+        self.twins = Twins()
 
     def send(self, command: Command) -> tuple[Event, ...] | Rejection:
         before = digest(self.state)
-        decision = execute_alike(self.state, command)
+        decision = self.twins.execute(self.state, command)
         if isinstance(decision, Rejection) or not decision:
             assert digest(self.state) == before, "what was refused, or was no news, changed something"
         else:
@@ -364,14 +364,4 @@ def _turn(state: ClusterState, task_id: int) -> tuple[int, int, int]:
     return (-shape.priority, state.accounts.by_tenant[shape.tenant_id].share, task_id)
 
 
-CI = settings(
-    max_examples=60,
-    stateful_step_count=30,
-    derandomize=True,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
-
-TestAdmission = pytest.mark.timeout(600)(Admission.TestCase)
-TestAdmission.settings = CI
+TestAdmission, TestAdmissionAtRandom = fixed_and_random(Admission, examples=60, steps=30)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
 from building import START, finished, gpu, gpus_of, node, returning, shape, spec, task
-from building.lockstep import execute_alike
+from building.examples import fixed_and_random
+from building.liking import Liking
+from building.lockstep import Twins
 from building.oracle import Oracle
 from dgpu.core.commands import (
     BeginEpoch,
@@ -42,7 +42,6 @@ from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Outcome, Pool, Restart, TaskStatus
 from dgpu.core.rejections import Rejection, StaleLease
 from dgpu.core.replay import replay
-from dgpu.core.rules.fit import rank
 from dgpu.core.rules.order import position, queue
 from dgpu.core.state import ClusterState, next_wake_at
 
@@ -104,11 +103,12 @@ class Cluster(RuleBasedStateMachine):
         self.events: list[Event] = []
         self.at = START
         self.rules = RULES
+        self.twins = Twins()
 
     def send(self, command: Command) -> tuple[Event, ...] | Rejection:
         before = digest(self.state)
         last_at = self.state.last_at
-        decision = execute_alike(self.state, command)
+        decision = self.twins.execute(self.state, command)
         if isinstance(decision, Rejection) or not decision:
             assert digest(self.state) == before, "what was refused, or was no news, changed something"
         else:
@@ -332,14 +332,10 @@ def _turn(state: ClusterState, task_id: int) -> tuple[int, int, int]:
 
 
 def _place(state: ClusterState, task_id: int) -> list[str] | None:
-    """The nodes a task goes to, found by looking at every one."""
-    demand = demand_of(state.shapes[state.tasks[task_id].shape_id])
-    ranked = []
-    for node_id, room in state.rooms.by_node.items():
-        value = rank(room, demand)
-        if value is not None:
-            ranked.append((value, node_id))
-    return [node_id for _, node_id in sorted(ranked)[: demand.nodes]] if len(ranked) >= demand.nodes else None
+    """The nodes a task goes to, found by looking at every one, without the product's own ranking."""
+    shape = state.shapes[state.tasks[task_id].shape_id]
+    liked = Liking(state, shape, parole=demand_of(shape).parole).in_order()
+    return liked[: shape.nodes] if len(liked) >= shape.nodes else None
 
 
 def _plan(state: ClusterState, at: int, limit: int) -> list[TaskPlaced | GangPlaced]:
@@ -387,17 +383,7 @@ def _fits_there(state: ClusterState, placed: TaskPlaced) -> None:
         assert not wanted.gpu_memory_mb or card.memory_mb - card.foreign_mb >= wanted.gpu_memory_mb
 
 
-CI = settings(
-    max_examples=100,
-    stateful_step_count=40,
-    derandomize=True,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
-
-TestCluster = pytest.mark.timeout(600)(Cluster.TestCase)
-TestCluster.settings = CI
+TestCluster, TestClusterAtRandom = fixed_and_random(Cluster, examples=100, steps=40)
 
 
 def test_shapes_of_equal_wishes_are_one() -> None:

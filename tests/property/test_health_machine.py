@@ -6,13 +6,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
 from building import START, finished, gpus_of, node, spec
+from building.examples import fixed_and_random
 from dgpu.core.apply.table import apply
 from dgpu.core.commands import (
     BeginEpoch,
@@ -208,15 +207,7 @@ class Ward(RuleBasedStateMachine):
                 assert status in {GpuStatus.ERROR, GpuStatus.OFFLINE}
 
 
-TestWard = pytest.mark.timeout(600)(Ward.TestCase)
-TestWard.settings = settings(
-    max_examples=100,
-    stateful_step_count=50,
-    derandomize=True,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+TestWard, TestWardAtRandom = fixed_and_random(Ward, examples=100, steps=50)
 
 
 def test_every_state_can_be_left_and_reached() -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 from msgspec.structs import replace
 
 from building import finished, on, returning, spec, task
+from building.examples import fixed_and_random
 from dgpu.core.commands import (
     BeginEpoch,
     CancelTasks,
@@ -22,7 +21,7 @@ from dgpu.core.commands import (
 from dgpu.core.model.dependencies import When
 from dgpu.core.model.task import Outcome, Restart, TaskStatus
 from dgpu.core.rejections import TaskNotWaiting
-from property.test_core_machine import CI, RULES, Cluster
+from property.test_core_machine import RULES, Cluster
 
 lives = {
     "priority": st.sampled_from([10, 50, 90]),
@@ -116,5 +115,4 @@ class Lives(Cluster):
             self.send(replace(command, at=self.at))
 
 
-TestLives = pytest.mark.timeout(600)(Lives.TestCase)
-TestLives.settings = settings(CI, max_examples=100)
+TestLives, TestLivesAtRandom = fixed_and_random(Lives, examples=100, steps=40)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
-import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 from msgspec.structs import replace
 
 from building import START, do, node, returning, spec
+from building.examples import fixed_and_random
 from dgpu.core.commands import BeginEpoch, ReportFinished, ReportStarted, RunPass, SubmitTasks
 from dgpu.core.digest import digest
 from dgpu.core.events import Event, GangPlaced, TaskPlaced, TasksReserved
@@ -24,7 +24,7 @@ from dgpu.core.replay import replay
 from dgpu.core.rules.durations import KILL_GRACE_MS, RELEASE_MS
 from dgpu.core.rules.order import queue
 from dgpu.core.state import ClusterState, pass_due
-from property.test_core_machine import CI, RULES
+from property.test_core_machine import RULES
 from property.test_life_machine import Lives
 
 OVER_MS = KILL_GRACE_MS + RELEASE_MS
@@ -225,5 +225,4 @@ class Reserving(Lives):
             assert {each.code for each in told.blockers} - {"tasks_ahead"}, told
 
 
-TestReserving = pytest.mark.timeout(600)(Reserving.TestCase)
-TestReserving.settings = settings(CI, max_examples=60)
+TestReserving, _ = fixed_and_random(Reserving, examples=60, steps=40)

@@ -1,0 +1,33 @@
+"""How a state machine runs: over examples that are always the same, and over some of the run's own seed."""
+
+from __future__ import annotations
+
+import unittest
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine
+
+
+def fixed_and_random(
+    machine: type[RuleBasedStateMachine], *, examples: int, steps: int
+) -> tuple[type[unittest.TestCase], type[unittest.TestCase]]:
+    """The second one sees a fifth as many examples: other ones in each run. tests/conftest.py prints the seed."""
+    fixed = settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    return _case(machine, fixed), _case(
+        machine, settings(fixed, derandomize=False, max_examples=max(1, examples // 5))
+    )
+
+
+def _case(machine: type[RuleBasedStateMachine], runs: settings) -> type[unittest.TestCase]:
+    class Case(machine.TestCase):  # type: ignore[misc, name-defined]
+        settings = runs
+
+    return pytest.mark.timeout(600)(Case)
