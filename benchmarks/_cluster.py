@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from _load import TOKEN_VARIABLE
+
 from dgpu.entry.keepers import end_keepers
 
 LOADER = Path(__file__).with_name("_load.py")
@@ -68,10 +70,11 @@ class Server:
             self._process.send_signal(signal.SIGTERM)
             self._process.wait(120)
 
-    def load(self, kind: str, number: int, command: str = "") -> dict[str, float]:
+    def load(self, kind: str, number: int, command: str = "", token: str = "") -> dict[str, float]:
         """Submits from a process of its own; its result is one line of JSON."""
         arguments = [sys.executable, str(LOADER), kind, str(self.http_port), str(number), command]
-        done = subprocess.run(arguments, stdout=subprocess.PIPE, check=True, timeout=600)
+        env = {**os.environ, TOKEN_VARIABLE: token}
+        done = subprocess.run(arguments, stdout=subprocess.PIPE, check=True, timeout=600, env=env)
         result: dict[str, float] = json.loads(done.stdout)
         return result
 

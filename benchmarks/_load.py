@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
+TOKEN_VARIABLE = "BENCH_TOKEN"  # not an argument: those are seen by every user of the machine
 CONNECTIONS = {"single": 32, "bulk": 2, "hundred": 4}
 PART = {"single": 1, "bulk": 10_000, "hundred": 100}
 
@@ -80,7 +82,12 @@ def task_of(number: int, command: str) -> dict[str, Any]:
 
 def requests_of(kind: str, number: int, command: str) -> list[bytes]:
     if kind == "single":
-        return [request_of("/api/v1/tasks", json.dumps(task_of(i, command)).encode()) for i in range(number)]
+        token = os.environ.get(TOKEN_VARIABLE)
+        headers = f"Authorization: Bearer {token}\r\n" if token else ""
+        return [
+            request_of("/api/v1/tasks", json.dumps(task_of(i, command)).encode(), headers)
+            for i in range(number)
+        ]
     parts = [range(start, min(number, start + PART[kind])) for start in range(0, number, PART[kind])]
     return [
         request_of("/api/v1/tasks/batch", json.dumps({"tasks": [task_of(i, command) for i in part]}).encode())

@@ -12,6 +12,7 @@ from _cluster import Server, scheduler
 from _load import CONNECTIONS, PART
 
 SINGLE_SUBMITS = 20_000
+TOKEN_ROUNDS = 5
 BULK_TASKS = 200_000
 WAITING = 20_000
 PAGES = 50
@@ -21,6 +22,7 @@ def run() -> Iterator[dict[str, Any]]:
     with scheduler() as server:
         server.load("single", 2_000)  # warm
         yield from singles(server)
+        yield with_token(server)
     with scheduler() as server:
         yield from waiting(server)
     with scheduler() as server:
@@ -37,6 +39,23 @@ def singles(server: Server) -> Iterator[dict[str, Any]]:
         "connections": CONNECTIONS["single"],
         "p50_ms": took["p50_ms"],
         "p99_ms": took["p99_ms"],
+    }
+
+
+def with_token(server: Server) -> dict[str, Any]:
+    """The same submits with and without an API token, in turns: both are in the audit log."""
+    asked = {"name": "bench", "role": "operator"}  # of the own user: a second one needs isolation.users
+    token = str(server.post("/api/v1/tokens", asked)["token"])
+    seconds = {"": 0.0, token: 0.0}
+    for _ in range(TOKEN_ROUNDS):
+        for given in seconds:
+            seconds[given] += server.load("single", SINGLE_SUBMITS // TOKEN_ROUNDS, token=given)["seconds"]
+    return {
+        "figure": "rate of submits with a token, to that without",
+        "value": round(seconds[""] / seconds[token], 2),
+        "unit": "ratio",
+        "aim": 0.9,
+        "with_token_per_s": round(SINGLE_SUBMITS / seconds[token]),
     }
 
 

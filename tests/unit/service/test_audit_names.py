@@ -33,6 +33,12 @@ def test_other_paths_are_no_call(method: str, path: str) -> None:
     assert match(method, path) is None
 
 
+def test_a_secret_is_the_subject_and_its_tenant_is_known() -> None:
+    found = match("PUT", "/api/v1/tenants/vision/secrets/HF_TOKEN")
+    assert found is not None
+    assert (found.name, found.tenant_id) == ("HF_TOKEN", "vision")
+
+
 def test_head_and_a_last_slash_are_the_same_call() -> None:
     assert match("HEAD", "/metrics") == match("GET", "/metrics")
     assert match("POST", "/api/v1/tasks/") == match("POST", "/api/v1/tasks")

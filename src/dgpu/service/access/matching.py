@@ -11,8 +11,9 @@ from dgpu.service.access.table import Action
 class Matched(NamedTuple):
     call: str  # as in the table of operations
     action: Action | None  # None: the call needs no identity
-    name: str = ""  # the first name in its path
+    name: str = ""  # the last name in its path, other than the path of a file
     name_kind: str = ""  # task_id, tenant_id ...
+    tenant_id: str = ""  # if the path names a tenant
 
 
 _ALL: Final = {**OPERATIONS, **dict.fromkeys(OPEN_OPERATIONS)}
@@ -32,6 +33,7 @@ def match(method: str, path: str) -> Matched | None:
         if len(parts) != len(known) and not (takes_rest and len(parts) > len(known)):
             continue
         if all(ours[:1] == "{" or ours == theirs for ours, theirs in zip(known, parts, strict=False)):
-            place = next(place for place, part in enumerate(known) if part[:1] == "{")
-            return Matched(call, action, parts[place], known[place].strip("{}"))
+            named = {part.strip("{}"): parts[place] for place, part in enumerate(known) if part[:1] == "{"}
+            kind = [each for each in named if each != "file_path"][-1]
+            return Matched(call, action, named[kind], kind, named.get("tenant_id", ""))
     return None

@@ -68,7 +68,7 @@ class Attempt:
             action=(matched.action or Action.OPEN_SESSION).value if matched is not _NO_CALL else UNKNOWN,
             call=matched.call,
             subject=name,
-            tenant_id=tenant_id or (name if matched.name_kind == "tenant_id" else ""),
+            tenant_id=tenant_id or clean(matched.tenant_id),
             origin=peer.address if peer.uid is None else f"uid {peer.uid}",
             request_id=self._scope["state"]["request_id"],
             status=status,
