@@ -61,7 +61,7 @@ class OpenedFile(NamedTuple):
 
 def list_files(root: Root, path: bytes, *, after: bytes, limit: int) -> Page:
     """Entries of a directory by name, after the name `after`. For a file, the file itself."""
-    with _with_rights(root), _below(root, path) as fd, _readable_errors(path):
+    with _below(root, path) as fd, _readable_errors(path):
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
             return Page([_entry_of_fd(fd, b"")], more=False)  # its name is in the path
         directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
@@ -75,7 +75,7 @@ def list_files(root: Root, path: bytes, *, after: bytes, limit: int) -> Page:
 
 def open_file(root: Root, path: bytes) -> OpenedFile:
     """A regular file, open for reading. The caller must close the descriptor."""
-    with _with_rights(root), _below(root, path) as fd, _readable_errors(path):
+    with _below(root, path) as fd, _readable_errors(path):
         entry = _entry_of_fd(fd, _last_part(path))
         if entry.kind == "directory":
             raise FilesError("is_directory", f"{shown(path)} is a directory")
@@ -92,36 +92,35 @@ def shown(path: bytes) -> str:
 
 
 @contextlib.contextmanager
-def _with_rights(root: Root) -> Iterator[None]:
-    """A link of a task, or a directory on the way, must not lead root to files that the task may not read."""
-    account = root.account
-    if account is None and root.is_own and os.geteuid() == 0:
-        with contextlib.suppress(OSError):  # gone: the walk will say so
-            found = os.lstat(root.path)
-            account = Account(found.st_uid, found.st_gid)
-    if account is None:
-        yield
-        return
-    with files_as(account.uid, account.gid, account.groups):
-        yield
-
-
-@contextlib.contextmanager
 def _below(root: Root, path: bytes) -> Iterator[int]:
-    """An O_PATH descriptor of the entry that `path` leads to."""
+    """An O_PATH descriptor of the entry that `path` leads to, with the rights of the task's user.
+
+    A link of a task, or a directory on the way, must not lead root to files that the task may not read. Only a run's
+    own directory is entered as root: it may be in a directory of the agent, which its user cannot enter.
+    """
     parts = _parts(path)
-    with _readable_errors(path):
-        try:
-            link = os.O_NOFOLLOW if root.is_own else 0
-            top = os.open(root.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | link)
-        except (FileNotFoundError, NotADirectoryError):
-            raise FilesError("directory_gone", f"the directory {root.path} no longer exists") from None
-        opened = [top]
-        try:
-            yield _walk(opened, parts, path)
-        finally:
-            for fd in opened:
-                os.close(fd)
+    with _readable_errors(path), contextlib.ExitStack() as held:
+        if root.account is not None:
+            held.enter_context(files_as(*root.account[:3]))
+        opened = [_open_top(root)]
+        held.callback(_close_all, opened)
+        if root.account is None and root.is_own and os.geteuid() == 0:
+            owner = os.fstat(opened[0])
+            held.enter_context(files_as(owner.st_uid, owner.st_gid))
+        yield _walk(opened, parts, path)
+
+
+def _close_all(opened: list[int]) -> None:
+    for fd in opened:
+        os.close(fd)
+
+
+def _open_top(root: Root) -> int:
+    try:
+        link = os.O_NOFOLLOW if root.is_own else 0
+        return os.open(root.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | link)
+    except (FileNotFoundError, NotADirectoryError):
+        raise FilesError("directory_gone", f"the directory {root.path} no longer exists") from None
 
 
 def _parts(path: bytes) -> list[bytes]:
