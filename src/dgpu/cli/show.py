@@ -46,7 +46,7 @@ def _print(names: list[str], tasks: list[dict[str, Any]], flags: Flags) -> None:
 
 def fields(task: dict[str, Any]) -> list[tuple[str, str]]:
     exit_code = task["exit_code"]
-    flags = [name for name in ("allocation", "held", "cancelling") if task[name]]
+    flags = [name for name in ("allocation", "held", "cancelling", "read_only_root") if task[name]]
     return [
         ("task", task["task_id"]),
         *((name.removesuffix("_id").replace("_", " "), _text(task[name])) for name in PLAIN),
@@ -73,6 +73,9 @@ def fields(task: dict[str, Any]) -> list[tuple[str, str]]:
         ("time limit", limit(task["timeout_seconds"])),
         ("command", command_text(task["command"])),
         ("workdir", _workdir(task)),
+        ("image", task["image"]),
+        ("mounts", ", ".join(task["mounts"])),
+        ("shared memory", memory(task["shm_mb"] or None)),
         ("env", ", ".join(sorted(task["env"]))),
         ("secrets", ", ".join(sorted(task["secrets"]))),
         ("labels", ", ".join(f"{name}={value}" for name, value in task["labels"].items())),

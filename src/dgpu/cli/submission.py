@@ -106,15 +106,34 @@ def surrounding(
     """The same, for a task's surroundings."""
 
 
+def containing(
+    image: Annotated[
+        str | None, _option("--image", metavar="IMAGE", help="Run in a container of this image.")
+    ] = None,
+    mounts: Annotated[
+        list[str] | None,
+        _option("--mount", metavar="SRC:DST[:ro]", help="A directory of the node, in the container."),
+    ] = None,
+    read_only_root: Annotated[
+        bool, _option("--read-only-root", help="The files of the image cannot be changed.")
+    ] = False,
+    shm_mb: Annotated[
+        str | None, _option("--shm", metavar="MB", help="Shared memory of the container: 1000 or 8G.")
+    ] = None,
+) -> None:
+    """The same, about the container of a task."""
+
+
 @functools.cache
 def task_parameters() -> tuple[Parameter, ...]:
-    return parameters_of(describing) + parameters_of(surrounding)
+    return parameters_of(describing) + parameters_of(surrounding) + parameters_of(containing)
 
 
 _READ: dict[str, Callable[[Any], Any]] = {
     "gpu_model": lambda models: models[0] if len(models) == 1 else models,
     "gpu_memory_mb": parse_memory_mb,
     "ram_mb": parse_memory_mb,
+    "shm_mb": parse_memory_mb,
     "timeout_seconds": parse_duration,
     "priority": parse_priority,
     "after": parse_after,
@@ -128,7 +147,7 @@ def task_fields(ctx: typer.Context, command: Sequence[str], url: str) -> dict[st
     """The body of the request; for omitted options the server's defaults apply."""
     given: dict[str, Any] = dict(ctx.meta.get(_KEPT, {}))
     clean = given.pop("clean_env", False)
-    here = is_same_host(url) and not clean
+    here = is_same_host(url) and not clean and not given.get("image")  # an image has its own directories
     task = {name: _READ[name](value) if name in _READ else value for name, value in given.items()}
     if command:
         task["command"] = parse_command(command)

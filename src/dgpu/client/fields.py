@@ -34,6 +34,9 @@ class TaskFields(TypedDict, total=False):
     gpu_share: float
     nodes: int
     image: str
+    mounts: Sequence[str]
+    read_only_root: bool
+    shm_mb: int
     after: str | Sequence[str | Mapping[str, str]]
     array: str
     held: bool

@@ -145,6 +145,10 @@ class TaskAnswer(Answer, frozen=True, kw_only=True):
     model_name: str = ""
     task_type: str = ""
     structure_n_atoms: int = 0
+    image: str = ""  # empty: not in a container, or in the node's default image
+    mounts: list[str] = []  # like /data:/data:ro
+    read_only_root: bool = False
+    shm_mb: int = 0
     reservation: ReservationAnswer | None = None
 
 

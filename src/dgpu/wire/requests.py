@@ -15,13 +15,14 @@ from dgpu.core.model.ids import TenantId
 from dgpu.core.model.task import (
     PRIORITY_LEVELS,
     WHOLE_MILLI,
+    Constraint,
     Pool,
     Restart,
     Shape,
     TaskDetail,
     TaskSpec,
 )
-from dgpu.wire import fields
+from dgpu.wire import container_fields, fields
 from dgpu.wire.answers import FieldError
 from dgpu.wire.fields import NotSupportedYet, Unacceptable
 from dgpu.wire.json_body import BadRequest, parse_json, shorten
@@ -138,6 +139,8 @@ def _spec(
         if allocation or not bare_means_allocation:
             raise invalid([_no_command(where, allocation=allocation)])
         values["allocation"] = True
+    if not _CONTAINER_NAMES.isdisjoint(detail):
+        _check_container(values, detail, where)
     if by is not None:
         _attribute(values, detail, by)
     asked = _asked(tuple(values.items()))
@@ -219,6 +222,26 @@ def _check_sharing(values: dict[str, Any], detail: dict[str, Any], where: str | 
         raise invalid([FieldError(path=_path(where, "gpu_memory_mb"), detail=expected)])
 
 
+def _check_container(values: dict[str, Any], detail: dict[str, Any], where: str | int) -> None:
+    """Rules between fields. An image requires a node that runs containers."""
+    for name in _CONTAINER_NAMES.intersection(detail):
+        if not detail[name]:
+            del detail[name]  # as if it had been left out
+    if "image" not in detail:
+        if (extra := next(filter(detail.get, sorted(_CONTAINER_NAMES)), None)) is not None:
+            raise invalid([FieldError(path=_path(where, extra), detail="Needs an image.")])
+        return
+    if values.get("allocation"):
+        why = "An allocation runs nothing; leave out image or allocation."
+        raise invalid([FieldError(path=_path(where, "image"), detail=why)])
+    if values.get("nodes", 1) != 1:
+        why = "Not supported yet: a container over several nodes."
+        raise invalid([FieldError(path=_path(where, "image"), detail=why, code=NOT_SUPPORTED_YET)])
+    asked: tuple[Constraint, ...] = values.get("constraints", ())
+    values["constraints"] = tuple(sorted({*asked, container_fields.REQUIRED}))
+
+
+_CONTAINER_NAMES = frozenset({"image", "mounts", "read_only_root", "shm_mb"})
 _ESTIMATED = ("model_name", "task_type", "structure_n_atoms")
 
 

@@ -9,7 +9,7 @@ from dgpu.core.model.dependencies import When
 from dgpu.core.model.gang import MAX_NODES
 from dgpu.core.model.ids import TenantId
 from dgpu.core.model.task import PRIORITY_LEVELS, Restart
-from dgpu.wire import fields
+from dgpu.wire import container_fields, fields
 from dgpu.wire.fields import Check
 from dgpu.wire.secret_fields import SECRETS_SCHEMA, secrets
 
@@ -180,7 +180,31 @@ TASK_FIELDS: dict[str, TaskField] = {
         "More than 1: the task runs on this many nodes at once, with gpu_count GPUs on each, and ends as a whole.",
         {**_number(1, MAX_NODES), "default": 1},
     ),
-    "image": TaskField("", fields.not_yet(("",), "running in a container"), _LATER, {"const": ""}),
+    "image": TaskField(
+        "image",
+        container_fields.image,
+        "Runs the task in a container of this image, on a node that runs containers.",
+        {**_TEXT, "maxLength": container_fields.MAX_IMAGE_CHARS},
+    ),
+    "mounts": TaskField(
+        "mounts",
+        container_fields.mounts,
+        "Directories of the node in the container: SOURCE:TARGET or SOURCE:TARGET:ro. The node allows some. Needs "
+        "`image`.",
+        {"type": "array", "items": _TEXT, "maxItems": container_fields.MAX_MOUNTS},
+    ),
+    "read_only_root": TaskField(
+        "read_only_root",
+        fields.flag,
+        "true: the image's files cannot be changed; /tmp is in memory. Needs `image`.",
+        {"type": "boolean", "default": False},
+    ),
+    "shm_mb": TaskField(
+        "shm_mb",
+        fields.whole(0, container_fields.MAX_SHM_MB),
+        "Shared memory (/dev/shm) of the container; 0: the node's default. Needs `image`.",
+        _number(0, container_fields.MAX_SHM_MB),
+    ),
     "after": TaskField(
         "after",
         fields.after,

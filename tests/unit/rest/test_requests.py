@@ -258,7 +258,6 @@ def test_a_value_of_an_unknown_field_is_not_repeated() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("image", "pytorch"),
         ("entrypoint", "m:f"),
         ("args", [1]),
     ],
@@ -367,7 +366,7 @@ def test_a_batch_is_a_list_or_a_task_and_a_count() -> None:
         ({"tasks": [{"command": "x"}] * 10_001}, 413, "tasks"),
         ({"tasks": [{"command": "x"}, {"command": "x", "gpu_count": -1}]}, 400, "tasks[1].gpu_count"),
         ({"tasks": [{"command": "x"}, 5]}, 400, "tasks[1]"),
-        ({"tasks": [{"command": "x"}, {"image": "x", "command": "x"}]}, 422, "tasks[1].image"),
+        ({"tasks": [{"command": "x"}, {"entrypoint": "x", "command": "x"}]}, 422, "tasks[1].entrypoint"),
         ({"tasks": [{"command": "x"}, {"after": ["x"], "command": "x"}]}, 400, "tasks[1].after[0]"),
         ({"task": {"command": "x", "array": "0-9"}, "count": 2}, 400, "task.array"),
         ({"tasks": [{"command": "x", "array": "0-9999"}, {"command": "x"}]}, 413, None),

@@ -22,6 +22,13 @@ WHOLE_MILLI: Final = 1_000  # one GPU
 # not be.
 Constraint: TypeAlias = tuple[str, bool, tuple[str, ...]]
 
+# A directory of the node in a container: (source, target, read-only).
+Mount: TypeAlias = tuple[str, str, bool]
+
+# The label of nodes that run containers. A task with an image requires it.
+CONTAINERS_LABEL: Final = "dgpu.containers"
+CONTAINERS: Final = "docker"
+
 
 def in_steps(memory_mb: int) -> int:
     return -(-memory_mb // MEMORY_STEP_MB) * MEMORY_STEP_MB
@@ -104,6 +111,10 @@ class TaskDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         ""  # the values of `env`, which then has names only; empty: `env` is in clear (older journals)
     )
     secrets: dict[str, SecretUse] = {}  # by name
+    image: str = ""  # runs in a container of this image; empty: as the node's configuration says
+    mounts: tuple[Mount, ...] = ()
+    read_only_root: bool = False
+    shm_mb: int = 0  # 0: the node's default
 
 
 class TaskSpec(

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from dgpu.core.model.ids import NO_TASK, GpuId, LeaseId, NodeId, TaskId, TenantId
-from dgpu.core.model.task import WHOLE_MILLI, Constraint, Pool, Restart, TaskStatus
+from dgpu.core.model.task import WHOLE_MILLI, Constraint, Mount, Pool, Restart, TaskStatus
 from dgpu.service.history.filters import (
     IDS_OF_KIND,
     Search,
@@ -36,7 +36,17 @@ MAKING = ".making"  # a file beside the history: the history exists but is not c
 MAX_ROWS = 1_000
 MAX_TASKS = 1_000_000  # kept
 _JSON_COLUMNS = frozenset(
-    {"gpu_models", "gpu_ids", "command", "labels", "constraints", "node_ids", "env_names", "secret_names"}
+    {
+        "gpu_models",
+        "gpu_ids",
+        "command",
+        "labels",
+        "constraints",
+        "node_ids",
+        "env_names",
+        "secret_names",
+        "mounts",
+    }
 )
 
 
@@ -85,6 +95,10 @@ class PastTask(msgspec.Struct, frozen=True, kw_only=True):
     model_name: str = ""
     task_type: str = ""
     structure_n_atoms: int = 0
+    image: str = ""
+    mounts: tuple[Mount, ...] = ()
+    read_only_root: bool = False
+    shm_mb: int = 0
 
 
 class PastAttempt(msgspec.Struct, frozen=True, kw_only=True):

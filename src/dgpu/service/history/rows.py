@@ -20,12 +20,16 @@ ADDED_COLUMNS = {
     "task_type": "TEXT NOT NULL DEFAULT ''",
     "structure_n_atoms": "INTEGER NOT NULL DEFAULT 0",
     "secret_names": "TEXT NOT NULL DEFAULT '[]'",
+    "image": "TEXT NOT NULL DEFAULT ''",
+    "mounts": "TEXT NOT NULL DEFAULT '[]'",
+    "read_only_root": "INTEGER NOT NULL DEFAULT 0",
+    "shm_mb": "INTEGER NOT NULL DEFAULT 0",
 }
 _FIXED = (
     "id", "name", "tenant", "pool", "gpus", "gpu_models", "cpus_milli", "ram_mb", "timeout_ms", "max_retries",
     "restart", "allocation", "command", "workdir", "labels", "created_at", "submitted_index", "nodes", "array_id",
     "array_index", "array_count", "share_milli", "constraints", "array_limit", "env_names", "model_name", "task_type",
-    "structure_n_atoms", "secret_names",
+    "structure_n_atoms", "secret_names", "image", "mounts", "read_only_root", "shm_mb",
 )  # fmt: skip
 _CHANGING = (
     "priority", "gpu_memory_mb", "status", "node", "node_ids", "gpu_ids", "attempt", "retries", "started_at",
@@ -67,6 +71,7 @@ class TaskRows:
             task.array_id, task.array_index, task.array_count, shape.share_milli, text(shape.constraints),
             shape.array_limit, text(sorted(detail.env)), detail.model_name, detail.task_type, detail.structure_n_atoms,
             text(sorted(detail.secrets)),
+            detail.image, text(detail.mounts), int(detail.read_only_root), detail.shm_mb,
             *_changing(task, shape),
         )  # fmt: skip
 

@@ -21,6 +21,7 @@ from dgpu.wire.answers import (
     instant,
     instant_or_none,
 )
+from dgpu.wire.container_fields import mount_text
 
 _decode_detail = msgspec.json.Decoder(TaskDetail).decode
 
@@ -80,9 +81,7 @@ def _of_detail(detail: TaskDetail) -> dict[str, Any]:
         "secrets": sorted(detail.secrets),
         "workdir": detail.workdir,
         "labels": detail.labels,
-        "model_name": detail.model_name,
-        "task_type": detail.task_type,
-        "structure_n_atoms": detail.structure_n_atoms,
+        **_program(detail),
     }
 
 
@@ -104,6 +103,18 @@ def _array(array_id: TaskId, index: int, count: int) -> dict[str, Any]:
     if not array_id:
         return {}
     return {"array_id": task_name(array_id), "array_index": index, "array_count": count}
+
+
+def _program(of: TaskDetail | PastTask) -> dict[str, Any]:
+    return {
+        "model_name": of.model_name,
+        "task_type": of.task_type,
+        "structure_n_atoms": of.structure_n_atoms,
+        "image": of.image,
+        "mounts": list(map(mount_text, of.mounts)),
+        "read_only_root": of.read_only_root,
+        "shm_mb": of.shm_mb,
+    }
 
 
 def reservation_answer(reserved: Reserved | None) -> ReservationAnswer | None:
@@ -182,7 +193,5 @@ def past_task_answer(task: PastTask) -> TaskAnswer:
         workdir=task.workdir,
         timeout_seconds=task.timeout_ms / 1000 if task.timeout_ms else None,
         labels=task.labels,
-        model_name=task.model_name,
-        task_type=task.task_type,
-        structure_n_atoms=task.structure_n_atoms,
+        **_program(task),
     )
