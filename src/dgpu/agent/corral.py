@@ -22,7 +22,7 @@ class Corral:
     def __init__(self, name: str) -> None:
         self._root: Path | None = None
         self.controllers: frozenset[str] = frozenset()  # that limit the groups of leases
-        parent = _own_group()
+        parent = group_of("self")
         if parent is None:
             return
         if os.geteuid() == 0 and not _delegates(parent):
@@ -148,15 +148,15 @@ def _delegates(group: Path) -> bool:
 
 
 def _top_group() -> Path | None:
-    own = _own_group()
+    own = group_of("self")
     return None if own is None else next((each for each in (*own.parents, own) if each.is_mount()), None)
 
 
-def _own_group() -> Path | None:
-    """The directory of the v2 group that this process is in."""
+def group_of(pid: int | str) -> Path | None:
+    """The directory of the v2 group that a process is in."""
     try:
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-        groups = Path("/proc/self/cgroup").read_text().splitlines()
+        groups = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     except OSError:
         return None
     own = next((line[3:] for line in groups if line.startswith("0::")), None)

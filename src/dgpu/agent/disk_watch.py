@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from dgpu.agent.disk_room import DiskRoom
 
@@ -12,9 +12,10 @@ _PATIENCE_MS = 10_000
 
 
 class DiskWatch:
-    """One for all nodes of an agent. Answers at once from the last check."""
+    """One for all nodes of an agent. Answers at once from the last check. `also`: another reason, or nothing."""
 
-    def __init__(self, directories: Iterable[str], name: str) -> None:
+    def __init__(self, directories: Iterable[str], name: str, also: Callable[[], str] = str) -> None:
+        self._also = also
         self._room = DiskRoom(directories)
         self._name = name
         self._is_full = False
@@ -31,7 +32,7 @@ class DiskWatch:
             # A daemon thread: a hanging check must not keep the agent from ending.
             self._looking = threading.Thread(target=self._look, name="disk-watch", daemon=True)
             self._looking.start()
-        return f"the disk of {self._name} is full" if self._is_full else ""
+        return f"the disk of {self._name} is full" if self._is_full else self._also()
 
     def _look(self) -> None:
         self._is_full = self._room.is_full()

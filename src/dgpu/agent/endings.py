@@ -10,17 +10,24 @@ import heapq
 import os
 from typing import Any
 
+from dgpu.agent.containers.kept import ContainerRunners
 from dgpu.agent.held import Held, Trees
 from dgpu.agent.keeper_settings import boot_ms
 from dgpu.agent.launches import Launches
 from dgpu.agent.news import News
 from dgpu.agent.scribe_link import ScribeLink
+from dgpu.agent.spawn import CannotStart
 from dgpu.agent.store import Record, record_of
 from dgpu.agent.task_leases import TaskLeases
 
 _CHECK_MS = 25
 _SLOW_CHECK_MS = 500
 _UNKILLABLE_MS = 60_000
+_FROZEN_CHECK_MS = 100
+_SWEEP_AGAIN_MS = 1_000
+
+
+_RUNNER_DIED = CannotStart("node_fault", 125, "the process that ran its container died")
 
 
 class Endings:
@@ -33,6 +40,7 @@ class Endings:
         trees: Trees,
         leases: TaskLeases,
         launches: Launches,
+        containers: ContainerRunners,
         scribe: ScribeLink,
         news: News,
     ) -> None:
@@ -42,6 +50,7 @@ class Endings:
         self._trees = trees
         self._leases = leases
         self._launches = launches
+        self._containers = containers
         self._scribe = scribe
         self._news = news
         self._recording: set[int] = set()
@@ -103,6 +112,9 @@ class Endings:
             if held is None:
                 adopted = True
                 continue
+            if held.sweeps is not None:
+                self._on_swept(held.sweeps, status, now_ms)
+                continue
             held.exit_status = status
             if self._trees.may_have_left(held):
                 self.tend_at(held.lease, now_ms)
@@ -143,6 +155,9 @@ class Endings:
 
     def _tend(self, held: Held, now_ms: int) -> None:
         """Does what is due for one lease; safe to call at any time."""
+        if held.frozen_since_ms and not held.kill_at_ms and _may_still_start(held):
+            self._trees.freeze([held], now_ms)
+            self.tend_at(held.lease, now_ms + _FROZEN_CHECK_MS)
         if held.exit_status is not None:
             if not self._trees.members(held):
                 self._finish(held)
@@ -162,7 +177,7 @@ class Endings:
             self._trees.look_anew()
             held.unkilled = len(self._trees.members(held))
             held.error = f"{held.unkilled} processes could not be killed"
-            self._finish(held)
+            self._conclude(held)
             return
         self.tend_at(held.lease, now_ms + (_CHECK_MS if held.kill_rounds < 10 else _SLOW_CHECK_MS))
 
@@ -172,9 +187,59 @@ class Endings:
             if self._launches.has_started(held) and not held.cause:
                 self.note_started(held)
             self._launches.close(held)
+        if held.container is not None:
+            held.container.read()
+            if not held.container.gone:
+                self._sweep(held)
+            if not held.container.has_ended:
+                return  # comes back when the engine has removed it
+        self._conclude(held)
+
+    def _conclude(self, held: Held) -> None:
+        if held.container is not None:
+            self._containers.close(held.container)
         self._trees.release(held)
         del self.live[held.lease]
         self.end(held.lease, _end_of(held), unkilled=held.unkilled)
+
+    # -- containers
+
+    def hear_container(self, held: Held, now_ms: int) -> None:
+        """Words of its runner."""
+        if held.container is None:
+            return
+        is_news = held.container.read()
+        if held.container.at_end:
+            self._containers.close(held.container)  # its end would wake the keeper for ever
+        if not is_news:
+            return
+        self.known[held.lease]["inner"] = held.container.root
+        self._news.contained(held)
+        if held.frozen_since_ms or held.kill_at_ms:
+            self._trees.look_anew()
+            self.tend_at(held.lease, now_ms)
+
+    def _sweep(self, held: Held) -> None:
+        """Its runner died before it could remove the container."""
+        if held.container is None or held.container.sweeping:
+            return
+        try:
+            pid = self._containers.sweep(held.lease, self.known[held.lease]["engine"])
+        except OSError:
+            self.tend_at(held.lease, boot_ms() + _SWEEP_AGAIN_MS)
+            return
+        held.container.sweeping = True
+        order = {"lease": held.lease, "node": held.node, "grace_ms": 0, "timeout_ms": 0}
+        sweeper = Held(order, pid=pid, now_ms=boot_ms(), ticks=held.start_ticks)
+        sweeper.sweeps = held
+        self.mains[pid] = sweeper
+
+    def _on_swept(self, held: Held, status: int, now_ms: int) -> None:
+        if held.container is None or held.lease not in self.live:
+            return
+        held.container.sweeping = False
+        held.container.gone = status == 0
+        self.tend_at(held.lease, now_ms if status == 0 else now_ms + _SWEEP_AGAIN_MS)
 
     # -- the task lease
 
@@ -198,11 +263,20 @@ class Endings:
             else:
                 to_freeze.append(held)
         self._trees.freeze(to_freeze, now_ms)
+        for held in filter(_may_still_start, to_freeze):
+            self.tend_at(held.lease, now_ms + _FROZEN_CHECK_MS)
         self._news.frozen([held.lease for held in to_freeze])
+
+
+def _may_still_start(held: Held) -> bool:
+    """The engine may have got the order to start a container just before its runner was frozen."""
+    return held.container is not None and held.container.root is None and held.exit_status is None
 
 
 def _end_of(held: Held) -> Record:
     """Without the size of its output, which the scribe knows."""
+    if held.container is not None:
+        held.failure = held.container.end or _RUNNER_DIED
     status = held.exit_status or 0
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     end: Record = {

@@ -22,13 +22,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from dgpu.agent.containers.kept import remove_containers
 from dgpu.agent.corral import destroy
 from dgpu.agent.fences import destroy_v1
 from dgpu.agent.keeper import Keeper
 from dgpu.agent.keeper_settings import KeeperSettings, boot_ms
 from dgpu.agent.lifeline import LOOK_SECONDS, LeaseGuard, Lifeline
 from dgpu.agent.scribe import be_scribe
-from dgpu.agent.store import FILE_NAME, LeaseLog
+from dgpu.agent.store import FILE_NAME, LeaseLog, read_leases
 from dgpu.agent.tree import Survey, send
 from dgpu.file_limit import lower_soft_limit
 
@@ -133,7 +134,7 @@ def end_all_descendants() -> None:
 
 
 def end_predecessor(directory: Path) -> None:
-    """Ends the remains of a keeper whose guard was killed too: its groups, and processes with its mark."""
+    """Ends the remains of a keeper whose guard was killed too: its groups, processes with its mark, its containers."""
     try:
         left = json.loads((directory / "keeper.json").read_text())
     except (OSError, ValueError):
@@ -151,6 +152,9 @@ def end_predecessor(directory: Path) -> None:
             send(proc, signal.SIGKILL)
         time.sleep(0.02)
     destroy_v1(left.get("groups", []))
+    engines = {record.get("engine", "") for record in read_leases(directory).values() if "end" not in record}
+    while keeper_id and not remove_containers(engines - {""}, keeper_id):
+        time.sleep(1)  # no other keeper may start until it is certain that no container of this one runs
     with contextlib.suppress(OSError):
         (directory / "keeper.json").unlink()
 

@@ -7,6 +7,7 @@ import os
 import signal
 from typing import Any
 
+from dgpu.agent.containers.kept import Container
 from dgpu.agent.corral import Corral
 from dgpu.agent.fences import Fences
 from dgpu.agent.spawn import CannotStart
@@ -14,6 +15,7 @@ from dgpu.agent.tree import OrphanWatch, Proc, Survey, markers, send, uid_of
 
 _SIGNAL_ROUNDS = 3  # kills by signal before a group is used: only a tree that keeps forking needs one
 _MAX_FREEZE_ROUNDS = 20
+_RUNNER_ROUNDS = 40  # about 15 s for a runner to remove its container before it is killed, too
 
 
 class Held:
@@ -21,6 +23,7 @@ class Held:
 
     __slots__ = (
         "cause",
+        "container",
         "deadline_ms",
         "directory",
         "error",
@@ -38,6 +41,7 @@ class Held:
         "start_ticks",
         "started_ms",
         "status_fd",
+        "sweeps",
         "timeout_ms",
         "uid",
         "unkilled",
@@ -65,6 +69,8 @@ class Held:
         self.grouped = False
         self.fenced = False  # in its group from its first program on
         self.unkilled = 0
+        self.container: Container | None = None
+        self.sweeps: Held | None = None  # the run whose container this process removes
 
 
 class Trees:
@@ -95,7 +101,7 @@ class Trees:
     def may_have_left(self, held: Held) -> bool:
         if held.fenced:
             return bool(self._corral.pids(held.lease))
-        if held.grouped or self._strays:
+        if held.grouped or self._strays or held.container is not None:
             return True
         return self._watch.may_have_left(held.pid, self._mains)
 
@@ -115,6 +121,8 @@ class Trees:
             for orphan in survey.children(self._me)
             if orphan.pid not in self._mains and not orphan.dead and self._owns(held, orphan)
         )
+        if held.container is not None:
+            roots.extend(held.container.roots(survey))
         if marked:
             marks = survey.marked(self._keeper_id, held.lease)
             roots.extend(pid for pid in marks if _may_be_of(held, pid))
@@ -128,17 +136,23 @@ class Trees:
         ]
 
     def terminate(self, held: Held) -> None:
-        for proc in self.members(held, marked=True):
+        members = self.members(held, marked=True)
+        if held.container is not None and held.exit_status is None:
+            members = [proc for proc in members if proc.pid == held.pid]  # its runner asks the engine
+        for proc in members:
             send(proc, signal.SIGTERM)
 
     def kill(self, held: Held) -> None:
         """One round; the caller repeats it until no process is left."""
         members = self.members(held, marked=True)
         held.kill_rounds += 1
+        if held.container is not None and held.kill_rounds <= _RUNNER_ROUNDS:
+            self._kill_container(held, members)
+            return
         if held.exit_status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(held.pid, signal.SIGKILL)  # a child that was not waited for: its pid cannot be reused
-        if (held.kill_rounds > _SIGNAL_ROUNDS or held.grouped) and self._corral.usable:
+        if (held.kill_rounds > _SIGNAL_ROUNDS or held.grouped) and self._can_group(held):
             if not held.fenced:
                 self._corral.gather(held.lease, [proc.pid for proc in members])
             held.grouped = True
@@ -146,10 +160,23 @@ class Trees:
         for proc in members:
             send(proc, signal.SIGKILL)
 
+    def _kill_container(self, held: Held, members: list[Proc]) -> None:
+        """Its runner stays for now: it removes the container and reports the exit code."""
+        for proc in members:
+            if proc.pid != held.pid:
+                send(proc, signal.SIGKILL)
+            else:
+                send(proc, signal.SIGTERM)
+                send(proc, signal.SIGCONT)  # it may be frozen
+
+    def _can_group(self, held: Held) -> bool:
+        """A container has a group with its limits: its processes stay there."""
+        return held.container is None and self._corral.usable
+
     def freeze(self, trees: list[Held], now_ms: int) -> None:
         """Freezes all at once: one by one, the last tree would run past the scheduler's margin."""
         for held in trees:
-            held.frozen_since_ms = now_ms
+            held.frozen_since_ms = held.frozen_since_ms or now_ms
         seen: set[int] = set()
         for _ in range(_MAX_FREEZE_ROUNDS):
             self._survey = None
@@ -165,7 +192,11 @@ class Trees:
                 return
 
     def _pause(self, held: Held, procs: list[Proc]) -> None:
-        if held.fenced or self._corral.gather(held.lease, [proc.pid for proc in procs]):
+        if held.container is not None and held.container.freeze(frozen=True):
+            procs = [proc for proc in procs if proc.pid == held.pid]
+        elif held.fenced or (
+            self._can_group(held) and self._corral.gather(held.lease, [proc.pid for proc in procs])
+        ):
             held.grouped = True
             if self._corral.freeze(held.lease):
                 return
@@ -180,6 +211,8 @@ class Trees:
         held.frozen_since_ms = 0
         if held.grouped:
             self._corral.thaw(held.lease)
+        if held.container is not None:
+            held.container.freeze(frozen=False)
         for proc in self.members(held, marked=True):
             send(proc, signal.SIGCONT)
 

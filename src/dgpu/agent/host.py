@@ -7,14 +7,16 @@ import contextlib
 import fcntl
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from dgpu.agent import machine
 from dgpu.agent.accounts import Accounts
 from dgpu.agent.channel import OpenChannel, open_plain
+from dgpu.agent.containers.watch import EngineWatch
 from dgpu.agent.disk_watch import DiskWatch
 from dgpu.agent.epoch import JoinedFile
 from dgpu.agent.file_stream import FilesDesk
@@ -61,11 +63,13 @@ async def _serve(options: AgentOptions, open_channel: OpenChannel, stop: asyncio
     accounts = Accounts(options.state_dir, options.tasks_dir, options.isolation)
     files = FilesDesk(options.tasks_dir if options.runner == "process" else None, accounts)
     work_dir = str(options.work_dir or options.state_dir)
-    disk = DiskWatch((str(options.state_dir), work_dir), str(options.state_dir))
+    engine = EngineWatch(options.containers)
+    await engine.look()
+    disk = DiskWatch((str(options.state_dir), work_dir), str(options.state_dir), engine.unfit)
     nodes = {
         node.id: NodeHost(
             options,
-            node,
+            msgspec.structs.replace(node, labels={**node.labels, **engine.labels()}),
             joined=joined,
             desk=desk,
             files=files,
@@ -76,19 +80,24 @@ async def _serve(options: AgentOptions, open_channel: OpenChannel, stop: asyncio
         for node in options.nodes
     }
     runner = _runner(options, nodes, output_dir, accounts)
-    housework: asyncio.Task[None] | None = None
+
+    def relabel(labels: Mapping[str, str]) -> None:
+        for node in options.nodes:
+            nodes[node.id].relabel({**node.labels, **labels})
+
+    background: list[asyncio.Task[None] | None] = []
     try:
         for node in nodes.values():
             await node.find_gpus()
             node.attach(runner)
         await runner.open()
         desk.start()
-        housework = keep_house(options, runner, boot_id)
+        background = [keep_house(options, runner, boot_id), asyncio.create_task(engine.run(relabel))]
         await stop.wait()
     finally:
         _log.info("agent_stopping", stop_tasks=options.stop_tasks)
-        if housework is not None:
-            housework.cancel()
+        for work in filter(None, background):
+            work.cancel()
         # Ends caused by the stop are still reported: the streams close last.
         await runner.close(stop_tasks=options.stop_tasks)
         if options.stop_tasks:
@@ -155,6 +164,7 @@ def _runner(
         say=say,
         grace_ms=options.grace_ms,
         accounts=accounts,
+        containers=options.containers,
     )
 
 

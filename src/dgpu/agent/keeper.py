@@ -17,6 +17,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from dgpu.agent.containers.kept import ContainerRunners
 from dgpu.agent.corral import Corral
 from dgpu.agent.door import Door
 from dgpu.agent.endings import Endings
@@ -69,6 +70,7 @@ class Keeper:
         self._door = Door(directory / "keeper.sock", self._epoll)
         self._news = News(self._door, known)
         self._launches = Launches(self._epoll)
+        self._containers = ContainerRunners(self.id, self._epoll)
         self._endings = Endings(
             known=known,
             mains=mains,
@@ -76,6 +78,7 @@ class Keeper:
             trees=self._trees,
             leases=self._leases,
             launches=self._launches,
+            containers=self._containers,
             scribe=self._scribe,
             news=self._news,
         )
@@ -83,6 +86,7 @@ class Keeper:
             starter=Starter(settings.work_dir),
             scribe=self._scribe,
             launches=self._launches,
+            containers=self._containers,
             corral=self._corral,
             fences=self._fences,
             leases=self._leases,
@@ -122,6 +126,8 @@ class Keeper:
             if (launched := self._launches.find(fd)) is not None:
                 if self._launches.has_started(launched) and not launched.cause:
                     self._endings.note_started(launched)
+            elif (contained := self._containers.find(fd)) is not None:
+                self._endings.hear_container(contained, boot_ms())
             elif fd == self._wake_read:
                 children = True
                 with contextlib.suppress(BlockingIOError):

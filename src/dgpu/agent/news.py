@@ -22,6 +22,7 @@ class News:
         self._pids: list[list[int]] = []  # of their first processes
         self._started_due_ms = 0
         self._frozen: list[int] = []
+        self._inner: list[list[int]] = []  # the first processes of containers, with their starts
         self._ended: dict[int, None] = {}  # in order, each once
 
     def started(self, held: Held, now_ms: int) -> None:
@@ -29,6 +30,10 @@ class News:
             self._started_due_ms = now_ms + _STARTS_WAIT_MS
         self._started.append([held.lease, held.started_ms])
         self._pids.append([held.lease, held.pid])
+
+    def contained(self, held: Held) -> None:
+        if held.container is not None and held.container.root is not None:
+            self._inner.append([held.lease, *held.container.root])
 
     def frozen(self, leases: Iterable[int]) -> None:
         self._frozen += leases
@@ -40,6 +45,7 @@ class News:
         self._started.clear()
         self._pids.clear()
         self._frozen.clear()
+        self._inner.clear()
         self._ended.clear()
 
     @property
@@ -48,14 +54,14 @@ class News:
         return self._started_due_ms if self._started and self._door.has_room else None
 
     def tell(self, now_ms: int) -> None:
-        if not (self._started or self._ended or self._frozen):
+        if not (self._started or self._ended or self._frozen or self._inner):
             return
         if not self._door.connected:
             self.drop()
             return
         if not self._door.has_room:
             return
-        if not (self._ended or self._frozen) and now_ms < self._started_due_ms:
+        if not (self._ended or self._frozen or self._inner) and now_ms < self._started_due_ms:
             return
         self._door.send(self._frame())
 
@@ -66,6 +72,8 @@ class News:
             frame["pids"], self._pids = self._pids, []
         if self._frozen:
             frame["frozen"], self._frozen = self._frozen, []
+        if self._inner:
+            frame["inner"], self._inner = self._inner, []
         if self._ended:
             known = self._known
             frame["ended"] = [

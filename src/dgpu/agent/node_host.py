@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import structlog
+from msgspec.structs import replace
 
 from dgpu.agent import machine
 from dgpu.agent.channel import OpenChannel
@@ -133,6 +134,11 @@ class NodeHost:
         self._runner = runner
         if self._probe is not None:
             self._spawn(self._check_health())
+
+    def relabel(self, labels: dict[str, str]) -> None:
+        session = self._machine.session
+        session.identity = replace(session.identity, labels=labels)
+        self._on_stream_end("its labels changed")
 
     def hear(self, words: Sequence[RunnerWord]) -> None:
         self._feed(*words)

@@ -35,6 +35,21 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     ram_mb: int = 0  # 0: that of the machine
 
 
+class ContainerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    socket: str  # of the engine
+    default_image: str = ""  # for tasks without one; empty: they run as processes
+    allowed_mounts: tuple[str, ...] = ()  # directories of the node; with :ro, read-only
+    user: str = ""  # UID:GID in the container; empty: see run.containers
+    gpu_method: Literal["gpus", "cdi"] = "gpus"
+    network: str = ""  # empty: the engine's default
+    pids_limit: int = 4_096
+    shm_mb: int = 1_024
+    pull: Literal["missing", "always", "never"] = "missing"
+    auth_file: str = ""
+    hidden: tuple[str, ...] = ()  # files of the node that no mount may show
+    simulated_gpus: bool = False  # no device exists that could be handed out
+
+
 class TlsOptions(msgspec.Struct, frozen=True, kw_only=True):
     directory: Path  # of the certificate
     renew_before_s: float = 0  # before expiry; 0: a third of the lifetime
@@ -51,6 +66,7 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_retry_ms: int = 30_000
     health_check_ms: int = 30_000
     runner: Literal["process", "null"] = "process"
+    containers: ContainerOptions | None = None  # None: this node runs none
     grace_ms: int = DEFAULT_GRACE_MS
     output_cap_bytes: int = DEFAULT_CAP_BYTES
     output_retention_bytes: int = DEFAULT_MAX_BYTES  # of ended attempts, in all

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from dgpu.agent.tree import Proc, Survey, uid_of
 from dgpu.core.model.ids import LeaseId
@@ -33,9 +34,11 @@ class ProcessOwners:
         keeper_id: str,
         roots: Mapping[LeaseId, int],
         uids: Mapping[LeaseId, int] | None = None,
+        inner: Mapping[LeaseId, tuple[int, int]] = MappingProxyType({}),
     ) -> dict[int, LeaseId | None]:
         """All processes of all tasks; None: a process of an unknown lease. `roots` are the first processes of
-        leases, `uids` the Unix users of isolated ones, which their processes cannot change.
+        leases, `uids` the Unix users of isolated ones, which their processes cannot change. `inner` are the first
+        processes of containers with their starts: they are children of the engine.
         """
         ours = survey.with_descendants([keeper_pid])
         ours.pop(keeper_pid, None)
@@ -58,7 +61,11 @@ class ProcessOwners:
                 _spread(survey, [(proc.pid, owner)], found)
                 self._sessions[proc.sid] = owner
         self._remember(ours, found)
-        return {pid: found.get(pid) for pid in ours}
+        contained: dict[int, LeaseId] = {}
+        for lease_id, (pid, start_ticks) in inner.items():
+            if pid in survey.procs and survey.procs[pid].start_ticks == start_ticks:
+                _spread(survey, [(pid, lease_id)], contained)
+        return {pid: found.get(pid) for pid in ours} | contained
 
     def _owner(
         self, survey: Survey, proc: Proc, keeper_id: str, roots: Mapping[LeaseId, int]

@@ -108,7 +108,7 @@ class Session:
         jitter: Callable[[], float],
         new_session_id: Callable[[], str],
     ) -> None:
-        self._identity = identity
+        self.identity = identity  # of the next registration
         self._settings = settings
         self._jitter = jitter
         self._new_session_id = new_session_id
@@ -185,7 +185,7 @@ class Session:
         self.session_id = self._new_session_id()
         self.wake_at_ms = now_ms + ANSWER_MS
         register = register_message(
-            self._identity,
+            self.identity,
             joined=self.joined,
             session_id=self.session_id,
             gpus=self._gpus,

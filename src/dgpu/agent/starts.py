@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from dgpu.agent.containers.kept import Container, ContainerRunners
 from dgpu.agent.corral import Corral
 from dgpu.agent.endings import Endings
 from dgpu.agent.fences import Fences
@@ -38,6 +39,7 @@ class Starts:
         starter: Starter,
         scribe: ScribeLink,
         launches: Launches,
+        containers: ContainerRunners,
         corral: Corral,
         fences: Fences,
         leases: TaskLeases,
@@ -46,6 +48,7 @@ class Starts:
         self._starter = starter
         self._scribe = scribe
         self._launches = launches
+        self._containers = containers
         self._corral = corral
         self._fences = fences
         self._leases = leases
@@ -109,7 +112,12 @@ class Starts:
         if (refusal := self._refusal(order, dir_error, now_ms)) is not None:
             self._endings.end(lease, refusal)
             return
-        child = self._spawn(order, own_dir)
+        container: Container | None = None
+        child: Child | CannotStart
+        if "container" in order:
+            child, container = self._containers.spawn(order, own_dir)
+        else:
+            child = self._spawn(order, own_dir)
         if isinstance(child, CannotStart):
             end = {"outcome": child.outcome, "exit_code": child.exit_code, "error": child.error}
             self._endings.end(lease, end)
@@ -120,7 +128,9 @@ class Starts:
         held.directory = own_dir.rpartition("/")[2]
         self._scribe.output(lease, child.output_fd)
         self._endings.known[lease] |= {"started_ms": 0, "pid": held.pid}
-        if held.uid is not None and self._corral.usable:
+        if container is not None:
+            self._containers.open(held, container)
+        elif held.uid is not None and self._corral.usable:
             held.grouped = held.fenced = True
         elif order.get("most_mb") and self._corral.gather(lease, [held.pid]):
             held.grouped = True  # its share of a GPU is enforced: a daemon must not escape

@@ -102,6 +102,8 @@ def record_of(order: dict[str, Any], now_ms: int) -> Record:
         "nonce": order.get("nonce", ""),  # the same: the journal of the lease
         "cluster": order.get("cluster", ""),
         "uid": order["account"][0] if order.get("account") else None,  # None: the keeper's own
+        # Of a run in a container: the guard asks this engine if the keeper dies.
+        "engine": order["container"]["socket"] if "container" in order else "",
     }
 
 

@@ -48,6 +48,7 @@ def agent_options(config: AgentConfig, *, host_name: str | None = None) -> Agent
     from dgpu.agent.accounts import IsolationOptions
     from dgpu.agent.options import AgentOptions, NodeOptions
     from dgpu.agent.retention import Limits
+    from dgpu.entry.container_config import container_options
 
     host = _NOT_IN_A_NAME.sub("-", host_name or socket.gethostname()) or "node"
     node = NodeOptions(
@@ -72,6 +73,7 @@ def agent_options(config: AgentConfig, *, host_name: str | None = None) -> Agent
         max_retry_ms=_ms(config.scheduler.max_retry_interval),
         health_check_ms=_ms(config.gpu.health_check_interval),
         runner="null" if config.executor.execution_method == "simulated" else "process",
+        containers=container_options(config, hidden=(str(state_dir(config)), str(tls_dir(config)))),
         grace_ms=_ms(config.executor.stop_grace_seconds),
         output_cap_bytes=config.executor.max_output_mb << 20 or config.executor.output_max_bytes,
         output_retention_bytes=round(config.executor.output_retention.gib * 1024**3),

@@ -12,7 +12,8 @@ from dgpu.agent.probe.models import check_cards, parse_cards
 from dgpu.core.model.tenant import MAX_TENANTS
 from dgpu.entry.alert_targets import check_alerts
 from dgpu.entry.config_problem import Problem
-from dgpu.entry.config_types import AgentConfig, Docker, Quota, Replication, SchedulerConfig, Section, Server
+from dgpu.entry.config_types import AgentConfig, Quota, Replication, SchedulerConfig, Section, Server
+from dgpu.entry.container_config import check_containers
 from dgpu.entry.oidc import check_oidc
 from dgpu.wire import isolation
 from dgpu.wire.address import MAX_PORT, Address, parse_address
@@ -51,18 +52,13 @@ def check_agent(config: AgentConfig) -> Iterator[Problem]:
         yield _not_yet("scheduler.standby_address", "a standby scheduler")
     if config.scheduler.max_retry_interval < config.scheduler.retry_interval:
         yield Problem("scheduler.max_retry_interval", "is less than scheduler.retry_interval")
-    if config.executor.execution_method == "docker":
-        yield _not_yet("executor.execution_method", "running tasks in containers")
     simulated_cards = config.gpu.detection_method is DetectionMethod.SIMULATED
     if config.executor.execution_method == "simulated" and not simulated_cards:
         yield Problem(
             "executor.execution_method",
             "simulated needs gpu.detection_method: simulated, so that no real GPU is given to a task that runs nothing",
         )
-    for name in Docker.__struct_fields__:
-        yield from _only_default(
-            "executor.docker", config.executor.docker, name, "running tasks in containers"
-        )
+    yield from check_containers(config)
     yield from _check_directory("executor.work_dir", config.executor.work_dir)
     if config.executor.tasks_dir:
         yield from _check_directory("executor.tasks_dir", config.executor.tasks_dir)

@@ -350,8 +350,18 @@ class AgentGpu(Section, frozen=True, kw_only=True):
 
 
 class Docker(Section, frozen=True, kw_only=True):
+    """Containers, with execution_method docker."""
+
     socket: str = "/var/run/docker.sock"
-    default_image: str = ""
+    default_image: str = ""  # for tasks without one; empty: they run as processes
+    allowed_mounts: tuple[str, ...] = ()  # directories that tasks may mount; with :ro, read-only
+    user: str = ""  # UID:GID; empty: the agent's own, or nobody's if that is root
+    gpu_method: Literal["gpus", "cdi"] = "gpus"
+    network: str = ""  # empty: the engine's default
+    pids_limit: Annotated[int, msgspec.Meta(ge=1, le=4_194_304)] = 4_096
+    shm_mb: Annotated[int, msgspec.Meta(ge=1, le=1_048_576)] = 1_024  # of tasks that do not say
+    pull: Literal["missing", "always", "never"] = "missing"
+    auth_file: str = ""  # credentials for registries, like ~/.docker/config.json
 
 
 class WorkdirRetention(Section, frozen=True, kw_only=True):

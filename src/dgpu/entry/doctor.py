@@ -17,7 +17,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from dgpu import __version__, core_form
+from dgpu.agent.containers.engine import Engine, EngineError
 from dgpu.entry.ask import ask
+from dgpu.entry.config_types import Docker
 from dgpu.entry.processes import is_alive, processes_of
 from dgpu.entry.stack import GRPC_PORT, HOST, HTTP_PORT
 from dgpu.entry.state_dir import StateDir, UpRecord
@@ -25,6 +27,8 @@ from dgpu.wire import isolation
 
 _PR_GET_CHILD_SUBREAPER = 37
 _CLOCK_UNSYNCHRONISED = 5
+PODMAN_SOCKET = "/run/podman/podman.sock"
+_ENGINE_SECONDS = 5.0
 FEW_FILES = 1_024  # leaves few connections, because the scheduler reserves files for itself
 _LITTLE_MB, _TOO_LITTLE_MB = 2_048, 200
 
@@ -58,6 +62,7 @@ def examine(server: str | None, data_dir: Path | None = None) -> list[Check]:
         _kernel,
         lambda: _users(url),
         _boundaries,
+        _containers,
         _clock,
         lambda: _leftovers(state_dir, record),
     ]
@@ -256,6 +261,23 @@ def _kernel() -> Iterator[Check]:
     else:
         yield _fail("subreaper", os.strerror(ctypes.get_errno()), "A sandbox forbids prctl; allow it.")
     yield _cgroup()
+
+
+def _containers() -> Iterator[Check]:
+    """The engine that the agent of this machine would use. Without one, tasks run as processes: that is no problem."""
+    path = os.environ.get("DGPU__EXECUTOR__DOCKER__SOCKET") or next(
+        (path for path in (Docker().socket, PODMAN_SOCKET) if Path(path).exists()), ""
+    )
+    if not path:
+        yield _ok("containers", "no engine found; tasks run as processes")
+        return
+    try:
+        version = Engine(path).ping(seconds=_ENGINE_SECONDS)
+    except EngineError as error:
+        advice = "Start the engine, or give this user access to its socket. Access to it is equal to root."
+        yield _warn("containers", str(error), advice)
+        return
+    yield _ok("containers", f"{version} at {path}; used with executor.execution_method: docker")
 
 
 def _cgroup() -> Check:

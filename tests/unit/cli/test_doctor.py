@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import subprocess
+import threading
 
 import pytest
 
 from dgpu.core_form import FORM
+from dgpu.entry import doctor
 from dgpu.entry.doctor import Verdict, examine
 from dgpu.entry.processes import process_ref
 from dgpu.entry.state_dir import StateDir, UpRecord
@@ -130,3 +133,32 @@ def test_the_verb_prints_the_checks_and_fails_when_one_does(dgpu, server):
     code, out, _ = dgpu("doctor", "--json", "--server", server.url)
     assert code == 1
     assert {check["status"] for check in json.loads(out)["checks"]} <= {"ok", "warn", "fail"}
+
+
+def test_the_container_engine_is_asked(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("DGPU__EXECUTOR__DOCKER__SOCKET", str(tmp_path / "sock"))
+    (found,) = doctor._containers()
+    assert (found.status, found.name) == (Verdict.WARN, "containers")
+    assert f"{tmp_path}/sock does not answer: No such file" in found.detail
+    with answering(tmp_path / "sock", b'{"Version": "5.1", "Components": [{"Name": "Engine"}]}'):
+        (found,) = doctor._containers()
+    assert (found.status, found.detail.split(" at ")[0]) == (Verdict.OK, "Engine 5.1")
+
+
+@contextlib.contextmanager
+def answering(path, body):
+    """One HTTP answer on a Unix socket."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+
+        def serve() -> None:
+            link, _ = listening.accept()
+            link.recv(65_536)
+            link.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+            link.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield
+        thread.join()

@@ -271,8 +271,6 @@ def test_what_this_version_cannot_do_is_refused_instead_of_ignored(tmp_path: Pat
     "yaml_text",
     [
         "scheduler: {standby_address: 'b:9090'}",
-        "executor: {execution_method: docker}",
-        "executor: {docker: {default_image: x}}",
     ],
 )
 def test_what_this_versions_agent_cannot_do_is_refused_instead_of_ignored(

@@ -13,9 +13,11 @@ import msgspec
 from dgpu.agent.accounts import NoAccount, Person
 from dgpu.agent.boundaries import minors_of
 from dgpu.agent.chunks import read_at
-from dgpu.agent.frames import SECRETS_PROTOCOL, USERS_PROTOCOL
+from dgpu.agent.frames import PROTOCOL, SECRETS_PROTOCOL, USERS_PROTOCOL
 from dgpu.agent.keeper_settings import boot_ms
 from dgpu.agent.oom import TAIL_BYTES, out_of_memory
+from dgpu.agent.options import ContainerOptions
+from dgpu.agent.run.containers import NotHereError, container_account, container_order
 from dgpu.agent.run.runner import KnownRun, RunEnd, RunOrder
 from dgpu.agent.spawn import SHELL
 from dgpu.agent.tree import KEEPER_MARKER, LEASE_MARKER
@@ -39,31 +41,32 @@ def spawn_order(
     start_ms: int,
     person: Person | None = None,
     work_dir: str = "",
+    containers: ContainerOptions | None = None,
+    keeper_protocol: int = PROTOCOL,
 ) -> dict[str, Any]:
     """`person`: the Unix user of the task; None: the agent's own. Raises DecodeError and ValueError for a task that
-    can never start.
+    can never start, NotHereError for one that may start elsewhere.
     """
     detail = _decode_detail(order.detail)
-    command = detail.command
-    argv = [SHELL, "-c", command] if isinstance(command, str) else list(command)
-    if not argv or not command:
-        raise ValueError("the task has no command")
+    container = container_order(order, detail, containers, person, keeper_protocol=keeper_protocol)
     directory = run_dir_name(order.task_id, order.attempt)
-    tmp = directory + TMP_SUFFIX if person is not None else ""
-    if person is not None:
+    tmp = directory + TMP_SUFFIX if person is not None and container is None else ""
+    if container is not None:
+        surroundings = {}  # an image brings its own
+    elif person is not None:
         surroundings = surroundings | _environment_of(person, detail.workdir, f"{work_dir}/{directory}")
-    return {
+    asked = {
         "lease": order.lease_id,
         "task": order.task_id,
         "attempt": order.attempt,
         "node": node_id,
         "gpus": order.gpu_ids,
-        "argv": argv,
+        "argv": _argv(detail.command),
         "env": surroundings | detail.env | order.env | _identity(order, node_id, keeper_id),
         "cwd": detail.workdir,
         "dir": directory,
         "tmp": tmp,
-        "account": person and [*person.account],
+        "account": container_account(container) if container else person and [*person.account],
         "ram_mb": order.ram_mb,
         "cpus_milli": order.cpus_milli,
         "minors": minors_of(order.gpu_ids) if person is not None else None,
@@ -75,6 +78,13 @@ def spawn_order(
         "cluster": order.cluster_id,
         "secrets": {name: b64encode(value).decode() for name, value in order.secret_files.items()},
     }
+    return asked if container is None else asked | {"container": container}
+
+
+def _argv(command: str | tuple[str, ...]) -> list[str]:
+    if not command:
+        raise ValueError("the task has no command")
+    return [SHELL, "-c", command] if isinstance(command, str) else list(command)
 
 
 def check_keeper(order: RunOrder, protocol: int) -> None:
@@ -165,7 +175,7 @@ def may_lack_memory(end: RunEnd) -> bool:
 
 
 def not_started(lease_id: LeaseId, error: Exception) -> RunEnd:
-    is_of_node = isinstance(error, NoAccount) and error.is_of_node
+    is_of_node = isinstance(error, NotHereError) or (isinstance(error, NoAccount) and error.is_of_node)
     return RunEnd(
         lease_id=lease_id,
         outcome=Outcome.NODE_FAULT if is_of_node else Outcome.CANNOT_START,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,10 @@ from dgpu.agent.accounts import Accounts, IsolationOptions, NoAccount, Person
 from dgpu.agent.frames import PROTOCOL, Frame
 from dgpu.agent.keeper_link import KeeperError, KeeperGoneError, KeeperLink, protocol_of
 from dgpu.agent.keeper_settings import KeeperSettings
-from dgpu.agent.owners import ProcessOwners
+from dgpu.agent.options import ContainerOptions
+from dgpu.agent.run.containers import NotHereError
 from dgpu.agent.run.keeper_watch import KeeperWatch
+from dgpu.agent.run.lease_processes import LeaseProcesses
 from dgpu.agent.run.orders import (
     base_environment,
     check_keeper,
@@ -43,7 +44,6 @@ from dgpu.agent.run.runner import (
     StopOrder,
 )
 from dgpu.agent.start_watch import START_MS
-from dgpu.agent.tree import Survey
 from dgpu.core.model.ids import LeaseId, NodeId
 from dgpu.wire.run_dirs import run_dir_name
 
@@ -66,11 +66,13 @@ class ProcessRunner:
         say: Callable[[NodeId, Sequence[RunnerWord]], None],
         grace_ms: int,
         accounts: Accounts | None = None,
+        containers: ContainerOptions | None = None,
     ) -> None:
         self._settings = settings
         self._accounts = accounts or Accounts(
             Path(settings.directory), Path(settings.work_dir), IsolationOptions()
         )
+        self._containers = containers
         self._node_ids = tuple(node_ids)
         self._say = say
         self._grace_ms = grace_ms
@@ -87,10 +89,7 @@ class ProcessRunner:
         )
         self.names_dirs = False  # by `wire.run_dirs`; an older keeper names them by lease
         self._nodes: dict[LeaseId, NodeId] = {}
-        self._roots: dict[LeaseId, int] = {}  # pid of the first process of each lease that has not ended
-        self._uids: dict[LeaseId, int] = {}  # of leases whose tasks run as users of their own
-        self._owners = ProcessOwners()
-        self._owners_lock = threading.Lock()
+        self._processes = LeaseProcesses()
         self._dirs: dict[LeaseId, str] = {}  # of every lease that is not forgotten
         self._remains: dict[LeaseId, list[Path]] = {}  # of ended leases, deleted when they are forgotten
         self._words: dict[NodeId, list[Any]] = {}  # the last contact of a scheduler, for a new keeper
@@ -147,9 +146,11 @@ class ProcessRunner:
                         start_ms=START_MS,
                         person=self._person(order),
                         work_dir=self._settings.work_dir,
+                        containers=self._containers,
+                        keeper_protocol=self._protocol,
                     )
                 )
-            except (msgspec.DecodeError, ValueError, NoAccount) as error:
+            except (msgspec.DecodeError, ValueError, NoAccount, NotHereError) as error:
                 failed.append(not_started(order.lease_id, error))
         self._send({"spawn": spawns})
         if failed:
@@ -160,7 +161,7 @@ class ProcessRunner:
         if order.user is None:
             return None
         person = self._accounts.find(order.tenant, order.user)
-        self._uids[order.lease_id] = person.account.uid
+        self._processes.set_uid(order.lease_id, person.account.uid)
         return person
 
     def stop(self, orders: Sequence[StopOrder]) -> None:
@@ -174,8 +175,7 @@ class ProcessRunner:
         remains: list[Path] = []
         for lease_id in lease_ids:
             self._nodes.pop(lease_id, None)
-            self._roots.pop(lease_id, None)
-            self._uids.pop(lease_id, None)
+            self._processes.forget(lease_id)
             self._dirs.pop(lease_id, None)
             remains += self._remains.pop(lease_id, ())
         self._delete(remains)
@@ -189,11 +189,7 @@ class ProcessRunner:
     def owners(self) -> dict[int, LeaseId | None]:
         if not self._keeper_pid:
             return {}
-        roots, uids = dict(self._roots), dict(self._uids)  # copied at once: the loop changes them meanwhile
-        with self._owners_lock:  # each node of an agent samples in its own thread
-            return self._owners.look(
-                Survey(), keeper_pid=self._keeper_pid, keeper_id=self._keeper_id, roots=roots, uids=uids
-            )
+        return self._processes.owners(keeper_pid=self._keeper_pid, keeper_id=self._keeper_id)
 
     def dirs_in_use(self) -> frozenset[str]:
         """Names of directories that must not be deleted: their runs have not ended or are not reported yet."""
@@ -238,9 +234,7 @@ class ProcessRunner:
         if "pong" in frame:
             self._watch.answered(frame["pong"], stalled=frame.get("stalled", False))
         words: dict[NodeId, list[RunnerWord]] = {}
-        self._roots.update((LeaseId(lease), pid) for lease, pid in frame.get("pids", ()))
-        for entry in frame.get("ended", ()):
-            self._roots.pop(LeaseId(entry["lease"]), None)
+        self._processes.hear(frame)
         for node_id, started in self._by_node(frame.get("started", ()), lambda each: each[0]):
             word = RunsStarted(started=tuple((LeaseId(lease), at_ms) for lease, at_ms in started))
             words.setdefault(node_id, []).append(word)
@@ -281,11 +275,7 @@ class ProcessRunner:
         self._protocol = protocol_of(hello)
         self._keeper_id = hello["keeper"]
         self._keeper_pid = hello["pid"]
-        self._roots = {
-            LeaseId(record["lease"]): record["pid"]
-            for record in hello["leases"]
-            if record.get("pid") and "end" not in record
-        }
+        self._processes.greet(hello["leases"])
         # In a thread: it looks at files of every lease and directory.
         known, stale = await asyncio.to_thread(
             lambda: (
@@ -302,8 +292,6 @@ class ProcessRunner:
                 _log.warning("lease_of_unknown_node", lease=record["lease"], node=node_id)
                 continue
             self._nodes[run.lease_id] = node_id
-            if record.get("uid"):
-                self._uids[run.lease_id] = record["uid"]
             self._note_remains(record["lease"], record.get("end", {}))
             runs[node_id].append(run)
         self._delete(stale)
