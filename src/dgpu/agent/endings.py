@@ -50,7 +50,7 @@ class Endings:
         self._trees = trees
         self._leases = leases
         self._launches = launches
-        self._containers = containers
+        self.containers = containers
         self._scribe = scribe
         self._news = news
         self._recording: set[int] = set()
@@ -197,7 +197,7 @@ class Endings:
 
     def _conclude(self, held: Held) -> None:
         if held.container is not None:
-            self._containers.close(held.container)
+            self.containers.close(held.container)
         self._trees.release(held)
         del self.live[held.lease]
         self.end(held.lease, _end_of(held), unkilled=held.unkilled)
@@ -210,7 +210,7 @@ class Endings:
             return
         is_news = held.container.read()
         if held.container.at_end:
-            self._containers.close(held.container)  # its end would wake the keeper for ever
+            self.containers.close(held.container)  # its end would wake the keeper for ever
         if not is_news:
             return
         self.known[held.lease]["inner"] = held.container.root
@@ -224,7 +224,7 @@ class Endings:
         if held.container is None or held.container.sweeping:
             return
         try:
-            pid = self._containers.sweep(held.lease, self.known[held.lease]["engine"])
+            pid = self.containers.sweep(held.lease, self.known[held.lease]["engine"])
         except OSError:
             self.tend_at(held.lease, boot_ms() + _SWEEP_AGAIN_MS)
             return

@@ -70,7 +70,6 @@ class Keeper:
         self._door = Door(directory / "keeper.sock", self._epoll)
         self._news = News(self._door, known)
         self._launches = Launches(self._epoll)
-        self._containers = ContainerRunners(self.id, self._epoll)
         self._endings = Endings(
             known=known,
             mains=mains,
@@ -78,7 +77,7 @@ class Keeper:
             trees=self._trees,
             leases=self._leases,
             launches=self._launches,
-            containers=self._containers,
+            containers=ContainerRunners(self.id, self._epoll),
             scribe=self._scribe,
             news=self._news,
         )
@@ -86,7 +85,6 @@ class Keeper:
             starter=Starter(settings.work_dir),
             scribe=self._scribe,
             launches=self._launches,
-            containers=self._containers,
             corral=self._corral,
             fences=self._fences,
             leases=self._leases,
@@ -126,7 +124,7 @@ class Keeper:
             if (launched := self._launches.find(fd)) is not None:
                 if self._launches.has_started(launched) and not launched.cause:
                     self._endings.note_started(launched)
-            elif (contained := self._containers.find(fd)) is not None:
+            elif (contained := self._endings.containers.find(fd)) is not None:
                 self._endings.hear_container(contained, boot_ms())
             elif fd == self._wake_read:
                 children = True

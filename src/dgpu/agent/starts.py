@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from dgpu.agent.containers.kept import Container, ContainerRunners
+from dgpu.agent.containers.kept import Container
 from dgpu.agent.corral import Corral
 from dgpu.agent.endings import Endings
 from dgpu.agent.fences import Fences
@@ -39,7 +39,6 @@ class Starts:
         starter: Starter,
         scribe: ScribeLink,
         launches: Launches,
-        containers: ContainerRunners,
         corral: Corral,
         fences: Fences,
         leases: TaskLeases,
@@ -48,7 +47,6 @@ class Starts:
         self._starter = starter
         self._scribe = scribe
         self._launches = launches
-        self._containers = containers
         self._corral = corral
         self._fences = fences
         self._leases = leases
@@ -115,7 +113,7 @@ class Starts:
         container: Container | None = None
         child: Child | CannotStart
         if "container" in order:
-            child, container = self._containers.spawn(order, own_dir)
+            child, container = self._endings.containers.spawn(order, own_dir)
         else:
             child = self._spawn(order, own_dir)
         if isinstance(child, CannotStart):
@@ -129,7 +127,7 @@ class Starts:
         self._scribe.output(lease, child.output_fd)
         self._endings.known[lease] |= {"started_ms": 0, "pid": held.pid}
         if container is not None:
-            self._containers.open(held, container)
+            self._endings.containers.open(held, container)
         elif held.uid is not None and self._corral.usable:
             held.grouped = held.fenced = True
         elif order.get("most_mb") and self._corral.gather(lease, [held.pid]):

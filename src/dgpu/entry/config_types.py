@@ -17,6 +17,7 @@ _NotNegative = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 _Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Factor = Annotated[float, msgspec.Meta(ge=0.001, le=1_000)]
 _Host = Annotated[str, msgspec.Meta(max_length=253, pattern=r"^[A-Za-z0-9._:%\[\]-]*$")]
+_Nodes = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 _Name = Annotated[str, msgspec.Meta(max_length=253, pattern=r"^[A-Za-z0-9._-]*$")]
 
 
@@ -319,9 +320,7 @@ class AgentNode(Section, frozen=True, kw_only=True):
     address: _Host = ""  # address for other nodes; empty: the host name
     heartbeat_interval: _Seconds = 5
     labels: dict[str, str] = {}
-    simulated_nodes: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = (
-        1  # with simulated GPUs: nodes in this process
-    )
+    simulated_nodes: _Nodes = 1  # with simulated GPUs: nodes in this process
 
 
 class AgentTls(Section, frozen=True, kw_only=True):
@@ -350,8 +349,6 @@ class AgentGpu(Section, frozen=True, kw_only=True):
 
 
 class Docker(Section, frozen=True, kw_only=True):
-    """Containers, with execution_method docker."""
-
     socket: str = "/var/run/docker.sock"
     default_image: str = ""  # for tasks without one; empty: they run as processes
     allowed_mounts: tuple[str, ...] = ()  # directories that tasks may mount; with :ro, read-only
