@@ -104,6 +104,7 @@ def test_a_tenant_works_with_its_token_until_it_is_revoked(shared):
 
 
 def test_a_restart_keeps_tokens(site):
+    site.env["DGPU__ISOLATION__USERS"] = "none"
     site.up()
     token = create(site, "ann", "a")
     site.interrupt()

@@ -188,3 +188,11 @@ def test_a_tree_that_is_swapped_for_links_meanwhile_is_all_that_goes(tmp_path) -
             swapping.join()
             os.close(tree_fd)
     assert len(list(outside.iterdir())) == 50
+
+
+def test_temporary_directories_go_with_the_end_of_their_run(tmp_path) -> None:
+    keeper = retention(tmp_path)
+    for name in ("task-1.1", "task-1.1.tmp", "task-2.1.tmp"):
+        made(tmp_path, name)
+    assert sweep(keeper, 1_000, "task-2.1") == [("task-1.1.tmp", "temporary")]
+    assert names(tmp_path) >= {"task-1.1", "task-2.1.tmp"}

@@ -1,0 +1,144 @@
+"""A real keeper that starts tasks as another Unix user."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from dgpu.agent import deletion
+from dgpu.agent.as_user import files_as
+from dgpu.agent.corral import Corral
+from integration.agent.keeping import Kept, cpu_ticks, is_alive, wait_for, word
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: only root runs tasks as other users"),
+]
+UID = 70_009
+ACCOUNT = [UID, UID, [], 1_000]
+
+
+@pytest.fixture
+def place():
+    """Other users can enter it, unlike the directories of pytest."""
+    found = Path(tempfile.mkdtemp(prefix="dgpu-users-"))
+    found.chmod(0o755)
+    yield found
+    shutil.rmtree(found)
+
+
+@pytest.fixture
+def kept(place):
+    keeper = Kept(place)
+    (place / "tasks").chmod(0o711)
+    yield keeper
+    keeper.close()
+
+
+def run(kept: Kept, lease: int, command: str | list[str], **facts: object) -> tuple[dict, str]:
+    kept.spawn(lease, command, account=ACCOUNT, **facts)
+    return kept.wait_ended(lease), kept.output(lease).decode()
+
+
+def first_pid(kept: Kept, lease: int) -> int:
+    return int(wait_for(lambda: kept.output(lease)).split()[0])
+
+
+def test_reasons_why_a_program_does_not_start_are_the_same_as_for_the_own_user(kept, place) -> None:
+    script = place / "script"
+    script.write_text("echo from a script\n")
+    script.chmod(0o755)
+    (place / "plain").write_text("")
+    cases = [
+        (["no-such-program"], {}, "cannot_start", 127, "no-such-program: command not found"),
+        ([f"{place}/plain"], {}, "cannot_start", 126, "not executable"),
+        (["true"], {"cwd": "/no/such"}, "cannot_start", 126, "workdir /no/such: No such file or directory"),
+        (["true"], {"cwd": "there"}, "cannot_start", 126, "is not an absolute path"),
+        (["a\0b"], {}, "cannot_start", 126, "contains a NUL"),
+        (["true"], {"account": [0, 0, [], 0]}, "node_fault", 126, "never as root"),
+    ]
+    for lease, (command, facts, outcome, code, error) in enumerate(cases, 1):
+        kept.spawn(lease, command, **{"account": ACCOUNT, **facts})
+        end = kept.wait_ended(lease)
+        assert (end["outcome"], end["exit_code"]) == (outcome, code), command
+        assert error in end["error"]
+    assert run(kept, 20, [str(script)])[1] == "from a script\n"
+
+
+def test_a_task_of_another_user_is_frozen_and_thawed(kept) -> None:
+    kept.spawn(1, "echo $$; while :; do :; done", account=ACCOUNT)
+    busy = first_pid(kept, 1)
+    kept.send(word(lease_ms=100, action="freeze"))
+    kept.wait_frozen(1)
+
+    def still() -> bool:
+        before = cpu_ticks(busy)
+        time.sleep(0.3)
+        return cpu_ticks(busy) == before
+
+    wait_for(still)
+    kept.send(word(lease_ms=3_600_000, action="freeze"))
+    kept.send({"thaw": [1]})
+    before = cpu_ticks(busy)
+    wait_for(lambda: cpu_ticks(busy) > before)
+    kept.send({"stop": [[1, 0, "stopped"]]})
+    kept.wait_ended(1)
+    assert not is_alive(busy)
+
+
+def test_a_killed_keeper_leaves_no_process_and_no_group_of_another_user(kept) -> None:
+    """Not even a process without a mark, whose guard was killed as well."""
+    probe = Corral("probe")
+    probe.close()
+    if not probe.usable:
+        pytest.skip("this machine has no control groups for tasks")
+    kept.spawn(1, "setsid env -i sleep 1000 & echo $!; wait", account=ACCOUNT, ram_mb=512, cpus_milli=1_000)
+    sleeper = first_pid(kept, 1)
+    groups = [
+        line.partition("::")[2]
+        for line in Path(f"/proc/{sleeper}/cgroup").read_text().split()
+        if "::" in line
+    ]
+    assert any(group.endswith("/1") for group in groups)
+    for pid in (kept.guard_pid, kept.scribe_pid, kept.pid):
+        os.kill(pid, signal.SIGKILL)
+    kept.disconnect()
+    kept.launch(kept.settings)
+    wait_for(lambda: not is_alive(sleeper))
+    kept.connect()
+    assert kept.known[1]["uid"] == UID
+    assert not list(Path("/sys/fs/cgroup").rglob(f"dgpu-{groups[0].split('dgpu-')[-1].split('/')[0]}"))
+
+
+def test_nothing_is_added_to_a_directory_while_it_is_deleted(place, monkeypatch) -> None:
+    """Another task of the same user may have it open, and could otherwise add files for ever."""
+    (place / "task-1.1").mkdir()
+    os.chown(place / "task-1.1", UID, UID)
+    held = os.open(place / "task-1.1", os.O_RDONLY | os.O_DIRECTORY)
+    refused = []
+    listed = deletion._some_names
+
+    def add_and_list(fd: int) -> list[str]:
+        if os.fstat(fd).st_ino == os.fstat(held).st_ino:
+            try:
+                with files_as(UID, UID):
+                    os.close(os.open("more", os.O_WRONLY | os.O_CREAT, dir_fd=held))
+            except OSError as error:
+                refused.append(error)
+        return listed(fd)
+
+    monkeypatch.setattr(deletion, "_some_names", add_and_list)
+    root = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        assert deletion.throw_away(root, "task-1.1")
+        assert deletion.empty_trash(root) == 0
+    finally:
+        os.close(root)
+        os.close(held)
+    assert [type(error) for error in refused] == [PermissionError]
