@@ -1,5 +1,9 @@
 // Calls on the REST API. Whatever goes wrong comes out as one kind of error, with the server's own words.
+import { signal } from "@preact/signals";
 import type { Problem } from "./types";
+
+/** This browser has no access, or no longer: the login stands in place of the views. */
+export const signedOut = signal(false);
 
 export class ApiError extends Error {
   readonly problem: Problem;
@@ -56,6 +60,7 @@ async function call<T>(method: string, url: string, body?: unknown, signal?: Abo
 }
 
 export async function problemOf(answer: Response): Promise<Problem> {
+  if (answer.status === 401) signedOut.value = true;
   try {
     const told = (await answer.json()) as Partial<Problem>;
     if (typeof told.detail === "string") {

@@ -1,26 +1,33 @@
 // The frame around every view: where to go, what is going on, and whether what is shown is still true.
 import { useEffect, useRef } from "preact/hooks";
+import { signedOut } from "./api";
 import { board, link, reconnectNow, retryAt, seenAt, updated } from "./board/stream";
 import { clock } from "./format";
 import { language, setLanguage, t, word, type MessageKey } from "./i18n";
-import { helpShown, PLACES } from "./keyboard";
+import { helpShown, PLACES, placesOfViewer } from "./keyboard";
+import { may } from "./me";
 import { here } from "./now";
 import { go, route } from "./router";
 import { nextTheme, theme } from "./theme";
+import { Account } from "./ui/account";
 import { Boundary } from "./ui/boundary";
 import { Confirmation, Dialog } from "./ui/dialog";
-import { CopyLine, Empty } from "./ui/parts";
+import { Logo } from "./ui/logo";
+import { Empty } from "./ui/parts";
 import { Toasts } from "./ui/toast";
 import { Alerts } from "./views/alerts";
 import { Audit } from "./views/audit";
 import { Cluster } from "./views/cluster";
+import { Login } from "./views/login";
 import { Nodes } from "./views/nodes";
 import { Quota } from "./views/quota";
 import { Submit } from "./views/submit";
 import { TaskView } from "./views/task";
 import { Tasks } from "./views/tasks";
+import { TenantView } from "./views/tenant";
 import { Tenants } from "./views/tenants";
 import { Timeline } from "./views/timeline";
+import { Tokens } from "./views/tokens";
 
 export function App() {
   const title = useRef<HTMLElement>(null);
@@ -29,6 +36,7 @@ export function App() {
     const name = PLACES.some(([, known]) => known === view) ? t(`nav.${view}` as MessageKey) : "";
     document.title = [id || name, "dgpu"].filter(Boolean).join(" · ");
   }, [view, id, language.value]);
+  if (signedOut.value || view === "login") return <Login />;
   return (
     <div class={link.value === "lost" ? "shell stale" : "shell"}>
       <a class="skip" href="#main" onClick={() => title.current?.focus()}>
@@ -64,11 +72,13 @@ function View() {
     case "timeline":
       return <Timeline />;
     case "tenants":
-      return <Tenants />;
+      return id ? <TenantView key={id} id={id} /> : <Tenants />;
     case "quota":
       return <Quota />;
     case "nodes":
       return <Nodes />;
+    case "tokens":
+      return <Tokens />;
     case "alerts":
       return <Alerts />;
     case "audit":
@@ -89,18 +99,11 @@ function Side() {
   return (
     <nav class="side" aria-label={t("nav.main")}>
       <a class="brand" href="/" aria-label="dgpu">
-        <svg viewBox="0 0 32 32" aria-hidden="true">
-          <g fill="currentColor">
-            <rect x="3" y="3" width="12" height="12" rx="2" />
-            <rect x="17" y="3" width="12" height="12" rx="2" opacity=".45" />
-            <rect x="3" y="17" width="12" height="12" rx="2" opacity=".45" />
-            <rect x="17" y="17" width="12" height="12" rx="2" />
-          </g>
-        </svg>
+        <Logo />
         <span>dgpu</span>
       </a>
       <div class="places">
-        {PLACES.map(([, place]) => (
+        {placesOfViewer().map(([, place]) => (
           <a key={place} href={place === "cluster" ? "/" : `/${place}`} aria-current={view === place ? "page" : undefined} data-testid={`nav-${place}`}>
             <span>{t(`nav.${place}` as MessageKey)}</span>
             {place === "alerts" && firing ? <span class="badge">{firing}</span> : null}
@@ -145,22 +148,17 @@ function Top() {
       <button type="button" class="plain" data-testid="language" lang={language.value === "en" ? "zh-CN" : "en"} title={t("top.languageLabel")} onClick={() => setLanguage(language.value === "en" ? "zh" : "en")}>
         {t("top.language")}
       </button>
-      <a class="button primary" href="/submit" data-testid="new-task">
-        {t("top.submit")}
-      </a>
+      {may("task.submit") ? (
+        <a class="button primary" href="/submit" data-testid="new-task">
+          {t("top.submit")}
+        </a>
+      ) : null}
+      <Account />
     </header>
   );
 }
 
 function Banner() {
-  if (link.value === "locked") {
-    return (
-      <div class="banner bad" role="alert" data-testid="banner">
-        <span>{t("banner.locked")}</span>
-        <CopyLine text="dgpu dashboard" />
-      </div>
-    );
-  }
   if (link.value === "lost") {
     const left = Math.ceil((retryAt.value - here.value) / 1_000);
     return (
@@ -197,8 +195,8 @@ function Keys() {
   const close = () => (helpShown.value = false);
   const rows: [string, string][] = [
     ["/", t("keys.search")],
-    ["c", t("keys.new")],
-    ...PLACES.map(([key, view]): [string, string] => [`g ${key}`, t(`nav.${view}` as MessageKey)]),
+    ...(may("task.submit") ? [["c", t("keys.new")] as [string, string]] : []),
+    ...placesOfViewer().map(([key, view]): [string, string] => [`g ${key}`, t(`nav.${view}` as MessageKey)]),
     ["j k", t("keys.move")],
     ["Enter", t("keys.open")],
     ["x", t("keys.select")],

@@ -1,19 +1,27 @@
 // Keys for the whole page. Fields keep theirs; Esc leaves a field.
 import { signal } from "@preact/signals";
+import { may } from "./me";
 import { go } from "./router";
 
 export const helpShown = signal(false);
 
-export const PLACES: [key: string, view: string][] = [
+/** `action`: only for viewers that may do it. */
+export const PLACES: [key: string, view: string, action?: string][] = [
   ["c", "cluster"],
   ["t", "tasks"],
   ["l", "timeline"],
   ["e", "tenants"],
   ["q", "quota"],
   ["n", "nodes"],
-  ["a", "alerts"],
-  ["u", "audit"],
+  ["a", "alerts", "alert.read"],
+  ["u", "audit", "audit.read"],
+  ["k", "tokens", "token.read"],
 ];
+
+export function placesOfViewer(): typeof PLACES {
+  return PLACES.filter(([, , action]) => !action || may(action));
+}
+
 const CHORD_MS = 1_500;
 
 export interface RowKeys {
@@ -52,7 +60,7 @@ export function startKeyboard(): void {
 function press(key: string, target: HTMLElement): boolean {
   if (Date.now() < chordUntil) {
     chordUntil = 0;
-    const place = PLACES.find(([letter]) => letter === key);
+    const place = placesOfViewer().find(([letter]) => letter === key);
     if (place) go(place[1] === "cluster" ? "/" : `/${place[1]}`);
     return place !== undefined;
   }
@@ -67,7 +75,7 @@ function press(key: string, target: HTMLElement): boolean {
       helpShown.value = true;
       return true;
     case "c":
-      go("/submit");
+      if (may("task.submit")) go("/submit");
       return true;
     default:
       return pressInRows(key, target);

@@ -4,6 +4,7 @@ import { openStream } from "./board/stream";
 import { startKeyboard } from "./keyboard";
 import { startClock } from "./now";
 import { startRouter } from "./router";
+import { comeBack, learn } from "./me";
 import { redeemCode } from "./session";
 import { watchTheme } from "./theme";
 import { Boundary } from "./ui/boundary";
@@ -12,6 +13,8 @@ async function start(): Promise<void> {
   const place = document.getElementById("app");
   if (!place) return;
   await redeemCode(); // whatever is asked before it would be refused
+  await comeBack();
+  void learn();
   startRouter();
   startKeyboard();
   startClock();

@@ -1,5 +1,6 @@
 // A one-time address carries a code behind the #. It is taken out of the address bar before anything else happens.
-import { post } from "./api";
+import { asProblem, post } from "./api";
+import { signInProblem } from "./me";
 
 export async function redeemCode(): Promise<void> {
   const code = new URLSearchParams(location.hash.slice(1)).get("code");
@@ -7,7 +8,7 @@ export async function redeemCode(): Promise<void> {
   history.replaceState(null, "", location.pathname + location.search);
   try {
     await post("/api/v1/session", { code });
-  } catch {
-    // used or expired: whoever needs no code goes on, everybody else is told by the first refused call
+  } catch (error) {
+    signInProblem.value = asProblem(error); // shown if the viewer has no other access
   }
 }

@@ -23,6 +23,7 @@ export type {
   NodeEvent,
   NodeHealth,
   NodeHistory,
+  NewToken,
   NodeList,
   OutputAnswer as OutputPlace,
   QuotaEffect,
@@ -32,6 +33,8 @@ export type {
   Retried,
   SilenceAnswer as Silence,
   SilenceList,
+  SignInAddress,
+  SignInMethods,
   Submitted,
   TaskAnswer as Task,
   TaskEvent,
@@ -41,7 +44,10 @@ export type {
   TenantList,
   TestedTargets,
   Timeline,
+  TokenAnswer as Token,
+  TokenList,
   Usage,
+  WhoAmI,
 } from "../build/wire";
 
 export type TaskStatus = wire.TaskAnswer["status"];

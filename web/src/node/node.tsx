@@ -4,6 +4,7 @@ import { get, post } from "../api";
 import { onTasks } from "../board/stream";
 import { megabytes, number } from "../format";
 import { t, word } from "../i18n";
+import { may } from "../me";
 import type { Gpu, GpuList, Node, NodeEvent, NodeHealth } from "../types";
 import { useAsked, useThrottled } from "../ui/asked";
 import { askBefore } from "../ui/dialog";
@@ -117,7 +118,7 @@ function Cards({ gpus, refresh }: { gpus: Gpu[]; refresh: () => void }) {
               </td>
               <td>
                 {word("health", gpu.health.state)} <small class="muted">{gpu.health.remark || gpu.health.cause}</small>
-                {gpu.health.needs_person ? (
+                {gpu.health.needs_person && may("cluster.change") ? (
                   <button type="button" onClick={() => recover(gpu)}>
                     {t("gpu.recover")}
                   </button>

@@ -2,6 +2,7 @@
 import { post } from "../api";
 import { duration } from "../format";
 import { t } from "../i18n";
+import { may } from "../me";
 import type { Node, Whatif } from "../types";
 import { useAsked } from "../ui/asked";
 import { askBefore } from "../ui/dialog";
@@ -68,6 +69,7 @@ export function NodeOrders({ node, refresh }: { node: Node; refresh: () => void 
         refresh();
       },
     });
+  if (!may("cluster.change")) return null;
   return (
     <span class="row orders">
       {node.offline_since && node.tasks.length ? (

@@ -4,6 +4,7 @@ import { del, get, post } from "../api";
 import { board } from "../board/stream";
 import { clock, day, duration, exact, number, parseTime, percent } from "../format";
 import { language, t, word } from "../i18n";
+import { may } from "../me";
 import { now } from "../now";
 import { route, setQuery } from "../router";
 import type { Alert, AlertList, Silence, SilenceList, TestedTargets } from "../types";
@@ -46,9 +47,11 @@ export function Alerts() {
             ]}
             onChange={(state) => setQuery({ state: state === "open" ? null : state })}
           />
-          <button type="button" onClick={() => void sendTest()} data-testid="alert-test">
-            {t("alerts.test")}
-          </button>
+          {may("alert.change") ? (
+            <button type="button" onClick={() => void sendTest()} data-testid="alert-test">
+              {t("alerts.test")}
+            </button>
+          ) : null}
         </>
       }
     >
@@ -121,7 +124,7 @@ function Row({ alert, refresh, silence }: { alert: Alert; refresh: () => void; s
           <span>{factsOf(alert)}</span>
         </p>
       </div>
-      {alert.state === "resolved" ? null : (
+      {alert.state === "resolved" || !may("alert.change") ? null : (
         <div class="row">
           <button type="button" disabled={alert.acknowledged_at !== null} onClick={acknowledge} data-testid={`ack-${alert.id}`}>
             {t("alerts.acknowledge")}
@@ -173,9 +176,11 @@ function Silences({ silences, refresh }: { silences: Silence[]; refresh: () => v
                 <Until text="alerts.until" at={silence.until} /> {silence.comment}
               </p>
             </div>
-            <button type="button" onClick={() => end(silence)}>
-              {t("alerts.unsilence")}
-            </button>
+            {may("alert.change") ? (
+              <button type="button" onClick={() => end(silence)}>
+                {t("alerts.unsilence")}
+              </button>
+            ) : null}
           </li>
         ))}
       </ul>

@@ -4,6 +4,7 @@ import { asProblem, isAbort, post, put } from "../api";
 import { board } from "../board/stream";
 import { number, percent } from "../format";
 import { t, word } from "../i18n";
+import { may } from "../me";
 import type { Board, Problem, QuotaEffect, Whatif } from "../types";
 import { Meter, Page, ProblemBox, Segments, Skeleton, TaskLink } from "../ui/parts";
 import { say } from "../ui/toast";
@@ -80,64 +81,72 @@ function Editor({ board: known }: { board: Board }) {
             );
           })}
         </div>
-        <div class="field">
-          <label for="quota-online">{t("quota.slider")}</label>
-          <div class="row">
-            <input id="quota-online" class="slider" type="range" min={0} max={100} step={1} value={shown} onInput={(event) => set({ online_percent: Number(event.currentTarget.value) / 100 })} data-testid="quota-slider" />
-            <output for="quota-online" class="slider-value">
-              {percent(shown / 100)}
-            </output>
-          </div>
-          <div class="split" aria-hidden="true">
-            <i style={{ width: `${shown}%` }}>{t("quota.online")}</i>
-            <b>{t("quota.batch")}</b>
-          </div>
-        </div>
-        <div class="field">
-          <span class="label">{t("quota.mode")}</span>
-          <Segments
-            label={t("quota.mode")}
-            value={wanted.mode ?? now.mode}
-            options={[
-              ["strict", "strict"],
-              ["borrow", "borrow"],
-            ]}
-            onChange={(mode) => set({ mode })}
-          />
-          <span class="hint">{word("quota", wanted.mode ?? now.mode)}</span>
-        </div>
-        <div class="field">
-          <span class="label">{t("quota.reclaim")}</span>
-          <Segments
-            label={t("quota.reclaim")}
-            value={wanted.reclaim ?? now.reclaim}
-            options={[
-              ["wait", "wait"],
-              ["stop", "stop"],
-            ]}
-            onChange={(reclaim) => set({ reclaim })}
-          />
-          <span class="hint">{word("quota", wanted.reclaim ?? now.reclaim)}</span>
-        </div>
-        {problem ? <ProblemBox problem={problem} /> : null}
-        <footer class="row">
-          <button type="button" class={stops ? "danger" : "primary"} disabled={!changed || busy || preview.asking || refused !== null} onClick={apply} data-testid="quota-apply">
-            {stops ? t("quota.applyStops", { n: stops }) : t("quota.apply")}
-          </button>
-          <button type="button" disabled={!changed} onClick={() => setWanted({})}>
-            {t("quota.reset")}
-          </button>
-        </footer>
+        {may("tenant.change") ? (
+          <>
+            <div class="field">
+              <label for="quota-online">{t("quota.slider")}</label>
+              <div class="row">
+                <input id="quota-online" class="slider" type="range" min={0} max={100} step={1} value={shown} onInput={(event) => set({ online_percent: Number(event.currentTarget.value) / 100 })} data-testid="quota-slider" />
+                <output for="quota-online" class="slider-value">
+                  {percent(shown / 100)}
+                </output>
+              </div>
+              <div class="split" aria-hidden="true">
+                <i style={{ width: `${shown}%` }}>{t("quota.online")}</i>
+                <b>{t("quota.batch")}</b>
+              </div>
+            </div>
+            <div class="field">
+              <span class="label">{t("quota.mode")}</span>
+              <Segments
+                label={t("quota.mode")}
+                value={wanted.mode ?? now.mode}
+                options={[
+                  ["strict", "strict"],
+                  ["borrow", "borrow"],
+                ]}
+                onChange={(mode) => set({ mode })}
+              />
+              <span class="hint">{word("quota", wanted.mode ?? now.mode)}</span>
+            </div>
+            <div class="field">
+              <span class="label">{t("quota.reclaim")}</span>
+              <Segments
+                label={t("quota.reclaim")}
+                value={wanted.reclaim ?? now.reclaim}
+                options={[
+                  ["wait", "wait"],
+                  ["stop", "stop"],
+                ]}
+                onChange={(reclaim) => set({ reclaim })}
+              />
+              <span class="hint">{word("quota", wanted.reclaim ?? now.reclaim)}</span>
+            </div>
+            {problem ? <ProblemBox problem={problem} /> : null}
+            <footer class="row">
+              <button type="button" class={stops ? "danger" : "primary"} disabled={!changed || busy || preview.asking || refused !== null} onClick={apply} data-testid="quota-apply">
+                {stops ? t("quota.applyStops", { n: stops }) : t("quota.apply")}
+              </button>
+              <button type="button" disabled={!changed} onClick={() => setWanted({})}>
+                {t("quota.reset")}
+              </button>
+            </footer>
+          </>
+        ) : (
+          <p class="muted" data-testid="quota-fixed">{t("quota.fixed", { online: percent(now.online_percent), mode: now.mode, reclaim: now.reclaim })}</p>
+        )}
       </section>
-      <section class="card verdict" aria-live="polite" aria-label={t("quota.preview")} data-testid="quota-preview">
-        <header>
-          <h2>{t("quota.preview")}</h2>
-          {preview.asking ? <span class="muted">{t("submit.checking")}</span> : null}
-        </header>
-        {!changed ? <p class="muted">{t("quota.noChange")}</p> : null}
-        {changed && refused ? <ProblemBox problem={refused} /> : null}
-        {changed && preview.effect && !refused ? <Effect effect={preview.effect} delays={preview.delays} before={known.pools.online?.quota ?? 0} /> : null}
-      </section>
+      {may("tenant.change") ? (
+        <section class="card verdict" aria-live="polite" aria-label={t("quota.preview")} data-testid="quota-preview">
+          <header>
+            <h2>{t("quota.preview")}</h2>
+            {preview.asking ? <span class="muted">{t("submit.checking")}</span> : null}
+          </header>
+          {!changed ? <p class="muted">{t("quota.noChange")}</p> : null}
+          {changed && refused ? <ProblemBox problem={refused} /> : null}
+          {changed && preview.effect && !refused ? <Effect effect={preview.effect} delays={preview.delays} before={known.pools.online?.quota ?? 0} /> : null}
+        </section>
+      ) : null}
     </div>
   );
 }

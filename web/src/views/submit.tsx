@@ -4,10 +4,11 @@ import { useEffect, useState } from "preact/hooks";
 import { asProblem, get, isAbort, post } from "../api";
 import { board } from "../board/stream";
 import { t, word } from "../i18n";
+import { may, me } from "../me";
 import { go, route } from "../router";
 import { BLANK, FIELD_OF, formOf, taskOf, type Form } from "../submit/form";
 import type { Problem, Submitted, Task, Whatif } from "../types";
-import { Page, ProblemBox, Time } from "../ui/parts";
+import { Empty, Page, ProblemBox, Time } from "../ui/parts";
 import { say } from "../ui/toast";
 
 type Wrong = Partial<Record<keyof Form, string>>;
@@ -22,7 +23,7 @@ export function Submit() {
   }, [like]);
   const { body, mistakes } = taskOf(form);
   const ready = form.command.trim() !== "" && mistakes.length === 0;
-  const verdict = useVerdict(ready ? JSON.stringify(body) : "");
+  const verdict = useVerdict(ready && may("whatif.ask") ? JSON.stringify(body) : "");
   const wrong: Wrong = { ...wrongOf(verdict.problem), ...wrongOf(problem) };
   for (const mistake of mistakes) wrong[mistake.field] = mistake.kind === "time" ? t("submit.badTime") : t("submit.badLine", { line: mistake.value });
   const set = (changes: Partial<Form>) => {
@@ -41,6 +42,13 @@ export function Submit() {
       .catch((error: unknown) => setProblem(asProblem(error)))
       .finally(() => setBusy(false));
   };
+  if (me.value && !may("task.submit")) {
+    return (
+      <Page title={t("submit.title")} testid="submit">
+        <Empty title={t("account.mayNot", { role: word("role", me.value.role) })} />
+      </Page>
+    );
+  }
   return (
     <Page title={t("submit.title")} testid="submit">
       <form class="submit" onSubmit={send} data-testid="submit-form">
@@ -53,7 +61,7 @@ export function Submit() {
             </button>
           </footer>
         </section>
-        <Verdict asked={ready} told={verdict} />
+        {may("whatif.ask") ? <Verdict asked={ready} told={verdict} /> : null}
       </form>
     </Page>
   );
@@ -86,7 +94,7 @@ function Fields({ form, set, wrong }: { form: Form; set: (changes: Partial<Form>
         {line("memory", t("submit.memoryHint"))}
         {line("priority", t("submit.priorityHint"), { list: "levels", placeholder: "50" })}
         {line("name")}
-        {line("tenant", undefined, { list: "tenants", placeholder: "default" })}
+        {line("tenant", undefined, { list: "tenants", placeholder: me.value?.tenants.find((name) => name !== "*") ?? "default" })}
       </div>
       <label class="row">
         <input type="checkbox" checked={form.shared} onChange={(event) => set({ shared: event.currentTarget.checked })} /> {t("submit.shared")}

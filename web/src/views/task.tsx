@@ -5,6 +5,7 @@ import { onTasks } from "../board/stream";
 import { command, duration, megabytes, number, parseTime, taskNumber } from "../format";
 import { GpuChart } from "../heatmap/gpu";
 import { t, word } from "../i18n";
+import { may } from "../me";
 import { now } from "../now";
 import { go } from "../router";
 import { Files } from "../task/files";
@@ -100,23 +101,26 @@ function Actions({ task, refresh }: { task: Task; refresh: () => void }) {
     });
   return (
     <>
-      {task.status === "pending" ? (
+      {task.status === "pending" && may("task.change") ? (
         <button type="button" onClick={() => order(task.held ? "release" : "hold")}>
           {task.held ? t("task.release") : t("task.hold")}
         </button>
       ) : null}
-      {live ? (
+      {live && may("task.change") ? (
         <button type="button" class="danger" onClick={cancel} disabled={task.cancelling} data-testid="cancel">
           {t("task.cancel")}
         </button>
-      ) : (
+      ) : null}
+      {!live && may("task.submit") ? (
         <button type="button" onClick={() => void retry(task)} data-testid="retry">
           {t("task.retry")}
         </button>
-      )}
-      <a class="button" href={`/submit?like=${task.task_id}`}>
-        {t("task.retryEdit")}
-      </a>
+      ) : null}
+      {may("task.submit") ? (
+        <a class="button" href={`/submit?like=${task.task_id}`} data-testid="retry-edit">
+          {t("task.retryEdit")}
+        </a>
+      ) : null}
     </>
   );
 }
@@ -147,7 +151,7 @@ function Details({ task }: { task: Task }) {
   ].filter(Boolean);
   const rows: [string, preact.ComponentChildren][] = [
     [t("task.command"), task.allocation ? t("task.allocation") : <code>{command(task.command)}</code>],
-    [t("tasks.tenant"), <a href={`/tasks?tenant=${encodeURIComponent(task.tenant_id)}`}>{task.tenant_id}</a>],
+    [t("tasks.tenant"), <a href={`/tenants/${encodeURIComponent(task.tenant_id)}`}>{task.tenant_id}</a>],
     [t("tasks.pool"), `${word("pool", task.pool)} · ${t("task.priority")} ${task.priority}`],
     [t("task.asked"), asked.join(" · ")],
     [t("task.node"), task.allocated_nodes?.length || task.node ? <Placed task={task} /> : null],

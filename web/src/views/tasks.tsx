@@ -4,6 +4,7 @@ import { get, post } from "../api";
 import { board, onTasks } from "../board/stream";
 import { called, duration, megabytes, number, parseTime, taskNumber } from "../format";
 import { t, word } from "../i18n";
+import { may } from "../me";
 import { now } from "../now";
 import { go, route, setQuery } from "../router";
 import type { Cancelled, Task, TaskPage, TaskStatus } from "../types";
@@ -279,12 +280,16 @@ function Chosen({ tasks, clear, onDone }: { tasks: Task[]; clear: () => void; on
   return (
     <div class="chosen row" role="toolbar" aria-label={t("tasks.selected", { n: tasks.length })} data-testid="chosen">
       <b>{t("tasks.selected", { n: tasks.length })}</b>
-      <button type="button" class="danger" disabled={!live.length} onClick={cancel}>
-        {t("tasks.cancel", { n: live.length })}
-      </button>
-      <button type="button" disabled={!over.length} onClick={() => void retry()}>
-        {t("tasks.retry", { n: over.length })}
-      </button>
+      {may("task.change") ? (
+        <button type="button" class="danger" disabled={!live.length} onClick={cancel}>
+          {t("tasks.cancel", { n: live.length })}
+        </button>
+      ) : null}
+      {may("task.submit") ? (
+        <button type="button" disabled={!over.length} onClick={() => void retry()}>
+          {t("tasks.retry", { n: over.length })}
+        </button>
+      ) : null}
       <button type="button" class="plain" onClick={clear}>
         {t("tasks.clear")}
       </button>

@@ -3,6 +3,7 @@ import { get } from "../api";
 import { board } from "../board/stream";
 import { duration, number, percent } from "../format";
 import { t, word } from "../i18n";
+import { may } from "../me";
 import { route, setQuery } from "../router";
 import type { Tenant, TenantList, Usage } from "../types";
 import { useAsked } from "../ui/asked";
@@ -28,8 +29,12 @@ export function Tenants() {
 function Nobody() {
   return (
     <Empty title={t("tenants.empty")}>
-      <p>{t("tenants.emptyHow")}</p>
-      <CopyLine text="dgpu tenant set vision --max-gpus 16" />
+      {may("tenant.change") ? (
+        <>
+          <p>{t("tenants.emptyHow")}</p>
+          <CopyLine text="dgpu tenant set vision --max-gpus 16" />
+        </>
+      ) : null}
     </Empty>
   );
 }
@@ -60,7 +65,7 @@ function Table({ tenants }: { tenants: Tenant[] }) {
             return (
               <tr key={tenant.id} data-testid={`tenant-${tenant.id}`}>
                 <td>
-                  <a href={`/tasks?tenant=${encodeURIComponent(tenant.id)}`}>{tenant.id}</a>
+                  <a href={`/tenants/${encodeURIComponent(tenant.id)}`}>{tenant.id}</a>
                 </td>
                 <td>
                   <Meter value={tenant.use.gpus_used} most={most} label={use} />
@@ -90,7 +95,7 @@ function Table({ tenants }: { tenants: Tenant[] }) {
   );
 }
 
-function limitsOf(tenant: Tenant): string {
+export function limitsOf(tenant: Tenant): string {
   const limits = [
     tenant.max_gpus === null ? "" : `${tenant.max_gpus} GPU`,
     tenant.guaranteed_gpus ? t("tenants.guaranteed", { n: tenant.guaranteed_gpus }) : "",
