@@ -1,25 +1,33 @@
 """Open dashboards in a process of its own: reads the shared stream on many connections and counts what came.
 
-Prints a line when every stream has begun, and another one with what it counted when its input ends.
+Prints a line when every stream has begun, and another one with what it counted when its input ends. The browsers use
+the tokens of the environment in turn, if there are any.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
+
+TOKENS = "DGPU_BENCH_TOKENS"
 
 
 class Browser(asyncio.Protocol):
-    def __init__(self, port: int, begun: asyncio.Future[None]) -> None:
+    def __init__(self, port: int, begun: asyncio.Future[None], token: str) -> None:
         self._port = port
+        self._token = token
         self._begun = begun
         self.read_bytes = 0
         self.pieces = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        head = f"GET /api/v1/board/stream HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\nAccept-Encoding: gzip\r\n\r\n"
-        transport.write(head.encode())  # type: ignore[attr-defined]
+        head = (
+            f"GET /api/v1/board/stream HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\nAccept-Encoding: gzip\r\n"
+        )
+        whose = f"Authorization: Bearer {self._token}\r\n" if self._token else ""
+        transport.write(f"{head}{whose}\r\n".encode())  # type: ignore[attr-defined]
 
     def data_received(self, data: bytes) -> None:
         if not self._begun.done():
@@ -33,9 +41,11 @@ class Browser(asyncio.Protocol):
 async def look(port: int, number: int) -> None:
     loop = asyncio.get_running_loop()
     browsers = []
-    for _ in range(number):
+    tokens = os.environ.get(TOKENS, "").split(",")
+    for place in range(number):
         begun: asyncio.Future[None] = loop.create_future()
-        _, browser = await loop.create_connection(lambda begun=begun: Browser(port, begun), "127.0.0.1", port)
+        browser = Browser(port, begun, tokens[place % len(tokens)])
+        await loop.create_connection(lambda browser=browser: browser, "127.0.0.1", port)
         await begun
         browsers.append(browser)
     print("ready", flush=True)

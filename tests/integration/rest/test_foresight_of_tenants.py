@@ -58,6 +58,12 @@ def test_a_predicted_submit_counts_the_tasks_of_others(world) -> None:
     told = ask(world, made["token"], "POST", "/api/v1/whatif", body).body
     assert ([each["task_id"] for each in told["delays"]], told["others"]["delays"]) == (["task-3"], 1)
     assert [each["task_id"] for each in told["waits"]] == ["task-4"]
+    two = {"submit": {"task": {"command": "true", "priority": 5}, "count": 2}}
+    waits = ask(world, made["token"], "POST", "/api/v1/whatif", two).body["waits"]
+    assert [each["blockers"][-1]["detail"] for each in waits] == [
+        "1 own task and 1 task of other tenants come first",
+        "2 own tasks and 1 task of other tenants come first",
+    ]
     every = world.ask("POST", "/api/v1/whatif", body).body
     assert ([each["task_id"] for each in every["delays"]], every["others"]) == (["task-2", "task-3"], None)
 

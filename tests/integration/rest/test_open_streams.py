@@ -1,4 +1,4 @@
-"""A stream ends with the token that opened it, over real HTTP: events, board, followed output, downloads."""
+"""A stream ends with the token or session that opened it, over real HTTP: events, board, followed output, downloads."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import pytest
 from dgpu.core.model.ids import NodeId
 from dgpu.service.access.token_book import TokenBook
 from dgpu.service.rest.backend import RestOptions
+from dgpu.service.rest.sessions import COOKIE_SECONDS
 from dgpu.service.task_files import PIECE_BYTES, FileLink, FileStreams
 from dgpu.wire.isolation import Isolation
 from dgpu.wire.proto import agent_pb2 as pb
 from rest_world import RestWorld
 
-SECONDS = 20
+SECONDS = 15
 STREAMS = (
     "/api/v1/events",
     "/api/v1/board/stream",
@@ -66,20 +67,23 @@ def new_token(world: RestWorld, **fields: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def opened(world: RestWorld, path: str, token: str) -> Iterator[http.client.HTTPResponse]:
+def opened(
+    world: RestWorld, path: str, token: str = "", headers: dict[str, str] | None = None
+) -> Iterator[http.client.HTTPResponse]:
     connection = http.client.HTTPConnection("127.0.0.1", world.port, timeout=SECONDS)
     with contextlib.closing(connection):
-        connection.request("GET", path, headers={"Authorization": f"Bearer {token}"})
+        connection.request("GET", path, headers=headers or {"Authorization": f"Bearer {token}"})
         response = connection.getresponse()
         assert response.status == 200, response.read()
         yield response
 
 
 def read_to_the_end(response: http.client.HTTPResponse) -> str:
-    """`cut` if the answer is unfinished. A stream that goes on runs into the time limit."""
+    """`cut` if the answer is unfinished. A stream that goes on, also with keep-alives, runs into the time limit."""
+    deadline = time.monotonic() + SECONDS
     try:
         while response.read1(1 << 16):
-            pass
+            assert time.monotonic() < deadline, "the stream goes on"
     except (http.client.IncompleteRead, ConnectionResetError):
         return "cut"
     return "ended"
@@ -123,6 +127,22 @@ def test_an_expired_token_ends_its_streams(lab, path: str) -> None:
     with opened(lab, path, made["token"]) as response:
         now = book.now_wall_ms()
         book._wall_ms = lambda: now + 61_000
+        assert read_to_the_end(response) in {"cut", "ended"}
+
+
+@pytest.mark.parametrize("how", ["signed out", "token revoked", "expired"])
+def test_a_session_that_ends_ends_its_streams(lab, how: str) -> None:
+    made = new_token(lab)
+    signed_in = lab.ask("POST", "/api/v1/session", {"token": made["token"]}, {"Origin": lab.url})
+    cookie = {"Cookie": signed_in.headers["set-cookie"].partition(";")[0], "Origin": lab.url}
+    with opened(lab, "/api/v1/board/stream", headers=cookie) as response:
+        if how == "signed out":
+            assert lab.ask("DELETE", "/api/v1/session", headers=cookie).status == 204
+        elif how == "token revoked":
+            assert lab.ask("DELETE", f"/api/v1/tokens/{made['id']}").status == 200
+        else:
+            now = lab.access.sessions._wall_clock()
+            lab.access.sessions._wall_clock = lambda: now + COOKIE_SECONDS
         assert read_to_the_end(response) in {"cut", "ended"}
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from building import cluster, node, run_pass, task
-from dgpu.service.access.anonymous import events_told_to, gpus_told_to, node_told_to, task_told_to
+from dgpu.service.access.anonymous import (
+    events_told_to,
+    gpus_told_to,
+    node_told_to,
+    reason_told_to,
+    task_told_to,
+    without_tasks,
+)
 from dgpu.service.views.cluster import gpu_list, node_list
 from dgpu.wire.answers import Attempt, TaskAnswer, TaskEvent
 
@@ -31,6 +38,20 @@ def test_an_error_names_no_other_task() -> None:
     assert told.error == told.attempts[0].error == STOPPED.replace("task-7", "another task")
     assert told.task_id == "task-3"
     assert task_told_to(None, TASK) == TASK
+
+
+def test_why_a_task_is_tried_again_names_no_other_task() -> None:
+    """The error of the stop before is part of the reason."""
+    reason = {"waiting_code": "back_off", "waiting": f"it is tried again in 5 s after: {STOPPED}"}
+    assert reason_told_to(("lab",), reason)["waiting"].endswith(STOPPED.replace("task-7", "another task"))
+    assert reason_told_to(None, reason) == reason
+    own = {"waiting_code": "dependency", "waiting": "it waits for task-2"}
+    assert reason_told_to(("lab",), own) == own
+
+
+def test_the_program_behind_a_task_is_left_out_with_it() -> None:
+    evidence = "2 programs failed on it: task-7 (secret.py --x), task-8 (other)"
+    assert without_tasks(evidence) == "2 programs failed on it: another task"
 
 
 def test_an_event_names_no_other_task() -> None:

@@ -72,7 +72,7 @@ def fall_ill(
     quarantines = 1 if is_first else known.quarantines + 1
     step = _step(known, at, Health.QUARANTINED, cause.value, evidence)
     quarantined = replace(step, node_id=node_id, quarantines=quarantines)
-    return (quarantined, *_stops(state, at, gpu_id, node_id, _for_tasks(cause, evidence)))
+    return (quarantined, *_stops(state, at, gpu_id, node_id, told_to_tasks(cause, evidence)))
 
 
 def once_per_lease(events: Iterable[Event]) -> Iterator[Event]:
@@ -99,7 +99,7 @@ def fault_news(state: ClusterState, gpu: Gpu) -> bool:
     return bool(gpu.fault) and (known is None or known.fault != gpu.fault)
 
 
-def _for_tasks(cause: str, evidence: str) -> str:
+def told_to_tasks(cause: str, evidence: str) -> str:
     """Evidence from failed tasks names them and their programs. The error of a task of another tenant must not."""
     return "different programs failed on it in a row" if cause == Cause.FAILURES else evidence
 
@@ -127,7 +127,7 @@ def stopped_for_card(state: ClusterState, lease: Lease) -> str | None:
     for gpu_id in lease.gpu_ids:
         known = state.health.get(gpu_id)
         if known is not None and not known.serves:
-            return f"GPU {gpu_id} is out of service: {_for_tasks(known.cause, known.evidence)}"
+            return f"GPU {gpu_id} is out of service: {told_to_tasks(known.cause, known.evidence)}"
     return "a GPU of it was out of service"
 
 

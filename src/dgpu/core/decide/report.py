@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from dgpu.core.commands import ReportFinished, ReportStarted
 from dgpu.core.decide.endings import end_attempt
-from dgpu.core.decide.health import GPU_FAULT, after_failure, after_success, stopped_for_card
+from dgpu.core.decide.health import GPU_FAULT, after_failure, after_success, stopped_for_card, told_to_tasks
 from dgpu.core.decision import Decision
 from dgpu.core.events import (
     Event,
@@ -51,7 +51,14 @@ def decide_finished(state: ClusterState, command: ReportFinished) -> Decision:
         blamed = after_failure(state, task, lease, command)
         # This attempt ends with this report: it needs no order to stop.
         about_cards += [each for each in blamed if not _stops(each, lease)]
-        evidence = next((each.evidence for each in blamed if isinstance(each, GpuHealthChanged)), None)
+        evidence = next(
+            (
+                told_to_tasks(each.cause, each.evidence)
+                for each in blamed
+                if isinstance(each, GpuHealthChanged)
+            ),
+            None,
+        )
     if evidence is None:
         return (*about_cards, *end_attempt(state, task, lease, command))
     fault = replace(command, outcome=Outcome.NODE_FAULT, error=evidence)

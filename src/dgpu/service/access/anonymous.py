@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -48,10 +49,13 @@ def reason_told_to(tenants: Tenants, reason: dict[str, str]) -> dict[str, str]:
     return {**reason, "waiting": _detail(reason["waiting_code"], reason["waiting"])}
 
 
-def told_to(tenants: Tenants, state: ClusterState, found: Explanation) -> Explanation:
+def told_to(
+    tenants: Tenants, state: ClusterState, found: Explanation, new: Container[TaskId] = ()
+) -> Explanation:
+    """`new`: own tasks of a prediction, which are not in the state."""
     if tenants is None:
         return found
-    ahead = tuple(each for each in found.ahead if is_own(tenants, state, each))
+    ahead = tuple(each for each in found.ahead if each in new or is_own(tenants, state, each))
     are_all_known = len(found.ahead) == found.ahead_total
     blockers = tuple(
         _ahead(each, len(ahead)) if each.code == "tasks_ahead" and are_all_known else _without_names(each)

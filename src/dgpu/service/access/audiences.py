@@ -7,7 +7,7 @@ from typing import Final, Generic, TypeVar
 
 from dgpu.service.access.principal import Tenants
 
-# Each audience of the board costs one encoding a second: about 3 ms with 1,600 GPUs.
+# Each audience of the board costs one encoding a second: 0.8 ms if all of 1,600 GPUs change.
 MAX_AUDIENCES: Final = 64
 
 T = TypeVar("T")

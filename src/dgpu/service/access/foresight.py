@@ -29,19 +29,15 @@ def effect_told_to(tenants: Tenants, state: ClusterState, effect: Effect) -> Eff
     if tenants is None:
         return EffectTold(effect)
 
+    new = {each.task_id for each in effect.starts if each.is_new} | {each.task_id for each in effect.waits}
+
     def own(found: Iterable[OnTask]) -> tuple[OnTask, ...]:
-        # New tasks are in no state yet.
-        return tuple(
-            each
-            for each in found
-            if (isinstance(each, Starts) and each.is_new) or is_own(tenants, state, each.task_id)
-        )
+        return tuple(each for each in found if each.task_id in new or is_own(tenants, state, each.task_id))
 
     def waiting(found: Waits) -> Waits:
-        explanation = found.explanation
-        return (
-            found if explanation is None else replace(found, explanation=told_to(tenants, state, explanation))
-        )
+        if found.explanation is None:
+            return found
+        return replace(found, explanation=told_to(tenants, state, found.explanation, new))
 
     told = replace(
         effect,

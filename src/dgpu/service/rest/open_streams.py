@@ -72,7 +72,7 @@ class OpenStreams:
             if who not in verdicts:
                 verdicts[who] = self.still_admits(who)
             if not verdicts[who] and stream.guest is not None:
-                _log.info("stream_ended", user=who.user, token=who.token_id, reason="no longer admitted")
+                _log.info("stream_ended", user=who.user, token_id=who.token_id, reason="no longer admitted")
                 stream.guest.close()
 
     def _check_later(self) -> None:
