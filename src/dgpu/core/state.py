@@ -198,6 +198,7 @@ class ClusterState:
         milli = lease.gpu_milli
         known.pool.used_milli += milli
         self.accounts.hold(known.account, lease, milli)
+        self.bookings.ends.note((lease.id,))
 
     # reservations
 
@@ -227,7 +228,7 @@ class ClusterState:
 
     def hasten(self, lease_ids: Sequence[LeaseId]) -> None:
         """Leases were ordered to end: their nodes come free sooner than expected."""
-        self.bookings.ends.forget(lease_ids)
+        self.bookings.ends.note(lease_ids)
         for lease_id in lease_ids:
             self.rooms.touch(self.leases[lease_id].node_id)
 

@@ -260,7 +260,7 @@ def _release_all(state: ClusterState, task: Task, at: int) -> None:
 def _release(state: ClusterState, lease_id: LeaseId, at: int) -> None:
     lease = state.leases.pop(lease_id)
     state.rooms.release(lease)
-    state.bookings.ends.forget((lease_id,))
+    state.bookings.ends.forget(lease_id)
     note_freed(state, lease)
     note_released(state, lease, at)
     # A GPU that left its node while leased is forgotten with its lease.

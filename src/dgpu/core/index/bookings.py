@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from dgpu.core.index.ends import Ends
 from dgpu.core.model.ids import TaskId
 from dgpu.core.model.reservation import Reservation
-from dgpu.core.rules.durations import Ends
 
 if TYPE_CHECKING:
     from dgpu.core.index.line import Line

@@ -7,35 +7,36 @@ from collections.abc import Iterator
 from typing import Final, Generic, TypeAlias, TypeVar
 
 T = TypeVar("T")
-Entry: TypeAlias = tuple[int, str, T]  # (amount, node id, member); amount and id are unique together
+Id: TypeAlias = str | int
+Entry: TypeAlias = tuple[int, Id, T]  # (amount, id, member); amount and id are unique together
 
 _MOST: Final = 256  # entries in a block; a list of this length moves in a fraction of a microsecond
 
 
 class Ordered(Generic[T]):
-    """Sorted by amount, then by node id. Blocks are never empty, except a first one."""
+    """Sorted by amount, then by id. Blocks are never empty, except a first one."""
 
     __slots__ = ("_blocks", "_lasts")
 
     def __init__(self) -> None:
         self._blocks: list[list[Entry[T]]] = [[]]
-        self._lasts: list[tuple[int, str]] = []  # the last entry of each block but the last block
+        self._lasts: list[tuple[int, Id]] = []  # the last entry of each block but the last block
 
     def __bool__(self) -> bool:
         return bool(self._blocks[0])
 
-    def add(self, amount: int, node_id: str, member: T) -> None:
-        place = bisect_left(self._lasts, (amount, node_id)) if self._lasts else 0
+    def add(self, amount: int, id_: Id, member: T) -> None:
+        place = bisect_left(self._lasts, (amount, id_)) if self._lasts else 0
         block = self._blocks[place]
-        insort(block, (amount, node_id, member))
+        insort(block, (amount, id_, member))
         if len(block) > _MOST:
             half = len(block) // 2
             self._blocks.insert(place + 1, block[half:])
             del block[half:]
             self._lasts.insert(place, block[-1][:2])
 
-    def remove(self, amount: int, node_id: str) -> None:
-        key: tuple[int | str, ...] = (amount, node_id)  # looked up twice: see packing.GroupKey
+    def remove(self, amount: int, id_: Id) -> None:
+        key: tuple[Id, ...] = (amount, id_)  # looked up twice: see packing.GroupKey
         place = bisect_left(self._lasts, key) if self._lasts else 0
         block = self._blocks[place]
         del block[bisect_left(block, key)]

@@ -6,16 +6,12 @@ neither has an unknown end, and a service never ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final
 
-from dgpu.core.model.ids import LeaseId
 from dgpu.core.model.lease import Lease
 from dgpu.core.model.run_times import MIN_RUNS, RunTimes, kind_of, quantile_ms
 from dgpu.core.model.task import Restart, Shape, Task
-
-if TYPE_CHECKING:
-    from dgpu.core.state import ClusterState
 
 KILL_GRACE_MS: Final = 10_000  # between the two signals at a time limit; the default of agents
 RELEASE_MS: Final = 1_000  # from the end of a process until its GPUs are free and the report has arrived
@@ -62,54 +58,8 @@ def expected_ms(run_times: Mapping[str, RunTimes], shape: Shape, detail: bytes) 
     return 0 if learned is None else learned + RELEASE_MS
 
 
-class Ends:
-    """The latest ends of leases. Each is computed once: call `forget` when the lease or its task changes."""
-
-    __slots__ = ("_known",)
-
-    def __init__(self) -> None:
-        self._known: dict[LeaseId, int] = {}  # below 0: expected, not certain
-
-    def ends_at(self, state: ClusterState, lease_id: LeaseId, at: int) -> int:
-        """UNKNOWN also for a lease that runs longer than expected. NEVER: a service."""
-        known = self._known.get(lease_id)
-        if known is None:
-            lease = state.leases[lease_id]
-            task = state.tasks[lease.task_id]
-            if task.cancelling or lease.stopping:
-                return at + STOP_MS
-            known = self._known[lease_id] = _end_of(lease, task)
-        if known >= 0:
-            return known
-        return -known if -known > at else UNKNOWN
-
-    def valid_until(self, state: ClusterState, lease_ids: Iterable[LeaseId], at: int) -> int:
-        """The ends of these leases are valid until this time, unless the leases change."""
-        until = NEVER
-        for lease_id in lease_ids:
-            self.ends_at(state, lease_id, at)
-            known = self._known.get(lease_id)
-            if known is None:
-                return at  # the task is being stopped
-            if known < 0 and -known > at:
-                until = min(until, -known)
-        return until
-
-    def forget(self, lease_ids: Iterable[LeaseId]) -> None:
-        """The lease or its task changed or ended."""
-        for lease_id in lease_ids:
-            self._known.pop(lease_id, None)
-
-    def check(self, state: ClusterState) -> bool:
-        """For tests: the cached ends match the leases."""
-        return all(
-            lease_id in state.leases
-            and ends_at == _end_of(state.leases[lease_id], state.tasks[state.leases[lease_id].task_id])
-            for lease_id, ends_at in self._known.items()
-        )
-
-
-def _end_of(lease: Lease, task: Task) -> int:
+def end_of(lease: Lease, task: Task) -> int:
+    """The latest end of a lease; below 0: expected, not certain."""
     began_at = task.started_at or lease.granted_at
     certain = certain_ms(task)
     if certain:

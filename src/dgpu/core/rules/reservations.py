@@ -12,7 +12,8 @@ would slip. Only tasks of a higher level displace it. If its time comes and ther
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
@@ -20,13 +21,13 @@ from msgspec.structs import replace
 from dgpu.core.events import TasksReserved
 from dgpu.core.index.account import Account
 from dgpu.core.index.bookings import Booking
+from dgpu.core.index.ends import Holder
 from dgpu.core.index.line import Claim, Line
 from dgpu.core.index.pools import PoolUse
 from dgpu.core.index.room import Room
 from dgpu.core.index.soonest import Candidate
 from dgpu.core.model.demand import Demand
-from dgpu.core.model.ids import GpuId, NodeId, TaskId
-from dgpu.core.model.lease import Lease
+from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId
 from dgpu.core.model.reservation import Hold, Place, Reservation
 from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.core.rules.access import access_of, begins_before, bookings_in_order
@@ -275,7 +276,7 @@ class Planner:
         at, tally = 0, Tally(before)
         milli = claim.milli + tally.of_pool(pool)
         if pool.pool is not None and not has_quota(state, pool, milli):
-            at = self._freed_at(Claim(pool.used_milli + milli - pool.limit_milli, 0), pool=pool)
+            at = self._freed_at(pool, pool.used_milli + milli - pool.limit_milli, 0)
         tenant = account.tenant
         if tenant is None or not account.limited:
             return at
@@ -285,7 +286,7 @@ class Planner:
             short_milli = account.milli + claim.milli + reserved.milli - tenant.max_gpus * WHOLE_MILLI
         if tenant.max_gpu_memory_mb is not None:
             short_mb = account.memory_mb + claim.memory_mb + reserved.memory_mb - tenant.max_gpu_memory_mb
-        return max(at, self._freed_at(Claim(short_milli, short_mb), account=account))
+        return max(at, self._freed_at(account, short_milli, short_mb))
 
     def _is_ahead_of(self, booking: Booking, other: Booking) -> bool:
         """The task ends before the other reservation begins."""
@@ -303,7 +304,7 @@ class Planner:
 
     def is_settled(self, booking: Booking) -> bool:
         """Neither its nodes nor their reservations changed since it was last planned, and its time has not come. A
-        plan of quota alone examines every lease, so it is renewed only when its time has come, and from time to time.
+        plan of quota alone is renewed when its time has come, and by full passes.
         """
         if not booking.made.places:
             return not booking.made.at or self._at < booking.made.at
@@ -375,23 +376,26 @@ class Planner:
                     taken = Taken(Hold(rest, 0, 0), taken.at, taken.until)
                 found.setdefault(place.node_id, []).append(taken)
 
-    def _freed_at(self, short: Claim, *, pool: PoolUse | None = None, account: Account | None = None) -> int:
+    def _freed_at(self, holder: Holder, milli: int, memory_mb: int) -> int:
         """When leases of the pool or tenant have released this much."""
-        milli, memory_mb = short.milli, short.memory_mb
         if milli <= 0 and memory_mb <= 0:
             return 0
-        for ends_at, lease in self._by_end(pool, account):
+        for ends_at, lease_id in self._by_end(holder):
+            lease = self._cluster.leases[lease_id]
             milli -= lease.gpu_milli
             memory_mb -= lease.gpu_memory_mb * len(lease.gpu_ids)
             if milli <= 0 and memory_mb <= 0:
                 return ends_at
         return NEVER
 
-    def _by_end(self, pool: PoolUse | None, account: Account | None) -> list[tuple[int, Lease]]:
-        state, found = self._state, []
-        for lease_id, lease in state.leases.items():
-            known = state.queue.shapes[state.tasks[lease.task_id].shape_id]
-            if lease.gpu_ids and (known.pool is pool or known.account is account):
-                found.append((self._cluster.ends_at(lease_id), lease))
-        found.sort(key=lambda each: (each[0], each[1].id))
-        return found
+    def _by_end(self, holder: Holder) -> Iterator[tuple[int, LeaseId]]:
+        """The index knows for each lease a time before which it does not end. A lease comes after all those that may
+        end sooner.
+        """
+        ends: list[tuple[int, LeaseId]] = []  # a heap
+        for ending in self._state.bookings.ends.in_order(self._state, holder):
+            while ends and ends[0][0] <= ending.not_before:
+                yield heappop(ends)
+            heappush(ends, (self._cluster.ends_at(ending.lease_id), ending.lease_id))
+        while ends:
+            yield heappop(ends)
