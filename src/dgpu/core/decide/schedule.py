@@ -20,7 +20,7 @@ from dgpu.core.decide.learning import typical_due
 from dgpu.core.decide.time import PORTION
 from dgpu.core.decide.waiting import end_broken
 from dgpu.core.events import Event
-from dgpu.core.index.beds import Passable
+from dgpu.core.index.beds import NO_SLOT, Passable
 from dgpu.core.index.limits import settle_pools
 from dgpu.core.index.line import Line
 from dgpu.core.index.room import Room
@@ -31,7 +31,7 @@ from dgpu.core.rules.access import access_of, bookings_in_order, is_favoured
 from dgpu.core.rules.admission import admit, free_milli, lines_of
 from dgpu.core.rules.place import claim_of_spots, granted, place
 from dgpu.core.rules.reclaim import stops_due
-from dgpu.core.rules.reservations import free_slots, keep_reservations, reserve
+from dgpu.core.rules.reservations import keep_reservations, reserve, slot_level
 from dgpu.core.state import ClusterState
 
 _POOLS: Final = tuple(Pool)
@@ -56,7 +56,7 @@ class Pass:
         placed = 0
         while placed < limit:
             self._settle()
-            line = state.queue.beds.first_awake(free_slots(state))
+            line = state.queue.beds.first_awake(slot_level(state, at))
             if line is None:
                 self._apply(stops_due(state, at))
                 break
@@ -74,11 +74,12 @@ class Pass:
         if refusal.scope is Scope.ROOM:
             reserved = reserve(state, line, self.at, quota_alone=False)
         if not reserved:
-            state.queue.beds.sleep(line, refusal, 0 if reserved is None else free_slots(state), NO_TASK)
+            above = NO_SLOT if reserved is None else slot_level(state, self.at)
+            state.queue.beds.sleep(line, refusal, above, NO_TASK)
             return
         self._apply(reserved)
         seeker = line.first_not_in(state.reservations)
-        state.queue.beds.sleep(line, refusal, free_slots(state), seeker)
+        state.queue.beds.sleep(line, refusal, slot_level(state, self.at), seeker)
 
     def _try(self, line: Line) -> Refusal | None:
         """Grants a task of the line its demand, or returns the refusal of its head. A task with a reservation may start
@@ -186,8 +187,8 @@ def wake(state: ClusterState, at: int) -> None:
         for account in state.freed.values():
             queue.beds.wake_for_tenant(account)
         state.freed.clear()
-        if slot_news and free_slots(state) > 0:
-            queue.beds.wake_for_slot()
+        if slot_news:
+            queue.beds.wake_for_slot(slot_level(state, at))
     _wake_for_less(state)
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from dgpu.core.index.account import Account
 from dgpu.core.index.bed import Bed, BedKey, Offers
-from dgpu.core.index.line import FIRST_OF_ALL, Line
+from dgpu.core.index.line import FIRST_OF_ALL, Line, Turn
 from dgpu.core.index.room import Room, whole
 from dgpu.core.model.ids import NO_TASK, TaskId, TenantId
 from dgpu.core.model.task import Pool
@@ -19,6 +19,9 @@ from dgpu.core.refusals import Refusal, Scope
 from dgpu.core.rules.fit import fits
 
 _AWAKE: Final[BedKey] = ("awake",)
+# In place of the level that a task must exceed to take a reservation slot.
+FREE_SLOT: Final = -(1 << 62)  # a slot is free
+NO_SLOT: Final = 1 << 62
 
 
 class Passable:
@@ -140,11 +143,11 @@ class Beds:
     def any_awake(self) -> bool:
         return bool(self._offers)
 
-    def first_awake(self, slots: int) -> Line | None:
-        """The next line in order to try. `slots`: free reservation slots."""
+    def first_awake(self, slot_level: int) -> Line | None:
+        """The next line in order to try. `slot_level`: a task above this level may take a reservation slot."""
         while (line := self._offers.first()) is not None:
             bed = line.bed
-            if bed.for_slot and slots <= 0:
+            if bed.for_slot and not _is_above(line.listed, slot_level):
                 _close(bed)
                 continue
             if bed is self.awake and self._is_refused(line):
@@ -162,10 +165,10 @@ class Beds:
         self._move(line, bed)
         return True
 
-    def sleep(self, line: Line, refusal: Refusal, slots: int, seeker: TaskId) -> None:
-        """Only a change that may lift the refusal wakes the line, together with all lines of the same refusal. `slots`:
-        free reservation slots; while there are any, the next tasks of these lines may need one. `seeker`: the next such
-        task of this line, if any.
+    def sleep(self, line: Line, refusal: Refusal, slot_level: int, seeker: TaskId) -> None:
+        """Only a change that may lift the refusal wakes the line, together with all lines of the same refusal.
+        `slot_level`: the next tasks of these lines above this level may need a reservation slot. `seeker`: the next
+        such task of this line, if any.
         """
         bed = self._bed(bed_key(line, refusal))
         line.seeker = NO_TASK
@@ -174,7 +177,7 @@ class Beds:
             self._move(line, bed)
         if turn is not None:
             bed.refused = turn
-        if slots > 0 and refusal.scope is Scope.ROOM:
+        if refusal.scope is Scope.ROOM and _is_above(turn, slot_level):
             bed.set_aside(line, seeker)
             bed.is_open = bed.for_slot = True
             self._offers.offer(bed)
@@ -239,14 +242,18 @@ class Beds:
         for bed in self.other_beds.values():
             self._wake(bed)
 
-    def wake_for_slot(self) -> None:
-        """A reservation slot is free: the first line in order that may reserve gets it."""
+    def wake_for_slot(self, slot_level: int) -> None:
+        """Lines above this level may take a reservation slot: the first in order that may reserve gets it."""
+        if slot_level == NO_SLOT:
+            return
         for beds in self.room_beds.values():
             for bed in beds.values():
                 if not bed.is_open or bed.for_slot:
-                    bed.put_back()
-                    bed.is_open = bed.for_slot = True
-                    self._offers.offer(bed)
+                    _close(bed)
+                    first = bed.first()
+                    if first is not None and _is_above(first.listed, slot_level):
+                        bed.is_open = bed.for_slot = True
+                        self._offers.offer(bed)
 
     def _wake(self, bed: Bed) -> None:
         bed.put_back()
@@ -279,6 +286,10 @@ class Beds:
 
 
 _NO_BEDS: Final[dict[BedKey, Bed]] = {}
+
+
+def _is_above(turn: Turn | None, level: int) -> bool:
+    return turn is not None and -turn[0] > level
 
 
 def _close(bed: Bed) -> None:

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from dgpu.core.events import TasksReserved
 from dgpu.core.index.account import Account
+from dgpu.core.index.beds import FREE_SLOT, NO_SLOT
 from dgpu.core.index.bookings import Booking
 from dgpu.core.index.ends import Holder
 from dgpu.core.index.line import Claim, Line
@@ -44,8 +45,13 @@ class Plan(NamedTuple):
     places: tuple[Place, ...] = ()  # empty: it reserves quota alone
 
 
-def free_slots(state: ClusterState) -> int:
-    return state.settings.reservations - len(state.reservations)
+def slot_level(state: ClusterState, at: int) -> int:
+    """A task above this level may take a slot: a free one, or that of the last reservation."""
+    if not state.settings.reservations:
+        return NO_SLOT
+    if len(state.reservations) < state.settings.reservations:
+        return FREE_SLOT
+    return bookings_in_order(state, at)[-1].level
 
 
 def reserve(
@@ -63,10 +69,11 @@ def reserve(
         return ()
     level = line.level(task_id)
     dropped: tuple[TaskId, ...] = ()
-    if own is None and free_slots(state) <= 0:
-        if bookings[-1].level >= level:
+    if own is None:
+        above = slot_level(state, at)
+        if level <= above:
             return ()
-        dropped = (bookings[-1].task_id,)
+        dropped = () if above == FREE_SLOT else (bookings[-1].task_id,)
     stands_at = (
         len([each for each in bookings if each.level >= level]) if own is None else bookings.index(own)
     )

@@ -139,6 +139,17 @@ def test_who_loses_its_place_to_an_urgent_task_gets_the_next_best_at_once() -> N
     assert place(state, 5) == ("n2" if here == "n1" else "n1", START + 20 * MINUTE + OVER_MS)
 
 
+def test_urgent_tasks_take_the_places_of_all_lower_levels_in_one_pass() -> None:
+    """The first urgent task takes the free place, the second the place of the task of low priority."""
+    state = two_busy_nodes(10, 10, 20, 20)
+    do(state, task(2, timeout_ms=60 * MINUTE, priority=10), START)
+    run_pass(state, START)
+    assert sorted(state.reservations) == [5]
+    do(state, task(2, count=3, timeout_ms=60 * MINUTE, priority=90), START)
+    run_pass(state, START)
+    assert sorted(state.reservations) == [6, 7]
+
+
 def test_a_short_task_that_comes_behind_long_ones_of_its_kind_is_seen() -> None:
     """All reservations are held, and those who wait may not have what is kept: the new one may."""
     state = cluster(node("n1", gpus=2), settings=Settings(memory_margin_mb=0, reservations=1))
