@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
+from typing import Final, NamedTuple
 
 from dgpu.core.index.ends import Ends
+from dgpu.core.index.line import Claim, Line
 from dgpu.core.model.ids import TaskId
 from dgpu.core.model.reservation import Reservation
 
-if TYPE_CHECKING:
-    from dgpu.core.index.line import Line
+
+class Ahead(NamedTuple):
+    """The quota of its pool and the limits of its tenant that reservations before it will take."""
+
+    pool_milli: int
+    tenant: Claim
+    tenant_tasks: int
+
+
+_NOTHING: Final = Ahead(0, Claim(0, 0), 0)
+
+
+def ahead_of(line: Line, before: Iterable[Booking]) -> Ahead:
+    pool_milli = milli = memory_mb = tasks = 0
+    for booking in before:
+        other = booking.line
+        if other.pool is line.pool:
+            pool_milli += other.claim.milli
+        if other.account is line.account:
+            milli += other.claim.milli
+            memory_mb += other.claim.memory_mb
+            tasks += 1
+    return Ahead(pool_milli, Claim(milli, memory_mb), tasks)
 
 
 class Booking:
     """A reservation with the facts about its task that other tasks need."""
 
-    __slots__ = ("level", "line", "made", "window_ms")
+    __slots__ = ("ahead", "level", "line", "made", "window_ms")
 
-    def __init__(self, made: Reservation, line: Line, level: int, window_ms: int) -> None:
+    def __init__(self, made: Reservation, line: Line, level: int) -> None:
         self.made = made
         self.line = line  # of its task
         self.level = level
-        self.window_ms = window_ms  # a task that ends within this time does not delay it
+        self.ahead = _NOTHING
+        self.window_ms = 0  # a task that ends within this time does not delay it
 
     @property
     def task_id(self) -> TaskId:
@@ -36,17 +60,17 @@ class Settled(NamedTuple):
 
 
 class Bookings:
-    __slots__ = ("_at", "_in_order", "checked", "ends")
+    __slots__ = ("checked", "ends", "in_order", "windows_at")
 
     def __init__(self) -> None:
         self.ends = Ends()
         self.checked: dict[TaskId, Settled] = {}
-        self._at = -1
-        self._in_order: list[Booking] | None = None
+        self.in_order: list[Booking] | None = None  # None: must be computed
+        self.windows_at = -1  # the time for which their windows are computed
 
     def changed(self) -> None:
         """A reservation was made, moved or dropped. The rooms of its nodes have new versions."""
-        self._in_order = None
+        self.in_order = None
 
     def forget(self, task_id: TaskId) -> None:
         self.changed()
@@ -59,10 +83,3 @@ class Bookings:
 
     def settle(self, task_id: TaskId, until: int, rooms: tuple[int, ...]) -> None:
         self.checked[task_id] = Settled(until, rooms)
-
-    def known(self, at: int) -> list[Booking] | None:
-        """The bookings cached for exactly this time."""
-        return self._in_order if self._at == at else None
-
-    def keep(self, at: int, in_order: list[Booking]) -> None:
-        self._at, self._in_order = at, in_order

@@ -36,6 +36,7 @@ def settle_pools(state: ClusterState) -> None:
         _count_away(state, node_id)
     refreshed.clear()
     state.limits_changed, state.stirred, state.slot_news = False, True, True
+    state.bookings.windows_at = -1  # they depend on the limits
     parts = quota_of(state)
     for pool in Pool:
         away = sum(held[pool] for held in state.away.values()) if state.away else 0

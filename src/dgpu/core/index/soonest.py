@@ -26,42 +26,41 @@ class Candidate(NamedTuple):
 
 
 class Soonest:
-    __slots__ = ("_by_gpus", "_changed", "_rooms")
+    __slots__ = ("_by_gpus", "_rooms")
 
     def __init__(self, rooms: Mapping[NodeId, Room]) -> None:
         self._rooms = rooms
-        self._changed: dict[NodeId, Room] = {}  # since the last query
         self._by_gpus: dict[int, _Order] = {}  # created on first use
 
     def note(self, room: Room) -> None:
         """The room changed or was removed."""
-        if self._by_gpus:
-            self._changed[room.node_id] = room
+        for order in self._by_gpus.values():
+            order.changed[room.node_id] = room
 
     def rooms(self, gpus: int, free_at: FreeAt) -> Iterator[Candidate]:
         """All rooms for which `free_at` returns a time, soonest first; ties go by node id."""
-        for room in self._changed.values():
-            for order in self._by_gpus.values():
-                order.put(room, free_at)
-        self._changed.clear()
-        known = self._by_gpus.get(gpus)
-        if known is not None:
-            return known.walk()
-        made = self._by_gpus[gpus] = _Order(gpus)
-        for room in self._rooms.values():
-            made.put(room, free_at)
-        return made.walk()
+        order = self._by_gpus.get(gpus)
+        if order is None:
+            order = self._by_gpus[gpus] = _Order(gpus, self._rooms)
+        return order.walk(free_at)
 
 
 class _Order:
-    __slots__ = ("_gpus", "_known", "_ordered")
+    __slots__ = ("_gpus", "_known", "_ordered", "changed")
 
-    def __init__(self, gpus: int) -> None:
+    def __init__(self, gpus: int, rooms: Mapping[NodeId, Room]) -> None:
         self._gpus = gpus
+        self.changed: dict[NodeId, Room] = {**rooms}  # since the last walk
         self._known: dict[NodeId, int] = {}
         self._ordered: Ordered[Candidate] = Ordered()
 
-    def put(self, room: Room, free_at: FreeAt) -> None:
+    def walk(self, free_at: FreeAt) -> Iterator[Candidate]:
+        for room in self.changed.values():
+            self._put(room, free_at)
+        self.changed.clear()
+        return self._ordered.all_from(_FROM_THE_START)
+
+    def _put(self, room: Room, free_at: FreeAt) -> None:
         node_id = room.node_id
         known = self._known.pop(node_id, None)
         if known is not None:
@@ -70,6 +69,3 @@ class _Order:
         if at is not None:
             self._known[node_id] = at
             self._ordered.add(at, node_id, Candidate(at, node_id, room))
-
-    def walk(self) -> Iterator[Candidate]:
-        return self._ordered.all_from(_FROM_THE_START)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from dgpu.core.index.bookings import Booking
+from dgpu.core.index.bookings import Booking, ahead_of
 from dgpu.core.index.line import Line
 from dgpu.core.index.pools import PoolUse
 from dgpu.core.index.room import Room
@@ -47,18 +47,25 @@ NO_RESERVATIONS: Final = Access(_NONE, NO_TASK, _NONE, ())
 
 def bookings_in_order(state: ClusterState, at: int) -> list[Booking]:
     """All reservations: the highest level first, then the oldest."""
-    known = state.bookings.known(at)
+    bookings = state.bookings
+    known = bookings.in_order
+    if known is not None and bookings.windows_at == at:
+        return known
     if known is None:
-        known = [_booking(state, made, at) for made in state.reservations.values()]
+        known = bookings.in_order = [_booking(state, made) for made in state.reservations.values()]
         known.sort(key=lambda each: (-each.level, each.made.number, each.made.made_at, each.task_id))
-        _bound_idle(state, known, at)
-        state.bookings.keep(at, known)
+        for number, booking in enumerate(known):
+            booking.ahead = ahead_of(booking.line, known[:number])
+    bookings.windows_at = at
+    for booking in known:
+        booking.window_ms = window_ms(booking.made, at)
+    _bound_idle(state, known, at)
     return known
 
 
-def _booking(state: ClusterState, made: Reservation, at: int) -> Booking:
+def _booking(state: ClusterState, made: Reservation) -> Booking:
     line = state.queue.line_of(state.tasks[made.task_id])
-    return Booking(made, line, line.level(made.task_id), window_ms(made, at))
+    return Booking(made, line, line.level(made.task_id))
 
 
 def _bound_idle(state: ClusterState, bookings: list[Booking], at: int) -> None:

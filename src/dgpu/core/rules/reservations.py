@@ -19,12 +19,10 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from dgpu.core.events import TasksReserved
-from dgpu.core.index.account import Account
 from dgpu.core.index.beds import FREE_SLOT, NO_SLOT
-from dgpu.core.index.bookings import Booking
+from dgpu.core.index.bookings import Ahead, Booking, ahead_of
 from dgpu.core.index.ends import Holder
-from dgpu.core.index.line import Claim, Line
-from dgpu.core.index.pools import PoolUse
+from dgpu.core.index.line import Line
 from dgpu.core.index.room import Room
 from dgpu.core.index.soonest import Candidate
 from dgpu.core.model.demand import Demand
@@ -32,7 +30,7 @@ from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId
 from dgpu.core.model.reservation import Hold, Place, Reservation
 from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.core.rules.access import access_of, begins_before, bookings_in_order
-from dgpu.core.rules.admission import NOTHING, admit, guarantees, has_quota, tenant_budget, tenant_running
+from dgpu.core.rules.admission import admit, guarantees, has_quota, tenant_budget, tenant_running
 from dgpu.core.rules.durations import NEVER, UNKNOWN
 from dgpu.core.rules.openings import PART, Opening, Taken, cards_at, cluster_of, opening, taken_by
 from dgpu.core.state import ClusterState
@@ -78,7 +76,10 @@ def reserve(
         len([each for each in bookings if each.level >= level]) if own is None else bookings.index(own)
     )
     before = bookings[:stands_at]
-    if not _is_allowed(state, line, Tally(before)) or guarantees(state, line.account, line.claim) is not None:
+    if (
+        not _is_allowed(state, line, ahead_of(line, before))
+        or guarantees(state, line.account, line.claim) is not None
+    ):
         return ()
     planner = Planner(state, at)
     plan = Plan(planner.quota_at(line, before)) if quota_alone else planner.anywhere(line, before)
@@ -105,11 +106,9 @@ def keep_reservations(state: ClusterState, at: int, *, full: bool) -> tuple[Task
         return ()
     bookings = bookings_in_order(state, at)
     planner = Planner(state, at)
-    tally = Tally(())
     for number, booking in enumerate(bookings):
-        if number >= state.settings.reservations or not _is_allowed(state, booking.line, tally):
+        if number >= state.settings.reservations or not _is_allowed(state, booking.line, booking.ahead):
             return (TasksReserved(at=at, dropped=(booking.task_id,)),)
-        tally.add(booking)
         if planner.awaits_nodes(booking):
             continue
         before = bookings[:number]
@@ -149,44 +148,14 @@ def _moved(known: Reservation, plan: Plan) -> Reservation:
     return replace(known, places=plan.places, at=at)
 
 
-class Tally:
-    """The quota and limits that reservations will take of pools and tenants."""
-
-    __slots__ = ("_pools", "_tasks", "_tenants")
-
-    def __init__(self, bookings: Iterable[Booking]) -> None:
-        self._pools: dict[PoolUse, int] = {}
-        self._tenants: dict[Account, Claim] = {}
-        self._tasks: dict[Account, int] = {}
-        for booking in bookings:
-            self.add(booking)
-
-    def add(self, booking: Booking) -> None:
-        line, claim = booking.line, booking.line.claim
-        self._pools[line.pool] = self._pools.get(line.pool, 0) + claim.milli
-        before = self.of_tenant(line.account)
-        both = Claim(before.milli + claim.milli, before.memory_mb + claim.memory_mb)
-        self._tenants[line.account] = both
-        self._tasks[line.account] = self.tasks_of(line.account) + 1
-
-    def of_pool(self, pool: PoolUse) -> int:
-        return self._pools.get(pool, 0)
-
-    def of_tenant(self, account: Account) -> Claim:
-        return self._tenants.get(account, NOTHING)
-
-    def tasks_of(self, account: Account) -> int:
-        return self._tasks.get(account, 0)
-
-
-def _is_allowed(state: ClusterState, line: Line, before: Tally) -> bool:
+def _is_allowed(state: ClusterState, line: Line, ahead: Ahead) -> bool:
     """No other rule refuses the task, and together with earlier reservations it is within the maximum of its pool and
     tenant.
     """
     if line.array_full:
         return False
     pool, account, claim = line.pool, line.account, line.claim
-    milli = claim.milli + before.of_pool(pool)
+    milli = claim.milli + ahead.pool_milli
     if pool.pool is not None and milli > pool.limit_milli and not has_quota(state, pool, milli):
         return False
     if not state.tenants:
@@ -196,9 +165,9 @@ def _is_allowed(state: ClusterState, line: Line, before: Tally) -> bool:
         return True
     if tenant_budget(state, account, claim) is not None:
         return False
-    if tenant_running(account, before.tasks_of(account)) is not None:
+    if tenant_running(account, ahead.tenant_tasks) is not None:
         return False
-    reserved = before.of_tenant(account)
+    reserved = ahead.tenant
     if tenant.max_gpus is not None and claim.milli + reserved.milli > tenant.max_gpus * WHOLE_MILLI:
         return False
     most_mb = tenant.max_gpu_memory_mb
@@ -280,14 +249,14 @@ class Planner:
     def quota_at(self, line: Line, before: Sequence[Booking]) -> int:
         """When its pool and its tenant have quota for it; 0: now."""
         state, claim, pool, account = self._state, line.claim, line.pool, line.account
-        at, tally = 0, Tally(before)
-        milli = claim.milli + tally.of_pool(pool)
+        at, ahead = 0, ahead_of(line, before)
+        milli = claim.milli + ahead.pool_milli
         if pool.pool is not None and not has_quota(state, pool, milli):
             at = self._freed_at(pool, pool.used_milli + milli - pool.limit_milli, 0)
         tenant = account.tenant
         if tenant is None or not account.limited:
             return at
-        reserved = tally.of_tenant(account)
+        reserved = ahead.tenant
         short_milli = short_mb = 0
         if tenant.max_gpus is not None:
             short_milli = account.milli + claim.milli + reserved.milli - tenant.max_gpus * WHOLE_MILLI
