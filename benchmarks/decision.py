@@ -32,6 +32,7 @@ from dgpu.core.state import ClusterState
 GPUS_PER_NODE = 8
 ROUNDS = 10_000
 WARM_UP = 1_000
+TENANT_ROUNDS = 5_000
 RESERVATIONS = 8  # as a service has them unless it is told otherwise
 
 
@@ -58,6 +59,7 @@ def run() -> Iterator[dict[str, Any]]:
             "decision (pack) p50 at 20,000 nodes against 200", large["value"] / small["value"], "ratio", 2
         )
         yield from with_all_rules()
+        yield many_tenants(nodes=200)
         yield mixed_pass(nodes=200)
         yield bulk_submit()
         yield from idle_pass()
@@ -135,6 +137,30 @@ def ruled_decision(nodes: int, placement: Placement, reservations: int = RESERVA
     name = f"decision with all rules on ({placement}), {nodes:,} nodes, 10,000 waiting in 50 shapes"
     name += "" if reservations else ", no reservations"
     return percentiles(name, took[WARM_UP:], aim_us=20) | {"aim_p99_us": 100}
+
+
+def many_tenants(nodes: int, reservations: int = RESERVATIONS) -> dict[str, Any]:
+    """1,000 tenants with 10 demands each wait in a full cluster. One task ends: the pass after it, to its end."""
+    state = full_cluster(nodes, waiting=0, reservations=reservations)
+    for tenant in range(1_000):
+        entries = tuple((2, _of_tenant(tenant, size)) for size in range(10))
+        execute(state, SubmitTasks(at=5, entries=entries))
+    execute(state, RunPass(at=6))
+    gc.freeze()
+    took: list[int] = []
+    leases = sorted(state.leases)
+    for turn in range(TENANT_ROUNDS):
+        at = state.last_at + 1
+        place = turn * 7_919 % len(leases)
+        execute(state, ReportFinished(at=at, lease_id=leases[place], outcome=Outcome.EXITED))
+        command = RunPass(at=at)
+        start = time.perf_counter_ns()
+        events = execute(state, command)
+        took.append(time.perf_counter_ns() - start)
+        _replace(leases, place, events)
+    gc.unfreeze()
+    name = "pass after an end, 1,000 tenants x 10 demands" + ("" if reservations else ", no reservations")
+    return percentiles(name, took[TENANT_ROUNDS // 10 :])
 
 
 def mixed_pass(nodes: int, reservations: int = RESERVATIONS) -> dict[str, Any]:
@@ -287,6 +313,13 @@ def _spec(kind: int, number: int) -> TaskSpec:
     )
     detail = TaskDetail(name=f"train-{number}", command=("python", "train.py", f"--seed={number}"))
     return TaskSpec(shape=shape, detail=msgspec.json.encode(detail))
+
+
+def _of_tenant(tenant: int, size: int) -> TaskSpec:
+    """10 demands that differ in memory."""
+    tenant_id = TenantId(f"tenant-{tenant}")
+    shape = Shape(tenant_id=tenant_id, pool=Pool.BATCH, priority=50, gpus=1, gpu_memory_mb=4_096 * (1 + size))
+    return TaskSpec(shape=shape, detail=b'{"command":"true"}')
 
 
 def percentiles(name: str, took_ns: list[int], aim_us: float | None = None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from building import START, cluster, do, finished, node, run_pass, spec
+from building import START, cluster, do, finished, node, run_pass, spec, tried
 from dgpu.core.commands import CancelTasks, ReportStarted, SubmitTasks
 from dgpu.core.index.ends import Holder
 from dgpu.core.model.ids import TaskId
@@ -71,11 +71,11 @@ def take(state: ClusterState, deed: str, what: object, at: int) -> int:
         return at
     lease = state.leases[leases[what]]
     if deed == "start" and not lease.started:
-        do(state, ReportStarted(lease_id=lease.id), at)
+        tried(state, ReportStarted(lease_id=lease.id), at)
     elif deed == "end":
-        do(state, finished(lease.id), at)
+        tried(state, finished(lease.id), at)  # a rank may have ended already
     elif deed == "cancel":
-        do(state, CancelTasks(task_ids=(TaskId(lease.task_id),)), at)
+        tried(state, CancelTasks(task_ids=(TaskId(lease.task_id),)), at)
     return at
 
 
