@@ -14,8 +14,16 @@ from collections.abc import Iterator
 from typing import Any
 
 TOKEN_VARIABLE = "BENCH_TOKEN"  # not an argument: those are seen by every user of the machine
-CONNECTIONS = {"single": 32, "bulk": 2, "hundred": 4}
-PART = {"single": 1, "bulk": 10_000, "hundred": 100}
+CONNECTIONS = {"single": 32, "variables": 32, "distinct": 32, "bulk": 2, "hundred": 4}
+PART = {"single": 1, "variables": 1, "distinct": 1, "bulk": 10_000, "hundred": 100}
+
+# As the command line sends them.
+VARIABLES = {
+    "PATH": "/home/ann/proj/.venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "VIRTUAL_ENV": "/home/ann/proj/.venv",
+    "LD_LIBRARY_PATH": "/usr/local/cuda/lib64",
+    "WANDB_PROJECT": "vision",
+}
 
 
 class Asker(asyncio.Protocol):
@@ -80,14 +88,19 @@ def task_of(number: int, command: str) -> dict[str, Any]:
     }
 
 
-def requests_of(kind: str, number: int, command: str) -> list[bytes]:
+def variables_of(kind: str, number: int) -> dict[str, Any]:
+    """None, the same for all tasks, or other values for each."""
     if kind == "single":
+        return {}
+    return {"env": VARIABLES if kind == "variables" else {**VARIABLES, "SEED": str(number)}}
+
+
+def requests_of(kind: str, number: int, command: str) -> list[bytes]:
+    if PART[kind] == 1:
+        tasks = [task_of(i, command) | variables_of(kind, i) for i in range(number)]
         token = os.environ.get(TOKEN_VARIABLE)
         headers = f"Authorization: Bearer {token}\r\n" if token else ""
-        return [
-            request_of("/api/v1/tasks", json.dumps(task_of(i, command)).encode(), headers)
-            for i in range(number)
-        ]
+        return [request_of("/api/v1/tasks", json.dumps(task).encode(), headers) for task in tasks]
     parts = [range(start, min(number, start + PART[kind])) for start in range(0, number, PART[kind])]
     return [
         request_of("/api/v1/tasks/batch", json.dumps({"tasks": [task_of(i, command) for i in part]}).encode())

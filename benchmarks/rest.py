@@ -16,6 +16,8 @@ TOKEN_ROUNDS = 5
 BULK_TASKS = 200_000
 WAITING = 20_000
 PAGES = 50
+VARIABLE_ROUNDS = 5
+VARIABLE_SUBMITS = 3_000
 
 
 def run() -> Iterator[dict[str, Any]]:
@@ -23,6 +25,7 @@ def run() -> Iterator[dict[str, Any]]:
         server.load("single", 2_000)  # warm
         yield from singles(server)
         yield with_token(server)
+        yield from with_variables(server)
     with scheduler() as server:
         yield from waiting(server)
     with scheduler() as server:
@@ -57,6 +60,23 @@ def with_token(server: Server) -> dict[str, Any]:
         "aim": 0.9,
         "with_token_per_s": round(SINGLE_SUBMITS / seconds[token]),
     }
+
+
+def with_variables(server: Server) -> Iterator[dict[str, Any]]:
+    """Their values are encrypted. CPU time of the scheduler, in turns: other programs disturb it less than a rate."""
+    seconds = {"single": 0.0, "variables": 0.0, "distinct": 0.0}
+    for _ in range(VARIABLE_ROUNDS):
+        for kind in seconds:
+            before = server.cpu_seconds()
+            server.load(kind, VARIABLE_SUBMITS)
+            seconds[kind] += server.cpu_seconds() - before
+    for kind, which in (("variables", "the same variables"), ("distinct", "other variables each")):
+        yield {
+            "figure": f"CPU time of a submit with {which}, against none",
+            "value": round(seconds[kind] / seconds["single"], 2),
+            "unit": "x",
+            "microseconds": round(seconds[kind] / (VARIABLE_ROUNDS * VARIABLE_SUBMITS) * 1e6),
+        }
 
 
 def bulk(server: Server) -> dict[str, Any]:

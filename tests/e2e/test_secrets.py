@@ -16,6 +16,7 @@ from dgpu.agent.keeper_settings import KeeperSettings
 from dgpu.agent.secret_dirs import secrets_dir_of
 
 from .conftest import PATIENCE_SECONDS, eventually
+from .test_isolation import isolated_site, run, running
 
 pytestmark = pytest.mark.slow
 
@@ -91,6 +92,30 @@ def test_a_deleted_secret_ends_the_task_with_a_clear_message(site, tmp_path):
     refused = site.dgpu("submit", "--secret", "KEY", "--", "true")
     assert refused.code != 0
     assert "dgpu secret set KEY -A default" in refused.err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: only root runs tasks as other users")
+def test_a_task_of_its_own_user_reads_its_file_and_another_tenant_does_not():
+    with isolated_site() as place:
+        send(place, KEY, "secret", "set", "KEY", "-A", "a")
+        uses = {"KEY": {"file": "key"}}
+        show = 'id -u; stat -c "%a %u" "$DGPU_SECRETS_DIR" "$DGPU_SECRETS_DIR/key"; sha256sum < "$DGPU_SECRETS_DIR/key"'
+        task, pid = running(place, "a", f"{show}; sleep 1000", secrets=uses)
+        out = eventually(
+            lambda: (told := place.good("logs", task).out).count("\n") >= 5 and told, "its output"
+        )
+        uid, folder, file, digest = out.splitlines()[1:5]
+        assert (folder, file) == (f"700 {uid}", f"400 {uid}")
+        assert uid.startswith("7000")
+        assert digest.split()[0] == hashlib.sha256(KEY.encode()).hexdigest()
+        found = secrets_dir(place)
+        (own,) = found.iterdir()
+        hostile = f"ls {found}; ls {own}; cat {own}/key; cat /proc/{pid}/environ; mkdir {found}/x; echo tried"
+        told = run(place, "b", hostile)
+        assert told.strip().endswith("tried")
+        assert told.count("denied") == 5, told
+        place.good("cancel", task)
+        eventually(lambda: not own.exists(), "its files to go")
 
 
 def set_secrets(site, folder: pathlib.Path) -> None:

@@ -50,9 +50,10 @@ def test_equal_secrets_look_different(vault) -> None:
 
 def test_equal_variables_of_a_tenant_look_equal_and_of_two_tenants_different(vault) -> None:
     """Equal tasks of a batch share one detail in memory and in a snapshot."""
-    assert vault.seal_env(LAB, VALUE) == vault.seal_env(LAB, VALUE)
-    assert vault.seal_env(LAB, VALUE)[17:] != vault.seal_env(RIVAL, VALUE)[17:]
-    assert vault.seal_env(LAB, VALUE)[5:17] != vault.seal_env(LAB, VALUE + b"!")[5:17], "the nonce repeats"
+    first, second = vault.seal_env(LAB, VALUE), vault.seal_env(LAB, VALUE)
+    assert first == second
+    assert vault.seal_env(RIVAL, VALUE)[5:] != first[5:]
+    assert vault.seal_env(LAB, VALUE + b"!")[5:20] != first[5:20], "similar values look similar"
 
 
 @pytest.mark.parametrize("place", [(RIVAL, "KEY"), (LAB, "OTHER")])
@@ -67,17 +68,25 @@ def test_a_ciphertext_moved_to_another_tenant_or_name_does_not_open(
 def test_variables_do_not_open_as_a_secret(vault) -> None:
     with pytest.raises(CannotOpen):
         vault.open_secret(LAB, "env", vault.seal_env(LAB, VALUE))
+    with pytest.raises(CannotOpen):
+        vault.open_env(LAB, vault.seal_secret(LAB, "KEY", VALUE))
+    with pytest.raises(CannotOpen):
+        vault.open_env(RIVAL, vault.seal_env(LAB, VALUE))
 
 
-def test_every_changed_byte_is_noticed(vault) -> None:
-    sealed = vault.seal_secret(LAB, "KEY", VALUE)
+@pytest.mark.parametrize("kind", ["secret", "env"])
+def test_every_changed_byte_is_noticed(vault, kind: str) -> None:
+    def open_it(sealed: bytes) -> bytes:
+        return vault.open_secret(LAB, "KEY", sealed) if kind == "secret" else vault.open_env(LAB, sealed)
+
+    sealed = vault.seal_secret(LAB, "KEY", VALUE) if kind == "secret" else vault.seal_env(LAB, VALUE)
+    assert open_it(sealed) == VALUE
     for place in range(len(sealed)):
-        changed = sealed[:place] + bytes([sealed[place] ^ 1]) + sealed[place + 1 :]
         with pytest.raises(CannotOpen):
-            vault.open_secret(LAB, "KEY", changed)
+            open_it(sealed[:place] + bytes([sealed[place] ^ 1]) + sealed[place + 1 :])
     for length in range(len(sealed)):
         with pytest.raises(CannotOpen):
-            vault.open_secret(LAB, "KEY", sealed[:length])
+            open_it(sealed[:length])
 
 
 def test_another_key_is_named_as_the_cause(vault, tmp_path: Path) -> None:

@@ -1,16 +1,18 @@
-"""Seals values of tenants with AES-256-GCM. Only the service has the keys; the core and the journal get ciphertext.
+"""Seals values of tenants. Only the service has the keys; the core and the journal get ciphertext.
 
-A sealed value is: format (1 byte), key id (4), nonce (12), ciphertext with tag. Each tenant has its own keys, derived
-with HKDF from the newest key of the key file. The associated data binds a value to its tenant and its name, so a
-ciphertext that is moved to another place of the state does not open there.
+Secrets are sealed with AES-256-GCM and a random nonce, variables with AES-256-SIV (RFC 5297), which needs none: equal
+variables give equal ciphertext. Each tenant has its own keys, derived with HKDF from the newest key of the key file.
+The associated data binds a value to its tenant and its name, so a ciphertext that is moved to another place of the
+state does not open there. A sealed value begins with its format (1 byte) and the id of its key (4).
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
-import hmac
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -19,15 +21,17 @@ from dgpu.service.access.key_file import load_keys, new_key, write_keys
 from dgpu.service.secrets.opened import CannotOpen
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM, AESSIV
 
 KEY_NAME: Final = "secrets.key"
 MAX_KEYS: Final = 16  # more than two only after rotations that did not end
-_FORMAT: Final = b"\x01"
+_SECRET, _ENV = b"\x01", b"\x02"  # formats
 _ID_BYTES: Final = 4
+_HEAD_BYTES: Final = 1 + _ID_BYTES
 _NONCE_BYTES: Final = 12
-_HEAD_BYTES: Final = len(_FORMAT) + _ID_BYTES + _NONCE_BYTES
 _KNOWN_TENANTS: Final = 4_096
+_KNOWN_VALUES: Final = 256
+_MAX_KNOWN_BYTES: Final = 8_192
 
 _SECRETS_LOST: Final = (
     "every secret has to be set again, and waiting tasks with variables have to be submitted again"
@@ -35,8 +39,8 @@ _SECRETS_LOST: Final = (
 
 
 class _TenantKeys(NamedTuple):
-    cipher: AESGCM
-    nonce_key: bytes
+    of_secrets: AESGCM
+    of_env: AESSIV
 
 
 class Vault:
@@ -54,21 +58,26 @@ class Vault:
         return cls(path, load_keys(path, most=MAX_KEYS, without=_SECRETS_LOST))
 
     def seal_secret(self, tenant_id: TenantId, name: str, value: bytes) -> bytes:
-        return self._seal(tenant_id, _aad("secret", tenant_id, name), value, os.urandom(_NONCE_BYTES))
+        key, nonce = self._keys[0], os.urandom(_NONCE_BYTES)
+        cipher = _tenant_keys(key, tenant_id).of_secrets
+        return _SECRET + _id_of(key) + nonce + cipher.encrypt(nonce, value, _aad(tenant_id, name))
 
     def open_secret(self, tenant_id: TenantId, name: str, sealed: bytes) -> bytes:
-        return self._open(tenant_id, _aad("secret", tenant_id, name), sealed)
+        """Raises CannotOpen."""
+        cipher, sealed = self._opener(_SECRET, tenant_id, sealed).of_secrets, sealed[_HEAD_BYTES:]
+        with _explained():
+            return cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], _aad(tenant_id, name))
 
     def seal_env(self, tenant_id: TenantId, values: bytes) -> bytes:
-        """Equal values of a tenant give equal ciphertext, so equal tasks still share one detail. The nonce is a keyed
-        hash of the values: it repeats only with them.
-        """
-        keys = _tenant_keys(self._keys[0], tenant_id)
-        nonce = hmac.digest(keys.nonce_key, values, "sha256")[:_NONCE_BYTES]
-        return self._seal(tenant_id, _aad("env", tenant_id), values, nonce)
+        """Equal values of a tenant give equal ciphertext, so equal tasks still share one detail."""
+        seal = _seal_env if len(values) > _MAX_KNOWN_BYTES else _seal_env_again
+        return seal(self._keys[0], tenant_id, values)
 
     def open_env(self, tenant_id: TenantId, sealed: bytes) -> bytes:
-        return self._open(tenant_id, _aad("env", tenant_id), sealed)
+        """Raises CannotOpen."""
+        cipher = self._opener(_ENV, tenant_id, sealed).of_env
+        with _explained():
+            return cipher.decrypt(sealed[_HEAD_BYTES:], [_aad(tenant_id)])
 
     def is_current(self, sealed: bytes) -> bool:
         return self._key_of(sealed) == self._keys[0]
@@ -96,35 +105,43 @@ class Vault:
         self._by_id = {_id_of(key): key for key in keys}
 
     def _key_of(self, sealed: bytes) -> bytes | None:
-        return self._by_id.get(sealed[1 : 1 + _ID_BYTES]) if sealed.startswith(_FORMAT) else None
+        return self._by_id.get(sealed[1:_HEAD_BYTES])
 
-    def _seal(self, tenant_id: TenantId, aad: bytes, value: bytes, nonce: bytes) -> bytes:
-        key = self._keys[0]
-        return _FORMAT + _id_of(key) + nonce + _tenant_keys(key, tenant_id).cipher.encrypt(nonce, value, aad)
-
-    def _open(self, tenant_id: TenantId, aad: bytes, sealed: bytes) -> bytes:
-        from cryptography.exceptions import InvalidTag
-
+    def _opener(self, form: bytes, tenant_id: TenantId, sealed: bytes) -> _TenantKeys:
         key = self._key_of(sealed)
-        if key is None or len(sealed) <= _HEAD_BYTES:
+        if key is None or not sealed.startswith(form):
             raise CannotOpen(f"it is sealed under a key that {self._path.name} does not have")
-        nonce = sealed[1 + _ID_BYTES : _HEAD_BYTES]
-        try:
-            return _tenant_keys(key, tenant_id).cipher.decrypt(nonce, sealed[_HEAD_BYTES:], aad)
-        except InvalidTag:
-            raise CannotOpen("its ciphertext is damaged or belongs to another name or tenant") from None
+        return _tenant_keys(key, tenant_id)
+
+
+def _seal_env(key: bytes, tenant_id: TenantId, values: bytes) -> bytes:
+    return _ENV + _id_of(key) + _tenant_keys(key, tenant_id).of_env.encrypt(values, [_aad(tenant_id)])
+
+
+# A client that submits task after task sends the same variables each time.
+_seal_env_again = functools.lru_cache(maxsize=_KNOWN_VALUES)(_seal_env)
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    from cryptography.exceptions import InvalidTag
+
+    try:
+        yield
+    except (InvalidTag, ValueError):  # ValueError: too short
+        raise CannotOpen("its ciphertext is damaged or belongs to another name or tenant") from None
 
 
 @functools.lru_cache(maxsize=_KNOWN_TENANTS)
 def _tenant_keys(key: bytes, tenant_id: TenantId) -> _TenantKeys:
     # Imported at the first use: it takes as long as a tenth of a start.
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM, AESSIV
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
     info = b"dgpu tenant " + tenant_id.encode()
-    derived = HKDF(algorithm=SHA256(), length=64, salt=None, info=info).derive(key)
-    return _TenantKeys(AESGCM(derived[:32]), derived[32:])
+    derived = HKDF(algorithm=SHA256(), length=96, salt=None, info=info).derive(key)
+    return _TenantKeys(AESGCM(derived[:32]), AESSIV(derived[32:]))
 
 
 @functools.lru_cache(maxsize=64)
@@ -132,6 +149,6 @@ def _id_of(key: bytes) -> bytes:
     return hashlib.sha256(b"dgpu key id " + key).digest()[:_ID_BYTES]
 
 
-def _aad(*words: str) -> bytes:
+def _aad(*names: str) -> bytes:
     """No name contains a NUL."""
-    return "\0".join(("dgpu", *words)).encode()
+    return "\0".join(names).encode()
