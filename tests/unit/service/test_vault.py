@@ -40,6 +40,18 @@ def test_a_value_opens_again_also_after_a_restart(vault, tmp_path: Path) -> None
     assert stat.S_IMODE((tmp_path / KEY_NAME).stat().st_mode) == 0o600
 
 
+def test_values_that_an_earlier_version_sealed_stay_readable(tmp_path: Path) -> None:
+    """The derivation of keys and the format may not change without a new format number."""
+    (tmp_path / KEY_NAME).write_text(bytes(range(32)).hex())
+    vault = Vault.load(tmp_path)
+    env = bytes.fromhex("020c1e686add91de65928b13a0636b27f73b48365b6565ee47e22e72f82a6d4a")
+    secret = bytes.fromhex(
+        "010c1e686a142b4586eb0d07a6f632455aa2cf09255ebd1b5a9de5e83a1fcd74aa5ef9eab765d69c70690b6a"
+    )
+    assert (vault.open_env(LAB, env), vault.open_secret(LAB, "KEY", secret)) == (VALUE, VALUE)
+    assert vault.seal_env(LAB, VALUE) == env
+
+
 def test_the_largest_value_fits_the_bound_of_the_state(vault) -> None:
     assert len(vault.seal_secret(LAB, "KEY", b"x" * MAX_VALUE_BYTES)) <= MAX_SEALED_BYTES
 
