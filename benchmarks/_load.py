@@ -19,8 +19,8 @@ PART = {"single": 1, "variables": 1, "distinct": 1, "bulk": 10_000, "hundred": 1
 
 # As the command line sends them.
 VARIABLES = {
-    "PATH": "/home/ann/proj/.venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    "VIRTUAL_ENV": "/home/ann/proj/.venv",
+    "PATH": "/opt/proj/.venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "VIRTUAL_ENV": "/opt/proj/.venv",
     "LD_LIBRARY_PATH": "/usr/local/cuda/lib64",
     "WANDB_PROJECT": "vision",
 }
