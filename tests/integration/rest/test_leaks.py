@@ -31,7 +31,7 @@ SECRET = "quokka"  # in every name of the other tenant
 RIVAL = f"{SECRET}-tenant"
 DESCRIBING = {"GET /openapi.json", "GET /docs"}  # with examples of ids
 # The audit log holds the reader's own requests, also those for tasks that it may not see.
-WITH_OTHER_IDS = DESCRIBING | {"GET /api/v1/audit"}
+WITH_OTHER_IDS = DESCRIBING | {"GET /api/v1/audit", "GET /api/v1/audit/export"}
 STREAMS = {"GET /api/v1/board/stream", "GET /api/v1/events"}
 RULES = RuleSet(quota_usage=QuotaRule(percent=0.0), queue_wait=WaitRule(limit_ms=0))
 # As an administrator reads them, these answers hold the words: the test looks where they are.
