@@ -110,6 +110,10 @@ def containing(
     image: Annotated[
         str | None, _option("--image", metavar="IMAGE", help="Run in a container of this image.")
     ] = None,
+    image_secret: Annotated[
+        str | None,
+        _option("--image-secret", metavar="NAME", help="The secret with USER:PASSWORD of the registry."),
+    ] = None,
     mounts: Annotated[
         list[str] | None,
         _option("--mount", metavar="SRC:DST[:ro]", help="A directory of the node, in the container."),

@@ -34,6 +34,7 @@ class TaskFields(TypedDict, total=False):
     gpu_share: float
     nodes: int
     image: str
+    image_secret: str
     mounts: Sequence[str]
     read_only_root: bool
     shm_mb: int

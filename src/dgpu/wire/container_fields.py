@@ -8,6 +8,7 @@ from typing import Any
 
 from dgpu.core.model.task import CONTAINERS, CONTAINERS_LABEL, Constraint, Mount
 from dgpu.wire.fields import Unacceptable, workdir
+from dgpu.wire.secret_fields import A_NAME, SECRET_NAME
 
 MAX_IMAGE_CHARS = 512
 MAX_MOUNTS = 64
@@ -27,6 +28,13 @@ def image(value: Any) -> str:
         f"the name of an image such as ubuntu:24.04 or registry.example.org/team/train:1, at most {MAX_IMAGE_CHARS} "
         "characters"
     )
+
+
+def secret_name(value: Any) -> str:
+    """Empty: none."""
+    if type(value) is str and (not value or SECRET_NAME.fullmatch(value)):
+        return value
+    raise Unacceptable(f"the name of a secret: {A_NAME}")
 
 
 def mounts(value: Any) -> tuple[Mount, ...]:

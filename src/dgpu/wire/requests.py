@@ -12,6 +12,7 @@ import msgspec
 from dgpu.core.model.array import ArrayPlan, size
 from dgpu.core.model.dependencies import Dependency
 from dgpu.core.model.ids import TenantId
+from dgpu.core.model.secrets import REGISTRY_FILE
 from dgpu.core.model.task import (
     PRIORITY_LEVELS,
     WHOLE_MILLI,
@@ -139,7 +140,7 @@ def _spec(
         if allocation or not bare_means_allocation:
             raise invalid([_no_command(where, allocation=allocation)])
         values["allocation"] = True
-    if not _CONTAINER_NAMES.isdisjoint(detail):
+    if "image_secret" in values or not _CONTAINER_NAMES.isdisjoint(detail):
         _check_container(values, detail, where)
     if by is not None:
         _attribute(values, detail, by)
@@ -227,8 +228,10 @@ def _check_container(values: dict[str, Any], detail: dict[str, Any], where: str 
     for name in _CONTAINER_NAMES.intersection(detail):
         if not detail[name]:
             del detail[name]  # as if it had been left out
+    secret = values.pop("image_secret", "")
     if "image" not in detail:
-        if (extra := next(filter(detail.get, sorted(_CONTAINER_NAMES)), None)) is not None:
+        extra = "image_secret" if secret else next(filter(detail.get, sorted(_CONTAINER_NAMES)), None)
+        if extra is not None:
             raise invalid([FieldError(path=_path(where, extra), detail="Needs an image.")])
         return
     if values.get("allocation"):
@@ -237,6 +240,12 @@ def _check_container(values: dict[str, Any], detail: dict[str, Any], where: str 
     if values.get("nodes", 1) != 1:
         why = "Not supported yet: a container over several nodes."
         raise invalid([FieldError(path=_path(where, "image"), detail=why, code=NOT_SUPPORTED_YET)])
+    secrets: dict[str, Any] = detail.get("secrets", {})
+    if secret in secrets:
+        why = f"Expected a secret that is not in secrets, too, got {secret}."
+        raise invalid([FieldError(path=_path(where, "image_secret"), detail=why)])
+    if secret:
+        detail["secrets"] = {**secrets, secret: {"file": REGISTRY_FILE}}
     asked: tuple[Constraint, ...] = values.get("constraints", ())
     values["constraints"] = tuple(sorted({*asked, container_fields.REQUIRED}))
 

@@ -186,6 +186,13 @@ TASK_FIELDS: dict[str, TaskField] = {
         "Runs the task in a container of this image, on a node that runs containers.",
         {**_TEXT, "maxLength": container_fields.MAX_IMAGE_CHARS},
     ),
+    "image_secret": TaskField(
+        "image_secret",
+        container_fields.secret_name,
+        "The secret of the tenant that holds USER:PASSWORD for the registry of the image. The task itself does not get "
+        "it. Needs `image`.",
+        _TEXT,
+    ),
     "mounts": TaskField(
         "mounts",
         container_fields.mounts,

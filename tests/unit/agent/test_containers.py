@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import socket
+import threading
 
 import pytest
 
 from dgpu.agent.accounts import Person
 from dgpu.agent.containers.body import create_body
-from dgpu.agent.containers.engine import EngineError
+from dgpu.agent.containers.engine import Engine, EngineError
 from dgpu.agent.containers.mounts import MountRefused, pin
-from dgpu.agent.containers.pulling import credentials, registry_of, with_tag
+from dgpu.agent.containers.pulling import ImageError, credentials, ensure_image, registry_of, with_tag
 from dgpu.agent.frames import CONTAINERS_PROTOCOL
 from dgpu.agent.launch_as import Account
 from dgpu.agent.options import ContainerOptions
 from dgpu.agent.run.containers import NotHereError, container_account, container_order
+from dgpu.agent.run.orders import spawn_order
 from dgpu.agent.run.runner import RunOrder
-from dgpu.core.model.ids import GpuId, LeaseId, TaskId
+from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId
 from dgpu.core.model.task import TaskDetail
 
 OPTIONS = ContainerOptions(socket="/run/engine.sock")
@@ -142,3 +146,74 @@ def test_credentials_are_those_of_the_registry_only(tmp_path) -> None:
     with pytest.raises(EngineError) as refused:
         credentials(spec, "r.example.org")
     assert "s3cret" not in str(refused.value)
+
+
+def test_only_the_pull_gets_the_secret_of_the_registry() -> None:
+    order = RunOrder(
+        lease_id=LeaseId(1),
+        task_id=TaskId(1),
+        attempt=1,
+        detail=b'{"command": "x", "image": "a:1"}',
+        secret_files={".registry": b"ann:s3cret\n", "key": b"k"},
+    )
+    asked = spawn_order(
+        order,
+        node_id=NodeId("n"),
+        keeper_id="k",
+        surroundings={},
+        grace_ms=1,
+        start_ms=1,
+        containers=OPTIONS,
+    )
+    assert asked["container"]["registry_auth"] == {"username": "ann", "password": "s3cret"}
+    assert list(asked["secrets"]) == ["key"]
+    own = credentials(asked["container"] | {"auth_file": "/nope"}, "r.example.org")
+    assert own == {"username": "ann", "password": "s3cret", "serveraddress": "r.example.org"}
+
+
+def test_a_secret_without_a_colon_is_not_repeated() -> None:
+    with pytest.raises(ValueError, match="USER:PASSWORD") as refused:
+        order_of(secret_files={".registry": b"s3cret"})
+    assert "s3cret" not in str(refused.value)
+
+
+def test_the_engine_gets_the_credentials_and_the_progress_is_told(tmp_path) -> None:
+    lines = [
+        {"status": "Downloading", "id": "l1", "progressDetail": {"current": 1 << 20, "total": 4 << 20}},
+        {"error": "manifest unknown"},
+    ]
+    answers = [b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n"]
+    answers.append(b"HTTP/1.1 200 OK\r\n\r\n" + b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+    spec = {"image": "r.example.org/a", "pull": "missing", "auth_file": ""}
+    spec["registry_auth"] = {"username": "ann", "password": "s3cret"}
+    said: list[str] = []
+    with (
+        fake_engine(tmp_path / "sock", answers) as asked,
+        pytest.raises(ImageError, match="manifest unknown"),
+    ):
+        ensure_image(Engine(str(tmp_path / "sock")), spec, said.append)
+    assert asked[1].startswith("POST /v1.41/images/create?fromImage=r.example.org%2Fa&tag=latest ")
+    (sent,) = [line.split(": ")[1] for line in asked[1].split("\r\n") if line.startswith("X-Registry-Auth")]
+    assert json.loads(base64.urlsafe_b64decode(sent))["password"] == "s3cret"
+    assert said == ["pulling r.example.org/a"]
+
+
+@contextlib.contextmanager
+def fake_engine(path, answers):
+    """Answers in order, one per connection: the requests, as they arrived."""
+    asked: list[str] = []
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+
+        def serve() -> None:
+            for answer in answers:
+                link, _ = listening.accept()
+                asked.append(link.recv(65_536).decode())
+                link.sendall(answer)
+                link.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield asked
+        thread.join()

@@ -37,6 +37,14 @@ def test_mounts_are_normal_paths() -> None:
     assert detail.shm_mb == 8
 
 
+def test_the_secret_of_the_registry_is_one_that_the_task_uses() -> None:
+    detail = detail_of(task(image="a", image_secret="REG", secrets=["KEY"]))
+    assert {name: use.file or use.env for name, use in detail.secrets.items()} == {
+        "KEY": "KEY",
+        "REG": ".registry",
+    }
+
+
 @pytest.mark.parametrize(
     ("fields", "path", "status"),
     [
@@ -57,6 +65,10 @@ def test_mounts_are_normal_paths() -> None:
         ({"image": "a", "shm_mb": -1}, "shm_mb", 400),
         ({"image": "a", "read_only_root": "yes"}, "read_only_root", 400),
         ({"mounts": ["/a:/b"]}, "mounts", 400),
+        ({"image_secret": "s"}, "image_secret", 400),
+        ({"image": "a", "image_secret": "no such name"}, "image_secret", 400),
+        ({"image": "a", "image_secret": "REG", "secrets": ["REG"]}, "image_secret", 400),
+        ({"image": "a", "secrets": {"REG": {"file": ".registry"}}}, "secrets.REG.file", 400),
         ({"read_only_root": True}, "read_only_root", 400),
         ({"shm_mb": 5}, "shm_mb", 400),
         ({"image": "a", "nodes": 2}, "image", 422),

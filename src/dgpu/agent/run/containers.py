@@ -9,6 +9,7 @@ from dgpu.agent.accounts import Person
 from dgpu.agent.frames import CONTAINERS_PROTOCOL
 from dgpu.agent.options import ContainerOptions
 from dgpu.agent.run.runner import RunOrder
+from dgpu.core.model.secrets import REGISTRY_FILE
 from dgpu.core.model.task import TaskDetail
 
 _NOBODY = "65534:65534"
@@ -27,7 +28,7 @@ def container_order(
     keeper_protocol: int,
 ) -> dict[str, Any] | None:
     """`person`: the Unix user of the task, if tenants have their own. None: the task runs as a process. Raises
-    NotHereError.
+    NotHereError, and ValueError for a task that can never start.
     """
     image = detail.image or (options.default_image if options is not None else "")
     if not image:
@@ -42,6 +43,7 @@ def container_order(
         "image": image,
         "pull": options.pull,
         "auth_file": options.auth_file,
+        "registry_auth": _registry_auth(order.secret_files.get(REGISTRY_FILE)),
         "user": f"{person.account.uid}:{person.account.gid}" if person else options.user or _default_user(),
         "groups": person.account.groups if person else (),
         "mounts": detail.mounts,
@@ -58,6 +60,16 @@ def container_order(
             "shm_mb": detail.shm_mb or options.shm_mb,
         },
     }
+
+
+def _registry_auth(secret: bytes | None) -> dict[str, str] | None:
+    """Raises ValueError without the value: it would reach the task's error."""
+    if secret is None:
+        return None
+    user, colon, password = secret.decode("utf-8", "replace").strip().partition(":")
+    if not colon:
+        raise ValueError("the secret of image_secret has no colon: expected USER:PASSWORD")
+    return {"username": user, "password": password}
 
 
 def container_account(container: dict[str, Any]) -> list[Any] | None:

@@ -22,6 +22,7 @@ from dgpu.agent.run.runner import KnownRun, RunEnd, RunOrder
 from dgpu.agent.spawn import SHELL
 from dgpu.agent.tree import KEEPER_MARKER, LEASE_MARKER
 from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId, task_name
+from dgpu.core.model.secrets import REGISTRY_FILE
 from dgpu.core.model.task import Outcome, TaskDetail
 from dgpu.wire.ranks import attempt_of
 from dgpu.wire.run_dirs import TMP_SUFFIX, run_dir_name
@@ -76,9 +77,15 @@ def spawn_order(
         "most_mb": order.gpu_memory_mb if order.kill_outgrown else 0,
         "nonce": order.nonce,
         "cluster": order.cluster_id,
-        "secrets": {name: b64encode(value).decode() for name, value in order.secret_files.items()},
+        "secrets": _secret_files(order),
     }
     return asked if container is None else asked | {"container": container}
+
+
+def _secret_files(order: RunOrder) -> dict[str, str]:
+    """Without the one that only the pull of an image gets."""
+    files = {name: value for name, value in order.secret_files.items() if name != REGISTRY_FILE}
+    return {name: b64encode(value).decode() for name, value in files.items()}
 
 
 def _argv(command: str | tuple[str, ...]) -> list[str]:

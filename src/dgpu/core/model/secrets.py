@@ -13,6 +13,9 @@ MAX_TENANT_SECRETS: Final = 1_000
 MAX_VALUE_BYTES: Final = 64 << 10
 MAX_SEALED_BYTES: Final = MAX_VALUE_BYTES + 64  # with key id, nonce and tag
 
+# The file of a secret with the credentials of an image's registry. No task can name it, and no task gets it.
+REGISTRY_FILE: Final = ".registry"
+
 _MARK: Final = b'"secrets"'  # the key in a detail, found without decoding it
 
 
