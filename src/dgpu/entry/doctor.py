@@ -18,6 +18,7 @@ import msgspec
 
 from dgpu import __version__, core_form
 from dgpu.agent.containers.engine import Engine, EngineError
+from dgpu.agent.corral import group_of
 from dgpu.entry.ask import ask
 from dgpu.entry.config_types import Docker
 from dgpu.entry.processes import is_alive, processes_of
@@ -281,20 +282,13 @@ def _containers() -> Iterator[Check]:
 
 
 def _cgroup() -> Check:
-    root = Path("/sys/fs/cgroup")
-    if not (root / "cgroup.controllers").exists():
+    group = group_of("self")
+    if group is None:
         return _warn(
-            "cgroup",
-            "no cgroup v2 here",
-            "Process trees are found by subreaper and environment instead.",
+            "cgroup", "no cgroup v2 here", "Process trees are found by subreaper and environment instead."
         )
-    try:
-        own = Path("/proc/self/cgroup").read_text(encoding="ascii").rpartition("::")[2].strip()
-    except OSError:
-        own = "/"
-    here = root / own.lstrip("/")
-    if os.access(here, os.W_OK):
-        return _ok("cgroup", f"v2, writable at {here}")
+    if os.access(group, os.W_OK):
+        return _ok("cgroup", f"v2, writable at {group}")
     advice = "Process trees are found by other means. For cgroups: dgpu install-service."
     return _warn("cgroup", "v2, but not writable for you", advice)
 
