@@ -12,6 +12,7 @@ import pytest
 
 from dgpu.agent import held, machine, tree
 from dgpu.agent.corral import Corral
+from dgpu.agent.fences import Fences
 from dgpu.agent.frames import Decoder, FrameTooLarge, encode
 from dgpu.agent.spawn import CannotStart, find_program
 from dgpu.agent.tree import OrphanWatch, Survey, is_thread, markers, read_proc, send
@@ -128,6 +129,7 @@ def test_many_trees_are_frozen_with_as_few_looks_as_one(tmp_path, monkeypatch) -
     monkeypatch.setattr(held, "Survey", CountedSurvey)
     processes = [subprocess.Popen(["/bin/sleep", "1000"], start_new_session=True) for _ in range(5)]
     corral = Corral("test")
+    fences = Fences(corral, "test")
     try:
         trees = {
             process.pid: held.Held(
@@ -138,13 +140,14 @@ def test_many_trees_are_frozen_with_as_few_looks_as_one(tmp_path, monkeypatch) -
             )
             for process in processes
         }
-        keeping = held.Trees(keeper_id="test", mains=trees, live=trees, corral=corral)
+        keeping = held.Trees(keeper_id="test", mains=trees, live=trees, corral=corral, fences=fences)
         keeping.freeze(list(trees.values()), 1)
         assert len(looks) == 2
         assert {tree.frozen_since_ms for tree in trees.values()} == {1}
     finally:
         for process in processes:
             process.kill()
+        fences.close()
         corral.close()
         for process in processes:
             process.wait()
