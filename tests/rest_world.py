@@ -130,7 +130,9 @@ class RestWorld:
         self.settings = settings or Settings()
         self.journal = MemoryJournal(disk)
         self.access_mode = access_mode
-        self.options = options or RestOptions(version="test", isolation=Isolation(users="none"))
+        self.options = options or RestOptions(
+            version="test", isolation=Isolation(users="none"), is_open=access_mode == "none"
+        )
         self.with_follower = follower
         self.alert_options = alerts
         self.doors = Doors(limits)

@@ -174,6 +174,7 @@ function Banner() {
   const known = board.value;
   if (known && known.role !== "master") return <div class="banner">{t("banner.standby", { role: known.role })}</div>;
   if (known && !known.ready) return <div class="banner">{t("banner.notReady")}</div>;
+  if (known && known.isolation === "open") return <div class="banner">{t("banner.open")}</div>;
   if (known && known.isolation === "none") return <div class="banner">{t("banner.noBoundary")}</div>;
   return null;
 }

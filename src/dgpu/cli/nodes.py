@@ -61,8 +61,8 @@ def nodes(ctx: typer.Context) -> None:
         print_rows(answer, answer["nodes"], COLUMNS, "id", flags)
         if flags.is_table and not answer["nodes"]:
             note("No node has registered. Start an agent: dgpu agent --config F, or everything: dgpu up")
-        if flags.is_table and answer.get("isolation") == isolation.NONE:
-            note(isolation.NOTICE)
+        if flags.is_table and (notice := isolation.NOTICES.get(answer.get("isolation", ""))):
+            note(notice)
 
     repeat(draw, flags)
 

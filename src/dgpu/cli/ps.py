@@ -200,8 +200,8 @@ def _tell_boundary(client: Client) -> None:
     from dgpu.client.errors import DgpuError
 
     with contextlib.suppress(DgpuError):  # the list is there already
-        if client.whoami().isolation == isolation.NONE:
-            note(isolation.NOTICE)
+        if notice := isolation.NOTICES.get(client.whoami().isolation):
+            note(notice)
 
 
 def _number(row: Row) -> int:

@@ -41,8 +41,8 @@ def whoami(ctx: typer.Context) -> None:
                 ("scopes", ", ".join(told["scopes"]) or "all of the role"),
             ]
         )
-        if told["isolation"] == isolation.NONE:
-            note(isolation.NOTICE)
+        if notice := isolation.NOTICES.get(told["isolation"]):
+            note(notice)
 
 
 def tenants_text(tenants: list[Any]) -> str:

@@ -299,9 +299,11 @@ def _users(url: str) -> Iterator[Check]:
     if told is None or told.status != 200 or not isinstance(told.body, dict):
         return
     word = told.body.get("isolation", "")
-    if word == isolation.NONE:
+    if notice := isolation.NOTICES.get(word):
         advice = f"If they do not trust each other, set {isolation.KEY}: docs/security.md, Users on nodes."
-        yield _warn("users", isolation.NOTICE, advice)
+        if word == isolation.OPEN:
+            advice = "Use auth.mode: local with tokens: docs/security.md."
+        yield _warn("users", notice, advice)
     elif not word:
         detail = "one: tasks run as the agent's user, and there is no boundary between tasks and scheduler"
         yield _ok("users", detail)

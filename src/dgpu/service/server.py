@@ -268,7 +268,10 @@ async def _http(
     output.look_up_with(_past_holders(history, follower, runtime.committed_index))
     async with opened_access(options, runtime, show_token) as access:
         rest = RestOptions(
-            version=__version__, journal_dir=options.data_dir, isolation=options.rules.isolation
+            version=__version__,
+            journal_dir=options.data_dir,
+            isolation=options.rules.isolation,
+            is_open=options.auth_mode == "none",
         )
         app = create_app(
             runtime, views, history, output, access, rest, follower, alerts, files, doors, turns, vault, trail

@@ -14,7 +14,11 @@ EXPECTED: Final = (
     "none (no boundary between users), a map from tenants to Unix users, "
     "or a range of uids such as 70000-79999"
 )
-NOTICE: Final = "There is no boundary between users (isolation.users: none)."
+OPEN: Final = "open"  # for views: auth.mode is none
+NOTICES: Final = {
+    NONE: "There is no boundary between users (isolation.users: none).",
+    OPEN: "Every client that reaches this scheduler is an administrator (auth.mode: none).",
+}
 # Everything that a node may enforce, in the order of views. A node lists those that it does enforce.
 FEATURES: Final = ("users", "cgroup", "memory", "pids", "cpus", "devices")
 

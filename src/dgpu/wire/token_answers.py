@@ -48,4 +48,6 @@ class WhoAmI(Answer, frozen=True, kw_only=True):
     token_id: str | None = None  # also of a session that a token opened
     scopes: list[str] = msgspec.field(default_factory=list)  # []: all actions of the role
     actions: list[str] = msgspec.field(default_factory=list)  # allowed for own tenants
-    isolation: str = ""  # between tasks of different users: users | none | empty: not set
+    isolation: str = (
+        ""  # between tasks of different users: users | none | open: auth.mode is none | empty: not set
+    )

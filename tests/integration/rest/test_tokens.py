@@ -360,7 +360,7 @@ def test_without_authentication_everybody_is_an_administrator(tmp_path) -> None:
         told = world.ask("GET", "/api/v1/whoami").body
         assert (told["user"], told["role"], told["source"]) == ("anyone", "admin", "open")
         assert set(told["actions"]) == set(Action)
-        assert told["isolation"] == "none"
+        assert told["isolation"] == "open"
 
 
 def test_no_secret_is_logged(world, capfd) -> None:

@@ -27,6 +27,7 @@ export const en = {
   "banner.retry": "Trying again in {seconds} s.",
   "banner.trying": "Trying again …",
   "banner.now": "Try now",
+  "banner.open": "Every client that reaches this scheduler is an administrator (auth.mode: none).",
   "banner.noBoundary": "There is no boundary between users (isolation.users: none).",
   "banner.notReady": "The scheduler is up, but accepts no tasks now.",
   "banner.updated": "dgpu was updated to {version}. This page is from the previous version.",

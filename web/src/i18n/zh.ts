@@ -29,6 +29,7 @@ export const zh: Messages = {
   "banner.retry": "{seconds} 秒后重试。",
   "banner.trying": "正在重试……",
   "banner.now": "立即重试",
+  "banner.open": "任何能连接到此调度器的客户端都是管理员（auth.mode: none）。",
   "banner.noBoundary": "用户之间没有隔离（isolation.users: none）。",
   "banner.notReady": "调度器已启动，但暂不接收任务。",
   "banner.updated": "dgpu 已更新到 {version}，本页面来自旧版本。",

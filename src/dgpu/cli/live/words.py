@@ -23,9 +23,9 @@ def summary(picture: Picture) -> list[str]:
         f"{plural(picture.gpus.total, 'GPU')}{': ' + states if states else ''} · "
         f"{picture.running:,} running, {picture.waiting:,} waiting"
     )
-    notices = [isolation.NOTICE] if picture.isolation == isolation.NONE else []
+    notice = isolation.NOTICES.get(picture.isolation)
     return [
-        *notices,
+        *([notice] if notice else []),
         first,
         f"{_loads(picture)} · {_pool('online', picture.quota.online)} · {_pool('batch', picture.quota.batch)}",
     ]

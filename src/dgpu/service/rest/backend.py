@@ -38,7 +38,7 @@ from dgpu.service.task_output.streams import OutputStreams
 from dgpu.service.views.views import Views
 from dgpu.wire.alert_answers import AlertCounts
 from dgpu.wire.answers import Problem
-from dgpu.wire.isolation import Isolation
+from dgpu.wire.isolation import OPEN, Isolation
 from dgpu.wire.problem import problem_of
 from dgpu.wire.requests import SealEnv
 
@@ -54,6 +54,12 @@ class RestOptions(msgspec.Struct, frozen=True, kw_only=True):
     pages_dir: Path | None = None  # None: the dashboard that was built into the package
     journal_dir: Path | None = None  # None: old records cannot be read again
     isolation: Isolation = Isolation()
+    is_open: bool = False  # auth.mode is none
+
+    @property
+    def boundary(self) -> str:
+        """For views: the boundary between users."""
+        return OPEN if self.is_open else self.isolation.word
 
 
 class ProblemError(Exception):
@@ -106,7 +112,7 @@ class Backend:
             version=options.version,
             role=options.role,
             build=build,
-            isolation=options.isolation.word,
+            isolation=options.boundary,
         )
         self.board.count_alerts = self._count_alerts
         self.scrapes = Scrapes(self)

@@ -88,7 +88,7 @@ async def list_nodes(rest: Given, who: Who) -> NodeList:
     def look(state: ClusterState) -> NodeList:
         found = node_list(state)
         nodes = [node_told_to(who.tenants, state, node) for node in found.nodes]
-        return NodeList(total=found.total, nodes=nodes, isolation=rest.options.isolation.word)
+        return NodeList(total=found.total, nodes=nodes, isolation=rest.options.boundary)
 
     return await rest.runtime.read(look)
 

@@ -43,7 +43,7 @@ async def who_am_i(rest: Given, who: Who) -> WhoAmI:
         tenants=[ALL_TENANTS] if who.tenants is None else list(who.tenants),
         source=who.source,
         token_id=who.token_id or None,
-        isolation=rest.options.isolation.word,
+        isolation=rest.options.boundary,
         scopes=list(who.scopes),
         actions=actions_of(who),
     )
