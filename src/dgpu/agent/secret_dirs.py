@@ -21,6 +21,8 @@ SECRETS_VARIABLE = "DGPU_SECRETS_DIR"
 _IN_MEMORY = "/dev/shm"  # noqa: S108 - each keeper has a directory of its own there, checked before use
 _TMPFS = "tmpfs"
 _PASSABLE = 0o711
+_LISTED = 0o750
+_CLAIMS = 20
 
 
 def secrets_dir_of(settings: KeeperSettings) -> str:
@@ -36,7 +38,8 @@ class SecretDirs:
         self._directory = directory
         self._used: set[int] = set()
         with contextlib.suppress(OSError):
-            shutil.rmtree(directory)
+            if self._is_ours():
+                _remove(directory)
 
     def write(self, lease: int, files: dict[str, str], owner: Owner = None) -> str:
         """The path of the directory. Raises OSError."""
@@ -49,7 +52,9 @@ class SecretDirs:
             for name, value in files.items():
                 _write(folder, name, base64.b64decode(value), owner)
             if owner is not None:
-                os.fchown(folder, *owner)
+                # Its user can list it but create nothing in it: this process removes the content.
+                os.fchown(folder, -1, owner[1])
+                os.fchmod(folder, _LISTED)
         finally:
             os.close(folder)
         return path
@@ -58,7 +63,7 @@ class SecretDirs:
         if lease not in self._used:
             return
         self._used.discard(lease)
-        shutil.rmtree(f"{self._directory}/{lease:d}", ignore_errors=True)
+        _remove(f"{self._directory}/{lease:d}")
         if not self._used:
             with contextlib.suppress(OSError):
                 os.rmdir(self._directory)  # noqa: PTH106 - the same
@@ -67,11 +72,41 @@ class SecretDirs:
         """Others may pass through it, not list it: a task of another user must reach its own directory."""
         with contextlib.suppress(FileExistsError):
             os.mkdir(self._directory, _PASSABLE)  # noqa: PTH102 - the same
-        found = os.lstat(self._directory)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        for _ in range(_CLAIMS):
+            if self._is_ours() or os.geteuid() != 0:
+                break
+            self._claim()
+        if not self._is_ours():
             raise PermissionError(1, f"{self._directory} belongs to another user")
-        if stat.S_IMODE(found.st_mode) != _PASSABLE:
+        if stat.S_IMODE(os.lstat(self._directory).st_mode) != _PASSABLE:
             os.chmod(self._directory, _PASSABLE)  # noqa: PTH101 - the same; an umask took bits
+
+    def _is_ours(self) -> bool:
+        found = os.lstat(self._directory)
+        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+
+    def _claim(self) -> None:
+        """Any user can take the name in /dev/shm first. Root moves that entry away, so that no tenant stops the tasks
+        of another. An entry with content stays there under its new name: removing it may take any time.
+        """
+        own, foreign = (f"{self._directory}.{os.urandom(8).hex()}" for _ in range(2))
+        os.mkdir(own, _PASSABLE)  # noqa: PTH102 - the same
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(self._directory, foreign)  # noqa: PTH104 - the same
+            os.rename(own, self._directory)  # noqa: PTH104 - the same; replaces an empty directory only
+        except OSError:  # taken again in between
+            with contextlib.suppress(OSError):
+                os.rmdir(own)  # noqa: PTH106 - the same
+        for remove in (os.rmdir, os.unlink):
+            with contextlib.suppress(OSError):
+                remove(foreign)
+
+
+def _remove(path: str) -> None:
+    """A task of this process' own user may have left a tree too deep for rmtree there: the tree stays."""
+    with contextlib.suppress(OSError, RecursionError):
+        shutil.rmtree(path)
 
 
 def _write(folder: int, name: str, value: bytes, owner: Owner) -> None:

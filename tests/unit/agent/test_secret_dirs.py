@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,7 @@ def test_a_new_scribe_removes_the_files_of_a_killed_one(dirs, tmp_path: Path) ->
 def test_a_directory_that_another_user_prepared_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
     (tmp_path / "elsewhere").mkdir()
     dirs = SecretDirs(str(tmp_path / "base"))
     (tmp_path / "base").symlink_to(tmp_path / "elsewhere")
@@ -60,17 +62,49 @@ def test_a_directory_that_another_user_prepared_is_not_used(
         dirs.write(7, files(key=b"a"))
     (tmp_path / "base").unlink()
     (tmp_path / "base").mkdir()
-    monkeypatch.setattr(os, "geteuid", lambda: 4711)
     with pytest.raises(PermissionError, match="another user"):
         dirs.write(7, files(key=b"a"))
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
-def test_files_can_belong_to_the_user_of_the_task(dirs) -> None:
+def test_files_belong_to_the_user_of_the_task_and_their_directory_does_not(dirs) -> None:
+    """The scribe removes the directory: a task must not be able to fill it."""
     path = dirs.write(7, files(key=b"a"), owner=(65534, 65534))
-    for each in (path, f"{path}/key"):
-        assert (os.lstat(each).st_uid, os.lstat(each).st_gid) == (65534, 65534)
+    found = [os.lstat(each) for each in (path, f"{path}/key")]
+    assert [(each.st_uid, each.st_gid) for each in found] == [(0, 65534), (65534, 65534)]
+    assert (mode(path), mode(f"{path}/key")) == (0o750, 0o400)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can move entries of other users")
+@pytest.mark.parametrize("taken", ["empty", "filled", "file", "link"])
+def test_root_takes_back_a_name_that_another_user_took(dirs, tmp_path: Path, taken: str) -> None:
+    base = tmp_path / "base"
+    if taken == "file":
+        base.touch()
+    elif taken == "link":
+        base.symlink_to(tmp_path)
+    else:
+        base.mkdir()
+        for number in range(taken == "filled"):
+            (base / str(number)).mkdir()
+    os.chown(base, 65534, 65534, follow_symlinks=False)
+    SecretDirs(str(base))
+    path = dirs.write(7, files(key=b"a"))
+    assert Path(path, "key").read_bytes() == b"a"
+    assert (os.lstat(base).st_uid, mode(base), list(base.iterdir())) == (0, 0o711, [base / "7"])
+    assert len(list(tmp_path.iterdir())) == (2 if taken == "filled" else 1)
+
+
+def test_a_tree_too_deep_to_remove_stops_nothing(dirs, tmp_path: Path) -> None:
+    path = dirs.write(7, files(key=b"a"))
+    subprocess.run(
+        ["sh", "-c", "for i in $(seq 1200); do mkdir d && cd -P d || exit 1; done"], cwd=path, check=True
+    )
+    dirs.remove(7)
+    again = SecretDirs(str(tmp_path / "base"))
+    assert Path(again.write(8, files(key=b"b")), "key").read_bytes() == b"b"
+    subprocess.run(["rm", "-rf", tmp_path / "base"], check=True)
 
 
 def test_two_keepers_do_not_share_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
