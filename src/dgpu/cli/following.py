@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dgpu.cli.failures import ReaderLeft
@@ -24,12 +25,14 @@ class OutputFollower:
         *,
         tail: int | None = None,
         rank: int | None = None,
+        write: Callable[[bytes], None] | None = None,
     ) -> None:
         self._client = client
         self._task_id = task_id
         self._attempt = attempt
         self._tail = tail
         self._rank = rank
+        self._write = write or write_output
         self._shown = 0
         self.is_silent = True  # no byte received so far
 
@@ -60,7 +63,7 @@ class OutputFollower:
             skip = max(0, skip - len(piece))
             self._shown += len(fresh)
             self.is_silent = self.is_silent and not fresh
-            write_output(fresh)
+            self._write(fresh)
 
 
 def write_output(piece: bytes) -> None:

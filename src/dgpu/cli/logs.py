@@ -8,7 +8,8 @@ from dgpu.cli.arguments import parse_ids
 from dgpu.cli.connection import connect
 from dgpu.cli.failures import note
 from dgpu.cli.flags import flags_of
-from dgpu.cli.following import OutputFollower, write_output
+from dgpu.cli.following import OutputFollower
+from dgpu.cli.terminal_output import output_writer
 
 if TYPE_CHECKING:
     from dgpu.wire.answers import TaskAnswer
@@ -30,19 +31,26 @@ def logs(
     rank: Annotated[
         int | None, typer.Option("--rank", metavar="N", min=0, help="Rank of a task over several nodes. [0]")
     ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Send all control sequences of the task to the terminal.")
+    ] = False,
 ) -> None:
-    """The output of a task (stdout and stderr), also after its end and without its node."""
+    """The output of a task (stdout and stderr), also after its end and without its node.
+
+    On a terminal, control sequences other than colours are shown as "?". In a pipe nothing is changed.
+    """
     client = connect(flags_of(ctx))
+    write = output_writer(raw=raw)
     (task_id,) = parse_ids([task])
     if follow:
-        output = OutputFollower(client, task_id, attempt, tail=tail, rank=rank)
+        output = OutputFollower(client, task_id, attempt, tail=tail, rank=rank, write=write)
         output.follow()
         if not output.is_silent:
             return
     empty = True
     for piece in client.logs(task_id, tail=tail, attempt=attempt, rank=rank):
         empty = False
-        write_output(piece)
+        write(piece)
     if empty and tail != 0:
         note(_nothing(client.get(task_id), attempt))
 

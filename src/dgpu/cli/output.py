@@ -15,6 +15,8 @@ from dgpu.cli.formats import one_line
 Row = Mapping[str, Any]
 
 _LEAST_WIDTH = 12
+# JSON leaves these control characters as they are, and terminals obey them.
+_ESCAPES = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 _WIDEST_PLAIN = 120  # longer values are shown in full but not aligned
 
 STATUS_STYLES = {
@@ -71,7 +73,8 @@ def print_document(document: Any, flags: Flags) -> None:
         return
     import json
 
-    _write(json.dumps(document, indent=None if flags.watch else 2, ensure_ascii=False) + "\n")
+    text = json.dumps(document, indent=None if flags.watch else 2, ensure_ascii=False)
+    _write(text.translate(_ESCAPES) + "\n")
 
 
 def print_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
