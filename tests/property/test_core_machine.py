@@ -22,6 +22,7 @@ from dgpu.core.commands import (
     HeldLease,
     LoseNode,
     ObserveGpu,
+    RecordAudit,
     ReleaseNode,
     RemoveNode,
     ReportStarted,
@@ -32,10 +33,11 @@ from dgpu.core.commands import (
 )
 from dgpu.core.decide.table import decide
 from dgpu.core.digest import digest
-from dgpu.core.events import Event, GangPlaced, TaskPlaced
+from dgpu.core.events import Audited, Event, GangPlaced, TaskPlaced
 from dgpu.core.execute import execute
 from dgpu.core.foresight.explain import Explanation, explain
 from dgpu.core.invariants import check_invariants
+from dgpu.core.model.audit import AuditEntry
 from dgpu.core.model.demand import demand_of
 from dgpu.core.model.node import Gpu, NodeStatus
 from dgpu.core.model.settings import Settings
@@ -161,6 +163,13 @@ class Cluster(RuleBasedStateMachine):
             self.send(CancelTasks(at=self.at))
         else:
             self.send(CancelTasks(at=self.at, status=status, tenant_id=tenant, priority=priority))
+
+    @rule(user=st.sampled_from(["", "ann"]), alone=st.booleans())
+    def audit(self, user: str, alone: bool) -> None:
+        at, entry, before = self.at, AuditEntry(user=user), len(self.events)
+        nothing = CancelTasks(at=at, priority=11, audit=entry)
+        self.send(RecordAudit(at=at, entries=(entry,)) if alone else nothing)
+        assert self.events[before:] == [Audited(at, entry)]
 
     # nodes
 
