@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from dgpu.service.access.private_file import write_private
+from dgpu.service.access.private_file import read_numbers, write_private
 
 ENDED_NAME: Final = "sessions.ended"
 MAX_ENDED: Final = 10_000
@@ -24,7 +24,7 @@ class EndedSessions:
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path  # None: in memory only
-        self._until_s: dict[str, int] = {} if path is None else _read(path)
+        self._until_s: dict[str, int] = {} if path is None else read_numbers(path)
         self._writing = asyncio.Lock()
 
     def __contains__(self, session_id: str) -> bool:
@@ -46,13 +46,3 @@ class EndedSessions:
                 await asyncio.to_thread(write_private, self._path, msgspec.json.encode(self._until_s))
             except OSError as error:
                 _log.warning("ended_sessions_not_stored", error=str(error))
-
-
-def _read(path: Path) -> dict[str, int]:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, int])
-    except FileNotFoundError:
-        return {}
-    except (OSError, msgspec.MsgspecError) as error:
-        _log.warning("ended_sessions_not_read", file=str(path), error=str(error))
-        return {}

@@ -5,7 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
+import structlog
+
 from dgpu.journal.durable import sync_folder
+
+_log = structlog.get_logger("dgpu.access")
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -19,3 +24,14 @@ def write_private(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
     new.rename(path)
     sync_folder(path.parent)
+
+
+def read_numbers(path: Path) -> dict[str, int]:
+    """A table that may be lost: a missing or damaged file is an empty one."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, int])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.MsgspecError) as error:
+        _log.warning("private_file_not_read", file=str(path), error=str(error))
+        return {}

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from dgpu.service.access.private_file import write_private
+from dgpu.service.access.private_file import read_numbers, write_private
 from dgpu.service.access.token_book import TokenBook
 
 USE_NAME: Final = "token.used"
@@ -23,7 +23,7 @@ _log = structlog.get_logger("dgpu.access")
 @contextlib.asynccontextmanager
 async def stored_use(book: TokenBook, path: Path, every_s: float = STORE_SECONDS) -> AsyncIterator[None]:
     """Losing the file costs only the column: it never stops a start or a request."""
-    book.recall_use(_read(path))
+    book.recall_use(read_numbers(path))
     storing = asyncio.create_task(_store_for_ever(book, path, every_s), name="token-use")
     try:
         yield
@@ -48,13 +48,3 @@ async def _store(book: TokenBook, path: Path) -> None:
         await asyncio.to_thread(write_private, path, msgspec.json.encode(used))
     except OSError as error:
         _log.warning("token_use_not_stored", error=str(error))
-
-
-def _read(path: Path) -> dict[str, int]:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, int])
-    except FileNotFoundError:
-        return {}
-    except (OSError, msgspec.MsgspecError) as error:
-        _log.warning("token_use_not_read", file=str(path), error=str(error))
-        return {}
