@@ -6,6 +6,7 @@ import base64
 import collections
 import pathlib
 import shlex
+import shutil
 import stat
 import subprocess
 
@@ -25,6 +26,7 @@ from .hostile_site import (
     python_line,
 )
 from .test_isolation import pids_of
+from .test_secrets import secrets_dir
 
 __all__ = ["hostile"]
 pytestmark = needs_two_users
@@ -237,6 +239,8 @@ def test_a_directory_in_the_place_of_the_secrets_stops_no_other_task(hostile):
     assert place.exists()
     line = "cat $DGPU_SECRETS_DIR/key; stat -c %u $(dirname $DGPU_SECRETS_DIR)"
     assert hostile.ann.run(line, secrets=TASK["secrets"]) == f"{SECRET}0\n"
+    for moved in place.parent.glob(f"{place.name}.*"):
+        shutil.rmtree(moved)
 
 
 def test_directories_of_any_depth_stop_no_other_task(hostile):
@@ -262,7 +266,7 @@ def test_secrets_are_in_private_files_only(hostile):
     words = [
         form for word in (SECRET, VARIABLE) for form in (word.encode(), base64.b64encode(word.encode())[:-4])
     ]
-    places = [hostile.site.home, hostile.tasks_dir, *pathlib.Path("/dev/shm").glob("dgpu-*")]
+    places = [hostile.site.home, hostile.tasks_dir, secrets_dir(hostile.site)]
     files = [path for place in places for path in files_below(place)]
     assert len(files) > 20
     open_files = [
