@@ -1,7 +1,7 @@
 """Compiles the core (src/dgpu/core) with mypyc: decisions take half the time. `make core` and the build hook run it.
 
-Also compiles launch_as.c, which starts tasks as other Unix users: without it, such a start takes twice the time. It
-needs only a C compiler. The core also needs Python.h and the packages of REQUIREMENTS. Without them the core is
+Also compiles launch_as.c, which starts tasks as other Unix users: without it, such a start takes three times as long.
+It needs only a C compiler. The core also needs Python.h and the packages of REQUIREMENTS. Without them the core is
 interpreted, which is no error. What is made here is found by dgpu.core_form.
 """
 
@@ -31,6 +31,11 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parent
 # What an isolated build fetches: the versions of requirements/dev.lock.
 REQUIREMENTS = ["msgspec==0.22.0", "mypy==2.4.1", "setuptools==84.2.1"]
+# Without a C library, and so without everything that a compiler expects from one.
+_LAUNCHER_OPTIONS = [
+    *("-O2", "-static", "-nostdlib", "-ffreestanding", "-fno-pie", "-no-pie"),
+    *("-fno-stack-protector", "-fno-tree-loop-distribute-patterns"),
+]
 
 
 def why_not() -> str | None:
@@ -92,9 +97,7 @@ def compile_core(root: pathlib.Path, into: pathlib.Path) -> None:
 
 
 def compile_launcher(root: pathlib.Path, into: pathlib.Path) -> pathlib.Path | None:
-    """None: the compiler failed, which is no error. Linked statically where the machine has the library for it: then it
-    starts faster.
-    """
+    """None: the compiler failed, which is no error."""
     source = root / "src" / "dgpu" / "agent" / "launch_as.c"
     # The name that dgpu.agent.launch_as looks for.
     made = into / f"launch_as-{hashlib.sha256(source.read_bytes()).hexdigest()[:16]}"
@@ -102,11 +105,10 @@ def compile_launcher(root: pathlib.Path, into: pathlib.Path) -> pathlib.Path | N
         return made
     into.mkdir(parents=True, exist_ok=True)
     fresh = made.with_suffix(".new")
-    for more in (["-static"], []):
-        command = [*shlex.split(c_compiler() or "cc"), "-O2", *more, "-o", str(fresh), str(source)]
-        if subprocess.run(command, check=False, capture_output=True).returncode == 0:
-            fresh.replace(made)
-            return made
+    command = [*shlex.split(c_compiler() or "cc"), *_LAUNCHER_OPTIONS, "-o", str(fresh), str(source)]
+    if subprocess.run(command, check=False, capture_output=True).returncode == 0:
+        fresh.replace(made)
+        return made
     print("launch_as.c is not compiled, tasks of other users only start slower.", file=sys.stderr)
     return None
 

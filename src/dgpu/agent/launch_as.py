@@ -2,7 +2,7 @@
 
 posix_spawn cannot change the user. So the keeper spawns a small program (launch_as.c), which changes the user, enters
 the task's directory as that user and executes the task's program. Without a C compiler there is no such program: then
-the keeper forks and does the same itself (`spawn_apart`), at twice the cost.
+the keeper forks and does the same itself (`spawn_apart`), at three times the cost.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from dgpu.agent.spawn import DEFAULT_SIGNALS, Child
 
 _SOURCE = Path(__file__).with_name("launch_as.c")
+_WORD = "DGPU_LAUNCH_"
 
 
 class Account(NamedTuple):
@@ -61,8 +62,6 @@ def launch_as(
     """`groups`: files that move a process into its control groups. Raises OSError and ValueError."""
     fds: list[int] = []
     try:
-        order = _memory_file(_encoded(account, cwd, argv, env, limits, groups))
-        fds.append(order)
         output_read, output_write = os.pipe2(os.O_CLOEXEC)
         fds += [output_read, output_write]
         status_read, status_write = os.pipe2(os.O_CLOEXEC)
@@ -72,13 +71,12 @@ def launch_as(
             (os.POSIX_SPAWN_DUP2, output_write, 1),
             (os.POSIX_SPAWN_DUP2, output_write, 2),
             # A descriptor that is copied to itself stays open in the child.
-            (os.POSIX_SPAWN_DUP2, order, order),
             (os.POSIX_SPAWN_DUP2, status_write, status_write),
         ]
         pid = os.posix_spawn(
             launcher,
-            ["dgpu-task", str(order), str(status_write)],
-            {},
+            argv,
+            _with_order([status_write, *_order(account, cwd, env, limits, groups)], env),
             file_actions=actions,
             setsid=True,
             setsigmask=[],
@@ -94,32 +92,20 @@ def launch_as(
     return Child(pid, output_read, status_read)
 
 
-def _encoded(
-    account: Account,
-    cwd: str,
-    argv: list[str],
-    env: dict[str, str],
-    limits: tuple[int, int] | None,
-    groups: list[str],
-) -> bytes:
-    """The order of words is that of main() in launch_as.c."""
+def _order(
+    account: Account, cwd: str, env: dict[str, str], limits: tuple[int, int] | None, groups: list[str]
+) -> list[str | int]:
+    """In the order of run() in launch_as.c."""
     words: list[str | int] = [os.getpid(), len(groups), *groups]
     words += [*(limits or (0, 0)), account.max_processes]
     words += [account.uid, account.gid, len(account.groups), *account.groups]
-    words += [cwd, len(argv), *argv, len(env), *(f"{name}={value}" for name, value in env.items())]
-    texts = [os.fsencode(str(word)) for word in words]
-    if any(b"\0" in text for text in texts):
-        raise ValueError("the command, the directory or the environment contains a NUL")
-    return b"".join(text + b"\0" for text in texts)
+    words += [cwd, env.get("PATH", os.defpath)]
+    return words
 
 
-def _memory_file(content: bytes) -> int:
-    fd = os.memfd_create("order", os.MFD_CLOEXEC)
-    try:
-        view = memoryview(content)
-        while view:
-            view = view[os.write(fd, view) :]
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
+def _with_order(words: list[str | int], env: dict[str, str]) -> dict[str, str]:
+    """The program takes the first entries, whatever their names are, and gives the others to the task."""
+    order = {f"{_WORD}{number}": str(word) for number, word in enumerate(words)}
+    if not order.keys().isdisjoint(env):
+        raise ValueError(f"variables that begin with {_WORD} are reserved")
+    return order | env  # the words stay in front

@@ -41,6 +41,9 @@ class CannotStart(NamedTuple):
     error: str
 
 
+NO_PROGRAM = CannotStart("cannot_start", 127, "the command is empty or contains a NUL")
+
+
 class Spawner:
     def __init__(self) -> None:
         self.null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
@@ -118,7 +121,7 @@ class Spawner:
 def find_program(name: str, search_path: str) -> str | CannotStart:
     """The file to execute, looked up in the task's own PATH as a shell would; relative to the current directory."""
     if not name or "\0" in name:
-        return CannotStart("cannot_start", 127, "the command is empty or contains a NUL")
+        return NO_PROGRAM
     if "/" in name:
         return name
     refused = False
@@ -136,19 +139,22 @@ def failure_of(error: OSError | ValueError, name: str) -> CannotStart:
     name = one_line(name)
     if not isinstance(error, OSError):
         return CannotStart("cannot_start", 126, f"{name}: {error}")
-    if error.errno in _NODE_ERRORS:
-        return CannotStart("node_fault", 126, f"{name}: {error.strerror}")
-    if error.errno == errno.ENOENT:
-        exists = os.path.exists(error.filename or "") or os.path.exists(name)  # noqa: PTH110 - as above
+    number = error.errno or 0
+    exists = number == errno.ENOENT and (os.path.exists(error.filename or "") or os.path.exists(name))  # noqa: PTH110 - as above
+    return refusal_of(number, name, exists=exists)
+
+
+def refusal_of(number: int, name: str, *, exists: bool) -> CannotStart:
+    """Why a program was not executed, from the error of the system. `exists`: the file of that name."""
+    if number == errno.ENOENT:
         why = "its interpreter was not found" if exists else "command not found"
         return CannotStart("cannot_start", 127, f"{name}: {why}")
-    if error.errno == errno.E2BIG:
-        return CannotStart(
-            "cannot_start", 126, f"{name}: command and environment are too large for the system"
-        )
-    if error.errno == errno.EACCES:
-        return CannotStart("cannot_start", 126, f"{name}: not executable")
-    return CannotStart("cannot_start", 126, f"{name}: {error.strerror}")
+    words = {
+        errno.E2BIG: "command and environment are too large for the system",
+        errno.EACCES: "not executable",
+    }
+    outcome = "node_fault" if number in _NODE_ERRORS else "cannot_start"
+    return CannotStart(outcome, 126, f"{name}: {words.get(number, os.strerror(number))}")
 
 
 def one_line(text: str) -> str:

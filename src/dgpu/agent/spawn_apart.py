@@ -18,10 +18,20 @@ import signal
 from typing import NamedTuple, NoReturn
 
 from dgpu.agent.launch_as import Account
-from dgpu.agent.spawn import DEFAULT_SIGNALS, SHELL, CannotStart, Child, failure_of, find_program, one_line
+from dgpu.agent.spawn import (
+    DEFAULT_SIGNALS,
+    SHELL,
+    CannotStart,
+    Child,
+    failure_of,
+    find_program,
+    one_line,
+    refusal_of,
+)
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NO_NEW_PRIVS = 38
+_STEPS = frozenset({"user", "workdir", "interpreter", "program"})  # of launch_as.c
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -69,8 +79,20 @@ def read_status(fd: int) -> CannotStart | bool | None:
         return True
     if not text:
         return True
-    outcome, exit_code, error = text.decode(errors="replace").split("\0", 2)
-    return CannotStart(outcome, int(exit_code), one_line(error))
+    first, number, rest = text.decode(errors="replace").split("\0", 2)
+    if first in _STEPS:
+        return _in_words(first, int(number), one_line(rest))
+    return CannotStart(first, int(number), one_line(rest))
+
+
+def _in_words(step: str, number: int, name: str) -> CannotStart:
+    """A failure of launch_as.c. No path is touched here: it may hang."""
+    why = os.strerror(number)
+    if step == "user":
+        return CannotStart("node_fault", 126, f"cannot start as another user: {name}: {why}")
+    if step == "workdir":
+        return CannotStart("cannot_start", 126, f"workdir {name}: {why}")
+    return refusal_of(number, name, exists=step == "interpreter")
 
 
 def _be_child(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from typing import Any
 
 from dgpu.agent.launch_as import Account, account_of, find_launcher, launch_as
 from dgpu.agent.mounts import Mounts
-from dgpu.agent.spawn import CannotStart, Child, Spawner, failure_of, one_line
+from dgpu.agent.spawn import NO_PROGRAM, CannotStart, Child, Spawner, failure_of, one_line
 from dgpu.agent.spawn_apart import Apart, spawn_apart
 
 _MAX_KNOWN = 1_024
@@ -46,11 +47,15 @@ class Starter:
         null, limits = self._spawner.null, self._spawner.limits
         if not cwd.startswith("/"):
             return CannotStart("cannot_start", 126, f"workdir {one_line(cwd)} is not an absolute path")
+        if not argv[0] or "\0" in argv[0]:
+            return NO_PROGRAM
         try:
             if not self._launcher:
                 return spawn_apart(cwd, argv, env, Apart(null, limits, account, tuple(groups)))
             return launch_as(self._launcher, account, cwd, argv, env, null=null, limits=limits, groups=groups)
         except OSError as error:
+            if error.errno == errno.E2BIG:
+                return failure_of(error, argv[0])
             return CannotStart("node_fault", 126, f"cannot start as another user: {error.strerror}")
         except ValueError as error:
             return failure_of(error, argv[0])

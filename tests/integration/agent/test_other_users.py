@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -14,6 +15,7 @@ import pytest
 from dgpu.agent import deletion
 from dgpu.agent.as_user import files_as
 from dgpu.agent.corral import Corral
+from dgpu.agent.launch_as import find_launcher
 from integration.agent.keeping import Kept, cpu_ticks, is_alive, wait_for, word
 
 pytestmark = [
@@ -55,12 +57,19 @@ def test_reasons_why_a_program_does_not_start_are_the_same_as_for_the_own_user(k
     script.write_text("echo from a script\n")
     script.chmod(0o755)
     (place / "plain").write_text("")
+    orphan = place / "orphan"
+    orphan.write_text("#!/no/such/interpreter\n")
+    orphan.chmod(0o755)
     cases = [
         (["no-such-program"], {}, "cannot_start", 127, "no-such-program: command not found"),
         ([f"{place}/plain"], {}, "cannot_start", 126, "not executable"),
         (["true"], {"cwd": "/no/such"}, "cannot_start", 126, "workdir /no/such: No such file or directory"),
         (["true"], {"cwd": "there"}, "cannot_start", 126, "is not an absolute path"),
-        (["a\0b"], {}, "cannot_start", 126, "contains a NUL"),
+        (["a\0b"], {}, "cannot_start", 127, "contains a NUL"),
+        ([""], {}, "cannot_start", 127, "is empty"),
+        ([str(orphan)], {}, "cannot_start", 127, "its interpreter was not found"),
+        (["plain"], {"env": {"PATH": f"{place}:/no/such"}}, "cannot_start", 126, "plain: not executable"),
+        (["true", "x" * 200_000], {}, "cannot_start", 126, "too large for the system"),
         (["true"], {"account": [0, 0, [], 0]}, "node_fault", 126, "never as root"),
     ]
     for lease, (command, facts, outcome, code, error) in enumerate(cases, 1):
@@ -69,6 +78,43 @@ def test_reasons_why_a_program_does_not_start_are_the_same_as_for_the_own_user(k
         assert (end["outcome"], end["exit_code"]) == (outcome, code), command
         assert error in end["error"]
     assert run(kept, 20, [str(script)])[1] == "from a script\n"
+
+
+def test_a_task_gets_its_arguments_and_variables_and_no_others(kept, place) -> None:
+    """The program that changes the user is started with them, and with its own order in front."""
+    env = {"EMPTY": "", "TEXT": "a=b\nc", "LD_PRELOAD": "", "Z": "ü" * 50_000}
+    _, out = run(kept, 1, ["env", "-0"], env=env)
+    told = dict(entry.split("=", 1) for entry in out.split("\0") if entry)
+    mark = {"DGPU_LEASE_ID": "1", "DGPU_KEEPER": kept.hello["keeper"]}
+    assert told == {"PATH": "/usr/bin:/bin", **mark, **env}
+    arguments = ["", "a b", "ü\n", "x" * 100_000]
+    _, out = run(kept, 2, ["printf", "%s\\0", *arguments])
+    assert out.split("\0")[:-1] == arguments
+    script = place / "say"
+    script.write_text('printf "%s," "$@"')
+    script.chmod(0o755)
+    _, out = run(kept, 3, ["say", "1", "", "3"], env={"PATH": f"/no/such::{place}/script/x:{place}:/bin"})
+    assert out == "1,,3,"
+
+
+def test_variables_of_a_task_do_not_affect_the_program_that_changes_its_user(kept, place) -> None:
+    """It is still root: a library that it loaded for a task would give the task all rights."""
+    _, out = run(kept, 1, "id -u", env={"LD_DEBUG": "files"})
+    programs = re.findall(r"transferring control: (\S+)", out)
+    if not programs:
+        pytest.skip("the C library of this machine does not say which programs it starts")
+    assert programs == ["/bin/sh", "id"]
+
+
+def test_a_variable_of_a_task_cannot_replace_a_word_of_the_order(kept) -> None:
+    """The words of the order are variables, too: one of them is the uid."""
+    if not find_launcher():
+        pytest.skip("launch_as.c is not compiled: there are no such variables")
+    for number in range(20):
+        end, out = run(kept, number + 1, ["id", "-u"], env={f"DGPU_LAUNCH_{number}": "0"})
+        assert out in {"", f"{UID}\n"}
+        assert ("DGPU_LAUNCH_ are reserved" in end["error"]) == (not out)
+    assert out  # a name that is not used is not refused
 
 
 def test_a_task_of_another_user_is_frozen_and_thawed(kept) -> None:
