@@ -71,21 +71,22 @@ class Corral:
             return False
         return moved
 
-    def make(self, lease: int) -> Path | None:
-        """The lease's group, without a process. None: groups are not usable. Raises OSError."""
+    def make(self, lease: int) -> str:
+        """The path of the lease's group, without a process. Empty: groups are not usable. Raises OSError."""
         if self._root is None:
-            return None
-        group = self._root / str(lease)
-        group.mkdir(exist_ok=True)
+            return ""
+        group = f"{self.path}/{lease:d}"
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(group)  # noqa: PTH102 - on the path of every start
         return group
 
     def pids(self, lease: int) -> list[int]:
         """The living processes of the lease's group."""
+        if self._root is None:
+            return []
         try:
-            return [
-                int(pid)
-                for pid in (self._root or Path()).joinpath(str(lease), "cgroup.procs").read_text().split()
-            ]
+            with open(f"{self.path}/{lease:d}/cgroup.procs", "rb", buffering=0) as file:  # noqa: PTH123 - on the path of every end
+                return [int(pid) for pid in file.read().split()]
         except OSError:
             return []
 
@@ -101,7 +102,7 @@ class Corral:
     def release(self, lease: int) -> None:
         if self._root is not None:
             with contextlib.suppress(OSError):
-                (self._root / str(lease)).rmdir()
+                os.rmdir(f"{self.path}/{lease:d}")  # noqa: PTH106 - on the path of every end
 
     def close(self) -> None:
         destroy(self.path)

@@ -33,6 +33,8 @@ class Fences:
         self._limits_cpus = "cpu" in controllers or "cpu" in self._v1
         self._limits_pids = "pids" in controllers
         self._filters_devices = corral.usable and self._filters.are_usable
+        self._v1_groups: dict[int, list[Path]] = {}  # by lease
+        self._oom_files: dict[int, Path] = {}  # by lease with a limit of memory
 
     @property
     def enforced(self) -> tuple[str, ...]:
@@ -50,47 +52,45 @@ class Fences:
         """The files that move a process into the groups of a task. Raises OSError."""
         lease, ram_mb, cpus_milli = order["lease"], order.get("ram_mb", 0), order.get("cpus_milli", 0)
         entries: list[str] = []
-        if (group := self._corral.make(lease)) is not None:
+        if group := self._corral.make(lease):
             entries.append(f"{group}/cgroup.procs")
             if self._filters_devices and order.get("minors") is not None:
-                self._filters.attach(str(group), order["minors"])
-            self._limit_v2(group, ram_mb, cpus_milli, order["account"][3])
+                self._filters.attach(group, order["minors"])
+            self._limit_v2(lease, group, ram_mb, cpus_milli, order["account"][3])
         for controller, place in self._v1.items():
             file, value = _limit_v1(controller, ram_mb, cpus_milli)
             if value:
                 path = place / str(lease)
+                self._v1_groups.setdefault(lease, []).append(path)
                 path.mkdir(exist_ok=True)
                 (path / file).write_text(str(value))
                 entries.append(f"{path}/cgroup.procs")
+                if controller == "memory":
+                    self._oom_files[lease] = path / "memory.oom_control"
         return entries
 
     def release(self, lease: int) -> str:
         """Removes the groups of version 1. Returns an error for people, if the task used too much memory."""
-        killed = any(
-            _was_killed(path)
-            for path in (
-                f"{self._v1['memory']}/{lease}/memory.oom_control" if "memory" in self._v1 else "",
-                f"{self._corral.path}/{lease}/memory.events" if "memory" in self._corral.controllers else "",
-            )
-            if path
-        )
-        for place in self._v1.values():
+        oom_file = self._oom_files.pop(lease, None)
+        killed = oom_file is not None and _was_killed(oom_file)
+        for path in self._v1_groups.pop(lease, ()):
             with contextlib.suppress(OSError):
-                (place / str(lease)).rmdir()
+                path.rmdir()
         return "killed by the system: it used more memory than its ram_mb" if killed else ""
 
     def close(self) -> None:
         destroy_v1(self.paths)
 
-    def _limit_v2(self, group: Path, ram_mb: int, cpus_milli: int, max_processes: int) -> None:
+    def _limit_v2(self, lease: int, group: str, ram_mb: int, cpus_milli: int, max_processes: int) -> None:
         controllers = self._corral.controllers
         if ram_mb and "memory" in controllers:
-            (group / "memory.max").write_text(str(ram_mb << 20))
-            (group / "memory.oom.group").write_text("1")
+            Path(group, "memory.max").write_text(str(ram_mb << 20))
+            Path(group, "memory.oom.group").write_text("1")
+            self._oom_files[lease] = Path(group, "memory.events")
         if cpus_milli and "cpu" in controllers:
-            (group / "cpu.weight").write_text(str(max(1, min(cpus_milli // 10, _MAX_WEIGHT))))
+            Path(group, "cpu.weight").write_text(str(max(1, min(cpus_milli // 10, _MAX_WEIGHT))))
         if max_processes and self._limits_pids:
-            (group / "pids.max").write_text(str(max_processes))
+            Path(group, "pids.max").write_text(str(max_processes))
 
 
 def destroy_v1(paths: list[str]) -> None:
@@ -108,9 +108,9 @@ def _limit_v1(controller: str, ram_mb: int, cpus_milli: int) -> tuple[str, int]:
     return "cpu.shares", max(2, cpus_milli * 1_024 // 1_000) if cpus_milli else 0
 
 
-def _was_killed(path: str) -> bool:
+def _was_killed(path: Path) -> bool:
     try:
-        found = _KILLED.search(Path(path).read_text())
+        found = _KILLED.search(path.read_text())
     except OSError:
         return False
     return found is not None and found[1] != "0"
