@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 from msgspec.structs import replace
 
-from building import START, do, node, returning, spec
+from building import START, node, returning, spec
 from building.examples import fixed_and_random
+from building.lockstep import Twins
 from dgpu.core.commands import BeginEpoch, ReportFinished, ReportStarted, RunPass, SubmitTasks
 from dgpu.core.digest import digest
 from dgpu.core.events import Event, GangPlaced, TaskPlaced, TasksReserved
@@ -20,6 +21,7 @@ from dgpu.core.foresight.explain import Explanation, explain
 from dgpu.core.invariants import check_invariants
 from dgpu.core.model.settings import Placement, Settings
 from dgpu.core.model.task import Outcome, TaskSpec
+from dgpu.core.rejections import Rejection
 from dgpu.core.replay import replay
 from dgpu.core.rules.durations import KILL_GRACE_MS, RELEASE_MS
 from dgpu.core.rules.order import queue
@@ -62,6 +64,7 @@ class World:
 
     def __init__(self, nodes: list[int], rules: Settings) -> None:
         self.state = ClusterState()
+        self.twins = Twins()
         self.at = START
         self.journal: list[Event] = []
         self.parts: dict[int, int] = {}
@@ -73,9 +76,15 @@ class World:
             self.do(node(f"n{number}", gpus=gpus, cpus=8))
 
     def do(self, command: Any) -> tuple[Event, ...]:
-        events = do(self.state, command, self.at)
-        self.journal += events
+        events = self.tried(command)
+        assert not isinstance(events, Rejection), events
         return events
+
+    def tried(self, command: Any) -> tuple[Event, ...] | Rejection:
+        decision = self.twins.execute(self.state, replace(command, at=self.at))
+        if not isinstance(decision, Rejection):
+            self.journal += decision
+        return decision
 
     def submit(self, arrival: Arrival) -> None:
         first = self.state.next_task_id
@@ -118,7 +127,7 @@ class World:
         again = replay(self.journal)
         assert digest(again) == digest(self.state)
         assert again.reservations == self.state.reservations
-        self.state = again
+        self.state, self.twins = again, Twins()
         self.do(BeginEpoch(settings=again.settings))
         for command in returning(self.state):
             self.do(command)
@@ -204,9 +213,13 @@ class Reserving(Lives):
     def pass_runs(self, limit: int, full: bool) -> None:
         assert isinstance(self.send(RunPass(at=self.at, limit=limit, full=full)), tuple)
 
-    @rule(minutes=st.sampled_from([0, 1_000]), reservations=st.sampled_from([0, 1, 3]))
-    def ageing_changes(self, minutes: int, reservations: int) -> None:
-        self.rules = replace(RULES, ageing_ms=minutes, reservations=reservations)
+    @rule(
+        minutes=st.sampled_from([0, 1_000]),
+        reservations=st.sampled_from([0, 1, 3]),
+        placement=st.sampled_from(Placement),
+    )
+    def ageing_changes(self, minutes: int, reservations: int, placement: Placement) -> None:
+        self.rules = replace(RULES, ageing_ms=minutes, reservations=reservations, placement=placement)
         self.send(BeginEpoch(at=self.at, settings=self.rules))
 
     @invariant()
@@ -225,4 +238,4 @@ class Reserving(Lives):
             assert {each.code for each in told.blockers} - {"tasks_ahead"}, told
 
 
-TestReserving, _ = fixed_and_random(Reserving, examples=60, steps=40)
+TestReserving, TestReservingAtRandom = fixed_and_random(Reserving, examples=60, steps=40)

@@ -48,7 +48,6 @@ _COPIED: Final = (
     "limits_changed",
     "other_ranks",
     "reclaims",
-    "slot_news",
     "stirred",
 )
 _LINKED: Final = ("accounts", "bookings", "freed", "queue", "rooms")
@@ -172,7 +171,6 @@ class ClusterState:
         self.reclaims: dict[LeaseId, TaskId] = {}  # stops that return quota, with the task that waits for it
         self.limits_changed = True  # the pools have not seen the current quota
         self.stirred = True  # use, quota or tenants changed since lines were last woken for that
-        self.slot_news = True  # a line that could not reserve may be able to now
         self.freed: dict[TenantId, Account] = {}  # tenants that use less since then, or have other limits
         self.dependents = Dependents()
         self.other_ranks = 0  # leases of gangs, without the first of each
@@ -223,7 +221,7 @@ class ClusterState:
             self.queue.note_reserved(self.tasks[task_id], -1)
             account = self.queue.shapes[self.tasks[task_id].shape_id].account
             self.freed[account.tenant_id] = account
-            self.stirred = self.slot_news = True
+            self.stirred = True
             self.bookings.forget(task_id)
 
     def hasten(self, lease_ids: Sequence[LeaseId]) -> None:

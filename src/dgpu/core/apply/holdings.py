@@ -10,8 +10,6 @@ from dgpu.core.apply.secrets import forget_secrets
 from dgpu.core.events import EpochBegan, QuotaChanged, TenantRemoved, TenantSet, UsageCharged
 from dgpu.core.model.ids import TenantId
 from dgpu.core.model.lease import Lease
-from dgpu.core.model.quota import QuotaMode
-from dgpu.core.model.task import Restart
 from dgpu.core.model.tenant import Tenant
 from dgpu.core.model.usage import ONE, Meter, Usage, charged, factor, is_far
 from dgpu.core.state import ClusterState
@@ -43,10 +41,6 @@ def note_released(state: ClusterState, lease: Lease, at: int) -> None:
         del state.reclaims[lease.id]
     state.freed[account.tenant_id] = account
     state.stirred = True
-    if account.limited or state.accounts.guaranteed or state.quota.mode is QuotaMode.BORROW:
-        state.slot_news = True
-    elif state.tasks[lease.task_id].restart is Restart.ALWAYS:
-        state.slot_news = True  # GPUs of a service were never expected to come free
 
 
 # events
@@ -54,7 +48,7 @@ def note_released(state: ClusterState, lease: Lease, at: int) -> None:
 
 def apply_quota(state: ClusterState, event: QuotaChanged) -> None:
     state.quota = event.quota
-    state.limits_changed = state.stirred = state.slot_news = True
+    state.limits_changed = state.stirred = True
 
 
 def apply_tenant_set(state: ClusterState, event: TenantSet) -> None:
@@ -115,7 +109,7 @@ def _forget(state: ClusterState, tenant_id: TenantId) -> None:
 def _tenants_changed(state: ClusterState) -> None:
     state.accounts.learn(state.usages, state.meter)
     state.freed.update(state.accounts.by_tenant)
-    state.stirred = state.slot_news = True
+    state.stirred = True
 
 
 def _charge(state: ClusterState, at: int) -> None:

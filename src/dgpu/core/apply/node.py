@@ -35,7 +35,7 @@ def apply_epoch(state: ClusterState, event: EpochBegan) -> None:
     state.rooms.configure(event.settings)
     state.queue.age_by(event.settings.ageing_ms)
     state.bookings.reorder()
-    state.stirred = state.slot_news = True
+    state.stirred = True
     state.fits_empty.clear()
     state.health_changed = True
 

@@ -29,6 +29,7 @@ from dgpu.core.model.task import Pool
 from dgpu.core.refusals import NO_ROOM, PartTooLarge, Refusal, Scope
 from dgpu.core.rules.access import access_of, bookings_in_order, is_favoured
 from dgpu.core.rules.admission import admit, free_milli, lines_of
+from dgpu.core.rules.overtaken import overtaken
 from dgpu.core.rules.place import claim_of_spots, granted, place
 from dgpu.core.rules.reclaim import stops_due
 from dgpu.core.rules.reservations import keep_reservations, reserve, slot_level
@@ -120,7 +121,7 @@ class Pass:
         """A task is about to start. Lines before it in order that wait for the quota of its pool or tenant reserve that
         quota first. Otherwise smaller tasks could take it forever. True: the task must be tried again.
         """
-        for other in self.state.queue.beds.overtaken(line):
+        for other in overtaken(self.state, line, self.at):
             reserved = reserve(self.state, other, self.at, quota_alone=True)
             if reserved:
                 self._apply(reserved)
@@ -181,14 +182,11 @@ def wake(state: ClusterState, at: int) -> None:
         for room in rooms.improved.values():
             queue.beds.wake_for_room(room, _passable(state, room, at))
         rooms.improved.clear()
-    if state.stirred or queue.demands_changed:
-        slot_news = state.slot_news or queue.demands_changed
-        state.stirred = state.slot_news = queue.demands_changed = False
-        for account in state.freed.values():
-            queue.beds.wake_for_tenant(account)
-        state.freed.clear()
-        if slot_news:
-            queue.beds.wake_for_slot(slot_level(state, at))
+    for account in state.freed.values():
+        queue.beds.wake_for_tenant(account)
+    state.freed.clear()
+    state.stirred = False
+    queue.beds.wake_for_slot(slot_level(state, at))
     _wake_for_less(state)
 
 
@@ -211,6 +209,7 @@ def _wake_for_less(state: ClusterState) -> None:
         queue.beds.wake_for_guarantees()
     if state.reservations:
         _wake_favoured(state)
+        _wake_for_gpus(state)
     if queue.beds.other_beds:
         queue.beds.wake_others()
 
@@ -224,6 +223,15 @@ def _wake_favoured(state: ClusterState) -> None:
             for line in lines_of(account):
                 if line.head and is_favoured(line):
                     state.queue.beds.wake_line(line)
+
+
+def _wake_for_gpus(state: ClusterState) -> None:
+    """A task that reserved quota alone reserves GPUs as soon as it has quota. Any change can give it that: its place
+    among reservations counts, and with borrowing the tasks that wait in the other pool.
+    """
+    for made in state.reservations.values():
+        if not made.places:
+            state.queue.beds.wake_line(state.queue.line_of(state.tasks[made.task_id]))
 
 
 def run_pass(state: ClusterState, command: RunPass) -> tuple[Event, ...]:

@@ -11,7 +11,7 @@ from typing import Final
 
 from dgpu.core.index.account import Account
 from dgpu.core.index.bed import Bed, BedKey, Offers
-from dgpu.core.index.line import FIRST_OF_ALL, Line, Turn
+from dgpu.core.index.line import Line, Turn
 from dgpu.core.index.room import Room, whole
 from dgpu.core.model.ids import NO_TASK, TaskId, TenantId
 from dgpu.core.model.task import Pool
@@ -184,26 +184,6 @@ class Beds:
         else:
             _close(bed)
 
-    def overtaken(self, line: Line) -> list[Line]:
-        """The first lines before this line that wait for quota of the same pool or tenant."""
-        turn = line.turn()
-        found: list[Line] = []
-        for beds in (
-            self.pool_beds.get(line.pool.pool, _NO_BEDS),
-            self.tenant_beds.get(line.account.tenant_id, _NO_BEDS),
-        ):
-            for bed in beds.values():
-                first = None if bed.is_open else bed.first()
-                if (
-                    first is not None
-                    and turn is not None
-                    and first.listed is not None
-                    and first.listed < turn
-                ):
-                    found.append(first)
-        found.sort(key=lambda each: each.listed or FIRST_OF_ALL)
-        return found
-
     # changes that may lift a refusal
 
     def wake_all(self) -> None:
@@ -315,5 +295,7 @@ def bed_key(line: Line, refusal: Refusal) -> BedKey:
 
 
 def room_key(line: Line) -> BedKey:
+    """A line of a tenant with a guarantee may pass reservations where those of other tenants may not."""
     own = line.known.shape_id if line.reserved else 0
-    return (Scope.ROOM, line.demand, line.pool.pool, line.lasts_ms, own)
+    tenant_id = line.account.tenant_id if line.account.guaranteed_milli else ""
+    return (Scope.ROOM, line.demand, line.pool.pool, line.lasts_ms, own, tenant_id)

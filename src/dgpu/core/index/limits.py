@@ -35,7 +35,7 @@ def settle_pools(state: ClusterState) -> None:
     for node_id in refreshed:
         _count_away(state, node_id)
     refreshed.clear()
-    state.limits_changed, state.stirred, state.slot_news = False, True, True
+    state.limits_changed, state.stirred = False, True
     state.bookings.windows_at = -1  # they depend on the limits
     parts = quota_of(state)
     for pool in Pool:

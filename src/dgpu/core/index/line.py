@@ -144,10 +144,11 @@ class Line:
 
     def turn(self) -> Turn | None:
         head = self.seeker or self.head
-        if not head:
-            return None
-        level = self.level(head) if self.ageing.point_ms else self.priority
-        return (-level, self.account.standing, head)
+        return self.turn_of(head) if head else None
+
+    def turn_of(self, task_id: TaskId) -> Turn:
+        level = self.level(task_id) if self.ageing.point_ms else self.priority
+        return (-level, self.account.standing, task_id)
 
     def first_not_in(self, task_ids: Container[TaskId]) -> TaskId:
         """The oldest task that may be placed and is not in `task_ids`."""

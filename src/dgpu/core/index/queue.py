@@ -35,7 +35,6 @@ class Queue:
         "beds",
         "by_shape",
         "count",
-        "demands_changed",
         "pools",
         "ready_demands",
         "shapes",
@@ -52,9 +51,6 @@ class Queue:
         self._back_off_heap: list[tuple[int, TaskId]] = []
         self._array_lines: dict[TaskId, dict[Line, None]] = {}
         self.ready_demands: dict[Demand, int] = {}  # number of lines with a head, per demand
-        self.demands_changed = (
-            False  # a demand is no longer the only one, since lines were last woken for that
-        )
         self._ageing = Ageing(tasks, ageing_ms)
         self.beds = Beds()
 
@@ -63,7 +59,7 @@ class Queue:
         twin = Queue(tasks, accounts, self._ageing.point_ms)
         twin.arrays = self.arrays.copy()
         twin.by_shape = self.by_shape.copy()
-        twin.count, twin.demands_changed = self.count, self.demands_changed
+        twin.count = self.count
         twin.back_off = self.back_off.copy()
         twin._back_off_heap = self._back_off_heap.copy()
         for pool, use in self.pools.items():
@@ -175,7 +171,7 @@ class Queue:
     def unpark(self, task: Task) -> None:
         line = self.line_of(task)
         del line.apart[bisect_left(line.apart, task.id)]
-        self._shrink(1)
+        self.count -= 1
         self.add(task)
 
     def add(self, task: Task, *, apart: bool = False) -> None:
@@ -194,7 +190,7 @@ class Queue:
         """The task no longer waits."""
         line = self.line_of(task)
         line.remove(task.id)
-        self._shrink(1)
+        self.count -= 1
         if self.back_off:
             self.back_off.pop(task.id, None)
         self._shrunk(line)
@@ -209,7 +205,7 @@ class Queue:
                     self.remove(task)
                 continue
             line.remove_all({task.id for task in some})
-            self._shrink(len(some))
+            self.count -= len(some)
             for task in some:
                 self.back_off.pop(task.id, None)
             self._shrunk(line)
@@ -299,10 +295,7 @@ class Queue:
         ready, demands = line.pool.ready, self.ready_demands
         if line not in ready:
             ready[line] = None
-            number = demands.get(line.demand, 0)
-            demands[line.demand] = number + 1
-            if not number and len(demands) == 2:
-                self.demands_changed = True
+            demands[line.demand] = demands.get(line.demand, 0) + 1
 
     def _unset_ready(self, line: Line) -> None:
         ready, demands = line.pool.ready, self.ready_demands
@@ -311,13 +304,6 @@ class Queue:
             demands[line.demand] -= 1
             if not demands[line.demand]:
                 del demands[line.demand]
-
-    def _shrink(self, number: int) -> None:
-        """Counts tasks that no longer wait."""
-        was_long = self.count > LONG_QUEUE
-        self.count -= number
-        if was_long and self.count <= LONG_QUEUE:
-            self.demands_changed = True
 
     def _list(self, line: Line) -> None:
         """Called after the head of the line changed."""

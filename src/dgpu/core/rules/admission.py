@@ -184,6 +184,12 @@ def _reserved_of_tenant(line: Line, access: Access) -> Claim:
     return Claim(milli, memory_mb)
 
 
+def tenant_quota(line: Line, claim: Claim, access: Access) -> Refusal | None:
+    """The limits of the tenant that a reservation can secure. Reservations that the task would delay count as used."""
+    reserved = _reserved_of_tenant(line, access)
+    return tenant_gpus(line.account, claim, reserved) or tenant_memory(line.account, claim, reserved)
+
+
 def tenant_limits(state: ClusterState, account: Account, claim: Claim) -> Refusal | None:
     """The first limit of the tenant that refuses the task."""
     if not account.limited:
@@ -259,8 +265,7 @@ def admit(state: ClusterState, line: Line, claim: Claim, access: Access) -> Refu
     refusal = first_unreservable(state, account, claim) or pool_quota(state, line, claim, access)
     if refusal is not None or not account.limited:
         return refusal
-    reserved = _reserved_of_tenant(line, access)
-    return tenant_gpus(account, claim, reserved) or tenant_memory(account, claim, reserved)
+    return tenant_quota(line, claim, access)
 
 
 def first_unreservable(state: ClusterState, account: Account, claim: Claim) -> Refusal | None:

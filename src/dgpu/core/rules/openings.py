@@ -44,13 +44,14 @@ def cluster_of(state: ClusterState, at: int) -> Cluster:
 
 
 def taken_by(booking: Booking, place: Place, at: int) -> Taken:
-    """The part of one node that a reservation will hold. Its task lasts as long as its time class, as in access."""
+    """The part of one node that a reservation will hold. Its task lasts as long as its time class, as in access. A late
+    reservation keeps its begin: otherwise leases that were to end after it would seem to end before it as time passes.
+    """
     made, demand = booking.made, booking.line.demand
     lasts = booking.line.lasts_ms
-    begins_at = max(made.at, at) if made.at else UNKNOWN
-    is_known = begins_at < UNKNOWN and lasts < UNKNOWN
-    until = begins_at + lasts if is_known else max(UNKNOWN, lasts)
-    return Taken(Hold(place.gpu_ids, demand.cpus_milli, demand.ram_mb), begins_at, until)
+    is_known = made.at > 0 and lasts < UNKNOWN
+    until = max(made.at, at) + lasts if is_known else max(UNKNOWN, lasts)
+    return Taken(Hold(place.gpu_ids, demand.cpus_milli, demand.ram_mb), made.at or UNKNOWN, until)
 
 
 class Opening(NamedTuple):

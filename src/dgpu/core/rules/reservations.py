@@ -123,9 +123,10 @@ def keep_reservations(state: ClusterState, at: int, *, full: bool) -> tuple[Task
         if plan is None or plan.at >= NEVER:
             return (TasksReserved(at=at, dropped=(booking.task_id,)),)
         made = _moved(booking.made, plan)
-        if plan.at > at and made != booking.made:
+        if made == booking.made:
+            planner.settle(booking, bookings)
+        elif plan.at > at:  # a reservation that is possible now is about to start
             return (TasksReserved(at=at, made=(made,)),)
-        planner.settle(booking, before)  # a reservation that is possible now is about to start
     return ()
 
 
@@ -290,12 +291,13 @@ class Planner:
             return False
         return checked.rooms == self._versions(booking)
 
-    def settle(self, booking: Booking, before: Sequence[Booking]) -> None:
+    def settle(self, booking: Booking, others: Sequence[Booking]) -> None:
+        """The plan is the one that stands, so only its own nodes decided it."""
         state = self._state
         nodes = self._nodes(booking)
         leases = [lease_id for room in nodes for lease_id in room.leases]
         until = state.bookings.ends.valid_until(state, leases, self._at)
-        for each in before:
+        for each in others:
             until = min(until, each.made.at or NEVER)  # a late reservation moves with time
         state.bookings.settle(booking.task_id, until, self._versions(booking))
 
