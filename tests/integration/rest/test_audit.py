@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -164,17 +165,21 @@ def test_a_revoked_token_is_named_by_its_id(site) -> None:
     assert (found["code"], found["token_id"], found["user"]) == ("token_revoked", made["id"], None)
 
 
-def test_ten_thousand_guesses_are_a_few_entries_that_count_them_all(site) -> None:
+def test_hundreds_of_guesses_are_a_few_entries_that_count_them_all(site) -> None:
     before = len(site.entries())
     codes = [
         site.ask("GET", "/api/v1/tasks", token=f"dgpu_aaaaaaaaaaaa_{number}").body["code"]
         for number in range(300)
     ]
     assert set(codes) == {"wrong_token", "too_many_failures"}
-    refused = [each for each in site.entries() if each["code"] in set(codes)]
-    assert sum(each["count"] for each in refused) == 300
+
+    def refused() -> list[dict[str, Any]]:
+        return [each for each in site.entries() if each["code"] in set(codes)]
+
+    # Counts are written at most once a second.
+    wait_until(lambda: sum(each["count"] for each in refused()) == 300)
     assert len(site.entries()) - before <= 6
-    assert "dgpu_aaaaaaaaaaaa" not in json.dumps(refused)
+    assert "dgpu_aaaaaaaaaaaa" not in json.dumps(refused())
 
 
 def test_a_token_in_the_place_of_an_id_is_not_kept(site) -> None:
@@ -254,3 +259,10 @@ def test_a_wrong_query_names_the_field(site, query: str, field: str) -> None:
     reply = site.ask("GET", f"/api/v1/audit?{query}")
     assert reply.status == 400
     assert reply.body["errors"][0]["path"] == field
+
+
+def wait_until(condition) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

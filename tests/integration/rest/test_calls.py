@@ -227,7 +227,7 @@ def test_nodes_are_drained_resumed_given_up_and_forgotten(world) -> None:
     assert world.ask("POST", f"{node}/lost", {}).status == 200
     assert world.ask("GET", "/api/v1/tasks/1").body["status"] == "pending"
     assert world.ask("DELETE", node).body == {"id": "n1", "removed": True}
-    assert world.ask("GET", "/api/v1/nodes").body == {"total": 0, "nodes": []}
+    assert world.ask("GET", "/api/v1/nodes").body == {"total": 0, "nodes": [], "isolation": "none"}
     for call in ("drain", "resume", "lost"):
         assert world.ask("POST", f"{node}/{call}", {}).status == 404
     assert world.ask("POST", f"{node}/drain", {"why": "x"}).status == 400

@@ -17,6 +17,7 @@ from dgpu.core.commands import LoseNode, ReleaseNode, SetTenant
 from dgpu.core.model.ids import GpuId, NodeId, TenantId
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.tenant import Tenant
+from dgpu.service.access.principal import owner
 from dgpu.service.machine.agent_words import GpuSample
 from dgpu.service.metrics.cluster import MAX_TENANTS
 from dgpu.service.rest.backend import Backend
@@ -262,7 +263,7 @@ def test_many_who_ask_at_once_share_an_answer(world: RestWorld) -> None:
 
     async def ask_at_once() -> list[bytes]:
         scrapes = Scrapes(Backend(world.runtime, world.views, world.history, world.output, world.options))
-        asked = [asyncio.create_task(scrapes.answer()) for _ in range(10)]
+        asked = [asyncio.create_task(scrapes.answer(owner("root", "uid"))) for _ in range(10)]
         return await asyncio.gather(*asked)
 
     before = Scrape(world).value("scheduler_scrapes_total")

@@ -9,6 +9,7 @@ from dgpu.core.commands import RegisterNode, RunPass
 from dgpu.core.model.ids import GpuId, NodeId
 from dgpu.core.model.node import Gpu
 from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import CONTAINERS_LABEL
 from dgpu.wire.answers import TaskAnswer
 from rest_world import RestWorld
 
@@ -37,6 +38,15 @@ TASKS = (
         "task_type": "stability",
         "structure_n_atoms": 12,
     },
+    {
+        "name": "contained",
+        "gpu_count": 1,
+        "image": "train:1",
+        "mounts": ["/data:/in:ro"],
+        "read_only_root": True,
+        "shm_mb": 8,
+        "secrets": ["KEY"],
+    },
     {"name": "gang", "nodes": 2, "gpu_count": 1},
     {"name": "array", "array": "3-5%2", "gpu_count": 1},
     {"name": "retried", "gpu_count": 1, "max_retries": 1, "restart": "on-failure"},
@@ -56,7 +66,7 @@ def register(world: RestWorld, name: str) -> None:
             cpus_milli=64_000,
             ram_mb=262_144,
             gpus=cards,
-            labels={"zone": "a"},
+            labels={"zone": "a", CONTAINERS_LABEL: "docker"},
             work_dir="/var/tasks",
         )
     )
@@ -69,6 +79,7 @@ def answers(tmp_path_factory):
     with RestWorld(tmp_path_factory.mktemp("past"), settings=settings) as world:
         for name in ("n1", "n2"):
             register(world, name)
+        world.ask("PUT", "/api/v1/tenants/default/secrets/KEY", {"value": "xyzzy"})
         first = [world.submit(**task) for task in TASKS]
         world.ask("DELETE", f"/api/v1/tasks/{first[-1]}")
         while world.finish_running(exit_code=1):
