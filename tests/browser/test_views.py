@@ -163,12 +163,12 @@ def test_the_api_is_described_without_a_script(visitor, scene):
 
 def test_the_audit_log_shows_changes_and_refusals(visitor, scene):
     with contextlib.suppress(urllib.error.HTTPError):  # refused, and so in the log
-        scene.world.ask("POST", "/api/v1/nodes/%3Cb%3Ebold%3C%2Fb%3E/drain")
+        scene.world.ask("POST", "/api/v1/nodes/%3Cb%3Ebold/drain", {})
     page = look(visitor, scene, "/audit?action=task", "audit")
     table = page.get_by_test_id("audit-table")
     expect(table).to_contain_text("task.submit")
     page.get_by_test_id("audit-action").fill("cluster")
-    expect(table).to_contain_text("<b>bold</b>")  # a name from outside is text, never markup
+    expect(table).to_contain_text("<b>bold")  # a name from outside is text, never markup
     expect(table).not_to_contain_text("task.submit")
     page.get_by_test_id("audit-result").get_by_role("button", name="refused").click()
     expect(table).to_contain_text("unknown_node")
