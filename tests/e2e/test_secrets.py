@@ -105,7 +105,7 @@ def test_a_task_of_its_own_user_reads_its_file_and_another_tenant_does_not():
             lambda: (told := place.good("logs", task).out).count("\n") >= 5 and told, "its output"
         )
         uid, folder, file, digest = out.splitlines()[1:5]
-        assert (folder, file) == (f"700 {uid}", f"400 {uid}")
+        assert (folder, file) == ("750 0", f"400 {uid}")
         assert uid.startswith("7000")
         assert digest.split()[0] == hashlib.sha256(KEY.encode()).hexdigest()
         found = secrets_dir(place)
