@@ -1,0 +1,122 @@
+"""The interface to a consensus engine that keeps the journal of several schedulers.
+
+One scheduler leads: it holds the leader key, whose create revision is the fence. Every commit compares the fence and
+the head, so a scheduler that lost the key can store nothing more. Followers copy committed groups to their own
+segments.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from dgpu.journal.errors import JournalError
+
+
+class EngineError(JournalError):
+    pass
+
+
+class EngineUnavailable(EngineError):
+    """No majority answered in time. A write may have been applied, or may still be applied."""
+
+
+class FenceLost(EngineError):
+    """The leader key is gone or belongs to another scheduler. Nothing that was sent under the fence will be applied any
+    more, except what `head` shows.
+    """
+
+    def __init__(self, why: str, head: Head) -> None:
+        super().__init__(why)
+        self.head = head
+
+
+class EngineFull(EngineError):
+    """The engine's quota is used up. The group is certainly not stored."""
+
+
+class EngineRefused(EngineError):
+    """Wrong cluster, version or credentials. An operator must act; the text names the action."""
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """A scheduler, as the leader key names it to clients and other schedulers."""
+
+    name: str
+    http: str  # URL for people
+    grpc: str  # address for agents
+    nonce: str
+
+
+class Leader(msgspec.Struct, frozen=True, kw_only=True):
+    candidate: Candidate
+    fence: int  # create revision of the leader key
+
+
+class Term(msgspec.Struct, frozen=True, kw_only=True):
+    """One leadership, from the campaign that won it."""
+
+    fence: int
+    lease_id: int
+    ttl_ms: int
+    granted_at_ms: int  # CLOCK_BOOTTIME before the lease was asked for
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of the committed journal. `chain` is the running hash of all groups."""
+
+    index: int = 0
+    epoch: int = 0
+    chain: bytes = b""
+    revision: int = 0  # mod revision of the head key; 0: the journal is empty
+
+
+class Engine(Protocol):
+    """Calls block for a bounded time and may come from several threads. Each may raise EngineUnavailable."""
+
+    def head(self) -> Head:
+        """A linearisable read."""
+        ...
+
+    def floor(self) -> int:
+        """The first group that the engine still has. A linearisable read."""
+        ...
+
+    def leader(self) -> Leader | None:
+        """A linearisable read."""
+        ...
+
+    def campaign(self, candidate: Candidate) -> Term | None:
+        """Creates the leader key if there is none. None: another scheduler leads."""
+        ...
+
+    def renew(self, term: Term) -> None:
+        """Extends the lease. Success proves nothing about the majority. Raises FenceLost if the lease is gone."""
+        ...
+
+    def confirm(self, term: Term) -> None:
+        """A linearisable read that shows our fence. Raises FenceLost."""
+        ...
+
+    def commit(self, term: Term, before: Head, index: int, epoch: int, record: bytes) -> Head:
+        """Stores one group after `before` and returns the new head.
+
+        After EngineUnavailable the outcome is unknown: only the same call again, with the same arguments, may follow.
+        It returns the head if the first call was applied. Raises FenceLost or EngineFull.
+        """
+        ...
+
+    def records(self, first_index: int, last_index: int) -> list[bytes]:
+        """The groups from the first index on, as many as fit in one bounded answer: at least one if it exists."""
+        ...
+
+    def wait(self, index: int, timeout_s: float) -> None:
+        """Returns when the head may have passed `index`, or after the timeout. A hint: it proves nothing."""
+        ...
+
+    def resign(self, term: Term) -> None:
+        """Gives the leadership up at once, for a planned hand-over."""
+        ...
+
+    def close(self) -> None: ...
