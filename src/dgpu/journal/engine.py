@@ -1,3 +1,4 @@
+# ruff: noqa: N818 - the names describe the state of the engine
 """The interface to a consensus engine that keeps the journal of several schedulers.
 
 One scheduler leads: it holds the leader key, whose create revision is the fence. Every commit compares the fence and
