@@ -8,6 +8,7 @@ segments.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Protocol
 
 import msgspec
@@ -31,6 +32,23 @@ class FenceLost(EngineError):
     def __init__(self, why: str, head: Head) -> None:
         super().__init__(why)
         self.head = head
+
+
+class HeadMoved(FenceLost):
+    """The leader key is ours, but the head is not the one we know: another program writes under the same prefix, or the
+    engine was restored. The reaction is the same: discard the memory and follow again.
+    """
+
+
+class BelowFloor(EngineError):
+    """The engine has deleted this group. A snapshot of another scheduler must be fetched."""
+
+    def __init__(self, index: int, floor: int) -> None:
+        super().__init__(
+            f"the engine has no group {index}, its first one is {floor}: fetch a snapshot from another scheduler"
+        )
+        self.index = index
+        self.floor = floor
 
 
 class EngineFull(EngineError):
@@ -73,6 +91,25 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     revision: int = 0  # mod revision of the head key; 0: the journal is empty
 
 
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the fullest member that answered."""
+
+    used_bytes: int
+    quota_bytes: int
+    is_full: bool = False  # the engine refuses writes until an operator acts
+
+    @property
+    def share(self) -> float:
+        return self.used_bytes / self.quota_bytes
+
+
+def extended(chain: bytes, record: bytes) -> bytes:
+    """The running hash after one more record. The chain of an empty journal is empty."""
+    digest = hashlib.sha256(chain)
+    digest.update(record)
+    return digest.digest()
+
+
 class Engine(Protocol):
     """Calls block for a bounded time and may come from several threads. Each may raise EngineUnavailable."""
 
@@ -109,11 +146,27 @@ class Engine(Protocol):
         ...
 
     def records(self, first_index: int, last_index: int) -> list[bytes]:
-        """The groups from the first index on, as many as fit in one bounded answer: at least one if it exists."""
+        """The groups from the first index on, as many as fit in one bounded answer: at least one if it exists.
+
+        Raises BelowFloor.
+        """
         ...
 
+    def chain_at(self, index: int) -> bytes | None:
+        """The running hash after this group, or after the last one below the floor. None: the engine lacks it."""
+        ...
+
+    def delete_below(self, term: Term, index: int) -> None:
+        """Deletes earlier groups. The floor moves first. Raises FenceLost; after EngineUnavailable, call it again."""
+        ...
+
+    def usage(self) -> Usage: ...
+
     def wait(self, index: int, timeout_s: float) -> None:
-        """Returns when the head may have passed `index`, or after the timeout. A hint: it proves nothing."""
+        """Returns when the head may have passed `index`, when the leader may have changed, or after the timeout.
+
+        A hint: it proves nothing.
+        """
         ...
 
     def resign(self, term: Term) -> None:

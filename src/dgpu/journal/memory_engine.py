@@ -1,0 +1,102 @@
+"""An engine without a network, for tests: each scheduler has a MemoryEngine, and all share one EngineState."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from dgpu.journal.engine import Candidate, EngineUnavailable, Head, Leader, Term, Usage
+from dgpu.journal.engine_state import EngineState
+
+_QUOTA_BYTES = 2 << 30
+_Answer = TypeVar("_Answer")
+
+
+def boottime_ms() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
+
+class SharedState:
+    """One EngineState for several threads. A call that changes it wakes all waiters."""
+
+    def __init__(self, state: EngineState | None = None, clock: Callable[[], int] = boottime_ms) -> None:
+        self.state = state or EngineState()
+        self.now_ms = clock
+        self.changed = threading.Condition()
+
+
+class MemoryEngine:
+    def __init__(self, shared: SharedState | None = None) -> None:
+        self.shared = shared or SharedState()
+        self.is_down = False  # set it: no call reaches the engine
+        self.lost_answers = 0  # set it: so many calls are applied, but their answers are lost
+        self.renews_in_vain = False  # set it: a deposed member answers renewals and extends nothing
+
+    def head(self) -> Head:
+        return self._call(lambda state, _: state.head)
+
+    def floor(self) -> int:
+        return self._call(lambda state, _: state.floor)
+
+    def leader(self) -> Leader | None:
+        return self._call(lambda state, now: state.leader(now))
+
+    def campaign(self, candidate: Candidate) -> Term | None:
+        asked_at = self.shared.now_ms()
+        return self._call(lambda state, now: state.campaign(candidate, now, granted_at_ms=asked_at))
+
+    def renew(self, term: Term) -> None:
+        if not self.renews_in_vain:
+            self._call(lambda state, now: state.renew(term, now))
+
+    def confirm(self, term: Term) -> None:
+        self._call(lambda state, now: state.confirm(term, now))
+
+    def commit(self, term: Term, before: Head, index: int, epoch: int, record: bytes) -> Head:
+        return self._call(lambda state, now: state.commit(term, before, index, epoch, record, now))
+
+    def records(self, first_index: int, last_index: int) -> list[bytes]:
+        return self._call(lambda state, _: state.records(first_index, last_index))
+
+    def chain_at(self, index: int) -> bytes | None:
+        return self._call(lambda state, _: state.chain_at(index))
+
+    def delete_below(self, term: Term, index: int) -> None:
+        self._call(lambda state, now: state.delete_below(term, index, now))
+
+    def usage(self) -> Usage:
+        return self._call(
+            lambda state, _: Usage(
+                used_bytes=state.stored_bytes, quota_bytes=_QUOTA_BYTES, is_full=state.is_full
+            )
+        )
+
+    def wait(self, index: int, timeout_s: float) -> None:
+        shared = self.shared
+        with shared.changed:
+            leader = shared.state.leader(shared.now_ms())
+            shared.changed.wait_for(
+                lambda: shared.state.head.index > index or shared.state.leader(shared.now_ms()) != leader,
+                timeout_s,
+            )
+
+    def resign(self, term: Term) -> None:
+        self._call(lambda state, _: state.revoke(term.lease_id))
+
+    def close(self) -> None:
+        self.is_down = True
+
+    def _call(self, change: Callable[[EngineState, int], _Answer]) -> _Answer:
+        if self.is_down:
+            raise EngineUnavailable("no member of the engine answers")
+        with self.shared.changed:
+            try:
+                answer = change(self.shared.state, self.shared.now_ms())
+            finally:
+                self.shared.changed.notify_all()
+        if self.lost_answers:
+            self.lost_answers -= 1
+            raise EngineUnavailable("the engine did not answer in time")
+        return answer
