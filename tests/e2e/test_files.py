@@ -92,6 +92,14 @@ def test_one_file_is_fetched_and_replaces_another_only_when_told_to(running_site
     assert [entry.name for entry in into.iterdir()] == ["latest"]
 
 
+def test_a_directory_that_has_only_files_is_fetched(running_site):
+    task_id = submitted(running_site, "mkdir -p only/files; echo x > only/files/one")
+    assert running_site.dgpu("wait", task_id).code == 0
+    into = running_site.home / "only-files"
+    running_site.good("fetch", task_id, "only/files", "-o", into)
+    assert (into / "files" / "one").read_text() == "x\n"
+
+
 def test_files_of_a_running_task_and_of_a_directory_that_it_brought_can_be_fetched(running_site):
     site = running_site
     project = site.home / "brought"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
@@ -11,7 +12,7 @@ import typer
 
 from dgpu.cli.arguments import parse_ids
 from dgpu.cli.connection import builtins, connect
-from dgpu.cli.copying import exists, make_directory, safe_parts, write_file
+from dgpu.cli.copying import Target, exists, safe_parts, target_directory
 from dgpu.cli.failures import CliFailure, ExitCode, note
 from dgpu.cli.flags import flags_of
 from dgpu.cli.formats import one_line, plural
@@ -42,12 +43,12 @@ class _Source(NamedTuple):
 
 class _Copy(NamedTuple):
     entry: FileEntry
-    target: Path
+    parts: tuple[str, ...]  # below the target directory
 
 
 class _Plan(NamedTuple):
     copies: list[_Copy]
-    directories: list[Path]
+    directories: list[tuple[str, ...]]
     skipped: list[tuple[str, str]]  # path, why
 
 
@@ -88,16 +89,16 @@ def fetch(
         _list(source, wanted, flags)
         return
     directory = into if into is not None else Path() if wanted else Path(task_id)
-    plan = _plan(source, wanted, directory)
+    plan = _plan(source, wanted)
     if not force:
         for copy in plan.copies:
-            if copy.target.exists() or copy.target.is_symlink():
-                raise exists(copy.target)
-    for each in [directory, *plan.directories]:
-        make_directory(each)
-    with _progress(plan) as advance:
+            if os.path.lexists(there := directory.joinpath(*copy.parts)):
+                raise exists(there)
+    with target_directory(directory) as target, _progress(plan) as advance:
+        for parts in plan.directories:
+            target.make_directory(parts)
         for copy in plan.copies:
-            _copy(source, copy, force=force, advance=advance)
+            _copy(source, copy, target, force=force, advance=advance)
     _note_skipped(plan)
     _report(plan, directory, task_id, flags)
 
@@ -137,7 +138,7 @@ def _shown(row: Any) -> str:
     return f"{row['path']}{'/' if row['kind'] == 'directory' else target}"
 
 
-def _plan(source: _Source, wanted: str, directory: Path) -> _Plan:
+def _plan(source: _Source, wanted: str) -> _Plan:
     """Lists all files before the first copy, so that an existing name is found before any download."""
     plan = _Plan([], [], [])
     above = PurePosixPath(wanted).parent
@@ -147,9 +148,9 @@ def _plan(source: _Source, wanted: str, directory: Path) -> _Plan:
         for entry in source.entries(listed):
             parts = safe_parts(str(PurePosixPath(entry.path).relative_to(above)) if wanted else entry.path)
             if entry.kind == "file":
-                plan.copies.append(_Copy(entry, directory.joinpath(*parts)))
+                plan.copies.append(_Copy(entry, parts))
             elif entry.kind == "directory":
-                plan.directories.append(directory.joinpath(*parts))
+                plan.directories.append(parts)
                 pending.append(entry.path)
             else:
                 plan.skipped.append((entry.path, _why_skipped(entry)))
@@ -166,14 +167,16 @@ def _why_skipped(entry: FileEntry) -> str:
     return "it is not a file or directory, or its name is not UTF-8"
 
 
-def _copy(source: _Source, copy: _Copy, *, force: bool, advance: Callable[[int], None]) -> None:
+def _copy(
+    source: _Source, copy: _Copy, target: Target, *, force: bool, advance: Callable[[int], None]
+) -> None:
     def counted() -> Iterator[bytes]:
         for piece in source.pieces(copy.entry.path):
             advance(len(piece))
             yield piece
 
     modified_s = datetime.fromisoformat(copy.entry.modified_at).timestamp()
-    write_file(copy.target, counted(), force=force, modified_s=modified_s)
+    target.write_file(copy.parts, counted(), force=force, modified_s=modified_s)
 
 
 @contextlib.contextmanager
@@ -193,10 +196,13 @@ def _progress(plan: _Plan) -> Iterator[Callable[[int], None]]:
 
 def _report(plan: _Plan, directory: Path, task_id: str, flags: Any) -> None:
     if flags.output == "name":
-        typer.echo("\n".join(str(copy.target) for copy in plan.copies))
+        typer.echo("\n".join(str(directory.joinpath(*copy.parts)) for copy in plan.copies))
         return
     if not flags.is_table:
-        files = [{"path": str(copy.target), "size_bytes": copy.entry.size_bytes} for copy in plan.copies]
+        files = [
+            {"path": str(directory.joinpath(*copy.parts)), "size_bytes": copy.entry.size_bytes}
+            for copy in plan.copies
+        ]
         skipped = [{"path": path, "reason": why} for path, why in plan.skipped]
         print_document({"task_id": task_id, "files": files, "skipped": skipped}, flags)
         return
