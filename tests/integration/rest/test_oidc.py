@@ -73,6 +73,21 @@ def test_claims_are_checked(oidc_world, provider, claims, status, code) -> None:
     assert (told.status, told.body.get("code", "")) == (status, code), told
 
 
+def test_a_token_for_another_audience_is_named_and_the_remedy_too(oidc_world, provider) -> None:
+    claims = {"aud": ["grafana", "x\n" + "y" * 500, 7], "jti": "id-4711"}
+    told = whoami(oidc_world, provider.token(**claims)).body["detail"]
+    assert told.startswith("The token of ann (jti id-4711) is for another audience: 'grafana', 'x?yyy")
+    assert f"expected {CLIENT!r}. Request a token for this audience" in told
+    assert "auth.oidc.audience" in told
+    assert len(told) < 500
+    nameless = whoami(oidc_world, provider.token(aud=None, sub=None, preferred_username=["ann"])).body[
+        "detail"
+    ]
+    assert nameless.startswith("The token is for another audience: (none), expected")
+    expired = whoami(oidc_world, provider.token(exp=int(time.time()) - 999)).body["detail"]
+    assert expired == "The token of ann is expired. Get another one from the identity provider."
+
+
 def raw(part: Any) -> str:
     return base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode()
 

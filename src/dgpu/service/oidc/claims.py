@@ -14,38 +14,66 @@ from dgpu.wire.roles import UNBOUND_ROLES, Role
 from dgpu.wire.token_fields import MAX_TENANTS_OF_TOKEN
 
 MAX_VALUES: Final = 1_000  # of one claim; further ones are not looked at
+_MAX_SHOWN: Final = 3  # values of a claim in a message
+_MAX_LINE: Final = 64
 _STRONGEST: Final = {role: number for number, role in enumerate(Role)}
 
 
 def wrong_claims(
     options: OidcOptions, claims: Mapping[str, Any], *, audience: str, now_s: float, nonce: str | None = None
 ) -> Problem | None:
-    """`nonce`: of the sign-in of a browser; None: a token on the API."""
+    """`nonce`: of the sign-in of a browser; None: a token on the API. The signature was right, so the text may
+    name the token: its sender knows all claims.
+    """
+    token = _named(options, claims)
     if claims.get("iss") != options.issuer:
-        return _refused("wrong_token", "The token is wrong", "It is not of the configured issuer.")
+        return _wrong(f"{token} is of the issuer {_shown(claims.get('iss'))}, expected {options.issuer!r}.")
     audiences = claims.get("aud")
     named = audiences if isinstance(audiences, list) else [audiences]
     if audience not in named:
-        return _refused("wrong_token", "The token is wrong", "It is for another audience.")
+        return _wrong(
+            f"{token} is for another audience: {_shown(*named)}, expected {audience!r}. Request a token for this "
+            "audience from the identity provider, or ask the administrator of dgpu to change auth.oidc.audience."
+        )
     if nonce is not None:
         if claims.get("nonce") != nonce:
-            return _refused("wrong_token", "The token is wrong", "It belongs to another sign-in.")
+            return _wrong(f"{token} belongs to another sign-in.")
         if (len(named) > 1 or "azp" in claims) and claims.get("azp") != options.client_id:
-            return _refused("wrong_token", "The token is wrong", "It was issued to another client.")
-    return _wrong_times(options, claims, now_s)
+            return _wrong(
+                f"{token} was issued to the client {_shown(claims.get('azp'))}, expected {options.client_id!r}."
+            )
+    return _wrong_times(options, claims, token, now_s)
 
 
-def _wrong_times(options: OidcOptions, claims: Mapping[str, Any], now_s: float) -> Problem | None:
+def _wrong_times(options: OidcOptions, claims: Mapping[str, Any], token: str, now_s: float) -> Problem | None:
     times = {name: claims[name] for name in ("exp", "nbf", "iat") if name in claims}
     is_number = all(type(each) in {int, float} and abs(each) < 1e12 for each in times.values())
     if "exp" not in times or not is_number:
-        return _refused("wrong_token", "The token is wrong", "It has no expiry, or a time that is no number.")
+        return _wrong(f"{token} has no expiry, or a time that is no number.")
     if now_s >= times["exp"] + options.clock_skew_s:
-        detail = "This token is expired. Get another one from the identity provider."
+        detail = f"{token} is expired. Get another one from the identity provider."
         return Problem(status=401, code="token_expired", title="The token is expired", detail=detail)
     if max(times.get("nbf", 0), times.get("iat", 0)) > now_s + options.clock_skew_s:
-        return _refused("wrong_token", "The token is wrong", "It is not valid yet: compare the clocks.")
+        return _wrong(f"{token} is not valid yet: compare the clocks.")
     return None
+
+
+def _named(options: OidcOptions, claims: Mapping[str, Any]) -> str:
+    """The token in a sentence: its user, and its id if it has one."""
+    user = claims.get(options.user_claim) or claims.get("sub")
+    owner = f" of {_line(user)}" if isinstance(user, str) else ""
+    token_id = claims.get("jti")
+    return f"The token{owner}{f' (jti {_line(token_id)})' if isinstance(token_id, str) else ''}"
+
+
+def _shown(*values: object) -> str:
+    """Values of a claim, in a bounded form."""
+    texts = [repr(_line(each)) for each in values[:_MAX_SHOWN] if isinstance(each, str)]
+    return ", ".join(texts) or "(none)"
+
+
+def _line(text: str) -> str:
+    return "".join(sign if sign.isprintable() else "?" for sign in text[:_MAX_LINE])
 
 
 def principal_of(options: OidcOptions, claims: Mapping[str, Any]) -> Principal | Problem:
@@ -93,6 +121,10 @@ def _values(claims: Mapping[str, Any], name: str) -> list[str]:
             found = found.get(part) if isinstance(found, dict) else None
     values = found if isinstance(found, list) else [found]
     return [each for each in values[:MAX_VALUES] if isinstance(each, str)]
+
+
+def _wrong(detail: str) -> Problem:
+    return _refused("wrong_token", "The token is wrong", detail)
 
 
 def _refused(code: str, title: str, detail: str) -> Problem:
