@@ -57,7 +57,9 @@ class Accounts:
         if os.geteuid() != 0:
             raise NoAccount("this agent is not root: it cannot run tasks as other users", is_of_node=True)
         if not user:
-            raise NoAccount(f"isolation.users names no Unix user for tenant {tenant}")
+            raise NoAccount(
+                f"tenant {tenant} has no Unix user: add it to isolation.users in scheduler.yaml, then dgpu retry"
+            )
         uids = uid_range(user)
         self._open_for_users()
         return self._named(tenant, user) if uids is None else self._numbered(tenant, uids)

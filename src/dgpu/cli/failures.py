@@ -66,7 +66,9 @@ def _exit_code(error: DgpuError) -> ExitCode:
 _LOG_IN = ("Log in: dgpu login. Or give a token: DGPU_TOKEN or --token",)
 _ROLE = ("Your role and tenants: dgpu whoami",)
 _REMEDIES = {
-    "isolation_needed": ("What each value means: docs/security.md, Users on nodes",),
+    **dict.fromkeys(
+        ("isolation_needed", "no_unix_user"), ("What each value means: docs/security.md, Users on nodes",)
+    ),
     **dict.fromkeys(("token_needed", "wrong_token", "token_expired", "token_revoked"), _LOG_IN),
     **dict.fromkeys(("not_permitted", "tenant_not_allowed"), _ROLE),
 }

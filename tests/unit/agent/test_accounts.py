@@ -59,7 +59,7 @@ def test_a_damaged_book_starts_nothing(tmp_path) -> None:
         ("daemon", "below isolation.min_uid"),
         ("500-599", "the Unix user of tenant a has uid 500, below isolation.min_uid"),
         ("no-such-user", "this node has no Unix user no-such-user"),
-        ("", "names no Unix user for tenant a"),
+        ("", "tenant a has no Unix user: add it to isolation.users"),
     ],
 )
 def test_the_node_has_the_last_word(tmp_path, user, reason) -> None:

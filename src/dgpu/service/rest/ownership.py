@@ -14,6 +14,7 @@ from dgpu.service.access.table import Action, may
 from dgpu.service.rest.attempt import note_tenant
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.wire.answers import FieldError, Problem
+from dgpu.wire.isolation import KEY
 from dgpu.wire.problem import problem_of
 from dgpu.wire.requests import Entries, Submitter
 
@@ -89,6 +90,34 @@ async def refuse_foreign_entries(
             if found is None or not may(who, Action.READ_TASK, found):
                 unknown = UnknownDependency(entry=number, task_id=dependency.task_id)
                 raise ProblemError(problem_of(unknown, batch=batch))
+
+
+def refuse_userless_entries(
+    backend: Backend, entries: Entries, *, batch: bool = False, path: str = ""
+) -> None:
+    """A task whose tenant has no Unix user in the map can start on no node. An allocation starts nothing."""
+    users = backend.options.isolation.users
+    if isinstance(users, str):
+        return
+    for number, (_, spec) in enumerate(entries):
+        tenant_id = spec.shape.tenant_id
+        if tenant_id not in users and not spec.allocation:
+            where = f"tasks[{number}]." if batch else path
+            raise ProblemError(_no_unix_user(tenant_id, f"{where}tenant_id"))
+
+
+def _no_unix_user(tenant_id: str, path: str) -> Problem:
+    detail = (
+        f"tenant_id is {tenant_id!r}, a tenant without a Unix user: its tasks cannot start on any node. Ask an "
+        f"administrator to add `{tenant_id}: USER` to {KEY} in scheduler.yaml."
+    )
+    return Problem(
+        status=409,
+        code="no_unix_user",
+        title="No Unix user",
+        detail=detail,
+        errors=[FieldError(path=path, detail=detail)],
+    )
 
 
 def _wrong_tenant(who: Principal, tenant_id: str, path: str) -> Problem:

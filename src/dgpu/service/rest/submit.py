@@ -15,7 +15,7 @@ from dgpu.core.rejections import AlreadySubmitted, DependencyForgotten, Rejectio
 from dgpu.service.access.principal import Principal
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.dependencies import look_up
-from dgpu.service.rest.ownership import refuse_foreign_entries, submitter_of
+from dgpu.service.rest.ownership import refuse_foreign_entries, refuse_userless_entries, submitter_of
 from dgpu.wire.answers import Problem, instant
 from dgpu.wire.json_body import BadRequest
 from dgpu.wire.problem import problem_of
@@ -71,6 +71,7 @@ async def submit_entries(
     backend: Backend, who: Principal, entries: Entries, key: str, body: bytes, *, batch: bool
 ) -> tuple[TaskId, int, int]:
     await refuse_foreign_entries(backend, who, entries, batch=batch)
+    refuse_userless_entries(backend, entries, batch=batch)
     command = SubmitTasks(entries=entries)
     if key:
         # Per tenant: one tenant cannot discover or use another's keys.
