@@ -27,7 +27,7 @@ from dgpu.core.events import (
 from dgpu.core.identity import is_same_run
 from dgpu.core.model.ids import GpuId, LeaseId, NodeId
 from dgpu.core.model.node import Gpu
-from dgpu.core.rejections import GpuClaimed, Rejection
+from dgpu.core.rejections import Rejection
 from dgpu.core.state import ClusterState
 from dgpu.core.wall_clock import wall_ms
 from dgpu.service.machine import agent_words as words
@@ -37,6 +37,7 @@ from dgpu.service.machine.contact import AgentRules, Contacts, NodeContact
 from dgpu.service.machine.fences import contradiction, foreign_cluster
 from dgpu.service.machine.orders import orders_after, orders_at_welcome, standing_leases
 from dgpu.service.machine.outputs import HangUp, Output, Remark, Tell
+from dgpu.service.machine.refusals import refused, turned_away, why_refused
 from dgpu.service.machine.start_orders import StartOrders
 from dgpu.service.secrets.opened import Opener
 from dgpu.wire.isolation import KEY
@@ -132,6 +133,22 @@ class Agents:
             self._drop(session)
         return []
 
+    def begin(self, now: int) -> None:
+        self._contacts.begin(now)
+
+    def stalled(self, now: int) -> None:
+        """The scheduler itself was silent until now."""
+        self._contacts.stalled(now)
+
+    def keep_streams(self) -> list[Output]:
+        """Messages that renew no lease: no heartbeat has this number. Agents hear them and stay connected."""
+        idle = pb.FromScheduler(heartbeat_ack=pb.HeartbeatAck(seq=0))
+        return [
+            Tell(connection_id=session.connection_id, message=idle)
+            for session in self._by_node.values()
+            if session.welcomed
+        ]
+
     def on_time(self, now: int) -> list[Effect]:
         effects: list[Effect] = []
         for command in self._contacts.overdue(now):
@@ -193,15 +210,15 @@ class Agents:
         register = message.register
         command = words.registration(register)
         if reason := foreign_cluster(self._state, register):
-            return _turned_away(connection_id, command.node_id, reason)
+            return [*turned_away(connection_id, command.node_id, reason)]
         if contradicted := contradiction(self._state, register, command):
-            return [contradicted, *_turned_away(connection_id, command.node_id, contradicted.reason)]
+            return [contradicted, *turned_away(connection_id, command.node_id, contradicted.reason)]
         effects: list[Effect] = []
         older = self._by_node.get(command.node_id)
         if older is not None:
             if older.boot_id != command.boot_id and self._contacts.is_fresh(command.node_id, now):
                 reason = f"another machine is connected as {command.node_id}; give this one its own id"
-                return [_refused(connection_id, reason), HangUp(connection_id=connection_id, reason=reason)]
+                return [refused(connection_id, reason), HangUp(connection_id=connection_id, reason=reason)]
             self._drop(older)
             effects.append(HangUp(connection_id=older.connection_id, reason="replaced by a newer connection"))
         session = _Session(connection_id, register.session_id, command)
@@ -341,8 +358,8 @@ class Agents:
 
     def _refuse(self, session: _Session, result: Rejection | None) -> list[Effect]:
         self._drop(session)
-        reason = _why_refused(result)
-        return _turned_away(session.connection_id, session.node_id, reason)
+        reason = why_refused(result)
+        return [*turned_away(session.connection_id, session.node_id, reason)]
 
     def _forget_removed(self) -> None:
         self._contacts.forget_removed(self._by_node)
@@ -377,21 +394,3 @@ def _observed_every_ms(gpu: Gpu, sample: GpuSample) -> int:
 
 def _take_out(node_id: NodeId, unfit: str) -> Ask:
     return Ask(command=DrainNode(node_id=node_id, reason=words.reason_of_node(unfit), keeps_reason=True))
-
-
-def _refused(connection_id: int, reason: str) -> Tell:
-    return Tell(connection_id=connection_id, message=pb.FromScheduler(refused=pb.Refused(reason=reason)))
-
-
-def _turned_away(connection_id: int, node_id: NodeId, reason: str) -> list[Effect]:
-    return [
-        _refused(connection_id, reason),
-        HangUp(connection_id=connection_id, reason=reason),
-        Remark(event="agent_refused", facts={"node": node_id, "reason": reason}),
-    ]
-
-
-def _why_refused(result: Rejection | None) -> str:
-    if isinstance(result, GpuClaimed):
-        return f"GPU {result.gpu_id} belongs to node {result.holder}, which has registered it"
-    return f"registration refused: {result.code}" if result else "registration failed inside the scheduler"

@@ -78,6 +78,9 @@ class CommitPipeline:
         self.in_flight: Group | None = None
         self.watch: Watch | None = None
         self._state = state
+        self._decided: ClusterState | None = (
+            None  # with the group in flight, while readers see the state before it
+        )
         self._queue = CommitQueue()
         self._pass_due = False
         self._full_pass_due = False
@@ -146,7 +149,29 @@ class CommitPipeline:
             )
         self.in_flight = None
         self.last_index = index
+        if self._decided is not None:
+            self._state.become(self._decided)
+            self._decided = None
         return group
+
+    def follow(self, index: int, events: tuple[Event, ...]) -> None:
+        """A group that was committed elsewhere."""
+        if index != self.last_index + 1 or self.in_flight is not None:
+            raise AssertionError(f"group {index} cannot follow {self.last_index}")
+        for event in events:
+            apply(self._state, event)
+        self.last_index = index
+
+    @property
+    def is_readable(self) -> bool:
+        """The state is at a committed point."""
+        return self.in_flight is None or self._decided is not None
+
+    def show_committed(self, state: ClusterState) -> None:
+        """While the group in flight takes long, readers get the state before it."""
+        self._decided = ClusterState()
+        self._decided.become(self._state)
+        self._state.become(state)
 
     def undo(self, index: int, state: ClusterState) -> list[int]:
         """The group in flight is not stored anywhere: restores the state before it.
@@ -159,7 +184,7 @@ class CommitPipeline:
             raise AssertionError(
                 f"record {index} was not stored, {group.index if group else 'none'} was in flight"
             )
-        self.in_flight = None
+        self.in_flight = self._decided = None
         self._state.become(state)
         self._queue.put_back(entry for entry in group.commands if not entry.is_request)
         self.ask_for_pass(full=True)

@@ -11,10 +11,13 @@ Why a lost node never makes a task run twice at the same time:
 3. ReleaseNode is issued at `told_at + task_lease + margin`, never earlier. A lease is released only by ReleaseNode, a
    new boot of the machine, a registration that does not name the lease, or an operator.
 4. A new scheduler does not know the messages of its predecessor. It counts as if it had sent a message to every node at
-   its own start. The predecessor was dead by then: it holds a lock, or a higher epoch fences it. The new scheduler
-   gives agents the time of the task lease to come back before it counts a node as lost.
+   its own start; a standby, at the moment when it takes over. The predecessor was dead by then: it holds a lock, or a
+   higher epoch fences it, or it lost the leader key and gets no confirmation any more. The new scheduler gives agents
+   the time of the task lease to come back before it counts a node as lost.
 5. Welcome tells a returning node which of its leases are still valid, after that is durable. The node thaws those and
    kills the others before it starts anything new.
+6. While the engine of the journal does not answer, the scheduler is silent, not the nodes. No silence of a node counts
+   meanwhile, and afterwards each node has the time of the task lease to be heard.
 
 With `lease_action: never` the keeper freezes nothing. Time then proves nothing and releases no lease.
 """
@@ -70,7 +73,15 @@ class Contacts:
         self._started_at = started_at
         self._awake_since = started_at
         self._last_look_at = started_at
+        self._stalled_until = 0  # the scheduler itself was silent
         self._times: dict[NodeId, _Times] = {}
+
+    def begin(self, now: int) -> None:
+        """The scheduler takes over now: every earlier message was of its predecessor."""
+        self._started_at = self._awake_since = self._last_look_at = now
+
+    def stalled(self, now: int) -> None:
+        self._stalled_until = self._last_look_at = now
 
     def heard(self, node_id: NodeId, now: int) -> None:
         self._of(node_id).heard_at = now
@@ -123,9 +134,10 @@ class Contacts:
 
     def _is_silent(self, times: _Times, now: int) -> bool:
         rules = self._rules
-        if not times.heard_at:
+        if times.heard_at <= self._stalled_until:  # also not heard at all
             # Without a scheduler, agents retry less and less often. That delay is not their fault.
-            return now - self._awake_since >= max(rules.heartbeat_timeout_ms, rules.task_lease_ms)
+            since = max(self._awake_since, self._stalled_until)
+            return now - since >= max(rules.heartbeat_timeout_ms, rules.task_lease_ms)
         return now - max(times.heard_at, self._awake_since) >= rules.heartbeat_timeout_ms
 
     def _is_release_due(self, node_id: NodeId, times: _Times, now: int) -> bool:

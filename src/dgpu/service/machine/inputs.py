@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from dgpu.core.commands import Command
+from dgpu.core.events import Event
 from dgpu.core.model.ids import NO_TASK, TaskId
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.wall_span import WallSpan
@@ -49,6 +50,26 @@ class DecideQueued(Input, frozen=True, kw_only=True):
 
 class Committed(Input, frozen=True, kw_only=True):
     index: int
+
+
+class Confirmed(Input, frozen=True, kw_only=True):
+    """The engine showed that this scheduler leads, after Confirm was sent to it."""
+
+    ticket: int
+
+
+class Loaded(Input, frozen=True, kw_only=True):
+    """The state as of a committed group, read from the files."""
+
+    index: int
+    state: ClusterState
+
+
+class Followed(Input, frozen=True, kw_only=True):
+    """A group that another scheduler committed, or this one in an earlier term."""
+
+    index: int
+    events: tuple[Event, ...]
 
 
 class NotStored(Input, frozen=True, kw_only=True):

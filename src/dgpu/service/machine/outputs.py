@@ -46,6 +46,7 @@ class ReadNow(Output, frozen=True, kw_only=True):
     """The state is at a committed point until the next input."""
 
     request_id: int
+    is_stale: bool = False  # the engine has not confirmed it in time
 
 
 class Publish(Output, frozen=True, kw_only=True):
@@ -72,6 +73,18 @@ class Contradicted(Output, frozen=True, kw_only=True):
     epoch: int
     task_id: TaskId  # the highest one on the node
     reason: str
+
+
+class Confirm(Output, frozen=True, kw_only=True):
+    """Ask the engine whether this scheduler still leads, then send Confirmed. At most one is in progress."""
+
+    ticket: int
+
+
+class LoadCommitted(Output, frozen=True, kw_only=True):
+    """The group in flight takes long and reads wait: read the state before it from the files, then send Loaded."""
+
+    index: int  # of the last committed group
 
 
 class Remark(Output, frozen=True, kw_only=True):

@@ -29,15 +29,19 @@ from dgpu.service.machine.agents import Agents, Ask, Effect, Origin, Registering
 from dgpu.service.machine.agents import Result as AgentResult
 from dgpu.service.machine.commit import CommitPipeline, Failed, Group, Result, Watch
 from dgpu.service.machine.contact import AgentRules, NodeContact
+from dgpu.service.machine.gate import Gate
 from dgpu.service.machine.inputs import (
     AgentLeft,
     AgentSaid,
     Begin,
     Committed,
+    Confirmed,
     DecideQueued,
     Execute,
+    Followed,
     HistoryAdvanced,
     Input,
+    Loaded,
     NotStored,
     Read,
     RoomChanged,
@@ -50,23 +54,26 @@ from dgpu.service.machine.outputs import (
     HangUp,
     Output,
     Publish,
-    ReadNow,
     Remark,
     Reply,
     ReplyFailed,
 )
+from dgpu.service.machine.reads import PATIENCE_MS, WaitingReads
 from dgpu.service.secrets.opened import Opener
 
 _COMES_AGAIN = (RegisterNode, ObserveGpu, ObserveCondition, LoseNode, ReleaseNode)
 
 TICK_MS = 1_000
 FULL_PASS_MS = 5_000
+_LONG_STALL_MS = 3_000  # agents may notice it
 
 
 class Scheduler:
     """`on_input` is the only entry point. After Committed, the caller carries out outputs and sends DecideQueued.
 
-    `opener` opens the sealed values of a task for its start order. None: orders have the detail as it is.
+    `opener` opens the sealed values of a task for its start order. None: orders have the detail as it is. `is_gated`:
+    other schedulers may take over, so outputs without a commit wait for a confirmation (gate.py). Until Begin, the
+    machine follows: it applies groups of others and decides nothing.
     """
 
     def __init__(
@@ -78,17 +85,21 @@ class Scheduler:
         started_at: int,
         full_pass_ms: int = FULL_PASS_MS,
         opener: Opener | None = None,
+        is_gated: bool = False,
     ) -> None:
         self.state = state
         self.ready = False  # its epoch is durable
         self._commit = CommitPipeline(state, last_index)
+        self._gate = Gate(is_gated=is_gated)
+        self._reads = WaitingReads(self._commit, self._gate)
+        self._appended_at = 0
+        self._was_stalled = False
         self._agents = Agents(state, rules, started_at, opener)
         self._rules = rules
         self._full_pass_ms = full_pass_ms
         self._ticked_at = started_at
         self._full_pass_at = started_at
         self._history_at = 0
-        self._waiting_reads: list[int] = []
         self._on: dict[type[Input], Callable[[Any, int], list[Output]]] = {
             Execute: self._on_execute,
             DecideQueued: self._on_decide,
@@ -102,6 +113,9 @@ class Scheduler:
             HistoryAdvanced: self._on_history,
             Begin: self._on_begin,
             WallClockSet: self._on_wall_clock,
+            Confirmed: self._on_confirmed,
+            Loaded: self._on_loaded,
+            Followed: self._on_followed,
         }
 
     @property
@@ -128,6 +142,13 @@ class Scheduler:
     def telemetry(self) -> dict[GpuId, GpuSample]:
         return self._agents.telemetry
 
+    def stalled_ms(self, now: int) -> int:
+        """How long the engine has not answered: neither to the group in flight nor to the oldest confirmation."""
+        if not self._gate.is_gated:
+            return 0
+        in_flight_ms = now - self._appended_at if self.in_flight else 0
+        return max(in_flight_ms, self._gate.waits_ms(now))
+
     def watch_with(self, watch: Watch) -> None:
         self._commit.watch = watch
 
@@ -150,7 +171,9 @@ class Scheduler:
 
     # Commands and reads
 
-    def _on_begin(self, value: Begin, _now: int) -> list[Output]:
+    def _on_begin(self, value: Begin, now: int) -> list[Output]:
+        self._agents.begin(now)
+        self._ticked_at = self._full_pass_at = now
         command = BeginEpoch(
             settings=value.settings,
             nonce=value.nonce,
@@ -181,11 +204,12 @@ class Scheduler:
         self._commit.offer(value.request_id, value.command)
         return []
 
-    def _on_read(self, value: Read, _now: int) -> list[Output]:
-        if self._commit.in_flight is None:
-            return [ReadNow(request_id=value.request_id)]
-        self._waiting_reads.append(value.request_id)
-        return []
+    def _on_read(self, value: Read, now: int) -> list[Output]:
+        return self._reads.add(value.request_id, now, is_stalled=self.stalled_ms(now) >= PATIENCE_MS)
+
+    def _on_followed(self, value: Followed, _now: int) -> list[Output]:
+        self._commit.follow(value.index, value.events)
+        return [Publish(group=CommittedGroup(index=value.index, events=value.events))]
 
     # The pipeline
 
@@ -200,16 +224,18 @@ class Scheduler:
                     last_task=self.state.next_task_id - 1,
                 )
                 outputs.append(append)
+                self._gate.on_append()
+                self._appended_at = now
                 break
-            outputs += self._release(group, now)  # only refusals: nothing to wait for
+            outputs += self._gate.hold(self._release(group, now), now)  # only refusals: no commit to wait for
         return outputs
 
     def _on_committed(self, value: Committed, now: int) -> list[Output]:
+        self._end_stall(now)
         group = self._commit.commit(value.index)
-        outputs = self._release(group, now)
+        outputs = self._gate.on_committed() + self._release(group, now)
         outputs.append(Publish(group=CommittedGroup(index=group.index, events=group.events)))
-        outputs += [ReadNow(request_id=request_id) for request_id in self._waiting_reads]
-        self._waiting_reads = []
+        outputs += self._reads.confirmed()
         if forget_due(self.state, self._history_at, now):
             # One portion per group keeps groups short. Not waiting for the beat keeps memory bounded at any rate of
             # tasks.
@@ -221,9 +247,17 @@ class Scheduler:
         self._commit.room = Room.NONE
         origins = self._commit.undo(value.index, value.state) + self._commit.drop_asked()
         outputs: list[Output] = [Reply(request_id=origin, result=value.refusal) for origin in origins]
-        outputs += [ReadNow(request_id=request_id) for request_id in self._waiting_reads]
-        self._waiting_reads = []
-        return outputs
+        return outputs + self._reads.drop()
+
+    def _on_confirmed(self, value: Confirmed, now: int) -> list[Output]:
+        self._end_stall(now)
+        return self._gate.on_confirmed(value.ticket) + self._reads.confirmed()
+
+    def _on_loaded(self, value: Loaded, now: int) -> list[Output]:
+        self._reads.loaded()
+        if self.in_flight and not self._commit.is_readable and value.index == self.committed_index:
+            self._commit.show_committed(value.state)
+        return self._reads.overdue(now)
 
     def _release(self, group: Group, now: int) -> list[Output]:
         outputs: list[Output] = []
@@ -259,12 +293,16 @@ class Scheduler:
     # Agents and time
 
     def _on_agent_said(self, value: AgentSaid, now: int) -> list[Output]:
-        return self._route(self._agents.on_said(value.connection_id, value.message, now))
+        return self._gate.hold(
+            self._route(self._agents.on_said(value.connection_id, value.message, now)), now
+        )
 
     def _on_agent_left(self, value: AgentLeft, _now: int) -> list[Output]:
         return self._route(self._agents.on_left(value.connection_id))
 
     def _on_time(self, _value: TimePassed, now: int) -> list[Output]:
+        if (stalled_ms := self.stalled_ms(now)) >= PATIENCE_MS:
+            return self._on_stall(stalled_ms, now)
         # Without room nothing is decided; a command every second would only fill the queue.
         if not self.ready or self._commit.room is Room.NONE:
             self._ticked_at = now
@@ -278,6 +316,22 @@ class Scheduler:
         elif _is_due(next_wake_at(self.state), now):
             self._commit.ask_for_pass(full=False)
         return self._route(self._agents.on_time(now))
+
+    def _on_stall(self, stalled_ms: int, now: int) -> list[Output]:
+        """Nothing can be decided, and no silence of a node counts. Streams stay open, and reads get an older state."""
+        outputs = self._reads.overdue(now)
+        if stalled_ms >= min(_LONG_STALL_MS, self._rules.heartbeat_timeout_ms // 3):
+            self._was_stalled = True
+            self._agents.stalled(now)
+        if now - self._ticked_at >= TICK_MS:
+            self._ticked_at = now
+            outputs += self._agents.keep_streams()
+        return outputs
+
+    def _end_stall(self, now: int) -> None:
+        if self._was_stalled:
+            self._was_stalled = False
+            self._agents.stalled(now)
 
     def _on_history(self, value: HistoryAdvanced, _now: int) -> list[Output]:
         self._history_at = max(self._history_at, value.at)
