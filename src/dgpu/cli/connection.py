@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -11,7 +11,7 @@ import typer
 
 from dgpu.cli.failures import ExitCode, note
 from dgpu.cli.flags import Flags
-from dgpu.cli.lateness import Lateness
+from dgpu.cli.lateness import Lateness, Staleness
 
 if TYPE_CHECKING:
     from dgpu.client.sync import Client
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_ANSWER_SECONDS = 30.0  # for one call; a retry would only double the time of a hanging scheduler
+_ANSWER_SECONDS = 30.0  # for one call, with its retries
 _PATIENCE_SECONDS = 120.0  # `run` and `wait` wait this long for a scheduler that restarts
 _FIRST_POLL_SECONDS = 0.02
 _LONGEST_POLL_SECONDS = 0.5
@@ -35,12 +35,12 @@ def connect(flags: Flags) -> Client:
             token=flags.token,
             timeout_seconds=_ANSWER_SECONDS,
             retries=2,
-            repeats_timeouts=False,
             waiting=late.watch,
+            on_answer=Staleness().on_answer,
         )
     except ValueError as error:
         raise wrong_address(error) from None
-    late.url = client.url
+    late.url = ", ".join(client.urls)
     return client
 
 
@@ -52,10 +52,11 @@ def wrong_address(error: ValueError) -> typer.BadParameter:
     return typer.BadParameter(str(error), param_hint=hint)
 
 
-def is_same_host(url: str) -> bool:
+def is_same_host(urls: Iterable[str]) -> bool:
+    """True if all these schedulers run on this machine."""
     from dgpu.wire.address import is_loopback
 
-    return is_loopback(urlsplit(url).hostname or "")
+    return all(is_loopback(urlsplit(url).hostname or "") for url in urls)
 
 
 def builtins(answer: Any) -> Any:

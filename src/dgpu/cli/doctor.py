@@ -34,18 +34,18 @@ def doctor(
 
     import msgspec
 
-    from dgpu.client.server import checked_url
+    from dgpu.client.server import checked_urls
     from dgpu.entry.doctor import Verdict, examine
 
     flags = flags_of(ctx)
     given = flags.server or os.environ.get("DGPU_SERVER")
     try:
-        server = checked_url(given) if given else None
+        servers = checked_urls(given) if given else ()
     except ValueError as error:
         raise typer.BadParameter(
             str(error), param_hint="--server" if flags.server else "DGPU_SERVER"
         ) from None
-    checks = examine(server, data_dir)
+    checks = examine(servers, data_dir)
     rows: list[dict[str, Any]] = msgspec.to_builtins(checks)
     print_rows({"checks": rows}, rows, COLUMNS, "name", flags)
     return 1 if any(check.status is Verdict.FAIL for check in checks) else 0

@@ -54,6 +54,7 @@ def _exit_code(error: DgpuError) -> ExitCode:
         errors.Unreachable: ExitCode.TIMEOUT
         if isinstance(error.__cause__, TimeoutError)
         else ExitCode.UNREACHABLE,
+        errors.NotMaster: ExitCode.UNREACHABLE,
         errors.BadRequest: ExitCode.USAGE,
         errors.NotPermitted: ExitCode.NOT_PERMITTED,
         errors.NotFound: ExitCode.NOT_FOUND,
@@ -83,6 +84,8 @@ def _message(error: DgpuError) -> str:
             return f"{text}\nIt may be very busy. Try again, or check: dgpu doctor"
         if errors.NO_HTTP in text:
             return f"{text}\nIs it the gRPC port? Check the address: --server URL or DGPU_SERVER"
+        if "standby" in text:
+            return f"{text}\nA standby becomes master within seconds. Try again"
         local = "//127." in text or "//localhost" in text or "//[::1]" in text
         return f"{text}\n" + (
             "Start one: dgpu up" if local else "Check the address: --server URL or DGPU_SERVER"

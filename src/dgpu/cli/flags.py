@@ -71,7 +71,7 @@ def shared(
             metavar="URL",
             callback=_keep_server,
             expose_value=False,
-            help="Address of the scheduler.",
+            help="Address of the scheduler; several of them: URL,URL.",
         ),
     ] = None,
     token: Annotated[

@@ -27,13 +27,14 @@ class OutputFollower:
         rank: int | None = None,
         write: Callable[[bytes], None] | None = None,
     ) -> None:
+        from dgpu.client.stream import OutputPlace
+
         self._client = client
         self._task_id = task_id
         self._attempt = attempt
-        self._tail = tail
         self._rank = rank
         self._write = write or write_output
-        self._shown = 0
+        self._place = OutputPlace(tail)
         self.is_silent = True  # no byte received so far
 
     def follow(self) -> None:
@@ -44,8 +45,6 @@ class OutputFollower:
             try:
                 self._show()
             except Unreachable:
-                if self._tail is not None and self._shown:
-                    self._tail, self._shown = 0, 0  # output in between is lost rather than shown twice
                 time.sleep(_PAUSE_SECONDS)
             except NotFound:
                 return  # `dgpu logs` without -f explains why
@@ -53,16 +52,11 @@ class OutputFollower:
                 return
 
     def _show(self) -> None:
-        # A new request starts from the beginning, so output that was shown is skipped.
-        skip = self._shown
         pieces = self._client.logs(
-            self._task_id, follow=True, tail=self._tail, attempt=self._attempt, rank=self._rank
+            self._task_id, follow=True, tail=self._place.begin(), attempt=self._attempt, rank=self._rank
         )
-        for piece in pieces:
-            fresh = piece[skip:]
-            skip = max(0, skip - len(piece))
-            self._shown += len(fresh)
-            self.is_silent = self.is_silent and not fresh
+        for fresh in self._place.fresh(pieces):
+            self.is_silent = False
             self._write(fresh)
 
 

@@ -1,14 +1,19 @@
-"""A note while a scheduler does not answer."""
+"""Notes while a scheduler does not answer, and about answers of a standby that are old."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from dgpu.cli.failures import note
 
+if TYPE_CHECKING:
+    from dgpu.client.attempts import AnsweredBy
+
 LATE_SECONDS = 3.0
+STALE_MS = 5_000
 
 
 class Lateness:
@@ -40,3 +45,15 @@ class Lateness:
         self._is_told = True
         late, most = f"{LATE_SECONDS:g} s", f"{self._give_up_seconds:g} s"
         note(f"dgpu: No answer from {self.url} for {late}; waiting for it up to {most}.")
+
+
+class Staleness:
+    """Prints one note on stderr if a standby answers with data that is more than 5 s old."""
+
+    def __init__(self) -> None:
+        self._is_told = False
+
+    def on_answer(self, answer: AnsweredBy) -> None:
+        if answer.role == "standby" and answer.lag_ms > STALE_MS and not self._is_told:
+            self._is_told = True
+            note(f"dgpu: {answer.url} is a standby; its data is {answer.lag_ms / 1_000:.0f} s old.")

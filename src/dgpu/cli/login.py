@@ -21,20 +21,21 @@ _NOT_BY_TOKEN = {
 
 @app.command()
 def login(ctx: typer.Context) -> None:
-    """Store a token for a scheduler. The token is read from the terminal without echo, or from stdin."""
+    """Store a token for the scheduler, or for all of them. It is read from the terminal without echo, or from stdin."""
     from dgpu.client.credentials import store_token
 
     flags = flags_of(ctx)
     token = flags.token or _read_token()
     flags.token = token
     client = connect(flags)
-    if urlsplit(client.url).scheme == "http" and not is_same_host(client.url):
-        note(f"{client.url} is not encrypted: anybody on the way can read the token.")
+    for url in client.urls:
+        if urlsplit(url).scheme == "http" and not is_same_host([url]):
+            note(f"{url} is not encrypted: anybody on the way can read the token.")
     told = builtins(client.whoami())
     if told["source"] not in {"token", "oidc"}:
         raise CliFailure(_NOT_BY_TOKEN.get(told["source"], "The scheduler did not look at this token."))
-    path = store_token(client.url, token)
-    _print(flags, {**told, "server": client.url, "stored_in": str(path)})
+    path = store_token(client.urls, token)
+    _print(flags, {**told, "server": ",".join(client.urls), "stored_in": str(path)})
 
 
 def _read_token() -> str:

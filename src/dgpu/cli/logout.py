@@ -13,18 +13,18 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def logout(ctx: typer.Context) -> None:
     """Forget the token that login stored. It stays valid; to end it: dgpu token revoke ID"""
-    from dgpu.client.credentials import forget_token
-    from dgpu.client.server import server_url
+    from dgpu.client.credentials import forget_tokens
+    from dgpu.client.server import server_urls
 
     flags = flags_of(ctx)
     try:
-        url = server_url(flags.server)
-        found = forget_token(url)
+        urls = server_urls(flags.server)
+        found = forget_tokens(urls)
     except ValueError as error:
         raise wrong_address(error) from None
     if not flags.is_table and flags.output != "name":
-        print_document({"server": url, "forgotten": found}, flags)
+        print_document({"server": ",".join(urls), "forgotten": bool(found)}, flags)
     elif found:
-        typer.echo(url if flags.output == "name" else f"Logged out of {url}")
+        typer.echo("\n".join(found) if flags.output == "name" else f"Logged out of {', '.join(found)}")
     else:
-        note(f"No token is stored for {url}")
+        note(f"No token is stored for {', '.join(urls)}")

@@ -147,11 +147,11 @@ _READ: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def task_fields(ctx: typer.Context, command: Sequence[str], url: str) -> dict[str, Any]:
+def task_fields(ctx: typer.Context, command: Sequence[str], urls: Sequence[str]) -> dict[str, Any]:
     """The body of the request; for omitted options the server's defaults apply."""
     given: dict[str, Any] = dict(ctx.meta.get(_KEPT, {}))
     clean = given.pop("clean_env", False)
-    here = is_same_host(url) and not clean and not given.get("image")  # an image has its own directories
+    here = is_same_host(urls) and not clean and not given.get("image")  # an image has its own directories
     task = {name: _READ[name](value) if name in _READ else value for name, value in given.items()}
     if command:
         task["command"] = parse_command(command)

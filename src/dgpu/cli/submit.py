@@ -48,7 +48,7 @@ def submit(
     flags = flags_of(ctx)
     flags.returns_task_code = wait
     client = connect(flags)
-    task = _described(ctx, command or (), client.url, allocation=allocation, count=count)
+    task = _described(ctx, command or (), client.urls, allocation=allocation, count=count)
     if dry_run:
         asked = {"task": task, "count": count} if count > 1 else {"task": task}
         return print_effect(builtins(client.whatif({"submit": asked})), flags)
@@ -70,12 +70,12 @@ def submit(
 
 
 def _described(
-    ctx: typer.Context, command: Sequence[str], url: str, *, allocation: bool, count: int
+    ctx: typer.Context, command: Sequence[str], urls: Sequence[str], *, allocation: bool, count: int
 ) -> dict[str, Any]:
     """The task that the options describe; options that contradict each other are refused."""
     if not command and not allocation:
         raise typer.BadParameter("a command is missing; for example: dgpu submit -- python train.py")
-    task = s.task_fields(ctx, command, url)
+    task = s.task_fields(ctx, command, urls)
     if allocation:
         task["allocation"] = True
     if count > 1 and "array" in task:

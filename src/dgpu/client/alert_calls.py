@@ -41,7 +41,8 @@ class AlertCalls:
     ) -> Request[answers.SilenceAnswer]:
         """Sends no message of this rule (`*`: of any rule), for this many seconds or until this time (RFC 3339)."""
         body = given(rule=rule, subject=subject, seconds=seconds, until=until, comment=comment or None)
-        return Request("POST", api_path("alerts", "silences"), answers.SilenceAnswer, body=body)
+        path = api_path("alerts", "silences")
+        return Request("POST", path, answers.SilenceAnswer, body=body, is_repeatable=False)
 
     @Call
     def alert_silences(self, *, ended: bool = False) -> Request[Sequence[answers.SilenceAnswer]]:
@@ -65,4 +66,5 @@ class AlertCalls:
     def test_alert_targets(self) -> Request[Sequence[answers.TestedTarget]]:
         """Sends a test message to each target now, and returns the results."""
         path = api_path("alerts", "test")
-        return Request("POST", path, answers.TestedTargets, body=NOTHING).picking(lambda done: done.targets)
+        request = Request("POST", path, answers.TestedTargets, body=NOTHING, is_repeatable=False)
+        return request.picking(lambda done: done.targets)

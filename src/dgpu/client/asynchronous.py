@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from dgpu.client import repeats, waits
+from dgpu.client.attempts import Answer, AnsweredBy, Attempts, Failure, Schedulers, Turn, answer_of
 from dgpu.client.call import Awaited
 from dgpu.client.calls import Calls
-from dgpu.client.errors import DgpuError, Unreachable, unreachable
+from dgpu.client.errors import DgpuError, Unreachable, why_unreachable
 from dgpu.client.fields import Filters
 from dgpu.client.file_calls import check_whole, download_path
 from dgpu.client.request import Request, bearer, failure, headers_of, read_answer
 from dgpu.client.server import locate
-from dgpu.client.stream import EventParser, ServerEvent
+from dgpu.client.stream import KEEPALIVE, SILENCE_SECONDS, Breaks, EventParser, OutputPlace, ServerEvent
 from dgpu.client.task_calls import logs_path, submit_parts
 from dgpu.wire import answers
 from dgpu.wire.file_answers import FileEntry
@@ -33,28 +34,45 @@ class AsyncClient(Calls, Awaited):
 
     def __init__(
         self,
-        server: str | None = None,
+        server: str | Iterable[str] | None = None,
         *,
         token: str | None = None,
         timeout_seconds: float = 30.0,
         retries: int = repeats.RETRIES,
+        on_answer: Callable[[AnsweredBy], None] = lambda _: None,
     ) -> None:
         import httpx
 
-        self._server = locate(server, token)
+        self._schedulers = Schedulers(locate(server, token))
+        self._timeout_seconds = timeout_seconds
         self._retries = retries
+        self._on_answer = on_answer
         # The same authorities as the other client, SSL_CERT_FILE included.
-        trusted = ssl.create_default_context() if self._server.url.startswith("https:") else True
-        # No proxies from the environment: the scheduler is near.
-        self._http = httpx.AsyncClient(
-            base_url=self._server.url, timeout=timeout_seconds, trust_env=False, verify=trusted
+        is_tls = any(url.startswith("https:") for url in self.urls)
+        # No proxies from the environment: the schedulers are near.
+        transport = httpx.AsyncHTTPTransport(
+            verify=ssl.create_default_context() if is_tls else True,
+            trust_env=False,
+            socket_options=KEEPALIVE,
         )
-        self._broken = (httpx.TransportError,)
-        self._no_timeout = httpx.Timeout(timeout_seconds, read=None)
+        self._http = httpx.AsyncClient(transport=transport, trust_env=False)
+        self._broken = (httpx.TransportError, TimeoutError)
+        self._not_sent = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+        self._limits = httpx.Timeout
 
     @property
     def url(self) -> str:
-        return self._server.url
+        """The scheduler that answered last; before the first answer, the first address."""
+        return self._schedulers.current.url
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return self._schedulers.urls
+
+    @property
+    def answered_by(self) -> AnsweredBy | None:
+        """The scheduler that gave the last answer, its role, and the age of its data."""
+        return self._schedulers.answered_by
 
     async def __aenter__(self) -> Self:
         return self
@@ -115,7 +133,7 @@ class AsyncClient(Calls, Awaited):
             waits.check_time(task, pause, until)
             await asyncio.sleep(pause)
 
-    async def logs(
+    def logs(
         self,
         task_id: str | int,
         *,
@@ -123,12 +141,19 @@ class AsyncClient(Calls, Awaited):
         tail: int | None = None,
         attempt: int | None = None,
         rank: int | None = None,
-    ) -> AsyncIterator[bytes]:
-        """The output in pieces as they arrive; with `follow` until the task has ended."""
-        path = logs_path(task_id, follow=follow, tail=tail, attempt=attempt, rank=rank)
-        async with self._stream(path) as response:
-            async for piece in response.aiter_raw():
-                yield piece
+    ) -> AsyncGenerator[bytes]:
+        """The output in pieces as they arrive; with `follow` until the task has ended.
+
+        A followed output that breaks continues at the same place, also at another scheduler.
+        """
+        place = OutputPlace(tail)
+
+        def open_stream() -> Awaitable[httpx.Response]:
+            path = logs_path(task_id, follow=follow, tail=place.begin(), attempt=attempt, rank=rank)
+            return self._open(path, None if follow else self._timeout_seconds)
+
+        breaks = Breaks(self._retries if follow else 0)
+        return self._resumed(open_stream, lambda got: _fresh(got, place), breaks, is_endless=False)
 
     async def files(
         self, task_id: str | int, path: str = "", *, attempt: int | None = None, rank: int | None = None
@@ -149,71 +174,167 @@ class AsyncClient(Calls, Awaited):
         """One file of a task in pieces. Raises Unreachable if it does not arrive completely."""
         asked = download_path(task_id, path, attempt=attempt, rank=rank)
         got = 0
-        async with self._stream(asked) as response:
-            size = response.headers.get("content-length")
+        response = await self._open(asked, self._timeout_seconds)
+        try:
             async for piece in response.aiter_raw():
                 got += len(piece)
                 yield piece
+        except self._broken as error:
+            raise _broke(response, error) from error
+        finally:
+            await response.aclose()
+        size = response.headers.get("content-length")
         check_whole(got, None if size is None else int(size))
 
-    async def events(self, *, after: str | None = None) -> AsyncIterator[ServerEvent]:
-        """Events from now on (or after `after`) as they happen, until the connection ends.
+    def events(self, *, after: str | None = None) -> AsyncGenerator[ServerEvent]:
+        """Events from now on (or after `after`) as they happen.
 
-        An event of type `lagged` means that some events were left out: read your data again.
+        A stream that breaks continues after its last event, also at another scheduler. An event of type `lagged` means
+        that some events were left out: read your data again.
         """
-        parser = EventParser()
-        async with self._stream("/api/v1/events", {"Last-Event-ID": after} if after else {}) as response:
-            async for line in response.aiter_lines():
-                event = parser.on_line(line)
-                if event is not None:
-                    yield event
+        parser = EventParser(after)
 
-    async def board_events(self) -> AsyncGenerator[ServerEvent]:
-        """The dashboard's stream: a `snapshot` of all nodes and GPUs, then a `delta` about once a second."""
-        parser = EventParser()
-        async with self._stream("/api/v1/board/stream") as response:
-            async for line in response.aiter_lines():
-                event = parser.on_line(line)
-                if event is not None:
-                    yield event
+        def open_stream() -> Awaitable[httpx.Response]:
+            return self._open("/api/v1/events", SILENCE_SECONDS, parser.begin())
+
+        breaks = Breaks(self._retries)
+        return self._resumed(open_stream, lambda got: _events(got, parser), breaks, is_endless=True)
+
+    def board_events(self) -> AsyncGenerator[ServerEvent]:
+        """The dashboard's stream: a `snapshot` of all nodes and GPUs, then a `delta` about once a second.
+
+        A stream that breaks begins again with a `snapshot`, also at another scheduler.
+        """
+
+        def open_stream() -> Awaitable[httpx.Response]:
+            return self._open("/api/v1/board/stream", SILENCE_SECONDS)
+
+        breaks = Breaks(self._retries)
+        return self._resumed(open_stream, lambda got: _events(got, EventParser()), breaks, is_endless=True)
 
     # The exchange
 
     async def _do(self, request: Request[T]) -> T:
-        headers = headers_of(request, self._server.token)
-        pauses = repeats.pauses(self._retries)
+        attempts = self._attempts(is_read=request.is_read, is_repeatable=request.is_repeatable)
         while True:
+            turn = attempts.next(time.monotonic())
             try:
                 response = await self._http.request(
-                    request.method, request.path, content=request.body, headers=headers
+                    request.method,
+                    turn.server.url + request.path,
+                    content=request.body,
+                    headers=headers_of(request, turn.server.token),
+                    timeout=self._limits(turn.timeout_seconds, connect=turn.connect_seconds),
                 )
+                answer = answer_of(response.status_code, response.content, response.headers.get)
+                found = attempts.on_answer(answer, time.monotonic())
             except self._broken as error:
-                pause = next(pauses, None)
+                found = attempts.on_failure(self._failure(error), time.monotonic())
+            if isinstance(found, Answer):
+                self._tell()
+                return read_answer(request, found.status, found.body)
+            await asyncio.sleep(found)
+
+    def _attempts(self, *, is_read: bool, is_repeatable: bool) -> Attempts:
+        return Attempts(
+            self._schedulers,
+            is_read=is_read,
+            is_repeatable=is_repeatable,
+            retries=self._retries,
+            timeout_seconds=self._timeout_seconds,
+            now=time.monotonic(),
+        )
+
+    def _tell(self) -> None:
+        if (answered_by := self._schedulers.answered_by) is not None:
+            self._on_answer(answered_by)
+
+    async def _open(
+        self, path: str, silence_seconds: float | None, headers: Mapping[str, str] | None = None
+    ) -> httpx.Response:
+        """A stream that is silent for longer has broken; None: silence is normal."""
+        attempts = self._attempts(is_read=True, is_repeatable=True)
+        while True:
+            turn = attempts.next(time.monotonic())
+            response: httpx.Response | None = None
+            try:
+                async with asyncio.timeout(turn.timeout_seconds):
+                    response = await self._begin(turn, path, silence_seconds, headers or {})
+                    refusal = b"" if response.status_code == 200 else await response.aread()
+                answer = answer_of(response.status_code, refusal, response.headers.get)
+                found = attempts.on_answer(answer, time.monotonic())
+            except self._broken as error:
+                found = attempts.on_failure(self._failure(error), time.monotonic())
+            if isinstance(found, Answer):
+                self._tell()
+                if response is not None and found is answer and found.status == 200:
+                    return response
+                raise failure(found.status, found.body)
+            await asyncio.sleep(found)
+
+    async def _begin(
+        self, turn: Turn, path: str, silence_seconds: float | None, headers: Mapping[str, str]
+    ) -> httpx.Response:
+        request = self._http.build_request(
+            "GET",
+            turn.server.url + path,
+            headers={**headers, **bearer(turn.server.token), "Accept-Encoding": "identity"},
+            timeout=self._limits(turn.timeout_seconds, connect=turn.connect_seconds, read=silence_seconds),
+        )
+        return await self._http.send(request, stream=True)
+
+    async def _resumed(
+        self,
+        open_stream: Callable[[], Awaitable[httpx.Response]],
+        read: Callable[[httpx.Response], AsyncIterator[T]],
+        breaks: Breaks,
+        *,
+        is_endless: bool,
+    ) -> AsyncGenerator[T]:
+        """Opens another stream after each break. An endless stream breaks also where it ends."""
+        while True:
+            response = await open_stream()
+            breaks.on_open(time.monotonic())
+            try:
+                async for item in read(response):
+                    breaks.on_item()
+                    yield item
+            except self._broken as error:
+                pause = breaks.pause(time.monotonic())
                 if pause is None:
-                    raise self._unreachable(error) from error
+                    raise _broke(response, error) from error
             else:
-                status, body = response.status_code, response.content
-                retry_after = response.headers.get("retry-after")
-                pause = repeats.pause_before_repeat(status, body, retry_after, pauses)
+                pause = breaks.pause(time.monotonic()) if is_endless else None
                 if pause is None:
-                    return read_answer(request, status, body)
+                    return
+            finally:
+                await response.aclose()
             await asyncio.sleep(pause)
 
-    @asynccontextmanager
-    async def _stream(
-        self, path: str, headers: Mapping[str, str] | None = None
-    ) -> AsyncIterator[httpx.Response]:
-        sent = {**(headers or {}), **bearer(self._server.token), "Accept-Encoding": "identity"}
-        try:
-            async with self._http.stream("GET", path, headers=sent, timeout=self._no_timeout) as response:
-                if response.status_code != 200:
-                    raise failure(response.status_code, await response.aread())
-                yield response
-        except self._broken as error:
-            raise self._unreachable(error) from error
+    def _failure(self, error: BaseException) -> Failure:
+        return Failure(error, was_sent=not isinstance(error, self._not_sent), is_http=_is_http(error))
 
-    def _unreachable(self, error: BaseException) -> Unreachable:
-        # h11 reports "illegal request line" or "illegal status line" for data that is not HTTP; other errors mean a
-        # broken connection.
-        is_http = not str(error).startswith("illegal ")
-        return unreachable(self._server.url, error, is_http=is_http)
+
+def _is_http(error: BaseException) -> bool:
+    """h11 reports "illegal request line" or "illegal status line" for data that is not HTTP; other errors mean a
+    broken connection.
+    """
+    return not str(error).startswith("illegal ")
+
+
+def _broke(response: httpx.Response, error: BaseException) -> Unreachable:
+    why = why_unreachable(error, is_http=_is_http(error))
+    return Unreachable(f"The stream of {response.url.scheme}://{response.url.netloc.decode()} broke ({why}).")
+
+
+async def _fresh(response: httpx.Response, place: OutputPlace) -> AsyncIterator[bytes]:
+    async for piece in response.aiter_raw():
+        if new := place.on_piece(piece):
+            yield new
+
+
+async def _events(response: httpx.Response, parser: EventParser) -> AsyncIterator[ServerEvent]:
+    async for line in response.aiter_lines():
+        event = parser.on_line(line)
+        if event is not None:
+            yield event

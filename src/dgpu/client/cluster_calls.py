@@ -86,7 +86,8 @@ class ClusterCalls:
     @Call
     def create_tenant(self, tenant_id: str, **limits: Unpack[TenantFields]) -> Request[TenantAnswer]:
         """Creates a tenant. Refused if the name exists."""
-        return Request("POST", api_path("tenants"), TenantAnswer, body=given(id=tenant_id, **limits))
+        body = given(id=tenant_id, **limits)
+        return Request("POST", api_path("tenants"), TenantAnswer, body=body, is_repeatable=False)
 
     @Call
     def set_tenant(self, tenant_id: str, **limits: Unpack[TenantFields]) -> Request[TenantAnswer]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 _FILE = "credentials.json"
@@ -26,17 +27,17 @@ def stored_token(url: str) -> str:
     return _read().get(url, "")
 
 
-def store_token(url: str, token: str) -> Path:
-    return _write({**_read(), url: token})
+def store_token(urls: Iterable[str], token: str) -> Path:
+    return _write({**_read(), **dict.fromkeys(urls, token)})
 
 
-def forget_token(url: str) -> bool:
+def forget_tokens(urls: Iterable[str]) -> tuple[str, ...]:
+    """The schedulers that had one."""
     known = _read()
-    if url not in known:
-        return False
-    del known[url]
-    _write(known)
-    return True
+    found = tuple(url for url in urls if url in known)
+    if found:
+        _write({url: token for url, token in known.items() if url not in found})
+    return found
 
 
 def _read() -> dict[str, str]:

@@ -2,7 +2,8 @@
 """Errors between a program and the scheduler.
 
 DgpuError
-├── Unreachable      no answer, or the connection broke and could not be restored
+├── Unreachable      no scheduler answered, or only standbys did; the text lists each address with the reason
+├── NotMaster        503: all addresses are standbys of a master that is not one of them
 ├── BadRequest       400, 405, 413, 415: the request itself is wrong; sending it again cannot help
 ├── NotPermitted     401, 403, 421: a token is missing or does not allow this
 ├── NotFound         404: no such task, node or call
@@ -39,6 +40,10 @@ class DgpuError(Exception):
 
 
 class Unreachable(DgpuError):
+    pass
+
+
+class NotMaster(DgpuError):
     pass
 
 
@@ -82,14 +87,12 @@ _BY_STATUS: dict[int, type[DgpuError]] = {
 }
 
 
-def unreachable(url: str, error: BaseException, *, is_http: bool) -> Unreachable:
-    """The bytes of an unknown server do not belong in a terminal: the message describes them instead."""
+def why_unreachable(error: BaseException, *, is_http: bool) -> str:
+    """The bytes of an unknown server do not belong in a terminal: the reason describes them instead."""
     if not is_http:
-        return Unreachable(f"The server at {url} {NO_HTTP}: it is not the HTTP port of a scheduler.")
+        return NO_HTTP
     why = str(error)
-    return Unreachable(
-        f"No scheduler answers at {url} ({why if why and why.isprintable() else type(error).__name__})."
-    )
+    return why if why and why.isprintable() else type(error).__name__
 
 
 def error_of(problem: Problem) -> DgpuError:

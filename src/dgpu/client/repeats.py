@@ -11,25 +11,14 @@ LONGEST_RETRY_SECONDS = 2.0
 MAX_RETRY_AFTER_SECONDS = 10.0  # if a server asks for a longer pause, the request is not repeated
 
 
-def pause_before_repeat(
-    status: int, body: bytes, retry_after: str | None, pauses: Iterator[float]
-) -> float | None:
-    """The pause before the request is sent again; None: the answer is final.
-
-    `Retry-After` in seconds makes the pause longer, never shorter.
-    """
-    if not _is_worth_repeating(status, body):
-        return None
-    asked = int(retry_after) if retry_after and retry_after.isascii() and retry_after.isdigit() else 0
-    if asked > MAX_RETRY_AFTER_SECONDS:
-        return None
-    pause = next(pauses, None)
-    return None if pause is None else max(pause, asked)
-
-
-def _is_worth_repeating(status: int, body: bytes) -> bool:
+def is_worth_repeating(status: int, body: bytes) -> bool:
     """Old idempotency keys expire every second; if all of them are young, the refusal is final."""
     return status == 503 or (status == 429 and b'"too_many_keys"' in body)
+
+
+def asked_seconds(retry_after: str | None) -> int:
+    """`Retry-After` in seconds makes the pause longer, never shorter. A date is ignored."""
+    return int(retry_after) if retry_after and retry_after.isascii() and retry_after.isdigit() else 0
 
 
 def pauses(retries: int) -> Iterator[float]:

@@ -20,7 +20,9 @@ NOTHING = b"{}"
 
 
 class Request(msgspec.Struct, Generic[T], frozen=True):
-    """May be repeated: a submit carries its own key; other requests state the wanted result, not a change to add."""
+    """A submit carries its own key; most other requests state the wanted result, not a change to add. These may be
+    sent again after a broken connection, also to another scheduler.
+    """
 
     method: str
     path: str
@@ -28,6 +30,13 @@ class Request(msgspec.Struct, Generic[T], frozen=True):
     body: bytes | None = None
     headers: dict[str, str] = {}
     pick: Callable[[Any], Any] | None = None
+    # False: a second one would do the thing twice. It is sent again only if the first one was not carried out.
+    is_repeatable: bool = True
+
+    @property
+    def is_read(self) -> bool:
+        """Every scheduler answers it. Any other request is for the master."""
+        return self.method == "GET"
 
     def picking(self, pick: Callable[[T], U]) -> Request[U]:
         """The call returns this part of the answer. `answer` stays the type that the server sends."""

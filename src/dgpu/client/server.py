@@ -1,8 +1,9 @@
-"""The address of the scheduler, and its token."""
+"""The addresses of the schedulers, and the token for each of them."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
@@ -31,14 +32,34 @@ class _UpRecord(msgspec.Struct, frozen=True):
     token_file: str = ""
 
 
-def locate(server: str | None = None, token: str | None = None) -> Server:
-    """The argument, else DGPU_SERVER, else the record of `dgpu up`, else the default address. The token: the argument,
-    else DGPU_TOKEN, else the one that `dgpu login` stored for this address, else the one of the recorded scheduler.
+def locate(servers: str | Iterable[str] | None = None, token: str | None = None) -> tuple[Server, ...]:
+    """The argument, else DGPU_SERVER, else the record of `dgpu up`, else the default address. Several addresses are a
+    list, or separated by commas. The token: the argument, else DGPU_TOKEN, else the one that `dgpu login` stored for
+    the address, else the one of the recorded scheduler.
 
     Raises ValueError for a bad address, and its subclass BadToken for a bad token.
     """
     record = _read_record()
-    url = server_url(server)
+    return tuple(Server(url=url, token=_token_for(url, token, record)) for url in server_urls(servers))
+
+
+def server_urls(servers: str | Iterable[str] | None = None) -> tuple[str, ...]:
+    """Each address once, in the given order."""
+    record = None if servers else _read_record()
+    given = servers or os.environ.get("DGPU_SERVER") or (record.url if record else "") or DEFAULT_URL
+    return checked_urls(given)
+
+
+def checked_urls(given: str | Iterable[str]) -> tuple[str, ...]:
+    """Raises ValueError if one of them is not an address, or if there is none."""
+    texts = given.split(",") if isinstance(given, str) else given
+    urls = tuple(dict.fromkeys(checked_url(text.strip()) for text in texts if text.strip()))
+    if not urls:
+        raise ValueError(f"{given!r} has no scheduler's address; expected something like {DEFAULT_URL}")
+    return urls
+
+
+def _token_for(url: str, token: str | None, record: _UpRecord | None) -> str:
     token = token or os.environ.get("DGPU_TOKEN") or ""
     if not token:
         try:
@@ -48,14 +69,7 @@ def locate(server: str | None = None, token: str | None = None) -> Server:
     # The recorded token is only for the recorded scheduler; no other server may see it.
     if not token and record and record.url.rstrip("/") == url:
         token = _read_token(record.token_file)
-    return Server(url=url, token=_checked_token(token))
-
-
-def server_url(server: str | None = None) -> str:
-    record = None if server else _read_record()
-    return checked_url(
-        server or os.environ.get("DGPU_SERVER") or (record.url if record else "") or DEFAULT_URL
-    )
+    return _checked_token(token)
 
 
 def recorded_url() -> str | None:

@@ -9,55 +9,67 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
-from urllib.parse import urlsplit
 
 from dgpu.client import repeats, waits
+from dgpu.client.attempts import Answer, AnsweredBy, Attempts, Failure, Schedulers, Turn, answer_of
 from dgpu.client.call import Blocking
 from dgpu.client.calls import Calls
-from dgpu.client.errors import DgpuError, Unreachable, unreachable
+from dgpu.client.errors import DgpuError
 from dgpu.client.fields import Filters
 from dgpu.client.file_calls import download_path, whole
 from dgpu.client.request import Request, bearer, failure, headers_of, read_answer
 from dgpu.client.server import locate
-from dgpu.client.stream import MAX_LINE_BYTES, EventParser, ServerEvent
+from dgpu.client.stream import SILENCE_SECONDS, EventParser, OutputPlace, ServerEvent
+from dgpu.client.sync_stream import BROKEN, Stream, connect, is_http, read_events, read_pieces, resumed
 from dgpu.client.task_calls import logs_path, submit_parts
 from dgpu.wire import answers
 from dgpu.wire.file_answers import FileEntry
 
 T = TypeVar("T")
 
-_BROKEN = (OSError, http.client.HTTPException)
-_NO_HTTP = (http.client.BadStatusLine, http.client.LineTooLong, http.client.UnknownProtocol)
-
 
 class Client(Calls, Blocking):
-    """Calls may be made from several threads; each thread has its own connection.
+    """Calls may be made from several threads; each thread has its own connections.
 
-    A call with a broken connection or a 503 is repeated a few times. That cannot submit twice: every submit carries an
-    Idempotency-Key. `waiting` is entered for each call and left with its answer, but not for streams that follow
-    something, where silence is normal.
+    `server` is an address, several of them with commas between, or a list. Any scheduler answers reads; other calls go
+    to the master. A call with a broken connection or a 503 is repeated a few times, also at the other addresses, within
+    `timeout_seconds`. That cannot submit twice: every submit carries an Idempotency-Key. A call that could do something
+    twice, like `create_token`, is repeated only if it was certainly not carried out.
+
+    `waiting` is entered for each call and left with its answer, but not for streams that follow something, where
+    silence is normal. `on_answer` is told which scheduler answered.
     """
 
     def __init__(
         self,
-        server: str | None = None,
+        server: str | Iterable[str] | None = None,
         *,
         token: str | None = None,
         timeout_seconds: float = 30.0,
         retries: int = repeats.RETRIES,
-        repeats_timeouts: bool = True,
         waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
+        on_answer: Callable[[AnsweredBy], None] = lambda _: None,
     ) -> None:
-        self._server = locate(server, token)
+        self._schedulers = Schedulers(locate(server, token))
         self._timeout_seconds = timeout_seconds
         self._retries = retries
-        self._repeats_timeouts = repeats_timeouts
         self.waiting = waiting
+        self._on_answer = on_answer
         self._local = threading.local()
 
     @property
     def url(self) -> str:
-        return self._server.url
+        """The scheduler that answered last; before the first answer, the first address."""
+        return self._schedulers.current.url
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return self._schedulers.urls
+
+    @property
+    def answered_by(self) -> AnsweredBy | None:
+        """The scheduler that gave the last answer, its role, and the age of its data."""
+        return self._schedulers.answered_by
 
     def __enter__(self) -> Self:
         return self
@@ -68,11 +80,10 @@ class Client(Calls, Blocking):
         self.close()
 
     def close(self) -> None:
-        """Ends the connection of the calling thread."""
-        connection = getattr(self._local, "connection", None)
-        if connection is not None:
+        """Ends the connections of the calling thread."""
+        for connection in self._connections.values():
             connection.close()
-            self._local.connection = None
+        self._connections.clear()
 
     # Calls of several requests, and streams
 
@@ -127,9 +138,19 @@ class Client(Calls, Blocking):
         attempt: int | None = None,
         rank: int | None = None,
     ) -> Generator[bytes, None, None]:
-        """The output in pieces as they arrive; with `follow` until the task has ended."""
-        path = logs_path(task_id, follow=follow, tail=tail, attempt=attempt, rank=rank)
-        return _pieces(_Stream(self, path, endless=follow).open())
+        """The output in pieces as they arrive; with `follow` until the task has ended.
+
+        A followed output that breaks continues at the same place, also at another scheduler.
+        """
+        place = OutputPlace(tail)
+
+        def open_stream() -> Stream:
+            path = logs_path(task_id, follow=follow, tail=place.begin(), attempt=attempt, rank=rank)
+            return self._open(path, None if follow else self._timeout_seconds, is_waited_for=not follow)
+
+        if not follow:
+            return read_pieces(open_stream())
+        return place.fresh(resumed(open_stream, read_pieces, self._retries, is_endless=False))
 
     def files(
         self, task_id: str | int, path: str = "", *, attempt: int | None = None, rank: int | None = None
@@ -148,20 +169,36 @@ class Client(Calls, Blocking):
     ) -> Generator[bytes, None, None]:
         """One file of a task in pieces. Raises Unreachable if it does not arrive completely."""
         asked = download_path(task_id, path, attempt=attempt, rank=rank)
-        stream = _Stream(self, asked, endless=False).open()
-        return whole(_pieces(stream), stream.response.length)
+        stream = self._open(asked, self._timeout_seconds)
+        return whole(read_pieces(stream), stream.response.length)
 
     def events(self, *, after: str | None = None) -> Generator[ServerEvent, None, None]:
-        """Events from now on (or after `after`) as they happen, until the connection ends.
+        """Events from now on (or after `after`) as they happen.
 
-        An event of type `lagged` means that some events were left out: read your data again.
+        A stream that breaks continues after its last event, also at another scheduler. An event of type `lagged` means
+        that some events were left out: read your data again.
         """
-        headers = {"Last-Event-ID": after} if after else {}
-        return _events(_Stream(self, "/api/v1/events", endless=True, headers=headers).open())
+        parser = EventParser(after)
+
+        def open_stream() -> Stream:
+            return self._open("/api/v1/events", SILENCE_SECONDS, parser.begin(), is_waited_for=False)
+
+        return resumed(
+            open_stream, lambda stream: read_events(stream, parser), self._retries, is_endless=True
+        )
 
     def board_events(self) -> Generator[ServerEvent, None, None]:
-        """The dashboard's stream: a `snapshot` of all nodes and GPUs, then a `delta` about once a second."""
-        return _events(_Stream(self, "/api/v1/board/stream", endless=True, headers={}).open())
+        """The dashboard's stream: a `snapshot` of all nodes and GPUs, then a `delta` about once a second.
+
+        A stream that breaks begins again with a `snapshot`, also at another scheduler.
+        """
+
+        def open_stream() -> Stream:
+            return self._open("/api/v1/board/stream", SILENCE_SECONDS, is_waited_for=False)
+
+        return resumed(
+            open_stream, lambda stream: read_events(stream, EventParser()), self._retries, is_endless=True
+        )
 
     # The exchange
 
@@ -170,95 +207,93 @@ class Client(Calls, Blocking):
             return self._ask(request)
 
     def _ask(self, request: Request[T]) -> T:
-        headers = headers_of(request, self._server.token)
-        pauses = repeats.pauses(self._retries)
+        attempts = self._attempts(is_read=request.is_read, is_repeatable=request.is_repeatable)
         while True:
+            turn, was_sent = attempts.next(time.monotonic()), False
             try:
-                status, body, retry_after = self._exchange(request, headers)
-            except _BROKEN as error:
-                is_repeated = self._repeats_timeouts or not isinstance(error, TimeoutError)
-                pause = next(pauses, None) if is_repeated else None
-                if pause is None:
-                    raise self.unreachable(error) from error
-            else:
-                pause = repeats.pause_before_repeat(status, body, retry_after, pauses)
-                if pause is None:
-                    return read_answer(request, status, body)
-            time.sleep(pause)
+                connection = self._connection(turn, is_fresh=not request.is_repeatable)
+                was_sent = True
+                found = attempts.on_answer(self._exchange(connection, request, turn), time.monotonic())
+            except BROKEN as error:
+                lost = Failure(error, was_sent=was_sent, is_http=is_http(error))
+                found = attempts.on_failure(lost, time.monotonic())
+            if isinstance(found, Answer):
+                self._tell()
+                return read_answer(request, found.status, found.body)
+            time.sleep(found)
 
-    def _exchange(self, request: Request[Any], headers: dict[str, str]) -> tuple[int, bytes, str | None]:
-        connection: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
-        if connection is None:
-            connection = self.connect(self._timeout_seconds)
-            self._local.connection = connection
+    def _attempts(self, *, is_read: bool, is_repeatable: bool) -> Attempts:
+        return Attempts(
+            self._schedulers,
+            is_read=is_read,
+            is_repeatable=is_repeatable,
+            retries=self._retries,
+            timeout_seconds=self._timeout_seconds,
+            now=time.monotonic(),
+        )
+
+    def _tell(self) -> None:
+        if (answered_by := self._schedulers.answered_by) is not None:
+            self._on_answer(answered_by)
+
+    @property
+    def _connections(self) -> dict[str, http.client.HTTPConnection]:
+        """Of the calling thread, by address."""
+        found: dict[str, http.client.HTTPConnection] | None = getattr(self._local, "connections", None)
+        if found is None:
+            found = self._local.connections = {}
+        return found
+
+    def _connection(self, turn: Turn, *, is_fresh: bool) -> http.client.HTTPConnection:
+        """`is_fresh`: not one that the scheduler may have closed meanwhile. Then a request would be lost, or not."""
+        connections, url = self._connections, turn.server.url
+        if is_fresh and url in connections:
+            connections.pop(url).close()
+        if url not in connections:
+            connections[url] = connect(turn)
+        connection = connections[url]
+        if connection.sock is not None:
+            connection.sock.settimeout(turn.timeout_seconds)
+        connection.timeout = turn.timeout_seconds
+        return connection
+
+    def _exchange(self, connection: http.client.HTTPConnection, request: Request[Any], turn: Turn) -> Answer:
         try:
-            connection.request(request.method, request.path, request.body, headers)
+            connection.request(
+                request.method, request.path, request.body, headers_of(request, turn.server.token)
+            )
             response = connection.getresponse()
-            return response.status, response.read(), response.getheader("Retry-After")
+            return answer_of(response.status, response.read(), response.getheader)
         except BaseException:
             # Half an answer must not be read as the start of the next one.
-            self.close()
+            connection.close()
+            self._connections.pop(turn.server.url, None)
             raise
 
-    def connect(self, timeout_seconds: float | None) -> http.client.HTTPConnection:
-        parts = urlsplit(self._server.url)
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        return kind(parts.hostname or "", parts.port, timeout=timeout_seconds)
-
-    def unreachable(self, error: BaseException) -> Unreachable:
-        silent = isinstance(error, http.client.RemoteDisconnected)  # a subclass of BadStatusLine, too
-        return unreachable(self._server.url, error, is_http=silent or not isinstance(error, _NO_HTTP))
-
-
-class _Stream:
-    """A response that is read while it arrives, on its own connection."""
-
-    def __init__(
-        self, client: Client, path: str, *, endless: bool, headers: Mapping[str, str] | None = None
-    ) -> None:
-        # Endless streams send heartbeats every few seconds, so silence means a dead connection.
-        self._connection = client.connect(None if endless else client._timeout_seconds)  # noqa: SLF001
-        self._client = client
-        self._waiting = nullcontext() if endless else client.waiting()
-        self._path = path
-        self._headers = {**(headers or {}), **bearer(client._server.token)}  # noqa: SLF001
-
-    def open(self) -> Self:
-        """Opens at the call, not at the first piece: the stream contains everything that happens after the call."""
-        try:
-            with self._waiting:
-                self._connection.request("GET", self._path, headers=self._headers)
-                self.response = self._connection.getresponse()
-            failed = self.response.read() if self.response.status != 200 else None
-        except _BROKEN as error:
-            self._connection.close()
-            raise self._client.unreachable(error) from error
-        if failed is not None:
-            self._connection.close()
-            raise failure(self.response.status, failed)
-        return self
-
-    def __enter__(self) -> http.client.HTTPResponse:
-        return self.response
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._connection.close()
-        if isinstance(error, _BROKEN):
-            raise self._client.unreachable(error) from error
-
-
-def _pieces(stream: _Stream) -> Generator[bytes, None, None]:
-    with stream as response:
-        while piece := response.read1(65_536):
-            yield piece
-
-
-def _events(stream: _Stream) -> Generator[ServerEvent, None, None]:
-    parser = EventParser()
-    with stream as response:
-        while line := response.readline(MAX_LINE_BYTES):
-            event = parser.on_line(line.decode("utf-8", "replace").rstrip("\r\n"))
-            if event is not None:
-                yield event
+    def _open(
+        self,
+        path: str,
+        silence_seconds: float | None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        is_waited_for: bool = True,
+    ) -> Stream:
+        """At the call, not at the first piece: the stream contains everything that happens after the call."""
+        attempts = self._attempts(is_read=True, is_repeatable=True)
+        with self.waiting() if is_waited_for else nullcontext():
+            while True:
+                turn = attempts.next(time.monotonic())
+                stream: Stream | None = None
+                try:
+                    sent = {**(headers or {}), **bearer(turn.server.token)}
+                    stream = Stream.open(turn, path, sent, silence_seconds)
+                    found = attempts.on_answer(stream.answer, time.monotonic())
+                except BROKEN as error:
+                    lost = Failure(error, was_sent=True, is_http=is_http(error))
+                    found = attempts.on_failure(lost, time.monotonic())
+                if isinstance(found, Answer):
+                    self._tell()
+                    if stream is not None and found is stream.answer and found.status == 200:
+                        return stream
+                    raise failure(found.status, found.body)
+                time.sleep(found)

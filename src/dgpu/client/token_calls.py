@@ -33,7 +33,7 @@ class TokenCalls:
         scopes: Sequence[str] | None = None,
     ) -> Request[NewToken]:
         """The answer's `token` is the secret; it is shown only here. If the answer is lost, revoke the token and create
-        another one.
+        another one: this call is not repeated.
         """
         body = given(
             name=name,
@@ -43,7 +43,7 @@ class TokenCalls:
             expires_in_seconds=expires_in_seconds,
             scopes=None if scopes is None else list(scopes),
         )
-        return Request("POST", api_path("tokens"), NewToken, body=body)
+        return Request("POST", api_path("tokens"), NewToken, body=body, is_repeatable=False)
 
     @Call
     def revoke_token(self, token_id: str) -> Request[None]:

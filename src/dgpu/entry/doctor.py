@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import itertools
 import os
 import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -47,17 +48,18 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     advice: str = ""  # what to do
 
 
-def examine(server: str | None, data_dir: Path | None = None) -> list[Check]:
+def examine(servers: Sequence[str] = (), data_dir: Path | None = None) -> list[Check]:
     """Makes every check, whatever the others find. An explicit directory is checked even for another scheduler."""
     state_dir = StateDir(data_dir)
     record = state_dir.read_record()
-    url = server or (record.url if record else f"http://{HOST}:{HTTP_PORT}")
-    is_its_own = data_dir is not None or server is None or _is_of(record, url)
+    urls = servers or (record.url if record else f"http://{HOST}:{HTTP_PORT}",)
+    url = next((each for each in urls if ask(each, "/health")), urls[0])
+    is_its_own = data_dir is not None or not servers or any(_is_of(record, each) for each in urls)
     steps: list[Callable[[], Iterator[Check]]] = [
         _python,
         _core,
         lambda: _data_dir(state_dir) if is_its_own else _unseen_data_dir(state_dir, url),
-        lambda: _scheduler(url),
+        lambda: itertools.chain.from_iterable(map(_scheduler, urls)),
         lambda: _ports(record, url),
         _gpus,
         _kernel,

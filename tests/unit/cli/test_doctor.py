@@ -20,7 +20,7 @@ from .conftest import problem
 
 
 def checks(server_url, data_dir):
-    return {check.name: check for check in examine(server_url, data_dir)}
+    return {check.name: check for check in examine((server_url,), data_dir)}
 
 
 def test_a_ready_scheduler_of_this_version_is_ok(server, tmp_path):

@@ -18,7 +18,7 @@ from dgpu.wire import answers
 
 ROOT = pathlib.Path(__file__).parents[3]
 # Each client has connections of its own kind.
-OWN = {"close", "connect", "unreachable"}
+OWN = {"close"}
 ITERATORS = {"list", "files", "logs", "download", "events", "board_events"}
 
 

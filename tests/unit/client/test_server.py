@@ -7,8 +7,14 @@ import stat
 
 import pytest
 
-from dgpu.client.credentials import forget_token, store_token
-from dgpu.client.server import DEFAULT_URL, BadToken, Server, locate
+from dgpu.client.credentials import forget_tokens, store_token
+from dgpu.client.server import DEFAULT_URL, BadToken, Server
+from dgpu.client.server import locate as locate_all
+
+
+def locate(server=None, token=None) -> Server:
+    (found,) = locate_all(server, token)
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +85,7 @@ def test_a_token_is_not_in_the_repr() -> None:
 
 
 def test_a_stored_token_is_sent_to_its_own_scheduler_only(bare) -> None:
-    path = store_token("http://10.0.0.1:8080", "of-one")
+    path = store_token(["http://10.0.0.1:8080"], "of-one")
     assert locate("10.0.0.1:8080/").token == "of-one"
     assert locate("http://10.0.0.2:8080").token == ""
     assert locate("https://10.0.0.1:8080").token == ""
@@ -89,7 +95,7 @@ def test_a_stored_token_is_sent_to_its_own_scheduler_only(bare) -> None:
 
 def test_a_login_goes_before_the_recorded_token_and_behind_an_explicit_one(bare, monkeypatch) -> None:
     record(bare / "dgpu")
-    store_token("http://127.0.0.1:4711", "stored")
+    store_token(["http://127.0.0.1:4711"], "stored")
     assert locate().token == "stored"
     assert locate(token="given").token == "given"
     monkeypatch.setenv("DGPU_TOKEN", "of-env")
@@ -97,23 +103,57 @@ def test_a_login_goes_before_the_recorded_token_and_behind_an_explicit_one(bare,
 
 
 def test_a_forgotten_token_is_gone_and_others_stay(bare) -> None:
-    path = store_token("http://a:1", "one")
-    store_token("http://b:1", "two")
-    assert forget_token("http://a:1") is True
-    assert forget_token("http://a:1") is False
+    path = store_token(["http://a:1"], "one")
+    store_token(["http://b:1"], "two")
+    assert forget_tokens(["http://a:1", "http://c:1"]) == ("http://a:1",)
+    assert forget_tokens(["http://a:1"]) == ()
     assert (locate("http://a:1").token, locate("http://b:1").token) == ("", "two")
     assert "one" not in path.read_text()
 
 
 def test_credentials_that_others_can_read_are_refused_by_name(bare) -> None:
-    store_token("http://a:1", "one").chmod(0o640)
+    store_token(["http://a:1"], "one").chmod(0o640)
     with pytest.raises(BadToken, match=r"has mode 640, expected 600"):
         locate("http://a:1")
     assert locate("http://a:1", "given").token == "given"
 
 
 def test_a_damaged_file_of_credentials_is_like_none(bare) -> None:
-    path = store_token("http://a:1", "one")
+    path = store_token(["http://a:1"], "one")
     for content in ("", "[]", '{"tokens": 3}', '{"tokens": {"http://a:1": 3}}'):
         path.write_text(content)
         assert locate("http://a:1").token == ""
+
+
+# several schedulers
+
+
+@pytest.mark.parametrize(
+    "given", ["http://a:1, b:2/,http://a:1", ["http://a:1", "b:2", "http://a:1/"], ("http://a:1", " b:2 ")]
+)
+def test_several_addresses_are_a_list_or_have_commas_between(given) -> None:
+    assert [server.url for server in locate_all(given)] == ["http://a:1", "http://b:2"]
+
+
+def test_several_addresses_come_from_the_environment_too(monkeypatch) -> None:
+    monkeypatch.setenv("DGPU_SERVER", "https://a:1,https://b:2")
+    monkeypatch.setenv("DGPU_TOKEN", "of-env")
+    assert locate_all() == (Server("https://a:1", "of-env"), Server("https://b:2", "of-env"))
+
+
+@pytest.mark.parametrize("given", [",", " , ", ["", " "]])
+def test_a_list_without_an_address_is_an_error(given) -> None:
+    with pytest.raises(ValueError, match="no scheduler's address"):
+        locate_all(given)
+
+
+def test_one_bad_address_of_several_is_named(bare) -> None:
+    with pytest.raises(ValueError, match="ftp://b"):
+        locate_all("http://a:1,ftp://b")
+
+
+def test_each_scheduler_gets_its_own_token(bare) -> None:
+    record(bare / "dgpu", url="http://a:1")
+    store_token(["http://b:1", "http://c:1"], "stored")
+    tokens = [server.token for server in locate_all("http://a:1,http://b:1,http://c:1,http://d:1")]
+    assert tokens == ["recorded", "stored", "stored", ""]
