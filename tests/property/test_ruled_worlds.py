@@ -64,6 +64,7 @@ def asked(random: Random) -> TaskSpec:
 
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @example(11)  # beside a late reservation, time alone let a task start
+@example(12)  # a plan beside a reservation that is late must be made again
 @given(st.integers(0, 1 << 32))
 def test_passes_do_not_depend_on_the_past(seed: int) -> None:
     random = Random(seed)

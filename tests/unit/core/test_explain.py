@@ -104,6 +104,13 @@ def test_every_blocker_that_holds_is_named_at_once() -> None:
     assert why(state, 4).ahead == (3,)
 
 
+def test_a_card_whose_memory_is_not_released_has_a_fault_although_it_is_trusted() -> None:
+    state = cluster(node("n1"), task(count=2))
+    run_pass(state)
+    do(state, finished(1, stuck_gpus=("GPU-n1-0",)))
+    assert blockers(state, 2) == {"gpu_health": {"fault": 1}}
+
+
 def test_ram_and_the_limit_of_tasks_on_a_node_are_named() -> None:
     state = cluster(node("n1", ram_mb=1_024), task(0, ram_mb=600), settings=Settings(most_leases=1))
     run_pass(state)

@@ -179,3 +179,26 @@ def test_the_lists_of_changes_stay_short_where_nobody_runs_a_pass() -> None:
     assert len(state.queue.beds.awake._turns) < 200
     assert len(state.queue.beds._offers._beds) < 200
     assert run_pass(state) == [1]
+
+
+def test_times_at_which_tasks_are_tried_again_are_forgotten_where_nobody_runs_a_pass() -> None:
+    state = cluster(node("n1", gpus=1), task(max_retries=1_000))
+    for turn in range(400):
+        lease(1, on="n1")(state)
+        do(state, finished(turn + 1, outcome=Outcome.NODE_FAULT))
+    assert state.queue.back_off
+    assert len(state.queue._back_off_heap) < 200
+
+
+def test_an_order_of_nodes_that_was_not_used_for_long_is_made_again() -> None:
+    """The list of changes that it missed is gone."""
+    state = cluster(node("n1"), node("n2"), task(count=2))
+    rankings = state.rooms._rankings
+    assert rankings.best(state.queue.shapes[1].demand).node_id == "n1"
+    for turn in range(10_000):
+        lease(1 + turn % 2, on="n1")(state)
+        if not rankings._changes:
+            break
+        do(state, finished(turn + 1, outcome=Outcome.STOPPED))
+    assert not rankings._changes
+    assert rankings.best(state.queue.shapes[1].demand).node_id == "n2"

@@ -211,8 +211,6 @@ def reshape(state: ClusterState, task_id: TaskId, shape: Shape) -> None:
     """A waiting task gets another shape; its age stays."""
     task = state.tasks[task_id]
     known = state.know(shape)
-    if known.shape_id == task.shape_id:
-        return
     state.let_go(task_id)
     state.queue.remove(task)
     known.uses += 1

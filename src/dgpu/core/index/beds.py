@@ -156,11 +156,9 @@ class Beds:
         return None
 
     def _is_refused(self, line: Line) -> bool:
-        """A line before it with the same demand was refused: this line joins that bed untried."""
+        """A line before it with the same demand was refused: this line joins its bed, to be tried if that is open."""
         bed = self._beds.get(room_key(line))
-        if bed is None or (bed.is_open and not bed.for_slot):
-            return False
-        if line.listed is None or line.listed < bed.refused:
+        if bed is None or line.listed is None or line.listed < bed.refused:
             return False  # it may pass reservations that the refused line may not
         self._move(line, bed)
         return True

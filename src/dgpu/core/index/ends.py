@@ -58,7 +58,7 @@ class Ends:
             known = self._latest(state, lease_id)
             if known is None:
                 return at
-            if known < 0 and -known > at:
+            if -known > at:  # below 0: an expected end
                 until = min(until, -known)
         return until
 

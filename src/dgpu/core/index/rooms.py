@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from dgpu.core.index.cards import deal, status_of
 from dgpu.core.index.packing import Packing, pack_cards
 from dgpu.core.index.ranking import Rankings
-from dgpu.core.index.room import BUSY, IDLE, STATUSES, Room
+from dgpu.core.index.room import BUSY, IDLE, STATUSES, Card, Room
 from dgpu.core.index.soonest import Soonest
 from dgpu.core.index.spot import Spot, spot_in, spot_on
 from dgpu.core.model.demand import Demand
@@ -159,7 +159,6 @@ class Rooms:
         room = self.by_node.pop(node_id)
         self._largest = -1
         self.reserved.pop(node_id, None)
-        self.unconfirmed.pop(node_id, None)
         self.improved.pop(node_id, None)
         self.refreshed[node_id] = None
         room.ready = False
@@ -175,9 +174,9 @@ class Rooms:
         for gpu_id in lease.gpu_ids:
             others = self.holders.get(gpu_id, ())
             self.holders[gpu_id] = (*others, lease.id)
-            known = (
-                known and room.ready and gpu_id in room.cards and (bool(others) or self._take(room, gpu_id))
-            )
+            known = known and room.ready and gpu_id in room.cards
+            if known and not others:
+                self._take(room, room.cards[gpu_id])
             if lease.share_milli < WHOLE_MILLI:
                 room.use(gpu_id, lease.share_milli, lease.gpu_memory_mb)
         if known:
@@ -210,15 +209,9 @@ class Rooms:
         self._changed(room)
         self.improved[room.node_id] = room
 
-    def _take(self, room: Room, gpu_id: GpuId) -> bool:
-        """False: the GPU was not idle."""
-        for cards in (room.idle, room.kept):
-            for place, card in enumerate(cards):
-                if card.id == gpu_id:
-                    del cards[place]
-                    self._shift(room, 1)
-                    return True
-        return False
+    def _take(self, room: Room, card: Card) -> None:
+        (room.kept if card.id in room.keeps else room.idle).remove(card)
+        self._shift(room, 1)
 
     def _shift(self, room: Room, taken: int) -> None:
         """Counts GPUs that changed from idle to busy; negative: from busy to idle."""

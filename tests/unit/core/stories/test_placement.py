@@ -103,6 +103,15 @@ def test_packing_puts_shares_together() -> None:
     assert {state.tasks[number].gpu_ids for number in (1, 2, 3, 4)} == {("GPU-n1-0",)}
 
 
+def test_packing_takes_the_first_card_of_a_node_by_index() -> None:
+    """The order of its idle cards is by score, and packing ranks nodes, not cards."""
+    state = cluster(node("n1", gpus=2), settings=PACK)
+    do(state, ObserveCondition(gpu_id="GPU-n1-0", heat_band=2))
+    do(state, task())
+    run_pass(state)
+    assert state.tasks[1].gpu_ids == ("GPU-n1-0",)
+
+
 def test_packing_learns_what_tasks_are_like_and_forgets_nothing_in_a_fork() -> None:
     state = cluster(node("n1", gpus=8), task(count=20, cpus=2), settings=PACK)
     run_pass(state)

@@ -7,10 +7,13 @@ from heapq import heappop, heappush
 import pytest
 
 from building import START, cluster, do, node, run_pass, task
+from dgpu.core.apply.table import apply
 from dgpu.core.commands import CancelTasks, RunPass, SetQuota, SetTenant
-from dgpu.core.events import GangPlaced, TaskPlaced
+from dgpu.core.events import GangPlaced, TaskPlaced, TasksReserved
 from dgpu.core.foresight.forward import end_task
+from dgpu.core.model.ids import TaskId
 from dgpu.core.model.quota import Quota, QuotaMode
+from dgpu.core.model.reservation import Reservation
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Pool
 from dgpu.core.model.tenant import Tenant
@@ -305,3 +308,22 @@ def test_a_task_that_its_pools_quota_keeps_waiting_is_not_delayed_by_smaller_one
     assert ended(state, 5, START + MINUTE) == []
     assert ended(state, 1, START + 2 * MINUTE) == [2]
     assert not state.reservations
+
+
+def test_a_reservation_without_a_time_does_not_take_the_quota_of_an_earlier_one() -> None:
+    """One with a time may: the earlier one in turn waits for its GPUs. Without a time, both only wait for quota."""
+    endless = Settings(
+        memory_margin_mb=0, reservations=8, default_timeout_ms=0, max_timeout_ms=0, quota=STRICT.quota
+    )
+    state = cluster(node("n1", gpus=8), task(3), task(1), settings=endless)
+    assert run_pass(state) == [1, 2]
+    do(state, task(3))
+    do(state, task(1))
+    alone = [
+        Reservation(task_id=TaskId(number), places=(), made_at=state.last_at, number=number)
+        for number in (3, 4)
+    ]
+    apply(state, TasksReserved(at=state.last_at, made=tuple(alone)))
+    assert ended(state, 2, state.last_at) == []  # enough for task 4, but task 3 is before it
+    assert [made.at for made in state.reservations.values()] == [0, 0]
+    assert ended(state, 1, state.last_at) == [3, 4]

@@ -206,6 +206,17 @@ def test_who_holds_a_reservation_does_not_take_the_cpus_of_a_later_one_on_anothe
     assert run_pass(state, START + 20 * MINUTE) == [5]
 
 
+@pytest.mark.parametrize("short", [{"cpus": 4}, {"ram_mb": 4_096}], ids=["cpus", "ram"])
+def test_a_reservation_beside_another_counts_the_cpus_and_ram_of_both(short: dict[str, int]) -> None:
+    state = cluster(node("n1", gpus=8, cpus=8, ram_mb=8_192), settings=RULES)
+    for minutes in (10, 20):
+        do(state, task(timeout_ms=minutes * MINUTE, **short), START)
+    do(state, task(timeout_ms=60 * MINUTE, count=2, **short), START)
+    assert run_pass(state, START) == [1, 2]
+    assert place(state, 3) == ("n1", START + 10 * MINUTE + OVER_MS)
+    assert place(state, 4) == ("n1", START + 20 * MINUTE + OVER_MS)
+
+
 def test_a_share_reserves_on_a_node_whose_gpu_is_idle_and_whose_cpus_are_not() -> None:
     state = cluster(node("n1", cpus=4), settings=RULES)
     do(state, task(0, cpus=4, timeout_ms=MINUTE), START)

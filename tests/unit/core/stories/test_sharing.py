@@ -95,3 +95,15 @@ def test_on_a_node_of_several_models_a_share_goes_to_the_gpu_of_its_model() -> N
     state = cluster(node("n1", gpus=cards), task(share=0.5, models=("T4",)))
     assert run_pass(state) == [1]
     assert state.tasks[1].gpu_ids == ("second",)
+
+
+def test_on_a_node_of_several_models_a_share_joins_the_share_on_the_gpu_of_its_model() -> None:
+    """Each GPU is asked for itself, although both are partly used."""
+    cards = (gpu("first", model="V100"), gpu("second", index=1, model="T4"))
+    state = cluster(
+        node("n1", gpus=cards), task(share=0.5, models=("V100",)), task(share=0.5, models=("T4",))
+    )
+    assert run_pass(state) == [1, 2]
+    do(state, task(share=0.5, models=("T4",)))
+    assert run_pass(state) == [3]
+    assert state.tasks[3].gpu_ids == ("second",)

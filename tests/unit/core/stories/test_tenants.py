@@ -276,6 +276,21 @@ def test_priority_goes_before_share_and_share_before_age() -> None:
         end(state, expected)
 
 
+def test_a_tenant_whose_tasks_end_comes_before_one_whose_tasks_run_on() -> None:
+    state = lab(tenant("a"), tenant("b"), gpus=3)
+    do(state, task(tenant="a"))
+    do(state, task(tenant="b", count=2))
+    run_pass(state)
+    do(state, task(tenant="a"))
+    do(state, task(tenant="b"))
+    assert run_pass(state) == []
+    assert queue(state, limit=10) == [4, 5]
+    for ended in (2, 3):
+        end(state, ended)
+    assert queue(state, limit=10) == [5, 4]
+    assert run_pass(state) == [5, 4]
+
+
 def test_use_fades_with_its_half_life() -> None:
     state = lab(tenant("a"), fair_share_half_life_ms=HOUR_MS)
     do(state, task(tenant="a"))
@@ -289,11 +304,12 @@ def test_use_fades_with_its_half_life() -> None:
     assert abs(2 * later - now) < 100_000
 
 
-def test_a_new_half_life_keeps_what_is_left() -> None:
+@pytest.mark.parametrize("hours", [20, 50], ids=["less than the old half-life", "more"])
+def test_a_new_half_life_keeps_what_is_left(hours: int) -> None:
     state = lab(tenant("a"), tenant("b"))
     do(state, task(tenant="a"))
     run_pass(state)
-    end(state, 1, at=START + 50 * HOUR_MS)
+    end(state, 1, at=START + hours * HOUR_MS)
     before = decayed(state.usages["a"], state.meter, state.last_at)
     do(state, BeginEpoch(settings=replace(state.settings, fair_share_half_life_ms=HOUR_MS)))
     after = decayed(state.usages["a"], state.meter, state.last_at)
