@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from building import cluster, do, finished, lease, node, run_pass, task
 from dgpu.core.commands import CancelTasks
+from dgpu.core.model.ids import TenantId
+from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Outcome
+from dgpu.core.model.tenant import Tenant
 from dgpu.core.rules.order import position, queue
 
 
@@ -44,3 +47,19 @@ def test_who_does_not_wait_has_no_position() -> None:
     state = cluster(node("n1"), task(), lease(1, on="n1"))
     assert position(state, 1) is None
     assert position(state, 5) is None
+
+
+def test_a_tenant_whose_tasks_end_comes_before_one_whose_tasks_run_on() -> None:
+    tenants = (Tenant(id=TenantId("a")), Tenant(id=TenantId("b")))
+    state = cluster(node("n1", gpus=3), settings=Settings(memory_margin_mb=0, tenants=tenants))
+    do(state, task(tenant="a"))
+    do(state, task(tenant="b", count=2))
+    assert run_pass(state) == [1, 2, 3]
+    do(state, task(tenant="a"))
+    do(state, task(tenant="b"))
+    assert run_pass(state) == []
+    assert queue(state, limit=10) == [4, 5]
+    for ended in (2, 3):
+        do(state, finished(ended))
+    assert queue(state, limit=10) == [5, 4]
+    assert run_pass(state) == [5, 4]

@@ -276,21 +276,6 @@ def test_priority_goes_before_share_and_share_before_age() -> None:
         end(state, expected)
 
 
-def test_a_tenant_whose_tasks_end_comes_before_one_whose_tasks_run_on() -> None:
-    state = lab(tenant("a"), tenant("b"), gpus=3)
-    do(state, task(tenant="a"))
-    do(state, task(tenant="b", count=2))
-    run_pass(state)
-    do(state, task(tenant="a"))
-    do(state, task(tenant="b"))
-    assert run_pass(state) == []
-    assert queue(state, limit=10) == [4, 5]
-    for ended in (2, 3):
-        end(state, ended)
-    assert queue(state, limit=10) == [5, 4]
-    assert run_pass(state) == [5, 4]
-
-
 def test_use_fades_with_its_half_life() -> None:
     state = lab(tenant("a"), fair_share_half_life_ms=HOUR_MS)
     do(state, task(tenant="a"))
