@@ -160,3 +160,6 @@ def test_reserved_cards_and_draining_nodes_are_never_used(settings) -> None:
     do(state, task(count=3))
     assert run_pass(state) == [1]
     assert state.tasks[1].gpu_ids == ("free",)
+    do(state, DrainNode(node_id="n1"))
+    do(state, task(0, cpus=1))
+    assert run_pass(state) == []

@@ -86,6 +86,21 @@ def test_a_task_that_was_slow_to_start_ends_later_and_the_plan_knows() -> None:
     assert place(state, 2) == ("n1", START + 11 * MINUTE + OVER_MS)
 
 
+def test_a_reservation_that_moves_to_a_later_time_lets_a_task_ahead_in_the_same_pass() -> None:
+    state = cluster(node("n1", gpus=2), settings=replace(RULES, reservations=1))
+    do(state, task(1, timeout_ms=11 * MINUTE), START)
+    do(state, task(1, timeout_ms=MINUTE), START)
+    do(state, task(2, timeout_ms=60 * MINUTE), START)
+    do(state, task(1, timeout_ms=10 * MINUTE), START)
+    assert run_pass(state, START) == [1, 2]
+    end_task(state, state.tasks[2], START + MINUTE)
+    assert run_pass(state, START + MINUTE) == [], "it would end after the reservation begins"
+    at = START + 2 * MINUTE
+    do(state, ReportStarted(lease_id=state.tasks[1].lease_id), at)
+    assert run_pass(state, at) == [4]
+    assert place(state, 3) == ("n1", at + 11 * MINUTE + OVER_MS)
+
+
 def test_a_task_that_starts_after_three_runs_of_its_kind_is_expected_to_take_as_long() -> None:
     state = cluster(node("n1", gpus=2), settings=RULES)
     at = START
