@@ -8,7 +8,17 @@ import threading
 
 import pytest
 
-from dgpu.journal.engine import BelowFloor, Candidate, Engine, FenceLost, Head, HeadMoved, Term, extended
+from dgpu.journal.engine import (
+    BelowFloor,
+    Candidate,
+    Engine,
+    EngineRefused,
+    FenceLost,
+    Head,
+    HeadMoved,
+    Term,
+    extended,
+)
 from dgpu.journal.format import encode_record
 
 
@@ -47,6 +57,15 @@ class EngineContract:
         assert engine.records(1, 10) == []
         assert engine.chain_at(0) == b""
         assert engine.chain_at(1) is None
+
+    def test_another_cluster_is_refused_by_name(self, connect) -> None:
+        assert connect().identify("") == ""
+        assert connect().identify("cluster-1") == "cluster-1"
+        assert connect().identify("") == "cluster-1"
+        with pytest.raises(
+            EngineRefused, match=r"journal of cluster cluster-1, .* belongs to cluster cluster-2"
+        ):
+            connect().identify("cluster-2")
 
     def test_one_scheduler_leads(self, connect) -> None:
         first, second = connect(), connect()

@@ -9,6 +9,7 @@ segments.
 from __future__ import annotations
 
 import hashlib
+import time
 from typing import Protocol
 
 import msgspec
@@ -110,8 +111,29 @@ def extended(chain: bytes, record: bytes) -> bytes:
     return digest.digest()
 
 
+def refuse_other_cluster(found: str, ours: str, place: str) -> None:
+    if ours and found != ours:
+        raise EngineRefused(
+            f"{place} holds the journal of cluster {found}, this scheduler belongs to cluster {ours}: use another "
+            f"prefix for this cluster, or an empty state directory to join the other one"
+        )
+
+
+def boottime_ms() -> int:
+    """Leases are measured on it: it counts on while the machine sleeps."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
+
 class Engine(Protocol):
-    """Calls block for a bounded time and may come from several threads. Each may raise EngineUnavailable."""
+    """Calls block for a bounded time and may come from several threads. Each may raise EngineUnavailable or
+    EngineRefused.
+    """
+
+    def identify(self, cluster_id: str) -> str:
+        """The id of the cluster that the journal belongs to. An engine without one gets `cluster_id`, unless that is
+        empty. Raises EngineRefused if the journal belongs to another cluster.
+        """
+        ...
 
     def head(self) -> Head:
         """A linearisable read."""
@@ -126,7 +148,7 @@ class Engine(Protocol):
         ...
 
     def campaign(self, candidate: Candidate) -> Term | None:
-        """Creates the leader key if there is none. None: another scheduler leads."""
+        """Creates the leader key if there is none. None: another scheduler leads. Raises EngineFull."""
         ...
 
     def renew(self, term: Term) -> None:

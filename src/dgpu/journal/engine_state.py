@@ -15,6 +15,7 @@ from dgpu.journal.engine import (
     Leader,
     Term,
     extended,
+    refuse_other_cluster,
 )
 
 TTL_MS = 5_000
@@ -26,6 +27,7 @@ class EngineState:
         self.head = Head()
         self.floor = 1
         self.is_full = False
+        self.cluster_id = ""
         self._ttl_ms = ttl_ms
         self._revision = 1  # of an empty engine, as in etcd
         self._leader: Leader | None = None
@@ -34,6 +36,11 @@ class EngineState:
         self._granted = 0
         self._records: dict[int, bytes] = {}
         self._chains: dict[int, bytes] = {0: b""}
+
+    def identify(self, cluster_id: str) -> str:
+        self.cluster_id = self.cluster_id or cluster_id
+        refuse_other_cluster(self.cluster_id, cluster_id, "the engine")
+        return self.cluster_id
 
     def leader(self, now_ms: int) -> Leader | None:
         self._expire(now_ms)

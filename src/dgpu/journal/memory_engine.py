@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from dgpu.journal.engine import Candidate, EngineUnavailable, Head, Leader, Term, Usage
+from dgpu.journal.engine import Candidate, EngineUnavailable, Head, Leader, Term, Usage, boottime_ms
 from dgpu.journal.engine_state import EngineState
 
 _QUOTA_BYTES = 2 << 30
 _Answer = TypeVar("_Answer")
-
-
-def boottime_ms() -> int:
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
 
 class SharedState:
@@ -33,6 +28,9 @@ class MemoryEngine:
         self.is_down = False  # set it: no call reaches the engine
         self.lost_answers = 0  # set it: so many calls are applied, but their answers are lost
         self.renews_in_vain = False  # set it: a deposed member answers renewals and extends nothing
+
+    def identify(self, cluster_id: str) -> str:
+        return self._call(lambda state, _: state.identify(cluster_id))
 
     def head(self) -> Head:
         return self._call(lambda state, _: state.head)
