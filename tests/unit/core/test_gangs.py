@@ -9,6 +9,7 @@ from building.lockstep import remade
 from dgpu.core.commands import CancelTasks, LoseNode, ReleaseNode, ReportStarted, RunPass, Tick
 from dgpu.core.events import GangPlaced, RankEnded, TaskFinished, TaskRequeued
 from dgpu.core.foresight.explain import explain
+from dgpu.core.foresight.reserved import fits_now
 from dgpu.core.invariants import check_invariants
 from dgpu.core.model.task import Outcome, Restart
 from dgpu.core.rejections import NeverFits, StaleLease
@@ -229,3 +230,11 @@ def test_a_rank_ended_when_its_agent_says_not_when_the_report_arrived() -> None:
     report = finished(state.gangs[1].leases[1], ago_ms=400, at=state.last_at + 1_000)
     (ended,) = [each for each in do(state, report) if isinstance(each, RankEnded)]
     assert ended.finished_at == ended.at - 400
+
+
+def test_a_gang_of_two_does_not_fit_on_one_free_node() -> None:
+    state = cluster(node("n1"), node("n2"), task(), task(nodes=2))
+    demand = state.queue.shapes[state.tasks[2].shape_id].demand
+    assert fits_now(state, demand)
+    run_pass(state)
+    assert not fits_now(state, demand)

@@ -19,7 +19,7 @@ from dgpu.core.model.task import Outcome, Pool, TaskStatus
 from dgpu.core.model.tenant import Tenant
 from dgpu.core.rejections import ExceedsQuota, QuotaInUse
 from dgpu.core.rules.admission import used_milli
-from dgpu.core.state import ClusterState
+from dgpu.core.state import ClusterState, pass_due
 
 STRICT = Settings(quota=Quota(mode=QuotaMode.STRICT))
 BORROW = Settings(quota=Quota(mode=QuotaMode.BORROW))
@@ -382,3 +382,13 @@ def test_a_new_quota_in_the_configuration_wins_and_an_old_one_does_not_undo_a_li
     assert quota_of(state) == Split(6, 4), "the configuration says what it said before"
     restart(state, replace(STRICT, quota=replace(STRICT.quota, online_ppm=500_000)))
     assert quota_of(state) == Split(5, 5)
+
+
+def test_a_pass_is_due_once_a_pool_gets_more_quota() -> None:
+    state = ten_gpus(STRICT)
+    do(state, task(count=4))
+    assert run_pass(state) == [1, 2, 3]
+    assert not pass_due(state)
+    do(state, SetQuota(online_ppm=0))
+    assert pass_due(state)
+    assert run_pass(state) == [4]
