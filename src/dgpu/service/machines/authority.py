@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from dgpu.journal.durable import PRIVATE_FOLDER, open_new, sync_folder, write_all
-from dgpu.wire.machines import MachineNames, fingerprint_of, uris_of
+from dgpu.wire.machines import MEMBER_NAME, MachineNames, fingerprint_of, uris_of
 
 FOLDER = "ca"  # below the scheduler's directory
 FILE = "authority.pem"
@@ -82,6 +82,15 @@ class Authority:
         return IssuedPair(
             key_pem=_key_pem(key), certificate_pem=issued.certificate_pem, expires_at_s=issued.expires_at_s
         )
+
+    def issue_member(self, csr_pem: bytes, host: str, *, now_s: int) -> Issued:
+        """For a member of the engine, as server and as client. Valid as long as the authority. Raises BadRequest."""
+        key = key_of_request(csr_pem)
+        builder = self._builder(key, MEMBER_NAME, now_s, LIFETIME_S)
+        names = [x509.DNSName(MEMBER_NAME), _general_name(host)]
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        return self._signed(builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False))
 
     def _builder(
         self, key: ec.EllipticCurvePublicKey, name: str, now_s: int, lifetime_s: int
