@@ -31,7 +31,7 @@ def test_a_killed_member_is_started_again(running) -> None:
         eventually(
             lambda name=name, killed=killed: running.member_pids(name) not in ([], [killed]), "a restart"
         )
-        eventually(lambda name=name: running.healthy(name), f"member {name} to be healthy again")
+        assert eventually(lambda name=name: running.healthy(name), f"member {name} to be healthy again")
 
 
 def test_a_member_outlives_its_killed_supervisor_and_is_adopted(running) -> None:
@@ -58,7 +58,7 @@ def test_a_member_that_ended_while_nobody_looked_is_started(running) -> None:
     eventually(lambda: running.member_pids("b") == [], "its end")
     running.start("b")
     eventually(lambda: running.member_pids("b") not in ([], [pid]), "a start")
-    eventually(lambda: running.healthy("b"), "health")
+    assert eventually(lambda: running.healthy("b"), "health")
 
 
 def test_a_second_supervisor_of_a_directory_is_refused(running) -> None:
