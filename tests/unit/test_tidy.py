@@ -16,12 +16,11 @@ MAX_LINES_OF_A_FUNCTION = 50
 # Exceptions, each with its present length. A change that shortens one lowers its number here, or removes the entry.
 LONG_MODULES = {
     "src/dgpu/agent/lifecycle.py": 471,
-    "src/dgpu/agent/session.py": 424,
     "src/dgpu/service/loop/runtime.py": 464,
     "tests/integration/agent/test_agent_keeper.py": 461,
     "tests/integration/grpc/test_agent_server.py": 497,
     "tests/unit/cli/test_verbs.py": 453,
-    "tests/unit/config/test_config.py": 445,
+    "tests/unit/config/test_config.py": 433,
     "tests/unit/core/test_health.py": 439,
     "tests/unit/journal/test_file_journal.py": 423,
     "tests/unit/rest/test_requests.py": 488,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from msgspec.structs import replace
 
-from dgpu.agent.probe.probe import Sample
+from dgpu.agent.probe.probe import Probe, ProbeError, Sample
 from dgpu.core.model.ids import GpuId, LeaseId
 
 
@@ -36,3 +37,16 @@ def _with_leases(
         if lease_id is not None and lease_id in holders:
             held[lease_id] = held.get(lease_id, 0) + memory_mb
     return replace(sample, leases_mb=tuple(sorted(held.items())))
+
+
+def clinging(probe: Probe, gpu_ids: tuple[GpuId, ...]) -> tuple[GpuId, ...]:
+    """GPUs whose memory still belongs to ended processes: the driver has not freed it yet."""
+    found = []
+    for gpu_id in gpu_ids:
+        try:
+            holders = probe.holders(gpu_id)
+        except ProbeError:
+            continue  # unknown; the next sample shows a fault
+        if any(not Path(f"/proc/{pid}").exists() for pid in holders):
+            found.append(gpu_id)
+    return tuple(found)

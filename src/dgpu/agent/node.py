@@ -51,7 +51,9 @@ from dgpu.core.model.ids import LeaseId
 
 
 class StreamOpened(msgspec.Struct, frozen=True, kw_only=True):
-    """The stream is open. The held leases are added here, not by the caller."""
+    """The stream to this address is open. The held leases are added here, not by the caller."""
+
+    address: str
 
 
 NodeInput = (
@@ -119,7 +121,9 @@ class NodeMachine:
                 outputs += self._to_session(Begin(), now_ms)
             return outputs
         if isinstance(value, StreamOpened):
-            return self._to_session(Connected(held=tuple(self.lifecycle.held())), now_ms)
+            return self._to_session(
+                Connected(address=value.address, held=tuple(self.lifecycle.held())), now_ms
+            )
         if isinstance(value, Sampled):
             most: dict[LeaseId, int] = {}
             for sample in value.samples:

@@ -6,7 +6,6 @@ import asyncio
 import collections
 import contextlib
 from collections.abc import Sequence
-from pathlib import Path
 
 import structlog
 from msgspec.structs import replace
@@ -31,7 +30,7 @@ from dgpu.agent.lifecycle_words import (
     ThawRuns,
     Woke,
 )
-from dgpu.agent.memory import with_leases
+from dgpu.agent.memory import clinging, with_leases
 from dgpu.agent.new_node import new_node
 from dgpu.agent.node import NodeInput, NodeOutput, StreamOpened
 from dgpu.agent.options import AgentOptions, NodeOptions
@@ -107,7 +106,8 @@ class NodeHost:
         self._working = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = NEVER_MS
-        self._stream: MainStream | None = None
+        self._streams: dict[str, MainStream] = {}  # by the address of the scheduler
+        self._opened = ""  # the address of the scheduler that has sent a welcome
         self._desk = files
         self._files: FileStream | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -138,7 +138,8 @@ class NodeHost:
     def relabel(self, labels: dict[str, str]) -> None:
         session = self._machine.session
         session.identity = replace(session.identity, labels=labels)
-        self._on_stream_end("its labels changed")
+        for address in tuple(self._streams):
+            self._on_stream_end(address, "its labels changed")
 
     def hear(self, words: Sequence[RunnerWord]) -> None:
         self._feed(*words)
@@ -154,7 +155,8 @@ class NodeHost:
         """Disconnects: the scheduler notices the silence or the next registration."""
         if self._timer is not None:
             self._timer.cancel()
-        self._close_streams()
+        for address in tuple(self._streams):
+            self._close_stream(address)
         self._output.close()
         for task in list(self._tasks):
             task.cancel()
@@ -186,8 +188,8 @@ class NodeHost:
         assert self._runner is not None  # noqa: S101 - the runner's list comes first of all
         match output:
             case Send():
-                if self._stream is not None:
-                    self._stream.send(output.message)
+                if (stream := self._streams.get(output.address)) is not None:
+                    stream.send(output.message)
             case StartRuns():
                 self._runner.start(self.id, output.orders)
             case CheckRelease():
@@ -211,24 +213,25 @@ class NodeHost:
             case CheckCard():
                 self._spawn(self._check_card(output))
             case SaveEpoch():
-                self._save_epoch(output.joined)
+                self._save_epoch(output.address, output.joined)
             case Dial():
                 self._dial(output.address)
             case HangUp():
-                self._on_stream_end(output.reason)
+                self._on_stream_end(output.address, output.reason)
             case Opened():
-                if self._stream is not None:
-                    self._output.open(self._stream.channel, output.session_id)
-                    self._files = self._desk.open(self._stream.channel, self.id, output.session_id)
+                if (stream := self._streams.get(output.address)) is not None:
+                    self._output.open(stream.channel, output.session_id)
+                    self._files = self._desk.open(stream.channel, self.id, output.session_id)
+                    self._opened = output.address
             case Note():
                 self._log.info(output.event, detail=output.detail)
 
-    def _save_epoch(self, joined: Joined) -> None:
+    def _save_epoch(self, address: str, joined: Joined) -> None:
         try:
             self._joined.save(joined)
         except (OSError, NotJoined) as error:
             # The scheduler is not obeyed: after a crash, an older one would be accepted. The next call tries again.
-            self._on_stream_end(f"epoch {joined.epoch} cannot be saved: {error}")
+            self._on_stream_end(address, f"epoch {joined.epoch} cannot be saved: {error}")
         else:
             self._feed(EpochSaved(joined=joined))
 
@@ -252,28 +255,30 @@ class NodeHost:
     # -- streams
 
     def _dial(self, address: str) -> None:
-        self._close_streams()
-        self._stream = MainStream(
+        self._close_stream(address)
+        self._streams[address] = MainStream(
             address,
             open_channel=self._open_channel,
-            on_open=lambda: self._feed(StreamOpened()),
-            on_message=lambda message: self._feed(Received(message=message)),
-            on_written=lambda: self._feed(Written()),
-            on_end=self._on_stream_end,
+            on_open=lambda: self._feed(StreamOpened(address=address)),
+            on_message=lambda message: self._feed(Received(address=address, message=message)),
+            on_written=lambda: self._feed(Written(address=address)),
+            on_end=lambda reason: self._on_stream_end(address, reason),
         )
 
-    def _on_stream_end(self, reason: str) -> None:
-        self._close_streams()
-        self._feed(Disconnected(reason=reason))
+    def _on_stream_end(self, address: str, reason: str) -> None:
+        self._close_stream(address)
+        self._feed(Disconnected(address=address, reason=reason))
 
-    def _close_streams(self) -> None:
-        if self._files is not None:
-            self._files.close()
-            self._files = None
-        self._output.hang_up()
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
+    def _close_stream(self, address: str) -> None:
+        """With the stream of the welcomed scheduler, those of output and files end."""
+        if address == self._opened:
+            self._opened = ""
+            if self._files is not None:
+                self._files.close()
+                self._files = None
+            self._output.hang_up()
+        if (stream := self._streams.pop(address, None)) is not None:
+            stream.close()
 
     # -- the cards
 
@@ -352,7 +357,7 @@ class NodeHost:
         free: list[tuple[LeaseId, tuple[GpuId, ...]]] = []
         faults: list[ProgramFault] = []
         for lease_id, gpu_ids in check.leases:
-            if isinstance(self._probe, SimulatedProbe) and not _clinging(self._probe, gpu_ids):
+            if isinstance(self._probe, SimulatedProbe) and not clinging(self._probe, gpu_ids):
                 free.append((lease_id, ()))
                 faults += self._program_faults(self._probe, lease_id, gpu_ids)
             else:
@@ -364,7 +369,7 @@ class NodeHost:
 
     async def _wait_for_release(self, lease_id: LeaseId, gpu_ids: tuple[GpuId, ...], until_ms: int) -> None:
         assert self._probe is not None  # noqa: S101 - asked for before
-        while stuck := await asyncio.to_thread(_clinging, self._probe, gpu_ids):
+        while stuck := await asyncio.to_thread(clinging, self._probe, gpu_ids):
             if boot_ms() >= until_ms:
                 self._log.error("gpu_memory_not_released", lease=lease_id, gpus=stuck)
                 break
@@ -385,16 +390,3 @@ class NodeHost:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _clinging(probe: Probe, gpu_ids: tuple[GpuId, ...]) -> tuple[GpuId, ...]:
-    """GPUs whose memory still belongs to ended processes: the driver has not freed it yet."""
-    found = []
-    for gpu_id in gpu_ids:
-        try:
-            holders = probe.holders(gpu_id)
-        except ProbeError:
-            continue  # unknown; the next sample shows a fault
-        if any(not Path(f"/proc/{pid}").exists() for pid in holders):
-            found.append(gpu_id)
-    return tuple(found)

@@ -57,7 +57,7 @@ class TlsOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeOptions, ...]  # more than one only with simulated cards
-    addresses: tuple[str, ...]  # of the schedulers: master, standby
+    addresses: tuple[str, ...]  # of all schedulers; each once
     state_dir: Path  # keeper, lease log, epoch, output
     tls: TlsOptions | None = None  # None: plain text
     work_dir: Path | None = None  # of the directories of tasks; None: `tasks` under state_dir

@@ -50,7 +50,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
-    addresses: tuple[str, ...]  # master, standby
+    addresses: tuple[str, ...]  # of all schedulers; each once
     heartbeat_ms: int = 5_000
     retry_ms: int = 1_000
     max_retry_ms: int = 30_000
@@ -64,20 +64,25 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Connected(msgspec.Struct, frozen=True, kw_only=True):
-    """The stream is open."""
+    """The stream to this address is open."""
 
+    address: str
     held: tuple[HeldRun, ...] = ()
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True):
+    address: str
     message: pb.FromScheduler
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
     """The last message has left: the next one may be sent."""
 
+    address: str
+
 
 class Disconnected(msgspec.Struct, frozen=True, kw_only=True):
+    address: str
     reason: str = ""
 
 
@@ -131,16 +136,19 @@ class Dial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Send(msgspec.Struct, frozen=True, kw_only=True):
+    address: str
     message: pb.FromAgent
 
 
 class HangUp(msgspec.Struct, frozen=True, kw_only=True):
     """Answered by Disconnected, like any other end of a stream."""
 
+    address: str
     reason: str
 
 
 class SaveEpoch(msgspec.Struct, frozen=True, kw_only=True):
+    address: str  # of the scheduler that began it
     joined: Joined
 
 

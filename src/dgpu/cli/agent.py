@@ -41,7 +41,7 @@ def agent(
 @app.command()
 def join(
     server: Annotated[
-        str, typer.Option("--server", metavar="HOST:PORT", help="The scheduler's server.join_address.")
+        str, typer.Option("--server", metavar="HOST:PORT[,…]", help="server.join_address of each scheduler.")
     ],
     token: Annotated[
         str,
@@ -79,8 +79,8 @@ def join(
         raise CliFailure(str(error), ExitCode.REFUSED) from None
     typer.echo("\n".join(joined.nodes))
     note(f"Joined. The certificate is in {joined.directory}, and the agent uses it from its next start.")
-    host = server.rpartition(":")[0]
-    note(f"The scheduler's address for agents (scheduler.master_address): {host}:{joined.grpc_port}")
+    which = "" if len(joined.schedulers) == 1 else ", if all schedulers use the same port"
+    note(f"For agent.yaml{which}: scheduler.master_address: {','.join(joined.schedulers)}")
     if joined.unnamed:
         note(
             f"The certificate does not name {joined.unnamed[0]}, which agent.id makes this agent; set agent.id."

@@ -14,6 +14,7 @@ import msgspec
 from dgpu.agent.probe.models import SimulatedCards, parse_cards
 from dgpu.core.model.ids import NodeId
 from dgpu.entry.config_types import AgentConfig
+from dgpu.wire.address import address_list
 
 if TYPE_CHECKING:
     from dgpu.agent.options import AgentOptions, NodeOptions, TlsOptions
@@ -64,7 +65,7 @@ def agent_options(config: AgentConfig, *, host_name: str | None = None) -> Agent
     )
     return AgentOptions(
         nodes=_nodes(node, config.agent.simulated_nodes),
-        addresses=tuple(filter(None, (config.scheduler.master_address, config.scheduler.standby_address))),
+        addresses=tuple(address_list(config.scheduler.master_address, config.scheduler.standby_address)),
         state_dir=state_dir(config),
         work_dir=_path(config.executor.tasks_dir) if config.executor.tasks_dir else None,
         tls=_tls(config),

@@ -16,7 +16,7 @@ from dgpu.entry.config_types import AgentConfig, Quota, Replication, SchedulerCo
 from dgpu.entry.container_config import check_containers
 from dgpu.entry.oidc import check_oidc
 from dgpu.wire import isolation
-from dgpu.wire.address import MAX_PORT, Address, parse_address
+from dgpu.wire.address import MAX_PORT, Address, address_list, parse_address
 from dgpu.wire.setting_checks import why_exposed, why_lease_short, why_plain_text
 
 _UNIX_USER = re.compile(r"[A-Za-z_][A-Za-z0-9._@-]{0,63}")
@@ -47,9 +47,9 @@ def check_scheduler(config: SchedulerConfig) -> Iterator[Problem]:
 
 
 def check_agent(config: AgentConfig) -> Iterator[Problem]:
-    yield from _check_address("scheduler.master_address", config.scheduler.master_address, dialled=True)
+    yield from _check_addresses("scheduler.master_address", config.scheduler.master_address)
     if config.scheduler.standby_address:
-        yield _not_yet("scheduler.standby_address", "a standby scheduler")
+        yield from _check_addresses("scheduler.standby_address", config.scheduler.standby_address)
     if config.scheduler.max_retry_interval < config.scheduler.retry_interval:
         yield Problem("scheduler.max_retry_interval", "is less than scheduler.retry_interval")
     simulated_cards = config.gpu.detection_method is DetectionMethod.SIMULATED
@@ -211,6 +211,12 @@ def _check_users(users: str | dict[str, str]) -> Iterator[Problem]:
             yield Problem(isolation.KEY, f"expected {isolation.EXPECTED}, got {users!r}")
     except ValueError as error:
         yield Problem(isolation.KEY, str(error))
+
+
+def _check_addresses(path: str, text: str) -> Iterator[Problem]:
+    """Several are separated by commas."""
+    for address in address_list(text) or [text]:
+        yield from _check_address(path, address, dialled=True)
 
 
 def _check_address(path: str, text: str, *, dialled: bool) -> Iterator[Problem]:

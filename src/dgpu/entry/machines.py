@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from dgpu.wire.address import Address
 from dgpu.wire.machines import MAX_NODES, NODE_ID, JoinToken, parse_fingerprint, parse_token
 
 if TYPE_CHECKING:
+    from dgpu.agent.joining import Joined
     from dgpu.entry.config_types import AgentConfig
     from dgpu.service.machines.roster import Join, Roster
 
@@ -38,7 +40,7 @@ class JoinRow(msgspec.Struct, frozen=True, kw_only=True):
 class JoinedNodes(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...]
     directory: Path
-    grpc_port: int
+    schedulers: tuple[str, ...]  # addresses for agents
     unnamed: tuple[str, ...]  # nodes of the configuration that the certificate does not name
 
 
@@ -85,12 +87,12 @@ def revoke(data_dir: Path, node: str) -> list[JoinRow]:
 def join_cluster(
     config: AgentConfig, server: str, token_text: str, fingerprint: str | None, directory: Path | None
 ) -> JoinedNodes:
-    from dgpu.agent.joining import JoinFailed, SchedulerUnreachable, join
+    """Several schedulers have commas between; the first one that answers decides."""
     from dgpu.entry.agent import agent_options, tls_dir
-    from dgpu.wire.address import parse_address
+    from dgpu.wire.address import address_list, parse_address
 
     try:
-        address = parse_address(server)
+        addresses = [parse_address(text) for text in address_list(server) or [server]]
         token = parse_token(token_text)
         if fingerprint is not None:
             token = msgspec.structs.replace(token, fingerprint=parse_fingerprint(fingerprint))
@@ -101,22 +103,32 @@ def join_cluster(
             "The token has no fingerprint of the scheduler's authority; add --ca-fingerprint."
         )
     target = directory.expanduser().absolute() if directory is not None else tls_dir(config)
-    try:
-        joined = join(address, token, target)
-    except SchedulerUnreachable as error:
-        raise NoAnswer(str(error)) from error
-    except JoinFailed as error:
-        raise MachineFailure(str(error)) from error
-    except OSError as error:
-        raise MachineFailure(f"{target} cannot be written: {error.strerror}.") from error
+    joined = _join_first(addresses, token, target)
     named = joined.certificate.names.nodes
     wanted = [str(node.id) for node in agent_options(config).nodes]
     return JoinedNodes(
         nodes=tuple(sorted(named)),
         directory=target,
-        grpc_port=joined.grpc_port,
+        # The schedulers of a cluster usually use the same ports.
+        schedulers=tuple(str(Address(host=each.host, port=joined.grpc_port)) for each in addresses),
         unnamed=tuple(node_id for node_id in wanted if node_id not in named),
     )
+
+
+def _join_first(addresses: Sequence[Address], token: JoinToken, target: Path) -> Joined:
+    from dgpu.agent.joining import JoinFailed, SchedulerUnreachable, join
+
+    reasons: list[str] = []
+    for address in addresses:
+        try:
+            return join(address, token, target)
+        except SchedulerUnreachable as error:
+            reasons.append(str(error))
+        except JoinFailed as error:
+            raise MachineFailure(str(error)) from error
+        except OSError as error:
+            raise MachineFailure(f"{target} cannot be written: {error.strerror}.") from error
+    raise NoAnswer("\n".join(reasons))
 
 
 def _roster(data_dir: Path) -> Roster:

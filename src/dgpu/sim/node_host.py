@@ -54,6 +54,8 @@ from dgpu.sim.scheduler_host import SchedulerHost
 from dgpu.sim.world import World
 from dgpu.wire.proto.agent_pb2 import FromScheduler
 
+_ADDRESS = "scheduler"
+
 
 class _WatchedLifecycle(Lifecycle):
     """Reports the ends that the node was told are durable."""
@@ -124,7 +126,7 @@ class NodeHost:
                 cpus_milli=8_000,
                 ram_mb=64_000,
             ),
-            settings=SessionSettings(addresses=("scheduler",)),
+            settings=SessionSettings(addresses=(_ADDRESS,)),
             joined=self._joined_on_disk,
             jitter=self._world.chance.random,
             new_session_id=lambda: f"s{self._world.between(0, 1 << 30)}",
@@ -216,13 +218,13 @@ class NodeHost:
 
     def on_message(self, connection: Connection, content: bytes) -> None:
         if connection is self._connection:
-            self._put(Received(message=FromScheduler.FromString(content)))
+            self._put(Received(address=_ADDRESS, message=FromScheduler.FromString(content)))
 
     def on_broken(self, connection: Connection) -> None:
         if connection is self._connection:
             self._connection = None
             self._later(0, self._machine, self.output.hang_up)
-            self._put(Disconnected(reason="broken"))
+            self._put(Disconnected(address=_ADDRESS, reason="broken"))
 
     # Driving the machine
 
@@ -297,13 +299,13 @@ class NodeHost:
             case Send():
                 if self._connection is not None:
                     self._connection.send_up(output.message)
-                self._later(self._world.between(0, 2), machine, lambda: self._put(Written()))
+                self._later(self._world.between(0, 2), machine, lambda: self._put(Written(address=_ADDRESS)))
             case HangUp():
                 self.output.hang_up()
                 if self._connection is not None:
                     self._connection.close("agent")
                     self._connection = None
-                self._later(0, machine, lambda: self._put(Disconnected(reason="hung up")))
+                self._later(0, machine, lambda: self._put(Disconnected(address=_ADDRESS, reason="hung up")))
             case Opened():
                 self.output.open(output.session_id)
             case SaveEpoch():
@@ -356,10 +358,10 @@ class NodeHost:
             if not self._network.can_connect(self.name):
                 return  # no answer; the session's timeout ends it
             if not self._scheduler.is_up:
-                self._put(Disconnected(reason="refused"))
+                self._put(Disconnected(address=_ADDRESS, reason="refused"))
                 return
             self._connection = self._network.connect(self.name, self, self._scheduler)
             self._scheduler.accept(self._connection)
-            self._put(StreamOpened())
+            self._put(StreamOpened(address=_ADDRESS))
 
         self._later(self._network.delay_ms(), machine, answered)

@@ -36,6 +36,12 @@ def parse_address(text: str) -> Address:
     return Address(host=host, port=int(port))
 
 
+def address_list(*texts: str) -> list[str]:
+    """Addresses with commas between, each once."""
+    parts = (part.strip() for text in texts for part in text.split(","))
+    return list(dict.fromkeys(part for part in parts if part))
+
+
 def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True

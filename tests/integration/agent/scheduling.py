@@ -52,7 +52,9 @@ class ScriptedScheduler:
         action: str = "freeze",
         cluster_id: str = "",
         nonce: str = "",
+        is_standby: bool = False,
     ) -> None:
+        self.is_standby = is_standby
         self.epoch = epoch
         self.cluster_id = cluster_id
         self.nonce = nonce
@@ -127,6 +129,10 @@ class ScriptedScheduler:
             kind = message.WhichOneof("body")
             if kind == "register":
                 self.registrations.append(message.register)
+                if self.is_standby:
+                    refused = pb.Refused(reason="this scheduler is a standby")
+                    await self._write(context, pb.FromScheduler(refused=refused))
+                    return
                 await self._write(context, pb.FromScheduler(welcome=self._welcome(message.register)))
                 self._link = context
             elif kind == "heartbeat":

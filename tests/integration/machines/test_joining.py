@@ -13,7 +13,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from dgpu.agent.joining import JoinFailed, SchedulerUnreachable, join
-from dgpu.entry.machines import invite, revoke
+from dgpu.entry.config import load_agent_config
+from dgpu.entry.machines import JoinedNodes, MachineFailure, NoAnswer, invite, join_cluster, revoke
 from dgpu.service.machines import joining
 from dgpu.service.machines.authority import FOLDER, Authority
 from dgpu.service.machines.joining import JoinDoor
@@ -34,6 +35,24 @@ async def test_a_token_is_exchanged_once(place: Place) -> None:
         "the join token was used before"
     ]
     assert token.secret not in str(logs)
+
+
+async def test_the_first_of_several_schedulers_that_answers_lets_a_machine_join(
+    place: Place, tmp_path: Path
+) -> None:
+    token = invite(place.data_dir, ("n1",), 3_600)
+    config = load_agent_config(None, {"DGPU__AGENT__ID": "n1"})
+
+    def join_by(server: str) -> JoinedNodes:
+        return join_cluster(config, server, str(token), None, tmp_path / "tls")
+
+    with pytest.raises(NoAnswer, match=r"127.0.0.1:1 cannot be reached.*\n127.0.0.1:2 cannot be reached"):
+        await asyncio.to_thread(join_by, "127.0.0.1:1,127.0.0.1:2")
+    joined = await asyncio.to_thread(join_by, f"127.0.0.1:1, 127.0.0.1:{place.join_port}")
+    assert joined.nodes == ("n1",)
+    assert joined.schedulers == (f"127.0.0.1:{place.port}", f"127.0.0.1:{place.port}")
+    with pytest.raises(MachineFailure, match="Expected host:port, got 'b'"):
+        join_by("127.0.0.1:1,b")
 
 
 async def test_a_join_survives_the_loss_of_its_answer(place: Place) -> None:

@@ -101,11 +101,11 @@ def test_an_order_that_started_in_time_is_left_alone() -> None:
 
 def test_a_runner_that_says_it_is_unfit_is_told_to_the_scheduler_at_once() -> None:
     machine = opened()
-    machine.on_input(Written(), 300)
+    machine.on_input(Written(address="m:1"), 300)
     (sent,) = machine.on_input(RunnerFit(unfit="its keeper does not answer"), 400)
     assert isinstance(sent, Send)
     assert sent.message.heartbeat.unfit == "its keeper does not answer"
-    machine.on_input(Written(), 500)
+    machine.on_input(Written(address="m:1"), 500)
     assert machine.on_input(RunnerFit(unfit="its keeper does not answer"), 600) == []
     (sent,) = machine.on_input(RunnerFit(unfit=""), 700)
     assert isinstance(sent, Send)

@@ -8,7 +8,8 @@ from dgpu.agent.epoch import Joined
 from dgpu.agent.lifecycle_words import Acked, FinishedRun, HeldRun, LeaseState, Ordered, Report, Welcomed
 from dgpu.agent.probe.probe import Sample
 from dgpu.agent.run.runner import RunEnd, RunOrder
-from dgpu.agent.session import MAX_UNACKED, Session
+from dgpu.agent.session import Session
+from dgpu.agent.session_calls import MAX_UNACKED
 from dgpu.agent.session_words import (
     Begin,
     CardChecked,
@@ -53,7 +54,7 @@ def session(*, epoch: int = 4, jitter: float = 1.0, addresses: tuple[str, ...] =
 
 def welcome(epoch: int = 4, **facts) -> Received:
     facts = {"task_lease_ms": 60_000, "lease_action": "freeze", "heartbeat_timeout_ms": 15_000} | facts
-    return Received(message=pb.FromScheduler(welcome=pb.Welcome(epoch=epoch, **facts)))
+    return Received(address="m:1", message=pb.FromScheduler(welcome=pb.Welcome(epoch=epoch, **facts)))
 
 
 def opened(**facts) -> Session:
@@ -61,8 +62,8 @@ def opened(**facts) -> Session:
     machine = session(**facts)
     machine.on_input(GpusFound(gpus=(GPU,)), 0)
     machine.on_input(Begin(), 0)
-    machine.on_input(Connected(), 100)
-    machine.on_input(Written(), 110)
+    machine.on_input(Connected(address="m:1"), 100)
+    machine.on_input(Written(address="m:1"), 110)
     machine.on_input(Sampled(samples=(Sample(gpu_id=GPU.id, temperature_c=40),)), 150)
     machine.on_input(welcome(keep=[1]), 200)
     assert machine.open
@@ -86,8 +87,8 @@ def test_it_beats_three_times_within_the_silence_that_the_scheduler_allows(timeo
     machine = session()
     machine.on_input(GpusFound(gpus=(GPU,)), 0)
     machine.on_input(Begin(), 0)
-    machine.on_input(Connected(), 100)
-    machine.on_input(Written(), 110)
+    machine.on_input(Connected(address="m:1"), 100)
+    machine.on_input(Written(address="m:1"), 110)
     outputs = machine.on_input(welcome(heartbeat_timeout_ms=timeout_ms), 200)
     told = [output.detail for output in outputs if getattr(output, "event", "") == "heartbeat_shortened"]
     assert [f"every {beat_ms} ms instead of 5000" in text for text in told] == [True] * (beat_ms < 5_000)
@@ -95,9 +96,9 @@ def test_it_beats_three_times_within_the_silence_that_the_scheduler_allows(timeo
     while len(beats) < 3:
         now = max(now, machine.wake_at_ms)
         beats += [now for message in sent(machine.on_input(Woke(), now)) if message.HasField("heartbeat")]
-        machine.on_input(Written(), now)
+        machine.on_input(Written(address="m:1"), now)
         ack = pb.FromScheduler(heartbeat_ack=pb.HeartbeatAck(seq=len(beats)))
-        machine.on_input(Received(message=ack), now)
+        machine.on_input(Received(address="m:1", message=ack), now)
     assert beats == [200 + beat_ms * number for number in (1, 2, 3)]
 
 
@@ -107,10 +108,10 @@ def test_a_shorter_heartbeat_is_told_once() -> None:
     machine.on_input(Begin(), 0)
     notes = []
     for start in (100, 10_000, 20_000):
-        machine.on_input(Connected(), start)
-        machine.on_input(Written(), start + 10)
+        machine.on_input(Connected(address="m:1"), start)
+        machine.on_input(Written(address="m:1"), start + 10)
         notes += machine.on_input(welcome(heartbeat_timeout_ms=6_000), start + 100)
-        machine.on_input(Disconnected(reason="gone"), start + 200)
+        machine.on_input(Disconnected(address="m:1", reason="gone"), start + 200)
         machine.on_input(Woke(), machine.wake_at_ms)
     assert [getattr(note, "event", "") for note in notes].count("heartbeat_shortened") == 1
 
@@ -123,7 +124,7 @@ def test_it_dials_and_registers_with_what_the_node_holds() -> None:
         HeldRun(lease_id=LeaseId(1), task_id=TaskId(11), state=LeaseState.STOPPING),
         HeldRun(lease_id=LeaseId(2), task_id=TaskId(12), state=LeaseState.ENDED),
     )
-    (message,) = sent(machine.on_input(Connected(held=held), 100))
+    (message,) = sent(machine.on_input(Connected(address="m:1", held=held), 100))
     register = message.register
     assert (register.node_id, register.boot_id, register.session_id) == ("n1", "b1", "s1")
     assert register.highest_epoch == 4
@@ -138,8 +139,8 @@ def test_a_welcome_renews_the_lease_from_the_moment_the_registration_was_sent() 
     """A welcome that lay in a buffer for a minute must not renew anything."""
     machine = session()
     machine.on_input(Begin(), 0)
-    machine.on_input(Connected(), 100)
-    machine.on_input(Written(), 100)
+    machine.on_input(Connected(address="m:1"), 100)
+    machine.on_input(Written(address="m:1"), 100)
     assert machine.on_input(welcome(keep=[7]), 5_000) == [
         Note(event="registered", detail="m:1, epoch 4"),
         Heard(at_ms=100, lease_ms=60_000, action="freeze"),
@@ -152,10 +153,11 @@ def test_a_welcome_renews_the_lease_from_the_moment_the_registration_was_sent() 
 def test_a_new_epoch_is_on_disk_before_anything_is_obeyed() -> None:
     machine = session(epoch=4)
     machine.on_input(Begin(), 0)
-    machine.on_input(Connected(), 100)
-    assert machine.on_input(welcome(epoch=5), 200) == [SaveEpoch(joined=Joined(epoch=5))]
+    machine.on_input(Connected(address="m:1"), 100)
+    assert machine.on_input(welcome(epoch=5), 200) == [SaveEpoch(address="m:1", joined=Joined(epoch=5))]
     orders = Received(
-        message=pb.FromScheduler(orders=pb.Orders(starts=[pb.Start(lease_id=1, task_id=11, attempt=1)]))
+        address="m:1",
+        message=pb.FromScheduler(orders=pb.Orders(starts=[pb.Start(lease_id=1, task_id=11, attempt=1)])),
     )
     assert machine.on_input(orders, 210) == []
     outputs = machine.on_input(EpochSaved(joined=Joined(epoch=5)), 220)
@@ -167,12 +169,12 @@ def test_a_new_epoch_is_on_disk_before_anything_is_obeyed() -> None:
 def test_a_scheduler_of_an_older_epoch_is_left() -> None:
     machine = session(epoch=4)
     machine.on_input(Begin(), 0)
-    machine.on_input(Connected(), 100)
+    machine.on_input(Connected(address="m:1"), 100)
     assert machine.on_input(welcome(epoch=3), 200) == [
-        Note(event="scheduler_refused", detail="epoch 3 is older than 4"),
-        HangUp(reason="epoch 3 is older than 4"),
+        Note(event="scheduler_refused", detail="m:1: epoch 3 is older than 4"),
+        HangUp(address="m:1", reason="epoch 3 is older than 4"),
     ]
-    stale = Received(message=pb.FromScheduler(orders=pb.Orders(stops=[pb.Stop(lease_id=1)])))
+    stale = Received(address="m:1", message=pb.FromScheduler(orders=pb.Orders(stops=[pb.Stop(lease_id=1)])))
     assert machine.on_input(stale, 210) == []
 
 
@@ -185,7 +187,7 @@ def test_pauses_between_calls_double_up_to_half_a_minute(jitter, pauses) -> None
     machine.on_input(Begin(), now_ms)
     seen = []
     for _ in pauses:
-        machine.on_input(Disconnected(reason="refused"), now_ms)
+        machine.on_input(Disconnected(address="m:1", reason="refused"), now_ms)
         seen.append((machine.wake_at_ms - now_ms) / 1_000)
         assert machine.on_input(Woke(), machine.wake_at_ms - 1) == []
         now_ms = machine.wake_at_ms
@@ -197,32 +199,18 @@ def test_a_welcome_makes_the_next_pause_short_again() -> None:
     machine = session()
     machine.on_input(Begin(), 0)
     for _ in range(5):
-        machine.on_input(Disconnected(), 0)
+        machine.on_input(Disconnected(address="m:1"), 0)
         machine.on_input(Woke(), machine.wake_at_ms)
-    machine.on_input(Connected(), 100_000)
+    machine.on_input(Connected(address="m:1"), 100_000)
     machine.on_input(welcome(), 100_100)
-    machine.on_input(Disconnected(), 200_000)
+    machine.on_input(Disconnected(address="m:1"), 200_000)
     assert machine.wake_at_ms == 201_000
-
-
-def test_the_standby_is_tried_when_the_master_refuses_and_the_master_first_when_a_stream_breaks() -> None:
-    machine = session(addresses=("m:1", "s:1"))
-    machine.on_input(Begin(), 0)
-    machine.on_input(Connected(), 0)
-    refused = Received(message=pb.FromScheduler(refused=pb.Refused(reason="standby")))
-    assert machine.on_input(refused, 10)[-1] == HangUp(reason="standby")
-    machine.on_input(Disconnected(), 10)
-    assert machine.on_input(Woke(), machine.wake_at_ms) == [Dial(address="s:1")]
-    machine.on_input(Connected(), 2_000)
-    machine.on_input(welcome(), 2_000)
-    machine.on_input(Disconnected(), 3_000)
-    assert machine.on_input(Woke(), machine.wake_at_ms) == [Dial(address="s:1")]
 
 
 def test_a_call_that_is_not_answered_is_given_up() -> None:
     machine = session()
     machine.on_input(Begin(), 0)
-    assert machine.on_input(Woke(), 10_000) == [HangUp(reason="no answer")]
+    assert machine.on_input(Woke(), 10_000) == [HangUp(address="m:1", reason="no answer")]
 
 
 def test_heartbeats_carry_the_latest_samples_and_their_answer_renews_the_lease_from_when_they_were_sent() -> (
@@ -235,7 +223,7 @@ def test_heartbeats_carry_the_latest_samples_and_their_answer_renews_the_lease_f
     (message,) = sent(machine.on_input(Woke(), 5_200))
     assert message.heartbeat.seq == 1
     assert [sample.temperature_c for sample in message.heartbeat.samples] == [71]
-    ack = Received(message=pb.FromScheduler(heartbeat_ack=pb.HeartbeatAck(seq=1)))
+    ack = Received(address="m:1", message=pb.FromScheduler(heartbeat_ack=pb.HeartbeatAck(seq=1)))
     assert machine.on_input(ack, 9_000) == [Heard(at_ms=5_200, lease_ms=60_000, action="freeze")]
     assert machine.on_input(ack, 9_100) == []
 
@@ -244,14 +232,18 @@ def test_silence_ends_the_stream() -> None:
     machine = opened()
     machine.on_input(Woke(), 5_200)
     outputs = machine.on_input(Woke(), 15_200)
-    assert outputs == [HangUp(reason="nothing heard for 15000 ms")]
+    assert outputs == [HangUp(address="m:1", reason="nothing heard for 15000 ms")]
 
 
 def test_orders_read_after_the_task_lease_are_not_obeyed() -> None:
     """An agent that was stopped for minutes finds old orders in its buffer; their leases may be given away."""
     machine = opened()
-    orders = Received(message=pb.FromScheduler(orders=pb.Orders(starts=[pb.Start(lease_id=1)])))
-    assert machine.on_input(orders, 60_100) == [HangUp(reason="orders arrived after the task lease was over")]
+    orders = Received(
+        address="m:1", message=pb.FromScheduler(orders=pb.Orders(starts=[pb.Start(lease_id=1)]))
+    )
+    assert machine.on_input(orders, 60_100) == [
+        HangUp(address="m:1", reason="orders arrived after the task lease was over")
+    ]
 
 
 def test_reports_that_gather_while_one_is_under_way_leave_together() -> None:
@@ -264,7 +256,7 @@ def test_reports_that_gather_while_one_is_under_way_leave_together() -> None:
     machine.on_input(report(2), 360)
     machine.on_input(report(3), 370)
     assert machine.on_input(Flush(), 370) == []
-    (second,) = sent(machine.on_input(Written(), 400))
+    (second,) = sent(machine.on_input(Written(address="m:1"), 400))
     assert second.reports.seq == 2
     assert [each.lease_id for each in second.reports.finished] == [2, 3]
 
@@ -274,8 +266,8 @@ def test_an_acknowledgement_covers_all_reports_up_to_it() -> None:
     for lease in (1, 2):
         machine.on_input(report(lease), 300)
         machine.on_input(Flush(), 300)
-        machine.on_input(Written(), 300)
-    ack = Received(message=pb.FromScheduler(reports_ack=pb.ReportsAck(seq=2)))
+        machine.on_input(Written(address="m:1"), 300)
+    ack = Received(address="m:1", message=pb.FromScheduler(reports_ack=pb.ReportsAck(seq=2)))
     leases = (LeaseId(1), LeaseId(2))
     assert machine.on_input(ack, 400) == [Acked(started=leases, finished=leases)]
     assert machine.on_input(ack, 410) == []
@@ -286,8 +278,8 @@ def test_unacknowledged_messages_are_bounded_and_the_rest_waits() -> None:
     for lease in range(MAX_UNACKED + 5):
         machine.on_input(report(lease), 300)
         machine.on_input(Flush(), 300)
-        machine.on_input(Written(), 300)
-    ack = Received(message=pb.FromScheduler(reports_ack=pb.ReportsAck(seq=1)))
+        machine.on_input(Written(address="m:1"), 300)
+    ack = Received(address="m:1", message=pb.FromScheduler(reports_ack=pb.ReportsAck(seq=1)))
     (message,) = sent(machine.on_input(ack, 400))
     assert message.reports.seq == MAX_UNACKED + 1
     assert len(message.reports.finished) == 5
@@ -295,11 +287,11 @@ def test_unacknowledged_messages_are_bounded_and_the_rest_waits() -> None:
 
 def test_reports_without_a_stream_are_left_to_the_next_welcome() -> None:
     machine = opened()
-    machine.on_input(Disconnected(), 300)
+    machine.on_input(Disconnected(address="m:1"), 300)
     assert machine.on_input(report(), 310) == []
     machine.on_input(Woke(), machine.wake_at_ms)
-    machine.on_input(Connected(), 2_000)
-    machine.on_input(Written(), 2_000)
+    machine.on_input(Connected(address="m:1"), 2_000)
+    machine.on_input(Written(address="m:1"), 2_000)
     machine.on_input(welcome(), 2_100)
     assert machine.on_input(Flush(), 2_100) == []
 
@@ -309,7 +301,7 @@ def test_a_changed_list_of_gpus_is_told_once() -> None:
     machine.on_input(GpusFound(gpus=()), 300)
     (message,) = sent(machine.on_input(Flush(), 300))
     assert message.WhichOneof("body") == "inventory"
-    machine.on_input(Written(), 310)
+    machine.on_input(Written(address="m:1"), 310)
     machine.on_input(GpusFound(gpus=()), 320)
     assert machine.on_input(Flush(), 320) == []
 
@@ -318,7 +310,7 @@ def test_no_heartbeat_behind_a_changed_list_carries_samples_from_before_it() -> 
     machine = opened()
     machine.on_input(GpusFound(gpus=()), 300)
     machine.on_input(Flush(), 300)
-    machine.on_input(Written(), 310)
+    machine.on_input(Written(address="m:1"), 310)
     (beat,) = sent(machine.on_input(Woke(), 5_200))
     assert beat.WhichOneof("body") == "heartbeat"
     assert not beat.heartbeat.samples
@@ -328,14 +320,14 @@ def test_a_check_is_handed_on_and_its_answer_follows_a_fresh_heartbeat() -> None
     """The heartbeat tells whether the fault is gone; the answer must not overtake it."""
     machine = opened()
     ask = pb.FromScheduler(orders=pb.Orders(checks=[pb.Check(uuid="GPU-a", number=3)]))
-    outputs = machine.on_input(Received(message=ask), 300)
+    outputs = machine.on_input(Received(address="m:1", message=ask), 300)
     assert [output for output in outputs if isinstance(output, CheckCard)] == [
         CheckCard(gpu_id=GPU.id, number=3)
     ]
     machine.on_input(CardChecked(gpu_id=GPU.id, number=3, ok=False, evidence="lost"), 400)
     (beat,) = sent(machine.on_input(Flush(), 400))
     assert beat.WhichOneof("body") == "heartbeat"
-    (answer,) = sent(machine.on_input(Written(), 410))
+    (answer,) = sent(machine.on_input(Written(address="m:1"), 410))
     assert answer.checked == pb.Checked(uuid="GPU-a", number=3, ok=False, evidence="lost")
 
 
@@ -343,22 +335,22 @@ def test_an_answer_of_an_old_stream_is_not_sent_on_a_new_one() -> None:
     """The scheduler asks again with its welcome."""
     machine = opened()
     machine.on_input(CardChecked(gpu_id=GPU.id, number=3, ok=True, evidence="well"), 400)
-    machine.on_input(Disconnected(), 500)
+    machine.on_input(Disconnected(address="m:1"), 500)
     machine.on_input(Woke(), 5_000)
-    machine.on_input(Connected(), 5_100)
-    machine.on_input(Written(), 5_110)
+    machine.on_input(Connected(address="m:1"), 5_100)
+    machine.on_input(Written(address="m:1"), 5_110)
     machine.on_input(welcome(), 5_200)
-    outputs = sent(machine.on_input(Written(), 5_300)) + sent(machine.on_input(Flush(), 5_400))
+    outputs = sent(machine.on_input(Written(address="m:1"), 5_300)) + sent(machine.on_input(Flush(), 5_400))
     assert all(message.WhichOneof("body") != "checked" for message in outputs)
 
 
 def test_an_epoch_that_cannot_be_saved_is_not_waited_for_for_ever() -> None:
     machine = session(epoch=4)
     machine.on_input(Begin(), 0)
-    machine.on_input(Connected(), 100)
-    assert machine.on_input(welcome(epoch=5), 200) == [SaveEpoch(joined=Joined(epoch=5))]
-    assert machine.on_input(Woke(), 10_100) == [HangUp(reason="no answer")]
-    machine.on_input(Disconnected(), 10_101)
+    machine.on_input(Connected(address="m:1"), 100)
+    assert machine.on_input(welcome(epoch=5), 200) == [SaveEpoch(address="m:1", joined=Joined(epoch=5))]
+    assert machine.on_input(Woke(), 10_100) == [HangUp(address="m:1", reason="no answer")]
+    machine.on_input(Disconnected(address="m:1"), 10_101)
     assert machine.on_input(Woke(), machine.wake_at_ms) == [Dial(address="m:1")]
 
 
@@ -368,7 +360,7 @@ def test_an_acknowledgement_that_came_with_orders_is_heard_before_them() -> None
     machine.on_input(Flush(), 300)
     start = pb.Start(lease_id=2, task_id=12, attempt=1, detail=b"{}")
     orders = pb.Orders(starts=[start], reports_ack=1)
-    outputs = machine.on_input(Received(message=pb.FromScheduler(orders=orders)), 310)
+    outputs = machine.on_input(Received(address="m:1", message=pb.FromScheduler(orders=orders)), 310)
     assert outputs == [
         Acked(started=(LeaseId(1),), finished=(LeaseId(1),)),
         Ordered(starts=(RunOrder(lease_id=LeaseId(2), task_id=TaskId(12), attempt=1),)),

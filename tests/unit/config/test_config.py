@@ -268,18 +268,6 @@ def test_what_this_version_cannot_do_is_refused_instead_of_ignored(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "yaml_text",
-    [
-        "scheduler: {standby_address: 'b:9090'}",
-    ],
-)
-def test_what_this_versions_agent_cannot_do_is_refused_instead_of_ignored(
-    tmp_path: Path, yaml_text: str
-) -> None:
-    assert "not available yet" in refusal(agent, tmp_path, yaml_text)
-
-
-@pytest.mark.parametrize(
     ("yaml_text", "words"),
     [
         (

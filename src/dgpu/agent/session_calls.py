@@ -1,0 +1,116 @@
+"""The calls of a session: one for each address of a scheduler, at most one of them welcomed. No I/O."""
+
+from __future__ import annotations
+
+import enum
+
+from dgpu.agent.lifecycle_words import Acked, FinishedRun, Report
+from dgpu.agent.session_words import CardChecked, Heard, SessionOutput, reports_message
+from dgpu.core.model.ids import LeaseId
+from dgpu.wire.proto import agent_pb2 as pb
+
+DEFAULT_SILENCE_MS = 15_000
+SAMPLE_AHEAD_MS = 500
+LEAST_BEAT_MS = 50
+MAX_REPORTS = 1_000  # per message
+MAX_UNACKED = 100  # messages with reports, not acknowledged yet
+NEVER_MS = 2**62
+
+
+class CallState(enum.Enum):
+    IDLE = enum.auto()  # not begun, or another call is welcomed
+    WAITING = enum.auto()
+    DIALING = enum.auto()
+    REGISTERING = enum.auto()
+    SAVING = enum.auto()  # got a welcome with a new epoch that is not on disk yet
+    OPEN = enum.auto()
+    HANGING_UP = enum.auto()
+
+
+class Call:
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.state = CallState.IDLE
+        self.failures = 0  # since the last welcome
+        self.wake_at_ms = NEVER_MS
+        self.session_id = ""
+        self.stream = Stream()
+
+    def rest(self) -> None:
+        """Another call is welcomed. When that one ends, this one begins without a pause."""
+        self.state, self.failures, self.wake_at_ms = CallState.IDLE, 0, NEVER_MS
+        self.stream = Stream()
+
+    def pause(self, now_ms: int, pause_ms: int) -> None:
+        self.state, self.wake_at_ms = CallState.WAITING, now_ms + pause_ms
+        self.stream = Stream()
+
+    def set_wake(self) -> None:
+        stream = self.stream
+        sample_ms = NEVER_MS if stream.sampling else stream.next_beat_ms - SAMPLE_AHEAD_MS
+        self.wake_at_ms = min(stream.next_beat_ms, sample_ms, stream.last_word_ms + stream.silence_ms)
+
+
+class Stream:
+    """The state of one stream: it has its own sequence numbers, and a new stream repeats all reports."""
+
+    def __init__(self) -> None:
+        self.welcome: pb.Welcome | None = None
+        self.was_open = False
+        self.held_back: list[pb.FromScheduler] = []
+        self.writable = False
+        self.registered_ms = 0
+        self.heard_ms = 0
+        self.last_word_ms = 0
+        self.silence_ms = DEFAULT_SILENCE_MS
+        self.beat_ms = NEVER_MS
+        self.next_beat_ms = NEVER_MS
+        self.beat_due = False
+        self.beat_seq = 0
+        self.beats: dict[int, int] = {}  # time of sending, until acknowledged
+        self.sampling = False
+        self.report_seq = 0
+        self.unacked: dict[int, Report] = {}
+        self.started: list[tuple[LeaseId, int]] = []
+        self.finished: list[FinishedRun] = []
+        self.gpus_changed = False
+        self.checked: list[CardChecked] = []  # requested again with the next welcome
+
+    def heard(self, at_ms: int) -> list[SessionOutput]:
+        self.heard_ms = max(self.heard_ms, at_ms)
+        if self.welcome is None:
+            return []
+        lease_ms, action = self.welcome.task_lease_ms, self.welcome.lease_action or "never"
+        return [Heard(at_ms=self.heard_ms, lease_ms=lease_ms, action=action)]
+
+    def on_heartbeat_ack(self, seq: int) -> list[SessionOutput]:
+        sent_ms = self.beats.get(seq)
+        if sent_ms is None:
+            return []
+        self.beats = {number: at_ms for number, at_ms in self.beats.items() if number > seq}
+        return self.heard(sent_ms)
+
+    def on_reports_ack(self, seq: int) -> list[SessionOutput]:
+        started: list[LeaseId] = []
+        finished: list[LeaseId] = []
+        for number in [number for number in self.unacked if number <= seq]:
+            report = self.unacked.pop(number)
+            started.extend(lease_id for lease_id, _ in report.started)
+            finished.extend(run.end.lease_id for run in report.finished)
+        return [Acked(started=tuple(started), finished=tuple(finished))] if started or finished else []
+
+    def next_reports(self, now_ms: int) -> pb.Reports | None:
+        if not (self.started or self.finished) or len(self.unacked) >= MAX_UNACKED:
+            return None
+        report = Report(
+            started=tuple(self.started[:MAX_REPORTS]), finished=tuple(self.finished[:MAX_REPORTS])
+        )
+        del self.started[:MAX_REPORTS], self.finished[:MAX_REPORTS]
+        self.report_seq += 1
+        self.unacked[self.report_seq] = report
+        return reports_message(self.report_seq, report, now_ms)
+
+
+def beat_ms(wanted_ms: int, silence_ms: int) -> int:
+    """Two heartbeats may be lost or late before the scheduler considers the node offline."""
+    return min(wanted_ms, max(silence_ms // 3, LEAST_BEAT_MS))

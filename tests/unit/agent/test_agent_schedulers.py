@@ -1,0 +1,149 @@
+"""A node with several schedulers: all are dialled, one is kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from dgpu.agent.epoch import Joined
+from dgpu.agent.session import Session
+from dgpu.agent.session_words import (
+    Begin,
+    Connected,
+    Dial,
+    Disconnected,
+    Flush,
+    GpusFound,
+    HangUp,
+    Note,
+    Opened,
+    Received,
+    SaveEpoch,
+    Send,
+    Woke,
+    Written,
+)
+from dgpu.wire.proto import agent_pb2 as pb
+from unit.agent.test_agent_session import GPU, report, sent, session
+
+REFUSED = pb.FromScheduler(refused=pb.Refused(reason="standby"))
+
+
+def two(**facts) -> Session:
+    machine = session(addresses=("m:1", "s:1"), **facts)
+    assert machine.on_input(Begin(), 0) == [Dial(address="m:1"), Dial(address="s:1")]
+    return machine
+
+
+def welcome_of(address: str, epoch: int = 4, **facts) -> Received:
+    message = pb.Welcome(epoch=epoch, task_lease_ms=60_000, lease_action="freeze", **facts)
+    return Received(address=address, message=pb.FromScheduler(welcome=message))
+
+
+def test_all_schedulers_are_dialled_at_once_and_the_first_welcome_is_kept() -> None:
+    machine = two()
+    for address in ("m:1", "s:1"):
+        (message,) = sent(machine.on_input(Connected(address=address), 10))
+        assert message.register.node_id == "n1"
+    outputs = machine.on_input(welcome_of("s:1"), 20)
+    assert outputs[0] == HangUp(address="m:1", reason="s:1 is the master")
+    assert Opened(address="s:1", session_id="s1") in outputs
+    assert machine.on_input(Disconnected(address="m:1", reason="hung up"), 21) == []
+    assert machine.open
+    machine.on_input(Written(address="s:1"), 30)
+    machine.on_input(report(1), 40)
+    (send,) = machine.on_input(Flush(), 40)
+    assert isinstance(send, Send)
+    assert send.address == "s:1"
+    assert machine.wake_at_ms < 5_100, "only the heartbeat; the other address is left alone"
+
+
+def test_a_second_welcome_is_not_obeyed() -> None:
+    """Both registered before the first welcome came. Two schedulers that give orders would be one too many."""
+    machine = two()
+    machine.on_input(Connected(address="m:1"), 10)
+    machine.on_input(Connected(address="s:1"), 10)
+    machine.on_input(welcome_of("m:1", epoch=4), 20)
+    assert machine.on_input(welcome_of("s:1", epoch=5), 21) == []
+    orders = pb.FromScheduler(orders=pb.Orders(starts=[pb.Start(lease_id=1)]))
+    assert machine.on_input(Received(address="s:1", message=orders), 22) == []
+    assert machine.joined.epoch == 4
+
+
+def test_a_stale_master_that_answers_first_is_refused_and_the_new_one_obeyed() -> None:
+    """It was paused while the other one took over; this node has seen the new epoch."""
+    machine = two(epoch=5)
+    machine.on_input(Connected(address="m:1"), 10)
+    machine.on_input(Connected(address="s:1"), 10)
+    assert machine.on_input(welcome_of("m:1", epoch=4), 20)[-1] == HangUp(
+        address="m:1", reason="epoch 4 is older than 5"
+    )
+    machine.on_input(Disconnected(address="m:1"), 20)
+    machine.on_input(welcome_of("s:1", epoch=5), 30)
+    assert machine.open
+    assert machine.joined.epoch == 5
+
+
+def test_each_address_has_its_own_pause() -> None:
+    machine = two(jitter=1.0)
+    dialled: dict[str, list[int]] = {"m:1": [], "s:1": []}
+    now_ms = 0
+    machine.on_input(Disconnected(address="m:1"), now_ms)
+    while now_ms < 8_000:
+        now_ms = machine.wake_at_ms
+        for output in machine.on_input(Woke(), now_ms):
+            if isinstance(output, Dial):
+                dialled[output.address].append(now_ms)
+                machine.on_input(Disconnected(address=output.address), now_ms)
+            elif isinstance(output, HangUp):
+                machine.on_input(Disconnected(address=output.address), now_ms)
+    assert dialled["m:1"] == [1_000, 3_000, 7_000]
+    assert dialled["s:1"] == [], "it has ten seconds to answer"
+
+
+def test_a_standby_that_refuses_is_asked_again_until_it_takes_over() -> None:
+    machine = two(jitter=0.0)
+    machine.on_input(Disconnected(address="m:1", reason="refused"), 0)
+    machine.on_input(Connected(address="s:1"), 0)
+    outputs = machine.on_input(Received(address="s:1", message=REFUSED), 10)
+    assert outputs == [
+        Note(event="registration_refused", detail="s:1: standby"),
+        HangUp(address="s:1", reason="standby"),
+    ]
+    machine.on_input(Disconnected(address="s:1"), 10)
+    assert machine.on_input(Woke(), 510) == [Dial(address="m:1"), Dial(address="s:1")]
+
+
+@pytest.mark.parametrize(("jitter", "pause_ms"), [(0.0, 100), (0.5, 550), (1.0, 1_000)])
+def test_after_the_loss_of_the_master_all_are_dialled_soon_but_not_by_all_nodes_at_once(
+    jitter, pause_ms
+) -> None:
+    machine = two(jitter=jitter)
+    machine.on_input(Disconnected(address="m:1"), 0)  # a pause that does not count later
+    machine.on_input(Connected(address="s:1"), 10)
+    machine.on_input(welcome_of("s:1"), 20)
+    machine.on_input(Disconnected(address="s:1", reason="broken"), 50_000)
+    assert not machine.open
+    assert machine.wake_at_ms == 50_000 + pause_ms
+    assert machine.on_input(Woke(), machine.wake_at_ms) == [Dial(address="m:1"), Dial(address="s:1")]
+
+
+def test_an_epoch_that_cannot_be_saved_lets_the_other_schedulers_be_tried() -> None:
+    machine = two(jitter=0.0)
+    machine.on_input(Connected(address="m:1"), 10)
+    assert machine.on_input(welcome_of("m:1", epoch=5), 20) == [
+        HangUp(address="s:1", reason="m:1 is the master"),
+        SaveEpoch(address="m:1", joined=Joined(epoch=5)),
+    ]
+    machine.on_input(Disconnected(address="s:1"), 20)
+    machine.on_input(Disconnected(address="m:1", reason="cannot be saved"), 30)
+    assert machine.on_input(Woke(), 1_000) == [Dial(address="m:1"), Dial(address="s:1")]
+
+
+def test_a_changed_list_of_gpus_reaches_the_scheduler_that_registered_before_it() -> None:
+    machine = two()
+    machine.on_input(Connected(address="m:1"), 10)
+    machine.on_input(Connected(address="s:1"), 10)
+    machine.on_input(GpusFound(gpus=(GPU,)), 15)
+    machine.on_input(Written(address="s:1"), 16)
+    (message,) = sent(machine.on_input(welcome_of("s:1"), 20))
+    assert message.WhichOneof("body") == "inventory"
