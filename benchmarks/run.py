@@ -23,6 +23,7 @@ ORDER = [
     "openb",
     "muri",
     "journal",
+    "etcd",
     "keeper",
     "rest",
     "flood",

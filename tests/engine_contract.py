@@ -4,6 +4,7 @@ the same, empty engine.
 
 from __future__ import annotations
 
+import random
 import threading
 
 import pytest
@@ -190,7 +191,7 @@ class EngineContract:
         engine = connect()
         term = elected(engine)
         head = Head()
-        payloads = [bytes([number]) * 700_000 for number in range(40)]
+        payloads = [random.Random(number).randbytes(700_000) for number in range(40)]
         for payload in payloads:
             head = commit(engine, term, head, payload=payload)
         found: list[bytes] = []

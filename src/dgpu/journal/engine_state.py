@@ -116,6 +116,13 @@ class EngineState:
         if self._lease_id == lease_id:
             self._leader = None
 
+    def revoke_leader(self) -> None:
+        self.revoke(self._lease_id)
+
+    def extend_leases(self, now_ms: int) -> None:
+        """After an election among the members: no lease ended meanwhile."""
+        self._leases = dict.fromkeys(self._leases, now_ms + self._ttl_ms)
+
     @property
     def stored_bytes(self) -> int:
         return sum(len(record) for record in self._records.values())

@@ -147,11 +147,15 @@ class FileJournal:
         )
 
     def append(self, epoch: int, index: int, payload: bytes) -> None:
+        record = encode_record(schema=SCHEMA, epoch=epoch, index=index, payload=payload)
+        self.append_record(epoch, index, record)
+
+    def append_record(self, epoch: int, index: int, record: bytes) -> None:
+        """The record is encoded already, perhaps by another scheduler in an older schema."""
         if self._active is None:
             raise ValueError("recover comes before append")
         if index != self._index + 1 or epoch < self._epoch:
             raise ValueError(f"group {index} of epoch {epoch} cannot follow {self._index} of {self._epoch}")
-        record = encode_record(schema=SCHEMA, epoch=epoch, index=index, payload=payload)
         if self._broken:
             raise JournalBroken("an earlier write to the journal failed")
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import random
 
 import pytest
 
@@ -13,7 +14,7 @@ from dgpu.journal.etcd.keys import PART_BYTES
 from engine_contract import EngineContract, candidate, commit, committed, elected, record_of
 from etcd_cluster import EtcdCluster, LossyProxy, wait_until
 
-BIG = b"0123456789abcdef" * (PART_BYTES // 16) * 3 + b"end"
+BIG = random.Random(1).randbytes(3 * PART_BYTES) + b"end"  # cannot be packed
 _IMPATIENT = {"patience_s": 0.6, "attempt_s": 0.3}
 
 
@@ -76,6 +77,14 @@ def test_a_large_group_is_stored_in_parts(connect, etcd) -> None:
     engine.delete_below(term, 2)
     assert _keys(etcd, engine, "part/") == []
     assert connect().records(2, 9) == [record_of(2)]
+
+
+def test_a_large_group_is_packed(connect, etcd) -> None:
+    engine = connect()
+    payload = b"python train.py --seed 1 " * 200_000
+    commit(engine, elected(engine), Head(), payload=payload)
+    assert _keys(etcd, engine, "part/") == []
+    assert connect().records(1, 1) == [record_of(1, payload=payload)]
 
 
 def test_parts_of_a_leader_that_died_are_deleted(connect, etcd, monkeypatch) -> None:
@@ -225,7 +234,7 @@ def test_a_full_quota_refuses_groups_and_loses_none(tmp_path) -> None:
         engine = EtcdEngine(cluster.settings(patience_s=30.0, attempt_s=10.0, quota_bytes=8 << 20, ttl_s=120))
         term = elected(engine)
         head = Head()
-        payload = b"x" * 500_000
+        payload = random.Random(2).randbytes(500_000)
         with pytest.raises(EngineFull, match="disarm"):
             for _ in range(100):
                 engine.renew(term)

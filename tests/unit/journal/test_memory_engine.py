@@ -19,7 +19,7 @@ class Clock:
 
 @pytest.fixture
 def connect():
-    shared = SharedState()
+    shared = SharedState(clock=lambda: 0)  # no lease ends
     return lambda: MemoryEngine(shared)
 
 

@@ -37,6 +37,7 @@ from dgpu.journal.etcd.keys import (
     Meta,
     encode,
     head_of,
+    pack,
     part_name,
 )
 from dgpu.journal.etcd.reading import GroupReader
@@ -209,18 +210,19 @@ class EtcdEngine:
                 self._watch.close()
 
     def _committed(self, term: Term, before: Head, wanted: Head, record: bytes) -> Head:
-        group = GroupValue(chain=wanted.chain, record=record)
-        if len(record) > PART_BYTES:
+        body, is_packed = pack(record)
+        group = GroupValue(chain=wanted.chain, body=body, is_packed=is_packed)
+        if len(body) > PART_BYTES:
             name = part_name(wanted.index, term.fence, wanted.chain)
-            for number, start in enumerate(range(0, len(record), PART_BYTES)):
+            for number, start in enumerate(range(0, len(body), PART_BYTES)):
                 answer = self._commit_txn(
                     self._under_fence(
-                        term, put(self._keys.part(name, number), record[start : start + PART_BYTES])
+                        term, put(self._keys.part(name, number), body[start : start + PART_BYTES])
                     )
                 )
                 if not answer.succeeded:
                     return self._decided(term, wanted, answer)
-            group = GroupValue(chain=wanted.chain, record=b"", parts=number + 1, part_name=name)
+            group = msgspec.structs.replace(group, body=b"", parts=number + 1, part_name=name)
         value = HeadValue(index=wanted.index, epoch=wanted.epoch, chain=wanted.chain, fence=term.fence)
         request = self._under_fence(
             term, put(self._keys.group(wanted.index), encode(group)), put(self._keys.head, encode(value))

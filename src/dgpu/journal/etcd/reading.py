@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 
 import msgspec
 
 from dgpu.journal.engine import BelowFloor, EngineError
 from dgpu.journal.etcd.connection import AnswerTooLarge, Connection
-from dgpu.journal.etcd.keys import GroupValue, Keys
+from dgpu.journal.etcd.keys import GroupValue, Keys, unpack
 from dgpu.wire.proto import etcd_pb2 as pb
 
 _WANTED_BYTES = 8 << 20
@@ -69,11 +70,14 @@ class GroupReader:
     def _record(self, index: int, value: bytes, floor: Callable[[], int]) -> bytes:
         try:
             group = msgspec.msgpack.decode(value, type=GroupValue)
-        except msgspec.DecodeError as error:
+            body = group.body
+            if group.parts:
+                body = b"".join(
+                    self._part(index, group.part_name, number, floor) for number in range(group.parts)
+                )
+            return unpack(body, is_packed=group.is_packed)
+        except (msgspec.DecodeError, zlib.error) as error:
             raise EngineError(f"etcd, group {index}: {error}") from error
-        if not group.parts:
-            return group.record
-        return b"".join(self._part(index, group.part_name, number, floor) for number in range(group.parts))
 
     def _part(self, index: int, name: str, number: int, floor: Callable[[], int]) -> bytes:
         request = pb.RangeRequest(key=self._keys.part(name, number))
