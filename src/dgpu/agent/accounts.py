@@ -11,6 +11,7 @@ import grp
 import json
 import os
 import pwd
+import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from dgpu.agent.launch_as import Account
 from dgpu.wire.isolation import uid_range
 
 BOOK = "uids.json"  # in the agent's state directory
-_KNOWN_SECONDS = 60.0  # a look-up of a user may ask another machine
+KNOWN_SECONDS = 60.0  # a look-up of a user may ask another machine
 
 
 class IsolationOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,15 +46,29 @@ class Person(NamedTuple):
 
 
 class Accounts:
+    """`find` may wait for a directory service: use a thread. `known` never waits."""
+
     def __init__(self, state_dir: Path, tasks_dir: Path, options: IsolationOptions) -> None:
         self._book = UidBook(state_dir / BOOK)
         self._tasks_dir = tasks_dir
         self._is_open = False  # for other users
         self._options = options
-        self._known: dict[str, tuple[float, Person]] = {}
+        self._known: dict[tuple[str, str], tuple[float, Person]] = {}
+        self._giving = threading.Lock()
+
+    def known(self, tenant: str, user: str) -> Person | None:
+        """The answer of `find` within the last minute."""
+        known = self._known.get((tenant, user))
+        return known[1] if known is not None and time.monotonic() - known[0] < KNOWN_SECONDS else None
+
+    def remembered(self, tenant: str, user: str) -> Person:
+        """After `known` or `find`, also if the minute has passed since."""
+        return self._known[tenant, user][1]
 
     def find(self, tenant: str, user: str) -> Person:
         """`user`: the name of a Unix user, or a range such as 70000-79999. Raises NoAccount."""
+        if (known := self.known(tenant, user)) is not None:
+            return known
         if os.geteuid() != 0:
             raise NoAccount("this agent is not root: it cannot run tasks as other users", is_of_node=True)
         if not user:
@@ -62,7 +77,9 @@ class Accounts:
             )
         uids = uid_range(user)
         self._open_for_users()
-        return self._named(tenant, user) if uids is None else self._numbered(tenant, uids)
+        person = self._named(tenant, user) if uids is None else self._numbered(tenant, uids)
+        self._known[tenant, user] = (time.monotonic(), person)
+        return person
 
     def _open_for_users(self) -> None:
         """Other users may pass to their own directories, and cannot list those of others."""
@@ -76,20 +93,16 @@ class Accounts:
         self._is_open = True
 
     def _named(self, tenant: str, user: str) -> Person:
-        known = self._known.get(user)
-        if known is not None and time.monotonic() - known[0] < _KNOWN_SECONDS:
-            return known[1]
         try:
             found = pwd.getpwnam(user)
         except KeyError:
             raise NoAccount(f"this node has no Unix user {user} (tenant {tenant})", is_of_node=True) from None
         self._check(f"{user} (tenant {tenant})", found.pw_uid, found.pw_gid)
-        person = Person(self._account(found.pw_uid, found.pw_gid), found.pw_name, found.pw_dir)
-        self._known[user] = (time.monotonic(), person)
-        return person
+        return Person(self._account(found.pw_uid, found.pw_gid), found.pw_name, found.pw_dir)
 
     def _numbered(self, tenant: str, uids: range) -> Person:
-        uid = self._book.uid_of(tenant, uids)
+        with self._giving:
+            uid = self._book.uid_of(tenant, uids)
         self._check(f"of tenant {tenant}", uid, uid)
         return Person(self._account(uid, uid), f"dgpu-{uid}", "")
 

@@ -102,21 +102,21 @@ class FileServer:
                 raise FilesError("unknown_request", "this agent does not know the request")
 
     async def _list(self, ask: pb.ListFiles) -> pb.FileAnswer:
-        root = self._root(ask.place)
         limit = max(1, min(ask.limit, MAX_ENTRIES))
         path, after = ask.place.path, ask.after
-        page = await self._threads.run(lambda: list_files(root, path, after=after, limit=limit))
+        page = await self._threads.run(
+            lambda: list_files(self._root(ask.place), path, after=after, limit=limit)
+        )
         return pb.FileAnswer(entries=[_message(entry) for entry in page.entries], more=page.more)
 
     async def _open_file(self, handle: int, place: pb.FilePlace) -> pb.FileAnswer:
-        root = self._root(place)
         self._close_idle()
         if len(self._open) + self._opening >= MAX_OPEN_FILES:
             raise Busy
         self._opening += 1
         try:
             path = place.path
-            opened: OpenedFile = await self._threads.run(lambda: open_file(root, path))
+            opened: OpenedFile = await self._threads.run(lambda: open_file(self._root(place), path))
         finally:
             self._opening -= 1
         self._open[handle] = _Open(opened.fd)
@@ -142,6 +142,7 @@ class FileServer:
         return pb.FileAnswer(data=data)
 
     def _root(self, place: pb.FilePlace) -> Root:
+        """In a thread: the look-up of a user may wait for a directory service."""
         if place.workdir:
             if not place.HasField("account"):
                 return Root(place.workdir)

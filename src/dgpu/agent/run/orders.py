@@ -192,6 +192,12 @@ def not_started(lease_id: LeaseId, error: Exception) -> RunEnd:
     )
 
 
+def withdrawn(lease_id: LeaseId) -> RunEnd:
+    return RunEnd(
+        lease_id=lease_id, outcome=Outcome.STOPPED, at_ms=boot_ms(), error="stopped before it was started"
+    )
+
+
 def end_of(entry: dict[str, Any]) -> RunEnd:
     return RunEnd(
         lease_id=LeaseId(entry["lease"]),

@@ -43,6 +43,7 @@ from dgpu.agent.run.runner import (
     RunsStarted,
     StopOrder,
 )
+from dgpu.agent.run.user_look_ups import UserLookUps
 from dgpu.agent.start_watch import START_MS
 from dgpu.core.model.ids import LeaseId, NodeId
 from dgpu.wire.run_dirs import run_dir_name
@@ -72,6 +73,7 @@ class ProcessRunner:
         self._accounts = accounts or Accounts(
             Path(settings.directory), Path(settings.work_dir), IsolationOptions()
         )
+        self._users = UserLookUps(self._accounts, spawn=self._spawn, say=say)
         self._containers = containers
         self._node_ids = tuple(node_ids)
         self._say = say
@@ -129,11 +131,15 @@ class ProcessRunner:
                 self._watch.be_unfit("its keeper does not answer")
 
     def start(self, node_id: NodeId, orders: Sequence[RunOrder]) -> None:
-        spawns: list[dict[str, Any]] = []
-        failed: list[RunEnd] = []
         for order in orders:
             self._nodes[order.lease_id] = node_id
             self._dirs[order.lease_id] = run_dir_name(order.task_id, order.attempt)
+        self._spawn(node_id, self._users.pass_known(node_id, orders))
+
+    def _spawn(self, node_id: NodeId, orders: Sequence[RunOrder]) -> None:
+        spawns: list[dict[str, Any]] = []
+        failed: list[RunEnd] = []
+        for order in orders:
             try:
                 check_keeper(order, self._protocol)
                 spawns.append(
@@ -160,11 +166,12 @@ class ProcessRunner:
         """Raises NoAccount."""
         if order.user is None:
             return None
-        person = self._accounts.find(order.tenant, order.user)
+        person = self._accounts.remembered(order.tenant, order.user)
         self._processes.set_uid(order.lease_id, person.account.uid)
         return person
 
     def stop(self, orders: Sequence[StopOrder]) -> None:
+        self._users.withdraw(order.lease_id for order in orders)
         self._send({"stop": [[order.lease_id, order.grace_ms, order.cause.value] for order in orders]})
 
     def thaw(self, lease_ids: Sequence[LeaseId]) -> None:
@@ -303,6 +310,7 @@ class ProcessRunner:
 
     def _on_lost(self) -> None:
         self._link = None
+        self._users.clear()  # the next list of runs lacks these orders: they count as never started
         self._watch.lost()
         self._gone.set()
         if self._closing:
