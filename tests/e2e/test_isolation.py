@@ -259,3 +259,15 @@ def test_a_node_whose_directories_others_cannot_enter_gets_no_tasks():
         assert "executor.tasks_dir" in node["drain_reason"]
         assert node["enforced"] == []
     shutil.rmtree(closed)
+
+
+def test_doctor_names_uids_that_two_agents_of_one_machine_gave(shared):
+    """Neither agent knows of the other one; both begin with the first uid of the range."""
+    run(shared, "a", "true")
+    with isolated_site() as second:
+        run(second, "other", "true")
+        told = second.dgpu("doctor", "--json")
+    (check,) = [each for each in json.loads(told.out)["checks"] if each["name"] == "uids"]
+    assert check["status"] == "warn"
+    assert f"tenant a of {shared.data_dir}/agent" in check["detail"]
+    assert f"tenant other of {second.data_dir}/agent" in check["detail"]

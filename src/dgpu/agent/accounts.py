@@ -136,7 +136,7 @@ class UidBook:
 
     def uid_of(self, tenant: str, uids: range) -> int:
         """Raises NoAccount."""
-        given = self._read()
+        given = self.given()
         found = next((uid for owner, uid in given if owner == tenant and uid in uids), None)
         if found is not None:
             return found
@@ -147,7 +147,8 @@ class UidBook:
         self._write([*given, (tenant, free)])
         return free
 
-    def _read(self) -> list[tuple[str, int]]:
+    def given(self) -> list[tuple[str, int]]:
+        """Tenants and their uids. Raises NoAccount."""
         if self._given is None:
             try:
                 self._given = [(str(tenant), int(uid)) for tenant, uid in json.loads(self._path.read_bytes())]

@@ -23,6 +23,7 @@ from dgpu.agent.corral import group_of
 from dgpu.entry.ask import ask
 from dgpu.entry.config_types import Docker
 from dgpu.entry.processes import is_alive, processes_of
+from dgpu.entry.shared_uids import shared_uids
 from dgpu.entry.stack import GRPC_PORT, HOST, HTTP_PORT
 from dgpu.entry.state_dir import StateDir, UpRecord
 from dgpu.wire import isolation
@@ -65,6 +66,7 @@ def examine(servers: Sequence[str] = (), data_dir: Path | None = None) -> list[C
         _kernel,
         lambda: _users(url),
         _boundaries,
+        _uids,
         _containers,
         _clock,
         lambda: _leftovers(state_dir, record),
@@ -337,6 +339,16 @@ def _boundaries() -> Iterator[Check]:
         yield _warn("isolation", detail, "Needs control groups of version 2 and a kernel with eBPF filters.")
     else:
         yield _ok("isolation", f"enforced: {', '.join(found.enforced)}")
+
+
+def _uids() -> Iterator[Check]:
+    """Two agents that are root know nothing of each other's uids."""
+    if os.geteuid() == 0 and (shared := shared_uids()):
+        advice = (
+            "Tasks of these tenants can read and end each other. Give each agent of this machine a range of its own: "
+            f"{isolation.KEY} of its scheduler; docs/security.md, Users on nodes."
+        )
+        yield _warn("uids", "; ".join(shared), advice)
 
 
 def _clock() -> Iterator[Check]:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from dgpu.agent.store import read_leases
@@ -51,19 +52,27 @@ def _keeper_of(file: Path) -> ProcessRef | None:
 
 def _keeper_processes(tasks_dir: Path) -> list[ProcessRef]:
     """Finds guards and keepers by their command line: a starting keeper has no record yet."""
-    found = []
+    found = [process_ref(pid) for pid, directory in _commands() if directory.is_relative_to(tasks_dir)]
+    return [ref for ref in found if ref is not None]
+
+
+def agent_directories() -> list[Path]:
+    """State directories of all agents with a living keeper on this machine, whoever started them."""
+    return sorted({directory for _, directory in _commands()})
+
+
+def _commands() -> Iterator[tuple[int, Path]]:
+    """Pids of guards and keepers on this machine, with the state directories of their agents."""
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             command = file.read_bytes()
             if _SCRIPT not in command:
                 continue
             settings = json.loads(command.rstrip(b"\0").rpartition(b"\0")[2])
-            is_ours = Path(settings["directory"]).is_relative_to(tasks_dir)
+            directory = Path(settings["directory"])
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        if is_ours and (ref := process_ref(int(file.parent.name))) is not None:
-            found.append(ref)
-    return found
+        yield int(file.parent.name), directory
 
 
 def end_keepers(tasks_dir: Path) -> int:

@@ -14,6 +14,7 @@ from dgpu.core_form import FORM
 from dgpu.entry import doctor
 from dgpu.entry.doctor import Verdict, examine
 from dgpu.entry.processes import process_ref
+from dgpu.entry.shared_uids import shared_uids
 from dgpu.entry.state_dir import StateDir, UpRecord
 
 from .conftest import problem
@@ -29,6 +30,29 @@ def test_a_ready_scheduler_of_this_version_is_ok(server, tmp_path):
     server.answers["GET", "/health"] = (200, {"status": "ok", "version": __version__})
     server.answers["GET", "/ready"] = (200, {"ready": True, "role": "master", "epoch": 1})
     assert checks(server.url, tmp_path)["scheduler"].status is Verdict.OK
+
+
+def test_a_uid_that_two_agents_gave_is_named(tmp_path, monkeypatch):
+    books = {
+        "one": [["vision", 70000], ["speech", 70001]],
+        "two": [["robots", 70000]],
+        "three": [["x", 70005]],
+    }
+    for name, given in books.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "uids.json").write_text(json.dumps(given))
+    (tmp_path / "none").mkdir()
+    found = shared_uids([tmp_path / name for name in (*books, "none")])
+    assert found == [
+        f"uid 70000 is tenant vision of {tmp_path / 'one'} and tenant robots of {tmp_path / 'two'}"
+    ]
+    monkeypatch.setattr(doctor.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(doctor, "shared_uids", lambda: found)
+    (check,) = doctor._uids()
+    assert (check.status, check.detail) == (Verdict.WARN, found[0])
+    assert "isolation.users" in check.advice
+    monkeypatch.setattr(doctor, "shared_uids", list)
+    assert list(doctor._uids()) == []
 
 
 def test_another_version_is_a_warning_and_a_strange_server_a_failure(server, tmp_path):
