@@ -33,6 +33,7 @@ def addresses(scene):
         "tenants": "/tenants",
         "tenant": "/tenants/vision",
         "tokens": "/tokens",
+        "secrets": "/secrets",
         "login": "/login",
         "quota": "/quota",
         "nodes": "/nodes",

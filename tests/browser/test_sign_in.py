@@ -73,6 +73,7 @@ def test_a_token_opens_the_page_that_was_asked_for(guest, world):
     expect(page).to_have_url(re.compile(r"/tasks\?status=running$"))
     expect(page.get_by_test_id("view-tasks")).to_contain_text("of-vision")
     expect(page.get_by_test_id("view-tasks")).not_to_contain_text("of-speech")
+    expect(page.get_by_test_id("nav-tasks").locator(".badge")).to_have_count(0)  # it counts all tenants
     page.get_by_test_id("account").click()
     dialog = page.get_by_test_id("account-dialog")
     for words in ("ann", "user", "vision", "session of this browser"):
@@ -129,7 +130,8 @@ def test_a_viewer_is_offered_nothing_that_it_may_not_do(guest, world):
     sign_in(page, token_of(world, role="viewer")["token"])
     task = world.ask("GET", "/api/v1/tasks?tenant=vision", headers=BEARER).body["tasks"][0]["task_id"]
     expect(page.get_by_test_id("new-task")).to_have_count(0)
-    expect(page.get_by_test_id("nav-tokens")).to_have_count(0)
+    for place in ("nav-tokens", "nav-secrets", "nav-audit"):
+        expect(page.get_by_test_id(place)).to_have_count(0)
     page.goto(f"/tasks/{task}")
     expect(page.get_by_test_id("task-status")).to_be_visible()
     for action in ("cancel", "retry", "retry-edit"):
@@ -169,19 +171,74 @@ def test_a_tenant_admin_creates_a_token_and_ends_it(guest, world):
     assert world.ask("GET", "/api/v1/whoami", headers={"Authorization": f"Bearer {shown}"}).status == 401
 
 
+def test_a_user_sets_replaces_and_deletes_a_secret_and_never_sees_a_value(guest, world):
+    page = guest.look(world, "/")
+    sign_in(page, token_of(world)["token"])
+    page.get_by_test_id("nav-secrets").click()
+    expect(page.get_by_test_id("empty")).to_contain_text("dgpu secret set")
+    page.get_by_test_id("secret-new").click()
+    assert page.get_by_test_id("secret-tenant").locator("option").all_inner_texts() == ["vision"]
+    page.get_by_test_id("secret-name").fill("not a name")
+    page.get_by_test_id("secret-value").fill("plum-value-1")
+    guest.allow("400")
+    page.get_by_test_id("secret-send").click()
+    expect(page.get_by_test_id("secret-dialog")).to_contain_text("not a name")
+    page.get_by_test_id("secret-name").fill("HF_TOKEN")
+    page.get_by_test_id("secret-send").click()
+    row = page.get_by_test_id("secret-vision-HF_TOKEN")
+    expect(row).to_contain_text("ann")
+    page.get_by_test_id("replace-vision-HF_TOKEN").click()
+    value = page.get_by_test_id("secret-value")
+    expect(value).to_have_value("")
+    assert value.get_attribute("type") == "password"
+    value.fill("plum-value-2")
+    page.get_by_test_id("secret-send").click()
+    expect(row.locator("td.num").first).to_have_text("2")
+    page.reload()
+    expect(row).to_be_visible()
+    assert "plum-value" not in page.content()
+    (stored,) = world.ask("GET", "/api/v1/secrets", headers=BEARER).body["secrets"]
+    assert (stored["name"], stored["tenant_id"], stored["version"]) == ("HF_TOKEN", "vision", 2)
+    page.get_by_test_id("language").click()
+    expect(page.get_by_test_id("view-secrets")).to_contain_text("机密")
+    page.get_by_test_id("language").click()
+    page.get_by_test_id("delete-vision-HF_TOKEN").click()
+    page.get_by_test_id("confirm-yes").click()
+    expect(row).to_have_count(0)
+    assert world.ask("GET", "/api/v1/secrets", headers=BEARER).body["total"] == 0
+
+
+def test_an_administrator_sets_a_secret_of_any_tenant(guest, world):
+    page = guest.look(world, "/secrets")
+    sign_in(page, token_of(world, user="root", role="admin", tenants=None)["token"])
+    page.get_by_test_id("secret-new").click()
+    page.get_by_test_id("secret-tenant").fill("speech")
+    page.get_by_test_id("secret-name").fill("KEY")
+    page.get_by_test_id("secret-value").fill("x")
+    page.get_by_test_id("secret-send").click()
+    expect(page.get_by_test_id("secret-speech-KEY")).to_be_visible()
+    world.ask("DELETE", "/api/v1/tenants/speech/secrets/KEY", headers=BEARER)
+
+
 def test_an_administrator_has_everything(guest, world):
     page = guest.look(world, "/")
     sign_in(page, token_of(world, role="admin", tenants=None)["token"])
     for place in ("nav-tokens", "nav-alerts", "new-task"):
         expect(page.get_by_test_id(place)).to_be_visible()
-    page.keyboard.type("gk")
-    expect(page.get_by_test_id("view-tokens")).to_be_visible()
+    for keys, view in (("gk", "tokens"), ("gs", "secrets")):
+        page.keyboard.type(keys)
+        expect(page.get_by_test_id(f"view-{view}")).to_be_visible()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_new_pages_fit_a_phone_and_both_languages(guest, world, scheme):
     page = guest.look(world, "/login", viewport=PHONE, has_touch=True, is_mobile=True, color_scheme=scheme)
-    for path, view in (("/login", "login"), ("/tokens", "tokens"), ("/tenants/vision", "tenant")):
+    for path, view in (
+        ("/login", "login"),
+        ("/tokens", "tokens"),
+        ("/secrets", "secrets"),
+        ("/tenants/vision", "tenant"),
+    ):
         page.goto(path)
         if view == "tokens":
             sign_in(page, token_of(world, user="ada", role="tenant-admin")["token"])

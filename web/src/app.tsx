@@ -5,7 +5,7 @@ import { board, link, reconnectNow, retryAt, seenAt, updated } from "./board/str
 import { clock } from "./format";
 import { language, setLanguage, t, word, type MessageKey } from "./i18n";
 import { helpShown, PLACES, placesOfViewer } from "./keyboard";
-import { may } from "./me";
+import { may, me } from "./me";
 import { here } from "./now";
 import { go, route } from "./router";
 import { nextTheme, theme } from "./theme";
@@ -21,6 +21,7 @@ import { Cluster } from "./views/cluster";
 import { Login } from "./views/login";
 import { Nodes } from "./views/nodes";
 import { Quota } from "./views/quota";
+import { Secrets } from "./views/secrets";
 import { Submit } from "./views/submit";
 import { TaskView } from "./views/task";
 import { Tasks } from "./views/tasks";
@@ -79,6 +80,8 @@ function View() {
       return <Nodes />;
     case "tokens":
       return <Tokens />;
+    case "secrets":
+      return <Secrets />;
     case "alerts":
       return <Alerts />;
     case "audit":
@@ -95,7 +98,8 @@ function View() {
 function Side() {
   const { view } = route.value;
   const firing = board.value?.alerts?.firing ?? 0;
-  const waiting = board.value?.counts.waiting ?? 0;
+  // The board counts the waiting tasks of all tenants: beside the list of own tasks, that number would be wrong.
+  const waiting = me.value?.tenants.includes("*") ? (board.value?.counts.waiting ?? 0) : 0;
   return (
     <nav class="side" aria-label={t("nav.main")}>
       <a class="brand" href="/" aria-label="dgpu">

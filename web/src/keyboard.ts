@@ -16,6 +16,7 @@ export const PLACES: [key: string, view: string, action?: string][] = [
   ["a", "alerts", "alert.read"],
   ["u", "audit", "audit.read"],
   ["k", "tokens", "token.read"],
+  ["s", "secrets", "secret.read"],
 ];
 
 export function placesOfViewer(): typeof PLACES {

@@ -31,6 +31,8 @@ export type {
   QueuePage,
   ReservationAnswer as Reservation,
   Retried,
+  SecretAnswer as Secret,
+  SecretList,
   SilenceAnswer as Silence,
   SilenceList,
   SignInAddress,

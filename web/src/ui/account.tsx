@@ -50,6 +50,11 @@ function Details({ close }: { close: () => void }) {
               {t("nav.tokens")}
             </a>
           ) : null}
+          {may("secret.read") ? (
+            <a class="button" href="/secrets" onClick={close}>
+              {t("nav.secrets")}
+            </a>
+          ) : null}
           <a class="button" href="/login" onClick={close} data-testid="sign-in-other">
             {t("account.other")}
           </a>

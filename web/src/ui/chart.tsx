@@ -117,5 +117,6 @@ function options(width: number, height: number, lines: Line[], most: number | un
 }
 
 function timeLabels(splits: number[], span: number): string[] {
+  if ((splits.at(-1) ?? 0) < 86_400) return splits.map(() => ""); // no moment is known yet
   return splits.map((split) => (span > 36 * 3_600 ? day(split * 1_000, language.value) : clock(split * 1_000, span < 180)));
 }

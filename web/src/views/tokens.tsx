@@ -9,7 +9,8 @@ import type { NewToken, Token, TokenList } from "../types";
 import { NewTokenDialog, ShownOnce } from "../tokens/create";
 import { useAsked } from "../ui/asked";
 import { askBefore } from "../ui/dialog";
-import { CopyLine, Empty, Page, ProblemBox, Skeleton, Time } from "../ui/parts";
+import { List, type Column } from "../ui/list";
+import { Page, Time } from "../ui/parts";
 import { TenantNames } from "../ui/tenants";
 import { say } from "../ui/toast";
 
@@ -22,7 +23,6 @@ export function Tokens() {
     setMade(token);
     asked.refresh();
   };
-  const tokens = asked.data?.tokens.toReversed() ?? [];
   return (
     <Page
       title={t("tokens.title")}
@@ -35,53 +35,47 @@ export function Tokens() {
         ) : null
       }
     >
-      <section class="card">
-        {asked.problem ? <ProblemBox problem={asked.problem} retry={asked.refresh} /> : null}
-        {!asked.data && !asked.problem ? <Skeleton lines={5} height={26} /> : null}
-        {asked.data && !tokens.length ? (
-          <Empty title={t("tokens.empty")}>
-            <p>{t("tokens.emptyHow")}</p>
-            <CopyLine text="dgpu token create laptop --user ann --tenant vision" />
-          </Empty>
-        ) : null}
-        {tokens.length ? <Table tokens={tokens} refresh={asked.refresh} /> : null}
-      </section>
+      <List
+        asked={asked}
+        rowsOf={(data) => data.tokens.toReversed()}
+        columns={columns(asked.refresh)}
+        id={(token) => token.id}
+        testid="token"
+        faded={(token) => token.revoked || isExpired(token)}
+        empty={{ title: t("tokens.empty"), how: t("tokens.emptyHow"), command: "dgpu token create laptop --user ann --tenant vision" }}
+      />
       {asking ? <NewTokenDialog close={() => setAsking(false)} done={done} /> : null}
       {made ? <ShownOnce token={made} close={() => setMade(null)} /> : null}
     </Page>
   );
 }
 
-function Table({ tokens, refresh }: { tokens: Token[]; refresh: () => void }) {
-  return (
-    <div class="table-wrap">
-      <table data-testid="token-table">
-        <thead>
-          <tr>
-            <th>{t("tokens.name")}</th>
-            <th>{t("account.user")}</th>
-            <th class="wide-only">{t("account.role")}</th>
-            <th class="wide-only">{t("account.tenants")}</th>
-            <th class="wide-only">{t("account.scopes")}</th>
-            <th>{t("tokens.expires")}</th>
-            <th class="wide-only">{t("tokens.used")}</th>
-            <th class="wide-only">{t("tokens.by")}</th>
-            <th>
-              <span class="hidden-text">{t("nodes.orders")}</span>
-            </th>
-          </tr>
-        </thead>
-        <tbody>
-          {tokens.map((token) => (
-            <Row key={token.id} token={token} refresh={refresh} />
-          ))}
-        </tbody>
-      </table>
-    </div>
-  );
+function columns(refresh: () => void): Column<Token>[] {
+  return [
+    {
+      head: t("tokens.name"),
+      cell: (token) => (
+        <>
+          {token.name} <small class="muted mono">{token.id}</small>
+        </>
+      ),
+    },
+    { head: t("account.user"), cell: (token) => token.user },
+    { head: t("account.role"), cell: (token) => word("role", token.role), kind: "wide-only" },
+    { head: t("account.tenants"), cell: (token) => <TenantNames names={token.tenants} />, kind: "wide-only" },
+    { head: t("account.scopes"), cell: (token) => token.scopes.join(", ") || t("tokens.allActions"), kind: "wide-only" },
+    { head: t("tokens.expires"), cell: (token) => (token.expires_at ? <Time at={token.expires_at} /> : t("tokens.never")) },
+    { head: t("tokens.used"), cell: (token) => <Time at={token.last_used_at} />, kind: "wide-only" },
+    { head: t("tokens.by"), cell: (token) => token.created_by, kind: "wide-only" },
+    { head: t("nodes.orders"), cell: (token) => <Orders token={token} refresh={refresh} />, kind: "actions" },
+  ];
 }
 
-function Row({ token, refresh }: { token: Token; refresh: () => void }) {
+function isExpired(token: Token): boolean {
+  return token.expires_at !== null && (parseTime(token.expires_at) ?? 0) <= now.value;
+}
+
+function Orders({ token, refresh }: { token: Token; refresh: () => void }) {
   const revoke = () =>
     askBefore({
       title: t("tokens.revokeAsk", { name: token.name }),
@@ -94,34 +88,12 @@ function Row({ token, refresh }: { token: Token; refresh: () => void }) {
         refresh();
       },
     });
-  const expired = token.expires_at !== null && (parseTime(token.expires_at) ?? 0) <= now.value;
+  if (token.revoked) return <span class="chip">{t("tokens.isRevoked")}</span>;
+  if (isExpired(token)) return <span class="chip">{t("tokens.isExpired")}</span>;
+  if (!may("token.change")) return null;
   return (
-    <tr class={token.revoked || expired ? "muted" : ""} data-testid={`token-${token.id}`}>
-      <td>
-        {token.name} <small class="muted mono">{token.id}</small>
-      </td>
-      <td>{token.user}</td>
-      <td class="wide-only">{word("role", token.role)}</td>
-      <td class="wide-only">
-        <TenantNames names={token.tenants} />
-      </td>
-      <td class="wide-only">{token.scopes.join(", ") || t("tokens.allActions")}</td>
-      <td>{token.expires_at ? <Time at={token.expires_at} /> : t("tokens.never")}</td>
-      <td class="wide-only">
-        <Time at={token.last_used_at} />
-      </td>
-      <td class="wide-only">{token.created_by}</td>
-      <td class="num">
-        {token.revoked ? (
-          <span class="chip">{t("tokens.isRevoked")}</span>
-        ) : expired ? (
-          <span class="chip">{t("tokens.isExpired")}</span>
-        ) : may("token.change") ? (
-          <button type="button" class="danger" onClick={revoke} data-testid={`revoke-${token.id}`}>
-            {t("tokens.revoke")}
-          </button>
-        ) : null}
-      </td>
-    </tr>
+    <button type="button" class="danger" onClick={revoke} data-testid={`revoke-${token.id}`}>
+      {t("tokens.revoke")}
+    </button>
   );
 }

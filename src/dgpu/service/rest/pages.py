@@ -25,6 +25,7 @@ VIEWS = frozenset(
         "settings",
         "login",
         "tokens",
+        "secrets",
     }
 )
 MAX_FILES = 1_000
