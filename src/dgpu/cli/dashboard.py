@@ -27,7 +27,7 @@ def dashboard(ctx: typer.Context, print_url: PrintUrl = False) -> None:
         not print_url
         and flags.is_table
         and client.session().access in {"user", "open"}
-        and _opened(client.url)
+        and open_browser(f"{client.url}/")
     ):
         typer.echo(f"{client.url}/")
         return
@@ -40,13 +40,13 @@ def dashboard(ctx: typer.Context, print_url: PrintUrl = False) -> None:
     note(f"It works once, within {code.expires_in_seconds // 60} minutes.")
 
 
-def _opened(url: str) -> bool:
-    """Passes the address without a code: every user could see the code in the list of processes."""
+def open_browser(url: str) -> bool:
+    """The address must hold no secret: every user can see it in the list of processes."""
     import webbrowser
 
     if sys.platform != "darwin" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         return False  # do not open a browser inside this terminal
     try:
-        return webbrowser.open(f"{url}/")
+        return webbrowser.open(url)
     except webbrowser.Error:
         return False

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 from urllib.parse import urlsplit
 
 import typer
@@ -20,12 +21,20 @@ _NOT_BY_TOKEN = {
 
 
 @app.command()
-def login(ctx: typer.Context) -> None:
-    """Store a token for the scheduler, or for all of them. It is read from the terminal without echo, or from stdin."""
+def login(
+    ctx: typer.Context,
+    oidc: Annotated[
+        bool, typer.Option("--oidc", help="Sign in with an account of the identity provider, in a browser.")
+    ] = False,
+) -> None:
+    """Store a token for the scheduler, or for all of them. It is read from the terminal without echo, or from stdin.
+
+    With --oidc, it comes from the identity provider: a browser opens, or its address is printed.
+    """
     from dgpu.client.credentials import store_token
 
     flags = flags_of(ctx)
-    token = flags.token or _read_token()
+    token = _from_provider(flags) if oidc else flags.token or _read_token()
     flags.token = token
     client = connect(flags)
     for url in client.urls:
@@ -36,6 +45,20 @@ def login(ctx: typer.Context) -> None:
         raise CliFailure(_NOT_BY_TOKEN.get(told["source"], "The scheduler did not look at this token."))
     path = store_token(client.urls, token)
     _print(flags, {**told, "server": ",".join(client.urls), "stored_in": str(path)})
+
+
+def _from_provider(flags: Flags) -> str:
+    from dgpu.cli.browser_sign_in import id_token
+
+    if flags.token:
+        raise CliFailure("Give either --oidc or a token (--token, DGPU_TOKEN), not both.", ExitCode.USAGE)
+    found = connect(flags).sign_in_methods()
+    if found.cli is None:
+        missing = "auth.oidc.cli_client_id" if found.oidc else "auth.oidc.issuer"
+        raise CliFailure(
+            f"This scheduler offers no sign-in from the command line: {missing} is not set. Use a token: dgpu login"
+        )
+    return id_token(found.cli.issuer, found.cli.client_id, found.cli.scopes)
 
 
 def _read_token() -> str:

@@ -17,6 +17,11 @@ class TokenCalls:
         return Request("GET", api_path("whoami"), WhoAmI)
 
     @Call
+    def sign_in_methods(self) -> Request[answers.SignInMethods]:
+        """How people can sign in. Needs no token."""
+        return Request("GET", api_path("session", "methods"), answers.SignInMethods)
+
+    @Call
     def tokens(self) -> Request[Sequence[TokenAnswer]]:
         """API tokens without their secrets, oldest first."""
         return Request("GET", api_path("tokens"), TokenList).picking(lambda found: found.tokens)

@@ -17,7 +17,6 @@ _NotNegative = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 _Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Factor = Annotated[float, msgspec.Meta(ge=0.001, le=1_000)]
 _Host = Annotated[str, msgspec.Meta(max_length=253, pattern=r"^[A-Za-z0-9._:%\[\]-]*$")]
-_Nodes = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 _Name = Annotated[str, msgspec.Meta(max_length=253, pattern=r"^[A-Za-z0-9._-]*$")]
 
 
@@ -160,6 +159,7 @@ class Oidc(Section, frozen=True, kw_only=True):
     client_id: str = ""
     client_secret_file: str = ""  # empty: a public client
     audience: str = ""  # of tokens on the API; empty: client_id
+    cli_client_id: str = ""  # a public client, for dgpu login --oidc; empty: client_id, if that has no secret
     name: str = ""  # for the button of the login page; empty: the host of the issuer
     redirect_url: str = ""  # empty: /login at the first of server.allowed_hosts, else at server.http_address
     scopes: tuple[str, ...] = ("openid", "profile", "email")
@@ -320,7 +320,7 @@ class AgentNode(Section, frozen=True, kw_only=True):
     address: _Host = ""  # address for other nodes; empty: the host name
     heartbeat_interval: _Seconds = 5
     labels: dict[str, str] = {}
-    simulated_nodes: _Nodes = 1  # with simulated GPUs: nodes in this process
+    simulated_nodes: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1  # with simulated GPUs
 
 
 class AgentTls(Section, frozen=True, kw_only=True):

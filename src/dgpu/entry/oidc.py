@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dgpu.entry.config_problem import Problem
 from dgpu.entry.config_types import Oidc, SchedulerConfig
 from dgpu.wire import isolation
-from dgpu.wire.address import parse_address
+from dgpu.wire.address import is_safe_url, parse_address
 
 if TYPE_CHECKING:
     from dgpu.service.oidc.options import OidcOptions
@@ -25,7 +25,6 @@ def check_oidc(config: SchedulerConfig) -> Iterator[Problem]:
             yield Problem("auth.oidc.issuer", "is needed by the other keys of auth.oidc")
         return
     from dgpu.service.oidc.options import ALGORITHMS
-    from dgpu.service.oidc.provider import is_safe_url
 
     if not is_safe_url(oidc.issuer) or "?" in oidc.issuer:
         yield Problem(
@@ -50,8 +49,6 @@ def check_oidc(config: SchedulerConfig) -> Iterator[Problem]:
 
 
 def _check_redirect(config: SchedulerConfig) -> Iterator[Problem]:
-    from dgpu.service.oidc.provider import is_safe_url
-
     path, url = "auth.oidc.redirect_url", redirect_url(config)
     if not url:
         yield Problem(
@@ -120,6 +117,7 @@ def oidc_options(config: SchedulerConfig) -> OidcOptions | None:
         redirect_url=redirect_url(config),
         client_secret=_content(oidc.client_secret_file) if oidc.client_secret_file else "",
         audience=oidc.audience,
+        cli_client_id=oidc.cli_client_id or ("" if oidc.client_secret_file else oidc.client_id),
         name=oidc.name,
         scopes=oidc.scopes,
         algorithms=oidc.algorithms,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -49,3 +50,11 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def is_safe_url(url: str) -> bool:
+    """HTTPS; or plain text that never leaves the machine."""
+    parts = urlsplit(url)
+    if not parts.hostname or parts.fragment or parts.username:
+        return False
+    return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname))

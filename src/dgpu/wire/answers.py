@@ -290,10 +290,19 @@ class SessionAnswer(Answer, frozen=True, kw_only=True):
     access: str  # how the client has access: open | user | token | cookie
 
 
+class CliSignIn(Answer, frozen=True, kw_only=True):
+    """The command line as a public client of the identity provider."""
+
+    issuer: str
+    client_id: str
+    scopes: list[str]
+
+
 class SignInMethods(Answer, frozen=True, kw_only=True):
     """How a browser can sign in. A token is always possible."""
 
     oidc: str | None = None  # the name of the identity provider
+    cli: CliSignIn | None = None  # None: dgpu login --oidc is not possible
 
 
 class SignInAddress(Answer, frozen=True, kw_only=True):

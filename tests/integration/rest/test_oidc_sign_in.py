@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from identity_provider import CLIENT, SECRET, new_key, oidc_options
-from rest_world import Reply, RestWorld
+from rest_world import TOKEN, Reply, RestWorld
+
+OWNER = {"Authorization": f"Bearer {TOKEN}"}
 
 
 class Browser:
@@ -48,7 +50,7 @@ def browser(oidc_world):
 @pytest.mark.parametrize("oidc_settings", [{}, {"client_secret": SECRET}])
 def test_a_browser_signs_in(oidc_world, provider, browser, oidc_settings) -> None:
     provider.secret = oidc_settings.get("client_secret", "")
-    assert oidc_world.ask("GET", "/api/v1/session/methods").body == {"oidc": "127.0.0.1"}
+    assert oidc_world.ask("GET", "/api/v1/session/methods").body["oidc"] == "127.0.0.1"
     back = provider.authorize(browser.begin())
     assert back["to"] == f"{oidc_world.url}/login"
     assert browser.finish(back).status == 204
@@ -169,7 +171,7 @@ def test_dgpu_dashboard_with_a_signed_token_gives_a_session_that_ends_with_it(oi
 
 def test_without_a_provider_the_calls_say_so(tmp_path) -> None:
     with RestWorld(tmp_path) as world:
-        assert world.ask("GET", "/api/v1/session/methods").body == {"oidc": None}
+        assert world.ask("GET", "/api/v1/session/methods").body == {"oidc": None, "cli": None}
         assert world.ask("POST", "/api/v1/session/oidc", {}).body["code"] == "no_oidc"
         world.access._trusted = {}
         assert (
@@ -185,3 +187,29 @@ def test_no_secret_is_logged(oidc_world, provider, browser, capfd) -> None:
     seen = "".join(capfd.readouterr())
     for secret in (token, back["code"], back["state"], *browser.cookies.values()):
         assert secret not in seen
+
+
+def test_sign_ins_are_in_the_audit_log_accepted_and_refused(oidc_world, provider, browser) -> None:
+    """Asking for the way to the provider is no sign-in: any stranger may do it, and it leaves no entry."""
+    assert browser.finish(provider.authorize(browser.begin())).status == 204
+    stranger = Browser(oidc_world)
+    back = provider.authorize(stranger.begin())
+    provider.changes = {"groups": []}
+    assert stranger.finish(back).body["code"] == "no_account"
+    assert stranger.finish(back).body["code"] == "wrong_sign_in"
+    provider.changes, provider.is_broken = {}, True
+    back = provider.authorize(stranger.begin())
+    assert stranger.finish(back).body["code"] == "oidc_away"
+    found = oidc_world.ask("GET", "/api/v1/audit?action=session", headers=OWNER).body["entries"]
+    told = [
+        (each["call"], each["result"], each["code"], each["user"], each["source"]) for each in found[::-1]
+    ]
+    call = "POST /api/v1/session"
+    assert told == [
+        (call, "done", None, "ann", "oidc"),
+        (call, "refused", "no_account", None, None),
+        (call, "refused", "wrong_sign_in", None, None),
+        (call, "failed", "oidc_away", None, None),
+    ]
+    assert found[-1]["role"] == "user"
+    assert all(each["origin"] for each in found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from dgpu.service.access.principal import Principal
@@ -20,19 +20,24 @@ _STRONGEST: Final = {role: number for number, role in enumerate(Role)}
 
 
 def wrong_claims(
-    options: OidcOptions, claims: Mapping[str, Any], *, audience: str, now_s: float, nonce: str | None = None
+    options: OidcOptions,
+    claims: Mapping[str, Any],
+    *,
+    expected: Sequence[str],
+    now_s: float,
+    nonce: str | None = None,
 ) -> Problem | None:
-    """`nonce`: of the sign-in of a browser; None: a token on the API. The signature was right, so the text may
-    name the token: its sender knows all claims.
+    """`expected`: audiences. `nonce`: of the sign-in of a browser; None: a token on the API. The signature was right,
+    so the text may name the token: its sender knows all claims.
     """
     token = _named(options, claims)
     if claims.get("iss") != options.issuer:
         return _wrong(f"{token} is of the issuer {_shown(claims.get('iss'))}, expected {options.issuer!r}.")
     audiences = claims.get("aud")
     named = audiences if isinstance(audiences, list) else [audiences]
-    if audience not in named:
+    if not any(audience in named for audience in expected):
         return _wrong(
-            f"{token} is for another audience: {_shown(*named)}, expected {audience!r}. Request a token for this "
+            f"{token} is for another audience: {_shown(*named)}, expected {expected[0]!r}. Request a token for this "
             "audience from the identity provider, or ask the administrator of dgpu to change auth.oidc.audience."
         )
     if nonce is not None:

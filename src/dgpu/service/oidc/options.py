@@ -25,6 +25,7 @@ class OidcOptions(msgspec.Struct, frozen=True, kw_only=True):
     redirect_url: str  # the address of the login page
     client_secret: str = ""  # empty: a public client
     audience: str = ""  # of tokens on the API; empty: the client id
+    cli_client_id: str = ""  # of the command line, a public client; empty: it cannot sign in
     name: str = ""  # for the button; empty: the issuer's host
     scopes: tuple[str, ...] = ("openid", "profile", "email")
     algorithms: tuple[str, ...] = ("RS256", "ES256")

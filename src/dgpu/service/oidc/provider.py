@@ -6,13 +6,13 @@ import asyncio
 import ssl
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 from joserfc.errors import JoseError
 from joserfc.jwk import ECKey, JWKRegistry, Key, OKPKey, RSAKey
 
 from dgpu.service.oidc.options import OidcOptions
+from dgpu.wire.address import is_safe_url
 
 if TYPE_CHECKING:
     import httpx
@@ -21,7 +21,6 @@ MAX_BYTES: Final = 256 << 10
 MAX_KEYS: Final = 100
 MIN_RSA_BITS: Final = 2_048
 _DISCOVERY: Final = "/.well-known/openid-configuration"
-_LOCAL: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 
 T = TypeVar("T")
 
@@ -50,14 +49,6 @@ class _Keys(msgspec.Struct, frozen=True):
 
 class _Tokens(msgspec.Struct, frozen=True):
     id_token: str = ""
-
-
-def is_safe_url(url: str) -> bool:
-    """HTTPS; or plain text that never leaves the machine."""
-    parts = urlsplit(url)
-    if not parts.hostname or parts.fragment or parts.username:
-        return False
-    return parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOCAL)
 
 
 class Provider:

@@ -8,7 +8,7 @@ import binascii
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -98,8 +98,9 @@ class Verifier:
         if known is not None and self._wall_s() < known.ends_wall_s:
             self._verified.move_to_end(digest)
             return known
-        audience = self._options.audience or self._options.client_id
-        claims = self._checked(token, audience)
+        options = self._options
+        expected = [options.audience or options.client_id, *filter(None, [options.cli_client_id])]
+        claims = self._checked(token, expected)
         found = claims if isinstance(claims, Problem) else principal_of(self._options, claims)
         if isinstance(found, Principal):
             self._verified[digest] = found
@@ -108,10 +109,12 @@ class Verifier:
         return found
 
     def of_sign_in(self, token: bytes, nonce: str) -> Principal | Problem:
-        claims = self._checked(token, self._options.client_id, nonce)
+        claims = self._checked(token, [self._options.client_id], nonce)
         return claims if isinstance(claims, Problem) else principal_of(self._options, claims)
 
-    def _checked(self, token: bytes, audience: str, nonce: str | None = None) -> Mapping[str, Any] | Problem:
+    def _checked(
+        self, token: bytes, expected: Sequence[str], nonce: str | None = None
+    ) -> Mapping[str, Any] | Problem:
         facts, header = self.facts, _header_of(token)
         if len(token) > MAX_JWT_BYTES or header is None:
             return _wrong("It is not a signed token.")
@@ -129,7 +132,7 @@ class Verifier:
             claims = jwt.decode(token, key, registry=rules).claims
         except (JoseError, ValueError, TypeError, RecursionError):
             return _wrong("Its signature does not fit.")
-        wrong = wrong_claims(self._options, claims, audience=audience, now_s=self._wall_s(), nonce=nonce)
+        wrong = wrong_claims(self._options, claims, expected=expected, now_s=self._wall_s(), nonce=nonce)
         self._read_old_keys(facts)
         return wrong or claims
 

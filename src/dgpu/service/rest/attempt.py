@@ -13,7 +13,7 @@ from dgpu.service.access.matching import Matched, match
 from dgpu.service.access.principal import STRANGER, Principal
 from dgpu.service.access.table import Action
 from dgpu.service.audit.names import clean
-from dgpu.service.rest.access import READING_METHODS
+from dgpu.service.rest.access import OIDC_PATH, READING_METHODS
 from dgpu.service.rest.failures import Peer
 
 UNKNOWN: Final = "unknown"
@@ -47,6 +47,7 @@ class Attempt:
             self._scope["method"] not in READING_METHODS
             and self.matched is not _NO_CALL
             and self.matched.action not in _READ_BY_POST
+            and self._scope["path"] != OIDC_PATH  # only tells where to sign in, to any stranger
         )
 
     @property

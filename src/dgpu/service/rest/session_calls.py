@@ -23,10 +23,19 @@ from dgpu.service.rest.sessions import (
     cookie_of,
 )
 from dgpu.service.rest.submit import read_body
-from dgpu.wire.answers import FieldError, Problem, SessionAnswer, SessionCode, SignInAddress, SignInMethods
+from dgpu.wire.answers import (
+    CliSignIn,
+    FieldError,
+    Problem,
+    SessionAnswer,
+    SessionCode,
+    SignInAddress,
+    SignInMethods,
+)
 from dgpu.wire.json_body import BadRequest, parse_json
 
 if TYPE_CHECKING:
+    from dgpu.service.oidc.options import OidcOptions
     from dgpu.service.oidc.sign_in import Oidc
 
 MAX_BODY_BYTES = 16_384
@@ -53,7 +62,7 @@ async def answer(access: Access, scope: Any, headers: dict[bytes, bytes], receiv
     if path == METHODS_PATH:
         return _methods(access) if method in {"GET", "HEAD"} else None
     if method == "POST":
-        return await _sign_in(access, headers, state.get("peer", Peer(uid=None)), receive)
+        return await _sign_in(access, headers, state, receive)
     if method == "DELETE":
         return await _sign_out(access, headers)
     if method in {"GET", "HEAD"}:
@@ -71,8 +80,16 @@ async def _give_code(access: Access, who: Principal, headers: dict[bytes, bytes]
 
 def _methods(access: Access) -> Answered:
     """For the login page, before anything is known about its user."""
-    name = None if access.oidc is None else access.oidc.name
-    return Answered(200, msgspec.json.encode(SignInMethods(oidc=name)), [_JSON])
+    told = SignInMethods()
+    if access.oidc is not None:
+        told = SignInMethods(oidc=access.oidc.name, cli=_cli(access.oidc.options))
+    return Answered(200, msgspec.json.encode(told), [_JSON])
+
+
+def _cli(options: OidcOptions) -> CliSignIn | None:
+    if not options.cli_client_id:
+        return None
+    return CliSignIn(issuer=options.issuer, client_id=options.cli_client_id, scopes=list(options.scopes))
 
 
 async def _begin_oidc(access: Access, headers: dict[bytes, bytes], receive: Any) -> Answered:
@@ -85,13 +102,16 @@ async def _begin_oidc(access: Access, headers: dict[bytes, bytes], receive: Any)
     return Answered(200, msgspec.json.encode(SignInAddress(url=begun.url)), [_JSON, (b"set-cookie", line)])
 
 
-async def _sign_in(access: Access, headers: dict[bytes, bytes], peer: Peer, receive: Any) -> Answered:
+async def _sign_in(
+    access: Access, headers: dict[bytes, bytes], state: dict[str, Any], receive: Any
+) -> Answered:
     """Each way gives a new session. A session that the browser already has ends: it is never upgraded."""
     given = await _fields(headers, receive, known=frozenset(_WAYS))
     if len(given) != 1:
         raise BadRequest("malformed_request", f"The body must have exactly one of: {', '.join(_WAYS)}.")
     ((way, value),) = given.items()
-    who = await _WAYS[way](access, value, headers, peer)
+    who = await _WAYS[way](access, value, headers, state.get("peer", Peer(uid=None)))
+    state["principal"] = who  # for the audit log: from here on the request is known
     seconds = COOKIE_SECONDS
     if way == "oidc":
         seconds = _oidc(access).options.session_s
