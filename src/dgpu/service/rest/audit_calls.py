@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import msgspec
 from litestar import get
-from litestar.params import QueryParameter
+from litestar.di import NamedDependency, Provide
+from litestar.params import QueryParameter, SkipValidation
 from litestar.response import Stream
 
-from dgpu.service.access.principal import Principal
 from dgpu.service.access.table import Action, may
 from dgpu.service.history.audit import AuditFilters, AuditPart, PastAudit, Place, read_audit
 from dgpu.service.rest import listing
@@ -52,15 +52,7 @@ _Result = Annotated[str | None, QueryParameter(description="done, refused or fai
 _Tenant = Annotated[str | None, QueryParameter(description="The tenant of the subject.", required=False)]
 
 
-@get(
-    "/api/v1/audit",
-    summary="Read the audit log",
-    description="Changes, accepted and refused, and refusals for want of rights, newest first. A tenant-admin sees "
-    "entries about its own tenants and of users of only these, without names of others. Equal refusals within a minute "
-    "are one entry with their number. `history_behind` above 0: this many of the newest groups of the journal are "
-    "missing. A page may be short and still have a next_cursor.",
-)
-async def audit_page(
+async def audit_filters(
     rest: Given,
     who: Who,
     since: _Since = None,
@@ -69,10 +61,38 @@ async def audit_page(
     action: _Action = None,
     result: _Result = None,
     tenant: _Tenant = None,
-    limit: LimitQuery = None,
-    cursor: CursorQuery = None,
+) -> AuditFilters:
+    """The query of both calls."""
+    times = parse_range(rest, since, until, default=f"{LONGEST_MS // 1_000}s")
+    if tenant is not None and not may(who, Action.READ_AUDIT, tenant):
+        tenant = ""  # like a tenant that never was
+    return AuditFilters(
+        since=_ALWAYS.since if since is None else times.since,
+        until=_ALWAYS.until if until is None else times.until,
+        user=_name("user", user),
+        action=None if action is None else listing.query_value("action", action, _known_action),
+        result=None if result is None else listing.query_value("result", result, _known_result),
+        tenant_id=_name("tenant", tenant),
+        tenants=who.tenants,
+    )
+
+
+Filters = NamedDependency[SkipValidation[AuditFilters]]
+_WITH_FILTERS = {"filters": Provide(audit_filters)}
+
+
+@get(
+    "/api/v1/audit",
+    summary="Read the audit log",
+    description="Changes, accepted and refused, and refusals for want of rights, newest first. A tenant-admin sees "
+    "entries about its own tenants and of users of only these, without names of others. Equal refusals within a minute "
+    "are one entry with their number. `history_behind` above 0: this many of the newest groups of the journal are "
+    "missing. A page may be short and still have a next_cursor.",
+    dependencies=_WITH_FILTERS,
+)
+async def audit_page(
+    rest: Given, filters: Filters, limit: LimitQuery = None, cursor: CursorQuery = None
 ) -> AuditPage:
-    filters = _filters(rest, who, since, until, user, action, result, tenant)
     most = listing.parse_limit(limit)
     before = _place(cursor)
     behind = await _catch_up(rest)
@@ -89,19 +109,9 @@ async def audit_page(
     summary="Export the audit log",
     description="JSON lines: one entry per line, newest first, with the fields of /api/v1/audit.",
     media_type=JSON_LINES,
+    dependencies=_WITH_FILTERS,
 )
-async def audit_export(
-    rest: Given,
-    who: Who,
-    opener: Opener,
-    since: _Since = None,
-    until: _Until = None,
-    user: _User = None,
-    action: _Action = None,
-    result: _Result = None,
-    tenant: _Tenant = None,
-) -> Stream:
-    filters = _filters(rest, who, since, until, user, action, result, tenant)
+async def audit_export(rest: Given, filters: Filters, opener: Opener) -> Stream:
     await _catch_up(rest)
     first = await _read(rest, filters, None, _PER_READ)
     return Stream(_lines(rest, opener(), filters, first), media_type=JSON_LINES)
@@ -137,30 +147,6 @@ async def _catch_up(rest: Backend) -> int:
         return 0
     await rest.follower.reach(wanted, _CATCH_UP_S)
     return max(0, wanted - rest.follower.seen_index)
-
-
-def _filters(
-    rest: Backend,
-    who: Principal,
-    since: str | None,
-    until: str | None,
-    user: str | None,
-    action: str | None,
-    result: str | None,
-    tenant: str | None,
-) -> AuditFilters:
-    times = parse_range(rest, since, until, default=f"{LONGEST_MS // 1_000}s")
-    if tenant is not None and not may(who, Action.READ_AUDIT, tenant):
-        tenant = ""  # like a tenant that never was
-    return AuditFilters(
-        since=_ALWAYS.since if since is None else times.since,
-        until=_ALWAYS.until if until is None else times.until,
-        user=_name("user", user),
-        action=None if action is None else listing.query_value("action", action, _known_action),
-        result=None if result is None else listing.query_value("result", result, _known_result),
-        tenant_id=_name("tenant", tenant),
-        tenants=who.tenants,
-    )
 
 
 def _name(name: str, value: str | None) -> str | None:

@@ -146,13 +146,19 @@ def only_json_bodies(connection: Any, _: BaseRouteHandler) -> None:
 
 
 def only_known_queries(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+    shared = handler.resolve_dependencies()  # a function that several calls share may read queries, too
+    own = shared.keys() & handler.parsed_fn_signature.parameters.keys()
     known = {
         # The frame reserves the name `state`: such a query has another name in the function.
         getattr(field.kwarg_definition, "name", None) or name
-        for name, field in handler.parsed_fn_signature.parameters.items()
+        for signature in (
+            handler.parsed_fn_signature,
+            *(shared[each].parsed_fn_signature for each in sorted(own)),
+        )
+        for name, field in signature.parameters.items()
     }
     given = [name for name, _ in connection.query_params.multi_items()]
-    listing.refuse_queries(given, known - {"rest", "request", "who", "opener"})
+    listing.refuse_queries(given, known - shared.keys() - {"request", "scope"})
 
 
 def answer_with_problem(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
