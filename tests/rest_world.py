@@ -264,13 +264,27 @@ class RestWorld:
 
         return self.read(look)
 
-    def add_node(self, name: str = "n1", gpus: int = 1, memory_mb: int = 32_768, model: str = "V100") -> None:
+    def add_node(
+        self,
+        name: str = "n1",
+        gpus: int = 1,
+        memory_mb: int = 32_768,
+        model: str = "V100",
+        labels: dict[str, str] | None = None,
+    ) -> None:
         cards = tuple(
             Gpu(id=GpuId(f"GPU-{name}-{i}"), node_id=NodeId(name), index=i, model=model, memory_mb=memory_mb)
             for i in range(gpus)
         )
         self.execute(
-            RegisterNode(node_id=NodeId(name), boot_id="boot", cpus_milli=64_000, ram_mb=262_144, gpus=cards)
+            RegisterNode(
+                node_id=NodeId(name),
+                boot_id="boot",
+                cpus_milli=64_000,
+                ram_mb=262_144,
+                gpus=cards,
+                labels=labels or {},
+            )
         )
 
     def connect_agent(self, name: str = "n1", stream: _Deaf | None = None, *, holds: bool = True) -> str:

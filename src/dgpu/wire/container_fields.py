@@ -6,14 +6,13 @@ import posixpath
 import re
 from typing import Any
 
-from dgpu.core.model.task import CONTAINERS, CONTAINERS_LABEL, Constraint, Mount
+from dgpu.core.model.task import Mount
 from dgpu.wire.fields import Unacceptable, workdir
 from dgpu.wire.secret_fields import A_NAME, SECRET_NAME
 
 MAX_IMAGE_CHARS = 512
 MAX_MOUNTS = 64
 MAX_SHM_MB = 1_048_576
-REQUIRED: Constraint = (CONTAINERS_LABEL, True, (CONTAINERS,))
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 _MOUNT = "a text SOURCE:TARGET or SOURCE:TARGET:ro with two absolute paths, without '..' parts"
 

@@ -15,6 +15,7 @@ from dgpu.core.model.ids import TenantId
 from dgpu.core.model.secrets import REGISTRY_FILE
 from dgpu.core.model.task import (
     PRIORITY_LEVELS,
+    RUNS_CONTAINERS,
     WHOLE_MILLI,
     Constraint,
     Pool,
@@ -23,7 +24,7 @@ from dgpu.core.model.task import (
     TaskDetail,
     TaskSpec,
 )
-from dgpu.wire import container_fields, fields
+from dgpu.wire import fields
 from dgpu.wire.answers import FieldError
 from dgpu.wire.fields import NotSupportedYet, Unacceptable
 from dgpu.wire.json_body import BadRequest, parse_json, shorten
@@ -247,7 +248,7 @@ def _check_container(values: dict[str, Any], detail: dict[str, Any], where: str 
     if secret:
         detail["secrets"] = {**secrets, secret: {"file": REGISTRY_FILE}}
     asked: tuple[Constraint, ...] = values.get("constraints", ())
-    values["constraints"] = tuple(sorted({*asked, container_fields.REQUIRED}))
+    values["constraints"] = tuple(sorted({*asked, RUNS_CONTAINERS}))
 
 
 _CONTAINER_NAMES = frozenset({"image", "mounts", "read_only_root", "shm_mb"})

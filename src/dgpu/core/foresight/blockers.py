@@ -20,7 +20,7 @@ from dgpu.core.model.demand import Demand
 from dgpu.core.model.health import SERVING
 from dgpu.core.model.ids import NodeId
 from dgpu.core.model.node import Gpu
-from dgpu.core.model.task import WHOLE_MILLI, in_units
+from dgpu.core.model.task import RUNS_CONTAINERS, WHOLE_MILLI, in_units
 from dgpu.core.rejections import NeverFits
 from dgpu.core.rules.capacity import could_host, never_fits, suits
 from dgpu.core.rules.fit import accepts, chosen_cards, fits, holds, milli_on
@@ -53,6 +53,7 @@ class _Tally:
         self.any_card = demand.but(gpu_models=(), gpu_memory_mb=0)
         self.nodes: Counter[str] = Counter()  # nodes, by blocker
         self.gpus: Counter[str] = Counter()  # GPUs, by blocker
+        self.without_containers: list[NodeId] = []  # some of these nodes
         self.free = 0
         self.most_free = 0
         self.most_cpus_free_milli = 0
@@ -143,8 +144,14 @@ def plural(number: int, word: str) -> str:
 def _weigh(tally: _Tally, state: ClusterState, room: Room, demand: Demand, number: int) -> None:
     """Counts the blockers of a room, which stands for a number of rooms that are alike."""
     if demand.constraints and not holds(room.labels, demand.constraints):
-        anywhere = demand.but(constraints=())
-        tally.nodes["constraints"] += number * fits(room, anywhere)
+        if not fits(room, demand.but(constraints=())):
+            return
+        own = tuple(each for each in demand.constraints if each != RUNS_CONTAINERS)
+        if holds(room.labels, own):
+            tally.nodes["containers"] += number
+            tally.without_containers.append(room.node_id)
+        else:
+            tally.nodes["constraints"] += number
         return
     node = state.nodes[room.node_id]
     gpus = [gpu for gpu in state.node_gpus(node.id) if not gpu.gone]
@@ -221,6 +228,7 @@ def _in_the_way(state: ClusterState, room: Room, gpu: Gpu, demand: Demand) -> st
     return "" if milli_on(demand, card.usable_mb) <= room.free_milli(card) else "shared"
 
 
+_MAX_NAMED: Final = 3
 _AWAY: Final = {
     "offline": ("cannot be reached", "cannot be reached"),
     "unconfirmed": (
@@ -236,6 +244,16 @@ def _node_blockers(tally: _Tally) -> Iterator[Blocker]:
     if shut_out:
         detail = f"its constraints rule out {plural(shut_out, 'node')} with room for it"
         yield blocker("constraints", detail, nodes=shut_out)
+    lacking = tally.nodes["containers"]
+    if lacking:
+        named = sorted(tally.without_containers)[:_MAX_NAMED]
+        more = f" and {lacking - len(named)} more" if lacking > len(named) else ""
+        has = "has" if lacking == 1 else "have"
+        detail = (
+            f"{plural(lacking, 'node')} with room for it {has} no container engine that answers: "
+            f"{', '.join(named)}{more}"
+        )
+        yield blocker("containers", detail, nodes=lacking)
     for code, words in _AWAY.items():
         nodes = tally.nodes[code]
         if nodes:

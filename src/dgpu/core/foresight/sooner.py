@@ -42,7 +42,16 @@ from dgpu.core.foresight.forward import end_task
 from dgpu.core.index.limits import quota_of, schedulable
 from dgpu.core.model.ids import NO_TASK, NodeId, TaskId, task_name
 from dgpu.core.model.quota import MILLION, OTHER_POOL, QuotaMode
-from dgpu.core.model.task import MEMORY_STEP_MB, Outcome, Pool, Task, TaskSpec, TaskStatus, in_units
+from dgpu.core.model.task import (
+    MEMORY_STEP_MB,
+    RUNS_CONTAINERS,
+    Outcome,
+    Pool,
+    Task,
+    TaskSpec,
+    TaskStatus,
+    in_units,
+)
 from dgpu.core.rejections import Rejection
 from dgpu.core.rules.order import queue
 from dgpu.core.state import ClusterState, pass_due
@@ -220,7 +229,8 @@ def _other_shapes(trials: _Trials, codes: set[str]) -> Iterator[Change]:
         named = ", ".join(models)
         words = f"on {named} instead of {', '.join(shape.gpu_models)}"
         yield Change(change="gpu_model", detail=words, facts={"gpu_model": named})
-    if shape.constraints and trials.starts_with(constraints=()):
+    needed = tuple(each for each in shape.constraints if each == RUNS_CONTAINERS)  # of its image
+    if shape.constraints != needed and trials.starts_with(constraints=needed):
         yield Change(change="constraints", detail="without its constraints")
     for number in _OF_HOSTS:
         yield from _less(trials, codes, number)

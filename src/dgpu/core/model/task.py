@@ -28,6 +28,7 @@ Mount: TypeAlias = tuple[str, str, bool]
 # The label of nodes that run containers. A task with an image requires it.
 CONTAINERS_LABEL: Final = "dgpu.containers"
 CONTAINERS: Final = "docker"
+RUNS_CONTAINERS: Final[Constraint] = (CONTAINERS_LABEL, True, (CONTAINERS,))  # of every task with an image
 
 
 def in_steps(memory_mb: int) -> int:
