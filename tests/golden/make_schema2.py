@@ -38,6 +38,7 @@ LARGE = msgspec.structs.replace(
 SPAN = WallSpan(boot_id="5d0f", boot_offset_ms=BEGINNING, wall_offset_ms=250)
 TOKEN = Token(id="k1", name="ci", user="ann", role="user", keyed_hash=bytes(range(32)), tenants=("lab",))
 OLD_TOKEN = Token(id="k0", name="scrape", user="prom", role="viewer", keyed_hash=bytes(32), all_tenants=True)
+SCOPED = msgspec.structs.replace(TOKEN, id="k2", name="submits", scopes=("task.submit", "task.read"))
 SECRET = Secret(tenant_id="lab", name="HF_TOKEN", sealed=bytes(range(40)), set_by="ann")
 DONE = AuditEntry(
     user="root",
@@ -66,7 +67,8 @@ LOST_TAIL: Chapter = (
                                  lost_wait_ms=65_000, wall=SPAN), commands.ReadWallClock(span=SPAN))),
     (10, (commands.SetTenant(tenant=Tenant(id="lab")), register("n7", 2), commands.RunPass(full=True))),
     (10, (commands.SubmitTasks(entries=((4, task("r")), (1, LARGE), (2, task("s")))), commands.RunPass(full=True))),
-    (10, (commands.CreateToken(token=OLD_TOKEN), commands.CreateToken(token=TOKEN))),
+    (10, (commands.CreateToken(token=OLD_TOKEN), commands.CreateToken(token=TOKEN),
+          commands.CreateToken(token=SCOPED))),
     (10, (commands.SetSecret(secret=SECRET), commands.SetSecret(secret=msgspec.structs.replace(SECRET, name="OLD")))),
     (10, (commands.Reseal(secrets=(ResealedSecret("lab/HF_TOKEN", 1, bytes(40)),),
                           details=(ResealedDetail((901,), b'{"command":"r","env":{"A":""},"sealed_env":"AQID"}'),)),
