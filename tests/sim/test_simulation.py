@@ -205,13 +205,14 @@ def test_an_agent_that_counts_its_lease_from_the_arrival_of_an_answer_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An answer that lay in a buffer would renew a lease that was given away."""
-    honest = Session._on_heartbeat_ack
+    honest = Session._on_received
 
-    def from_arrival(self: Session, seq: int, now_ms: int) -> Any:
-        self._stream.beats[seq] = now_ms
-        return honest(self, seq, now_ms)
+    def from_arrival(self: Session, call: Any, message: Any, now_ms: int) -> Any:
+        if message.WhichOneof("body") == "heartbeat_ack":
+            call.stream.beats[message.heartbeat_ack.seq] = now_ms
+        return honest(self, call, message, now_ms)
 
-    monkeypatch.setattr(Session, "_on_heartbeat_ack", from_arrival)
+    monkeypatch.setattr(Session, "_on_received", from_arrival)
     assert _is_caught(only_fault="falls_asleep_and_is_cut_off", first=60)
 
 
