@@ -8,6 +8,7 @@ import { helpShown, PLACES, placesOfViewer } from "./keyboard";
 import { may, me } from "./me";
 import { here } from "./now";
 import { go, route } from "./router";
+import { addressOf, isStandby, othersOf, standing } from "./standing";
 import { nextTheme, theme } from "./theme";
 import { Account } from "./ui/account";
 import { Boundary } from "./ui/boundary";
@@ -172,15 +173,45 @@ function Banner() {
         <button type="button" onClick={reconnectNow}>
           {t("banner.now")}
         </button>
+        <Others />
       </div>
     );
   }
   const known = board.value;
-  if (known && known.role !== "master") return <div class="banner">{t("banner.standby", { role: known.role })}</div>;
+  if (known && isStandby.value) return <Standby />;
   if (known && !known.ready) return <div class="banner">{t("banner.notReady")}</div>;
   if (known && known.isolation === "open") return <div class="banner">{t("banner.open")}</div>;
   if (known && known.isolation === "none") return <div class="banner">{t("banner.noBoundary")}</div>;
   return null;
+}
+
+function Standby() {
+  const told = standing.value;
+  const master = addressOf(told?.master ?? "");
+  const age = told?.lag_ms == null ? t("banner.standbyUnread") : t("banner.standby", { seconds: Math.round(told.lag_ms / 1_000) });
+  return (
+    <div class="banner" role="status" data-testid="standby">
+      <span>
+        {age} {master ? t("banner.changes") : t("banner.noMaster")} {master ? <a href={`${master}${location.pathname}${location.search}`}>{master}</a> : null}
+      </span>
+    </div>
+  );
+}
+
+/** Without this scheduler, a person can go to another one. */
+function Others() {
+  const others = othersOf(standing.value, location.origin);
+  if (!others.length) return null;
+  return (
+    <span data-testid="others">
+      {t("banner.others")}{" "}
+      {others.map((address) => (
+        <a key={address} href={`${address}${location.pathname}${location.search}`}>
+          {address}
+        </a>
+      ))}
+    </span>
+  );
 }
 
 /** Another version serves than the one this page came from: it may send what this page does not know. */

@@ -6,6 +6,7 @@ import { startClock } from "./now";
 import { startRouter } from "./router";
 import { comeBack, learn } from "./me";
 import { redeemCode } from "./session";
+import { watchStanding } from "./standing";
 import { watchTheme } from "./theme";
 import { Boundary } from "./ui/boundary";
 
@@ -27,6 +28,7 @@ async function start(): Promise<void> {
     place,
   );
   openStream();
+  watchStanding();
 }
 
 void start();

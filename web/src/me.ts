@@ -4,6 +4,7 @@ import { signal } from "@preact/signals";
 import { asProblem, get, post, signedOut } from "./api";
 import { reconnectNow } from "./board/stream";
 import { go, route } from "./router";
+import { isDoneByStandby, isStandby } from "./standing";
 import type { Problem, SignInAddress, WhoAmI } from "./types";
 
 const RETRY_MS = 2_000;
@@ -13,6 +14,7 @@ export const me = signal<WhoAmI | null>(null);
 export const signInProblem = signal<Problem | null>(null);
 
 export function may(action: string): boolean {
+  if (isStandby.value && !isDoneByStandby(action)) return false; // the master would have to do it
   return me.value?.actions.includes(action) ?? false;
 }
 
