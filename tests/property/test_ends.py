@@ -12,7 +12,7 @@ from dgpu.core.model.ids import TaskId
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Pool
 from dgpu.core.rules.durations import NEVER
-from dgpu.core.rules.openings import cluster_of
+from dgpu.core.rules.openings import Cluster
 from dgpu.core.rules.reservations import Planner
 from dgpu.core.state import ClusterState
 
@@ -86,7 +86,7 @@ def by_looking_at_all(state: ClusterState, holder: Holder, milli: int, memory_mb
     for lease in state.leases.values():
         known = state.queue.shapes[state.tasks[lease.task_id].shape_id]
         if lease.gpu_ids and holder in {known.pool, known.account}:
-            found.append((cluster_of(state, at).ends_at(lease.id), lease))
+            found.append((Cluster(state, at).ends_at(lease.id), lease))
     for ends_at in sorted({ends_at for ends_at, _ in found}):
         over = [lease for each, lease in found if each <= ends_at]
         of_memory = sum(lease.gpu_memory_mb * len(lease.gpu_ids) for lease in over)

@@ -10,7 +10,7 @@ from dgpu.core.commands import SubmitTasks
 from dgpu.core.index.line import Line
 from dgpu.core.model.settings import Settings
 from dgpu.core.rules.access import bookings_in_order
-from dgpu.core.rules.openings import cluster_of, opening
+from dgpu.core.rules.openings import Cluster, opening
 from dgpu.core.rules.reservations import Planner
 from dgpu.core.state import ClusterState
 
@@ -52,7 +52,7 @@ def by_looking_at_all(state: ClusterState, line: Line, at: int) -> list[str] | N
     planner, seen = Planner(state, at), []
     taken = planner._taken(bookings_in_order(state, at))
     for node_id, room in state.rooms.by_node.items():
-        found = opening(room, line.demand, cluster_of(state, at), taken.get(node_id, ()))
+        found = opening(room, line.demand, Cluster(state, at), taken.get(node_id, ()))
         if found is not None:
             seen.append((found.at, node_id))
     seen.sort()

@@ -20,6 +20,7 @@ from dgpu.core.decide.learning import typical_due
 from dgpu.core.decide.time import PORTION
 from dgpu.core.decide.waiting import end_broken
 from dgpu.core.events import Event
+from dgpu.core.index.bed import Bed
 from dgpu.core.index.beds import NO_SLOT, Passable
 from dgpu.core.index.limits import settle_pools
 from dgpu.core.index.line import Line
@@ -28,7 +29,7 @@ from dgpu.core.model.ids import NO_TASK, TaskId
 from dgpu.core.model.task import Pool
 from dgpu.core.refusals import NO_ROOM, PartTooLarge, Refusal, Scope
 from dgpu.core.rules.access import access_of, bookings_in_order, is_favoured
-from dgpu.core.rules.admission import admit, free_milli, lines_of
+from dgpu.core.rules.admission import admit, free_milli, guarantees, has_quota, lines_of, pool_quota
 from dgpu.core.rules.overtaken import overtaken
 from dgpu.core.rules.place import claim_of_spots, granted, place
 from dgpu.core.rules.reclaim import stops_due
@@ -57,7 +58,7 @@ class Pass:
         placed = 0
         while placed < limit:
             self._settle()
-            line = state.queue.beds.first_awake(slot_level(state, at))
+            line = state.queue.beds.first_awake(slot_level(state, at), state.rooms.idle_milli)
             if line is None:
                 self._apply(stops_due(state, at))
                 break
@@ -187,7 +188,7 @@ def wake(state: ClusterState, at: int) -> None:
     state.freed.clear()
     state.stirred = False
     queue.beds.wake_for_slot(slot_level(state, at))
-    _wake_for_less(state)
+    _wake_for_less(state, at)
 
 
 def _passable(state: ClusterState, room: Room, at: int) -> Passable:
@@ -197,21 +198,34 @@ def _passable(state: ClusterState, room: Room, at: int) -> Passable:
     return Passable(min([each.level for each in here]), max([each.window_ms for each in here]))
 
 
-def _wake_for_less(state: ClusterState) -> None:
+def _wake_for_less(state: ClusterState, at: int) -> None:
     """A grant, too, can leave more to other tasks: quota that its tenant's tasks in the other pool no longer need, GPUs
     no longer kept for its tenant's guarantee, or a GPU on which a share has a smaller claim.
     """
-    queue = state.queue
+    beds = state.queue.beds
     for pool in _POOLS:
-        if queue.beds.pool_beds.get(pool):
-            queue.beds.wake_for_quota(pool, free_milli(state, queue.pools[pool]))
-    if queue.beds.guarantee_beds:
-        queue.beds.wake_for_guarantees()
+        if beds.pool_beds.get(pool):
+            left = free_milli(state, state.queue.pools[pool])
+            for bed in beds.closed_for_quota(pool, left):
+                beds.retry(bed, lets_in=_has_quota(state, bed, at))
+    for bed in beds.guarantee_beds.values():
+        first = None if bed.is_open else bed.first()
+        beds.retry(bed, lets_in=first is None or guarantees(state, first.account, first.claim) is None)
     if state.reservations:
         _wake_favoured(state)
         _wake_for_gpus(state)
-    if queue.beds.other_beds:
-        queue.beds.wake_others()
+    if beds.other_beds:
+        beds.wake_others()
+
+
+def _has_quota(state: ClusterState, bed: Bed, at: int) -> bool:
+    """Whether the pool has quota for the first line of the bed, beside reservations. If not, the rest of the bed would
+    be refused, too. A task of the line with a reservation may have quota where the first task has none.
+    """
+    first = bed.first()
+    if first is None or first.reserved:
+        return True
+    return pool_quota(state, first, first.claim, access_of(state, first, first.head, at)) is None
 
 
 def _wake_favoured(state: ClusterState) -> None:
@@ -221,7 +235,7 @@ def _wake_favoured(state: ClusterState) -> None:
     for account in state.accounts.guaranteed.values():
         if account.short_milli() > 0:
             for line in lines_of(account):
-                if line.head and is_favoured(line):
+                if line.head and is_favoured(line) and has_quota(state, line.pool, line.claim.milli):
                     state.queue.beds.wake_line(line)
 
 

@@ -122,7 +122,7 @@ class Beds:
                 self._offers.offer(bed)
             elif line.listed is not None and line.listed < bed.refused:
                 # The line is before the refused line: a higher level may pass reservations.
-                self._wake(bed)
+                self.wake(bed)
 
     def move_up(self, line: Line) -> None:
         """The share of its tenant fell below the share of others."""
@@ -135,7 +135,7 @@ class Beds:
         for bed in self.all():
             bed.list_all()
             bed.offered = None
-            self._wake(bed)
+            self.wake(bed)
 
     # the pass
 
@@ -143,16 +143,23 @@ class Beds:
     def any_awake(self) -> bool:
         return bool(self._offers)
 
-    def first_awake(self, slot_level: int) -> Line | None:
-        """The next line in order to try. `slot_level`: a task above this level may take a reservation slot."""
+    def first_awake(self, slot_level: int, idle_milli: int) -> Line | None:
+        """The next line in order to try. `slot_level`: a task above this level may take a reservation slot. Otherwise a
+        bed that needs more than the idle GPUs closes untried: mostly the first bed takes the GPU that woke them all.
+        """
         while (line := self._offers.first()) is not None:
             bed = line.bed
-            if bed.for_slot and not _is_above(line.listed, slot_level):
+            if bed is self.awake:
+                if not self._is_refused(line):
+                    return line
+            elif _is_above(line.listed, slot_level):
+                return line
+            elif bed.for_slot:
                 _close(bed)
-                continue
-            if bed is self.awake and self._is_refused(line):
-                continue
-            return line
+            elif bed.key[0] is Scope.ROOM and not line.reserved and line.exceeds(idle_milli):
+                _keep_closed(bed)
+            else:
+                return line
         return None
 
     def _is_refused(self, line: Line) -> bool:
@@ -186,7 +193,7 @@ class Beds:
 
     def wake_all(self) -> None:
         for bed in self._beds.values():
-            self._wake(bed)
+            self.wake(bed)
 
     def wake_for_room(self, room: Room, passable: Passable) -> None:
         """A node has more to give: beside its reservations, or for lines that may pass some of them."""
@@ -198,27 +205,29 @@ class Beds:
                     if bed.is_open and not bed.for_slot:
                         continue
                     if fits(room, bed.key[1]) or (room.holds and passable.by(bed) and fits(seen, bed.key[1])):
-                        self._wake(bed)
+                        self.wake(bed)
 
-    def wake_for_quota(self, pool: Pool | None, left_milli: int) -> None:
-        """A pool may take this much more."""
-        for bed in self.pool_beds.get(pool, _NO_BEDS).values():
-            if bed.key[2] <= left_milli:
-                self._wake(bed)
+    def closed_for_quota(self, pool: Pool | None, left_milli: int) -> list[Bed]:
+        """The beds that may open if a pool may take this much more."""
+        beds = self.pool_beds.get(pool, _NO_BEDS).values()
+        return [bed for bed in beds if not bed.is_open and bed.key[2] <= left_milli]
+
+    def retry(self, bed: Bed, *, lets_in: bool) -> None:
+        """`lets_in`: the rule that closed the bed no longer refuses its first line."""
+        if lets_in:
+            self.wake(bed)
+        else:
+            _keep_closed(bed)
 
     def wake_for_tenant(self, account: Account) -> None:
         """The tenant uses less, or its limits changed."""
         for bed in self.tenant_beds.get(account.tenant_id, _NO_BEDS).values():
-            self._wake(bed)
-
-    def wake_for_guarantees(self) -> None:
-        for bed in self.guarantee_beds.values():
-            self._wake(bed)
+            self.wake(bed)
 
     def wake_others(self) -> None:
         """After any change, a share may get a GPU on which its claim is smaller."""
         for bed in self.other_beds.values():
-            self._wake(bed)
+            self.wake(bed)
 
     def wake_for_slot(self, slot_level: int) -> None:
         """Lines above this level may take a reservation slot: the first in order that may reserve gets it."""
@@ -233,7 +242,7 @@ class Beds:
                         bed.is_open = bed.for_slot = True
                         self._offers.offer(bed)
 
-    def _wake(self, bed: Bed) -> None:
+    def wake(self, bed: Bed) -> None:
         bed.put_back()
         bed.is_open, bed.for_slot = True, False
         self._offers.offer(bed)
@@ -273,6 +282,14 @@ def _is_above(turn: Turn | None, level: int) -> bool:
 def _close(bed: Bed) -> None:
     bed.put_back()
     bed.is_open = bed.for_slot = False
+
+
+def _keep_closed(bed: Bed) -> None:
+    """The refusal of the bed still holds for its first line."""
+    _close(bed)
+    first = bed.first()
+    if first is not None and first.listed is not None:
+        bed.refused = first.listed
 
 
 def bed_key(line: Line, refusal: Refusal) -> BedKey:

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from dgpu.core.index.pools import PoolUse
 
 # The place of a line in the order: highest level first, then the tenant with the least share (see standings), then the
-# oldest head: (-level, standing, head). No two lines have the same head.
-Turn: TypeAlias = tuple[int, int, int]
+# oldest head: (-level, standing, head). No two lines have the same head. The type has no fixed length for the compiler:
+# otherwise the tuple would be rebuilt at each comparison.
+Turn: TypeAlias = tuple[int, ...]
 FIRST_OF_ALL: Final[Turn] = (-(1 << 62), 0, 0)
 
 
@@ -137,6 +138,10 @@ class Line:
     def ready_count(self) -> int:
         """The number of tasks that may be placed."""
         return 0 if self.array_full else len(self._ready) - self._start
+
+    def exceeds(self, idle_milli: int) -> bool:
+        """A task of the line needs more whole GPUs than are idle in the cluster."""
+        return self.claim.milli > idle_milli and not self.known.is_part
 
     @property
     def ready(self) -> list[TaskId]:

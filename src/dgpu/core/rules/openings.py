@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from dgpu.core.index.bookings import Booking
@@ -28,19 +28,19 @@ class Taken(NamedTuple):
     until: int
 
 
-class Cluster(NamedTuple):
+class Cluster:
     """The facts about the rest of the state that openings need."""
 
-    leases: Mapping[LeaseId, Lease]
-    holders: Mapping[GpuId, tuple[LeaseId, ...]]
-    ends_at: Callable[[LeaseId], int]
+    __slots__ = ("_at", "_state", "holders", "leases")
 
+    def __init__(self, state: ClusterState, at: int) -> None:
+        self._state = state
+        self._at = at
+        self.leases: Mapping[LeaseId, Lease] = state.leases
+        self.holders = state.rooms.holders
 
-def cluster_of(state: ClusterState, at: int) -> Cluster:
-    def ends_at(lease_id: LeaseId) -> int:
-        return state.bookings.ends.ends_at(state, lease_id, at)
-
-    return Cluster(state.leases, state.rooms.holders, ends_at)
+    def ends_at(self, lease_id: LeaseId) -> int:
+        return self._state.bookings.ends.ends_at(self._state, lease_id, self._at)
 
 
 def taken_by(booking: Booking, place: Place, at: int) -> Taken:
@@ -52,6 +52,13 @@ def taken_by(booking: Booking, place: Place, at: int) -> Taken:
     is_known = made.at > 0 and lasts < UNKNOWN
     until = max(made.at, at) + lasts if is_known else max(UNKNOWN, lasts)
     return Taken(Hold(place.gpu_ids, demand.cpus_milli, demand.ram_mb), made.at or UNKNOWN, until)
+
+
+class Times(NamedTuple):
+    """When a node has the cpus and ram for a demand, and when each suitable GPU is free."""
+
+    host: int
+    cards: list[tuple[int, int, GpuId]]  # with the place of the GPU; sorted
 
 
 class Opening(NamedTuple):
@@ -71,32 +78,36 @@ def cards_at(room: Room, gpus: int, cluster: Cluster) -> int | None:
     return _latest(0, times[:gpus])
 
 
-def opening(
-    room: Room,
-    demand: Demand,
-    cluster: Cluster,
-    taken: Sequence[Taken] = (),
-    only: Container[GpuId] | None = None,
-) -> Opening | None:
-    """None: the node has no room even when empty. Prefers the suitable GPUs that are free first. `only`: these GPUs."""
+def opening(room: Room, demand: Demand, cluster: Cluster, taken: Sequence[Taken] = ()) -> Opening | None:
+    """None: the node has no room even when empty. Prefers the suitable GPUs that are free first."""
+    times = times_of(room, demand, cluster, taken)
+    return None if times is None else opening_in(times, demand.gpus)
+
+
+def times_of(room: Room, demand: Demand, cluster: Cluster, taken: Sequence[Taken]) -> Times | None:
+    """None: the node has no room even when empty."""
     host = host_at(room, demand, cluster, taken) if _may_hold(room, demand) else None
     if host is None or not demand.gpus:
-        return None if host is None else Opening(host, ())
-    cards = _suiting(room, demand)
-    found = zip(_card_times(room, cards, demand, cluster), cards, strict=True)
-    times = [
-        (at, card.place, card.id)
-        for at, card in found
-        if at is not None and (only is None or card.id in only)
-    ]
+        return None if host is None else Times(host, [])
+    times = _card_times(room, demand, cluster)
     if len(times) < demand.gpus:
         return None
     if taken:
         times = _after(times, taken)
     times.sort()
-    chosen = times[: demand.gpus]
+    return Times(host, times)
+
+
+def opening_in(times: Times, gpus: int, only: Container[GpuId] | None = None) -> Opening | None:
+    """On the GPUs that are free first. `only`: on these GPUs."""
+    cards = times.cards if only is None else [each for each in times.cards if each[2] in only]
+    if len(cards) < gpus:
+        return None
+    if not gpus:
+        return Opening(times.host, ())
+    chosen = cards[:gpus]
     by_place = sorted([(place, gpu_id) for _, place, gpu_id in chosen])
-    at = _latest(host, [at for at, _, _ in chosen])
+    at = _latest(times.host, [at for at, _, _ in chosen])
     return Opening(at, tuple([gpu_id for _, gpu_id in by_place]))
 
 
@@ -131,18 +142,22 @@ def _after(times: list[tuple[int, int, GpuId]], taken: Sequence[Taken]) -> list[
     return [(max(at, until.get(gpu_id, 0)), place, gpu_id) for at, place, gpu_id in times]
 
 
-def _card_times(
-    room: Room, cards: Collection[Card], demand: Demand, cluster: Cluster
-) -> Sequence[int | None]:
-    """When each GPU is free; None: never enough of it."""
-    if demand.share_milli < WHOLE_MILLI:
-        return [_share_at(room, card, demand, cluster) for card in cards]
-    return [_card_at(card, cluster) for card in cards]
+def _card_times(room: Room, demand: Demand, cluster: Cluster) -> list[tuple[int, int, GpuId]]:
+    """When each suitable GPU is free, with its place. GPUs that never have enough are left out."""
+    cards = _suiting(room, demand)
+    if demand.share_milli == WHOLE_MILLI:
+        return [(_card_at(card, cluster), card.place, card.id) for card in cards]
+    found = [(_share_at(room, card, demand, cluster), card) for card in cards]
+    return [(at, card.place, card.id) for at, card in found if at is not None]
 
 
 def _card_at(card: Card, cluster: Cluster) -> int:
     leases = cluster.holders.get(card.id)
-    return 0 if leases is None else max([cluster.ends_at(each) for each in leases])
+    if leases is None:
+        return 0
+    if len(leases) == 1:  # the usual case, without a list
+        return cluster.ends_at(leases[0])
+    return max([cluster.ends_at(each) for each in leases])
 
 
 def _part_at(room: Room, card: Card, cluster: Cluster) -> int:

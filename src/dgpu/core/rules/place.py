@@ -16,16 +16,15 @@ from dgpu.core.refusals import NO_ROOM, Refusal, ReservedFor
 from dgpu.core.rules.access import Access, bookings_in_order, in_the_way, view
 from dgpu.core.rules.durations import UNKNOWN, certain_ms, expected_ms
 from dgpu.core.rules.fit import fits, rank
-from dgpu.core.rules.openings import cluster_of, host_at, taken_by
+from dgpu.core.rules.openings import Cluster, host_at, taken_by
 from dgpu.core.state import ClusterState
 
 
 def place(state: ClusterState, line: Line, access: Access, at: int) -> list[Spot]:
     """A spot for each node that a task of the line needs; empty if there is no room for all of them."""
-    demand = line.demand
-    milli = line.claim.milli
-    if milli > state.rooms.idle_milli and not line.known.is_part:
+    if line.exceeds(state.rooms.idle_milli):
         return []
+    demand = line.demand
     spots = beside_reservations(state, demand)
     if not spots and state.reservations:
         spots = _among_reservations(state, demand, access, at)
@@ -123,7 +122,7 @@ def _leaves_enough(state: ClusterState, room: Room, demand: Demand, access: Acce
         for each in booking.made.places
         if each.node_id == room.node_id
     ]
-    return host_at(room, demand, cluster_of(state, at), taken) == 0
+    return host_at(room, demand, Cluster(state, at), taken) == 0
 
 
 # placements as claims and events

@@ -32,7 +32,18 @@ from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.core.rules.access import access_of, begins_before, bookings_in_order
 from dgpu.core.rules.admission import admit, guarantees, has_quota, tenant_budget, tenant_running
 from dgpu.core.rules.durations import NEVER, UNKNOWN
-from dgpu.core.rules.openings import PART, Opening, Taken, cards_at, cluster_of, opening, taken_by
+from dgpu.core.rules.openings import (
+    PART,
+    Cluster,
+    Opening,
+    Taken,
+    Times,
+    cards_at,
+    opening,
+    opening_in,
+    taken_by,
+    times_of,
+)
 from dgpu.core.state import ClusterState
 
 SLACK_MS: Final = 5_000  # a smaller change of the time is ignored: tasks take some time to begin
@@ -188,7 +199,7 @@ class Planner:
     def __init__(self, state: ClusterState, at: int) -> None:
         self._state = state
         self._at = at
-        self._cluster = cluster_of(state, at)
+        self._cluster = Cluster(state, at)
 
     def anywhere(self, line: Line, before: Sequence[Booking]) -> Plan | None:
         """On the nodes that have room first; ties go by node id."""
@@ -204,7 +215,7 @@ class Planner:
         if len(found) < demand.nodes:
             return None
         rooms = self._state.rooms.by_node
-        return self._plan(line, [rooms[node_id] for _, node_id in found], taken)
+        return self._plan(line, self._times(line, [rooms[node_id] for _, node_id in found], taken))
 
     def _candidates(self, demand: Demand) -> Iterable[Candidate]:
         """Nodes, each with a time before which it has no room for the demand, soonest first."""
@@ -235,8 +246,9 @@ class Planner:
         nodes = self._nodes(booking)
         stays = here = None
         if len(nodes) == len(known.places):
-            stays = self._plan(line, nodes, taken, own)
-            here = self._plan(line, nodes, taken)
+            times = self._times(line, nodes, taken)
+            stays = self._plan(line, times, own)
+            here = self._plan(line, times)
         if stays is not None and here is not None and stays.at <= here.at + SLACK_MS:
             here = _unless_alike(known, stays)
         slips = here is None or (here.at > known.at + SLACK_MS if known.at else here.at >= NEVER)
@@ -310,21 +322,33 @@ class Planner:
 
     # leaves
 
+    def _times(
+        self, line: Line, nodes: list[Room], taken: dict[NodeId, list[Taken]]
+    ) -> list[tuple[NodeId, Times]] | None:
+        """None: one of the nodes has no room even when empty."""
+        found: list[tuple[NodeId, Times]] = []
+        for room in nodes:
+            times = times_of(room, line.demand, self._cluster, taken.get(room.node_id, ()))
+            if times is None:
+                return None
+            found.append((room.node_id, times))
+        return found
+
     def _plan(
         self,
         line: Line,
-        nodes: list[Room],
-        taken: dict[NodeId, list[Taken]],
+        nodes: list[tuple[NodeId, Times]] | None,
         own: Mapping[NodeId, tuple[GpuId, ...]] | None = None,
     ) -> Plan | None:
         """All of the nodes are needed, so the last one decides. `own`: only on these GPUs."""
+        if nodes is None:
+            return None
         found: list[tuple[int, NodeId, Opening]] = []
-        for room in nodes:
-            only = None if own is None else own[room.node_id]
-            seen = opening(room, line.demand, self._cluster, taken.get(room.node_id, ()), only)
+        for node_id, times in nodes:
+            seen = opening_in(times, line.demand.gpus, None if own is None else own[node_id])
             if seen is None:
                 return None
-            found.append((seen.at, room.node_id, seen))
+            found.append((seen.at, node_id, seen))
         found.sort(key=lambda each: each[1])
         latest = max([at for at, _, _ in found])
         unknown = [at - UNKNOWN for at, _, _ in found if UNKNOWN <= at < NEVER]
