@@ -157,7 +157,7 @@ class Beds:
             elif bed.for_slot:
                 _close(bed)
             elif bed.key[0] is Scope.ROOM and not line.reserved and line.exceeds(idle_milli):
-                _keep_closed(bed)
+                _keep_closed(bed, line)
             else:
                 return line
         return None
@@ -216,8 +216,8 @@ class Beds:
         """`lets_in`: the rule that closed the bed no longer refuses its first line."""
         if lets_in:
             self.wake(bed)
-        else:
-            _keep_closed(bed)
+        elif (first := bed.first()) is not None:
+            _keep_closed(bed, first)
 
     def wake_for_tenant(self, account: Account) -> None:
         """The tenant uses less, or its limits changed."""
@@ -284,12 +284,11 @@ def _close(bed: Bed) -> None:
     bed.is_open = bed.for_slot = False
 
 
-def _keep_closed(bed: Bed) -> None:
+def _keep_closed(bed: Bed, first: Line) -> None:
     """The refusal of the bed still holds for its first line."""
-    _close(bed)
-    first = bed.first()
-    if first is not None and first.listed is not None:
+    if first.listed is not None:
         bed.refused = first.listed
+    _close(bed)
 
 
 def bed_key(line: Line, refusal: Refusal) -> BedKey:

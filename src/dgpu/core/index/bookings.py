@@ -38,18 +38,16 @@ def ahead_of(line: Line, before: Iterable[Booking]) -> Ahead:
 class Booking:
     """A reservation with the facts about its task that other tasks need."""
 
-    __slots__ = ("ahead", "level", "line", "made", "window_ms")
+    __slots__ = ("ahead", "at", "level", "line", "made", "task_id", "window_ms")
 
     def __init__(self, made: Reservation, line: Line, level: int) -> None:
         self.made = made
+        self.task_id: TaskId = made.task_id  # read for every try: compiled, a field of `made` is slower
+        self.at = made.at  # likewise
         self.line = line  # of its task
         self.level = level
         self.ahead = _NOTHING
         self.window_ms = 0  # a task that ends within this time does not delay it
-
-    @property
-    def task_id(self) -> TaskId:
-        return self.made.task_id
 
 
 class Settled(NamedTuple):

@@ -66,7 +66,8 @@ class Packing:
         self._views: dict[Kind, View] = {}
         # Nodes with equal GPUs share a choice, and so do demands that differ only in cpus, ram or models.
         self._choices: dict[tuple[Cards, int, int], Choice] = {}
-        self._groups: dict[GroupKey, _Group] = {}  # groups with members
+        # A group without members stays: in a busy cluster, every end and every grant would make and remove one.
+        self._groups: dict[GroupKey, _Group] = {}
         self._members: dict[NodeName, list[_Member]] = {}
         # Rooms without any free part of a GPU. In a busy cluster every end and every grant adds or removes one, and
         # only tasks without GPUs need them. They join a group when such a task asks.
@@ -104,10 +105,7 @@ class Packing:
         """The node takes no tasks: removed, draining or full of leases."""
         self._full.pop(node_id, None)
         for member in self._members.pop(node_id, ()):
-            group = self._groups[member.group]
-            group.by_cpus.remove(member.host.cpus_milli, node_id)
-            if not group.by_cpus:
-                del self._groups[member.group]
+            self._groups[member.group].by_cpus.remove(member.host.cpus_milli, node_id)
 
     def learn(self, typical: Typical) -> None:
         """Sets a new table. Choices are computed again when they are next needed."""
@@ -134,7 +132,7 @@ class Packing:
         """The candidate of a group, and its waste."""
         gpus, kind, typical = demand.gpus, group.kind, self._typical
         milli = milli_on(demand, kind) if gpus else 0
-        if group.whole < gpus and (milli == WHOLE_MILLI or group.most_milli < milli):
+        if not group.by_cpus or (group.whole < gpus and (milli == WHOLE_MILLI or group.most_milli < milli)):
             return None
         if gpus and not accepts(demand, kind):
             return None

@@ -13,7 +13,7 @@ waits for the GPUs of the first.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from dgpu.core.index.bookings import Booking, ahead_of
 from dgpu.core.index.line import Line
@@ -32,17 +32,24 @@ PATIENCE_MS: Final = rounded_up(
 )  # the default time limit of batch tasks
 
 
-class Access(NamedTuple):
-    """The reservations that one task may pass, and the reservations that it may not."""
+class Access:
+    """The reservations that one task may pass, and the reservations that it may not. Treated as frozen; one is created
+    for each try.
+    """
 
-    passed: frozenset[TaskId]  # on every node; includes its own
-    own: TaskId  # the task, if it holds a reservation; else NO_TASK
-    behind: frozenset[TaskId]  # after its own in order, and not sooner: passed on the GPUs of its own
-    delayed: tuple[Booking, ...]  # before its own, and not passed: the task may not take their quota
+    __slots__ = ("behind", "delayed", "own", "passed")
+
+    def __init__(
+        self, passed: frozenset[TaskId], own: TaskId, behind: frozenset[TaskId], delayed: list[Booking]
+    ) -> None:
+        self.passed = passed  # on every node; includes its own
+        self.own = own  # the task, if it holds a reservation; else NO_TASK
+        self.behind = behind  # after its own in order, and not sooner: passed on the GPUs of its own
+        self.delayed = delayed  # before its own, and not passed: the task may not take their quota
 
 
 _NONE: Final[frozenset[TaskId]] = frozenset()
-NO_RESERVATIONS: Final = Access(_NONE, NO_TASK, _NONE, ())
+NO_RESERVATIONS: Final = Access(_NONE, NO_TASK, _NONE, [])
 
 
 def bookings_in_order(state: ClusterState, at: int) -> list[Booking]:
@@ -78,7 +85,7 @@ def _bound_idle(state: ClusterState, bookings: list[Booking], at: int) -> None:
     within: dict[PoolUse, int] = {}
     beyond: dict[PoolUse, int] = {}
     for booking in bookings:
-        if booking.made.at:
+        if booking.at:
             continue
         pool, milli = booking.line.pool, booking.line.claim.milli
         bound = _idle_bound(state, pool)
@@ -104,7 +111,7 @@ def is_passed(booking: Booking, level: int, lasts_ms: int) -> bool:
 
 
 def begins_before(booking: Booking, other: Booking) -> bool:
-    at, other_at = booking.made.at, other.made.at
+    at, other_at = booking.at, other.at
     return at > 0 and (not other_at or at < other_at)
 
 
@@ -132,7 +139,7 @@ def access_of(state: ClusterState, line: Line, task_id: TaskId, at: int) -> Acce
         elif is_passed(booking, level, line.lasts_ms) or (favoured and not is_favoured(booking.line)):
             passed.append(other)
         elif own is None:
-            if booking.made.at or booking.level > level or not has_time:
+            if booking.at or booking.level > level or not has_time:
                 delayed.append(booking)
         elif not begins_before(booking, own):
             behind.append(other)
@@ -140,7 +147,7 @@ def access_of(state: ClusterState, line: Line, task_id: TaskId, at: int) -> Acce
         frozenset(passed) if passed else _NONE,
         NO_TASK if own is None else task_id,
         frozenset(behind) if behind else _NONE,
-        tuple(delayed),
+        delayed,
     )
 
 

@@ -60,7 +60,9 @@ def _reserved_of_pool(line: Line, access: Access) -> int:
     milli = 0
     for booking in access.delayed:
         other = booking.line
-        if other.pool is line.pool and not (other.account.limited and _at_limit(other.account, other.claim)):
+        if other.pool is line.pool and not (
+            other.account.limited and limited_quota(other.account, other.claim) is not None
+        ):
             milli += other.claim.milli
     return milli
 
@@ -167,10 +169,6 @@ def tenant_memory(account: Account, claim: Claim, reserved: Claim = NOTHING) -> 
     )
 
 
-def _at_limit(account: Account, claim: Claim) -> bool:
-    return tenant_gpus(account, claim) is not None or tenant_memory(account, claim) is not None
-
-
 def _reserved_of_tenant(line: Line, access: Access) -> Claim:
     """The reserved limits of the tenant that the task may not take."""
     if not access.delayed:
@@ -186,8 +184,11 @@ def _reserved_of_tenant(line: Line, access: Access) -> Claim:
 
 def tenant_quota(line: Line, claim: Claim, access: Access) -> Refusal | None:
     """The limits of the tenant that a reservation can secure. Reservations that the task would delay count as used."""
-    reserved = _reserved_of_tenant(line, access)
-    return tenant_gpus(line.account, claim, reserved) or tenant_memory(line.account, claim, reserved)
+    return limited_quota(line.account, claim, _reserved_of_tenant(line, access))
+
+
+def limited_quota(account: Account, claim: Claim, reserved: Claim = NOTHING) -> Refusal | None:
+    return tenant_gpus(account, claim, reserved) or tenant_memory(account, claim, reserved)
 
 
 def tenant_limits(state: ClusterState, account: Account, claim: Claim) -> Refusal | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Container, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from dgpu.core.index.bookings import Booking
 from dgpu.core.index.room import Card, Room, free_beside
@@ -20,12 +20,15 @@ from dgpu.core.state import ClusterState
 PART: Final = 0  # part of a GPU, in place of a number of GPUs
 
 
-class Taken(NamedTuple):
+class Taken:
     """The part of a node that the reservation of another task will hold, with its begin and end."""
 
-    hold: Hold
-    at: int
-    until: int
+    __slots__ = ("at", "hold", "until")
+
+    def __init__(self, hold: Hold, at: int, until: int) -> None:
+        self.hold = hold
+        self.at = at
+        self.until = until
 
 
 class Cluster:
@@ -47,23 +50,28 @@ def taken_by(booking: Booking, place: Place, at: int) -> Taken:
     """The part of one node that a reservation will hold. Its task lasts as long as its time class, as in access. A late
     reservation keeps its begin: otherwise leases that were to end after it would seem to end before it as time passes.
     """
-    made, demand = booking.made, booking.line.demand
-    lasts = booking.line.lasts_ms
-    is_known = made.at > 0 and lasts < UNKNOWN
-    until = max(made.at, at) + lasts if is_known else max(UNKNOWN, lasts)
-    return Taken(Hold(place.gpu_ids, demand.cpus_milli, demand.ram_mb), made.at or UNKNOWN, until)
+    demand, lasts = booking.line.demand, booking.line.lasts_ms
+    is_known = booking.at > 0 and lasts < UNKNOWN
+    until = max(booking.at, at) + lasts if is_known else max(UNKNOWN, lasts)
+    return Taken(Hold(place.gpu_ids, demand.cpus_milli, demand.ram_mb), booking.at or UNKNOWN, until)
 
 
-class Times(NamedTuple):
+class Times:
     """When a node has the cpus and ram for a demand, and when each suitable GPU is free."""
 
-    host: int
-    cards: list[tuple[int, int, GpuId]]  # with the place of the GPU; sorted
+    __slots__ = ("cards", "host")
+
+    def __init__(self, host: int, cards: list[tuple[int, int, GpuId]]) -> None:
+        self.host = host
+        self.cards = cards  # sorted, each with the place of the GPU
 
 
-class Opening(NamedTuple):
-    at: int  # 0: now; from UNKNOWN on: unknown, the more GPUs the larger; from NEVER on: never
-    gpu_ids: tuple[GpuId, ...]
+class Opening:
+    __slots__ = ("at", "gpu_ids")
+
+    def __init__(self, at: int, gpu_ids: tuple[GpuId, ...]) -> None:
+        self.at = at  # 0: now; from UNKNOWN on: unknown, the more GPUs the larger; from NEVER on: never
+        self.gpu_ids = gpu_ids
 
 
 def cards_at(room: Room, gpus: int, cluster: Cluster) -> int | None:

@@ -5,11 +5,14 @@ The answer depends on the state alone. A line that sleeps for another reason cou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from dgpu.core.index.line import Line
+from dgpu.core.index.account import Account
+from dgpu.core.index.bookings import ahead_of
+from dgpu.core.index.line import Claim, Line
+from dgpu.core.index.pools import PoolUse
 from dgpu.core.rules.access import access_of, bookings_in_order
-from dgpu.core.rules.admission import free_milli, lines_of, pool_quota, tenant_quota
+from dgpu.core.rules.admission import free_milli, limited_quota, lines_of, pool_quota, tenant_quota
 from dgpu.core.rules.reservations import slot_level
 from dgpu.core.state import ClusterState
 
@@ -20,9 +23,15 @@ def overtaken(state: ClusterState, line: Line, at: int) -> Iterator[Line]:
     """
     if not line.claim.milli:
         return
+    reserved = ahead_of(line, bookings_in_order(state, at) if state.reservations else ())
+    short = dict.fromkeys(_short_of_pool(state, line.pool, reserved.pool_milli))
+    if line.account.limited:
+        short.update(dict.fromkeys(_short_of_tenant(line.account, reserved.tenant)))
+    if not short:
+        return
     turn, above = line.turn_of(line.head), slot_level(state, at)
     before = []
-    for other in {**dict.fromkeys(_short_of_pool(state, line, at)), **dict.fromkeys(_short_of_tenant(line))}:
+    for other in short:
         place = other.turn_of(other.head)
         if place < turn and -place[0] > above:
             before.append((place, other))
@@ -40,17 +49,16 @@ def _waits_for_quota(state: ClusterState, line: Line, other: Line, at: int) -> b
     return other.account is line.account and tenant_quota(other, other.claim, access) is not None
 
 
-def _short_of_pool(state: ClusterState, line: Line, at: int) -> Iterable[Line]:
+def _short_of_pool(state: ClusterState, pool: PoolUse, reserved_milli: int) -> list[Line]:
     """At least the lines for whose heads the pool has too little quota. All reservations count as used here."""
-    pool = line.pool
-    left = free_milli(state, pool)
-    for booking in bookings_in_order(state, at) if state.reservations else ():
-        if booking.line.pool is pool:
-            left -= booking.line.claim.milli
+    left = free_milli(state, pool) - reserved_milli
     return [other for other in pool.ready if other.claim.milli > left]
 
 
-def _short_of_tenant(line: Line) -> Iterable[Line]:
-    if not line.account.limited:
-        return ()
-    return [other for other in lines_of(line.account) if other.head]
+def _short_of_tenant(account: Account, reserved: Claim) -> list[Line]:
+    """At least the lines for whose heads the tenant has too little. All reservations count as used here."""
+    return [
+        other
+        for other in lines_of(account)
+        if other.head and limited_quota(account, other.claim, reserved) is not None
+    ]

@@ -122,15 +122,14 @@ def keep_reservations(state: ClusterState, at: int, *, full: bool) -> tuple[Task
             return (TasksReserved(at=at, dropped=(booking.task_id,)),)
         if planner.awaits_nodes(booking):
             continue
-        before = bookings[:number]
         plan: Plan | None
         if _awaits_quota(state, booking, at):
-            plan = Plan(planner.quota_at(booking.line, before))
+            plan = Plan(planner.quota_at(booking.line, bookings[:number]))
         elif not full and planner.is_settled(booking):
             continue
         else:
             behind = [each for each in bookings[number + 1 :] if each.level == booking.level]
-            plan = planner.again(booking, before, behind, anywhere=full)
+            plan = planner.again(booking, bookings[:number], behind, anywhere=full)
         if plan is None or plan.at >= NEVER:
             return (TasksReserved(at=at, dropped=(booking.task_id,)),)
         made = _moved(booking.made, plan)
@@ -145,8 +144,7 @@ def _awaits_quota(state: ClusterState, booking: Booking, at: int) -> bool:
     """The time of its GPUs has come, but there is no quota. The GPUs would be idle: the reservation keeps quota alone
     until its task waits for GPUs again.
     """
-    made = booking.made
-    return bool(made.places) and 0 < made.at <= at and _lacks_quota(state, booking, at)
+    return 0 < booking.at <= at and bool(booking.made.places) and _lacks_quota(state, booking, at)
 
 
 def _lacks_quota(state: ClusterState, booking: Booking, at: int) -> bool:
@@ -239,10 +237,11 @@ class Planner:
         if not known.places:
             return _unless_alike(known, Plan(self.quota_at(line, before)))
         own = {place.node_id: place.gpu_ids for place in known.places}
-        taken = self._taken([each for each in before if not self._is_ahead_of(booking, each)])
+        ahead = [each for each in before if not self._is_ahead_of(booking, each)]
         sooner = [each for each in behind if begins_before(each, booking)]
-        self._take(taken, sooner, own={})
-        self._take(taken, [each for each in behind if each not in sooner], own)
+        taken: dict[NodeId, list[Taken]] = {}
+        self._take(taken, ahead + sooner, own)
+        self._take(taken, [each for each in behind if each not in sooner], own, spares_own=True)
         nodes = self._nodes(booking)
         stays = here = None
         if len(nodes) == len(known.places):
@@ -279,7 +278,7 @@ class Planner:
 
     def _is_ahead_of(self, booking: Booking, other: Booking) -> bool:
         """The task ends before the other reservation begins."""
-        at, other_at = booking.made.at, other.made.at
+        at, other_at = booking.at, other.at
         return at > 0 and at + booking.line.lasts_ms <= other_at
 
     # plans that hold
@@ -296,7 +295,7 @@ class Planner:
         plan of quota alone is renewed when its time has come, and by full passes.
         """
         if not booking.made.places:
-            return not booking.made.at or self._at < booking.made.at
+            return not booking.at or self._at < booking.at
         bookings = self._state.bookings
         checked = bookings.checked.get(booking.task_id)
         if checked is None or self._at >= checked.until:
@@ -310,7 +309,7 @@ class Planner:
         leases = [lease_id for room in nodes for lease_id in room.leases]
         until = state.bookings.ends.valid_until(state, leases, self._at)
         for each in others:
-            until = min(until, each.made.at or NEVER)  # a late reservation moves with time
+            until = min(until, each.at or NEVER)  # a late reservation moves with time
         state.bookings.settle(booking.task_id, until, self._versions(booking))
 
     def _versions(self, booking: Booking) -> tuple[int, ...]:
@@ -359,24 +358,30 @@ class Planner:
     def _taken(self, before: Sequence[Booking]) -> dict[NodeId, list[Taken]]:
         """By node: what other reservations will hold there, and until when."""
         found: dict[NodeId, list[Taken]] = {}
-        self._take(found, before, own={})
+        self._take(found, before, own=None)
         return found
 
     def _take(
         self,
         found: dict[NodeId, list[Taken]],
         others: Sequence[Booking],
-        own: Mapping[NodeId, tuple[GpuId, ...]],
+        own: Mapping[NodeId, tuple[GpuId, ...]] | None,
+        *,
+        spares_own: bool = False,
     ) -> None:
-        """`own`: nodes of its own reservation, with the GPUs that no earlier reservation holds."""
+        """`own`: only on these nodes, those of its own reservation. `spares_own`: the others take none of the GPUs that
+        it holds there, and no cpus or ram.
+        """
         for booking in others:
             for place in booking.made.places:
+                node_id = place.node_id
+                if own is not None and node_id not in own:
+                    continue
                 taken = taken_by(booking, place, self._at)
-                cards = own.get(place.node_id)
-                if cards is not None:
-                    rest = tuple([each for each in place.gpu_ids if each not in cards])
+                if own is not None and spares_own:
+                    rest = tuple([each for each in place.gpu_ids if each not in own[node_id]])
                     taken = Taken(Hold(rest, 0, 0), taken.at, taken.until)
-                found.setdefault(place.node_id, []).append(taken)
+                found.setdefault(node_id, []).append(taken)
 
     def _freed_at(self, holder: Holder, milli: int, memory_mb: int) -> int:
         """When leases of the pool or tenant have released this much."""
