@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from building import cluster, do, finished, lease, node, run_pass, task
 from dgpu.core.commands import CancelTasks
 from dgpu.core.model.ids import TenantId
@@ -63,3 +65,28 @@ def test_a_tenant_whose_tasks_end_comes_before_one_whose_tasks_run_on() -> None:
         do(state, finished(ended))
     assert queue(state, limit=10) == [5, 4]
     assert run_pass(state) == [5, 4]
+
+
+@pytest.mark.parametrize("ageing_ms", [0, 1])
+def test_lines_compare_as_their_turns(ageing_ms: int) -> None:
+    """A grant compares its line with thousands of others, without their turns: the order must be the same."""
+    tenants = tuple(Tenant(id=TenantId(name)) for name in ("a", "b"))
+    state = cluster(
+        node("n1", gpus=2),
+        task(tenant="b"),
+        lease(1, on="n1"),
+        *(
+            task(gpus, tenant=tenant, priority=priority)
+            for gpus in (2, 1)
+            for priority in (50, 60, 51)
+            for tenant in ("b", "a")
+        ),
+        settings=Settings(tenants=tenants, ageing_ms=ageing_ms),
+    )
+    lines = [line for line in state.queue.lines() if line.head]
+    assert len({line.account.standing for line in lines}) == 2
+    for line in lines:
+        turn = line.turn_of(line.head)
+        assert [each for each in lines if each.precedes(line)] == [
+            each for each in lines if each.turn_of(each.head) < turn
+        ]

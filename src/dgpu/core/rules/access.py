@@ -65,7 +65,7 @@ def bookings_in_order(state: ClusterState, at: int) -> list[Booking]:
             booking.ahead = ahead_of(booking.line, known[:number])
     bookings.windows_at = at
     for booking in known:
-        booking.window_ms = window_ms(booking.made, at)
+        booking.window_ms = window_ms(booking.at, at)
     _bound_idle(state, known, at)
     return known
 
@@ -101,9 +101,9 @@ def _idle_bound(state: ClusterState, pool: PoolUse) -> int:
     return max(state.rooms.largest_gpus() * WHOLE_MILLI, pool.limit_milli * IDLE_PERCENT // 100)
 
 
-def window_ms(made: Reservation, at: int) -> int:
+def window_ms(begins_at: int, at: int) -> int:
     """A task that ends within this time does not delay the reservation, or delays it by at most `PATIENCE_MS`."""
-    return max(0, made.at - at) if made.at else PATIENCE_MS
+    return max(0, begins_at - at) if begins_at else PATIENCE_MS
 
 
 def is_passed(booking: Booking, level: int, lasts_ms: int) -> bool:

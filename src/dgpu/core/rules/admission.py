@@ -12,7 +12,6 @@ A reservation holds quota as it holds GPUs: a task that would delay it may not t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 from dgpu.core.index.account import Account
@@ -250,9 +249,8 @@ def kept_milli(state: ClusterState, account: Account) -> int:
     return wanted
 
 
-def lines_of(account: Account) -> Iterable[Line]:
-    for known in account.shapes.values():
-        yield from known.lines.values()
+def lines_of(account: Account) -> list[Line]:
+    return [line for known in account.shapes.values() for line in known.lines.values()]
 
 
 # all rules

@@ -24,19 +24,14 @@ def overtaken(state: ClusterState, line: Line, at: int) -> Iterator[Line]:
     if not line.claim.milli:
         return
     reserved = ahead_of(line, bookings_in_order(state, at) if state.reservations else ())
-    short = dict.fromkeys(_short_of_pool(state, line.pool, reserved.pool_milli))
+    short = _short_of_pool(state, line.pool, reserved.pool_milli)
     if line.account.limited:
-        short.update(dict.fromkeys(_short_of_tenant(line.account, reserved.tenant)))
-    if not short:
-        return
-    turn, above = line.turn_of(line.head), slot_level(state, at)
-    before = []
-    for other in short:
-        place = other.turn_of(other.head)
-        if place < turn and -place[0] > above:
-            before.append((place, other))
-    before.sort(key=lambda each: each[0])
-    for _, other in before:
+        short += _short_of_tenant(line.account, reserved.tenant)
+    above = slot_level(state, at)
+    before = dict.fromkeys(
+        [other for other in short if other.level(other.head) > above and other.precedes(line)]
+    )
+    for other in sorted(before, key=lambda each: each.turn_of(each.head)):
         if _waits_for_quota(state, line, other, at):
             yield other
 

@@ -269,7 +269,7 @@ def test_the_plan_forgets_a_lease_that_has_ended() -> None:
 
 def test_a_late_reservation_leaves_no_time_for_others() -> None:
     made = Reservation(task_id=TaskId(1), places=(), made_at=START, at=START + MINUTE, number=1)
-    assert [window_ms(made, START + at) for at in (0, MINUTE, 2 * MINUTE)] == [MINUTE, 0, 0]
+    assert [window_ms(made.at, START + at) for at in (0, MINUTE, 2 * MINUTE)] == [MINUTE, 0, 0]
 
 
 def test_a_reservation_stands_behind_those_made_before_it_even_if_its_task_is_older() -> None:
