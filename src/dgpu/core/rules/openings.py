@@ -9,7 +9,7 @@ from typing import Final
 from dgpu.core.index.bookings import Booking
 from dgpu.core.index.room import Card, Room, free_beside
 from dgpu.core.model.demand import Demand
-from dgpu.core.model.ids import GpuId, LeaseId
+from dgpu.core.model.ids import GpuId, LeaseId, NodeId
 from dgpu.core.model.lease import Lease
 from dgpu.core.model.reservation import Hold, Place
 from dgpu.core.model.task import WHOLE_MILLI
@@ -104,6 +104,19 @@ def times_of(room: Room, demand: Demand, cluster: Cluster, taken: Sequence[Taken
         times = _after(times, taken)
     times.sort()
     return Times(host, times)
+
+
+def times_on(
+    rooms: Sequence[Room], demand: Demand, cluster: Cluster, taken: Mapping[NodeId, Sequence[Taken]]
+) -> list[tuple[NodeId, Times]] | None:
+    """None: one of the nodes has no room even when empty."""
+    found: list[tuple[NodeId, Times]] = []
+    for room in rooms:
+        times = times_of(room, demand, cluster, taken.get(room.node_id, ()))
+        if times is None:
+            return None
+        found.append((room.node_id, times))
+    return found
 
 
 def opening_in(times: Times, gpus: int, only: Container[GpuId] | None = None) -> Opening | None:

@@ -42,7 +42,7 @@ from dgpu.core.rules.openings import (
     opening,
     opening_in,
     taken_by,
-    times_of,
+    times_on,
 )
 from dgpu.core.state import ClusterState
 
@@ -213,7 +213,9 @@ class Planner:
         if len(found) < demand.nodes:
             return None
         rooms = self._state.rooms.by_node
-        return self._plan(line, self._times(line, [rooms[node_id] for _, node_id in found], taken))
+        return self._plan(
+            line, times_on([rooms[node_id] for _, node_id in found], demand, self._cluster, taken)
+        )
 
     def _candidates(self, demand: Demand) -> Iterable[Candidate]:
         """Nodes, each with a time before which it has no room for the demand, soonest first."""
@@ -245,7 +247,7 @@ class Planner:
         nodes = self._nodes(booking)
         stays = here = None
         if len(nodes) == len(known.places):
-            times = self._times(line, nodes, taken)
+            times = times_on(nodes, line.demand, self._cluster, taken)
             stays = self._plan(line, times, own)
             here = self._plan(line, times)
         if stays is not None and here is not None and stays.at <= here.at + SLACK_MS:
@@ -320,18 +322,6 @@ class Planner:
         return [rooms[place.node_id] for place in booking.made.places if place.node_id in rooms]
 
     # leaves
-
-    def _times(
-        self, line: Line, nodes: list[Room], taken: dict[NodeId, list[Taken]]
-    ) -> list[tuple[NodeId, Times]] | None:
-        """None: one of the nodes has no room even when empty."""
-        found: list[tuple[NodeId, Times]] = []
-        for room in nodes:
-            times = times_of(room, line.demand, self._cluster, taken.get(room.node_id, ()))
-            if times is None:
-                return None
-            found.append((room.node_id, times))
-        return found
 
     def _plan(
         self,
