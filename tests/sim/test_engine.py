@@ -81,6 +81,7 @@ class Writer:
 def world_with_faults(seed: int, **options: bool) -> tuple[SimEngine, list[Writer]]:
     world = World(seed)
     engine = SimEngine(world)
+    watch_fences(world, engine)
     writers = [Writer(world, engine, name, **options) for name in ("a", "b")]
     faults = [
         lambda: engine.lose_majority(world.between(100, 20_000)),
@@ -95,6 +96,20 @@ def world_with_faults(seed: int, **options: bool) -> tuple[SimEngine, list[Write
         world.after(world.between(0, 100_000), world.chance.choice(faults))
     world.run_until(120_000)
     return engine, writers
+
+
+def watch_fences(world: World, engine: SimEngine) -> None:
+    """Only the leader of the moment extends the journal, however late its request arrives."""
+    commit = engine.state.commit
+
+    def watched(term: Term, *args: Any) -> Head:
+        before = engine.state.head
+        head = commit(term, *args)
+        leader = engine.state.leader(world.now)
+        assert head == before or (leader is not None and leader.fence == term.fence), f"seed {world.seed}"
+        return head
+
+    engine.state.commit = watched
 
 
 def check_journal(engine: SimEngine, writers: list[Writer]) -> None:

@@ -7,7 +7,14 @@ import threading
 import pytest
 
 from dgpu.core.digest import digest
-from dgpu.journal.checkpoint import CHECKPOINT_NAME, Checkpoint, read_checkpoint, write_checkpoint
+from dgpu.core.replay import replay
+from dgpu.journal.checkpoint import (
+    CHECKPOINT_NAME,
+    Checkpoint,
+    begin_at_snapshot,
+    read_checkpoint,
+    write_checkpoint,
+)
 from dgpu.journal.engine import BelowFloor, EngineError, EngineUnavailable, FenceLost, Head
 from dgpu.journal.engine_state import EngineState
 from dgpu.journal.errors import CorruptJournal, NotWritten
@@ -16,6 +23,7 @@ from dgpu.journal.journal import Room
 from dgpu.journal.memory_engine import MemoryEngine
 from dgpu.journal.replicated import Diverged
 from dgpu.journal.segments import live_segments, scans
+from dgpu.journal.snapshot import encode_snapshot
 from dgpu.wire.records import SCHEMA, encode_group
 from etcd_cluster import wait_until
 from unit.journal.replicas import (
@@ -25,6 +33,7 @@ from unit.journal.replicas import (
     leading,
     records_in,
     state_after,
+    write_locally,
 )
 
 
@@ -153,6 +162,36 @@ def test_a_copy_below_the_floor_needs_a_snapshot(place, shared) -> None:
         place("b")
     with pytest.raises(BelowFloor, match="no group 1"):
         place("c")
+
+
+def test_a_fetched_snapshot_replaces_the_groups_below_the_floor(place, shared, tmp_path) -> None:
+    leader = leading(place("a"), MemoryEngine(shared))
+    append(leader, 1, 10)
+    leader._engine.delete_below(leader._term, 7)
+    at_six = replay(event for group in GROUPS[:6] for event in group)
+    checkpoint = Checkpoint(index=6, chain=leader._engine.chain_at(6))
+    begin_at_snapshot(tmp_path / "b", encode_snapshot(at_six, index=6, epoch=1), checkpoint)
+    joined = place("b")
+    assert caught_up(joined) == 4
+    assert digest(joined.committed_state()) == state_after(10)
+    with pytest.raises(ValueError, match="already holds groups"):
+        begin_at_snapshot(tmp_path / "b", b"", checkpoint)
+
+
+def test_a_journal_may_begin_in_the_engine_after_its_first_groups(place, shared, tmp_path) -> None:
+    """A single scheduler becomes one of several: head and floor name its end, and so does its checkpoint."""
+    write_locally(tmp_path / "a", 1, 10, epoch=1)
+    seed = b"s" * 32
+    shared.state.head = Head(index=10, epoch=1, chain=seed, revision=1)
+    shared.state.floor, shared.state._chains = 11, {10: seed}
+    with pytest.raises(Diverged):
+        place("a")
+    write_checkpoint(tmp_path / "a", Checkpoint(index=10, chain=seed))
+    journal = leading(place("a"), MemoryEngine(shared))
+    append(journal, 11, 20)
+    assert digest(journal.committed_state()) == state_after(20)
+    journal.close()
+    assert place("a").head.index == 20
 
 
 def test_an_engine_that_went_back_is_noticed(place, shared) -> None:
