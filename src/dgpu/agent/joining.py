@@ -52,21 +52,28 @@ def join(server: Address, token: JoinToken, directory: Path) -> Joined:
     """Saves the certificate in `directory`. Raises JoinFailed, or OSError for the directory."""
     files = CertificateFiles(directory)
     key_pem = files.joining_key()
-    try:
-        with _connection(server) as connection:
-            authority_pem = _verified_authority(connection, token.fingerprint)
-            answer = _ask(connection, token, request_for(key_pem))
-    except (ssl.SSLError, TimeoutError, OSError) as error:
-        raise SchedulerUnreachable(f"{server} cannot be reached for joining: {error}") from error
+    authority_pem, answer = exchange(server, token, request_for(key_pem))
     if answer.error:
         files.forget_joining_key()
         raise JoinFailed(f"The scheduler refused: {answer.error}")
+    if answer.member is not None:
+        raise JoinFailed("This is a token for a member of the engine: dgpu ha join")
     try:
         certificate = read_certificate(key_pem, answer.certificate.encode(), authority_pem)
     except ValueError as error:
         raise JoinFailed(f"The answer of the scheduler cannot be used: {error}") from error
     files.save(certificate)
     return Joined(certificate=certificate, grpc_port=answer.grpc_port)
+
+
+def exchange(server: Address, token: JoinToken, csr_pem: bytes) -> tuple[bytes, JoinAnswer]:
+    """The certificate of the authority, verified, and the scheduler's answer. Raises JoinFailed."""
+    try:
+        with _connection(server) as connection:
+            authority_pem = _verified_authority(connection, token.fingerprint)
+            return authority_pem, _ask(connection, token, csr_pem)
+    except (ssl.SSLError, TimeoutError, OSError) as error:
+        raise SchedulerUnreachable(f"{server} cannot be reached for joining: {error}") from error
 
 
 def _connection(server: Address) -> ssl.SSLSocket:

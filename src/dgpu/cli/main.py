@@ -65,7 +65,11 @@ VERBS = {
     "dashboard": Verb("Open the dashboard in a browser."),
     "scheduler": Verb("The scheduler service.", asks=False),
     "agent": Verb("The agent service of a node; join.", asks=False),
-    "ha": Verb("High availability and backups; backup, restore.", asks=False, prints=True),
+    "ha": Verb(
+        "High availability; init, token, join, status, replace-member, leave, backup, restore.",
+        asks=False,
+        prints=True,
+    ),
     "witness": Verb("The third member of a highly available cluster.", asks=False),
     "ca": Verb("Certificates of machines; init, certificate, token, list, revoke.", asks=False, prints=True),
     "install-service": Verb("Install a systemd unit.", asks=False),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,11 +40,24 @@ def run_agent(config: AgentConfig) -> int:
     # gRPC's messages bypass the log; the log has the reason of a failed connection.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
-        uvloop.run(serve_agent(agent_options(config)))
+        with _witness(config):
+            uvloop.run(serve_agent(agent_options(config)))
     except (AgentRunningError, CertificateUnusable, KeeperError, OSError) as error:
         sys.stderr.write(f"dgpu agent: {error}\n")
         return 1
     return 0
+
+
+@contextlib.contextmanager
+def _witness(config: AgentConfig) -> Iterator[None]:
+    """Its refusal does not end the agent: the tasks of the node come first."""
+    if not config.agent.witness:
+        yield
+        return
+    from dgpu.entry.ha.witness import witness_beside
+
+    with witness_beside(witness_dir(config)):
+        yield
 
 
 def agent_options(config: AgentConfig, *, host_name: str | None = None) -> AgentOptions:
@@ -93,6 +108,10 @@ def agent_options(config: AgentConfig, *, host_name: str | None = None) -> Agent
 
 def state_dir(config: AgentConfig) -> Path:
     return _path(config.executor.work_dir)
+
+
+def witness_dir(config: AgentConfig) -> Path:
+    return state_dir(config) / "witness"
 
 
 def tls_dir(config: AgentConfig) -> Path:

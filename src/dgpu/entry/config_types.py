@@ -91,9 +91,7 @@ class SchedulerRules(Section, frozen=True, kw_only=True):
     keep_finished_tasks: _NotNegative = 10_000  # in memory; older tasks are in the history
     keep_finished_seconds: _Seconds = 3600
     max_unsaved_tasks: _Positive = 250_000  # further finished tasks, while the history does not advance
-    max_idempotency_keys: _Positive = (
-        1_000_000  # all tenants together; about 170 bytes of memory each, in two processes
-    )
+    max_idempotency_keys: _Positive = 1_000_000  # all tenants; about 170 bytes each, in two processes
     max_idempotency_keys_per_tenant: _Positive = 500_000
 
 
@@ -321,6 +319,7 @@ class AgentNode(Section, frozen=True, kw_only=True):
     heartbeat_interval: _Seconds = 5
     labels: dict[str, str] = {}
     simulated_nodes: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1  # with simulated GPUs
+    witness: bool = False  # run the third member of a highly available cluster; needs `dgpu ha join`
 
 
 class AgentTls(Section, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 
@@ -56,10 +57,24 @@ class JoinGreeting(msgspec.Struct, frozen=True, kw_only=True):
     authority: str
 
 
+class MemberGrant(msgspec.Struct, frozen=True, kw_only=True):
+    """For a machine that joins as a member of the engine."""
+
+    role: Literal["scheduler", "witness"]
+    me: str
+    members: tuple[str, ...]
+    cluster: str  # of the engine
+    files: dict[str, str] = {}  # keys that all schedulers share, base64 by name
+
+    def __repr__(self) -> str:
+        return f"MemberGrant(me={self.me!r})"  # no key in a log
+
+
 class JoinAnswer(msgspec.Struct, frozen=True, kw_only=True):
     certificate: str = ""
     nodes: tuple[str, ...] = ()
     grpc_port: int = 0
+    member: MemberGrant | None = None
     error: str = ""
 
 

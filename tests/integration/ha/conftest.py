@@ -6,16 +6,28 @@ import tempfile
 
 import pytest
 
+from integration.ha.ha_site import HaSite
 from integration.ha.member_cluster import MemberCluster
-
-if shutil.which("etcd") is None:
-    pytest.skip("no etcd in PATH (Debian: etcd-server)", allow_module_level=True)
 
 
 @pytest.fixture
-def cluster():
+def home():
+    if shutil.which("etcd") is None:
+        pytest.skip("no etcd in PATH (Debian: etcd-server)")
     home = pathlib.Path(tempfile.mkdtemp(prefix="dgpu-ha-"))
+    yield home
+    shutil.rmtree(home)
+
+
+@pytest.fixture
+def cluster(home):
     cluster = MemberCluster(home)
     yield cluster
     cluster.close()
-    shutil.rmtree(home)
+
+
+@pytest.fixture
+def site(home):
+    site = HaSite(home)
+    yield site
+    site.close()

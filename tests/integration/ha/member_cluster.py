@@ -16,10 +16,11 @@ import pytest
 
 from dgpu.agent.certificate import new_key, request_for
 from dgpu.entry.ha.certificates import issue_own
-from dgpu.entry.ha.member_files import Member, MemberFiles
+from dgpu.entry.ha.member_files import MemberFiles
 from dgpu.entry.ha.members import MemberAddress
 from dgpu.entry.processes import holders, is_alive, stop_process
 from dgpu.service.machines.authority import load_authority
+from dgpu.service.machines.member_marker import Member
 from faults.site import free_port
 
 PATIENCE_S = 90
@@ -43,7 +44,7 @@ class MemberCluster:
     def __init__(self, home: pathlib.Path) -> None:
         self.home = home
         self.names = ("a", "b", "c")
-        self.addresses = {name: f"127.0.0.1:{_two_ports()}" for name in self.names}
+        self.addresses = {name: f"127.0.0.1:{two_ports()}" for name in self.names}
         self.witnesses: dict[str, subprocess.Popen[bytes]] = {}
         issue_own(self.directory("a"), MemberAddress.parse(self.addresses["a"]))
         for name in self.names:
@@ -128,7 +129,7 @@ class MemberCluster:
         files.write(msgspec.structs.replace(files.member(), **fields))
 
 
-def _two_ports() -> int:
+def two_ports() -> int:
     """A free port whose successor is free as well."""
     import socket
 

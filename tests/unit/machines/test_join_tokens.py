@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -119,3 +121,24 @@ def test_a_join_is_refused_when_revoked_or_when_its_last_certificate_has_expired
     found = roster.find(join.id)
     assert found is not None
     assert "is revoked" in found.why_refused(NOW_S)
+
+
+def test_a_list_of_an_earlier_version_gets_the_kind_of_a_join(tmp_path) -> None:
+    """Machines that joined before members existed are agents."""
+    (tmp_path / FOLDER).mkdir()
+    with contextlib.closing(sqlite3.connect(tmp_path / FOLDER / FILE)) as old:
+        old.execute(
+            "CREATE TABLE joins (id TEXT PRIMARY KEY, nodes TEXT NOT NULL, secret_hash BLOB NOT NULL, "
+            "token_expires_at_s INTEGER NOT NULL, public_key_hash BLOB, joined_at_s INTEGER NOT NULL DEFAULT 0, "
+            "certificate_expires_at_s INTEGER NOT NULL DEFAULT 0, revoked_at_s INTEGER NOT NULL DEFAULT 0)"
+        )
+        old.execute(
+            "INSERT INTO joins (id, nodes, secret_hash, token_expires_at_s) VALUES ('1', '[\"n\"]', x'00', 9)"
+        )
+        old.commit()
+    roster = Roster(tmp_path)
+    roster.invite(("a:9379",), now_s=1, lifetime_s=60, kind="witness")
+    assert [(join.nodes, join.kind) for join in roster.joins()] == [
+        (("a:9379",), "witness"),
+        (("n",), "agent"),
+    ]

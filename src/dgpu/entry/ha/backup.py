@@ -25,10 +25,11 @@ from dgpu import __version__
 from dgpu.core.digest import digest
 from dgpu.core.state import ClusterState
 from dgpu.entry.ha.errors import HaFailure
+from dgpu.entry.ha.rebuilding import rebuild_directory
 from dgpu.journal.durable import PRIVATE_FOLDER, make_folder, sync_folder, write_file
 from dgpu.journal.errors import JournalError, NewerVersion
-from dgpu.journal.segments import ARCHIVE_FOLDER, JOURNAL_FOLDER, live_name
-from dgpu.journal.snapshot import decode_snapshot, encode_snapshot, write_snapshot
+from dgpu.journal.segments import JOURNAL_FOLDER
+from dgpu.journal.snapshot import encode_snapshot
 from dgpu.service.access.key_file import KEY_NAME as TOKEN_KEY
 from dgpu.service.history.reader import HISTORY_NAME
 from dgpu.service.machines.authority import FILE as AUTHORITY_FILE
@@ -47,7 +48,6 @@ _FILES = (CLUSTER_NAME, TOKEN_KEY, SECRETS_KEY, f"{AUTHORITY_FOLDER}/{AUTHORITY_
 _NAMES = {_STATE, *_DATABASES, *_FILES}
 _ATTEMPTS = 5  # the follower may move a segment while it is read
 _PAUSE_S = 0.2
-_FIRST_SEGMENT_BYTES = 1 << 20
 _MAX_MANIFEST_BYTES = 1 << 20
 
 
@@ -206,22 +206,11 @@ def _read_manifest(archive: tarfile.TarFile, source: Path) -> Manifest:
 
 
 def _rebuild(staging: Path, manifest: Manifest) -> None:
-    """The journal begins again after the snapshot."""
     path = staging / _STATE
-    try:
-        snapshot = decode_snapshot(path.read_bytes(), str(path))
-    except JournalError as error:
-        raise HaFailure(f"the state in the backup cannot be read: {error}") from error
+    snapshot = rebuild_directory(staging, path.read_bytes(), str(path))
     if digest(snapshot.state) != manifest.digest or snapshot.index != manifest.index:
         raise HaFailure("the state in the backup differs from the one that was saved")
     path.unlink()
-    for _ in range(2):  # both names: a replay from an older snapshot could not reach the journal
-        write_snapshot(staging, snapshot.state, index=snapshot.index, epoch=snapshot.epoch)
-    make_folder(staging / JOURNAL_FOLDER)
-    make_folder(staging / ARCHIVE_FOLDER)
-    write_file(staging / JOURNAL_FOLDER / live_name(snapshot.index + 1), bytes(_FIRST_SEGMENT_BYTES))
-    for folder in (staging / JOURNAL_FOLDER, staging):
-        sync_folder(folder)
 
 
 @contextlib.contextmanager

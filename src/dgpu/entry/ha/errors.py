@@ -13,3 +13,7 @@ class MemberRefused(HaFailure):
 
 class EngineSilent(HaFailure):
     """No member answered, or no majority of them."""
+
+
+class NotSettled(HaFailure):
+    """A member is silent, or has been connected for a short time only."""

@@ -10,14 +10,12 @@ from pathlib import Path
 import msgspec
 
 from dgpu.entry.ha.errors import MemberRefused
+from dgpu.journal.engine import EngineRefused
+from dgpu.journal.etcd.versions import check_version
 
-MIN_VERSION = (3, 4, 23)  # earlier ones may revoke a living lease and lose data in a defragmentation
-_FIRST_DAMAGED, _LAST_DAMAGED = (3, 5, 0), (3, 5, 2)
 _VERSION = re.compile(r"^etcd Version:\s*(\d+)\.(\d+)\.(\d+)", re.MULTILINE)
 _PATIENCE_S = 30.0
-_GET_ONE = (
-    "Install one: apt install etcd-server (Debian), or a release of etcd 3.4.23 or later, 3.5.3 or later"
-)
+_GET_ONE = "Install one: apt install etcd-server (Debian), or a release of etcd"
 
 Version = tuple[int, int, int]
 
@@ -33,18 +31,11 @@ def find_etcd() -> EtcdProgram:
     if path is None:
         raise MemberRefused(f"no etcd in PATH. {_GET_ONE}")
     version = _version_of(path)
-    if why := why_refused(version):
-        raise MemberRefused(f"{path} is etcd {shown(version)}: {why}")
+    try:
+        check_version(shown(version), path)
+    except EngineRefused as error:
+        raise MemberRefused(f"{error}. {_GET_ONE}") from error
     return EtcdProgram(path=str(Path(path).resolve()), version=version)
-
-
-def why_refused(version: Version) -> str:
-    """Empty: the version is accepted."""
-    if _FIRST_DAMAGED <= version <= _LAST_DAMAGED:
-        return f"the versions 3.5.0 to 3.5.2 can lose data when they are killed. {_GET_ONE}"
-    if version < MIN_VERSION:
-        return f"it is older than {shown(MIN_VERSION)}. {_GET_ONE}"
-    return ""
 
 
 def parse_version(text: str) -> Version | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dgpu.entry.ha.etcd_program import EtcdProgram
-from dgpu.entry.ha.member_files import Member, MemberFiles
+from dgpu.entry.ha.member_files import MemberFiles
 from dgpu.entry.ha.members import MemberAddress, listening_host
+from dgpu.service.machines.member_marker import Member
 from dgpu.wire.machines import MEMBER_NAME
 
 QUOTA_BYTES = 4 << 30
@@ -14,7 +15,7 @@ _SKIP_SAN_RENAMED = (3, 6, 0)
 
 
 def member_command(program: EtcdProgram, files: MemberFiles, member: Member) -> list[str]:
-    me = member.address
+    me = MemberAddress.parse(member.me)
     host = listening_host(me.host)
     tls = ("--cert-file", files.certificate, "--key-file", files.key, "--trusted-ca-file", files.authority)
     return [

@@ -10,34 +10,20 @@ engine/etcd.log  bounded
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from dgpu.entry.ha.errors import HaFailure
-from dgpu.entry.ha.members import MemberAddress
 from dgpu.journal.durable import make_folder, sync_folder, write_file
+from dgpu.service.machines.member_marker import (
+    MARKER_NAME,
+    MarkerDamaged,
+    Member,
+    read_marker,
+    write_marker,
+)
 
-MARKER_NAME = "engine.json"
 FOLDER = "engine"
-
-Role = Literal["scheduler", "witness"]
-
-
-class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """The marker. `first_peers`: the members of its first start, which etcd ignores later."""
-
-    cluster: str  # cluster id of dgpu: members of another one are refused
-    role: Role
-    me: str
-    members: tuple[str, ...]  # all three addresses
-    first_peers: tuple[str, ...]
-    is_first: bool  # it founded the cluster
-    started: bool = False
-
-    @property
-    def address(self) -> MemberAddress:
-        return MemberAddress.parse(self.me)
 
 
 class MemberFiles:
@@ -75,13 +61,9 @@ class MemberFiles:
     def read(self) -> Member | None:
         """None: this directory has no member."""
         try:
-            return msgspec.json.decode(self.marker.read_bytes(), type=Member)
-        except FileNotFoundError:
-            return None
-        except msgspec.DecodeError as error:
-            raise HaFailure(
-                f"{self.marker} cannot be read: {error}. Restore it, or replace this member: dgpu ha replace-member"
-            ) from error
+            return read_marker(self.directory)
+        except MarkerDamaged as error:
+            raise HaFailure(f"{error}. Restore it, or replace this member: dgpu ha replace-member") from error
 
     def member(self) -> Member:
         found = self.read()
@@ -92,9 +74,7 @@ class MemberFiles:
         return found
 
     def write(self, member: Member) -> None:
-        make_folder(self.directory)
-        write_file(self.marker, msgspec.json.encode(member) + b"\n")
-        sync_folder(self.directory)
+        write_marker(self.directory, member)
 
     def note_started(self) -> None:
         """Called when the data exist. A new member cannot vote before that: it is the only one, or it is a learner."""

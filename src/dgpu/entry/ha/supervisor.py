@@ -15,6 +15,7 @@ from pathlib import Path
 
 import structlog
 
+from dgpu.entry.ha.care import MemberCare
 from dgpu.entry.ha.errors import MemberRefused
 from dgpu.entry.ha.etcd_program import find_etcd
 from dgpu.entry.ha.member_command import member_command
@@ -53,6 +54,7 @@ class MemberSupervisor:
         self._lock: FolderLock | None = None
         self._service: Service | None = None
         self._started_at_s = 0.0
+        self._care = MemberCare(self.files)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine-member", daemon=True)
 
@@ -72,11 +74,13 @@ class MemberSupervisor:
             raise MemberRefused(f"{error}: it runs the member already") from error
         self._adopt()
         self._thread.start()
+        self._care.start()
 
     def stop(self) -> None:
         """Ends the member. A stop during a start waits for it."""
         self._stop.set()
         if self._thread.is_alive():
+            self._care.stop()
             self._thread.join()
         if self.ref is not None:
             stop_process(self.ref)

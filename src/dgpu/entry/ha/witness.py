@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import structlog
 
 from dgpu.entry.config_types import Logging
 from dgpu.entry.ha.errors import HaFailure
@@ -12,6 +16,8 @@ from dgpu.entry.supervisor import StopSignals
 
 DEFAULT_DIR = Path("/var/lib/dgpu-witness")
 _LOOK_S = 1.0
+
+_log = structlog.get_logger("dgpu.ha")
 
 
 def run_witness(directory: Path, logging: Logging | None = None) -> int:
@@ -33,16 +39,20 @@ def run_witness(directory: Path, logging: Logging | None = None) -> int:
     return _failed(supervisor.refused) if supervisor.refused else 0
 
 
-class WitnessBeside:
-    """A witness in the process of an agent. Its refusal does not end the agent."""
-
-    def __init__(self, directory: Path) -> None:
-        """Raises HaFailure or OSError."""
-        self._supervisor = MemberSupervisor(directory)
-        self._supervisor.start()
-
-    def stop(self) -> None:
-        self._supervisor.stop()
+@contextlib.contextmanager
+def witness_beside(directory: Path) -> Iterator[None]:
+    """A witness in the process of an agent. If it cannot start, the log has the reason, and the agent goes on."""
+    try:
+        supervisor = MemberSupervisor(directory)
+        supervisor.start()
+    except (HaFailure, OSError) as error:
+        _log.error("witness_not_started", reason=str(error))
+        yield
+        return
+    try:
+        yield
+    finally:
+        supervisor.stop()
 
 
 def _failed(why: str) -> int:

@@ -178,6 +178,8 @@ class Connection:
         self._vetted.add(number)
 
     def _check_cluster(self, cluster_id: int, number: int) -> None:
+        if not cluster_id:
+            return  # answers to Defragment have no header
         with self._lock:
             self._cluster_id = self._cluster_id or cluster_id
             if cluster_id == self._cluster_id:

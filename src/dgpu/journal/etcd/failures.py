@@ -31,6 +31,12 @@ _REFUSED_TEXTS = (
     "request is too large",
     "authentication is not enabled",
     "too many operations",
+    "too many learner members",
+    "can only promote a learner",
+    "unhealthy cluster",
+    "re-configuration failed",
+    "member not found",
+    "Peer URLs already exists",
 )
 
 

@@ -132,5 +132,8 @@ class JoinDoor:
             names = MachineNames(join_id=request.join_id, nodes=frozenset(granted.nodes))
             self._audit.done("agent.join", peer, names)
         return JoinAnswer(
-            certificate=granted.certificate_pem.decode(), nodes=granted.nodes, grpc_port=self._grpc_port
+            certificate=granted.certificate_pem.decode(),
+            nodes=granted.nodes,
+            grpc_port=self._grpc_port,
+            member=granted.member,
         )

@@ -11,8 +11,9 @@ from cryptography.hazmat.primitives import serialization
 
 from dgpu.service.machines.authority import Authority, key_of_request, load_authority
 from dgpu.service.machines.certificate import SchedulerCertificate
-from dgpu.service.machines.roster import JoinRefused, Roster
-from dgpu.wire.machines import JoinRequest, MachineNames
+from dgpu.service.machines.member_grants import grant_member
+from dgpu.service.machines.roster import Join, JoinRefused, Roster
+from dgpu.wire.machines import JoinRequest, MachineNames, MemberGrant
 
 _NO_NAMES = "the certificate names no node"
 _UNKNOWN = "the certificate comes from a join that is not known here"
@@ -21,12 +22,14 @@ _UNKNOWN = "the certificate comes from a join that is not known here"
 class Granted(msgspec.Struct, frozen=True, kw_only=True):
     certificate_pem: bytes
     nodes: tuple[str, ...]
+    member: MemberGrant | None = None  # of the engine
 
 
 class Machines:
     def __init__(self, data_dir: Path, *, lifetime_s: int, clock: Callable[[], float] = time.time) -> None:
         """Raises AuthorityMissing."""
         self.authority: Authority = load_authority(data_dir)
+        self._data_dir = data_dir
         self._roster = Roster(data_dir)
         self._lifetime_s = lifetime_s
         self._clock = clock
@@ -55,6 +58,8 @@ class Machines:
             serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
         )
         join = self._roster.redeem(request.join_id, request.secret, public_key, now_s=int(self._clock()))
+        if join.kind != "agent":
+            return self._grant_member(csr_pem, join)
         return self._grant(csr_pem, join.names)
 
     def renew(self, names: MachineNames, csr_pem: bytes) -> Granted:
@@ -62,6 +67,13 @@ class Machines:
         if why := self.why_refused(names):
             raise JoinRefused(why)
         return self._grant(csr_pem, names)
+
+    def _grant_member(self, csr_pem: bytes, join: Join) -> Granted:
+        certificate_pem, grant = grant_member(
+            self._data_dir, self.authority, join, csr_pem, now_s=int(self._clock())
+        )
+        self._roster.note_certificate(join.id, self.authority.expires_at_s)
+        return Granted(certificate_pem=certificate_pem, nodes=join.nodes, member=grant)
 
     def _grant(self, csr_pem: bytes, names: MachineNames) -> Granted:
         issued = self.authority.issue_agent(

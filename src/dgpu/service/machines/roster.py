@@ -14,7 +14,7 @@ import secrets
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -25,7 +25,7 @@ from dgpu.wire.machines import MachineNames
 FILE = "machines.sqlite"
 _KEEP_S = 30 * 86_400  # of tokens and certificates that have expired
 _TIMEOUT_S = 5.0
-_COLUMNS = "id, nodes, token_expires_at_s, joined_at_s, certificate_expires_at_s, revoked_at_s"
+_COLUMNS = "id, nodes, token_expires_at_s, joined_at_s, certificate_expires_at_s, revoked_at_s, kind"
 _TABLE = """
 CREATE TABLE IF NOT EXISTS joins (
   id TEXT PRIMARY KEY,
@@ -35,9 +35,13 @@ CREATE TABLE IF NOT EXISTS joins (
   public_key_hash BLOB,
   joined_at_s INTEGER NOT NULL DEFAULT 0,
   certificate_expires_at_s INTEGER NOT NULL DEFAULT 0,
-  revoked_at_s INTEGER NOT NULL DEFAULT 0
+  revoked_at_s INTEGER NOT NULL DEFAULT 0,
+  kind TEXT NOT NULL DEFAULT 'agent'
 )
 """
+_ADD_KIND = "ALTER TABLE joins ADD COLUMN kind TEXT NOT NULL DEFAULT 'agent'"  # a file of an earlier version
+
+Kind = Literal["agent", "scheduler", "witness"]
 
 
 class JoinRefused(Exception):  # noqa: N818 - it says what happened
@@ -46,11 +50,12 @@ class JoinRefused(Exception):  # noqa: N818 - it says what happened
 
 class Join(msgspec.Struct, frozen=True, kw_only=True):
     id: str
-    nodes: tuple[str, ...]
+    nodes: tuple[str, ...]  # of a member of the engine: its address
     token_expires_at_s: int
     joined_at_s: int  # 0: the token is not used yet
     certificate_expires_at_s: int
     revoked_at_s: int
+    kind: str = "agent"
 
     @property
     def names(self) -> MachineNames:
@@ -79,17 +84,20 @@ class Roster:
         self._data_dir = data_dir
         self._path = data_dir / FOLDER / FILE
 
-    def invite(self, nodes: tuple[str, ...], *, now_s: int, lifetime_s: int) -> tuple[Join, str]:
+    def invite(
+        self, nodes: tuple[str, ...], *, now_s: int, lifetime_s: int, kind: Kind = "agent"
+    ) -> tuple[Join, str]:
         """The join and its secret, which is not stored."""
         secret = secrets.token_urlsafe(24)
-        values = (secrets.token_hex(8), _encoded(nodes), _hash(secret), now_s + lifetime_s)
+        values = (secrets.token_hex(8), _encoded(nodes), _hash(secret), now_s + lifetime_s, kind)
         with self._writing() as connection:
             connection.execute(
                 "DELETE FROM joins WHERE max(token_expires_at_s, certificate_expires_at_s) < ?",
                 (now_s - _KEEP_S,),
             )
             connection.execute(
-                "INSERT INTO joins (id, nodes, secret_hash, token_expires_at_s) VALUES (?, ?, ?, ?)", values
+                "INSERT INTO joins (id, nodes, secret_hash, token_expires_at_s, kind) VALUES (?, ?, ?, ?, ?)",
+                values,
             )
             return _one(connection, values[0]), secret
 
@@ -152,7 +160,7 @@ class Roster:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        connection = open_to_write(self._path, lambda made: made.execute(_TABLE), timeout_seconds=_TIMEOUT_S)
+        connection = open_to_write(self._path, _prepare, timeout_seconds=_TIMEOUT_S)
         give_to_owner_of(self._data_dir, self._path)
         with contextlib.closing(connection):
             yield connection
@@ -163,6 +171,20 @@ class Roster:
             connection.execute("BEGIN IMMEDIATE")
             with connection:
                 yield connection
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    connection.execute(_TABLE)
+    if not _has_kind(connection):
+        try:
+            connection.execute(_ADD_KIND)
+        except sqlite3.OperationalError:
+            if not _has_kind(connection):  # another process has just added it
+                raise
+
+
+def _has_kind(connection: sqlite3.Connection) -> bool:
+    return "kind" in {row[1] for row in connection.execute("PRAGMA table_info(joins)")}
 
 
 def _find(connection: sqlite3.Connection, join_id: str) -> Join | None:
@@ -184,6 +206,7 @@ def _join(row: tuple[Any, ...]) -> Join:
         joined_at_s=row[3],
         certificate_expires_at_s=row[4],
         revoked_at_s=row[5],
+        kind=row[6],
     )
 
 
