@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -33,6 +33,7 @@ from dgpu.wire.task_fields import DEFAULT_TENANT, TASK_FIELDS
 MAX_BODY_BYTES = 1 << 20
 MAX_BATCH_BYTES = 8 << 20
 MAX_BATCH_TASKS = 10_000
+TASKS_PER_STEP = 100  # about half a millisecond
 MAX_ERRORS_TOLD = 20
 DEFAULT_CPUS_MILLI = 1_000  # of a task without GPUs
 ONLINE_FROM_PRIORITY = PRIORITY_LEVELS["high"]
@@ -75,13 +76,15 @@ def task_of(raw: object, where: str, by: Submitter | None = None) -> TaskSpec:
     return _spec(raw, where, by)
 
 
-def decode_batch(body: bytes, by: Submitter | None = None, seal: SealEnv = None) -> Entries:
-    """`{tasks: [...]}` or `{task: {...}, count: N}`."""
+def decode_batch(
+    body: bytes, by: Submitter | None = None, seal: SealEnv = None
+) -> Generator[None, None, Entries]:
+    """`{tasks: [...]}` or `{task: {...}, count: N}`. Yields between short steps, so that other work gets a turn."""
     raw = parse_json(body)
     if type(raw) is not dict:
         raise BadRequest("malformed_request", 'The body must be an object: {"tasks": [...]}.')
     if raw.keys() == {"tasks"}:
-        return _decode_list(raw["tasks"], by, seal)
+        return (yield from _decode_list(raw["tasks"], by, seal))
     if raw.keys() == {"task", "count"}:
         try:
             number = fields.count(MAX_BATCH_TASKS)(raw["count"])
@@ -102,7 +105,9 @@ def decode_batch(body: bytes, by: Submitter | None = None, seal: SealEnv = None)
     )
 
 
-def _decode_list(tasks: object, by: Submitter | None, seal: SealEnv) -> Entries:
+def _decode_list(
+    tasks: object, by: Submitter | None, seal: SealEnv
+) -> Generator[None, None, Entries]:
     if type(tasks) is not list or not tasks:
         raise BadRequest(
             "malformed_request",
@@ -116,11 +121,15 @@ def _decode_list(tasks: object, by: Submitter | None, seal: SealEnv) -> Entries:
             status=413,
             errors=[FieldError(path="tasks", detail=f"Expected at most {MAX_BATCH_TASKS} tasks.")],
         )
-    entries = tuple([entry_of(_spec(raw, number, by, seal)) for number, raw in enumerate(tasks)])
+    entries: list[tuple[int, TaskSpec]] = []
+    for start in range(0, len(tasks), TASKS_PER_STEP):
+        step = tasks[start : start + TASKS_PER_STEP]
+        entries += [entry_of(_spec(raw, number, by, seal)) for number, raw in enumerate(step, start)]
+        yield
     if len(entries) < (number := sum(count for count, _ in entries)) > MAX_BATCH_TASKS:
         detail = f"With their arrays these are {number:,} tasks, at most {MAX_BATCH_TASKS:,} are taken."
         raise BadRequest("too_many_tasks", detail, status=413)
-    return entries
+    return tuple(entries)
 
 
 def _spec(

@@ -88,7 +88,8 @@ def test_values_of_variables_leave_the_decoder_sealed() -> None:
         command="x", env={"A": ""}, sealed_env="SEALED"
     )
     assert calls == [("lab", {"A": WORD})]
-    decode_batch(json.dumps({"task": {"command": "x", "env": {"A": WORD}}, "count": 9}).encode(), None, seal)
+    body = json.dumps({"task": {"command": "x", "env": {"A": WORD}}, "count": 9}).encode()
+    list(decode_batch(body, None, seal))
     assert len(calls) == 2, "equal tasks are sealed once"
     decode_task(task(), seal=seal)
     assert len(calls) == 2

@@ -41,22 +41,43 @@ async def test_a_calm_tenant_begins_after_a_few_requests_of_a_flood() -> None:
 
 async def test_tenants_take_turns() -> None:
     requests = Requests(Turnstile(per_turn=1))
-    requests.ask("busy")  # has the only place of this turn
     for lane in ("a", "b", "c"):
-        requests.ask(lane, 2)
-    assert await requests.end() == ["busy", "a", "b", "c", "a", "b", "c"]
+        requests.ask(lane, 3)
+    assert await requests.end() == ["a", "b", "c"] * 3
+
+
+def waits(turnstile: Turnstile, lane: str) -> bool:
+    try:
+        turnstile.enter(lane).send(None)
+    except StopIteration:
+        return False
+    return True
 
 
 async def test_a_request_beside_few_others_does_not_wait() -> None:
+    assert not waits(Turnstile(per_turn=2), "a")
+
+
+async def test_the_first_request_of_a_tenant_in_a_turn_never_waits() -> None:
+    """Only a tenant with several requests at once notices the turnstile."""
     turnstile = Turnstile(per_turn=2)
-    entering = turnstile.enter("a")
-    try:
-        entering.send(None)
-    except StopIteration:
-        has_waited = False
-    else:
-        has_waited = True
-    assert not has_waited
+    assert [waits(turnstile, "flood") for _ in range(3)] == [False, False, True]
+    assert [waits(turnstile, "calm") for _ in range(2)] == [False, True]
+
+
+async def test_a_lane_whose_request_waited_has_begun_too() -> None:
+    turnstile = Turnstile(per_turn=1)
+    assert [waits(turnstile, "flood") for _ in range(2)] == [False, True]
+    await asyncio.sleep(0)  # the second one begins
+    assert waits(turnstile, "flood")
+
+
+async def test_a_request_after_a_crowd_does_not_wait() -> None:
+    requests = Requests(Turnstile(per_turn=1))
+    requests.ask("a", 2)
+    await requests.end()
+    await asyncio.sleep(0)
+    assert not waits(requests.turnstile, "a")
 
 
 async def test_a_cancelled_request_takes_no_place() -> None:

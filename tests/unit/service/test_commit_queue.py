@@ -39,7 +39,7 @@ def taken(queue: CommitQueue, now: int = NOW) -> list[str]:
 
 
 def test_lanes_take_turns() -> None:
-    assert taken(queue_of(a=3, b=1, c=2)) == ["a", "b", "c", "a", "c", "a"]
+    assert taken(queue_of(a=3, b=2, c=2)) == ["a", "b", "c", "a", "b", "c", "a"]
 
 
 def test_the_requests_of_a_lane_keep_their_order() -> None:
@@ -54,20 +54,61 @@ def test_a_lane_that_is_alone_fills_whole_groups() -> None:
     assert len(taken(queue_of(a=500))) == 500
 
 
-def test_a_group_takes_few_commands_of_each_lane_while_several_are_active() -> None:
+def test_a_group_takes_few_commands_of_each_lane_while_a_calm_one_is_active() -> None:
     queue = queue_of(a=20, b=1)
-    assert taken(queue).count("a") == commit_queue.MAX_SHARED
+    assert taken(queue).count("a") == commit_queue.CALM_SHARE
     # The flood goes on, and the calm tenant has nothing queued at this moment. Its next request must not meet a long
     # group.
-    assert taken(queue, NOW + commit_queue.ACTIVE_MS - 1) == ["a"] * commit_queue.MAX_SHARED
-    assert len(taken(queue, NOW + commit_queue.ACTIVE_MS)) == 20 - 2 * commit_queue.MAX_SHARED
+    assert taken(queue, NOW + commit_queue.ACTIVE_MS - 1) == ["a"] * commit_queue.CALM_SHARE
+    assert len(taken(queue, NOW + commit_queue.ACTIVE_MS)) == 20 - 2 * commit_queue.CALM_SHARE
     assert len(queue) == 0
+
+
+def test_lanes_that_all_have_a_crowd_share_longer_groups() -> None:
+    """Each of their commands waits for many of its own tenant anyway. Long groups raise the rate of all."""
+    lanes = taken(queue_of(a=20, b=20))
+    assert lanes.count("a") == lanes.count("b") == commit_queue.CROWD_SHARE > commit_queue.CALM_SHARE
+
+
+def large(origin: int, lane: str) -> Entry:
+    return Entry(origin, None, commit_queue.LARGE_BYTES + 1, lane)
+
+
+def test_a_large_command_has_a_group_of_its_own() -> None:
+    """Others would be answered after its long decision. It waits for one group, however many small ones come."""
+    queue = queue_of(a=6, b=1)
+    for origin in (10, 11):
+        queue.put(large(origin, "batch"))
+    assert taken(queue) == ["a", "b", "a"]
+    assert taken(queue) == ["batch"]
+    assert taken(queue) == ["a", "a"]
+    assert taken(queue) == ["batch"]
+    assert taken(queue) == ["a", "a"]
+
+
+def test_reports_of_agents_join_the_group_of_a_large_command() -> None:
+    queue = queue_of(a=1)
+    for number in range(3):
+        queue.put(Entry(None, Tick(history_at=number), 100))
+    queue.put(large(10, "batch"))
+    queue.put(large(11, "batch"))
+    assert taken(queue) == ["", "a", "", ""]
+    queue.put(Entry(None, Tick(history_at=4), 100))
+    assert taken(queue) == ["batch", ""]
+
+
+def test_large_commands_of_a_lane_that_is_alone_share_a_group() -> None:
+    queue = queue_of(a=2)
+    queue.put(large(10, "a"))
+    queue.put(large(11, "a"))
+    assert taken(queue) == ["a"] * 4
 
 
 def test_a_lane_that_had_its_share_goes_on_in_the_next_group() -> None:
     queue = queue_of(a=10, b=10)
     groups = [taken(queue), taken(queue)]
-    assert [len(group) for group in groups] == [2 * commit_queue.MAX_SHARED, 20 - 2 * commit_queue.MAX_SHARED]
+    share = commit_queue.CROWD_SHARE
+    assert [len(group) for group in groups] == [2 * share, 20 - 2 * share]
 
 
 def test_reports_of_agents_have_every_second_place() -> None:
@@ -102,8 +143,9 @@ def test_a_lane_that_rests_still_counts(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(commit_queue, "MAX_QUEUED", 40)
     queue = queue_of(a=20, b=1)
     taken(queue)
-    assert [queue.lane_has_room_for("a", 100), len(queue)] == [True, 12]
-    for origin in range(8):
+    left = 20 - commit_queue.CALM_SHARE
+    assert [queue.lane_has_room_for("a", 100), len(queue)] == [True, left]
+    for origin in range(20 - left):
         queue.put(Entry(origin, None, 100, "a"))
     assert not queue.lane_has_room_for("a", 100)
 
@@ -122,9 +164,9 @@ def test_commands_that_were_not_stored_come_first_again() -> None:
 def test_dropped_requests_leave_the_commands_of_agents() -> None:
     queue = queue_of(a=20, b=1)
     queue.put(Entry(None, Tick(history_at=7), 100))
-    taken(queue)  # 12 of lane a rest
+    taken(queue)  # the rest of lane a waits
     queue.put(Entry(None, Tick(history_at=8), 100))
-    assert sorted(queue.drop_requests()) == list(range(8, 20))
+    assert sorted(queue.drop_requests()) == list(range(commit_queue.CALM_SHARE, 20))
     assert [len(queue), queue.has_room_for(commit_queue.MAX_QUEUED_BYTES - 100)] == [1, True]
     assert queue.first().command == Tick(history_at=8)
 

@@ -1,13 +1,14 @@
 """The commands that wait to be decided. Tenants take turns, so a flood from one tenant delays only itself.
 
-A lane holds the commands for one tenant, in order. A tenant that is alone fills whole groups. With several tenants, a
-group takes a few commands of each: a command waits for the group in flight, so short groups keep the wait of a calm
-tenant short. Commands of agents and of the scheduler itself have every second place: reports free GPUs, and must not
-wait behind submits.
+A lane holds the commands for one tenant, in order. A tenant that is alone fills whole groups. A command waits for the
+group in flight, so groups are short while a calm tenant is active: one that has hardly any command waiting when a group
+begins. Tenants that all have a crowd waiting would gain nothing from short groups, so theirs are longer. Commands of
+agents and of the scheduler itself have every second place: reports free GPUs, and must not wait behind submits.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -16,7 +17,9 @@ from dgpu.core.commands import Command
 
 MAX_QUEUED = 10_000
 MAX_QUEUED_BYTES = 64 << 20
-MAX_SHARED = 8  # commands of one lane in a group, while several lanes are active
+CALM_SHARE = 2  # commands of one lane in a group, while one of the active lanes has fewer than that waiting
+CROWD_SHARE = 8  # the same, while all active lanes have more waiting
+LARGE_BYTES = 16 << 10  # about sixty tasks. A larger command gets a group of its own while several lanes are active
 ACTIVE_MS = 1_000  # how long a lane counts as active after its last command
 
 
@@ -43,7 +46,8 @@ class CommitQueue:
     def __init__(self) -> None:
         self._own: deque[Entry] = deque()  # of agents and the scheduler
         self._lanes: dict[str, _Lane] = {}  # lanes with commands; the first one has the next turn
-        self._resting: dict[str, _Lane] = {}  # lanes that had their share of this group
+        self._resting: dict[str, _Lane] = {}  # lanes that wait for the next group
+        self._share = sys.maxsize  # of one lane in this group
         self._taken: dict[str, int] = {}  # in this group
         self._active_until: dict[str, int] = {}  # by lane, the longest inactive first
         self._own_turn = True
@@ -92,6 +96,7 @@ class CommitQueue:
             self._active_until[name] = now + ACTIVE_MS
         while self._active_until and next(iter(self._active_until.values())) <= now:
             del self._active_until[next(iter(self._active_until))]
+        self._share = self._share_of_each()
 
     def first(self) -> Entry | None:
         if self._own and (self._own_turn or not self._lanes):
@@ -106,21 +111,48 @@ class CommitQueue:
             entry = self._own.popleft()
             self._own_turn = False
         else:
-            name = next(iter(self._lanes))
-            lane = self._lanes.pop(name)
-            entry = lane.entries.popleft()
-            lane.size_bytes -= entry.size_bytes
-            if lane.entries:
-                (self._resting if self._has_share(name) else self._lanes)[name] = lane
+            entry = self._take_from(next(iter(self._lanes)))
             self._own_turn = True
         self._count -= 1
         self._size_bytes -= entry.size_bytes
         return entry
 
-    def _has_share(self, name: str) -> bool:
-        """Whether the lane has now had its share of this group."""
+    def _take_from(self, name: str) -> Entry:
+        lane = self._lanes.pop(name)
+        entry = lane.entries.popleft()
+        lane.size_bytes -= entry.size_bytes
         taken = self._taken[name] = self._taken.get(name, 0) + 1
-        return taken >= MAX_SHARED and len(self._active_until) > 1
+        if lane.entries:
+            self._lanes[name] = lane  # at the end
+            if taken >= self._share:
+                self._rest(name)
+        if len(self._active_until) > 1:
+            if entry.size_bytes > LARGE_BYTES:
+                self._rest(*self._lanes)
+            self._put_off_large()
+        return entry
+
+    def _rest(self, *names: str) -> None:
+        """Until the next group, in which these lanes come first."""
+        for name in names:
+            self._resting[name] = self._lanes.pop(name)
+
+    def _put_off_large(self) -> None:
+        """A large command does not join a group: its decision is long, and the others would be answered after it.
+
+        This happens before any lane has its share, so the command is the first one of the next group.
+        """
+        while self._lanes:
+            name, lane = next(iter(self._lanes.items()))
+            if lane.entries[0].size_bytes <= LARGE_BYTES:
+                return
+            self._rest(name)
+
+    def _share_of_each(self) -> int:
+        if len(self._active_until) <= 1:
+            return sys.maxsize
+        crowds = sum(len(lane.entries) >= CALM_SHARE for lane in self._lanes.values())
+        return CALM_SHARE if crowds < len(self._active_until) else CROWD_SHARE
 
     def drop_requests(self) -> list[int]:
         """The origins of all requests. Their clients can retry."""

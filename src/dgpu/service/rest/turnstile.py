@@ -1,7 +1,8 @@
 """Lets a few requests begin in each turn of the loop. Tenants take turns: a flood from one tenant delays only itself.
 
 A request that may begin holds nothing: a slow body or a slow node keeps no other request out. A turn of the loop stays
-short, so every other request waits for at most a few short turns.
+short, so every other request waits for at most a few short turns. The first request of a tenant in a turn does not wait
+at all.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class Turnstile:
         self._loop = asyncio.get_running_loop()
         self._per_turn = per_turn
         self._places = per_turn  # left in this turn of the loop
+        self._begun: set[str] = set()  # lanes with a request that began in this turn
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # the first lane has the next turn
         self._is_refill_due = False
 
@@ -33,8 +35,9 @@ class Turnstile:
 
     async def enter(self, lane: str) -> None:
         self._refill_soon()
-        if self._places and not self._waiting:
-            self._places -= 1
+        if lane not in self._waiting and (self._places or lane not in self._begun):
+            self._places = max(0, self._places - 1)
+            self._begun.add(lane)
             return
         place = self._loop.create_future()
         self._waiting.setdefault(lane, deque()).append(place)
@@ -48,6 +51,7 @@ class Turnstile:
     def _refill(self) -> None:
         self._is_refill_due = False
         self._places = self._per_turn
+        self._begun.clear()
         while self._places and self._waiting:
             lane = next(iter(self._waiting))
             places = self._waiting.pop(lane)
@@ -57,5 +61,6 @@ class Turnstile:
             if not place.done():  # else its request was cancelled
                 place.set_result(None)
                 self._places -= 1
-        if self._waiting:
+                self._begun.add(lane)
+        if self._begun:  # they count in this turn only
             self._refill_soon()
