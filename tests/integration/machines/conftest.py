@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,21 +15,27 @@ import pytest
 from dgpu.agent.certificate import Certificate, new_key, read_certificate, request_for
 from dgpu.agent.channel import open_tls
 from dgpu.agent.joining import Joined, join
+from dgpu.core.events import Audited
+from dgpu.core.model.audit import AuditEntry
 from dgpu.core.model.ids import TaskId
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import TaskStatus
 from dgpu.entry.machines import invite, make_authority
 from dgpu.journal.memory import MemoryJournal
-from dgpu.service.grpc.server import SERVICE, AgentServer
+from dgpu.service.agent_port import agent_port
+from dgpu.service.audit.trail import audit_trail
+from dgpu.service.grpc.server import SERVICE
 from dgpu.service.loop.clock import Clock
 from dgpu.service.loop.runtime import Runtime
 from dgpu.service.machine.contact import AgentRules
 from dgpu.service.machine.inputs import Begin
+from dgpu.service.machine.outputs import CommittedGroup
 from dgpu.service.machine.scheduler import Scheduler
 from dgpu.service.machines.authority import Authority, create_authority
-from dgpu.service.machines.gate import Gate
-from dgpu.service.machines.joining import JoinDoor
 from dgpu.service.machines.machines import Machines
+from dgpu.service.open_files import AgentConnections
+from dgpu.service.options import MachineOptions, ServiceOptions
+from dgpu.service.task_files import FileStreams
 from dgpu.service.task_output.store import LogStore
 from dgpu.service.task_output.streams import OutputStreams
 from dgpu.wire.address import Address
@@ -58,6 +65,18 @@ class Place:
         self.port = 0
         self.join_port = 0
         self.channels: list[grpc.aio.Channel] = []
+        self.audited: list[AuditEntry] = []  # in the journal
+
+    def note_audited(self, group: CommittedGroup) -> None:
+        self.audited += [event.entry for event in group.events if isinstance(event, Audited)]
+
+    async def refusal(self, code: str) -> AuditEntry:
+        """The entry of the audit log with this code, as soon as it is durable."""
+        async with asyncio.timeout(30):
+            while not (found := [entry for entry in self.audited if entry.code == code]):
+                await asyncio.sleep(0.01)
+        (entry,) = found
+        return entry
 
     async def join(self, *nodes: str, token: JoinToken | None = None, into: str = "") -> Joined:
         token = token or invite(self.data_dir, nodes, 3_600)
@@ -122,6 +141,12 @@ def forged(
     )
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 @pytest.fixture
 def other_authority(tmp_path: Path) -> Authority:
     return create_authority(tmp_path / "other", now_s=int(time.time()))[0]
@@ -139,14 +164,21 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
     place.runtime = Runtime(scheduler, journal, clock)
     await place.runtime.start(Begin(settings=Settings()))
     place.output = OutputStreams(LogStore(tmp_path / "logs"), place.runtime)
-    server = AgentServer(place.runtime, place.output, gate=Gate(place.machines))
-    place.port = await server.start("127.0.0.1", 0)
-    door = JoinDoor(place.machines, place.data_dir, grpc_port=place.port)
-    place.join_port = await door.start(Address(host="127.0.0.1", port=0))
-    yield place
-    for channel in place.channels:
-        await channel.close()
-    await door.stop()
-    await server.stop()
+    place.runtime.subscribe(place.note_audited)
+    place.join_port = free_port()
+    options = ServiceOptions(
+        data_dir=place.data_dir,
+        grpc=Address(host="127.0.0.1", port=0),
+        machines=MachineOptions(join=Address(host="127.0.0.1", port=place.join_port)),
+    )
+    async with (
+        audit_trail(place.runtime) as trail,
+        agent_port(
+            options, place.runtime, place.output, FileStreams(), AgentConnections(), place.machines, trail
+        ) as place.port,
+    ):
+        yield place
+        for channel in place.channels:
+            await channel.close()
     await place.runtime.stop()
     await place.output.close()
