@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 _BACKLOG = 1_024
 _HISTORY_LOOK_S = 1.0
-# The journal thread gets its turn soon after an fsync. Shorter than a turn of a busy loop: when a turn ends earlier, the
+# The journal thread gets its turn soon after an fsync. Shorter than a turn of a busy loop: if a turn ends earlier, the
 # loop takes the interpreter back before the thread is awake, and the thread waits anew.
 _SWITCH_INTERVAL_S = 0.0001
 

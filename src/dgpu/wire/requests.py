@@ -105,9 +105,7 @@ def decode_batch(
     )
 
 
-def _decode_list(
-    tasks: object, by: Submitter | None, seal: SealEnv
-) -> Generator[None, None, Entries]:
+def _decode_list(tasks: object, by: Submitter | None, seal: SealEnv) -> Generator[None, None, Entries]:
     if type(tasks) is not list or not tasks:
         raise BadRequest(
             "malformed_request",

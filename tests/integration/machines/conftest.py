@@ -66,15 +66,18 @@ class Place:
         self.join_port = 0
         self.channels: list[grpc.aio.Channel] = []
         self.audited: list[AuditEntry] = []  # in the journal
+        self._has_audited = asyncio.Event()
 
     def note_audited(self, group: CommittedGroup) -> None:
         self.audited += [event.entry for event in group.events if isinstance(event, Audited)]
+        self._has_audited.set()
 
     async def refusal(self, code: str) -> AuditEntry:
         """The entry of the audit log with this code, as soon as it is durable."""
         async with asyncio.timeout(30):
             while not (found := [entry for entry in self.audited if entry.code == code]):
-                await asyncio.sleep(0.01)
+                self._has_audited.clear()
+                await self._has_audited.wait()
         (entry,) = found
         return entry
 

@@ -19,7 +19,9 @@ MAX_QUEUED = 10_000
 MAX_QUEUED_BYTES = 64 << 20
 CALM_SHARE = 2  # commands of one lane in a group, while one of the active lanes has fewer than that waiting
 CROWD_SHARE = 8  # the same, while all active lanes have more waiting
-LARGE_BYTES = 16 << 10  # about sixty tasks. A larger command gets a group of its own while several lanes are active
+LARGE_BYTES = (
+    16 << 10
+)  # about sixty tasks. A larger command gets a group of its own while several lanes are active
 ACTIVE_MS = 1_000  # how long a lane counts as active after its last command
 
 
