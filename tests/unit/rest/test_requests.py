@@ -10,24 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dgpu.core.model.task import Pool, Restart, TaskDetail, TaskSpec
-from dgpu.wire import requests
 from dgpu.wire.change_requests import decode_cancel, decode_priority, decode_target
 from dgpu.wire.json_body import BadRequest, parse_json
-from dgpu.wire.requests import Entries, decode_task, entry_of
+from dgpu.wire.requests import decode_task, entry_of
 from dgpu.wire.task_fields import TASK_FIELDS
+from unit.rest.test_batch_steps import decode_batch
 
 
 def task(**fields: object) -> TaskSpec:
     return decode_task(json.dumps({"command": "true", **fields}).encode())
-
-
-def decode_batch(body: bytes) -> Entries:
-    decoding = requests.decode_batch(body)
-    while True:
-        try:
-            next(decoding)
-        except StopIteration as done:
-            return done.value
 
 
 def refusal(**fields: object) -> BadRequest:
@@ -391,12 +382,6 @@ def test_a_bad_batch_names_the_entry(body, status, path) -> None:
     assert caught.value.status == status
     if path:
         assert caught.value.errors[0].path == path
-
-
-def test_a_large_batch_is_decoded_in_steps() -> None:
-    """Each step leaves the loop to other requests."""
-    tasks = [{"command": "x"}] * (3 * requests.TASKS_PER_STEP)
-    assert len(list(requests.decode_batch(json.dumps({"tasks": tasks}).encode()))) == 3
 
 
 def test_equal_shapes_of_a_batch_are_one_value() -> None:
