@@ -22,6 +22,8 @@ interface Props {
   unit?: string;
 }
 
+const LEAST_S = 60;
+const SPAN_OF_ONE_S = 86_400_000;
 const FEWEST = 30; // points; a chart of less says little about time
 
 export function Chart({ label, times: allTimes, lines: allLines, height = 132, most, unit = "" }: Props) {
@@ -95,7 +97,7 @@ function options(width: number, height: number, lines: Line[], most: number | un
     padding: [8, 24, 0, 0],
     legend: { show: false },
     cursor: { y: false, drag: { x: false, y: false }, points: { size: 5 } },
-    scales: { y: { range: (_, low, high) => [Math.min(0, low ?? 0), most ?? Math.max(1, (high ?? 1) * 1.1)] } },
+    scales: { x: { range: moments }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), most ?? Math.max(1, (high ?? 1) * 1.1)] } },
     axes: [
       { stroke: muted, grid: { show: false }, ticks: { show: false }, font, size: 22, space: 56, values: (made, splits) => timeLabels(splits, (made.scales.x?.max ?? 0) - (made.scales.x?.min ?? 0)) },
       { stroke: muted, grid, ticks: { show: false }, font, size: 38, space: 28, values: (_, splits) => splits.map((split) => number(split, 1)) },
@@ -116,7 +118,12 @@ function options(width: number, height: number, lines: Line[], most: number | un
   };
 }
 
+/** Of a single moment, uPlot passes a span of 1,000 days. */
+function moments(_: uPlot, first: number | null, last: number | null): [number, number] {
+  if (first === null || last === null) return [Date.now() / 1_000 - LEAST_S, Date.now() / 1_000];
+  return last - first >= SPAN_OF_ONE_S ? [first - LEAST_S, first] : [first, last];
+}
+
 function timeLabels(splits: number[], span: number): string[] {
-  if ((splits.at(-1) ?? 0) < 86_400) return splits.map(() => ""); // no moment is known yet
   return splits.map((split) => (span > 36 * 3_600 ? day(split * 1_000, language.value) : clock(split * 1_000, span < 180)));
 }
