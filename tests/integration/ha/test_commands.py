@@ -6,9 +6,15 @@ import shutil
 
 import pytest
 
+from dgpu.core.digest import digest
 from dgpu.entry.ha.engine_cluster import engine_settings
+from dgpu.entry.ha.joining import begin_from_engine
+from dgpu.journal.engine import Candidate
+from dgpu.journal.etcd.engine import EtcdEngine
 from dgpu.journal.etcd.founding import SnapshotStore
+from dgpu.journal.replicated import ReplicatedJournal
 from dgpu.service.recovery.lost_tail import readable_state
+from dgpu.wire.records import encode_group
 from integration.ha.member_cluster import eventually, two_ports
 from integration.service.serving import Served
 
@@ -51,6 +57,29 @@ def test_init_again_takes_over_what_a_single_scheduler_did_meanwhile(site) -> No
     again = site.init()
     assert again["index"] > first["index"]
     assert (again["tasks"], again["new"]) == (10, True)
+
+
+def test_a_standby_follows_a_journal_that_was_taken_over(site) -> None:
+    """Both directories agree with the engine about the end of the old journal, and about what comes after it."""
+    site.with_tasks(5)
+    index = site.init()["index"]
+    site.start_member("a")
+    site.until_healthy(1)
+    settings = engine_settings(site.files("a"), [site.a])
+    assert begin_from_engine(site.directory("b"), settings) == index
+    engine = EtcdEngine(settings)
+    ours, theirs = (ReplicatedJournal.open(site.directory(name), engine) for name in ("a", "b"))
+    try:
+        states = [journal.recover().replayed() for journal in (ours, theirs)]
+        assert digest(states[0]) == digest(states[1])
+        assert (ours.set_aside, ours.catch_up(), theirs.catch_up()) == (None, [], [])
+        ours.lead(engine.campaign(Candidate(name="a", http="", grpc="", nonce="1")))
+        ours.append(states[0].epoch, index + 1, encode_group([]))
+        assert [group.index for group in theirs.catch_up()] == [index + 1]
+    finally:
+        ours.close()
+        theirs.close()
+        engine.close()
 
 
 def test_leave_goes_back_to_a_single_scheduler_and_closes_the_old_journal(site) -> None:

@@ -19,6 +19,7 @@ from dgpu.entry.ha.member_files import MemberFiles
 from dgpu.entry.ha.members import MemberAddress, why_not_members
 from dgpu.entry.ha.supervisor import MemberSupervisor
 from dgpu.entry.logs import set_up_logging
+from dgpu.journal.checkpoint import Checkpoint, write_checkpoint
 from dgpu.journal.engine import EngineError
 from dgpu.journal.errors import JournalError, JournalLocked
 from dgpu.journal.etcd.engine import EtcdEngine
@@ -129,7 +130,11 @@ def _take_over(directory: Path, files: MemberFiles, *, is_new: bool) -> Initiate
             try:
                 engine.identify(cluster_id)
                 content = encode_snapshot(state, index=index, epoch=epoch)
-                is_new |= store.found(content, index=index, epoch=epoch).is_new
+                founded = store.found(content, index=index, epoch=epoch)
+                if founded.head.index == index:
+                    # The engine's hash begins here, so the local copy is compared from here on.
+                    write_checkpoint(directory, Checkpoint(index=index, chain=founded.head.chain))
+                is_new |= founded.is_new
             finally:
                 engine.close()
                 store.close()
