@@ -21,7 +21,8 @@ import yaml
 from dgpu.entry.config_checks import check_agent, check_scheduler
 from dgpu.entry.config_convert import Conversion, nearest, shown, unaffected
 from dgpu.entry.config_problem import Problem
-from dgpu.entry.config_types import AgentConfig, SchedulerConfig, Section
+from dgpu.entry.config_section import Section
+from dgpu.entry.config_types import AgentConfig, SchedulerConfig
 
 PREFIX = "DGPU__"
 _MAX_BYTES = 1024 * 1024

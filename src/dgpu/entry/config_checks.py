@@ -12,8 +12,10 @@ from dgpu.agent.probe.models import check_cards, parse_cards
 from dgpu.core.model.tenant import MAX_TENANTS
 from dgpu.entry.alert_targets import check_alerts
 from dgpu.entry.config_problem import Problem
-from dgpu.entry.config_types import AgentConfig, Quota, Replication, SchedulerConfig, Section, Server
+from dgpu.entry.config_section import Section
+from dgpu.entry.config_types import AgentConfig, Quota, SchedulerConfig, Server
 from dgpu.entry.container_config import check_containers
+from dgpu.entry.ha_config import check_ha
 from dgpu.entry.oidc import check_oidc
 from dgpu.wire import isolation
 from dgpu.wire.address import MAX_PORT, Address, address_list, parse_address
@@ -42,6 +44,7 @@ def check_scheduler(config: SchedulerConfig) -> Iterator[Problem]:
     yield from _check_users(config.isolation.users)
     yield from check_alerts(config.alerts)
     yield from check_oidc(config)
+    yield from check_ha(config)
     yield from _check_logging(config.logging.output)
     yield from _scheduler_not_yet(config)
 
@@ -247,14 +250,12 @@ def _check_logging(output: str) -> Iterator[Problem]:
 
 def _scheduler_not_yet(config: SchedulerConfig) -> Iterator[Problem]:
     """Refuses values of missing features, so that nobody relies on them."""
-    if config.scheduler.role == "standby":
-        yield _not_yet("scheduler.role", "a standby scheduler")
-    if config.storage.journal == "etcd":
-        yield _not_yet("storage.journal", "a journal in etcd")
+    if config.scheduler.role == "standby" and config.ha.mode == "off":
+        yield Problem(
+            "scheduler.role", "standby needs ha.mode: external; the schedulers then decide who leads"
+        )
     if config.auth.mode == "token":
         yield _not_yet("auth.mode", "tokens with roles")
-    for name in Replication.__struct_fields__:
-        yield from _only_default("replication", config.replication, name, "replication")
     for name in ("max_models_per_gpu", "model_cache_ttl_seconds"):
         yield from _only_default("scheduler", config.scheduler, name, "keeping models loaded")
     for name in ("worker_heartbeat_interval_seconds", "worker_heartbeat_timeout_seconds"):

@@ -8,6 +8,8 @@ import msgspec
 
 from dgpu.agent.probe.detect import DetectionMethod
 from dgpu.agent.probe.models import SimulatedCards
+from dgpu.entry.config_section import Name, Section
+from dgpu.entry.ha_types import Ha
 
 _YEAR = 31_536_000.0
 _Seconds = Annotated[float, msgspec.Meta(gt=0, le=_YEAR)]
@@ -17,11 +19,7 @@ _NotNegative = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 _Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Factor = Annotated[float, msgspec.Meta(ge=0.001, le=1_000)]
 _Host = Annotated[str, msgspec.Meta(max_length=253, pattern=r"^[A-Za-z0-9._:%\[\]-]*$")]
-_Name = Annotated[str, msgspec.Meta(max_length=253, pattern=r"^[A-Za-z0-9._-]*$")]
-
-
-class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A mapping of the file. Its fields are keys or further sections."""
+_Nodes = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 
 
 class Retention(Section, frozen=True, kw_only=True):
@@ -63,7 +61,7 @@ class Estimates(Section, frozen=True, kw_only=True):
             "bulk-modulus": 1.3,
         }
     )
-    models: dict[str, _NotNegative] = {}  # base by model
+    models: dict[str, _NotNegative] = msgspec.field(default_factory=dict)  # base by model
 
 
 class Sharing(Section, frozen=True, kw_only=True):
@@ -97,11 +95,6 @@ class SchedulerRules(Section, frozen=True, kw_only=True):
 
 class Backfill(Section, frozen=True, kw_only=True):
     reservations: Annotated[int, msgspec.Meta(ge=0, le=64)] = 8  # 0: any task that fits may start first
-
-
-class Replication(Section, frozen=True, kw_only=True):
-    heartbeat_interval: _Seconds = 2
-    heartbeat_timeout: _Seconds = 6
 
 
 class Quota(Section, frozen=True, kw_only=True):
@@ -164,9 +157,13 @@ class Oidc(Section, frozen=True, kw_only=True):
     algorithms: tuple[str, ...] = ("RS256", "ES256")
     user_claim: str = "preferred_username"
     tenants_claim: str = "groups"
-    tenants: dict[str, str] = {}  # of a value of tenants_claim; empty: its values are tenants
+    tenants: dict[str, str] = msgspec.field(
+        default_factory=dict
+    )  # of a value of tenants_claim; empty: its values are tenants
     role_claim: str = "groups"
-    roles: dict[str, Literal["admin", "operator", "tenant-admin", "user", "viewer"]] = {}
+    roles: dict[str, Literal["admin", "operator", "tenant-admin", "user", "viewer"]] = msgspec.field(
+        default_factory=dict
+    )
     default_role: Literal["", "tenant-admin", "user", "viewer"] = "user"  # empty: a role of `roles` is needed
     clock_skew_seconds: Annotated[int, msgspec.Meta(ge=0, le=600)] = 60
     session_seconds: Annotated[int, msgspec.Meta(ge=60, le=604_800)] = 28_800
@@ -265,7 +262,7 @@ class AlertSending(Section, frozen=True, kw_only=True):
 class WebhookTarget(Section, frozen=True, kw_only=True):
     """Exactly one of url, url_file, url_env; at most one of secret, secret_file, secret_env."""
 
-    name: _Name = ""
+    name: Name = ""
     url: str = ""
     url_file: str = ""
     url_env: str = ""
@@ -277,7 +274,7 @@ class WebhookTarget(Section, frozen=True, kw_only=True):
 class NotifyTarget(Section, frozen=True, kw_only=True):
     """An apprise URL: mail, Slack and other services."""
 
-    name: _Name = ""
+    name: Name = ""
     url: str = ""
     url_file: str = ""
     url_env: str = ""
@@ -299,7 +296,7 @@ class Alerts(Section, frozen=True, kw_only=True):
 class SchedulerConfig(Section, frozen=True, kw_only=True):
     server: Server = Server()
     scheduler: SchedulerRules = SchedulerRules()
-    replication: Replication = Replication()
+    ha: Ha = Ha()
     quota: Quota = Quota()
     backfill: Backfill = Backfill()
     sharing: Sharing = Sharing()
@@ -314,11 +311,11 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
 
 
 class AgentNode(Section, frozen=True, kw_only=True):
-    id: _Name = ""  # empty: the host name
+    id: Name = ""  # empty: the host name
     address: _Host = ""  # address for other nodes; empty: the host name
     heartbeat_interval: _Seconds = 5
-    labels: dict[str, str] = {}
-    simulated_nodes: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1  # with simulated GPUs
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+    simulated_nodes: _Nodes = 1  # with simulated GPUs: nodes in this process
     witness: bool = False  # run the third member of a highly available cluster; needs `dgpu ha join`
 
 
@@ -385,7 +382,7 @@ class AgentIsolation(Section, frozen=True, kw_only=True):
 
     min_uid: Annotated[int, msgspec.Meta(ge=1, le=4_294_967_294)] = 1_000  # no task runs as a user below it
     groups: Annotated[
-        tuple[_Name, ...], msgspec.Meta(max_length=64)
+        tuple[Name, ...], msgspec.Meta(max_length=64)
     ] = ()  # supplementary groups of every task
     max_processes: _NotNegative = 16_384  # processes and threads of one user; 0: no limit
 

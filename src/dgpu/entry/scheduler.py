@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from dgpu.entry.alert_targets import alert_options
 from dgpu.entry.config_types import HealthSection, Retention, SchedulerConfig, Server
+from dgpu.entry.ha_config import shared_options
 from dgpu.entry.oidc import oidc_options
 from dgpu.wire.address import Address, parse_address
 from dgpu.wire.isolation import Isolation
@@ -138,6 +139,7 @@ def service_options(config: SchedulerConfig, *, accept_lost_tail: bool = False) 
         segment_bytes=config.storage.segment_mb << 20,
         alerts=alert_options(config.alerts),
         accept_lost_tail=accept_lost_tail,
+        shared=shared_options(config),
     )
 
 

@@ -90,6 +90,10 @@ class ReplicatedJournal:
         return self._head
 
     @property
+    def last_index(self) -> int:
+        return self._head.index
+
+    @property
     def set_aside(self) -> SetAside | None:
         return self._set_aside
 

@@ -35,9 +35,7 @@ _SCHEDULER: Final = "dgpu scheduler"
 
 
 @contextlib.asynccontextmanager
-async def opened_access(
-    options: ServiceOptions, runtime: Runtime, show_token: Callable[[str], None] | None
-) -> AsyncIterator[Access]:
+async def opened_access(options: ServiceOptions, runtime: Runtime) -> AsyncIterator[Access]:
     folder = options.data_dir
     tokens = await follow_tokens(runtime, load_key(folder / KEY_NAME))
     oidc = _oidc(options, tokens)
@@ -54,8 +52,6 @@ async def opened_access(
         oidc=oidc,
     )
     async with stored_use(tokens, folder / USE_NAME):
-        if show_token is not None and access.mode != "none":
-            await _first_token(runtime, tokens, show_token)
         try:
             yield access
         finally:
@@ -71,11 +67,12 @@ def _oidc(options: ServiceOptions, tokens: TokenBook) -> Oidc | None:
     return Oidc(options.oidc, time.monotonic, lambda: tokens.now_wall_ms() / 1000)
 
 
-async def _first_token(runtime: Runtime, tokens: TokenBook, show: Callable[[str], None]) -> None:
+async def show_first_token(runtime: Runtime, access: Access, show: Callable[[str], None] | None) -> None:
     """Only at the first start of a cluster, and journaled before it is shown. A crash between the two loses the secret;
     the scheduler's own user can always create another token.
     """
-    if runtime.epoch != _FIRST_EPOCH:
+    tokens = access.tokens
+    if show is None or tokens is None or access.mode == "none" or runtime.epoch != _FIRST_EPOCH:
         return
     secret = tokens.new_secret()
     token = Token(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -15,6 +15,9 @@ from dgpu.service.oidc.options import OidcOptions
 from dgpu.service.task_output.intake import DEFAULT_HEAD_BYTES, DEFAULT_TAIL_BYTES
 from dgpu.wire.address import Address
 from dgpu.wire.setting_checks import why_exposed, why_lease_short, why_plain_text
+
+if TYPE_CHECKING:
+    from dgpu.journal.etcd.settings import EtcdSettings
 
 
 class MachineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +34,25 @@ class HttpTls(msgspec.Struct, frozen=True, kw_only=True):
     key_file: str = ""
     names: tuple[str, ...] = ()  # host names and addresses in certificates of the cluster's authority
     certificate_lifetime_s: int = 30 * 86_400
+
+
+class ServedAt(msgspec.Struct, frozen=True, kw_only=True):
+    """The addresses of the service, with the ports that were chosen."""
+
+    http: Address
+    grpc: Address
+    epoch: int
+    role: Literal["master", "standby"] = "master"
+
+
+class SharedOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Other schedulers of the cluster may take over. The journal is in an engine."""
+
+    name: str
+    http: str  # URL of this scheduler for people
+    grpc: str  # address of this scheduler for agents
+    etcd: EtcdSettings | None = None  # None: the caller brings the engine
+    read_stale_max_ms: int = 30_000
 
 
 class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +81,7 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     segment_bytes: int = 32 << 20  # of one journal file
     alerts: AlertOptions | None = AlertOptions()  # None: no alerts
     accept_lost_tail: bool = False  # set by an operator, for this start
+    shared: SharedOptions | None = None  # None: a lone scheduler
 
 
 class OptionsRefused(ValueError):  # noqa: N818 - the name states the failure
@@ -72,3 +95,7 @@ def check_options(options: ServiceOptions) -> None:
         raise OptionsRefused(f"server.grpc_address: {why}.")
     if why := why_lease_short(options.rules.task_lease_ms, options.rules.heartbeat_timeout_ms):
         raise OptionsRefused(f"agent.task_lease_seconds: {why}.")
+    if options.shared is not None and options.accept_lost_tail:
+        raise OptionsRefused(
+            "--accept-lost-tail: with storage.journal etcd, the engine has the whole journal."
+        )

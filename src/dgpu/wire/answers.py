@@ -38,6 +38,12 @@ class Problem(Answer, frozen=True, kw_only=True):
     request_id: str = ""
 
 
+class NotMasterProblem(Problem, frozen=True, kw_only=True):
+    """Another scheduler can answer the request."""
+
+    master: str = ""  # its URL; empty: none is known
+
+
 class Submitted(Answer, frozen=True, kw_only=True):
     task_id: str  # of an array: the first
     status: str
@@ -335,6 +341,11 @@ class Ready(Answer, frozen=True, kw_only=True):
     clock_jump_seconds: float = 0  # change of the wall clock during the last 10 minutes
     clock_error_seconds: float = 0  # the wall clock minus the shown time, until it follows
     clocks_ahead_seconds: dict[str, float] = {}  # nodes with a wall clock that differs by more than 5 s
+    lag_ms: int | None = (
+        0  # time since this scheduler last knew that it had everything; None: it has never known
+    )
+    master: str = ""  # URL of the scheduler that leads; empty: this one is alone, or none is known
+    engine: str = ""  # why the engine of the journal cannot be used; empty: it can, or there is none
 
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -140,7 +141,8 @@ def test_the_first_paint_waits_for_no_frame(bundle) -> None:
     async def ask() -> list[dict[str, Any]]:
         sent: list[dict[str, Any]] = []
         access = Access(mode="loopback", token="t" * 43, clock=lambda: 0.0)
-        front = Front(None, access, never, Pages(bundle))  # type: ignore[arg-type]
+        backend = SimpleNamespace(options=RestOptions())
+        front = Front(backend, access, never, Pages(bundle))  # type: ignore[arg-type]
         scope = {"type": "http", "method": "GET", "path": "/tasks/7", "headers": [(b"host", b"localhost")]}
 
         async def send(message: dict[str, Any]) -> None:

@@ -255,10 +255,8 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "yaml_text",
     [
-        "scheduler: {role: standby}",
-        "storage: {journal: etcd}",
         "auth: {mode: token}",
-        "replication: {heartbeat_timeout: 7}",
+        "{storage: {journal: etcd}, ha: {mode: managed}}",
         "scheduler: {model_cache_ttl_seconds: 1}",
         "scheduler: {worker_heartbeat_timeout_seconds: 1}",
     ],

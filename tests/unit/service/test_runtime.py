@@ -16,7 +16,8 @@ from dgpu.journal.journal import Room
 from dgpu.journal.memory import MemoryJournal
 from dgpu.service.loop import journal_thread
 from dgpu.service.loop.clock import Clock
-from dgpu.service.loop.runtime import CommandFailed, Runtime
+from dgpu.service.loop.failures import CommandFailed
+from dgpu.service.loop.runtime import Runtime
 from dgpu.service.machine.contact import AgentRules
 from dgpu.service.machine.inputs import Begin
 from dgpu.service.machine.outputs import CommittedGroup

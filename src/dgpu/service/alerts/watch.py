@@ -132,7 +132,7 @@ class AlertWatch:
             journal_full=self._runtime.room is not Room.OK and not self._runtime.trouble,
             epoch_unknown=self._runtime.epoch_unknown,
             journal_trouble=self._runtime.trouble,
-            journal_repaired=self._runtime.repaired_of_late,
+            journal_repaired=self._runtime.repairs.of_late,
             clocks=self._clocks(),
         )
 

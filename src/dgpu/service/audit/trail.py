@@ -13,7 +13,8 @@ from dgpu.core.model.audit import AuditEntry
 from dgpu.core.rejections import Rejection
 from dgpu.service.access.table import Action
 from dgpu.service.audit.repeats import Repeats
-from dgpu.service.loop.runtime import Answer, Runtime
+from dgpu.service.loop.answers import Answer
+from dgpu.service.loop.runtime import Runtime
 
 _LOOK_S = 5.0
 _FLUSH_EVERY_MS = 1_000

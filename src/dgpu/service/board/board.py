@@ -57,7 +57,7 @@ class Board:
         views: Views,
         *,
         version: str = "",
-        role: str = "master",
+        role: Callable[[], str] = lambda: "master",
         build: str = "",
         isolation: str = "",
     ) -> None:
@@ -279,7 +279,7 @@ class Board:
             seq=audience.seq,
             at_ms=SHOWN.wall_ms(self._at_ms),
             version=self._version,
-            role=self._role,
+            role=self._role(),
             build=self._build,
             isolation=self._isolation,
             statuses=[*STATUSES],

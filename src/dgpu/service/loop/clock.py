@@ -84,6 +84,19 @@ class Clock:
             boot_id=self._machine.boot_id, boot_offset_ms=now - booted_ms, wall_offset_ms=offset_ms
         )
 
+    def follow(self, last_at: int, spans: Mapping[int, WallSpan], *, is_live: bool) -> None:
+        """Another scheduler counts the time, and its latest group has this one. `is_live`: the group is new."""
+        booted_ms, wall = self._read()
+        known = newest_span(spans)
+        if known is not None and known.boot_id == self._machine.boot_id:
+            self._span = known  # it counts on this machine
+        elif is_live or last_at > booted_ms + self._span.boot_offset_ms:
+            self._span = WallSpan(
+                boot_id=self._machine.boot_id,
+                boot_offset_ms=last_at - booted_ms,
+                wall_offset_ms=wall - last_at,
+            )
+
     @property
     def span(self) -> WallSpan:
         return self._span

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import structlog
 
 from dgpu.core.rejections import JournalUnavailable, StorageFull
+from dgpu.journal.engine import EngineUnavailable, FenceLost
 from dgpu.journal.errors import JournalError, NotWritten
 from dgpu.journal.journal import Journal, Sighting
 from dgpu.journal.mark import AcknowledgedMark, Mark
@@ -41,6 +42,7 @@ class JournalThread:
         on_committed: Callable[[int, float], None],
         on_not_stored: Callable[[NotStored], None],
         on_sighting: Callable[[Sighting], None],
+        on_fenced: Callable[[str], None] = lambda _: None,
         mark: AcknowledgedMark | None = None,
     ) -> None:
         self._journal = journal
@@ -48,6 +50,7 @@ class JournalThread:
         self._on_committed = on_committed
         self._on_not_stored = on_not_stored
         self._on_sighting = on_sighting
+        self._on_fenced = on_fenced
         self._mark = mark
         self._queue: queue.SimpleQueue[Append | str] = queue.SimpleQueue()
         self._asked: dict[str, float] = {}  # "room" or "look", and the time
@@ -105,6 +108,10 @@ class JournalThread:
             except NotWritten as error:
                 if self._taken_back(group, error) or self._stopping.wait(_AGAIN_S):
                     return
+            except (FenceLost, EngineUnavailable) as error:
+                # The engine decides alone whether the group is stored. Nothing is answered.
+                self._loop.call_soon_threadsafe(self._on_fenced, str(error))
+                return
             else:
                 took_s = time.perf_counter() - began_s
                 if self._mark is not None:

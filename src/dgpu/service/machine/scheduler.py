@@ -149,6 +149,11 @@ class Scheduler:
         in_flight_ms = now - self._appended_at if self.in_flight else 0
         return max(in_flight_ms, self._gate.waits_ms(now))
 
+    @property
+    def requests_in_flight(self) -> set[int]:
+        group = self._commit.in_flight
+        return {origin for origin, _ in group.results if isinstance(origin, int)} if group else set()
+
     def watch_with(self, watch: Watch) -> None:
         self._commit.watch = watch
 

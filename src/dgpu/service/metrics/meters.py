@@ -86,7 +86,6 @@ class Meters:
         self.fsync = Histogram(_DISK_S)
         self.group_events = Histogram(_EVENTS)
         self.journal_bytes = 0
-        self.journal_repairs = 0  # checks that found journal files deleted or replaced
         self.scrapes = 0
         self.scrape_s = 0.0
         self._count: dict[type[Event], Callable[[Any], None]] = {

@@ -48,9 +48,14 @@ def create_app(
     backend = Backend(
         runtime, views, history, output, options, follower, files, doors, turns, access.tokens, vault, trail
     )
-    backend.streams.still_admits = access.still_admits
     if alerts is not None:
         backend.watch_alerts(alerts)
+    return app_of(backend, access)
+
+
+def app_of(backend: Backend, access: Access) -> App:
+    backend.streams.still_admits = access.still_admits
+    options = backend.options
     front = Front(backend, access, _LaterFrame(backend), Pages(options.pages_dir or BUNDLE))
     return RequestLog(AuditHook(front, backend.trail))
 

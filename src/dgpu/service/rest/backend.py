@@ -21,7 +21,9 @@ from dgpu.service.audit.trail import AuditTrail
 from dgpu.service.board.board import Board
 from dgpu.service.follower.link import FollowerLink
 from dgpu.service.history.reader import History
-from dgpu.service.loop.runtime import Answer, Runtime
+from dgpu.service.leadership.standing import Lone, Standing
+from dgpu.service.loop.answers import Answer
+from dgpu.service.loop.runtime import Runtime
 from dgpu.service.rest.access import user_name
 from dgpu.service.rest.attempt import CURRENT
 from dgpu.service.rest.doors import Doors, Guest
@@ -48,13 +50,17 @@ if TYPE_CHECKING:
 
 class RestOptions(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
-    role: str = "master"
+    standing: Standing = Lone()
     heartbeat_seconds: float = 15.0
     max_streams: int = 1_000  # followers of logs, events and the board together
     pages_dir: Path | None = None  # None: the dashboard that was built into the package
     journal_dir: Path | None = None  # None: old records cannot be read again
     isolation: Isolation = Isolation()
     is_open: bool = False  # auth.mode is none
+
+    @property
+    def role(self) -> str:
+        return self.standing.role
 
     @property
     def boundary(self) -> str:
@@ -110,7 +116,7 @@ class Backend:
             runtime,
             views,
             version=options.version,
-            role=options.role,
+            role=lambda: options.role,
             build=build,
             isolation=options.boundary,
         )

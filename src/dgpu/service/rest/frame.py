@@ -98,6 +98,9 @@ def _litestar(backend: Backend) -> Litestar:
     def opener(scope: Scope) -> Callable[[], OpenStream]:
         return lambda: backend.open_stream(_principal(scope), scope["state"].get("guest"))
 
+    def answer(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
+        return answer_with_problem(request, error, backend)
+
     return _Lean(
         route_handlers=routes,
         dependencies={
@@ -106,7 +109,7 @@ def _litestar(backend: Backend) -> Litestar:
             "opener": Provide(opener, sync_to_thread=False),
         },
         guards=[only_permitted, only_json_bodies, only_known_queries],
-        exception_handlers={Exception: answer_with_problem},
+        exception_handlers={Exception: answer},
         openapi_config=OpenAPIConfig(title=describe.TITLE, version=backend.options.version, path="/schema"),
         request_max_body_size=MAX_BODY_BYTES,
         logging_config=None,
@@ -161,12 +164,14 @@ def only_known_queries(connection: ASGIConnection[Any, Any, Any, Any], handler: 
     listing.refuse_queries(given, known - shared.keys() - {"request", "scope"})
 
 
-def answer_with_problem(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
+def answer_with_problem(
+    request: Request[Any, Any, Any], error: Exception, backend: Backend | None = None
+) -> Response[Any]:
     request_id = request.scope.get("state", {}).get("request_id", "")
     if isinstance(error, HTTPException):
         problem, headers = _of_framework(request, error)
     else:
-        problem, headers = problem_for(error, request_id)
+        problem, headers = problem_for(error, request_id, backend)
     return Response(
         msgspec.structs.replace(problem, request_id=request_id),
         status_code=problem.status,

@@ -23,6 +23,7 @@ from dgpu.service.rest.failures import Peer
 from dgpu.service.rest.methods import methods_before_frame, methods_of_frame
 from dgpu.service.rest.origins import repeated_host, wrong_content
 from dgpu.service.rest.pages import Page, Pages
+from dgpu.service.rest.roles import of_lost_leadership, refused_by_role, telling_role
 from dgpu.service.rest.turns import is_large
 from dgpu.service.rest.turnstile import lane_of
 from dgpu.wire.answers import PROBLEM_JSON, Problem
@@ -40,7 +41,7 @@ HOT_CALLS: dict[str, HotCall] = {
     "/api/v1/tasks/batch": submit.submit_batch,
     "/api/tasks": submit.submit_task_of_workstation,
 }
-_PROBES: dict[str, Callable[[Backend], Awaitable[tuple[int, Any]]]] = {
+_PROBES: dict[str, Callable[[Backend, bytes], Awaitable[tuple[int, Any]]]] = {
     "/health": probes.health,
     "/ready": probes.readiness,
 }
@@ -66,10 +67,13 @@ class Front:
         self._access = access
         self._rest = rest
         self._pages = Pages() if pages is None else pages
+        self._standing = None if backend.options.standing.is_lone else backend.options.standing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        if self._standing is not None:
+            send = telling_role(self._standing, send)
         request_id = scope["state"]["request_id"]
         headers: dict[bytes, bytes] = dict(scope["headers"])
         method, path = scope["method"], scope["path"]
@@ -100,7 +104,10 @@ class Front:
         if path not in OPEN_PATHS:
             _note_admitted(scope)
         action = FIXED.get((method, path.rstrip("/")))
-        return who if action is None else refusal(who, action) or who
+        refused = None if action is None else refusal(who, action)
+        if refused is None and self._standing is not None:
+            refused = refused_by_role(self._standing, method, path)
+        return refused or who
 
     def _headers_of(self, refused: Problem, headers: dict[bytes, bytes]) -> dict[str, str]:
         told = _headers_of(refused)
@@ -117,7 +124,7 @@ class Front:
         elif method == "POST" and (call := HOT_CALLS.get(path.rstrip("/"))) is not None:
             await self._hot(call, scope, headers, receive, send)
         elif method in {"GET", "HEAD"} and (probe := _PROBES.get(path)) is not None:
-            status, answer = await probe(self._backend)
+            status, answer = await probe(self._backend, scope["query_string"])
             await self._send(send, status, msgspec.json.encode(answer), request_id)
         elif method in {"GET", "HEAD"} and path == "/metrics":
             answering = self._backend.scrapes.answer(scope["state"]["principal"], scope["query_string"])
@@ -156,7 +163,7 @@ class Front:
         except ConnectionResetError:
             return
         except Exception as error:  # noqa: BLE001 - every failure has to become an answer
-            problem, extra = problem_for(error, request_id)
+            problem, extra = problem_for(error, request_id, self._backend)
             await send_problem(send, problem, request_id, extra)
             return
         await self._send(send, 201, body, request_id)
@@ -176,7 +183,7 @@ class Front:
         except ConnectionResetError:
             return
         except Exception as error:  # noqa: BLE001 - every failure has to become an answer
-            problem, extra = problem_for(error, request_id)
+            problem, extra = problem_for(error, request_id, self._backend)
             await send_problem(send, problem, request_id, extra)
             return
         await self._send(send, 200, body, request_id, kind)
@@ -210,7 +217,7 @@ class Front:
         except ConnectionResetError:
             return
         except Exception as error:  # noqa: BLE001 - every failure has to become an answer
-            problem, extra = problem_for(error, request_id)
+            problem, extra = problem_for(error, request_id, self._backend)
             await send_problem(send, problem, request_id, extra)
             return
         if answered is None:
@@ -255,7 +262,7 @@ class Front:
         except Exception as error:  # a failure of the frame itself
             if started:
                 raise
-            problem, extra = problem_for(error, request_id)
+            problem, extra = problem_for(error, request_id, self._backend)
             await send_problem(send, problem, request_id, extra)
         finally:
             await turn.aclose()
@@ -285,12 +292,16 @@ async def _send_page(send: Send, page: Page, method: str, request_id: str) -> No
     await _answer(send, page.status, page.body, headers, head=method == "HEAD")
 
 
-def problem_for(error: BaseException, request_id: str) -> tuple[Problem, dict[str, str]]:
+def problem_for(
+    error: BaseException, request_id: str, backend: Backend | None = None
+) -> tuple[Problem, dict[str, str]]:
     """The problem in the words of the API. An internal error is logged; the answer gives only the id of the request."""
     if isinstance(error, BadRequest):
         return problem_of_bad_request(error), {}
     if isinstance(error, ProblemError):
         return error.problem, {**_headers_of(error.problem), **error.headers}
+    if backend is not None and (lost := of_lost_leadership(error, backend.options.standing)) is not None:
+        return lost, _headers_of(lost)
     if isinstance(error, HistoryDamaged):
         if not isinstance(error, HistoryUnfinished):  # known already, and requested repeatedly
             _log.error("history_damaged", request_id=request_id, error=str(error))

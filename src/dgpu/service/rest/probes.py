@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+from urllib.parse import parse_qsl
+
 from dgpu.file_limit import file_limit, open_files
 from dgpu.journal.journal import Room
+from dgpu.service.leadership.standing import Standing
 from dgpu.service.loop.runtime import Runtime
 from dgpu.service.rest.backend import Backend
 from dgpu.wire.answers import Health, Ready
 from dgpu.wire.connections import Connections
 from dgpu.wire.wall_time import words_of_ms
 
+_MAX_QUERY = 1_000
 PATHS = frozenset({"/health", "/ready"})
 
 
-async def health(backend: Backend) -> tuple[int, Health]:
+async def health(backend: Backend, _query: bytes = b"") -> tuple[int, Health]:
     return 200, Health(status="ok", version=backend.options.version)
 
 
-async def readiness(backend: Backend) -> tuple[int, Ready]:
-    runtime = backend.runtime
+async def readiness(backend: Backend, query: bytes = b"") -> tuple[int, Ready]:
+    """With `?role=master`, only the master is ready: for load balancers. Never waits for the engine."""
+    runtime, standing = backend.runtime, backend.options.standing
     index = runtime.committed_index
     # From the follower's last message: the file itself may be busy with a list or a report.
     seen = None if backend.follower is None else backend.follower.seen_index
     detail = ""
     if runtime.trouble:
         detail = f"No new tasks are accepted: {runtime.trouble}."
-    elif not runtime.ready and runtime.room is Room.OK:
+    elif not standing.is_lone and (away := _why_away(standing, query)):
+        detail = away
+    elif not runtime.ready and runtime.leads and runtime.room is Room.OK:
         detail = "The journal is being read."
     elif runtime.room is not Room.OK:
         detail = "The disk is full: no new tasks are accepted."
@@ -46,8 +53,24 @@ async def readiness(backend: Backend) -> tuple[int, Ready]:
         clock_error_seconds=runtime.clock.off_by_ms / 1000,
         clocks_ahead_seconds={node: ahead_ms / 1000 for node, ahead_ms in runtime.clocks_ahead().items()},
         detail=detail or _clock_detail(runtime),
+        lag_ms=standing.lag_ms(),
+        master=standing.master,
+        engine=standing.engine_trouble(),
     )
     return 200 if is_ready else 503, answer
+
+
+def _why_away(standing: Standing, query: bytes) -> str:
+    if ("role", "master") in parse_qsl(query[:_MAX_QUERY].decode("latin-1")) and standing.role != "master":
+        return f"This scheduler is a standby. The master is {standing.master or 'not known'}."
+    lag_ms = standing.lag_ms()
+    if lag_ms is None:
+        return "The journal is being read."
+    if lag_ms > standing.read_stale_max_ms:
+        return (
+            f"This scheduler is {lag_ms // 1_000} s behind: {standing.engine_trouble() or 'it catches up'}."
+        )
+    return ""
 
 
 def _clock_detail(runtime: Runtime) -> str:

@@ -127,7 +127,7 @@ class Scrapes:
         )
         text.one("journal_unavailable", "gauge", about, int(bool(runtime.trouble)))
         about = "Times files of the journal or of stored output were found deleted or replaced, and restored."
-        text.one("journal_repairs_total", "counter", about, runtime.meters.journal_repairs)
+        text.one("journal_repairs_total", "counter", about, runtime.repairs.count)
         text.one(
             "scheduler_scrapes_total",
             "counter",

@@ -1,0 +1,123 @@
+"""Two real schedulers on a real etcd, with a real agent: the master is killed, paused, and cut off from its journal."""
+
+from __future__ import annotations
+
+import collections
+import signal
+import time
+
+import pytest
+
+from e2e.conftest import eventually
+from e2e.ha_cluster import HaCluster, Submitter
+from e2e.test_kills import overlaps
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+LEASE_SECONDS = 5
+
+
+@pytest.fixture
+def cluster():
+    with HaCluster() as place:
+        place.start_all()
+        yield place
+
+
+def submit(cluster, name, command):
+    told = cluster.ask(name, "/api/v1/tasks", {"command": command, "gpu_count": 1})
+    assert told is not None
+    assert told[0] == 201, told
+    return told[2]["task_id"]
+
+
+def until_running(cluster, name, task_id):
+    eventually(lambda: (cluster.task(name, task_id) or {}).get("status") == "running", f"{task_id} to run")
+
+
+def all_ended(cluster, name):
+    tasks = cluster.tasks(name)
+    return tasks if all(status not in {"pending", "running"} for status in tasks.values()) else None
+
+
+def more_acknowledged(submitter, name, count):
+    enough = submitter.by[name] + count
+    eventually(lambda: submitter.failure or submitter.by[name] >= enough, f"{name} to acknowledge submits")
+
+
+def test_killed_under_load_the_master_loses_nothing_and_its_tasks_continue(cluster):
+    journal = cluster.home / "runs"
+    long = submit(cluster, "a", "sleep 300")
+    until_running(cluster, "a", long)
+    submitter = Submitter(cluster, journal)
+    submitter.start()
+    more_acknowledged(submitter, "a", 20)
+    cluster.kill("a")
+    eventually(lambda: cluster.is_master("b"), "b to take over")
+    more_acknowledged(submitter, "b", 20)
+    submitter.enough.set()
+    submitter.join(60)
+    assert submitter.failure is None
+    acknowledged = submitter.acknowledged
+    assert len(set(acknowledged)) == len(acknowledged)
+    eventually(lambda: cluster.node("b") == "ready", "the node to register with b")
+    running = cluster.task("b", long)
+    assert (running["status"], running["attempt"]) == ("running", 1)
+    cluster.ask("b", "/api/v1/tasks/cancel", {"task_ids": [long]})
+    ended = eventually(lambda: all_ended(cluster, "b"), "all tasks to end", 180)
+    assert set(ended) - {long} == set(acknowledged)
+    assert collections.Counter(ended[task_id] for task_id in acknowledged) == {"success": len(acknowledged)}
+    assert overlaps(journal.read_text().splitlines()) == []
+
+
+def test_a_paused_master_steps_down_when_it_wakes_and_does_no_harm(cluster):
+    journal = cluster.home / "runs"
+    long = submit(cluster, "a", "sleep 300")
+    until_running(cluster, "a", long)
+    submitter = Submitter(cluster, journal)
+    submitter.start()
+    more_acknowledged(submitter, "a", 5)
+    cluster.signal("a", signal.SIGSTOP)
+    eventually(lambda: cluster.is_master("b"), "b to take over")
+    eventually(lambda: cluster.node("b") == "ready", "the node to register with b")
+    more_acknowledged(submitter, "b", 5)
+    cluster.signal("a", signal.SIGCONT)
+    eventually(lambda: cluster.is_ready("a") and not cluster.is_master("a"), "a to follow")
+    more_acknowledged(submitter, "b", 5)
+    submitter.enough.set()
+    submitter.join(60)
+    assert submitter.failure is None
+    assert cluster.is_master("b")
+    assert (cluster.task("b", long)["status"], cluster.task("b", long)["attempt"]) == ("running", 1)
+    cluster.ask("b", "/api/v1/tasks/cancel", {"task_ids": [long]})
+    ended = eventually(lambda: all_ended(cluster, "b"), "all tasks to end", 180)
+    assert set(ended) - {long} == set(submitter.acknowledged)
+    assert overlaps(journal.read_text().splitlines()) == []
+    eventually(lambda: cluster.tasks("a") == ended, "a to have what b has")
+
+
+def test_while_etcd_is_stopped_reads_answer_and_everything_continues(cluster):
+    long = submit(cluster, "a", "sleep 300")
+    until_running(cluster, "a", long)
+    cluster.etcd.pause(0)
+    began = time.monotonic()
+    submitter = Submitter(cluster, cluster.home / "runs")
+    submitter.start()
+    while time.monotonic() - began < 2 * LEASE_SECONDS:  # longer than the leader's lease
+        status, headers, body = cluster.ask("a", f"/api/v1/tasks/{long}")
+        assert status == 200
+        assert body["status"] == "running"
+        assert headers["Dgpu-Role"] == "master"
+        assert cluster.ask("b", "/api/v1/tasks")[0] == 200
+        assert cluster.ask("a", "/health")[0] == 200
+        time.sleep(0.2)
+    assert submitter.acknowledged == []
+    cluster.etcd.resume(0)
+    eventually(lambda: len(submitter.acknowledged) >= 5 or submitter.failure, "submits after the stall")
+    submitter.enough.set()
+    submitter.join(60)
+    assert submitter.failure is None
+    leader = eventually(lambda: next((n for n in "ab" if cluster.is_master(n)), None), "a master")
+    eventually(lambda: cluster.node(leader) == "ready", "the node to be ready")
+    assert (cluster.task(leader, long)["status"], cluster.task(leader, long)["attempt"]) == ("running", 1)
+    assert set(submitter.acknowledged) <= set(cluster.tasks(leader))
