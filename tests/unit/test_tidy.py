@@ -20,7 +20,7 @@ LONG_MODULES = {
     "tests/integration/agent/test_agent_keeper.py": 461,
     "tests/integration/grpc/test_agent_server.py": 497,
     "tests/unit/cli/test_verbs.py": 453,
-    "tests/unit/config/test_config.py": 431,
+    "tests/unit/config/test_config.py": 430,
     "tests/unit/core/test_health.py": 439,
     "tests/unit/journal/test_file_journal.py": 423,
     "tests/unit/rest/test_requests.py": 485,

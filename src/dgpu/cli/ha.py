@@ -64,10 +64,10 @@ def init(
         if done.new
         else "This was done before; nothing was changed."
     )
+    _configure(config, done.members, done.me)
     others = [each for each in done.members if each != done.me]
-    note(
-        f"Next, with the scheduler running: dgpu ha token {others[0]}, and dgpu ha token {others[1]} --witness"
-    )
+    note("Next: start the scheduler. When it runs, one machine after the other:")
+    note(f"  dgpu ha token {others[0]}, and dgpu ha token {others[1]} --witness")
 
 
 @app.command()
@@ -131,6 +131,8 @@ def join(
     with _refusals(HaFailure):
         joined = join_cluster(_data_dir(target, config), server, text, "witness" if witness else "scheduler")
     _print(joined, joined.me, ctx)
+    if not witness:
+        _configure(config, joined.members, joined.me)
     start = f"dgpu witness --dir {joined.directory}" if witness else "dgpu scheduler --config scheduler.yaml"
     note(
         f"{joined.me} has joined as a {joined.role}. Start it: {start}. It gets its vote when it has caught up."
@@ -159,6 +161,22 @@ def status(ctx: typer.Context, directory: Directory = None, config: Config = Non
             else f"No majority of members answers, so nothing can be stored: {found.trouble}"
         )
     return ExitCode.OK if found.has_quorum else ExitCode.FAILED
+
+
+@app.command()
+def handover(ctx: typer.Context, directory: Directory = None, config: Config = None) -> int:
+    """Let another scheduler lead, for example before this machine is restarted. Exit code 1: the same one leads."""
+    from dgpu.entry.ha.errors import HaFailure
+    from dgpu.entry.ha.handover import hand_over
+
+    with _refusals(HaFailure):
+        done = hand_over(_data_dir(directory, config))
+    _print(done, done.after, ctx)
+    if done.changed:
+        note(f"{done.after} leads now, {done.seconds:.1f} s after {done.before} was asked to stop leading.")
+        return ExitCode.OK
+    note(f"{done.before} leads again: no other scheduler was ready.")
+    return ExitCode.FAILED
 
 
 @app.command("replace-member")
@@ -239,6 +257,15 @@ def restore(
         "Later tasks are lost. Stop every other scheduler of this cluster, then start this one once with: "
         "dgpu scheduler --accept-lost-tail"
     )
+
+
+def _configure(config: Path | None, members: tuple[str, ...], me: str) -> None:
+    from dgpu.entry.ha.config_text import managed_lines, write_managed
+
+    if config is not None and write_managed(config, members, me):
+        note(f"{config} has the section ha now, and storage.journal: etcd.")
+    else:
+        note(f"Set storage.journal: etcd in scheduler.yaml, and:\n{managed_lines(members, me)}")
 
 
 @contextlib.contextmanager

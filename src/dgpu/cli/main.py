@@ -66,7 +66,7 @@ VERBS = {
     "scheduler": Verb("The scheduler service.", asks=False),
     "agent": Verb("The agent service of a node; join.", asks=False),
     "ha": Verb(
-        "High availability; init, token, join, status, replace-member, leave, backup, restore.",
+        "High availability; init, token, join, status, handover, replace-member, leave, backup, restore.",
         asks=False,
         prints=True,
     ),

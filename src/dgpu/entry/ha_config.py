@@ -10,10 +10,12 @@ from urllib.parse import urlsplit
 
 from dgpu.entry.config_problem import Problem
 from dgpu.entry.config_types import SchedulerConfig
+from dgpu.entry.ha.managed import check_managed, managed_settings
 from dgpu.entry.ha_types import Ha
 from dgpu.wire.address import Address, parse_address
 
 if TYPE_CHECKING:
+    from dgpu.journal.etcd.settings import EtcdSettings
     from dgpu.service.options import SharedOptions
 
 _EVERY_INTERFACE = {"", "0.0.0.0", "::"}  # noqa: S104 - compared, not bound
@@ -24,16 +26,16 @@ def check_ha(config: SchedulerConfig) -> Iterator[Problem]:
     ha, journal = config.ha, config.storage.journal
     if ha.mode == "off":
         if journal == "etcd":
-            yield Problem("storage.journal", "etcd needs ha.mode: external and ha.endpoints")
+            yield Problem("storage.journal", "etcd needs ha.mode: managed or external")
         elif ha != Ha():
             yield Problem(
-                "ha.mode", "is off, but other keys of ha are set: expected external, or no other key"
+                "ha.mode",
+                "is off, but other keys of ha are set: expected managed or external, or no other key",
             )
         return
     if ha.mode == "managed":
-        yield Problem(
-            "ha.mode", "managed is not available yet in this version; external is, with an etcd of your own"
-        )
+        yield from check_managed(ha, journal)
+        yield from _check_own_addresses(config)
         return
     if journal != "etcd":
         yield Problem("ha.mode", f"external needs storage.journal: etcd, which is {journal}")
@@ -86,11 +88,10 @@ def _check_own_addresses(config: SchedulerConfig) -> Iterator[Problem]:
 
 
 def shared_options(config: SchedulerConfig) -> SharedOptions | None:
-    """None: a lone scheduler. Raises OSError if the password cannot be read."""
+    """None: a lone scheduler. Raises OSError if the password cannot be read, HaFailure without a member."""
     ha, server = config.ha, config.server
     if ha.mode == "off":
         return None
-    from dgpu.journal.etcd.settings import EtcdSettings
     from dgpu.service.options import SharedOptions
 
     scheme = "http" if server.http_tls == "none" else "https"
@@ -100,15 +101,21 @@ def shared_options(config: SchedulerConfig) -> SharedOptions | None:
         http=http,
         grpc=ha.grpc_address or str(_named(parse_address(server.grpc_address))),
         read_stale_max_ms=round(ha.read_stale_max * 1_000),
-        etcd=EtcdSettings(
-            endpoints=ha.endpoints,
-            prefix=ha.prefix,
-            ca_file=_expanded(ha.tls.ca_file),
-            cert_file=_expanded(ha.tls.cert_file),
-            key_file=_expanded(ha.tls.key_file),
-            user=ha.user,
-            password=_password(ha.password_file),
-        ),
+        etcd=managed_settings(config) if ha.mode == "managed" else _external(ha),
+    )
+
+
+def _external(ha: Ha) -> EtcdSettings:
+    from dgpu.journal.etcd.settings import EtcdSettings
+
+    return EtcdSettings(
+        endpoints=ha.endpoints,
+        prefix=ha.prefix,
+        ca_file=_expanded(ha.tls.ca_file),
+        cert_file=_expanded(ha.tls.cert_file),
+        key_file=_expanded(ha.tls.key_file),
+        user=ha.user,
+        password=_password(ha.password_file),
     )
 
 

@@ -22,6 +22,10 @@ class Ha(Section, frozen=True, kw_only=True):
     name: Name = ""  # of this scheduler; empty: the host name
     http_url: str = ""  # of this scheduler for people; empty: from server.http_address
     grpc_address: str = ""  # of this scheduler for agents; empty: from server.grpc_address
+    members: Annotated[
+        tuple[str, ...], msgspec.Meta(max_length=16)
+    ] = ()  # managed: three of host or host:port
+    member: str = ""  # managed: the one on this machine
     endpoints: Annotated[tuple[str, ...], msgspec.Meta(max_length=16)] = ()  # https://host:2379
     prefix: Annotated[str, msgspec.Meta(min_length=1, max_length=256)] = "/dgpu/"
     tls: HaTls = HaTls()

@@ -32,6 +32,8 @@ def run_scheduler(config: SchedulerConfig, *, accept_lost_tail: bool = False) ->
     """Serves until SIGTERM or Ctrl-C; returns the exit code."""
     import uvloop
 
+    from dgpu.entry.ha.errors import HaFailure
+    from dgpu.entry.ha.managed import member_beside
     from dgpu.entry.logs import set_up_logging
     from dgpu.journal.errors import JournalError
     from dgpu.service.options import OptionsRefused
@@ -41,8 +43,10 @@ def run_scheduler(config: SchedulerConfig, *, accept_lost_tail: bool = False) ->
     # gRPC's messages bypass the log and concern forks that are intended.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
-        uvloop.run(_serve(service_options(config, accept_lost_tail=accept_lost_tail)))
-    except (OptionsRefused, JournalError, OSError) as error:
+        options = service_options(config, accept_lost_tail=accept_lost_tail)
+        with member_beside(config):
+            uvloop.run(_serve(options))
+    except (OptionsRefused, JournalError, HaFailure, OSError) as error:
         return _failed(error)
     return 0
 

@@ -69,14 +69,14 @@ class HaSite:
         return self.good("ha", "init", "--dir", self.directory("a"), *members, "--me", me or self.a)
 
     def start_member(self, name: str) -> None:
-        self._start(f"member {name}", "witness", "--dir", str(self.directory(name)))
+        self.start_service(f"member {name}", "witness", "--dir", str(self.directory(name)))
 
     def start_door(self) -> None:
         """A scheduler that lets machines join."""
         config = self.home / "scheduler.yaml"
         ports = {"http": free_port(), "grpc": free_port(), "join": self.join_port}
         config.write_text(SCHEDULER.format(home=self.home, **ports))
-        self._start("scheduler", "scheduler", "--config", str(config))
+        self.start_service("scheduler", "scheduler", "--config", str(config))
         eventually(lambda: "joining_open" in self.log("scheduler"), "the port for joining")
 
     def token(self, address: str, *flags: str) -> str:
@@ -122,7 +122,7 @@ class HaSite:
             for ref in holders(hold):
                 stop_process(ref, 0)
 
-    def _start(self, service: str, *arguments: str) -> None:
+    def start_service(self, service: str, *arguments: str) -> None:
         with (self.home / f"{service}.log").open("ab") as log:
             self.services[service] = subprocess.Popen(
                 [sys.executable, "-m", "dgpu", *arguments], stdout=log, stderr=log, cwd="/"

@@ -256,7 +256,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     "yaml_text",
     [
         "auth: {mode: token}",
-        "{storage: {journal: etcd}, ha: {mode: managed}}",
         "scheduler: {model_cache_ttl_seconds: 1}",
         "scheduler: {worker_heartbeat_timeout_seconds: 1}",
     ],

@@ -63,7 +63,7 @@ def test_how_others_reach_this_scheduler_can_be_given(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("storage: {journal: etcd}", "storage.journal: etcd needs ha.mode: external"),
+        ("storage: {journal: etcd}", "storage.journal: etcd needs ha.mode: managed or external"),
         ("ha: {endpoints: ['https://e:1']}", "ha.mode: is off"),
         ("ha: {mode: external, endpoints: ['https://e:1']}", "ha.mode: external needs storage.journal: etcd"),
         ("{storage: {journal: etcd}, ha: {mode: external}}", "ha.endpoints: expected the addresses of etcd"),
@@ -75,7 +75,31 @@ def test_how_others_reach_this_scheduler_can_be_given(tmp_path: Path) -> None:
         (EXTERNAL + "  grpc_address: gpu-1\n", "ha.grpc_address"),
         (EXTERNAL + "scheduler: {role: standby}\n", "scheduler.role: is decided by the schedulers"),
         ("scheduler: {role: standby}", "scheduler.role: standby needs ha.mode: external"),
-        ("{storage: {journal: etcd}, ha: {mode: managed}}", "ha.mode: managed is not available yet"),
+        ("{storage: {journal: etcd}, ha: {mode: managed}}", "ha.members: expected three members, got 0"),
+        (
+            "{ha: {mode: managed, members: [a, b, c], member: a}}",
+            "ha.mode: managed needs storage.journal: etcd",
+        ),
+        (
+            "{storage: {journal: etcd}, ha: {mode: managed, members: [a, b], member: a}}",
+            "ha.members: expected three members, got two",
+        ),
+        (
+            "{storage: {journal: etcd}, ha: {mode: managed, members: [a, b, a], member: a}}",
+            "ha.members: a:9379 is listed twice",
+        ),
+        (
+            "{storage: {journal: etcd}, ha: {mode: managed, members: [a, b, c], member: d}}",
+            "ha.member: d:9379 is none of ha.members",
+        ),
+        (
+            "{storage: {journal: etcd}, ha: {mode: managed, members: [a, b, c]}}",
+            "ha.member: expected the one of ha.members on this machine",
+        ),
+        (
+            "{storage: {journal: etcd}, ha: {mode: managed, members: [a, b, c], member: a, endpoints: [https://x:1]}}",
+            "ha.endpoints: is for ha.mode: external",
+        ),
     ],
 )
 def test_what_does_not_fit_together_is_refused_by_name(tmp_path: Path, text: str, words: str) -> None:

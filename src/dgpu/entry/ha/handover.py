@@ -1,0 +1,83 @@
+"""`dgpu ha handover`: the scheduler that leads gives its place to another one."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+
+from dgpu.entry.ha.engine_cluster import PREFIX, engine_settings
+from dgpu.entry.ha.errors import HaFailure
+from dgpu.entry.ha.member_files import MemberFiles
+from dgpu.journal.engine import EngineError, Leader
+from dgpu.journal.etcd.connection import Connection, NoLease
+from dgpu.journal.etcd.engine import EtcdEngine
+from dgpu.journal.etcd.keys import Keys
+from dgpu.journal.etcd.settings import EtcdSettings
+from dgpu.wire.proto import etcd_pb2 as pb
+
+_PATIENCE_S = 60.0
+_PAUSE_S = 0.05
+
+
+class HandedOver(msgspec.Struct, frozen=True, kw_only=True):
+    before: str
+    after: str
+    changed: bool  # False: no other scheduler was ready, and the same one leads again
+    seconds: float
+
+
+def hand_over(directory: Path) -> HandedOver:
+    """Ends the leader's lease. Its commits compare the leader key, so nothing that it sends later counts.
+
+    Raises HaFailure.
+    """
+    files = MemberFiles(directory)
+    settings = engine_settings(files, files.member().members)
+    engine = EtcdEngine(settings)
+    try:
+        before = engine.leader()
+        if before is None:
+            raise HaFailure("no scheduler leads")
+        began_s = time.monotonic()
+        _end_lease(settings)
+        after = _next_leader(engine, before)
+    except EngineError as error:
+        raise HaFailure(str(error)) from error
+    finally:
+        engine.close()
+    return HandedOver(
+        before=before.candidate.name,
+        after=after.candidate.name,
+        changed=after.candidate.http != before.candidate.http,
+        seconds=round(time.monotonic() - began_s, 3),
+    )
+
+
+def _end_lease(settings: EtcdSettings) -> None:
+    connection = Connection(settings)
+    try:
+        request = pb.RangeRequest(key=Keys(PREFIX).leader)
+        found = connection.call("/etcdserverpb.KV/Range", request, pb.RangeResponse).kvs
+        if not found:
+            return  # it has ended by itself
+        if not found[0].lease:
+            raise HaFailure("the journal of this cluster is closed: dgpu ha leave was run")
+        revoke = pb.LeaseRevokeRequest(ID=found[0].lease)
+        try:
+            connection.call("/etcdserverpb.Lease/LeaseRevoke", revoke, pb.LeaseRevokeResponse)
+        except NoLease:
+            return
+    finally:
+        connection.close()
+
+
+def _next_leader(engine: EtcdEngine, before: Leader) -> Leader:
+    give_up_at_s = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < give_up_at_s:
+        leader = engine.leader()
+        if leader is not None and leader.fence != before.fence:
+            return leader
+        time.sleep(_PAUSE_S)
+    raise HaFailure(f"no scheduler took over within {_PATIENCE_S:g} s: look at their logs")

@@ -1,0 +1,44 @@
+"""The section ha in a scheduler.yaml that people wrote."""
+
+from __future__ import annotations
+
+import pytest
+
+from dgpu.entry.config import load_scheduler_config
+from dgpu.entry.ha.config_text import with_managed, write_managed
+
+MEMBERS = ("a:9379", "b:9379", "c:9379")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "# mine\nserver: {grpc_tls: true}\n",
+        "storage:\n  # where\n  snapshot_dir: /var/lib/x  # here\nquota: {mode: borrow}\n",
+        "storage: {snapshot_dir: /var/lib/x}\n",
+        "storage: {journal: etcd}\n",
+    ],
+)
+def test_the_section_is_added_and_everything_else_stays(tmp_path, text: str) -> None:
+    path = tmp_path / "scheduler.yaml"
+    path.write_text(text)
+    before = load_scheduler_config(path, {}) if "etcd" not in text else None
+    assert write_managed(path, MEMBERS, "b:9379")
+    config = load_scheduler_config(path, {})
+    assert (config.ha.mode, config.ha.members, config.ha.member) == ("managed", MEMBERS, "b:9379")
+    assert config.storage.journal == "etcd"
+    if before is not None:
+        assert (config.storage.snapshot_dir, config.quota) == (before.storage.snapshot_dir, before.quota)
+    assert all(line.split("{")[0] in path.read_text() for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    "text", ["ha: {mode: 'off'}\n", "storage: {journal: file}\n", "- a list\n", "a: [\n"]
+)
+def test_a_file_that_says_otherwise_is_left_to_its_owner(tmp_path, text: str) -> None:
+    path = tmp_path / "scheduler.yaml"
+    path.write_text(text)
+    assert with_managed(text, MEMBERS, "a:9379") is None
+    assert not write_managed(path, MEMBERS, "a:9379")
+    assert path.read_text() == text
