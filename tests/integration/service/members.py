@@ -52,13 +52,16 @@ class Member:
         self.serving: asyncio.Task[None] | None = None
 
     async def start(self) -> Member:
+        self.begin()
+        await self.until(lambda: bool(self.at))
+        return self
+
+    def begin(self, *, engine_is_down: bool = False) -> None:
         self._stop = asyncio.Event()
-        self.engine.is_down = False
+        self.engine.is_down = engine_is_down
         self.serving = asyncio.create_task(
             serve(self.options, self.at.append, stop=self._stop, engine=self.engine)
         )
-        await self.until(lambda: bool(self.at))
-        return self
 
     def limit_staleness(self, ms: int) -> None:
         shared = msgspec.structs.replace(self.options.shared, read_stale_max_ms=ms)
@@ -87,6 +90,14 @@ class Member:
 
     async def ask(self, path: str, body: Any = None, method: str | None = None, **headers: str) -> Told:
         return await asyncio.to_thread(self._ask, path, body, method, headers)
+
+    async def ask_until_heard(self, path: str) -> Told:
+        """The socket may not be bound yet."""
+        while True:
+            try:
+                return await self.ask(path)
+            except urllib.error.URLError:
+                await asyncio.sleep(0.05)
 
     def _ask(self, path: str, body: Any, method: str | None, headers: dict[str, str]) -> Told:
         url = f"http://127.0.0.1:{self.http}{path}"

@@ -78,6 +78,7 @@ async def test_a_standby_refuses_writes_and_names_the_master(pair: tuple[Member,
         ("POST", "/api/v1/tasks", TASK),
         ("POST", "/api/v1/tenants", {"id": "x"}),
         ("DELETE", "/api/v1/tasks/task-1", None),
+        ("POST", "/api/v1/alerts/silences", {}),  # not a command of the journal
     ):
         told = await standby.ask(path, body, method)
         assert (told.status, told.body["code"]) == (503, "not_master")
@@ -138,6 +139,7 @@ async def test_while_the_engine_is_silent_reads_are_answered_with_their_age(
     told = await master.ask("/api/v1/tasks")
     assert told.status == 200
     assert told.body["total"] == 1  # the submit in flight is not committed
+    assert (await master.ask("/api/v1/tasks/task-2")).status == 404
     assert int(told.headers["dgpu-lag-ms"]) > 0
     assert (await standby.ask("/api/v1/tasks")).body["total"] == 1
     assert (await master.ask("/health")).status == 200
@@ -236,3 +238,20 @@ async def test_a_lone_scheduler_is_not_emptied_by_an_empty_engine(tmp_path: Path
         await member.start()
         await member.serving
     assert sorted((tmp_path / "a" / "journal").iterdir()) == before
+
+
+async def test_a_scheduler_that_waits_for_the_engine_lives_and_is_not_ready(tmp_path: Path) -> None:
+    """A probe that gets no answer would restart it for nothing."""
+    member = Member(tmp_path, SharedState(), "a")
+    member.begin(engine_is_down=True)
+    try:
+        assert (await member.ask_until_heard("/health")).status == 200
+        told = await member.ask("/ready")
+        assert told.status == 503
+        told = await member.ask("/api/v1/tasks", TASK)
+        assert (told.status, told.body["code"]) == (503, "too_stale")
+        member.engine.is_down = False
+        await member.until_role("master")
+        assert (await member.ask("/api/v1/tasks", TASK)).status == 201
+    finally:
+        await member.end()

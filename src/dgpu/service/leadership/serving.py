@@ -29,6 +29,7 @@ from dgpu.service.leadership.candidacy import Candidacy
 from dgpu.service.leadership.joining import open_copy, refuse_other_settings
 from dgpu.service.leadership.shared import SharedJournal
 from dgpu.service.leadership.standing import Among
+from dgpu.service.leadership.waiting_room import waiting_room
 from dgpu.service.loop.failures import NotMaster
 from dgpu.service.open_files import AgentConnections, budget_of
 from dgpu.service.options import OptionsRefused, ServedAt, ServiceOptions, SharedOptions
@@ -112,7 +113,7 @@ class _Life:
         own_socket = listening.dup()
         journal: SharedJournal | None = None
         try:
-            journal = await self._opened(stopping)
+            journal = await self._opened(listening, stopping)
             if journal is None:
                 return
             async with (
@@ -174,17 +175,19 @@ class _Life:
             await candidacy.close(resign=True)
             mark.close()
 
-    async def _opened(self, stopping: asyncio.Future[Any]) -> SharedJournal | None:
+    async def _opened(self, listening: socket.socket, stopping: asyncio.Future[Any]) -> SharedJournal | None:
         """Waits for the engine. None: stopped meanwhile."""
-        is_told = False
-        while not stopping.done():
-            try:
-                return await asyncio.to_thread(open_copy, self._options, self._engine)
-            except EngineUnavailable as error:
-                if not is_told:
-                    _log.warning("engine_unavailable", reason=str(error))
-                is_told = True
-                await asyncio.wait((stopping,), timeout=_RETRY_S)
+        async with contextlib.AsyncExitStack() as waiting:
+            is_waiting = False
+            while not stopping.done():
+                try:
+                    return await asyncio.to_thread(open_copy, self._options, self._engine)
+                except EngineUnavailable as error:
+                    if not is_waiting:
+                        is_waiting = True
+                        _log.warning("engine_unavailable", reason=str(error))
+                        await waiting.enter_async_context(waiting_room(listening, self._tls, str(error)))
+                    await asyncio.wait((stopping,), timeout=_RETRY_S)
         return None
 
     async def _until_won(self, candidacy: Candidacy, stopping: asyncio.Future[Any]) -> None:
