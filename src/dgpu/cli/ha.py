@@ -154,7 +154,12 @@ def status(ctx: typer.Context, directory: Directory = None, config: Config = Non
     print_rows(document, document["members"], COLUMNS, "address", flags)
     if flags.is_table:
         leader = f"{found.leader.name} ({found.leader.http})" if found.leader else "none"
-        note(f"Leading scheduler: {leader}. Journal: group {found.index}, epoch {found.epoch}.")
+        behind = (
+            f", {max(0, found.index - found.copied_index)} behind here"
+            if found.copied_index is not None
+            else ""
+        )
+        note(f"Leading scheduler: {leader}. Journal: group {found.index}{behind}, epoch {found.epoch}.")
         note(
             f"{plural(found.survives, 'member')} may stop without stopping the cluster."
             if found.has_quorum

@@ -40,8 +40,10 @@ def run_scheduler(config: SchedulerConfig, *, accept_lost_tail: bool = False) ->
 
     set_up_logging(config.logging)
     _claim_files()
-    # gRPC's messages bypass the log and concern forks that are intended.
+    # gRPC's messages bypass the log and concern forks that are intended. Both are set before gRPC has threads: they
+    # read the environment, and a change at the same time ends the process with SIGSEGV.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     try:
         options = service_options(config, accept_lost_tail=accept_lost_tail)
         with member_beside(config):

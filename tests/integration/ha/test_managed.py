@@ -86,6 +86,7 @@ def test_a_machine_is_lost_and_the_other_scheduler_goes_on(site) -> None:
     both.submit("a")
     both.until_seen("b", 6)
     assert site.status()["leader"]["http"].endswith(str(both.http["a"]))
+    check_machines_are_shared(site)
     site.kill_member("a")  # the scheduler and its etcd
     both.until_master("b")
     both.until_seen("b", 6)
@@ -98,3 +99,16 @@ def test_a_machine_is_lost_and_the_other_scheduler_goes_on(site) -> None:
     both.until_master("a")
     both.submit("a")
     both.until_seen("b", 8)
+
+
+def check_machines_are_shared(site) -> None:
+    """An agent that joined one scheduler is known to the other, and so is its revocation."""
+    site.good("ca", "token", "--node", "gpu-01", "--dir", site.directory("a"))
+
+    def status(name: str) -> list[str]:
+        rows = site.good("ca", "list", "--dir", site.directory(name))["machines"]
+        return [row["status"] for row in rows if row["nodes"] == ["gpu-01"]]
+
+    eventually(lambda: status("b") == ["invited"], "the invitation at the other scheduler")
+    site.good("ca", "revoke", "gpu-01", "--dir", site.directory("b"))
+    eventually(lambda: status("a") == ["revoked"], "the revocation at the first scheduler")

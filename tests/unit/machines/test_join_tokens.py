@@ -142,3 +142,24 @@ def test_a_list_of_an_earlier_version_gets_the_kind_of_a_join(tmp_path) -> None:
         (("a:9379",), "witness"),
         (("n",), "agent"),
     ]
+
+
+def test_two_lists_become_equal_and_nothing_is_taken_back(tmp_path) -> None:
+    """Schedulers of one cluster know the same machines. A revocation wins over an older copy of the row."""
+    rosters = []
+    for name in ("a", "b"):
+        (tmp_path / name / FOLDER).mkdir(parents=True)
+        rosters.append(Roster(tmp_path / name))
+    ours, theirs = rosters
+    join, secret = ours.invite(("n1",), now_s=NOW_S, lifetime_s=60)
+    theirs.merge(ours.export(now_s=NOW_S))
+    theirs.redeem(join.id, secret, KEY, now_s=NOW_S + 1)
+    theirs.note_certificate(join.id, NOW_S + 500)
+    old = ours.export(now_s=NOW_S)
+    theirs.revoke("n1", now_s=NOW_S + 2)
+    ours.merge(theirs.export(now_s=NOW_S))
+    theirs.merge(old)
+    assert ours.export(now_s=NOW_S) == theirs.export(now_s=NOW_S)
+    with pytest.raises(JoinRefused, match="revoked"):
+        ours.redeem(join.id, secret, KEY, now_s=NOW_S + 3)
+    assert ours.export(now_s=NOW_S + 40 * 86_400) == []

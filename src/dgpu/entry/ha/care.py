@@ -9,8 +9,9 @@ import msgspec
 import structlog
 
 from dgpu.entry.ha.chores import do_chore, next_chore
-from dgpu.entry.ha.engine_cluster import EngineCluster, MemberState
+from dgpu.entry.ha.engine_cluster import EngineCluster, MemberState, engine_settings
 from dgpu.entry.ha.errors import HaFailure
+from dgpu.entry.ha.machine_list import share_machines
 from dgpu.entry.ha.member_files import MemberFiles
 from dgpu.entry.ha.members import MEMBERS
 
@@ -58,6 +59,8 @@ class MemberCare:
         if chore is not None:
             do_chore(cluster, chore, member.members)
         self._note_members(cluster)
+        if member.role == "scheduler" and not own.is_learner:
+            share_machines(self._files.directory, engine_settings(self._files, member.members))
         return not own.is_learner
 
     def _states(self, cluster: EngineCluster, own: MemberState, members: Sequence[str]) -> list[MemberState]:

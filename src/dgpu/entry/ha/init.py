@@ -22,6 +22,7 @@ from dgpu.entry.logs import set_up_logging
 from dgpu.journal.checkpoint import Checkpoint, write_checkpoint
 from dgpu.journal.engine import EngineError
 from dgpu.journal.errors import JournalError, JournalLocked
+from dgpu.journal.etcd.connection import NoSpace
 from dgpu.journal.etcd.engine import EtcdEngine
 from dgpu.journal.etcd.founding import SnapshotStore
 from dgpu.journal.lock import FolderLock
@@ -138,7 +139,7 @@ def _take_over(directory: Path, files: MemberFiles, *, is_new: bool) -> Initiate
             finally:
                 engine.close()
                 store.close()
-    except (EngineError, JournalError) as error:
+    except (EngineError, NoSpace, JournalError) as error:
         raise HaFailure(str(error)) from error
     return Initiated(
         directory=str(directory),

@@ -9,6 +9,7 @@ import msgspec
 from dgpu.entry.ha.engine_cluster import EngineCluster, EngineMember, MemberState, engine_settings
 from dgpu.entry.ha.errors import EngineSilent
 from dgpu.entry.ha.member_files import MemberFiles
+from dgpu.journal.checkpoint import last_index
 from dgpu.journal.engine import EngineError
 from dgpu.journal.etcd.engine import EtcdEngine
 
@@ -39,6 +40,7 @@ class HaStatus(msgspec.Struct, frozen=True, kw_only=True):
     leader: LeaderRow | None = None  # the scheduler that leads
     index: int = 0  # of the last committed group
     epoch: int = 0
+    copied_index: int | None = None  # the last group in the copy of this machine's scheduler; None: a witness
     trouble: str = ""
 
     @property
@@ -64,6 +66,9 @@ def ha_status(directory: Path) -> HaStatus:
     status = HaStatus(
         me=member.me, role=member.role, has_quorum=listed is not None, members=rows, trouble=trouble
     )
+    if member.role == "scheduler":
+        # Read before the head, so that the copy never seems to be ahead of it.
+        status = msgspec.structs.replace(status, copied_index=last_index(directory))
     return _with_journal(status, files, member.members) if listed is not None else status
 
 

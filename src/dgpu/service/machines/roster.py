@@ -41,6 +41,19 @@ CREATE TABLE IF NOT EXISTS joins (
 """
 _ADD_KIND = "ALTER TABLE joins ADD COLUMN kind TEXT NOT NULL DEFAULT 'agent'"  # a file of an earlier version
 
+_ALL = (
+    "id, nodes, secret_hash, token_expires_at_s, public_key_hash, joined_at_s, certificate_expires_at_s, revoked_at_s, "
+    "kind"
+)
+_MERGE = f"""
+INSERT INTO joins ({_ALL}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (id) DO UPDATE SET
+  public_key_hash = coalesce(public_key_hash, excluded.public_key_hash),
+  joined_at_s = max(joined_at_s, excluded.joined_at_s),
+  certificate_expires_at_s = max(certificate_expires_at_s, excluded.certificate_expires_at_s),
+  revoked_at_s = max(revoked_at_s, excluded.revoked_at_s)
+"""  # noqa: S608 - a constant
+
 Kind = Literal["agent", "scheduler", "witness"]
 
 
@@ -75,6 +88,20 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     def shown_nodes(self) -> str:
         more = f" and {len(self.nodes) - 1} more" if len(self.nodes) > 1 else ""
         return f"node {self.nodes[0]}{more}"
+
+
+class StoredJoin(msgspec.Struct, frozen=True, array_like=True):
+    """A whole row, for the other schedulers."""
+
+    id: str
+    nodes: str
+    secret_hash: bytes
+    token_expires_at_s: int
+    public_key_hash: bytes | None
+    joined_at_s: int
+    certificate_expires_at_s: int
+    revoked_at_s: int
+    kind: str
 
 
 class Roster:
@@ -157,6 +184,17 @@ class Roster:
         with self._open() as connection:
             rows = connection.execute(f"SELECT {_COLUMNS} FROM joins ORDER BY nodes, rowid").fetchall()  # noqa: S608 - a constant
         return [_join(row) for row in rows]
+
+    def export(self, *, now_s: int) -> list[StoredJoin]:
+        """All rows but those that `invite` would delete, in a fixed order."""
+        query = f"SELECT {_ALL} FROM joins WHERE max(token_expires_at_s, certificate_expires_at_s) >= ? ORDER BY id"  # noqa: S608 - a constant
+        with self._open() as connection:
+            return [StoredJoin(*row) for row in connection.execute(query, (now_s - _KEEP_S,))]
+
+    def merge(self, rows: list[StoredJoin]) -> None:
+        """Takes over what another scheduler knows. Every value only grows, so the order of merges does not matter."""
+        with self._writing() as connection:
+            connection.executemany(_MERGE, map(msgspec.structs.astuple, rows))
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
