@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from litestar import Request, Response, delete, get, post
 from litestar.params import PathParameter, QueryParameter
@@ -178,9 +178,14 @@ async def get_health(rest: Given) -> Health:
     return (await probes.health(rest))[1]
 
 
-@get("/ready", summary="Readiness", description="503 with the reason if it cannot take tasks.")
-async def get_readiness(rest: Given) -> Response[Ready]:
-    status, answer = await probes.readiness(rest)
+@get(
+    "/ready",
+    summary="Readiness",
+    description="503 with the reason if it cannot take tasks. A standby is ready if its reads are fresh enough; with "
+    "`role=master`, only the scheduler that leads is ready.",
+)
+async def get_readiness(rest: Given, role: Literal["master"] | None = None) -> Response[Ready]:
+    status, answer = await probes.readiness(rest, b"role=master" if role else b"")
     return Response(answer, status_code=status)
 
 
