@@ -178,13 +178,18 @@ async def get_health(rest: Given) -> Health:
     return (await probes.health(rest))[1]
 
 
+RoleQuery = Annotated[
+    Literal["master"] | None, QueryParameter(description="Only the scheduler that leads.", required=False)
+]
+
+
 @get(
     "/ready",
     summary="Readiness",
     description="503 with the reason if it cannot take tasks. A standby is ready if its reads are fresh enough; with "
     "`role=master`, only the scheduler that leads is ready.",
 )
-async def get_readiness(rest: Given, role: Literal["master"] | None = None) -> Response[Ready]:
+async def get_readiness(rest: Given, role: RoleQuery = None) -> Response[Ready]:
     status, answer = await probes.readiness(rest, b"role=master" if role else b"")
     return Response(answer, status_code=status)
 
