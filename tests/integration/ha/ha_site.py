@@ -14,7 +14,7 @@ from dgpu.cli.main import run
 from dgpu.entry.ha.member_files import MemberFiles
 from dgpu.entry.processes import holders, stop_process
 from faults.site import free_port
-from integration.ha.member_cluster import eventually, two_ports
+from integration.ha.member_cluster import PATIENCE_S, eventually, two_ports
 from integration.service.serving import Served
 
 SCHEDULER = """\
@@ -115,9 +115,11 @@ class HaSite:
             stop_process(ref, 0)
 
     def close(self) -> None:
-        for service in self.services:
-            if self.services[service].poll() is None:
-                self.kill(service)
+        running = [service for service in self.services.values() if service.poll() is None]
+        for service in running:
+            service.terminate()  # a killed scheduler would leave its follower, which still writes to the directory
+        for service in running:
+            service.wait(PATIENCE_S)
         for hold in self.home.glob("*/engine/etcd.hold"):
             for ref in holders(hold):
                 stop_process(ref, 0)
