@@ -51,3 +51,16 @@ def test_a_task_is_stopped_only_on_a_node_that_the_online_task_accepts() -> None
     do(state, task(pool=Pool.ONLINE, constraints=(("node", True, ("b",)),)))
     stops = [event.task_id for event in do(state, RunPass()) if isinstance(event, TaskStopRequested)]
     assert stops == [1], "task 2 is newer, and would be stopped first"
+
+
+def test_a_stop_that_a_later_one_makes_needless_is_not_made() -> None:
+    """The newest tasks lose the least work: the one on b for the first online task, then the one on both GPUs of a for the
+    second. Both GPUs of a serve both online tasks.
+    """
+    state = cluster(node("a", gpus=2), node("b", gpus=2), task(count=2), lease(1, on="b"), settings=STOP)
+    do(state, task(2), at=state.last_at + 600_000)
+    lease(3, on="a")(state)
+    lease(2, on="b")(state)
+    do(state, task(count=2, pool=Pool.ONLINE))
+    stops = [event.task_id for event in do(state, RunPass()) if isinstance(event, TaskStopRequested)]
+    assert stops == [3]

@@ -3,7 +3,8 @@
 Applies only with `quota.reclaim: stop`. Each online task that waits for GPUs within its pool's own quota is served in
 order, on the node where the least work is lost. Idle GPUs and GPUs of tasks already being stopped count first, unless
 earlier tasks need them. Only tasks granted beyond the quota of their pool are stopped, the ones that lose the least
-work (GPUs times time) first: the newest and smallest. Every stop is necessary.
+work (GPUs times time) first: the newest and smallest. Every stop is necessary,
+also beside the stops for later tasks.
 
 A stopped task is requeued, and cannot borrow again while an online task needs the quota. The quota is a number of GPUs:
 the task may still return to the same GPU if the idle GPUs do not suit the waiting task. It is not stopped for that task
@@ -22,7 +23,7 @@ from dgpu.core.index.limits import settle_pools
 from dgpu.core.index.line import Claim, Line
 from dgpu.core.index.room import STATUSES, Card, Room
 from dgpu.core.model.demand import Demand
-from dgpu.core.model.ids import GpuId, NodeId, TaskId, TenantId, task_name
+from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId, TenantId, task_name
 from dgpu.core.model.lease import Lease
 from dgpu.core.model.node import GpuStatus
 from dgpu.core.model.quota import QuotaMode, Reclaim
@@ -40,7 +41,7 @@ MAX_HELPED: Final = 64  # waiting tasks in one pass
 class _Plan:
     """Stops in progress, and the GPUs promised to earlier tasks."""
 
-    def __init__(self, left_milli: int) -> None:
+    def __init__(self, left_milli: int, only: frozenset[LeaseId] | None) -> None:
         self.left_milli = left_milli  # borrowed, and not yet asked to stop
         self.ending: dict[NodeId, list[Lease]] = {}
         self.stopped_for: dict[TaskId, list[NodeId]] = {}  # nodes with stops in progress for a task
@@ -48,6 +49,7 @@ class _Plan:
         self.cards: set[GpuId] = set()  # promised
         self.parts: dict[GpuId, int] = {}  # the rest of a GPU on which a share was promised
         self.claims: dict[TenantId, list[Claim]] = {}  # of tasks that have all GPUs they need
+        self._only = only  # None: any lease may be stopped
         self._candidates: dict[NodeId, list[Lease]] | None = None
 
     def candidates(self, state: ClusterState) -> dict[NodeId, list[Lease]]:
@@ -55,7 +57,7 @@ class _Plan:
         if self._candidates is None:
             self._candidates = {}
             for lease in islice(reversed(state.leases.values()), MAX_LOOKED_AT):
-                if _is_stoppable(state, lease):
+                if _is_stoppable(state, lease) and (self._only is None or lease.id in self._only):
                     self._candidates.setdefault(lease.node_id, []).append(lease)
         return self._candidates
 
@@ -121,26 +123,58 @@ class _Choice(NamedTuple):
     cards: list[GpuId]
 
 
+class _Planned(NamedTuple):
+    stops: tuple[TaskStopRequested, ...]
+    helped: list[TaskId]
+    has_surplus: bool  # some task gets more GPUs than it needs
+
+
 def stops_due(state: ClusterState, at: int) -> tuple[TaskStopRequested, ...]:
     if state.quota.reclaim is not Reclaim.STOP or state.quota.mode is not QuotaMode.BORROW:
         return ()
     if state.rooms.counts[_UNCONFIRMED]:
         return ()  # nodes with idle GPUs may reconnect within seconds: stopping work for them would be a loss
     settle_pools(state)
-    online, batch = state.queue.pools[Pool.ONLINE], state.queue.pools[Pool.BATCH]
-    leaving = [state.leases[lease_id] for lease_id in state.reclaims]
-    plan = _Plan(batch.used_milli - batch.limit_milli - sum([lease.gpu_milli for lease in leaving]))
-    spare = online.limit_milli - online.used_milli
-    if plan.left_milli <= 0 or spare <= 0 or not online.ready:
+    if _borrowed_milli(state) <= 0 or _spare_milli(state) <= 0 or not state.queue.pools[Pool.ONLINE].ready:
         return ()
     in_need = _in_need(state)
     helped = set(state.reclaims.values())
     if helped.issuperset([task_id for task_id, _ in in_need]):
         return ()  # common while stopped tasks release their GPUs
-    for lease in leaving:
+    planned = _planned(state, in_need, at, None)
+    for stop in planned.stops if planned.has_surplus else ():
+        # A lease with more GPUs than its task needs may serve an earlier task too, whose own stop is then needless.
+        rest = frozenset([each.lease_id for each in planned.stops if each.lease_id != stop.lease_id])
+        fewer = _planned(state, in_need, at, rest)
+        if fewer.helped == planned.helped:
+            planned = fewer
+    return planned.stops
+
+
+def _borrowed_milli(state: ClusterState) -> int:
+    """GPUs that batch tasks hold beyond their quota and were not yet asked for."""
+    batch = state.queue.pools[Pool.BATCH]
+    leaving = sum([state.leases[lease_id].gpu_milli for lease_id in state.reclaims])
+    return batch.used_milli - batch.limit_milli - leaving
+
+
+def _spare_milli(state: ClusterState) -> int:
+    online = state.queue.pools[Pool.ONLINE]
+    return online.limit_milli - online.used_milli
+
+
+def _planned(
+    state: ClusterState, in_need: list[tuple[TaskId, Line]], at: int, only: frozenset[LeaseId] | None
+) -> _Planned:
+    """Serves the tasks in order. `only`: the leases that may be stopped; None: any."""
+    plan, spare = _Plan(_borrowed_milli(state), only), _spare_milli(state)
+    for lease_id in state.reclaims:
+        lease = state.leases[lease_id]
         plan.ending.setdefault(lease.node_id, []).append(lease)
         plan.stopped_for.setdefault(lease.stop_for, []).append(lease.node_id)
     stops: list[TaskStopRequested] = []
+    helped: list[TaskId] = []
+    has_surplus = False
     for task_id, line in in_need:
         milli = line.claim.milli
         if milli > spare:
@@ -151,11 +185,13 @@ def stops_due(state: ClusterState, at: int) -> tuple[TaskStopRequested, ...]:
         spare -= milli
         victims = _victims(seeker, plan, at)
         if victims is not None:
+            helped.append(task_id)
             stops += [_stop(lease, task_id, at) for lease in victims]
+            has_surplus = has_surplus or sum([lease.gpu_milli for lease in victims]) > milli
             plan.claims.setdefault(line.account.tenant_id, []).append(line.claim)
         if plan.left_milli <= 0 or spare <= 0:
             break
-    return tuple(stops)
+    return _Planned(tuple(stops), helped, has_surplus)
 
 
 def _stop(lease: Lease, task_id: TaskId, at: int) -> TaskStopRequested:
