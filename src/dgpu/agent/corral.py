@@ -99,10 +99,15 @@ class Corral:
     def kill(self, lease: int) -> bool:
         return self._write(lease, "cgroup.kill", "1")
 
-    def release(self, lease: int) -> None:
-        if self._root is not None:
-            with contextlib.suppress(OSError):
-                os.rmdir(f"{self.path}/{lease:d}")  # noqa: PTH106 - on the path of every end
+    def release(self, lease: int) -> bool:
+        """Whether the lease's group was removed: the system refuses one with a living process."""
+        if self._root is None:
+            return False
+        try:
+            os.rmdir(f"{self.path}/{lease:d}")  # noqa: PTH106 - on the path of every end
+        except OSError:
+            return False
+        return True
 
     def close(self) -> None:
         destroy(self.path)

@@ -69,6 +69,10 @@ class Fences:
                     self._oom_files[lease] = path / "memory.oom_control"
         return entries
 
+    def counts_memory(self, lease: int) -> bool:
+        """Whether a group of the lease must stay until `release` has read it."""
+        return lease in self._oom_files
+
     def release(self, lease: int) -> str:
         """Removes the groups of version 1. Returns an error for people, if the task used too much memory."""
         oom_file = self._oom_files.pop(lease, None)

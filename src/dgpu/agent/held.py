@@ -100,6 +100,10 @@ class Trees:
 
     def may_have_left(self, held: Held) -> bool:
         if held.fenced:
+            # An attempt to remove the group is cheaper than a look at its processes, and is needed anyway.
+            if not self._fences.counts_memory(held.lease) and self._corral.release(held.lease):
+                held.grouped = False
+                return False
             return bool(self._corral.pids(held.lease))
         if held.grouped or self._strays or held.container is not None:
             return True

@@ -64,7 +64,8 @@ def launch_as(
     try:
         output_read, output_write = os.pipe2(os.O_CLOEXEC)
         fds += [output_read, output_write]
-        status_read, status_write = os.pipe2(os.O_CLOEXEC)
+        # The program writes at most once, and far less than the pipe holds: its end may be non-blocking, too.
+        status_read, status_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         fds += [status_read, status_write]
         actions = [
             (os.POSIX_SPAWN_DUP2, null, 0),
@@ -88,7 +89,6 @@ def launch_as(
         for fd in fds:
             os.close(fd)
     os.set_blocking(output_read, False)
-    os.set_blocking(status_read, False)
     return Child(pid, output_read, status_read)
 
 

@@ -14,7 +14,7 @@ import os
 import stat
 from pathlib import Path
 
-_MAX_SPARE = 64  # more empty directories than this are removed at once
+_MAX_SPARE = 64  # beyond this, the oldest is removed if it is empty
 _MAX_ASIDE = 1_000
 _MODE = 0o700
 
@@ -34,11 +34,12 @@ class WorkDirs:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._spare: list[tuple[str, Owner]] = []
+        self._spare: dict[str, Owner] = {}  # by name, the newest last; checked when it is taken again
         self._used: dict[int, list[tuple[str, Owner]]] = {}  # by lease
 
     def take(self, lease: int, name: str, owner: Owner = None) -> str:
         """The path of a new, empty directory. Raises OSError."""
+        self._spare.pop(name, None)  # of another cluster: the name is in use again
         self._set_aside(name)
         if not self._reuse(name, owner):
             make_private(self._path(name), owner)
@@ -48,20 +49,19 @@ class WorkDirs:
     def give_back(self, lease: int, *, reusable: bool = True) -> None:
         """The task has ended. Not reusable: a process of it may still be there."""
         for name, owner in self._used.pop(lease, ()):
-            if not reusable or not self._is_empty(name, owner):
-                continue
-            if len(self._spare) < _MAX_SPARE:
-                self._spare.append((name, owner))
-                continue
-            with contextlib.suppress(OSError):
-                os.rmdir(self._path(name))  # noqa: PTH106 - on the path of every end
+            if reusable:
+                self._spare[name] = owner
+        while len(self._spare) > _MAX_SPARE:
+            oldest = next(iter(self._spare))
+            del self._spare[oldest]
+            with contextlib.suppress(OSError):  # the system refuses one with files
+                os.rmdir(self._path(oldest))  # noqa: PTH106 - on the path of every end
 
     def _reuse(self, name: str, owner: Owner) -> bool:
-        for number in reversed(range(len(self._spare))):
-            spare, its_owner = self._spare[number]
+        for spare, its_owner in reversed(list(self._spare.items())):
             if its_owner != owner:
                 continue
-            del self._spare[number]
+            del self._spare[spare]
             if self._is_empty(spare, owner):
                 with contextlib.suppress(OSError):  # the agent just removed it: try the next one
                     os.rename(self._path(spare), self._path(name))  # noqa: PTH104 - on the path of every start

@@ -15,6 +15,8 @@ import pytest
 from dgpu.agent import deletion
 from dgpu.agent.as_user import files_as
 from dgpu.agent.corral import Corral
+from dgpu.agent.fences import Fences
+from dgpu.agent.held import Held, Trees
 from dgpu.agent.launch_as import find_launcher
 from integration.agent.keeping import Kept, cpu_ticks, is_alive, wait_for, word
 
@@ -160,6 +162,41 @@ def test_a_killed_keeper_leaves_no_process_and_no_group_of_another_user(kept) ->
     kept.connect()
     assert kept.known[1]["uid"] == UID
     assert not list(Path("/sys/fs/cgroup").rglob(f"dgpu-{groups[0].split('dgpu-')[-1].split('/')[0]}"))
+
+
+def test_a_process_without_a_mark_ends_before_its_task_is_reported_as_ended(kept) -> None:
+    kept.spawn(1, "setsid env -i sleep 1000 & echo $!", account=ACCOUNT, grace_ms=0)
+    kept.wait_ended(1)
+    assert not is_alive(first_pid(kept, 1))
+
+
+@pytest.mark.parametrize("ram_mb", [0, 64])
+def test_the_group_of_an_ended_task_stays_until_its_use_of_memory_is_read(ram_mb) -> None:
+    """Otherwise nobody could say that the task was killed because it used too much."""
+    corral = Corral("reading")
+    fences = Fences(corral, "reading")
+    try:
+        if not corral.usable or "memory" not in fences.enforced:
+            pytest.skip("this machine has no control groups that limit the memory of tasks")
+        order = {
+            "lease": 1,
+            "node": "n",
+            "grace_ms": 0,
+            "timeout_ms": 0,
+            "account": ACCOUNT,
+            "ram_mb": ram_mb,
+        }
+        fences.make(order)
+        held = Held(order, pid=os.getpid(), now_ms=0, ticks=0)
+        held.grouped = held.fenced = True
+        trees = Trees(keeper_id="reading", mains={}, live={1: held}, corral=corral, fences=fences)
+        assert not trees.may_have_left(held)
+        assert Path(corral.path, "1").exists() == bool(ram_mb)
+        trees.release(held)
+        assert not Path(corral.path, "1").exists()
+    finally:
+        fences.close()
+        corral.close()
 
 
 def test_nothing_is_added_to_a_directory_while_it_is_deleted(place, monkeypatch) -> None:

@@ -117,6 +117,40 @@ def test_a_work_directory_that_was_tampered_with_is_not_used_again(tmp_path) -> 
     assert (tmp_path / "task-2.1").is_dir()
 
 
+def test_a_work_directory_with_files_is_never_given_to_another_task(tmp_path) -> None:
+    """Neither by a rename nor by the removal of spare ones: the files are the results of an ended task."""
+    work_dirs = WorkDirs(tmp_path)
+    for lease in range(1, 101):
+        work_dirs.take(lease, f"task-{lease}.1")
+        (tmp_path / f"task-{lease}.1" / "result").touch()
+    for lease in range(1, 101):
+        work_dirs.give_back(lease)
+    work_dirs.take(101, "task-101.1")
+    assert list((tmp_path / "task-101.1").iterdir()) == []
+    assert len(list(tmp_path.glob("task-*.1/result"))) == 100
+
+
+def test_empty_work_directories_do_not_accumulate(tmp_path) -> None:
+    work_dirs = WorkDirs(tmp_path)
+    for lease in range(1, 101):
+        work_dirs.take(lease, f"task-{lease}.1")
+    for lease in range(1, 101):
+        work_dirs.give_back(lease)
+    assert len(list(tmp_path.iterdir())) == 64
+
+
+def test_a_work_directory_in_use_again_is_not_spare(tmp_path) -> None:
+    """Two clusters can use one name: the directory of the second task must not be moved to a third one."""
+    work_dirs = WorkDirs(tmp_path)
+    for lease, name in ((1, "task-1.1"), (2, "task-2.1")):
+        work_dirs.take(lease, name)
+    for lease in (1, 2):
+        work_dirs.give_back(lease)
+    work_dirs.take(3, "task-1.1")
+    work_dirs.take(4, "task-4.1")
+    assert (tmp_path / "task-1.1").is_dir()
+
+
 def test_a_work_directory_of_another_cluster_is_set_aside(tmp_path) -> None:
     """Task numbers begin again with a new state directory; the files of the old task stay its own."""
     old = WorkDirs(tmp_path).take(1, "task-1.1")
