@@ -66,8 +66,8 @@ class HaCluster:
 
     def __exit__(self, *_):
         for name in tuple(self.services):
-            self.signal(name, signal.SIGCONT)
-            self.kill(name)
+            os.killpg(self.services[name].pid, signal.SIGKILL)  # its follower would still write
+            self.services.pop(name).wait(PATIENCE_SECONDS)
         end_keepers(self.home / "n1")
         self.etcd.close()
         shutil.rmtree(self.home, ignore_errors=True)
