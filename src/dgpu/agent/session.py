@@ -58,6 +58,7 @@ from dgpu.wire.proto import agent_pb2 as pb
 
 ANSWER_MS = 10_000  # time for a scheduler to accept the call and to send a welcome
 LEAST_PAUSE = 0.1  # of the first pause after a lost stream
+MAX_RETRY_OF_SEVERAL_MS = 5_000  # as long as the lease of a master that died
 
 __all__ = ["NEVER_MS", "Session"]
 
@@ -174,7 +175,11 @@ class Session:
         return int(self._settings.retry_ms * (LEAST_PAUSE + (1 - LEAST_PAUSE) * self._jitter()))
 
     def _pause_ms(self, call: Call) -> int:
-        pause_ms = min(self._settings.retry_ms * 2 ** min(call.failures, 16), self._settings.max_retry_ms)
+        max_ms = self._settings.max_retry_ms
+        if len(self._calls) > 1:
+            # Only the master listens: the refusals before a takeover must not make the node miss it for long.
+            max_ms = min(max_ms, MAX_RETRY_OF_SEVERAL_MS)
+        pause_ms = min(self._settings.retry_ms * 2 ** min(call.failures, 16), max_ms)
         call.failures += 1
         return int(pause_ms * (0.5 + 0.5 * self._jitter()))
 

@@ -112,6 +112,7 @@ async def http_port(
             yield backend, access
         finally:
             await server.stop()
+            backend.board.stop()
             history.close()
 
 

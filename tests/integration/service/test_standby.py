@@ -125,6 +125,8 @@ async def test_a_master_that_is_cut_off_steps_down_and_follows(pair: tuple[Membe
     await until_total(master, 2)
     told = await master.ask("/api/v1/tasks", TASK)
     assert (told.status, told.body["code"]) == (503, "not_master")
+    boards = [task for task in asyncio.all_tasks() if task.get_name() == "board"]
+    assert len(boards) == 2, "each member has one; that of the state given up has ended"
 
 
 async def test_while_the_engine_is_silent_reads_are_answered_with_their_age(

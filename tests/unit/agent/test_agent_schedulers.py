@@ -113,6 +113,22 @@ def test_a_standby_that_refuses_is_asked_again_until_it_takes_over() -> None:
     assert machine.on_input(Woke(), 510) == [Dial(address="m:1"), Dial(address="s:1")]
 
 
+def test_of_several_schedulers_each_is_dialled_every_five_seconds_however_often_it_refused() -> None:
+    """Only the master listens. After a takeover, the node must not wait for a pause that grew before it."""
+    machine = two(jitter=1.0)
+    for address in ("m:1", "s:1"):
+        machine.on_input(Disconnected(address=address), 0)
+    pauses_ms, now_ms = [], 0
+    while now_ms < 60_000:
+        pauses_ms.append(machine.wake_at_ms - now_ms)
+        now_ms = machine.wake_at_ms
+        for output in machine.on_input(Woke(), now_ms):
+            assert isinstance(output, Dial)
+            machine.on_input(Disconnected(address=output.address), now_ms)
+    assert pauses_ms[:5] == [1_000, 2_000, 4_000, 5_000, 5_000]
+    assert max(pauses_ms) == 5_000
+
+
 @pytest.mark.parametrize(("jitter", "pause_ms"), [(0.0, 100), (0.5, 550), (1.0, 1_000)])
 def test_after_the_loss_of_the_master_all_are_dialled_soon_but_not_by_all_nodes_at_once(
     jitter, pause_ms

@@ -16,7 +16,8 @@ from dgpu.entry.ha.member_files import MemberFiles
 from dgpu.entry.ha.members import MEMBERS
 
 _LEARNER_S = 1.0
-_LOOK_S = 15.0
+_LOOK_S = 3.0  # how long a machine that joined may be unknown to the other scheduler
+_CHORES_EVERY = 5  # looks: they ask every member
 
 _log = structlog.get_logger("dgpu.ha")
 
@@ -26,6 +27,7 @@ class MemberCare:
         self._files = files
         self._stop = threading.Event()
         self._trouble = ""
+        self._looks = 0
         self._thread = threading.Thread(target=self._run, name="engine-care", daemon=True)
 
     def start(self) -> None:
@@ -55,10 +57,12 @@ class MemberCare:
         own = cluster.state(member.me)
         if not own.answers:
             return False
-        chore = next_chore(self._states(cluster, own, member.members), member.me)
-        if chore is not None:
-            do_chore(cluster, chore, member.members)
-        self._note_members(cluster)
+        if own.is_learner or self._looks % _CHORES_EVERY == 0:
+            chore = next_chore(self._states(cluster, own, member.members), member.me)
+            if chore is not None:
+                do_chore(cluster, chore, member.members)
+            self._note_members(cluster)
+        self._looks += 1
         if member.role == "scheduler" and not own.is_learner:
             share_machines(self._files.directory, engine_settings(self._files, member.members))
         return not own.is_learner

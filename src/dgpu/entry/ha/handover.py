@@ -22,7 +22,7 @@ _PAUSE_S = 0.05
 
 
 class HandedOver(msgspec.Struct, frozen=True, kw_only=True):
-    before: str
+    before: str  # URL
     after: str
     changed: bool  # False: no other scheduler was ready, and the same one leads again
     seconds: float
@@ -48,8 +48,8 @@ def hand_over(directory: Path) -> HandedOver:
     finally:
         engine.close()
     return HandedOver(
-        before=before.candidate.name,
-        after=after.candidate.name,
+        before=before.candidate.http,
+        after=after.candidate.http,
         changed=after.candidate.http != before.candidate.http,
         seconds=round(time.monotonic() - began_s, 3),
     )

@@ -31,6 +31,7 @@ from dgpu.service.alerts.senders import Senders, SendFailed
 from dgpu.service.alerts.store import AlertStore, Kept
 from dgpu.service.alerts.targets import Target
 from dgpu.service.alerts.values import Alert, AlertState, Change, Message, Silence
+from dgpu.service.loop.failures import NotMaster
 from dgpu.service.loop.runtime import Runtime
 from dgpu.wire.alert_answers import AlertCounts
 
@@ -147,6 +148,8 @@ class AlertWatch:
                 self._look_at_disk()
                 await self.look()
                 await self.save()
+            except NotMaster:
+                return  # the next master has a watch of its own
             except Exception:  # noqa: BLE001 - a bug here must not end the watch, nor the scheduler
                 _log.exception("alerts_look_failed")
             await asyncio.sleep(self.options.interval_ms / 1_000)

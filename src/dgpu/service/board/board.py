@@ -26,6 +26,7 @@ from dgpu.service.board import figures
 from dgpu.service.board.columns import HEALTHS, NODE_STATUSES, Changes, Columns
 from dgpu.service.board.figures import MAX_POINTS, STEP_MS, Traffic
 from dgpu.service.board.pieces import Audience, Listener, Piece
+from dgpu.service.loop.failures import NotMaster
 from dgpu.service.loop.runtime import Runtime
 from dgpu.service.views.views import Views
 from dgpu.wire.alert_answers import AlertCounts
@@ -78,6 +79,10 @@ class Board:
         self._lock = asyncio.Lock()
         self._somebody = asyncio.Event()
         self._running = asyncio.get_running_loop().create_task(self._run(), name="board")
+
+    def stop(self) -> None:
+        """The state that it shows is given up, or the service ends."""
+        self._running.cancel()
 
     # Calls of dashboards
 
@@ -143,6 +148,8 @@ class Board:
                 else:
                     await self._wait_for_somebody()
                     await self._runtime.read(self._note_point)
+            except NotMaster:
+                await asyncio.sleep(STEP_MS / 1_000)  # until this board is stopped
             except Exception:  # noqa: BLE001 - a bug in one beat must not end the dashboards
                 _log.exception("board_failed")
                 await asyncio.sleep(STEP_MS / 1_000)
