@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import pytest
+
 from dgpu.core.commands import RemoveNode
 from dgpu.core.model.ids import NodeId
 from dgpu.core.rejections import UnknownNode
 from dgpu.core.state import ClusterState
 from dgpu.journal.memory import MemoryJournal
+from dgpu.service.machine import scheduler
 from dgpu.service.machine.contact import AgentRules
 from dgpu.service.machine.inputs import (
     AgentSaid,
@@ -274,3 +277,15 @@ def test_a_takeover_releases_no_lease_before_the_time_of_a_lease() -> None:
     assert len(bench.state.leases) == 1
     bench.wait(2_000)
     assert len(bench.state.leases) == 0
+
+
+def test_due_work_does_not_wake_a_stalled_scheduler_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot be decided before the engine answers: the scheduler would spin."""
+    bench = GatedBench()
+    bench.say(1, register())
+    (ticket,) = confirms(bench.hear(1, heartbeat(seq=1)))
+    monkeypatch.setattr(scheduler, "next_wake_at", lambda _state: bench.now - 10)
+    bench.pass_time(2_000)
+    assert bench.scheduler.wake_at() == bench.now + 1_000
+    bench.put(Confirmed(ticket=ticket))
+    assert bench.scheduler.wake_at() < bench.now

@@ -93,6 +93,7 @@ class Scheduler:
         self._gate = Gate(is_gated=is_gated)
         self._reads = WaitingReads(self._commit, self._gate)
         self._appended_at = 0
+        self._is_stalled = False  # since the last TimePassed
         self._was_stalled = False
         self._agents = Agents(state, rules, started_at, opener)
         self._rules = rules
@@ -166,7 +167,7 @@ class Scheduler:
     def wake_at(self) -> int:
         """The latest time for the next TimePassed."""
         beat = self._ticked_at + TICK_MS
-        if not self.ready or self._commit.room is Room.NONE:
+        if not self.ready or self._commit.room is Room.NONE or self._is_stalled:
             return beat  # due work could not be decided
         wake_at = max(next_wake_at(self.state) or beat, self.state.no_pass_before)
         return min(beat, wake_at, next_tick_at(self.state) or beat)
@@ -306,7 +307,9 @@ class Scheduler:
         return self._route(self._agents.on_left(value.connection_id))
 
     def _on_time(self, _value: TimePassed, now: int) -> list[Output]:
-        if (stalled_ms := self.stalled_ms(now)) >= PATIENCE_MS:
+        stalled_ms = self.stalled_ms(now)
+        self._is_stalled = stalled_ms >= PATIENCE_MS
+        if self._is_stalled:
             return self._on_stall(stalled_ms, now)
         # Without room nothing is decided; a command every second would only fill the queue.
         if not self.ready or self._commit.room is Room.NONE:
@@ -334,6 +337,7 @@ class Scheduler:
         return outputs
 
     def _end_stall(self, now: int) -> None:
+        self._is_stalled = False
         if self._was_stalled:
             self._was_stalled = False
             self._agents.stalled(now)
