@@ -2,7 +2,7 @@
 1`.
 
 `--loses state` or `--loses tail`: worlds that lose their state or the end of their journal. `--loses all`: each seed
-plainly and with each loss.
+plainly and with each loss. `--schedulers 2`: two schedulers on one engine.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections import Counter
 
 from dgpu.core_form import FORM
 from dgpu.sim.simulate import Loss, simulate
+from dgpu.sim.two.simulate import simulate_two
 
 _MAX_FAILURES = 20
 _LOSSES: dict[str, tuple[Loss, ...]] = {
@@ -37,21 +38,40 @@ def one(world: tuple[int, Loss]) -> tuple[str, str, dict[str, int]]:
     return name, "", {"tasks": summary.tasks, "runs": summary.runs, **summary.faults}
 
 
+def one_of_two(world: tuple[int, Loss]) -> tuple[str, str, dict[str, int]]:
+    """The same for a world with two schedulers."""
+    seed, _ = world
+    try:
+        summary = simulate_two(seed)
+    except Exception as error:  # noqa: BLE001 - any error is a finding
+        return f"seed {seed}", f"{type(error).__name__}: {error}", {}
+    counts = {name: getattr(summary, name) for name in ("tasks", "runs", "epochs", "groups", "applied_late")}
+    return f"seed {seed}", "", {**counts, **summary.faults}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=1_000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--loses", choices=_LOSSES, default="none")
+    parser.add_argument("--schedulers", type=int, choices=(1, 2), default=1)
     arguments = parser.parse_args()
+    if arguments.schedulers == 2 and arguments.loses != "none":
+        parser.error("--loses: only worlds with one scheduler lose state")
+    run = one if arguments.schedulers == 1 else one_of_two
     seen: Counter[str] = Counter()
     failures = 0
     began = time.monotonic()
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     worlds = [(seed, loses) for seed in seeds for loses in _LOSSES[arguments.loses]]
-    print(f"{FORM} core, seeds {seeds.start} to {seeds.stop - 1}, loses {arguments.loses}", flush=True)
+    print(
+        f"{FORM} core, seeds {seeds.start} to {seeds.stop - 1}, loses {arguments.loses}, "
+        f"schedulers {arguments.schedulers}",
+        flush=True,
+    )
     with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
-        for done, (name, wrong, counts) in enumerate(pool.imap_unordered(one, worlds, chunksize=10), 1):
+        for done, (name, wrong, counts) in enumerate(pool.imap_unordered(run, worlds, chunksize=10), 1):
             seen.update(counts)
             if wrong:
                 failures += 1

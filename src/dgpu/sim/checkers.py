@@ -119,16 +119,21 @@ class Checkers:
         if event.status is TaskStatus.SUCCESS and awake:
             raise self._violation(f"task {event.task_id} succeeded, and {awake} still runs")
 
-    def on_read(self, task_id: TaskId, state: ClusterState, history: SimHistory) -> None:
-        """A client reads an acknowledged task. An end that a client saw must stay."""
+    def end_seen(self, task_id: TaskId) -> TaskStatus | None:
+        """The end that a client has read."""
+        return self._ended_for_readers.get(task_id)
+
+    def on_read(
+        self, task_id: TaskId, state: ClusterState, history: SimHistory, seen: TaskStatus | None
+    ) -> None:
+        """A client reads an acknowledged task. An end that was `seen` before the read was requested must stay."""
         if task_id not in self._details:
             return  # lost with the state, which an operator accepted
         status = self._status_of(task_id, state, history)
         if status.is_final:
             self.reads_of_ends += 1
             self._ended_for_readers.setdefault(task_id, status)
-        if self._ended_for_readers.get(task_id, status) is not status:
-            seen = self._ended_for_readers[task_id]
+        if seen is not None and seen is not status and task_id in self._ended_for_readers:
             raise self._violation(f"task {task_id} was read as {seen} and later as {status}")
 
     def on_lost(self, state: ClusterState, history: SimHistory) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from dgpu.agent.epoch import Joined
 from dgpu.agent.lifecycle import Lifecycle
@@ -48,13 +49,22 @@ from dgpu.agent.session_words import (
 from dgpu.core.model.ids import GpuId, NodeId
 from dgpu.sim.checkers import Checkers
 from dgpu.sim.keeper import SimKeeper
-from dgpu.sim.network import Connection, Network
+from dgpu.sim.network import Connection, End, Network
 from dgpu.sim.output_node import OutputNode
-from dgpu.sim.scheduler_host import SchedulerHost
+from dgpu.sim.output_scheduler import SimOutput
 from dgpu.sim.world import World
 from dgpu.wire.proto.agent_pb2 import FromScheduler
 
-_ADDRESS = "scheduler"
+
+class AgentPort(End, Protocol):
+    """A scheduler, as agents see it."""
+
+    @property
+    def is_up(self) -> bool:
+        """It accepts connections."""
+        ...
+
+    def accept(self, connection: Connection) -> None: ...
 
 
 class _WatchedLifecycle(Lifecycle):
@@ -77,14 +87,16 @@ class NodeHost:
         self,
         world: World,
         network: Network,
-        scheduler: SchedulerHost,
+        schedulers: Mapping[str, AgentPort],
+        output: SimOutput,
         checkers: Checkers,
         name: str,
         gpus: int,
     ) -> None:
+        """`schedulers`: by address."""
         self._world = world
         self._network = network
-        self._scheduler = scheduler
+        self._schedulers = schedulers
         self._checkers = checkers
         self.name = name
         self._gpus = tuple(
@@ -97,11 +109,13 @@ class NodeHost:
         self._joined_on_disk = Joined()
         self.keeper = SimKeeper(world, checkers, NodeId(name), self.clock, self.to_world)
         self.keeper.on_ended_by_guard = self.crash_keeper
-        self.output = OutputNode(world, network, scheduler.output, checkers, name, self.clock)
+        self.output = OutputNode(world, network, output, checkers, name, self.clock)
         self.keeper.write_output = self.output.write
         self._keeper_silent = False
         self._machine: NodeMachine | None = None
-        self._connection: Connection | None = None
+        self._connections: dict[str, Connection] = {}
+        self._registered_at = next(iter(schedulers))  # the address of the last welcome
+        self.on_obeyed: Callable[[Joined], None] = lambda _joined: None
         self._waking_at = 0
         self._keeper_arrives_at = 0
         self._last_heard: Heard | None = None  # for a new keeper
@@ -126,7 +140,7 @@ class NodeHost:
                 cpus_milli=8_000,
                 ram_mb=64_000,
             ),
-            settings=SessionSettings(addresses=(_ADDRESS,)),
+            settings=SessionSettings(addresses=tuple(self._schedulers)),
             joined=self._joined_on_disk,
             jitter=self._world.chance.random,
             new_session_id=lambda: f"s{self._world.between(0, 1 << 30)}",
@@ -147,9 +161,9 @@ class NodeHost:
         self._keeper_silent = False
         self.keeper.tell = None
         self._waking_at = 0
-        if self._connection is not None:
-            self._connection.close("agent")
-            self._connection = None
+        connections, self._connections = self._connections, {}
+        for connection in connections.values():
+            connection.close("agent")
 
     def leave_cluster(self) -> None:
         """An operator moves the node to another cluster. Its keeper still holds runs of the old one."""
@@ -217,14 +231,24 @@ class NodeHost:
     # The network's side
 
     def on_message(self, connection: Connection, content: bytes) -> None:
-        if connection is self._connection:
-            self._put(Received(address=_ADDRESS, message=FromScheduler.FromString(content)))
+        address = self._address_of(connection)
+        if address is not None:
+            self._put(Received(address=address, message=FromScheduler.FromString(content)))
 
     def on_broken(self, connection: Connection) -> None:
-        if connection is self._connection:
-            self._connection = None
-            self._later(0, self._machine, self.output.hang_up)
-            self._put(Disconnected(address=_ADDRESS, reason="broken"))
+        address = self._address_of(connection)
+        if address is not None:
+            del self._connections[address]
+            if address == self._registered_at:
+                self._later(0, self._machine, self.output.hang_up)
+            self._put(Disconnected(address=address, reason="broken"))
+
+    def _address_of(self, connection: Connection) -> str | None:
+        return next((key for key, known in self._connections.items() if known is connection), None)
+
+    def link_to(self, address: str) -> str:
+        """The name of the connection in the network."""
+        return self.name if len(self._schedulers) == 1 else f"{self.name}-{address}"
 
     # Driving the machine
 
@@ -295,18 +319,18 @@ class NodeHost:
         machine = self._machine
         match output:
             case Dial():
-                self._dial()
+                self._dial(output.address)
             case Send():
-                if self._connection is not None:
-                    self._connection.send_up(output.message)
-                self._later(self._world.between(0, 2), machine, lambda: self._put(Written(address=_ADDRESS)))
+                if output.address in self._connections:
+                    self._connections[output.address].send_up(output.message)
+                written = Written(address=output.address)
+                self._later(self._world.between(0, 2), machine, lambda: self._put(written))
             case HangUp():
-                self.output.hang_up()
-                if self._connection is not None:
-                    self._connection.close("agent")
-                    self._connection = None
-                self._later(0, machine, lambda: self._put(Disconnected(address=_ADDRESS, reason="hung up")))
+                self._hang_up(output.address)
             case Opened():
+                self._registered_at = output.address
+                if machine is not None:
+                    self.on_obeyed(machine.session.joined)
                 self.output.open(output.session_id)
             case SaveEpoch():
                 self._later(self._world.between(0, 10), machine, lambda: self._save(output.joined))
@@ -351,17 +375,26 @@ class NodeHost:
         self._joined_on_disk = joined
         self._put(EpochSaved(joined=joined))
 
-    def _dial(self) -> None:
-        machine = self._machine
+    def _hang_up(self, address: str) -> None:
+        if address == self._registered_at:
+            self.output.hang_up()
+        connection = self._connections.pop(address, None)
+        if connection is not None:
+            connection.close("agent")
+        hung_up = Disconnected(address=address, reason="hung up")
+        self._later(0, self._machine, lambda: self._put(hung_up))
+
+    def _dial(self, address: str) -> None:
+        scheduler, link = self._schedulers[address], self.link_to(address)
 
         def answered() -> None:
-            if not self._network.can_connect(self.name):
+            if not self._network.can_connect(link):
                 return  # no answer; the session's timeout ends it
-            if not self._scheduler.is_up:
-                self._put(Disconnected(address=_ADDRESS, reason="refused"))
+            if not scheduler.is_up:
+                self._put(Disconnected(address=address, reason="refused"))
                 return
-            self._connection = self._network.connect(self.name, self, self._scheduler)
-            self._scheduler.accept(self._connection)
-            self._put(StreamOpened(address=_ADDRESS))
+            connection = self._connections[address] = self._network.connect(link, self, scheduler)
+            scheduler.accept(connection)
+            self._put(StreamOpened(address=address))
 
-        self._later(self._network.delay_ms(), machine, answered)
+        self._later(self._network.delay_ms(), self._machine, answered)

@@ -62,11 +62,12 @@ MakeScheduler = Callable[..., Scheduler]
 class SimMachine:
     """The scheduler's machine: its wall clock is set sometimes, and it restarts."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, name: str = "", up_ms: int = 86_400_000) -> None:
         self._world = world
+        self._name = name
         self._boots = 0
-        self._booted_at = -86_400_000
-        self.boot_id = "boot-0"
+        self._booted_at = -up_ms
+        self.boot_id = f"{name}boot-0"
         self.wall_off_ms = 0
 
     def since_boot_ms(self) -> int:
@@ -77,7 +78,7 @@ class SimMachine:
 
     def reboot(self) -> None:
         self._boots += 1
-        self.boot_id = f"boot-{self._boots}"
+        self.boot_id = f"{self._name}boot-{self._boots}"
         self._booted_at = self._world.now
 
 

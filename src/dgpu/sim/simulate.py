@@ -65,7 +65,7 @@ def simulate(
     rules = AgentRules(lease_action=world.chance.choice(actions))
     scheduler = SchedulerHost(world, checkers, rules, _settings(world), make_scheduler, make_intake)
     nodes = [
-        NodeHost(world, network, scheduler, checkers, f"n{number}", gpus=world.between(1, 3) if number else 2)
+        _node(world, network, scheduler, checkers, number, gpus=world.between(1, 3) if number else 2)
         for number in range(NODES)  # the first is large enough for any task
     ]
     workload = Workload(world, scheduler, checkers)
@@ -91,6 +91,13 @@ def simulate(
         raise Violation(f"seed {seed}: output was never stored")
     checkers.outputs.check(scheduler.output.stored, [key for node in nodes for key in node.output.files])
     return _summary(world, checkers, scheduler, faults)
+
+
+def _node(
+    world: World, network: Network, scheduler: SchedulerHost, checkers: Checkers, number: int, gpus: int
+) -> NodeHost:
+    schedulers = {"scheduler": scheduler}
+    return NodeHost(world, network, schedulers, scheduler.output, checkers, f"n{number}", gpus)
 
 
 def _summary(world: World, checkers: Checkers, scheduler: SchedulerHost, faults: Faults) -> Summary:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 from msgspec.structs import replace
 
-from dgpu.core.commands import CancelTasks, ReleaseTasks, SubmitTasks
+from dgpu.core.commands import CancelTasks, Command, ReleaseTasks, SubmitTasks
 from dgpu.core.events import TasksSubmitted
 from dgpu.core.model.dependencies import Dependency, When
 from dgpu.core.model.ids import TaskId, TenantId
@@ -22,18 +24,38 @@ from dgpu.core.rejections import (
     UnknownDependency,
 )
 from dgpu.sim.checkers import Checkers, Violation
-from dgpu.sim.scheduler_host import SchedulerHost
+from dgpu.sim.history import SimHistory
+from dgpu.sim.scheduler_host import Answer, Look
 from dgpu.sim.world import World
 
 _ASK_AGAIN_MS = 2_000
 MAX_READS = 300  # per world: endless reads would keep it from coming to rest
 
 
+class Service(Protocol):
+    """The scheduler, or several of them, as clients see it. A call may never be answered."""
+
+    read_in_flight: Callable[[], None]
+
+    @property
+    def history(self) -> SimHistory: ...
+
+    def execute(self, command: Command, answer: Answer) -> None: ...
+
+    def read(self, look: Look) -> None: ...
+
+
 class Workload:
-    def __init__(self, world: World, scheduler: SchedulerHost, checkers: Checkers) -> None:
+    """`gives_up`: some clients do not repeat a submit that was certainly not stored."""
+
+    def __init__(
+        self, world: World, scheduler: Service, checkers: Checkers, *, gives_up: bool = False
+    ) -> None:
         self._world = world
         self._scheduler = scheduler
         self._checkers = checkers
+        self._gives_up = gives_up
+        self._sent: dict[str, int] = {}  # requests by key
         self._unanswered: set[str] = set()
         self._lost = False  # dependencies of a submit may be lost
         self._is_plain = world.chance.random() < 0.5  # tasks on one node without dependencies
@@ -110,6 +132,8 @@ class Workload:
                 self._unanswered.discard(key)
             elif self._lost and isinstance(result, UnknownDependency):
                 self._unanswered.discard(key)  # its dependency is lost
+            elif isinstance(result, StorageFull) and self._gives_up and self._sent[key] == 1:
+                self._unanswered.discard(key)  # no other request of it can still be decided
             elif isinstance(result, StorageFull | TooBusy):
                 # Retried later, with the same key. A scheduler that was stopped gets the retries of all clients.
                 pass
@@ -120,10 +144,16 @@ class Workload:
             if key in self._unanswered:
                 self._ask(command)
 
-        self._scheduler.execute(command, answer)
-        if self._world.chance.random() < 0.1:  # an impatient client sends it twice
-            self._scheduler.execute(command, answer)
+        self._send(command, answer)
+        if (
+            self._world.chance.random() < 0.1 and key in self._unanswered
+        ):  # an impatient client sends it twice
+            self._send(command, answer)
         self._world.after(_ASK_AGAIN_MS, again)
+
+    def _send(self, command: SubmitTasks, answer: Answer) -> None:
+        self._sent[command.idempotency_key] = self._sent.get(command.idempotency_key, 0) + 1
+        self._scheduler.execute(command, answer)
 
     def _read_now_and_then(self, task_ids: tuple[TaskId, ...]) -> None:
         def read() -> None:
@@ -141,7 +171,10 @@ class Workload:
                 self._read(task_id)
 
     def _read(self, task_id: TaskId) -> None:
-        self._scheduler.read(lambda state: self._checkers.on_read(task_id, state, self._scheduler.history))
+        seen = self._checkers.end_seen(task_id)
+        self._scheduler.read(
+            lambda state: self._checkers.on_read(task_id, state, self._scheduler.history, seen)
+        )
 
     def release_again(self) -> None:
         """The release of a known task may be lost."""
