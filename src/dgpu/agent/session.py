@@ -202,6 +202,10 @@ class Session:
     # -- what the scheduler says
 
     def _on_received(self, call: Call, message: pb.FromScheduler, now_ms: int) -> list[SessionOutput]:
+        dead = call.stream.why_dead(now_ms, has_others=len(self._calls) > 1)
+        if dead and call.state is CallState.OPEN:
+            # This process was stopped meanwhile. The scheduler has given the node up, and its orders may be void.
+            return self._hang_up(call, dead, now_ms)
         call.stream.last_word_ms = now_ms
         kind = message.WhichOneof("body")
         if call.state is CallState.SAVING:
@@ -307,9 +311,8 @@ class Session:
     # -- what the node says
 
     def _on_report(self, report: Report) -> list[SessionOutput]:
-        if (
-            call := self._open_call
-        ) is not None:  # else the lifecycle repeats everything after the next welcome
+        call = self._open_call
+        if call is not None:  # else the lifecycle repeats everything after the next welcome
             call.stream.started.extend(report.started)
             call.stream.finished.extend(report.finished)
         return []
@@ -350,8 +353,8 @@ class Session:
 
     def _beat(self, call: Call, now_ms: int) -> list[SessionOutput]:
         stream = call.stream
-        if now_ms - stream.last_word_ms >= stream.silence_ms:
-            return self._hang_up(call, f"nothing heard for {stream.silence_ms} ms", now_ms)
+        if dead := stream.why_dead(now_ms, has_others=len(self._calls) > 1):
+            return self._hang_up(call, dead, now_ms)
         outputs: list[SessionOutput] = []
         if not stream.sampling and now_ms >= stream.next_beat_ms - SAMPLE_AHEAD_MS:
             stream.sampling = True

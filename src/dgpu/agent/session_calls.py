@@ -76,6 +76,16 @@ class Stream:
         self.gpus_changed = False
         self.checked: list[CardChecked] = []  # requested again with the next welcome
 
+    def why_dead(self, now_ms: int, *, has_others: bool) -> str:
+        """Why an open stream must end; empty: it need not."""
+        if now_ms - self.last_word_ms >= self.silence_ms:
+            return f"nothing heard for {self.silence_ms} ms"
+        unconfirmed_ms = 2 * self.silence_ms
+        if has_others and now_ms - self.heard_ms >= unconfirmed_ms:
+            # A master that lost the engine still sends messages, but confirms nothing.
+            return f"no heartbeat confirmed for {unconfirmed_ms} ms; another scheduler may lead"
+        return ""
+
     def heard(self, at_ms: int) -> list[SessionOutput]:
         self.heard_ms = max(self.heard_ms, at_ms)
         if self.welcome is None:

@@ -143,6 +143,26 @@ def test_after_the_loss_of_the_master_all_are_dialled_soon_but_not_by_all_nodes_
     assert machine.on_input(Woke(), machine.wake_at_ms) == [Dial(address="m:1"), Dial(address="s:1")]
 
 
+def test_a_master_that_confirms_no_heartbeat_is_left_for_another_scheduler() -> None:
+    """It is cut off from the engine and keeps the stream open with messages that renew nothing."""
+    machine = two()
+    machine.on_input(Connected(address="m:1"), 10)
+    machine.on_input(welcome_of("m:1", heartbeat_timeout_ms=15_000), 20)
+    machine.on_input(Disconnected(address="s:1"), 30)
+    ended: list[HangUp] = []
+    for now_ms in range(1_000, 40_000, 1_000):
+        outputs = machine.on_input(Received(address="m:1", message=pb.FromScheduler()), now_ms)
+        outputs += machine.on_input(Woke(), now_ms)
+        ended += [each for each in outputs if isinstance(each, HangUp) and each.address == "m:1"]
+        if ended:
+            break
+    assert now_ms == 31_000, "30 s after the registration, the last word that was confirmed"
+    (hang_up,) = ended
+    assert hang_up.reason == "no heartbeat confirmed for 30000 ms; another scheduler may lead"
+    machine.on_input(Disconnected(address="m:1"), now_ms)
+    assert {each.address for each in machine.on_input(Woke(), now_ms + 1_000)} == {"m:1", "s:1"}
+
+
 def test_an_epoch_that_cannot_be_saved_lets_the_other_schedulers_be_tried() -> None:
     machine = two(jitter=0.0)
     machine.on_input(Connected(address="m:1"), 10)

@@ -235,9 +235,21 @@ def test_silence_ends_the_stream() -> None:
     assert outputs == [HangUp(address="m:1", reason="nothing heard for 15000 ms")]
 
 
-def test_orders_read_after_the_task_lease_are_not_obeyed() -> None:
-    """An agent that was stopped for minutes finds old orders in its buffer; their leases may be given away."""
+def test_orders_read_after_a_silence_are_not_obeyed() -> None:
+    """An agent that was stopped finds old orders in its buffer. The scheduler has given the node up meanwhile."""
     machine = opened()
+    orders = Received(
+        address="m:1", message=pb.FromScheduler(orders=pb.Orders(starts=[pb.Start(lease_id=1)]))
+    )
+    assert machine.on_input(orders, 15_200) == [HangUp(address="m:1", reason="nothing heard for 15000 ms")]
+    assert machine.on_input(orders, 15_201) == []
+
+
+def test_orders_read_after_the_task_lease_are_not_obeyed() -> None:
+    """The scheduler says something, but confirms no heartbeat: leases of this node may be given away."""
+    machine = opened()
+    for at_ms in range(10_000, 60_001, 10_000):
+        machine.on_input(Received(address="m:1", message=pb.FromScheduler()), at_ms)
     orders = Received(
         address="m:1", message=pb.FromScheduler(orders=pb.Orders(starts=[pb.Start(lease_id=1)]))
     )
