@@ -204,12 +204,14 @@ def test_a_scheduler_that_says_what_is_not_durable_is_caught(mutant: type[Schedu
 def test_an_agent_that_counts_its_lease_from_the_arrival_of_an_answer_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An answer that lay in a buffer would renew a lease that was given away."""
+    """An answer that lay in a buffer would renew a lease that was given away. The mutant also forgets the silence,
+    after which nothing is obeyed: either rule is enough.
+    """
     honest = Session._on_received
 
     def from_arrival(self: Session, call: Any, message: Any, now_ms: int) -> Any:
         if message.WhichOneof("body") == "heartbeat_ack":
-            call.stream.beats[message.heartbeat_ack.seq] = now_ms
+            call.stream.beats[message.heartbeat_ack.seq] = call.stream.last_word_ms = now_ms
         return honest(self, call, message, now_ms)
 
     monkeypatch.setattr(Session, "_on_received", from_arrival)
