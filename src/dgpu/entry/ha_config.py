@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 
 from dgpu.entry.config_problem import Problem
 from dgpu.entry.config_types import SchedulerConfig
-from dgpu.entry.ha.managed import check_managed, managed_settings
 from dgpu.entry.ha_types import Ha
 from dgpu.wire.address import Address, parse_address
 
@@ -34,6 +33,8 @@ def check_ha(config: SchedulerConfig) -> Iterator[Problem]:
             )
         return
     if ha.mode == "managed":
+        from dgpu.entry.ha.managed import check_managed
+
         yield from check_managed(ha, journal)
         yield from _check_own_addresses(config)
         return
@@ -92,6 +93,7 @@ def shared_options(config: SchedulerConfig) -> SharedOptions | None:
     ha, server = config.ha, config.server
     if ha.mode == "off":
         return None
+    from dgpu.entry.ha.managed import managed_settings
     from dgpu.service.options import SharedOptions
 
     scheme = "http" if server.http_tls == "none" else "https"

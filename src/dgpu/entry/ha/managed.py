@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import structlog
-
 from dgpu.entry.config_problem import Problem
 from dgpu.entry.ha.errors import HaFailure
 from dgpu.entry.ha.members import MemberAddress, why_not_members
@@ -19,8 +17,6 @@ if TYPE_CHECKING:
     from dgpu.journal.etcd.settings import EtcdSettings
 
 _FOR_EXTERNAL = ("endpoints", "prefix", "tls", "user", "password_file")
-
-_log = structlog.get_logger("dgpu.ha")
 
 
 def check_managed(ha: Ha, journal: str) -> Iterator[Problem]:
@@ -57,7 +53,11 @@ def managed_settings(config: SchedulerConfig) -> EtcdSettings:
         )
     if set(member.members) != set(_addresses(config.ha)):
         # A machine was replaced by one with another address. A refusal would stop a scheduler that can work.
-        _log.warning("members_differ", configured=config.ha.members, members=member.members)
+        import structlog
+
+        structlog.get_logger("dgpu.ha").warning(
+            "members_differ", configured=config.ha.members, members=member.members
+        )
     return engine_settings(files, member.members)
 
 
