@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+from dgpu.core.apply.table import apply
+from dgpu.core.events import TasksCancelled
 from dgpu.core.model.node import GpuStatus
 from dgpu.core.model.quota import QuotaMode
 from dgpu.core.model.task import Pool, Shape, Task, TaskStatus
@@ -141,3 +143,11 @@ class Oracle:
         for pool in sorted(Pool, key=lambda each: (parts[each] - exact[each], each is Pool.BATCH)):
             parts[pool] += sum(parts.values()) < gpus
         return {pool: 1_000 * part for pool, part in parts.items()}
+
+
+def without_broken(state: ClusterState, at: int) -> ClusterState:
+    """A pass first cancels tasks with a broken dependency. Tasks that wait for one of them may become ready by it."""
+    fork = state.fork()
+    if broken := tuple(sorted(fork.dependents.broken)):
+        apply(fork, TasksCancelled(at=at, task_ids=broken, reason="dependency_failed"))
+    return fork

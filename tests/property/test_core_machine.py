@@ -12,7 +12,7 @@ from building import START, finished, gpu, gpus_of, node, returning, shape, spec
 from building.examples import fixed_and_random
 from building.liking import Liking
 from building.lockstep import Twins
-from building.oracle import Oracle
+from building.oracle import Oracle, without_broken
 from dgpu.core.commands import (
     BeginEpoch,
     CancelTasks,
@@ -322,7 +322,7 @@ class Cluster(RuleBasedStateMachine):
                 and oracle.admits(waiting)
             )
             assert fits == (not in_the_way), (task_id, told)
-            if not told.blockers:
+            if not told.blockers and not self.state.dependents.broken:
                 assert [placed.task_id for placed in first] == [task_id]
 
     @invariant()
@@ -349,7 +349,7 @@ def _place(state: ClusterState, task_id: int) -> list[str] | None:
 
 def _plan(state: ClusterState, at: int, limit: int) -> list[TaskPlaced | GangPlaced]:
     """What a pass must do, by the plainest of means: of all that fit, the first in order, again and again."""
-    fork = state.fork()
+    fork = without_broken(state, at)
     planned: list[TaskPlaced | GangPlaced] = []
     while len(planned) < limit:
         oracle = Oracle(fork, at)
