@@ -135,24 +135,21 @@ def test_a_scheduler_that_dies_while_up_waits_for_the_agent_is_started_again(sit
 def test_a_scheduler_that_keeps_dying_while_up_waits_is_reported_with_its_log(site):
     starting = site.start("up", "--fake", "2xV100", "--http-port", "0", "--grpc-port", "0")
     agent = stopped_agent(site)
-    seen = set()
-    kills = 0
-    while starting.poll() is None:
-        found = [ref for ref in holders(site.data_dir / "scheduler.hold") if ref not in seen]
-        if (
-            found
-            and "scheduler_ready" in (site.data_dir / "scheduler.log").read_text().rpartition("began")[2]
-        ):
-            seen.update(found)
-            with (site.data_dir / "scheduler.log").open("a") as log:
-                log.write("began\n")  # the next one is killed when it says that it is ready, too
-            for ref in found:  # a child of the one before may hold the file for a moment
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(ref.pid, signal.SIGKILL)
-            kills += 1
-        if kills == 3:
-            os.kill(agent, signal.SIGCONT)  # so that it can be ended
-            break
+    log = site.data_dir / "scheduler.log"
+    for kill in range(1, 4):
+        # In this order: a scheduler that is ready holds the file, so it is found. `up` may end before the third kill:
+        # it has not seen the second one's readiness if that is killed at once.
+        eventually(
+            lambda kill=kill: log.read_text().count("scheduler_ready") >= kill or starting.poll() is not None,
+            f"start {kill} to be ready",
+        )
+        for ref in holders(site.data_dir / "scheduler.hold"):
+            with contextlib.suppress(
+                ProcessLookupError
+            ):  # a child of the one before held the file for a moment
+                os.kill(ref.pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(agent, signal.SIGCONT)  # so that it can be ended
     _, said = starting.communicate(timeout=PATIENCE_SECONDS)
     assert starting.returncode == 1
     assert "The scheduler ended with code -9" in said
