@@ -46,6 +46,12 @@ def test_a_task_runs_in_this_directory_with_this_path_and_sees_its_gpus(running_
     assert extra == "yes"
 
 
+def test_a_small_memory_without_a_unit_is_refused(running_site):
+    refused = running_site.dgpu("submit", "--gpu-mem", "16", "--", "true")
+    assert refused.code == 2, refused
+    assert "write 16G, or 16M if you mean it" in " ".join(refused.err.split())
+
+
 def test_values_of_env_are_never_shown(running_site):
     task_id = running_site.submit("-e", "SECRET=hunter2", "--", "true")
     running_site.good("wait", task_id)

@@ -13,8 +13,10 @@ from dgpu.core.model.ids import parse_task_id, task_name
 
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)([smhdw]?)")
+_CLOCK = re.compile(r"(?:(\d+)-)?(\d+):(\d{1,2}):(\d{1,2})")
 _MEGABYTES = {"": 1.0, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+_MIN_BARE_MB = 512
 _LONGEST_SECONDS = 10 * 365 * 86_400
 _PLAIN_WORD = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -26,17 +28,29 @@ SHELL_VARIABLES = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH")
 
 
 def parse_duration(text: str) -> float:
-    """Seconds. `90`, `90s`, `15m`, `1h30m`, `2d`."""
+    """Seconds. `90`, `90s`, `15m`, `1h30m`, `2d`, `2:00:00`, `1-12:00:00`."""
     wanted = text.strip().lower()
-    parts = _DURATION_PART.findall(wanted)
-    if not parts or "".join(number + unit for number, unit in parts) != wanted:
-        raise typer.BadParameter(f"{text!r} is not a duration; write for example 90s, 15m, 2h or 1d")
-    if len(parts) > 1 and not all(unit for _, unit in parts):
-        raise typer.BadParameter(f"{text!r} lacks a unit; write for example 1h30m")
-    seconds = sum(float(number) * _SECONDS[unit or "s"] for number, unit in parts)
+    clock = _CLOCK.fullmatch(wanted)
+    seconds = _clock_seconds(clock, text) if clock else _unit_seconds(wanted, text)
     if not 0 < seconds <= _LONGEST_SECONDS:
         raise typer.BadParameter(f"{text!r} is out of range: more than 0, at most ten years")
     return int(seconds) if seconds == int(seconds) else seconds
+
+
+def _unit_seconds(wanted: str, text: str) -> float:
+    parts = _DURATION_PART.findall(wanted)
+    if not parts or "".join(number + unit for number, unit in parts) != wanted:
+        raise typer.BadParameter(f"{text!r} is not a duration; write for example 90s, 15m, 2h, 1d or 2:00:00")
+    if len(parts) > 1 and not all(unit for _, unit in parts):
+        raise typer.BadParameter(f"{text!r} lacks a unit; write for example 1h30m")
+    return sum(float(number) * _SECONDS[unit or "s"] for number, unit in parts)
+
+
+def _clock_seconds(clock: re.Match[str], text: str) -> float:
+    days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
+    if minutes > 59 or seconds > 59:
+        raise typer.BadParameter(f"{text!r}: minutes and seconds go up to 59; write for example 2:30:00")
+    return days * 86_400 + hours * 3_600 + minutes * 60 + seconds
 
 
 def parse_memory_mb(text: str) -> int:
@@ -50,6 +64,15 @@ def parse_memory_mb(text: str) -> int:
     if megabytes and megabytes < 1:
         raise typer.BadParameter(f"{text!r} is less than 1 MB")
     return round(megabytes)
+
+
+def parse_plain_memory_mb(text: str) -> int:
+    """Refuses `16`: people who write it mean gigabytes."""
+    megabytes = parse_memory_mb(text)
+    number = text.strip()
+    if number.isdecimal() and 0 < megabytes < _MIN_BARE_MB:
+        raise typer.BadParameter(f"{number} means {number} MB; write {number}G, or {number}M if you mean it")
+    return megabytes
 
 
 def parse_ids(texts: Sequence[str]) -> list[str]:

@@ -17,6 +17,7 @@ from dgpu.cli.arguments import (
     parse_env,
     parse_labels,
     parse_memory_mb,
+    parse_plain_memory_mb,
     parse_priority,
     parse_secrets,
 )
@@ -49,9 +50,11 @@ def describing(
         _option("--gpu-type", metavar="M", help="GPU model; A100|H100 or repeated: any of them."),
     ] = None,
     gpu_memory_mb: Annotated[
-        str | None, _option("--mem", metavar="MB", help="Memory per GPU: 8000 or 8G.")
+        str | None, _option("--gpu-mem", "--mem", metavar="MB", help="Memory per GPU: 8G or 8000.")
     ] = None,
-    shared: Annotated[bool, _option("--shared", help="Share a GPU with other tasks, within --mem.")] = False,
+    shared: Annotated[
+        bool, _option("--shared", help="Share a GPU with other tasks, within --gpu-mem.")
+    ] = False,
     gpu_share: Annotated[
         float | None, _option("--share", metavar="0.001-1", help="A part of a GPU, shared with other tasks.")
     ] = None,
@@ -60,7 +63,7 @@ def describing(
         _option("--constraint", metavar="LABEL=V", help="Of nodes: zone=a, disk=ssd|nvme, rack!=7, node=n1."),
     ] = None,
     timeout_seconds: Annotated[
-        str | None, _option("--timeout", "-t", metavar="T", help="90, 90s, 15m, 2h, 1d.")
+        str | None, _option("--timeout", "-t", metavar="T", help="90s, 15m, 2h, 1d, 2:00:00, 1-12:00:00.")
     ] = None,
     name: Annotated[str | None, _option("--name", "-J", metavar="NAME")] = None,
     tenant_id: Annotated[str | None, _option("--tenant", "-A", metavar="T", help="The tenant.")] = None,
@@ -98,7 +101,7 @@ def surrounding(
         float | None,
         _option("--cpus", metavar="N", help="CPUs; 0: not counted. [1 without GPUs, else not counted]"),
     ] = None,
-    ram_mb: Annotated[str | None, _option("--ram", metavar="MB", help="Main memory: 16000 or 16G.")] = None,
+    ram_mb: Annotated[str | None, _option("--ram", metavar="MB", help="Main memory: 16G or 16000.")] = None,
     clean_env: Annotated[
         bool, _option("--clean-env", help="Do not send the directory, PATH, VIRTUAL_ENV and so on.")
     ] = False,
@@ -135,8 +138,8 @@ def task_parameters() -> tuple[Parameter, ...]:
 
 _READ: dict[str, Callable[[Any], Any]] = {
     "gpu_model": lambda models: models[0] if len(models) == 1 else models,
-    "gpu_memory_mb": parse_memory_mb,
-    "ram_mb": parse_memory_mb,
+    "gpu_memory_mb": parse_plain_memory_mb,
+    "ram_mb": parse_plain_memory_mb,
     "shm_mb": parse_memory_mb,
     "timeout_seconds": parse_duration,
     "priority": parse_priority,

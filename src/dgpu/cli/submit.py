@@ -10,7 +10,7 @@ from dgpu.cli.connection import builtins, connect, is_final, poll, task_code
 from dgpu.cli.effect import print_effect
 from dgpu.cli.failures import note
 from dgpu.cli.flags import Flags, flags_of
-from dgpu.cli.formats import plural
+from dgpu.cli.formats import limit, plural
 from dgpu.cli.output import print_document
 
 if TYPE_CHECKING:
@@ -65,7 +65,10 @@ def submit(
                 f"An array of {plural(answer.count, 'task')}. To cancel it: dgpu cancel --array {answer.task_id}"
             )
         elif flags.is_table and not wait:
-            note(verdict(client.get(answer.task_id)))
+            submitted = client.get(answer.task_id)
+            note(verdict(submitted))
+            if submitted.timeout_seconds and "timeout_seconds" not in task:
+                note(f"Time limit: {limit(submitted.timeout_seconds)}, the default. To change it: -t 2h")
     return _wait(client, ids) if wait else 0
 
 

@@ -18,6 +18,10 @@ class Meaning(NamedTuple):
     errors: tuple[FieldError, ...] = ()
 
 
+def entry_path(entry: int, field: str, *, batch: bool) -> str:
+    return f"tasks[{entry}].{field}" if batch else field
+
+
 def of_token(rejection: OfTokens) -> Meaning:
     match rejection:
         case r.UnknownToken():

@@ -1,4 +1,4 @@
-"""Maps refusals to HTTP: status, title, and a description with numbers. Only this module and `meaning` know HTTP."""
+"""Maps refusals to HTTP: status, title, and a text with numbers. Only it, `meaning` and `tenant_problem` do so."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dgpu.core.model.ids import task_name
 from dgpu.core.model.task import MEMORY_STEP_MB
 from dgpu.wire.answers import FieldError, Problem
 from dgpu.wire.json_body import BadRequest
-from dgpu.wire.meaning import Meaning, OfSecrets, OfTokens, of_secret, of_token
+from dgpu.wire.meaning import Meaning, OfSecrets, OfTokens, entry_path, of_secret, of_token
+from dgpu.wire.tenant_problem import OfTenants, of_tenant
 
 # Every kind of refusal. Add a new one to one of these; the type checker then names the match that lacks it, and
 # a test compares the list with the existing classes.
@@ -34,19 +35,6 @@ OfWaiting = (
     | r.DependencyForgotten
     | r.DependencyNeverMet
     | r.TooManyDependencies
-)
-OfTenants = (
-    r.ExceedsQuota
-    | r.ExceedsMemory
-    | r.MemoryNotStated
-    | r.PoolNotAllowed
-    | r.PriorityTooHigh
-    | r.TenantQueueFull
-    | r.UnknownTenant
-    | r.TenantExists
-    | r.TenantBusy
-    | r.TooManyTenants
-    | r.QuotaInUse
 )
 AnyRejection = OfTenants | OfSubmits | OfLoad | OfThings | OfWaiting | OfTokens | OfSecrets
 
@@ -93,13 +81,13 @@ def _meaning(rejection: AnyRejection, *, batch: bool) -> Meaning:
     if isinstance(rejection, OfLoad):
         return _of_load(rejection)
     if isinstance(rejection, OfTenants):
-        return _of_tenant(rejection, batch=batch)
+        return of_tenant(rejection, batch=batch)
     if isinstance(rejection, OfWaiting):
         return _of_waiting(rejection, batch=batch)
     if isinstance(rejection, OfTokens):
         return of_token(rejection)
     if isinstance(rejection, OfSecrets):
-        return of_secret(rejection, _entry(getattr(rejection, "entry", 0), "secrets", batch=batch))
+        return of_secret(rejection, entry_path(getattr(rejection, "entry", 0), "secrets", batch=batch))
     return _of_thing(rejection)
 
 
@@ -219,7 +207,7 @@ def _of_after(
     *,
     batch: bool,
 ) -> Meaning:
-    path = _entry(rejection.entry, "after", batch=batch)
+    path = entry_path(rejection.entry, "after", batch=batch)
     return Meaning(422, title, detail, (FieldError(path=path, detail=detail, code=rejection.code),))
 
 
@@ -270,98 +258,10 @@ def _of_thing(rejection: OfThings) -> Meaning:
             assert_never(rejection)
 
 
-def _of_tenant(rejection: OfTenants, *, batch: bool) -> Meaning:
-    match rejection:
-        case (
-            r.ExceedsQuota()
-            | r.ExceedsMemory()
-            | r.MemoryNotStated()
-            | r.PoolNotAllowed()
-            | r.PriorityTooHigh()
-        ):
-            return _beyond_tenant(rejection, batch=batch)
-        case r.TenantQueueFull():
-            return Meaning(
-                429,
-                "Too many tasks of the tenant wait",
-                f"{rejection.waiting:,} tasks of tenant {rejection.tenant_id!r} wait; with {rejection.submitted:,} "
-                f"more its limit of {rejection.limit:,} would be exceeded. Try again when some have run.",
-            )
-        case r.UnknownTenant():
-            detail = f"There is no tenant {rejection.tenant_id!r}."
-            if rejection.entry < 0:
-                return Meaning(404, "No such tenant", detail)
-            path = _entry(rejection.entry, "tenant_id", batch=batch)
-            return Meaning(
-                422,
-                "No such tenant",
-                f"{detail} Only tenants that an operator has created may submit here.",
-                (FieldError(path=path, detail=detail, code=rejection.code),),
-            )
-        case r.TenantExists():
-            return Meaning(409, "The tenant exists", f"Tenant {rejection.tenant_id!r} already exists.")
-        case r.TenantBusy():
-            return Meaning(
-                409,
-                "The tenant has tasks",
-                f"{rejection.waiting:,} tasks of tenant {rejection.tenant_id!r} wait and {rejection.running:,} run.",
-            )
-        case r.TooManyTenants():
-            return Meaning(409, "Too many tenants", f"At most {rejection.limit:,} tenants are allowed.")
-        case r.QuotaInUse():
-            return Meaning(
-                409,
-                "Running tasks hold more",
-                f"The {rejection.pool} pool uses {rejection.used_milli / 1000:g} GPUs and would get {rejection.quota}. "
-                f"No task is stopped for a strict quota: wait until enough tasks have ended.",
-            )
-        case _:
-            assert_never(rejection)
-
-
-def _beyond_tenant(
-    rejection: r.ExceedsQuota | r.ExceedsMemory | r.MemoryNotStated | r.PoolNotAllowed | r.PriorityTooHigh,
-    *,
-    batch: bool,
-) -> Meaning:
-    """A field exceeds what its tenant or pool may ever have."""
-    title = "Beyond a limit"
-    match rejection:
-        case r.ExceedsQuota():
-            field = "gpu_count"
-            asked = f"{rejection.milli_requested / 1000:g}"
-            detail = f"Asks for {asked} GPUs; the {rejection.holder} may hold {rejection.gpus_quota} at most."
-        case r.ExceedsMemory():
-            field = "gpu_memory_mb"
-            detail = (
-                f"Asks for {rejection.requested_mb} MB of GPU memory in all; tenant {rejection.tenant_id!r} may hold "
-                f"{rejection.quota_mb} at most."
-            )
-        case r.MemoryNotStated():
-            field, title = "gpu_memory_mb", "The memory is missing"
-            detail = (
-                f"Tenant {rejection.tenant_id!r} may hold {rejection.quota_mb} MB of GPU memory, so each of its tasks "
-                f"must state how much it needs."
-            )
-        case r.PoolNotAllowed():
-            field = "pool"
-            detail = f"Tenant {rejection.tenant_id!r} may not use the {rejection.pool} pool, only: {rejection.pools}."
-        case r.PriorityTooHigh():
-            field = "priority"
-            detail = (
-                f"The priority is {rejection.priority}; tenant {rejection.tenant_id!r} may use "
-                f"{rejection.max_priority} at most."
-            )
-        case _:
-            assert_never(rejection)
-    path = _entry(rejection.entry, field, batch=batch)
-    return Meaning(422, title, detail, (FieldError(path=path, detail=detail, code=rejection.code),))
-
-
 def _timeout_too_long(rejection: r.TimeoutTooLong, *, batch: bool) -> Meaning:
     asked, most = rejection.timeout_ms / 1000, rejection.max_timeout_ms / 1000
     detail = f"timeout_seconds is {asked:g}; at most {most:g} is allowed here."
-    path = _entry(rejection.entry, "timeout_seconds", batch=batch)
+    path = entry_path(rejection.entry, "timeout_seconds", batch=batch)
     return Meaning(422, "The time limit is too long", detail, (FieldError(path=path, detail=detail),))
 
 
@@ -380,14 +280,10 @@ def _never_fits(rejection: r.NeverFits, *, batch: bool) -> Meaning:
     else:
         steps = f" (in steps of {MEMORY_STEP_MB} MB)" if field.endswith("_mb") else ""
         detail = f"Asks for {rejection.requested} {unit}{steps}; the largest node has {rejection.largest}."
-    path = _entry(rejection.entry, field, batch=batch)
+    path = entry_path(rejection.entry, field, batch=batch)
     return Meaning(
         422,
         "No node can ever run this",
         f"{detail} Waiting would not help.",
         (FieldError(path=path, detail=detail, code=rejection.code),),
     )
-
-
-def _entry(entry: int, field: str, *, batch: bool) -> str:
-    return f"tasks[{entry}].{field}" if batch else field

@@ -171,6 +171,19 @@ def test_what_a_tenant_may_never_have_is_refused_with_the_field(world) -> None:
     assert world.ask("GET", "/api/v1/tasks/2").body["reason"] == "tenant_gpus"
 
 
+def test_a_refusal_by_quota_names_the_command_that_changes_it(world) -> None:
+    world.add_node(gpus=4)
+    put(world, "/api/v1/tenants/a", {"max_gpus": 1})
+    refused = world.ask("POST", "/api/v1/tasks", {"command": "true", "tenant_id": "a", "gpu_count": 2})
+    assert "dgpu tenant set a --max-gpus N" in refused.body["detail"]
+    put(world, "/api/v1/tenants/a", {"max_gpus": 4})
+    put(world, "/api/v1/quota", {"mode": "strict"})
+    refused = world.ask("POST", "/api/v1/tasks", {"command": "true", "tenant_id": "a", "gpu_count": 4})
+    assert (refused.status, refused.body["code"]) == (422, "exceeds_quota")
+    assert "dgpu quota set --online PART or --mode borrow" in refused.body["detail"]
+    assert "quota.online_percent" in refused.body["detail"]
+
+
 def test_both_clients_know_the_calls(world) -> None:
     world.add_node(gpus=10)
     with Client(world.url) as client:

@@ -10,6 +10,8 @@ import pytest
 
 from dgpu.cli.main import run
 
+SUBMITTED = (201, {"task_id": "task-7", "status": "pending", "created_at": "2026-05-04T10:00:00.000Z"})
+
 
 class CannedServer(http.server.ThreadingHTTPServer):
     """`answers[method, path]` is a status and a body, or a list of them that is used up from the front."""

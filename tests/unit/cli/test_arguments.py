@@ -20,13 +20,20 @@ from dgpu.cli import arguments
         ("1.5h", 5_400),
         ("0.5s", 0.5),
         (" 2H ", 7_200),
+        ("2:00:00", 7_200),
+        ("0:00:30", 30),
+        ("100:00:00", 360_000),
+        ("1-12:00:00", 129_600),
     ],
 )
 def test_durations_are_read_as_people_write_them(text, seconds):
     assert arguments.parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "0", "soon", "-5", "1h30", "5x", "1e9", "99999d", "m", "1 h", "NaN"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "0", "soon", "-5", "1h30", "5x", "1e9", "99999d", "m", "1 h", "NaN", "2:00", "1:60:00", "0:00:00"],
+)
 def test_what_is_no_duration_is_refused(text):
     with pytest.raises(typer.BadParameter):
         arguments.parse_duration(text)
@@ -52,6 +59,19 @@ def test_memory_is_megabytes_unless_a_unit_says_otherwise(text, megabytes):
 def test_what_is_no_amount_of_memory_is_refused(text):
     with pytest.raises(typer.BadParameter):
         arguments.parse_memory_mb(text)
+
+
+@pytest.mark.parametrize("text", ["16", "1", "511", " 80 "])
+def test_a_small_number_without_a_unit_is_refused_with_both_readings(text):
+    with pytest.raises(typer.BadParameter) as refused:
+        arguments.parse_plain_memory_mb(text)
+    number = text.strip()
+    assert f"write {number}G, or {number}M" in refused.value.message
+
+
+@pytest.mark.parametrize(("text", "megabytes"), [("16M", 16), ("16G", 16_384), ("512", 512), ("0", 0)])
+def test_a_number_with_a_unit_or_a_large_one_is_taken(text, megabytes):
+    assert arguments.parse_plain_memory_mb(text) == megabytes
 
 
 def test_ids_come_with_or_without_their_prefix_and_once_each():

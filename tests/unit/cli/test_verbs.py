@@ -4,109 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import subprocess
 import sys
 
 import pytest
 import yaml
 
-from .conftest import problem, task
-
-WHO = pwd.getpwuid(os.getuid()).pw_name
-SUBMITTED = (201, {"task_id": "task-7", "status": "pending", "created_at": "2026-05-04T10:00:00.000Z"})
-
-
-@pytest.fixture
-def submit(dgpu, server, monkeypatch, tmp_path):
-    """Submits with these flags and returns the body that was sent."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", "/somewhere/bin")
-    for name in ("VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    server.answers["POST", "/api/v1/tasks"] = SUBMITTED
-    server.answers["GET", "/api/v1/tasks/task-7"] = (200, task(7, waiting="4 of 4 GPUs are busy"))
-
-    def call(*arguments):
-        code, out, err = dgpu("--server", server.url, "submit", *arguments)
-        assert code == 0, err
-        assert out == "task-7\n"
-        return server.sent("POST", "/api/v1/tasks")[-1]
-
-    return call
-
-
-def test_a_bare_submit_sends_where_and_with_what_the_shell_would_run_it(submit, tmp_path):
-    assert submit("--", "python", "train.py") == {
-        "command": ["python", "train.py"],
-        "workdir": str(tmp_path),
-        "env": {"PATH": "/somewhere/bin"},
-        "labels": {"user": WHO},
-    }
-
-
-def test_who_submits_can_be_said_for_somebody_else(submit):
-    assert submit("--label", "user=ann", "--", "true")["labels"] == {"user": "ann"}
-
-
-def test_a_clean_environment_sends_neither(submit):
-    assert submit("--clean-env", "--", "true") == {"command": ["true"]}
-
-
-def test_every_flag_reaches_the_server_under_its_name(submit, tmp_path):
-    body = submit(
-        "-G", "2", "--gpu-type", "A100", "--gpu-type", "H100", "--mem", "8G", "--shared", "-t", "15m",
-        "-J", "night", "-A", "team", "-p", "high", "--pool", "online", "--model", "mace", "--nodes", "3",
-        "--array", "0-9%3", "--after", "4", "--after", "task-5", "--retries", "1", "--restart", "on-failure",
-        "-e", "A=1", "--label", "k=v", "-w", "sub", "--cpus", "1.5", "--ram", "16G", "train.sh", "-G", "9",
-    )  # fmt: skip
-    assert body == {
-        "command": ["train.sh", "-G", "9"],
-        "gpu_count": 2,
-        "gpu_model": ["A100", "H100"],
-        "gpu_memory_mb": 8_192,
-        "shared": True,
-        "timeout_seconds": 900,
-        "name": "night",
-        "tenant_id": "team",
-        "priority": "high",
-        "pool": "online",
-        "model_name": "mace",
-        "nodes": 3,
-        "array": "0-9%3",
-        "after": ["task-4", "task-5"],
-        "max_retries": 1,
-        "restart": "on-failure",
-        "env": {"PATH": "/somewhere/bin", "A": "1"},
-        "labels": {"user": WHO, "k": "v"},
-        "workdir": str(tmp_path / "sub"),
-        "cpus": 1.5,
-        "ram_mb": 16_384,
-    }
-
-
-def test_zero_gpus_and_zero_retries_are_said_and_not_left_out(submit):
-    body = submit("-G", "0", "--retries", "0", "--", "true")
-    assert (body["gpu_count"], body["max_retries"]) == (0, 0)
-
-
-def test_a_single_text_goes_to_the_shell(submit):
-    assert submit("--clean-env", "echo $HOME | wc")["command"] == "echo $HOME | wc"
-
-
-def test_the_verdict_is_a_note_so_that_the_id_can_be_kept_in_a_variable(dgpu, server):
-    server.answers["POST", "/api/v1/tasks"] = SUBMITTED
-    server.answers["GET", "/api/v1/tasks/task-7"] = (200, task(7, waiting="4 of 4 GPUs are busy"))
-    _, out, err = dgpu("--server", server.url, "submit", "--", "true")
-    assert out == "task-7\n"
-    assert "4 of 4 GPUs are busy" in err
-
-
-def test_many_equal_tasks_are_one_request(dgpu, server):
-    server.answers["POST", "/api/v1/tasks/batch"] = (201, {"task_ids": ["task-1", "task-2"]})
-    _, out, _ = dgpu("--server", server.url, "submit", "--clean-env", "--count", "2", "--", "true")
-    assert out == "task-1\ntask-2\n"
-    assert server.sent("POST", "/api/v1/tasks/batch") == [{"task": {"command": ["true"]}, "count": 2}]
+from .conftest import SUBMITTED, problem, task
 
 
 @pytest.fixture
