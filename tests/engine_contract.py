@@ -227,10 +227,12 @@ class EngineContract:
         waiting.join(50)
         assert not waiting.is_alive()
 
-    def test_usage(self, connect) -> None:
+    def test_health(self, connect) -> None:
         engine = connect()
         committed(engine, elected(engine), 1)
-        usage = engine.usage()
-        assert 0 < usage.used_bytes < usage.quota_bytes
-        assert 0 < usage.share < 1
-        assert not usage.is_full
+        health = engine.health()
+        assert 0 < health.size_bytes < health.quota_bytes
+        assert 0 < health.share < 1
+        assert not health.is_full
+        assert health.has_quorum
+        assert health.members == health.members_healthy > 0

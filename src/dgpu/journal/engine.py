@@ -92,16 +92,20 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     revision: int = 0  # mod revision of the head key; 0: the journal is empty
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the fullest member that answered."""
+class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine as one scheduler sees it. Sizes are those of the fullest member that answered; 0: none did."""
 
-    used_bytes: int
-    quota_bytes: int
-    is_full: bool = False  # the engine refuses writes until an operator acts
+    size_bytes: int = 0
+    quota_bytes: int = 0
+    is_full: bool = False  # it refuses writes until there is room again
+    members: int = 0  # that this scheduler knows by address
+    members_healthy: int = 0  # that answer and know a leader
+    has_quorum: bool = False  # a majority answered
 
     @property
     def share(self) -> float:
-        return self.used_bytes / self.quota_bytes
+        """How much of the quota is used. At 0.8, an operator should act."""
+        return self.size_bytes / self.quota_bytes if self.quota_bytes else 0.0
 
 
 def extended(chain: bytes, record: bytes) -> bytes:
@@ -182,7 +186,9 @@ class Engine(Protocol):
         """Deletes earlier groups. The floor moves first. Raises FenceLost; after EngineUnavailable, call it again."""
         ...
 
-    def usage(self) -> Usage: ...
+    def health(self) -> EngineHealth:
+        """Answers also while no member does. Raises only EngineRefused."""
+        ...
 
     def wait(self, index: int, timeout_s: float) -> None:
         """Returns when the head may have passed `index`, when the leader may have changed, or after the timeout.

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from dgpu.journal.engine import Candidate, EngineUnavailable, Head, Leader, Term, Usage, boottime_ms
+from dgpu.journal.engine import Candidate, EngineHealth, EngineUnavailable, Head, Leader, Term, boottime_ms
 from dgpu.journal.engine_state import EngineState
 
 _QUOTA_BYTES = 2 << 30
@@ -64,12 +64,19 @@ class MemoryEngine:
     def delete_below(self, term: Term, index: int) -> None:
         self._call(lambda state, now: state.delete_below(term, index, now))
 
-    def usage(self) -> Usage:
-        return self._call(
-            lambda state, _: Usage(
-                used_bytes=state.stored_bytes, quota_bytes=_QUOTA_BYTES, is_full=state.is_full
+    def health(self) -> EngineHealth:
+        if self.is_down:
+            return EngineHealth(members=1)
+        with self.shared.changed:
+            state = self.shared.state
+            return EngineHealth(
+                size_bytes=state.stored_bytes,
+                quota_bytes=_QUOTA_BYTES,
+                is_full=state.is_full,
+                members=1,
+                members_healthy=1,
+                has_quorum=True,
             )
-        )
 
     def wait(self, index: int, timeout_s: float) -> None:
         shared = self.shared

@@ -23,6 +23,7 @@ from dgpu.journal.engine import (
     EngineFull,
     EngineUnavailable,
     Head,
+    HeadMoved,
     Term,
     boottime_ms,
     extended,
@@ -154,11 +155,11 @@ class ReplicatedJournal:
         return self._copy(self._checked(encoded, head))
 
     def lead(self, term: Term) -> None:
-        """From now on, `append` commits under this term. Raises EngineError unless the copy is complete."""
+        """From now on, `append` commits under this term. Raises HeadMoved unless the copy is complete."""
         head = self._engine.head()
         if (head.index, head.chain) != (self._head.index, self._head.chain):
-            raise EngineError(
-                f"the copy ends with group {self._head.index}, the journal with group {head.index}"
+            raise HeadMoved(
+                f"the copy ends with group {self._head.index}, the journal with group {head.index}", head
             )
         self._head, self._term = head, term
         self._stop.clear()
@@ -201,9 +202,9 @@ class ReplicatedJournal:
         with contextlib.suppress(NotWritten):
             self._write_unwritten()
         if self._engine_full:
-            with contextlib.suppress(EngineError):
-                if not self._engine.usage().is_full:
-                    self._engine_full = ""
+            health = self._engine.health()
+            if health.has_quorum and not health.is_full:
+                self._engine_full = ""
 
     def look(self) -> Sighting:
         return self._local.look()

@@ -240,8 +240,8 @@ def test_a_full_quota_refuses_groups_and_loses_none(tmp_path) -> None:
                 engine.renew(term)
                 head = commit(engine, term, head, payload=payload)
         assert engine.head() == head
-        assert engine.usage().is_full
-        assert engine.usage().share > 0.8
+        assert engine.health().is_full
+        assert engine.health().share > 0.8
         engine.confirm(term)
         engine.renew(term)
         assert engine.records(head.index, head.index + 1) == [record_of(head.index, payload=payload)]

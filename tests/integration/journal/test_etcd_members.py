@@ -67,6 +67,9 @@ def test_without_a_majority_nothing_is_answered_and_nothing_is_lost(three, engin
         commit(impatient, term, before, payload=b"stalled")
     with pytest.raises(EngineUnavailable):
         impatient.confirm(term)
+    health = impatient.health()
+    assert (health.members, health.has_quorum) == (3, False)
+    assert health.members_healthy <= 1
     impatient.close()
     for number in (1, 2):
         three.start(number)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import urllib.request
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
@@ -257,3 +258,35 @@ async def test_a_scheduler_that_waits_for_the_engine_lives_and_is_not_ready(tmp_
         assert (await member.ask("/api/v1/tasks", TASK)).status == 201
     finally:
         await member.end()
+
+
+async def test_metrics_tell_the_health_of_the_engine(pair: tuple[Member, Member]) -> None:
+    """The alerts at 80 % of the quota, and without a majority, depend on these values."""
+    master, standby = pair
+    for member in pair:
+        lines = await _until_metric(member, lambda lines: lines["engine_size_bytes"] > 0)
+        assert lines["engine_has_quorum"] == lines["engine_members"] == lines["engine_members_healthy"] == 1
+        assert lines["engine_size_bytes"] < lines["engine_quota_bytes"]
+        assert lines["engine_storage_full"] == 0
+    standby.engine.is_down = True
+    await _until_metric(standby, lambda lines: not lines["engine_has_quorum"])
+    assert (await asyncio.to_thread(_metrics, master))["engine_has_quorum"] == 1
+
+
+async def _until_metric(member: Member, holds: Callable[[dict[str, float]], bool]) -> dict[str, float]:
+    for _ in range(600):
+        if holds(lines := await asyncio.to_thread(_metrics, member)):
+            return lines
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"the metrics stay {lines}")
+
+
+def _metrics(member: Member) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{member.http}/metrics", timeout=60) as answer:
+        lines = answer.read().decode().splitlines()
+    return {
+        name: float(value)
+        for line in lines
+        if line.startswith("engine_")
+        for name, _, value in [line.partition(" ")]
+    }

@@ -85,7 +85,7 @@ def test_a_full_engine_stores_nothing_and_keeps_the_leader() -> None:
     engine.shared.state.is_full = True
     with pytest.raises(EngineFull):
         commit(engine, term, head)
-    assert engine.usage().is_full
+    assert engine.health().is_full
     engine.confirm(term)
     engine.shared.state.is_full = False
     assert commit(engine, term, head).index == 2

@@ -15,7 +15,7 @@ from dgpu.journal.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from dgpu.journal.engine import BelowFloor, EngineError, EngineUnavailable, FenceLost, Head
+from dgpu.journal.engine import BelowFloor, EngineError, EngineUnavailable, FenceLost, Head, HeadMoved
 from dgpu.journal.engine_state import EngineState
 from dgpu.journal.errors import CorruptJournal, NotWritten
 from dgpu.journal.format import encode_record
@@ -69,7 +69,7 @@ def test_only_a_complete_copy_may_lead(place, shared) -> None:
     leader = leading(place("a"), MemoryEngine(shared))
     append(leader, 1, 2)
     behind = place("b")
-    with pytest.raises(EngineError, match="ends with group 0, the journal with group 2"):
+    with pytest.raises(HeadMoved, match="ends with group 0, the journal with group 2"):
         behind.lead(leader._term)
     with pytest.raises(ValueError, match="only the leader"):
         behind.append(1, 1, b"")

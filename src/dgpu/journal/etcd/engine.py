@@ -13,6 +13,7 @@ from dgpu.journal.engine import (
     Candidate,
     EngineError,
     EngineFull,
+    EngineHealth,
     EngineRefused,
     EngineUnavailable,
     FenceLost,
@@ -20,7 +21,6 @@ from dgpu.journal.engine import (
     HeadMoved,
     Leader,
     Term,
-    Usage,
     boottime_ms,
     extended,
     refuse_other_cluster,
@@ -179,19 +179,24 @@ class EtcdEngine:
         delete_groups(self._txn, self._connection, self._keys, term, below=floor.index)
         delete_orphans(self._txn, self._connection, self._keys, term, floor=floor.index, head=head.index)
 
-    def usage(self) -> Usage:
-        answers = self._connection.each(
-            "/etcdserverpb.Maintenance/Status", pb.StatusRequest(), pb.StatusResponse
-        )
-        usages = [
-            Usage(
-                used_bytes=status.dbSize,
-                quota_bytes=status.dbSizeQuota or self._settings.quota_bytes,
-                is_full=any("NOSPACE" in text for text in status.errors),
+    def health(self) -> EngineHealth:
+        members = len(self._settings.endpoints)
+        try:
+            answers = self._connection.each(
+                "/etcdserverpb.Maintenance/Status", pb.StatusRequest(), pb.StatusResponse
             )
-            for _, status in answers
-        ]
-        return max(usages, key=lambda usage: (usage.is_full, usage.share))
+        except EngineUnavailable:
+            return EngineHealth(members=members)
+        states = [status for _, status in answers]
+        fullest = max(states, key=lambda status: status.dbSize)
+        return EngineHealth(
+            size_bytes=fullest.dbSize,
+            quota_bytes=fullest.dbSizeQuota or self._settings.quota_bytes,
+            is_full=any("NOSPACE" in text for status in states for text in status.errors),
+            members=members,
+            members_healthy=sum(status.leader != 0 for status in states),
+            has_quorum=self._has_quorum(),
+        )
 
     def wait(self, index: int, timeout_s: float) -> None:
         with self._lock:
@@ -272,6 +277,14 @@ class EtcdEngine:
         if not found:
             return FloorValue(index=1, chain=b""), 0
         return msgspec.msgpack.decode(found[0].value, type=FloorValue), found[0].mod_revision
+
+    def _has_quorum(self) -> bool:
+        """A member that was cut off knows its last leader for a while: only a linearisable read proves a majority."""
+        try:
+            self._leader_and_head()
+        except EngineUnavailable:
+            return False
+        return True
 
     def _grant(self, lease_id: int) -> int:
         request = pb.LeaseGrantRequest(ID=lease_id, TTL=self._settings.ttl_s)

@@ -26,6 +26,7 @@ from dgpu.journal.mark import AcknowledgedMark
 from dgpu.service.agent_port import agent_port
 from dgpu.service.audit.trail import AuditTrail, audit_trail
 from dgpu.service.leadership.candidacy import Candidacy
+from dgpu.service.leadership.engine_watch import EngineWatch
 from dgpu.service.leadership.joining import open_copy, refuse_other_settings
 from dgpu.service.leadership.shared import SharedJournal
 from dgpu.service.leadership.standing import Among
@@ -67,9 +68,9 @@ async def serve_shared(
         raise ValueError("the options name no other scheduler")
     opened = engine if engine is not None else _open_engine(shared)
     try:
-        async with https_context(options) as tls:
+        async with https_context(options) as tls, EngineWatch(opened).running() as watch:
             while not stop.is_set():
-                life = _Life(options, shared, opened, machines, tls, ready, on_committed, show_token)
+                life = _Life(options, shared, opened, watch, machines, tls, ready, on_committed, show_token)
                 await life.run(listening, stop)
     finally:
         await asyncio.to_thread(opened.close)
@@ -89,6 +90,7 @@ class _Life:
         options: ServiceOptions,
         shared: SharedOptions,
         engine: Engine,
+        watch: EngineWatch,
         machines: Machines | None,
         tls: ssl.SSLContext | None,
         ready: Callable[[ServedAt], None],
@@ -105,7 +107,11 @@ class _Life:
         self._show_token = show_token
         self._files = FileStreams()
         self._connections = AgentConnections(max=budget_of(file_limit()).agents)
-        self._standing = Among(http=shared.http, read_stale_max_ms=shared.read_stale_max_ms)
+        self._standing = Among(
+            http=shared.http,
+            read_stale_max_ms=shared.read_stale_max_ms,
+            engine_health=lambda: watch.health,
+        )
 
     async def run(self, listening: socket.socket, stop: asyncio.Event) -> None:
         stopping = asyncio.ensure_future(stop.wait())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, Protocol
 
+from dgpu.journal.engine import EngineHealth
 from dgpu.service.leadership.machine import Leadership
 
 PublicRole = Literal["master", "standby"]
@@ -34,6 +35,10 @@ class Standing(Protocol):
         """Why the engine cannot be used; empty: it can."""
         ...
 
+    def engine_health(self) -> EngineHealth | None:
+        """As seen a few seconds ago. None: there is no engine, or it was not asked yet."""
+        ...
+
 
 class Lone:
     role: PublicRole = "master"
@@ -47,16 +52,26 @@ class Lone:
     def engine_trouble(self) -> str:
         return ""
 
+    def engine_health(self) -> EngineHealth | None:
+        return None
+
 
 class Among:
     """A scheduler among several."""
 
     is_lone = False
 
-    def __init__(self, *, http: str, read_stale_max_ms: int) -> None:
+    def __init__(
+        self,
+        *,
+        http: str,
+        read_stale_max_ms: int,
+        engine_health: Callable[[], EngineHealth | None] = lambda: None,
+    ) -> None:
         self.read_stale_max_ms = read_stale_max_ms
         self.serves = False  # the epoch is durable
         self._http = http
+        self._engine_health = engine_health
         self._machine: Leadership | None = None
         self._now_ms: Callable[[], int] = lambda: 0
 
@@ -84,3 +99,6 @@ class Among:
         if since is None:
             return ""
         return f"no majority of the engine has answered for {(self._now_ms() - since) // 1_000} s"
+
+    def engine_health(self) -> EngineHealth | None:
+        return self._engine_health()

@@ -137,6 +137,22 @@ class Scrapes:
         about = "Time spent on answers to /metrics before this one."
         text.one("scheduler_scrape_seconds_total", "counter", about, runtime.meters.scrape_s)
         self._tell_follower(text)
+        self._tell_engine(text)
+
+    def _tell_engine(self, text: Text) -> None:
+        health = self._backend.options.standing.engine_health()
+        if health is None:
+            return
+        about = "Size of the fullest member of the engine that answers. At the quota, nothing is stored."
+        text.one("engine_size_bytes", "gauge", about, health.size_bytes)
+        text.one("engine_quota_bytes", "gauge", "Size at which the engine is full.", health.quota_bytes)
+        about = "1 while the engine is full and new tasks are refused."
+        text.one("engine_storage_full", "gauge", about, int(health.is_full))
+        text.one("engine_members", "gauge", "Members of the engine in the configuration.", health.members)
+        about = "Members of the engine that answer and know a leader."
+        text.one("engine_members_healthy", "gauge", about, health.members_healthy)
+        about = "1 while a majority of the engine answers."
+        text.one("engine_has_quorum", "gauge", about, int(health.has_quorum))
 
     def _tell_follower(self, text: Text) -> None:
         follower = self._backend.follower
