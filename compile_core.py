@@ -1,8 +1,8 @@
 """Compiles the core (src/dgpu/core) with mypyc: decisions take half the time. `make core` and the build hook run it.
 
-Also compiles launch_as.c, which starts tasks as other Unix users: without it, such a start takes three times as long.
-It needs only a C compiler. The core also needs Python.h and the packages of REQUIREMENTS. Without them the core is
-interpreted, which is no error. What is made here is found by dgpu.core_form.
+Also compiles launch_as.c and spawn_into.c, which start tasks as other Unix users: without them, such a start takes
+three times as long. They need only a C compiler. The core also needs Python.h and the packages of REQUIREMENTS.
+Without them the core is interpreted, which is no error. What is made here is found by dgpu.core_form.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ ROOT = pathlib.Path(__file__).resolve().parent
 # What an isolated build fetches: the versions of requirements/dev.lock.
 REQUIREMENTS = ["msgspec==0.22.0", "mypy==2.4.1", "setuptools==84.2.1"]
 # Without a C library, and so without everything that a compiler expects from one.
-_LAUNCHER_OPTIONS = [
-    *("-O2", "-static", "-nostdlib", "-ffreestanding", "-fno-pie", "-no-pie"),
-    *("-fno-stack-protector", "-fno-tree-loop-distribute-patterns"),
+_FREESTANDING = [
+    *("-O2", "-nostdlib", "-ffreestanding", "-fno-stack-protector", "-fno-tree-loop-distribute-patterns")
 ]
+_NATIVE = {"launch_as.c": ["-static", "-fno-pie", "-no-pie"], "spawn_into.c": ["-shared", "-fPIC"]}
 
 
 def why_not() -> str | None:
@@ -96,20 +96,25 @@ def compile_core(root: pathlib.Path, into: pathlib.Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def compile_launcher(root: pathlib.Path, into: pathlib.Path) -> pathlib.Path | None:
-    """None: the compiler failed, which is no error."""
-    source = root / "src" / "dgpu" / "agent" / "launch_as.c"
-    # The name that dgpu.agent.launch_as looks for.
-    made = into / f"launch_as-{hashlib.sha256(source.read_bytes()).hexdigest()[:16]}"
+def compile_native(root: pathlib.Path, into: pathlib.Path) -> list[pathlib.Path]:
+    """A file that does not compile is left out, which is no error."""
+    into.mkdir(parents=True, exist_ok=True)
+    found = [_compile_native(root / "src" / "dgpu" / "agent" / name, into) for name in _NATIVE]
+    return [made for made in found if made is not None]
+
+
+def _compile_native(source: pathlib.Path, into: pathlib.Path) -> pathlib.Path | None:
+    # The name that dgpu.agent.native looks for.
+    made = into / f"{source.stem}-{hashlib.sha256(source.read_bytes()).hexdigest()[:16]}"
     if made.exists():
         return made
-    into.mkdir(parents=True, exist_ok=True)
     fresh = made.with_suffix(".new")
-    command = [*shlex.split(c_compiler() or "cc"), *_LAUNCHER_OPTIONS, "-o", str(fresh), str(source)]
+    options = [*_FREESTANDING, *_NATIVE[source.name]]
+    command = [*shlex.split(c_compiler() or "cc"), *options, "-o", str(fresh), str(source)]
     if subprocess.run(command, check=False, capture_output=True).returncode == 0:
         fresh.replace(made)
         return made
-    print("launch_as.c is not compiled, tasks of other users only start slower.", file=sys.stderr)
+    print(f"{source.name} is not compiled, tasks of other users only start slower.", file=sys.stderr)
     return None
 
 
@@ -227,7 +232,7 @@ def main() -> None:
     parser.add_argument("--into", type=pathlib.Path, default=ROOT / "src" / "dgpu" / "_compiled")
     into = parser.parse_args().into.absolute()
     if c_compiler() is not None:
-        compile_launcher(ROOT, ROOT / "src" / "dgpu" / "_native")
+        compile_native(ROOT, ROOT / "src" / "dgpu" / "_native")
     reason = why_not()
     if reason is not None:
         print(f"The core is not compiled, only slower: {reason}.", file=sys.stderr)

@@ -29,7 +29,7 @@ class GeneratedHook(BuildHookInterface[Any]):
         # An editable installation uses what `make core` makes: it must not wait for a compiler.
         if self.target_name == "wheel" and version != "editable":
             self._compile_core(build_data)
-            self._compile_launcher(build_data)
+            self._compile_native(build_data)
 
     def _make_stubs(self) -> None:
         from grpc_tools import protoc
@@ -68,11 +68,10 @@ class GeneratedHook(BuildHookInterface[Any]):
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
 
-    def _compile_launcher(self, build_data: dict[str, Any]) -> None:
+    def _compile_native(self, build_data: dict[str, Any]) -> None:
         core = _compiling(self.root)
         root = pathlib.Path(self.root)
-        made = core.compile_launcher(root, root / "build" / "native") if core.c_compiler() else None
-        if made is not None:
+        for made in core.compile_native(root, root / "build" / "native") if core.c_compiler() else ():
             build_data["force_include"][str(made)] = f"dgpu/_native/{made.name}"
             build_data["pure_python"] = False
             build_data["infer_tag"] = True

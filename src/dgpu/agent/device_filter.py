@@ -50,14 +50,10 @@ class DeviceFilters:
             os.close(program)
         self._programs.clear()
 
-    def attach(self, group: str, minors: Iterable[int]) -> None:
-        """Raises OSError."""
+    def attach(self, group: int, minors: Iterable[int]) -> None:
+        """`group`: descriptor of its directory. Raises OSError."""
         program = self._program(tuple(sorted(set(minors))))
-        directory = os.open(group, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            _bpf(_PROG_ATTACH, struct.pack("=IIII", directory, program, _CGROUP_DEVICE_ATTACH, _ALLOW_MULTI))
-        finally:
-            os.close(directory)
+        _bpf(_PROG_ATTACH, struct.pack("=IIII", group, program, _CGROUP_DEVICE_ATTACH, _ALLOW_MULTI))
 
     def _program(self, minors: tuple[int, ...]) -> int:
         if minors not in self._programs:

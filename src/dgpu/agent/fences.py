@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dgpu.agent.corral import Corral
 from dgpu.agent.device_filter import DeviceFilters
@@ -19,6 +20,16 @@ from dgpu.agent.device_filter import DeviceFilters
 _V1 = ("memory", "cpu")  # pids: the limit of the user, RLIMIT_NPROC, holds as well
 _MAX_WEIGHT = 10_000
 _KILLED = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+
+
+class Groups(NamedTuple):
+    """The control groups of a task, before its first process."""
+
+    entries: list[str]  # files that move a process into the groups
+    into: int = -1  # descriptor of the group of the first entry, if a process can be created in it
+
+
+NO_GROUPS = Groups([])
 
 
 class Fences:
@@ -48,15 +59,27 @@ class Fences:
         """Of version 1, for the next keeper."""
         return [str(path) for path in self._v1.values()]
 
-    def make(self, order: dict[str, Any]) -> list[str]:
-        """The files that move a process into the groups of a task. Raises OSError."""
+    @contextlib.contextmanager
+    def made(self, order: dict[str, Any]) -> Iterator[Groups]:
+        """Creates the groups of a task, for its start within this context. Raises OSError."""
+        group = self._corral.make(order["lease"])
+        if not group:
+            yield Groups(self._make_v1(order))
+            return
+        directory = os.open(group, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if self._filters_devices and order.get("minors") is not None:
+                self._filters.attach(directory, order["minors"])
+            limits_memory = self._limit_v2(order, group)
+            # The child shares the memory of the keeper at first: the limit of a task could kill both.
+            into = -1 if limits_memory else directory
+            yield Groups([f"{group}/cgroup.procs", *self._make_v1(order)], into)
+        finally:
+            os.close(directory)
+
+    def _make_v1(self, order: dict[str, Any]) -> list[str]:
         lease, ram_mb, cpus_milli = order["lease"], order.get("ram_mb", 0), order.get("cpus_milli", 0)
         entries: list[str] = []
-        if group := self._corral.make(lease):
-            entries.append(f"{group}/cgroup.procs")
-            if self._filters_devices and order.get("minors") is not None:
-                self._filters.attach(group, order["minors"])
-            self._limit_v2(lease, group, ram_mb, cpus_milli, order["account"][3])
         for controller, place in self._v1.items():
             file, value = _limit_v1(controller, ram_mb, cpus_milli)
             if value:
@@ -85,8 +108,10 @@ class Fences:
     def close(self) -> None:
         destroy_v1(self.paths)
 
-    def _limit_v2(self, lease: int, group: str, ram_mb: int, cpus_milli: int, max_processes: int) -> None:
-        controllers = self._corral.controllers
+    def _limit_v2(self, order: dict[str, Any], group: str) -> bool:
+        """Whether it limits memory."""
+        lease, ram_mb, cpus_milli = order["lease"], order.get("ram_mb", 0), order.get("cpus_milli", 0)
+        max_processes, controllers = order["account"][3], self._corral.controllers
         if ram_mb and "memory" in controllers:
             Path(group, "memory.max").write_text(str(ram_mb << 20))
             Path(group, "memory.oom.group").write_text("1")
@@ -95,6 +120,7 @@ class Fences:
             Path(group, "cpu.weight").write_text(str(max(1, min(cpus_milli // 10, _MAX_WEIGHT))))
         if max_processes and self._limits_pids:
             Path(group, "pids.max").write_text(str(max_processes))
+        return lease in self._oom_files
 
 
 def destroy_v1(paths: list[str]) -> None:

@@ -7,14 +7,14 @@ the keeper forks and does the same itself (`spawn_apart`), at three times the co
 
 from __future__ import annotations
 
-import hashlib
 import os
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from dgpu.agent.fences import Groups
+from dgpu.agent.native import find_native
 from dgpu.agent.spawn import DEFAULT_SIGNALS, Child
+from dgpu.agent.spawn_into import SpawnInto
 
-_SOURCE = Path(__file__).with_name("launch_as.c")
 _WORD = "DGPU_LAUNCH_"
 
 
@@ -33,79 +33,87 @@ def account_of(order: dict[str, Any]) -> Account | None:
     return Account(given[0], given[1], tuple(given[2]), given[3]) if given else None
 
 
-def program_path() -> Path:
-    """Where compile_core.py puts the program made from the present source."""
-    digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]
-    return _SOURCE.parents[1] / "_native" / f"launch_as-{digest}"
+class Launcher:
+    """`usable` is False if launch_as.c has not been compiled."""
 
+    def __init__(self) -> None:
+        self._program = find_native("launch_as.c")
+        self._into = SpawnInto()
 
-def find_launcher() -> str:
-    """Empty: it has not been compiled."""
-    try:
-        path = program_path()
-    except OSError:
-        return ""
-    return str(path) if os.access(path, os.X_OK) else ""
+    @property
+    def usable(self) -> bool:
+        return bool(self._program)
 
+    def launch(
+        self,
+        account: Account,
+        cwd: str,
+        argv: list[str],
+        env: dict[str, str],
+        *,
+        null: int,
+        limits: tuple[int, int] | None,
+        groups: Groups,
+    ) -> Child:
+        """Raises OSError and ValueError."""
+        fds: list[int] = []
+        try:
+            output_read, output_write = os.pipe2(os.O_CLOEXEC)
+            fds += [output_read, output_write]
+            # The program writes at most once, and far less than the pipe holds: its end may be non-blocking, too.
+            status_read, status_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            fds += [status_read, status_write]
+            order = [str(status_write), str(os.getpid())]
+            about = _about(account, cwd, env, limits)
+            pid = None
+            if groups.into >= 0:
+                variables = _with_order([*order, *_entering(groups.entries[1:]), *about], env)
+                child_fds = (null, output_write, status_write)
+                pid = self._into.spawn(groups.into, self._program, argv, variables, child_fds)
+            if pid is None:
+                variables = _with_order([*order, *_entering(groups.entries), *about], env)
+                pid = self._spawn(argv, variables, null, output_write, status_write)
+            fds.remove(output_read)
+            fds.remove(status_read)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        os.set_blocking(output_read, False)
+        return Child(pid, output_read, status_read)
 
-def launch_as(
-    launcher: str,
-    account: Account,
-    cwd: str,
-    argv: list[str],
-    env: dict[str, str],
-    *,
-    null: int,
-    limits: tuple[int, int] | None,
-    groups: list[str],
-) -> Child:
-    """`groups`: files that move a process into its control groups. Raises OSError and ValueError."""
-    fds: list[int] = []
-    try:
-        output_read, output_write = os.pipe2(os.O_CLOEXEC)
-        fds += [output_read, output_write]
-        # The program writes at most once, and far less than the pipe holds: its end may be non-blocking, too.
-        status_read, status_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        fds += [status_read, status_write]
+    def _spawn(self, argv: list[str], env: dict[str, str], null: int, output: int, status: int) -> int:
         actions = [
             (os.POSIX_SPAWN_DUP2, null, 0),
-            (os.POSIX_SPAWN_DUP2, output_write, 1),
-            (os.POSIX_SPAWN_DUP2, output_write, 2),
+            (os.POSIX_SPAWN_DUP2, output, 1),
+            (os.POSIX_SPAWN_DUP2, output, 2),
             # A descriptor that is copied to itself stays open in the child.
-            (os.POSIX_SPAWN_DUP2, status_write, status_write),
+            (os.POSIX_SPAWN_DUP2, status, status),
         ]
-        pid = os.posix_spawn(
-            launcher,
+        return os.posix_spawn(
+            self._program,
             argv,
-            _with_order([status_write, *_order(account, cwd, env, limits, groups)], env),
+            env,
             file_actions=actions,
             setsid=True,
             setsigmask=[],
             setsigdef=DEFAULT_SIGNALS,
         )
-        fds.remove(output_read)
-        fds.remove(status_read)
-    finally:
-        for fd in fds:
-            os.close(fd)
-    os.set_blocking(output_read, False)
-    return Child(pid, output_read, status_read)
 
 
-def _order(
-    account: Account, cwd: str, env: dict[str, str], limits: tuple[int, int] | None, groups: list[str]
-) -> list[str | int]:
-    """In the order of run() in launch_as.c."""
-    words: list[str | int] = [os.getpid(), len(groups), *groups]
-    words += [*(limits or (0, 0)), account.max_processes]
+def _entering(entries: list[str]) -> list[str]:
+    return [str(len(entries)), *entries]
+
+
+def _about(account: Account, cwd: str, env: dict[str, str], limits: tuple[int, int] | None) -> list[str]:
+    """In the order of run() in launch_as.c, after the groups."""
+    words = [*(limits or (0, 0)), account.max_processes]
     words += [account.uid, account.gid, len(account.groups), *account.groups]
-    words += [cwd, env.get("PATH", os.defpath)]
-    return words
+    return [*map(str, words), cwd, env.get("PATH", os.defpath)]
 
 
-def _with_order(words: list[str | int], env: dict[str, str]) -> dict[str, str]:
+def _with_order(words: list[str], env: dict[str, str]) -> dict[str, str]:
     """The program takes the first entries, whatever their names are, and gives the others to the task."""
-    order = {f"{_WORD}{number}": str(word) for number, word in enumerate(words)}
+    order = {f"{_WORD}{number}": word for number, word in enumerate(words)}
     if not order.keys().isdisjoint(env):
         raise ValueError(f"variables that begin with {_WORD} are reserved")
     return order | env  # the words stay in front

@@ -7,7 +7,8 @@ import os
 import time
 from typing import Any
 
-from dgpu.agent.launch_as import Account, account_of, find_launcher, launch_as
+from dgpu.agent.fences import NO_GROUPS, Groups
+from dgpu.agent.launch_as import Account, Launcher, account_of
 from dgpu.agent.mounts import Mounts
 from dgpu.agent.spawn import NO_PROGRAM, CannotStart, Child, Spawner, failure_of, one_line
 from dgpu.agent.spawn_apart import Apart, spawn_apart
@@ -20,17 +21,15 @@ class Starter:
     def __init__(self, work_dir: str) -> None:
         self._work_dir = work_dir  # of the node, for tasks without a directory
         self._spawner = Spawner()
-        self._launcher = find_launcher()
+        self._launcher = Launcher()
         self._mounts = Mounts()
         self._known: dict[tuple[str, str, str], tuple[float, bool]] = {}
 
-    def spawn(
-        self, order: dict[str, Any], own_dir: str, groups: list[str] | None = None
-    ) -> Child | CannotStart:
-        """`own_dir`: created for a task without a directory. `groups`: of an isolated task, see `fences`."""
+    def spawn(self, order: dict[str, Any], own_dir: str, groups: Groups = NO_GROUPS) -> Child | CannotStart:
+        """`own_dir`: created for a task without a directory. `groups`: of an isolated task."""
         cwd: str = order["cwd"]
         if (account := account_of(order)) is not None:
-            return self._spawn_as(account, order, cwd or own_dir, groups or [])
+            return self._spawn_as(account, order, cwd or own_dir, groups)
         if self._cannot_hang(cwd, order["argv"][0], order["env"].get("PATH", os.defpath)):
             return self._spawner.spawn(order, own_dir)
         apart = Apart(self._spawner.null, self._spawner.limits)
@@ -40,7 +39,7 @@ class Starter:
             return failure_of(error, order["argv"][0])
 
     def _spawn_as(
-        self, account: Account, order: dict[str, Any], cwd: str, groups: list[str]
+        self, account: Account, order: dict[str, Any], cwd: str, groups: Groups
     ) -> Child | CannotStart:
         """The child uses the task's paths, as the task's user, and may hang without harm."""
         argv, env = order["argv"], order["env"]
@@ -50,9 +49,9 @@ class Starter:
         if not argv[0] or "\0" in argv[0]:
             return NO_PROGRAM
         try:
-            if not self._launcher:
-                return spawn_apart(cwd, argv, env, Apart(null, limits, account, tuple(groups)))
-            return launch_as(self._launcher, account, cwd, argv, env, null=null, limits=limits, groups=groups)
+            if not self._launcher.usable:
+                return spawn_apart(cwd, argv, env, Apart(null, limits, account, tuple(groups.entries)))
+            return self._launcher.launch(account, cwd, argv, env, null=null, limits=limits, groups=groups)
         except OSError as error:
             if error.errno == errno.E2BIG:
                 return failure_of(error, argv[0])

@@ -140,12 +140,12 @@ class Starts:
     def _spawn(self, order: Order, own_dir: str) -> Child | CannotStart:
         if not order.get("account"):
             return self._starter.spawn(order, own_dir)
+        child: Child | CannotStart
         try:
-            groups = self._fences.make(order)
-        except OSError as error:
-            child: Child | CannotStart = CannotStart("node_fault", 126, f"cannot limit the task: {error}")
-        else:
-            child = self._starter.spawn(order, own_dir, groups)
+            with self._fences.made(order) as groups:
+                child = self._starter.spawn(order, own_dir, groups)
+        except OSError as error:  # of the groups: a spawn returns its errors
+            child = CannotStart("node_fault", 126, f"cannot limit the task: {error}")
         if isinstance(child, CannotStart):
             self._fences.release(order["lease"])
             self._corral.release(order["lease"])

@@ -17,7 +17,7 @@ from dgpu.agent.as_user import files_as
 from dgpu.agent.corral import Corral
 from dgpu.agent.fences import Fences
 from dgpu.agent.held import Held, Trees
-from dgpu.agent.launch_as import find_launcher
+from dgpu.agent.launch_as import Launcher
 from integration.agent.keeping import Kept, cpu_ticks, is_alive, wait_for, word
 
 pytestmark = [
@@ -110,7 +110,7 @@ def test_variables_of_a_task_do_not_affect_the_program_that_changes_its_user(kep
 
 def test_a_variable_of_a_task_cannot_replace_a_word_of_the_order(kept) -> None:
     """The words of the order are variables, too: one of them is the uid."""
-    if not find_launcher():
+    if not Launcher().usable:
         pytest.skip("launch_as.c is not compiled: there are no such variables")
     for number in range(20):
         end, out = run(kept, number + 1, ["id", "-u"], env={f"DGPU_LAUNCH_{number}": "0"})
@@ -186,7 +186,8 @@ def test_the_group_of_an_ended_task_stays_until_its_use_of_memory_is_read(ram_mb
             "account": ACCOUNT,
             "ram_mb": ram_mb,
         }
-        fences.make(order)
+        with fences.made(order):
+            pass
         held = Held(order, pid=os.getpid(), now_ms=0, ticks=0)
         held.grouped = held.fenced = True
         trees = Trees(keeper_id="reading", mains={}, live={1: held}, corral=corral, fences=fences)
