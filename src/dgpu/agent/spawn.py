@@ -81,7 +81,7 @@ class Spawner:
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else str(error)
             if cwd:
-                return CannotStart("cannot_start", 126, f"workdir {one_line(cwd)}: {why}")
+                return no_directory(one_line(cwd), why)
             return CannotStart("node_fault", 126, f"cannot enter the task's directory: {why}")
         return None
 
@@ -116,6 +116,13 @@ class Spawner:
         return os.posix_spawn(
             SHELL, argv, env, file_actions=actions, setsid=True, setsigmask=[], setsigdef=DEFAULT_SIGNALS
         )
+
+
+def no_directory(cwd: str, why: str | None) -> CannotStart:
+    help_text = (
+        "It must exist on the node: use a shared file system, -w DIR, or --clean-env for a new directory"
+    )
+    return CannotStart("cannot_start", 126, f"workdir {cwd}: {why}. {help_text}")
 
 
 def find_program(name: str, search_path: str) -> str | CannotStart:

@@ -25,6 +25,7 @@ from dgpu.agent.spawn import (
     Child,
     failure_of,
     find_program,
+    no_directory,
     one_line,
     refusal_of,
 )
@@ -91,7 +92,7 @@ def _in_words(step: str, number: int, name: str) -> CannotStart:
     if step == "user":
         return CannotStart("node_fault", 126, f"cannot start as another user: {name}: {why}")
     if step == "workdir":
-        return CannotStart("cannot_start", 126, f"workdir {name}: {why}")
+        return no_directory(name, why)
     return refusal_of(number, name, exists=step == "interpreter")
 
 
@@ -158,7 +159,7 @@ def _execute(cwd: str, argv: list[str], env: dict[str, str]) -> CannotStart:
         os.chdir(cwd)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        return CannotStart("cannot_start", 126, f"workdir {one_line(cwd)}: {why}")
+        return no_directory(one_line(cwd), why)
     try:
         found = find_program(argv[0], env.get("PATH", os.defpath))
         if isinstance(found, CannotStart):

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import typer
 
@@ -22,9 +23,6 @@ _PLAIN_WORD = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 WHENS = ("ok", "any", "failed")
-
-# The variables of a shell that decide which program `python train.py` runs.
-SHELL_VARIABLES = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH")
 
 
 def parse_duration(text: str) -> float:
@@ -121,6 +119,26 @@ def parse_env(entries: Sequence[str], environ: Mapping[str, str] | None = None) 
         if not equals and name not in here:
             raise typer.BadParameter(f"{name} has no value here; write {name}=VALUE", param_hint="--env")
         env[name] = value if equals else here[name]
+    return env
+
+
+def read_env_file(path: str) -> dict[str, str]:
+    """Lines `K=V`. Empty lines and lines that begin with `#` are skipped; quotes around a value are removed."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{path} cannot be read: {error}", param_hint="--env-file") from None
+    env: dict[str, str] = {}
+    for number, line in enumerate(lines, start=1):
+        entry = line.strip().removeprefix("export ").strip()
+        if not entry or entry.startswith("#"):
+            continue
+        name, equals, value = entry.partition("=")
+        if not equals or not _ENV_NAME.fullmatch(name):
+            raise typer.BadParameter(
+                f"{path}, line {number}: {line.split('=')[0][:40]!r} is not K=V", param_hint="--env-file"
+            )
+        env[name] = value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
     return env
 
 

@@ -35,6 +35,7 @@ def connect(flags: Flags) -> Client:
             token=flags.token,
             timeout_seconds=_ANSWER_SECONDS,
             retries=2,
+            clean_env=True,  # the flags of a submit decide: see cli.submission
             waiting=late.watch,
             on_answer=Staleness().on_answer,
         )

@@ -37,7 +37,7 @@ def run(
         raise typer.BadParameter("a command is missing; for example: dgpu run -- python train.py")
     client = connect(flags)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM cancels the task too
-    task = s.task_fields(ctx, command, client.urls)
+    task = s.task_fields(ctx, command)
     told = _tell_of_input()
     task_id = client.submit(**task).task_id
     attempts = _Attempts(client, task_id)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dgpu.cli.arguments import (
-    SHELL_VARIABLES,
     parse_after,
     parse_command,
     parse_duration,
@@ -20,9 +19,10 @@ from dgpu.cli.arguments import (
     parse_plain_memory_mb,
     parse_priority,
     parse_secrets,
+    read_env_file,
 )
-from dgpu.cli.connection import is_same_host
 from dgpu.cli.flags import parameters_of
+from dgpu.client.surroundings import BadSettings, all_variables, current_directory, surrounded
 
 if TYPE_CHECKING:
     from typer._click.core import Parameter
@@ -91,6 +91,10 @@ def surrounding(
     env: Annotated[
         list[str] | None, _option("--env", "-e", metavar="K=V", help="K alone: its current value.")
     ] = None,
+    env_file: Annotated[
+        list[str] | None, _option("--env-file", metavar="FILE", help="Variables from a file of lines K=V.")
+    ] = None,
+    env_all: Annotated[bool, _option("--env-all", help="Send all variables of the shell.")] = False,
     secrets: Annotated[
         list[str] | None,
         _option("--secret", metavar="NAME[=VAR]", help="As a variable; NAME:file or NAME:file=F: as a file."),
@@ -103,7 +107,7 @@ def surrounding(
     ] = None,
     ram_mb: Annotated[str | None, _option("--ram", metavar="MB", help="Main memory: 16G or 16000.")] = None,
     clean_env: Annotated[
-        bool, _option("--clean-env", help="Do not send the directory, PATH, VIRTUAL_ENV and so on.")
+        bool, _option("--clean-env", help="Send neither the directory nor variables of the shell.")
     ] = False,
 ) -> None:
     """The same, for a task's surroundings."""
@@ -150,23 +154,32 @@ _READ: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def task_fields(ctx: typer.Context, command: Sequence[str], urls: Sequence[str]) -> dict[str, Any]:
+def task_fields(ctx: typer.Context, command: Sequence[str]) -> dict[str, Any]:
     """The body of the request; for omitted options the server's defaults apply."""
     given: dict[str, Any] = dict(ctx.meta.get(_KEPT, {}))
     clean = given.pop("clean_env", False)
-    here = is_same_host(urls) and not clean and not given.get("image")  # an image has its own directories
+    every, files = given.pop("env_all", False), given.pop("env_file", ())
+    if clean and every:
+        raise typer.BadParameter("--env-all and --clean-env exclude each other")
     task = {name: _READ[name](value) if name in _READ else value for name, value in given.items()}
     if command:
         task["command"] = parse_command(command)
-    shell = {name: os.environ[name] for name in SHELL_VARIABLES if name in os.environ} if here else {}
-    if variables := shell | task.pop("env", {}):
-        task["env"] = variables
+    if files or every:
+        read = {name: value for path in files for name, value in read_env_file(path).items()}
+        task["env"] = (all_variables(os.environ) if every else {}) | read | task.get("env", {})
     if user := "" if clean else _user():
         task["labels"] = {"user": user, **task.get("labels", {})}  # reports group by it
-    directory = task.pop("workdir", _here() if here else None)
-    if directory is not None:
-        task["workdir"] = os.path.normpath(os.path.join(_here() or "/", directory))  # noqa: PTH118
-    return task
+    if "workdir" in task:
+        here = current_directory() or "/"
+        task["workdir"] = os.path.normpath(os.path.join(here, task["workdir"]))  # noqa: PTH118
+    return task if clean else _surrounded(task)
+
+
+def _surrounded(task: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return surrounded(task)
+    except BadSettings as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def _user() -> str:
@@ -176,10 +189,3 @@ def _user() -> str:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         return ""
-
-
-def _here() -> str | None:
-    try:
-        return os.getcwd()  # noqa: PTH109  a string is sent
-    except FileNotFoundError:
-        return None

@@ -48,7 +48,7 @@ def submit(
     flags = flags_of(ctx)
     flags.returns_task_code = wait
     client = connect(flags)
-    task = _described(ctx, command or (), client.urls, allocation=allocation, count=count)
+    task = _described(ctx, command or (), allocation=allocation, count=count)
     if dry_run:
         asked = {"task": task, "count": count} if count > 1 else {"task": task}
         return print_effect(builtins(client.whatif({"submit": asked})), flags)
@@ -72,13 +72,11 @@ def submit(
     return _wait(client, ids) if wait else 0
 
 
-def _described(
-    ctx: typer.Context, command: Sequence[str], urls: Sequence[str], *, allocation: bool, count: int
-) -> dict[str, Any]:
+def _described(ctx: typer.Context, command: Sequence[str], *, allocation: bool, count: int) -> dict[str, Any]:
     """The task that the options describe; options that contradict each other are refused."""
     if not command and not allocation:
         raise typer.BadParameter("a command is missing; for example: dgpu submit -- python train.py")
-    task = s.task_fields(ctx, command, urls)
+    task = s.task_fields(ctx, command)
     if allocation:
         task["allocation"] = True
     if count > 1 and "array" in task:

@@ -39,6 +39,7 @@ class AsyncClient(Calls, Awaited):
         token: str | None = None,
         timeout_seconds: float = 30.0,
         retries: int = repeats.RETRIES,
+        clean_env: bool = False,
         on_answer: Callable[[AnsweredBy], None] = lambda _: None,
     ) -> None:
         import httpx
@@ -46,6 +47,7 @@ class AsyncClient(Calls, Awaited):
         self._schedulers = Schedulers(locate(server, token))
         self._timeout_seconds = timeout_seconds
         self._retries = retries
+        self.clean_env = clean_env
         self._on_answer = on_answer
         # The same authorities as the other client, SSL_CERT_FILE included.
         is_tls = any(url.startswith("https:") for url in self.urls)
@@ -95,7 +97,7 @@ class AsyncClient(Calls, Awaited):
         the parts before it, which were accepted.
         """
         submitted: list[str] = []
-        for request in submit_parts(tasks):
+        for request in submit_parts(map(self._described, tasks)):
             try:
                 submitted += (await self._do(request)).task_ids
             except DgpuError as error:

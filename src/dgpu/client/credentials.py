@@ -16,10 +16,15 @@ class UnsafeCredentials(ValueError):  # noqa: N818  named for what they are
     """Other users can read the file, so its tokens may be known."""
 
 
-def credentials_path() -> Path:
+def config_dir() -> Path:
+    """The user's configuration directory. Raises RuntimeError if there is no home directory."""
     home = os.environ.get("XDG_CONFIG_HOME") or ""
     root = Path(home) if home.startswith("/") else Path.home() / ".config"
-    return root / "dgpu" / _FILE
+    return root / "dgpu"
+
+
+def credentials_path() -> Path:
+    return config_dir() / _FILE
 
 
 def stored_token(url: str) -> str:

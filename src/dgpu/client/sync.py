@@ -47,12 +47,14 @@ class Client(Calls, Blocking):
         token: str | None = None,
         timeout_seconds: float = 30.0,
         retries: int = repeats.RETRIES,
+        clean_env: bool = False,
         waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
         on_answer: Callable[[AnsweredBy], None] = lambda _: None,
     ) -> None:
         self._schedulers = Schedulers(locate(server, token))
         self._timeout_seconds = timeout_seconds
         self._retries = retries
+        self.clean_env = clean_env
         self.waiting = waiting
         self._on_answer = on_answer
         self._local = threading.local()
@@ -94,7 +96,7 @@ class Client(Calls, Blocking):
         the parts before it, which were accepted.
         """
         submitted: list[str] = []
-        for request in submit_parts(tasks):
+        for request in submit_parts(map(self._described, tasks)):
             try:
                 submitted += self._do(request).task_ids
             except DgpuError as error:

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 from dgpu.client.call import Call
 from dgpu.client.fields import Filters, TaskFields
 from dgpu.client.request import NOTHING, Request, api_path, encode, given, new_key
+from dgpu.client.surroundings import surrounded
 from dgpu.wire import answers
 from dgpu.wire.cluster_answers import EstimateList
 
@@ -16,21 +17,24 @@ PART_BYTES = 8 << 20
 
 
 class TaskCalls:
+    clean_env: bool = False
+
     @Call
     def submit(
         self, *, idempotency_key: str | None = None, **task: Unpack[TaskFields]
     ) -> Request[answers.Submitted]:
-        """Submits one task. A repeat with the same key returns the first answer and submits nothing."""
-        return Request(
-            "POST", api_path("tasks"), answers.Submitted, body=encode(task), headers=new_key(idempotency_key)
-        )
+        """Submits one task. It gets the directory and the usual variables of this process, unless the client has
+        `clean_env`. A repeat with the same key returns the first answer and submits nothing.
+        """
+        body, headers = encode(self._described(task)), new_key(idempotency_key)
+        return Request("POST", api_path("tasks"), answers.Submitted, body=body, headers=headers)
 
     @Call
     def submit_copies(
         self, count: int, *, idempotency_key: str | None = None, **task: Unpack[TaskFields]
     ) -> Request[list[str]]:
         """`count` equal tasks, all or nothing; at most 10,000. Returns their ids."""
-        body = encode({"task": task, "count": count})
+        body = encode({"task": self._described(task), "count": count})
         return _batch(body, idempotency_key).picking(lambda submitted: submitted.task_ids)
 
     @Call
@@ -114,6 +118,9 @@ class TaskCalls:
         """Learned memory use of models and commands; with a model, type or atoms, also the estimate for such a task."""
         path = api_path("estimates", tenant=tenant, model=model, task_type=task_type, atoms=atoms)
         return Request("GET", path, EstimateList)
+
+    def _described(self, task: Mapping[str, Any]) -> Mapping[str, Any]:
+        return task if self.clean_env else surrounded(task)
 
 
 def submit_parts(tasks: Iterable[Mapping[str, Any]]) -> Iterator[Request[answers.SubmittedMany]]:

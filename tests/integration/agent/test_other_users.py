@@ -65,7 +65,13 @@ def test_reasons_why_a_program_does_not_start_are_the_same_as_for_the_own_user(k
     cases = [
         (["no-such-program"], {}, "cannot_start", 127, "no-such-program: command not found"),
         ([f"{place}/plain"], {}, "cannot_start", 126, "not executable"),
-        (["true"], {"cwd": "/no/such"}, "cannot_start", 126, "workdir /no/such: No such file or directory"),
+        (
+            ["true"],
+            {"cwd": "/no/such"},
+            "cannot_start",
+            126,
+            "workdir /no/such: No such file or directory. It must exist on the node",
+        ),
         (["true"], {"cwd": "there"}, "cannot_start", 126, "is not an absolute path"),
         (["a\0b"], {}, "cannot_start", 127, "contains a NUL"),
         ([""], {}, "cannot_start", 127, "is empty"),

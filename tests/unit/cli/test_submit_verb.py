@@ -7,6 +7,8 @@ import pwd
 
 import pytest
 
+from dgpu.client.surroundings import sent_variables
+
 from .conftest import SUBMITTED, task
 
 WHO = pwd.getpwuid(os.getuid()).pw_name
@@ -16,9 +18,10 @@ WHO = pwd.getpwuid(os.getuid()).pw_name
 def submit(dgpu, server, monkeypatch, tmp_path):
     """Submits with these flags and returns the body that was sent."""
     monkeypatch.chdir(tmp_path)
+    for name in sent_variables(os.environ):
+        monkeypatch.delenv(name)
     monkeypatch.setenv("PATH", "/somewhere/bin")
-    for name in ("VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     server.answers["POST", "/api/v1/tasks"] = SUBMITTED
     server.answers["GET", "/api/v1/tasks/task-7"] = (200, task(7, waiting="4 of 4 GPUs are busy"))
 
@@ -46,6 +49,27 @@ def test_who_submits_can_be_said_for_somebody_else(submit):
 
 def test_a_clean_environment_sends_neither(submit):
     assert submit("--clean-env", "--", "true") == {"command": ["true"]}
+
+
+def test_variables_come_from_the_flag_before_the_file_before_the_shell(submit, tmp_path, monkeypatch):
+    (tmp_path / "vars").write_text("# mine\n\nexport A=file\nB='two words'\nPATH=/file\n")
+    monkeypatch.setenv("OTHER", "shell")
+    assert submit("--env-file", "vars", "-e", "A=flag", "--", "true")["env"] == {
+        "A": "flag", "B": "two words", "PATH": "/file"
+    }  # fmt: skip
+    assert submit("--env-all", "--env-file", "vars", "--", "true")["env"]["OTHER"] == "shell"
+    assert submit("--clean-env", "--env-file", "vars", "--", "true")["env"]["B"] == "two words"
+
+
+def test_a_file_of_variables_with_an_error_is_named_with_its_line(dgpu, server, tmp_path):
+    (tmp_path / "vars").write_text("A=1\nSECRET\n")
+    code, _, err = dgpu("--server", server.url, "submit", "--env-file", str(tmp_path / "vars"), "--", "true")
+    assert code == 2
+    assert "line 2" in err
+    assert "K=V" in err
+    code, _, err = dgpu("--server", server.url, "submit", "--env-file", str(tmp_path / "none"), "--", "true")
+    assert code == 2
+    assert "cannot be read" in err
 
 
 def test_every_flag_reaches_the_server_under_its_name(submit, tmp_path):

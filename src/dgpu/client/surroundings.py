@@ -1,0 +1,106 @@
+"""What a task gets from the shell or program that submits it: the working directory and some variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from dgpu.client.credentials import config_dir
+
+# The variables that decide which program `python train.py` runs, and how.
+DEFAULT_NAMES = (
+    "PATH", "VIRTUAL_ENV", "CONDA_*", "LD_LIBRARY_PATH", "PYTHON*", "CUDA_*", "NCCL_*", "OMP_*", "TORCH*", "HF_*",
+    "WANDB_*", "LANG", "LC_*", "TZ",
+)  # fmt: skip
+# Set on the node, or of this process alone. The token must not reach a task.
+_NEVER = frozenset(
+    {"CUDA_VISIBLE_DEVICES", "DGPU_TOKEN", "PWD", "OLDPWD", "SHLVL", "_", "PYTHONBREAKPOINT", "PYTHONSTARTUP"}
+)
+_FILE = "client.yaml"
+
+
+class BadSettings(ValueError):  # noqa: N818  named for what they are
+    """The user's client.yaml cannot be used."""
+
+
+def surrounded(task: Mapping[str, Any]) -> dict[str, Any]:
+    """The task with the directory and the variables of this process; values of the task win.
+
+    A container has its own directories and variables.
+    """
+    if task.get("image"):
+        return dict(task)
+    filled = dict(task)
+    if variables := sent_variables(os.environ) | dict(task.get("env") or {}):
+        filled["env"] = variables
+    if task.get("workdir") is None and (here := current_directory()):
+        filled["workdir"] = here
+    return filled
+
+
+def sent_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    names = chosen_names()
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in _NEVER and any(fnmatchcase(name, pattern) for pattern in names)
+    }
+
+
+def all_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """For --env-all."""
+    return {name: value for name, value in environ.items() if name not in _NEVER}
+
+
+def current_directory() -> str | None:
+    try:
+        return os.getcwd()  # noqa: PTH109  a string is sent
+    except FileNotFoundError:
+        return None
+
+
+def chosen_names() -> tuple[str, ...]:
+    """`client.env` of the user's client.yaml. The word `default` in it stands for the default names."""
+    try:
+        path = config_dir() / _FILE
+    except RuntimeError:  # no home directory
+        return DEFAULT_NAMES
+    chosen = _read(path)
+    return DEFAULT_NAMES if chosen is None else tuple(_expanded(chosen))
+
+
+def _expanded(chosen: Iterable[str]) -> Iterable[str]:
+    for name in chosen:
+        if name == "default":
+            yield from DEFAULT_NAMES
+        else:
+            yield name
+
+
+def _read(path: Path) -> list[str] | None:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadSettings(f"{path} cannot be read: {error}") from None
+    import yaml
+
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise BadSettings(f"{path} is not YAML: {error}") from None
+    section = document.get("client") if isinstance(document, dict) else document
+    if section is None:
+        return None
+    if not isinstance(section, dict) or set(section) - {"env"}:
+        raise BadSettings(f"{path}: expected only the key client.env, got {section!r}")
+    env = section.get("env")
+    if env is not None and not (
+        isinstance(env, list) and all(isinstance(name, str) and name for name in env)
+    ):
+        raise BadSettings(f"{path}: client.env is {env!r}, expected a list of names like [default, MY_*]")
+    return env
