@@ -169,13 +169,28 @@ def status(ctx: typer.Context, directory: Directory = None, config: Config = Non
 
 
 @app.command()
-def handover(ctx: typer.Context, directory: Directory = None, config: Config = None) -> int:
+def handover(
+    ctx: typer.Context,
+    from_name: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="NAME",
+            help="Only if the scheduler with this ha.name leads, for example after its process died.",
+        ),
+    ] = "",
+    directory: Directory = None,
+    config: Config = None,
+) -> int:
     """Let another scheduler lead, for example before this machine is restarted. Exit code 1: the same one leads."""
     from dgpu.entry.ha.errors import HaFailure
     from dgpu.entry.ha.handover import hand_over
 
     with _refusals(HaFailure):
-        done = hand_over(_data_dir(directory, config))
+        done = hand_over(_data_dir(directory, config), from_name)
+    if done is None:
+        note(f"{from_name} does not lead; nothing was changed.")
+        return ExitCode.OK
     _print(done, done.after, ctx)
     if done.changed:
         note(f"{done.after} leads now, {done.seconds:.1f} s after {done.before} was asked to stop leading.")

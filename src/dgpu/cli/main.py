@@ -70,6 +70,7 @@ VERBS = {
         asks=False,
         prints=True,
     ),
+    "chaos": Verb("Faults against a throw-away cluster under load, and a verdict.", asks=False),
     "witness": Verb("The third member of a highly available cluster.", asks=False),
     "ca": Verb("Certificates of machines; init, certificate, token, list, revoke.", asks=False, prints=True),
     "install-service": Verb("Install a systemd unit.", asks=False),

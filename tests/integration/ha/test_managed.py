@@ -94,11 +94,16 @@ def test_a_machine_is_lost_and_the_other_scheduler_goes_on(site) -> None:
     both.start("a")
     both.until_seen("a", 7)
     site.until_healthy(3)
-    done = site.good("ha", "handover", "--dir", site.directory("b"))
+    code, out, err = site.dgpu("ha", "handover", "--from", "neither", "--dir", site.directory("b"))
+    assert (code, out) == (0, "")
+    assert "neither does not lead; nothing was changed." in err
+    both.submit("b")
+    leader = site.status()["leader"]["name"]
+    done = site.good("ha", "handover", "--from", leader, "--dir", site.directory("b"))
     assert done["changed"]
     both.until_master("a")
     both.submit("a")
-    both.until_seen("b", 8)
+    both.until_seen("b", 9)
 
 
 def check_machines_are_shared(site) -> None:

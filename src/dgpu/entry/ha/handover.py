@@ -28,20 +28,22 @@ class HandedOver(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-def hand_over(directory: Path) -> HandedOver:
+def hand_over(directory: Path, from_name: str = "") -> HandedOver | None:
     """Ends the leader's lease. Its commits compare the leader key, so nothing that it sends later counts.
 
-    Raises HaFailure.
+    With `from_name`, only the lease of the scheduler with this name. None: it does not lead. Raises HaFailure.
     """
     files = MemberFiles(directory)
     settings = engine_settings(files, files.member().members)
     engine = EtcdEngine(settings)
     try:
         before = engine.leader()
+        if from_name and (before is None or before.candidate.name != from_name):
+            return None
         if before is None:
             raise HaFailure("no scheduler leads")
         began_s = time.monotonic()
-        _end_lease(settings)
+        _end_lease(settings, before)
         after = _next_leader(engine, before)
     except EngineError as error:
         raise HaFailure(str(error)) from error
@@ -55,12 +57,13 @@ def hand_over(directory: Path) -> HandedOver:
     )
 
 
-def _end_lease(settings: EtcdSettings) -> None:
+def _end_lease(settings: EtcdSettings, leader: Leader) -> None:
+    """Of this leader only: another one may have won meanwhile."""
     connection = Connection(settings)
     try:
         request = pb.RangeRequest(key=Keys(PREFIX).leader)
         found = connection.call("/etcdserverpb.KV/Range", request, pb.RangeResponse).kvs
-        if not found:
+        if not found or found[0].create_revision != leader.fence:
             return  # it has ended by itself
         if not found[0].lease:
             raise HaFailure("the journal of this cluster is closed: dgpu ha leave was run")
