@@ -1,7 +1,8 @@
 """Sends output of tasks to the scheduler on a separate stream that never blocks the main one. A machine without I/O.
 
-The first and the last bytes of every ended attempt are sent until the scheduler has them on disk. Any part of any
-attempt on this node is sent on request. The courier sends nothing without credit, reads one piece at a time and
+The first and the last bytes of every ended attempt are sent until the scheduler has them on disk. With several
+schedulers, the files stay until a second one has a copy: a scheduler that takes over gets everything again. Any part of
+any attempt on this node is sent on request. The courier sends nothing without credit, reads one piece at a time and
 sends it before it reads the next: its memory is one piece, however large the output is.
 """
 
@@ -16,6 +17,7 @@ from dgpu.agent.output_words import (
     CourierOutput,
     FilesRead,
     MessageTaken,
+    OutputReceived,
     OutputSettled,
     ReadFiles,
     SchedulerSaid,
@@ -36,7 +38,7 @@ _FETCHES_PER_UPLOAD = 4  # readers come first, but a long download must not dela
 
 
 class _Upload:
-    __slots__ = ("end", "is_whole", "kept", "mark", "next_offset", "sent_at_ms", "sent_whole")
+    __slots__ = ("end", "is_received", "is_whole", "kept", "mark", "next_offset", "sent_at_ms", "sent_whole")
 
     def __init__(self, kept: KeepOutput) -> None:
         self.kept = kept
@@ -46,6 +48,7 @@ class _Upload:
 
     def begin_stream(self) -> None:
         self.sent_whole: bool | None = None  # None: this stream has not carried the last chunk yet
+        self.is_received = False  # the scheduler of this stream has it on disk
         self.begin_again()
 
     def begin_again(self) -> None:
@@ -117,7 +120,7 @@ class OutputCourier:
         times += [
             upload.sent_at_ms + RESEND_MS
             for upload in self._uploads.values()
-            if upload.sent_at_ms is not None
+            if upload.sent_at_ms is not None and not upload.is_received
         ]
         return min(times, default=NEVER_MS)
 
@@ -144,6 +147,8 @@ class OutputCourier:
                 self._tail_bytes = message.credit.tail_bytes
         elif kind == "stored":
             return self._settle(LeaseId(message.stored.lease_id), "")
+        elif kind == "received":
+            return self._on_received(LeaseId(message.received.lease_id))
         elif kind == "unwanted":
             return self._settle(LeaseId(message.unwanted.lease_id), message.unwanted.reason or "unwanted")
         elif kind == "cancel_fetch":
@@ -161,6 +166,13 @@ class OutputCourier:
         if self._fetches.get(reading.ask.request_id) is not reading:
             return []  # cancelled meanwhile
         return self._answer(reading, read, now_ms)
+
+    def _on_received(self, lease_id: LeaseId) -> list[CourierOutput]:
+        upload = self._uploads.get(lease_id)
+        if upload is None or upload.sent_whole is None:
+            return []
+        upload.is_received = True
+        return [OutputReceived(lease_id=lease_id)] if upload.sent_whole else []
 
     def _settle(self, lease_id: LeaseId, refused: str) -> list[CourierOutput]:
         upload = self._uploads.pop(lease_id, None)
@@ -197,6 +209,8 @@ class OutputCourier:
 
     def _next_upload(self, now_ms: int) -> _Upload | None:
         for upload in self._uploads.values():
+            if upload.is_received:
+                continue
             if upload.sent_at_ms is not None and now_ms - upload.sent_at_ms >= RESEND_MS:
                 upload.begin_again()
             if upload.sent_at_ms is None:

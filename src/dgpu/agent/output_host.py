@@ -21,6 +21,7 @@ from dgpu.agent.output_words import (
     CourierOutput,
     FilesRead,
     MessageTaken,
+    OutputReceived,
     OutputSettled,
     ReadFiles,
     SchedulerSaid,
@@ -143,6 +144,8 @@ class OutputHost:
                     self._stream.send(output.message)
             case ReadFiles():
                 self._spawn(self._read(output))
+            case OutputReceived():
+                self._desk.shelf.is_received(output.lease_id)
             case OutputSettled():
                 self._desk.shelf.is_settled(output.lease_id)
                 if output.refused:

@@ -60,6 +60,7 @@ class OutputShelf:
         self._lock = threading.Lock()
         self._waiting: dict[LeaseId, int] = {}  # bytes of attempts that wait for their upload, oldest first
         self._waiting_bytes = 0
+        self._received: dict[LeaseId, None] = {}  # those of them that one scheduler has whole, oldest first
         self._kept_bytes = 0
         self._counted_ms = clock_ms()
         self._kept: dict[str, _Kept] | None = None  # None: not read yet
@@ -89,7 +90,13 @@ class OutputShelf:
         self._waiting_bytes += size
         return self._total() > self._max_bytes
 
+    def is_received(self, lease_id: LeaseId) -> None:
+        """One scheduler has all of it: if room is needed, it goes before output that none has."""
+        if lease_id in self._waiting:
+            self._received[lease_id] = None
+
     def is_settled(self, lease_id: LeaseId) -> None:
+        self._received.pop(lease_id, None)
         self._waiting_bytes -= self._waiting.pop(lease_id, 0)
 
     def keep(self, settled: OutputSettled) -> None:
@@ -129,16 +136,24 @@ class OutputShelf:
         by_age = sorted(kept, key=lambda name: -kept[name].age_ms)
         while by_age and (self._total() > self._max_bytes or len(kept) > MAX_KEPT or self._is_disk_low()):
             self._delete(by_age.pop(0))
+        for lease_id in list(self._received):
+            if self._total() <= self._max_bytes and not self._is_disk_low():
+                break
+            self._received.pop(lease_id, None)
+            self._shrink(lease_id, _remove)
         for shrink in (chunks.thin, _remove):
             for lease_id in list(self._waiting)[:-1]:  # the newest stays in any case
                 if self._total() <= self._max_bytes:
                     return
-                own = self.directory / f"{lease_id:d}"
-                shrink(own)
-                size = chunks.size(own)
-                if lease_id in self._waiting:
-                    self._waiting_bytes += size - self._waiting[lease_id]
-                    self._waiting[lease_id] = size
+                self._shrink(lease_id, shrink)
+
+    def _shrink(self, lease_id: LeaseId, shrink: Callable[[Path], None]) -> None:
+        own = self.directory / f"{lease_id:d}"
+        shrink(own)
+        size = chunks.size(own)
+        if lease_id in self._waiting:
+            self._waiting_bytes += size - self._waiting[lease_id]
+            self._waiting[lease_id] = size
 
     def _total(self) -> int:
         return self._kept_bytes + self._waiting_bytes

@@ -79,4 +79,10 @@ class OutputSettled(msgspec.Struct, frozen=True, kw_only=True):
     refused: str = ""  # why the scheduler refuses it; empty: it is stored
 
 
-CourierOutput = SendMessage | ReadFiles | OutputSettled
+class OutputReceived(msgspec.Struct, frozen=True, kw_only=True):
+    """The scheduler has every byte, and waits for a second scheduler to have them too."""
+
+    lease_id: LeaseId
+
+
+CourierOutput = SendMessage | ReadFiles | OutputReceived | OutputSettled

@@ -65,11 +65,15 @@ async def agent_port(
     server = AgentServer(
         runtime, output, files, trusts_all=is_open, counts=connections, gate=gate, audit=audit
     )
+    if output.copies is not None:
+        server.give_copies(output.copies)
     port = await server.start(options.grpc.host, options.grpc.port)
     try:
         async with _joining(options, machines, port, audit):
             yield port
     finally:
+        if output.copies is not None:
+            output.copies.wake()
         await server.stop()
 
 

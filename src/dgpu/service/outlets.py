@@ -13,6 +13,7 @@ from dgpu.core.model.ids import LeaseId
 from dgpu.file_limit import file_limit
 from dgpu.service.alerts.watch import AlertWatch
 from dgpu.service.audit.trail import AuditTrail
+from dgpu.service.copies.wholeness import Wholeness
 from dgpu.service.follower.link import FollowerLink
 from dgpu.service.leadership.standing import Lone, Standing
 from dgpu.service.loop.runtime import Runtime
@@ -34,15 +35,20 @@ if TYPE_CHECKING:
 
 @contextlib.asynccontextmanager
 async def stored_output(options: ServiceOptions, runtime: Runtime) -> AsyncIterator[OutputStreams]:
+    folder = options.data_dir / "logs"
     store = LogStore(
-        options.data_dir / "logs",
+        folder,
         retention_bytes=options.log_retention_bytes,
         retention_ms=options.log_retention_ms,
     )
     loop = asyncio.get_running_loop()
     store.report = lambda note: loop.call_soon_threadsafe(runtime.repairs.note_output, note)
     output = OutputStreams(
-        store, runtime, head_bytes=options.log_head_bytes, tail_bytes=options.log_tail_bytes
+        store,
+        runtime,
+        head_bytes=options.log_head_bytes,
+        tail_bytes=options.log_tail_bytes,
+        wholeness=None if options.shared is None else Wholeness(folder),
     )
     looking = loop.create_task(look_after_files(output), name="output-files")
     try:

@@ -148,7 +148,7 @@ class OutputNode:
                 self._send(output.message)
             elif isinstance(output, ReadFiles):
                 self._read(output)
-            else:
+            elif isinstance(output, OutputSettled):
                 self._settle(output)
         self._wake_later()
 

@@ -19,6 +19,7 @@ from dgpu.service.task_output.intake_words import (
     LinkEnded,
     LinkOpened,
     PartsStored,
+    RunDurable,
     StoreParts,
     TellAgent,
 )
@@ -156,6 +157,10 @@ class SimOutput:
             if isinstance(output, TellAgent):
                 if output.link_id in self._connections:
                     self._connections[output.link_id].send_down(output.message)
+            elif isinstance(output, RunDurable):
+                stored = pb.FromSchedulerOutput(stored=pb.Stored(lease_id=output.lease_id))
+                if output.link_id in self._connections:
+                    self._connections[output.link_id].send_down(stored)
             elif isinstance(output, EndLink):
                 self._end(output.link_id)
             elif isinstance(output, FindHolder):

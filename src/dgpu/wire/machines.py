@@ -14,6 +14,7 @@ SCHEDULER_NAME = "dgpu-scheduler"
 MEMBER_NAME = (
     "dgpu-member"  # of the engine: agents have certificates of the same authority, but not this name
 )
+PEER_NAME = "dgpu-peer"  # of a scheduler that calls another one
 NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 MAX_NODES = 256  # of one certificate: with more, the TLS handshake becomes too large
 MAX_MESSAGE_BYTES = 64 << 10  # of one line between a joining machine and the scheduler

@@ -24,6 +24,7 @@ from dgpu.entry.machines import invite, make_authority
 from dgpu.journal.memory import MemoryJournal
 from dgpu.service.agent_port import agent_port
 from dgpu.service.audit.trail import audit_trail
+from dgpu.service.copies.wholeness import Wholeness
 from dgpu.service.grpc.server import SERVICE
 from dgpu.service.loop.clock import Clock
 from dgpu.service.loop.runtime import Runtime
@@ -166,7 +167,9 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
     )
     place.runtime = Runtime(scheduler, journal, clock)
     await place.runtime.start(Begin(settings=Settings()))
-    place.output = OutputStreams(LogStore(tmp_path / "logs"), place.runtime)
+    place.output = OutputStreams(
+        LogStore(tmp_path / "logs"), place.runtime, wholeness=Wholeness(tmp_path / "logs")
+    )
     place.runtime.subscribe(place.note_audited)
     place.join_port = free_port()
     options = ServiceOptions(

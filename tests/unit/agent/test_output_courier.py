@@ -9,13 +9,21 @@ import pytest
 
 from dgpu.agent.chunks import ChunkWriter
 from dgpu.agent.lifecycle_words import DropOutput, KeepOutput
-from dgpu.agent.output_courier import CHUNK_BYTES, LEGACY_TAIL_BYTES, LOOK_MS, RESEND_MS, OutputCourier
+from dgpu.agent.output_courier import (
+    CHUNK_BYTES,
+    LEGACY_TAIL_BYTES,
+    LOOK_MS,
+    NEVER_MS,
+    RESEND_MS,
+    OutputCourier,
+)
 from dgpu.agent.output_shelf import OutputShelf
 from dgpu.agent.output_words import (
     CallEnded,
     CallOpened,
     CourierInput,
     MessageTaken,
+    OutputReceived,
     OutputSettled,
     ReadFiles,
     SchedulerSaid,
@@ -36,7 +44,7 @@ class Desk:
         self.shelf = OutputShelf(directory, clock_ms=lambda: 0)
         self.courier = OutputCourier(node_id=NodeId("n1"), kept_ms=9_000)
         self.running: set[LeaseId] = set()
-        self.settled: list[OutputSettled] = []
+        self.settled: list[OutputSettled | OutputReceived] = []
         self.sent: list[pb.FromAgentOutput] = []
         self.now_ms = 0
 
@@ -187,6 +195,23 @@ def test_output_is_kept_until_the_scheduler_has_stored_it(desk) -> None:
     desk.say(stored=pb.Stored(lease_id=L1))
     desk.say(stored=pb.Stored(lease_id=L1))
     assert [settled.lease_id for settled in desk.settled] == [L1]
+
+
+def test_output_that_one_scheduler_has_stays_for_the_next_one(desk) -> None:
+    """The master may be lost before a second scheduler has a copy: the one that takes over gets everything again."""
+    desk.keep(L1, b"x")
+    desk.open(head=MIB, tail=MIB)
+    assert len(desk.drain()) == 1
+    desk.say(received=pb.Received(lease_id=L1))
+    assert desk.settled == [OutputReceived(lease_id=L1)]
+    desk.now_ms += 10 * RESEND_MS
+    assert desk.drain() == []
+    assert desk.courier.wake_at_ms(desk.now_ms) == NEVER_MS
+    desk.put(CallEnded())
+    desk.open(head=MIB, tail=MIB)
+    assert [chunk.data for chunk in desk.drain()] == [b"x"]
+    desk.say(stored=pb.Stored(lease_id=L1))
+    assert desk.settled[1].is_whole
 
 
 def test_output_that_the_scheduler_refuses_is_not_sent_again_and_stays(desk) -> None:

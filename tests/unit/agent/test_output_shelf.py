@@ -125,3 +125,23 @@ def test_a_lease_number_that_is_used_again_gives_no_output_of_another_task(tmp_p
     assert read(1, (2, 1)) == b"of task 1"
     assert read(2, (2, 1)) == b"of task 2"
     assert read(3, (2, 1)) == b""
+
+
+def test_output_that_one_scheduler_has_goes_before_output_that_none_has(tmp_path, clock) -> None:
+    store = shelf(tmp_path, clock, max_bytes=250)
+    for lease in (1, 2, 3):
+        write(tmp_path, lease, b"x" * 100)
+        store.waits(LeaseId(lease), 100)
+    store.is_received(LeaseId(2))
+    store.tidy()
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["1", "3"]
+
+
+def test_a_disk_that_is_nearly_full_gets_the_room_of_output_that_one_scheduler_has(tmp_path, clock) -> None:
+    store = shelf(tmp_path, clock, min_free_bytes=1 << 60)
+    for lease in (1, 2):
+        write(tmp_path, lease, b"x" * 100)
+        store.waits(LeaseId(lease), 100)
+    store.is_received(LeaseId(1))
+    store.tidy()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["2"]

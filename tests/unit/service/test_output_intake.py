@@ -25,6 +25,7 @@ from dgpu.service.task_output.intake_words import (
     LinkEnded,
     LinkOpened,
     PartsStored,
+    RunDurable,
     StoreParts,
     TellAgent,
 )
@@ -35,6 +36,7 @@ from dgpu.wire.ranks import run_number
 LEASE = LeaseId((5 << 32) + 1)
 FOREIGN = LeaseId((5 << 32) + 2)
 GANG = LeaseId((5 << 32) + 3)
+DURABLE = RunDurable(link_id=1, lease_id=LEASE, run=(TaskId(7), 1))
 
 
 class Bench:
@@ -101,7 +103,7 @@ def test_output_of_the_node_that_holds_the_lease_is_stored(bench) -> None:
     assert (part.task_id, part.attempt, part.lease_id, part.node_id) == (7, 1, LEASE, "n1")
     assert (part.offset, part.content, part.end, part.kept_until_ms) == (3, b"hello", 8, 50)
     (told,) = bench.put(PartsStored(ok=True))
-    assert told.message.stored.lease_id == LEASE
+    assert told == DURABLE
 
 
 @pytest.mark.parametrize(
@@ -216,21 +218,21 @@ def test_a_chunk_that_is_too_large_ends_the_stream(bench) -> None:
 
 def test_large_output_becomes_parts_of_a_bounded_size(bench) -> None:
     stores: list[StoreParts] = []
-    told: list[pb.FromSchedulerOutput] = []
+    durable: list[RunDurable] = []
     offset = 0
     for number in range(100):
         outputs = bench.chunk(data=b"x" * (64 << 10), offset=offset, last=number == 99)
         offset += 64 << 10
         while outputs:
             stores += [output for output in outputs if isinstance(output, StoreParts)]
-            told += [output.message for output in outputs if isinstance(output, TellAgent)]
+            durable += [output for output in outputs if isinstance(output, RunDurable)]
             is_storing = any(isinstance(output, StoreParts) for output in outputs)
             outputs = bench.put(PartsStored(ok=True)) if is_storing else []
     parts = [part for store in stores for part in store.parts]
     assert max(len(part.content) for part in parts) <= PART_BYTES
     assert [part.is_last for part in parts] == [False] * (len(parts) - 1) + [True]
     assert b"".join(part.content for part in parts) == b"x" * (6_400 << 10)
-    assert [message.WhichOneof("body") for message in told].count("stored") == 1
+    assert durable == [DURABLE]
 
 
 def test_a_part_that_cannot_be_stored_makes_the_agent_send_all_again(bench) -> None:
@@ -246,7 +248,7 @@ def test_a_part_that_cannot_be_stored_makes_the_agent_send_all_again(bench) -> N
     (again,) = (output for output in bench.chunk(data=b"all", last=True) if isinstance(output, StoreParts))
     assert [part.content for part in again.parts] == [b"all"]
     (told,) = bench.put(PartsStored(ok=True))
-    assert told.message.stored.lease_id == LEASE
+    assert told == DURABLE
 
 
 def test_no_credit_comes_back_while_too_much_waits_for_the_disk(bench, monkeypatch) -> None:
@@ -277,6 +279,6 @@ def test_an_upload_without_its_beginning_does_not_count_as_whole(bench) -> None:
     outputs = bench.chunk(data=b"x" * 50) + bench.chunk(data=b"x" * 50, offset=50, last=True, end=100)
     assert any(isinstance(output, StoreParts) for output in outputs)
     (told,) = bench.put(PartsStored(ok=True))
-    assert told.message.stored.lease_id == LEASE
+    assert told == DURABLE
     in_parts = bench.chunk(data=b"end", offset=97, last=True, end=100, kept_ms=1)
     assert any(isinstance(output, StoreParts) for output in in_parts)

@@ -16,6 +16,8 @@ from google.protobuf.message import DecodeError, Message
 
 from dgpu.core.model.ids import NodeId
 from dgpu.service.audit.agents import Action, AgentAudit
+from dgpu.service.copies.copies import Copies
+from dgpu.service.grpc.copies import copy_methods
 from dgpu.service.grpc.links import Link
 from dgpu.service.grpc.peers import end_of, is_our_user, is_ours
 from dgpu.service.grpc.sweep import Sweep, Swept
@@ -114,6 +116,10 @@ class AgentServer:
                 ),
             )
         )
+
+    def give_copies(self, copies: Copies) -> None:
+        """Other schedulers may take copies of output. Call it before `start`."""
+        self._server.add_generic_rpc_handlers((copy_methods(copies, self._admit_scheduler),))
 
     async def start(self, host: str, port: int) -> int:
         """Returns the port. Raises OSError if it is not available."""
@@ -266,6 +272,14 @@ class AgentServer:
             why = "only agents of the scheduler's own user or of root may connect"
             await self._refuse(context, why, "not_our_user")
         return Caller()
+
+    async def _admit_scheduler(self, context: _Context) -> None:
+        if self._gate is None:
+            is_known = self._trusts_all or is_ours(context.peer(), self._address)
+        else:
+            is_known = self._gate.is_scheduler(context)
+        if not is_known:
+            await self._refuse(context, "only schedulers of this cluster may take output", "not_a_scheduler")
 
     async def _refuse(
         self, context: _Context, why: str, code: str, node_id: str = "", *, action: Action = "agent.connect"

@@ -25,6 +25,7 @@ from dgpu.journal.journal import Group
 from dgpu.journal.mark import AcknowledgedMark
 from dgpu.service.agent_port import agent_port
 from dgpu.service.audit.trail import AuditTrail, audit_trail
+from dgpu.service.copies.taking import take_for_ever
 from dgpu.service.leadership.candidacy import Candidacy
 from dgpu.service.leadership.engine_watch import EngineWatch
 from dgpu.service.leadership.joining import open_copy, refuse_other_settings
@@ -140,7 +141,8 @@ class _Life:
             ):
                 parts.follower.start(parts.runtime.committed_index)
                 self._tell_standby(parts, own_socket)
-                await self._until_won(candidacy, stopping)
+                async with self._taking_copies(parts, candidacy, output):
+                    await self._until_won(candidacy, stopping)
                 try:
                     if candidacy.won.done() and not stopping.done():
                         await self._lead(parts, candidacy, stopping, trail, output, backend, access)
@@ -196,6 +198,30 @@ class _Life:
                     await asyncio.wait((stopping,), timeout=_RETRY_S)
         return None
 
+    @contextlib.asynccontextmanager
+    async def _taking_copies(
+        self, parts: Parts, candidacy: Candidacy, output: OutputStreams
+    ) -> AsyncIterator[None]:
+        """While it follows, a standby takes copies of output from the scheduler that leads."""
+        if output.copies is None:
+            yield
+            return
+        from dgpu.service.grpc.copies import MasterLink
+
+        authority = None if self._machines is None else self._machines.authority
+
+        def connect() -> MasterLink | None:
+            leader = candidacy.machine.leader
+            return None if leader is None else MasterLink(leader.candidate.grpc, authority)
+
+        work = take_for_ever(output.copies, self._shared.name, connect, parts.runtime.now_ms)
+        taking = asyncio.create_task(work, name="copies")
+        try:
+            yield
+        finally:
+            taking.cancel()
+            await asyncio.gather(taking, return_exceptions=True)
+
     async def _until_won(self, candidacy: Candidacy, stopping: asyncio.Future[Any]) -> None:
         await asyncio.wait((candidacy.won, candidacy.over, stopping), return_when=asyncio.FIRST_COMPLETED)
         if candidacy.over.done():
@@ -214,6 +240,7 @@ class _Life:
         from dgpu.service.door import show_first_token
 
         options, runtime = self._options, parts.runtime
+        epoch_before, last_at = parts.state.epoch, parts.state.last_at
         beginning = asyncio.ensure_future(runtime.start(parts.start.begin(options.settings)))
         await asyncio.wait((beginning, candidacy.over, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not beginning.done():
@@ -223,6 +250,14 @@ class _Life:
             await beginning
         with contextlib.suppress(EngineUnavailable):  # the next epoch does it
             await asyncio.to_thread(self._engine.identify, parts.state.cluster_id)
+        if output.copies is not None:
+            output.copies.lead()
+            await asyncio.to_thread(
+                output.copies.wholeness.on_lead,
+                epoch_before=epoch_before,
+                last_at=last_at,
+                epoch=runtime.epoch,
+            )
         async with (
             recorded(runtime, parts.follower, fresh_ms=options.rules.heartbeat_timeout_ms),
             agent_port(

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from dgpu.journal.durable import PRIVATE_FOLDER, open_new, sync_folder, write_all
-from dgpu.wire.machines import MEMBER_NAME, MachineNames, fingerprint_of, uris_of
+from dgpu.wire.machines import MEMBER_NAME, PEER_NAME, MachineNames, fingerprint_of, uris_of
 
 FOLDER = "ca"  # below the scheduler's directory
 FILE = "authority.pem"
@@ -71,17 +71,11 @@ class Authority:
 
     def issue_scheduler(self, names: Sequence[str], *, now_s: int, lifetime_s: int) -> IssuedPair:
         """`names`: the scheduler's role for agents, or host names and addresses for REST."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        builder = self._builder(key.public_key(), "dgpu-scheduler", now_s, lifetime_s)
-        shown = x509.SubjectAlternativeName([_general_name(name) for name in names])
-        builder = builder.add_extension(shown, critical=False)
-        builder = builder.add_extension(
-            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
-        )
-        issued = self._signed(builder)
-        return IssuedPair(
-            key_pem=_key_pem(key), certificate_pem=issued.certificate_pem, expires_at_s=issued.expires_at_s
-        )
+        return self._pair(names, ExtendedKeyUsageOID.SERVER_AUTH, now_s, lifetime_s)
+
+    def issue_peer(self, *, now_s: int, lifetime_s: int) -> IssuedPair:
+        """For a scheduler that calls another one."""
+        return self._pair((PEER_NAME,), ExtendedKeyUsageOID.CLIENT_AUTH, now_s, lifetime_s)
 
     def issue_member(self, csr_pem: bytes, host: str, *, now_s: int) -> Issued:
         """For a member of the engine, as server and as client. Valid as long as the authority. Raises BadRequest."""
@@ -91,6 +85,18 @@ class Authority:
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         return self._signed(builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False))
+
+    def _pair(
+        self, names: Sequence[str], usage: x509.ObjectIdentifier, now_s: int, lifetime_s: int
+    ) -> IssuedPair:
+        key = ec.generate_private_key(ec.SECP256R1())
+        builder = self._builder(key.public_key(), "dgpu-scheduler", now_s, lifetime_s)
+        shown = x509.SubjectAlternativeName([_general_name(name) for name in names])
+        builder = builder.add_extension(shown, critical=False)
+        issued = self._signed(builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False))
+        return IssuedPair(
+            key_pem=_key_pem(key), certificate_pem=issued.certificate_pem, expires_at_s=issued.expires_at_s
+        )
 
     def _builder(
         self, key: ec.EllipticCurvePublicKey, name: str, now_s: int, lifetime_s: int

@@ -15,7 +15,7 @@ from dgpu.service.machines.caller import Caller, Refused
 from dgpu.service.machines.machines import Machines
 from dgpu.service.machines.roster import JoinRefused
 from dgpu.service.sqlite_files import FileUnusable
-from dgpu.wire.machines import MachineNames, names_in
+from dgpu.wire.machines import PEER_NAME, MachineNames, names_in
 
 _log = structlog.get_logger("dgpu.machines")
 T = TypeVar("T")
@@ -35,6 +35,11 @@ class Gate:
     def names_of(self, call: Call) -> MachineNames | None:
         """Of the certificate that the caller has shown; None: it names no node."""
         return names_in(uri.decode(errors="replace") for uri in call.auth_context().get("peer_uri", ()))
+
+    def is_scheduler(self, call: Call) -> bool:
+        """Only the cluster's own authority gives out this name, and only schedulers have its key."""
+        names = call.auth_context().get("x509_subject_alternative_name", ())
+        return PEER_NAME.encode() in names
 
     async def caller(self, call: Call) -> Caller:
         """TLS has checked that the certificate is of this cluster and in date. Raises Refused."""

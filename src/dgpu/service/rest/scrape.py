@@ -214,6 +214,12 @@ class Scrapes:
         runtime = self._backend.runtime
         about = "Streams and pieces of output that did not come from the node that holds the lease."
         text.one("output_refused_total", "counter", about, self._backend.output.refused)
+        copies = self._backend.output.copies
+        release = None if copies is None else copies.release
+        about = "Ended runs whose output no standby has yet; their nodes keep it. Absent without other schedulers."
+        text.one("output_waiting_for_copy", "gauge", about, None if release is None else release.waiting)
+        about = "Ended runs whose output is only on this scheduler, because no standby took copies."
+        text.one("output_one_copy", "gauge", about, None if release is None else release.one_copy)
         unsent = runtime.unsent
         text.one("agent_streams", "gauge", "Streams of agents that are open.", len(unsent))
         about = "Messages to agents that wait to be written, over all streams."

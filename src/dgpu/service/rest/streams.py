@@ -13,6 +13,7 @@ from litestar.response import Stream
 from dgpu.core.model.gang import MAX_NODES
 from dgpu.core.model.ids import TaskId
 from dgpu.service.access.audiences import TooManyAudiences
+from dgpu.service.copies.copies import Doubt
 from dgpu.service.rest import listing
 from dgpu.service.rest.backend import Backend, ProblemError, too_many_audiences
 from dgpu.service.rest.open_streams import OpenStream
@@ -75,13 +76,13 @@ async def task_logs(
         first = await anext(pieces, None)
     except OutputUnavailable as error:
         await pieces.aclose()
-        raise ProblemError(_unavailable(str(error))) from None
+        raise _unavailable(Doubt(str(error), passes=rest.output.is_settling)) from None
     except BaseException:
         await pieces.aclose()
         raise
     if not (first or follows or lines == 0) and (doubt := await _doubt(rest, task, which, which_rank)):
         await pieces.aclose()
-        raise ProblemError(_unavailable(doubt))
+        raise _unavailable(doubt)
     headers = {"x-accel-buffering": "no"}
     if not follows and task.attempt:
         headers |= _headers(await rest.output.describe(number, which or task.attempt, which_rank))
@@ -128,11 +129,11 @@ def _headers(state: OutputState) -> dict[str, str]:
     return headers
 
 
-async def _doubt(rest: Backend, task: TaskAnswer, attempt: int, rank: int) -> str:
+async def _doubt(rest: Backend, task: TaskAnswer, attempt: int, rank: int) -> Doubt | None:
     """Nothing was found; why there may still have been output."""
     is_latest = attempt in {0, task.attempt}
     if task.allocation or not task.attempt or (is_latest and task.status == "running"):
-        return ""
+        return None
     ended_at = task.finished_at if is_latest and task.finished_at else task.created_at
     ended_ms = SHOWN.at_ms(round(dt.datetime.fromisoformat(ended_at).timestamp() * 1000))
     nodes = task.allocated_nodes or ([task.node] if task.node else [])
@@ -141,13 +142,13 @@ async def _doubt(rest: Backend, task: TaskAnswer, attempt: int, rank: int) -> st
     return await rest.output.doubt(number, run_number(attempt or task.attempt, rank), node, ended_ms)
 
 
-def _unavailable(why: str) -> Problem:
-    return Problem(
-        status=404,
-        title="No output",
-        code="output_unavailable",
-        detail=f"The output is not available: {why}.",
-    )
+def _unavailable(doubt: Doubt) -> ProblemError:
+    if doubt.passes:
+        detail = f"The output is not available yet: {doubt.why}. Try again soon."
+        problem = Problem(status=503, title="No output yet", code="output_not_here_yet", detail=detail)
+        return ProblemError(problem, {"retry-after": "1"})
+    detail = f"The output is not available: {doubt.why}."
+    return ProblemError(Problem(status=404, title="No output", code="output_unavailable", detail=detail))
 
 
 def _no_rank(task: TaskAnswer) -> Problem:

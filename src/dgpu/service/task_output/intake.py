@@ -3,8 +3,8 @@
 A chunk counts only if it comes from the registered session of a node, for the task and attempt of a lease that this
 node held. Other chunks are refused, counted and logged, and never stored.
 
-Output of ended attempts becomes parts for the log store. The agent gets Stored when the last part is on disk. A part
-that cannot be stored ends its upload, and the agent sends the whole output again. Credit is returned when bytes arrive,
+Output of ended attempts becomes parts for the log store. RunDurable follows when the last part is on disk. A part that
+cannot be stored ends its upload, and the agent sends the whole output again. Credit is returned when bytes arrive,
 not when a reader takes them: the fetch of a slow reader is cancelled and resumed later where it stopped.
 """
 
@@ -32,6 +32,7 @@ from dgpu.service.task_output.intake_words import (
     LinkEnded,
     LinkOpened,
     PartsStored,
+    RunDurable,
     StoreParts,
     TellAgent,
 )
@@ -333,8 +334,8 @@ class OutputIntake:
             if not stored.ok:
                 upload.failed = True
             elif part.is_last and link.id in self._links:
-                message = pb.FromSchedulerOutput(stored=pb.Stored(lease_id=part.lease_id))
-                outputs.append(TellAgent(link_id=link.id, message=message))
+                run = (part.task_id, part.attempt)
+                outputs.append(RunDurable(link_id=link.id, lease_id=part.lease_id, run=run))
         if not stored.ok:
             waiting, self._unstored = self._unstored, []
             self._unstored_bytes -= sum(len(part.content) for _, upload, part in waiting if upload.failed)

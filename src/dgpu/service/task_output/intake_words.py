@@ -116,6 +116,14 @@ class StoreParts(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[OutputPart, ...]
 
 
+class RunDurable(msgspec.Struct, frozen=True, kw_only=True):
+    """All parts of an ended run that this scheduler stores are on disk. Its node waits for an answer."""
+
+    link_id: int
+    lease_id: LeaseId
+    run: tuple[TaskId, int]
+
+
 class Deliver(msgspec.Struct, frozen=True, kw_only=True):
     """For a reader. `paused`: no more bytes come until the reader asks again from the place where it stopped."""
 
@@ -134,4 +142,4 @@ class Complain(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[str, str | int]
 
 
-IntakeOutput = TellAgent | EndLink | FindHolder | StoreParts | Deliver | Complain
+IntakeOutput = TellAgent | EndLink | FindHolder | StoreParts | RunDurable | Deliver | Complain

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from dgpu.core.model.ids import LeaseId, NodeId, TaskId
 from dgpu.service.task_output.byte_ranges import Range, merged, uncovered
@@ -137,13 +138,23 @@ class LogStore:
                     row = self._index.execute(query, values[:2]).fetchone()
             if row is None:
                 return None
-            part = self._read(row[1], row[2])
+            part = self.read(row[1], row[2])
             if part is not None and part.offset + len(part.content) > offset:
                 begin = max(offset, part.offset)
                 return begin, part.content[begin - part.offset :]
             if row[0] <= offset:
                 return None
             offset = row[0]  # damaged, or expired meanwhile
+
+    def select(self, query: str, values: tuple[int, ...]) -> list[tuple[Any, ...]]:
+        """Rows of the index."""
+        with self._lock:
+            return self._index.execute(query, values).fetchall()
+
+    @property
+    def is_nearly_full(self) -> bool:
+        """More output would soon drive out older output."""
+        return sum(self._packs.values()) > self._retention_bytes * 9 // 10
 
     @property
     def whole_since_ms(self) -> int:
@@ -250,7 +261,7 @@ class LogStore:
             self._descriptor = -1
 
     def _find_old(self, pack: int, place: int) -> StoredOutput | None:
-        part = self._read(pack, place)
+        part = self.read(pack, place)
         if part is None:
             return None
         return StoredOutput(
@@ -278,13 +289,14 @@ class LogStore:
         query = "SELECT max(lease_id) FROM parts WHERE task_id = ? AND attempt = ?"
         return int(self._index.execute(query, (task_id, attempt)).fetchone()[0] or 0)
 
-    def _read(self, pack: int, place: int) -> OutputPart | None:
+    def read(self, pack: int, place: int) -> OutputPart | None:
+        """None: it is damaged, or it expired meanwhile."""
         try:
             with self._path(pack).open("rb") as file:
                 file.seek(place)
                 return decode(file.read(FRONT_BYTES + MAX_NODE_BYTES + MAX_ENTRY_BYTES))
         except FileNotFoundError:
-            return None  # it expired meanwhile
+            return None
 
     def _catch_up(self) -> None:
         """Reads what the index lacks: the end of the last pack after a crash, or everything if the index was lost."""

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
 
 import structlog
 
 from dgpu.core.events import GangPlaced, TaskPlaced
 from dgpu.core.model.ids import LeaseId, NodeId, TaskId
 from dgpu.core.state import ClusterState
+from dgpu.service.copies.copies import Copies, Doubt
+from dgpu.service.copies.release import Freed
+from dgpu.service.copies.wholeness import Wholeness
 from dgpu.service.machine.outputs import CommittedGroup
 from dgpu.service.task_output.intake import DEFAULT_HEAD_BYTES, DEFAULT_TAIL_BYTES, OutputIntake
 from dgpu.service.task_output.intake_words import (
@@ -34,9 +36,11 @@ from dgpu.service.task_output.intake_words import (
     LinkEnded,
     LinkOpened,
     PartsStored,
+    RunDurable,
     StoreParts,
     TellAgent,
 )
+from dgpu.service.task_output.pack import OutputPart
 from dgpu.service.task_output.reading import (
     SETTLE_S,
     NodeSilent,
@@ -51,6 +55,7 @@ from dgpu.service.task_output.reading import (
 from dgpu.service.task_output.recent import Recent
 from dgpu.service.task_output.store import LogStore
 from dgpu.service.task_output.stored import StoredOutput
+from dgpu.service.task_output.stream_ends import OutputLink, StateReader, WaitingReader
 from dgpu.wire.answers import instant
 from dgpu.wire.proto import agent_pb2 as pb
 from dgpu.wire.ranks import run_number
@@ -60,40 +65,6 @@ ANSWER_S = 20.0  # time for a node to send the next piece
 _LOOK_AGAIN_S = 1.0
 
 _log = structlog.get_logger("dgpu.output")
-T = TypeVar("T")
-
-
-class StateReader(Protocol):
-    """The part of the runtime that this module uses."""
-
-    async def read(self, look: Callable[[ClusterState], T]) -> T: ...
-
-    def subscribe(self, callback: Callable[[CommittedGroup], None]) -> Callable[[], None]: ...
-
-    def session_of(self, node_id: NodeId) -> str: ...
-
-    def now_ms(self) -> int: ...
-
-
-class OutputLink(Protocol):
-    """The scheduler's end of one agent's output stream."""
-
-    def send(self, message: pb.FromSchedulerOutput) -> None: ...
-
-    def hang_up(self, reason: str, *, fault: bool) -> None: ...
-
-
-class _Waiting:
-    """The unread pieces of one reader."""
-
-    __slots__ = ("arrived", "ended", "error", "paused", "pieces")
-
-    def __init__(self) -> None:
-        self.pieces: list[tuple[int, bytes]] = []
-        self.ended = False
-        self.paused = False
-        self.error = ""
-        self.arrived = asyncio.Event()
 
 
 class OutputStreams:
@@ -104,15 +75,17 @@ class OutputStreams:
         *,
         head_bytes: int = DEFAULT_HEAD_BYTES,
         tail_bytes: int = DEFAULT_TAIL_BYTES,
+        wholeness: Wholeness | None = None,  # None: a lone scheduler, whose nodes wait for no second copy
     ) -> None:
         self._store = store
+        self.copies = None if wholeness is None else Copies(store, wholeness, self._append, self._free)
         self._runtime = runtime
         self._intake = OutputIntake(
             session_of=runtime.session_of, head_bytes=head_bytes, tail_bytes=tail_bytes
         )
         self._links: dict[int, OutputLink] = {}
         self._attached_s: dict[NodeId, float] = {}
-        self._readers: dict[int, _Waiting] = {}
+        self._readers: dict[int, WaitingReader] = {}
         self._last_id = 0
         self._places = Recent[tuple[TaskId, int], Place](MAX_PLACES)
         self._changed: dict[TaskId, asyncio.Event] = {}
@@ -178,6 +151,8 @@ class OutputStreams:
                     link.hang_up(output.reason, fault=output.fault)
             case FindHolder():
                 self._spawn(self._find_holder(output.lease_id))
+            case RunDurable():
+                self._on_durable(output)
             case StoreParts():
                 self._spawn(self._store_parts(output))
             case Deliver():
@@ -197,11 +172,25 @@ class OutputStreams:
         reader.paused = reader.paused or output.paused
         reader.arrived.set()
 
-    async def _store_parts(self, output: StoreParts) -> None:
+    def _on_durable(self, durable: RunDurable) -> None:
+        if self.copies is None or self.copies.on_durable(durable.run, durable.lease_id, durable.link_id):
+            self._free(Freed(durable.lease_id, durable.link_id))
+        elif (link := self._links.get(durable.link_id)) is not None:
+            link.send(pb.FromSchedulerOutput(received=pb.Received(lease_id=durable.lease_id)))
+
+    def _free(self, freed: Freed) -> None:
+        if (link := self._links.get(freed.link_id)) is not None:
+            link.send(pb.FromSchedulerOutput(stored=pb.Stored(lease_id=freed.lease_id)))
+
+    async def _append(self, parts: Sequence[OutputPart]) -> None:
+        """Copies of another scheduler. Raises OSError."""
         loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._disk, self._store.append, parts, self._runtime.now_ms())
+
+    async def _store_parts(self, output: StoreParts) -> None:
         ok = True
         try:
-            await loop.run_in_executor(self._disk, self._store.append, output.parts, self._runtime.now_ms())
+            await self._append(output.parts)
         except Exception as error:  # noqa: BLE001 - a full disk must not affect the scheduler
             # No agent gets Stored: agents keep the bytes and send them again.
             _log.warning("output_not_stored", parts=len(output.parts), error=str(error))
@@ -262,11 +251,22 @@ class OutputStreams:
             is_connected=bool(stored.node_id) and self.is_attached(stored.node_id),
         )
 
-    async def doubt(self, task_id: TaskId, attempt: int, node_id: str | None, ended_ms: int) -> str:
-        """Why an ended attempt without any known output may still have written some; empty: it wrote nothing.
+    @property
+    def is_settling(self) -> bool:
+        """Just taken over: output that is not here may arrive soon."""
+        return self.copies is not None and self.copies.is_settling
+
+    async def doubt(self, task_id: TaskId, attempt: int, node_id: str | None, ended_ms: int) -> Doubt | None:
+        """Why an ended attempt without any known output may still have written some; None: it wrote nothing.
 
         The attempt is a run number, and ended_ms a time before which it did not end.
         """
+        if self.copies is not None and (doubt := self.copies.doubt(ended_ms)) is not None:
+            return doubt
+        why = await self._why_doubtful(task_id, attempt, node_id, ended_ms)
+        return Doubt(why, passes=self.is_settling) if why else None
+
+    async def _why_doubtful(self, task_id: TaskId, attempt: int, node_id: str | None, ended_ms: int) -> str:
         place = self._places.get((task_id, attempt))
         if place is not None and self.is_attached(place.node_id):
             return ""  # never stored, and its node was asked just now
@@ -329,7 +329,7 @@ class OutputStreams:
         end = offset + length
         while self.is_attached(place.node_id) and not (length and offset >= end):
             self._last_id = request_id = self._last_id + 1
-            reader = self._readers[request_id] = _Waiting()
+            reader = self._readers[request_id] = WaitingReader()
             wanted = FetchWanted(
                 request_id=request_id,
                 node_id=place.node_id,
@@ -361,7 +361,7 @@ class OutputStreams:
             if reader.ended or (offset == before and not self.is_attached(place.node_id)):
                 return
 
-    async def _wait(self, reader: _Waiting, node_id: NodeId, *, follow: bool) -> None:
+    async def _wait(self, reader: WaitingReader, node_id: NodeId, *, follow: bool) -> None:
         """Waits for the next piece; without a limit while following."""
         try:
             async with asyncio.timeout(None if follow else ANSWER_S):

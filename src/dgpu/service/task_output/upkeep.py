@@ -1,4 +1,4 @@
-"""Restores deleted files of stored output, even while no output arrives."""
+"""Restores deleted files of stored output, even while no output arrives, and counts time for copies."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ async def look_after_files(output: OutputStreams) -> None:
     trouble = ""
     while True:
         await asyncio.sleep(_LOOK_S)
+        if output.copies is not None:
+            output.copies.on_time()
         try:
             await output.mend_store()
         except Exception as error:  # noqa: BLE001 - the folder cannot be created now: the scheduler continues without it

@@ -1,0 +1,108 @@
+"""Output of finished tasks survives a master that is killed and whose files are lost."""
+
+from __future__ import annotations
+
+import signal
+import urllib.error
+import urllib.request
+
+import pytest
+
+from e2e.conftest import eventually
+from e2e.ha_cluster import HaCluster
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+TASKS = 100
+LINES = 40
+SCRIPT = f'for line in $(seq {LINES}); do echo "$DGPU_TASK_ID line $line"; done'
+
+
+@pytest.fixture
+def cluster():
+    with HaCluster() as place:
+        place.start_all()
+        yield place
+
+
+def lose(cluster, name):
+    """The machine is gone: the scheduler and its files."""
+    cluster.kill(name)
+    (cluster.home / name).rename(cluster.home / f"{name}.lost")
+
+
+def run_tasks(cluster, name, count=TASKS):
+    """Ids of tasks that have ended."""
+    body = {"tasks": [{"command": SCRIPT, "gpu_count": 1} for _ in range(count)]}
+    told = cluster.ask(name, "/api/v1/tasks/batch", body)
+    assert told[0] == 201, told
+    ids = told[2]["task_ids"]
+    eventually(lambda: set(cluster.tasks(name).values()) == {"success"}, "all tasks to end", 180)
+    return ids
+
+
+def logs(cluster, name, task_id):
+    url = f"http://127.0.0.1:{cluster.http[name]}/api/v1/tasks/{task_id}/logs"
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def written(task_id):
+    return "".join(f"{task_id} line {line}\n" for line in range(1, LINES + 1))
+
+
+def read_all(cluster, name, ids):
+    """Asks until an answer is final: until then it must say that the output is on its way."""
+    for task_id in ids:
+        found = eventually(lambda: _final(logs(cluster, name, task_id)), f"output of {task_id}")  # noqa: B023
+        assert found == (200, written(task_id))
+
+
+def _final(answer):
+    return None if answer[0] == 503 else answer
+
+
+def on_node(cluster):
+    """Output that the node has not deleted."""
+    return [entry for entry in (cluster.home / "n1" / "output").iterdir() if entry.name.isdigit()]
+
+
+def test_output_of_tasks_that_ended_before_the_kill_is_read_from_the_new_master(cluster):
+    ids = run_tasks(cluster, "a")
+    lose(cluster, "a")
+    eventually(lambda: cluster.is_master("b"), "b to take over")
+    read_all(cluster, "b", ids)
+
+
+def test_a_node_deletes_output_only_when_a_second_scheduler_has_it(cluster):
+    """The standby is stopped while tasks end: the node must keep everything for it."""
+    cluster.signal("b", signal.SIGSTOP)
+    ids = run_tasks(cluster, "a")
+    eventually(lambda: "output_waiting_for_copy 100" in metrics(cluster, "a"), "a to have all output")
+    assert len(on_node(cluster)) == TASKS
+    lose(cluster, "a")
+    cluster.signal("b", signal.SIGCONT)
+    eventually(lambda: cluster.is_master("b"), "b to take over")
+    read_all(cluster, "b", ids)
+
+
+def test_output_is_on_two_schedulers_when_its_node_has_deleted_it(cluster):
+    ids = run_tasks(cluster, "a")
+    eventually(lambda: not on_node(cluster), "the node to delete its copies")
+    cluster.kill("agent")
+    lose(cluster, "a")
+    read_all(cluster, "b", ids)
+    eventually(lambda: cluster.is_master("b"), "b to take over")
+    cluster.start("a")  # with a new directory
+    eventually(lambda: cluster.is_ready("a"), "a to follow")
+    for task_id in ids:
+        eventually(lambda: logs(cluster, "a", task_id) == (200, written(task_id)), task_id)  # noqa: B023
+
+
+def metrics(cluster, name):
+    with urllib.request.urlopen(f"http://127.0.0.1:{cluster.http[name]}/metrics", timeout=30) as answer:
+        return answer.read().decode()
