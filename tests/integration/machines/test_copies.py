@@ -50,7 +50,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_two_schedulers_have_the_same_output_in_the_end(place: Place, standby: Copies) -> None:
     master = place.output.copies
     assert master is not None
-    master.lead()
+    await master.lead((0, 0), 1)
     old, fresh, own = output(1, b"old"), output(2, b"fresh"), output(3, b"own")
     await master.append([old])
     await standby.append([own])

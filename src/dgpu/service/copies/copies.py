@@ -56,9 +56,12 @@ class Copies:
 
     # As master
 
-    def lead(self) -> None:
+    async def lead(self, before: tuple[int, int], epoch: int) -> None:
+        """`before`: the epoch before, and the time of its last group."""
         self._led_s = time.monotonic()
         self.release = Release(self._led_s)
+        last_epoch, last_at = before
+        await asyncio.to_thread(self.wholeness.on_lead, epoch_before=last_epoch, last_at=last_at, epoch=epoch)
 
     def on_durable(self, run: words.RunKey, lease_id: LeaseId, link_id: int) -> bool:
         """The whole run is durable here. True: its node may delete it at once."""

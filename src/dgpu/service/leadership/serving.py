@@ -240,7 +240,7 @@ class _Life:
         from dgpu.service.door import show_first_token
 
         options, runtime = self._options, parts.runtime
-        epoch_before, last_at = parts.state.epoch, parts.state.last_at
+        before = (parts.state.epoch, parts.state.last_at)
         beginning = asyncio.ensure_future(runtime.start(parts.start.begin(options.settings)))
         await asyncio.wait((beginning, candidacy.over, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not beginning.done():
@@ -251,13 +251,7 @@ class _Life:
         with contextlib.suppress(EngineUnavailable):  # the next epoch does it
             await asyncio.to_thread(self._engine.identify, parts.state.cluster_id)
         if output.copies is not None:
-            output.copies.lead()
-            await asyncio.to_thread(
-                output.copies.wholeness.on_lead,
-                epoch_before=epoch_before,
-                last_at=last_at,
-                epoch=runtime.epoch,
-            )
+            await output.copies.lead(before, runtime.epoch)
         async with (
             recorded(runtime, parts.follower, fresh_ms=options.rules.heartbeat_timeout_ms),
             agent_port(
