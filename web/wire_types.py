@@ -22,6 +22,7 @@ MODULES = (
     "file_answers",
     "history_answers",
     "output_answers",
+    "scheduler_answers",
     "secret_answers",
     "token_answers",
 )

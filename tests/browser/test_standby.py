@@ -55,3 +55,44 @@ def test_the_other_schedulers_are_named_when_the_connection_is_lost(visitor, sta
     stage.server.start()
     stage.server.wait_until_ready()
     stage.server.wait_for_nodes(1)
+
+
+def test_several_schedulers_and_their_engine_are_on_the_first_page(visitor, stage):
+    row = {"url": "", "lag_ms": 900, "epoch": 4, "journal_index": 9, "version": "1.0", "last_seen_seconds": 2}
+    member = {"version": "3.4.23", "db_bytes": 1 << 20, "quota_bytes": 1 << 31}
+    told = {
+        "schedulers": [
+            {**row, "name": "gpu1", "role": "master", "me": True, "healthy": True, "trouble": ""},
+            {
+                **row,
+                "name": "gpu2",
+                "role": "standby",
+                "me": False,
+                "healthy": False,
+                "trouble": "12 s behind",
+            },
+        ],
+        "members": [
+            {**member, "address": "gpu1:9379", "state": "leader", "healthy": True, "trouble": ""},
+            {
+                **member,
+                "address": "gpu2:9379",
+                "state": "silent",
+                "healthy": False,
+                "trouble": "Connection refused",
+            },
+        ],
+        "engine": "",
+        "members_may_stop": 0,
+    }
+    page = visitor.look(stage, "/")
+    expect(page.get_by_test_id("view-cluster")).to_be_visible()
+    expect(page.get_by_test_id("schedulers")).to_have_count(0)  # it is alone
+    page.route("**/ready", standing(master=stage.url))
+    page.route("**/api/v1/schedulers", changed(lambda body: body.update(told)))
+    page.goto("/")
+    card = page.get_by_test_id("schedulers")
+    expect(card).to_contain_text("engine members that may stop: 0")
+    expect(page.get_by_test_id("scheduler-gpu1")).to_contain_text("master")
+    expect(page.get_by_test_id("scheduler-gpu2")).to_contain_text("12 s behind")
+    expect(page.get_by_test_id("member-table")).to_contain_text("Connection refused")

@@ -38,9 +38,11 @@ DOWN = (OSError, urllib.error.URLError, TimeoutError, json.JSONDecodeError)
 
 
 class HaCluster:
-    def __init__(self):
+    def __init__(self, *, members=1, more=""):
+        """`more`: lines for both scheduler.yaml."""
+        self.more = more
         self.home = pathlib.Path(tempfile.mkdtemp(prefix="dgpu-ha-"))  # short, for Unix sockets
-        self.etcd = EtcdCluster(self.home / "etcd", members=1)
+        self.etcd = EtcdCluster(self.home / "etcd", members=members)
         self.http = {name: free_port() for name in "ab"}
         self.services = {}
         kept = {name: value for name, value in os.environ.items() if not name.startswith("DGPU")}
@@ -59,7 +61,7 @@ class HaCluster:
                 grpc=grpc,
                 endpoints=json.dumps(self.etcd.endpoints),
             )
-            (self.home / f"{name}.yaml").write_text(text)
+            (self.home / f"{name}.yaml").write_text(text + self.more)
         agent = AGENT.format(home=self.home, addresses=",".join(addresses))
         (self.home / "agent.yaml").write_text(agent)
         return self
@@ -70,7 +72,12 @@ class HaCluster:
             self.services.pop(name).wait(PATIENCE_SECONDS)
         end_keepers(self.home / "n1")
         self.etcd.close()
+        eventually(self._is_removed, f"{self.home} to be removed")
+
+    def _is_removed(self):
+        """A process that was killed may still have created a file meanwhile."""
         shutil.rmtree(self.home, ignore_errors=True)
+        return not self.home.exists()
 
     def start(self, name):
         verb = "agent" if name == "agent" else "scheduler"

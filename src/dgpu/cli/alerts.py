@@ -28,6 +28,11 @@ RULES = (
     "epoch_unknown",
     "journal_unavailable",
     "clock_skew",
+    "standby_lagging",
+    "master_changed",
+    "engine_unavailable",
+    "engine_member_lost",
+    "engine_quota",
 )
 
 Comment = Annotated[str, typer.Option("--comment", "-m", metavar="TEXT", help="Shown with the alert.")]

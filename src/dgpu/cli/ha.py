@@ -3,15 +3,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from dgpu.cli.arguments import parse_duration
 from dgpu.cli.failures import CliFailure, ExitCode, note
 from dgpu.cli.flags import flags_of
-from dgpu.cli.formats import duration, memory, plural
-from dgpu.cli.output import Column, print_document, print_rows
+from dgpu.cli.formats import duration
+from dgpu.cli.output import print_document
+
+if TYPE_CHECKING:
+    from dgpu.entry.ha.status import HaStatus
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -21,17 +24,6 @@ Directory = Annotated[
 ]
 Config = Annotated[Path | None, typer.Option("--config", "-c", metavar="F", help="scheduler.yaml")]
 MAX_TOKEN_SECONDS = 30 * 86_400
-
-COLUMNS = (
-    Column("MEMBER", lambda row: str(row["address"]), stretches=True),
-    Column("STATE", lambda row: str(row["state"])),
-    Column("HEALTHY", lambda row: "yes" if row["healthy"] else "no"),
-    Column("VERSION", lambda row: str(row["version"] or "-")),
-    Column("DATA", lambda row: memory(row["db_bytes"] / (1 << 20)) if row["version"] else "-", right=True),
-    Column(
-        "TROUBLE", lambda row: ", ".join(filter(None, (row["trouble"], *row["alarms"]))) or "-", wraps=True
-    ),
-)
 
 
 @app.callback()
@@ -140,32 +132,31 @@ def join(
 
 
 @app.command()
-def status(ctx: typer.Context, directory: Directory = None, config: Config = None) -> int:
-    """Members and their health, the scheduler that leads, and the end of the journal. Exit code 1: no majority."""
-    import msgspec
+def status(
+    ctx: typer.Context,
+    directory: Directory = None,
+    config: Config = None,
+    server: Annotated[
+        str | None, typer.Option("--server", metavar="URL", help="Ask this scheduler instead of the engine.")
+    ] = None,
+    token: Annotated[str | None, typer.Option("--token", metavar="TOKEN", help="Better: DGPU_TOKEN.")] = None,
+) -> int:
+    """Schedulers with their role and lag, members and their health, and the end of the journal.
 
+    On a machine of the cluster it asks the engine itself. Elsewhere, or with --server, it asks a scheduler.
+    Exit code 1: no majority of members answers.
+    """
+    from dgpu.cli.ha_status import print_local, print_of_server
     from dgpu.entry.ha.errors import HaFailure
-    from dgpu.entry.ha.status import ha_status
 
-    with _refusals(HaFailure):
-        found = ha_status(_data_dir(directory, config))
-    document: dict[str, Any] = msgspec.to_builtins(found)
     flags = flags_of(ctx)
-    print_rows(document, document["members"], COLUMNS, "address", flags)
-    if flags.is_table:
-        leader = f"{found.leader.name} ({found.leader.http})" if found.leader else "none"
-        behind = (
-            f", {max(0, found.index - found.copied_index)} behind here"
-            if found.copied_index is not None
-            else ""
-        )
-        note(f"Leading scheduler: {leader}. Journal: group {found.index}{behind}, epoch {found.epoch}.")
-        note(
-            f"{plural(found.survives, 'member')} may stop without stopping the cluster."
-            if found.has_quorum
-            else f"No majority of members answers, so nothing can be stored: {found.trouble}"
-        )
-    return ExitCode.OK if found.has_quorum else ExitCode.FAILED
+    flags.server, flags.token = server or flags.server, token or flags.token
+    is_named = directory is not None or config is not None
+    if not is_named and (flags.server or not _has_member()):
+        return print_of_server(flags)
+    with _refusals(HaFailure):
+        found = _status_of(directory, config)
+    return print_local(found, flags)
 
 
 @app.command()
@@ -294,6 +285,30 @@ def _refusals(kind: type[Exception]) -> Iterator[None]:
         yield
     except kind as error:
         raise CliFailure(f"{str(error)[:1].upper()}{str(error)[1:]}.", ExitCode.REFUSED) from None
+
+
+def _status_of(directory: Path | None, config: Path | None) -> HaStatus:
+    from dgpu.entry.config import ConfigError, load_scheduler_config
+    from dgpu.entry.ha.status import configured_status, ha_status
+
+    if directory is not None:
+        return ha_status(_data_dir(directory, config))
+    try:
+        return configured_status(load_scheduler_config(config))
+    except ConfigError as error:
+        raise CliFailure(str(error), ExitCode.USAGE) from None
+
+
+def _has_member() -> bool:
+    """Whether the usual directory of this machine belongs to a member."""
+    from dgpu.entry.ha.errors import HaFailure
+    from dgpu.entry.ha.member_files import MemberFiles
+
+    try:
+        MemberFiles(_data_dir(None, None)).member()
+    except (HaFailure, OSError):
+        return False
+    return True
 
 
 def _data_dir(directory: Path | None, config: Path | None) -> Path:

@@ -19,6 +19,7 @@ from dgpu.wire.cluster_answers import (
     TenantAnswer,
     TenantList,
 )
+from dgpu.wire.scheduler_answers import SchedulerList
 
 
 class ClusterCalls:
@@ -57,6 +58,11 @@ class ClusterCalls:
     def remove_node(self, node_id: str) -> Request[None]:
         """Forgets a node that is offline and runs no task."""
         return _remove(api_path("nodes", node_id))
+
+    @Call
+    def schedulers(self) -> Request[SchedulerList]:
+        """All schedulers with their role and lag, and the members of the engine of their journal."""
+        return Request("GET", api_path("schedulers"), SchedulerList)
 
     @Call
     def quota(self) -> Request[QuotaAnswer]:

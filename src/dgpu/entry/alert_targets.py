@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from dgpu.entry.alert_types import Alerts, NotifyTarget, WebhookTarget
 from dgpu.entry.config_problem import Problem
-from dgpu.entry.config_types import Alerts, NotifyTarget, WebhookTarget
 
 if TYPE_CHECKING:
     from dgpu.service.alerts.options import AlertOptions
@@ -172,6 +172,7 @@ def _rules(alerts: Alerts) -> RuleSet:
 
     hot, quota, failures = written.gpu_temperature, written.quota_usage, written.failure_rate
     waiting, disk, clock = written.queue_wait, written.disk_full, written.clock_skew
+    lagging, changed, engine = written.standby_lagging, written.master_changed, written.engine_quota
     return r.RuleSet(
         agent_offline=r.Rule(**plain(written.agent_offline)),  # type: ignore[arg-type]
         node_unfit=r.Rule(**plain(written.node_unfit)),  # type: ignore[arg-type]
@@ -195,6 +196,11 @@ def _rules(alerts: Alerts) -> RuleSet:
         epoch_unknown=r.Rule(**plain(written.epoch_unknown)),  # type: ignore[arg-type]
         journal_unavailable=r.Rule(**plain(written.journal_unavailable)),  # type: ignore[arg-type]
         clock_skew=r.ClockRule(**plain(clock), limit_ms=_ms(clock.limit_seconds)),  # type: ignore[arg-type]
+        standby_lagging=r.LagRule(**plain(lagging), limit_ms=_ms(lagging.limit_seconds)),  # type: ignore[arg-type]
+        master_changed=r.ChangeRule(**plain(changed), window_ms=_ms(changed.window_seconds)),  # type: ignore[arg-type]
+        engine_unavailable=r.Rule(**plain(written.engine_unavailable)),  # type: ignore[arg-type]
+        engine_member_lost=r.Rule(**plain(written.engine_member_lost)),  # type: ignore[arg-type]
+        engine_quota=r.QuotaRule(**plain(engine), percent=engine.percent),  # type: ignore[arg-type]
     )
 
 

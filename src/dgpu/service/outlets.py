@@ -59,11 +59,13 @@ async def stored_output(options: ServiceOptions, runtime: Runtime) -> AsyncItera
 
 
 @contextlib.asynccontextmanager
-async def watched_alerts(options: ServiceOptions, runtime: Runtime) -> AsyncIterator[AlertWatch | None]:
+async def watched_alerts(
+    options: ServiceOptions, runtime: Runtime, standing: Standing | None = None
+) -> AsyncIterator[AlertWatch | None]:
     if options.alerts is None:
         yield None
         return
-    watch = AlertWatch(options.alerts, runtime, options.data_dir)
+    watch = AlertWatch(options.alerts, runtime, options.data_dir, standing)
     await watch.start()
     try:
         yield watch

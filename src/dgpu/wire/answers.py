@@ -346,6 +346,7 @@ class Ready(Answer, frozen=True, kw_only=True):
     )
     master: str = ""  # URL of the scheduler that leads; empty: this one is alone, or none is known
     engine: str = ""  # why the engine of the journal cannot be used; empty: it can, or there is none
+    schedulers: list[str] = []  # URLs of all known schedulers; empty: this one is alone
 
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

@@ -10,6 +10,7 @@ import { t, word } from "../i18n";
 import { route, setQuery } from "../router";
 import type { Board } from "../types";
 import { Chart } from "../ui/chart";
+import { Schedulers } from "./schedulers";
 import { CopyLine, Empty, Meter, nodeAddress, Page, Segments, Skeleton, State, TaskLink } from "../ui/parts";
 
 const MAX_ROWS = 400; // of the table; the filter finds the others
@@ -46,6 +47,7 @@ function Live({ board: known }: { board: Board }) {
     <div class="stack">
       <Figures board={known} />
       <Charts board={known} />
+      <Schedulers />
       {known.gpus.id.length || known.nodes.id.length ? (
         <Gpus board={known} />
       ) : (

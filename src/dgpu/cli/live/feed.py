@@ -17,10 +17,11 @@ import msgspec
 from dgpu.cli.live.board import Board
 from dgpu.cli.ps import gpus_of, name_of, place_of
 from dgpu.client.asynchronous import AsyncClient
-from dgpu.client.errors import DgpuError, Unreachable
+from dgpu.client.errors import DgpuError, NotFound, Unreachable
 from dgpu.client.stream import ServerEvent
 from dgpu.wire import answers
 from dgpu.wire.cluster_answers import GpuList, NodeAnswer, QuotaAnswer
+from dgpu.wire.scheduler_answers import SchedulerList
 
 MAX_TASKS = 1_000  # of the running and of the waiting tasks: one page of the scheduler
 MAX_REASONS = 200  # of waiting tasks; each reason may cost the scheduler a scan of its nodes
@@ -62,6 +63,7 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     quota: QuotaAnswer
     pause_seconds: float = 0.0  # until the next request; a stream needs none
     isolation: str = ""  # as in WhoAmI
+    schedulers: SchedulerList | None = None  # None: an older scheduler does not tell
 
     @property
     def hidden_tasks(self) -> int:
@@ -73,6 +75,7 @@ class Tasks(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     waiting: int
     cost_seconds: float
+    schedulers: SchedulerList | None = None
 
 
 async def take_tasks(client: AsyncClient) -> Tasks:
@@ -84,8 +87,16 @@ async def take_tasks(client: AsyncClient) -> Tasks:
         rows=_rows(running.tasks, queue.queue, newest.tasks),
         running=running.total,
         waiting=queue.total,
+        schedulers=await take_schedulers(client),
         cost_seconds=time.monotonic() - began,
     )
+
+
+async def take_schedulers(client: AsyncClient) -> SchedulerList | None:
+    try:
+        return await client.schedulers()
+    except NotFound:
+        return None
 
 
 async def take_picture(client: AsyncClient) -> Picture:
@@ -103,6 +114,7 @@ async def take_picture(client: AsyncClient) -> Picture:
         waiting=tasks.waiting,
         quota=quota,
         isolation=nodes.isolation,
+        schedulers=tasks.schedulers,
         pause_seconds=_pause(time.monotonic() - began),
     )
 
@@ -232,6 +244,7 @@ class Feed:
             waiting=board.waiting,
             quota=board.quota(),
             isolation=board.isolation,
+            schedulers=self._tasks.schedulers,
         )
 
     async def _next_board(self) -> Board:

@@ -32,6 +32,7 @@ def document(picture: Picture) -> dict[str, Any]:
         "running": picture.running,
         "waiting": picture.waiting,
         "quota": msgspec.to_builtins(picture.quota),
+        "schedulers": msgspec.to_builtins(picture.schedulers),
     }
 
 

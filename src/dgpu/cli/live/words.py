@@ -9,6 +9,7 @@ from dgpu.cli.live.feed import Lost, Picture
 from dgpu.cli.live.rows import bar
 from dgpu.wire import isolation
 from dgpu.wire.cluster_answers import GpuAnswer, NodeAnswer, PoolQuota
+from dgpu.wire.scheduler_answers import SchedulerList
 
 _STATES = ("idle", "busy", "unconfirmed", "draining", "reserved", "offline", "error")
 
@@ -26,9 +27,19 @@ def summary(picture: Picture) -> list[str]:
     notice = isolation.NOTICES.get(picture.isolation)
     return [
         *([notice] if notice else []),
+        *([one_line(about_schedulers(told))] if (told := picture.schedulers) and told.members else []),
         first,
         f"{_loads(picture)} · {_pool('online', picture.quota.online)} · {_pool('batch', picture.quota.batch)}",
     ]
+
+
+def about_schedulers(told: SchedulerList) -> str:
+    """The roles, and the trouble that there is."""
+    each = [f"{row.name} {row.role}{f' ({row.trouble})' if row.trouble else ''}" for row in told.schedulers]
+    epoch = max(row.epoch for row in told.schedulers)
+    healthy = sum(member.healthy for member in told.members)
+    engine = told.engine or f"{healthy} of {len(told.members)} members"
+    return f"schedulers: {', '.join(each)} · epoch {epoch} · engine: {engine}"
 
 
 def _loads(picture: Picture) -> str:

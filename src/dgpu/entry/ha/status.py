@@ -1,17 +1,25 @@
-"""`dgpu ha status`: members, the leader, and the end of the journal, as any machine of the cluster sees them."""
+"""`dgpu ha status`: schedulers, members, and the end of the journal, as any machine of the cluster sees them."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import msgspec
 
+from dgpu.entry.config_types import SchedulerConfig
 from dgpu.entry.ha.engine_cluster import EngineCluster, EngineMember, MemberState, engine_settings
-from dgpu.entry.ha.errors import EngineSilent
+from dgpu.entry.ha.errors import EngineSilent, HaFailure
+from dgpu.entry.ha.member_command import QUOTA_BYTES
 from dgpu.entry.ha.member_files import MemberFiles
+from dgpu.entry.ha_config import shared_options
+from dgpu.journal.announced import Announced
 from dgpu.journal.checkpoint import last_index
 from dgpu.journal.engine import EngineError
 from dgpu.journal.etcd.engine import EtcdEngine
+from dgpu.journal.etcd.roll import Roll
+from dgpu.journal.etcd.settings import EtcdSettings
+from dgpu.service.leadership.seen import SeenScheduler
 
 
 class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,7 +30,22 @@ class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
     db_bytes: int = 0
     used_bytes: int = 0
+    quota_bytes: int = 0
     alarms: tuple[str, ...] = ()
+    trouble: str = ""
+
+
+class SchedulerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """As the scheduler announced itself last."""
+
+    name: str
+    url: str
+    role: str
+    lag_ms: int | None
+    epoch: int
+    journal_index: int
+    version: str
+    last_seen_seconds: float  # by the wall clocks of both machines
     trouble: str = ""
 
 
@@ -37,6 +60,7 @@ class HaStatus(msgspec.Struct, frozen=True, kw_only=True):
     role: str
     has_quorum: bool
     members: tuple[MemberRow, ...]
+    schedulers: tuple[SchedulerRow, ...] = ()
     leader: LeaderRow | None = None  # the scheduler that leads
     index: int = 0  # of the last committed group
     epoch: int = 0
@@ -69,7 +93,55 @@ def ha_status(directory: Path) -> HaStatus:
     if member.role == "scheduler":
         # Read before the head, so that the copy never seems to be ahead of it.
         status = msgspec.structs.replace(status, copied_index=last_index(directory))
-    return _with_journal(status, files, member.members) if listed is not None else status
+    return _with_journal(status, engine_settings(files, member.members)) if listed is not None else status
+
+
+def configured_status(config: SchedulerConfig) -> HaStatus:
+    """Of the cluster that scheduler.yaml names. Raises HaFailure."""
+    directory = Path(config.storage.snapshot_dir).expanduser().absolute()
+    if config.ha.mode != "external":
+        return ha_status(directory)
+    try:
+        shared = shared_options(config)
+        if shared is None or shared.etcd is None:
+            return ha_status(directory)
+        return external_status(shared.etcd, directory)
+    except (EngineError, OSError) as error:
+        raise HaFailure(str(error)) from error
+
+
+def external_status(settings: EtcdSettings, directory: Path) -> HaStatus:
+    """Of an engine that others run. A silent engine is part of the answer."""
+    roll = Roll(settings)
+    try:
+        found = roll.members()
+    finally:
+        roll.close()
+    rows = tuple(
+        MemberRow(
+            address=each.address,
+            state=each.state,
+            healthy=each.healthy,
+            me=False,
+            version=each.version,
+            db_bytes=each.db_bytes,
+            quota_bytes=each.quota_bytes,
+            alarms=each.alarms,
+            trouble=each.trouble,
+        )
+        for each in found
+    )
+    has_quorum = any(row.healthy for row in rows)
+    trouble = "" if has_quorum else "; ".join(row.trouble for row in rows if row.trouble)
+    status = HaStatus(
+        me="",
+        role="scheduler",
+        has_quorum=has_quorum,
+        members=rows,
+        copied_index=last_index(directory) if directory.exists() else None,
+        trouble=trouble,
+    )
+    return _with_journal(status, settings) if has_quorum else status
 
 
 def _row(
@@ -91,23 +163,42 @@ def _row(
         version=state.version,
         db_bytes=state.db_bytes,
         used_bytes=state.used_bytes,
+        quota_bytes=QUOTA_BYTES if state.answers else 0,
         alarms=state.alarms,
         trouble="" if word == "not joined" else state.trouble,
     )
 
 
-def _with_journal(status: HaStatus, files: MemberFiles, members: tuple[str, ...]) -> HaStatus:
-    engine = EtcdEngine(engine_settings(files, members))
+def _with_journal(status: HaStatus, settings: EtcdSettings) -> HaStatus:
+    engine, roll = EtcdEngine(settings), Roll(settings)
     try:
         head, leader = engine.head(), engine.leader()
+        schedulers = tuple(_scheduler(row.announced) for row in roll.schedulers())
     except EngineError as error:
         return msgspec.structs.replace(status, trouble=str(error))
     finally:
         engine.close()
+        roll.close()
     candidate = leader.candidate if leader is not None else None
     return msgspec.structs.replace(
         status,
+        schedulers=schedulers,
         index=head.index,
         epoch=head.epoch,
         leader=candidate and LeaderRow(name=candidate.name, http=candidate.http, grpc=candidate.grpc),
+    )
+
+
+def _scheduler(told: Announced) -> SchedulerRow:
+    unseen_ms = max(0, time.time_ns() // 1_000_000 - told.wall_ms)
+    return SchedulerRow(
+        name=told.name,
+        url=told.http,
+        role=told.role,
+        lag_ms=told.lag_ms,
+        epoch=told.epoch,
+        journal_index=told.index,
+        version=told.version,
+        last_seen_seconds=unseen_ms / 1_000,
+        trouble=SeenScheduler(announced=told, unseen_ms=unseen_ms, is_me=False).trouble,
     )

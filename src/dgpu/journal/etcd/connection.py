@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 
-from dgpu.journal.engine import EngineRefused, EngineUnavailable
+from dgpu.journal.engine import EngineError, EngineRefused, EngineUnavailable
 from dgpu.journal.etcd.failures import Meaning, action, meaning
 from dgpu.journal.etcd.settings import Endpoint, EtcdSettings, parse_endpoints
 from dgpu.journal.etcd.versions import check_version
@@ -104,21 +104,29 @@ class Connection:
 
     def each(self, method: str, request: Any, answer_type: Any) -> list[tuple[str, Any]]:
         """The answers of all members that give one, each with its endpoint. Raises EngineUnavailable if none does."""
-        answers = []
-        why = ""
+        asked = self.ask_each(method, request, answer_type)
+        answers = [(url, answer) for url, answer in asked if not isinstance(answer, EngineUnavailable)]
+        if not answers:
+            raise EngineUnavailable(f"no member of etcd answers: {asked[-1][1]}")
+        for _, answer in answers:
+            if isinstance(answer, EngineRefused):
+                raise answer
+        return answers
+
+    def ask_each(self, method: str, request: Any, answer_type: Any) -> list[tuple[str, Any]]:
+        """Every endpoint, with its answer, or with the EngineUnavailable or EngineRefused that it led to."""
+        asked: list[tuple[str, Any]] = []
         for number, endpoint in enumerate(self._endpoints):
             try:
-                answers.append(
-                    (
-                        endpoint.url,
-                        self._attempt(number, method, request, answer_type, self._settings.attempt_s),
-                    )
-                )
+                answer = self._attempt(number, method, request, answer_type, self._settings.attempt_s)
             except grpc.RpcError as error:
-                why = f"{endpoint.url}: {error.code().name} {error.details() or ''}".rstrip()
-        if not answers:
-            raise EngineUnavailable(f"no member of etcd answers: {why}")
-        return answers
+                answer = EngineUnavailable(
+                    f"{endpoint.url}: {error.code().name} {error.details() or ''}".rstrip()
+                )
+            except EngineError as error:
+                answer = error
+            asked.append((endpoint.url, answer))
+        return asked
 
     def stream(self, method: str, requests: Iterator[Any], request_type: Any, answer_type: Any) -> Any:
         """A call with answers until it is cancelled. It ends with the endpoint: open another one then."""

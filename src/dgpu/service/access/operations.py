@@ -41,6 +41,7 @@ OPERATIONS: Final[dict[str, Action]] = {
     "GET /api/v1/nodes": A.READ_CLUSTER,
     "GET /api/v1/nodes/{node_id}": A.READ_CLUSTER,
     "GET /api/v1/gpus": A.READ_CLUSTER,
+    "GET /api/v1/schedulers": A.READ_CLUSTER,
     "GET /api/v1/history/gpus": A.READ_CLUSTER,
     "GET /api/v1/history/gpus/{gpu_id}": A.READ_CLUSTER,
     "GET /api/v1/history/nodes/{node_id}": A.READ_CLUSTER,

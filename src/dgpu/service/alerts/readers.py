@@ -24,6 +24,11 @@ PUBLIC_RULES: Final = frozenset(
         "epoch_unknown",
         "journal_unavailable",
         "clock_skew",
+        "standby_lagging",
+        "master_changed",
+        "engine_unavailable",
+        "engine_member_lost",
+        "engine_quota",
     }
 )
 _NAMES: Final = frozenset({"task", "evidence"})

@@ -8,6 +8,15 @@ from typing import Any, NamedTuple
 import msgspec
 
 from dgpu.core.model.health import Health
+from dgpu.service.alerts.shared_rules import (
+    Found,
+    SharedReadings,
+    changed,
+    filling,
+    lagging,
+    lost_members,
+    without_majority,
+)
 from dgpu.wire.alert_answers import Severity
 from dgpu.wire.answers import instant
 from dgpu.wire.wall_time import words_of_ms
@@ -50,6 +59,14 @@ class ClockRule(Rule, frozen=True, kw_only=True):
     limit_ms: int = 10_000
 
 
+class LagRule(Rule, frozen=True, kw_only=True):
+    limit_ms: int = 30_000
+
+
+class ChangeRule(Rule, frozen=True, kw_only=True):
+    window_ms: int = 300_000  # how long a change of the master is told
+
+
 class RuleSet(msgspec.Struct, frozen=True, kw_only=True):
     """The name of the field is the name of the rule."""
 
@@ -66,6 +83,11 @@ class RuleSet(msgspec.Struct, frozen=True, kw_only=True):
     epoch_unknown: Rule = Rule(severity="critical")
     journal_unavailable: Rule = Rule(severity="critical")
     clock_skew: ClockRule = ClockRule()
+    standby_lagging: LagRule = LagRule(for_ms=15_000)
+    master_changed: ChangeRule = ChangeRule()
+    engine_unavailable: Rule = Rule(for_ms=5_000, severity="critical")
+    engine_member_lost: Rule = Rule(for_ms=30_000, severity="critical")
+    engine_quota: QuotaRule = QuotaRule(percent=0.8, severity="critical")
 
 
 RULE_NAMES: tuple[str, ...] = RuleSet.__struct_fields__
@@ -153,6 +175,7 @@ class Readings(NamedTuple):
     journal_trouble: str = ""  # why new tasks are refused although the disk is not full
     journal_repaired: str = ""  # files that were recently found deleted or replaced, and restored
     clocks: tuple[OffClock, ...] = ()
+    shared: SharedReadings = SharedReadings()
 
 
 class Finding(NamedTuple):
@@ -302,6 +325,10 @@ def _clocks(readings: Readings, rule: ClockRule, name: str) -> Iterator[Finding]
         yield Finding(name, subject, f"{text} Check the time service (chrony, systemd-timesyncd).", facts)
 
 
+def _told(found: Iterator[Found], name: str) -> Iterator[Finding]:
+    return (Finding(name, subject, summary, facts) for subject, summary, facts in found)
+
+
 _FINDERS: dict[str, Callable[[Readings, Any, str], Iterator[Finding]]] = {
     "agent_offline": _offline,
     "node_unfit": _unfit,
@@ -316,4 +343,9 @@ _FINDERS: dict[str, Callable[[Readings, Any, str], Iterator[Finding]]] = {
     "epoch_unknown": _epoch,
     "journal_unavailable": _unavailable,
     "clock_skew": _clocks,
+    "standby_lagging": lambda each, rule, name: _told(lagging(each.shared, rule.limit_ms), name),
+    "master_changed": lambda each, rule, name: _told(changed(each.shared, rule.window_ms), name),
+    "engine_unavailable": lambda each, _rule, name: _told(without_majority(each.shared), name),
+    "engine_member_lost": lambda each, _rule, name: _told(lost_members(each.shared), name),
+    "engine_quota": lambda each, rule, name: _told(filling(each.shared, rule.percent), name),
 }

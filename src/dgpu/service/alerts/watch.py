@@ -28,9 +28,11 @@ from dgpu.service.alerts.readers import alert_for
 from dgpu.service.alerts.readings import EndedTasks, read_state
 from dgpu.service.alerts.rules import OffClock, Readings, findings
 from dgpu.service.alerts.senders import Senders, SendFailed
+from dgpu.service.alerts.shared_readings import read_shared
 from dgpu.service.alerts.store import AlertStore, Kept
 from dgpu.service.alerts.targets import Target
 from dgpu.service.alerts.values import Alert, AlertState, Change, Message, Silence
+from dgpu.service.leadership.standing import Lone, Standing
 from dgpu.service.loop.failures import NotMaster
 from dgpu.service.loop.runtime import Runtime
 from dgpu.wire.alert_answers import AlertCounts
@@ -63,8 +65,11 @@ class NotKept(Exception):  # noqa: N818 - the name states the failure
 class AlertWatch:
     """Create it in the serving loop. `start` begins the checks, `stop` stores the remaining changes."""
 
-    def __init__(self, options: AlertOptions, runtime: Runtime, folder: Path) -> None:
+    def __init__(
+        self, options: AlertOptions, runtime: Runtime, folder: Path, standing: Standing | None = None
+    ) -> None:
         self.options = options
+        self._standing = standing or Lone()
         self._runtime = runtime
         self._folder = folder
         self._store = AlertStore(folder)
@@ -135,6 +140,7 @@ class AlertWatch:
             journal_trouble=self._runtime.trouble,
             journal_repaired=self._runtime.repairs.of_late,
             clocks=self._clocks(),
+            shared=read_shared(self._standing),
         )
 
     def _clocks(self) -> tuple[OffClock, ...]:

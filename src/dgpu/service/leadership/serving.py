@@ -29,6 +29,7 @@ from dgpu.service.copies.taking import take_for_ever
 from dgpu.service.leadership.candidacy import Candidacy
 from dgpu.service.leadership.engine_watch import EngineWatch
 from dgpu.service.leadership.joining import open_copy, refuse_other_settings
+from dgpu.service.leadership.peers import Peers
 from dgpu.service.leadership.shared import SharedJournal
 from dgpu.service.leadership.standing import Among
 from dgpu.service.leadership.waiting_room import waiting_room
@@ -43,6 +44,7 @@ from dgpu.service.task_output.streams import OutputStreams
 from dgpu.wire.address import Address
 
 if TYPE_CHECKING:
+    from dgpu.journal.etcd.roll import Roll
     from dgpu.service.machines.machines import Machines
     from dgpu.service.rest.access import Access
     from dgpu.service.rest.backend import Backend
@@ -69,9 +71,22 @@ async def serve_shared(
         raise ValueError("the options name no other scheduler")
     opened = engine if engine is not None else _open_engine(shared)
     try:
-        async with https_context(options) as tls, EngineWatch(opened).running() as watch:
+        peers = Peers(shared, _open_roll(shared))
+        async with (
+            https_context(options) as tls,
+            EngineWatch(opened).running() as watch,
+            peers.watched(),
+        ):
             while not stop.is_set():
-                life = _Life(options, shared, opened, watch, machines, tls, ready, on_committed, show_token)
+                standing = Among(
+                    http=shared.http,
+                    read_stale_max_ms=shared.read_stale_max_ms,
+                    engine_health=lambda: watch.health,
+                    peers=peers,
+                )
+                life = _Life(
+                    options, shared, opened, standing, peers, machines, tls, ready, on_committed, show_token
+                )
                 await life.run(listening, stop)
     finally:
         await asyncio.to_thread(opened.close)
@@ -85,13 +100,20 @@ def _open_engine(shared: SharedOptions) -> Engine:
     return EtcdEngine(shared.etcd)
 
 
+def _open_roll(shared: SharedOptions) -> Roll | None:
+    from dgpu.journal.etcd.roll import Roll
+
+    return None if shared.etcd is None else Roll(shared.etcd)
+
+
 class _Life:
     def __init__(
         self,
         options: ServiceOptions,
         shared: SharedOptions,
         engine: Engine,
-        watch: EngineWatch,
+        standing: Among,
+        peers: Peers,
         machines: Machines | None,
         tls: ssl.SSLContext | None,
         ready: Callable[[ServedAt], None],
@@ -101,6 +123,7 @@ class _Life:
         self._options = options
         self._shared = shared
         self._engine = engine
+        self._peers = peers
         self._machines = machines
         self._tls = tls
         self._ready = ready
@@ -108,11 +131,7 @@ class _Life:
         self._show_token = show_token
         self._files = FileStreams()
         self._connections = AgentConnections(max=budget_of(file_limit()).agents)
-        self._standing = Among(
-            http=shared.http,
-            read_stale_max_ms=shared.read_stale_max_ms,
-            engine_health=lambda: watch.health,
-        )
+        self._standing = standing
 
     async def run(self, listening: socket.socket, stop: asyncio.Event) -> None:
         stopping = asyncio.ensure_future(stop.wait())
@@ -169,6 +188,7 @@ class _Life:
             tell_recovery(recovery)
             parts = open_parts(options, start, recovery, journal, mark, self._on_committed, candidacy)
             self._standing.follow(candidacy.machine, candidacy.now_ms)
+            self._peers.speak_for(self._standing, parts.runtime)
             _log.info(
                 "state_recovered",
                 index=recovery.index,
@@ -257,11 +277,12 @@ class _Life:
             agent_port(
                 options, runtime, output, self._files, self._connections, self._machines, trail
             ) as grpc_port,
-            watched_alerts(options, runtime) as alerts,
+            watched_alerts(options, runtime, self._standing) as alerts,
         ):
             if alerts is not None:
                 backend.watch_alerts(alerts)
             self._standing.serves = True
+            self._peers.on_leading(runtime.epoch)
             _log.info("role_changed", role="master", epoch=runtime.epoch, cause="won the leader key")
             with contextlib.suppress(NotMaster):
                 await show_first_token(runtime, access, self._show_token)

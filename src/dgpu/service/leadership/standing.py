@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from dgpu.journal.engine import EngineHealth
 from dgpu.service.leadership.machine import Leadership
+
+if TYPE_CHECKING:
+    from dgpu.service.leadership.peers import Peers
 
 PublicRole = Literal["master", "standby"]
 
@@ -39,10 +42,16 @@ class Standing(Protocol):
         """As seen a few seconds ago. None: there is no engine, or it was not asked yet."""
         ...
 
+    @property
+    def peers(self) -> Peers | None:
+        """None: there is no other scheduler, and no engine."""
+        ...
+
 
 class Lone:
     role: PublicRole = "master"
     is_lone = True
+    peers: Peers | None = None
     master = ""
     read_stale_max_ms = 0
 
@@ -67,9 +76,11 @@ class Among:
         http: str,
         read_stale_max_ms: int,
         engine_health: Callable[[], EngineHealth | None] = lambda: None,
+        peers: Peers | None = None,
     ) -> None:
         self.read_stale_max_ms = read_stale_max_ms
         self.serves = False  # the epoch is durable
+        self.peers = peers
         self._http = http
         self._engine_health = engine_health
         self._machine: Leadership | None = None

@@ -17,6 +17,7 @@ from dgpu.service.rest import listing, probes
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.tasks import Given, LimitQuery, Who
 from dgpu.service.views.cluster import gpu_list, node_answer, node_list, one_gpu
+from dgpu.service.views.schedulers import scheduler_list
 from dgpu.service.views.tasks import queue_entry
 from dgpu.wire import fields
 from dgpu.wire.answers import FieldError, Health, QueuePage, Ready, Removed
@@ -24,6 +25,7 @@ from dgpu.wire.cluster_answers import GpuAnswer, GpuList, NodeAnswer, NodeList
 from dgpu.wire.fields import Unacceptable
 from dgpu.wire.json_body import BadRequest, parse_json
 from dgpu.wire.problem import problem_of
+from dgpu.wire.scheduler_answers import SchedulerList
 
 NodeIdText = Annotated[str, PathParameter(description="The node's id.")]
 GpuIdText = Annotated[str, PathParameter(description="The GPU's UUID.")]
@@ -173,6 +175,19 @@ async def _reason(request: Request[Any, Any, Any]) -> str:
         raise BadRequest("invalid_field", f"reason: {detail}", errors=[error]) from None
 
 
+@get(
+    "/api/v1/schedulers",
+    summary="List schedulers",
+    description="Role, lag, epoch and version of each scheduler, and the members of the engine that keeps their "
+    "journal. Any scheduler answers, also while the engine does not. A lone scheduler lists itself.",
+)
+async def list_schedulers(rest: Given) -> SchedulerList:
+    options, runtime = rest.options, rest.runtime
+    return scheduler_list(
+        options.standing, version=options.version, epoch=runtime.epoch, index=runtime.committed_index
+    )
+
+
 @get("/health", summary="Liveness", description="Answers while the process runs.")
 async def get_health(rest: Given) -> Health:
     return (await probes.health(rest))[1]
@@ -204,6 +219,7 @@ ROUTES: tuple[Any, ...] = (
     resume_node,
     give_up_node,
     remove_node,
+    list_schedulers,
     get_health,
     get_readiness,
 )

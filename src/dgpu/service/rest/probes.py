@@ -56,8 +56,14 @@ async def readiness(backend: Backend, query: bytes = b"") -> tuple[int, Ready]:
         lag_ms=standing.lag_ms(),
         master=standing.master,
         engine=standing.engine_trouble(),
+        schedulers=_urls(standing),
     )
     return 200 if is_ready else 503, answer
+
+
+def _urls(standing: Standing) -> list[str]:
+    seen = () if standing.peers is None else standing.peers.schedulers()
+    return [each.announced.http for each in seen if each.announced.role != "stopped"]
 
 
 def _why_away(standing: Standing, query: bytes) -> str:

@@ -14,6 +14,8 @@ from dgpu.wire.answers import NotMasterProblem, Problem
 RETRY_AFTER_SECONDS = 1
 # They change no state of the cluster: sessions are of each scheduler, and a what-if is asked of a copy.
 _LOCAL_PATHS = session_calls.PATHS | {"/api/v1/whatif"}
+# They tell the age of the data, and are needed most while the engine does not answer.
+_AGELESS_PATHS = frozenset({"/api/v1/schedulers", "/metrics"})
 
 
 def refused_by_role(standing: Standing, method: str, path: str) -> Problem | None:
@@ -22,6 +24,8 @@ def refused_by_role(standing: Standing, method: str, path: str) -> Problem | Non
         return None
     if standing.role != "master" and method not in READING_METHODS and path.rstrip("/") not in _LOCAL_PATHS:
         return not_master(standing)
+    if path in _AGELESS_PATHS:
+        return None
     lag_ms = standing.lag_ms()
     if lag_ms is None or lag_ms > standing.read_stale_max_ms:
         return too_stale(standing, lag_ms)

@@ -22,6 +22,7 @@ from dgpu.journal.journal import Room
 from dgpu.service.access.principal import Principal, Tenants
 from dgpu.service.metrics import cluster
 from dgpu.service.metrics.gpu import GpuLines, joined
+from dgpu.service.metrics.schedulers import tell_schedulers
 from dgpu.service.metrics.text import Text
 from dgpu.wire.json_body import BadRequest
 
@@ -136,6 +137,7 @@ class Scrapes:
         )
         about = "Time spent on answers to /metrics before this one."
         text.one("scheduler_scrape_seconds_total", "counter", about, runtime.meters.scrape_s)
+        tell_schedulers(text, backend.options.standing)
         self._tell_follower(text)
         self._tell_engine(text)
 
