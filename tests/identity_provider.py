@@ -56,6 +56,9 @@ class IdentityProvider:
         self.asked: list[str] = []  # paths, in order
         self.codes: dict[str, dict[str, str]] = {}
         self.secret = ""  # empty: a public client
+        self.lifetime_s = 300  # of tokens
+        self.refreshes: set[str] = set()  # refresh tokens that work
+        self.rotates = True  # a refresh token works once
         self.is_broken = False
         self.hold: threading.Event | None = None  # answers wait for it
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -81,7 +84,7 @@ class IdentityProvider:
     ) -> str:
         """Of the account; without claims whose new value is None."""
         now = int(time.time())
-        given = {"iss": self.issuer, "aud": CLIENT, "exp": now + 300, "iat": now, **self.account}
+        given = {"iss": self.issuer, "aud": CLIENT, "exp": now + self.lifetime_s, "iat": now, **self.account}
         if nonce:
             given["nonce"] = nonce
         told = {
@@ -165,10 +168,13 @@ class IdentityProvider:
             "jwks_uri": f"{self.issuer}/keys",
             "authorization_endpoint": f"{self.issuer}/authorize",
             "token_endpoint": f"{self.issuer}/token",
+            "scopes_supported": ["openid", "profile", "email", "offline_access"],
             **self.metadata_changes,
         }
 
     def _exchange(self, form: dict[str, str], authorization: str) -> tuple[int, dict[str, Any]]:
+        if form.get("grant_type") == "refresh_token":
+            return self._refresh(form)
         asked = self.codes.pop(form.get("code", ""), None)  # a code works once
         challenge = hashlib.sha256(form.get("code_verifier", "").encode()).digest()
         basic = base64.b64encode(f"{CLIENT}:{self.secret}".encode()).decode()
@@ -182,7 +188,24 @@ class IdentityProvider:
         )
         if asked is None or not is_right:
             return 400, {"error": "invalid_grant"}
-        return 200, {"id_token": self.token(asked["nonce"]), "access_token": "opaque", "token_type": "Bearer"}
+        told = {"id_token": self.token(asked["nonce"]), "access_token": "opaque", "token_type": "Bearer"}
+        return 200, told | (self._new_refresh() if "offline_access" in asked["scope"].split() else {})
+
+    def _refresh(self, form: dict[str, str]) -> tuple[int, dict[str, Any]]:
+        given = form.get("refresh_token", "")
+        if given not in self.refreshes or form.get("client_id") != CLIENT:
+            self.refreshes.clear()  # a token that is used twice may be stolen
+            return 400, {"error": "invalid_grant"}
+        told: dict[str, Any] = {"id_token": self.token(), "access_token": "opaque", "token_type": "Bearer"}
+        if self.rotates:
+            self.refreshes.discard(given)
+            told |= self._new_refresh()
+        return 200, told
+
+    def _new_refresh(self) -> dict[str, str]:
+        made = secrets.token_urlsafe(32)
+        self.refreshes.add(made)
+        return {"refresh_token": made}
 
 
 def oidc_options(provider: IdentityProvider, url: str, **more: Any) -> OidcOptions:

@@ -9,26 +9,25 @@ import base64
 import hashlib
 import hmac
 import http.server
-import json
 import os
 import secrets
 import select
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from typing import Any, NamedTuple, Self
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from dgpu.cli.dashboard import open_browser
 from dgpu.cli.failures import CliFailure, ExitCode, note
 from dgpu.cli.formats import one_line
-from dgpu.wire.address import is_loopback, is_safe_url
+from dgpu.client.credentials import Login
+from dgpu.client.identity_provider import ProviderError, ask_provider, claims_of
+from dgpu.client.renewal import sign_in_of
+from dgpu.wire.address import is_safe_url
 
 PATIENCE_SECONDS = 600.0
-_ANSWER_SECONDS = 20.0
-_MAX_BYTES = 256 << 10
+_OFFLINE = "offline_access"
 _MAX_LINE = 8_192
 _PAGE = b"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>dgpu</title></head>
 <body><p>dgpu has got the answer. You can close this page and go back to the terminal.</p></body></html>
@@ -42,9 +41,12 @@ class _Answer(NamedTuple):
     error: str = ""
 
 
-def id_token(issuer: str, client_id: str, scopes: list[str]) -> str:
-    """The signed token of the account. The scheduler verifies it; only what concerns this sign-in is checked here."""
-    authorize, exchange = _endpoints(issuer)
+def sign_in(issuer: str, client_id: str, scopes: list[str]) -> Login:
+    """The signed token of the account, and how to renew it if the provider allows that.
+
+    The scheduler verifies the token; only what concerns this sign-in is checked here.
+    """
+    authorize, exchange, renewing = _endpoints(issuer)
     state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
     with _Door(state) as door:
         digest = hashlib.sha256(verifier.encode()).digest()
@@ -52,7 +54,7 @@ def id_token(issuer: str, client_id: str, scopes: list[str]) -> str:
             "response_type": "code",
             "client_id": client_id,
             "redirect_uri": door.url,
-            "scope": " ".join(scopes),
+            "scope": " ".join(dict.fromkeys([*scopes, *renewing])),
             "state": state,
             "nonce": nonce,
             "code_challenge": base64.urlsafe_b64encode(digest).rstrip(b"=").decode(),
@@ -68,10 +70,11 @@ def id_token(issuer: str, client_id: str, scopes: list[str]) -> str:
             "client_id": client_id,
             "code_verifier": verifier,
         }
-    token = _ask(exchange, form).get("id_token")
-    if not isinstance(token, str) or _claims(token).get("nonce") != nonce:
+    told = _ask(exchange, form)
+    token = told.get("id_token")
+    if not isinstance(token, str) or claims_of(token).get("nonce") != nonce:
         raise CliFailure(f"{exchange} answered without an id_token of this sign-in.")
-    return token
+    return Login(token, sign_in_of(told, exchange, client_id))
 
 
 def _show(address: str) -> None:
@@ -166,7 +169,8 @@ class _Door:
         return ComingBack
 
 
-def _endpoints(issuer: str) -> tuple[str, str]:
+def _endpoints(issuer: str) -> tuple[str, str, list[str]]:
+    """Of authorization and of tokens, and the scope of a refresh token if the provider knows it."""
     if not is_safe_url(issuer):
         raise CliFailure(f"The scheduler names the issuer {one_line(issuer)[:200]!r}, expected https://…")
     found = _ask(f"{issuer.rstrip('/')}/.well-known/openid-configuration")
@@ -174,41 +178,13 @@ def _endpoints(issuer: str) -> tuple[str, str]:
     authorize, exchange = (each if isinstance(each, str) and is_safe_url(each) else "" for each in addresses)
     if found.get("issuer") != issuer or not authorize or not exchange:
         raise CliFailure(f"{issuer} offers no sign-in for programs.")
-    return authorize, exchange
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        return None
+    supported = found.get("scopes_supported")
+    is_renewed = isinstance(supported, list) and _OFFLINE in supported
+    return authorize, exchange, [_OFFLINE] if is_renewed else []
 
 
 def _ask(url: str, form: dict[str, str] | None = None) -> dict[str, Any]:
-    handlers: list[Any] = [_NoRedirect()]
-    if is_loopback(urlsplit(url).hostname or ""):
-        handlers.append(urllib.request.ProxyHandler({}))
-    data = None if form is None else urlencode(form).encode()
     try:
-        with urllib.request.build_opener(*handlers).open(url, data, _ANSWER_SECONDS) as answer:
-            told = json.loads(answer.read(_MAX_BYTES))
-    except urllib.error.HTTPError as error:
-        raise CliFailure(f"{url} answered {error.code}{_reason(error)}.") from None
-    except (OSError, ValueError) as error:
-        raise CliFailure(f"{url} cannot be asked: {getattr(error, 'reason', error)}.") from None
-    return told if isinstance(told, dict) else {}
-
-
-def _reason(error: urllib.error.HTTPError) -> str:
-    try:
-        told = json.loads(error.read(_MAX_BYTES))
-        return f": {one_line(str(told['error']))[:200]}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
-
-
-def _claims(token: str) -> dict[str, Any]:
-    try:
-        part = token.split(".")[1]
-        found = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
-    except (IndexError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        return ask_provider(url, form)
+    except ProviderError as error:
+        raise CliFailure(f"{error}.") from None

@@ -54,6 +54,7 @@ def _exit_code(error: DgpuError) -> ExitCode:
         errors.Unreachable: ExitCode.TIMEOUT
         if isinstance(error.__cause__, TimeoutError)
         else ExitCode.UNREACHABLE,
+        errors.ProviderAway: ExitCode.UNREACHABLE,
         errors.NotMaster: ExitCode.UNREACHABLE,
         errors.BadRequest: ExitCode.USAGE,
         errors.NotPermitted: ExitCode.NOT_PERMITTED,
@@ -79,6 +80,8 @@ def _message(error: DgpuError) -> str:
     from dgpu.client import errors
 
     text = str(error).strip()
+    if isinstance(error, errors.ProviderAway):
+        return f"{text}\nTry again, or use an API token: DGPU_TOKEN or --token"
     if isinstance(error, errors.Unreachable):
         if isinstance(error.__cause__, TimeoutError):
             return f"{text}\nIt may be very busy. Try again, or check: dgpu doctor"

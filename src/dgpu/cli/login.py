@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 import typer
@@ -11,6 +11,9 @@ from dgpu.cli.failures import CliFailure, ExitCode, note
 from dgpu.cli.flags import Flags, flags_of
 from dgpu.cli.output import print_document
 from dgpu.cli.whoami import tenants_text
+
+if TYPE_CHECKING:
+    from dgpu.client.credentials import Login
 
 app = typer.Typer(add_completion=False)
 
@@ -29,13 +32,14 @@ def login(
 ) -> None:
     """Store a token for the scheduler, or for all of them. It is read from the terminal without echo, or from stdin.
 
-    With --oidc, it comes from the identity provider: a browser opens, or its address is printed.
+    With --oidc, it comes from the identity provider: a browser opens, or its address is printed. It is renewed by
+    itself if the provider allows that.
     """
-    from dgpu.client.credentials import store_token
+    from dgpu.client.credentials import Login, store_token
 
     flags = flags_of(ctx)
-    token = _from_provider(flags) if oidc else flags.token or _read_token()
-    flags.token = token
+    signed_in = _from_provider(flags) if oidc else Login(flags.token or _read_token())
+    flags.token = signed_in.token
     client = connect(flags)
     for url in client.urls:
         if urlsplit(url).scheme == "http" and not is_same_host([url]):
@@ -43,12 +47,12 @@ def login(
     told = builtins(client.whoami())
     if told["source"] not in {"token", "oidc"}:
         raise CliFailure(_NOT_BY_TOKEN.get(told["source"], "The scheduler did not look at this token."))
-    path = store_token(client.urls, token)
+    path = store_token(client.urls, signed_in.token, signed_in.sign_in)
     _print(flags, {**told, "server": ",".join(client.urls), "stored_in": str(path)})
 
 
-def _from_provider(flags: Flags) -> str:
-    from dgpu.cli.browser_sign_in import id_token
+def _from_provider(flags: Flags) -> Login:
+    from dgpu.cli.browser_sign_in import sign_in
 
     if flags.token:
         raise CliFailure("Give either --oidc or a token (--token, DGPU_TOKEN), not both.", ExitCode.USAGE)
@@ -58,7 +62,7 @@ def _from_provider(flags: Flags) -> str:
         raise CliFailure(
             f"This scheduler offers no sign-in from the command line: {missing} is not set. Use a token: dgpu login"
         )
-    return id_token(found.cli.issuer, found.cli.client_id, found.cli.scopes)
+    return sign_in(found.cli.issuer, found.cli.client_id, found.cli.scopes)
 
 
 def _read_token() -> str:

@@ -16,8 +16,9 @@ from dgpu.client.calls import Calls
 from dgpu.client.errors import DgpuError, Unreachable, why_unreachable
 from dgpu.client.fields import Filters
 from dgpu.client.file_calls import check_whole, download_path
+from dgpu.client.renewal import is_ending, token_of
 from dgpu.client.request import Request, bearer, failure, headers_of, read_answer
-from dgpu.client.server import locate
+from dgpu.client.server import Server, locate
 from dgpu.client.stream import KEEPALIVE, SILENCE_SECONDS, Breaks, EventParser, OutputPlace, ServerEvent
 from dgpu.client.task_calls import logs_path, submit_parts
 from dgpu.wire import answers
@@ -225,7 +226,7 @@ class AsyncClient(Calls, Awaited):
                     request.method,
                     turn.server.url + request.path,
                     content=request.body,
-                    headers=headers_of(request, turn.server.token),
+                    headers=headers_of(request, await _token(turn.server)),
                     timeout=self._limits(turn.timeout_seconds, connect=turn.connect_seconds),
                 )
                 answer = answer_of(response.status_code, response.content, response.headers.get)
@@ -280,7 +281,7 @@ class AsyncClient(Calls, Awaited):
         request = self._http.build_request(
             "GET",
             turn.server.url + path,
-            headers={**headers, **bearer(turn.server.token), "Accept-Encoding": "identity"},
+            headers={**headers, **bearer(await _token(turn.server)), "Accept-Encoding": "identity"},
             timeout=self._limits(turn.timeout_seconds, connect=turn.connect_seconds, read=silence_seconds),
         )
         return await self._http.send(request, stream=True)
@@ -340,3 +341,8 @@ async def _events(response: httpx.Response, parser: EventParser) -> AsyncIterato
         event = parser.on_line(line)
         if event is not None:
             yield event
+
+
+async def _token(server: Server) -> str:
+    """In a thread if the identity provider may be asked."""
+    return await asyncio.to_thread(token_of, server) if is_ending(server.until_s) else server.token

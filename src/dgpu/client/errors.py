@@ -3,6 +3,7 @@
 
 DgpuError
 ├── Unreachable      no scheduler answered, or only standbys did; the text lists each address with the reason
+│   └── ProviderAway  the identity provider does not answer, so a sign-in cannot be renewed
 ├── NotMaster        503: all addresses are standbys of a master that is not one of them
 ├── BadRequest       400, 405, 413, 415: the request itself is wrong; sending it again cannot help
 ├── NotPermitted     401, 403, 421: a token is missing or does not allow this
@@ -40,6 +41,10 @@ class DgpuError(Exception):
 
 
 class Unreachable(DgpuError):
+    pass
+
+
+class ProviderAway(Unreachable):
     pass
 
 

@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
-from dgpu.client.credentials import UnsafeCredentials, stored_token
+from dgpu.client.credentials import Login, UnsafeCredentials, stored_login
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 
@@ -22,6 +22,9 @@ class BadToken(ValueError):  # noqa: N818  named for what it is
 class Server(NamedTuple):
     url: str
     token: str
+    until_s: float = (
+        0.0  # when the token must be renewed at the latest (see `renewal`); 0: it is not renewed here
+    )
 
     def __repr__(self) -> str:
         return f"Server(url={self.url!r})"  # a token must not reach a log through repr
@@ -40,7 +43,7 @@ def locate(servers: str | Iterable[str] | None = None, token: str | None = None)
     Raises ValueError for a bad address, and its subclass BadToken for a bad token.
     """
     record = _read_record()
-    return tuple(Server(url=url, token=_token_for(url, token, record)) for url in server_urls(servers))
+    return tuple(_server(url, token, record) for url in server_urls(servers))
 
 
 def server_urls(servers: str | Iterable[str] | None = None) -> tuple[str, ...]:
@@ -59,17 +62,17 @@ def checked_urls(given: str | Iterable[str]) -> tuple[str, ...]:
     return urls
 
 
-def _token_for(url: str, token: str | None, record: _UpRecord | None) -> str:
-    token = token or os.environ.get("DGPU_TOKEN") or ""
-    if not token:
+def _server(url: str, token: str | None, record: _UpRecord | None) -> Server:
+    login = Login(token or os.environ.get("DGPU_TOKEN") or "")
+    if not login.token:
         try:
-            token = stored_token(url)
+            login = stored_login(url)
         except UnsafeCredentials as error:
             raise BadToken(str(error)) from None
     # The recorded token is only for the recorded scheduler; no other server may see it.
-    if not token and record and record.url.rstrip("/") == url:
-        token = _read_token(record.token_file)
-    return _checked_token(token)
+    if not login.token and record and record.url.rstrip("/") == url:
+        login = Login(_read_token(record.token_file))
+    return Server(url, _checked_token(login.token), login.sign_in.until_s if login.sign_in else 0.0)
 
 
 def recorded_url() -> str | None:

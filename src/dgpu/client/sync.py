@@ -17,6 +17,7 @@ from dgpu.client.calls import Calls
 from dgpu.client.errors import DgpuError
 from dgpu.client.fields import Filters
 from dgpu.client.file_calls import download_path, whole
+from dgpu.client.renewal import token_of
 from dgpu.client.request import Request, bearer, failure, headers_of, read_answer
 from dgpu.client.server import locate
 from dgpu.client.stream import SILENCE_SECONDS, EventParser, OutputPlace, ServerEvent
@@ -262,7 +263,7 @@ class Client(Calls, Blocking):
     def _exchange(self, connection: http.client.HTTPConnection, request: Request[Any], turn: Turn) -> Answer:
         try:
             connection.request(
-                request.method, request.path, request.body, headers_of(request, turn.server.token)
+                request.method, request.path, request.body, headers_of(request, token_of(turn.server))
             )
             response = connection.getresponse()
             return answer_of(response.status, response.read(), response.getheader)
@@ -287,7 +288,7 @@ class Client(Calls, Blocking):
                 turn = attempts.next(time.monotonic())
                 stream: Stream | None = None
                 try:
-                    sent = {**(headers or {}), **bearer(turn.server.token)}
+                    sent = {**(headers or {}), **bearer(token_of(turn.server))}
                     stream = Stream.open(turn, path, sent, silence_seconds)
                     found = attempts.on_answer(stream.answer, time.monotonic())
                 except BROKEN as error:
