@@ -4,8 +4,10 @@ the same, empty engine.
 
 from __future__ import annotations
 
+import hashlib
 import random
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -17,6 +19,7 @@ from dgpu.journal.engine import (
     FenceLost,
     Head,
     HeadMoved,
+    SnapshotReplaced,
     Term,
     extended,
 )
@@ -152,9 +155,10 @@ class EngineContract:
         term = elected(engine)
         head = committed(engine, term, 5)
         chain = engine.chain_at(3)
-        engine.delete_below(term, 4)
-        engine.delete_below(term, 4)
-        engine.delete_below(term, 2)
+        engine.store_snapshot(term, 3, 1, [b"first ", b"second"])
+        engine.delete_covered(term)
+        engine.delete_covered(term)
+        engine.store_snapshot(term, 2, 1, [b"older"])
         other = connect()
         assert other.floor() == 4
         assert other.records(4, 5) == [record_of(4), record_of(5)]
@@ -170,8 +174,9 @@ class EngineContract:
         term = elected(engine)
         head = committed(engine, term, 2)
         with pytest.raises(ValueError, match="not committed"):
-            engine.delete_below(term, 4)
-        engine.delete_below(term, 3)
+            engine.store_snapshot(term, 3, 1, [b"later"])
+        engine.store_snapshot(term, 2, 1, [b"state"])
+        engine.delete_covered(term)
         assert engine.records(3, 9) == []
         assert engine.chain_at(2) == head.chain
         assert engine.head() == head
@@ -184,8 +189,55 @@ class EngineContract:
         committed(engine, term, 3)
         engine.resign(term)
         with pytest.raises(FenceLost):
-            engine.delete_below(term, 2)
-        assert engine.floor() == 1
+            engine.store_snapshot(term, 2, 1, [b"state"])
+        assert (engine.floor(), engine.snapshot()) == (1, None)
+        other = elected(engine, "b")
+        engine.store_snapshot(other, 2, 1, [b"state"])
+        with pytest.raises(FenceLost):
+            engine.delete_covered(term)
+
+    def test_a_snapshot_replaces_the_groups_that_it_covers(self, connect) -> None:
+        engine = connect()
+        term = elected(engine)
+        assert engine.snapshot() is None
+        committed(engine, term, 5)
+        parts = [b"a" * 1_000_000, b"b" * 1_000_000, b"c"]
+        engine.store_snapshot(term, 3, 1, parts)
+        other = connect()
+        stored = other.snapshot()
+        assert (stored.index, stored.epoch, stored.chain) == (3, 1, engine.chain_at(3))
+        assert stored.sha256 == hashlib.sha256(b"".join(parts)).digest()
+        assert list(other.snapshot_parts(stored)) == parts
+        engine.delete_covered(term)
+        assert list(other.snapshot_parts(other.snapshot())) == parts
+
+    def test_a_reader_notices_that_a_snapshot_was_replaced(self, connect) -> None:
+        engine = connect()
+        term = elected(engine)
+        committed(engine, term, 5)
+        engine.store_snapshot(term, 3, 1, [b"first", b"second"])
+        stored = connect().snapshot()
+        engine.store_snapshot(term, 5, 1, [b"later"])
+        engine.delete_covered(term)
+        with pytest.raises(SnapshotReplaced):
+            list(connect().snapshot_parts(stored))
+        assert list(connect().snapshot_parts(connect().snapshot())) == [b"later"]
+
+    def test_an_error_while_a_snapshot_is_read_moves_no_floor(self, connect) -> None:
+        """A damaged local snapshot is noticed at its end. The groups must stay."""
+
+        def parts() -> Iterator[bytes]:
+            yield b"first"
+            raise OSError("the disk failed")
+
+        engine = connect()
+        term = elected(engine)
+        committed(engine, term, 3)
+        with pytest.raises(OSError, match="the disk failed"):
+            engine.store_snapshot(term, 2, 1, parts())
+        engine.delete_covered(term)
+        assert (engine.floor(), engine.snapshot()) == (1, None)
+        assert len(engine.records(1, 3)) == 3
 
     def test_a_long_read_comes_in_bounded_answers(self, connect) -> None:
         engine = connect()

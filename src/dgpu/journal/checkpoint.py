@@ -15,7 +15,6 @@ from dgpu.journal.durable import make_folder, sync_folder, write_file
 from dgpu.journal.engine import extended
 from dgpu.journal.format import encode_record
 from dgpu.journal.segments import JOURNAL_FOLDER, chain, live_name, live_segments, scans
-from dgpu.journal.snapshot import SNAPSHOT_NAME
 
 CHECKPOINT_NAME = "chain"
 _FIRST_SEGMENT_BYTES = 1 << 20
@@ -43,15 +42,14 @@ def write_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
     sync_folder(directory)
 
 
-def begin_at_snapshot(directory: Path, snapshot: bytes, checkpoint: Checkpoint) -> None:
-    """Makes an empty directory a copy that begins after a fetched snapshot. The checkpoint is its index and hash.
+def begin_after_snapshot(directory: Path, checkpoint: Checkpoint) -> None:
+    """The copy begins after the snapshot of this directory. The checkpoint is its index and hash.
 
     The segment comes last: without it, the directory is still empty.
     """
     if live_segments(directory):
         raise ValueError(f"{directory} already holds groups")
     make_folder(directory / JOURNAL_FOLDER)
-    write_file(directory / SNAPSHOT_NAME, snapshot)
     write_checkpoint(directory, checkpoint)
     write_file(directory / JOURNAL_FOLDER / live_name(checkpoint.index + 1), bytes(_FIRST_SEGMENT_BYTES))
     sync_folder(directory / JOURNAL_FOLDER)

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import msgspec
 
 from dgpu.journal.errors import JournalError
+
+PART_BYTES = 1 << 20  # the largest value of one key: etcd takes requests up to 1.5 MiB
 
 
 class EngineError(JournalError):
@@ -42,14 +45,18 @@ class HeadMoved(FenceLost):
 
 
 class BelowFloor(EngineError):
-    """The engine has deleted this group. A snapshot of another scheduler must be fetched."""
+    """The engine has deleted this group. The engine's snapshot must be fetched."""
 
     def __init__(self, index: int, floor: int) -> None:
         super().__init__(
-            f"the engine has no group {index}, its first one is {floor}: fetch a snapshot from another scheduler"
+            f"the engine has no group {index}, its first one is {floor}: its snapshot must be fetched"
         )
         self.index = index
         self.floor = floor
+
+
+class SnapshotReplaced(EngineError):
+    """A later snapshot took its place while it was read. Read the later one."""
 
 
 class EngineFull(EngineError):
@@ -90,6 +97,17 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int = 0
     chain: bytes = b""
     revision: int = 0  # mod revision of the head key; 0: the journal is empty
+
+
+class StoredSnapshot(msgspec.Struct, frozen=True, array_like=True):
+    """The snapshot in the engine that covers all groups below the floor."""
+
+    index: int
+    epoch: int
+    chain: bytes  # the running hash at `index`
+    parts: int
+    sha256: bytes  # of all parts together
+    fence: int = 0  # of the leader that stored it; 0: `dgpu ha init` did
 
 
 class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,8 +200,25 @@ class Engine(Protocol):
         """The running hash after this group, or after the last one below the floor. None: the engine lacks it."""
         ...
 
-    def delete_below(self, term: Term, index: int) -> None:
-        """Deletes earlier groups. The floor moves first. Raises FenceLost; after EngineUnavailable, call it again."""
+    def snapshot(self) -> StoredSnapshot | None:
+        """None: the engine has every group since the first one."""
+        ...
+
+    def snapshot_parts(self, stored: StoredSnapshot) -> Iterator[bytes]:
+        """Raises SnapshotReplaced."""
+        ...
+
+    def store_snapshot(self, term: Term, index: int, epoch: int, parts: Iterable[bytes]) -> None:
+        """Stores a snapshot of the state after group `index`, in parts of at most 1 MiB, and moves the floor behind it.
+
+        Both take effect together, after the last part. Nothing is deleted yet. A snapshot below the floor is ignored.
+        Raises FenceLost, EngineFull; after EngineUnavailable, a later snapshot may be stored. An error that `parts`
+        raises leaves everything as it was.
+        """
+        ...
+
+    def delete_covered(self, term: Term) -> None:
+        """Deletes groups below the floor, and parts that nothing names. Raises FenceLost; may be called again."""
         ...
 
     def health(self) -> EngineHealth:

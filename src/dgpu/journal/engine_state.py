@@ -5,6 +5,9 @@ The engine in memory and the simulated engine share it, so both decide like etcd
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
+
 from dgpu.journal.engine import (
     BelowFloor,
     Candidate,
@@ -13,6 +16,8 @@ from dgpu.journal.engine import (
     Head,
     HeadMoved,
     Leader,
+    SnapshotReplaced,
+    StoredSnapshot,
     Term,
     extended,
     refuse_other_cluster,
@@ -28,6 +33,8 @@ class EngineState:
         self.floor = 1
         self.is_full = False
         self.cluster_id = ""
+        self.snapshot: StoredSnapshot | None = None
+        self._snapshot_parts: tuple[bytes, ...] = ()
         self._ttl_ms = ttl_ms
         self._revision = 1  # of an empty engine, as in etcd
         self._leader: Leader | None = None
@@ -101,14 +108,36 @@ class EngineState:
     def chain_at(self, index: int) -> bytes | None:
         return self._chains.get(index)
 
-    def delete_below(self, term: Term, index: int, now_ms: int) -> None:
+    def store_snapshot(self, term: Term, index: int, epoch: int, parts: Sequence[bytes], now_ms: int) -> None:
         self.confirm(term, now_ms)
-        if index > self.head.index + 1:
-            raise ValueError(f"group {index - 1} is not committed: the head is at {self.head.index}")
-        for gone in range(self.floor, index):
+        if index > self.head.index:
+            raise ValueError(f"group {index} is not committed: the head is at {self.head.index}")
+        if index < self.floor:
+            return
+        if self.is_full:
+            raise EngineFull("the engine's quota is used up")
+        self.snapshot = StoredSnapshot(
+            index=index,
+            epoch=epoch,
+            chain=self._chains[index],
+            parts=len(parts),
+            sha256=hashlib.sha256(b"".join(parts)).digest(),
+            fence=term.fence,
+        )
+        self._snapshot_parts = tuple(parts)
+        self.floor = index + 1
+
+    def snapshot_parts(self, stored: StoredSnapshot) -> tuple[bytes, ...]:
+        if stored != self.snapshot:
+            raise SnapshotReplaced(f"the snapshot of group {stored.index} was replaced")
+        return self._snapshot_parts
+
+    def delete_covered(self, term: Term, now_ms: int) -> None:
+        self.confirm(term, now_ms)
+        for gone in [index for index in self._records if index < self.floor]:
             del self._records[gone]
-            del self._chains[gone - 1]
-        self.floor = max(self.floor, index)
+        for gone in [index for index in self._chains if index < self.floor - 1]:
+            del self._chains[gone]
 
     def revoke(self, lease_id: int) -> None:
         """By its owner, by an operator, or too early by an old version of the engine."""
@@ -125,7 +154,7 @@ class EngineState:
 
     @property
     def stored_bytes(self) -> int:
-        return sum(len(record) for record in self._records.values())
+        return sum(map(len, self._records.values())) + sum(map(len, self._snapshot_parts))
 
     def _expire(self, now_ms: int) -> None:
         for lease_id, ends_at in list(self._leases.items()):

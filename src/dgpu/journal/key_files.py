@@ -125,6 +125,10 @@ class KeyFiles:
         return f"keys-{number:08}.jsonl"
 
 
+def is_key_file(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
+
+
 def inline_keys(ring: KeyRing) -> StoredKeys:
     return _told(ring, inline=tuple(ring.packed()))
 

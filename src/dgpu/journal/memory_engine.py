@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from dgpu.journal.engine import Candidate, EngineHealth, EngineUnavailable, Head, Leader, Term, boottime_ms
+from dgpu.journal.engine import (
+    Candidate,
+    EngineHealth,
+    EngineUnavailable,
+    Head,
+    Leader,
+    StoredSnapshot,
+    Term,
+    boottime_ms,
+)
 from dgpu.journal.engine_state import EngineState
 
 _QUOTA_BYTES = 2 << 30
@@ -61,8 +70,18 @@ class MemoryEngine:
     def chain_at(self, index: int) -> bytes | None:
         return self._call(lambda state, _: state.chain_at(index))
 
-    def delete_below(self, term: Term, index: int) -> None:
-        self._call(lambda state, now: state.delete_below(term, index, now))
+    def snapshot(self) -> StoredSnapshot | None:
+        return self._call(lambda state, _: state.snapshot)
+
+    def snapshot_parts(self, stored: StoredSnapshot) -> Iterator[bytes]:
+        yield from self._call(lambda state, _: state.snapshot_parts(stored))
+
+    def store_snapshot(self, term: Term, index: int, epoch: int, parts: Iterable[bytes]) -> None:
+        read = tuple(parts)
+        self._call(lambda state, now: state.store_snapshot(term, index, epoch, read, now))
+
+    def delete_covered(self, term: Term) -> None:
+        self._call(lambda state, now: state.delete_covered(term, now))
 
     def health(self) -> EngineHealth:
         if self.is_down:

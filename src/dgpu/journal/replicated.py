@@ -68,6 +68,7 @@ class ReplicatedJournal:
         self._unwritten: list[_Copied] = []  # committed, but the local disk had no room
         self._engine_full = ""
         self._stop = threading.Event()
+        self._copied_bytes = 0
         self.waits_since_ms: int | None = None  # boot time since when the engine does not answer a commit
 
     @classmethod
@@ -93,6 +94,11 @@ class ReplicatedJournal:
     @property
     def last_index(self) -> int:
         return self._head.index
+
+    @property
+    def copied_bytes(self) -> int:
+        """Of all groups that were appended or copied since it was opened."""
+        return self._copied_bytes
 
     @property
     def set_aside(self) -> SetAside | None:
@@ -192,6 +198,7 @@ class ReplicatedJournal:
             self._engine_full = str(error)
             raise NotWritten(str(error)) from error
         self._engine_full = ""
+        self._copied_bytes += len(record)
         copied = _Copied(Record(SCHEMA, epoch, index, payload, 0), record, self._head.chain)
         self._unwritten.append(copied)
         with contextlib.suppress(NotWritten):  # `room` is NONE until there is room for it
@@ -283,6 +290,7 @@ class ReplicatedJournal:
         ]  # a newer schema is refused before it is stored
         for one in copied:
             self._write(one)
+            self._copied_bytes += len(one.encoded)
             self._head = Head(index=one.record.index, epoch=one.record.epoch, chain=one.chain)
         return groups
 

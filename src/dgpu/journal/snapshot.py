@@ -13,7 +13,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, BinaryIO, get_type_hints
 
 import msgspec
 
@@ -46,7 +46,7 @@ DAMAGED_NAME = "snapshot.damaged.json"
 
 _ARCHIVED = re.compile(r"snapshot-(\d{20})\.json\.gz")
 _SEAL = re.compile(rb'\n,"crc":"([0-9a-f]{8})"}\n')
-_SEAL_BYTES = len(b'\n,"crc":"00000000"}\n')
+SEAL_BYTES = len(b'\n,"crc":"00000000"}\n')
 
 # A task, with its detail as JSON instead of a base64 string, so that people can read it.
 _StoredTask: Any = msgspec.defstruct(
@@ -90,8 +90,12 @@ _StoredState: Any = msgspec.defstruct(
 )
 
 
-class _Head(msgspec.Struct, frozen=True, kw_only=True):
+class SnapshotHead(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line of a snapshot."""
+
     format: str
+    index: int = 0
+    epoch: int = 0
     key_ring: StoredKeys | None = None
 
 
@@ -116,7 +120,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _encoder = msgspec.json.Encoder()
-_head_decoder = msgspec.json.Decoder(_Head)
+_head_decoder = msgspec.json.Decoder(SnapshotHead)
 _decoder = msgspec.json.Decoder(_File)
 
 
@@ -224,10 +228,16 @@ def seal_damage(path: Path) -> str:
 
 
 def _damage_of(content: bytes) -> str:
-    body, seal = content[:-_SEAL_BYTES], _SEAL.fullmatch(content[-_SEAL_BYTES:])
-    if seal is None:
+    body, seal = content[:-SEAL_BYTES], content[-SEAL_BYTES:]
+    if _SEAL.fullmatch(seal) is None:
         return "is cut short or its last line is damaged"
-    return "" if int(seal[1], 16) == zlib.crc32(body) else "does not match its CRC"
+    return "" if is_sealed(seal, zlib.crc32(body)) else "does not match its CRC"
+
+
+def is_sealed(seal: bytes, crc: int) -> bool:
+    """Whether the last line of a snapshot matches the CRC of everything before it."""
+    found = _SEAL.fullmatch(seal)
+    return found is not None and int(found[1], 16) == crc
 
 
 def load_snapshot(path: Path, *, any_keys: bool = False) -> Snapshot:
@@ -253,13 +263,20 @@ def snapshot_index(path: Path) -> int:
 
 
 def _keys_named_in(path: Path) -> StoredKeys | None:
-    """From its first line."""
     try:
         with path.open("rb") as file:
-            head = file.readline()
-        return _head_decoder.decode(head.rstrip().removesuffix(b',"state":{') + b"}").key_ring
-    except (OSError, msgspec.DecodeError):
+            return read_head(file, str(path)).key_ring
+    except (OSError, SnapshotDamaged):
         return None
+
+
+def read_head(file: BinaryIO, name: str) -> SnapshotHead:
+    """Of an open snapshot. Raises SnapshotDamaged."""
+    line = file.readline().rstrip().removesuffix(b',"state":{')
+    try:
+        return _head_decoder.decode(line + b"}")
+    except msgspec.DecodeError as error:
+        raise SnapshotDamaged(name, f"cannot be read by this version: {error}") from error
 
 
 def archived_snapshots(directory: Path) -> list[tuple[int, Path]]:

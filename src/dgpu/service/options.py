@@ -45,6 +45,19 @@ class ServedAt(msgspec.Struct, frozen=True, kw_only=True):
     role: Literal["master", "standby"] = "master"
 
 
+class TrimRules(msgspec.Struct, frozen=True, kw_only=True):
+    """When the leader stores a snapshot in the engine and deletes the groups before it."""
+
+    look_s: float = 10.0
+    max_groups: int = 50_000  # kept in the engine
+    max_bytes: int = 128 << 20  # of groups, before packing
+    times_snapshot: int = (
+        4  # and at least this many times the size of the last snapshot, which must be worth its cost
+    )
+    nearly_full: float = 0.5  # of the quota: then fewer groups are kept
+    few_groups: int = 1_000
+
+
 class SharedOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Other schedulers of the cluster may take over. The journal is in an engine."""
 
@@ -53,6 +66,7 @@ class SharedOptions(msgspec.Struct, frozen=True, kw_only=True):
     grpc: str  # address of this scheduler for agents
     etcd: EtcdSettings | None = None  # None: the caller brings the engine
     read_stale_max_ms: int = 30_000
+    trim: TrimRules = TrimRules()
 
 
 class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -168,8 +168,17 @@ class SimEngineClient:
     def chain_at(self, index: int, answer: Answer) -> None:
         self._send(lambda state, _: state.chain_at(index), answer)
 
-    def delete_below(self, term: Term, index: int, answer: Answer) -> None:
-        self._send(lambda state, now: state.delete_below(term, index, now), answer)
+    def snapshot(self, answer: Answer) -> None:
+        """The stored snapshot and its parts at one moment; None: there is none."""
+        self._send(
+            lambda state, _: state.snapshot and (state.snapshot, state.snapshot_parts(state.snapshot)), answer
+        )
+
+    def store_snapshot(self, term: Term, index: int, epoch: int, parts: list[bytes], answer: Answer) -> None:
+        self._send(lambda state, now: state.store_snapshot(term, index, epoch, parts, now), answer)
+
+    def delete_covered(self, term: Term, answer: Answer) -> None:
+        self._send(lambda state, now: state.delete_covered(term, now), answer)
 
     def resign(self, term: Term, answer: Answer) -> None:
         self._send(lambda state, _: state.revoke(term.lease_id), answer)

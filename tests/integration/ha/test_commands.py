@@ -8,10 +8,9 @@ import pytest
 
 from dgpu.core.digest import digest
 from dgpu.entry.ha.engine_cluster import engine_settings
-from dgpu.entry.ha.joining import begin_from_engine
+from dgpu.entry.ha.joining import fetch_state
 from dgpu.journal.engine import Candidate
 from dgpu.journal.etcd.engine import EtcdEngine
-from dgpu.journal.etcd.founding import SnapshotStore
 from dgpu.journal.replicated import ReplicatedJournal
 from dgpu.service.recovery.lost_tail import readable_state
 from dgpu.wire.records import encode_group
@@ -66,7 +65,7 @@ def test_a_standby_follows_a_journal_that_was_taken_over(site) -> None:
     site.start_member("a")
     site.until_healthy(1)
     settings = engine_settings(site.files("a"), [site.a])
-    assert begin_from_engine(site.directory("b"), settings) == index
+    assert fetch_state(site.directory("b"), settings) == index
     engine = EtcdEngine(settings)
     ours, theirs = (ReplicatedJournal.open(site.directory(name), engine) for name in ("a", "b"))
     try:
@@ -117,9 +116,9 @@ def test_a_second_scheduler_and_a_witness_join_and_a_lost_member_is_replaced(thr
 def check_joined(three) -> None:
     """The snapshot went through the engine: the new directory continues with the next group."""
     mine, index = readable_state(three.directory("b"))
-    store = SnapshotStore(engine_settings(three.files("b"), three.members))
-    stored, _ = store.load()
-    store.close()
+    engine = EtcdEngine(engine_settings(three.files("b"), three.members))
+    stored = engine.snapshot()
+    engine.close()
     assert stored.index == index == three.status()["index"]
     assert len(mine.tasks) == 50
     for name in ("ca/authority.pem", "token.key", "secrets.key"):

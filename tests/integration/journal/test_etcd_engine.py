@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import random
+from collections.abc import Iterator
 
 import pytest
 
-from dgpu.journal.engine import EngineFull, EngineUnavailable, FenceLost, Head
+from dgpu.journal.engine import PART_BYTES, EngineFull, EngineUnavailable, FenceLost, Head
 from dgpu.journal.etcd.connection import NoSpace
 from dgpu.journal.etcd.engine import EtcdEngine
-from dgpu.journal.etcd.keys import PART_BYTES
 from engine_contract import EngineContract, candidate, commit, committed, elected, record_of
 from etcd_cluster import EtcdCluster, LossyProxy, wait_until
 
@@ -74,7 +74,8 @@ def test_a_large_group_is_stored_in_parts(connect, etcd) -> None:
     assert connect().records(1, 9) == [record_of(1, payload=BIG), record_of(2)]
     assert len(_keys(etcd, engine, "part/")) == 4
     assert connect().chain_at(2) == head.chain
-    engine.delete_below(term, 2)
+    engine.store_snapshot(term, 1, 1, [b"state"])
+    engine.delete_covered(term)
     assert _keys(etcd, engine, "part/") == []
     assert connect().records(2, 9) == [record_of(2)]
 
@@ -110,7 +111,7 @@ def test_parts_of_a_leader_that_died_are_deleted(connect, etcd, monkeypatch) -> 
     assert len(_keys(etcd, dying, "part/")) == 8
     other = elected(next_one, "b")
     head = commit(next_one, other, before, epoch=2, payload=BIG + b"new")
-    next_one.delete_below(other, 1)
+    next_one.delete_covered(other)
     assert len(_keys(etcd, dying, "part/")) == 8  # four of each group that was committed
     assert next_one.records(2, 2) == [record_of(2, epoch=2, payload=BIG + b"new")]
     assert next_one.head() == head
@@ -122,7 +123,8 @@ def test_only_keys_under_the_prefix_are_deleted(connect, etcd) -> None:
     etcd.api("/v3/kv/put", {"key": foreign, "value": foreign})
     term = elected(engine)
     committed(engine, term, 3)
-    engine.delete_below(term, 4)
+    engine.store_snapshot(term, 3, 1, [b"state"])
+    engine.delete_covered(term)
     assert _keys(etcd, engine, "group/") == []
     assert etcd.api("/v3/kv/range", {"key": foreign})["count"] == "1"
 
@@ -131,6 +133,7 @@ def test_an_interrupted_deletion_is_completed(connect, etcd, monkeypatch) -> Non
     engine = connect()
     term = elected(engine)
     committed(engine, term, 3)
+    engine.store_snapshot(term, 2, 1, [b"state"])
 
     def fails(*_args, **_kwargs):
         raise EngineUnavailable("no answer")
@@ -138,11 +141,35 @@ def test_an_interrupted_deletion_is_completed(connect, etcd, monkeypatch) -> Non
     with monkeypatch.context() as patch:
         patch.setattr("dgpu.journal.etcd.engine.delete_groups", fails)
         with pytest.raises(EngineUnavailable):
-            engine.delete_below(term, 3)
+            engine.delete_covered(term)
     assert engine.floor() == 3
     assert len(_keys(etcd, engine, "group/")) == 3
-    engine.delete_below(term, 3)
+    engine.delete_covered(term)
     assert len(_keys(etcd, engine, "group/")) == 1
+
+
+def test_parts_of_a_snapshot_that_was_not_completed_are_deleted(connect, etcd) -> None:
+    """A leader that died while it stored a snapshot leaves parts that nothing names."""
+
+    def dies() -> Iterator[bytes]:
+        yield b"first"
+        raise OSError("killed")
+
+    engine = connect()
+    term = elected(engine)
+    committed(engine, term, 4)
+    engine.store_snapshot(term, 2, 1, [b"one", b"two"])
+    with pytest.raises(OSError, match="killed"):
+        engine.store_snapshot(term, 3, 1, dies())
+    assert len(_keys(etcd, engine, "snapshot/")) == 3
+    engine.delete_covered(term)
+    assert len(_keys(etcd, engine, "snapshot/")) == 2
+    engine.store_snapshot(term, 4, 1, [b"three"])
+    engine.delete_covered(term)
+    assert len(_keys(etcd, engine, "snapshot/")) == 1
+    committed(engine, term, 1)
+    with pytest.raises(ValueError, match="at most 1048576"):
+        engine.store_snapshot(term, 5, 1, [b"x" * 1_048_577])
 
 
 def test_a_lease_ends_when_it_is_not_renewed(connect) -> None:

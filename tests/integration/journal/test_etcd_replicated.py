@@ -6,9 +6,13 @@ import pytest
 
 from dgpu.core.digest import digest
 from dgpu.core.replay import replay
+from dgpu.core.state import ClusterState
+from dgpu.journal.bundle import SnapshotBundle
 from dgpu.journal.engine import BelowFloor, FenceLost
+from dgpu.journal.fetched import begin_from_engine
 from dgpu.journal.file import FileJournal
 from dgpu.journal.replicated import ReplicatedJournal
+from dgpu.journal.snapshot import write_snapshot
 from dgpu.wire.records import encode_group
 from engine_contract import elected
 from unit.journal.samples import busy_cluster
@@ -42,8 +46,12 @@ def caught_up(journal: ReplicatedJournal) -> ReplicatedJournal:
     return journal
 
 
-def state_after(index: int) -> bytes:
-    return digest(replay(event for group in GROUPS[:index] for event in group))
+def replay_to(index: int) -> ClusterState:
+    return replay(event for group in GROUPS[:index] for event in group)
+
+
+def state_after(index: int) -> str:
+    return digest(replay_to(index))
 
 
 def test_a_standby_takes_over_with_the_same_state(place, connect) -> None:
@@ -83,13 +91,18 @@ def test_a_tail_that_was_never_committed_is_set_aside(place, connect, tmp_path) 
     assert digest(caught_up(again).committed_state()) == state_after(35)
 
 
-def test_a_copy_below_the_floor_is_refused(place, connect) -> None:
+def test_a_copy_below_the_floor_begins_with_the_snapshot(place, connect, tmp_path) -> None:
     engine = connect()
     term = elected(engine, "a")
     leader = place("a")
     leader.lead(term)
     append(leader, 1, 10)
-    engine.delete_below(term, 6)
-    with pytest.raises(BelowFloor, match="fetch a snapshot"):
+    write_snapshot(tmp_path / "a", replay_to(5), index=5, epoch=1)
+    bundle = SnapshotBundle(tmp_path / "a")
+    engine.store_snapshot(term, bundle.index, bundle.epoch, bundle.parts(100))
+    bundle.close()
+    engine.delete_covered(term)
+    with pytest.raises(BelowFloor, match="its snapshot must be fetched"):
         place("b")
-    assert digest(leader.committed_state()) == state_after(10)
+    assert begin_from_engine(tmp_path / "b", connect()).index == 5
+    assert digest(caught_up(place("b")).committed_state()) == state_after(10)

@@ -6,11 +6,14 @@ import pytest
 
 from dgpu.core.commands import SubmitTasks
 from dgpu.core.digest import digest
+from dgpu.core.replay import replay
 from dgpu.journal.archive import Retention
+from dgpu.journal.checkpoint import Checkpoint, begin_after_snapshot
 from dgpu.journal.errors import JournalLocked, LostTail
 from dgpu.journal.file import FileJournal
-from dgpu.journal.segments import archived_segments, live_segments
-from dgpu.journal.snapshot import load_newest, load_snapshot
+from dgpu.journal.key_files import KEYS_FOLDER
+from dgpu.journal.segments import ARCHIVE_FOLDER, JOURNAL_FOLDER, archived_segments, live_segments
+from dgpu.journal.snapshot import load_newest, load_snapshot, write_snapshot
 from dgpu.service.follower.follower import Follower
 from dgpu.service.follower.words import Ask, FollowerSettings
 from dgpu.service.history.filters import TaskFilters
@@ -282,3 +285,31 @@ def test_a_list_of_a_damaged_history_says_that_it_is_damaged(tmp_path, cluster) 
     with pytest.raises(HistoryDamaged):
         history.forgotten_page(TaskFilters(), before_id=None, limit=5)
     assert found == ["damage"]
+
+
+def test_after_a_fetched_snapshot_the_history_keeps_its_earlier_tasks(tmp_path) -> None:
+    """A scheduler that was away for long has groups before a gap, and the engine's snapshot after it."""
+    groups = busy_cluster(7, steps=150).groups
+    half, last = len(groups) // 2, len(groups)
+    write_journal(tmp_path, groups[:half])
+    follow(tmp_path, half)
+    before = stored_ids(tmp_path)
+    for path in (tmp_path / JOURNAL_FOLDER, tmp_path / ARCHIVE_FOLDER, tmp_path / KEYS_FOLDER):
+        shutil.rmtree(path, ignore_errors=True)
+    for path in tmp_path.glob("snapshot*.json"):
+        path.unlink()
+    state = replay(event for group in groups for event in group)
+    write_snapshot(tmp_path, state, index=last, epoch=1)
+    begin_after_snapshot(tmp_path, Checkpoint(index=last, chain=b"x" * 32))
+    found, said = follow(tmp_path, last)
+    assert found == digest(state)
+    assert before - set(state.tasks), "some tasks have left the memory"
+    assert stored_ids(tmp_path) == before | set(state.tasks)
+    assert any(f"no events of groups {half + 1} to {last}" in one.get("note", "") for one in said)
+
+
+def stored_ids(directory) -> set:
+    history = History(directory / HISTORY_NAME)
+    ids = {row[0] for row in history.rows("SELECT id FROM tasks", ())}
+    history.close()
+    return ids

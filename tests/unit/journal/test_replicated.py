@@ -7,11 +7,9 @@ import threading
 import pytest
 
 from dgpu.core.digest import digest
-from dgpu.core.replay import replay
 from dgpu.journal.checkpoint import (
     CHECKPOINT_NAME,
     Checkpoint,
-    begin_at_snapshot,
     read_checkpoint,
     write_checkpoint,
 )
@@ -23,7 +21,6 @@ from dgpu.journal.journal import Room
 from dgpu.journal.memory_engine import MemoryEngine
 from dgpu.journal.replicated import Diverged
 from dgpu.journal.segments import live_segments, scans
-from dgpu.journal.snapshot import encode_snapshot
 from dgpu.wire.records import SCHEMA, encode_group
 from etcd_cluster import wait_until
 from unit.journal.replicas import (
@@ -157,25 +154,11 @@ def test_a_copy_below_the_floor_needs_a_snapshot(place, shared) -> None:
     caught_up(behind)
     behind.close()
     append(leader, 6, 10)
-    leader._engine.delete_below(leader._term, 7)
-    with pytest.raises(BelowFloor, match="no group 6, its first one is 7: fetch a snapshot"):
+    leader._engine.store_snapshot(leader._term, 6, 1, [b""])
+    with pytest.raises(BelowFloor, match="no group 6, its first one is 7: its snapshot must be fetched"):
         place("b")
     with pytest.raises(BelowFloor, match="no group 1"):
         place("c")
-
-
-def test_a_fetched_snapshot_replaces_the_groups_below_the_floor(place, shared, tmp_path) -> None:
-    leader = leading(place("a"), MemoryEngine(shared))
-    append(leader, 1, 10)
-    leader._engine.delete_below(leader._term, 7)
-    at_six = replay(event for group in GROUPS[:6] for event in group)
-    checkpoint = Checkpoint(index=6, chain=leader._engine.chain_at(6))
-    begin_at_snapshot(tmp_path / "b", encode_snapshot(at_six, index=6, epoch=1), checkpoint)
-    joined = place("b")
-    assert caught_up(joined) == 4
-    assert digest(joined.committed_state()) == state_after(10)
-    with pytest.raises(ValueError, match="already holds groups"):
-        begin_at_snapshot(tmp_path / "b", b"", checkpoint)
 
 
 def test_a_journal_may_begin_in_the_engine_after_its_first_groups(place, shared, tmp_path) -> None:

@@ -116,7 +116,8 @@ def test_an_interrupted_set_aside_is_completed(place, shared, tmp_path, monkeypa
 def test_a_copy_without_a_common_group_is_refused(place, shared, tmp_path) -> None:
     leader = leading(place("a"), MemoryEngine(shared))
     append(leader, 1, 30)
-    leader._engine.delete_below(leader._term, 21)
+    leader._engine.store_snapshot(leader._term, 20, 1, [b""])
+    leader._engine.delete_covered(leader._term)
     write_locally(tmp_path / "b", 1, 25, epoch=1)
     journal = FileJournal.open(tmp_path / "c", **SIZES)
     journal.recover()

@@ -24,7 +24,7 @@ from dgpu.journal.engine import EngineError
 from dgpu.journal.errors import JournalError, JournalLocked
 from dgpu.journal.etcd.connection import NoSpace
 from dgpu.journal.etcd.engine import EtcdEngine
-from dgpu.journal.etcd.founding import SnapshotStore
+from dgpu.journal.etcd.founding import Founder
 from dgpu.journal.lock import FolderLock
 from dgpu.journal.segments import JOURNAL_FOLDER
 from dgpu.journal.snapshot import encode_snapshot
@@ -127,7 +127,7 @@ def _take_over(directory: Path, files: MemberFiles, *, is_new: bool) -> Initiate
             state, index = readable_state(directory)
             cluster_id, epoch, tasks = state.cluster_id, state.epoch, len(state.tasks)
         if index:
-            engine, store = EtcdEngine(settings), SnapshotStore(settings)
+            engine, store = EtcdEngine(settings), Founder(settings)
             try:
                 engine.identify(cluster_id)
                 content = encode_snapshot(state, index=index, epoch=epoch)

@@ -15,14 +15,12 @@ from dgpu.entry.ha.errors import HaFailure
 from dgpu.entry.ha.etcd_program import find_etcd
 from dgpu.entry.ha.member_files import MemberFiles
 from dgpu.entry.ha.members import MemberAddress
-from dgpu.journal.checkpoint import Checkpoint, begin_at_snapshot
 from dgpu.journal.durable import make_folder, sync_folder, write_file
-from dgpu.journal.engine import EngineError
 from dgpu.journal.errors import JournalError
-from dgpu.journal.etcd.founding import SnapshotStore
+from dgpu.journal.etcd.engine import EtcdEngine
 from dgpu.journal.etcd.settings import EtcdSettings
+from dgpu.journal.fetched import begin_from_engine
 from dgpu.journal.segments import JOURNAL_FOLDER
-from dgpu.journal.snapshot import decode_snapshot
 from dgpu.service.machines.member_marker import Member
 from dgpu.wire.address import parse_address
 from dgpu.wire.machines import MemberGrant, parse_token
@@ -61,7 +59,7 @@ def join_cluster(
             f"dgpu ha replace-member {grant.me}"
         )
     others = engine_settings(files, [each for each in grant.members if each != grant.me])
-    index = begin_from_engine(directory, others) if grant.role == "scheduler" else 0
+    index = fetch_state(directory, others) if grant.role == "scheduler" else 0
     cluster.add_learner(me)
     peers = tuple(member.address for member in cluster.members())
     files.write(
@@ -117,20 +115,17 @@ def _save_shared(directory: Path, grant: MemberGrant) -> None:
         sync_folder(path.parent)
 
 
-def begin_from_engine(directory: Path, settings: EtcdSettings) -> int:
+def fetch_state(directory: Path, settings: EtcdSettings) -> int:
     """The directory gets the state before the first group of the engine. Returns its index; 0: there is none."""
     if (directory / JOURNAL_FOLDER).is_dir():
         raise HaFailure(f"{directory} has a journal of its own. Join with a new directory, or move it away")
-    store = SnapshotStore(settings)
+    engine = EtcdEngine(settings)
     try:
-        found = store.load()
-        if found is None:
-            return 0
-        stored, content = found
-        decode_snapshot(content, f"the snapshot of group {stored.index} in the engine")
-        begin_at_snapshot(directory, content, Checkpoint(index=stored.index, chain=stored.sha256))
-    except (EngineError, JournalError) as error:
+        fetched = begin_from_engine(directory, engine)
+    except JournalError as error:
         raise HaFailure(str(error)) from error
+    except OSError as error:
+        raise HaFailure(f"{directory} cannot be written: {error.strerror}") from error
     finally:
-        store.close()
-    return stored.index
+        engine.close()
+    return fetched.index if fetched is not None else 0

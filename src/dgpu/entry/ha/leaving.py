@@ -14,7 +14,7 @@ from dgpu.entry.ha.member_files import MemberFiles
 from dgpu.journal.durable import sync_folder
 from dgpu.journal.engine import EngineError
 from dgpu.journal.errors import JournalError
-from dgpu.journal.etcd.founding import SnapshotStore
+from dgpu.journal.etcd.founding import Founder
 from dgpu.service.recovery.lost_tail import readable_state
 
 
@@ -49,7 +49,7 @@ def leave_cluster(directory: Path) -> Left:
 
 
 def _close(files: MemberFiles, members: tuple[str, ...], me: str, index: int) -> None:
-    store = SnapshotStore(engine_settings(files, members))
+    store = Founder(engine_settings(files, members))
     try:
         why = store.close_journal(index=index, successor=me)
     finally:

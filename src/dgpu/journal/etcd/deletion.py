@@ -9,30 +9,16 @@ from typing import Any
 
 import msgspec
 
-from dgpu.journal.engine import FenceLost, Term
+from dgpu.journal.engine import FenceLost, StoredSnapshot, Term
 from dgpu.journal.etcd.connection import Connection
-from dgpu.journal.etcd.keys import FloorValue, GroupValue, Keys, encode, head_of, index_and_fence
-from dgpu.journal.etcd.txn import created_at, delete, found_in, get, modified_at, put, txn
+from dgpu.journal.etcd.keys import GroupValue, Keys, head_of, index_and_fence
+from dgpu.journal.etcd.txn import created_at, delete, found_in, get, txn
 from dgpu.wire.proto import etcd_pb2 as pb
 
 _STEP = 1_000  # groups in one transaction: a larger one would stop other writes for long
 _PAGE = 1_000
 
 Transact = Callable[[pb.TxnRequest], Any]
-
-
-def move_floor(transact: Transact, keys: Keys, term: Term, floor: FloorValue, revision: int) -> bool:
-    """False: the leader or the floor has changed."""
-    request = txn(
-        [created_at(keys.leader, term.fence), modified_at(keys.floor, revision)],
-        [put(keys.floor, encode(floor))],
-        [get(keys.floor)],
-    )
-    answer = transact(request)
-    if answer.succeeded:
-        return True
-    found = found_in(answer, 0)
-    return found is not None and found.value == encode(floor)  # an earlier try was applied
 
 
 def delete_groups(transact: Transact, connection: Connection, keys: Keys, term: Term, *, below: int) -> None:
@@ -67,6 +53,16 @@ def delete_orphans(
         if len(found) < _PAGE:
             return
         start = found[-1].key + b"\0"
+
+
+def delete_old_snapshots(transact: Transact, keys: Keys, term: Term, stored: StoredSnapshot | None) -> None:
+    """All parts but those of the snapshot that counts. The leader itself stores no other one meanwhile."""
+    first, end = keys.snapshot_parts
+    if stored is None:
+        _delete(transact, keys, term, first, end)
+        return
+    _delete(transact, keys, term, first, keys.snapshot_part(stored.index, stored.fence, 0))
+    _delete(transact, keys, term, keys.snapshot_part(stored.index, stored.fence, stored.parts), end)
 
 
 def _named(connection: Connection, keys: Keys, index: int, name: str) -> bool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 
 from dgpu.journal.engine import (
+    PART_BYTES,
     Candidate,
     EngineError,
     EngineFull,
@@ -20,16 +22,16 @@ from dgpu.journal.engine import (
     Head,
     HeadMoved,
     Leader,
+    StoredSnapshot,
     Term,
     boottime_ms,
     extended,
     refuse_other_cluster,
 )
 from dgpu.journal.etcd.connection import Connection, LeaseExists, NoLease, NoSpace
-from dgpu.journal.etcd.deletion import delete_groups, delete_orphans, move_floor
+from dgpu.journal.etcd.deletion import delete_groups, delete_old_snapshots, delete_orphans
 from dgpu.journal.etcd.keys import (
     LAYOUT,
-    PART_BYTES,
     FloorValue,
     GroupValue,
     HeadValue,
@@ -42,6 +44,7 @@ from dgpu.journal.etcd.keys import (
 )
 from dgpu.journal.etcd.reading import GroupReader
 from dgpu.journal.etcd.settings import EtcdSettings
+from dgpu.journal.etcd.snapshots import move_floor, read_parts, read_pointer, write_parts
 from dgpu.journal.etcd.txn import created_at, found_in, get, modified_at, put, txn
 from dgpu.journal.etcd.watch import KeyWatch
 from dgpu.wire.proto import etcd_pb2 as pb
@@ -162,22 +165,38 @@ class EtcdEngine:
             return value.chain if value.index == index + 1 else None
         return None
 
-    def delete_below(self, term: Term, index: int) -> None:
+    def snapshot(self) -> StoredSnapshot | None:
+        return read_pointer(self._txn, self._keys)
+
+    def snapshot_parts(self, stored: StoredSnapshot) -> Iterator[bytes]:
+        return read_parts(self._txn, self._keys, stored)
+
+    def store_snapshot(self, term: Term, index: int, epoch: int, parts: Iterable[bytes]) -> None:
         kv, head = self._leader_and_head()
         _check_fence(term, kv, head)
         floor, revision = self._floor()
-        if index > head.index + 1:
-            raise ValueError(f"group {index - 1} is not committed: the head is at {head.index}")
-        if index > floor.index:
-            chain = self.chain_at(index - 1)
-            if chain is None:
-                raise EngineUnavailable(f"group {index - 1} disappeared while the floor was moved")
-            floor = FloorValue(index=index, chain=chain)
-            if not move_floor(self._txn, self._keys, term, floor, revision):
-                self.confirm(term)
-                raise EngineUnavailable("the floor was moved by another call")
+        if index > head.index:
+            raise ValueError(f"group {index} is not committed: the head is at {head.index}")
+        if index < floor.index:
+            return
+        chain = self.chain_at(index)
+        if chain is None:
+            raise EngineUnavailable(f"group {index} disappeared while its snapshot was stored")
+        count, sha256 = write_parts(
+            lambda operation: self._write(term, operation), self._keys, index, term.fence, parts
+        )
+        stored = StoredSnapshot(index, epoch, chain, count, sha256, term.fence)
+        if not move_floor(self._txn, self._keys, term, stored, revision):
+            self.confirm(term)
+            raise EngineUnavailable("the floor was moved by another call")
+
+    def delete_covered(self, term: Term) -> None:
+        kv, head = self._leader_and_head()
+        _check_fence(term, kv, head)
+        floor, _ = self._floor()
         delete_groups(self._txn, self._connection, self._keys, term, below=floor.index)
         delete_orphans(self._txn, self._connection, self._keys, term, floor=floor.index, head=head.index)
+        delete_old_snapshots(self._txn, self._keys, term, self.snapshot())
 
     def health(self) -> EngineHealth:
         members = len(self._settings.endpoints)
@@ -242,6 +261,11 @@ class EtcdEngine:
         """If the comparison fails, leader and head are read at the same moment: they show the winner."""
         keys = self._keys
         return txn([created_at(keys.leader, term.fence)], then, [get(keys.leader), get(keys.head)])
+
+    def _write(self, term: Term, operation: pb.RequestOp) -> None:
+        answer = self._txn(self._under_fence(term, operation))
+        if not answer.succeeded:
+            _check_fence(term, found_in(answer, 0), _head_in(answer, 1))
 
     def _decided(self, term: Term, wanted: Head, answer: pb.TxnResponse) -> Head:
         head = _head_in(answer, 1)

@@ -5,27 +5,20 @@ Earlier groups stay in the directory of the first scheduler. The engine begins w
 
 from __future__ import annotations
 
-import hashlib
-import zlib
-
 import msgspec
 
-from dgpu.journal.engine import Candidate, EngineRefused, Head
+from dgpu.journal.bundle import pack_bundle
+from dgpu.journal.engine import PART_BYTES, Candidate, EngineRefused, Head, StoredSnapshot
 from dgpu.journal.etcd.connection import Connection
-from dgpu.journal.etcd.keys import PART_BYTES, FloorValue, HeadValue, Keys, encode
+from dgpu.journal.etcd.keys import FloorValue, HeadValue, Keys, encode
 from dgpu.journal.etcd.settings import EtcdSettings
+from dgpu.journal.etcd.snapshots import write_parts
 from dgpu.journal.etcd.txn import created_at, delete, found_in, get, modified_at, put, txn
+from dgpu.journal.snapshot import SNAPSHOT_NAME
 from dgpu.wire.proto import etcd_pb2 as pb
 
 _CLOSED = "closed, and goes on in the single scheduler of "
 _TXN = "/etcdserverpb.KV/Txn"
-
-
-class StoredSnapshot(msgspec.Struct, frozen=True, array_like=True):
-    index: int
-    epoch: int
-    parts: int
-    sha256: bytes
 
 
 class Founding(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,13 +26,10 @@ class Founding(msgspec.Struct, frozen=True, kw_only=True):
     is_new: bool  # False: the engine had a journal that goes on
 
 
-class SnapshotStore:
-    """The snapshot that new standbys start from, in parts, compressed."""
-
+class Founder:
     def __init__(self, settings: EtcdSettings) -> None:
         self._connection = Connection(settings)
         self._keys = Keys(settings.prefix)
-        self._pointer = settings.prefix.encode() + b"snapshot"
 
     def close(self) -> None:
         self._connection.close()
@@ -65,18 +55,6 @@ class SnapshotStore:
             if (value.index, value.epoch) == (index, epoch):
                 return Founding(head=head, is_new=False)
         return self._begin(content, index, epoch, head_kv, floor_kv)
-
-    def load(self) -> tuple[StoredSnapshot, bytes] | None:
-        """None: the journal began in the engine. Raises EngineRefused for a damaged one."""
-        (pointer,) = self._read(self._pointer)
-        if pointer is None:
-            return None
-        stored = msgspec.msgpack.decode(pointer.value, type=StoredSnapshot)
-        pieces = [self._read(self._part(stored.index, number))[0] for number in range(stored.parts)]
-        packed = b"".join(kv.value for kv in pieces if kv is not None)
-        if hashlib.sha256(packed).digest() != stored.sha256:
-            raise EngineRefused(f"the snapshot of group {stored.index} in the engine is not complete")
-        return stored, zlib.decompress(packed)
 
     def close_journal(self, *, index: int, successor: str) -> str:
         """Puts a leader key without a lease: no scheduler can lead any more. Returns why not; empty: it is done."""
@@ -112,13 +90,10 @@ class SnapshotStore:
         head_kv: pb.KeyValue | None,
         floor_kv: pb.KeyValue | None,
     ) -> Founding:
-        packed = zlib.compress(content, 3)
-        pieces = [packed[place : place + PART_BYTES] for place in range(0, len(packed), PART_BYTES)]
-        self._write(delete(self._part(0, 0), self._pointer + b"0"))  # of an attempt that did not end
-        for number, piece in enumerate(pieces):
-            self._write(put(self._part(index, number), piece))
-        sha256 = hashlib.sha256(packed).digest()
-        stored = StoredSnapshot(index=index, epoch=epoch, parts=len(pieces), sha256=sha256)
+        self._write(delete(*self._keys.snapshot_parts))  # of an attempt that did not end
+        parts = pack_bundle([(SNAPSHOT_NAME, len(content), [content])], PART_BYTES)
+        count, sha256 = write_parts(self._write, self._keys, index, 0, parts)
+        stored = StoredSnapshot(index, epoch, sha256, count, sha256)
         value = HeadValue(index=index, epoch=epoch, chain=sha256, fence=0)
         request = txn(
             [
@@ -128,7 +103,7 @@ class SnapshotStore:
             [
                 put(self._keys.head, encode(value)),
                 put(self._keys.floor, encode(FloorValue(index=index + 1, chain=sha256))),
-                put(self._pointer, encode(stored)),
+                put(self._keys.snapshot, encode(stored)),
             ],
             [get(self._keys.head)],
         )
@@ -138,9 +113,6 @@ class SnapshotStore:
             raise EngineRefused("another scheduler wrote to the engine at the same time. Try again")
         revision = found.mod_revision if found is not None else answer.header.revision
         return Founding(head=Head(index=index, epoch=epoch, chain=sha256, revision=revision), is_new=True)
-
-    def _part(self, index: int, number: int) -> bytes:
-        return self._pointer + b"/%020d/%06d" % (index, number)
 
     def _write(self, operation: pb.RequestOp) -> None:
         self._connection.call(_TXN, txn([], [operation], []), pb.TxnResponse)

@@ -6,6 +6,8 @@
 <prefix>floor                    the first index kept, and the chain before it
 <prefix>group/<20 digits>        a group, or the name and number of its parts
 <prefix>part/<20 digits>/<fence>-<chain>/<6 digits>
+<prefix>snapshot                 the snapshot that covers all groups below the floor: index, epoch, chain, parts, hash
+<prefix>snapshot/<20 digits>-<fence>/<6 digits>
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ import msgspec
 from dgpu.journal.engine import Head
 
 LAYOUT = 1
-PART_BYTES = 1 << 20  # etcd takes requests up to 1.5 MiB
 
 _PACKED_FROM_BYTES = 4_096
 _encoder = msgspec.msgpack.Encoder()
@@ -53,6 +54,7 @@ class Keys:
         start = prefix.encode()
         self.meta, self.leader, self.head = start + b"meta", start + b"leader", start + b"head"
         self.floor, self._groups, self._parts = start + b"floor", start + b"group/", start + b"part/"
+        self.snapshot = start + b"snapshot"
 
     def group(self, index: int) -> bytes:
         return self._groups + b"%020d" % index
@@ -73,6 +75,14 @@ class Keys:
 
     def name_of_part(self, key: bytes) -> str:
         return key.removeprefix(self._parts).rpartition(b"/")[0].decode()
+
+    def snapshot_part(self, index: int, fence: int, number: int) -> bytes:
+        return self.snapshot + b"/%020d-%020d/%06d" % (index, fence, number)
+
+    @property
+    def snapshot_parts(self) -> tuple[bytes, bytes]:
+        """The range of all parts of all snapshots."""
+        return self.snapshot + b"/", self.snapshot + b"0"
 
 
 def part_name(index: int, fence: int, chain: bytes) -> str:

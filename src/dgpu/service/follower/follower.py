@@ -247,20 +247,23 @@ class Follower:
         if newest.index <= self._history.index:
             return newest
         base = latest_state(self._directory, upto_index=self._history.index)
-        return base if base is not None else self._begin_anew()
+        if base is not None:
+            return base
+        return self._bridge_to(earliest_state(self._directory)) if self._history.index else self._begin_anew()
 
     def _bridge(self) -> Snapshot:
         """Groups after the end of the history are in no file any more. The newest snapshot contains their results."""
         newest, _ = load_newest(self._directory)
         self._snapshot_index = newest.index if newest.file.endswith(SNAPSHOT_NAME) else 0
+        return self._bridge_to(newest)
+
+    def _bridge_to(self, base: Snapshot) -> Snapshot:
         known = self._history.index
-        if newest.index > known:
-            self._history.bridge(newest.state, index=newest.index)
-            lost = f"the history has no events of groups {known + 1} to {newest.index}"
-            self._say(
-                {"note": f"{lost}: their files are gone. It continues from a snapshot of the scheduler"}
-            )
-        return newest
+        if base.index > known:
+            self._history.bridge(base.state, index=base.index)
+            lost = f"the history has no events of groups {known + 1} to {base.index}"
+            self._say({"note": f"{lost}: their files are not here. It continues from a snapshot"})
+        return base
 
     def _begin_anew(self) -> Snapshot:
         base = earliest_state(self._directory)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from dgpu.journal.engine import Candidate, Engine, EngineUnavailable, FenceLost, Term
+from dgpu.journal.engine import BelowFloor, Candidate, Engine, EngineUnavailable, FenceLost, Term
 from dgpu.journal.journal import Group
 from dgpu.service.leadership import words
 from dgpu.service.leadership.machine import Leadership, LeadershipRules
@@ -83,6 +83,10 @@ class Candidacy:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     @property
+    def journal(self) -> SharedJournal:
+        return self._journal
+
+    @property
     def last_index(self) -> int:
         return self._journal.last_index
 
@@ -130,7 +134,8 @@ class Candidacy:
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
-        except FenceLost as error:
+        except (FenceLost, BelowFloor) as error:
+            # Below the floor, the next life begins with the engine's snapshot.
             self._put(words.FenceGone(why=str(error)))
         except Exception as error:  # noqa: BLE001 - an operator must act, or it is a bug: the service ends with it
             if not self.over.done():

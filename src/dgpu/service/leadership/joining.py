@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+from pathlib import Path
 
 import msgspec
+import structlog
 
 from dgpu.core.model.settings import Settings
 from dgpu.core.state import ClusterState
 from dgpu.journal.checkpoint import last_index
-from dgpu.journal.engine import Engine
+from dgpu.journal.engine import BelowFloor, Engine, EngineUnavailable
+from dgpu.journal.fetched import begin_from_engine
+from dgpu.journal.lock import FolderLock
 from dgpu.journal.replicated import ReplicatedJournal
+from dgpu.service.follower.words import FOLLOWER_LOCK
 from dgpu.service.options import OptionsRefused, ServiceOptions
 from dgpu.service.recovery.cluster_file import read_known
+
+_FETCHES = 5
+_FOLLOWER_PATIENCE_S = 30.0
+
+_log = structlog.get_logger("dgpu.leadership")
 
 
 def open_copy(options: ServiceOptions, engine: Engine) -> ReplicatedJournal:
@@ -25,7 +36,27 @@ def open_copy(options: ServiceOptions, engine: Engine) -> ReplicatedJournal:
             f"continue the old one."
         )
     engine.identify(read_known(directory).cluster_id)
-    return ReplicatedJournal.open(directory, engine, segment_bytes=options.segment_bytes)
+    for _ in range(_FETCHES):
+        try:
+            return ReplicatedJournal.open(directory, engine, segment_bytes=options.segment_bytes)
+        except BelowFloor:  # also once more: the leader may store a later snapshot meanwhile
+            _fetch_snapshot(directory, engine)
+    raise EngineUnavailable("the floor moves faster than the engine's snapshot can be fetched")
+
+
+def _fetch_snapshot(directory: Path, engine: Engine) -> None:
+    """For a scheduler that was away for long, or is new. No follower may write meanwhile: that of a killed scheduler
+    may still be ending.
+    """
+    with contextlib.ExitStack() as held:
+        for lock in (
+            FolderLock(directory),
+            FolderLock(directory, FOLLOWER_LOCK, patience_s=_FOLLOWER_PATIENCE_S),
+        ):
+            held.callback(lock.close)
+        fetched = begin_from_engine(directory, engine)
+    if fetched is not None:
+        _log.warning("snapshot_fetched", index=fetched.index, detail=str(fetched))
 
 
 def settings_hash(settings: Settings) -> str:

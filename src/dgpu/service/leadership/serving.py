@@ -32,6 +32,7 @@ from dgpu.service.leadership.joining import open_copy, refuse_other_settings
 from dgpu.service.leadership.peers import Peers
 from dgpu.service.leadership.shared import SharedJournal
 from dgpu.service.leadership.standing import Among
+from dgpu.service.leadership.trimming import Trimming
 from dgpu.service.leadership.waiting_room import waiting_room
 from dgpu.service.loop.failures import NotMaster
 from dgpu.service.open_files import AgentConnections, budget_of
@@ -273,6 +274,7 @@ class _Life:
         if output.copies is not None:
             await output.copies.lead(before, runtime.epoch)
         async with (
+            self._trimming(parts, candidacy).running(),
             recorded(runtime, parts.follower, fresh_ms=options.rules.heartbeat_timeout_ms),
             agent_port(
                 options, runtime, output, self._files, self._connections, self._machines, trail
@@ -295,6 +297,22 @@ class _Life:
             if candidacy.over.done():
                 # Before the ports close: nothing that this life still holds may leave.
                 await self._abandon(parts, candidacy)
+
+    def _trimming(self, parts: Parts, candidacy: Candidacy) -> Trimming:
+        loop = asyncio.get_running_loop()
+
+        def snapshot_soon() -> None:
+            loop.call_soon_threadsafe(parts.follower.snapshot_soon)
+
+        return Trimming(
+            self._engine,
+            candidacy.journal,
+            candidacy.won.result(),
+            self._options.data_dir,
+            snapshot_soon=snapshot_soon,
+            health=self._standing.engine_health,
+            rules=self._shared.trim,
+        )
 
     async def _end(self, parts: Parts, candidacy: Candidacy, stopping: asyncio.Future[Any]) -> None:
         if candidacy.over.done():

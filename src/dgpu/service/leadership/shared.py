@@ -16,6 +16,11 @@ class SharedJournal(Journal, Protocol):
         """Of the last committed group that was copied."""
         ...
 
+    @property
+    def copied_bytes(self) -> int:
+        """Of all groups that were appended or copied since it was opened."""
+        ...
+
     def catch_up(self) -> list[Group]:
         """Copies the next committed groups to the local segments, and returns them. Empty: there are no more."""
         ...
