@@ -44,6 +44,9 @@ def test_the_worlds_are_as_bad_as_they_claim() -> None:
         seen["lost calls"] += summary.lost_calls
         seen["reads of ended tasks"] += summary.reads_of_ends
         seen["freezes"] += summary.freezes
+        seen["snapshots in the engine"] += summary.snapshots
+        seen["snapshots fetched"] += summary.fetched
+        seen["writes without room"] += summary.full_disks
     assert min(seen.values()) >= 5, seen
     assert seen["master changes"] >= 100
 
@@ -145,6 +148,16 @@ def test_an_agent_that_ignores_epochs_is_caught(monkeypatch: pytest.MonkeyPatch)
             assert "obeyed epoch" not in str(violation)
     monkeypatch.setattr(Joined, "refuses", lambda _self, _welcome: "")
     assert _caught("obeyed epoch", **world)
+
+
+def test_a_lease_id_that_is_given_again_is_caught() -> None:
+    """A late report or order of the earlier lease would fit the later one."""
+    assert _caught("was given before", make_scheduler=mutants.ReusesLeaseIds)
+
+
+def test_a_snapshot_with_a_group_that_is_not_committed_is_caught() -> None:
+    """The groups before it are deleted, so every later scheduler would begin with it."""
+    assert _caught("is not the state there", make_life=mutants.SnapshotsItsMemory)
 
 
 def _caught(words: str, *, first: int = 0, **values: Any) -> str:

@@ -6,12 +6,15 @@ from collections.abc import Callable
 
 import msgspec
 
+from dgpu.core.model.ids import LeaseId, first_lease_of
 from dgpu.journal.engine import Head, Leader, Term, extended
+from dgpu.journal.snapshot import encode_snapshot
 from dgpu.service.leadership import words
-from dgpu.service.machine.inputs import AgentSaid, Begin, DecideQueued, Input
+from dgpu.service.machine.inputs import AgentSaid, Begin, Committed, DecideQueued, Input
 from dgpu.service.machine.outputs import Append, Output, Reply, Tell
 from dgpu.service.machine.scheduler import Scheduler
 from dgpu.sim.two.candidacy import SimCandidacy
+from dgpu.sim.two.life import Life
 from dgpu.sim.two.truth import Truth
 from dgpu.wire.proto import agent_pb2 as pb
 
@@ -78,6 +81,26 @@ class CountsFromProcessStart(Scheduler):
         if isinstance(value, Begin):
             self._agents.begin = lambda _now: None  # type: ignore[method-assign]
         return super().on_input(value, now)
+
+
+class ReusesLeaseIds(Scheduler):
+    """Counts leases from the first one again when it begins an epoch."""
+
+    def on_input(self, value: Input, now: int) -> list[Output]:
+        outputs = super().on_input(value, now)
+        if isinstance(value, Committed) and not self._was_reset:
+            self._was_reset = True
+            self.state.next_lease_id = LeaseId(first_lease_of(1))
+        return outputs
+
+    _was_reset = False
+
+
+class SnapshotsItsMemory(Life):
+    """Takes the snapshot for the engine from the live state, which may hold a group that is not committed."""
+
+    def snapshot_at(self, index: int) -> bytes:
+        return encode_snapshot(self.state, index=index, epoch=self.state.epoch)
 
 
 class TrustsKeepalives(SimCandidacy):

@@ -146,7 +146,8 @@ class ReplicatedJournal:
     def catch_up(self) -> list[Group]:
         """Copies the next committed groups to the local files and returns them; empty: the copy has all of them.
 
-        Raises Diverged before anything is written, BelowFloor, NotWritten (the local disk is full).
+        Raises Diverged before anything is written, BelowFloor, NotWritten (the local disk is full, and no group was
+        copied).
         """
         self._write_unwritten()
         head = self._engine.head()
@@ -288,8 +289,13 @@ class ReplicatedJournal:
         groups = [
             group_of(one.record, "engine") for one in copied
         ]  # a newer schema is refused before it is stored
-        for one in copied:
-            self._write(one)
+        for number, one in enumerate(copied):
+            try:
+                self._write(one)
+            except NotWritten:
+                if number:
+                    return groups[:number]  # the caller applies these; the next call tells the trouble
+                raise
             self._copied_bytes += len(one.encoded)
             self._head = Head(index=one.record.index, epoch=one.record.epoch, chain=one.chain)
         return groups

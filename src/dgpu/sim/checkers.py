@@ -6,7 +6,15 @@ import json
 
 from dgpu.agent.run.runner import RunOrder
 from dgpu.core.digest import digest
-from dgpu.core.events import EpochBegan, Event, TaskFinished, TasksCancelled, TasksForgotten
+from dgpu.core.events import (
+    EpochBegan,
+    Event,
+    GangPlaced,
+    TaskFinished,
+    TaskPlaced,
+    TasksCancelled,
+    TasksForgotten,
+)
 from dgpu.core.invariants import check_invariants
 from dgpu.core.model.ids import LeaseId, NodeId, TaskId, first_lease_of
 from dgpu.core.model.task import TaskStatus
@@ -39,6 +47,7 @@ class Checkers:
         )  # the ends of earlier leases may have been lost, which an operator accepted
         self._cluster_id = ""
         self._commits = 0
+        self._granted: set[tuple[str, LeaseId]] = set()
         self.outputs = OutputChecker(self._violation)
         self.acknowledged: dict[str, tuple[TaskId, ...]] = {}  # by idempotency key
         self.runs = 0
@@ -92,6 +101,7 @@ class Checkers:
                 self._cluster_id = event.cluster_id
                 if self._lost_below == _ALL:
                     self._lost_below = first_lease_of(event.epoch)
+            self._check_lease_ids(event)
             if isinstance(event, TasksForgotten) and not history.ended.keys() >= set(event.task_ids):
                 raise self._violation(f"tasks left the memory before the history contained them: {event}")
             if isinstance(event, TaskFinished):
@@ -103,6 +113,15 @@ class Checkers:
         self._commits += 1
         if self._commits % _CHECK_EVERY == 0:
             check_invariants(state)
+
+    def _check_lease_ids(self, event: Event) -> None:
+        """A report or an order of an earlier lease must never fit a later one."""
+        if isinstance(event, TaskPlaced | GangPlaced):
+            placed = event.ranks if isinstance(event, GangPlaced) else (event,)
+            for one in placed:
+                if (self._cluster_id, one.lease_id) in self._granted:
+                    raise self._violation(f"lease {one.lease_id} of task {one.task_id} was given before")
+                self._granted.add((self._cluster_id, one.lease_id))
 
     def _check_end(self, event: TaskFinished) -> None:
         if event.task_id in self._ended:

@@ -125,6 +125,7 @@ async def test_a_new_scheduler_begins_with_the_snapshot(tmp_path: Path) -> None:
         await until(lambda: shared.state.floor > 10)
         await second.start()
         await until_total(second, 60)
+        assert not list((tmp_path / "b").glob("aside-*")), "it had nothing of its own"
     finally:
         for each in (first, second):
             await each.end()

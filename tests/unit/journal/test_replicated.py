@@ -242,6 +242,30 @@ def test_a_full_disk_after_the_commit_delays_only_the_copy(place, shared, tmp_pa
     assert [index for index, _, _ in records_in(tmp_path / "a")] == [1, 2, 3, 4]
 
 
+def test_groups_that_were_copied_before_the_disk_was_full_are_told(
+    place, shared, tmp_path, monkeypatch
+) -> None:
+    """The state of the standby must have exactly the groups of its files."""
+    leader = leading(place("a"), MemoryEngine(shared))
+    append(leader, 1, 6)
+    standby = place("b")
+    write = standby._local.append_record
+
+    def full_after_two(epoch: int, index: int, record: bytes) -> None:
+        if index > 2:
+            raise NotWritten("no room")
+        write(epoch, index, record)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(standby._local, "append_record", full_after_two)
+        assert [group.index for group in standby.catch_up()] == [1, 2]
+        with pytest.raises(NotWritten):
+            standby.catch_up()
+        assert standby.last_index == 2
+    assert [group.index for group in standby.catch_up()] == [3, 4, 5, 6]
+    assert digest(standby.committed_state()) == state_after(6)
+
+
 def test_with_a_full_local_disk_nothing_is_committed(place, shared, monkeypatch) -> None:
     engine = MemoryEngine(shared)
     journal = leading(place("a"), engine)

@@ -8,6 +8,7 @@ from dgpu.service.leadership.words import (
     BeginEpoch,
     Campaign,
     Campaigned,
+    CannotCopy,
     FenceGone,
     Follow,
     Followed,
@@ -177,3 +178,31 @@ def test_an_unanswered_campaign_is_followed_by_a_look_at_the_leader(stage: Stage
     assert isinstance(wait, Wait)
     assert wait.is_pause
     assert stage.put(Woke()) == [Follow()]
+
+
+def test_a_standby_without_room_on_its_disk_waits_and_says_so(stage: Stage) -> None:
+    """It must not end: its service would restart it again and again."""
+    stage.put(Open())
+    (wait,) = stage.put(CannotCopy(why="no room"))
+    assert isinstance(wait, Wait)
+    assert wait.is_pause
+    assert stage.machine.copy_trouble == "no room"
+    assert stage.put(Woke()) == [Follow()]
+    stage.followed(5)
+    assert stage.machine.copy_trouble == ""
+
+
+def test_a_winner_without_room_on_its_disk_gives_the_key_back(stage: Stage) -> None:
+    """It cannot read to the head. Another scheduler may lead."""
+    stage.put(Open())
+    stage.followed(None)
+    stage.put(Campaigned(term=TERM))
+    assert stage.put(CannotCopy(why="no room")) == [StepDown(why="no room")]
+    assert stage.machine.has_key
+
+
+def test_a_key_that_was_lost_is_not_given_back(stage: Stage) -> None:
+    stage.win()
+    assert stage.machine.has_key
+    stage.put(FenceGone(why="replaced"))
+    assert not stage.machine.has_key

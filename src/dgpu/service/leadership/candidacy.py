@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import structlog
 
 from dgpu.journal.engine import BelowFloor, Candidate, Engine, EngineUnavailable, FenceLost, Term
+from dgpu.journal.errors import NotWritten
 from dgpu.journal.journal import Group
 from dgpu.service.leadership import words
 from dgpu.service.leadership.machine import Leadership, LeadershipRules
@@ -75,7 +76,7 @@ class Candidacy:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if resign and self.machine.term is not None and self.machine.leads:
+        if resign and self.machine.term is not None and self.machine.has_key:
             try:
                 await self._call(self._engine.resign, self.machine.term)
             except (EngineUnavailable, FenceLost) as error:
@@ -154,6 +155,11 @@ class Candidacy:
                 await self._call(self._journal.lead, self.machine.term)
         except EngineUnavailable:
             self._put(words.Unavailable(to=words.Follow))
+            return
+        except NotWritten as error:
+            if not self.machine.copy_trouble:  # once, not with every attempt
+                _log.error("copy_not_written", reason=str(error))
+            self._put(words.CannotCopy(why=str(error)))
             return
         if leader is not None and self.machine.term is None:
             self.on_leader()

@@ -19,6 +19,7 @@ from dgpu.service.leadership.words import (
     BeginEpoch,
     Campaign,
     Campaigned,
+    CannotCopy,
     FenceGone,
     Follow,
     Followed,
@@ -48,16 +49,23 @@ class Leadership:
         self.role = Role.FOLLOWING
         self.term: Term | None = None
         self.leader: Leader | None = None  # as seen last
+        self.copy_trouble = ""  # why groups of others cannot be copied; empty: they can
         self.fresh_at_ms: int | None = None  # at this time, everything that was committed is in our state
         self.silent_since_ms: int | None = None  # the engine does not answer; None: it does
         self._rules = rules or LeadershipRules()
         self._acts_until_ms = 0
         self._is_renewing = False
+        self._is_fenced = False
         self._renewed_at_ms = 0
 
     @property
     def leads(self) -> bool:
         return self.role is Role.LEADING
+
+    @property
+    def has_key(self) -> bool:
+        """As far as known: it was won, and no call has shown its loss."""
+        return self.term is not None and not self._is_fenced
 
     def may_act(self, now_ms: int) -> bool:
         """Whether effects may leave now. No: they wait for the next renewal."""
@@ -80,7 +88,10 @@ class Leadership:
                 return []
             case Unavailable():
                 return self._on_unavailable(value.to)
+            case CannotCopy():
+                return self._on_cannot_copy(value.why)
             case FenceGone():
+                self._is_fenced = True
                 return self._step_down(value.why)
             case Passed():
                 return self._renew(now_ms)
@@ -88,6 +99,7 @@ class Leadership:
     def _on_followed(self, value: Followed, now_ms: int) -> list[Output]:
         self.fresh_at_ms = value.asked_at_ms
         self.leader = value.leader
+        self.copy_trouble = ""
         if self.role is Role.FOLLOWING:
             if value.leader is not None:
                 return [Wait(timeout_ms=self._rules.follow_ms)]
@@ -120,6 +132,13 @@ class Leadership:
         # The key may have been created. Then nobody renews its lease, and it disappears.
         self.role = Role.FOLLOWING
         return [Wait(timeout_ms=self._rules.retry_ms, is_pause=True)]
+
+    def _on_cannot_copy(self, why: str) -> list[Output]:
+        """A standby waits for room. With the leader key it steps down, so that another scheduler may lead."""
+        self.copy_trouble = why
+        if self.role is Role.FOLLOWING:
+            return [Wait(timeout_ms=self._rules.follow_ms, is_pause=True)]
+        return self._step_down(why)
 
     def _renew(self, now_ms: int) -> list[Output]:
         if self.term is None or self._is_renewing or now_ms - self._renewed_at_ms < self._rules.renew_ms:

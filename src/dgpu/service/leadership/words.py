@@ -58,6 +58,12 @@ class Unavailable(Word, frozen=True, kw_only=True):
     to: type[Output]
 
 
+class CannotCopy(Word, frozen=True, kw_only=True):
+    """The local disk has no room for the groups of others."""
+
+    why: str
+
+
 class FenceGone(Word, frozen=True, kw_only=True):
     why: str
 
@@ -66,7 +72,9 @@ class Passed(Word, frozen=True, kw_only=True):
     """Time passed. Comes several times a second."""
 
 
-Input: TypeAlias = Open | Followed | Woke | Campaigned | Renewed | Unavailable | FenceGone | Passed
+Input: TypeAlias = (
+    Open | Followed | Woke | Campaigned | Renewed | Unavailable | CannotCopy | FenceGone | Passed
+)
 
 
 # Outputs

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from dgpu.journal.engine import Candidate, EngineFull, EngineUnavailable, FenceLost, Head, Leader, Term
+from dgpu.journal.engine import (
+    BelowFloor,
+    Candidate,
+    EngineFull,
+    EngineUnavailable,
+    FenceLost,
+    Head,
+    Leader,
+    Term,
+)
 from dgpu.journal.format import encode_record
 from dgpu.service.leadership import words
 from dgpu.service.leadership.machine import Leadership
@@ -27,7 +36,9 @@ class Owner(Protocol):
         """The same action, later: not while the process is stopped, never after the end of this life."""
         ...
 
-    def on_group(self, encoded: bytes) -> None: ...
+    def on_group(self, encoded: bytes) -> bool:
+        """False: the local disk has no room."""
+        ...
 
     def on_won(self) -> None: ...
 
@@ -116,8 +127,12 @@ class SimCandidacy:
             return
 
         def copied(records: list[bytes]) -> None:
-            for record in records:
-                self._owner.on_group(record)
+            for number, record in enumerate(records):
+                if not self._owner.on_group(record):
+                    if not number:
+                        self.put(words.CannotCopy(why="the disk is full"))
+                        return
+                    break
             self._ask(
                 self._engine.head,
                 to=words.Follow,
@@ -219,6 +234,19 @@ class SimCandidacy:
             on_full=not_stored,
         )
 
+    def store_snapshot(self, index: int, snapshot: bytes) -> None:
+        """As `service.leadership.trimming` does it: the snapshot first, then the deletion."""
+        term = self.machine.term
+        if term is None or not self.machine.leads:
+            return
+        self._ask(
+            lambda answer: self._engine.store_snapshot(term, index, 0, [snapshot], answer),
+            then=lambda _: self._ask(
+                lambda answer: self._engine.delete_covered(term, answer), then=lambda _: None
+            ),
+            on_full=lambda: None,
+        )
+
     # Calls of the engine
 
     def _later(self, ms: int, action: Callable[[], None]) -> None:
@@ -240,7 +268,7 @@ class SimCandidacy:
                 if to is not None:
                     self.put(words.Unavailable(to=to))
                 on_unknown()
-            elif isinstance(outcome, FenceLost):
+            elif isinstance(outcome, FenceLost | BelowFloor):
                 self.put(words.FenceGone(why=str(outcome)))
             elif isinstance(outcome, EngineFull) and on_full is not None:
                 on_full()

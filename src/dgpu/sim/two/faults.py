@@ -43,8 +43,14 @@ class TwoFaults:
             self.nodes_change_sides,
             self.master_keeps_one_node,
             self.member_is_cut_off_from_engine,
+            self.master_hands_over,
             self.standby_dies,
             self.standby_sleeps,
+            self.standby_is_off_for_long,
+            self.machine_restarts,
+            self.clock_is_set,
+            self.disk_is_full,
+            self.disk_fails,
             self.engine_is_away,
             self.engine_is_slow,
             self.engine_loses_messages,
@@ -109,6 +115,34 @@ class TwoFaults:
 
     def standby_sleeps(self) -> None:
         self._standby().pause(self._world.between(1_000, 60_000))
+
+    def master_hands_over(self) -> None:
+        self._master().hand_over()
+
+    def standby_is_off_for_long(self) -> None:
+        """Until its next group may be deleted."""
+        standby = self._standby()
+        standby.crash()
+        self._world.after(self._world.between(60_000, 200_000), standby.start)
+
+    def machine_restarts(self) -> None:
+        member = self._world.chance.choice(self._cluster.members)
+        member.reboot()
+        self._world.after(self._world.between(5_000, 60_000), member.start)
+
+    def clock_is_set(self) -> None:
+        """An hour, or ten years, in either direction."""
+        by_ms = self._world.chance.choice((3_600_000, 10 * 365 * 86_400_000))
+        machine = self._world.chance.choice(self._cluster.members).machine
+        machine.wall_off_ms += by_ms * self._world.chance.choice((-1, 1))
+
+    def disk_is_full(self) -> None:
+        member = self._world.chance.choice(self._cluster.members)
+        member.copy.full_until = self._world.now + self._world.between(500, 40_000)
+
+    def disk_fails(self) -> None:
+        """The next sync fails: the process ends, and the machine gets a good disk again."""
+        self._master().copy.fails_next_sync = True
 
     def master_is_cut_off_with_nodes(self) -> None:
         """Some nodes reach only the old master, which does not reach the engine."""

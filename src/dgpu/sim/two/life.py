@@ -9,13 +9,14 @@ from dgpu.core.commands import Command
 from dgpu.core.model.ids import NodeId
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.wall_span import newest_span
-from dgpu.core.rejections import StorageFull
+from dgpu.core.rejections import StorageFull, TooBusy
 from dgpu.core.state import ClusterState
 from dgpu.core.wall_clock import differs
 from dgpu.journal.engine import Candidate
 from dgpu.journal.format import record_at
 from dgpu.journal.journal import Room
 from dgpu.journal.segments import group_of
+from dgpu.journal.snapshot import encode_snapshot
 from dgpu.service.loop.clock import Clock
 from dgpu.service.machine import inputs, outputs
 from dgpu.service.machine.contact import AgentRules
@@ -80,6 +81,7 @@ class Life:
         state = place.copy.state_at(place.copy.last_index)
         self._clock = Clock(state.last_at, state.wall, machine=place.machine)
         self.history = SimHistory()
+        self.history.seen_at = state.last_at if place.copy.fetched else 0  # it continues from the snapshot
         for group in place.copy.groups():
             self.history.see(outputs.CommittedGroup(index=group.index, events=tuple(group.events)))
         self.scheduler = rules.make_scheduler(
@@ -158,17 +160,19 @@ class Life:
     def guarded(self, action: Callable[..., None]) -> Callable[..., None]:
         return self._place.guarded(self, action)
 
-    def on_group(self, encoded: bytes) -> None:
-        """Another scheduler committed it: first to the local files, then to the state."""
+    def on_group(self, encoded: bytes) -> bool:
+        """Another scheduler committed it: first to the local files, then to the state. False: the disk is full."""
         record = record_at(memoryview(encoded), 0)
         if record is None or record.index != self._place.copy.last_index + 1:
             raise Violation(f"{self._place.name} read another group than it asked for")
-        self._place.copy.write(encoded)
+        if not self._place.copy.write(encoded):
+            return False
         followed = inputs.Followed(
             index=record.index, events=tuple(group_of(record, self._place.name).events)
         )
         self._carry(self.scheduler.on_input(followed, self._now()))
         self._clock.follow(self.state.last_at, self.state.wall, is_live=True)
+        return True
 
     def on_won(self) -> None:
         self.leads = True
@@ -180,6 +184,24 @@ class Life:
         )
         self._put(begin)
         self._wake_later(self._now() + 1_000)
+        self._trim_later()
+
+    def _trim_later(self) -> None:
+        """A snapshot of the local copy, at any group that it has, reaches the engine some time after it was taken."""
+
+        def trim() -> None:
+            copy = self._place.copy
+            index = self._world.between(max(copy.first_index, copy.last_index - 20), copy.last_index)
+            snapshot = self.snapshot_at(index)
+            sent = self.guarded(lambda: self.candidacy.store_snapshot(index, snapshot))
+            self._world.after(self._world.chance.choice((0, 100, 8_000)), sent)
+            self._trim_later()
+
+        self._world.after(self._world.between(2_000, 60_000), self.guarded(trim))
+
+    def snapshot_at(self, index: int) -> bytes:
+        state = self._place.copy.state_at(index)
+        return encode_snapshot(state, index=index, epoch=state.epoch)
 
     def on_stepped_down(self) -> None:
         self._place.end_life()
@@ -199,10 +221,13 @@ class Life:
         self._deciding = False
         if not self.leads or self.scheduler.in_flight:
             return
-        room = inputs.RoomChanged(room=self._room, sure_bytes=1 << 30)
+        room = inputs.RoomChanged(room=self._present_room(), sure_bytes=1 << 30)
         self._carry(self.scheduler.on_input(room, self._now()))
         self._carry(self.scheduler.on_input(inputs.DecideQueued(), self._now()))
         self._wake_later(self.scheduler.wake_at())
+
+    def _present_room(self) -> Room:
+        return Room.NONE if self._place.copy.room is Room.NONE else self._room
 
     def _wake_later(self, at: int) -> None:
         """`at`: in the time of the journal."""
@@ -230,7 +255,10 @@ class Life:
                 case outputs.Confirm():
                     self._confirm(output.ticket)
                 case outputs.Reply():
-                    self._check_may_act()
+                    if not isinstance(
+                        output.result, StorageFull | TooBusy
+                    ):  # true whoever leads: nothing was stored
+                        self._check_may_act()
                     self._answers.pop(output.request_id)(output.result)
                 case outputs.ReplyFailed():
                     raise Violation(f"a command raised an error: {output.error}")

@@ -17,17 +17,28 @@ from dgpu.sim.two.truth import Truth
 from dgpu.sim.world import World
 
 _RETRY_MS = 1_000
+MakeLife = Callable[..., Life]
 
 
 class MemberHost:
-    def __init__(self, world: World, engine: SimEngine, truth: Truth, rules: Rules, name: str) -> None:
+    def __init__(
+        self,
+        world: World,
+        engine: SimEngine,
+        truth: Truth,
+        rules: Rules,
+        name: str,
+        make_life: MakeLife = Life,
+    ) -> None:
         self._world = world
         self._client = engine.client(name)
         self._truth = truth
         self._rules = rules
         self.name = name
+        self._make_life = make_life
         self.machine = SimMachine(world, f"{name}-", up_ms=world.between(1_000_000, 90_000_000))
         self.copy = LocalCopy(world)
+        self.copy.on_broken = self.die_soon
         self.dies_at_next_commit = False
         self.life: Life | None = None
         self._process: object | None = None  # a token; callbacks of an earlier one are dropped
@@ -50,6 +61,24 @@ class MemberHost:
         self.dies_at_next_commit = False
         self._drop_life()
         self.copy.crash()
+
+    def reboot(self) -> None:
+        self.crash()
+        self.machine.reboot()
+
+    def hand_over(self) -> None:
+        """A planned stop: the group in flight first, then nothing more leaves, then the key is given back."""
+        life = self.life
+        if life is None or self._paused is not None or not life.leads:
+            return
+        if life.scheduler.in_flight:
+            self._world.after(5, self.guarded(life, self.hand_over))
+            return
+        term = life.candidacy.machine.term
+        self.crash()
+        if term is not None:
+            self._client.resign(term, lambda _: None)
+        self._world.after(self._world.between(500, 20_000), self.start)
 
     def die_soon(self) -> None:
         process = self._process
@@ -134,7 +163,26 @@ class MemberHost:
         """As `ReplicatedJournal.open` does: finds the last group that copy and engine have in common."""
         self.copy.open()
         process = self._process
-        self._client.head(self.guarded(process, lambda head: self._compare(head, self.copy.last_index)))
+
+        def floored(floor: Any) -> None:
+            if isinstance(floor, EngineError):
+                self._world.after(_RETRY_MS, self.guarded(process, self._open))
+            elif self.copy.last_index + 1 < floor:
+                self._client.snapshot(self.guarded(process, self._fetched))
+            else:
+                last = self.copy.last_index
+                self._client.head(self.guarded(process, lambda head: self._compare(head, last)))
+
+        self._client.floor(self.guarded(process, floored))
+
+    def _fetched(self, found: Any) -> None:
+        """As `journal.fetched` does."""
+        if isinstance(found, EngineError) or self.copy.is_full:
+            self._world.after(_RETRY_MS, self.guarded(self._process, self._open))
+            return
+        stored, parts = found
+        self.copy.begin_at(stored.index, stored.chain, b"".join(parts))
+        self._open()
 
     def _compare(self, head: Any, index: int) -> None:
         process = self._process
@@ -144,7 +192,7 @@ class MemberHost:
         common = min(index, head.index)
 
         def compared(chain: Any) -> None:
-            if isinstance(chain, EngineError):
+            if isinstance(chain, EngineError) or chain is None:  # None: the floor has moved meanwhile
                 self._world.after(_RETRY_MS, self.guarded(process, self._open))
             elif chain == self.copy.chains[common]:
                 self._begin(common)
@@ -161,5 +209,5 @@ class MemberHost:
             )
         self.lives += 1
         nonce = f"{self.name}-{self.lives}"
-        self.life = Life(self._world, self, self._client, self._truth, self._rules, nonce)
+        self.life = self._make_life(self._world, self, self._client, self._truth, self._rules, nonce)
         self.life.start()

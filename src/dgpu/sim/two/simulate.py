@@ -21,8 +21,8 @@ from dgpu.sim.scheduler_host import MakeScheduler
 from dgpu.sim.two.candidacy import SimCandidacy
 from dgpu.sim.two.cluster import Cluster
 from dgpu.sim.two.faults import TwoFaults
-from dgpu.sim.two.life import MakeCandidacy, Rules
-from dgpu.sim.two.member import MemberHost
+from dgpu.sim.two.life import Life, MakeCandidacy, Rules
+from dgpu.sim.two.member import MakeLife, MemberHost
 from dgpu.sim.two.truth import Truth
 from dgpu.sim.workload import Workload
 from dgpu.sim.world import World
@@ -45,6 +45,9 @@ class TwoSummary(msgspec.Struct, frozen=True, kw_only=True):
     epochs: int
     groups: int
     torn_tails: int
+    snapshots: int  # stored in the engine
+    fetched: int  # by schedulers below the floor
+    full_disks: int
     applied_late: int
     lost_calls: int
     faults: dict[str, int]
@@ -57,6 +60,7 @@ def simulate_two(
     make_scheduler: MakeScheduler = Scheduler,
     make_candidacy: MakeCandidacy = SimCandidacy,
     make_truth: MakeTruth = Truth,
+    make_life: MakeLife = Life,
     only_fault: str = "",
     faults: int = FAULTS,
     checks_clock: bool = True,
@@ -75,7 +79,7 @@ def simulate_two(
     actions: tuple[LeaseAction, ...] = ("freeze", "freeze", "stop")
     agents = AgentRules(lease_action=world.chance.choice(actions))
     rules = Rules(agents, _settings(world), make_scheduler, make_candidacy, checks_clock=checks_clock)
-    members = [MemberHost(world, engine, truth, rules, name) for name in ("a", "b")]
+    members = [MemberHost(world, engine, truth, rules, name, make_life) for name in ("a", "b")]
     cluster = Cluster(world, truth, members)
     output.start(cluster.session_of)
     nodes = [
@@ -95,7 +99,7 @@ def simulate_two(
     trouble.heal()
     is_over = world.run_until(TROUBLE_MS + PEACE_MS, lambda: _is_at_rest(cluster, truth, workload))
     _check_at_rest(world, cluster, truth, checkers, workload, is_over=is_over)
-    return _summary(world, checkers, engine, cluster, trouble)
+    return _summary(world, checkers, engine, truth, cluster, trouble)
 
 
 def _node(
@@ -161,7 +165,12 @@ def _settings(world: World) -> Settings:
 
 
 def _summary(
-    world: World, checkers: Checkers, engine: SimEngine, cluster: Cluster, faults: TwoFaults
+    world: World,
+    checkers: Checkers,
+    engine: SimEngine,
+    truth: Truth,
+    cluster: Cluster,
+    faults: TwoFaults,
 ) -> TwoSummary:
     return TwoSummary(
         seed=world.seed,
@@ -172,6 +181,9 @@ def _summary(
         lives=sum(member.lives for member in cluster.members),
         epochs=engine.state.head.epoch,
         groups=engine.state.head.index,
+        snapshots=truth.snapshots,
+        fetched=sum(member.copy.fetched for member in cluster.members),
+        full_disks=sum(member.copy.refused for member in cluster.members),
         torn_tails=sum(member.copy.torn for member in cluster.members),
         applied_late=engine.applied_late,
         lost_calls=engine.lost,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dgpu.core.apply.table import apply
+from dgpu.core.digest import digest
 from dgpu.core.state import ClusterState
 from dgpu.journal.engine import Head, Term
 from dgpu.journal.engine_state import EngineState
 from dgpu.journal.format import record_at
 from dgpu.journal.segments import group_of
+from dgpu.journal.snapshot import decode_snapshot
 from dgpu.service.machine.outputs import CommittedGroup
 from dgpu.sim.checkers import Checkers, Violation
 from dgpu.sim.history import SimHistory
@@ -21,6 +25,8 @@ class Truth(EngineState):
         self._checkers = checkers
         self._output = output
         self._revoked_early: set[int] = set()
+        self._digests: dict[int, str] = {}  # of the state after each group
+        self.snapshots = 0
         self.replayed = ClusterState()
         self.history = SimHistory()
 
@@ -30,6 +36,16 @@ class Truth(EngineState):
         if head is not last:
             self._on_committed(last, index, epoch, record)
         return head
+
+    def store_snapshot(self, term: Term, index: int, epoch: int, parts: Sequence[bytes], now_ms: int) -> None:
+        floor = self.floor
+        super().store_snapshot(term, index, epoch, parts, now_ms)
+        if self.floor == floor:
+            return
+        self.snapshots += 1
+        stored = decode_snapshot(b"".join(parts), "the engine")
+        if stored.index != index or digest(stored.state) != self._digests[index]:
+            raise Violation(f"seed {self._seed}: the snapshot of group {index} is not the state there")
 
     def revoke_leader(self) -> None:
         if self._leader is not None:
@@ -57,6 +73,7 @@ class Truth(EngineState):
         group = CommittedGroup(index=index, events=tuple(group_of(found, "engine").events))
         for event in group.events:
             apply(self.replayed, event)
+        self._digests[index] = digest(self.replayed)
         self.history.see(group)
         self._output.on_group(group)
         self._checkers.on_committed(self.replayed, group.events, self.history)
