@@ -191,7 +191,9 @@ class RestWorld:
         tokens = await follow_tokens(self.runtime, load_key(self.folder / KEY_NAME))
         sock = self._open_door(tokens)
         self.alerts = (
-            AlertWatch(self.alert_options, self.runtime, self.folder) if self.alert_options else None
+            AlertWatch(self.alert_options, self.runtime, self.folder, dict(self.state.alert_records))
+            if self.alert_options
+            else None
         )
         if self.alerts is not None:
             await self.alerts.start()

@@ -1,4 +1,4 @@
-"""Output of finished tasks survives a master that is killed and whose files are lost."""
+"""Output of finished tasks, alerts and unsent messages survive a master that is killed and whose files are lost."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import urllib.request
 
 import pytest
 
+from alert_receivers import WebhookServer, serving
 from e2e.conftest import eventually
 from e2e.ha_cluster import HaCluster
 
@@ -102,6 +103,37 @@ def test_output_is_on_two_schedulers_when_its_node_has_deleted_it(cluster):
     cluster.start("a")  # with a new directory
     eventually(lambda: cluster.is_ready("a"), "a to follow")
     eventually(lambda: wrong(cluster, "a", ids) == [], "a to have all copies")
+
+
+def test_silences_acknowledgements_and_unsent_messages_are_those_of_the_new_master():
+    web = WebhookServer()
+    web.answers = [500] * 1_000
+    with serving(web), HaCluster() as cluster:
+        for name in "ab":
+            with (cluster.home / f"{name}.yaml").open("a") as file:
+                file.write(f'alerts: {{group_seconds: 1, webhooks: [{{name: ops, url: "{web.url}/"}}]}}\n')
+        cluster.start_all()
+        told = cluster.ask("a", "/api/v1/alerts/silences", {"rule": "disk_full", "seconds": 3600})
+        assert told[0] == 201, told
+        cluster.kill("agent")
+        eventually(lambda: web.bodies("firing"), "a to try to tell that the node is gone")
+        alert = eventually(lambda: of_node(cluster, "a"), "the alert")
+        answer = cluster.ask("a", f"/api/v1/alerts/{alert['id']}/acknowledge", {"comment": "mine"})
+        assert answer[0] == 200, answer
+        lose(cluster, "a")
+        web.received.clear()
+        web.answers = []
+        eventually(lambda: cluster.is_master("b"), "b to take over")
+        (message,) = eventually(lambda: web.bodies("firing"), "b to send the message")
+        assert message["alerts"][0]["id"] == alert["id"]
+        kept = of_node(cluster, "b")
+        assert (kept["id"], kept["comment"]) == (alert["id"], "mine")
+        assert cluster.ask("b", "/api/v1/alerts/silences")[2]["silences"] == [told[2]]
+
+
+def of_node(cluster, name):
+    found = cluster.ask(name, "/api/v1/alerts")[2]["alerts"]
+    return next((alert for alert in found if alert["rule"] == "agent_offline"), None)
 
 
 def metrics(cluster, name):

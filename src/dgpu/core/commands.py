@@ -240,6 +240,13 @@ class Reseal(Command, frozen=True, kw_only=True):
     details: tuple[ResealedDetail, ...] = ()
 
 
+class KeepAlertRecords(Command, frozen=True, kw_only=True):
+    """The alert watch stores and removes records, all or nothing. Their content is its own."""
+
+    put: dict[str, bytes] = {}
+    removed: tuple[str, ...] = ()
+
+
 class RecordAudit(Command, frozen=True, kw_only=True):
     """Attempts that became no other command: refusals, and changes outside the core."""
 

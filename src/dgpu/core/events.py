@@ -299,6 +299,11 @@ class Resealed(Event, frozen=True, array_like=True, tag=True):
     details: tuple[ResealedDetail, ...] = ()
 
 
+class AlertRecordsKept(Event, frozen=True, array_like=True, tag=True):
+    put: dict[str, bytes] = {}
+    removed: tuple[str, ...] = ()
+
+
 class Audited(Event, frozen=True, array_like=True, tag=True):
     """What a principal did or tried. It changes no state: the history shows it."""
 

@@ -61,6 +61,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens: dict[TokenId, Token]  # of the API, also revoked ones
     secrets: dict[SecretId, Secret]  # of tenants; ciphertext only
+    alert_records: dict[str, bytes]  # of the alert watch, by name
 
 
 PART_NAMES: Final = Parts.__struct_fields__
@@ -86,4 +87,5 @@ LATER_PARTS: Final[dict[str, object]] = {
     "no_pass_before": 0,
     "tokens": {},
     "secrets": {},
+    "alert_records": {},
 }

@@ -342,3 +342,10 @@ class TooManySecrets(Rejection, frozen=True, kw_only=True):
     code: ClassVar[str] = "too_many_secrets"
     limit: int
     tenant_id: TenantId = TenantId("")  # empty: of all tenants together
+
+
+class TooManyAlertRecords(Rejection, frozen=True, kw_only=True):
+    """Of silences, alerts and unsent messages together, or one that is too large."""
+
+    code: ClassVar[str] = "too_many_alert_records"
+    limit: int

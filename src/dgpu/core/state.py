@@ -89,6 +89,7 @@ class ClusterState:
         self.no_pass_before = 0
         self.tokens: dict[TokenId, Token] = {}
         self.secrets: dict[SecretId, Secret] = {}
+        self.alert_records: dict[str, bytes] = {}
         self._derive()
 
     @classmethod

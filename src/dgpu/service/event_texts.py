@@ -346,4 +346,5 @@ SILENT: tuple[type[e.Event], ...] = (
     e.TypicalChanged,
     e.TasksReserved,
     e.Audited,
+    e.AlertRecordsKept,
 )

@@ -65,7 +65,8 @@ async def watched_alerts(
     if options.alerts is None:
         yield None
         return
-    watch = AlertWatch(options.alerts, runtime, options.data_dir, standing)
+    stored = await runtime.read(lambda state: dict(state.alert_records))
+    watch = AlertWatch(options.alerts, runtime, options.data_dir, stored, standing)
     await watch.start()
     try:
         yield watch

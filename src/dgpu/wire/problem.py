@@ -15,7 +15,15 @@ from dgpu.wire.tenant_problem import OfTenants, of_tenant
 # Every kind of refusal. Add a new one to one of these; the type checker then names the match that lacks it, and
 # a test compares the list with the existing classes.
 OfSubmits = r.AlreadySubmitted | r.KeyReused | r.NeverFits | r.TimeoutTooLong
-OfLoad = r.QueueFull | r.StorageFull | r.JournalUnavailable | r.TooBusy | r.TooManyKeys | r.HistoryBehind
+OfLoad = (
+    r.QueueFull
+    | r.StorageFull
+    | r.JournalUnavailable
+    | r.TooBusy
+    | r.TooManyKeys
+    | r.TooManyAlertRecords
+    | r.HistoryBehind
+)
 OfThings = (
     r.UnknownTask
     | r.TaskEnded
@@ -130,12 +138,9 @@ def _of_load(rejection: OfLoad) -> Meaning:
                 "The journal has no room for new tasks. Running tasks continue; submit again when there is room.",
             )
         case r.JournalUnavailable():
-            return Meaning(
-                503,
-                "The journal is not available",
-                f"Nothing was done: {rejection.reason}. Running tasks continue; /ready shows when tasks are "
-                "accepted again.",
-            )
+            detail = f"Nothing was done: {rejection.reason}. Running tasks continue; "
+            later = "/ready shows when tasks are accepted again."
+            return Meaning(503, "The journal is not available", detail + later)
         case r.HistoryBehind():
             return Meaning(
                 503,
@@ -144,6 +149,9 @@ def _of_load(rejection: OfLoad) -> Meaning:
                 f"contain them yet; the limit is {rejection.limit:,}. Running tasks continue. See the scheduler's log "
                 f"and its disk.",
             )
+        case r.TooManyAlertRecords():
+            limit = f"Alerts, silences and unsent messages have {rejection.limit:,} records at most."
+            return Meaning(429, "Too many alerts", limit)
         case r.TooManyKeys():
             owner = f"tenant {rejection.tenant_id!r}" if rejection.tenant_id else "all tenants together"
             return Meaning(

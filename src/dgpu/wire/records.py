@@ -58,6 +58,7 @@ EVENT_TYPES: tuple[type[Event], ...] = (
     events.SecretDeleted,
     events.Resealed,
     events.Audited,
+    events.AlertRecordsKept,
 )
 
 _GROUP = list[Union[EVENT_TYPES]]  # type: ignore[valid-type]  # noqa: UP007 - built from the tuple above

@@ -64,7 +64,8 @@ OF_SECRETS = (
 AUDITED = events.Audited(
     22, AuditEntry(user="ann", tenants=None, action="task.change", code="not_permitted", count=3)
 )
-OF_ACCESS = (*OF_TOKENS, *OF_SECRETS, AUDITED)
+OF_ALERTS = events.AlertRecordsKept(22, {"silence/1": b"{}"}, ("silence/2",))
+OF_ACCESS = (*OF_TOKENS, *OF_SECRETS, AUDITED, OF_ALERTS)
 
 
 def test_every_kind_of_event_survives() -> None:

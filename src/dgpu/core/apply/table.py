@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from dgpu.core import events
+from dgpu.core.apply.alerts import apply_alert_records
 from dgpu.core.apply.audit import apply_audited
 from dgpu.core.apply.dependencies import apply_held, apply_released
 from dgpu.core.apply.gang import apply_gang_placed, apply_rank_ended
@@ -95,5 +96,6 @@ APPLIERS: Final[dict[type[Event], Callable[[ClusterState, Any], None]]] = {
     events.SecretDeleted: apply_secret_deleted,
     events.Resealed: apply_resealed,
     events.WallClockRead: apply_wall_clock,
+    events.AlertRecordsKept: apply_alert_records,
     events.Audited: apply_audited,
 }

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from dgpu.core import commands
 from dgpu.core.commands import Command, RunPass
+from dgpu.core.decide.alerts import decide_keep_alerts
 from dgpu.core.decide.audit import audited, decide_record_audit
 from dgpu.core.decide.cancel import decide_cancel
 from dgpu.core.decide.health import decide_check, decide_recover
@@ -75,6 +76,7 @@ DECIDERS: Final[dict[type[Command], Callable[[ClusterState, Any], Decision]]] = 
     commands.SetSecret: decide_set_secret,
     commands.DeleteSecret: decide_delete_secret,
     commands.Reseal: decide_reseal,
+    commands.KeepAlertRecords: decide_keep_alerts,
     commands.RecordAudit: decide_record_audit,
     commands.RunPass: decide_pass,
     commands.Tick: decide_tick,

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import secrets
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 import structlog
 
+from dgpu.core.commands import KeepAlertRecords
+from dgpu.core.rejections import Rejection
 from dgpu.journal.journal import Room
 from dgpu.service.access.principal import Tenants
 from dgpu.service.alerts.bodies import change_stream_text
@@ -26,14 +27,14 @@ from dgpu.service.alerts.options import AlertOptions
 from dgpu.service.alerts.outbox import Delivery, Outbox, TargetCounts
 from dgpu.service.alerts.readers import alert_for
 from dgpu.service.alerts.readings import EndedTasks, read_state
+from dgpu.service.alerts.records import AlertRecords, Kept, load
 from dgpu.service.alerts.rules import OffClock, Readings, findings
 from dgpu.service.alerts.senders import Senders, SendFailed
 from dgpu.service.alerts.shared_readings import read_shared
-from dgpu.service.alerts.store import AlertStore, Kept
 from dgpu.service.alerts.targets import Target
 from dgpu.service.alerts.values import Alert, AlertState, Change, Message, Silence
 from dgpu.service.leadership.standing import Lone, Standing
-from dgpu.service.loop.failures import NotMaster
+from dgpu.service.loop.failures import NotMaster, OutcomeUnknown
 from dgpu.service.loop.runtime import Runtime
 from dgpu.wire.alert_answers import AlertCounts
 
@@ -57,23 +58,31 @@ class Tested(msgspec.Struct, frozen=True, kw_only=True):
 class NotKept(Exception):  # noqa: N818 - the name states the failure
     """The requested change could not be stored, so it was not made."""
 
-    def __init__(self, error: OSError) -> None:
-        super().__init__(error.strerror or str(error))
-        self.is_full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+    def __init__(self, rejection: Rejection) -> None:
+        super().__init__(rejection.code)
+        self.rejection = rejection
 
 
 class AlertWatch:
-    """Create it in the serving loop. `start` begins the checks, `stop` stores the remaining changes."""
+    """Create it in the serving loop. `start` begins the checks, `stop` stores the remaining changes.
+
+    `stored`: the records of the journal.
+    """
 
     def __init__(
-        self, options: AlertOptions, runtime: Runtime, folder: Path, standing: Standing | None = None
+        self,
+        options: AlertOptions,
+        runtime: Runtime,
+        folder: Path,
+        stored: Mapping[str, bytes],
+        standing: Standing | None = None,
     ) -> None:
         self.options = options
         self._standing = standing or Lone()
         self._runtime = runtime
         self._folder = folder
-        self._store = AlertStore(folder)
-        kept = self._store.load()
+        self._records = AlertRecords(stored)
+        kept = load(stored)
         self.machine = AlertMachine(options.machine, kept.alerts)
         self._targets = {target.name: target for target in options.targets}
         self._outbox = Outbox(self._targets, options.sending, kept.unsent)
@@ -107,7 +116,8 @@ class AlertWatch:
                 await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._senders.close()
         self._changed += 1
-        await self.save()
+        with contextlib.suppress(NotMaster, OutcomeUnknown):  # the next master has what was stored before
+            await self.save()
 
     # Checks
 
@@ -154,7 +164,7 @@ class AlertWatch:
                 self._look_at_disk()
                 await self.look()
                 await self.save()
-            except NotMaster:
+            except (NotMaster, OutcomeUnknown):
                 return  # the next master has a watch of its own
             except Exception:  # noqa: BLE001 - a bug here must not end the watch, nor the scheduler
                 _log.exception("alerts_look_failed")
@@ -206,11 +216,15 @@ class AlertWatch:
     async def _changed_by_hand(self, changes: list[Change], undo: Callable[[], None]) -> None:
         """Raises NotKept. A change that a restart would lose is undone."""
         self._changed += 1  # a silence counts even if it matches no alert yet
-        error = await self.save()
-        if error is not None:
+        try:
+            rejection = await self.save()
+        except (NotMaster, OutcomeUnknown):
+            undo()
+            raise
+        if rejection is not None:
             undo()
             self._changed += 1
-            raise NotKept(error)
+            raise NotKept(rejection)
         self._publish(changes)
 
     def now_ms(self) -> int:
@@ -303,24 +317,26 @@ class AlertWatch:
             )
         self._changed += 1
         self._to_send.set()
-        await self.save()
+        with contextlib.suppress(NotMaster, OutcomeUnknown):
+            await self.save()
 
     # Storing
 
-    async def save(self) -> OSError | None:
-        """Returns when all earlier changes are on disk, or the error that prevented it."""
+    async def save(self) -> Rejection | None:
+        """Returns when all earlier changes are durable, or the refusal that prevented it."""
         async with self._saving:
             if self._saved == self._changed:
                 return None
             changed = self._changed
             kept = Kept(alerts=self.machine.kept(), unsent=self._outbox.kept())
-            try:
-                await asyncio.to_thread(self._store.save, kept)
-            except OSError as error:
-                if not self._save_failed:
-                    _log.error("alerts_not_saved", error=error.strerror)
-                self._save_failed = True
-                return error
+            for step in await asyncio.to_thread(self._records.changes, kept):
+                answer = await self._runtime.execute(KeepAlertRecords(put=step.put, removed=step.removed))
+                if isinstance(answer, Rejection):
+                    if not self._save_failed:
+                        _log.error("alerts_not_saved", reason=answer.code)
+                    self._save_failed = True
+                    return answer
+                self._records.on_stored(step, kept)
             self._saved = changed
             self._save_failed = False
             return None

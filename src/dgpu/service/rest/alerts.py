@@ -6,6 +6,7 @@ from collections.abc import Awaitable
 from itertools import islice
 from typing import Annotated, Any, TypeVar
 
+import msgspec
 from litestar import Request, delete, get, post
 from litestar.params import PathParameter, QueryParameter
 
@@ -30,6 +31,7 @@ from dgpu.wire.alert_answers import (
 from dgpu.wire.alert_fields import decode_comment, decode_nothing, decode_silence
 from dgpu.wire.answers import Problem, Removed
 from dgpu.wire.fields import Unacceptable
+from dgpu.wire.problem import problem_of
 
 _STATES = {state.value: frozenset({state}) for state in AlertState} | {
     "open": frozenset({AlertState.PENDING, AlertState.FIRING})
@@ -258,13 +260,9 @@ async def _kept(change: Awaitable[T]) -> T:
     try:
         return await change
     except NotKept as failed:
-        if failed.is_full:
-            detail = "The disk is full: the change could not be stored and was not made. Try again when there is room."
-            problem = Problem(status=507, title="The disk is full", code="storage_full", detail=detail)
-        else:
-            detail = f"The change could not be stored ({failed}) and was not made."
-            problem = Problem(status=503, title="Not available now", code="alerts_not_saved", detail=detail)
-        raise ProblemError(problem) from failed
+        problem = problem_of(failed.rejection)
+        detail = f"The change could not be stored and was not made. {problem.detail}"
+        raise ProblemError(msgspec.structs.replace(problem, detail=detail)) from failed
 
 
 def _true_or_false(value: str) -> bool:
