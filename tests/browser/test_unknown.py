@@ -99,3 +99,22 @@ def test_a_card_without_sensors_shows_dashes(visitor, stage, tmp_path):
     page.keyboard.press("ArrowRight")
     page.screenshot(path=tmp_path / "dashes.png")
     expect(page.get_by_test_id("gpu-panel")).to_contain_text("\N{EN DASH} % · \N{EN DASH} °C · \N{EN DASH} W")
+
+
+def test_a_busy_gpu_without_readings_does_not_look_idle(visitor, stage):
+    """Its use is unknown: the map, its legend and the table say so."""
+    board = stage.ask("GET", "/api/v1/board")
+    gpus, count = board["gpus"], len(board["gpus"]["id"])
+    gpus["status"] = [board["statuses"].index("busy")] * count
+    gpus["util"] = [50] * count
+    page = visitor.look(stage, "/submit")
+    page.route("**/api/v1/board/stream", lambda route: stream_of(board)(route))
+    page.goto("/")
+    legend = page.locator(".legend")
+    expect(legend).to_contain_text("idle")
+    expect(legend).not_to_contain_text("no telemetry")
+    gpus["util"] = [None, *[50] * (count - 1)]
+    page.reload()
+    expect(legend).to_contain_text("busy, no telemetry")
+    page.goto("/?as=table")
+    expect(page.get_by_text("no telemetry")).to_have_count(1)

@@ -40,6 +40,13 @@ function mixed(stops: [number, number, number][], part: number): string {
 }
 
 /** 0 to 1, or null where nothing is measured. */
+/** The state in the legend for GPUs with a task whose use is not known. They must not look idle. */
+export const UNMEASURED = "unmeasured";
+
+export function isUnmeasured(board: Board, place: number, measure: Measure): boolean {
+  return board.statuses[board.gpus.status[place] ?? 0] === "busy" && valueOf(board, place, measure) === null;
+}
+
 export function valueOf(board: Board, place: number, measure: Measure): number | null {
   const g = board.gpus;
   if (measure === "util") return part(g.util[place], 100);
@@ -115,7 +122,8 @@ function drawCell(pen: CanvasRenderingContext2D, board: Board, place: number, x:
     pen.fillRect(x, y, cell, cell);
   }
   if (cell >= NUMBERED && !empty) drawNumber(pen, value, measure, board.gpus.temp[place] ?? 0, x, y, cell, paint);
-  if (status !== "idle" && status !== "busy") drawGlyph(pen, status ?? "", x, y, cell, paint);
+  if (isUnmeasured(board, place, measure)) drawGlyph(pen, UNMEASURED, x, y, cell, paint);
+  else if (status !== "idle" && status !== "busy") drawGlyph(pen, status ?? "", x, y, cell, paint);
 }
 
 /** Where there is room, the value itself. Light on dark or dark on light, whatever can be read. */
@@ -152,6 +160,14 @@ export function drawGlyph(pen: CanvasRenderingContext2D, status: string, x: numb
     pen.lineTo(x + Math.max(5, cell * 0.55), y);
     pen.lineTo(x, y + Math.max(5, cell * 0.55));
     pen.fill();
+  } else if (status === UNMEASURED) {
+    pen.save();
+    pen.fillStyle = paint.text;
+    pen.font = `${Math.max(6, Math.min(LARGE_PX, cell * 0.8))}px ${paint.font}`;
+    pen.textAlign = "center";
+    pen.textBaseline = "middle";
+    pen.fillText("?", x + cell / 2, y + cell / 2 + 1);
+    pen.restore();
   } else if (status === "reserved") {
     pen.fillStyle = paint.muted;
     pen.arc(x + cell / 2, y + cell / 2, Math.max(1.5, cell / 6), 0, 7);

@@ -14,7 +14,7 @@ export function GpuTip({ gpu, x, y }: { gpu: GpuCell; x: number; y: number }) {
     <div class="tip" role="tooltip" style={{ left: `${left}px`, top: `${top}px` }} data-testid="gpu-tip">
       <strong>{t("gpu.title", { index: gpu.index, node: gpu.node })}</strong>
       <div class="row muted">
-        <State group="gpu" value={gpu.status} />
+        <State group="gpu" value={gpu.status} note={missing(gpu)} />
         <span>{gpu.model}</span>
       </div>
       <div class="tip-facts">
@@ -34,6 +34,11 @@ export function GpuTip({ gpu, x, y }: { gpu: GpuCell; x: number; y: number }) {
       {gpu.fault ? <div class="bad-text">{gpu.fault}</div> : null}
     </div>
   );
+}
+
+/** A busy GPU without readings: its use is not known. */
+export function missing(gpu: GpuCell): string {
+  return gpu.status === "busy" && gpu.util === null ? t("gpu.noTelemetry") : "";
 }
 
 /** What was promised, what is seen in use, and what others use: three facts that need not agree. */
@@ -73,7 +78,7 @@ export function GpuPanel({ gpu, onClose }: { gpu: GpuCell; onClose: () => void }
       <dl class="facts">
         <dt>{t("gpu.state")}</dt>
         <dd>
-          <State group="gpu" value={gpu.status} />
+          <State group="gpu" value={gpu.status} note={missing(gpu)} />
         </dd>
         <dt>{t("gpu.model")}</dt>
         <dd>

@@ -161,6 +161,8 @@ export const en = {
   "status.requeued": "requeued",
   "gpu.idle": "idle",
   "gpu.busy": "busy",
+  "gpu.unmeasured": "busy, no telemetry",
+  "gpu.noTelemetry": "no telemetry",
   "gpu.offline": "offline",
   "gpu.error": "error",
   "gpu.draining": "draining",

@@ -163,6 +163,8 @@ export const zh: Messages = {
   "status.requeued": "已重新排队",
   "gpu.idle": "空闲",
   "gpu.busy": "占用",
+  "gpu.unmeasured": "占用，无监测数据",
+  "gpu.noTelemetry": "无监测数据",
   "gpu.offline": "离线",
   "gpu.error": "故障",
   "gpu.draining": "排空中",

@@ -4,8 +4,8 @@ import { gpuAt } from "../board/board";
 import { board } from "../board/stream";
 import { brief, megabytes, number, percent } from "../format";
 import { HeatMap, Legend } from "../heatmap/heatmap";
-import type { Measure } from "../heatmap/draw";
-import { GpuPanel } from "../heatmap/gpu";
+import { isUnmeasured, UNMEASURED, type Measure } from "../heatmap/draw";
+import { GpuPanel, missing } from "../heatmap/gpu";
 import { t, word } from "../i18n";
 import { route, setQuery } from "../router";
 import type { Board } from "../types";
@@ -155,6 +155,7 @@ function Gpus({ board: known }: { board: Board }) {
   const shown = visible.reduce((sum, node) => sum + (known.nodes.gpus[node] ?? 0), 0);
   const choose = (place: number | null) => setQuery({ gpu: place === null ? null : (known.gpus.id[place] ?? null) }, { replace: true });
   const states = ["idle", "unconfirmed", "draining", "error", "offline", "reserved"].filter((state) => state === "idle" || (known.counts[state as "idle"] ?? 0) > 0);
+  if (known.gpus.id.some((_, place) => isUnmeasured(known, place, measure))) states.push(UNMEASURED);
   return (
     <div class="gpus">
       <section class="card" aria-label={t("cluster.map")}>
@@ -252,7 +253,7 @@ function GpuTable({ board: known, visible }: { board: Board; visible: number[] }
                 </td>
                 <td class="num">{gpu.index}</td>
                 <td>
-                  <State group="gpu" value={gpu.status} />
+                  <State group="gpu" value={gpu.status} note={missing(gpu)} />
                 </td>
                 <td class="nowrap">{gpu.model}</td>
                 <td class="num">{gpu.util === null ? "–" : `${gpu.util} %`}</td>
