@@ -58,6 +58,7 @@ class IdentityProvider:
         self.secret = ""  # empty: a public client
         self.lifetime_s = 300  # of tokens
         self.refreshes: set[str] = set()  # refresh tokens that work
+        self.needs_consent = False  # for a refresh token
         self.rotates = True  # a refresh token works once
         self.is_broken = False
         self.hold: threading.Event | None = None  # answers wait for it
@@ -189,7 +190,9 @@ class IdentityProvider:
         if asked is None or not is_right:
             return 400, {"error": "invalid_grant"}
         told = {"id_token": self.token(asked["nonce"]), "access_token": "opaque", "token_type": "Bearer"}
-        return 200, told | (self._new_refresh() if "offline_access" in asked["scope"].split() else {})
+        is_allowed = asked.get("prompt") == "consent" or not self.needs_consent
+        is_asked = "offline_access" in asked["scope"].split()
+        return 200, told | (self._new_refresh() if is_asked and is_allowed else {})
 
     def _refresh(self, form: dict[str, str]) -> tuple[int, dict[str, Any]]:
         given = form.get("refresh_token", "")

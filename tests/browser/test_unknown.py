@@ -108,12 +108,14 @@ def test_a_busy_gpu_without_readings_does_not_look_idle(visitor, stage):
     gpus["status"] = [board["statuses"].index("busy")] * count
     gpus["util"] = [50] * count
     page = visitor.look(stage, "/submit")
-    page.route("**/api/v1/board/stream", lambda route: stream_of(board)(route))
+    page.route("**/api/v1/board/stream", stream_of(board))
     page.goto("/")
     legend = page.locator(".legend")
     expect(legend).to_contain_text("idle")
     expect(legend).not_to_contain_text("no telemetry")
     gpus["util"] = [None, *[50] * (count - 1)]
+    page.unroute("**/api/v1/board/stream")
+    page.route("**/api/v1/board/stream", stream_of(board))
     page.reload()
     expect(legend).to_contain_text("busy, no telemetry")
     page.goto("/?as=table")

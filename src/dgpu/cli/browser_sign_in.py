@@ -41,10 +41,11 @@ class _Answer(NamedTuple):
     error: str = ""
 
 
-def sign_in(issuer: str, client_id: str, scopes: list[str]) -> Login:
+def sign_in(issuer: str, client_id: str, scopes: list[str], *, consent: bool) -> Login:
     """The signed token of the account, and how to renew it if the provider allows that.
 
-    The scheduler verifies the token; only what concerns this sign-in is checked here.
+    The scheduler verifies the token; only what concerns this sign-in is checked here. `consent`: some providers give
+    nothing to renew it without (OpenID Connect Core, 11). At others, only administrators may consent.
     """
     authorize, exchange, renewing = _endpoints(issuer)
     state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
@@ -59,6 +60,7 @@ def sign_in(issuer: str, client_id: str, scopes: list[str]) -> Login:
             "nonce": nonce,
             "code_challenge": base64.urlsafe_b64encode(digest).rstrip(b"=").decode(),
             "code_challenge_method": "S256",
+            **({"prompt": "consent"} if consent else {}),
         }
         address = f"{authorize}{'&' if '?' in authorize else '?'}{urlencode(asked)}"
         _show(address)

@@ -29,6 +29,13 @@ def login(
     oidc: Annotated[
         bool, typer.Option("--oidc", help="Sign in with an account of the identity provider, in a browser.")
     ] = False,
+    consent: Annotated[
+        bool,
+        typer.Option(
+            "--consent",
+            help="With --oidc: let the provider ask for your consent. Some do not allow renewal otherwise.",
+        ),
+    ] = False,
 ) -> None:
     """Store a token for the scheduler, or for all of them. It is read from the terminal without echo, or from stdin.
 
@@ -38,7 +45,7 @@ def login(
     from dgpu.client.credentials import Login, store_token
 
     flags = flags_of(ctx)
-    signed_in = _from_provider(flags) if oidc else Login(flags.token or _read_token())
+    signed_in = _from_provider(flags, consent=consent) if oidc else Login(flags.token or _read_token())
     flags.token = signed_in.token
     client = connect(flags)
     for url in client.urls:
@@ -49,9 +56,14 @@ def login(
         raise CliFailure(_NOT_BY_TOKEN.get(told["source"], "The scheduler did not look at this token."))
     path = store_token(client.urls, signed_in.token, signed_in.sign_in)
     _print(flags, {**told, "server": ",".join(client.urls), "stored_in": str(path)})
+    if oidc and signed_in.sign_in is None:
+        note(
+            "The provider gave no refresh token: sign in again when the token ends."
+            + ("" if consent else " If the provider needs your consent for it: dgpu login --oidc --consent")
+        )
 
 
-def _from_provider(flags: Flags) -> Login:
+def _from_provider(flags: Flags, *, consent: bool) -> Login:
     from dgpu.cli.browser_sign_in import sign_in
 
     if flags.token:
@@ -62,7 +74,7 @@ def _from_provider(flags: Flags) -> Login:
         raise CliFailure(
             f"This scheduler offers no sign-in from the command line: {missing} is not set. Use a token: dgpu login"
         )
-    return sign_in(found.cli.issuer, found.cli.client_id, found.cli.scopes)
+    return sign_in(found.cli.issuer, found.cli.client_id, found.cli.scopes, consent=consent)
 
 
 def _read_token() -> str:

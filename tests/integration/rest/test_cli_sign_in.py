@@ -23,7 +23,7 @@ CLI = {"cli_client_id": CLIENT}
 
 
 class Login:
-    def __init__(self, url: str, home: Path, *, terminal: int | None = None) -> None:
+    def __init__(self, url: str, home: Path, *options: str, terminal: int | None = None) -> None:
         kept = {
             name: value
             for name, value in os.environ.items()
@@ -32,7 +32,7 @@ class Login:
         self.env = {**kept, "HOME": str(home), "XDG_CONFIG_HOME": str(home / "config"), "NO_COLOR": "1"}
         self.url = url
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "dgpu", "--server", url, "login", "--oidc"],
+            [sys.executable, "-m", "dgpu", "--server", url, "login", "--oidc", *options],
             env=self.env,
             stdin=subprocess.DEVNULL if terminal is None else terminal,
             stdout=subprocess.PIPE,
@@ -66,8 +66,8 @@ def site(oidc_world, provider, tmp_path):
     oidc_world.access._trusted = {}  # the uid of this test must not be what lets it in
     started: list[Login] = []
 
-    def login(**options) -> Login:
-        started.append(Login(oidc_world.url, tmp_path, **options))
+    def login(*options, **more) -> Login:
+        started.append(Login(oidc_world.url, tmp_path, *options, **more))
         return started[-1]
 
     yield login
@@ -99,6 +99,25 @@ def test_a_browser_signs_the_command_line_in(site, provider: IdentityProvider, t
     assert (told["user"], told["source"]) == ("ann", "oidc")
     stored = tmp_path / "config" / "dgpu" / "credentials.json"
     assert stat.S_IMODE(stored.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("oidc_settings", [CLI])
+def test_a_provider_that_needs_consent_for_a_refresh_token(
+    site, provider: IdentityProvider, tmp_path
+) -> None:
+    """It is not asked for unless the user wants it: at some providers only administrators may consent."""
+    stored = tmp_path / "config" / "dgpu" / "credentials.json"
+    provider.needs_consent = True
+    login = site()
+    visit(login.address())
+    code, _, err = login.end()
+    assert (code, "dgpu login --oidc --consent" in err) == (0, True), err
+    assert "sign_ins" not in json.loads(stored.read_text())
+    login = site("--consent")
+    visit(login.address())
+    code, _, err = login.end()
+    assert (code, "refresh token" in err) == (0, False), err
+    assert "sign_ins" in json.loads(stored.read_text())
 
 
 @pytest.mark.parametrize("oidc_settings", [CLI])
