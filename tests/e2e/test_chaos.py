@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -15,10 +15,9 @@ PATIENCE_SECONDS = 180
 
 
 @pytest.fixture
-def place(tmp_path_factory, monkeypatch):
+def place(monkeypatch):
     """Directories of the run are made here. Short: the path of a Unix socket has room for 107 bytes."""
-    place = pathlib.Path(f"/tmp/dgpu-chaos-test-{os.getpid()}")
-    place.mkdir()
+    place = pathlib.Path(tempfile.mkdtemp(prefix="dgpu-c-"))
     monkeypatch.setenv("TMPDIR", str(place))
     yield place
     for file in place.iterdir():

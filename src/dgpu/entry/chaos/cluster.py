@@ -36,9 +36,13 @@ class Cluster:
         # Short: the path of a Unix socket has room for 107 bytes.
         self.home = Path(tempfile.mkdtemp(prefix="dgpu-chaos-"))
         self.network = network
-        self.schedulers = [self._machine("a", "scheduler"), self._machine("b", "scheduler")]
-        self.witness = self._machine("c", "witness")
-        self.agents = [self._machine(name, "agent") for name in NODES]
+        try:
+            self.schedulers = [self._machine("a", "scheduler"), self._machine("b", "scheduler")]
+            self.witness = self._machine("c", "witness")
+            self.agents = [self._machine(name, "agent") for name in NODES]
+        except BaseException:
+            shutil.rmtree(self.home)
+            raise
 
     def _machine(self, name: str, verb: Any) -> Machine:
         if self.network is None:

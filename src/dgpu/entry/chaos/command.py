@@ -71,9 +71,6 @@ def _played(settings: Settings) -> bool:
     except KeyboardInterrupt:
         _say("Interrupted: there is no verdict.")
         return False
-    finally:
-        if settings.keep:
-            _say(f"Logs and history: {run.home}")
     if not verdict.is_good and not settings.keep:
         _say(f"For the logs: dgpu chaos --keep --seed {settings.seed}, with the same faults.")
     return verdict.is_good

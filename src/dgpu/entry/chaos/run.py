@@ -87,6 +87,8 @@ class Run:
         time.sleep(_WARM_UP_S)
 
     def _end(self) -> None:
+        if self._settings.keep:
+            self._say(f"Logs and history: {self._cluster.home}")
         with _no_interrupts():
             if hasattr(self, "_load"):
                 self._load.stop()
@@ -94,10 +96,6 @@ class Run:
                 if self._settings.keep:
                     self._save(self._cluster.home / "history.jsonl")
             self._cluster.close(keep=self._settings.keep)
-
-    @property
-    def home(self) -> Path:
-        return self._cluster.home
 
     def play(self) -> Verdict:
         """Strikes until the time is over, then judges. After Ctrl-C it judges at once."""
@@ -173,7 +171,11 @@ class Run:
         fault, struck_s, settled_s = FAULTS[name], times.struck_s, times.settled_s
         submits = self._load.submits[self._checked :]
         self._checked += len(submits)
-        wrong = [*check.check_submits(self._cluster.urls, submits), *history.out_of_order(submits)]
+        wrong = [
+            *check.check_submits(self._cluster.urls, submits),
+            *history.given_twice(submits),
+            *history.out_of_order(submits),
+        ]
         failed = [each for each in self._load.failed_calls if struck_s <= each.failed_s <= settled_s]
         if fault.is_hidden:
             wrong += history.noticed(failed, struck_s, settled_s)
