@@ -20,6 +20,7 @@ from dgpu.journal.engine import (
     Head,
     HeadMoved,
     SnapshotReplaced,
+    StateDigest,
     Term,
     extended,
 )
@@ -278,6 +279,17 @@ class EngineContract:
         leader.resign(term)
         waiting.join(50)
         assert not waiting.is_alive()
+
+    def test_the_leader_publishes_a_digest(self, connect) -> None:
+        engine = connect()
+        assert engine.digest() is None
+        term = elected(engine)
+        engine.publish_digest(term, StateDigest(10, "abc"))
+        assert connect().digest() == StateDigest(10, "abc")
+        engine.resign(term)
+        with pytest.raises(FenceLost):
+            engine.publish_digest(term, StateDigest(20, "late"))
+        assert engine.digest() == StateDigest(10, "abc")
 
     def test_health(self, connect) -> None:
         engine = connect()

@@ -110,6 +110,13 @@ class StoredSnapshot(msgspec.Struct, frozen=True, array_like=True):
     fence: int = 0  # of the leader that stored it; 0: `dgpu ha init` did
 
 
+class StateDigest(msgspec.Struct, frozen=True, array_like=True):
+    """The fingerprint of the leader's state after one group. A standby with another one must not lead."""
+
+    index: int
+    digest: str
+
+
 class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
     """The engine as one scheduler sees it. Sizes are those of the fullest member that answered; 0: none did."""
 
@@ -219,6 +226,14 @@ class Engine(Protocol):
 
     def delete_covered(self, term: Term) -> None:
         """Deletes groups below the floor, and parts that nothing names. Raises FenceLost; may be called again."""
+        ...
+
+    def digest(self) -> StateDigest | None:
+        """The last one that a leader published."""
+        ...
+
+    def publish_digest(self, term: Term, digest: StateDigest) -> None:
+        """Raises FenceLost, EngineFull."""
         ...
 
     def health(self) -> EngineHealth:

@@ -17,6 +17,7 @@ from dgpu.journal.engine import (
     HeadMoved,
     Leader,
     SnapshotReplaced,
+    StateDigest,
     StoredSnapshot,
     Term,
     extended,
@@ -34,6 +35,7 @@ class EngineState:
         self.is_full = False
         self.cluster_id = ""
         self.snapshot: StoredSnapshot | None = None
+        self.digest: StateDigest | None = None
         self._snapshot_parts: tuple[bytes, ...] = ()
         self._ttl_ms = ttl_ms
         self._revision = 1  # of an empty engine, as in etcd
@@ -138,6 +140,12 @@ class EngineState:
             del self._records[gone]
         for gone in [index for index in self._chains if index < self.floor - 1]:
             del self._chains[gone]
+
+    def publish_digest(self, term: Term, digest: StateDigest, now_ms: int) -> None:
+        self.confirm(term, now_ms)
+        if self.is_full:
+            raise EngineFull("the engine's quota is used up")
+        self.digest = digest
 
     def revoke(self, lease_id: int) -> None:
         """By its owner, by an operator, or too early by an old version of the engine."""

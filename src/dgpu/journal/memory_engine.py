@@ -12,6 +12,7 @@ from dgpu.journal.engine import (
     EngineUnavailable,
     Head,
     Leader,
+    StateDigest,
     StoredSnapshot,
     Term,
     boottime_ms,
@@ -82,6 +83,12 @@ class MemoryEngine:
 
     def delete_covered(self, term: Term) -> None:
         self._call(lambda state, now: state.delete_covered(term, now))
+
+    def digest(self) -> StateDigest | None:
+        return self._call(lambda state, _: state.digest)
+
+    def publish_digest(self, term: Term, digest: StateDigest) -> None:
+        self._call(lambda state, now: state.publish_digest(term, digest, now))
 
     def health(self) -> EngineHealth:
         if self.is_down:

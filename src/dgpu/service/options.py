@@ -67,6 +67,7 @@ class SharedOptions(msgspec.Struct, frozen=True, kw_only=True):
     etcd: EtcdSettings | None = None  # None: the caller brings the engine
     read_stale_max_ms: int = 30_000
     trim: TrimRules = TrimRules()
+    digest_groups: int = 10_000  # the states of master and standby are compared every so many groups
 
 
 class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -165,6 +165,7 @@ def _follower_settings(options: ServiceOptions) -> FollowerSettings:
         telemetry_bytes=options.telemetry_retention_bytes,
         telemetry_age_ms=options.telemetry_retention_ms,
         audit=options.audit,
+        digest_groups=0 if options.shared is None else options.shared.digest_groups,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from dgpu.journal.engine import StateDigest
 from dgpu.journal.memory_engine import SharedState
 from dgpu.service.history.reader import HISTORY_NAME
 from dgpu.service.options import TrimRules
@@ -24,7 +25,7 @@ TASK = {"command": "true"}
 
 def member(tmp_path: Path, shared: SharedState, name: str) -> Member:
     made = Member(tmp_path, shared, name, snapshot_interval_ms=200)
-    among = msgspec.structs.replace(made.options.shared, trim=RULES)
+    among = msgspec.structs.replace(made.options.shared, trim=RULES, digest_groups=10)
     made.options = msgspec.structs.replace(made.options, shared=among)
     return made
 
@@ -126,6 +127,37 @@ async def test_a_new_scheduler_begins_with_the_snapshot(tmp_path: Path) -> None:
         await second.start()
         await until_total(second, 60)
         assert not list((tmp_path / "b").glob("aside-*")), "it had nothing of its own"
+    finally:
+        for each in (first, second):
+            await each.end()
+
+
+async def test_a_standby_with_another_state_says_so_and_does_not_lead(tmp_path: Path) -> None:
+    shared = SharedState()
+    first, second = member(tmp_path, shared, "a"), member(tmp_path, shared, "b")
+    try:
+        await first.start()
+        await first.until_role("master")
+        await second.start()
+        await submit(first, 12)
+        await until(lambda: shared.state.digest is not None)
+        index = shared.state.digest.index
+        assert index % 10 == 0
+        await second.stop()
+        shared.state.digest = StateDigest(index + 10, "another state")
+        first.engine.publish_digest = lambda *_: None
+        await submit(first, index + 10 - shared.state.head.index)
+        await second.start()
+        for _ in range(600):
+            told = await second.ask("/ready")
+            if "this standby has the state" in told.body["engine"]:
+                break
+            await asyncio.sleep(0.1)
+        assert "the master another stat" in told.body["engine"]
+        await first.stop()
+        await asyncio.sleep(3)
+        assert second.at[-1].role == "standby"
+        assert shared.state.leader(shared.now_ms()) is None
     finally:
         for each in (first, second):
             await each.end()

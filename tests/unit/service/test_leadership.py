@@ -19,6 +19,7 @@ from dgpu.service.leadership.words import (
     Renew,
     Renewed,
     Role,
+    StateDiffers,
     StepDown,
     Unavailable,
     Wait,
@@ -206,3 +207,13 @@ def test_a_key_that_was_lost_is_not_given_back(stage: Stage) -> None:
     assert stage.machine.has_key
     stage.put(FenceGone(why="replaced"))
     assert not stage.machine.has_key
+
+
+def test_a_standby_with_another_state_does_not_ask_for_the_key(stage: Stage) -> None:
+    """It would decide from a state that the acknowledged groups do not give."""
+    stage.put(Open())
+    stage.followed(5)
+    assert stage.put(StateDiffers(why="another state")) == []
+    stage.put(Woke())
+    assert stage.followed(None) == [Wait(timeout_ms=1_000)]
+    assert stage.machine.unfit == "another state"

@@ -22,6 +22,7 @@ from dgpu.journal.engine import (
     Head,
     HeadMoved,
     Leader,
+    StateDigest,
     StoredSnapshot,
     Term,
     boottime_ms,
@@ -197,6 +198,13 @@ class EtcdEngine:
         delete_groups(self._txn, self._connection, self._keys, term, below=floor.index)
         delete_orphans(self._txn, self._connection, self._keys, term, floor=floor.index, head=head.index)
         delete_old_snapshots(self._txn, self._keys, term, self.snapshot())
+
+    def digest(self) -> StateDigest | None:
+        kv = found_in(self._txn(txn([], [get(self._keys.digest)], [])), 0)
+        return None if kv is None else msgspec.msgpack.decode(kv.value, type=StateDigest)
+
+    def publish_digest(self, term: Term, digest: StateDigest) -> None:
+        self._write(term, put(self._keys.digest, encode(digest)))
 
     def health(self) -> EngineHealth:
         members = len(self._settings.endpoints)

@@ -18,9 +18,11 @@ import msgspec
 
 from dgpu.core.apply.table import apply
 from dgpu.core.apply.task import packed_key
+from dgpu.core.digest import digest
 from dgpu.core.events import TasksSubmitted, WallClockRead
 from dgpu.core.state import ClusterState
 from dgpu.journal.archive import earliest_state, latest_state, pack_covered, prune
+from dgpu.journal.engine import StateDigest
 from dgpu.journal.errors import LostTail
 from dgpu.journal.journal import Group, collector_off
 from dgpu.journal.key_files import KeyFiles
@@ -303,6 +305,9 @@ class Follower:
             if group.index > self._history.index:
                 self._history.note(event, self._state, index=group.index, position=position)
         self._index, self._epoch = group.index, group.epoch
+        every = self._settings.digest_groups
+        if every and group.index % every == 0:
+            self._say({"digest": StateDigest(group.index, digest(self._state))})
 
     def _end_making(self) -> None:
         """Readers use a rebuilt history once it is complete."""

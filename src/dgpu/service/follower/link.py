@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from dgpu.journal.engine import StateDigest
 from dgpu.service.follower.forecasts import Forecasts, Foretold
 from dgpu.service.follower.words import EXIT_CANNOT_FOLLOW, FROM_NEWEST, Ask, FollowerSettings
 from dgpu.service.telemetry.tiers import Batch
@@ -59,6 +60,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     note: str | None = None
     forecast: Foretold | None = None
+    digest: StateDigest | None = None
     answer: Answered | None = None
 
 
@@ -92,6 +94,7 @@ class FollowerLink:
         self.seen_index = 0  # the history contains everything up to this group
         self.seen_at = 0  # journal time of that group
         self.snapshot_index = 0  # of the last snapshot that was reported to this scheduler
+        self.digest: StateDigest | None = None  # of the last state that it took a fingerprint of
         self.restarts = 0
         self.last_error = ""
         self.trouble = ""  # why it does not follow; empty while it does, or right after it died
@@ -326,6 +329,8 @@ class FollowerLink:
         if answer.snapshot is not None:
             self.snapshot_index = answer.snapshot
             _log.info("snapshot_written", index=answer.snapshot)
+        if answer.digest is not None:
+            self.digest = answer.digest
         if answer.forecast is not None:
             self.forecasts.take(answer.forecast)
         if answer.answer is not None:

@@ -20,6 +20,7 @@ class FollowerSettings(msgspec.Struct, frozen=True, kw_only=True):
     telemetry_bytes: int = MAX_BYTES
     telemetry_age_ms: int = MAX_AGE_MS
     audit: AuditLimits = AuditLimits()
+    digest_groups: int = 0  # every so many groups, the fingerprint of the state is told; 0: never
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):

@@ -112,6 +112,9 @@ class Candidacy:
     def on_fenced(self, why: str) -> None:
         self._put(words.FenceGone(why=why))
 
+    def on_state_differs(self, why: str) -> None:
+        self._put(words.StateDiffers(why=why))
+
     # Driving the machine
 
     def _put(self, value: words.Input) -> None:

@@ -30,6 +30,7 @@ from dgpu.service.leadership.words import (
     Renew,
     Renewed,
     Role,
+    StateDiffers,
     StepDown,
     Unavailable,
     Wait,
@@ -49,6 +50,7 @@ class Leadership:
         self.role = Role.FOLLOWING
         self.term: Term | None = None
         self.leader: Leader | None = None  # as seen last
+        self.unfit = ""  # why this scheduler must not lead; empty: it may
         self.copy_trouble = ""  # why groups of others cannot be copied; empty: they can
         self.fresh_at_ms: int | None = None  # at this time, everything that was committed is in our state
         self.silent_since_ms: int | None = None  # the engine does not answer; None: it does
@@ -90,6 +92,9 @@ class Leadership:
                 return self._on_unavailable(value.to)
             case CannotCopy():
                 return self._on_cannot_copy(value.why)
+            case StateDiffers():
+                self.unfit = self.unfit or value.why
+                return []
             case FenceGone():
                 self._is_fenced = True
                 return self._step_down(value.why)
@@ -101,7 +106,7 @@ class Leadership:
         self.leader = value.leader
         self.copy_trouble = ""
         if self.role is Role.FOLLOWING:
-            if value.leader is not None:
+            if value.leader is not None or self.unfit:
                 return [Wait(timeout_ms=self._rules.follow_ms)]
             self.role = Role.CAMPAIGNING
             return [Campaign()]

@@ -27,6 +27,7 @@ from dgpu.service.agent_port import agent_port
 from dgpu.service.audit.trail import AuditTrail, audit_trail
 from dgpu.service.copies.taking import take_for_ever
 from dgpu.service.leadership.candidacy import Candidacy
+from dgpu.service.leadership.digests import Digests
 from dgpu.service.leadership.engine_watch import EngineWatch
 from dgpu.service.leadership.joining import open_copy, refuse_other_settings
 from dgpu.service.leadership.peers import Peers
@@ -198,7 +199,13 @@ class _Life:
             )
             candidacy.on_leader = lambda: refuse_other_settings(options.settings, parts.state)
             candidacy.start()
-            async with followed(parts.runtime, parts.follower):
+            digests = Digests(
+                self._engine,
+                own=lambda: parts.follower.digest,
+                term=lambda: candidacy.machine.term if candidacy.machine.leads else None,
+                differs=candidacy.on_state_differs,
+            )
+            async with digests.running(), followed(parts.runtime, parts.follower):
                 yield parts, candidacy
         finally:
             await candidacy.close(resign=True)

@@ -108,7 +108,7 @@ class Among:
     def engine_trouble(self) -> str:
         since = self._machine.silent_since_ms if self._machine is not None else None
         if since is None:
-            return self._machine.copy_trouble if self._machine is not None else ""
+            return (self._machine.unfit or self._machine.copy_trouble) if self._machine is not None else ""
         return f"no majority of the engine has answered for {(self._now_ms() - since) // 1_000} s"
 
     def engine_health(self) -> EngineHealth | None:

@@ -64,6 +64,12 @@ class CannotCopy(Word, frozen=True, kw_only=True):
     why: str
 
 
+class StateDiffers(Word, frozen=True, kw_only=True):
+    """The master has another state after the same groups."""
+
+    why: str
+
+
 class FenceGone(Word, frozen=True, kw_only=True):
     why: str
 
@@ -73,7 +79,16 @@ class Passed(Word, frozen=True, kw_only=True):
 
 
 Input: TypeAlias = (
-    Open | Followed | Woke | Campaigned | Renewed | Unavailable | CannotCopy | FenceGone | Passed
+    Open
+    | Followed
+    | Woke
+    | Campaigned
+    | Renewed
+    | Unavailable
+    | CannotCopy
+    | StateDiffers
+    | FenceGone
+    | Passed
 )
 
 
