@@ -29,13 +29,13 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYT
 class Server:
     """A scheduler process, and one connection to it."""
 
-    def __init__(self, folder: Path, rules: str = "") -> None:
+    def __init__(self, folder: Path, rules: str = "", journal: str = "file") -> None:
         self.folder = folder
         self.http_port, self.grpc_port = free_port(), free_port()
         self._config = folder / "scheduler.yaml"
         self._config.write_text(
             f"server: {{http_address: '127.0.0.1:{self.http_port}', grpc_address: '127.0.0.1:{self.grpc_port}'}}\n"
-            f"storage: {{snapshot_dir: {folder}/state}}\n{rules}\n"
+            f"storage: {{snapshot_dir: {folder}/state, journal: {journal}}}\n{rules}\n"
         )
         self._process: subprocess.Popen[bytes] | None = None
         self._connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=120)
@@ -49,7 +49,7 @@ class Server:
         self._process = start("scheduler", self._config)
 
     def wait_until_ready(self) -> None:
-        self._wait(lambda: self.get("/ready").get("ready"), "the scheduler to be ready")
+        self._wait(lambda: self.get("/ready?role=master").get("ready"), "the scheduler to be ready")
 
     def wait_for_nodes(self, number: int) -> None:
         def all_there() -> bool:
@@ -129,9 +129,9 @@ def folder_on_disk() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def scheduler(rules: str = "") -> Iterator[Server]:
+def scheduler(rules: str = "", journal: str = "file") -> Iterator[Server]:
     with folder_on_disk() as folder:
-        server = Server(folder, rules)
+        server = Server(folder, rules, journal)
         server.start()
         try:
             server.wait_until_ready()

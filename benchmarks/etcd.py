@@ -14,6 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from _cluster import agent_host, scheduler
+from _load import PART
+from drain import ALL_GPUS, NODES, NULL_TASKS, drain, idle_starts
 from journal import submitted
 
 from dgpu.journal.engine import Candidate, EngineError
@@ -25,6 +28,8 @@ from dgpu.wire.records import encode_group
 
 ROUNDS = 6
 APPENDS = 100
+SUBMIT_ROUNDS = 3
+SUBMITS = {"single": 1_000, "hundred": 10_000, "bulk": 40_000}
 BATCHES = (1, 32, 1_000)  # submits that share a group
 
 
@@ -38,6 +43,9 @@ def run() -> Iterator[dict[str, Any]]:
         for members in (1, 3):
             with cluster(directory / f"etcd-{members}", members) as endpoints:
                 yield from appends(directory / f"journals-{members}", endpoints, members)
+                if members == 3:
+                    yield from submits(endpoints)
+                    yield from tasks(endpoints)
     finally:
         shutil.rmtree(directory)
 
@@ -75,6 +83,54 @@ def appends(directory: Path, endpoints: tuple[str, ...], members: int) -> Iterat
     for journal in journals.values():
         journal.close()
     engine.close()
+
+
+def submits(endpoints: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """Whole submits through REST, in turns. Etcd has three members on the same disk as everything else."""
+    with scheduler() as file, scheduler(_shared(endpoints, "submits"), "etcd") as etcd:
+        servers = {"file": file, "etcd": etcd}
+        for kind, number in SUBMITS.items():
+            for server in servers.values():
+                server.load(kind, number // 10)  # warm
+            seconds = dict.fromkeys(servers, 0.0)
+            for _ in range(SUBMIT_ROUNDS):
+                for name, server in servers.items():
+                    seconds[name] += server.load(kind, number)["seconds"]
+            rate = {name: SUBMIT_ROUNDS * number / took for name, took in seconds.items()}
+            yield figure(
+                f"durable submits through REST, {PART[kind]} in a request, etcd with 3 members",
+                rate["etcd"],
+                "tasks/s",
+                file=rate["file"],
+                percent_of_file=100 * rate["etcd"] / rate["file"],
+                aim_percent=15,
+            )
+
+
+def tasks(endpoints: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """The whole way of a task, first with files, then with etcd."""
+    began: dict[str, list[dict[str, Any]]] = {}
+    for journal, rules in (("file", ""), ("etcd", _shared(endpoints, "starts"))):
+        with scheduler(f"{ALL_GPUS}\n{rules}", journal) as server, agent_host(server, nodes=1):
+            began[journal] = list(idle_starts(server))
+    start = {journal: float(lines[0]["value"]) for journal, lines in began.items()}
+    yield figure(
+        "idle: submit to process start, p50, etcd with 3 members",
+        start["etcd"],
+        "ms",
+        file=start["file"],
+        times_file=start["etcd"] / start["file"],
+        aim_times=2.5,
+    )
+    shared = f"{ALL_GPUS}\n{_shared(endpoints, 'drain')}"
+    with scheduler(shared, "etcd") as server, agent_host(server, nodes=NODES, method="simulated"):
+        drain(server, "bulk", 1_000, "true")  # warm
+        rate = drain(server, "bulk", NULL_TASKS, "true")
+        yield figure(f"drain, {NODES} simulated nodes, etcd with 3 members", rate, "tasks/s", aim=1_000)
+
+
+def _shared(endpoints: tuple[str, ...], name: str) -> str:
+    return f"ha: {{mode: external, endpoints: {json.dumps(endpoints)}, prefix: /{name}/}}"
 
 
 @contextlib.contextmanager
