@@ -218,15 +218,18 @@ def replace(
 @app.command()
 def leave(ctx: typer.Context, directory: Directory = None, config: Config = None) -> None:
     """Go back to a single scheduler, on this machine. It must be stopped, and so must the other scheduler."""
+    from dgpu.entry.ha.config_text import remove_managed
     from dgpu.entry.ha.errors import HaFailure
     from dgpu.entry.ha.leaving import leave_cluster
 
     with _refusals(HaFailure):
         done = leave_cluster(_data_dir(directory, config))
     _print(done, done.me, ctx)
-    note(
-        f"{done.directory} goes on alone after group {done.index}. Remove the section ha from scheduler.yaml."
-    )
+    note(f"{done.directory} goes on alone after group {done.index}.")
+    if config is not None and remove_managed(config):
+        note(f"{config} has no section ha any more, and storage.journal: file.")
+    else:
+        note("Remove the section ha and storage.journal from scheduler.yaml.")
     note(f"No scheduler can continue the old cluster. Stop what runs on {' and '.join(done.others)}.")
 
 

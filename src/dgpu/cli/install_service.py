@@ -10,7 +10,9 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def install_service(
-    role: Annotated[str, typer.Argument(metavar="[up|scheduler|agent]", help="The role of the unit.")] = "up",
+    role: Annotated[
+        str, typer.Argument(metavar="[up|scheduler|agent|witness]", help="The role of the unit.")
+    ] = "up",
     system: Annotated[
         bool, typer.Option("--system/--user", help="For the whole machine, or for your user.")
     ] = False,
@@ -20,7 +22,8 @@ def install_service(
         typer.Option("--config", metavar="F", help="Configuration file of a scheduler or an agent."),
     ] = None,
     data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", metavar="D", help="The directory of `dgpu up`.")
+        Path | None,
+        typer.Option("--data-dir", metavar="D", help="The directory of `dgpu up`, or of a witness."),
     ] = None,
     run_as: Annotated[
         str, typer.Option("--run-as", metavar="USER", help="The user of a system unit. [root]")

@@ -1,4 +1,4 @@
-"""systemd units for `up`, `scheduler` and `agent`. They are written or printed; the user runs systemctl."""
+"""systemd units for `up`, `scheduler`, `agent` and `witness`. They are written or printed; the user runs systemctl."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import msgspec
 
-ROLES = ("up", "scheduler", "agent")
+ROLES = ("up", "scheduler", "agent", "witness")
 
 
 class UnitOptions(msgspec.Struct, frozen=True, kw_only=True):
     role: str = "up"
     system: bool = False
     config: Path | None = None  # of a scheduler or an agent
-    data_dir: Path | None = None  # of up
+    data_dir: Path | None = None  # of up or a witness
     run_as: str = ""  # system units only; empty: root
 
 
@@ -42,10 +42,7 @@ def unit_text(options: UnitOptions) -> str:
         *([f"User={options.run_as}"] if options.system and options.run_as else []),
         "Restart=on-failure",
         "RestartSec=2",
-        # Tasks and their keeper continue when the service stops or restarts.
-        "KillMode=process",
-        # The keeper may create control groups below this one.
-        "Delegate=yes",
+        *_process_lines(options.role),
         *(["LimitNOFILE=1048576"] if options.system else []),
         "",
         "[Install]",
@@ -76,11 +73,27 @@ def write_unit(options: UnitOptions, *, force: bool) -> Path:
     return path
 
 
+def _process_lines(role: str) -> list[str]:
+    if role == "witness":
+        return ["TimeoutStopSec=30"]  # it ends its member itself
+    return [
+        # Tasks and their keeper continue when the service stops or restarts. So does the member of a killed scheduler.
+        "KillMode=process",
+        # The keeper may create control groups below this one.
+        "Delegate=yes",
+    ]
+
+
 def _command(options: UnitOptions) -> list[str]:
     program = [sys.executable, "-m", "dgpu", options.role]
     if options.role == "up":
         data_dir = options.data_dir or (Path("/var/lib/dgpu") if options.system else None)
         return program + (["--data-dir", str(data_dir.absolute())] if data_dir else [])
+    if options.role == "witness":
+        if options.config is not None:
+            raise ValueError("a witness has no configuration file; use --data-dir D")
+        data_dir = options.data_dir or Path("/var/lib/dgpu-witness")
+        return [*program, "--dir", str(data_dir.absolute())]
     if options.config is None:
         raise ValueError(f"the {options.role} needs its configuration; add --config F")
     if not options.config.is_file():

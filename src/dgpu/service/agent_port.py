@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
@@ -49,8 +48,6 @@ async def agent_port(
     trail: AuditTrail,
 ) -> AsyncIterator[int]:
     """Listens for agents; with TLS, for machines that join too. Raises OSError."""
-    # Only the follower is forked, and it calls exec at once: gRPC need not prepare for forks or warn about them.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     from dgpu.service.grpc.server import AgentServer
 
     gate = None

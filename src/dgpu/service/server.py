@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import signal
 import socket
 import time
@@ -53,6 +54,9 @@ async def serve(
 
     `engine`: instead of the one that the options name.
     """
+    # Only the follower is forked, and it calls exec at once: gRPC need not prepare for forks. Set before gRPC has
+    # threads: they read the environment, and a change at the same time ends the process with SIGSEGV.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     check_options(options)
     machines = open_machines(options)
     _stop_on_signals(stop := stop or asyncio.Event())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dgpu.entry.config import load_scheduler_config
-from dgpu.entry.ha.config_text import with_managed, write_managed
+from dgpu.entry.ha.config_text import remove_managed, with_managed, write_managed
 
 MEMBERS = ("a:9379", "b:9379", "c:9379")
 
@@ -41,4 +41,31 @@ def test_a_file_that_says_otherwise_is_left_to_its_owner(tmp_path, text: str) ->
     path.write_text(text)
     assert with_managed(text, MEMBERS, "a:9379") is None
     assert not write_managed(path, MEMBERS, "a:9379")
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# mine\nserver: {grpc_tls: true}\n",
+        "storage:\n  # where\n  snapshot_dir: /var/lib/x  # here\nquota: {mode: borrow}\n",
+        "storage: {snapshot_dir: /var/lib/x}\n",
+    ],
+)
+def test_leaving_removes_what_joining_added(tmp_path, text: str) -> None:
+    path = tmp_path / "scheduler.yaml"
+    path.write_text(text)
+    before = load_scheduler_config(path, {})
+    assert write_managed(path, MEMBERS, "b:9379")
+    assert remove_managed(path)
+    assert load_scheduler_config(path, {}) == before
+    assert "etcd" not in path.read_text()
+    assert all(line in path.read_text() for line in text.splitlines())
+
+
+def test_a_section_in_another_form_is_left_to_its_owner(tmp_path) -> None:
+    path = tmp_path / "scheduler.yaml"
+    text = '{ha: {mode: managed, members: ["a:1", "b:1", "c:1"], member: "a:1"}, storage: {journal: etcd}}\n'
+    path.write_text(text)
+    assert not remove_managed(path)
     assert path.read_text() == text

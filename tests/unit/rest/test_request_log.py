@@ -23,13 +23,19 @@ def told_all() -> Iterator[None]:
     logger.setLevel(logging.NOTSET)
 
 
-async def ask(log: RequestLog, method: str = "POST", path: str = "/api/v1/tasks", **headers: str) -> str:
+async def ask(
+    log: RequestLog,
+    method: str = "POST",
+    path: str = "/api/v1/tasks",
+    query: bytes = b"token=hush",
+    **headers: str,
+) -> str:
     """Returns the request's id, as the application sees it."""
     scope: dict[str, Any] = {
         "type": "http",
         "method": method,
         "path": path,
-        "query_string": b"token=hush",
+        "query_string": query,
         "headers": [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()],
     }
 
@@ -112,3 +118,12 @@ async def test_an_answer_that_is_no_json_is_no_trouble() -> None:
         await ask(answering(200, b"[1,2]"))
         await ask(answering(200, b'{"task_id":7}'))
     assert len(lines) == 3
+
+
+async def test_a_standby_that_a_load_balancer_asks_for_the_master_is_silent() -> None:
+    """Such a probe comes several times a second, and is refused for years."""
+    with capture_logs() as lines:
+        await ask(answering(503, b"{}"), "GET", "/ready", b"role=master")
+        assert lines == []
+        await ask(answering(503, b"{}"), "GET", "/ready", b"")
+    assert [line["log_level"] for line in lines] == ["warning"]

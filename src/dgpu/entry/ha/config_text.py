@@ -1,4 +1,4 @@
-"""Adds the section ha to scheduler.yaml. Comments and everything else stay as they are."""
+"""Adds the section ha to scheduler.yaml, or removes it. Comments and everything else stay as they are."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import yaml
 from dgpu.entry.config import ConfigError, load_scheduler_config
 from dgpu.journal.durable import sync_folder
 
+_HA = re.compile(r"^ha:[^\n]*\n(?:[ \t]+[^\n]*\n|[ \t]*\n)*", re.MULTILINE)
+_JOURNAL = re.compile(r"^[ \t]+journal:[ \t]*etcd[ \t]*\n|\bjournal:[ \t]*etcd(?:,[ \t]*)?", re.MULTILINE)
 _STORAGE = re.compile(r"^storage:[ \t]*(\{)?", re.MULTILINE)
 
 
@@ -43,9 +45,36 @@ def with_managed(text: str, members: Sequence[str], me: str) -> str | None:
     return f"{text.rstrip()}\n\n{managed_lines(members, me)}"
 
 
+def without_managed(text: str) -> str | None:
+    """The opposite. None: a person must edit the file."""
+    try:
+        before = yaml.safe_load(text) or {}
+        changed = _JOURNAL.sub("", _HA.sub("", text))
+        after = yaml.safe_load(changed) or {}
+    except yaml.YAMLError:
+        return None
+    if not isinstance(before, dict) or not isinstance(before.get("storage") or {}, dict):
+        return None
+    wanted = {name: section for name, section in before.items() if name != "ha"}
+    storage = {name: value for name, value in (before.get("storage") or {}).items() if name != "journal"}
+    if "storage" in wanted:
+        wanted["storage"] = storage or None
+    if "storage" in after:
+        after["storage"] = after["storage"] or None
+    return f"{changed.rstrip()}\n" if after == wanted else None
+
+
 def write_managed(path: Path, members: Sequence[str], me: str) -> bool:
     """False: the file was left as it is."""
-    changed = with_managed(path.read_text(encoding="utf-8"), members, me)
+    return _replace(path, with_managed(path.read_text(encoding="utf-8"), members, me))
+
+
+def remove_managed(path: Path) -> bool:
+    """False: the file was left as it is."""
+    return _replace(path, without_managed(path.read_text(encoding="utf-8")))
+
+
+def _replace(path: Path, changed: str | None) -> bool:
     if changed is None:
         return False
     fresh = path.with_name(path.name + ".new")

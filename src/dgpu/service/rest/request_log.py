@@ -76,7 +76,7 @@ class RequestLog:
         try:
             await self._app(scope, receive, noting)
         finally:
-            level = _level(scope["method"], status)
+            level = logging.DEBUG if _asks_for_master(scope) else _level(scope["method"], status)
             if _std.isEnabledFor(level):
                 took_ms = round((time.perf_counter() - began_s) * 1_000, 1)
                 self._tell(level, scope, request_id, status, body, took_ms)
@@ -122,6 +122,11 @@ class RequestLog:
         held, self._held = self._held, {}
         for (level, name), count in held.items():
             _log.log(level, name, count=count, summary="more in the same second")
+
+
+def _asks_for_master(scope: Scope) -> bool:
+    """A load balancer asks all schedulers, several times a second. A standby that refuses is no event."""
+    return scope["path"] == "/ready" and b"role=master" in scope.get("query_string", b"")
 
 
 def _level(method: str, status: int) -> int:
