@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 
-def make_certificates(folder: Path) -> dict[str, Path]:
-    """Files `ca`, `cert` and `key`."""
+def make_certificates(folder: Path, *, host: str = "localhost", is_expired: bool = False) -> dict[str, Path]:
+    """Files `ca`, `cert` and `key`. Another host than localhost: the certificate does not name 127.0.0.1 either."""
     folder.mkdir(parents=True, exist_ok=True)
     ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     ca_name, name = _name("test authority"), _name("test")
@@ -23,9 +23,10 @@ def make_certificates(folder: Path) -> dict[str, Path]:
         .sign(ca_key, hashes.SHA256())
     )
     usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-    hosts = [x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")]
+    own = [x509.IPAddress(ipaddress.ip_address("127.0.0.1"))] if host == "localhost" else []
+    hosts = [*own, x509.DNSName(host)]
     certificate = (
-        _builder(name, ca_name, key)
+        _builder(name, ca_name, key, is_expired=is_expired)
         .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
         .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         .sign(ca_key, hashes.SHA256())
@@ -46,9 +47,9 @@ def _name(text: str) -> x509.Name:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, *, is_expired: bool = False
 ) -> x509.CertificateBuilder:
-    now = dt.datetime.now(dt.UTC)
+    now = dt.datetime.now(dt.UTC) - dt.timedelta(days=3_650 if is_expired else 0)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)

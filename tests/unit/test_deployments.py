@@ -81,8 +81,13 @@ def documents():
 
 def test_the_manifests_match_the_published_schemas():
     validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    found = {}
     for document in documents():
-        validate.validate(document, "1.37", strict=True)
+        try:
+            validate.validate(document, "1.37", strict=True)
+        except validate.ValidationError as error:
+            found[document["kind"]] = str(error)
+    assert found == {}
 
 
 def test_the_manifests_belong_together(tmp_path):

@@ -130,7 +130,7 @@ def test_certificates_and_a_password(tmp_path) -> None:
         other = make_certificates(tmp_path / "other")
         stranger = cluster.settings(ca_file=str(other["ca"]), patience_s=1.0, attempt_s=0.5)
         engine = EtcdEngine(stranger)
-        with pytest.raises(EngineUnavailable):
+        with pytest.raises(EngineRefused, match="is not of the authority"):
             engine.head()
         engine.close()
 

@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 
 from dgpu.journal.engine import EngineError, EngineRefused, EngineUnavailable
-from dgpu.journal.etcd.failures import Meaning, action, meaning
+from dgpu.journal.etcd.failures import Meaning, action, certificate_action, meaning
 from dgpu.journal.etcd.settings import Endpoint, EtcdSettings, parse_endpoints
 from dgpu.journal.etcd.versions import check_version
 from dgpu.wire.proto import etcd_pb2 as pb
@@ -82,6 +82,7 @@ class Connection:
         signed_in = False
         tried = 0
         why = "no member answered"
+        wrong: set[str] = set()  # certificates, by endpoint
         while not self._closed.is_set() and (left_s := give_up_at - time.monotonic()) > 0:
             number = self._current
             try:
@@ -96,10 +97,15 @@ class Connection:
                     continue
                 _raise_decided(sense, error, url, unknown=unknown)
                 unknown = True
+                if about := certificate_action(error, url):
+                    wrong.add(about)
             self._turn_from(number)
             tried += 1
             if tried % len(self._endpoints) == 0:
                 self._closed.wait(_PAUSE_S)
+        # Only before the first use: a running scheduler waits for the operator instead of ending.
+        if not self._vetted and len(wrong) == len(self._endpoints):
+            raise EngineRefused("; ".join(sorted(wrong)))
         raise EngineUnavailable(f"etcd did not answer within {self._settings.patience_s:g} s: {why}")
 
     def each(self, method: str, request: Any, answer_type: Any) -> list[tuple[str, Any]]:
