@@ -191,6 +191,9 @@ class Life:
 
         def trim() -> None:
             copy = self._place.copy
+            if copy.last_index < copy.first_index:  # nothing came after the snapshot that was fetched
+                self._trim_later()
+                return
             index = self._world.between(max(copy.first_index, copy.last_index - 20), copy.last_index)
             snapshot = self.snapshot_at(index)
             sent = self.guarded(lambda: self.candidacy.store_snapshot(index, snapshot))
