@@ -24,10 +24,22 @@ class Bed:
     lines that were not tried since.
     """
 
-    __slots__ = ("_turns", "for_slot", "is_open", "key", "lines", "number", "offered", "refused", "tried")
+    __slots__ = (
+        "_turns",
+        "for_slot",
+        "gpus_milli",
+        "is_open",
+        "key",
+        "lines",
+        "number",
+        "offered",
+        "refused",
+        "tried",
+    )
 
-    def __init__(self, key: BedKey, number: int) -> None:
+    def __init__(self, key: BedKey, number: int, gpus_milli: int = 0) -> None:
         self.key = key
+        self.gpus_milli = gpus_milli  # no line starts while fewer GPUs are idle in the cluster; 0: unknown
         self.number = number  # orders heap entries with the same turn
         self.lines: dict[Line, None] = {}
         self.is_open = True
@@ -35,7 +47,8 @@ class Bed:
         self.offered: Turn | None = None  # the turn under which the offers list it
         self.refused: Turn = FIRST_OF_ALL  # the turn of the line that closed it
         self.tried: list[Line] = []  # tried lines, out of the order until the bed opens or closes
-        self._turns: list[tuple[Turn, int, Line]] = []  # a heap with stale entries
+        # A heap with stale entries: turn, number, line. Comparing nested tuples would take twice as long.
+        self._turns: list[tuple[int, int, int, int, Line]] = []
 
     def enter(self, line: Line) -> None:
         self.lines[line] = None
@@ -71,7 +84,7 @@ class Bed:
         if turn is None or (line.listed is not None and line.listed <= turn):
             return False
         line.listed = turn
-        heappush(self._turns, (turn, line.number, line))
+        heappush(self._turns, (turn[0], turn[1], turn[2], line.number, line))
         if len(self._turns) > 2 * len(self.lines) + _SLACK:
             self.list_all()
         return True
@@ -81,26 +94,29 @@ class Bed:
         for line in self.lines:
             turn = line.listed = line.turn()
             if turn is not None:
-                self._turns.append((turn, line.number, line))
+                self._turns.append((turn[0], turn[1], turn[2], line.number, line))
         heapify(self._turns)
 
     def first(self) -> Line | None:
         """The first line in order with a task to place. `line.listed` is its turn."""
         turns = self._turns
         while turns:
-            turn, number, line = turns[0]
-            if line.listed != turn or line.bed is not self:
+            _, standing, head, number, line = turns[0]
+            if line.bed is not self or not is_turn(line.listed, standing, head):
                 heappop(turns)
                 continue
-            now = line.turn()
-            if now == turn:
+            if line.stands_at(standing, head):
                 return line
-            line.listed = now
+            now = line.listed = line.turn()
             if now is None:
                 heappop(turns)
             else:
-                heapreplace(turns, (now, number, line))
+                heapreplace(turns, (now[0], now[1], now[2], number, line))
         return None
+
+    def close(self) -> None:
+        self.put_back()
+        self.is_open = self.for_slot = False
 
     def discard(self) -> None:
         self.lines.clear()
@@ -114,7 +130,7 @@ class Offers:
     __slots__ = ("_beds",)
 
     def __init__(self) -> None:
-        self._beds: list[tuple[Turn, int, Bed]] = []
+        self._beds: list[tuple[int, int, int, int, Bed]] = []  # turn, number, bed
 
     def __bool__(self) -> bool:
         return bool(self._beds)
@@ -127,25 +143,46 @@ class Offers:
         turn = first.listed
         if bed.offered is None or turn < bed.offered:
             bed.offered = turn
-            heappush(self._beds, (turn, bed.number, bed))
+            heappush(self._beds, (turn[0], turn[1], turn[2], bed.number, bed))
 
     def first(self) -> Line | None:
         """The first line in order over all open beds."""
         beds = self._beds
         while beds:
-            turn, number, bed = beds[0]
-            if bed.offered != turn or not bed.is_open:
-                if bed.offered == turn:
-                    bed.offered = None
+            _, standing, head, number, bed = beds[0]
+            if not is_turn(bed.offered, standing, head):
                 heappop(beds)
                 continue
-            first = bed.first()
-            now = None if first is None else first.listed
-            if now == turn:
+            first = bed.first() if bed.is_open else None
+            if first is not None and is_turn(first.listed, standing, head):
                 return first
-            bed.offered = now
+            now = bed.offered = None if first is None else first.listed
             if now is None:
                 heappop(beds)
             else:
-                heapreplace(beds, (now, number, bed))
+                heapreplace(beds, (now[0], now[1], now[2], number, bed))
         return None
+
+    def close_larger(self, idle_milli: int, slot_level: int) -> None:
+        """Closes untried the beds that need more than the idle GPUs, unless their lines may take a reservation slot.
+        Mostly the first bed takes the GPU that woke them all.
+        """
+        kept = []
+        for entry in self._beds:
+            level, standing, head, _, bed = entry
+            if not is_turn(bed.offered, standing, head):
+                continue
+            if bed.is_open and (bed.gpus_milli <= idle_milli or -level > slot_level):
+                kept.append(entry)
+                continue
+            if bed.is_open and bed.offered is not None:
+                bed.refused = bed.offered
+                bed.close()
+            bed.offered = None
+        heapify(kept)
+        self._beds = kept
+
+
+def is_turn(turn: Turn | None, standing: int, head: int) -> bool:
+    """Compares without the level: a head has one level."""
+    return turn is not None and turn[2] == head and turn[1] == standing

@@ -144,9 +144,7 @@ class Beds:
         return bool(self._offers)
 
     def first_awake(self, slot_level: int, idle_milli: int) -> Line | None:
-        """The next line in order to try. `slot_level`: a task above this level may take a reservation slot. Otherwise a
-        bed that needs more than the idle GPUs closes untried: mostly the first bed takes the GPU that woke them all.
-        """
+        """The next line in order to try. `slot_level`: a task above this level may take a reservation slot."""
         while (line := self._offers.first()) is not None:
             bed = line.bed
             if bed is self.awake:
@@ -155,9 +153,9 @@ class Beds:
             elif _is_above(line.listed, slot_level):
                 return line
             elif bed.for_slot:
-                _close(bed)
-            elif bed.key[0] is Scope.ROOM and not line.reserved and line.exceeds(idle_milli):
-                _keep_closed(bed, line)
+                bed.close()
+            elif bed.gpus_milli > idle_milli:
+                self._offers.close_larger(idle_milli, slot_level)
             else:
                 return line
         return None
@@ -187,7 +185,7 @@ class Beds:
             bed.is_open = bed.for_slot = True
             self._offers.offer(bed)
         else:
-            _close(bed)
+            bed.close()
 
     # changes that may lift a refusal
 
@@ -216,8 +214,9 @@ class Beds:
         """`lets_in`: the rule that closed the bed no longer refuses its first line."""
         if lets_in:
             self.wake(bed)
-        elif (first := bed.first()) is not None:
-            _keep_closed(bed, first)
+        elif (first := bed.first()) is not None and first.listed is not None:
+            bed.refused = first.listed
+            bed.close()
 
     def wake_for_tenant(self, account: Account) -> None:
         """The tenant uses less, or its limits changed."""
@@ -236,7 +235,7 @@ class Beds:
         for beds in self.room_beds.values():
             for bed in beds.values():
                 if not bed.is_open or bed.for_slot:
-                    _close(bed)
+                    bed.close()
                     first = bed.first()
                     if first is not None and _is_above(first.listed, slot_level):
                         bed.is_open = bed.for_slot = True
@@ -257,7 +256,9 @@ class Beds:
         bed = self._beds.get(key)
         if bed is None:
             self._made += 1
-            bed = self._beds[key] = self._kin(key)[key] = Bed(key, self._made)
+            may_be_large = key[0] is Scope.ROOM and not key[4]  # a line with a reservation is always tried
+            gpus_milli = key[1].whole_milli if may_be_large else 0
+            bed = self._beds[key] = self._kin(key)[key] = Bed(key, self._made, gpus_milli)
         return bed
 
     def _kin(self, key: BedKey) -> dict[BedKey, Bed]:
@@ -277,18 +278,6 @@ _NO_BEDS: Final[dict[BedKey, Bed]] = {}
 
 def _is_above(turn: Turn | None, level: int) -> bool:
     return turn is not None and -turn[0] > level
-
-
-def _close(bed: Bed) -> None:
-    bed.put_back()
-    bed.is_open = bed.for_slot = False
-
-
-def _keep_closed(bed: Bed, first: Line) -> None:
-    """The refusal of the bed still holds for its first line."""
-    if first.listed is not None:
-        bed.refused = first.listed
-    _close(bed)
 
 
 def bed_key(line: Line, refusal: Refusal) -> BedKey:

@@ -139,10 +139,6 @@ class Line:
         """The number of tasks that may be placed."""
         return 0 if self.array_full else len(self._ready) - self._start
 
-    def exceeds(self, idle_milli: int) -> bool:
-        """A task of the line needs more whole GPUs than are idle in the cluster."""
-        return self.claim.milli > idle_milli and not self.known.is_part
-
     @property
     def ready(self) -> list[TaskId]:
         return self._ready[self._start :]
@@ -150,6 +146,10 @@ class Line:
     def turn(self) -> Turn | None:
         head = self.seeker or self.head
         return self.turn_of(head) if head else None
+
+    def stands_at(self, standing: int, head: int) -> bool:
+        """Its turn is still this one. A head has one level."""
+        return head == (self.seeker or self.head) and standing == self.account.standing
 
     def turn_of(self, task_id: TaskId) -> Turn:
         level = self.level(task_id) if self.ageing.point_ms else self.priority

@@ -27,6 +27,7 @@ class Demand:
         "parole",
         "ram_mb",
         "share_milli",
+        "whole_milli",
     )
 
     def __init__(
@@ -53,6 +54,9 @@ class Demand:
         self.model = model
         self.parole = parole
         self.nodes = nodes  # in a gang: number of nodes at once, each with the resources above
+        self.whole_milli = (
+            gpus * nodes * WHOLE_MILLI if share_milli == WHOLE_MILLI else 0
+        )  # of whole GPUs, on all nodes
         numbers = (gpus, nodes, share_milli, gpu_memory_mb, cpus_milli, ram_mb)
         self._key: tuple[object, ...] = (*numbers, gpu_models, constraints, model, parole)
         self._hash = hash(self._key)

@@ -22,9 +22,9 @@ from dgpu.core.state import ClusterState
 
 def place(state: ClusterState, line: Line, access: Access, at: int) -> list[Spot]:
     """A spot for each node that a task of the line needs; empty if there is no room for all of them."""
-    if line.exceeds(state.rooms.idle_milli):
-        return []
     demand = line.demand
+    if demand.whole_milli > state.rooms.idle_milli:
+        return []
     spots = beside_reservations(state, demand)
     if not spots and state.reservations:
         spots = _among_reservations(state, demand, access, at)
