@@ -46,7 +46,6 @@ _COPIED: Final = (
     "health_changed",
     "key_ring",
     "limits_changed",
-    "other_ranks",
     "reclaims",
     "stirred",
 )
@@ -158,7 +157,6 @@ class ClusterState:
                 self.reclaims[lease.id] = lease.stop_for
         for task_id, awaited in self.after.items():
             self.dependents.link(task_id, awaited)
-        self.other_ranks = sum(len(gang.leases) - 1 for gang in self.gangs.values())
         for reservation in self.reservations.values():
             self.reserve(reservation)
 
@@ -174,7 +172,6 @@ class ClusterState:
         self.stirred = True  # use, quota or tenants changed since lines were last woken for that
         self.freed: dict[TenantId, Account] = {}  # tenants that use less since then, or have other limits
         self.dependents = Dependents()
-        self.other_ranks = 0  # leases of gangs, without the first of each
         self.rooms: Rooms = Rooms(self.nodes, self.gpus, self.leases, self.settings, self.typical)
         self.ended: list[tuple[int, TaskId]] = []  # heap: (ended_at, id) of ended tasks
         self.expiring: list[tuple[int, TaskId, LeaseId]] = []  # heap: ends of allocations, with stale entries
@@ -255,7 +252,7 @@ class ClusterState:
 
     @property
     def running_count(self) -> int:
-        return len(self.leases) - self.other_ranks
+        return len(self.leases) - sum([len(gang.leases) - 1 for gang in self.gangs.values()])
 
     @property
     def ended_count(self) -> int:

@@ -22,7 +22,6 @@ def apply_gang_placed(state: ClusterState, event: GangPlaced) -> None:
         state.hold(known, lease)
     state.next_lease_id = LeaseId(event.ranks[-1].lease_id + 1)
     state.gangs[task.id] = Gang(leases=tuple(placed.lease_id for placed in event.ranks))
-    state.other_ranks += len(event.ranks) - 1
     put_on(
         state,
         task,

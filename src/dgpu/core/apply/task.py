@@ -250,7 +250,6 @@ def _release_all(state: ClusterState, task: Task, at: int) -> None:
     if gang is None:
         _release(state, task.lease_id, at)
         return
-    state.other_ranks -= len(gang.leases) - 1
     for lease_id in gang.leases:
         _release(state, lease_id, at)
 
