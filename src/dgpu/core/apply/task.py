@@ -246,11 +246,9 @@ def _count_running(state: ClusterState, shape: Shape, change: int) -> None:
 
 def _release_all(state: ClusterState, task: Task, at: int) -> None:
     _count_running(state, state.shapes[task.shape_id], -1)
-    gang = state.gangs.pop(task.id, None) if state.gangs else None
-    if gang is None:
-        _release(state, task.lease_id, at)
-        return
-    for lease_id in gang.leases:
+    leases = state.leases_of(task)
+    state.gangs.pop(task.id, None)
+    for lease_id in leases:
         _release(state, lease_id, at)
 
 
