@@ -124,5 +124,5 @@ def test_a_restart_with_all_nodes_back_leaves_no_trace() -> None:
     counts = state.gpu_counts()
     restart(state)
     assert state.gpu_counts() == counts
-    assert not state.rooms.unconfirmed
+    assert not state.nodes["n1"].unconfirmed_since
     check_invariants(state)

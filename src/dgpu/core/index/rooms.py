@@ -45,7 +45,6 @@ class Rooms:
         "refreshed",
         "reserved",
         "soonest",
-        "unconfirmed",
     )
 
     def __init__(
@@ -71,7 +70,6 @@ class Rooms:
             NodeId, None
         ] = {}  # computed again: their GPUs may have begun or ceased to count for the quota
         self.reserved: dict[NodeId, Room] = {}  # rooms with reservations
-        self.unconfirmed: dict[NodeId, None] = {}  # nodes that have not contacted this scheduler yet
         self._packing: Packing | None = None  # created on first use
         self._mixed = False  # some node has several kinds of GPUs
         self._largest = -1  # GPUs of the largest node; -1: must be computed
@@ -99,7 +97,6 @@ class Rooms:
         twin._mixed = self._mixed
         twin.improved = {node_id: twin.by_node[node_id] for node_id in self.improved}
         twin.reserved = {node_id: twin.by_node[node_id] for node_id in self.reserved}
-        twin.unconfirmed = self.unconfirmed.copy()
         twin._rankings = self._rankings.copy(twin.by_node)
         return twin
 
@@ -133,10 +130,6 @@ class Rooms:
             self._largest = -1
         room.ready = node.takes_tasks
         room.most_leases = self._settings.most_leases
-        if node.unconfirmed_since:
-            self.unconfirmed[node_id] = None
-        else:
-            self.unconfirmed.pop(node_id, None)
         room.labels = {**node.labels, "node": node_id}
         leases = [self._leases[lease_id] for lease_id in room.leases]
         room.cpus_free_milli = node.cpus_milli - sum(lease.cpus_milli for lease in leases)

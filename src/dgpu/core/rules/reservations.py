@@ -289,8 +289,8 @@ class Planner:
         """A node of the reservation has not contacted this scheduler yet. The reservation stands until the node is back
         or lost: a restart must not change a promised time.
         """
-        unconfirmed = self._state.rooms.unconfirmed
-        return bool(unconfirmed) and any(place.node_id in unconfirmed for place in booking.made.places)
+        nodes = self._state.nodes
+        return any([nodes[place.node_id].unconfirmed_since > 0 for place in booking.made.places])
 
     def is_settled(self, booking: Booking) -> bool:
         """Neither its nodes nor their reservations changed since it was last planned, and its time has not come. A
