@@ -30,7 +30,7 @@ from dgpu.core.model.task import Pool, Shape, Task, TaskStatus
 from dgpu.core.model.tenant import Tenant
 from dgpu.core.model.tokens import Token
 from dgpu.core.model.typical import Typical
-from dgpu.core.model.usage import Meter, Usage
+from dgpu.core.model.usage import Meter, Usage, month_of
 from dgpu.core.model.wall_span import WallSpan, newest_span
 from dgpu.core.parts import PART_NAMES, Parts
 from dgpu.core.rules.durations import time_class
@@ -163,8 +163,6 @@ class ClusterState:
     def _derive(self) -> None:
         self.accounts = Accounts(self.tenants, self.meter)
         self.accounts.learn(self.usages, self.meter)
-        span = newest_span(self.wall)
-        self.accounts.wall_offset_ms = 0 if span is None else span.wall_offset_ms
         self.queue = Queue(self.tasks, self.accounts, self.settings.ageing_ms)
         self.away: dict[NodeId, dict[Pool, int]] = {}  # use of GPUs that are unreachable or faulty
         self.reclaims: dict[LeaseId, TaskId] = {}  # stops that return quota, with the task that waits for it
@@ -308,6 +306,15 @@ class ClusterState:
         while heap and heap[0][2] not in self.leases:
             heappop(heap)
         return heap[0][0] if heap else None
+
+    def wall_ms(self, at: int) -> int:
+        """The wall clock at a recent `at`."""
+        span = newest_span(self.wall)
+        return at if span is None else at + span.wall_offset_ms
+
+    def month_at(self, at: int) -> int:
+        """The calendar month by the wall clock."""
+        return month_of(self.wall_ms(at))
 
     # the health of GPUs
 

@@ -39,10 +39,3 @@ def apply_wall_clock(state: ClusterState, event: WallClockRead) -> None:
     state.wall[event.since] = event.span
     if len(state.wall) > MAX_SPANS:
         del state.wall[min(state.wall)]
-    state.accounts.wall_offset_ms = event.span.wall_offset_ms
-
-
-def wall_ms(state: ClusterState, at: int) -> int:
-    """The wall clock at a recent `at`."""
-    span = newest_span(state.wall)
-    return at if span is None else at + span.wall_offset_ms

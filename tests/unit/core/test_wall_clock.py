@@ -9,7 +9,7 @@ from dgpu.core.digest import digest
 from dgpu.core.model.usage import Usage, charged, month_of
 from dgpu.core.model.wall_span import WallSpan
 from dgpu.core.state import ClusterState
-from dgpu.core.wall_clock import MAX_SPANS, wall_ms
+from dgpu.core.wall_clock import MAX_SPANS
 
 DAY_MS = 86_400_000
 AT = 1_790_000_000_000
@@ -28,7 +28,7 @@ def test_a_wall_clock_that_agrees_is_not_written_again() -> None:
     state = ClusterState()
     assert [read(state, AT), read(state, AT + 5), read(state, AT + 6, wall_offset_ms=499)] == [1, 0, 0]
     assert read(state, AT + 7, wall_offset_ms=-40 * DAY_MS) == 1
-    assert wall_ms(state, AT + 7) == AT + 7 - 40 * DAY_MS
+    assert state.wall_ms(AT + 7) == AT + 7 - 40 * DAY_MS
     assert list(state.wall) == [AT], "the boot is the same one"
 
 
@@ -45,7 +45,7 @@ def test_months_are_those_of_the_wall_clock_also_after_a_rebuild_and_in_a_fork()
     read(state, AT, wall_offset_ms=40 * DAY_MS)
     twin = ClusterState.from_parts(state.fork().parts())
     for each in (state, state.fork(), twin):
-        assert each.accounts.month_at(AT) == month_of(AT + 40 * DAY_MS)
+        assert each.month_at(AT) == month_of(AT + 40 * DAY_MS)
     assert digest(twin) == digest(state)
 
 

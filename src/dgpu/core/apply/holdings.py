@@ -32,7 +32,7 @@ def note_released(state: ClusterState, lease: Lease, at: int) -> None:
             state.usages.get(account.tenant_id, NOTHING_USED),
             milli_ms,
             accounts.factor_at(at),
-            accounts.month_at(at),
+            state.month_at(at),
         )
         state.usages[account.tenant_id] = usage
         account.weighed = usage.weighed
@@ -116,7 +116,7 @@ def _charge(state: ClusterState, at: int) -> None:
     if is_far(state.meter, at):
         state.meter = _moved(state, state.meter.half_life_ms, at)
     accounts, meter = state.accounts, state.meter
-    by_factor, month = factor(meter, at), accounts.month_at(at)
+    by_factor, month = factor(meter, at), state.month_at(at)
     for tenant_id, account in accounts.by_tenant.items():
         if account.milli:
             usage = state.usages.get(tenant_id, NOTHING_USED)

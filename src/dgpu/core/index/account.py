@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from dgpu.core.index.standings import NOWHERE, Standings
 from dgpu.core.model.ids import ShapeId, TenantId
 from dgpu.core.model.lease import Lease
 from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.core.model.tenant import WEIGHT_MILLI, Tenant
-from dgpu.core.model.usage import STEP_MS, Meter, Usage, factor, month_of, weigh
+from dgpu.core.model.usage import STEP_MS, Meter, Usage, factor, weigh
 
 if TYPE_CHECKING:
     from dgpu.core.index.line import KnownShape
 
-_DAY_MS: Final = 86_400_000
 
 
 class Account:
@@ -76,18 +75,15 @@ class Account:
 
 class Accounts:
     __slots__ = (
-        "_day",
         "_factor",
         "_held_factor",
         "_meter",
-        "_month",
         "_standings",
         "_step",
         "_tenants",
         "by_tenant",
         "dropped",
         "guaranteed",
-        "wall_offset_ms",
     )
 
     def __init__(self, tenants: Mapping[TenantId, Tenant], meter: Meter) -> None:
@@ -101,12 +97,9 @@ class Accounts:
         self._held_factor = factor(meter, meter.charged_at)  # for current use
         self._standings = Standings()
         self._step, self._factor = -1, 0
-        self._day, self._month = -1, 0
-        self.wall_offset_ms = 0  # months follow the calendar
 
     def copy(self, tenants: Mapping[TenantId, Tenant]) -> Accounts:
         twin = Accounts(tenants, self._meter)
-        twin.wall_offset_ms = self.wall_offset_ms
         for tenant_id, account in self.by_tenant.items():
             copied = twin.by_tenant[tenant_id] = account.copy()
             twin._standings.move(copied)
@@ -187,14 +180,6 @@ class Accounts:
         if step != self._step:
             self._step, self._factor = step, factor(self._meter, at)
         return self._factor
-
-    def month_at(self, at: int) -> int:
-        """The calendar month by the wall clock."""
-        wall_ms = at + self.wall_offset_ms
-        day = wall_ms // _DAY_MS
-        if day != self._day:
-            self._day, self._month = day, month_of(wall_ms)
-        return self._month
 
     # leaves
 

@@ -134,7 +134,7 @@ def tenant_budget(state: ClusterState, account: Account, claim: Claim) -> Refusa
     used, limit = spent(state, account), tenant.gpu_hours_milli * HOUR_MS
     if used < limit:
         return None
-    renews_at = month_starts_at(state.accounts.month_at(state.meter.charged_at) + 1)
+    renews_at = month_starts_at(state.month_at(state.meter.charged_at) + 1)
     return TenantBudget(tenant_id=tenant.id, used=used, limit=limit, renews_at=renews_at)
 
 
@@ -205,7 +205,7 @@ def tenant_limits(state: ClusterState, account: Account, claim: Claim) -> Refusa
 def spent(state: ClusterState, account: Account) -> int:
     """The charge of the current month so far."""
     usage = state.usages.get(account.tenant_id)
-    if usage is None or usage.month < state.accounts.month_at(state.meter.charged_at):
+    if usage is None or usage.month < state.month_at(state.meter.charged_at):
         return 0
     return usage.of_month
 

@@ -29,7 +29,6 @@ from dgpu.core.model.ids import GpuId, LeaseId, NodeId
 from dgpu.core.model.node import Gpu
 from dgpu.core.rejections import Rejection
 from dgpu.core.state import ClusterState
-from dgpu.core.wall_clock import wall_ms
 from dgpu.service.machine import agent_words as words
 from dgpu.service.machine.agent_words import GpuSample, Malformed
 from dgpu.service.machine.conditions import Conditions
@@ -259,7 +258,7 @@ class Agents:
         unfit = heartbeat.unfit or self._not_isolated(node.enforced, node.not_isolated)
         effects += self._take_out_or_back(session.node_id, unfit)
         if heartbeat.wall_ms:
-            self._contacts.clock_said(session.node_id, heartbeat.wall_ms - wall_ms(self._state, now))
+            self._contacts.clock_said(session.node_id, heartbeat.wall_ms - self._state.wall_ms(now))
         for reading in heartbeat.samples:
             gpu = self._state.gpus.get(GpuId(reading.uuid))
             if gpu is not None and gpu.node_id == session.node_id:
