@@ -290,7 +290,7 @@ class Planner:
         or lost: a restart must not change a promised time.
         """
         nodes = self._state.nodes
-        return any([nodes[place.node_id].unconfirmed_since > 0 for place in booking.made.places])
+        return any(nodes[place.node_id].unconfirmed_since > 0 for place in booking.made.places)
 
     def is_settled(self, booking: Booking) -> bool:
         """Neither its nodes nor their reservations changed since it was last planned, and its time has not come. A
