@@ -26,22 +26,21 @@ _SLACK: Final = 64
 
 class Queue:
     __slots__ = (
+        "_accounts",
         "_ageing",
         "_array_lines",
         "_back_off_heap",
-        "accounts",
         "arrays",
         "back_off",
         "beds",
         "by_shape",
         "count",
         "pools",
-        "ready_demands",
         "shapes",
     )
 
     def __init__(self, tasks: Mapping[TaskId, Task], accounts: Accounts, ageing_ms: int = 0) -> None:
-        self.accounts = accounts
+        self._accounts = accounts
         self.pools: dict[Pool | None, PoolUse] = new_pools()
         self.shapes: dict[ShapeId, KnownShape] = {}
         self.by_shape: dict[Shape, ShapeId] = {}
@@ -50,7 +49,6 @@ class Queue:
         self.back_off: dict[TaskId, int] = {}  # end of the back-off
         self._back_off_heap: list[tuple[int, TaskId]] = []
         self._array_lines: dict[TaskId, dict[Line, None]] = {}
-        self.ready_demands: dict[Demand, int] = {}  # number of lines with a head, per demand
         self._ageing = Ageing(tasks, ageing_ms)
         self.beds = Beds()
 
@@ -77,7 +75,7 @@ class Queue:
         copied = known.lines[line.lasts_ms] = line.copy(known, self._ageing, bed)
         bed.lines[copied] = None
         if copied.head:
-            self._set_ready(copied)
+            copied.pool.ready[copied] = None
         if line.shape.array_id:
             self._array_lines.setdefault(line.shape.array_id, {})[copied] = None
 
@@ -112,14 +110,14 @@ class Queue:
         del self.by_shape[known.shape]
         for line in list(known.lines.values()):
             self._close(line)
-        self.accounts.close(known.account, shape_id)
+        self._accounts.close(known.account, shape_id)
 
     def line_of(self, task: Task) -> Line:
         """The line in which a task waits."""
         return self.shapes[task.shape_id].lines[time_class(task)]
 
     def _know(self, shape_id: ShapeId, shape: Shape) -> KnownShape:
-        account = self.accounts.open(shape.tenant_id)
+        account = self._accounts.open(shape.tenant_id)
         pool = self.pools[shape.pool if shape.gpus else None]
         known = self.shapes[shape_id] = KnownShape(shape_id, shape, account, pool)
         account.shapes[shape_id] = known
@@ -140,7 +138,7 @@ class Queue:
     def _close(self, line: Line) -> None:
         """The line has no task any more."""
         del line.known.lines[line.lasts_ms]
-        self._unset_ready(line)
+        line.pool.ready.pop(line, None)
         array_id = line.shape.array_id
         if array_id:
             del self._array_lines[array_id][line]
@@ -212,7 +210,7 @@ class Queue:
 
     def _shrunk(self, line: Line) -> None:
         if not line.head:
-            self._unset_ready(line)
+            line.pool.ready.pop(line, None)
             if not len(line):
                 self._close(line)
 
@@ -277,7 +275,7 @@ class Queue:
 
     def reorder(self) -> None:
         """Moves lines ahead whose tenants' shares fell below the share of others."""
-        dropped = self.accounts.dropped
+        dropped = self._accounts.dropped
         for account in dropped.values():
             for known in account.shapes.values():
                 for line in known.lines.values():
@@ -287,28 +285,22 @@ class Queue:
     @property
     def is_uniform(self) -> bool:
         """A long queue with a single demand: no task can run ahead of another because of its size."""
-        return self.count > LONG_QUEUE and len(self.ready_demands) == 1
+        if self.count <= LONG_QUEUE:
+            return False
+        first: Demand | None = None
+        for pool in self.pools.values():
+            for line in pool.ready:
+                if first is not None and line.demand != first:
+                    return False
+                first = line.demand
+        return first is not None
 
     # leaves
-
-    def _set_ready(self, line: Line) -> None:
-        ready, demands = line.pool.ready, self.ready_demands
-        if line not in ready:
-            ready[line] = None
-            demands[line.demand] = demands.get(line.demand, 0) + 1
-
-    def _unset_ready(self, line: Line) -> None:
-        ready, demands = line.pool.ready, self.ready_demands
-        if line in ready:
-            del ready[line]
-            demands[line.demand] -= 1
-            if not demands[line.demand]:
-                del demands[line.demand]
 
     def _list(self, line: Line) -> None:
         """Called after the head of the line changed."""
         if line.head:
-            self._set_ready(line)
+            line.pool.ready[line] = None
             self.beds.list_line(line)
         else:
-            self._unset_ready(line)
+            line.pool.ready.pop(line, None)
