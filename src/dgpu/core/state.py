@@ -43,12 +43,12 @@ _COPIED: Final = (
     "expiring",
     "fits_empty",
     "health_at",
-    "health_changed",
     "key_ring",
     "limits_changed",
     "reclaims",
     "stirred",
 )
+NOT_COMPUTED: Final = -1  # in place of a time
 _LINKED: Final = ("accounts", "bookings", "freed", "queue", "rooms")
 
 
@@ -174,8 +174,7 @@ class ClusterState:
         self.ended: list[tuple[int, TaskId]] = []  # heap: (ended_at, id) of ended tasks
         self.expiring: list[tuple[int, TaskId, LeaseId]] = []  # heap: ends of allocations, with stale entries
         self.fits_empty: dict[Demand, bool] = {}  # whether an empty node could hold the demand
-        self.health_at: int | None = None  # when time takes the next step of a GPU's health
-        self.health_changed = True  # `health_at` must be computed again
+        self.health_at: int | None = NOT_COMPUTED  # when time takes the next step of a GPU's health
         self.bookings = Bookings()
 
     def become(self, other: ClusterState) -> None:
@@ -332,10 +331,9 @@ class ClusterState:
         return due_at(known, self.settings.health)
 
     def next_health_at(self) -> int | None:
-        if self.health_changed:
+        if self.health_at == NOT_COMPUTED:
             due = map(self.health_due_at, self.health.values())
             self.health_at = min((at for at in due if at is not None), default=None)
-            self.health_changed = False
         return self.health_at
 
 

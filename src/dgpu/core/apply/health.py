@@ -12,7 +12,7 @@ from dgpu.core.model.health import GpuHealth, Health, lasts
 from dgpu.core.model.ids import GpuId, NodeId
 from dgpu.core.model.lease import Lease
 from dgpu.core.model.node import Gpu
-from dgpu.core.state import ClusterState
+from dgpu.core.state import NOT_COMPUTED, ClusterState
 
 
 def apply_health(state: ClusterState, event: GpuHealthChanged) -> None:
@@ -40,7 +40,7 @@ def apply_health(state: ClusterState, event: GpuHealthChanged) -> None:
             blames=(),
         )
     state.health[event.gpu_id] = changed
-    state.health_changed = True
+    state.health_at = NOT_COMPUTED
     if gpu is not None:
         change_gpu(state, gpu.id, health=event.after)
 
@@ -73,7 +73,7 @@ def apply_stop_requested(state: ClusterState, event: TaskStopRequested) -> None:
 
 def note_listed(state: ClusterState, node_id: NodeId, listed: Iterable[Gpu], at: int) -> list[Gpu]:
     """A node reported its list of GPUs: each GPU keeps its health, also in another node."""
-    state.health_changed = True
+    state.health_at = NOT_COMPUTED
     found = []
     for gpu in listed:
         known = state.health.get(gpu.id)
@@ -92,7 +92,7 @@ def note_observed(state: ClusterState, gpu: Gpu, at: int) -> None:
     known = state.health.get(gpu.id)
     if known is not None:
         state.health[gpu.id] = _clearing(known, gpu, at)
-        state.health_changed = True
+        state.health_at = NOT_COMPUTED
 
 
 def note_freed(state: ClusterState, lease: Lease) -> None:
@@ -100,14 +100,14 @@ def note_freed(state: ClusterState, lease: Lease) -> None:
     if state.health and any(
         (known := state.health.get(gpu_id)) is not None and not known.serves for gpu_id in lease.gpu_ids
     ):
-        state.health_changed = True
+        state.health_at = NOT_COMPUTED
 
 
 def forget_node(state: ClusterState, node_id: NodeId) -> None:
     gone = [gpu_id for gpu_id, known in state.health.items() if known.node_id == node_id]
     for gpu_id in gone:
         del state.health[gpu_id]
-    state.health_changed = True
+    state.health_at = NOT_COMPUTED
 
 
 def _clearing(known: GpuHealth, gpu: Gpu, at: int) -> GpuHealth:

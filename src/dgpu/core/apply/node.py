@@ -20,7 +20,7 @@ from dgpu.core.events import (
 from dgpu.core.identity import identify
 from dgpu.core.model.ids import NodeId
 from dgpu.core.model.node import Gpu
-from dgpu.core.state import ClusterState
+from dgpu.core.state import NOT_COMPUTED, ClusterState
 
 
 def apply_epoch(state: ClusterState, event: EpochBegan) -> None:
@@ -37,7 +37,7 @@ def apply_epoch(state: ClusterState, event: EpochBegan) -> None:
     state.bookings.reorder()
     state.stirred = True
     state.fits_empty.clear()
-    state.health_changed = True
+    state.health_at = NOT_COMPUTED
 
 
 def apply_registered(state: ClusterState, event: NodeRegistered) -> None:
@@ -62,7 +62,7 @@ def apply_observation(state: ClusterState, event: ObservationChanged) -> None:
 
 def apply_lost(state: ClusterState, event: NodeLost) -> None:
     _change(state, event.node_id, offline_since=max(1, event.at), unconfirmed_since=0)
-    state.health_changed = True
+    state.health_at = NOT_COMPUTED
 
 
 def apply_draining(state: ClusterState, event: NodeDraining) -> None:
