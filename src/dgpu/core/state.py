@@ -44,7 +44,6 @@ _COPIED: Final = (
     "fits_empty",
     "health_at",
     "key_ring",
-    "limits_changed",
     "reclaims",
     "stirred",
 )
@@ -166,7 +165,6 @@ class ClusterState:
         self.queue = Queue(self.tasks, self.accounts, self.settings.ageing_ms)
         self.away: dict[NodeId, dict[Pool, int]] = {}  # use of GPUs that are unreachable or faulty
         self.reclaims: dict[LeaseId, TaskId] = {}  # stops that return quota, with the task that waits for it
-        self.limits_changed = True  # the pools have not seen the current quota
         self.stirred = True  # use, quota or tenants changed since lines were last woken for that
         self.freed: dict[TenantId, Account] = {}  # tenants that use less since then, or have other limits
         self.dependents = Dependents()

@@ -10,6 +10,7 @@ from dgpu.core.apply.secrets import forget_secrets
 from dgpu.core.events import EpochBegan, QuotaChanged, TenantRemoved, TenantSet, UsageCharged
 from dgpu.core.model.ids import TenantId
 from dgpu.core.model.lease import Lease
+from dgpu.core.model.quota import Quota
 from dgpu.core.model.tenant import Tenant
 from dgpu.core.model.usage import ONE, Meter, Usage, charged, factor, is_far
 from dgpu.core.state import ClusterState
@@ -47,8 +48,8 @@ def note_released(state: ClusterState, lease: Lease, at: int) -> None:
 
 
 def apply_quota(state: ClusterState, event: QuotaChanged) -> None:
-    state.quota = event.quota
-    state.limits_changed = state.stirred = True
+    _set_quota(state, event.quota)
+    state.stirred = True
 
 
 def apply_tenant_set(state: ClusterState, event: TenantSet) -> None:
@@ -72,8 +73,7 @@ def adopt_settings(state: ClusterState, event: EpochBegan) -> None:
     """The latest change wins: a new value in the configuration, else the value that was changed live."""
     before, after = state.settings, event.settings
     if state.epoch == 0 or before.quota != after.quota:
-        state.quota = after.quota
-        state.limits_changed = True
+        _set_quota(state, after.quota)
     if state.tenants:
         _charge(state, event.at)
     if after.fair_share_half_life_ms != state.meter.half_life_ms:
@@ -89,6 +89,11 @@ def adopt_settings(state: ClusterState, event: EpochBegan) -> None:
 
 
 # leaves
+
+
+def _set_quota(state: ClusterState, quota: Quota) -> None:
+    state.quota = quota
+    state.rooms.refreshed.update(dict.fromkeys(state.rooms.by_node))  # the limits of pools are computed again
 
 
 def _know(state: ClusterState, tenant: Tenant, at: int) -> None:

@@ -177,8 +177,7 @@ def wake(state: ClusterState, at: int) -> None:
     queue, rooms = state.queue, state.rooms
     if state.accounts.dropped:
         queue.reorder()
-    if rooms.refreshed or state.limits_changed:
-        settle_pools(state)
+    settle_pools(state)
     if rooms.improved:
         for room in rooms.improved.values():
             queue.beds.wake_for_room(room, _passable(state, room, at))

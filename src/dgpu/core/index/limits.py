@@ -30,12 +30,12 @@ def quota_of(state: ClusterState) -> Split:
 def settle_pools(state: ClusterState) -> None:
     """Updates the pools' limits: the quota, plus current use on GPUs that do not count for it."""
     refreshed = state.rooms.refreshed
-    if not refreshed and not state.limits_changed:
+    if not refreshed:
         return
     for node_id in refreshed:
         _count_away(state, node_id)
     refreshed.clear()
-    state.limits_changed, state.stirred = False, True
+    state.stirred = True
     state.bookings.windows_at = -1  # they depend on the limits
     parts = quota_of(state)
     for pool in Pool:
