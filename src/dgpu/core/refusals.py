@@ -17,8 +17,8 @@ from dgpu.core.model.ids import NodeId, TaskId, TenantId
 from dgpu.core.model.task import Pool
 
 
-class Scope(enum.Enum):
-    """Which lines share a refusal, and which changes lift it."""
+class Scope(enum.IntEnum):
+    """Which lines share a refusal, and which changes lift it. Numbers, because keys are hashed with each try."""
 
     ROOM = 1  # the demand; a node has more to give, a reservation moved
     POOL = 2  # pool and claim; the pool's use, quota or reservations changed

@@ -203,18 +203,18 @@ def _wake_for_less(state: ClusterState, at: int) -> None:
     """
     beds = state.queue.beds
     for pool in _POOLS:
-        if beds.pool_beds.get(pool):
-            left = free_milli(state, state.queue.pools[pool])
-            for bed in beds.closed_for_quota(pool, left):
+        closed = [bed for bed in beds.of(Scope.POOL, pool) if not bed.is_open]
+        left = free_milli(state, state.queue.pools[pool]) if closed else 0
+        for bed in closed:
+            if bed.key[2] <= left:
                 beds.retry(bed, lets_in=_has_quota(state, bed, at))
-    for bed in beds.guarantee_beds.values():
+    for bed in beds.of(Scope.GUARANTEE):
         first = None if bed.is_open else bed.first()
         beds.retry(bed, lets_in=first is None or guarantees(state, first.account, first.claim) is None)
     if state.reservations:
         _wake_favoured(state)
         _wake_for_gpus(state)
-    if beds.other_beds:
-        beds.wake_others()
+    beds.wake_others()
 
 
 def _has_quota(state: ClusterState, bed: Bed, at: int) -> bool:

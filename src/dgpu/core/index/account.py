@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from dgpu.core.index.line import KnownShape
 
 
-
 class Account:
     """The share orders tenants. It is the decayed use plus one step's charge of the current use, divided by the weight.
     So a burst of free GPUs is distributed in turns, although no tenant has used any of them yet.

@@ -7,18 +7,21 @@ compare each pass with a pass on a state in which every line is awake.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, TypeAlias
 
 from dgpu.core.index.account import Account
 from dgpu.core.index.bed import Bed, BedKey, Offers
 from dgpu.core.index.line import Line, Turn
 from dgpu.core.index.room import Room, whole
-from dgpu.core.model.ids import NO_TASK, TaskId, TenantId
-from dgpu.core.model.task import Pool
+from dgpu.core.model.ids import NO_TASK, TaskId
 from dgpu.core.refusals import Refusal, Scope
 from dgpu.core.rules.fit import fits
 
 _AWAKE: Final[BedKey] = ("awake",)
+Change: TypeAlias = tuple[
+    Scope, str | None
+]  # with the pool or the tenant that changed, if the scope is one of these
+_OF_ONE: Final = (Scope.POOL, Scope.TENANT)
 # In place of the level that a task must exceed to take a reservation slot.
 FREE_SLOT: Final = -(1 << 62)  # a slot is free
 NO_SLOT: Final = 1 << 62
@@ -51,14 +54,10 @@ class Passable:
 class Beds:
     __slots__ = (
         "_beds",
+        "_by_change",
         "_made",
         "_offers",
         "awake",
-        "guarantee_beds",
-        "other_beds",
-        "pool_beds",
-        "room_beds",
-        "tenant_beds",
     )
 
     def __init__(self) -> None:
@@ -66,12 +65,7 @@ class Beds:
         self.awake = Bed(_AWAKE, 0)
         self._made = 0  # number of beds created
         self._beds: dict[BedKey, Bed] = {}
-        # The same beds, by the changes that open them.
-        self.room_beds: dict[int, dict[BedKey, Bed]] = {}  # by the number of GPUs on one node
-        self.pool_beds: dict[Pool | None, dict[BedKey, Bed]] = {}
-        self.tenant_beds: dict[TenantId, dict[BedKey, Bed]] = {}
-        self.guarantee_beds: dict[BedKey, Bed] = {}
-        self.other_beds: dict[BedKey, Bed] = {}
+        self._by_change: dict[Change, dict[BedKey, Bed]] = {}  # the same beds, by the change that opens them
 
     def copy_empty(self, twin: Beds) -> dict[Bed, Bed]:
         """Creates the same beds in an empty twin; returns the copy of each bed."""
@@ -90,6 +84,10 @@ class Beds:
 
     def all(self) -> Iterable[Bed]:
         return (self.awake, *self._beds.values())
+
+    def of(self, scope: Scope, of: str | None = None) -> Iterable[Bed]:
+        """The beds of a scope; of a pool or a tenant, if the scope has these."""
+        return self._by_change.get((scope, of), _NO_BEDS).values()
 
     def discard(self) -> None:
         for bed in self.all():
@@ -196,19 +194,11 @@ class Beds:
     def wake_for_room(self, room: Room, passable: Passable) -> None:
         """A node has more to give: beside its reservations, or for lines that may pass some of them."""
         seen = whole(room) if room.holds else room
-        gpus = len(seen.idle)
-        for number, beds in self.room_beds.items():
-            if number <= gpus or (number == 1 and seen.parts):
-                for bed in beds.values():
-                    if bed.is_open and not bed.for_slot:
-                        continue
-                    if fits(room, bed.key[1]) or (room.holds and passable.by(bed) and fits(seen, bed.key[1])):
-                        self.wake(bed)
-
-    def closed_for_quota(self, pool: Pool | None, left_milli: int) -> list[Bed]:
-        """The beds that may open if a pool may take this much more."""
-        beds = self.pool_beds.get(pool, _NO_BEDS).values()
-        return [bed for bed in beds if not bed.is_open and bed.key[2] <= left_milli]
+        for bed in self.of(Scope.ROOM):
+            if (bed.is_open and not bed.for_slot) or not fits(seen, bed.key[1]):
+                continue
+            if not room.holds or fits(room, bed.key[1]) or passable.by(bed):
+                self.wake(bed)
 
     def retry(self, bed: Bed, *, lets_in: bool) -> None:
         """`lets_in`: the rule that closed the bed no longer refuses its first line."""
@@ -220,26 +210,25 @@ class Beds:
 
     def wake_for_tenant(self, account: Account) -> None:
         """The tenant uses less, or its limits changed."""
-        for bed in self.tenant_beds.get(account.tenant_id, _NO_BEDS).values():
+        for bed in self.of(Scope.TENANT, account.tenant_id):
             self.wake(bed)
 
     def wake_others(self) -> None:
         """After any change, a share may get a GPU on which its claim is smaller."""
-        for bed in self.other_beds.values():
+        for bed in self.of(Scope.OTHER):
             self.wake(bed)
 
     def wake_for_slot(self, slot_level: int) -> None:
         """Lines above this level may take a reservation slot: the first in order that may reserve gets it."""
         if slot_level == NO_SLOT:
             return
-        for beds in self.room_beds.values():
-            for bed in beds.values():
-                if not bed.is_open or bed.for_slot:
-                    bed.close()
-                    first = bed.first()
-                    if first is not None and _is_above(first.listed, slot_level):
-                        bed.is_open = bed.for_slot = True
-                        self._offers.offer(bed)
+        for bed in self.of(Scope.ROOM):
+            if not bed.is_open or bed.for_slot:
+                bed.close()
+                first = bed.first()
+                if first is not None and _is_above(first.listed, slot_level):
+                    bed.is_open = bed.for_slot = True
+                    self._offers.offer(bed)
 
     def wake(self, bed: Bed) -> None:
         bed.put_back()
@@ -263,14 +252,8 @@ class Beds:
 
     def _kin(self, key: BedKey) -> dict[BedKey, Bed]:
         """The beds that open with the same kind of change."""
-        scope = key[0]
-        if scope is Scope.ROOM:
-            return self.room_beds.setdefault(key[1].gpus, {})
-        if scope is Scope.POOL:
-            return self.pool_beds.setdefault(key[1], {})
-        if scope is Scope.TENANT:
-            return self.tenant_beds.setdefault(key[1], {})
-        return self.guarantee_beds if scope is Scope.GUARANTEE else self.other_beds
+        scope: Scope = key[0]
+        return self._by_change.setdefault((scope, key[1] if scope in _OF_ONE else None), {})
 
 
 _NO_BEDS: Final[dict[BedKey, Bed]] = {}
