@@ -20,15 +20,18 @@ from dgpu.core.model.reservation import Hold
 from dgpu.core.model.settings import Placement, Settings
 from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.core.model.typical import Typical
+from dgpu.core.rules.fit import rank
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_FEW: Final = 8  # rooms that are asked one by one
 _PACK: Final = Placement.PACK  # a local name: a lookup of an enum member costs as much as a call
 
 
 class Rooms:
     __slots__ = (
+        "_giving",
         "_gpus",
         "_largest",
         "_leases",
@@ -64,6 +67,7 @@ class Rooms:
         self.holders: dict[GpuId, tuple[LeaseId, ...]] = {}  # several if tasks share the GPU
         self.counts: list[int] = [0] * len(STATUSES)
         self.improved: dict[NodeId, Room] = {}  # rooms that may have more to give since the last wake
+        self._giving: dict[NodeId, Room] = {}  # rooms with idle GPUs that no reservation keeps
         self._rankings = Rankings(self.by_node)
         self.soonest = Soonest(self.by_node)
         self.refreshed: dict[
@@ -97,6 +101,7 @@ class Rooms:
         twin._mixed = self._mixed
         twin.improved = {node_id: twin.by_node[node_id] for node_id in self.improved}
         twin.reserved = {node_id: twin.by_node[node_id] for node_id in self.reserved}
+        twin._giving = {node_id: twin.by_node[node_id] for node_id in self._giving}
         twin._rankings = self._rankings.copy(twin.by_node)
         return twin
 
@@ -218,7 +223,17 @@ class Rooms:
 
     def find(self, demand: Demand) -> Spot | None:
         """The node and GPUs for a task of this demand; None if it fits on no node now."""
-        if self._settings.placement is _PACK and _is_packed(demand):
+        packs = self._settings.placement is _PACK and _is_packed(demand)
+        if demand.whole_milli and len(self._giving) <= _FEW:
+            few = self._few(demand)
+            if not few:
+                return None
+            room = few[0][2]
+            if not packs:
+                return spot_in(room, demand)
+            if len(few) == 1 and not room.mixed:
+                return spot_on(room, demand, pack_cards(room, demand, room.idle[0].kind, WHOLE_MILLI))
+        if packs:
             found = self._packed().best(demand)
             if found is not None:
                 room = self.by_node[NodeId(found.node_id)]
@@ -227,6 +242,13 @@ class Rooms:
                 return None
         best = self._rankings.best(demand)
         return None if best is None else spot_in(best, demand)
+
+    def _few(self, demand: Demand) -> list[tuple[int, NodeId, Room]]:
+        """The rooms for whole GPUs, the best first. In a busy cluster few rooms have idle GPUs, and asking each is
+        faster than an index: a tenth of a decision, with `pack` a quarter.
+        """
+        ranks = [(rank(room, demand), room) for room in self._giving.values()]
+        return sorted([(value, room.node_id, room) for value, room in ranks if value is not None])
 
     def find_gang(self, demand: Demand) -> list[Spot]:
         """A node for each rank, the best first; empty if too few nodes have room now."""
@@ -310,6 +332,10 @@ class Rooms:
         return packing
 
     def _changed(self, room: Room) -> None:
+        if room.ready and room.idle:
+            self._giving[room.node_id] = room
+        else:
+            self._giving.pop(room.node_id, None)
         if self._packing is not None:
             self._packing.changed[room.node_id] = room
         room.version += 1
