@@ -176,7 +176,7 @@ def test_the_lists_of_changes_stay_short_where_nobody_runs_a_pass() -> None:
         lease(1 + turn % 2, on="n1")(state)
         do(state, finished(turn + 1, outcome=Outcome.STOPPED))
     assert len(state.rooms._rankings._changes) < 5_000
-    assert len(state.queue.beds.awake._turns) < 200
+    assert len(state.queue.beds._awake._turns) < 200
     assert len(state.queue.beds._offers._beds) < 200
     assert run_pass(state) == [1]
 

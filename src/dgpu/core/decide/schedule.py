@@ -175,8 +175,7 @@ def wake(state: ClusterState, at: int) -> None:
     which refusal.
     """
     queue, rooms = state.queue, state.rooms
-    if state.accounts.dropped:
-        queue.reorder()
+    queue.reorder()
     settle_pools(state)
     if rooms.improved:
         for room in rooms.improved.values():

@@ -74,6 +74,7 @@ class Account:
 
 class Accounts:
     __slots__ = (
+        "_dropped",
         "_factor",
         "_held_factor",
         "_meter",
@@ -81,13 +82,12 @@ class Accounts:
         "_step",
         "_tenants",
         "by_tenant",
-        "dropped",
         "guaranteed",
     )
 
     def __init__(self, tenants: Mapping[TenantId, Tenant], meter: Meter) -> None:
         self.by_tenant: dict[TenantId, Account] = {}
-        self.dropped: dict[
+        self._dropped: dict[
             TenantId, Account
         ] = {}  # tenants that moved ahead: their lines may be listed too late
         self.guaranteed: dict[TenantId, Account] = {}
@@ -104,8 +104,8 @@ class Accounts:
             twin._standings.move(copied)
             if tenant_id in self.guaranteed:
                 twin.guaranteed[tenant_id] = copied
-            if tenant_id in self.dropped:
-                twin.dropped[tenant_id] = copied
+            if tenant_id in self._dropped:
+                twin._dropped[tenant_id] = copied
         return twin
 
     def open(self, tenant_id: TenantId) -> Account:
@@ -121,7 +121,7 @@ class Accounts:
         if not account.shapes and account.tenant is None and not account.weighed:
             del self.by_tenant[account.tenant_id]
             self._standings.leave(account)
-            self.dropped.pop(account.tenant_id, None)
+            self._dropped.pop(account.tenant_id, None)
 
     def learn(self, usages: Mapping[TenantId, Usage], meter: Meter) -> None:
         """Tenants, use or the meter changed, and so did every share."""
@@ -134,6 +134,12 @@ class Accounts:
             usage = usages.get(tenant_id)
             account.weighed = 0 if usage is None else usage.weighed
             self._introduce(account)
+
+    def take_dropped(self) -> list[Account]:
+        """The tenants that moved ahead since the last call."""
+        dropped = list(self._dropped.values())
+        self._dropped.clear()
+        return dropped
 
     # current use
 
@@ -197,7 +203,7 @@ class Accounts:
         before = account.standing
         self._standings.move(account)
         if account.standing < before:
-            self.dropped[account.tenant_id] = account
+            self._dropped[account.tenant_id] = account
 
     def _share(self, account: Account) -> int:
         tenant = account.tenant

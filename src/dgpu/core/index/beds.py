@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 from dgpu.core.index.account import Account
 from dgpu.core.index.bed import Bed, BedKey, Offers
-from dgpu.core.index.line import Line, Turn
+from dgpu.core.index.line import Ageing, KnownShape, Line, Turn
 from dgpu.core.index.room import Room, whole
 from dgpu.core.model.ids import NO_TASK, TaskId
 from dgpu.core.refusals import Refusal, Scope
@@ -53,23 +53,23 @@ class Passable:
 
 class Beds:
     __slots__ = (
+        "_awake",
         "_beds",
         "_by_change",
         "_made",
         "_offers",
-        "awake",
     )
 
     def __init__(self) -> None:
         self._offers = Offers()
-        self.awake = Bed(_AWAKE, 0)
+        self._awake = Bed(_AWAKE, 0)
         self._made = 0  # number of beds created
         self._beds: dict[BedKey, Bed] = {}
         self._by_change: dict[Change, dict[BedKey, Bed]] = {}  # the same beds, by the change that opens them
 
     def copy_empty(self, twin: Beds) -> dict[Bed, Bed]:
         """Creates the same beds in an empty twin; returns the copy of each bed."""
-        copies = {self.awake: twin.awake}
+        copies = {self._awake: twin._awake}
         for key, bed in self._beds.items():
             copied = copies[bed] = twin._bed(key)
             copied.is_open, copied.for_slot, copied.refused = bed.is_open, bed.for_slot, bed.refused
@@ -83,7 +83,7 @@ class Beds:
                 self._offers.offer(bed)
 
     def all(self) -> Iterable[Bed]:
-        return (self.awake, *self._beds.values())
+        return (self._awake, *self._beds.values())
 
     def of(self, scope: Scope, of: str | None = None) -> Iterable[Bed]:
         """The beds of a scope; of a pool or a tenant, if the scope has these."""
@@ -95,18 +95,20 @@ class Beds:
 
     # lines
 
-    def take_in(self, line: Line) -> None:
-        """Adds a new line, awake."""
-        self.awake.lines[line] = None
+    def new_line(self, known: KnownShape, lasts_ms: int, ageing: Ageing) -> Line:
+        """It is awake."""
+        line = Line(known, lasts_ms, ageing, self._awake)
+        self._awake.lines[line] = None
+        return line
 
     def wake_line(self, line: Line) -> None:
-        if line.bed is not self.awake:
-            self._move(line, self.awake)
+        if line.bed is not self._awake:
+            self._move(line, self._awake)
 
     def leave(self, line: Line) -> None:
         bed = line.bed
         bed.leave(line)
-        if not bed.lines and bed is not self.awake:
+        if not bed.lines and bed is not self._awake:
             bed.discard()
             del self._beds[bed.key]
             del self._kin(bed.key)[bed.key]
@@ -145,7 +147,7 @@ class Beds:
         """The next line in order to try. `slot_level`: a task above this level may take a reservation slot."""
         while (line := self._offers.first()) is not None:
             bed = line.bed
-            if bed is self.awake:
+            if bed is self._awake:
                 if not self._is_refused(line):
                     return line
             elif _is_above(line.listed, slot_level):

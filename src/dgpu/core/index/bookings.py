@@ -58,11 +58,11 @@ class Settled(NamedTuple):
 
 
 class Bookings:
-    __slots__ = ("checked", "ends", "in_order", "windows_at")
+    __slots__ = ("_checked", "ends", "in_order", "windows_at")
 
     def __init__(self) -> None:
         self.ends = Ends()
-        self.checked: dict[TaskId, Settled] = {}
+        self._checked: dict[TaskId, Settled] = {}
         self.in_order: list[Booking] | None = None  # None: must be computed
         self.windows_at = -1  # the time for which their windows are computed
 
@@ -72,12 +72,16 @@ class Bookings:
 
     def forget(self, task_id: TaskId) -> None:
         self.changed()
-        self.checked.pop(task_id, None)
+        self._checked.pop(task_id, None)
 
     def reorder(self) -> None:
         """The rule for levels changed."""
         self.changed()
-        self.checked.clear()
+        self._checked.clear()
+
+    def is_settled(self, task_id: TaskId, at: int, rooms: tuple[int, ...]) -> bool:
+        known = self._checked.get(task_id)
+        return known is not None and at < known.until and known.rooms == rooms
 
     def settle(self, task_id: TaskId, until: int, rooms: tuple[int, ...]) -> None:
-        self.checked[task_id] = Settled(until, rooms)
+        self._checked[task_id] = Settled(until, rooms)

@@ -127,8 +127,7 @@ class Queue:
         line = known.lines.get(lasts_ms)
         if line is not None:
             return line
-        line = known.lines[lasts_ms] = Line(known, lasts_ms, self._ageing, self.beds.awake)
-        self.beds.take_in(line)
+        line = known.lines[lasts_ms] = self.beds.new_line(known, lasts_ms, self._ageing)
         shape = known.shape
         if shape.array_id:
             self._array_lines.setdefault(shape.array_id, {})[line] = None
@@ -275,12 +274,10 @@ class Queue:
 
     def reorder(self) -> None:
         """Moves lines ahead whose tenants' shares fell below the share of others."""
-        dropped = self._accounts.dropped
-        for account in dropped.values():
+        for account in self._accounts.take_dropped():
             for known in account.shapes.values():
                 for line in known.lines.values():
                     self.beds.move_up(line)
-        dropped.clear()
 
     @property
     def is_uniform(self) -> bool:

@@ -10,7 +10,7 @@ from dgpu.core.index.cards import deal, status_of
 from dgpu.core.index.packing import Packing, pack_cards
 from dgpu.core.index.ranking import Rankings
 from dgpu.core.index.room import BUSY, IDLE, STATUSES, Card, Room
-from dgpu.core.index.soonest import Soonest
+from dgpu.core.index.soonest import Candidate, FreeAt, Soonest
 from dgpu.core.index.spot import Spot, spot_in, spot_on
 from dgpu.core.model.demand import Demand
 from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId
@@ -23,7 +23,7 @@ from dgpu.core.model.typical import Typical
 from dgpu.core.rules.fit import rank
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
 _FEW: Final = 8  # rooms that are asked one by one
 _PACK: Final = Placement.PACK  # a local name: a lookup of an enum member costs as much as a call
@@ -39,15 +39,15 @@ class Rooms:
         "_nodes",
         "_packing",
         "_rankings",
+        "_reserved",
         "_settings",
+        "_soonest",
         "_typical",
         "by_node",
         "counts",
         "holders",
         "improved",
         "refreshed",
-        "reserved",
-        "soonest",
     )
 
     def __init__(
@@ -69,11 +69,11 @@ class Rooms:
         self.improved: dict[NodeId, Room] = {}  # rooms that may have more to give since the last wake
         self._giving: dict[NodeId, Room] = {}  # rooms with idle GPUs that no reservation keeps
         self._rankings = Rankings(self.by_node)
-        self.soonest = Soonest(self.by_node)
+        self._soonest = Soonest(self.by_node)
         self.refreshed: dict[
             NodeId, None
         ] = {}  # computed again: their GPUs may have begun or ceased to count for the quota
-        self.reserved: dict[NodeId, Room] = {}  # rooms with reservations
+        self._reserved: dict[NodeId, Room] = {}  # rooms with reservations
         self._packing: Packing | None = None  # created on first use
         self._mixed = False  # some node has several kinds of GPUs
         self._largest = -1  # GPUs of the largest node; -1: must be computed
@@ -94,13 +94,13 @@ class Rooms:
     ) -> Rooms:
         twin = Rooms(nodes, gpus, leases, self._settings, self._typical)
         twin.by_node = {node_id: room.copy() for node_id, room in self.by_node.items()}
-        twin.soonest = Soonest(twin.by_node)
+        twin._soonest = Soonest(twin.by_node)
         twin.holders = self.holders.copy()
         twin.counts = self.counts.copy()
         twin.refreshed = self.refreshed.copy()
         twin._mixed = self._mixed
         twin.improved = {node_id: twin.by_node[node_id] for node_id in self.improved}
-        twin.reserved = {node_id: twin.by_node[node_id] for node_id in self.reserved}
+        twin._reserved = {node_id: twin.by_node[node_id] for node_id in self._reserved}
         twin._giving = {node_id: twin.by_node[node_id] for node_id in self._giving}
         twin._rankings = self._rankings.copy(twin.by_node)
         return twin
@@ -156,7 +156,7 @@ class Rooms:
     def remove(self, node_id: NodeId) -> None:
         room = self.by_node.pop(node_id)
         self._largest = -1
-        self.reserved.pop(node_id, None)
+        self._reserved.pop(node_id, None)
         self.improved.pop(node_id, None)
         self.refreshed[node_id] = None
         room.ready = False
@@ -269,6 +269,14 @@ class Rooms:
 
     # reservations
 
+    def reserved(self) -> Collection[Room]:
+        """The rooms with reservations."""
+        return self._reserved.values()
+
+    def by_opening(self, gpus: int, free_at: FreeAt) -> Iterator[Candidate]:
+        """The rooms by the time at which this many of their GPUs may be free; see soonest."""
+        return self._soonest.rooms(gpus, free_at)
+
     def largest_gpus(self) -> int:
         """GPUs of the largest node."""
         if self._largest < 0:
@@ -290,7 +298,7 @@ class Rooms:
         room = self.by_node.get(node_id)
         if room is not None:
             room.version += 1
-            self.soonest.note(room)
+            self._soonest.note(room)
 
     def keep(self, node_id: NodeId, task_id: TaskId, hold: Hold | None) -> None:
         """Sets what a reservation holds of a node; None: nothing."""
@@ -303,9 +311,9 @@ class Rooms:
             holds[task_id] = hold
         room.keep(dict(sorted(holds.items())))
         if room.holds:
-            self.reserved[node_id] = room
+            self._reserved[node_id] = room
         else:
-            self.reserved.pop(node_id, None)
+            self._reserved.pop(node_id, None)
         self._changed(room)
         if room.ready and before is not None and (hold is None or not {*before.gpu_ids} <= {*hold.gpu_ids}):
             self.improved[node_id] = room
@@ -340,7 +348,7 @@ class Rooms:
             self._packing.changed[room.node_id] = room
         room.version += 1
         self._rankings.note(room)
-        self.soonest.note(room)
+        self._soonest.note(room)
 
 
 def _is_packed(demand: Demand) -> bool:

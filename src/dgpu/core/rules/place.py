@@ -67,7 +67,7 @@ def reserved_for(state: ClusterState, roomy: Sequence[Room], access: Access) -> 
 def rooms_but_for_reservations(state: ClusterState, demand: Demand) -> list[Room]:
     """Rooms that would fit the demand without their reservations."""
     found = []
-    for room in state.rooms.reserved.values():
+    for room in state.rooms.reserved():
         if len(room.idle) + len(room.kept) < demand.gpus and not room.used:
             continue
         if fits(whole(room), demand):
@@ -85,7 +85,7 @@ def has_room_but_for_reservations(state: ClusterState, demand: Demand, roomy: Se
 def _among_reservations(state: ClusterState, demand: Demand, access: Access, at: int) -> list[Spot]:
     counts_host = bool(demand.cpus_milli or demand.ram_mb)
     found: list[tuple[int, NodeId, Room]] = []
-    for room in state.rooms.reserved.values():
+    for room in state.rooms.reserved():
         if access.passed.isdisjoint(room.holds):
             # The task may use no more there than beside reservations, except cpus and ram until these begin.
             if not counts_host or (len(room.idle) < demand.gpus and not room.parts):

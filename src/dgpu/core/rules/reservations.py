@@ -222,7 +222,7 @@ class Planner:
         rooms = self._state.rooms
         if demand.gpus:
             cards = demand.gpus if demand.share_milli == WHOLE_MILLI else PART
-            return rooms.soonest.rooms(cards, self._cards_at)
+            return rooms.by_opening(cards, self._cards_at)
         return [Candidate(0, node_id, room) for node_id, room in sorted(rooms.by_node.items())]
 
     def _cards_at(self, room: Room, gpus: int) -> int | None:
@@ -298,11 +298,7 @@ class Planner:
         """
         if not booking.made.places:
             return not booking.at or self._at < booking.at
-        bookings = self._state.bookings
-        checked = bookings.checked.get(booking.task_id)
-        if checked is None or self._at >= checked.until:
-            return False
-        return checked.rooms == self._versions(booking)
+        return self._state.bookings.is_settled(booking.task_id, self._at, self._versions(booking))
 
     def settle(self, booking: Booking, others: Sequence[Booking]) -> None:
         """The plan is the one that stands, so only its own nodes decided it."""

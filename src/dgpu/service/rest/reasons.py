@@ -33,7 +33,7 @@ class Reasons:
         self._by_demand: dict[Demand, Blocker | None] = {}
         self._by_holder: dict[tuple[Demand, int, int], Blocker | None] = {}
         self._max_demands = _as_many(_MAX_NODES, len(state.nodes))
-        self._max_holders = _as_many(_MAX_KEPT_NODES, len(state.rooms.reserved))
+        self._max_holders = _as_many(_MAX_KEPT_NODES, len(state.rooms.reserved()))
 
     def of(self, task: Task) -> dict[str, str]:
         return reason_told_to(self._tenants, self._of(task))
