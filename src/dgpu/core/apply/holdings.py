@@ -6,7 +6,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from dgpu.core.apply.secrets import forget_secrets
+from dgpu.core.apply.credentials import forget_secrets
 from dgpu.core.events import EpochBegan, QuotaChanged, TenantRemoved, TenantSet, UsageCharged
 from dgpu.core.model.ids import TenantId
 from dgpu.core.model.lease import Lease

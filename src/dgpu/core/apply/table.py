@@ -7,9 +7,15 @@ from typing import Any, Final
 
 from dgpu.core import events
 from dgpu.core.apply.alerts import apply_alert_records
-from dgpu.core.apply.audit import apply_audited
+from dgpu.core.apply.credentials import (
+    apply_audited,
+    apply_resealed,
+    apply_secret_deleted,
+    apply_secret_set,
+    apply_token_created,
+    apply_token_revoked,
+)
 from dgpu.core.apply.dependencies import apply_held, apply_released
-from dgpu.core.apply.gang import apply_gang_placed, apply_rank_ended
 from dgpu.core.apply.health import (
     apply_blamed,
     apply_health,
@@ -29,20 +35,20 @@ from dgpu.core.apply.node import (
     apply_resumed,
 )
 from dgpu.core.apply.reservation import apply_reserved
-from dgpu.core.apply.secrets import apply_resealed, apply_secret_deleted, apply_secret_set
 from dgpu.core.apply.task import (
     apply_cancel_requested,
     apply_cancelled,
     apply_finished,
     apply_forgotten,
+    apply_gang_placed,
     apply_keys_forgotten,
     apply_placed,
     apply_priority,
+    apply_rank_ended,
     apply_requeued,
     apply_started,
     apply_submitted,
 )
-from dgpu.core.apply.tokens import apply_token_created, apply_token_revoked
 from dgpu.core.events import Event
 from dgpu.core.state import ClusterState
 from dgpu.core.wall_clock import apply_wall_clock

@@ -17,8 +17,8 @@ from typing import Final
 from dgpu.core.apply.table import apply
 from dgpu.core.commands import RunPass
 from dgpu.core.decide.learning import typical_due
+from dgpu.core.decide.orders import end_broken
 from dgpu.core.decide.time import PORTION
-from dgpu.core.decide.waiting import end_broken
 from dgpu.core.events import Event
 from dgpu.core.index.bed import Bed
 from dgpu.core.index.beds import NO_SLOT, Passable

@@ -9,7 +9,13 @@ from dgpu.core import commands
 from dgpu.core.commands import Command, RunPass
 from dgpu.core.decide.alerts import decide_keep_alerts
 from dgpu.core.decide.audit import audited, decide_record_audit
-from dgpu.core.decide.cancel import decide_cancel
+from dgpu.core.decide.credentials import (
+    decide_create_token,
+    decide_delete_secret,
+    decide_reseal,
+    decide_revoke_token,
+    decide_set_secret,
+)
 from dgpu.core.decide.health import decide_check, decide_recover
 from dgpu.core.decide.learning import decide_condition, decide_end
 from dgpu.core.decide.node import (
@@ -22,14 +28,12 @@ from dgpu.core.decide.node import (
     decide_remove,
     decide_resume,
 )
+from dgpu.core.decide.orders import decide_cancel, decide_hold, decide_let_go, decide_priority
 from dgpu.core.decide.quota import decide_remove_tenant, decide_set_quota, decide_set_tenant
 from dgpu.core.decide.report import decide_started
 from dgpu.core.decide.schedule import run_pass
-from dgpu.core.decide.secrets import decide_delete_secret, decide_reseal, decide_set_secret
 from dgpu.core.decide.submit import decide_submit
 from dgpu.core.decide.time import decide_begin_epoch, decide_tick
-from dgpu.core.decide.tokens import decide_create_token, decide_revoke_token
-from dgpu.core.decide.waiting import decide_hold, decide_let_go, decide_priority
 from dgpu.core.decision import Decision
 from dgpu.core.rejections import Rejection
 from dgpu.core.state import ClusterState

@@ -6,9 +6,8 @@ from typing import Final
 
 import msgspec
 
-from dgpu.core.foresight.barriers import barriers_of
+from dgpu.core.foresight.barriers import barriers_of, conditions_of
 from dgpu.core.foresight.blockers import Blocker, Nearest, blocker, nearest_node, plural
-from dgpu.core.foresight.conditions import conditions_of
 from dgpu.core.foresight.reserved import Reserved, in_words, reserved_of, room_blockers
 from dgpu.core.model.ids import TaskId, task_name
 from dgpu.core.model.node import Node

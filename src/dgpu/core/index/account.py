@@ -1,4 +1,7 @@
-"""Accounts: the current use of each tenant and its place among the others. Derived from the state, never journaled."""
+"""Accounts and pools: the current use of each tenant with its place among the others, and of each pool with its limit.
+
+Derived from the state, never journaled.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,10 @@ from dgpu.core.model.usage import STEP_MS, Meter, Usage, factor, weigh
 
 if TYPE_CHECKING:
     from dgpu.core.index.line import KnownShape
+from dgpu.core.model.task import Pool
+
+if TYPE_CHECKING:
+    from dgpu.core.index.line import Line
 
 
 class Account:
@@ -210,3 +217,23 @@ class Accounts:
         weight = WEIGHT_MILLI if tenant is None else tenant.weight_milli
         held = weigh(account.milli * STEP_MS, self._held_factor)
         return (account.weighed + held) * WEIGHT_MILLI // weight
+
+
+class PoolUse:
+    """Tasks without GPUs belong to no pool: no quota applies to them."""
+
+    __slots__ = ("limit_milli", "other", "pool", "ready", "used_milli")
+
+    def __init__(self, pool: Pool | None) -> None:
+        self.pool = pool
+        self.other: PoolUse | None = None  # the other pool
+        self.used_milli = 0  # held by leases
+        self.limit_milli = 0  # the pool's quota, plus its use of GPUs that do not count
+        self.ready: dict[Line, None] = {}  # lines with a task that may be placed
+
+
+def new_pools() -> dict[Pool | None, PoolUse]:
+    pools: dict[Pool | None, PoolUse] = {pool: PoolUse(pool) for pool in (None, *Pool)}
+    online, batch = pools[Pool.ONLINE], pools[Pool.BATCH]
+    online.other, batch.other = batch, online
+    return pools

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from dgpu.core.index.account import Account
+from dgpu.core.index.account import Account, PoolUse
 from dgpu.core.index.ordered import Ordered
-from dgpu.core.index.pools import PoolUse
 from dgpu.core.model.ids import LeaseId
 from dgpu.core.rules.durations import NEVER, STOP_MS, UNKNOWN, end_of
 

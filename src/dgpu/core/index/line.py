@@ -16,8 +16,8 @@ from dgpu.core.model.ids import NO_TASK, ShapeId, TaskId
 from dgpu.core.model.task import WHOLE_MILLI, Shape, Task
 
 if TYPE_CHECKING:
+    from dgpu.core.index.account import PoolUse
     from dgpu.core.index.bed import Bed
-    from dgpu.core.index.pools import PoolUse
 
 # The place of a line in the order: highest level first, then the tenant with the least share (see standings), then the
 # oldest head: (-level, standing, head). No two lines have the same head. The type has no fixed length for the compiler:

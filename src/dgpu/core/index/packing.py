@@ -19,8 +19,7 @@ from dgpu.core.model.ids import NodeId
 from dgpu.core.model.node import Kind
 from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.core.model.typical import Typical
-from dgpu.core.rules.connect import connected
-from dgpu.core.rules.fit import stands_before
+from dgpu.core.rules.fit import connected, stands_before
 from dgpu.core.rules.fragment import (
     Cards,
     Choice,

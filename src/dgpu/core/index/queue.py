@@ -9,11 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-from dgpu.core.index.account import Accounts
+from dgpu.core.index.account import Accounts, PoolUse, new_pools
 from dgpu.core.index.bed import Bed
 from dgpu.core.index.beds import Beds
 from dgpu.core.index.line import Ageing, KnownShape, Line
-from dgpu.core.index.pools import PoolUse, new_pools
 from dgpu.core.model.demand import Demand
 from dgpu.core.model.ids import ShapeId, TaskId
 from dgpu.core.model.task import Pool, Shape, Task

@@ -11,7 +11,6 @@ from dgpu.core.index.packing import Packing, pack_cards
 from dgpu.core.index.ranking import Rankings
 from dgpu.core.index.room import BUSY, IDLE, STATUSES, Card, Room
 from dgpu.core.index.soonest import Candidate, FreeAt, Soonest
-from dgpu.core.index.spot import Spot, spot_in, spot_on
 from dgpu.core.model.demand import Demand
 from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId
 from dgpu.core.model.lease import Lease
@@ -20,7 +19,7 @@ from dgpu.core.model.reservation import Hold
 from dgpu.core.model.settings import Placement, Settings
 from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.core.model.typical import Typical
-from dgpu.core.rules.fit import rank
+from dgpu.core.rules.fit import Spot, rank, spot_in, spot_on
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from dgpu.core.index.account import PoolUse
 from dgpu.core.index.bookings import Booking, ahead_of
 from dgpu.core.index.line import Line
-from dgpu.core.index.pools import PoolUse
 from dgpu.core.index.room import Room
 from dgpu.core.model.ids import NO_TASK, GpuId, TaskId
 from dgpu.core.model.reservation import Reservation

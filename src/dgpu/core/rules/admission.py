@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from dgpu.core.index.account import Account
+from dgpu.core.index.account import Account, PoolUse
 from dgpu.core.index.limits import quota_of, schedulable, settle_pools
 from dgpu.core.index.line import Claim, Line
-from dgpu.core.index.pools import PoolUse
 from dgpu.core.model.quota import QuotaMode
 from dgpu.core.model.task import WHOLE_MILLI, Pool
 from dgpu.core.model.usage import HOUR_MS, month_starts_at

@@ -1,14 +1,25 @@
-"""Whether a node has room for a task, which of its GPUs the task gets, and how good the node is."""
+"""Whether a node has room for a task, which of its GPUs the task gets, and how good the node is.
+
+A task with several GPUs gets those with the fastest links to each other. The agent reports how near two GPUs are:
+NVLink, then a common PCIe switch, then a common NUMA node.
+"""
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from itertools import combinations
+from math import comb
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from dgpu.core.index.room import Card, Room
 from dgpu.core.model.demand import Asks, Demand
 from dgpu.core.model.task import WHOLE_MILLI, Constraint
-from dgpu.core.rules.connect import connected
 from dgpu.core.rules.score import affinity, part_key
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dgpu.core.index.room import Card, Room
+    from dgpu.core.model.ids import GpuId
 
 _Liked: TypeAlias = tuple[int, Card]  # the score of a GPU; ties go by place and id
 
@@ -167,3 +178,57 @@ def _part_of(card: Card, demand: Demand) -> int:
     if (demand.gpu_models or card.parole) and not _accepts(card, demand):
         return WHOLE_MILLI + 1
     return milli_on(demand, usable_mb)
+
+
+_MAX_SETS: Final = 128  # checked one by one; for more, a set grows GPU by GPU
+
+
+def connected(room: Room, cards: Sequence[Card], count: int) -> list[Card]:
+    """The `count` GPUs that are nearest to each other; ties go to GPUs of better score."""
+    order = list(cards)
+    if comb(len(order), count) <= _MAX_SETS:
+        found = max(combinations(order, count), key=lambda some: nearness(room.near, some))
+        return list(found)  # the first of the best: combinations come in order of score
+    return max(
+        (_grown(room, order, first, count) for first in order), key=lambda some: nearness(room.near, some)
+    )
+
+
+def nearness(near: dict[GpuId, dict[GpuId, int]], cards: Sequence[Card]) -> int:
+    return sum(near.get(one.id, {}).get(other.id, 0) for one, other in combinations(cards, 2))
+
+
+def _grown(room: Room, cards: list[Card], first: Card, count: int) -> list[Card]:
+    chosen = [first]
+    rest = [card for card in cards if card is not first]
+    while len(chosen) < count:
+        nearest = max(rest, key=lambda card: sum(room.near.get(card.id, {}).get(one.id, 0) for one in chosen))
+        chosen.append(nearest)
+        rest.remove(nearest)
+    return chosen
+
+
+class Spot:
+    """Treated as frozen. One is created in every decision, and creating a named tuple takes longer."""
+
+    __slots__ = ("cards", "gpu_memory_mb", "room", "share_milli")
+
+    def __init__(self, room: Room, cards: list[Card], share_milli: int, gpu_memory_mb: int) -> None:
+        self.room = room
+        self.cards = cards
+        self.share_milli = share_milli  # of each GPU
+        self.gpu_memory_mb = gpu_memory_mb  # held on each GPU
+
+
+def spot_in(room: Room, demand: Demand) -> Spot:
+    """The GPUs that a task would get in a room that fits it."""
+    return spot_on(room, demand, cards_in(room, demand))
+
+
+def spot_on(room: Room, demand: Demand, cards: list[Card]) -> Spot:
+    if not cards:
+        return Spot(room, cards, WHOLE_MILLI, 0)
+    if demand.share_milli == WHOLE_MILLI:
+        return Spot(room, cards, WHOLE_MILLI, demand.gpu_memory_mb)
+    usable = cards[0].usable_mb
+    return Spot(room, cards, milli_on(demand, usable), reserved_mb(demand, usable))

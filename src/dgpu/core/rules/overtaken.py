@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dgpu.core.index.account import Account
+from dgpu.core.index.account import Account, PoolUse
 from dgpu.core.index.bookings import ahead_of
 from dgpu.core.index.line import Claim, Line
-from dgpu.core.index.pools import PoolUse
 from dgpu.core.rules.access import access_of, bookings_in_order
 from dgpu.core.rules.admission import free_milli, limited_quota, lines_of, pool_quota, tenant_quota
 from dgpu.core.rules.reservations import slot_level

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from dgpu.core.events import Event, GangPlaced, TaskPlaced, TaskStarted
 from dgpu.core.index.line import Claim, Line
 from dgpu.core.index.room import Room, whole
-from dgpu.core.index.spot import Spot, spot_in
 from dgpu.core.model.demand import Demand
 from dgpu.core.model.ids import LeaseId, NodeId, TaskId
 from dgpu.core.refusals import NO_ROOM, Refusal, ReservedFor
 from dgpu.core.rules.access import Access, bookings_in_order, in_the_way, view
 from dgpu.core.rules.durations import UNKNOWN, certain_ms, expected_ms
-from dgpu.core.rules.fit import fits, rank
+from dgpu.core.rules.fit import Spot, fits, rank, spot_in
 from dgpu.core.rules.openings import Cluster, host_at, taken_by
 from dgpu.core.state import ClusterState
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dgpu.core.foresight.barriers import barriers_of
+from dgpu.core.foresight.barriers import barriers_of, conditions_of
 from dgpu.core.foresight.blockers import Blocker, blockers_of, plural
-from dgpu.core.foresight.conditions import conditions_of
 from dgpu.core.foresight.explain import back_off
 from dgpu.core.foresight.reserved import fits_but_for_reservations, fits_now, room_blockers
 from dgpu.core.index.line import Line

@@ -1,10 +1,10 @@
-"""Secrets of tenants. No decision about placement reads them."""
+"""Secrets of tenants, API tokens and the audit log. No decision about tasks reads them."""
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
-from dgpu.core.events import Resealed, SecretDeleted, SecretSet
+from dgpu.core.events import Audited, Resealed, SecretDeleted, SecretSet, TokenCreated, TokenRevoked
 from dgpu.core.model.ids import TenantId
 from dgpu.core.model.secrets import secret_id
 from dgpu.core.state import ClusterState
@@ -30,3 +30,17 @@ def forget_secrets(state: ClusterState, tenant_id: TenantId) -> None:
     """A later tenant of the same name must not inherit them."""
     for name in [name for name, secret in state.secrets.items() if secret.tenant_id == tenant_id]:
         del state.secrets[name]
+
+
+def apply_token_created(state: ClusterState, event: TokenCreated) -> None:
+    for token_id in event.dropped:
+        state.tokens.pop(token_id, None)
+    state.tokens[event.token.id] = event.token
+
+
+def apply_token_revoked(state: ClusterState, event: TokenRevoked) -> None:
+    state.tokens[event.token_id] = replace(state.tokens[event.token_id], revoked_at=max(1, event.at))
+
+
+def apply_audited(_state: ClusterState, _event: Audited) -> None:
+    pass

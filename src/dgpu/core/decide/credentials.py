@@ -1,15 +1,27 @@
-"""Setting, deleting and resealing secrets."""
+"""Setting, deleting and resealing secrets. Creating and revoking API tokens."""
 
 from __future__ import annotations
 
+from itertools import islice
+
 from msgspec.structs import replace
 
-from dgpu.core.commands import DeleteSecret, Reseal, SetSecret
+from dgpu.core.commands import CreateToken, DeleteSecret, Reseal, RevokeToken, SetSecret
 from dgpu.core.decision import Decision
-from dgpu.core.events import Resealed, SecretDeleted, SecretSet
+from dgpu.core.events import Resealed, SecretDeleted, SecretSet, TokenCreated, TokenRevoked
+from dgpu.core.model.ids import TokenId
 from dgpu.core.model.secrets import MAX_SECRETS, MAX_TENANT_SECRETS, ResealedDetail, secret_id, secret_names
 from dgpu.core.model.task import TaskSpec
-from dgpu.core.rejections import SecretNotSet, TooManySecrets, UnknownSecret, UnknownTenant
+from dgpu.core.model.tokens import MAX_TOKENS
+from dgpu.core.rejections import (
+    SecretNotSet,
+    TokenExists,
+    TooManySecrets,
+    TooManyTokens,
+    UnknownSecret,
+    UnknownTenant,
+    UnknownToken,
+)
 from dgpu.core.state import ClusterState
 
 
@@ -62,3 +74,28 @@ def refused_by_secrets(state: ClusterState, spec: TaskSpec, entry: int) -> Secre
         if secret_id(spec.shape.tenant_id, name) not in state.secrets:
             return SecretNotSet(entry=entry, tenant_id=spec.shape.tenant_id, name=name)
     return None
+
+
+def decide_create_token(state: ClusterState, command: CreateToken) -> Decision:
+    token = command.token
+    if token.id in state.tokens:
+        return TokenExists(token_id=token.id)
+    excess = max(0, len(state.tokens) + 1 - MAX_TOKENS)
+    dropped: tuple[TokenId, ...] = ()
+    if excess:
+        revoked = sorted(
+            (each for each in state.tokens.values() if each.revoked_at),
+            key=lambda each: (each.revoked_at, each.id),
+        )
+        dropped = tuple(each.id for each in islice(revoked, excess))
+        if len(dropped) < excess:
+            return TooManyTokens(limit=MAX_TOKENS)
+    created = replace(token, created_at=command.at, revoked_at=0)
+    return (TokenCreated(at=command.at, token=created, dropped=dropped),)
+
+
+def decide_revoke_token(state: ClusterState, command: RevokeToken) -> Decision:
+    token = state.tokens.get(command.token_id)
+    if token is None:
+        return UnknownToken(token_id=command.token_id)
+    return () if token.revoked_at else (TokenRevoked(at=command.at, token_id=token.id),)
