@@ -34,9 +34,9 @@ def test_the_numbers_of_blockers_are_those_of_all_nodes() -> None:
     assert busy.numbers == {"needed": 4, "most_free_on_one_node": 3, "free": 11, "busy": 9}
 
 
-def test_a_fork_takes_over_what_its_original_knows_of_nodes_while_that_stays_as_it_is() -> None:
-    """Forks of large clusters are made to look ahead; asking every node anew for each demand would take seconds."""
-    state = cluster(*[node(f"n{number}") for number in range(4)])
+def test_a_fork_and_its_original_know_their_own_nodes() -> None:
+    """More nodes than are asked one by one, so that both have an order of them."""
+    state = cluster(*[node(f"n{number:02}") for number in range(12)])
     one = Demand(gpus=1)
     first = state.rooms.find(one).room.node_id
     fork = state.fork()

@@ -25,20 +25,15 @@ from dgpu.core.rejections import Rejection, TaskEnded, TaskNotWaiting, UnknownAr
 from dgpu.core.state import ClusterState
 
 
-def decide_hold(state: ClusterState, command: HoldTasks) -> Decision:
+def decide_hold(state: ClusterState, command: HoldTasks | ReleaseTasks) -> Decision:
+    """Holds or releases tasks."""
     waiting = _waiting(state, command)
     if isinstance(waiting, Rejection):
         return waiting
-    task_ids = tuple(task.id for task in waiting if not task.held)
-    return (TasksHeld(at=command.at, task_ids=task_ids),) if task_ids else ()
-
-
-def decide_let_go(state: ClusterState, command: ReleaseTasks) -> Decision:
-    waiting = _waiting(state, command)
-    if isinstance(waiting, Rejection):
-        return waiting
-    task_ids = tuple(task.id for task in waiting if task.held)
-    return (TasksReleased(at=command.at, task_ids=task_ids),) if task_ids else ()
+    releases = isinstance(command, ReleaseTasks)
+    task_ids = tuple(task.id for task in waiting if task.held is releases)
+    made = TasksReleased if releases else TasksHeld
+    return (made(at=command.at, task_ids=task_ids),) if task_ids else ()
 
 
 def decide_priority(state: ClusterState, command: ChangePriority) -> Decision:

@@ -28,7 +28,7 @@ from dgpu.core.decide.node import (
     decide_remove,
     decide_resume,
 )
-from dgpu.core.decide.orders import decide_cancel, decide_hold, decide_let_go, decide_priority
+from dgpu.core.decide.orders import decide_cancel, decide_hold, decide_priority
 from dgpu.core.decide.quota import decide_remove_tenant, decide_set_quota, decide_set_tenant
 from dgpu.core.decide.report import decide_started
 from dgpu.core.decide.schedule import run_pass
@@ -57,7 +57,7 @@ DECIDERS: Final[dict[type[Command], Callable[[ClusterState, Any], Decision]]] = 
     commands.SubmitTasks: decide_submit,
     commands.CancelTasks: decide_cancel,
     commands.HoldTasks: decide_hold,
-    commands.ReleaseTasks: decide_let_go,
+    commands.ReleaseTasks: decide_hold,
     commands.ChangePriority: decide_priority,
     commands.RegisterNode: decide_register,
     commands.ChangeInventory: decide_inventory,

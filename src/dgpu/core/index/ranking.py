@@ -38,12 +38,6 @@ class Ranking:
         self.heap = [(value, node_id) for node_id, value in self.ranks.items()]
         heapify(self.heap)
 
-    def copy(self) -> Ranking:
-        """A copy for the current rooms, with no changes yet."""
-        twin = Ranking(self.demand, (), 0)
-        twin.ranks, twin.heap = self.ranks.copy(), self.heap.copy()
-        return twin
-
     def catch_up(self, changes: list[Room]) -> None:
         if self.seen == len(changes):
             return
@@ -99,7 +93,6 @@ class Rankings:
         "_by_demand",
         "_changes",
         "_least_mb",
-        "_origin",
         "_parole",
         "_rooms",
         "_warm",
@@ -109,18 +102,14 @@ class Rankings:
         self._rooms = rooms
         self._by_demand: dict[Demand, Ranking] = {}
         self._changes: list[Room] = []
-        self._origin: tuple[Rankings, list[Room], int] | None = (
-            None  # of a copy: the original, and its changes at that time
-        )
         self._least_mb = _ANY_MB  # the least that any GPU can promise
         self._warm = False  # models are loaded somewhere
         self._parole = False  # some GPU is on parole
 
     def copy(self, rooms: Mapping[NodeId, Room]) -> Rankings:
-        """Rankings are copied on first use, and only while the original is unchanged."""
+        """The copy has no rankings yet. Each is made on first use."""
         twin = Rankings(rooms)
         twin._least_mb, twin._warm, twin._parole = self._least_mb, self._warm, self._parole
-        twin._origin = (self, self._changes, len(self._changes))
         return twin
 
     # changes
@@ -128,7 +117,6 @@ class Rankings:
     def start_over(self) -> None:
         """New settings: promised memory and the order of nodes may differ."""
         self._by_demand.clear()
-        self._origin = None
         self._least_mb, self._warm, self._parole = _ANY_MB, False, False
 
     def tell_apart(self, room: Room) -> None:
@@ -205,23 +193,8 @@ class Rankings:
         most = max(_MIN_RANKINGS, min(_MAX_RANKINGS, _MAX_RANKED // (len(self._rooms) + 1)))
         if len(self._by_demand) >= most:
             self._by_demand.clear()
-        ranking = None
-        if self._origin is not None:
-            # Most demands fit on no node or few nodes: a copy costs less than checking every node again.
-            original, changes, number = self._origin
-            ranking = original.lend(plain, changes, number)
-        if ranking is None:
-            ranking = Ranking(plain, self._rooms.values(), len(self._changes))
-        self._by_demand[plain] = ranking
+        ranking = self._by_demand[plain] = Ranking(plain, self._rooms.values(), len(self._changes))
         return ranking
-
-    def lend(self, demand: Demand, changes: list[Room], number: int) -> Ranking | None:
-        """A copy of a ranking, if the number of changes is still the same."""
-        known = self._by_demand.get(demand)
-        if known is None or known.demand != demand or self._changes is not changes or len(changes) != number:
-            return None
-        known.catch_up(changes)
-        return known.copy()
 
     def _forget_changes(self) -> None:
         """Rankings in use catch up, unused ones are dropped: the list stays short even without queries."""
@@ -233,4 +206,3 @@ class Rankings:
             ranking.seen = 0
         self._by_demand = used
         self._changes = []
-        self._origin = None
