@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from building import START, spec
 from dgpu.core.commands import DeleteSecret, RemoveTenant, Reseal, SetSecret, SetTenant, SubmitTasks
-from dgpu.core.decide import secrets as deciding
+from dgpu.core.decide import credentials as deciding
 from dgpu.core.digest import digest
 from dgpu.core.events import Resealed, SecretDeleted, SecretSet, TasksSubmitted
 from dgpu.core.execute import execute

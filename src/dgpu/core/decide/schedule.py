@@ -37,6 +37,9 @@ from dgpu.core.rules.reservations import keep_reservations, reserve, slot_level
 from dgpu.core.state import ClusterState
 
 _POOLS: Final = tuple(Pool)
+# Local names: a lookup of an enum member costs as much as a call.
+_POOL: Final = Scope.POOL
+_GUARANTEE: Final = Scope.GUARANTEE
 
 
 class Pass:
@@ -202,12 +205,12 @@ def _wake_for_less(state: ClusterState, at: int) -> None:
     """
     beds = state.queue.beds
     for pool in _POOLS:
-        closed = [bed for bed in beds.of(Scope.POOL, pool) if not bed.is_open]
+        closed = [bed for bed in beds.of(_POOL, pool) if not bed.is_open]
         left = free_milli(state, state.queue.pools[pool]) if closed else 0
         for bed in closed:
             if bed.key[2] <= left:
                 beds.retry(bed, lets_in=_has_quota(state, bed, at))
-    for bed in beds.of(Scope.GUARANTEE):
+    for bed in beds.of(_GUARANTEE):
         first = None if bed.is_open else bed.first()
         beds.retry(bed, lets_in=first is None or guarantees(state, first.account, first.claim) is None)
     if state.reservations:

@@ -18,10 +18,15 @@ from dgpu.core.refusals import Refusal, Scope
 from dgpu.core.rules.fit import fits
 
 _AWAKE: Final[BedKey] = ("awake",)
-Change: TypeAlias = tuple[
-    Scope, str | None
-]  # with the pool or the tenant that changed, if the scope is one of these
-_OF_ONE: Final = (Scope.POOL, Scope.TENANT)
+# The scope that may be lifted, with the pool or the tenant that changed if the scope is of one of these.
+Change: TypeAlias = tuple[Scope, str | None]
+# Local names: a lookup of an enum member costs as much as a call.
+_ROOM: Final = Scope.ROOM
+_POOL: Final = Scope.POOL
+_TENANT: Final = Scope.TENANT
+_GUARANTEE: Final = Scope.GUARANTEE
+_OTHER: Final = Scope.OTHER
+_OF_ONE: Final = (_POOL, _TENANT)
 # In place of the level that a task must exceed to take a reservation slot.
 FREE_SLOT: Final = -(1 << 62)  # a slot is free
 NO_SLOT: Final = 1 << 62
@@ -180,7 +185,7 @@ class Beds:
             self._move(line, bed)
         if turn is not None:
             bed.refused = turn
-        if refusal.scope is Scope.ROOM and _is_above(turn, slot_level):
+        if refusal.scope is _ROOM and _is_above(turn, slot_level):
             bed.set_aside(line, seeker)
             bed.is_open = bed.for_slot = True
             self._offers.offer(bed)
@@ -196,7 +201,7 @@ class Beds:
     def wake_for_room(self, room: Room, passable: Passable) -> None:
         """A node has more to give: beside its reservations, or for lines that may pass some of them."""
         seen = whole(room) if room.holds else room
-        for bed in self.of(Scope.ROOM):
+        for bed in self.of(_ROOM):
             if (bed.is_open and not bed.for_slot) or not fits(seen, bed.key[1]):
                 continue
             if not room.holds or fits(room, bed.key[1]) or passable.by(bed):
@@ -212,19 +217,19 @@ class Beds:
 
     def wake_for_tenant(self, account: Account) -> None:
         """The tenant uses less, or its limits changed."""
-        for bed in self.of(Scope.TENANT, account.tenant_id):
+        for bed in self.of(_TENANT, account.tenant_id):
             self.wake(bed)
 
     def wake_others(self) -> None:
         """After any change, a share may get a GPU on which its claim is smaller."""
-        for bed in self.of(Scope.OTHER):
+        for bed in self.of(_OTHER):
             self.wake(bed)
 
     def wake_for_slot(self, slot_level: int) -> None:
         """Lines above this level may take a reservation slot: the first in order that may reserve gets it."""
         if slot_level == NO_SLOT:
             return
-        for bed in self.of(Scope.ROOM):
+        for bed in self.of(_ROOM):
             if not bed.is_open or bed.for_slot:
                 bed.close()
                 first = bed.first()
@@ -247,7 +252,7 @@ class Beds:
         bed = self._beds.get(key)
         if bed is None:
             self._made += 1
-            may_be_large = key[0] is Scope.ROOM and not key[4]  # a line with a reservation is always tried
+            may_be_large = key[0] is _ROOM and not key[4]  # a line with a reservation is always tried
             gpus_milli = key[1].whole_milli if may_be_large else 0
             bed = self._beds[key] = self._kin(key)[key] = Bed(key, self._made, gpus_milli)
         return bed
@@ -270,14 +275,14 @@ def bed_key(line: Line, refusal: Refusal) -> BedKey:
     bed: it may pass where others may not.
     """
     scope, claim = refusal.scope, line.claim
-    if scope is Scope.ROOM:
+    if scope is _ROOM:
         return room_key(line)
     own = line.known.shape_id if line.reserved else 0
-    if scope is Scope.POOL:
+    if scope is _POOL:
         return (scope, line.pool.pool, claim.milli, line.lasts_ms, own)
-    if scope is Scope.TENANT:
+    if scope is _TENANT:
         return (scope, line.account.tenant_id, claim.milli, claim.memory_mb, line.lasts_ms, own)
-    if scope is Scope.GUARANTEE:
+    if scope is _GUARANTEE:
         return (scope, line.account.tenant_id, claim.milli)
     return (scope, line.demand, line.account.tenant_id, line.pool.pool, line.lasts_ms)
 
@@ -286,4 +291,4 @@ def room_key(line: Line) -> BedKey:
     """A line of a tenant with a guarantee may pass reservations where those of other tenants may not."""
     own = line.known.shape_id if line.reserved else 0
     tenant_id = line.account.tenant_id if line.account.guaranteed_milli else ""
-    return (Scope.ROOM, line.demand, line.pool.pool, line.lasts_ms, own, tenant_id)
+    return (_ROOM, line.demand, line.pool.pool, line.lasts_ms, own, tenant_id)
