@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -80,12 +81,11 @@ def documents():
 
 
 def test_the_manifests_match_the_published_schemas():
-    validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
     found = {}
     for document in documents():
         try:
-            validate.validate(document, "1.37", strict=True)
-        except validate.ValidationError as error:
+            kubernetes_validate.validate(document, "1.37", strict=True)
+        except kubernetes_validate.ValidationError as error:
             found[document["kind"]] = str(error)
     assert found == {}
 
