@@ -2,8 +2,10 @@
 BIN := .venv/bin
 WEB := $(shell find web -type f -not -path "*/node_modules/*" -not -path "web/build/*" -not -path "web/.node/*" -not -name "*.pyc")
 BUILD_INPUTS := pyproject.toml hatch_build.py $(wildcard src/dgpu/wire/proto/*.proto) $(WEB)
+# One worker more than cores, at most four: half of the time, tests wait for processes that start or end.
+WORKERS := $(shell cores=$$(nproc) && echo $$((cores < 3 ? cores + 1 : 4)))
 # Whole modules go to one worker: what they start is started once.
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadscope
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test setup core check bench up web dist advisories format clean

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pathlib
 import shutil
 import tempfile
+import time
 
 import pytest
 
@@ -16,6 +17,11 @@ def home():
         pytest.skip("no etcd in PATH (Debian: etcd-server)")
     home = pathlib.Path(tempfile.mkdtemp(prefix="dgpu-ha-"))
     yield home
+    for _ in range(100):  # a process that was killed may still have created a file meanwhile
+        shutil.rmtree(home, ignore_errors=True)
+        if not home.exists():
+            return
+        time.sleep(0.1)
     shutil.rmtree(home)
 
 

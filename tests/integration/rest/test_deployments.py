@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
 import subprocess
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from dgpu.journal.memory_engine import SharedState
+from integration.service.members import DEADLINE_S, Member
 from rest_world import RestWorld
 
 DEPLOYMENTS = Path(__file__).parents[3] / "deployments"
@@ -51,17 +55,38 @@ def labels_in(expression: str) -> set[str]:
     return labels | {name for part in selected for name in re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", part)}
 
 
+async def of_several(directory: Path) -> str:
+    """The metrics that only schedulers with an engine have."""
+    member = Member(directory, SharedState(), "a")
+    try:
+        await member.start()
+        await member.until_role("master")
+        async with asyncio.timeout(DEADLINE_S):
+            # The engine's health is asked now and then; nothing tells of its first answer.
+            while "engine_has_quorum" not in (text := await asyncio.to_thread(scraped, member)):  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        return text
+    finally:
+        await member.end()
+
+
+def scraped(member: Member) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{member.http}/metrics", timeout=DEADLINE_S) as answer:
+        return answer.read().decode()
+
+
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[str]]:
     with RestWorld(tmp_path_factory.mktemp("world")) as world:
         world.add_node("n1", gpus=1)
         world.submit()
         text = world.ask("GET", "/metrics").raw.decode()
+    text += asyncio.run(of_several(tmp_path_factory.mktemp("several")))
     names: set[str] = set(GIVEN_BY_PROMETHEUS)
     for name, kind in re.findall(r"^# TYPE (\S+) (\S+)", text, re.MULTILINE):
         names |= {f"{name}_{part}" for part in ("bucket", "sum", "count")} if kind == "histogram" else {name}
     labels = set(re.findall(r"[{,](\w+)=\"", text)) | LABELS_OF_PROMETHEUS
-    return names, labels | {"reason", "code", "node"}  # these have no sample in so small a world
+    return names, labels | {"reason", "code", "node", "member"}  # these have no sample in so small a world
 
 
 @pytest.mark.parametrize("expression", rule_expressions() + board_expressions())

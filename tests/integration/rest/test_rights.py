@@ -139,6 +139,7 @@ CASES: dict[str, Make] = {
     "DELETE /api/v1/tenants/{tenant_id}": of_tenant(),
     "PUT /api/v1/quota": fixed("/api/v1/quota", {"online_percent": 0.5}),
     "GET /api/v1/nodes": fixed("/api/v1/nodes"),
+    "GET /api/v1/schedulers": fixed("/api/v1/schedulers"),
     "GET /api/v1/nodes/{node_id}": fixed("/api/v1/nodes/n1"),
     "GET /api/v1/gpus": fixed("/api/v1/gpus"),
     "GET /api/v1/history/gpus": fixed("/api/v1/history/gpus?ids=GPU-n1-0"),
