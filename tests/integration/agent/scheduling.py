@@ -128,6 +128,7 @@ class ScriptedScheduler:
         async for message in requests:
             kind = message.WhichOneof("body")
             if kind == "register":
+                self._link = None  # orders wait for this welcome: the stream before may be dead
                 self.registrations.append(message.register)
                 if self.is_standby:
                     refused = pb.Refused(reason="this scheduler is a standby")
