@@ -65,7 +65,7 @@ def parse_memory_mb(text: str) -> int:
 
 
 def parse_plain_memory_mb(text: str) -> int:
-    """Refuses `16`: people who write it mean gigabytes."""
+    """Refuses a small number without a unit, like `16`: nearly always, gigabytes are meant."""
     megabytes = parse_memory_mb(text)
     number = text.strip()
     if number.isdecimal() and 0 < megabytes < _MIN_BARE_MB:
