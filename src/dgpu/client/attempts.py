@@ -127,7 +127,7 @@ class Attempts:
         self._until = now + timeout_seconds
         self._pauses = repeats.pauses(retries)
         self._pauses_of_election = repeats.pauses(_MAX_ROUNDS)
-        self._reasons: dict[str, str] = {}  # of the last attempt at each address
+        self._reasons: dict[str, str] = {}  # of the last whole attempt at each address
         self._begin_round()
 
     def _begin_round(self) -> None:
@@ -163,7 +163,11 @@ class Attempts:
     def on_failure(self, failure: Failure, now: float) -> Answer | float:
         """Raises Unreachable if no attempt is left, or if another one could do the thing twice."""
         self._schedulers.on_no_master(self._server)
-        self._reasons[self._server.url] = why_unreachable(failure.error, is_http=failure.is_http)
+        reason = why_unreachable(failure.error, is_http=failure.is_http)
+        if now < self._until:
+            self._reasons[self._server.url] = reason
+        else:  # the end of the call cut the attempt short: an earlier reason says more
+            self._reasons.setdefault(self._server.url, reason)
         self._failures += 1
         if failure.was_sent and not self._is_repeatable:
             raise self._unreachable(

@@ -82,6 +82,18 @@ def test_while_no_master_is_elected_a_write_waits_until_its_time_is_over() -> No
     assert rounds > 10
 
 
+def test_an_attempt_that_the_end_of_the_call_cuts_short_does_not_hide_an_earlier_reason() -> None:
+    call = attempts(schedulers(), timeout_seconds=3.0)
+    for now in (0, 2.9):
+        call.next(now)
+        assert call.on_failure(REFUSED, now) == 0.0
+        call.next(now)
+        if now == 0:
+            assert isinstance(call.on_answer(not_master(), now), float)
+    with pytest.raises(Unreachable, match=r"http://b:8080 \(standby\)"):
+        call.on_failure(Failure(TimeoutError("timed out"), was_sent=True), 3.0)
+
+
 def test_without_any_answer_retries_end_it() -> None:
     call, tries = attempts(schedulers(), is_read=True, retries=2), 0
     with pytest.raises(Unreachable) as caught:
