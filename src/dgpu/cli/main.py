@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from dgpu.cli.extras import missing_package, require
 from dgpu.cli.failures import CliFailure, ExitCode, ReaderLeft, complain, translated
 from dgpu.cli.flags import Flags, shared_parameters, watch_parameters
 from dgpu.cli.lightness import lighten
@@ -27,12 +28,16 @@ class Verb(NamedTuple):
     watches: bool = False
     describes: bool = False  # takes the flags that describe a task
     forms: bool = True  # -o selects the output format; otherwise the verb has its own -o
+    extras: tuple[str, ...] = ()  # of the distribution: the verb needs their packages
+
+
+_ALL = ("server", "agent")
 
 
 VERBS = {
-    "up": Verb("Start a scheduler and an agent for this machine.", asks=False),
+    "up": Verb("Start a scheduler and an agent for this machine.", asks=False, extras=_ALL),
     "down": Verb("Stop the processes of up.", asks=False),
-    "demo": Verb("A tour on simulated GPUs: a mixed load, crashes, no task lost.", asks=False),
+    "demo": Verb("A tour on simulated GPUs: a mixed load, crashes, no task lost.", asks=False, extras=_ALL),
     "submit": Verb("Queue a command.", describes=True),
     "run": Verb("Queue a command, show its output, return its exit code.", describes=True),
     "ps": Verb("List tasks: where they run, or why they wait.", watches=True),
@@ -63,16 +68,21 @@ VERBS = {
     "secret": Verb("Secrets of a tenant; list, set, delete, rotate.", watches=True),
     "audit": Verb("Changes and refused attempts: user, origin, result."),
     "dashboard": Verb("Open the dashboard in a browser."),
-    "scheduler": Verb("The scheduler service.", asks=False),
-    "agent": Verb("The agent service of a node; join.", asks=False),
+    "scheduler": Verb("The scheduler service.", asks=False, extras=("server",)),
+    "agent": Verb("The agent service of a node; join.", asks=False, extras=("agent",)),
     "ha": Verb(
         "High availability; init, token, join, status, handover, replace-member, leave, backup, restore.",
         asks=False,
         prints=True,
     ),
-    "chaos": Verb("Faults against a throw-away cluster under load, and a verdict.", asks=False),
-    "witness": Verb("The third member of a highly available cluster.", asks=False),
-    "ca": Verb("Certificates of machines; init, certificate, token, list, revoke.", asks=False, prints=True),
+    "chaos": Verb("Faults against a throw-away cluster under load, and a verdict.", asks=False, extras=_ALL),
+    "witness": Verb("The third member of a highly available cluster.", asks=False, extras=("server",)),
+    "ca": Verb(
+        "Certificates of machines; init, certificate, token, list, revoke.",
+        asks=False,
+        prints=True,
+        extras=("server",),
+    ),
     "install-service": Verb("Install a systemd unit.", asks=False),
     "doctor": Verb("Check this machine and the scheduler."),
     "completion": Verb("Completion for bash, zsh or fish.", asks=False),
@@ -94,11 +104,13 @@ class LazyVerbs(TyperGroup):
 
 
 def load_verb(name: str) -> Command:
+    verb = VERBS[name]
+    if verb.extras:
+        require(name, verb.extras)
     module = importlib.import_module(f"dgpu.cli.{name.replace('-', '_')}")
     app: typer.Typer = module.app
     app.rich_markup_mode = None
     command = typer.main.get_command(app)
-    verb = VERBS[name]
     if verb.describes:
         from dgpu.cli.submission import task_parameters
 
@@ -149,10 +161,14 @@ def run(arguments: Sequence[str]) -> int:
     except (BrokenPipeError, ReaderLeft):
         return _reader_gone()
     except Exception as error:  # noqa: BLE001  the last line of defence: never a traceback for a person
-        failure = translated(error) or _own_fault(error, flags)
+        failure = _missing(error) or translated(error) or _own_fault(error, flags)
         complain(failure.message)
         return ExitCode.OWN_FAILURE if flags.returns_task_code else failure.exit_code
     return code if isinstance(code, int) else ExitCode.OK
+
+
+def _missing(error: Exception) -> CliFailure | None:
+    return missing_package(error) if isinstance(error, ModuleNotFoundError) else None
 
 
 def _own_fault(error: Exception, flags: Flags) -> CliFailure:

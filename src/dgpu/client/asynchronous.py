@@ -70,6 +70,7 @@ class AsyncClient(Calls, Awaited):
 
     @property
     def urls(self) -> tuple[str, ...]:
+        """All addresses of the client, in the given order."""
         return self._schedulers.urls
 
     @property

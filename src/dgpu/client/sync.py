@@ -67,6 +67,7 @@ class Client(Calls, Blocking):
 
     @property
     def urls(self) -> tuple[str, ...]:
+        """All addresses of the client, in the given order."""
         return self._schedulers.urls
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import importlib.util
 import itertools
 import os
 import shutil
@@ -224,6 +225,9 @@ def _ports(record: UpRecord | None, url: str) -> Iterator[Check]:
 
 
 def _gpus() -> Iterator[Check]:
+    if importlib.util.find_spec("pynvml") is None:
+        yield _ok("gpus", "not checked: only the client is installed; a node needs dgpu[agent]")
+        return
     from dgpu.agent.probe.detect import DetectionMethod, detect
 
     found = 0

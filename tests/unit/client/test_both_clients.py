@@ -38,6 +38,7 @@ def test_both_clients_have_the_same_calls() -> None:
 def test_a_call_has_one_signature_and_one_description(name) -> None:
     blocking, awaited = getattr(Client, name), getattr(AsyncClient, name)
     assert inspect.signature(blocking).parameters == inspect.signature(awaited).parameters
+    assert inspect.getdoc(blocking)
     assert inspect.getdoc(blocking) == inspect.getdoc(awaited)
     if name not in ITERATORS:
         assert inspect.iscoroutinefunction(awaited)
