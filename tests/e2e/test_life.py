@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from .conftest import Site, eventually
@@ -22,6 +26,15 @@ PLACE = (
 )
 
 
+TRAIN = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([float(dist.get_rank())])
+dist.all_reduce(total)
+print(f"rank {dist.get_rank()} of {dist.get_world_size()}, sum {total.item():.0f}")
+"""
+
+
 def test_a_gang_runs_on_all_its_nodes_and_each_rank_has_its_output(two_nodes):
     task_id = two_nodes.submit("--nodes", "2", "-G", "2", PLACE)
     two_nodes.good("wait", task_id)
@@ -33,6 +46,29 @@ def test_a_gang_runs_on_all_its_nodes_and_each_rank_has_its_output(two_nodes):
     shown = two_nodes.task(task_id)
     assert len(set(shown["allocated_gpus"])) == 4
     assert two_nodes.dgpu("logs", task_id, "--rank", "2").code == 5
+
+
+def test_each_node_has_a_file_with_all_nodes_for_launchers(two_nodes):
+    task_id = two_nodes.submit("--nodes", "2", "-G", "2", "cat $DGPU_HOSTFILE; echo $PET_NPROC_PER_NODE")
+    two_nodes.good("wait", task_id)
+    for rank in ("0", "1"):
+        lines = two_nodes.good("logs", task_id, "--rank", rank).out.splitlines()
+        assert [line.rpartition(" ")[2] for line in lines] == ["slots=2", "slots=2", "2"]
+
+
+def test_torchrun_needs_no_options(two_nodes, tmp_path):
+    """As the README shows it. Gloo: the simulated nodes have no real GPUs."""
+    python = os.environ.get("DGPU_TEST_TORCH_PYTHON", sys.executable)
+    if subprocess.run([python, "-c", "import torch"], capture_output=True, check=False).returncode:
+        pytest.skip("torch is not installed; DGPU_TEST_TORCH_PYTHON names a Python that has it")
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    command = [python, "-m", "torch.distributed.run", str(script)]  # what `torchrun` is
+    task_id = two_nodes.submit("--nodes", "2", "-G", "2", "--", *command)
+    two_nodes.good("wait", task_id)
+    said = "".join(two_nodes.good("logs", task_id, "--rank", rank).out for rank in ("0", "1"))
+    found = sorted(line for line in said.splitlines() if line.startswith("rank"))
+    assert found == [f"rank {rank} of 4, sum 6" for rank in range(4)]
 
 
 def test_one_rank_fails_and_the_others_are_stopped(two_nodes):

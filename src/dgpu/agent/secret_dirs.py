@@ -18,6 +18,7 @@ from dgpu.agent.keeper_settings import KeeperSettings
 from dgpu.agent.workdirs import Owner
 
 SECRETS_VARIABLE = "DGPU_SECRETS_DIR"
+HOST_FILE_VARIABLE = "DGPU_HOSTFILE"
 _IN_MEMORY = "/dev/shm"  # noqa: S108 - each keeper has a directory of its own there, checked before use
 _TMPFS = "tmpfs"
 _PASSABLE = 0o711

@@ -19,7 +19,7 @@ from dgpu.agent.keeper_settings import boot_ms
 from dgpu.agent.launch_as import account_of
 from dgpu.agent.launches import Launches
 from dgpu.agent.scribe_link import ScribeLink
-from dgpu.agent.secret_dirs import SECRETS_VARIABLE
+from dgpu.agent.secret_dirs import HOST_FILE_VARIABLE, SECRETS_VARIABLE
 from dgpu.agent.spawn import CannotStart, Child
 from dgpu.agent.starter import Starter
 from dgpu.agent.store import Record, record_of
@@ -85,8 +85,10 @@ class Starts:
         for lease, path, error in answer.get("secrets", ()):
             if error:
                 dirs[lease] = ("", f"secrets: {error}")
-            elif lease in self.queue:
-                self.queue[lease]["env"][SECRETS_VARIABLE] = path
+            elif (order := self.queue.get(lease)) is not None:
+                order["env"][SECRETS_VARIABLE] = path
+                if name := order.get("host_file"):
+                    order["env"][HOST_FILE_VARIABLE] = f"{path}/{name}"
         for lease, record in asked.items():
             order = self.queue.pop(lease, None)
             if order is None:

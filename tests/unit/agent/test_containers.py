@@ -171,6 +171,25 @@ def test_only_the_pull_gets_the_secret_of_the_registry() -> None:
     assert own == {"username": "ann", "password": "s3cret", "serveraddress": "r.example.org"}
 
 
+def test_a_container_finds_the_list_of_nodes_beside_its_secrets() -> None:
+    env = {"DGPU_HOSTFILE": "/dev/shm/dgpu-0-1/7/.hostfile"}
+    body = body_of(env=env, secrets_dir="/dev/shm/dgpu-0-1/7")
+    assert "DGPU_HOSTFILE=/run/secrets/.hostfile" in body["Env"]
+
+
+def test_a_task_may_choose_options_of_torchrun_but_not_its_rank() -> None:
+    order = RunOrder(
+        lease_id=LeaseId(1),
+        task_id=TaskId(1),
+        attempt=1,
+        detail=b'{"command": "x", "env": {"PET_NPROC_PER_NODE": "4", "RANK": "7"}}',
+        env={"PET_NPROC_PER_NODE": "1", "PET_NNODES": "2", "RANK": "0"},
+    )
+    asked = spawn_order(order, node_id=NodeId("n"), keeper_id="k", surroundings={}, grace_ms=1, start_ms=1)
+    chosen = {name: asked["env"][name] for name in ("PET_NPROC_PER_NODE", "PET_NNODES", "RANK")}
+    assert chosen == {"PET_NPROC_PER_NODE": "4", "PET_NNODES": "2", "RANK": "0"}
+
+
 def test_a_secret_without_a_colon_is_not_repeated() -> None:
     with pytest.raises(ValueError, match="USER:PASSWORD") as refused:
         order_of(secret_files={".registry": b"s3cret"})

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from dgpu.core.commands import CancelTasks, SubmitTasks
 from dgpu.core.model.task import TaskStatus
 from dgpu.wire.proto import agent_pb2 as pb
+from dgpu.wire.ranks import HOST_FILE
 from unit.service.cluster import Bench, register, reports, spec, starts, stops, told
 
 
@@ -34,17 +35,32 @@ def stopped(lease: int) -> pb.FromAgent:
 
 def test_each_rank_hears_its_place_in_the_world() -> None:
     first, second = gang(Bench())
+    port = first.env["MASTER_PORT"]
     assert dict(first.env) == {
         "MASTER_ADDR": "n1",
-        "MASTER_PORT": first.env["MASTER_PORT"],
+        "MASTER_PORT": port,
         "WORLD_SIZE": "2",
         "RANK": "0",
         "NODE_RANK": "0",
         "LOCAL_RANK": "0",
+        "PET_NNODES": "2",
+        "PET_NPROC_PER_NODE": "1",
+        "PET_NODE_RANK": "0",
+        "PET_MASTER_ADDR": "n1",
+        "PET_MASTER_PORT": port,
+        "PET_RDZV_BACKEND": "static",
+        "PET_RDZV_ENDPOINT": f"n1:{port}",
+        "PET_RDZV_ID": "task-1.1",
     }
-    assert dict(second.env) == {**dict(first.env), "RANK": "1", "NODE_RANK": "1"}
+    assert dict(second.env) == {**dict(first.env), "RANK": "1", "NODE_RANK": "1", "PET_NODE_RANK": "1"}
     assert (first.rank, second.rank, first.attempt, second.attempt) == (0, 1, 1, 1)
     assert 20_000 <= int(first.env["MASTER_PORT"]) < 32_000
+
+
+def test_each_rank_gets_the_list_of_all_nodes() -> None:
+    """For mpirun and deepspeed, which start the processes of all nodes themselves."""
+    for start in gang(Bench(), nodes=3):
+        assert dict(start.secret_files) == {HOST_FILE: b"n1 slots=1\nn2 slots=1\nn3 slots=1\n"}
 
 
 def test_an_array_tells_each_task_its_index() -> None:
@@ -61,6 +77,7 @@ def test_a_plain_task_hears_of_neither() -> None:
     bench.ask(SubmitTasks(entries=((1, spec()),)))
     (start,) = [start for message in told(bench.settle()) for start in message.orders.starts]
     assert not start.env
+    assert not start.secret_files
     assert start.rank == 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import resource
 from typing import Any
 
-from dgpu.agent.secret_dirs import SECRETS_VARIABLE
+from dgpu.agent.secret_dirs import HOST_FILE_VARIABLE, SECRETS_VARIABLE
 
 KEEPER_LABEL = "dgpu.keeper"
 LEASE_LABEL = "dgpu.lease"
@@ -76,6 +76,8 @@ def _environment(spec: dict[str, Any]) -> dict[str, str]:
     env = {"HOME": spec["dir"], **spec["env"]}
     if spec["secrets_dir"]:
         env[SECRETS_VARIABLE] = SECRETS_TARGET
+        if path := env.get(HOST_FILE_VARIABLE):
+            env[HOST_FILE_VARIABLE] = f"{SECRETS_TARGET}/{path.rpartition('/')[2]}"
     # The NVIDIA runtime hands out the GPUs that this variable names, and an image may name all of them.
     by_variable = spec["gpu_method"] == "gpus" and spec["gpus"]
     env["NVIDIA_VISIBLE_DEVICES"] = ",".join(spec["gpus"]) if by_variable else "void"

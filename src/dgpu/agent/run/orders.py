@@ -24,7 +24,7 @@ from dgpu.agent.tree import KEEPER_MARKER, LEASE_MARKER
 from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId, task_name
 from dgpu.core.model.secrets import REGISTRY_FILE
 from dgpu.core.model.task import Outcome, TaskDetail
-from dgpu.wire.ranks import attempt_of
+from dgpu.wire.ranks import HOST_FILE, LAUNCHER_PREFIX, attempt_of
 from dgpu.wire.run_dirs import TMP_SUFFIX, run_dir_name
 
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -63,7 +63,7 @@ def spawn_order(
         "node": node_id,
         "gpus": order.gpu_ids,
         "argv": _argv(detail.command),
-        "env": surroundings | detail.env | order.env | _identity(order, node_id, keeper_id),
+        "env": surroundings | _variables(order, detail) | _identity(order, node_id, keeper_id),
         "cwd": detail.workdir,
         "dir": directory,
         "tmp": tmp,
@@ -78,8 +78,14 @@ def spawn_order(
         "nonce": order.nonce,
         "cluster": order.cluster_id,
         "secrets": _secret_files(order),
+        "host_file": HOST_FILE if HOST_FILE in order.secret_files else "",
     }
     return asked if container is None else asked | {"container": container}
+
+
+def _variables(order: RunOrder, detail: TaskDetail) -> dict[str, str]:
+    fixed = {name: value for name, value in order.env.items() if not name.startswith(LAUNCHER_PREFIX)}
+    return order.env | detail.env | fixed
 
 
 def _secret_files(order: RunOrder) -> dict[str, str]:

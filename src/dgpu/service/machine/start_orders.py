@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dgpu.core.commands import ReportFinished
 from dgpu.core.model.gang import Gang, master_port
+from dgpu.core.model.ids import task_name
 from dgpu.core.model.lease import Lease
 from dgpu.core.model.task import WHOLE_MILLI, Outcome, Task
 from dgpu.core.state import ClusterState
@@ -11,6 +14,7 @@ from dgpu.service.machine.agent_words import account
 from dgpu.service.secrets.opened import CannotOpen, Opened, Opener
 from dgpu.wire.isolation import Isolation
 from dgpu.wire.proto import agent_pb2 as pb
+from dgpu.wire.ranks import HOST_FILE, LAUNCHER_PREFIX
 
 _CANNOT_START = 126  # as a shell says it
 
@@ -75,17 +79,53 @@ def _order(state: ClusterState, task: Task, lease: Lease, opened: Opened, isolat
     if gang is not None:
         order.rank = lease.rank
         order.env.update(_places(state, gang, lease))
+        order.env.update(_launcher_options(task, order.env, lease))
+        order.secret_files[HOST_FILE] = _host_file(state, gang)
     return order
 
 
 def _places(state: ClusterState, gang: Gang, lease: Lease) -> dict[str, str]:
     """One process per node, so the rank of the process is the rank of its node."""
-    first = state.nodes[state.leases[gang.leases[0]].node_id]
     return {
-        "MASTER_ADDR": first.address or first.id,
+        "MASTER_ADDR": _host(state, state.leases[gang.leases[0]]),
         "MASTER_PORT": str(master_port(gang)),
         "WORLD_SIZE": str(len(gang.leases)),
         "RANK": str(lease.rank),
         "NODE_RANK": str(lease.rank),
         "LOCAL_RANK": "0",
     }
+
+
+def _launcher_options(task: Task, places: Mapping[str, str], lease: Lease) -> dict[str, str]:
+    """Options of torchrun as variables, so that `torchrun train.py` needs none. The `static` rendezvous keeps the ranks
+    of the nodes: MASTER_ADDR is the node of rank 0.
+    """
+    host, port = places["MASTER_ADDR"], places["MASTER_PORT"]
+    is_ipv6 = ":" in host and not host.startswith("[")
+    options = {
+        "NNODES": places["WORLD_SIZE"],
+        "NPROC_PER_NODE": str(_processes(lease)),
+        "NODE_RANK": places["NODE_RANK"],
+        "MASTER_ADDR": host,
+        "MASTER_PORT": port,
+        "RDZV_BACKEND": "static",
+        "RDZV_ENDPOINT": f"[{host}]:{port}" if is_ipv6 else f"{host}:{port}",
+        "RDZV_ID": f"{task_name(task.id)}.{task.attempt}",
+    }
+    return {LAUNCHER_PREFIX + name: value for name, value in options.items()}
+
+
+def _host_file(state: ClusterState, gang: Gang) -> bytes:
+    """One line for each node, by rank, as MPI and DeepSpeed read it."""
+    leases = [state.leases[lease_id] for lease_id in gang.leases]
+    return "".join(f"{_host(state, lease)} slots={_processes(lease)}\n" for lease in leases).encode()
+
+
+def _host(state: ClusterState, lease: Lease) -> str:
+    node = state.nodes[lease.node_id]
+    return node.address or node.id
+
+
+def _processes(lease: Lease) -> int:
+    """That launchers start on the node: one per GPU."""
+    return max(1, len(lease.gpu_ids))
