@@ -6,7 +6,7 @@ import typer
 
 from dgpu.cli.arguments import parse_duration
 from dgpu.cli.connection import builtins, connect
-from dgpu.cli.each import for_each, one_or_list, remove_each
+from dgpu.cli.each import for_each, remove_each
 from dgpu.cli.failures import ExitCode, note
 from dgpu.cli.flags import Flags, flags_of
 from dgpu.cli.formats import clock, duration, plural, since
@@ -123,7 +123,7 @@ def ack(
     for_each(
         ids,
         lambda name: builtins(client.acknowledge_alert(name, comment=comment)),
-        lambda answers: print_rows(one_or_list(ids, answers), answers, COLUMNS, "id", flags),
+        lambda answers: print_rows(answers, answers, COLUMNS, "id", flags),
     )
 
 

@@ -9,7 +9,7 @@ import typer
 
 from dgpu.cli.arguments import parse_ids
 from dgpu.cli.connection import builtins
-from dgpu.cli.each import for_each, one_or_list
+from dgpu.cli.each import for_each
 from dgpu.cli.failures import note
 from dgpu.cli.output import print_document
 
@@ -30,7 +30,7 @@ def change_tasks(ids: Sequence[str], flags: Flags, change: Callable[[str], TaskA
 
 def _print(names: Sequence[str], answers: list[TaskAnswer], flags: Flags) -> None:
     if not flags.is_table and flags.output != "name":
-        print_document(one_or_list(names, [builtins(answer) for answer in answers]), flags)
+        print_document([builtins(answer) for answer in answers], flags)
         return
     typer.echo("\n".join(answer.task_id for answer in answers))
     if flags.is_table and len(names) == 1 and answers[0].waiting:

@@ -48,7 +48,7 @@ def _each_of(names: Iterable[str], work: Callable[[str], T]) -> tuple[list[T], C
     texts = [failure.message for failure in failures]
     if left:
         texts.append(f"Not tried: {listed(left)}")
-    return done, CliFailure("\n".join(texts), failures[0].exit_code)
+    return done, CliFailure("\n".join(texts), failures[0].exit_code, error=failures[0].error)
 
 
 def remove_each(names: Iterable[str], remove: Callable[[str], object], flags: Flags) -> None:
@@ -65,8 +65,3 @@ def remove_each(names: Iterable[str], remove: Callable[[str], object], flags: Fl
             print_document({"removed": removed}, flags)
 
     for_each(names, work, show)
-
-
-def one_or_list(names: Iterable[str], documents: list[T]) -> T | list[T]:
-    """For JSON: several requested ids give a list, even if only one succeeded."""
-    return documents[0] if len(list(names)) == 1 else documents

@@ -29,10 +29,13 @@ class ReaderLeft(Exception):  # noqa: N818  not an error
 
 
 class CliFailure(Exception):  # noqa: N818  a refusal is not always an error
-    def __init__(self, message: str, exit_code: int = ExitCode.FAILED) -> None:
+    def __init__(
+        self, message: str, exit_code: int = ExitCode.FAILED, *, error: DgpuError | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.exit_code = int(exit_code)
+        self.error = error  # of the SDK, if it has one
 
 
 def translated(error: Exception) -> CliFailure | None:
@@ -44,7 +47,7 @@ def translated(error: Exception) -> CliFailure | None:
     )  # if the module is not imported, the error is not from the SDK
     if errors is None or not isinstance(error, errors.DgpuError):
         return None
-    return CliFailure(_message(error), _exit_code(error))
+    return CliFailure(_message(error), _exit_code(error), error=error)
 
 
 def _exit_code(error: DgpuError) -> ExitCode:
@@ -99,6 +102,19 @@ def _message(error: DgpuError) -> str:
 def complain(message: str) -> None:
     sys.stdout.flush()
     sys.stderr.write(f"dgpu: {message}\n")
+    sys.stderr.flush()
+
+
+def complain_in_json(failure: CliFailure) -> None:
+    """On stderr, too: stdout has results only, so that a program never takes an error for one."""
+    import json
+
+    fact: dict[str, object] = {"message": failure.message, "exit_code": failure.exit_code}
+    if failure.error is not None:
+        wrong = [{"path": each.path, "detail": each.detail} for each in failure.error.errors]
+        fact |= {"code": failure.error.code, "status": failure.error.status, "errors": wrong}
+    sys.stdout.flush()
+    sys.stderr.write(json.dumps({"error": fact}, ensure_ascii=False) + "\n")
     sys.stderr.flush()
 
 

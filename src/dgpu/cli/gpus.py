@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dgpu.cli.connection import builtins, connect
-from dgpu.cli.each import for_each, one_or_list
+from dgpu.cli.each import for_each
 from dgpu.cli.failures import CliFailure, ExitCode, note
 from dgpu.cli.flags import flags_of
 from dgpu.cli.formats import duration, memory, since
@@ -113,7 +113,7 @@ def recover(
     for_each(
         chosen,
         lambda gpu_id: builtins(client.recover_gpu(gpu_id, reason=reason)),
-        lambda answers: print_rows(one_or_list(names, answers), answers, COLUMNS, "id", flags),
+        lambda answers: print_rows(answers, answers, COLUMNS, "id", flags),
     )
 
 

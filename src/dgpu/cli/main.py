@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from dgpu.cli.extras import missing_package, require
-from dgpu.cli.failures import CliFailure, ExitCode, ReaderLeft, complain, translated
+from dgpu.cli.failures import CliFailure, ExitCode, ReaderLeft, complain, complain_in_json, translated
 from dgpu.cli.flags import Flags, shared_parameters, watch_parameters
 from dgpu.cli.lightness import lighten
 
@@ -31,6 +31,7 @@ class Verb(NamedTuple):
     extras: tuple[str, ...] = ()  # of the distribution: the verb needs their packages
 
 
+COMPLETE_VARIABLE = "_DGPU_COMPLETE"  # set by a shell that asks for completions
 _ALL = ("server", "agent")
 
 
@@ -121,6 +122,10 @@ def load_verb(name: str) -> Command:
         for inner in getattr(command, "commands", {}).values():
             inner.params.extend(each for each in shared_parameters() if {"-o", "--json"} & set(each.opts))
     lighten(command)
+    if COMPLETE_VARIABLE in os.environ:
+        from dgpu.cli.completing import attach
+
+        attach(command)
     return command
 
 
@@ -155,14 +160,14 @@ def run(arguments: Sequence[str]) -> int:
     try:
         code = command.main(args=list(arguments), prog_name="dgpu", standalone_mode=False, obj=flags)
     except typer.TyperException as refused:
-        return _complain_usage(refused)
+        return _complain_usage(refused, flags)
     except typer.Abort:
         return ExitCode.INTERRUPTED
     except (BrokenPipeError, ReaderLeft):
         return _reader_gone()
     except Exception as error:  # noqa: BLE001  the last line of defence: never a traceback for a person
         failure = _missing(error) or translated(error) or _own_fault(error, flags)
-        complain(failure.message)
+        _complain(failure, flags)
         return ExitCode.OWN_FAILURE if flags.returns_task_code else failure.exit_code
     return code if isinstance(code, int) else ExitCode.OK
 
@@ -177,13 +182,21 @@ def _own_fault(error: Exception, flags: Flags) -> CliFailure:
     return CliFailure(f"Internal error: {type(error).__name__}: {error}\nFor a full trace, set DGPU_DEBUG=1")
 
 
-def _complain_usage(refused: typer.TyperException) -> int:
+def _complain(failure: CliFailure, flags: Flags) -> None:
+    if flags.output == "json":
+        complain_in_json(failure)
+    else:
+        complain(failure.message)
+
+
+def _complain_usage(refused: typer.TyperException, flags: Flags) -> int:
     path = getattr(getattr(refused, "ctx", None), "command_path", "dgpu")
+    code = ExitCode.USAGE if refused.exit_code == 2 else refused.exit_code
     if type(refused).__name__ == "NoArgsIsHelpError":
         sys.stderr.write(refused.format_message() + "\n")
     else:
-        complain(f"{refused.format_message()}\nTry: {path} --help")
-    return ExitCode.USAGE if refused.exit_code == 2 else refused.exit_code
+        _complain(CliFailure(f"{refused.format_message()}\nTry: {path} --help", code), flags)
+    return code
 
 
 def _reader_gone() -> int:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from dgpu.cli.connection import builtins, connect
-from dgpu.cli.each import for_each, one_or_list, remove_each
+from dgpu.cli.each import for_each, remove_each
 from dgpu.cli.effect import print_effect
 from dgpu.cli.failures import CliFailure, ExitCode, note
 from dgpu.cli.flags import Flags, flags_of
@@ -93,7 +93,7 @@ def drain(
         _checked(name)
 
     def show(answers: list[dict[str, Any]]) -> None:
-        _print(names, answers, flags)
+        _print(answers, flags)
         for node in answers:
             left = f"{listed(node['tasks'])} still running there" if node["tasks"] else "no task runs there"
             note(f"{node['id']} takes no new tasks; {left}. To resume: dgpu nodes resume {node['id']}")
@@ -109,7 +109,7 @@ def resume(ctx: typer.Context, names: Names) -> None:
     client = connect(flags)
     for name in names:
         _checked(name)
-    for_each(names, lambda name: builtins(client.resume(name)), lambda answers: _print(names, answers, flags))
+    for_each(names, lambda name: builtins(client.resume(name)), lambda answers: _print(answers, flags))
 
 
 @app.command()
@@ -132,7 +132,7 @@ def lost(
     for_each(
         names,
         lambda name: builtins(client.give_up(name, reason=reason)),
-        lambda answers: _print(names, answers, flags),
+        lambda answers: _print(answers, flags),
     )
 
 
@@ -146,8 +146,8 @@ def remove(ctx: typer.Context, names: Names) -> None:
     remove_each(names, client.remove_node, flags)
 
 
-def _print(names: list[str], answers: list[dict[str, Any]], flags: Flags) -> None:
-    print_rows(one_or_list(names, answers), answers, COLUMNS, "id", flags)
+def _print(answers: list[dict[str, Any]], flags: Flags) -> None:
+    print_rows(answers, answers, COLUMNS, "id", flags)
 
 
 def _checked(name: str) -> str:

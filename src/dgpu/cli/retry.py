@@ -7,7 +7,7 @@ import typer
 from dgpu.cli.arguments import parse_ids
 from dgpu.cli.changing import Ids
 from dgpu.cli.connection import builtins, connect
-from dgpu.cli.each import for_each, one_or_list
+from dgpu.cli.each import for_each
 from dgpu.cli.flags import flags_of
 from dgpu.cli.output import print_document
 
@@ -31,7 +31,7 @@ def retry(ctx: typer.Context, ids: Ids) -> None:
 
     def show(answers: list[Any]) -> None:
         if not in_lines:
-            print_document(one_or_list(names, answers), flags)
+            print_document(answers, flags)
 
     names = parse_ids(ids)
     for_each(names, submit_again, show)

@@ -6,7 +6,7 @@ import typer
 
 from dgpu.cli.arguments import command_text, parse_ids
 from dgpu.cli.connection import builtins, connect
-from dgpu.cli.each import for_each, one_or_list
+from dgpu.cli.each import for_each
 from dgpu.cli.failures import note
 from dgpu.cli.flags import Flags, flags_of
 from dgpu.cli.formats import between, clock, duration, limit, memory
@@ -34,7 +34,7 @@ def _print(names: list[str], tasks: list[dict[str, Any]], flags: Flags) -> None:
     if flags.output == "name":
         typer.echo("\n".join(task["task_id"] for task in tasks))
     elif not flags.is_table:
-        print_document(one_or_list(names, tasks), flags)
+        print_document(tasks, flags)
     else:
         for place, task in enumerate(tasks):
             if place:

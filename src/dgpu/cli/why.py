@@ -6,7 +6,7 @@ import typer
 
 from dgpu.cli.arguments import parse_ids
 from dgpu.cli.connection import builtins, connect
-from dgpu.cli.each import for_each, one_or_list
+from dgpu.cli.each import for_each
 from dgpu.cli.flags import flags_of
 from dgpu.cli.formats import clock, duration, listed, memory, one_line, plural, since
 from dgpu.cli.output import print_document
@@ -37,7 +37,7 @@ def why(
         if flags.output == "name":
             typer.echo("\n".join(answer["task_id"] for answer in answers))
         elif not flags.is_table:
-            print_document(one_or_list(names, answers), flags)
+            print_document(answers, flags)
 
     names = parse_ids(ids)
     for_each(names, explain, show)
