@@ -66,15 +66,18 @@ def print_rows(
 
 
 def print_document(document: Any, flags: Flags) -> None:
+    """A list has one document for each id: it is printed as a stream, in which each looks as if it were alone."""
+    documents = document if isinstance(document, list) else [document]
     if flags.output == "yaml":
         import yaml
 
-        _write(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
+        _write(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True))
         return
     import json
 
-    text = json.dumps(document, indent=None if flags.watch else 2, ensure_ascii=False)
-    _write(text.translate(_ESCAPES) + "\n")
+    indent = None if flags.watch or len(documents) > 1 else 2
+    texts = [json.dumps(each, indent=indent, ensure_ascii=False) for each in documents]
+    _write("".join(text.translate(_ESCAPES) + "\n" for text in texts))
 
 
 def print_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:

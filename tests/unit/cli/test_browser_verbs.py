@@ -27,7 +27,7 @@ def test_retry_prints_the_new_ids(dgpu, server):
     assert dgpu("--server", server.url, "retry", "1", "task-2")[:2] == (0, "task-8\ntask-9\n")
     assert server.sent("POST", "/api/v1/tasks/task-1/retry") == [{}]
     code, out, _ = dgpu("--server", server.url, "retry", "1", "--json")
-    assert (code, [each["retry_of"] for each in json.loads(out)]) == (0, ["task-1"])
+    assert (code, json.loads(out)["retry_of"]) == (0, "task-1")
 
 
 def test_retry_of_several_tells_those_before_the_one_that_is_refused(dgpu, server):

@@ -1,4 +1,4 @@
-"""What programs and shells read: one JSON shape for one and many, errors as JSON, values for completion."""
+"""Output for programs and shells: one JSON shape for one and many, errors as JSON, values for completion."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from .conftest import problem, task
 
@@ -43,10 +44,12 @@ def offers(server):
 def test_one_id_and_several_give_the_same_shape(call, server):
     for number in (1, 2):
         server.answers["GET", f"{TASKS}/task-{number}"] = (200, task(number))
-    (one,) = json.loads(call("show", "1", "-o", "json")[1])
-    first, second = json.loads(call("show", "1", "2", "-o", "json")[1])
+    one = json.loads(call("show", "1", "-o", "json")[1])
+    first, second = map(json.loads, call("show", "1", "2", "-o", "json")[1].splitlines())
     assert one == first
     assert (first["task_id"], second["task_id"]) == ("task-1", "task-2")
+    documents = list(yaml.safe_load_all(call("show", "1", "2", "-o", "yaml")[1]))
+    assert [each["task_id"] for each in documents] == ["task-1", "task-2"]
 
 
 def test_an_error_is_json_on_stderr_and_leaves_stdout_empty(call, server):
