@@ -46,6 +46,20 @@ def test_a_task_runs_in_this_directory_with_this_path_and_sees_its_gpus(running_
     assert extra == "yes"
 
 
+def test_a_script_runs_as_it_was_at_submit_with_the_variables_of_slurm(running_site):
+    script = running_site.home / "job.sh"
+    script.write_text(
+        "#!/bin/bash\n#SBATCH --gres=gpu:2 --array=3-4\n#SBATCH -c 1 -J night\n"
+        'echo "$SLURM_ARRAY_JOB_ID $SLURM_ARRAY_TASK_ID $SLURM_GPUS_ON_NODE $SLURM_JOB_NAME $1 ${BASH_SOURCE##*/}"\n'
+    )
+    first = running_site.good("submit", "--hold", str(script), "word").out.split()[0]
+    script.write_text("#!/bin/bash\nexit 3\n")
+    running_site.good("release", first, "--array")
+    running_site.good("wait", first)
+    assert running_site.good("logs", first).out == f"{first.removeprefix('task-')} 3 2 night word .script\n"
+    assert "sent at submit" in running_site.good("show", first).out
+
+
 def test_a_small_memory_without_a_unit_is_refused(running_site):
     refused = running_site.dgpu("submit", "--gpu-mem", "16", "--", "true")
     assert refused.code == 2, refused

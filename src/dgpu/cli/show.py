@@ -9,7 +9,7 @@ from dgpu.cli.connection import builtins, connect
 from dgpu.cli.each import for_each
 from dgpu.cli.failures import note
 from dgpu.cli.flags import Flags, flags_of
-from dgpu.cli.formats import between, clock, duration, limit, memory
+from dgpu.cli.formats import between, clock, duration, limit, memory, plural
 from dgpu.cli.output import print_document, print_fields
 from dgpu.cli.why import reservation
 
@@ -72,6 +72,7 @@ def fields(task: dict[str, Any]) -> list[tuple[str, str]]:
         ("ran", duration(between(task["started_at"], task["finished_at"]))),
         ("time limit", limit(task["timeout_seconds"])),
         ("command", command_text(task["command"])),
+        ("script", f"{plural(task['script_bytes'], 'byte')}, sent at submit" if task["script_bytes"] else ""),
         ("workdir", _workdir(task)),
         ("image", task["image"]),
         ("mounts", ", ".join(task["mounts"])),

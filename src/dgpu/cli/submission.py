@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -154,9 +154,33 @@ _READ: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def given_options(ctx: typer.Context) -> dict[str, Any]:
+    """The options that describe a task, as texts."""
+    return dict(ctx.meta.get(_KEPT, {}))
+
+
+def check(given: Mapping[str, Any]) -> None:
+    """Raises BadParameter for a value that cannot be read."""
+    for name, value in given.items():
+        if name in _READ:
+            _READ[name](value)
+
+
 def task_fields(ctx: typer.Context, command: Sequence[str]) -> dict[str, Any]:
-    """The body of the request; for omitted options the server's defaults apply."""
-    given: dict[str, Any] = dict(ctx.meta.get(_KEPT, {}))
+    """The body of the request; for omitted options the server's defaults apply. A command that is a script with
+    directives is sent with its text.
+    """
+    from dgpu.cli.jobs.script import script_in
+
+    script = script_in(command)
+    if script is None:
+        return described(given_options(ctx), command)
+    script.tell()
+    task = described(script.with_flags(given_options(ctx)), command)
+    return script.in_task(task)
+
+
+def described(given: dict[str, Any], command: Sequence[str]) -> dict[str, Any]:
     clean = given.pop("clean_env", False)
     every, files = given.pop("env_all", False), given.pop("env_file", ())
     if clean and every:

@@ -44,6 +44,7 @@ def submit(
 
     Several words run without a shell, a single quoted text runs in the shell:
     dgpu submit -G 2 -- python train.py, or dgpu submit "make data && python train.py".
+    A script with #SBATCH or #DGPU lines is sent with its text: dgpu submit job.sh ARGS. Flags replace its lines.
     """
     flags = flags_of(ctx)
     flags.returns_task_code = wait

@@ -10,6 +10,8 @@ class TaskFields(TypedDict, total=False):
     """A task as submitted; see the table of the API's description."""
 
     command: str | Sequence[str]
+    script: str
+    slurm_env: bool
     name: str
     tenant_id: str
     pool: Literal["online", "batch"]

@@ -140,6 +140,8 @@ class TaskAnswer(Answer, frozen=True, kw_only=True):
     reason: str = ""  # one word: why it ended, or why it waits
     waiting: str = ""  # one line: why it waits
     command: str | list[str] = ""
+    script_bytes: int = 0  # more than 0: a script of this size was sent; `command` is its name and arguments
+    slurm_env: bool = False
     env: list[str] = []  # names only
     secrets: list[str] = []  # names only
     workdir: str = ""  # where it runs or last ran; in lists, the submitted one

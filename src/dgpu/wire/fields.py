@@ -16,6 +16,7 @@ from dgpu.core.model.task import PRIORITY_LEVELS, WHOLE_MILLI, Constraint, Pool,
 MAX_GPUS = 1024
 MAX_ARGUMENTS = 4096
 MAX_ARGUMENT_BYTES = 131_071  # the kernel's limit of one argument, without the final NUL
+MAX_SCRIPT_BYTES = 262_144
 MAX_ENV_ENTRIES = 4096
 MAX_ENV_BYTES = 262_144
 MAX_LABELS = 64
@@ -205,6 +206,21 @@ def command(value: Any) -> str | tuple[str, ...]:
     if not value[0]:
         raise Unacceptable("the name of a program", at="[0]", value="")
     return tuple(value)
+
+
+def script(value: Any) -> str:
+    """The first line names the interpreter, as the kernel reads it."""
+    if type(value) is not str or not value.startswith("#!") or "\0" in value or "\r\n" in value:
+        raise Unacceptable(
+            "the text of a script that begins with #!, without NUL and without DOS line breaks"
+        )
+    if len(value.encode()) > MAX_SCRIPT_BYTES:
+        raise Unacceptable(
+            f"a script of at most {MAX_SCRIPT_BYTES:,} bytes", value=f"{len(value):,} characters"
+        )
+    if not value.split("\n", 1)[0][2:].strip().startswith("/"):
+        raise Unacceptable("an absolute path after #!, like #!/bin/bash", value=value.split("\n", 1)[0][:64])
+    return value
 
 
 def _argument(text: str, at: str) -> None:

@@ -150,6 +150,9 @@ def _spec(
         values["allocation"] = True
     if "image_secret" in values or not _CONTAINER_NAMES.isdisjoint(detail):
         _check_container(values, detail, where)
+    if "script" in detail and type(detail.get("command")) is not tuple:
+        why = "Required with script: a list, the name of the script and its arguments."
+        raise invalid([FieldError(path=_path(where, "command"), detail=why)])
     if by is not None:
         _attribute(values, detail, by)
     asked = _asked(tuple(values.items()))

@@ -48,6 +48,19 @@ TASK_FIELDS: dict[str, TaskField] = {
             ]
         },
     ),
+    "script": TaskField(
+        "script",
+        fields.script,
+        "The text of a script that begins with #!. It runs as a file on the node, and `command` is its name and its "
+        "arguments. A later change of the original file has no effect.",
+        {**_TEXT, "maxLength": fields.MAX_SCRIPT_BYTES},
+    ),
+    "slurm_env": TaskField(
+        "slurm_env",
+        fields.flag,
+        "true: the task also gets the variables that Slurm sets, like SLURM_JOB_ID.",
+        {"type": "boolean", "default": False},
+    ),
     "name": TaskField("name", fields.name, "For people.", {**_TEXT, "maxLength": fields.MAX_NAME_CHARS}),
     "tenant_id": TaskField(
         "tenant_id", fields.tenant, "The tenant of the task.", {**_TEXT, "default": DEFAULT_TENANT}

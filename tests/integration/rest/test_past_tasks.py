@@ -47,6 +47,7 @@ TASKS = (
         "shm_mb": 8,
         "secrets": ["KEY"],
     },
+    {"name": "scripted", "command": ["a.sh", "1"], "script": "#!/bin/sh\necho é", "slurm_env": True},
     {"name": "gang", "nodes": 2, "gpu_count": 1},
     {"name": "array", "array": "3-5%2", "gpu_count": 1},
     {"name": "retried", "gpu_count": 1, "max_retries": 1, "restart": "on-failure"},

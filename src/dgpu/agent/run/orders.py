@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import shlex
 from base64 import b64encode
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from dgpu.agent.oom import TAIL_BYTES, out_of_memory
 from dgpu.agent.options import ContainerOptions
 from dgpu.agent.run.containers import NotHereError, container_account, container_order
 from dgpu.agent.run.runner import KnownRun, RunEnd, RunOrder
+from dgpu.agent.run.slurm import slurm_variables
+from dgpu.agent.secret_dirs import SECRETS_VARIABLE
 from dgpu.agent.spawn import SHELL
 from dgpu.agent.tree import KEEPER_MARKER, LEASE_MARKER
 from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId, task_name
@@ -28,6 +31,8 @@ from dgpu.wire.ranks import HOST_FILE, LAUNCHER_PREFIX, attempt_of
 from dgpu.wire.run_dirs import TMP_SUFFIX, run_dir_name
 
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+_SCRIPT_FILE = ".script"  # no secret can have this name
 
 _decode_detail = msgspec.json.Decoder(TaskDetail).decode
 
@@ -56,14 +61,15 @@ def spawn_order(
         surroundings = {}  # an image brings its own
     elif person is not None:
         surroundings = surroundings | _environment_of(person, detail.workdir, f"{work_dir}/{directory}")
+    slurm = slurm_variables(order, node_id) if detail.slurm_env else {}
     asked = {
         "lease": order.lease_id,
         "task": order.task_id,
         "attempt": order.attempt,
         "node": node_id,
         "gpus": order.gpu_ids,
-        "argv": _argv(detail.command),
-        "env": surroundings | _variables(order, detail) | _identity(order, node_id, keeper_id),
+        "argv": _argv(detail),
+        "env": surroundings | _variables(order, detail) | _identity(order, node_id, keeper_id) | slurm,
         "cwd": detail.workdir,
         "dir": directory,
         "tmp": tmp,
@@ -77,7 +83,7 @@ def spawn_order(
         "most_mb": order.gpu_memory_mb if order.kill_outgrown else 0,
         "nonce": order.nonce,
         "cluster": order.cluster_id,
-        "secrets": _secret_files(order),
+        "secrets": _private_files(order, detail, keeper_protocol),
         "host_file": HOST_FILE if HOST_FILE in order.secret_files else "",
     }
     return asked if container is None else asked | {"container": container}
@@ -88,16 +94,31 @@ def _variables(order: RunOrder, detail: TaskDetail) -> dict[str, str]:
     return order.env | detail.env | fixed
 
 
-def _secret_files(order: RunOrder) -> dict[str, str]:
-    """Without the one that only the pull of an image gets."""
+def _private_files(order: RunOrder, detail: TaskDetail, keeper_protocol: int) -> dict[str, str]:
+    """Files of secrets, without the one that only the pull of an image gets, and the script."""
     files = {name: value for name, value in order.secret_files.items() if name != REGISTRY_FILE}
+    if detail.script:
+        if keeper_protocol < SECRETS_PROTOCOL:
+            raise ValueError("this node's keeper is older and runs no scripts; it ends with its tasks")
+        files[_SCRIPT_FILE] = detail.script.encode()
     return {name: b64encode(value).decode() for name, value in files.items()}
 
 
-def _argv(command: str | tuple[str, ...]) -> list[str]:
+def _argv(detail: TaskDetail) -> list[str]:
+    command = detail.command
     if not command:
         raise ValueError("the task has no command")
-    return [SHELL, "-c", command] if isinstance(command, str) else list(command)
+    if isinstance(command, str):
+        return [SHELL, "-c", command]
+    if not detail.script:
+        return list(command)
+    run = f'exec {shlex.join(_interpreter(detail.script))} "${SECRETS_VARIABLE}/{_SCRIPT_FILE}" "$@"'
+    return [SHELL, "-c", run, *command]
+
+
+def _interpreter(script: str) -> list[str]:
+    """From the first line, as the kernel reads it: a program and at most one argument."""
+    return script.split("\n", 1)[0][2:].strip().split(None, 1)
 
 
 def check_keeper(order: RunOrder, protocol: int) -> None:

@@ -116,6 +116,8 @@ class TaskDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     mounts: tuple[Mount, ...] = ()
     read_only_root: bool = False
     shm_mb: int = 0  # 0: the node's default
+    script: str = ""  # runs this text as a file; `command` is its name and its arguments
+    slurm_env: bool = False  # also gets the variables that Slurm sets
 
 
 class TaskSpec(

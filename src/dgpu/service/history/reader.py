@@ -99,6 +99,8 @@ class PastTask(msgspec.Struct, frozen=True, kw_only=True):
     mounts: tuple[Mount, ...] = ()
     read_only_root: bool = False
     shm_mb: int = 0
+    script_bytes: int = 0
+    slurm_env: bool = False
 
 
 class PastAttempt(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,12 +24,15 @@ ADDED_COLUMNS = {
     "mounts": "TEXT NOT NULL DEFAULT '[]'",
     "read_only_root": "INTEGER NOT NULL DEFAULT 0",
     "shm_mb": "INTEGER NOT NULL DEFAULT 0",
+    "script_bytes": "INTEGER NOT NULL DEFAULT 0",
+    "slurm_env": "INTEGER NOT NULL DEFAULT 0",
 }
 _FIXED = (
     "id", "name", "tenant", "pool", "gpus", "gpu_models", "cpus_milli", "ram_mb", "timeout_ms", "max_retries",
     "restart", "allocation", "command", "workdir", "labels", "created_at", "submitted_index", "nodes", "array_id",
     "array_index", "array_count", "share_milli", "constraints", "array_limit", "env_names", "model_name", "task_type",
     "structure_n_atoms", "secret_names", "image", "mounts", "read_only_root", "shm_mb",
+    "script_bytes", "slurm_env",
 )  # fmt: skip
 _CHANGING = (
     "priority", "gpu_memory_mb", "status", "node", "node_ids", "gpu_ids", "attempt", "retries", "started_at",
@@ -72,6 +75,7 @@ class TaskRows:
             shape.array_limit, text(sorted(detail.env)), detail.model_name, detail.task_type, detail.structure_n_atoms,
             text(sorted(detail.secrets)),
             detail.image, text(detail.mounts), int(detail.read_only_root), detail.shm_mb,
+            len(detail.script.encode()), int(detail.slurm_env),
             *_changing(task, shape),
         )  # fmt: skip
 

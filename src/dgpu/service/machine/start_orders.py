@@ -74,7 +74,9 @@ def _order(state: ClusterState, task: Task, lease: Lease, opened: Opened, isolat
         order.env["DGPU_GPU_SHARE"] = f"{lease.share_milli / WHOLE_MILLI:g}"
         order.env["DGPU_GPU_MEMORY_MB"] = str(lease.gpu_memory_mb)
     if task.array_id:
+        order.env["DGPU_ARRAY_ID"] = task_name(task.array_id)
         order.env["DGPU_ARRAY_INDEX"] = str(task.array_index)
+        order.env["DGPU_ARRAY_COUNT"] = str(task.array_count)
     gang = state.gangs.get(task.id)
     if gang is not None:
         order.rank = lease.rank

@@ -77,6 +77,7 @@ def _of_detail(detail: TaskDetail) -> dict[str, Any]:
     command = detail.command
     return {
         "command": command if isinstance(command, str) else list(command),
+        "script_bytes": len(detail.script.encode()),
         "env": sorted(detail.env),
         "secrets": sorted(detail.secrets),
         "workdir": detail.workdir,
@@ -114,6 +115,7 @@ def _program(of: TaskDetail | PastTask) -> dict[str, Any]:
         "mounts": list(map(mount_text, of.mounts)),
         "read_only_root": of.read_only_root,
         "shm_mb": of.shm_mb,
+        "slurm_env": of.slurm_env,
     }
 
 
@@ -188,6 +190,7 @@ def past_task_answer(task: PastTask) -> TaskAnswer:
         error=task.error,
         reason=task.reason,
         command=command if isinstance(command, str) else list(command),
+        script_bytes=task.script_bytes,
         env=list(task.env_names),
         secrets=list(task.secret_names),
         workdir=task.workdir,

@@ -1,0 +1,1 @@
+"""Job files: scripts with directives, and YAML files of tasks."""
