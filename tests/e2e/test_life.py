@@ -89,9 +89,10 @@ def test_a_cancelled_gang_ends_on_all_nodes(two_nodes):
 
 
 def test_an_array_and_the_task_that_waits_for_all_of_it(two_nodes):
-    ids = two_nodes.submit("--array", "1,5-6%1", "echo index $DGPU_ARRAY_INDEX").split()
-    last = two_nodes.submit("--after", ids[0], "echo after")
-    two_nodes.good("wait", *ids, last)
+    array = two_nodes.submit("--array", "1,5-6%1", "echo index $DGPU_ARRAY_INDEX")
+    last = two_nodes.submit("--after", array, "echo after")
+    two_nodes.good("wait", array, last)
+    ids = [f"{array}_{index}" for index in (1, 5, 6)]
     printed = [two_nodes.good("logs", task_id).out.strip() for task_id in ids]
     assert printed == ["index 1", "index 5", "index 6"]
     ends = [two_nodes.task(task_id)["finished_at"] for task_id in ids]

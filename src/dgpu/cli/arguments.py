@@ -10,7 +10,7 @@ from pathlib import Path
 
 import typer
 
-from dgpu.core.model.ids import parse_task_id, task_name
+from dgpu.wire.task_names import name_of, parse_named
 
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)([smhdw]?)")
@@ -74,13 +74,15 @@ def parse_plain_memory_mb(text: str) -> int:
 
 
 def parse_ids(texts: Sequence[str]) -> list[str]:
-    """`7` or `task-7`, in the order given, each once."""
+    """`7` or `task-7`, in an array `7_3`; in the order given, each once."""
     names: dict[str, None] = {}
     for text in texts:
-        task_id = parse_task_id(text)
-        if task_id is None:
-            raise typer.BadParameter(f"{text!r} is not a task id; write for example 7 or task-7")
-        names[task_name(task_id)] = None
+        named = parse_named(text)
+        if named is None:
+            raise typer.BadParameter(
+                f"{text!r} is not a task id; write for example 7 or task-7, or 7_3 for index 3 of array 7"
+            )
+        names[name_of(named)] = None
     return list(names)
 
 

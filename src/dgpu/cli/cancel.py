@@ -13,6 +13,7 @@ from dgpu.cli.output import print_document
 
 if TYPE_CHECKING:
     from dgpu.client.sync import Client
+    from dgpu.wire.answers import TaskAnswer
 
 app = typer.Typer(add_completion=False)
 
@@ -22,13 +23,15 @@ STATES = ("pending", "running")
 @app.command()
 def cancel(
     ctx: typer.Context,
-    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="42 or task-42.")] = None,
+    ids: Annotated[
+        list[str] | None, typer.Argument(metavar="ID", help="42 or task-42; in an array 42_3.")
+    ] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="All tasks, or those that match -A and -s.")
     ] = False,
     array: Annotated[
         str | None,
-        typer.Option("--array", metavar="ID", help="All tasks of the array that begins with this task."),
+        typer.Option("--array", metavar="ID", help="The tasks of this array; with -s, some of them."),
     ] = None,
     tenant: Annotated[
         str | None, typer.Option("--tenant", "-A", metavar="T", help="With --all: only this tenant.")
@@ -40,7 +43,7 @@ def cancel(
         ),
     ] = None,
 ) -> None:
-    """Cancel waiting or running tasks. Ended tasks do not change."""
+    """Cancel waiting or running tasks. The id of an array means all of its tasks. Ended tasks do not change."""
     flags = flags_of(ctx)
     if [bool(ids), everything, array is not None].count(True) != 1:
         raise typer.BadParameter("give task ids, --array or --all")
@@ -63,12 +66,17 @@ def cancel(
         print_document({"cancelled": number}, flags)
         return
     if not everything and number:
-        over = [name for name in names if client.get(name).status in {"success", "failed"}]
-        typer.echo("\n".join(name for name in names if name not in over))
-    if number < len(names) or everything or not number:
+        _print_cancelled([client.get(name) for name in names], names)
+    if number != len(names) or everything:
         note(
             f"{plural(number, 'task')} cancelled." + (" The others had ended." if number < len(names) else "")
         )
+
+
+def _print_cancelled(tasks: list[TaskAnswer], names: list[str]) -> None:
+    for name, task in zip(names, tasks, strict=True):
+        if task.status not in {"success", "failed"} or (task.array is not None and task.array.cancelled):
+            typer.echo(name)
 
 
 def _cancel_named(client: Client, names: list[str]) -> int:

@@ -11,16 +11,15 @@ from dgpu.cli.arguments import parse_ids
 from dgpu.cli.connection import builtins
 from dgpu.cli.each import for_each
 from dgpu.cli.failures import note
+from dgpu.cli.formats import plural
 from dgpu.cli.output import print_document
 
 if TYPE_CHECKING:
     from dgpu.cli.flags import Flags
     from dgpu.wire.answers import TaskAnswer
 
-Ids = Annotated[list[str], typer.Argument(metavar="ID", help="42 or task-42.")]
-Array = Annotated[
-    bool, typer.Option("--array", help="All waiting tasks of the array that begins with this task.")
-]
+Ids = Annotated[list[str], typer.Argument(metavar="ID", help="42 or task-42; in an array 42_3.")]
+Array = Annotated[bool, typer.Option("--array", help="Refuse an id that is not the id of an array.")]
 
 
 def change_tasks(ids: Sequence[str], flags: Flags, change: Callable[[str], TaskAnswer]) -> None:
@@ -33,5 +32,11 @@ def _print(names: Sequence[str], answers: list[TaskAnswer], flags: Flags) -> Non
         print_document([builtins(answer) for answer in answers], flags)
         return
     typer.echo("\n".join(answer.task_id for answer in answers))
-    if flags.is_table and len(names) == 1 and answers[0].waiting:
+    if not flags.is_table or len(names) != 1:
+        return
+    array = answers[0].array
+    if array is not None:
+        left = plural(array.pending, "task") if array.pending else "No task"
+        note(f"{left} of the array {'waits' if array.pending < 2 else 'wait'}.")
+    elif answers[0].waiting:
         note(f"It waits: {answers[0].waiting}")

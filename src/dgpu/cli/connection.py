@@ -67,20 +67,29 @@ def builtins(answer: Any) -> Any:
 
 
 def is_final(task: TaskAnswer) -> bool:
-    return task.status not in {"pending", "running"}
+    """Whether the task, or all tasks of the array, have ended."""
+    return task.status not in {"pending", "running"} if task.array is None else task.array.is_over
 
 
 def task_code(task: TaskAnswer) -> int:
-    """The exit code of `run` and `wait`: the task's own code, or a code for the way it ended."""
-    if task.status == "success":
+    """The exit code of `run` and `wait`: the task's own code, or a code for the way it ended. Of an array, the first
+    code that is not 0, by index.
+    """
+    if task.array is None:
+        return _code(task.status, task.reason, task.exit_code)
+    return next((_code(each.status, each.reason, each.exit_code) for each in task.array.failures), 0)
+
+
+def _code(status: str, reason: str, exit_code: int | None) -> int:
+    if status == "success":
         return 0
-    if task.status == "cancelled":
+    if status == "cancelled":
         return ExitCode.INTERRUPTED
-    if task.reason == "timeout":
+    if reason == "timeout":
         return ExitCode.TASK_TIMEOUT
-    if task.exit_code is None or task.exit_code == 0:
+    if exit_code is None or exit_code == 0:
         return ExitCode.OWN_FAILURE
-    return task.exit_code if task.exit_code > 0 else 128 - task.exit_code
+    return exit_code if exit_code > 0 else 128 - exit_code
 
 
 def patiently(ask: Callable[[], T]) -> T:

@@ -20,7 +20,7 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def logs(
     ctx: typer.Context,
-    task: Annotated[str, typer.Argument(metavar="ID", help="42 or task-42.")],
+    task: Annotated[str, typer.Argument(metavar="ID", help="42 or task-42; in an array 42_3.")],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the task ends.")] = False,
     tail: Annotated[
         int | None, typer.Option("--tail", "-n", metavar="N", min=0, help="Only the last N lines.")

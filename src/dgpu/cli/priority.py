@@ -15,7 +15,7 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def priority(
     ctx: typer.Context,
-    task: Annotated[str, typer.Argument(metavar="ID", help="42 or task-42.")],
+    task: Annotated[str, typer.Argument(metavar="ID", help="42 or task-42; in an array 42_3.")],
     value: Annotated[
         str, typer.Argument(metavar="PRIORITY", help="low, normal, high, critical or 0 to 100.")
     ],

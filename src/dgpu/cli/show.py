@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from dgpu.cli.arguments import command_text, parse_ids
+from dgpu.cli.arrays import result
 from dgpu.cli.connection import builtins, connect
 from dgpu.cli.each import for_each
 from dgpu.cli.failures import note
@@ -21,7 +22,8 @@ MORE = ("model_name", "task_type", "structure_n_atoms")
 
 @app.command()
 def show(
-    ctx: typer.Context, ids: Annotated[list[str], typer.Argument(metavar="ID", help="42 or task-42.")]
+    ctx: typer.Context,
+    ids: Annotated[list[str], typer.Argument(metavar="ID", help="42 or task-42; in an array 42_3.")],
 ) -> None:
     """Details of tasks: demands, runs and results."""
     flags = flags_of(ctx)
@@ -59,6 +61,7 @@ def fields(task: dict[str, Any]) -> list[tuple[str, str]]:
         ("nodes", "" if task["nodes"] == 1 else str(task["nodes"])),
         ("after", ", ".join(f"{each['task_id']} ({each['when']})" for each in task["after"])),
         ("array", _array(task)),
+        ("progress", result(task) if task.get("array") else ""),
         ("reservation", reservation(task["reservation"]) if task.get("reservation") else ""),
         ("node", ", ".join(task["allocated_nodes"]) or task["node"] or ""),
         ("gpus", "\n".join(task["allocated_gpus"])),

@@ -59,12 +59,11 @@ def submit(
         note(f"{plural(count, 'task')} submitted. To see them: dgpu ps")
     else:
         answer = client.submit(idempotency_key=key, **task)
-        ids = answer.task_ids
+        ids = [answer.task_id]  # of an array, it means all of its tasks
         _print_ids(ids, builtins(answer), flags)
         if "array" in task:
-            note(
-                f"An array of {plural(answer.count, 'task')}. To cancel it: dgpu cancel --array {answer.task_id}"
-            )
+            number = answer.task_id.removeprefix("task-")
+            note(f"An array of {plural(answer.count, 'task')}. Its progress: dgpu show {number}")
         elif flags.is_table and not wait:
             submitted = client.get(answer.task_id)
             note(verdict(submitted))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import typer
 
 from dgpu.cli.arguments import parse_duration, parse_ids
+from dgpu.cli.arrays import progress, result, state_of
 from dgpu.cli.connection import builtins, connect, is_final, patiently, task_code
 from dgpu.cli.failures import ExitCode, note
 from dgpu.cli.flags import flags_of
@@ -27,23 +28,25 @@ _FIRST_LOOK_SECONDS = 0.02
 
 COLUMNS = (
     Column("ID", lambda row: str(row["task_id"])),
-    Column("NAME", name_of, stretches=True),
-    Column("STATUS", lambda row: str(row["status"])),
+    Column(
+        "NAME", lambda row: name_of({**row, "array_index": None} if row["array"] else row), stretches=True
+    ),
+    Column("STATUS", state_of),
     Column("CODE", lambda row: str(row["code"]), right=True),
-    Column("TIME", time_of, right=True),
-    Column("REASON", place_of, stretches=True),
+    Column("TIME", lambda row: "" if row["array"] else time_of(row), right=True),
+    Column("REASON", lambda row: result(row) if row["array"] else place_of(row), stretches=True),
 )
 
 
 @app.command()
 def wait(
     ctx: typer.Context,
-    ids: Annotated[list[str], typer.Argument(metavar="ID", help="42 or task-42.")],
+    ids: Annotated[list[str], typer.Argument(metavar="ID", help="42 or task-42; in an array 42_3.")],
     at_most: Annotated[
         str | None, typer.Option("--at-most", metavar="T", help="Give up after 90s, 15m, 2h; exit code 7.")
     ] = None,
 ) -> int:
-    """Wait for tasks to end. Returns the first exit code that is not 0."""
+    """Wait for tasks to end. Returns the first exit code that is not 0. The id of an array means all of its tasks."""
     flags = flags_of(ctx)
     flags.returns_task_code = True
     names = parse_ids(ids)
@@ -121,6 +124,12 @@ class _Bar:
         left = [task for task in tasks if not is_final(task)]
         running = sum(1 for task in left if task.status == "running")
         words = f"{plural(running, 'task')} running, {len(left) - running} waiting" if left else ""
-        if len(left) == 1:
+        done, total = len(tasks) - len(left), len(tasks)
+        if len(left) == 1 and left[0].array is not None:
+            array = left[0].array
+            words = f"{left[0].task_id}: {progress(builtins(array))}"
+            if total == 1:
+                done, total = array.count - array.pending - array.running, array.count
+        elif len(left) == 1:
             words = f"{left[0].task_id} {left[0].status}: {place_of(builtins(left[0]))}"
-        self._progress.update(self._row, completed=len(tasks) - len(left), description=words)
+        self._progress.update(self._row, completed=done, total=total, description=words)

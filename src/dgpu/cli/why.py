@@ -17,7 +17,8 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def why(
-    ctx: typer.Context, ids: Annotated[list[str], typer.Argument(metavar="ID", help="42 or task-42.")]
+    ctx: typer.Context,
+    ids: Annotated[list[str], typer.Argument(metavar="ID", help="42 or task-42; in an array 42_3.")],
 ) -> None:
     """Why a task waits: every blocker with numbers, its position in the queue, and what would start it sooner."""
     flags = flags_of(ctx)

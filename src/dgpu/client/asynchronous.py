@@ -123,7 +123,9 @@ class AsyncClient(Calls, Awaited):
     async def wait(
         self, *task_ids: str | int, timeout_seconds: float | None = None
     ) -> Sequence[answers.TaskAnswer]:
-        """Returns when all tasks have ended, in the given order."""
+        """Returns when all tasks have ended, in the given order. The id of an array means all of its tasks: the first
+        one is returned, with the results in `array`.
+        """
         until = waits.end_of(timeout_seconds)
         return [await self._wait_for(task_id, until) for task_id in task_ids]
 
@@ -131,7 +133,7 @@ class AsyncClient(Calls, Awaited):
         pauses = waits.pauses()
         while True:
             task = await self.get(task_id)
-            if task.status in waits.FINAL:
+            if waits.is_over(task):
                 return task
             pause = next(pauses)
             waits.check_time(task, pause, until)

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from dgpu.client.call import Call
 from dgpu.client.fields import Filters, TaskFields
-from dgpu.client.request import NOTHING, Request, api_path, encode, given, new_key
+from dgpu.client.request import Request, api_path, encode, given, new_key
 from dgpu.client.surroundings import surrounded
 from dgpu.wire import answers
 from dgpu.wire.cluster_answers import EstimateList
@@ -39,7 +39,9 @@ class TaskCalls:
 
     @Call
     def get(self, task_id: str | int) -> Request[answers.TaskAnswer]:
-        """The current state of one task."""
+        """The current state of one task. With the id of an array, its first task and the progress in `array`; the
+        task with index 3 of array 46 is `"46_3"`.
+        """
         return Request("GET", api_path("tasks", task_id), answers.TaskAnswer)
 
     @Call
@@ -51,7 +53,9 @@ class TaskCalls:
 
     @Call
     def cancel(self, *task_ids: str | int) -> Request[int]:
-        """Cancels waiting and running tasks. Returns how many were cancelled."""
+        """Cancels waiting and running tasks. The id of an array means all of its tasks. Returns how many were
+        cancelled.
+        """
         body = given(task_ids=[str(task_id) for task_id in task_ids])
         return _cancel(body)
 
@@ -62,25 +66,29 @@ class TaskCalls:
 
     @Call
     def hold(self, task_id: str | int, *, array: bool = False) -> Request[answers.TaskAnswer]:
-        """Holds a waiting task until it is released. With `array`, all waiting tasks of the array it begins."""
+        """Holds a waiting task, or all waiting tasks of an array, until it is released."""
         return _order(task_id, "hold", array=array)
 
     @Call
     def release(self, task_id: str | int, *, array: bool = False) -> Request[answers.TaskAnswer]:
-        """Lets a held task start again. With `array`, all held tasks of the array it begins."""
+        """Lets a held task, or all held tasks of an array, start again."""
         return _order(task_id, "release", array=array)
 
     @Call
-    def retry(self, task_id: str | int, *, idempotency_key: str | None = None) -> Request[answers.Retried]:
-        """Submits an ended task again, as a new task with the same environment."""
+    def retry(
+        self, task_id: str | int, *, failed: bool = False, idempotency_key: str | None = None
+    ) -> Request[answers.Retried]:
+        """Submits an ended task or array again, as a new one with the same environment. `failed`: only the failed
+        tasks of an array, even while others still run.
+        """
         path, headers = api_path("tasks", task_id, "retry"), new_key(idempotency_key)
-        return Request("POST", path, answers.Retried, body=NOTHING, headers=headers)
+        return Request("POST", path, answers.Retried, body=given(failed=failed or None), headers=headers)
 
     @Call
     def set_priority(
         self, task_id: str | int, priority: int | str, *, array: bool = False
     ) -> Request[answers.TaskAnswer]:
-        """Changes the priority of a waiting task. With `array`, of all waiting tasks of the array it begins."""
+        """Changes the priority of a waiting task, or of all waiting tasks of an array."""
         return _order(task_id, "priority", priority=priority, array=array)
 
     @Call

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dgpu.client.errors import WaitedTooLong
 from dgpu.wire.answers import TaskAnswer
 
-FINAL = frozenset({"success", "failed", "cancelled"})
+_FINAL = frozenset({"success", "failed", "cancelled"})
 _FIRST_PAUSE_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 0.5
 
@@ -24,7 +24,15 @@ def pauses() -> Iterator[float]:
         pause = min(_LONGEST_PAUSE_SECONDS, pause * 1.5)
 
 
+def is_over(task: TaskAnswer) -> bool:
+    """Whether a task, or all tasks of an array, have ended."""
+    return task.status in _FINAL if task.array is None else task.array.is_over
+
+
 def check_time(task: TaskAnswer, pause: float, until: float | None) -> None:
     """Raises before a pause that would end too late."""
     if until is not None and time.monotonic() + pause > until:
-        raise WaitedTooLong(f"{task.task_id} is still {task.status}.")
+        state = f"is still {task.status}"
+        if task.array is not None:
+            state = f"has not ended: {task.array.running:,} of its tasks run, {task.array.pending:,} wait"
+        raise WaitedTooLong(f"{task.task_id} {state}.")

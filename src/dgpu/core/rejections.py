@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
-from dgpu.core.model.dependencies import Dependency
+from dgpu.core.model.dependencies import ANY_INDEX, Dependency
 from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId, TenantId, TokenId
 
 
@@ -89,6 +89,7 @@ class UnknownDependency(Rejection, frozen=True, kw_only=True):
     entry: int
     task_id: TaskId
     forgotten: bool = False
+    index: int = ANY_INDEX  # in the array that begins with this task
 
 
 class DependencyForgotten(Rejection, frozen=True, kw_only=True):

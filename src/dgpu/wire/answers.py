@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from dgpu.wire.array_answers import ArrayAnswer
 from dgpu.wire.connections import Connections
 from dgpu.wire.wall_time import SHOWN
 
@@ -61,6 +62,7 @@ class Retried(Answer, frozen=True, kw_only=True):
     status: str
     created_at: str
     retry_of: str
+    count: int = 1  # tasks of an array
 
 
 class SubmittedMany(Answer, frozen=True, kw_only=True):
@@ -127,10 +129,12 @@ class TaskAnswer(Answer, frozen=True, kw_only=True):
     allocation: bool = False
     held: bool = False
     after: list[Dependency] = []  # open dependencies
-    array_id: str | None = None  # the first task of its array
+    array_id: str | None = None  # the first task of its array; as an id in a call, it means the array
+    element_id: str | None = None  # like task-46_3: an id that means only this task of an array
     array_index: int | None = None
     array_count: int | None = None
     array_limit: int | None = None  # tasks of the array that may run at once
+    array: ArrayAnswer | None = None  # its progress, if the call named the array, or in a folded list
     cancelling: bool = False
     created_at: str
     started_at: str | None = None

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from dgpu.core.commands import CancelTasks
-from dgpu.core.model.ids import TaskId, parse_task_id
+from dgpu.core.model.ids import TaskId
 from dgpu.core.model.task import TaskStatus
 from dgpu.wire import fields
 from dgpu.wire.answers import FieldError
 from dgpu.wire.fields import Check, Unacceptable
 from dgpu.wire.json_body import BadRequest, parse_json
 from dgpu.wire.requests import MAX_BATCH_TASKS, field_error, invalid, unknown_field
+from dgpu.wire.task_names import Element, Named
 
 
-def decode_cancel(body: bytes) -> CancelTasks:
+class CancelRequest(NamedTuple):
+    named: tuple[Named, ...]  # empty: the tasks that match the filters
+    filters: CancelTasks
+
+
+def decode_cancel(body: bytes) -> CancelRequest:
     """`{task_ids: [...]}`, or at least one filter of the list: an empty body never means all tasks."""
     raw = parse_json(body)
     if type(raw) is not dict or not raw:
@@ -25,7 +31,7 @@ def decode_cancel(body: bytes) -> CancelTasks:
     if "task_ids" in raw:
         if len(raw) > 1:
             raise BadRequest("malformed_request", "task_ids cannot be combined with filters.")
-        return CancelTasks(task_ids=_task_ids(raw["task_ids"]))
+        return CancelRequest(_named(raw["task_ids"]), CancelTasks())
     checks: dict[str, tuple[str, Check]] = {
         "status": ("status", _live_status),
         "tenant": ("tenant_id", fields.tenant),
@@ -43,11 +49,11 @@ def decode_cancel(body: bytes) -> CancelTasks:
             values[target] = check(value)
         except Unacceptable as bad:
             raise invalid([field_error(name, value, bad)]) from None
-    return CancelTasks(**values)
+    return CancelRequest((), CancelTasks(**values))
 
 
 def decode_target(body: bytes) -> bool:
-    """For hold and release: whether the whole array is meant. An empty body means only the task."""
+    """For hold and release: whether the body says that an array is meant. Its id means the array anyway."""
     raw = parse_json(body) if body else {}
     return _is_array(raw, set())
 
@@ -64,6 +70,19 @@ def decode_priority(body: bytes) -> tuple[int, bool]:
         raise invalid([field_error("priority", raw["priority"], bad)]) from None
 
 
+def decode_retry(body: bytes) -> bool:
+    """Whether only failed tasks are meant."""
+    raw = parse_json(body) if body.strip() else {}
+    if type(raw) is not dict:
+        raise BadRequest("malformed_request", "The body must be an object.")
+    for name, value in raw.items():
+        if name != "failed":
+            raise invalid([unknown_field(name, "", {"failed"})])
+        if type(value) is not bool:
+            raise invalid([field_error(name, value, Unacceptable("true or false"))])
+    return bool(raw.get("failed", False))
+
+
 def _is_array(raw: Any, known: set[str]) -> bool:
     if type(raw) is not dict:
         raise BadRequest("malformed_request", "The body must be an object.")
@@ -76,10 +95,10 @@ def _is_array(raw: Any, known: set[str]) -> bool:
 
 
 def _array_id(value: object) -> TaskId:
-    task_id = parse_task_id(str(value)) if type(value) in {str, int} else None
-    if task_id is None:
+    named = fields.task(value)
+    if named is None or isinstance(named, Element):
         raise Unacceptable("the id of an array: that of its first task, like task-42")
-    return task_id
+    return named
 
 
 def _live_status(value: object) -> TaskStatus:
@@ -88,15 +107,16 @@ def _live_status(value: object) -> TaskStatus:
     raise Unacceptable("pending or running: other tasks have ended")
 
 
-def _task_ids(value: object) -> tuple[TaskId, ...]:
+def _named(value: object) -> tuple[Named, ...]:
     if type(value) is not list or not value or len(value) > MAX_BATCH_TASKS:
         raise invalid(
             [field_error("task_ids", value, Unacceptable(f"a list of 1 to {MAX_BATCH_TASKS} task ids"))]
         )
-    ids = []
+    found: dict[Named, None] = {}
     for number, item in enumerate(value):
-        task_id = parse_task_id(str(item)) if type(item) in {str, int} else None
-        if task_id is None:
-            raise invalid([field_error(f"task_ids[{number}]", item, Unacceptable("an id like task-42"))])
-        ids.append(task_id)
-    return tuple(dict.fromkeys(ids))
+        named = fields.task(item)
+        if named is None:
+            expected = Unacceptable("an id like task-42 or task-42_3")
+            raise invalid([field_error(f"task_ids[{number}]", item, expected)])
+        found[named] = None
+    return tuple(found)

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from dgpu.core.model.array import ArrayPlan, NoArray, parse_array
-from dgpu.core.model.dependencies import Dependency, When
-from dgpu.core.model.ids import TaskId, TenantId, parse_task_id
+from dgpu.core.model.dependencies import ANY_INDEX, Dependency, When
+from dgpu.core.model.ids import TenantId
 from dgpu.core.model.task import PRIORITY_LEVELS, WHOLE_MILLI, Constraint, Pool, Restart, in_steps
+from dgpu.wire.task_names import Element, Named, parse_named
 
 MAX_GPUS = 1024
 MAX_ARGUMENTS = 4096
@@ -292,11 +293,11 @@ def after(value: Any) -> tuple[Dependency, ...]:
     items = value if type(value) is list else [value]
     if len(items) > MAX_AFTER:
         raise Unacceptable(f"at most {MAX_AFTER} tasks", value=f"{len(items)} items")
-    found: dict[TaskId, Dependency] = {}
+    found: dict[tuple[int, int], Dependency] = {}
     for number, item in enumerate(items):
         at = f"[{number}]" if type(value) is list else ""
         dependency = _dependency(item, at)
-        if found.setdefault(dependency.task_id, dependency) != dependency:
+        if found.setdefault((dependency.task_id, dependency.index), dependency) != dependency:
             raise Unacceptable("each task with one condition", at=at, value=item)
     return tuple(sorted(found.values()))
 
@@ -307,12 +308,18 @@ def _dependency(item: Any, at: str) -> Dependency:
         if not item.keys() <= {"task_id", "when"} or "task_id" not in item:
             raise Unacceptable('{"task_id": "task-42", "when": "ok"}', at=at, value=item)
         raw, when = item["task_id"], item.get("when", when)
-    task_id = parse_task_id(str(raw)) if type(raw) in {str, int} else None
-    if task_id is None:
-        raise Unacceptable("a task's id like task-42", at=at, value=raw)
+    named = task(raw)
+    if named is None:
+        raise Unacceptable("a task's id like task-42 or task-42_3", at=at, value=raw)
     if when not in {each.value for each in When}:
         raise Unacceptable("ok, any or failed", at=f"{at}.when", value=when)
-    return Dependency(task_id=task_id, when=When(when))
+    task_id, index = named if isinstance(named, Element) else (named, ANY_INDEX)
+    return Dependency(task_id=task_id, when=When(when), index=index)
+
+
+def task(value: object) -> Named | None:
+    """An id as a text or a number; None for anything else."""
+    return parse_named(str(value)) if type(value) in {str, int} else None
 
 
 def count(most: int) -> Check:

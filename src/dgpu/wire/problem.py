@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import assert_never
 
 from dgpu.core import rejections as r
+from dgpu.core.model.dependencies import ANY_INDEX
 from dgpu.core.model.ids import task_name
 from dgpu.core.model.task import MEMORY_STEP_MB
 from dgpu.wire.answers import FieldError, Problem
 from dgpu.wire.json_body import BadRequest
 from dgpu.wire.meaning import Meaning, OfSecrets, OfTokens, entry_path, of_secret, of_token
+from dgpu.wire.task_names import element_name
 from dgpu.wire.tenant_problem import OfTenants, of_tenant
 
 # Every kind of refusal. Add a new one to one of these; the type checker then names the match that lacks it, and
@@ -183,6 +185,8 @@ def _of_waiting(rejection: OfWaiting, *, batch: bool) -> Meaning:
             return Meaning(404, "No such array", f"There is no array that begins with {name}.")
         case r.UnknownDependency():
             name = task_name(rejection.task_id)
+            if rejection.index != ANY_INDEX:
+                name = element_name(rejection.task_id, rejection.index)
             detail = (
                 f"{name} ended so long ago that its result is unknown."
                 if rejection.forgotten

@@ -390,8 +390,8 @@ def test_equal_shapes_of_a_batch_are_one_value() -> None:
 
 
 def test_cancel_takes_ids_or_filters_but_never_nothing() -> None:
-    assert decode_cancel(b'{"task_ids": ["task-1", "2", 3, "task-1"]}').task_ids == (1, 2, 3)
-    command = decode_cancel(b'{"status": "pending", "tenant": "lab", "priority": "high", "pool": "batch"}')
+    assert decode_cancel(b'{"task_ids": ["task-1", "2", 3, "task-1"]}').named == (1, 2, 3)
+    _, command = decode_cancel(b'{"status": "pending", "tenant": "lab", "priority": "high", "pool": "batch"}')
     assert (command.status, command.tenant_id, command.priority, command.pool) == (
         "pending",
         "lab",
@@ -480,6 +480,6 @@ def test_hold_release_and_priority_take_what_they_need_and_nothing_else() -> Non
 
 
 def test_a_whole_array_is_cancelled_by_its_id() -> None:
-    assert decode_cancel(b'{"array": "task-12"}').array_id == 12
+    assert decode_cancel(b'{"array": "task-12"}').filters.array_id == 12
     with pytest.raises(BadRequest):
         decode_cancel(b'{"array": "x"}')

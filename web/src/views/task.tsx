@@ -86,7 +86,7 @@ function Title({ task }: { task: Task }) {
 
 function Actions({ task, refresh }: { task: Task; refresh: () => void }) {
   const live = task.status === "pending" || task.status === "running";
-  const address = `/api/v1/tasks/${task.task_id}`;
+  const address = `/api/v1/tasks/${task.element_id ?? task.task_id}`;
   const order = (name: string) => void post(`${address}/${name}`).then(refresh, complain);
   const cancel = () =>
     askBefore({
@@ -127,7 +127,7 @@ function Actions({ task, refresh }: { task: Task; refresh: () => void }) {
 
 async function retry(task: Task, body: Record<string, unknown> = {}): Promise<void> {
   try {
-    const made = await post<Retried>(`/api/v1/tasks/${task.task_id}/retry`, body);
+    const made = await post<Retried>(`/api/v1/tasks/${task.element_id ?? task.task_id}/retry`, body);
     say(t("submit.done", { id: made.task_id }));
     go(`/tasks/${made.task_id}`);
   } catch (error) {

@@ -257,7 +257,7 @@ function Chosen({ tasks, clear, onDone }: { tasks: Task[]; clear: () => void; on
       action: t("tasks.cancel", { n: live.length }),
       danger: true,
       run: async () => {
-        const told = await post<Cancelled>("/api/v1/tasks/cancel", { task_ids: live.map((task) => task.task_id) });
+        const told = await post<Cancelled>("/api/v1/tasks/cancel", { task_ids: live.map((task) => task.element_id ?? task.task_id) });
         say(t("tasks.cancelled", { n: told.cancelled }));
         clear();
         onDone();
@@ -267,7 +267,7 @@ function Chosen({ tasks, clear, onDone }: { tasks: Task[]; clear: () => void; on
     let sent = 0;
     for (const task of over) {
       try {
-        await post(`/api/v1/tasks/${task.task_id}/retry`);
+        await post(`/api/v1/tasks/${task.element_id ?? task.task_id}/retry`);
         sent++;
       } catch (error) {
         complain(error);

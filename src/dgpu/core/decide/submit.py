@@ -13,7 +13,7 @@ from dgpu.core.decision import Decision
 from dgpu.core.events import TasksSubmitted
 from dgpu.core.model.array import MAX_TASKS
 from dgpu.core.model.demand import demand_of
-from dgpu.core.model.dependencies import MAX_EDGES, Dependency, When
+from dgpu.core.model.dependencies import ANY_INDEX, MAX_EDGES, Dependency, When
 from dgpu.core.model.idempotency import is_same_body, tenant_of
 from dgpu.core.model.ids import TaskId, TenantId
 from dgpu.core.model.settings import Settings
@@ -158,7 +158,7 @@ def resolve_after(
     for named in spec.after:
         if not 0 < named.task_id < state.next_task_id:
             return UnknownDependency(entry=entry, task_id=named.task_id)
-        for task_id in _meant(state, named.task_id):
+        for task_id in _meant(state, named):
             wanted[task_id] = Dependency(task_id=task_id, when=named.when)
     if len(wanted) * number > MAX_EDGES:
         return TooManyDependencies(entry=entry, number=len(wanted) * number, limit=MAX_EDGES)
@@ -182,8 +182,9 @@ def resolve_after(
     return tuple(left)
 
 
-def _meant(state: ClusterState, task_id: TaskId) -> Iterator[TaskId]:
+def _meant(state: ClusterState, named: Dependency) -> Iterator[TaskId]:
+    task_id = named.task_id
     task = state.tasks.get(task_id)
-    if task is None or task.array_id != task_id:
+    if named.index != ANY_INDEX or task is None or task.array_id != task_id:
         return iter((task_id,))
     return map(TaskId, range(task_id, task_id + min(task.array_count, MAX_TASKS)))

@@ -12,6 +12,7 @@ from dgpu.core.model.ids import TaskId, task_name
 if TYPE_CHECKING:
     from dgpu.core.model.task import TaskStatus
 
+ANY_INDEX: Final = -1
 MAX_EDGES: Final = 100_000  # of one submit: tasks times dependencies of each
 
 
@@ -34,6 +35,7 @@ class Dependency(
 ):
     task_id: TaskId
     when: When = When.OK
+    index: int = ANY_INDEX  # in a submit: only the task of an array with this index, and not the whole array
 
     def is_met_by(self, status: TaskStatus) -> bool:
         """Whether the status of an ended task meets this dependency."""

@@ -1,4 +1,4 @@
-"""Submits a task again, as a new one."""
+"""Submits a task or tasks of an array again, as new ones."""
 
 from __future__ import annotations
 
@@ -17,42 +17,86 @@ from dgpu.core.state import ClusterState
 from dgpu.journal.errors import JournalError
 from dgpu.journal.segments import StoredGroups, chain
 from dgpu.service.access.principal import Principal
-from dgpu.service.rest import listing
+from dgpu.service.rest import arrays, listing
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.submit import key_of, submit_entries
-from dgpu.service.rest.tasks import Given, TaskIdText, Who
+from dgpu.service.rest.tasks import ByElement, Given, TaskIdText, Who
 from dgpu.service.secrets.details import sealed_under_newest
 from dgpu.service.secrets.opened import CannotOpen
 from dgpu.wire.answers import Problem, Retried, instant
-from dgpu.wire.json_body import BadRequest, parse_json
+from dgpu.wire.change_requests import decode_retry
+from dgpu.wire.requests import entry_of
 
 
 @post(
     "/api/v1/tasks/{task_id:str}/retry",
-    summary="Submit a task again",
+    summary="Submit a task or an array again",
     description="Copies an ended task: the same command, demands, limits and environment, without its "
-    "dependencies. Of an array, only the task with this index. 409 while it waits or runs. Body: {}. "
+    "dependencies. 409 while it waits or runs. The id of an array means all of its tasks; they become a new array "
+    "with the same indexes. The id of one task of it, like task-42_3, means only this task. Body: {}, or "
+    '{"failed": true} for only the failed tasks, even while others of the array still run. '
     "Idempotency-Key makes a repeated call safe.",
     status_code=201,
 )
-async def retry_task(rest: Given, who: Who, task_id: TaskIdText, request: Request[Any, Any, Any]) -> Retried:
+async def retry_task(
+    rest: Given, who: Who, task_id: TaskIdText, element: ByElement, request: Request[Any, Any, Any]
+) -> Retried:
     number = listing.task_id_of(task_id)
-    body = await request.body()
-    if (parse_json(body) if body.strip() else {}) != {}:
-        raise BadRequest("malformed_request", "The body must be {}.")
+    failed = decode_retry(await request.body())
     given = request.headers.get("idempotency-key")
     key = key_of({} if given is None else {b"idempotency-key": given.encode("latin-1", "replace")})
-    spec = _sealed(rest, _attributed(await _spec_again(rest, number), who))
-    entries = ((1, spec),)
-    first_id, _, created_at = await submit_entries(
-        rest, who, entries, key, f"retry of {task_name(number)}".encode(), batch=False
-    )
+    spec = await _specs_again(rest, number, element=element, failed=failed)
+    entries = (entry_of(_sealed(rest, _attributed(spec, who))),)
+    # A repeated call gets the first answer, although other tasks have failed meanwhile.
+    what = f"retry of {task_name(number)}{' alone' if element else ''}{', failed' if failed else ''}"
+    first_id, count, created_at = await submit_entries(rest, who, entries, key, what.encode(), batch=False)
     return Retried(
         task_id=task_name(first_id),
         status="pending",
         created_at=instant(created_at),
         retry_of=task_name(number),
+        count=count,
     )
+
+
+async def _specs_again(rest: Backend, number: TaskId, *, element: bool, failed: bool) -> TaskSpec:
+    """One task, or an array of those that are meant."""
+    members = None if element else await arrays.members_of(rest, number)
+    if members is None:
+        return await _one_again(rest, number, failed=failed)
+    if not failed and (left := [each for each in members.tasks if not each.status.is_final]):
+        raise ProblemError(_array_not_ended(number, len(left)))
+    wanted = [each for each in members.tasks if not failed or each.status is TaskStatus.FAILED]
+    if not wanted:
+        raise ProblemError(_nothing_failed(f"No task of array {task_name(number)} has failed."))
+    spec = await _spec_again(rest, wanted[0].task_id)
+    task_ids = [each.task_id for each in wanted]
+    memory_mb = await rest.runtime.read(lambda state: _most_memory_mb(state, task_ids))
+    return replace(
+        spec,
+        shape=replace(spec.shape, gpu_memory_mb=max(memory_mb, spec.shape.gpu_memory_mb)),
+        array=arrays.ranges_of(each.array_index for each in wanted),
+        array_limit=spec.array_limit if spec.array_limit < len(wanted) else 0,
+    )
+
+
+async def _one_again(rest: Backend, task_id: TaskId, *, failed: bool) -> TaskSpec:
+    spec = await _spec_again(rest, task_id)
+    if failed and await _status_of(rest, task_id) is not TaskStatus.FAILED:
+        raise ProblemError(_nothing_failed(f"{task_name(task_id)} has not failed."))
+    return replace(spec, array_limit=0)
+
+
+async def _status_of(rest: Backend, task_id: TaskId) -> TaskStatus | None:
+    task = await rest.runtime.read(lambda state: state.tasks.get(task_id))
+    found = await asyncio.to_thread(rest.history.task, task_id) if task is None else task
+    return None if found is None else found.status
+
+
+def _most_memory_mb(state: ClusterState, task_ids: list[TaskId]) -> int:
+    """A task that ran out of memory got a larger demand. All tasks of the new array get the largest one."""
+    tasks = (state.tasks.get(task_id) for task_id in task_ids)
+    return max((state.shapes[task.shape_id].gpu_memory_mb for task in tasks if task is not None), default=0)
 
 
 def _attributed(spec: TaskSpec, who: Principal) -> TaskSpec:
@@ -91,14 +135,16 @@ async def _spec_again(rest: Backend, task_id: TaskId) -> TaskSpec:
 
 
 def _spec_of(state: ClusterState, task: Task) -> TaskSpec:
+    shape = state.shapes[task.shape_id]
     return TaskSpec(
-        shape=replace(state.shapes[task.shape_id], array_id=NO_TASK, array_limit=0),
+        shape=replace(shape, array_id=NO_TASK, array_limit=0),
         detail=task.detail,
         timeout_ms=task.timeout_ms,
         max_retries=task.max_retries,
         restart=task.restart,
         allocation=task.allocation,
         array=((task.array_index, task.array_index, 1),) if task.array_id else (),
+        array_limit=shape.array_limit,
     )
 
 
@@ -117,7 +163,7 @@ async def _from_journal(rest: Backend, task_id: TaskId) -> TaskSpec:
         detail = f"The record with the environment of {task_name(task_id)} is no longer kept. Submit it again in full."
         raise ProblemError(Problem(status=410, title="No longer known", code="task_forgotten", detail=detail))
     array = ((row.array_index, row.array_index, 1),) if row.array_id else ()
-    return replace(spec, array=array, array_limit=0, after=(), held=False)
+    return replace(spec, array=array, after=(), held=False)
 
 
 def _read_spec(journal_dir: Path, index: int, task_id: TaskId) -> TaskSpec | None:
@@ -140,6 +186,18 @@ def _read_spec(journal_dir: Path, index: int, task_id: TaskId) -> TaskSpec | Non
 def _not_ended(task_id: TaskId, status: TaskStatus) -> Problem:
     detail = f"{task_name(task_id)} is {status.value}; only an ended task can be submitted again."
     return Problem(status=409, title="Not ended yet", code="not_ended", detail=detail)
+
+
+def _array_not_ended(array_id: TaskId, left: int) -> Problem:
+    detail = (
+        f"{left:,} tasks of array {task_name(array_id)} wait or run; only an ended array can be submitted again. "
+        'Failed tasks can be submitted again now: {"failed": true}, or dgpu retry --failed.'
+    )
+    return Problem(status=409, title="Not ended yet", code="not_ended", detail=detail)
+
+
+def _nothing_failed(detail: str) -> Problem:
+    return Problem(status=409, title="Nothing has failed", code="nothing_failed", detail=detail)
 
 
 ROUTES: tuple[Any, ...] = (retry_task,)

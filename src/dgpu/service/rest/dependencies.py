@@ -9,6 +9,7 @@ import asyncio
 from msgspec.structs import replace
 
 from dgpu.core.commands import SubmitTasks
+from dgpu.core.model.dependencies import ANY_INDEX
 from dgpu.core.model.ids import TaskId
 from dgpu.core.rejections import DependencyForgotten, DependencyNeverMet, Rejection, UnknownDependency
 from dgpu.service.rest.backend import Backend
@@ -29,7 +30,7 @@ async def look_up(
             return DependencyNeverMet(
                 entry=forgotten.entry, task_id=task_id, when=dependency.when.value, status=row.status.value
             )
-        if row.array_id == task_id and task_id in after:
+        if row.array_id == task_id and task_id in after and after[task_id].index == ANY_INDEX:
             # The id of an array means all of its tasks, and by now only the history knows that it was an array.
             for other in range(task_id + 1, task_id + row.array_count):
                 after.setdefault(TaskId(other), replace(dependency, task_id=TaskId(other)))

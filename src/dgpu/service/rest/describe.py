@@ -221,7 +221,8 @@ def _describe_cancel(paths: dict[str, Any]) -> None:
     }
     whole: dict[str, Any] = {"array": {"type": "boolean", "default": False}}
     priority = {**whole, "priority": TASK_FIELDS["priority"].schema}
-    for name, known in (("hold", whole), ("release", whole), ("priority", priority)):
+    again: dict[str, Any] = {"failed": {"type": "boolean", "default": False}}
+    for name, known in (("hold", whole), ("release", whole), ("priority", priority), ("retry", again)):
         paths[f"/api/v1/tasks/{{task_id}}/{name}"]["post"]["requestBody"] = {
             "required": name == "priority",
             "content": {_JSON: {"schema": {"type": "object", "properties": known}}},

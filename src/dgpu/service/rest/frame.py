@@ -42,6 +42,7 @@ from dgpu.service.rest import (
     waiting,
     whatif,
 )
+from dgpu.service.rest.arrays import resolve_path
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.front import HOT_CALLS, App, no_such_call, problem_for, refuse_content, wrong_method
 from dgpu.service.rest.open_streams import OpenStream
@@ -49,6 +50,8 @@ from dgpu.service.rest.ownership import refuse_foreign
 from dgpu.service.rest.submit import too_large
 from dgpu.wire.answers import PROBLEM_JSON, Problem
 from dgpu.wire.requests import MAX_BODY_BYTES
+
+ELEMENT = "element"  # of the state of a request: its path named one task of an array, like 46_3
 
 _PARTS = (
     tasks,
@@ -107,6 +110,7 @@ def _litestar(backend: Backend) -> Litestar:
             "rest": Provide(lambda: backend, sync_to_thread=False),
             "who": Provide(_principal, sync_to_thread=False),
             "opener": Provide(opener, sync_to_thread=False),
+            "element": Provide(_is_element, sync_to_thread=False),
         },
         guards=[only_permitted, only_json_bodies, only_known_queries],
         exception_handlers={Exception: answer},
@@ -129,6 +133,10 @@ def _principal(scope: Scope) -> Principal:
     return found
 
 
+def _is_element(scope: Scope) -> bool:
+    return bool(scope["state"][ELEMENT])
+
+
 async def check_permitted(
     backend: Backend, connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler
 ) -> None:
@@ -140,7 +148,10 @@ async def check_permitted(
     refused = refusal(who, action)
     if refused is not None:
         raise ProblemError(refused)
-    await refuse_foreign(backend, who, action, connection.path_params)
+    resolved = await resolve_path(backend, who, action, connection.path_params)
+    connection.scope["state"][ELEMENT] = resolved is not connection.path_params
+    connection.scope["path_params"] = resolved  # the frame reuses the old one for later requests
+    await refuse_foreign(backend, who, action, resolved)
 
 
 def only_json_bodies(connection: Any, _: BaseRouteHandler) -> None:

@@ -35,6 +35,7 @@ from dgpu.wire.fields import Check, Unacceptable
 from dgpu.wire.json_body import BadRequest, shorten
 from dgpu.wire.problem import problem_of
 from dgpu.wire.run_dirs import run_dir_name
+from dgpu.wire.task_names import Element, Named, parse_named
 
 MAX_PER_PAGE = 1_000
 _SLICE = 50  # tasks of a page at a time
@@ -203,11 +204,19 @@ def unknown_task(task_id: TaskId) -> ProblemError:
 
 
 def task_id_of(text: str) -> TaskId:
-    task_id = parse_task_id(text)
-    if task_id is None:
-        detail = f"{shorten(text)} is not a task id; ids look like task-42."
+    """Of a path. Ids of elements were replaced before the call: see check_permitted."""
+    named = named_of(text)
+    if isinstance(named, Element):
+        raise TypeError(f"{text} was not resolved")
+    return named
+
+
+def named_of(text: str) -> Named:
+    named = parse_named(text)
+    if named is None:
+        detail = f"{shorten(text)} is not a task id; ids look like task-42, or task-42_3 in an array."
         raise ProblemError(Problem(status=404, title="No such task", code="unknown_task", detail=detail))
-    return task_id
+    return named
 
 
 # Queries

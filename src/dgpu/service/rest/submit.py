@@ -14,6 +14,7 @@ from dgpu.core.events import TasksSubmitted
 from dgpu.core.model.ids import TaskId, task_name
 from dgpu.core.rejections import AlreadySubmitted, DependencyForgotten, Rejection
 from dgpu.service.access.principal import Principal
+from dgpu.service.rest.arrays import resolve_after
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.dependencies import look_up
 from dgpu.service.rest.ownership import refuse_foreign_entries, refuse_userless_entries, submitter_of
@@ -82,6 +83,7 @@ async def _in_steps(decoding: Generator[None, None, Entries]) -> Entries:
 async def submit_entries(
     backend: Backend, who: Principal, entries: Entries, key: str, body: bytes, *, batch: bool
 ) -> tuple[TaskId, int, int]:
+    entries = await resolve_after(backend, who, entries, batch=batch)
     await refuse_foreign_entries(backend, who, entries, batch=batch)
     refuse_userless_entries(backend, entries, batch=batch)
     command = SubmitTasks(entries=entries)

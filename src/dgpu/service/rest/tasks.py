@@ -20,7 +20,7 @@ from dgpu.service.access.anonymous import events_told_to, task_told_to
 from dgpu.service.access.principal import Principal
 from dgpu.service.access.table import Action, may
 from dgpu.service.history.reader import HistoryDamaged
-from dgpu.service.rest import listing, task_list
+from dgpu.service.rest import arrays, listing, task_list
 from dgpu.service.rest.attempts import attempts_of
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.open_streams import OpenStream
@@ -29,11 +29,19 @@ from dgpu.service.views.events import events_of_task, past_task_event
 from dgpu.wire.answers import Cancelled, TaskAnswer, TaskEvents, TaskPage
 from dgpu.wire.change_requests import decode_cancel
 from dgpu.wire.problem import problem_of
+from dgpu.wire.task_names import Element
 
 Given = NamedDependency[SkipValidation[Backend]]
 Who = NamedDependency[SkipValidation[Principal]]
 Opener = NamedDependency[SkipValidation[Callable[[], OpenStream]]]  # counts the answer as a stream
-TaskIdText = Annotated[str, PathParameter(description="task-42, or 42.")]
+ByElement = NamedDependency[SkipValidation[bool]]  # the path named one task of an array, like task-42_3
+TaskIdText = Annotated[
+    str,
+    PathParameter(
+        description="task-42, or 42. The task of array 42 with index 3: task-42_3. The id of the first task of an "
+        "array means the array in calls that change something."
+    ),
+]
 
 StatusQuery = Annotated[
     str | None, QueryParameter(description="pending, running, success, failed or cancelled.", required=False)
@@ -102,11 +110,12 @@ async def list_tasks(
 @get(
     "/api/v1/tasks/{task_id:str}",
     summary="Show a task",
-    description="Includes tasks that ended long ago. With its attempts.",
+    description="Includes tasks that ended long ago. With its attempts. The first task of an array comes with the "
+    "progress of the array.",
 )
-async def get_task(rest: Given, who: Who, task_id: TaskIdText) -> TaskAnswer:
+async def get_task(rest: Given, who: Who, task_id: TaskIdText, element: ByElement) -> TaskAnswer:
     number = listing.task_id_of(task_id)
-    task = await listing.find_task(rest, who, number)
+    task = await arrays.shown(rest, who, number, element=element)
     if not task.attempt:
         return task
     return task_told_to(who.tenants, msgspec.structs.replace(task, attempts=await attempts_of(rest, number)))
@@ -123,12 +132,14 @@ async def get_task_of_workstation(rest: Given, who: Who, task_id: TaskIdText) ->
 
 @delete(
     "/api/v1/tasks/{task_id:str}",
-    summary="Cancel a task",
+    summary="Cancel a task or an array",
     description="Waiting or running. An ended task is refused with 409; a cancelled one is not.",
     status_code=200,
 )
-async def cancel_task(rest: Given, who: Who, task_id: TaskIdText) -> TaskAnswer:
+async def cancel_task(rest: Given, who: Who, task_id: TaskIdText, element: ByElement) -> TaskAnswer:
     number = listing.task_id_of(task_id)
+    if not element and arrays.is_array(rest, number):
+        return await _cancel_array(rest, who, number)
     result = await rest.execute(CancelTasks(task_ids=(number,)))
     if isinstance(result, UnknownTask):
         past = await listing.find_task(rest, who, number)
@@ -139,6 +150,18 @@ async def cancel_task(rest: Given, who: Who, task_id: TaskIdText) -> TaskAnswer:
     return await listing.find_task(rest, who, number)
 
 
+async def _cancel_array(rest: Backend, who: Principal, array_id: TaskId) -> TaskAnswer:
+    result = await rest.execute(CancelTasks(array_id=array_id))
+    if isinstance(result, Rejection):
+        raise ProblemError(problem_of(result))
+    task = await arrays.shown(rest, who, array_id, element=False)
+    array = task.array
+    if array is not None and array.is_over and not array.cancelled and not _number_cancelled(result):
+        status = TaskStatus.FAILED if array.failed else TaskStatus.SUCCESS
+        raise ProblemError(problem_of(TaskEnded(task_id=array_id, status=status.value)))
+    return task
+
+
 def _is_cancelled(rejection: Rejection) -> bool:
     return isinstance(rejection, TaskEnded) and rejection.status == TaskStatus.CANCELLED
 
@@ -146,16 +169,19 @@ def _is_cancelled(rejection: Rejection) -> bool:
 @post(
     "/api/v1/tasks/cancel",
     summary="Cancel many tasks",
-    description="By ids, or by the filters of the list. Ended tasks stay as they are.",
+    description="By ids, or by the filters of the list. The id of the first task of an array means the array, "
+    "task-42_3 its task with index 3. Ended tasks stay as they are.",
     status_code=200,
 )
 async def cancel_tasks(rest: Given, who: Who, request: Request[Any, Any, Any]) -> Cancelled:
-    command = decode_cancel(await request.body())
+    named, command = decode_cancel(await request.body())
+    if named:
+        for each in named if who.tenants is not None else ():
+            if not isinstance(each, Element):
+                await refuse_foreign_task(rest, who, Action.CHANGE_TASK, each)
+        task_ids = await arrays.resolve_names(rest, who, Action.CHANGE_TASK, named)
+        return await _cancel(rest, CancelTasks(task_ids=task_ids)) if task_ids else Cancelled(cancelled=0)
     if who.tenants is None:
-        return await _cancel(rest, command)
-    if command.task_ids is not None:
-        for task_id in command.task_ids:
-            await refuse_foreign_task(rest, who, Action.CHANGE_TASK, task_id)
         return await _cancel(rest, command)
     if command.array_id is not None:
         await refuse_foreign_array(rest, who, command.array_id)

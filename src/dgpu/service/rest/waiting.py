@@ -10,14 +10,16 @@ from dgpu.core.commands import ChangePriority, HoldTasks, ReleaseTasks
 from dgpu.core.model.ids import TaskId
 from dgpu.core.rejections import Rejection, TaskNotWaiting
 from dgpu.service.access.principal import Principal
-from dgpu.service.rest import listing
+from dgpu.service.rest import arrays, listing
 from dgpu.service.rest.backend import Backend, ProblemError
-from dgpu.service.rest.tasks import Given, TaskIdText, Who
+from dgpu.service.rest.tasks import ByElement, Given, TaskIdText, Who
 from dgpu.wire.answers import TaskAnswer
 from dgpu.wire.change_requests import decode_priority, decode_target
 from dgpu.wire.problem import problem_of
 
-_ARRAY_TOO = 'With {"array": true} all waiting tasks of the array that begins with this one.'
+_ARRAY_TOO = (
+    "The id of the first task of an array means all waiting tasks of the array; task-42_3 means only one."
+)
 
 
 @post(
@@ -27,12 +29,11 @@ _ARRAY_TOO = 'With {"array": true} all waiting tasks of the array that begins wi
     status_code=200,
 )
 async def hold_task(
-    rest: Given, who: Who, task_id: TaskIdText, request: Request[Any, Any, Any]
+    rest: Given, who: Who, task_id: TaskIdText, element: ByElement, request: Request[Any, Any, Any]
 ) -> TaskAnswer:
     number = listing.task_id_of(task_id)
-    if decode_target(await request.body()):
-        return await _change(rest, who, number, HoldTasks(array_id=number))
-    return await _change(rest, who, number, HoldTasks(task_ids=(number,)))
+    whole = decode_target(await request.body())
+    return await _change(rest, who, HoldTasks(**_target(rest, number, whole=whole, element=element)))
 
 
 @post(
@@ -42,12 +43,11 @@ async def hold_task(
     status_code=200,
 )
 async def release_task(
-    rest: Given, who: Who, task_id: TaskIdText, request: Request[Any, Any, Any]
+    rest: Given, who: Who, task_id: TaskIdText, element: ByElement, request: Request[Any, Any, Any]
 ) -> TaskAnswer:
     number = listing.task_id_of(task_id)
-    if decode_target(await request.body()):
-        return await _change(rest, who, number, ReleaseTasks(array_id=number))
-    return await _change(rest, who, number, ReleaseTasks(task_ids=(number,)))
+    whole = decode_target(await request.body())
+    return await _change(rest, who, ReleaseTasks(**_target(rest, number, whole=whole, element=element)))
 
 
 @post(
@@ -57,20 +57,27 @@ async def release_task(
     status_code=200,
 )
 async def change_priority(
-    rest: Given, who: Who, task_id: TaskIdText, request: Request[Any, Any, Any]
+    rest: Given, who: Who, task_id: TaskIdText, element: ByElement, request: Request[Any, Any, Any]
 ) -> TaskAnswer:
     number = listing.task_id_of(task_id)
-    priority, whole_array = decode_priority(await request.body())
-    if whole_array:
-        return await _change(rest, who, number, ChangePriority(array_id=number, priority=priority))
-    return await _change(rest, who, number, ChangePriority(task_ids=(number,), priority=priority))
+    priority, whole = decode_priority(await request.body())
+    target = _target(rest, number, whole=whole, element=element)
+    return await _change(rest, who, ChangePriority(**target, priority=priority))
+
+
+def _target(rest: Backend, number: TaskId, *, whole: bool, element: bool) -> dict[str, Any]:
+    """`whole`: the body says that an array is meant; then any other task is refused."""
+    is_array = not element and (whole or arrays.is_array(rest, number))
+    return {"array_id": number} if is_array else {"task_ids": (number,)}
 
 
 async def _change(
-    rest: Backend, who: Principal, number: TaskId, command: HoldTasks | ReleaseTasks | ChangePriority
+    rest: Backend, who: Principal, command: HoldTasks | ReleaseTasks | ChangePriority
 ) -> TaskAnswer:
     result = await rest.execute(command)
-    task = await listing.find_task(rest, who, number)  # also finds tasks that ended long ago
+    number = command.task_ids[0] if command.array_id is None else command.array_id
+    # Also finds tasks that ended long ago.
+    task = await arrays.shown(rest, who, number, element=command.array_id is None)
     if isinstance(result, Rejection):
         if command.task_ids and task.status not in {"pending", "running"}:
             result = TaskNotWaiting(task_id=number, status=task.status)

@@ -17,6 +17,7 @@ from dgpu.service.access.table import Action, refusal_for_all
 from dgpu.service.follower.foresight import answer, blockers_told, is_small
 from dgpu.service.follower.link import FollowerAway
 from dgpu.service.rest import listing
+from dgpu.service.rest.arrays import resolve_after
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.ownership import refuse_foreign_entries, refuse_userless_entries, submitter_of
 from dgpu.service.rest.tasks import Given, TaskIdText, Who
@@ -90,6 +91,8 @@ async def why_task(rest: Given, who: Who, task_id: TaskIdText) -> Why:
 async def what_if(rest: Given, who: Who, request: Request[Any, Any, Any]) -> WhatifAnswer:
     question = decode_whatif(await request.body(), submitter_of(who))
     if isinstance(question, Submitting):
+        entries = await resolve_after(rest, who, question.entries, batch=False)
+        question = msgspec.structs.replace(question, entries=entries)
         await refuse_foreign_entries(rest, who, question.entries, Action.PREDICT, path="submit.")
         refuse_userless_entries(rest, question.entries, path="submit.")
         question = msgspec.structs.replace(question, tenants=who.tenants)

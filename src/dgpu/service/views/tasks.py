@@ -22,6 +22,7 @@ from dgpu.wire.answers import (
     instant_or_none,
 )
 from dgpu.wire.container_fields import mount_text
+from dgpu.wire.task_names import element_name
 
 _decode_detail = msgspec.json.Decoder(TaskDetail).decode
 
@@ -103,7 +104,12 @@ def _after(awaited: Awaited) -> list[Dependency]:
 def _array(array_id: TaskId, index: int, count: int) -> dict[str, Any]:
     if not array_id:
         return {}
-    return {"array_id": task_name(array_id), "array_index": index, "array_count": count}
+    return {
+        "array_id": task_name(array_id),
+        "element_id": element_name(array_id, index),
+        "array_index": index,
+        "array_count": count,
+    }
 
 
 def _program(of: TaskDetail | PastTask) -> dict[str, Any]:

@@ -25,10 +25,11 @@ from dgpu.core.events import (
     TasksForgotten,
     TasksSubmitted,
 )
-from dgpu.core.model.ids import NO_LEASE, TaskId
+from dgpu.core.model.ids import NO_LEASE, NO_TASK, TaskId
 from dgpu.core.model.task import Shape, Task, TaskStatus
 from dgpu.core.state import ClusterState
 from dgpu.service.machine.outputs import CommittedGroup
+from dgpu.service.views.array_counts import ArrayCounts
 
 MAX_OVERLAY = 100_000  # forgotten tasks that the history has not marked yet
 MAX_RECENT_GROUPS = 4_096
@@ -82,7 +83,8 @@ class Views:
         self._counts: dict[CountKey, dict[TaskStatus, int]] = {}
         self._ids = array("q", sorted(state.tasks))
         self._forgotten_ids = 0  # still in _ids
-        self._ended: dict[TaskId, tuple[CountKey, TaskStatus]] = {}
+        self._ended: dict[TaskId, tuple[CountKey, TaskStatus, TaskId]] = {}  # with the array, if any
+        self.arrays = ArrayCounts(state.tasks.values())
         self._overlay: deque[Forgotten] = deque()
         self.highest_forgotten = _highest_missing(state)
         self._recent_weight = 0
@@ -94,7 +96,7 @@ class Views:
         if any(status.is_final for _, status in counted):
             for task in state.tasks.values():
                 if task.status.is_final:
-                    self._ended[task.id] = (keys[task.shape_id], task.status)
+                    self._ended[task.id] = (keys[task.shape_id], task.status, task.array_id)
 
     # Reads
 
@@ -204,8 +206,7 @@ class Views:
             self._move(event.task_id, TaskStatus.RUNNING, TaskStatus.PENDING)  # type: ignore[attr-defined]
         elif kind is TasksCancelled:
             for task_id in event.task_ids:  # type: ignore[attr-defined]
-                key = self._move(task_id, TaskStatus.PENDING, TaskStatus.CANCELLED)
-                self._ended[task_id] = (key, TaskStatus.CANCELLED)
+                self._end(task_id, TaskStatus.PENDING, TaskStatus.CANCELLED)
         elif kind is PriorityChanged:
             self._on_priority(event)  # type: ignore[arg-type]
         elif kind is TasksForgotten:
@@ -218,6 +219,8 @@ class Views:
         by_shape: dict[Shape, int] = {}
         for count, spec in event.entries:
             by_shape[spec.shape] = by_shape.get(spec.shape, 0) + count
+            if spec.array:
+                self.arrays.on_submitted(TaskId(event.first_id + number), count)
             number += count
         for shape, count in by_shape.items():
             self._add(_key(shape), TaskStatus.PENDING, count)
@@ -232,13 +235,14 @@ class Views:
 
     def _on_finished(self, event: TaskFinished) -> None:
         before = TaskStatus.PENDING if event.lease_id == NO_LEASE else TaskStatus.RUNNING
-        key = self._move(event.task_id, before, event.status)
-        self._ended[event.task_id] = (key, event.status)
+        self._end(event.task_id, before, event.status)
 
     def _forget(self, task_ids: tuple[TaskId, ...], index: int) -> None:
         for task_id in task_ids:
-            key, status = self._ended.pop(task_id)
+            key, status, array_id = self._ended.pop(task_id)
             self._counts[key][status] -= 1
+            if array_id != NO_TASK:
+                self.arrays.on_forgotten(array_id)
             self._overlay.append(Forgotten(index, task_id, key, status))
             self.highest_forgotten = max(self.highest_forgotten, task_id)
         while len(self._overlay) > MAX_OVERLAY:
@@ -249,11 +253,18 @@ class Views:
             self._ids = array("q", (task_id for task_id in self._ids if task_id in tasks))
             self._forgotten_ids = 0
 
+    def _end(self, task_id: TaskId, before: TaskStatus, after: TaskStatus) -> None:
+        key = self._move(task_id, before, after)
+        self._ended[task_id] = (key, after, self.state.tasks[task_id].array_id)
+
     def _move(self, task_id: TaskId, before: TaskStatus, after: TaskStatus) -> CountKey:
-        key = _key(self.state.shapes[self.state.tasks[task_id].shape_id])
+        task = self.state.tasks[task_id]
+        key = _key(self.state.shapes[task.shape_id])
         # Linear sums: a priority may change in the same group, and the total is right in any order.
         self._add(key, before, -1)
         self._add(key, after, 1)
+        if task.array_id:
+            self.arrays.on_moved(task.array_id, before, after)
         return key
 
     def _add(self, key: CountKey, status: TaskStatus, number: int) -> None:
