@@ -174,6 +174,7 @@ def spec(
     held: bool = False,
     after: tuple[Dependency, ...] = (),
     array: str = "",
+    begins_ms: int = 0,
     model: str = "",
     task_type: str = "",
     atoms: int = 0,
@@ -193,6 +194,7 @@ def spec(
         after=after,
         array=plan.ranges,
         array_limit=plan.limit,
+        begins_ms=begins_ms,
     )
 
 

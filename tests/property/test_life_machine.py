@@ -1,4 +1,4 @@
-"""Any sequence of commands again, with gangs, arrays, dependencies, held tasks, changes of priority, and ageing."""
+"""Any sequence of commands again, with gangs, arrays, dependencies, held tasks, begin times, changes of priority, and ageing."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 from msgspec.structs import replace
 
-from building import finished, on, returning, spec, task
+from building import START, finished, on, returning, spec, task
 from building.examples import fixed_and_random
 from dgpu.core.commands import (
     BeginEpoch,
     CancelTasks,
     ChangePriority,
     HoldTasks,
+    ReadWallClock,
     ReleaseTasks,
     SubmitTasks,
 )
 from dgpu.core.model.dependencies import When
 from dgpu.core.model.task import Outcome, Restart, TaskStatus
+from dgpu.core.model.wall_span import WallSpan
 from dgpu.core.rejections import TaskNotWaiting
 from property.test_core_machine import RULES, Cluster
 
@@ -31,6 +33,7 @@ lives = {
     "restart": st.sampled_from([Restart.NEVER, Restart.NEVER, Restart.ON_FAILURE, Restart.ALWAYS]),
     "allocation": st.sampled_from([False, False, False, False, True]),
     "held": st.sampled_from([False, False, False, True]),
+    "begins_ms": st.sampled_from([0, 0, 0, START + 200, START + 6_000]),
 }
 
 
@@ -106,6 +109,12 @@ class Lives(Cluster):
                 self.send(finished(lease_id, exit_code, outcome=outcome, at=self.at))
         assert task_id not in self.state.gangs
         self.pass_runs(1_000, full=False)
+
+    @rule(offset_ms=st.sampled_from([0, -3_000, 4_000]), boot_id=st.sampled_from(["b1", "b2"]))
+    def clock_is_set(self, offset_ms: int, boot_id: str) -> None:
+        """Begin times move with it."""
+        span = WallSpan(boot_id=boot_id, boot_offset_ms=0, wall_offset_ms=offset_ms)
+        self.send(ReadWallClock(at=self.at, span=span))
 
     @rule(minutes=st.sampled_from([0, 1_000, 3_000]))
     def ageing_changes(self, minutes: int) -> None:

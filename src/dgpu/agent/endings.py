@@ -25,6 +25,8 @@ _SLOW_CHECK_MS = 500
 _UNKILLABLE_MS = 60_000
 _FROZEN_CHECK_MS = 100
 _SWEEP_AGAIN_MS = 1_000
+_SIGNAL_AGAIN_MS = 1_000
+_LAST_MS = 10_000  # from TERM to KILL, at the end of a stop that began with the signal of the task
 
 
 _RUNNER_DIED = CannotStart("node_fault", 125, "the process that ran its container died")
@@ -84,7 +86,14 @@ class Endings:
         self._news.started(held, held.started_ms)
         if held.timeout_ms:
             held.deadline_ms = held.started_ms + held.timeout_ms
+            self.arm(held)
+
+    def arm(self, held: Held) -> None:
+        """Timers of the time limit and of the signal before it, which a pause moves."""
+        if held.deadline_ms:
             self.tend_at(held.lease, held.deadline_ms)
+            if held.signal:
+                self.tend_at(held.lease, held.deadline_ms - held.signal_ms)
 
     def stop(self, held: Held, cause: str, grace_ms: int, now_ms: int) -> None:
         if held.exit_status is None:
@@ -95,8 +104,17 @@ class Endings:
         first = not held.kill_at_ms
         held.kill_at_ms = min(held.kill_at_ms, kill_at_ms) if held.kill_at_ms else kill_at_ms
         if first and held.kill_at_ms > now_ms:
-            self._trees.terminate(held)
+            self._begin_stop(held, now_ms)
         self.tend_at(held.lease, held.kill_at_ms)
+
+    def _begin_stop(self, held: Held, now_ms: int) -> None:
+        if not (held.warned and held.signal):
+            self._trees.terminate(held)
+            return
+        left_ms = held.kill_at_ms - now_ms
+        held.terminate_at_ms = held.kill_at_ms - min(_LAST_MS, left_ms // 2)
+        self.tend_at(held.lease, held.terminate_at_ms)
+        self._trees.signal(held)
 
     def reap(self) -> None:
         now_ms = boot_ms()
@@ -167,8 +185,15 @@ class Endings:
                 self._trees.terminate(held)
         elif held.deadline_ms and now_ms >= held.deadline_ms and not held.cause and not held.frozen_since_ms:
             self.stop(held, "timeout", held.grace_ms, now_ms)
+        elif _signal_is_due(held, now_ms):
+            self._trees.signal(held)
+            if not held.signalled:  # its program may not be ready yet
+                self.tend_at(held.lease, now_ms + _SIGNAL_AGAIN_MS)
         if not held.kill_at_ms:
             return
+        if held.terminate_at_ms and held.terminate_at_ms <= now_ms < held.kill_at_ms:
+            held.terminate_at_ms = 0
+            self._trees.terminate(held)
         if now_ms < held.kill_at_ms:
             self.tend_at(held.lease, min(held.kill_at_ms, now_ms + _SLOW_CHECK_MS))
             return
@@ -266,6 +291,14 @@ class Endings:
         for held in filter(_may_still_start, to_freeze):
             self.tend_at(held.lease, now_ms + _FROZEN_CHECK_MS)
         self._news.frozen([held.lease for held in to_freeze])
+
+
+def _signal_is_due(held: Held, now_ms: int) -> bool:
+    if held.signalled or not held.signal or held.frozen_since_ms:
+        return False
+    if held.kill_at_ms:
+        return held.terminate_at_ms > now_ms
+    return 0 < held.deadline_ms <= now_ms + held.signal_ms
 
 
 def _may_still_start(held: Held) -> bool:

@@ -11,7 +11,7 @@ from dgpu.agent.containers.kept import Container
 from dgpu.agent.corral import Corral
 from dgpu.agent.fences import Fences
 from dgpu.agent.spawn import CannotStart
-from dgpu.agent.tree import OrphanWatch, Proc, Survey, markers, send, uid_of
+from dgpu.agent.tree import OrphanWatch, Proc, Survey, handles, markers, send, uid_of
 
 _SIGNAL_ROUNDS = 3  # kills by signal before a group is used: only a tree that keeps forking needs one
 _MAX_FREEZE_ROUNDS = 20
@@ -38,13 +38,18 @@ class Held:
         "lease",
         "node",
         "pid",
+        "signal",
+        "signal_ms",
+        "signalled",
         "start_ticks",
         "started_ms",
         "status_fd",
         "sweeps",
+        "terminate_at_ms",
         "timeout_ms",
         "uid",
         "unkilled",
+        "warned",
     )
 
     def __init__(self, order: dict[str, Any], *, pid: int, now_ms: int, ticks: int) -> None:
@@ -52,6 +57,11 @@ class Held:
         self.node: str = order["node"]
         self.grace_ms: int = order["grace_ms"]
         self.timeout_ms: int = order["timeout_ms"]
+        asked: list[int] = order.get("signal") or [0, 0]
+        self.signal, self.signal_ms = asked  # number, time before the time limit
+        self.signalled = False
+        self.warned = False  # its stop begins with the signal of the task, not with TERM
+        self.terminate_at_ms = 0  # TERM is due; 0: sent already, or not due
         self.uid: int | None = order["account"][0] if order.get("account") else None  # None: the keeper's own
         self.deadline_ms = 0  # set when its program has started
         self.pid = pid
@@ -145,6 +155,14 @@ class Trees:
             members = [proc for proc in members if proc.pid == held.pid]  # its runner asks the engine
         for proc in members:
             send(proc, signal.SIGTERM)
+
+    def signal(self, held: Held) -> None:
+        """The task's own signal, for the processes that handle it: it would end any other, like a shell."""
+        for proc in self.members(held, marked=True):
+            is_runner = held.container is not None and proc.pid == held.pid
+            if not is_runner and handles(proc.pid, held.signal):
+                send(proc, held.signal)
+                held.signalled = True
 
     def kill(self, held: Held) -> None:
         """One round; the caller repeats it until no process is left."""

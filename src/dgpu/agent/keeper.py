@@ -210,11 +210,15 @@ class Keeper:
                 self._thaw(self._live[lease], now_ms)
         for order in frame.get("spawn", ()):
             self._accept(order)
+        for lease in frame.get("warn", ()):
+            if lease in self._live:
+                self._live[lease].warned = True
         for lease, grace_ms, cause in frame.get("stop", ()):
             if lease in self._starts.queue:
                 self._starts.withdraw(lease, "stopped before it was started")
             elif lease in self._live:
-                self._endings.stop(self._live[lease], cause, grace_ms, now_ms)
+                held = self._live[lease]
+                self._endings.stop(held, cause, held.grace_ms if grace_ms else 0, now_ms)
         if forgotten := [lease for lease in frame.get("forget", ()) if lease not in self._live]:
             for lease in forgotten:
                 self._known.pop(lease, None)
@@ -235,6 +239,7 @@ class Keeper:
             return
         self._trees.thaw(held, now_ms)
         self._endings.tend_at(held.lease, now_ms)
+        self._endings.arm(held)
 
     def _accept(self, order: dict[str, Any]) -> None:
         """A repeated order is answered from memory, never by a second process."""

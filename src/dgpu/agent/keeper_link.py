@@ -1,8 +1,8 @@
 """The agent's side of the keeper's socket: start a keeper if there is none, connect, exchange frames.
 
-Frames to the keeper: `spawn` [{lease task attempt node gpus argv env cwd timeout_ms grace_ms secrets}], `stop`
-[[lease, grace_ms, cause]], `thaw` [lease], `forget` [lease], `word` [[node, at_ms, lease_ms, action]], `shutdown`,
-`agent` {protocol}, `ping` number.
+Frames to the keeper: `spawn` [{lease task attempt node gpus argv env cwd timeout_ms grace_ms signal secrets}], `warn`
+[lease], `stop` [[lease, grace_ms, cause]], `thaw` [lease], `forget` [lease], `word` [[node, at_ms, lease_ms, action]],
+`shutdown`, `agent` {protocol}, `ping` number.
 Frames from it: `hello` {protocol oldest keeper pid leases dirs}, `pong` number with `stalled` if its disk does not
 answer, `started` [[lease, at_ms]], `ended` [{lease outcome exit_code signal error ended_ms output_bytes output_lost
 unkilled}], `frozen` [lease], `refused` reason.

@@ -190,7 +190,7 @@ class Lifecycle:
                 self._waiting.pop(lease_id, None)
                 unstarted.append(unstarted_end(lease_id, cause, now_ms))
             elif stopped.state in {LeaseState.STARTING, LeaseState.RUNNING}:
-                stops.append(stop_order(stopped, self._grace_ms, cause))
+                stops.append(stop_order(stopped, self._grace_ms, cause, reason))
             elif stopped.state in {LeaseState.ENDED, LeaseState.ACKED}:
                 _tell_again(stopped)
                 repeated.append(stopped)

@@ -66,9 +66,14 @@ def reports_of(leases: list[NodeLease]) -> list[LifecycleOutput]:
     return [Report(started=tuple(started), finished=tuple(finished))] if started or finished else []
 
 
-def stop_order(lease: NodeLease, grace_ms: int, cause: Outcome) -> StopOrder:
+_FINAL_STOPS = frozenset({"", "cancelled", "timeout", "rank_ended"})  # after any other, the task runs again
+
+
+def stop_order(lease: NodeLease, grace_ms: int, cause: Outcome, reason: str = "") -> StopOrder:
     lease.state = LeaseState.STOPPING
-    lease.stop = StopOrder(lease_id=lease.order.lease_id, grace_ms=grace_ms, cause=cause)
+    lease.stop = StopOrder(
+        lease_id=lease.order.lease_id, grace_ms=grace_ms, cause=cause, warned=reason not in _FINAL_STOPS
+    )
     return lease.stop
 
 

@@ -205,6 +205,13 @@ def is_thread(pid: int) -> bool:
     return bool(text) and int(text) != pid
 
 
+def handles(pid: int, number: int) -> bool:
+    """Whether a process catches the signal, or has blocked it and waits for it."""
+    bit = 1 << (number - 1)
+    masks = (_status_field(pid, name) for name in (b"SigCgt:", b"SigBlk:"))
+    return any(int(mask or b"0", 16) & bit for mask in masks)
+
+
 def _status_field(pid: int, name: bytes) -> bytes:
     """The first value of a line; empty if the process has ended."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:  # noqa: PTH123 - as above

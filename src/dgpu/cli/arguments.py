@@ -73,6 +73,16 @@ def parse_plain_memory_mb(text: str) -> int:
     return megabytes
 
 
+def parse_begin(text: str) -> str:
+    """`22:00`, `+2h`, `2026-07-30T22:00`, as an exact time for the server."""
+    from dgpu.client.begin_times import BadTime, begin_instant
+
+    try:
+        return begin_instant(text)
+    except BadTime as error:
+        raise typer.BadParameter(str(error), param_hint="--begin") from None
+
+
 def parse_ids(texts: Sequence[str]) -> list[str]:
     """`7` or `task-7`, in an array `7_3`; in the order given, each once."""
     names: dict[str, None] = {}

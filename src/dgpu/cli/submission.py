@@ -11,6 +11,7 @@ import typer
 
 from dgpu.cli.arguments import (
     parse_after,
+    parse_begin,
     parse_command,
     parse_duration,
     parse_env,
@@ -87,6 +88,21 @@ def describing(
     """Carries the options with the server's names; never called."""
 
 
+def lasting(
+    signal: Annotated[
+        str | None,
+        _option("--signal", metavar="USR1@300", help="Signal 300 s before the time limit ends it."),
+    ] = None,
+    grace_seconds: Annotated[
+        str | None, _option("--grace", metavar="T", help="From TERM to KILL, at every stop: 60s.")
+    ] = None,
+    begin_at: Annotated[
+        str | None, _option("--begin", metavar="TIME", help="Not before: 22:00, +2h, 2026-07-30T22:00.")
+    ] = None,
+) -> None:
+    """The same, for the begin and the end of a task."""
+
+
 def surrounding(
     env: Annotated[
         list[str] | None, _option("--env", "-e", metavar="K=V", help="K alone: its current value.")
@@ -137,7 +153,8 @@ def containing(
 
 @functools.cache
 def task_parameters() -> tuple[Parameter, ...]:
-    return parameters_of(describing) + parameters_of(surrounding) + parameters_of(containing)
+    parts = (describing, lasting, surrounding, containing)
+    return tuple(parameter for part in parts for parameter in parameters_of(part))
 
 
 _READ: dict[str, Callable[[Any], Any]] = {
@@ -146,6 +163,8 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "ram_mb": parse_plain_memory_mb,
     "shm_mb": parse_memory_mb,
     "timeout_seconds": parse_duration,
+    "grace_seconds": parse_duration,
+    "begin_at": parse_begin,
     "priority": parse_priority,
     "after": parse_after,
     "labels": parse_labels,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, Literal, TypedDict
 
 
@@ -25,6 +26,9 @@ class TaskFields(TypedDict, total=False):
     secrets: Sequence[str] | Mapping[str, Mapping[str, str]]
     workdir: str
     timeout_seconds: float
+    signal: str
+    grace_seconds: float
+    begin_at: str | datetime
     max_retries: int
     restart: Literal["never", "on-failure", "always"]
     allocation: bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Unpack
 
+from dgpu.client.begin_times import with_begin_time
 from dgpu.client.call import Call
 from dgpu.client.fields import Filters, TaskFields
 from dgpu.client.request import Request, api_path, encode, given, new_key
@@ -128,7 +129,8 @@ class TaskCalls:
         return Request("GET", path, EstimateList)
 
     def _described(self, task: Mapping[str, Any]) -> Mapping[str, Any]:
-        return task if self.clean_env else surrounded(task)
+        filled = with_begin_time(task)
+        return filled if self.clean_env else surrounded(filled)
 
 
 def submit_parts(tasks: Iterable[Mapping[str, Any]]) -> Iterator[Request[answers.SubmittedMany]]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from msgspec.structs import replace
+
 from dgpu.core.commands import ReadWallClock
 from dgpu.core.decision import Decision
 from dgpu.core.events import WallClockRead
-from dgpu.core.model.wall_span import WallSpan, newest_span
+from dgpu.core.model.task import TaskStatus
+from dgpu.core.model.wall_span import WallSpan, at_of_wall, newest_span
 from dgpu.core.state import ClusterState
 
 MAX_SPANS: Final = 64
@@ -39,3 +42,21 @@ def apply_wall_clock(state: ClusterState, event: WallClockRead) -> None:
     state.wall[event.since] = event.span
     if len(state.wall) > MAX_SPANS:
         del state.wall[min(state.wall)]
+    _follow_wall_clock(state, event.at)
+
+
+def _follow_wall_clock(state: ClusterState, at: int) -> None:
+    """Begin times are of the wall clock, so they move on the journal's clock. Rare: at a start, or a set clock."""
+    for task in list(state.tasks.values()):
+        # A task whose time has come may be in its line already. It stays there.
+        if (
+            not task.begins_ms
+            or task.attempt
+            or task.eligible_at <= at
+            or task.status is not TaskStatus.PENDING
+        ):
+            continue
+        eligible_at = at_of_wall(state.wall, task.begins_ms)
+        if eligible_at != task.eligible_at:
+            state.tasks[task.id] = replace(task, eligible_at=eligible_at)
+            state.queue.delay_until(task.id, eligible_at)

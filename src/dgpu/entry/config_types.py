@@ -81,6 +81,9 @@ class SchedulerRules(Section, frozen=True, kw_only=True):
     model_cache_ttl_seconds: _Seconds = 3600
     default_task_timeout_seconds: _SecondsOrNone = 3600  # batch; online has none
     max_task_timeout_seconds: _SecondsOrNone = 86400
+    max_grace_seconds: _Seconds = (
+        300  # from TERM to KILL, of a task that requests more than the node's setting
+    )
     worker_heartbeat_interval_seconds: _Seconds = 10
     worker_heartbeat_timeout_seconds: _Seconds = 30
     retry_delay_seconds: _Seconds = 1  # doubles per retry

@@ -128,6 +128,7 @@ def service_options(config: SchedulerConfig, *, accept_lost_tail: bool = False) 
             lease_action=config.agent.lease_action,
             isolation=Isolation(users=config.isolation.users),
         ),
+        max_grace_ms=_ms(config.scheduler.max_grace_seconds),
         schedule_interval_ms=_ms(config.scheduler.schedule_interval),
         snapshot_interval_ms=_ms(config.scheduler.snapshot_interval),
         journal_retention_bytes=_bytes(config.storage.journal_retention),

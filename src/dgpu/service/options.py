@@ -82,6 +82,7 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     allowed_hosts: tuple[str, ...] = ()  # beside the local names, for the Host header
     settings: Settings = Settings()
     rules: AgentRules = AgentRules()
+    max_grace_ms: int = 300_000  # from TERM to KILL, of one task
     schedule_interval_ms: int = 5_000
     snapshot_interval_ms: int = 30_000
     journal_retention_bytes: int = 10 << 30

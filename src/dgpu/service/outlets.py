@@ -134,6 +134,7 @@ def _rest_options(options: ServiceOptions, standing: Standing | None) -> RestOpt
         journal_dir=options.data_dir,
         isolation=options.rules.isolation,
         is_open=options.auth_mode == "none",
+        max_grace_ms=options.max_grace_ms,
         standing=Lone() if standing is None else standing,
     )
 

@@ -153,6 +153,9 @@ class TaskAnswer(Answer, frozen=True, kw_only=True):
         False  # the directory was created for the attempt; executor.workdir_retention deletes it
     )
     timeout_seconds: float | None = None
+    signal: str = ""  # like USR1@300: before the time limit and at a pre-emption
+    grace_seconds: float | None = None  # from TERM to KILL; None: the node's setting
+    begin_at: str | None = None  # it was asked not to start before
     labels: dict[str, str] = {}
     model_name: str = ""
     task_type: str = ""

@@ -24,7 +24,7 @@ from dgpu.core.model.task import (
     TaskDetail,
     TaskSpec,
 )
-from dgpu.wire import fields
+from dgpu.wire import fields, secret_fields, stop_fields
 from dgpu.wire.answers import FieldError
 from dgpu.wire.fields import NotSupportedYet, Unacceptable
 from dgpu.wire.json_body import BadRequest, parse_json, shorten
@@ -156,8 +156,8 @@ def _spec(
     if by is not None:
         _attribute(values, detail, by)
     asked = _asked(tuple(values.items()))
-    if "secrets" in detail:
-        _check_variables(detail, where)
+    if unfit := stop_fields.misfit(values, detail) or secret_fields.misfit(detail):
+        raise invalid([FieldError(path=_path(where, unfit[0]), detail=unfit[1])])
     if seal is not None and (env := detail.get("env")):
         detail["sealed_env"] = seal(asked.shape.tenant_id, env)
         detail["env"] = dict.fromkeys(env, "")
@@ -172,6 +172,7 @@ def _spec(
         after=asked.after,
         array=asked.array.ranges,
         array_limit=asked.array.limit,
+        begins_ms=asked.begins_ms,
     )
 
 
@@ -199,13 +200,6 @@ def _checked(raw: dict[str, Any], where: str | int) -> tuple[dict[str, Any], dic
             raise invalid(_all_errors(raw, where))
         values[target] = checked
     return values, detail
-
-
-def _check_variables(detail: dict[str, Any], where: str | int) -> None:
-    for name, use in detail["secrets"].items():
-        if use.get("env") in detail.get("env", {}):
-            expected = f"Expected a variable that is not in env, too, got {use['env']}."
-            raise invalid([FieldError(path=_path(where, f"secrets.{name}.env"), detail=expected)])
 
 
 def _attribute(values: dict[str, Any], detail: dict[str, Any], by: Submitter) -> None:
@@ -276,6 +270,7 @@ class _Asked(NamedTuple):
     held: bool
     after: tuple[Dependency, ...]
     array: ArrayPlan
+    begins_ms: int
 
 
 _NO_ARRAY = ArrayPlan((), 0)
@@ -310,6 +305,7 @@ def _asked(items: tuple[tuple[str, Any], ...]) -> _Asked:
         held=values.get("held", False),
         after=values.get("after", ()),
         array=values.get("array", _NO_ARRAY),
+        begins_ms=values.get("begins_ms", 0),
     )
 
 

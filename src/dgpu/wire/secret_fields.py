@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 from dgpu.wire.fields import Unacceptable
@@ -87,3 +88,11 @@ SECRETS_SCHEMA: Final[dict[str, Any]] = {
         },
     ]
 }
+
+
+def misfit(detail: Mapping[str, Any]) -> tuple[str, str] | None:
+    """A variable that is both a secret and in `env`: the field, and why it does not fit."""
+    for name, use in detail.get("secrets", {}).items():
+        if use.get("env") in detail.get("env", {}):
+            return f"secrets.{name}.env", f"Expected a variable that is not in env, too, got {use['env']}."
+    return None

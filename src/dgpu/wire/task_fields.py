@@ -9,7 +9,7 @@ from dgpu.core.model.dependencies import When
 from dgpu.core.model.gang import MAX_NODES
 from dgpu.core.model.ids import TenantId
 from dgpu.core.model.task import PRIORITY_LEVELS, Restart
-from dgpu.wire import container_fields, fields
+from dgpu.wire import container_fields, fields, stop_fields
 from dgpu.wire.fields import Check
 from dgpu.wire.secret_fields import SECRETS_SCHEMA, secrets
 
@@ -142,6 +142,26 @@ TASK_FIELDS: dict[str, TaskField] = {
         fields.timeout_ms,
         "After this time the task fails with reason `timeout`.",
         {"type": "number", "exclusiveMinimum": 0, "maximum": fields.MAX_TIMEOUT_SECONDS},
+    ),
+    "signal": TaskField(
+        "signal",
+        stop_fields.signal_before,
+        "A signal before the time limit, and at the start of a pre-emption: USR1@300 is 300 seconds before. Processes "
+        f"that do not handle it do not get it. Without seconds: {stop_fields.DEFAULT_SIGNAL_SECONDS}.",
+        {**_TEXT, "examples": ["USR1@300"]},
+    ),
+    "grace_seconds": TaskField(
+        "grace_ms",
+        stop_fields.grace_ms,
+        "Time between TERM and KILL at the time limit, at a cancel and at a pre-emption. If absent: the node's setting."
+        " The operator sets a maximum.",
+        _number(1, stop_fields.MAX_GRACE_SECONDS, "number"),
+    ),
+    "begin_at": TaskField(
+        "begins_ms",
+        stop_fields.begins_ms,
+        "The task waits until this time of the scheduler's wall clock. A time in the past: it does not wait.",
+        {**_TEXT, "format": "date-time"},
     ),
     "max_retries": TaskField(
         "max_retries",

@@ -5,13 +5,16 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from building import START, cluster, do, finished, node, on, restart, run_pass, task, tried
-from dgpu.core.commands import BeginEpoch, CancelTasks, ChangePriority, HoldTasks, ReleaseTasks
+from dgpu.core.commands import BeginEpoch, CancelTasks, ChangePriority, HoldTasks, ReadWallClock, ReleaseTasks
 from dgpu.core.foresight.explain import explain
+from dgpu.core.foresight.sooner import sooner
 from dgpu.core.invariants import check_invariants
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Outcome
+from dgpu.core.model.wall_span import WallSpan
 from dgpu.core.rejections import TaskNotWaiting, UnknownArray, UnknownTask
 from dgpu.core.rules.order import position, queue
+from dgpu.core.state import next_wake_at
 
 MINUTE_MS = 60_000
 
@@ -102,6 +105,46 @@ def test_a_task_that_is_held_and_waits_for_another_needs_both() -> None:
     do(state, ReleaseTasks(task_ids=(2,)))
     assert run_pass(state) == [2]
     check_invariants(state)
+
+
+def test_a_task_waits_for_the_time_that_it_asked_for() -> None:
+    state = cluster(node("n1", gpus=2), task(count=2, begins_ms=START + 60_000), task(begins_ms=START - 5))
+    assert run_pass(state) == [3], "the past is no reason to wait"
+    blocker = explain(state, 1, START + 10_000).blockers[0]
+    assert sooner(state, 1, START + 10_000) == (), "no other shape would start before that time"
+    assert (blocker.code, blocker.detail) == ("begin_time", "it begins in 50 s at the earliest, as requested")
+    check_invariants(state)
+    restart(state)
+    assert run_pass(state, at=START + 59_999) == []
+    assert next_wake_at(state) == START + 60_000
+    assert run_pass(state, at=START + 60_000) == [1]
+    check_invariants(state)
+
+
+def test_a_begin_time_follows_the_wall_clock_of_the_next_boot() -> None:
+    """At most 12 hours of a pause are counted. A machine that was off for longer would start the task days later."""
+    state = cluster(
+        node("n1", gpus=2), task(begins_ms=START + 60_000), task(begins_ms=START + 60_000, held=True)
+    )
+    later = WallSpan(boot_id="b2", boot_offset_ms=0, wall_offset_ms=50_000)
+    do(state, ReadWallClock(span=later), at=START + 100)
+    check_invariants(state)
+    assert next_wake_at(state) == START + 10_000
+    do(state, ReleaseTasks(task_ids=(2,)), at=START + 200)
+    assert run_pass(state, at=START + 9_999) == []
+    assert run_pass(state, at=START + 10_000) == [1, 2]
+    check_invariants(state)
+
+
+def test_a_retry_does_not_wait_for_the_begin_time_again() -> None:
+    state = cluster(node("n1", gpus=1), task(begins_ms=START + 60_000))
+    assert run_pass(state, at=START + 60_000) == [1]
+    do(state, finished(1, outcome=Outcome.NODE_FAULT), at=START + 61_000)
+    assert state.tasks[1].eligible_at == START + 62_000
+    set_back = WallSpan(boot_id="b2", boot_offset_ms=0, wall_offset_ms=-50_000)
+    do(state, ReadWallClock(span=set_back), at=START + 61_500)
+    assert explain(state, 1, START + 61_500).blockers[0].code == "back_off"
+    assert run_pass(state, at=START + 62_000) == [1]
 
 
 def test_a_held_task_can_be_cancelled() -> None:

@@ -63,11 +63,7 @@ def spawn_order(
         surroundings = surroundings | _environment_of(person, detail.workdir, f"{work_dir}/{directory}")
     slurm = slurm_variables(order, node_id) if detail.slurm_env else {}
     asked = {
-        "lease": order.lease_id,
-        "task": order.task_id,
-        "attempt": order.attempt,
-        "node": node_id,
-        "gpus": order.gpu_ids,
+        **_which_run(order, node_id),
         "argv": _argv(detail),
         "env": surroundings | _variables(order, detail) | _identity(order, node_id, keeper_id) | slurm,
         "cwd": detail.workdir,
@@ -78,15 +74,26 @@ def spawn_order(
         "cpus_milli": order.cpus_milli,
         "minors": minors_of(order.gpu_ids) if person is not None else None,
         "timeout_ms": order.timeout_ms,
-        "grace_ms": grace_ms,
+        "grace_ms": detail.grace_ms or grace_ms,
+        "signal": detail.signal or None,
         "start_by_ms": boot_ms() + start_ms,
         "most_mb": order.gpu_memory_mb if order.kill_outgrown else 0,
-        "nonce": order.nonce,
-        "cluster": order.cluster_id,
         "secrets": _private_files(order, detail, keeper_protocol),
         "host_file": HOST_FILE if HOST_FILE in order.secret_files else "",
     }
     return asked if container is None else asked | {"container": container}
+
+
+def _which_run(order: RunOrder, node_id: NodeId) -> dict[str, Any]:
+    return {
+        "lease": order.lease_id,
+        "task": order.task_id,
+        "attempt": order.attempt,
+        "node": node_id,
+        "gpus": order.gpu_ids,
+        "nonce": order.nonce,
+        "cluster": order.cluster_id,
+    }
 
 
 def _variables(order: RunOrder, detail: TaskDetail) -> dict[str, str]:

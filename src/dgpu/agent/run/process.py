@@ -172,7 +172,8 @@ class ProcessRunner:
 
     def stop(self, orders: Sequence[StopOrder]) -> None:
         self._users.withdraw(order.lease_id for order in orders)
-        self._send({"stop": [[order.lease_id, order.grace_ms, order.cause.value] for order in orders]})
+        stops = [[order.lease_id, order.grace_ms, order.cause.value] for order in orders]
+        self._send({"warn": [order.lease_id for order in orders if order.warned], "stop": stops})
 
     def thaw(self, lease_ids: Sequence[LeaseId]) -> None:
         self._send({"thaw": list(lease_ids)})

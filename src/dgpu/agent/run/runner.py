@@ -47,8 +47,9 @@ class RunOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 class StopOrder(msgspec.Struct, frozen=True, kw_only=True):
     lease_id: LeaseId
-    grace_ms: int
+    grace_ms: int  # 0: none; else the keeper uses the grace of the task
     cause: Outcome  # stopped, timeout or out_of_memory
+    warned: bool = False  # the task may run again: its own signal comes before TERM
 
 
 class RunEnd(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,6 +31,7 @@ from dgpu.core.model.ids import NO_LEASE, GpuId, LeaseId, NodeId, TaskId
 from dgpu.core.model.lease import Lease
 from dgpu.core.model.run_times import note_run
 from dgpu.core.model.task import Shape, Task, TaskSpec, TaskStatus, new_tasks
+from dgpu.core.model.wall_span import at_of_wall
 from dgpu.core.state import ClusterState
 
 # Local names: looking up an enum member costs more than changing a field.
@@ -235,11 +236,20 @@ def _add_tasks(state: ClusterState, first_id: TaskId, count: int, spec: TaskSpec
         shape = replace(shape, array_id=first_id, array_limit=spec.array_limit)
     known = state.know(shape)
     known.uses += count
-    tasks = new_tasks(spec, first_id, count, shape_id=known.shape_id, at=at)
+    begins_at = at_of_wall(state.wall, spec.begins_ms) if spec.begins_ms else 0
+    delayed = begins_at > at
+    tasks = new_tasks(
+        spec, first_id, count, shape_id=known.shape_id, at=at, eligible_at=begins_at if delayed else 0
+    )
     state.tasks.update(tasks)
     if spec.after:
         await_others(state, list(tasks), spec.after)
-    state.queue.extend(known, tasks, apart=spec.held or bool(spec.after))
+    apart = spec.held or bool(spec.after)
+    if delayed and not apart:
+        for task in tasks.values():
+            state.queue.add(task)
+    else:
+        state.queue.extend(known, tasks, apart=apart)
 
 
 def _count_running(state: ClusterState, shape: Shape, change: int) -> None:

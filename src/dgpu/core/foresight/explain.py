@@ -93,6 +93,14 @@ def loss_wait(state: ClusterState, at: int) -> Blocker:
 
 def back_off(task: Task, at: int) -> Blocker:
     left_ms = task.eligible_at - at
+    if task.begins_ms and not task.attempt:
+        return blocker(
+            "begin_time",
+            f"it begins in {_in_words(left_ms)} at the earliest, as requested",
+            eligible_at=task.eligible_at,
+            left_ms=left_ms,
+            begins_ms=task.begins_ms,
+        )
     last = f" after: {task.error}" if task.error else ""
     return blocker(
         "back_off",
@@ -102,6 +110,16 @@ def back_off(task: Task, at: int) -> Blocker:
         retries=task.retries,
         max_retries=task.max_retries,
     )
+
+
+def _in_words(ms: int) -> str:
+    minutes, seconds = divmod(-(-ms // 1_000), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24} days"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min" if minutes >= 10 else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
 
 
 def _running(state: ClusterState, task: Task) -> Explanation:

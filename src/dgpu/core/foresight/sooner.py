@@ -63,6 +63,7 @@ _MAX_AWAITED: Final = 16
 _HIGHEST_PRIORITY: Final = 100
 _PERCENT_PPM: Final = MILLION // 100
 _APART: Final = {
+    "begin_time",
     "held",
     "dependency",
     "dependency_failed",

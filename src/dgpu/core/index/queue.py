@@ -256,6 +256,11 @@ class Queue:
             heappop(heap)
         return heap[0][0] if heap else None
 
+    def delay_until(self, task_id: TaskId, eligible_at: int) -> None:
+        """The end of a delay moved. A task that is also held gets the new time when it is released."""
+        if task_id in self.back_off:
+            self._delay(task_id, eligible_at)
+
     def _delay(self, task_id: TaskId, eligible_at: int) -> None:
         self.back_off[task_id] = eligible_at
         heappush(self._back_off_heap, (eligible_at, task_id))

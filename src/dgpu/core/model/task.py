@@ -118,6 +118,8 @@ class TaskDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     shm_mb: int = 0  # 0: the node's default
     script: str = ""  # runs this text as a file; `command` is its name and its arguments
     slurm_env: bool = False  # also gets the variables that Slurm sets
+    signal: tuple[int, ...] = ()  # its number, and how many ms before the time limit
+    grace_ms: int = 0  # from TERM to KILL; 0: the node's default
 
 
 class TaskSpec(
@@ -136,6 +138,7 @@ class TaskSpec(
     array: Ranges = ()  # the indexes of an array: one task for each
     array_limit: int = 0  # 0: none
     expected_ms: int = 0  # without a time limit: run time of similar tasks at submit; 0: unknown
+    begins_ms: int = 0  # not placed before this time of the wall clock
 
 
 class Task(
@@ -154,7 +157,7 @@ class Task(
     status: TaskStatus = TaskStatus.PENDING
     attempt: int = 0  # of the current or last placement, from 1
     retries: int = 0  # attempts that counted against max_retries
-    eligible_at: int = 0  # back-off: not placed before this time
+    eligible_at: int = 0  # not placed before this time: a back-off, or the time that it asked for
     lease_id: LeaseId = NO_LEASE
     node_id: NodeId | None = None  # of the current or last placement
     gpu_ids: tuple[GpuId, ...] = ()
@@ -174,10 +177,11 @@ class Task(
     node_ids: tuple[NodeId, ...] = ()  # of a gang, by rank; `node_id` is the node of rank 0
     grown: bool = False  # ran out of memory, and got a larger demand
     expected_ms: int = 0  # see TaskSpec
+    begins_ms: int = 0  # see TaskSpec; until its first placement, `eligible_at` follows from it
 
 
 def new_tasks(
-    spec: TaskSpec, first_id: TaskId, count: int, *, shape_id: ShapeId, at: int
+    spec: TaskSpec, first_id: TaskId, count: int, *, shape_id: ShapeId, at: int, eligible_at: int = 0
 ) -> dict[TaskId, Task]:
     """New tasks by age. They are created here because this module is never compiled: so a number that many tasks share,
     or that is also a key, is one object for all. That saves a tenth of their memory.
@@ -195,6 +199,8 @@ def new_tasks(
             allocation=spec.allocation,
             held=spec.held,
             expected_ms=spec.expected_ms,
+            begins_ms=spec.begins_ms,
+            eligible_at=eligible_at,
         )
         for task_id in map(TaskId, range(first_id, first_id + count))
     }

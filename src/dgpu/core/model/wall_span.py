@@ -21,6 +21,12 @@ class WallSpan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     wall_offset_ms: int  # the wall clock minus `at`
 
 
+def at_of_wall(spans: Mapping[int, WallSpan], wall_ms: int) -> int:
+    """The `at` that the newest span shows as this time of the wall clock; at least 1."""
+    span = newest_span(spans)
+    return max(1, wall_ms - (0 if span is None else span.wall_offset_ms))
+
+
 def newest_span(spans: Mapping[int, WallSpan]) -> WallSpan | None:
     """Spans are stored by the `at` at which each began."""
     return spans[max(spans)] if spans else None

@@ -46,6 +46,7 @@ _JSON_COLUMNS = frozenset(
         "env_names",
         "secret_names",
         "mounts",
+        "signal",
     }
 )
 
@@ -101,6 +102,9 @@ class PastTask(msgspec.Struct, frozen=True, kw_only=True):
     shm_mb: int = 0
     script_bytes: int = 0
     slurm_env: bool = False
+    signal: tuple[int, ...] = ()
+    grace_ms: int = 0
+    begins_ms: int = 0
 
 
 class PastAttempt(msgspec.Struct, frozen=True, kw_only=True):

@@ -163,7 +163,7 @@ async def _from_journal(rest: Backend, task_id: TaskId) -> TaskSpec:
         detail = f"The record with the environment of {task_name(task_id)} is no longer kept. Submit it again in full."
         raise ProblemError(Problem(status=410, title="No longer known", code="task_forgotten", detail=detail))
     array = ((row.array_index, row.array_index, 1),) if row.array_id else ()
-    return replace(spec, array=array, after=(), held=False)
+    return replace(spec, array=array, after=(), held=False, begins_ms=0)
 
 
 def _read_spec(journal_dir: Path, index: int, task_id: TaskId) -> TaskSpec | None:

@@ -57,6 +57,7 @@ class RestOptions(msgspec.Struct, frozen=True, kw_only=True):
     journal_dir: Path | None = None  # None: old records cannot be read again
     isolation: Isolation = Isolation()
     is_open: bool = False  # auth.mode is none
+    max_grace_ms: int = 300_000
 
     @property
     def role(self) -> str:

@@ -20,8 +20,10 @@ from dgpu.wire.answers import (
     TaskAnswer,
     instant,
     instant_or_none,
+    wall_instant,
 )
 from dgpu.wire.container_fields import mount_text
+from dgpu.wire.stop_fields import signal_text
 from dgpu.wire.task_names import element_name
 
 _decode_detail = msgspec.json.Decoder(TaskDetail).decode
@@ -70,6 +72,7 @@ def task_answer(
         reason=task.reason or waiting_code,
         waiting=waiting,
         timeout_seconds=task.timeout_ms / 1000 if task.timeout_ms else None,
+        begin_at=wall_instant(task.begins_ms) if task.begins_ms else None,
         **_of_detail(detail),
     )
 
@@ -122,6 +125,8 @@ def _program(of: TaskDetail | PastTask) -> dict[str, Any]:
         "read_only_root": of.read_only_root,
         "shm_mb": of.shm_mb,
         "slurm_env": of.slurm_env,
+        "signal": signal_text(of.signal),
+        "grace_seconds": of.grace_ms / 1000 if of.grace_ms else None,
     }
 
 
@@ -201,6 +206,7 @@ def past_task_answer(task: PastTask) -> TaskAnswer:
         secrets=list(task.secret_names),
         workdir=task.workdir,
         timeout_seconds=task.timeout_ms / 1000 if task.timeout_ms else None,
+        begin_at=wall_instant(task.begins_ms) if task.begins_ms else None,
         labels=task.labels,
         **_program(task),
     )
