@@ -62,12 +62,14 @@ def digest_of(web: pathlib.Path) -> str:
     total = hashlib.sha256()
     for path in sources(web):
         content = path.read_bytes()
-        total.update(f"{path.relative_to(web).as_posix()}\0{len(content)}\0".encode())
+        total.update(f"{path.relative_to(web.parent).as_posix()}\0{len(content)}\0".encode())
         total.update(content)
     return total.hexdigest()
 
 
 def sources(web: pathlib.Path) -> Iterator[pathlib.Path]:
+    """The sources of the pages, and the templates that they share with the command line."""
+    yield from sorted((web.parent / "src" / "dgpu" / "client" / "languages").glob("*.json"))
     for path in sorted(web.rglob("*")):
         parts = path.relative_to(web).parts
         if path.is_file() and not _NOT_SOURCES & set(parts) and path.suffix != ".py":

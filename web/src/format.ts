@@ -23,19 +23,22 @@ export function bytes(count: number | null | undefined): string {
   return count < 1_024 ** 2 ? `${trimmed(count / 1_024)} KB` : megabytes(count / 1_024 ** 2);
 }
 
+export type Units = Readonly<Record<"ms" | "s" | "min" | "h" | "d", string>>;
+export const ENGLISH_UNITS: Units = { ms: "ms", s: "s", min: "min", h: "h", d: "d" };
+
 /** Two units at most: 850 ms, 42 s, 3 min 20 s, 2 h 5 min, 3 d 4 h. */
-export function duration(ms: number | null | undefined): string {
+export function duration(ms: number | null | undefined, units: Units = ENGLISH_UNITS): string {
   if (ms === null || ms === undefined || !Number.isFinite(ms)) return "–";
-  if (ms < 0) return `−${duration(-ms)}`;
-  if (ms < 1_000) return `${Math.round(ms)} ms`;
+  if (ms < 0) return `−${duration(-ms, units)}`;
+  if (ms < 1_000) return `${Math.round(ms)} ${units.ms}`;
   const s = ms / 1_000;
-  if (s < 10) return `${trimmed(s)} s`;
-  if (s < 59.5) return `${Math.round(s)} s`;
+  if (s < 10) return `${trimmed(s)} ${units.s}`;
+  if (s < 59.5) return `${Math.round(s)} ${units.s}`;
   const minutes = Math.floor(Math.round(s) / 60);
-  if (minutes < 60) return joined(minutes, "min", Math.round(s) % 60, "s", minutes < 10);
+  if (minutes < 60) return joined(minutes, units.min, Math.round(s) % 60, units.s, minutes < 10);
   const hours = Math.floor(minutes / 60);
-  if (hours < 48) return joined(hours, "h", minutes % 60, "min", hours < 24);
-  return joined(Math.floor(hours / 24), "d", hours % 24, "h", true);
+  if (hours < 48) return joined(hours, units.h, minutes % 60, units.min, hours < 24);
+  return joined(Math.floor(hours / 24), units.d, hours % 24, units.h, true);
 }
 
 function trimmed(value: number): string {
@@ -47,13 +50,13 @@ function joined(big: number, bigUnit: string, small: number, smallUnit: string, 
 }
 
 /** One unit, for figures that must stay short: 850 ms, 42 s, 2.1 min, 1.3 h. */
-export function brief(ms: number | null | undefined): string {
+export function brief(ms: number | null | undefined, units: Units = ENGLISH_UNITS): string {
   if (ms === null || ms === undefined || !Number.isFinite(ms)) return "–";
-  if (ms < 59_500) return duration(ms);
+  if (ms < 59_500) return duration(ms, units);
   const hours = ms / 3_600_000;
   const short = (value: number) => trimmed(value < 10 ? value : Math.round(value));
-  if (hours < 0.99) return `${short(hours * 60)} min`;
-  return hours < 48 ? `${short(hours)} h` : `${short(hours / 24)} d`;
+  if (hours < 0.99) return `${short(hours * 60)} ${units.min}`;
+  return hours < 48 ? `${short(hours)} ${units.h}` : `${short(hours / 24)} ${units.d}`;
 }
 
 export type Language = "en" | "zh";

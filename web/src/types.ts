@@ -61,7 +61,7 @@ export type TaskStatus = wire.TaskAnswer["status"];
 export type Problem = Pick<wire.Problem, "status" | "title" | "detail" | "code"> & Partial<wire.Problem>;
 
 /** Further fields are the numbers of its code. */
-interface Blocker extends Record<string, unknown> {
+export interface Blocker extends Record<string, unknown> {
   code: string;
   detail: string;
 }

@@ -11,7 +11,7 @@ from dgpu.cli.arguments import parse_ids
 from dgpu.cli.connection import builtins
 from dgpu.cli.each import for_each
 from dgpu.cli.failures import note
-from dgpu.cli.formats import plural
+from dgpu.cli.formats import plural, waits_text
 from dgpu.cli.output import print_document
 
 if TYPE_CHECKING:
@@ -39,4 +39,4 @@ def _print(names: Sequence[str], answers: list[TaskAnswer], flags: Flags) -> Non
         left = plural(array.pending, "task") if array.pending else "No task"
         note(f"{left} of the array {'waits' if array.pending < 2 else 'wait'}.")
     elif answers[0].waiting:
-        note(f"It waits: {answers[0].waiting}")
+        note(waits_text(answers[0].blockers, answers[0].waiting))

@@ -81,8 +81,11 @@ _REMEDIES = {
 
 def _message(error: DgpuError) -> str:
     from dgpu.client import errors
+    from dgpu.client.language import told
 
     text = str(error).strip()
+    if error.problem is not None:
+        text = told("problem", error.code, error.problem.facts, text)
     if isinstance(error, errors.ProviderAway):
         return f"{text}\nTry again, or use an API token: DGPU_TOKEN or --token"
     if isinstance(error, errors.Unreachable):

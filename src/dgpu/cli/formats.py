@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
+from dgpu.client.language import Facts, told, waiting
+
 _STEPS = ((86_400, "d"), (3_600, "h"), (60, "m"))
 
 
@@ -91,6 +93,11 @@ def listed(words: Iterable[str], most: int = 6) -> str:
     if len(given) <= most:
         return ", ".join(given)
     return f"{', '.join(given[:most])} and {len(given) - most:,} more"
+
+
+def waits_text(blockers: Iterable[Facts], english: str) -> str:
+    why = waiting(blockers, english)
+    return told("text", "waits", {"why": why}, f"It waits: {why}")
 
 
 def one_line(text: str) -> str:

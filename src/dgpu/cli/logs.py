@@ -10,6 +10,7 @@ from dgpu.cli.failures import note
 from dgpu.cli.flags import flags_of
 from dgpu.cli.following import OutputFollower
 from dgpu.cli.terminal_output import output_writer
+from dgpu.client.language import waiting
 
 if TYPE_CHECKING:
     from dgpu.wire.answers import TaskAnswer
@@ -57,7 +58,8 @@ def logs(
 
 def _nothing(found: TaskAnswer, attempt: int | None) -> str:
     """Explains empty output. Lost or unreachable output is an error instead."""
-    state = (found.waiting if found.status == "pending" else f"it is {found.status}") or found.status
+    why = waiting(found.blockers, found.waiting) or found.status
+    state = why if found.status == "pending" else f"it is {found.status}"
     if attempt is not None and attempt != found.attempt:
         return f"Attempt {attempt} of {found.task_id} has written nothing."
     return f"{found.task_id} has written nothing{' yet' if found.status == 'running' else ''}: {state}"

@@ -15,6 +15,7 @@ from dgpu.cli.failures import note
 from dgpu.cli.flags import Flags, flags_of
 from dgpu.cli.formats import between, clock, duration, limit, memory, since
 from dgpu.cli.output import Column, Row, print_rows, repeat
+from dgpu.client.language import told, waiting
 from dgpu.wire import isolation
 
 if TYPE_CHECKING:
@@ -42,14 +43,19 @@ def gpus_of(row: Row) -> str:
 def place_of(row: Row) -> str:
     """Where the task runs, why it waits, or how it ended."""
     if row["status"] == "pending":
-        return str(row["waiting"] or row["reason"] or "waits for its turn")
+        return waiting(row["blockers"], row["waiting"]) or str(row["reason"] or "waits for its turn")
     if row["status"] == "running":
         stopping = ", being cancelled" if row["cancelling"] else ""
-        where = row["waiting"] or ", ".join(row["allocated_nodes"]) or row["node"] or "being placed"
+        where = (
+            waiting(row["blockers"], row["waiting"])
+            or ", ".join(row["allocated_nodes"])
+            or row["node"]
+            or "being placed"
+        )
         return f"{where}{stopping}"
     if row["status"] == "success":
         return str(row["node"] or "")
-    return str(row["error"] or row["reason"] or "")
+    return told("ended", str(row["reason"]), row, str(row["error"] or row["reason"] or ""))
 
 
 def time_of(row: Row) -> str:

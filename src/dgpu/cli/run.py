@@ -14,6 +14,7 @@ from dgpu.cli.failures import ExitCode, note
 from dgpu.cli.flags import flags_of
 from dgpu.cli.following import OutputFollower
 from dgpu.cli.stdin import unread_input
+from dgpu.client.language import waiting
 
 if TYPE_CHECKING:
     from dgpu.client.sync import Client
@@ -103,7 +104,7 @@ class _WaitNotes:
             return
         self._said = task.waiting
         self._due = time.monotonic() + _REPEAT_SECONDS
-        note(f"{self._task_id} waits: {task.waiting}")
+        note(f"{self._task_id} waits: {waiting(task.blockers, task.waiting)}")
 
 
 def _cancel(client: Client, task_id: str, attempts: _Attempts) -> int:

@@ -10,7 +10,7 @@ from dgpu.cli.connection import builtins, connect, is_final, poll, task_code
 from dgpu.cli.effect import print_effect
 from dgpu.cli.failures import note
 from dgpu.cli.flags import Flags, flags_of
-from dgpu.cli.formats import limit, plural
+from dgpu.cli.formats import limit, plural, waits_text
 from dgpu.cli.output import print_document
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _print_ids(ids: list[str], document: dict[str, Any], flags: Flags) -> None:
 
 def verdict(task: TaskAnswer) -> str:
     if task.status == "pending":
-        return f"It waits: {task.waiting or 'it is queued'}"
+        return waits_text(task.blockers, task.waiting or "it is queued")
     if task.status == "running" and task.allocation:
         return f"It holds {', '.join(task.allocated_gpus) or 'its place'} on {task.node}."
     if task.status == "running":

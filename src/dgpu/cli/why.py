@@ -11,6 +11,7 @@ from dgpu.cli.flags import flags_of
 from dgpu.cli.formats import clock, duration, listed, memory, one_line, plural, since
 from dgpu.cli.output import print_document
 from dgpu.cli.ps import place_of
+from dgpu.client.language import Facts, told
 
 app = typer.Typer(add_completion=False)
 
@@ -49,27 +50,57 @@ def page(answer: dict[str, Any], task: dict[str, Any]) -> list[str]:
     head = f"{answer['task_id']}{name}"
     if answer["status"] == "running":
         if answer["blockers"]:
-            return [f"{head} was running; its current state is unknown:", *_blockers(answer)]
-        return [f"{head} runs on {place_of(task)} for {duration(since(task['started_at'])) or 'a moment'}."]
+            english = f"{head} was running; its current state is unknown:"
+            return [_text("unknown", english, head=head), *_blockers(answer)]
+        ran = since(task["started_at"])
+        english = f"{head} runs on {place_of(task)} for {duration(ran) or 'a moment'}."
+        return [_text("runs", english, head=head, place=place_of(task), ran=ran)]
     if answer["status"] != "pending":
-        ended = f"{head} has ended: {answer['status']}"
-        return [f"{ended}{', ' + place_of(task) if answer['status'] != 'success' else ''}."]
-    lines = [f"{head} has waited for {duration(since(task['created_at']))}; it needs {_asks(task)}."]
+        how = place_of(task) if answer["status"] != "success" else ""
+        english = f"{head} has ended: {answer['status']}{', ' + how if how else ''}."
+        return [_text("ended", english, head=head, status=answer["status"], how=how)]
+    waited = since(task["created_at"])
+    english = f"{head} has waited for {duration(waited)}; it needs {_asks(task)}."
+    lines = [_text("waited", english, head=head, waited=waited, gpus=task["gpu_count"], cpus=task["cpus"])]
     if answer["position"] is not None:
         ahead = f", behind {listed(answer['ahead'], 5)}" if answer["ahead"] else ", next in line"
-        lines.append(f"Position in the queue: {answer['position']}{ahead}.")
+        english = f"Position in the queue: {answer['position']}{ahead}."
+        lines.append(
+            _text("position", english, position=answer["position"], ahead=", ".join(answer["ahead"][:5]))
+        )
     if answer["blockers"]:
-        lines += ["", "It waits because", *_blockers(answer)]
-    lines += ["", f"Expected start: {_expected(answer)}"]
+        lines += ["", _text("because", "It waits because"), *_blockers(answer)]
+    lines += ["", _expected(answer)]
     if answer.get("reservation"):
-        lines += [f"Reservation: {reservation(answer['reservation'])}"]
+        lines += [
+            _text(
+                "reservation", f"Reservation: {reservation(answer['reservation'])}", **answer["reservation"]
+            )
+        ]
+    return [*lines, *_nearest(answer), *_sooner(answer)]
+
+
+def _nearest(answer: dict[str, Any]) -> list[str]:
     nearest = answer["nearest"]
-    if nearest and nearest["lacks"]:
-        lines += ["", f"Best node: {one_line(nearest['node'])}, which lacks {_lacks(nearest['lacks'])}"]
-    if answer["sooner"]:
-        lines += ["", "It would start"]
-        lines += [f"  - {one_line(change['detail'] or change['change'])}" for change in answer["sooner"]]
-    return lines
+    if not nearest or not nearest["lacks"]:
+        return []
+    node = one_line(nearest["node"])
+    english = f"Best node: {node}, which lacks {_lacks(nearest['lacks'])}"
+    return ["", _text("nearest", english, node=node, **nearest["lacks"])]
+
+
+def _sooner(answer: dict[str, Any]) -> list[str]:
+    if not answer["sooner"]:
+        return []
+    texts = [
+        told("change", each["change"], each["facts"], each["detail"] or each["change"])
+        for each in answer["sooner"]
+    ]
+    return ["", _text("sooner", "It would start"), *(f"  - {one_line(text)}" for text in texts)]
+
+
+def _text(code: str, english: str, **facts: Any) -> str:
+    return told("text", code, facts, english)
 
 
 def _asks(task: dict[str, Any]) -> str:
@@ -98,17 +129,23 @@ def _lacks(lacks: dict[str, int]) -> str:
 
 
 def _blockers(answer: dict[str, Any]) -> list[str]:
-    return [
-        f"  - {one_line(str(blocker.get('detail') or blocker.get('code')))}" for blocker in answer["blockers"]
-    ]
+    return [f"  - {one_line(_blocker(each))}" for each in answer["blockers"]]
+
+
+def _blocker(facts: Facts) -> str:
+    return told("blocker", str(facts.get("code")), facts, str(facts.get("detail") or facts.get("code")))
 
 
 def _expected(answer: dict[str, Any]) -> str:
     expected = answer["expected_start"]
     if expected is None:
-        return "unknown" if answer["looked_ahead"] else "no forecast yet; ask again in a few seconds"
+        if answer["looked_ahead"]:
+            return _text("start_unknown", "Expected start: unknown")
+        return _text("no_forecast", "Expected start: no forecast yet; ask again in a few seconds")
     error = expected["median_error_seconds"]
     past = f"; median error {duration(error)}" if error is not None else "; no forecast was verified yet"
     if (age := expected.get("age_seconds", 0)) >= 10:
         past += f"; forecast made {duration(age)} ago"
-    return f"{clock(expected['p50'])} (by {clock(expected['p90'])} in 9 of 10 cases{past})"
+    p50, p90 = clock(expected["p50"]), clock(expected["p90"])
+    english = f"Expected start: {p50} (by {p90} in 9 of 10 cases{past})"
+    return _text("expected", english, p50=p50, p90=p90, median=error, age=age if age >= 10 else 0)

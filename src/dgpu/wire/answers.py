@@ -25,6 +25,7 @@ class FieldError(Answer, frozen=True, kw_only=True):
     path: str
     detail: str
     code: str = "invalid"
+    facts: dict[str, Any] = {}
 
 
 class Problem(Answer, frozen=True, kw_only=True):
@@ -37,6 +38,7 @@ class Problem(Answer, frozen=True, kw_only=True):
     code: str
     errors: list[FieldError] = []
     request_id: str = ""
+    facts: dict[str, Any] = {}  # the values in `detail`, for texts in other languages
 
 
 class NotMasterProblem(Problem, frozen=True, kw_only=True):
@@ -143,6 +145,7 @@ class TaskAnswer(Answer, frozen=True, kw_only=True):
     error: str = ""
     reason: str = ""  # one word: why it ended, or why it waits
     waiting: str = ""  # one line: why it waits
+    blockers: list[dict[str, Any]] = []  # the reasons in `waiting`: the code and the facts of each
     command: str | list[str] = ""
     script_bytes: int = 0  # more than 0: a script of this size was sent; `command` is its name and arguments
     slurm_env: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -17,13 +17,20 @@ class BadRequest(Exception):  # noqa: N818 - named for what it is on the wire
     """Raised before any decision or change. `wire.problem` turns it into a response."""
 
     def __init__(
-        self, code: str, detail: str, *, status: int = 400, errors: Iterable[FieldError] = ()
+        self,
+        code: str,
+        detail: str,
+        *,
+        status: int = 400,
+        errors: Iterable[FieldError] = (),
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(detail)
         self.code = code
         self.detail = detail
         self.status = status
         self.errors = tuple(errors)
+        self.facts = facts or {}
 
 
 def parse_json(body: bytes) -> Any:
@@ -90,6 +97,12 @@ def _why_malformed(body: bytes, error: str) -> str:
     if any(word in body for word in (b"NaN", b"Infinity")):
         return f"The body is not JSON: {error}. NaN and Infinity are not numbers in JSON."
     return f"The body is not JSON: {error}."
+
+
+def expected_error(path: str, expected: str, value: object) -> FieldError:
+    got = shorten(value)
+    detail = f"Expected {expected}, got {got}."
+    return FieldError(path=path, detail=detail, facts={"expected": expected, "got": got})
 
 
 def shorten(value: object) -> str:

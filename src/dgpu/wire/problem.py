@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import Any, assert_never
+
+import msgspec
 
 from dgpu.core import rejections as r
 from dgpu.core.model.dependencies import ANY_INDEX
@@ -48,6 +50,8 @@ OfWaiting = (
 )
 AnyRejection = OfTenants | OfSubmits | OfLoad | OfThings | OfWaiting | OfTokens | OfSecrets
 
+_TASK_FIELDS = frozenset({"task_id", "first_id", "array_id"})
+_MAX_FACT_CHARS = 200
 _LACKS = {
     "nodes": ("nodes", "nodes"),
     "gpus": ("gpu_count", "GPUs on one node"),
@@ -67,7 +71,23 @@ def problem_of(rejection: r.Rejection, *, batch: bool = False) -> Problem:
         detail=meaning.detail,
         code=rejection.code,
         errors=list(meaning.errors),
+        facts=facts_of(rejection),
     )
+
+
+def facts_of(rejection: r.Rejection) -> dict[str, Any]:
+    """The fields of a refusal with the names and values that people see."""
+    told: dict[str, Any] = {}
+    for name, value in msgspec.structs.asdict(rejection).items():
+        if name in _TASK_FIELDS:
+            told[name] = task_name(value)
+        elif isinstance(value, str):
+            told[name] = value.partition("/")[2] or value if name == "key" else value[:_MAX_FACT_CHARS]
+        elif isinstance(value, tuple):
+            told[name] = ", ".join(task_name(each.task_id) for each in value[:5])
+        else:
+            told[name] = value
+    return told
 
 
 def problem_of_bad_request(bad: BadRequest) -> Problem:
@@ -82,6 +102,7 @@ def problem_of_bad_request(bad: BadRequest) -> Problem:
         detail=bad.detail,
         code=bad.code,
         errors=list(bad.errors),
+        facts=dict(bad.facts),
     )
 
 

@@ -386,7 +386,8 @@ def field_error(path: str, value: object, bad: Unacceptable) -> FieldError:
         return FieldError(path=path, detail=f"Not supported yet: {bad.expected}.", code=NOT_SUPPORTED_YET)
     shown = bad.value if bad.at or bad.value is not None else value
     got = "" if bad.secret else f", got {shorten(shown)}"
-    return FieldError(path=path + bad.at, detail=f"Expected {bad.expected}{got}.")
+    facts = {"expected": bad.expected} if bad.secret else {"expected": bad.expected, "got": shorten(shown)}
+    return FieldError(path=path + bad.at, detail=f"Expected {bad.expected}{got}.", facts=facts)
 
 
 def _path(where: str | int, name: str) -> str:

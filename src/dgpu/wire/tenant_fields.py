@@ -13,7 +13,7 @@ from dgpu.core.model.tenant import Tenant
 from dgpu.wire import fields
 from dgpu.wire.answers import FieldError
 from dgpu.wire.fields import Check, Unacceptable
-from dgpu.wire.json_body import BadRequest, parse_json, shorten
+from dgpu.wire.json_body import BadRequest, expected_error, parse_json
 from dgpu.wire.requests import invalid
 
 MAX_GPUS = 1_000_000
@@ -202,5 +202,5 @@ def _checked(
             try:
                 values[field.target] = field.check(value)
             except Unacceptable as bad:
-                errors.append(FieldError(path=name, detail=f"Expected {bad.expected}, got {shorten(value)}."))
+                errors.append(expected_error(name, bad.expected, value))
     return values, errors

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from dgpu.wire import fields
 from dgpu.wire.answers import FieldError
 from dgpu.wire.fields import Check, Unacceptable
-from dgpu.wire.json_body import BadRequest, parse_json, shorten
+from dgpu.wire.json_body import BadRequest, expected_error, parse_json
 from dgpu.wire.requests import invalid
 from dgpu.wire.roles import MACHINE_ROLES, UNBOUND_ROLES, Role
 
@@ -113,7 +113,7 @@ def decode_token(body: bytes) -> AskedToken:
             try:
                 values[name] = field.check(value)
             except Unacceptable as bad:
-                errors.append(FieldError(path=name, detail=f"Expected {bad.expected}, got {shorten(value)}."))
+                errors.append(expected_error(name, bad.expected, value))
     if "name" not in values and not any(error.path == "name" for error in errors):
         errors.append(FieldError(path="name", detail="Required: what the token is for."))
     role, tenants = values.get("role", Role.USER), values.get("tenants", ())

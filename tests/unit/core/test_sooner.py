@@ -42,7 +42,7 @@ def test_fewer_gpus_and_waiting_for_the_task_on_the_nearest_node() -> None:
 
 def test_the_most_gpus_that_can_be_had_are_named_not_one() -> None:
     state = settled(node("n1", gpus=8), task(3), task(8))
-    assert told(state, 2)["gpu_count"].facts == {"gpu_count": 5}
+    assert told(state, 2)["gpu_count"].facts == {"gpu_count": 5, "instead_of": 8}
 
 
 def test_those_ahead_would_take_what_comes_free_so_waiting_for_it_is_not_told() -> None:
@@ -55,7 +55,7 @@ def test_less_memory_another_model_other_nodes() -> None:
     cards = (gpu("a", memory_mb=16_384),)
     state = settled(node("n1", gpus=cards), node("n2", model="T4", memory_mb=32_768), task(models=("T4",)))
     do(state, task(memory_mb=24_576))
-    assert told(state, 2)["gpu_memory_mb"].facts == {"gpu_memory_mb": 16_384}
+    assert told(state, 2)["gpu_memory_mb"].facts == {"gpu_memory_mb": 16_384, "instead_of": 24_576}
     do(state, task(models=("T4",)))
     assert told(state, 3)["gpu_model"].detail == "on V100 instead of T4"
     do(state, task(constraints=(("node", True, ("n2",)),)))
@@ -65,9 +65,9 @@ def test_less_memory_another_model_other_nodes() -> None:
 def test_fewer_cpus_and_less_ram() -> None:
     state = settled(node("n1", cpus=8, ram_mb=8_192), task(0, cpus=5, ram_mb=5_120))
     do(state, task(0, cpus=6))
-    assert told(state, 2)["cpus"].facts == {"cpus": 3}
+    assert told(state, 2)["cpus"].facts == {"cpus": 3, "instead_of": 6}
     do(state, task(0, ram_mb=6_144))
-    assert told(state, 3)["ram_mb"].facts == {"ram_mb": 3_072}
+    assert told(state, 3)["ram_mb"].facts == {"ram_mb": 3_072, "instead_of": 6_144}
 
 
 def test_fewer_nodes_for_a_gang() -> None:
@@ -94,7 +94,7 @@ def test_a_pool_without_quota_names_the_quota_the_other_pool_and_borrowing() -> 
     assert state.waiting_count == 1
     found = told(state, 4)
     assert list(found) == ["pool", "quota", "quota_mode", "wait"]
-    assert found["quota"].facts == {"online_ppm": 600_000}
+    assert found["quota"].facts == {"online_ppm": 600_000, "pool": "batch", "percent": 40}
     assert found["quota"].detail == "if the pool batch had 40 % of the GPUs"
     assert found["pool"].facts == {"pool": "online"}
 

@@ -1,8 +1,7 @@
 // Silence an alert, or a whole rule, for a while.
 import { useState } from "preact/hooks";
 import { asProblem, post } from "../api";
-import { duration } from "../format";
-import { t, word } from "../i18n";
+import { duration, t, word } from "../i18n";
 import type { Alert, Problem } from "../types";
 import { Dialog } from "../ui/dialog";
 import { ProblemBox } from "../ui/parts";

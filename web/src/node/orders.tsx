@@ -1,7 +1,6 @@
 // Taking a machine out of service, back into it, or giving it up: each is asked about first.
 import { post } from "../api";
-import { duration } from "../format";
-import { t } from "../i18n";
+import { duration, problemText, t } from "../i18n";
 import { may } from "../me";
 import type { Node, Whatif } from "../types";
 import { useAsked } from "../ui/asked";
@@ -93,7 +92,7 @@ export function NodeOrders({ node, refresh }: { node: Node; refresh: () => void 
 /** What draining would do, told before it is done. */
 function DrainEffect({ id }: { id: string }) {
   const asked = useAsked<Whatif>(`drain ${id}`, (signal) => post("/api/v1/whatif", { drain: id }, signal));
-  if (asked.problem) return <p class="muted">{asked.problem.detail}</p>;
+  if (asked.problem) return <p class="muted">{problemText(asked.problem)}</p>;
   if (!asked.data) return <Skeleton />;
   const delays = asked.data.delays;
   const longest = Math.max(0, ...delays.map((delay) => delay.seconds ?? 0));

@@ -2,7 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { get, path } from "../api";
 import { bytes } from "../format";
-import { t } from "../i18n";
+import { problemText, t } from "../i18n";
 import type { FileEntry, FileList, Problem, Task } from "../types";
 import { useAsked } from "../ui/asked";
 import { ProblemBox, Skeleton, Time } from "../ui/parts";
@@ -96,7 +96,7 @@ function Choice({ label, count, chosen, from, choose, word }: { label: string; c
 function Trouble({ problem, retry }: { problem: Problem; retry: () => void }) {
   return QUIET.has(problem.code) ? (
     <p class="muted" data-testid="files-none">
-      {problem.detail}
+      {problemText(problem)}
     </p>
   ) : (
     <ProblemBox problem={problem} retry={retry} />

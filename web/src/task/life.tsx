@@ -1,6 +1,6 @@
 // A task's life on one line of time, and the events behind it.
-import { duration, exact } from "../format";
-import { language, t, word } from "../i18n";
+import { exact } from "../format";
+import { duration, language, t, word } from "../i18n";
 import { now } from "../now";
 import type { Task, TaskEvent } from "../types";
 import { Time } from "../ui/parts";

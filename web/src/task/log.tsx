@@ -2,7 +2,7 @@
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { asProblem, get, isAbort, path, problemOf, ApiError } from "../api";
 import { exact, number, parseTime } from "../format";
-import { language, t } from "../i18n";
+import { language, problemText, t } from "../i18n";
 import type { OutputPlace, Problem, Task } from "../types";
 import { ProblemBox } from "../ui/parts";
 import { found, Lines, MAX_LINES } from "./lines";
@@ -54,7 +54,7 @@ export function Log({ task }: { task: Task }) {
           {t("log.download")}
         </a>
       </header>
-      {told.problem && told.lines.length === 0 && !live ? <p class="muted">{told.problem.code === "output_unavailable" ? told.problem.detail : ""}</p> : null}
+      {told.problem && told.lines.length === 0 && !live ? <p class="muted">{told.problem.code === "output_unavailable" ? problemText(told.problem) : ""}</p> : null}
       {told.problem && told.problem.code !== "output_unavailable" ? <ProblemBox problem={told.problem} /> : null}
       <Text lines={told.lines} find={text.trim()} follow={live && !paused} empty={live ? t("log.empty") : t("log.none")} />
       <Missing task={task} query={query} over={!live || attempt > 0} />

@@ -1,8 +1,7 @@
 // Why a task waits: every blocker, its place, when it is expected to start and what would start it now.
 import { get } from "../api";
-import { board } from "../board/stream";
-import { clock, duration, parseTime } from "../format";
-import { t } from "../i18n";
+import { clock, megabytes, number, parseTime } from "../format";
+import { blockerText, duration, t, told } from "../i18n";
 import { now } from "../now";
 import type { ExpectedStart, Task, Reservation, Why } from "../types";
 import { useAsked } from "../ui/asked";
@@ -19,28 +18,28 @@ export function Waits({ task }: { task: Task }) {
         {why.data?.position ? <span class="muted">{t("task.position", { n: why.data.position })}</span> : null}
       </header>
       {why.problem ? <ProblemBox problem={why.problem} retry={why.refresh} /> : null}
-      {why.data ? <Told why={why.data} /> : why.problem ? null : <Skeleton lines={3} />}
+      {why.data ? <Content why={why.data} /> : why.problem ? null : <Skeleton lines={3} />}
     </section>
   );
 }
 
-function Told({ why }: { why: Why }) {
+function Content({ why }: { why: Why }) {
   return (
     <>
-      {why.summary && !why.blockers.length ? <p class="lead">{why.summary}</p> : null}
+      {why.blockers.length ? null : <p class="lead">{t("task.nextPass")}</p>}
       <div class="thirds">
         <div>
           <h3>{t("task.blockers")}</h3>
           <ul class="bullets" data-testid="blockers">
             {why.blockers.map((blocker) => (
               <li key={blocker.code + blocker.detail}>
-                {blocker.detail} <Numbers facts={blocker} />
+                {blockerText(blocker)}
               </li>
             ))}
           </ul>
-          {why.nearest && plain(why.nearest.lacks) ? (
+          {why.nearest && lacking(why.nearest.lacks) ? (
             <p class="muted">
-              <a href={nodeAddress(why.nearest.node)}>{t("task.nearest", { node: why.nearest.node, lacks: plain(why.nearest.lacks) })}</a>
+              <a href={nodeAddress(why.nearest.node)}>{t("task.nearest", { node: why.nearest.node, lacks: lacking(why.nearest.lacks) })}</a>
             </p>
           ) : null}
           {why.ahead_total ? (
@@ -63,7 +62,7 @@ function Told({ why }: { why: Why }) {
           {why.sooner.length ? (
             <ul class="bullets" data-testid="sooner">
               {why.sooner.map((change) => (
-                <li key={change.change + change.detail}>{change.detail}</li>
+                <li key={change.change + change.detail}>{told("change", change.change, change.facts, change.detail)}</li>
               ))}
             </ul>
           ) : (
@@ -92,17 +91,13 @@ function Expected({ start }: { start: ExpectedStart }) {
   );
 }
 
-/** The numbers behind a blocker, as the server sent them. */
-function Numbers({ facts }: { facts: Record<string, unknown> }) {
-  const shown = Object.entries(facts).filter(([name, value]) => !["code", "detail"].includes(name) && (typeof value === "number" || typeof value === "string"));
-  if (!shown.length || !board.value) return null;
-  return <small class="muted numbers">{shown.slice(0, 6).map(([name, value]) => `${name.replaceAll("_", " ")} ${String(value)}`).join(" · ")}</small>;
-}
-
-function plain(lacks: unknown): string {
-  if (Array.isArray(lacks)) return lacks.map(plain).join(", ");
-  if (lacks && typeof lacks === "object") return Object.entries(lacks).map(([name, value]) => `${name.replaceAll("_", " ")} ${plain(value)}`).join(", ");
-  return String(lacks);
+function lacking(lacks: Record<string, number>): string {
+  const shown: Record<string, (value: number) => string> = {
+    gpus: (value) => t("lacks.gpus", { n: value }),
+    cpus_milli: (value) => t("lacks.cpus", { n: number(value / 1_000, 2) }),
+    ram_mb: (value) => t("lacks.ram", { memory: megabytes(value) }),
+  };
+  return Object.entries(lacks).map(([name, value]) => shown[name]?.(value) ?? `${name} ${value}`).join(", ");
 }
 
 function Reserved({ held }: { held: Reservation }) {

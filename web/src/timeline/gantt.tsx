@@ -1,7 +1,7 @@
 // The chart itself: a canvas as large as the window, that draws what is in view.
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
-import { clock, duration, exact } from "../format";
-import { language, t, word } from "../i18n";
+import { clock, exact } from "../format";
+import { duration, language, t, told, word } from "../i18n";
 import { go } from "../router";
 import { paints } from "../theme";
 import { reservedOf } from "./data";
@@ -159,7 +159,7 @@ function BarTip({ box, x, y, now }: { box: Box; x: number; y: number; now: numbe
           {word("status", bar.status)} · {clock(bar.start, true)} – {bar.end ? clock(bar.end, true) : "…"} · <b>{duration((bar.end ?? now) - bar.start)}</b>
         </span>
       )}
-      {bar.reason ? <span class="muted">{bar.reason}</span> : null}
+      {bar.reason ? <span class="muted">{told("ended", bar.reason, {}, bar.reason.replaceAll("_", " "))}</span> : null}
     </div>
   );
 }

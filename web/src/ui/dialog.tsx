@@ -31,6 +31,7 @@ interface Question {
   text: string;
   action: string;
   danger?: boolean;
+  count?: number; // of the things that the action would end
   input?: string; // the label of a line of text
   extra?: ComponentChildren;
   run: (text: string) => Promise<void>;
@@ -77,8 +78,8 @@ function Asking({ asked }: { asked: Question }) {
         {asked.extra}
         {problem ? <ProblemBox problem={problem} /> : null}
         <footer>
-          <button type="button" onClick={close}>
-            {t("common.cancel")}
+          <button type="button" onClick={close} data-testid="confirm-no">
+            {asked.danger ? t("common.keep", { n: asked.count ?? 1 }) : t("common.cancel")}
           </button>
           <button type="submit" class={asked.danger ? "danger" : "primary"} disabled={busy} data-testid="confirm-yes">
             {asked.action}

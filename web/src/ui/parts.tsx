@@ -2,7 +2,7 @@
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import { exact, parseTime, relative } from "../format";
-import { language, t, word } from "../i18n";
+import { fieldText, language, problemText, t, word } from "../i18n";
 import { now } from "../now";
 import type { Problem } from "../types";
 
@@ -71,18 +71,18 @@ export function CopyLine({ text }: { text: string }) {
 }
 
 export function ProblemBox({ problem, retry }: { problem: Problem; retry?: () => void }) {
-  const words = problem.code === "unreachable" ? t("problem.unreachable") : problem.detail;
+  const words = problemText(problem);
   // of a single field the detail says all there is to say
-  const fields = (problem.errors ?? []).filter((error) => error.path && !words.includes(`${error.path}: ${error.detail}`));
+  const fields = (problem.errors ?? []).filter((error) => error.path && !problem.detail.includes(error.detail));
   return (
     <div class="problem" role="alert" data-testid="problem">
-      {problem.title ? <strong>{problem.title}. </strong> : null}
+      {problem.title && words === problem.detail ? <strong>{problem.title}. </strong> : null}
       <span>{words}</span>
       {fields.length > 0 ? (
         <ul>
           {fields.map((error) => (
             <li key={error.path}>
-              <code>{error.path}</code> {error.detail}
+              <code>{error.path}</code> {fieldText(error)}
             </li>
           ))}
         </ul>

@@ -1,7 +1,7 @@
 // A word after something was done. It goes by itself; what went wrong stays until it is read.
 import { signal } from "@preact/signals";
 import { asProblem } from "../api";
-import { t } from "../i18n";
+import { problemText, t } from "../i18n";
 
 interface Toast {
   id: number;
@@ -20,8 +20,7 @@ export function say(text: string, href?: string): void {
 }
 
 export function complain(error: unknown): void {
-  const problem = asProblem(error);
-  add({ id: ++last, text: problem.code === "unreachable" ? t("problem.unreachable") : problem.detail, bad: true });
+  add({ id: ++last, text: problemText(asProblem(error)), bad: true });
 }
 
 function add(toast: Toast): void {

@@ -2,8 +2,8 @@
 import { useEffect, useState } from "preact/hooks";
 import { del, get, post } from "../api";
 import { board } from "../board/stream";
-import { clock, day, duration, exact, number, parseTime, percent } from "../format";
-import { language, t, word } from "../i18n";
+import { clock, day, exact, number, parseTime, percent } from "../format";
+import { alertText, duration, language, t, word } from "../i18n";
 import { may } from "../me";
 import { now } from "../now";
 import { route, setQuery } from "../router";
@@ -96,7 +96,7 @@ function Row({ alert, refresh, silence }: { alert: Alert; refresh: () => void; s
   const acknowledge = () =>
     askBefore({
       title: t("alerts.acknowledge"),
-      text: alert.summary,
+      text: alertText(alert),
       action: t("alerts.acknowledge"),
       input: t("alerts.comment"),
       run: async (comment) => {
@@ -114,7 +114,7 @@ function Row({ alert, refresh, silence }: { alert: Alert; refresh: () => void; s
           {alert.state === "firing" ? null : <span class="chip">{word("alerts", alert.state)}</span>}
           {alert.flaps ? <span class="muted">{t("alerts.flaps", { n: alert.flaps })}</span> : null}
         </div>
-        <p>{alert.summary}</p>
+        <p>{alertText(alert)}</p>
         <p class="row muted">
           {alert.resolved_at ? <Labelled words={t("alerts.resolvedAt", { time: "" })} at={alert.resolved_at} /> : <Labelled words={t("alerts.since", { time: "" })} at={alert.firing_since ?? alert.pending_since} />}
           {alert.acknowledged_at ? <Labelled words={t("alerts.acknowledged", { time: "" })} at={alert.acknowledged_at} /> : null}

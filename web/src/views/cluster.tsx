@@ -2,11 +2,11 @@
 import { useMemo } from "preact/hooks";
 import { gpuAt } from "../board/board";
 import { board } from "../board/stream";
-import { brief, megabytes, number, percent } from "../format";
+import { megabytes, number, percent } from "../format";
 import { HeatMap, Legend } from "../heatmap/heatmap";
 import { isUnmeasured, UNMEASURED, type Measure } from "../heatmap/draw";
 import { GpuPanel, missing } from "../heatmap/gpu";
-import { t, word } from "../i18n";
+import { brief, t, word } from "../i18n";
 import { route, setQuery } from "../router";
 import type { Board } from "../types";
 import { Chart } from "../ui/chart";

@@ -1,7 +1,7 @@
 // Several schedulers: which one leads, how far the others are, and how the engine of their journal is.
 import { get } from "../api";
-import { brief, bytes } from "../format";
-import { t, word } from "../i18n";
+import { bytes } from "../format";
+import { brief, t, word } from "../i18n";
 import { addressOf, isAlone, standing } from "../standing";
 import type { EngineMember, Scheduler, SchedulerList } from "../types";
 import { useAsked } from "../ui/asked";

@@ -3,7 +3,7 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { asProblem, get, isAbort, post } from "../api";
 import { board } from "../board/stream";
-import { t, word } from "../i18n";
+import { blockerText, fieldText, t, word } from "../i18n";
 import { may, me } from "../me";
 import { go, route } from "../router";
 import { BLANK, FIELD_OF, formOf, taskOf, type Form } from "../submit/form";
@@ -173,7 +173,7 @@ function wrongOf(problem: Problem | null): Wrong {
   for (const error of problem?.errors ?? []) {
     const name = error.path.replace(/^submit\.(task\.)?/, "").split(/[.[]/)[0] ?? "";
     const field = FIELD_OF[name];
-    if (field) wrong[field] = error.detail;
+    if (field) wrong[field] = fieldText(error);
   }
   return wrong;
 }
@@ -218,7 +218,7 @@ function Outcome({ whatif }: { whatif: Whatif }) {
           {wait.position ? <p>{t("submit.place", { n: wait.position })}</p> : null}
           <ul class="bullets">
             {wait.blockers.map((blocker) => (
-              <li key={blocker.code + blocker.detail}>{blocker.detail}</li>
+              <li key={blocker.code + blocker.detail}>{blockerText(blocker)}</li>
             ))}
           </ul>
         </div>

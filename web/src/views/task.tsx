@@ -2,9 +2,9 @@
 import { useEffect, useState } from "preact/hooks";
 import { ApiError, del, get, post } from "../api";
 import { onTasks } from "../board/stream";
-import { command, duration, megabytes, number, parseTime, taskNumber } from "../format";
+import { command, megabytes, number, parseTime, taskNumber } from "../format";
 import { GpuChart } from "../heatmap/gpu";
-import { t, word } from "../i18n";
+import { duration, endText, t, told, word } from "../i18n";
 import { may } from "../me";
 import { now } from "../now";
 import { go } from "../router";
@@ -55,7 +55,7 @@ export function TaskView({ id }: { id: string }) {
       <div class="stack">
         {known.error ? (
           <div class="problem" data-testid="task-error">
-            {known.error}
+            {endText(known)}
           </div>
         ) : null}
         {known.status === "pending" ? <Waits task={known} /> : null}
@@ -92,7 +92,7 @@ function Actions({ task, refresh }: { task: Task; refresh: () => void }) {
     askBefore({
       title: t("task.cancelAsk", { id: task.task_id }),
       text: task.status === "running" ? t("task.cancelRunning") : t("task.cancelWaiting"),
-      action: t("task.cancelAsk", { id: task.task_id }).replace(/[?？]$/, ""),
+      action: t("task.cancelIt", { id: task.task_id }),
       danger: true,
       run: async () => {
         await del(address);
@@ -160,7 +160,7 @@ function Details({ task }: { task: Task }) {
     [t("task.finished"), task.finished_at ? <Time at={task.finished_at} /> : null],
     [t("task.waited"), duration(waited)],
     [t("task.ran"), ran === null ? null : duration(ran)],
-    [t("task.result"), task.finished_at ? [task.reason === "exit_code" ? "" : task.reason, task.exit_code === null ? "" : t("tasks.exit", { code: task.exit_code })].filter(Boolean).join(" · ") : null],
+    [t("task.result"), task.finished_at && !task.error ? (task.exit_code === null ? endText(task) : t("tasks.exit", { code: task.exit_code })) : null],
     [t("task.timeout"), task.timeout_seconds ? duration(task.timeout_seconds * 1_000) : null],
     [t("task.workdir"), task.workdir ? <code>{task.workdir}</code> : null],
     [t("task.env"), task.env?.length ? <span title={t("task.envNote")}>{task.env.join(", ")}</span> : null],
@@ -261,7 +261,7 @@ function Attempts({ task }: { task: Task }) {
                   <Time at={each.started_at ?? each.placed_at} />
                 </td>
                 <td class="num">{each.started_at ? duration((parseTime(each.ended_at) ?? now.value) - (parseTime(each.started_at) ?? 0)) : "–"}</td>
-                <td>{[each.reason, each.exit_code === null ? "" : t("tasks.exit", { code: each.exit_code }), each.error].filter(Boolean).join(" · ")}</td>
+                <td>{each.reason ? told("ended", each.reason, { ...each }, each.error || each.reason) : each.exit_code === null ? "" : t("tasks.exit", { code: each.exit_code })}</td>
               </tr>
             ))}
           </tbody>

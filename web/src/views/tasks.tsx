@@ -2,8 +2,8 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { get, post } from "../api";
 import { board, onTasks } from "../board/stream";
-import { called, duration, megabytes, number, parseTime, taskNumber } from "../format";
-import { t, word } from "../i18n";
+import { called, megabytes, number, parseTime, taskNumber } from "../format";
+import { duration, endText, t, waitingText, word } from "../i18n";
 import { may } from "../me";
 import { now } from "../now";
 import { go, route, setQuery } from "../router";
@@ -234,9 +234,9 @@ function gpusOf(task: Task): string {
 }
 
 function whereOf(task: Task): string {
-  if (task.status === "pending") return task.waiting;
-  if (task.status === "running") return task.waiting || (task.allocated_nodes?.length > 1 ? task.allocated_nodes.join(", ") : (task.node ?? ""));
-  if (task.status === "failed") return task.error || task.reason || t("tasks.exit", { code: task.exit_code ?? "?" });
+  if (task.status === "pending") return waitingText(task);
+  if (task.status === "running") return waitingText(task) || (task.allocated_nodes?.length > 1 ? task.allocated_nodes.join(", ") : (task.node ?? ""));
+  if (task.status === "failed") return endText(task) || t("tasks.exit", { code: task.exit_code ?? "?" });
   return task.node ?? "";
 }
 
@@ -252,10 +252,11 @@ function Chosen({ tasks, clear, onDone }: { tasks: Task[]; clear: () => void; on
   const over = tasks.filter((task) => !live.includes(task));
   const cancel = () =>
     askBefore({
-      title: t("tasks.cancel", { n: live.length }),
+      title: t("tasks.cancelTitle", { n: live.length }),
       text: t("tasks.cancelAsk", { n: live.length }),
       action: t("tasks.cancel", { n: live.length }),
       danger: true,
+      count: live.length,
       run: async () => {
         const told = await post<Cancelled>("/api/v1/tasks/cancel", { task_ids: live.map((task) => task.element_id ?? task.task_id) });
         say(t("tasks.cancelled", { n: told.cancelled }));

@@ -2,8 +2,8 @@
 import { useEffect } from "preact/hooks";
 import { get } from "../api";
 import { board, onTasks } from "../board/stream";
-import { called, duration, number, percent } from "../format";
-import { t } from "../i18n";
+import { called, number, percent } from "../format";
+import { duration, t } from "../i18n";
 import { may } from "../me";
 import type { Task, TaskPage, Tenant } from "../types";
 import { useAsked, useThrottled } from "../ui/asked";

@@ -1,8 +1,8 @@
 // Who uses how much of what they may.
 import { get } from "../api";
 import { board } from "../board/stream";
-import { duration, number, percent } from "../format";
-import { t, word } from "../i18n";
+import { number, percent } from "../format";
+import { duration, t, word } from "../i18n";
 import { may } from "../me";
 import { route, setQuery } from "../router";
 import type { Tenant, TenantList, Usage } from "../types";

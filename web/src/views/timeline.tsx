@@ -1,8 +1,8 @@
 // Which task had which GPU when, and which will have one next.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { board } from "../board/stream";
-import { duration, number } from "../format";
-import { t } from "../i18n";
+import { number } from "../format";
+import { duration, t } from "../i18n";
 import { now } from "../now";
 import { route, setQuery } from "../router";
 import { useBars, useExpected, type Expected } from "../timeline/data";

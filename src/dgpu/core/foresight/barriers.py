@@ -47,19 +47,19 @@ def blocker_of(state: ClusterState, refusal: Refusal) -> Blocker:
             return _pool(state, refusal)
         case TenantRunning(tenant_id=name, running=running, limit=limit):
             detail = f"tenant {name} runs {running} of at most {plural(limit, 'task')}"
-            numbers = {"running": running, "limit": limit}
+            numbers = {"tenant": name, "running": running, "limit": limit}
         case TenantGpus(tenant_id=name, limit_gpus=limit):
             held, asked = in_units(refusal.held_milli), in_units(refusal.asked_milli)
             detail = f"tenant {name} holds {held} of at most {plural(limit, 'GPU')}, it asks for {asked}"
-            numbers = {"held": held, "limit": limit, "asked": asked}
+            numbers = {"tenant": name, "held": held, "limit": limit, "asked": asked}
             detail += _reserved(refusal.reserved_milli, numbers)
         case TenantMemory(tenant_id=name, held_mb=held_mb, limit_mb=limit_mb, asked_mb=asked_mb):
             detail = f"tenant {name} holds {held_mb} of at most {limit_mb} MB of GPU memory, it asks for {asked_mb}"
-            numbers = {"held_mb": held_mb, "limit_mb": limit_mb, "asked_mb": asked_mb}
+            numbers = {"tenant": name, "held_mb": held_mb, "limit_mb": limit_mb, "asked_mb": asked_mb}
         case TenantBudget(tenant_id=name, renews_at=renews_at):
             used, budget = in_units(refusal.used // HOUR_MS), in_units(refusal.limit // HOUR_MS)
             detail = f"tenant {name} has used {used} of its {budget} GPU-hours of this month"
-            numbers = {"used_hours": used, "limit_hours": budget, "renews_at": renews_at}
+            numbers = {"tenant": name, "used_hours": used, "limit_hours": budget, "renews_at": renews_at}
         case GuaranteedToOthers():
             kept, idle, names = (
                 in_units(refusal.kept_milli),
@@ -91,6 +91,7 @@ def _pool(state: ClusterState, refusal: PoolQuota) -> Blocker:
     detail += _reserved(refusal.reserved_milli, numbers)
     if state.quota.mode is QuotaMode.BORROW:
         other = OTHER_POOL[pool]
+        numbers["other_pool"] = other.value
         numbers["other_quota"] = quota_of(state).milli(other) // WHOLE_MILLI
         numbers["other_used"] = in_units(used_milli(state, other))
         detail += f", and the {other.value} pool needs the rest of its own"
@@ -116,7 +117,7 @@ def conditions_of(state: ClusterState, task: Task) -> list[Blocker]:
     if awaited is not None:
         if awaited.broken is not None:
             detail = f"it waited for {awaited.broken.in_words()}, which ended otherwise: it is about to be cancelled"
-            found.append(blocker("dependency_failed", detail, **_of_tasks((awaited.broken,))))
+            found.append(blocker("dependency_failed", detail, tasks=_named((awaited.broken,)), number=1))
         else:
             found.append(_dependencies(awaited.on))
     shape = state.shapes[task.shape_id]
@@ -128,13 +129,13 @@ def conditions_of(state: ClusterState, task: Task) -> list[Blocker]:
 
 def _dependencies(on: tuple[Dependency, ...]) -> Blocker:
     named = ", ".join(each.in_words() for each in on[:_MAX_NAMED])
-    more = f" and {len(on) - _MAX_NAMED} more" if len(on) > _MAX_NAMED else ""
-    return blocker("dependency", f"it waits for {named}{more}", **_of_tasks(on))
+    more = max(0, len(on) - _MAX_NAMED)
+    detail = f"it waits for {named}{f' and {more} more' if more else ''}"
+    return blocker("dependency", detail, tasks=_named(on), number=len(on), more=more)
 
 
-def _of_tasks(on: tuple[Dependency, ...]) -> dict[str, int | str]:
-    names = ", ".join(f"{task_name(each.task_id)}:{each.when}" for each in on[:_MAX_NAMED])
-    return {"tasks": names, "number": len(on)}
+def _named(on: tuple[Dependency, ...]) -> str:
+    return ", ".join(f"{task_name(each.task_id)}:{each.when}" for each in on[:_MAX_NAMED])
 
 
 def _array_full(shape: Shape, running: int) -> Blocker:

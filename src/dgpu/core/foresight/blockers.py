@@ -253,7 +253,7 @@ def _node_blockers(tally: _Tally) -> Iterator[Blocker]:
             f"{plural(lacking, 'node')} with room for it {has} no container engine that answers: "
             f"{', '.join(named)}{more}"
         )
-        yield blocker("containers", detail, nodes=lacking)
+        yield blocker("containers", detail, nodes=lacking, named=", ".join(named), more=lacking - len(named))
     for code, words in _AWAY.items():
         nodes = tally.nodes[code]
         if nodes:
@@ -345,7 +345,9 @@ def _share_blockers(tally: _Tally, demand: Demand, state: ClusterState) -> Itera
         limit = state.settings.most_leases
         full = tally.nodes["leases"]
         nodes = f"{plural(full, 'node')} already {'runs' if full == 1 else 'run'}"
-        yield blocker("node_full", f"{nodes} the most tasks allowed on one ({limit})", limit=limit)
+        yield blocker(
+            "node_full", f"{nodes} the most tasks allowed on one ({limit})", nodes=full, limit=limit
+        )
 
 
 _IMPOSSIBLE: Final = {

@@ -107,6 +107,7 @@ def back_off(task: Task, at: int) -> Blocker:
         f"it is tried again in {-(-left_ms // 1_000)} s{last}",
         eligible_at=task.eligible_at,
         left_ms=left_ms,
+        error=task.error,
         retries=task.retries,
         max_retries=task.max_retries,
     )

@@ -72,6 +72,7 @@ def room_blockers(state: ClusterState, line: Line, task_id: TaskId, at: int) -> 
         task=task_name(refusal.task_id),
         node=refusal.node_id,
         at=refusal.at or "unknown",
+        left_ms=max(0, refusal.at - at) if refusal.at else 0,
         reservations=refusal.reservations,
     )
     return [found]

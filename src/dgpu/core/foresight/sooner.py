@@ -229,7 +229,8 @@ def _other_shapes(trials: _Trials, codes: set[str]) -> Iterator[Change]:
     if shape.gpu_models and (models := trials.starts_with(gpu_models=())):
         named = ", ".join(models)
         words = f"on {named} instead of {', '.join(shape.gpu_models)}"
-        yield Change(change="gpu_model", detail=words, facts={"gpu_model": named})
+        facts: dict[str, int | str] = {"gpu_model": named, "instead_of": ", ".join(shape.gpu_models)}
+        yield Change(change="gpu_model", detail=words, facts=facts)
     needed = tuple(each for each in shape.constraints if each == RUNS_CONTAINERS)  # of its image
     if shape.constraints != needed and trials.starts_with(constraints=needed):
         yield Change(change="constraints", detail="without its constraints")
@@ -255,13 +256,12 @@ def _less(trials: _Trials, codes: set[str], number: _Number) -> Iterator[Change]
         in_milli = number.field == "cpus_milli"
         less = steps if in_milli else steps * number.step
         unit = number.one if less == 1 else number.several
-        yield _asking(
-            number.name, less, f"with {less} {unit} instead of {in_units(asked) if in_milli else asked}"
-        )
+        before = in_units(asked) if in_milli else asked
+        yield _asking(number.name, less, before, f"with {less} {unit} instead of {before}")
 
 
-def _asking(field: str, number: int, words: str) -> Change:
-    return Change(change=field, detail=words, facts={field: number})
+def _asking(field: str, number: int, before: int | str, words: str) -> Change:
+    return Change(change=field, detail=words, facts={field: number, "instead_of": before})
 
 
 def _largest(most: int, works: Callable[[int], bool]) -> int:
@@ -282,7 +282,7 @@ def _other_order(trials: _Trials, told: Explanation) -> Iterator[Change]:
             continue
         if trials.starts_after(ChangePriority(priority=priority, task_ids=(trials.task.id,))):
             words = f"with priority {priority} instead of {trials.shape.priority}"
-            yield _asking("priority", priority, words)
+            yield _asking("priority", priority, trials.shape.priority, words)
             return
 
 
@@ -308,7 +308,8 @@ def _other_quota(trials: _Trials) -> Iterator[Change]:
         ppm = _ppm(pool, more, gpus)
         percent = (ppm if pool is Pool.ONLINE else MILLION - ppm) // _PERCENT_PPM
         words = f"if the pool {pool.value} had {percent} % of the GPUs"
-        yield Change(change="quota", detail=words, facts={"online_ppm": ppm})
+        facts: dict[str, int | str] = {"online_ppm": ppm, "pool": pool.value, "percent": percent}
+        yield Change(change="quota", detail=words, facts=facts)
     if state.quota.mode is QuotaMode.STRICT and trials.starts_after(SetQuota(mode=QuotaMode.BORROW)):
         words = "if the quota were not strict: GPUs that the other pool does not use could be borrowed"
         yield Change(change="quota_mode", detail=words, facts={"mode": QuotaMode.BORROW.value})

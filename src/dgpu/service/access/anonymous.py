@@ -43,10 +43,12 @@ def without_tasks(text: str) -> str:
     return _TASK.sub("another task", text) if "task-" in text else text
 
 
-def reason_told_to(tenants: Tenants, reason: dict[str, str]) -> dict[str, str]:
+def reason_told_to(tenants: Tenants, reason: dict[str, Any]) -> dict[str, Any]:
     if tenants is None or "waiting" not in reason:
         return reason
-    return {**reason, "waiting": _detail(reason["waiting_code"], reason["waiting"])}
+    code = reason["waiting_code"]
+    blockers = [{"code": code, **_facts(code, each)} for each in reason["blockers"]]
+    return {**reason, "waiting": _detail(code, reason["waiting"]), "blockers": blockers}
 
 
 def told_to(
@@ -84,8 +86,16 @@ def _ahead(blocker: Blocker, own: int) -> Blocker:
 
 
 def _without_names(blocker: Blocker) -> Blocker:
-    numbers = {} if blocker.code in _WITHOUT_NAMES else blocker.numbers
+    numbers = _facts(blocker.code, blocker.numbers)
     return replace(blocker, detail=_detail(blocker.code, blocker.detail), numbers=numbers)
+
+
+def _facts(code: str, facts: dict[str, Any]) -> dict[str, Any]:
+    if code in _WITHOUT_NAMES:
+        return {}
+    if code in _OF_OWN_TASKS:
+        return facts
+    return {name: without_tasks(value) if isinstance(value, str) else value for name, value in facts.items()}
 
 
 def _detail(code: str, detail: str) -> str:

@@ -131,14 +131,16 @@ def actions_of(who: Principal) -> list[str]:
 
 def not_permitted(who: Principal, action: Action) -> Problem:
     rule = RULES[action]
+    facts: dict[str, str] = {"user": who.user, "role": str(who.role), "action": str(action)}
     if is_out_of_scope(who, action):
+        facts["scopes"] = ", ".join(who.scopes)
         detail = (
             f"The token of {who.user} is for {', '.join(who.scopes)} only, not for {action} ({rule.about})."
         )
     elif who.role in rule.own:
-        tenants = ", ".join(who.tenants or ())
+        tenants = facts["tenants"] = ", ".join(who.tenants or ())
         detail = f"{action} ({rule.about}) covers all tenants. {who.user} has the role {who.role} of {tenants} only."
     else:
-        allowed = ", ".join(role for role in Role if role in rule.own)
+        allowed = facts["allowed"] = ", ".join(role for role in Role if role in rule.own)
         detail = f"{who.user} has the role {who.role}. {action} ({rule.about}) needs one of: {allowed}."
-    return Problem(status=403, code="not_permitted", title="Not permitted", detail=detail)
+    return Problem(status=403, code="not_permitted", title="Not permitted", detail=detail, facts=facts)

@@ -257,7 +257,8 @@ def _hot(readings: Readings, rule: TemperatureRule, name: str) -> Iterator[Findi
 def _quota(readings: Readings, rule: QuotaRule, name: str) -> Iterator[Finding]:
     for holder, used, limit, tenant in readings.uses:
         if limit > 0 and used > rule.percent * limit:
-            facts = {"gpus_used": used / 1000, "gpus_quota": limit / 1000, "percent": round(used / limit, 3)}
+            facts = {"holder": holder, "gpus_used": used / 1000, "gpus_quota": limit / 1000}
+            facts["percent"] = round(used / limit, 3)
             verb = "use" if holder == "pools together" else "uses"
             text = f"The {holder} {verb} {used / 1000:g} of {limit / 1000:g} GPUs ({used / limit:.0%})."
             yield Finding(name, holder, text, facts, tenant=tenant, plain="" if tenant else text)
@@ -276,8 +277,9 @@ def _waiting(readings: Readings, rule: WaitRule, name: str) -> Iterator[Finding]
     for pool, task, since, tenant in readings.oldest:
         waited_ms = readings.at - since
         if waited_ms > rule.limit_ms:
-            facts = {"task": task, "waits_since": instant(since), "limit_seconds": rule.limit_ms / 1000}
             minutes = waited_ms // 60_000
+            facts = {"task": task, "pool": pool, "waits_since": instant(since), "minutes": minutes}
+            facts["limit_seconds"] = rule.limit_ms / 1000
             text = f"{task} ({pool}) has waited for {minutes} min. Why: dgpu why {task}"
             plain = f"A task of another tenant ({pool}) has waited for {minutes} min."
             yield Finding(name, pool, text, facts, tenant=tenant, plain=plain)
@@ -297,8 +299,8 @@ def _disk(readings: Readings, rule: DiskRule, name: str) -> Iterator[Finding]:
 
 
 def _epoch(readings: Readings, _rule: Rule, name: str) -> Iterator[Finding]:
-    if readings.epoch_unknown:
-        yield Finding(name, "scheduler", f"Nodes are refused: {readings.epoch_unknown}.", {})
+    if why := readings.epoch_unknown:
+        yield Finding(name, "scheduler", f"Nodes are refused: {why}.", {"why": why})
 
 
 def _unavailable(readings: Readings, _rule: Rule, name: str) -> Iterator[Finding]:
@@ -315,7 +317,11 @@ def _clocks(readings: Readings, rule: ClockRule, name: str) -> Iterator[Finding]
     for subject, ahead_ms in readings.clocks:
         if abs(ahead_ms) < rule.limit_ms:
             continue
-        facts = {"seconds_ahead": ahead_ms / 1000, "limit_seconds": rule.limit_ms / 1000}
+        facts = {
+            "node": "" if subject == "scheduler" else subject,
+            "seconds_ahead": ahead_ms / 1000,
+            "limit_seconds": rule.limit_ms / 1000,
+        }
         amount = words_of_ms(abs(ahead_ms))
         if subject == "scheduler":
             text = f"The scheduler's wall clock was set {'forward' if ahead_ms > 0 else 'back'} by {amount}."

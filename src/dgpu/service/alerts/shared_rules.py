@@ -31,17 +31,17 @@ def lagging(shared: SharedReadings, limit_ms: int) -> Iterator[Found]:
             "limit_seconds": limit_ms / 1_000,
         }
         if told.role == "stopped":
-            why = "was stopped"
+            why, state = "was stopped", "stopped"
         elif seen.unseen_ms > limit_ms:
-            why = f"has not been seen for {seen.unseen_ms // 1_000} s"
+            why, state = f"has not been seen for {seen.unseen_ms // 1_000} s", "unseen"
         elif told.lag_ms is None:
-            why = "has not read the journal yet"
+            why, state = "has not read the journal yet", "unread"
         elif told.lag_ms > limit_ms:
-            why = f"is {told.lag_ms // 1_000} s behind"
+            why, state = f"is {told.lag_ms // 1_000} s behind", "behind"
         else:
             continue
         text = f"Scheduler {told.name} {why}: it could not take over now. Start it, or look at its log."
-        yield told.name, text, facts
+        yield told.name, text, {**facts, "state": state}
 
 
 def changed(shared: SharedReadings, window_ms: int) -> Iterator[Found]:
@@ -57,7 +57,7 @@ def without_majority(shared: SharedReadings) -> Iterator[Found]:
         silent = [member.address for member in shared.members if not member.answers]
         which = f" Members that do not answer: {', '.join(silent)}." if silent else ""
         text = f"Nothing can be stored: {shared.engine_trouble}.{which} Start them; running tasks continue."
-        yield "engine", text, {"silent": silent}
+        yield "engine", text, {"trouble": shared.engine_trouble, "silent": silent}
 
 
 def lost_members(shared: SharedReadings) -> Iterator[Found]:
@@ -66,7 +66,7 @@ def lost_members(shared: SharedReadings) -> Iterator[Found]:
             left = may_stop(shared.members)
             more = "no other may stop" if not left else f"{left} more may stop"
             text = f"Member {member.address} of the engine does not answer; {more}. Start it, or replace it."
-            yield member.address, text, {"member": member.address, "trouble": member.trouble}
+            yield member.address, text, {"member": member.address, "trouble": member.trouble, "more": left}
 
 
 def filling(shared: SharedReadings, percent: float) -> Iterator[Found]:
@@ -75,6 +75,7 @@ def filling(shared: SharedReadings, percent: float) -> Iterator[Found]:
         if quota and used >= percent * quota:
             facts = {
                 "member": member.address,
+                "percent": round(used / quota, 3),
                 "used_gib": round(used / _GIB, 3),
                 "quota_gib": round(quota / _GIB, 3),
             }

@@ -139,6 +139,7 @@ def _no_memory(number: int, kind: NewNodes) -> Problem:
         title="The memory of this GPU is not known",
         detail=detail,
         errors=[FieldError(path=f"add_nodes[{number}].memory_mb", detail=detail)],
+        facts={"model": kind.model},
     )
 
 

@@ -34,6 +34,7 @@ def _app(why: str) -> Any:
         code="too_stale",
         title="The engine does not answer",
         detail=f"Nothing was done: this scheduler waits for the engine of its journal ({why}). Running tasks continue.",
+        facts={"why": why},
     )
 
     async def app(scope: Any, _receive: Any, send: Any) -> None:

@@ -133,4 +133,4 @@ def _wrong(detail: str) -> Problem:
 
 
 def _refused(code: str, title: str, detail: str) -> Problem:
-    return Problem(status=403, code=code, title=title, detail=detail)
+    return Problem(status=403, code=code, title=title, detail=detail, facts={"why": detail})

@@ -57,7 +57,10 @@ class Oidc:
                 f"The identity provider sends you back to {home.netloc}, and this page is at {host[:100]!r}. "
                 f"Open {home.scheme}://{home.netloc}/ and sign in there."
             )
-            return Problem(status=409, code="other_address", title="Another address", detail=detail)
+            told = {"home": f"{home.scheme}://{home.netloc}/", "host": host[:100]}
+            return Problem(
+                status=409, code="other_address", title="Another address", detail=detail, facts=told
+            )
         facts = await self.tokens.need_facts()
         if isinstance(facts, Problem):
             return facts
@@ -113,7 +116,11 @@ class Oidc:
         except ProviderAway as away:
             detail = f"The identity provider cannot be asked: {away}. Try again, or use an API token."
             return Problem(
-                status=503, code="oidc_away", title="Identity provider not available", detail=detail
+                status=503,
+                code="oidc_away",
+                title="Identity provider not available",
+                detail=detail,
+                facts={"why": str(away)},
             )
         await self.tokens.prepare(token.encode())
         return self.tokens.of_sign_in(token.encode(), attempt.nonce)
@@ -129,4 +136,5 @@ def _challenge(verifier: str) -> str:
 
 
 def _begin_again(why: str) -> Problem:
-    return Problem(status=403, code="wrong_sign_in", title="Sign in again", detail=f"{why} Sign in again.")
+    detail = f"{why} Sign in again."
+    return Problem(status=403, code="wrong_sign_in", title="Sign in again", detail=detail, facts={"why": why})

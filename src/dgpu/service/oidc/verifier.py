@@ -141,7 +141,13 @@ class Verifier:
             f"The identity provider cannot be asked: {self._why_away or 'too many requests wait for it'}. "
         )
         detail += "API tokens and the scheduler's own user still work."
-        return Problem(status=503, code="oidc_away", title="Identity provider not available", detail=detail)
+        return Problem(
+            status=503,
+            code="oidc_away",
+            title="Identity provider not available",
+            detail=detail,
+            facts={"why": self._why_away},
+        )
 
     def _read_old_keys(self, facts: Facts) -> None:
         if self._clock() - facts.read_at_s > KEYS_SECONDS:
@@ -207,4 +213,6 @@ def _header_of(token: bytes) -> _Header | None:
 
 
 def _wrong(detail: str) -> Problem:
-    return Problem(status=403, code="wrong_token", title="The token is wrong", detail=detail)
+    return Problem(
+        status=403, code="wrong_token", title="The token is wrong", detail=detail, facts={"why": detail}
+    )

@@ -117,7 +117,13 @@ def _sealed(rest: Backend, spec: TaskSpec) -> TaskSpec:
     except CannotOpen as error:
         detail = f"{error}."[0].upper() + f"{error}."[1:]
         raise ProblemError(
-            Problem(status=410, title="No longer readable", code="key_gone", detail=detail)
+            Problem(
+                status=410,
+                title="No longer readable",
+                code="key_gone",
+                detail=detail,
+                facts={"why": str(error)},
+            )
         ) from error
 
 
@@ -161,7 +167,10 @@ async def _from_journal(rest: Backend, task_id: TaskId) -> TaskSpec:
         spec = await asyncio.to_thread(_read_spec, rest.options.journal_dir, events[0].index, task_id)
     if spec is None:
         detail = f"The record with the environment of {task_name(task_id)} is no longer kept. Submit it again in full."
-        raise ProblemError(Problem(status=410, title="No longer known", code="task_forgotten", detail=detail))
+        facts = {"task_id": task_name(task_id)}
+        raise ProblemError(
+            Problem(status=410, title="No longer known", code="task_forgotten", detail=detail, facts=facts)
+        )
     array = ((row.array_index, row.array_index, 1),) if row.array_id else ()
     return replace(spec, array=array, after=(), held=False, begins_ms=0)
 
@@ -185,7 +194,8 @@ def _read_spec(journal_dir: Path, index: int, task_id: TaskId) -> TaskSpec | Non
 
 def _not_ended(task_id: TaskId, status: TaskStatus) -> Problem:
     detail = f"{task_name(task_id)} is {status.value}; only an ended task can be submitted again."
-    return Problem(status=409, title="Not ended yet", code="not_ended", detail=detail)
+    facts = {"task_id": task_name(task_id), "status": status.value}
+    return Problem(status=409, title="Not ended yet", code="not_ended", detail=detail, facts=facts)
 
 
 def _array_not_ended(array_id: TaskId, left: int) -> Problem:

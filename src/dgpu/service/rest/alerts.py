@@ -113,7 +113,13 @@ async def acknowledge_alert(
     if known is None:
         detail = f"alert-{alert.number} is resolved; there is nothing to acknowledge."
         raise ProblemError(
-            Problem(status=409, title="The alert has ended", code="alert_not_open", detail=detail)
+            Problem(
+                status=409,
+                title="The alert has ended",
+                code="alert_not_open",
+                detail=detail,
+                facts={"alert": f"alert-{alert.number}"},
+            )
         )
     return _answer(watch, known)
 
@@ -159,7 +165,13 @@ async def create_silence(rest: Given, request: Request[Any, Any, Any]) -> Silenc
     if silence is None:
         detail = f"At most {MAX_SILENCES:,} silences are kept. Remove one, or silence a whole rule."
         raise ProblemError(
-            Problem(status=409, title="Too many silences", code="too_many_silences", detail=detail)
+            Problem(
+                status=409,
+                title="Too many silences",
+                code="too_many_silences",
+                detail=detail,
+                facts={"limit": MAX_SILENCES},
+            )
         )
     return silence_answer(silence, watch.now_ms())
 
@@ -240,7 +252,10 @@ def _alert(watch: AlertWatch, text: str) -> Alert:
 
 def _no_alert(text: str) -> ProblemError:
     detail = f"There is no alert {text[:64]!r}. Resolved alerts are kept only for a while."
-    return ProblemError(Problem(status=404, title="No such alert", code="unknown_alert", detail=detail))
+    facts = {"alert": text[:64]}
+    return ProblemError(
+        Problem(status=404, title="No such alert", code="unknown_alert", detail=detail, facts=facts)
+    )
 
 
 def _silence(watch: AlertWatch, text: str) -> Silence:
@@ -253,7 +268,10 @@ def _silence(watch: AlertWatch, text: str) -> Silence:
 
 def _no_silence(text: str) -> ProblemError:
     detail = f"There is no silence {text[:64]!r}. It may have ended."
-    return ProblemError(Problem(status=404, title="No such silence", code="unknown_silence", detail=detail))
+    facts = {"silence": text[:64]}
+    return ProblemError(
+        Problem(status=404, title="No such silence", code="unknown_silence", detail=detail, facts=facts)
+    )
 
 
 async def _kept(change: Awaitable[T]) -> T:

@@ -169,12 +169,24 @@ class Backend:
             detail = (
                 f"{count} streams of logs and events are already open, {own} of them yours. Try again later."
             )
-            problem = Problem(status=503, code="too_many_streams", title="Too many streams", detail=detail)
+            problem = Problem(
+                status=503,
+                code="too_many_streams",
+                title="Too many streams",
+                detail=detail,
+                facts={"count": count, "own": own},
+            )
             raise ProblemError(problem, {"retry-after": "5"})
         return self.streams.add(who, guest)
 
 
 def too_many_audiences() -> ProblemError:
     detail = f"Readers of {MAX_AUDIENCES} different sets of tenants watch already. Try again later."
-    problem = Problem(status=503, code="too_many_audiences", title="Too many audiences", detail=detail)
+    problem = Problem(
+        status=503,
+        code="too_many_audiences",
+        title="Too many audiences",
+        detail=detail,
+        facts={"limit": MAX_AUDIENCES},
+    )
     return ProblemError(problem, {"retry-after": "5"})

@@ -255,7 +255,13 @@ def _problem(error: FilesUnavailable, where: _Where) -> ProblemError:
         )
     elif error.code == "is_directory":
         detail = f"{detail[:-1]}; list it with ?path= on /files."
-    problem = Problem(status=status, title=title, code=_CODES.get(error.code, error.code), detail=detail)
+    problem = Problem(
+        status=status,
+        title=title,
+        code=_CODES.get(error.code, error.code),
+        detail=detail,
+        facts={"why": str(error), "node": where.place.node_id},
+    )
     return ProblemError(problem, {"retry-after": "5"} if status == 503 else None)
 
 

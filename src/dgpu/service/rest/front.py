@@ -318,12 +318,16 @@ def problem_for(
 
 def no_such_call(path: str) -> Problem:
     detail = f"There is no {path[:200]!r} here. /docs lists all calls."
-    return Problem(status=404, title="No such call", code="unknown_call", detail=detail)
+    facts = {"path": path[:200]}
+    return Problem(status=404, title="No such call", code="unknown_call", detail=detail, facts=facts)
 
 
 def wrong_method(method: str, path: str) -> Problem:
     detail = f"{method} is not possible on {path[:200]!r}."
-    return Problem(status=405, title="Method not allowed", code="method_not_allowed", detail=detail)
+    facts = {"method": method, "path": path[:200]}
+    return Problem(
+        status=405, title="Method not allowed", code="method_not_allowed", detail=detail, facts=facts
+    )
 
 
 def refuse_content(method: str, headers: dict[bytes, bytes]) -> None:

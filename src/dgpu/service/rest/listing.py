@@ -26,7 +26,7 @@ from dgpu.service.access.principal import Principal, Tenants
 from dgpu.service.history.filters import TaskFilters
 from dgpu.service.history.reader import PastTask
 from dgpu.service.rest.backend import Backend, ProblemError
-from dgpu.service.rest.reasons import Reasons, unreachable
+from dgpu.service.rest.reasons import Reason, Reasons, unreachable
 from dgpu.service.views.tasks import past_task_answer, reservation_answer, task_answer
 from dgpu.service.views.views import Filter, Forgotten
 from dgpu.wire import fields
@@ -50,7 +50,7 @@ class _Row(NamedTuple):
     task: Task
     shape: Shape
     awaited: Awaited | None
-    reason: dict[str, str]
+    reason: Reason
 
 
 class _Live(NamedTuple):
@@ -101,7 +101,7 @@ def _rows(backend: Backend, state: ClusterState, tasks: Iterable[Task], tenants:
 
 
 def _answer_of(row: _Row) -> tuple[TaskId, TaskAnswer]:
-    return row.task.id, task_answer(row.task, row.shape, awaited=row.awaited, **row.reason)
+    return row.task.id, task_answer(row.task, row.shape, awaited=row.awaited, waits=row.reason)
 
 
 async def _in_slices(rows: Iterable[T], make: Callable[[T], U]) -> AsyncIterator[U]:
@@ -170,9 +170,10 @@ async def find_task(backend: Backend, who: Principal, task_id: TaskId) -> TaskAn
             reserved = None if isinstance(why, Rejection) else reservation_answer(why.reservation)
             if not isinstance(why, Rejection) and why.blockers:
                 text = "; ".join(blocker.detail for blocker in why.blockers)
-                reason = {"waiting_code": why.blockers[0].code, "waiting": text}
+                codes = [{"code": blocker.code, **blocker.numbers} for blocker in why.blockers]
+                reason = {"waiting_code": why.blockers[0].code, "waiting": text, "blockers": codes}
         awaited = state.after.get(task_id)
-        shown = task_answer(task, state.shapes[task.shape_id], awaited=awaited, **reason)
+        shown = task_answer(task, state.shapes[task.shape_id], awaited=awaited, waits=reason)
         shown = _with_workdir(state, shown)
         return shown if reserved is None else replace(shown, reservation=reserved)
 
@@ -215,7 +216,10 @@ def named_of(text: str) -> Named:
     named = parse_named(text)
     if named is None:
         detail = f"{shorten(text)} is not a task id; ids look like task-42, or task-42_3 in an array."
-        raise ProblemError(Problem(status=404, title="No such task", code="unknown_task", detail=detail))
+        facts = {"task_id": text[:64]}
+        raise ProblemError(
+            Problem(status=404, title="No such task", code="unknown_task", detail=detail, facts=facts)
+        )
     return named
 
 

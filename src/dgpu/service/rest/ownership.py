@@ -116,13 +116,18 @@ def _no_unix_user(tenant_id: str, path: str) -> Problem:
         code="no_unix_user",
         title="No Unix user",
         detail=detail,
-        errors=[FieldError(path=path, detail=detail)],
+        errors=[FieldError(path=path, detail=detail, code="no_unix_user")],
+        facts={"tenant_id": tenant_id, "key": KEY},
     )
 
 
 def _wrong_tenant(who: Principal, tenant_id: str, path: str) -> Problem:
     detail = f"tenant_id is {tenant_id!r}; {who.user} may submit for: {', '.join(who.tenants or ())}."
-    errors = [FieldError(path=path, detail=detail)]
     return Problem(
-        status=403, code="tenant_not_allowed", title="Not your tenant", detail=detail, errors=errors
+        status=403,
+        code="tenant_not_allowed",
+        title="Not your tenant",
+        detail=detail,
+        errors=[FieldError(path=path, detail=detail, code="tenant_not_allowed")],
+        facts={"tenant_id": tenant_id, "user": who.user, "tenants": ", ".join(who.tenants or ())},
     )

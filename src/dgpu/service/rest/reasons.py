@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dgpu.core.foresight.barriers import barriers_of, conditions_of
-from dgpu.core.foresight.blockers import Blocker, blockers_of, plural
+from dgpu.core.foresight.blockers import Blocker, blocker, blockers_of, plural
 from dgpu.core.foresight.explain import back_off
 from dgpu.core.foresight.reserved import fits_but_for_reservations, fits_now, room_blockers
 from dgpu.core.index.line import Line
@@ -15,6 +17,7 @@ from dgpu.service.access.anonymous import reason_told_to
 from dgpu.service.access.principal import Tenants
 from dgpu.wire.answers import instant
 
+Reason = dict[str, Any]  # why a task waits, as task_answer takes it
 MAX_EXPLAINED = 32  # different demands of one page, and as many checks of reservations
 _ALWAYS_EXPLAINED = 8  # of each, for any number of nodes
 _MAX_NODES = 1_000  # examined for all demands of one page
@@ -28,23 +31,22 @@ class Reasons:
         self._state = state
         self._at = at
         self._tenants = tenants
-        self._by_shape: dict[tuple[ShapeId, int, int], dict[str, str]] = {}
+        self._by_shape: dict[tuple[ShapeId, int, int], Reason] = {}
         self._by_demand: dict[Demand, Blocker | None] = {}
         self._by_holder: dict[tuple[Demand, int, int], Blocker | None] = {}
         self._max_demands = _as_many(_MAX_NODES, len(state.nodes))
         self._max_holders = _as_many(_MAX_KEPT_NODES, len(state.rooms.reserved()))
 
-    def of(self, task: Task) -> dict[str, str]:
+    def of(self, task: Task) -> Reason:
         return reason_told_to(self._tenants, self._of(task))
 
-    def _of(self, task: Task) -> dict[str, str]:
+    def _of(self, task: Task) -> Reason:
         if task.status is not TaskStatus.PENDING:
             return unreachable(self._state, task)
         if conditions := conditions_of(self._state, task):
-            return {"waiting_code": conditions[0].code, "waiting": conditions[0].detail}
+            return _told(conditions[0])
         if task.eligible_at > self._at:  # its own reason, independent of its shape
-            blocker = back_off(task, self._at)
-            return {"waiting_code": blocker.code, "waiting": blocker.detail}
+            return _told(back_off(task, self._at))
         about = self._about(task)
         reason = self._by_shape.get((task.shape_id, *about))
         if reason is None:
@@ -56,13 +58,13 @@ class Reasons:
         reservations = self._state.reservations
         return (task.timeout_ms, task.id if task.id in reservations else 0) if reservations else (0, 0)
 
-    def _of_shape(self, task: Task) -> dict[str, str]:
+    def _of_shape(self, task: Task) -> Reason:
         line = self._state.queue.line_of(task)
         if barriers := barriers_of(self._state, line, task.id, self._at):
-            return {"waiting_code": barriers[0].code, "waiting": barriers[0].detail}
+            return _told(barriers[0])
         return self._of_demand(task, line)
 
-    def _of_demand(self, task: Task, line: Line) -> dict[str, str]:
+    def _of_demand(self, task: Task, line: Line) -> Reason:
         demand = line.demand
         if demand not in self._by_demand:
             if len(self._by_demand) >= self._max_demands:
@@ -86,30 +88,36 @@ class Reasons:
         blockers = blockers_of(self._state, demand)
         return blockers[0] if blockers else None
 
-    def _in_short(self, demand: Demand) -> dict[str, str]:
+    def _in_short(self, demand: Demand) -> Reason:
         """Without examining the nodes."""
         if fits_now(self._state, demand):
             return _told(None)
         where = "one node" if demand.nodes == 1 else f"each of {demand.nodes} nodes"
         detail = f"needs {plural(demand.gpus, 'GPU')} on {where}; there is no room for it now"
-        return {"waiting_code": "no_room", "waiting": detail}
+        return _told(blocker("no_room", detail, gpus=demand.gpus, nodes=demand.nodes))
 
 
 # Enough is free, but reserved: then the task itself and its time limit matter.
-_KEPT = Blocker(code="reserved_for", detail="free GPUs are reserved for other tasks")
+_KEPT = blocker("reserved_for", "free GPUs are reserved for other tasks")
 
 
 def _as_many(looks: int, nodes: int) -> int:
     return min(MAX_EXPLAINED, max(_ALWAYS_EXPLAINED, looks // max(1, nodes)))
 
 
-def _told(blocker: Blocker | None) -> dict[str, str]:
-    if blocker is None:
-        return {"waiting_code": "tasks_ahead", "waiting": "its turn has not come"}
-    return {"waiting_code": blocker.code, "waiting": blocker.detail}
+_NEXT = blocker("tasks_ahead", "its turn has not come")
 
 
-def unreachable(state: ClusterState, task: Task) -> dict[str, str]:
+def _told(found: Blocker | None) -> Reason:
+    found = found or _NEXT
+    return {
+        "waiting_code": found.code,
+        "waiting": found.detail,
+        "blockers": [{"code": found.code, **found.numbers}],
+    }
+
+
+def unreachable(state: ClusterState, task: Task) -> Reason:
     """For a running task: why it is unknown whether it still runs."""
     if task.status is not TaskStatus.RUNNING or task.node_id is None:
         return {}
@@ -117,8 +125,9 @@ def unreachable(state: ClusterState, task: Task) -> dict[str, str]:
     if node.unconfirmed_since:
         since = instant(node.unconfirmed_since)
         words = f"node {node.id} not heard from since the scheduler started at {since}"
-        return {"waiting_code": "node_unconfirmed", "waiting": words}
+        return _told(blocker("node_unconfirmed", words, node=node.id, since=since))
     if not node.offline_since:
         return {}
     since = instant(node.offline_since)
-    return {"waiting_code": "node_unreachable", "waiting": f"node {node.id} unreachable since {since}"}
+    words = f"node {node.id} unreachable since {since}"
+    return _told(blocker("node_unreachable", words, node=node.id, since=since))

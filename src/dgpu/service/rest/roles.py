@@ -39,6 +39,7 @@ def not_master(standing: Standing) -> Problem:
         code="not_master",
         title="This scheduler is a standby",
         detail=f"Nothing was done: this scheduler only answers reads.{where}",
+        facts={"master": standing.master},
         master=standing.master,
     )
 
@@ -52,6 +53,7 @@ def too_stale(standing: Standing, lag_ms: int | None) -> Problem:
         title="The engine does not answer",
         detail=f"Nothing was done: this scheduler {age}; ha.read_stale_max is "
         f"{standing.read_stale_max_ms / 1_000:g} s{f' ({why})' if why else ''}. Running tasks continue.",
+        facts={"lag_ms": lag_ms, "max_ms": standing.read_stale_max_ms, "why": why or ""},
         master=standing.master,
     )
 

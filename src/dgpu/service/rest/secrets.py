@@ -91,7 +91,13 @@ async def rotate_secrets(rest: Given, request: Request[Any, Any, Any]) -> Rotate
         detail = (
             f"The key file cannot be written: {error.strerror}. All values stay readable. Try again later."
         )
-        problem = Problem(status=503, code="key_not_written", title="The key is not stored", detail=detail)
+        problem = Problem(
+            status=503,
+            code="key_not_written",
+            title="The key is not stored",
+            detail=detail,
+            facts={"why": error.strerror},
+        )
         raise ProblemError(problem) from error
     finally:
         rest.is_rotating = False

@@ -124,7 +124,13 @@ async def _sign_in(
             f"{who.user} has {len(who.tenants or ())} tenants, too many for a session: see auth.oidc.tenants."
         )
         raise ProblemError(
-            Problem(status=403, code="no_account", title="Too many tenants", detail=detail)
+            Problem(
+                status=403,
+                code="no_account",
+                title="Too many tenants",
+                detail=detail,
+                facts={"why": detail},
+            )
         ) from None
     if access.end_session(headers):
         await access.sessions.ended.save()

@@ -145,16 +145,30 @@ async def _doubt(rest: Backend, task: TaskAnswer, attempt: int, rank: int) -> Do
 def _unavailable(doubt: Doubt) -> ProblemError:
     if doubt.passes:
         detail = f"The output is not available yet: {doubt.why}. Try again soon."
-        problem = Problem(status=503, title="No output yet", code="output_not_here_yet", detail=detail)
+        problem = Problem(
+            status=503,
+            title="No output yet",
+            code="output_not_here_yet",
+            detail=detail,
+            facts={"why": doubt.why},
+        )
         return ProblemError(problem, {"retry-after": "1"})
     detail = f"The output is not available: {doubt.why}."
-    return ProblemError(Problem(status=404, title="No output", code="output_unavailable", detail=detail))
+    return ProblemError(
+        Problem(
+            status=404, title="No output", code="output_unavailable", detail=detail, facts={"why": doubt.why}
+        )
+    )
 
 
 def _no_rank(task: TaskAnswer) -> Problem:
     ranks = "only rank 0" if task.nodes == 1 else f"the ranks 0 to {task.nodes - 1}"
     return Problem(
-        status=404, title="No such rank", code="unknown_rank", detail=f"{task.task_id} has {ranks}."
+        status=404,
+        title="No such rank",
+        code="unknown_rank",
+        detail=f"{task.task_id} has {ranks}.",
+        facts={"task_id": task.task_id, "last_rank": task.nodes - 1},
     )
 
 

@@ -146,6 +146,7 @@ async def read_body(headers: Headers, receive: Receive, max_bytes: int) -> bytes
             code="too_slow",
             title="Too slow",
             detail=f"The body did not arrive within {BODY_SECONDS:g} s.",
+            facts={"seconds": BODY_SECONDS},
         )
         raise ProblemError(problem, {"connection": "close"}) from None
 
@@ -172,5 +173,6 @@ def too_large(max_bytes: int) -> ProblemError:
             code="body_too_large",
             title="The request is too large",
             detail=f"The body may have at most {max_bytes:,} bytes. Send the tasks in parts.",
+            facts={"max_bytes": max_bytes},
         )
     )

@@ -144,6 +144,7 @@ def refuse_second_user(rest: Backend, user: str) -> None:
             title="isolation.users is not set",
             detail=detail,
             errors=errors,
+            facts={"user": user, "key": KEY},
         )
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -30,9 +31,9 @@ _decode_detail = msgspec.json.Decoder(TaskDetail).decode
 
 
 def task_answer(
-    task: Task, shape: Shape, *, awaited: Awaited | None = None, waiting_code: str = "", waiting: str = ""
+    task: Task, shape: Shape, *, awaited: Awaited | None = None, waits: Mapping[str, Any] | None = None
 ) -> TaskAnswer:
-    """`waiting`: the reason why a task waits, or why it is on an unreachable node."""
+    """`waits`: why a task waits, or why it is on an unreachable node: waiting_code, waiting, blockers."""
     detail = _decode_detail(task.detail)
     pending = task.status is TaskStatus.PENDING
     return TaskAnswer(
@@ -69,12 +70,19 @@ def task_answer(
         finished_at=instant_or_none(task.finished_at),
         exit_code=task.exit_code,
         error=task.error,
-        reason=task.reason or waiting_code,
-        waiting=waiting,
+        **_waits(task, waits or {}),
         timeout_seconds=task.timeout_ms / 1000 if task.timeout_ms else None,
         begin_at=wall_instant(task.begins_ms) if task.begins_ms else None,
         **_of_detail(detail),
     )
+
+
+def _waits(task: Task, told: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "reason": task.reason or told.get("waiting_code", ""),
+        "waiting": told.get("waiting", ""),
+        "blockers": told.get("blockers", []),
+    }
 
 
 def _of_detail(detail: TaskDetail) -> dict[str, Any]:
