@@ -87,6 +87,8 @@ def facts_of(rejection: r.Rejection) -> dict[str, Any]:
             told[name] = ", ".join(task_name(each.task_id) for each in value[:5])
         else:
             told[name] = value
+    if told.pop("index", ANY_INDEX) != ANY_INDEX:
+        told["task_id"] = element_name(rejection.task_id, rejection.index)  # type: ignore[attr-defined]
     return told
 
 

@@ -26,7 +26,8 @@ Codes = dict[str, set[str]]
 
 # Facts for programs. The texts do not show them.
 NOT_SHOWN = {
-    "entry", "created_at", "asked_milli", "eligible_at", "retries", "max_retries", "at", "since", "renews_at",
+    "entry", "index", "begins_ms",
+    "created_at", "asked_milli", "eligible_at", "retries", "max_retries", "at", "since", "renews_at",
     "other_quota", "other_used", "number", "online_ppm", "mode", "draining", "health", "limit_seconds", "waits_since",
     "used_gib", "last_seen_seconds", "error", "key", "reason", "tenant", "detail", "why", "path",
 }  # fmt: skip

@@ -115,7 +115,10 @@ def test_ram_and_the_limit_of_tasks_on_a_node_are_named() -> None:
     state = cluster(node("n1", ram_mb=1_024), task(0, ram_mb=600), settings=Settings(most_leases=1))
     run_pass(state)
     do(state, task(0, ram_mb=600))
-    assert blockers(state, 2) == {"ram": {"needed_mb": 600, "most_free_mb": 424}, "node_full": {"nodes": 1, "limit": 1}}
+    assert blockers(state, 2) == {
+        "ram": {"needed_mb": 600, "most_free_mb": 424},
+        "node_full": {"nodes": 1, "limit": 1},
+    }
 
 
 def test_a_back_off_says_how_long_and_why() -> None:

@@ -203,7 +203,8 @@ def _array_not_ended(array_id: TaskId, left: int) -> Problem:
         f"{left:,} tasks of array {task_name(array_id)} wait or run; only an ended array can be submitted again. "
         'Failed tasks can be submitted again now: {"failed": true}, or dgpu retry --failed.'
     )
-    return Problem(status=409, title="Not ended yet", code="not_ended", detail=detail)
+    facts = {"array_id": task_name(array_id), "left": left}
+    return Problem(status=409, title="Not ended yet", code="not_ended", detail=detail, facts=facts)
 
 
 def _nothing_failed(detail: str) -> Problem:

@@ -35,4 +35,5 @@ def _too_long(grace_ms: int, max_ms: int, path: str) -> Problem:
         title="Grace time too long",
         detail=detail,
         errors=[FieldError(path=path, detail=detail)],
+        facts={"grace_ms": grace_ms, "max_ms": max_ms, "key": KEY},
     )
