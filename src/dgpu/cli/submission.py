@@ -200,22 +200,37 @@ def task_fields(ctx: typer.Context, command: Sequence[str]) -> dict[str, Any]:
 
 
 def described(given: dict[str, Any], command: Sequence[str]) -> dict[str, Any]:
+    """The task that these options describe, with the surroundings of the shell."""
+    task = {"command": parse_command(command)} if command else {}
+    return completing(given)(task)
+
+
+def completing(given: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Adds these options, which win, and the surroundings of the shell to a task."""
+    given = dict(given)
     clean = given.pop("clean_env", False)
     every, files = given.pop("env_all", False), given.pop("env_file", ())
     if clean and every:
         raise typer.BadParameter("--env-all and --clean-env exclude each other")
-    task = {name: _READ[name](value) if name in _READ else value for name, value in given.items()}
-    if command:
-        task["command"] = parse_command(command)
+    flags = {name: _READ[name](value) if name in _READ else value for name, value in given.items()}
     if files or every:
         read = {name: value for path in files for name, value in read_env_file(path).items()}
-        task["env"] = (all_variables(os.environ) if every else {}) | read | task.get("env", {})
-    if user := "" if clean else _user():
-        task["labels"] = {"user": user, **task.get("labels", {})}  # reports group by it
-    if "workdir" in task:
-        here = current_directory() or "/"
-        task["workdir"] = os.path.normpath(os.path.join(here, task["workdir"]))  # noqa: PTH118
-    return task if clean else _surrounded(task)
+        flags["env"] = (all_variables(os.environ) if every else {}) | read | flags.get("env", {})
+    user = "" if clean else _user()
+
+    def complete(task: dict[str, Any]) -> dict[str, Any]:
+        filled = {**task, **flags}
+        for name in ("env", "labels"):
+            if isinstance(task.get(name), dict) and name in flags:
+                filled[name] = {**task[name], **flags[name]}
+        if user and isinstance(filled.get("labels", {}), dict):
+            filled["labels"] = {"user": user, **filled.get("labels", {})}  # reports group by it
+        if isinstance(filled.get("workdir"), str):
+            here = current_directory() or "/"
+            filled["workdir"] = os.path.normpath(os.path.join(here, filled["workdir"]))  # noqa: PTH118
+        return filled if clean else _surrounded(filled)
+
+    return complete
 
 
 def _surrounded(task: dict[str, Any]) -> dict[str, Any]:

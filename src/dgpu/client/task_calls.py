@@ -39,6 +39,16 @@ class TaskCalls:
         return _batch(body, idempotency_key).picking(lambda submitted: submitted.task_ids)
 
     @Call
+    def submit_batch(
+        self, tasks: Sequence[Mapping[str, Any]], *, idempotency_key: str | None = None
+    ) -> Request[list[str]]:
+        """Several tasks, all or nothing; at most 10,000 tasks and 8 MiB. Returns their ids. `after` of a task may name
+        earlier ones of the list by their place: `{"entry": 0}`.
+        """
+        body = encode({"tasks": [self._described(task) for task in tasks]})
+        return _batch(body, idempotency_key).picking(lambda submitted: submitted.task_ids)
+
+    @Call
     def get(self, task_id: str | int) -> Request[answers.TaskAnswer]:
         """The current state of one task. With the id of an array, its first task and the progress in `array`; the
         task with index 3 of array 46 is `"46_3"`.

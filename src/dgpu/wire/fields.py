@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dgpu.core.model.array import ArrayPlan, NoArray, parse_array
-from dgpu.core.model.dependencies import ANY_INDEX, Dependency, When
+from dgpu.core.model.dependencies import ANY_INDEX, Dependency, When, of_entry
 from dgpu.core.model.ids import TenantId
 from dgpu.core.model.task import PRIORITY_LEVELS, WHOLE_MILLI, Constraint, Pool, Restart, in_steps
 from dgpu.wire.task_names import Element, Named, parse_named
@@ -305,16 +305,22 @@ def after(value: Any) -> tuple[Dependency, ...]:
 def _dependency(item: Any, at: str) -> Dependency:
     raw, when = item, When.OK.value
     if type(item) is dict:
+        if item.keys() <= {"entry", "when"} and type(item.get("entry")) is int and item["entry"] >= 0:
+            return Dependency(task_id=of_entry(item["entry"]), when=_when(item.get("when", when), at))
         if not item.keys() <= {"task_id", "when"} or "task_id" not in item:
             raise Unacceptable('{"task_id": "task-42", "when": "ok"}', at=at, value=item)
         raw, when = item["task_id"], item.get("when", when)
     named = task(raw)
     if named is None:
         raise Unacceptable("a task's id like task-42 or task-42_3", at=at, value=raw)
-    if when not in {each.value for each in When}:
-        raise Unacceptable("ok, any or failed", at=f"{at}.when", value=when)
     task_id, index = named if isinstance(named, Element) else (named, ANY_INDEX)
-    return Dependency(task_id=task_id, when=When(when), index=index)
+    return Dependency(task_id=task_id, when=_when(when, at), index=index)
+
+
+def _when(value: Any, at: str) -> When:
+    if value not in {each.value for each in When}:
+        raise Unacceptable("ok, any or failed", at=f"{at}.when", value=value)
+    return When(value)
 
 
 def task(value: object) -> Named | None:

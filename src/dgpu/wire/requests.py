@@ -24,7 +24,7 @@ from dgpu.core.model.task import (
     TaskDetail,
     TaskSpec,
 )
-from dgpu.wire import fields, secret_fields, stop_fields
+from dgpu.wire import fields, job_fields, secret_fields, stop_fields
 from dgpu.wire.answers import FieldError
 from dgpu.wire.fields import NotSupportedYet, Unacceptable
 from dgpu.wire.json_body import BadRequest, parse_json, shorten
@@ -71,8 +71,8 @@ def entry_of(spec: TaskSpec) -> tuple[int, TaskSpec]:
     return (size(spec.array) if spec.array else 1, spec)
 
 
-def task_of(raw: object, where: str, by: Submitter | None = None) -> TaskSpec:
-    """A task inside another body; `where` is its path there."""
+def task_of(raw: object, where: str | int, by: Submitter | None = None) -> TaskSpec:
+    """A task inside another body; `where` is its path there, or its number in a batch."""
     return _spec(raw, where, by)
 
 
@@ -150,13 +150,11 @@ def _spec(
         values["allocation"] = True
     if "image_secret" in values or not _CONTAINER_NAMES.isdisjoint(detail):
         _check_container(values, detail, where)
-    if "script" in detail and type(detail.get("command")) is not tuple:
-        why = "Required with script: a list, the name of the script and its arguments."
-        raise invalid([FieldError(path=_path(where, "command"), detail=why)])
     if by is not None:
         _attribute(values, detail, by)
     asked = _asked(tuple(values.items()))
-    if unfit := stop_fields.misfit(values, detail) or secret_fields.misfit(detail):
+    unfit = stop_fields.misfit(values, detail) or secret_fields.misfit(detail)
+    if unfit := unfit or job_fields.misfit(values, detail, where if isinstance(where, int) else 0):
         raise invalid([FieldError(path=_path(where, unfit[0]), detail=unfit[1])])
     if seal is not None and (env := detail.get("env")):
         detail["sealed_env"] = seal(asked.shape.tenant_id, env)

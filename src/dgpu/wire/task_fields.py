@@ -31,8 +31,11 @@ _TEXT: dict[str, Any] = {"type": "string"}
 _TEXTS: dict[str, Any] = {"type": "object", "additionalProperties": {"type": "string"}}
 _DEPENDENCY: dict[str, Any] = {
     "type": "object",
-    "required": ["task_id"],
-    "properties": {"task_id": {"type": "string"}, "when": {"enum": [when.value for when in When]}},
+    "properties": {
+        "task_id": {"type": "string"},
+        "entry": {"type": "integer", "minimum": 0},
+        "when": {"enum": [when.value for when in When]},
+    },
 }
 _LATER = "Not supported yet: only the neutral value is accepted."
 
@@ -249,7 +252,8 @@ TASK_FIELDS: dict[str, TaskField] = {
         "after",
         fields.after,
         "Tasks to wait for: an id, or a list of ids and of {task_id, when}. when: ok (default), any or failed. The id "
-        "of an array means all of its tasks.",
+        "of an array means all of its tasks. In a batch, {entry: 0} means the first task of this batch; only earlier "
+        "tasks can be named.",
         {
             "oneOf": [
                 _TEXT,

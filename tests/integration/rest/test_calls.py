@@ -115,6 +115,28 @@ def test_the_queue_tells_tasks_without_a_name_apart(world) -> None:
     assert [entry["nodes"] for entry in entries] == [1, 1, 2, 2]
 
 
+def test_tasks_of_a_batch_wait_for_earlier_ones_of_it(world) -> None:
+    world.submit()  # so that places in the batch are not ids
+    tasks = [
+        {"command": "a"},
+        {"command": "b", "array": "0-1", "after": [{"entry": 0}]},
+        {"command": "c", "after": [{"entry": 1, "when": "any"}, {"entry": 0}, "task-1"]},
+    ]
+    ids = world.ask("POST", "/api/v1/tasks/batch", {"tasks": tasks}).body["task_ids"]
+    assert ids == ["task-2", "task-3", "task-4", "task-5"]
+    after = [
+        [
+            (each["task_id"], each["when"])
+            for each in world.ask("GET", f"/api/v1/tasks/{task_id}").body["after"]
+        ]
+        for task_id in ids
+    ]
+    first = [("task-2", "ok")]
+    assert after == [[], first, first, [("task-1", "ok"), *first, ("task-3", "any"), ("task-4", "any")]]
+    refused = world.ask("POST", "/api/v1/tasks", {"command": "a", "after": {"entry": 0}})
+    assert (refused.status, refused.body["errors"][0]["path"]) == (400, "after")
+
+
 def test_a_batch_is_all_or_nothing(world) -> None:
     before = world.digest()
     bad = world.ask("POST", "/api/v1/tasks/batch", {"tasks": [{"command": "a"}, {"command": ""}]})

@@ -10,6 +10,7 @@ from dgpu.core.commands import CancelTasks, RunPass, Tick
 from dgpu.core.events import TasksCancelled
 from dgpu.core.foresight.explain import explain
 from dgpu.core.invariants import check_invariants
+from dgpu.core.model.dependencies import of_entry
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Restart, TaskStatus
 from dgpu.core.rejections import (
@@ -153,6 +154,26 @@ def test_the_id_of_an_array_means_all_of_its_tasks() -> None:
         end(state, task_id)
         run_pass(state)
     assert statuses(state)[3] == "running"
+
+
+def test_a_task_may_wait_for_earlier_entries_of_its_own_submit() -> None:
+    first, second = task(), task(after=(on(of_entry(0), "failed"), on(1, "any")))
+    state = cluster(node("n1", gpus=2), task())
+    do(state, replace(first, entries=(*first.entries, *second.entries)))
+    check_invariants(state)
+    assert [(each.task_id, each.when.value) for each in state.after[3].on] == [(1, "any"), (2, "failed")]
+    run_pass(state)
+    end(state, 1)
+    end(state, 2, 1)
+    run_pass(state)
+    assert statuses(state)[2] == "running"
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_an_entry_that_is_not_earlier_is_refused(place) -> None:
+    state = cluster(node("n1"))
+    entries = task(after=(on(of_entry(place)),)).entries + task().entries
+    assert isinstance(tried(state, replace(task(), entries=entries)), UnknownDependency)
 
 
 def test_more_dependencies_than_memory_should_hold_are_refused() -> None:

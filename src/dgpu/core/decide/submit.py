@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 
 from msgspec.structs import replace
 
@@ -13,7 +14,7 @@ from dgpu.core.decision import Decision
 from dgpu.core.events import TasksSubmitted
 from dgpu.core.model.array import MAX_TASKS
 from dgpu.core.model.demand import demand_of
-from dgpu.core.model.dependencies import ANY_INDEX, MAX_EDGES, Dependency, When
+from dgpu.core.model.dependencies import ANY_INDEX, MAX_EDGES, Dependency, When, of_entry
 from dgpu.core.model.idempotency import is_same_body, tenant_of
 from dgpu.core.model.ids import TaskId, TenantId
 from dgpu.core.model.settings import Settings
@@ -42,8 +43,9 @@ def decide_submit(state: ClusterState, command: SubmitTasks) -> Decision:
     if refusal is not None:
         return refusal
     entries: list[tuple[int, TaskSpec]] = []
+    first_ids = list(accumulate((number for number, _ in command.entries), initial=int(state.next_task_id)))
     for entry, (number, submitted) in enumerate(command.entries):
-        spec = _accepted(state, command, entry, number, submitted)
+        spec = _accepted(state, command, entry, number, submitted, first_ids)
         if isinstance(spec, Rejection):
             return spec
         if number > 0:
@@ -69,9 +71,16 @@ def decide_submit(state: ClusterState, command: SubmitTasks) -> Decision:
 
 
 def _accepted(
-    state: ClusterState, command: SubmitTasks, entry: int, number: int, submitted: TaskSpec
+    state: ClusterState,
+    command: SubmitTasks,
+    entry: int,
+    number: int,
+    submitted: TaskSpec,
+    first_ids: list[int],
 ) -> TaskSpec | Rejection:
-    """The task as journaled: with its time limit, the expected run time, and the tasks that it still waits for."""
+    """The task as journaled: with its time limit, the expected run time, and the tasks that it still waits for.
+    `first_ids`: the first task of each entry, and the one after the last entry.
+    """
     spec = with_estimate(state, submitted)
     timeout_ms = resolve_timeout(state.settings, spec)
     if timeout_ms is None:
@@ -88,7 +97,7 @@ def _accepted(
     if state.run_times and not (timeout_ms or spec.allocation or spec.restart is Restart.ALWAYS):
         spec = replace(spec, expected_ms=expected_ms(state.run_times, spec.shape, spec.detail))
     if spec.after and number > 0:
-        left = resolve_after(state, spec, number, entry, command.met)
+        left = resolve_after(state, spec, number, entry, command.met, first_ids)
         if isinstance(left, Rejection):
             return left
         spec = replace(spec, after=left)
@@ -151,11 +160,21 @@ def _too_much(state: ClusterState, command: SubmitTasks) -> Rejection | None:
 
 
 def resolve_after(
-    state: ClusterState, spec: TaskSpec, number: int, entry: int, met: tuple[Dependency, ...] = ()
+    state: ClusterState,
+    spec: TaskSpec,
+    number: int,
+    entry: int,
+    met: tuple[Dependency, ...],
+    first_ids: list[int],
 ) -> tuple[Dependency, ...] | Rejection:
     """The dependencies that are left. The id of an array stands for all of its tasks."""
     wanted: dict[TaskId, Dependency] = {}
     for named in spec.after:
+        if of_entry(entry) < named.task_id < 0:
+            earlier = of_entry(0) - named.task_id
+            for new_id in map(TaskId, range(first_ids[earlier], first_ids[earlier + 1])):
+                wanted[new_id] = Dependency(task_id=new_id, when=named.when)
+            continue
         if not 0 < named.task_id < state.next_task_id:
             return UnknownDependency(entry=entry, task_id=named.task_id)
         for task_id in _meant(state, named):
@@ -167,7 +186,9 @@ def resolve_after(
     looked_up = set(met)
     for task_id, dependency in sorted(wanted.items()):
         task = state.tasks.get(task_id)
-        if task is None:
+        if task_id >= state.next_task_id:
+            left.append(dependency)  # a task of this submit
+        elif task is None:
             # The task has ended, but its status is no longer in memory.
             if dependency.when is not When.ANY and dependency not in looked_up:
                 forgotten.append(dependency)

@@ -16,6 +16,11 @@ ANY_INDEX: Final = -1
 MAX_EDGES: Final = 100_000  # of one submit: tasks times dependencies of each
 
 
+def of_entry(entry: int) -> TaskId:
+    """Stands for all tasks of an earlier entry of the same submit: they have no ids yet. Never journaled."""
+    return TaskId(-1 - entry)
+
+
 class When(enum.StrEnum):
     """The outcome that a task waits for."""
 

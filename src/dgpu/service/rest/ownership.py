@@ -83,7 +83,7 @@ async def refuse_foreign_entries(
             where = f"tasks[{number}]." if batch else path
             raise ProblemError(_wrong_tenant(who, tenant_id, f"{where}tenant_id"))
         for dependency in spec.after:
-            if dependency.task_id in checked:
+            if dependency.task_id in checked or dependency.task_id < 0:  # of this submit
                 continue
             checked.add(dependency.task_id)
             found = await tenant_of(backend, dependency.task_id)

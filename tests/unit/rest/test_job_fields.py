@@ -1,4 +1,4 @@
-"""The fields of a task that is a script."""
+"""The fields of scripts, and of tasks of a batch that wait for each other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from dgpu.core.model.task import TaskDetail
 from dgpu.wire.fields import MAX_SCRIPT_BYTES
 from dgpu.wire.json_body import BadRequest
-from dgpu.wire.requests import decode_task
+from dgpu.wire.requests import decode_batch, decode_task
 
 SCRIPT = "#!/bin/sh\necho\n"
 
@@ -47,3 +47,27 @@ def test_a_wrong_script_is_refused_by_its_field(fields, path) -> None:
 def test_half_a_character_is_refused() -> None:
     with pytest.raises(BadRequest):
         decode_task(b'{"command": ["a"], "script": "#!/bin/sh\\n\\ud800"}')
+
+
+@pytest.mark.parametrize(
+    ("after", "path"),
+    [
+        ({"entry": 1}, "tasks[1].after"),
+        ([{"entry": 0}, {"entry": 2}], "tasks[1].after"),
+        ([{"entry": -1}], "tasks[1].after[0]"),
+        ([{"entry": True}], "tasks[1].after[0]"),
+        ([{"entry": 0, "when": "x"}], "tasks[1].after[0].when"),
+    ],
+)
+def test_only_earlier_tasks_of_a_batch_can_be_named(after, path) -> None:
+    body = {"tasks": [{"command": "x"}, {"command": "x", "after": after}]}
+    with pytest.raises(BadRequest) as refused:
+        list(decode_batch(json.dumps(body).encode()))
+    assert [error.path for error in refused.value.errors] == [path]
+
+
+@pytest.mark.parametrize("body", [{"task": {"command": "x", "after": {"entry": 0}}, "count": 2}])
+def test_equal_tasks_cannot_wait_for_each_other(body) -> None:
+    with pytest.raises(BadRequest) as refused:
+        list(decode_batch(json.dumps(body).encode()))
+    assert [error.path for error in refused.value.errors] == ["task.after"]
