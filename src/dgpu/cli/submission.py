@@ -48,7 +48,9 @@ def describing(
     gpu_count: Annotated[int | None, _option("--gpus", "-G", metavar="N", help="GPUs per node. [1]")] = None,
     gpu_model: Annotated[
         list[str] | None,
-        _option("--gpu-type", metavar="M", help="GPU model; A100|H100 or repeated: any of them."),
+        _option(
+            "--gpu-type", metavar="M", help="GPU model by words: a100; A100|H100 or repeated: any of them."
+        ),
     ] = None,
     gpu_memory_mb: Annotated[
         str | None, _option("--gpu-mem", "--mem", metavar="MB", help="Memory per GPU: 8G or 8000.")

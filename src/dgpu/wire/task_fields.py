@@ -96,7 +96,8 @@ TASK_FIELDS: dict[str, TaskField] = {
     "gpu_model": TaskField(
         "gpu_models",
         fields.models,
-        "A model, or alternatives: a list, or a text like A100|H100. Any model if absent.",
+        "A model, or alternatives: a list, or a text like A100|H100. Any model if absent. By words, in any case: "
+        "a100 means an NVIDIA A100-SXM4-80GB, but no A10; rtx3090 means an RTX 3090.",
         {"oneOf": [_TEXT, {"type": "array", "items": _TEXT}]},
     ),
     "gpu_memory_mb": TaskField(

@@ -24,6 +24,7 @@ from dgpu.core.model.task import RUNS_CONTAINERS, WHOLE_MILLI, in_units
 from dgpu.core.rejections import NeverFits
 from dgpu.core.rules.capacity import could_host, never_fits, suits
 from dgpu.core.rules.fit import accepts, chosen_cards, fits, holds, milli_on
+from dgpu.core.rules.gpu_models import suits_model
 from dgpu.core.state import ClusterState
 
 
@@ -129,7 +130,7 @@ def _could_serve(state: ClusterState, room: Room, demand: Demand) -> bool:
     """
     if not room.mixed and len(room.cards) >= demand.gpus:
         card = next(iter(room.cards.values()))
-        if demand.gpu_models and card.model not in demand.gpu_models:
+        if demand.gpu_models and not suits_model(demand.gpu_models, card.model):
             return False
         if accepts(card, demand):
             return True

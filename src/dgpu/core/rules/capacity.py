@@ -10,6 +10,7 @@ from dgpu.core.model.node import Gpu, Node
 from dgpu.core.model.task import Constraint, in_units
 from dgpu.core.rejections import NeverFits
 from dgpu.core.rules.fit import holds
+from dgpu.core.rules.gpu_models import suits_model
 from dgpu.core.state import ClusterState
 
 _MAX_REMEMBERED: Final = 1_024
@@ -52,7 +53,9 @@ def never_fits(state: ClusterState, demand: Demand, entry: int = 0) -> NeverFits
         return lacks("gpus", demand.gpus, most)
     if demand.gpu_models and demand.gpus:
         models = sorted({gpu.model for _, gpus in nodes for gpu in gpus})
-        nodes = [(node, [gpu for gpu in gpus if gpu.model in demand.gpu_models]) for node, gpus in nodes]
+        nodes = [
+            (node, [gpu for gpu in gpus if suits_model(demand.gpu_models, gpu.model)]) for node, gpus in nodes
+        ]
         most = max(len(gpus) for _, gpus in nodes)
         if most == 0:
             return lacks("gpu_model", ", ".join(demand.gpu_models), ", ".join(models))
@@ -102,7 +105,7 @@ def in_words(constraints: tuple[Constraint, ...]) -> str:
 
 def suits(state: ClusterState, gpu: Gpu, demand: Demand) -> bool:
     """Whether the model fits, and the memory while no other task is on the GPU."""
-    if demand.gpu_models and gpu.model not in demand.gpu_models:
+    if demand.gpu_models and not suits_model(demand.gpu_models, gpu.model):
         return False
     return not demand.gpu_memory_mb or promised_mb(state, gpu) >= demand.gpu_memory_mb
 

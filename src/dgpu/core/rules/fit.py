@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from dgpu.core.index.room import Card, Room
 from dgpu.core.model.demand import Asks, Demand
 from dgpu.core.model.task import WHOLE_MILLI, Constraint
+from dgpu.core.rules.gpu_models import suits_model
 from dgpu.core.rules.score import affinity, part_key
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def accepts(card: Card, demand: Demand) -> bool:
 
 
 def _accepts(card: Card, demand: Demand) -> bool:
-    if demand.gpu_models and card.model not in demand.gpu_models:
+    if demand.gpu_models and not suits_model(demand.gpu_models, card.model):
         return False
     return demand.parole or not card.parole
 

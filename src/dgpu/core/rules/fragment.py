@@ -27,6 +27,7 @@ from dgpu.core.model.node import Kind
 from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.core.model.typical import Typical, TypicalShape
 from dgpu.core.rules import fit
+from dgpu.core.rules.gpu_models import suits_model
 
 MAX_TYPICAL: Final = 16  # shapes in a table; measured: 4 do nearly as well, 64 no better
 IDLE_NODE_MILLI: Final = (
@@ -147,7 +148,7 @@ def is_heavy(typical: Typical, demand: Demand, taken_milli: int) -> bool:
 def accepts(demand: Demand | TypicalShape, kind: Kind) -> bool:
     if demand.gpu_memory_mb > kind.memory_mb or (kind.parole and not demand.parole):
         return False
-    return not demand.gpu_models or kind.model in demand.gpu_models
+    return not demand.gpu_models or suits_model(demand.gpu_models, kind.model)
 
 
 def milli_on(demand: Demand | TypicalShape, kind: Kind) -> int:
