@@ -21,9 +21,10 @@ def state_of(row: Row) -> str:
 
 
 def progress(array: dict[str, Any]) -> str:
-    """`8/20 done, 1 failed, 4 running, 7 waiting`."""
-    words = (("failed", "failed"), ("cancelled", "cancelled"), ("running", "running"), ("pending", "waiting"))
-    parts = [f"{array['success']:,}/{array['count']:,} done"]
+    """`1 failed, 8/20 done, 4 running, 7 waiting`."""
+    words = (("cancelled", "cancelled"), ("running", "running"), ("pending", "waiting"))
+    parts = [f"{array['failed']:,} failed"] if array["failed"] else []
+    parts += [f"{array['success']:,}/{array['count']:,} done"]
     parts += [f"{array[state]:,} {word}" for state, word in words if array[state]]
     return ", ".join(parts)
 
@@ -37,4 +38,4 @@ def result(row: Row) -> str:
     if not named:
         return progress(array)
     more = array["failed"] - len(named)
-    return f"{progress(array)}; failed: {', '.join(named)}{f' and {more:,} more' if more else ''}"
+    return f"{progress(array)} (failed: {', '.join(named)}{f' and {more:,} more' if more else ''})"

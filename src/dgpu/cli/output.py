@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -50,6 +51,7 @@ class Column(NamedTuple):
     right: bool = False
     stretches: bool = False  # shrinks first on a narrow terminal
     wraps: bool = False  # onto further lines, instead of being cut
+    needs: int = 0  # columns of the terminal; left out on a narrower one
 
 
 def print_rows(
@@ -83,8 +85,12 @@ def print_document(document: Any, flags: Flags) -> None:
 def print_table(rows: Sequence[Row], columns: Sequence[Column]) -> None:
     if not rows:
         return
+    on_terminal = sys.stdout.isatty()
+    if on_terminal:
+        room = shutil.get_terminal_size().columns
+        columns = [column for column in columns if column.needs <= room]
     cells = [[one_line(column.text(row)) for column in columns] for row in rows]
-    if sys.stdout.isatty():
+    if on_terminal:
         _print_rich(cells, columns)
     else:
         _write(plain_table(cells, columns))

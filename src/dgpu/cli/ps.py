@@ -1,33 +1,35 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from dgpu.cli.arguments import command_text, parse_priority
+from dgpu.cli.arguments import command_text, parse_ids, parse_labels, parse_priority
+from dgpu.cli.arrays import progress, state_of
 from dgpu.cli.connection import builtins, connect
 from dgpu.cli.failures import note
 from dgpu.cli.flags import Flags, flags_of
 from dgpu.cli.formats import between, clock, duration, limit, memory, since
 from dgpu.cli.output import Column, Row, print_rows, repeat
+from dgpu.cli.reasons import short_reason
+from dgpu.cli.task_pages import collect, count, id_of, pass_on
 from dgpu.client.language import told, waiting
 from dgpu.wire import isolation
 
 if TYPE_CHECKING:
     from dgpu.client.sync import Client
-    from dgpu.wire.answers import TaskPage
 
 app = typer.Typer(add_completion=False)
 
 STATES = ("pending", "running", "success", "failed", "cancelled")
+_OF_AN_ARRAY = ("failed", "cancelled", "running", "pending", "success")  # what needs attention comes first
 _SCREEN_ROWS = 100
 _PIPE_ROWS = 10_000  # a longer table takes many seconds
-_PAGE = 500
+_SEARCHED = frozenset({"user", "name", "label", "node", "array"})
 
 
 def name_of(row: Row) -> str:
@@ -40,10 +42,14 @@ def gpus_of(row: Row) -> str:
     return str(row["gpu_count"]) if row["nodes"] == 1 else f"{row['nodes']}x{row['gpu_count']}"
 
 
-def place_of(row: Row) -> str:
-    """Where the task runs, why it waits, or how it ended."""
+def place_of(row: Row, *, short: bool = False) -> str:
+    """Where the task runs, why it waits, or how it ended; of an array, its progress."""
+    if row.get("array") is not None:
+        waits = row["status"] == "pending" and not row["array"]["running"]
+        why = f": {_reason_of(row, short=short)}" if waits else ""
+        return f"{progress(row['array'])}{why}"
     if row["status"] == "pending":
-        return waiting(row["blockers"], row["waiting"]) or str(row["reason"] or "waits for its turn")
+        return _reason_of(row, short=short)
     if row["status"] == "running":
         stopping = ", being cancelled" if row["cancelling"] else ""
         where = (
@@ -58,8 +64,16 @@ def place_of(row: Row) -> str:
     return told("ended", str(row["reason"]), row, str(row["error"] or row["reason"] or ""))
 
 
+def _reason_of(row: Row, *, short: bool) -> str:
+    if short:
+        return short_reason(row)
+    return waiting(row["blockers"], row["waiting"]) or str(row["reason"] or "waits for its turn")
+
+
 def time_of(row: Row) -> str:
-    """How long the task has waited, runs or ran."""
+    """How long the task has waited, runs or ran; of an array, the time since its submit until it ends."""
+    if row.get("array") is not None:
+        return duration(since(row["created_at"])) if state_of(row) in {"running", "pending"} else ""
     if row["status"] == "pending":
         return duration(since(row["created_at"]))
     if row["status"] == "running":
@@ -71,135 +85,216 @@ def exit_of(row: Row) -> str:
     return "" if row["exit_code"] is None else str(row["exit_code"])
 
 
-COLUMNS = (
-    Column("ID", lambda row: str(row["task_id"])),
-    Column("NAME", name_of, stretches=True),
-    Column("STATUS", lambda row: str(row["status"])),
-    Column("PRI", lambda row: str(row["priority"]), right=True),
-    Column("GPUS", gpus_of, right=True),
-    Column("TIME", time_of, right=True),
-    Column("TENANT", lambda row: str(row["tenant_id"]), wide=True),
-    Column("POOL", lambda row: str(row["pool"]), wide=True),
-    Column("MEM", lambda row: memory(row["gpu_memory_mb"] or None), wide=True, right=True),
-    Column("LIMIT", lambda row: limit(row["timeout_seconds"]), wide=True, right=True),
-    Column("ARRAY", lambda row: str(row["array_id"] or ""), wide=True),
-    Column("TRY", lambda row: str(row["attempt"]), wide=True, right=True),
-    Column("EXIT", exit_of, wide=True, right=True),
-    Column("SUBMITTED", lambda row: clock(row["created_at"]), wide=True),
-    Column("WHERE OR WHY", place_of, stretches=True),
-    Column("GPU IDS", lambda row: ",".join(row["allocated_gpus"]), wide=True),
-)
+def _title_of(row: Row) -> str:
+    """The name without the index, which is in the id."""
+    return name_of({**row, "array_index": None})
+
+
+def _columns(*, wide: bool) -> tuple[Column, ...]:
+    return (
+        Column("ID", id_of),
+        Column("NAME", _title_of, stretches=True),
+        Column("STATUS", state_of),
+        Column("PRI", lambda row: str(row["priority"]), right=True, needs=80),
+        Column("GPUS", gpus_of, right=True, needs=72),
+        Column("TIME", time_of, right=True),
+        Column("TENANT", lambda row: str(row["tenant_id"]), wide=True),
+        Column("POOL", lambda row: str(row["pool"]), wide=True),
+        Column("MEM", lambda row: memory(row["gpu_memory_mb"] or None), wide=True, right=True),
+        Column("LIMIT", lambda row: limit(row["timeout_seconds"]), wide=True, right=True),
+        Column("USER", lambda row: str(row["labels"].get("user", "")), wide=True),
+        Column("TRY", lambda row: str(row["attempt"]), wide=True, right=True),
+        Column("EXIT", exit_of, wide=True, right=True),
+        Column("SUBMITTED", lambda row: clock(row["created_at"]), wide=True),
+        Column("GPU IDS", lambda row: ",".join(row["allocated_gpus"]), wide=True),
+        Column("WHERE OR WHY", lambda row: place_of(row, short=not wide), stretches=True),
+    )
+
+
+class _Asked(NamedTuple):
+    """The list that the user wants."""
+
+    states: tuple[str, ...]  # in this order; empty: all
+    filters: Mapping[str, Any]
+    names: Sequence[str]  # of tasks and arrays; empty: all
+    most: int
+    whole: str  # the command that shows the complete list
+    fold: bool
+
+
+Ids = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="ID", help="These tasks. Of an array, all of its tasks, failed ones first."),
+]
+AllTasks = Annotated[bool, typer.Option("--all", "-a", help="Include ended tasks.")]
+Tenant = Annotated[str | None, typer.Option("--tenant", "-A", metavar="T", help="Only this tenant.")]
+States = Annotated[
+    list[str] | None,
+    typer.Option("--status", "-s", metavar="STATE", help=f"{', '.join(STATES)}; several: failed,cancelled."),
+]
+User = Annotated[str | None, typer.Option("--user", "-u", metavar="U", help="Of this user.")]
+Mine = Annotated[bool, typer.Option("--mine", help="Your own tasks.")]
+Name = Annotated[
+    str | None, typer.Option("--name", "-J", metavar="NAME", help="With this name; * stands for anything.")
+]
+Labels = Annotated[
+    list[str] | None, typer.Option("--label", metavar="K=V", help="With this label; repeated: with all.")
+]
+OfNode = Annotated[str | None, typer.Option("--node", metavar="N", help="That run or last ran on this node.")]
+OfArray = Annotated[str | None, typer.Option("--array", metavar="ID", help="Tasks of this array.")]
+OfPool = Annotated[str | None, typer.Option("--pool", metavar="online|batch")]
+Priority = Annotated[str | None, typer.Option("--priority", "-p", metavar="P", help="Only this priority.")]
+Expand = Annotated[
+    bool, typer.Option("--expand", "-x", help="Every task of an array, instead of one row for the array.")
+]
+Most = Annotated[
+    int | None,
+    typer.Option(
+        "--limit", metavar="N", min=0, help="Maximum number of rows; 0: all. [100; in a pipe 10,000]"
+    ),
+]
 
 
 @app.command()
 def ps(
     ctx: typer.Context,
-    all_tasks: Annotated[bool, typer.Option("--all", "-a", help="Include ended tasks.")] = False,
-    tenant: Annotated[
-        str | None, typer.Option("--tenant", "-A", metavar="T", help="Only this tenant.")
-    ] = None,
-    states: Annotated[
-        list[str] | None, typer.Option("--status", "-s", metavar="STATE", help=f"One of {', '.join(STATES)}.")
-    ] = None,
-    pool: Annotated[str | None, typer.Option("--pool", metavar="online|batch")] = None,
-    priority: Annotated[
-        str | None, typer.Option("--priority", "-p", metavar="P", help="Only this priority.")
-    ] = None,
-    most: Annotated[
-        int | None,
-        typer.Option(
-            "--limit",
-            metavar="N",
-            min=0,
-            help="Maximum number of rows; 0: all. [100; in a pipe 10,000]",
-        ),
-    ] = None,
+    ids: Ids = None,
+    all_tasks: AllTasks = False,
+    tenant: Tenant = None,
+    states: States = None,
+    user: User = None,
+    mine: Mine = False,
+    name: Name = None,
+    labels: Labels = None,
+    node: OfNode = None,
+    array: OfArray = None,
+    pool: OfPool = None,
+    priority: Priority = None,
+    expand: Expand = False,
+    most: Most = None,
 ) -> None:
-    """Running and waiting tasks, with the place of the run or the reason of the wait. -a includes ended tasks."""
+    """Running and waiting tasks, with the place of the run or the reason of the wait. -a includes ended tasks.
+
+    An array is one row with its progress. JSON and -o name always have every task.
+    """
     flags = flags_of(ctx)
-    for state in states or ():
-        if state not in STATES:
-            raise typer.BadParameter(f"{state!r} is not one of {', '.join(STATES)}", param_hint="--status")
-    wanted = tuple(states) if states else (() if all_tasks else ("running", "pending"))
-    filters = {"tenant": tenant, "pool": pool, "priority": parse_priority(priority) if priority else None}
+    if mine and user:
+        raise typer.BadParameter("--mine and --user exclude each other")
+    chosen, names = _states(states or ()), parse_ids(ids or ())
     if most is None:
         most = (_SCREEN_ROWS if sys.stdout.isatty() else _PIPE_ROWS) if flags.is_table else 0
+    filters = {
+        "tenant": tenant,
+        "pool": pool,
+        "priority": parse_priority(priority) if priority else None,
+        "user": user,
+        "name": name,
+        "label": ",".join(f"{key}={value}" for key, value in parse_labels(labels or ()).items()) or None,
+        "node": node,
+        "array": parse_ids([array])[0] if array else None,
+    }
     client = connect(flags)
-    said = ["-a"] if all_tasks else []
-    for flag, value in (
-        ("-A", tenant),
-        *(("-s", state) for state in states or ()),
-        ("--pool", pool),
-        ("-p", priority),
-    ):
-        said += [flag, value] if value else []
-    whole = shlex.join(["dgpu", "ps", *said, "--limit", "0"])
-    repeat(lambda: _draw(client, wanted, filters, most, whole, flags), flags)
+    asked = _Asked(
+        states=chosen or (_OF_AN_ARRAY if array or names else () if all_tasks else ("running", "pending")),
+        filters={**filters, "user": client.whoami().user} if mine else filters,
+        names=names,
+        most=most,
+        whole=shlex.join(["dgpu", "ps", *_said(ctx), "--limit", "0"]),
+        fold=not (expand or array or names) and flags.is_table,
+    )
+    repeat(lambda: _draw(client, asked, flags), flags)
 
 
-def _draw(
-    client: Client, states: tuple[str, ...], filters: dict[str, Any], most: int, whole: str, flags: Flags
-) -> None:
-    """`whole` is the command that shows the complete list."""
-    asked: list[dict[str, Any]] = [{**filters, "status": state} for state in states or (None,)]
-    if not most and flags.output in {"json", "name"} and _count(client, asked) > _PIPE_ROWS:
-        _pass_on(client, asked, flags)
+def _said(ctx: typer.Context) -> Iterator[str]:
+    """The arguments and options of this call, but --limit."""
+    for param in ctx.command.params:
+        value = ctx.params.get(param.name or "")
+        if not value or param.name == "most":
+            continue
+        flag = min(param.opts, key=len) if param.param_type_name == "option" else ""
+        if value is True:
+            yield flag
+            continue
+        for each in value if isinstance(value, list | tuple) else [value]:
+            yield from (flag, each) if flag else (each,)
+
+
+def _states(given: Sequence[str]) -> tuple[str, ...]:
+    words = tuple(dict.fromkeys(word.strip() for text in given for word in text.split(",")))
+    for word in words:
+        if word not in STATES:
+            raise typer.BadParameter(f"{word!r} is not one of {', '.join(STATES)}", param_hint="--status")
+    return words
+
+
+def _draw(client: Client, asked: _Asked, flags: Flags) -> None:
+    if asked.names:
+        rows, hidden = _of_names(client, asked)
+    else:
+        lists = [{**asked.filters, "status": state} for state in asked.states or (None,)]
+        if not asked.most and flags.output in {"json", "name"}:
+            number = count(client, lists)
+            if number is None or number > _PIPE_ROWS:
+                pass_on(client, lists, flags.output)
+                return
+        rows, hidden = _of_lists(client, lists, asked.most, fold=asked.fold)
+    if flags.output == "name":
+        sys.stdout.write("".join(f"{id_of(row)}\n" for row in rows))
         return
-    rows: list[dict[str, Any]] = []
-    total = 0
-    for each in asked:
-        found, number = _collect(client, each, most - len(rows) if most else None)
-        rows += sorted(found, key=_number)  # pages have the newest first; a reader looks at the end
-        total += number
-    print_rows({"tasks": rows, "total": total}, rows, COLUMNS, "task_id", flags)
+    total = len(rows) + (hidden or 0)
+    columns = _columns(wide=flags.output == "wide")
+    print_rows({"tasks": rows, "total": total}, rows, columns, "task_id", flags)
     if flags.is_table:
-        _tell(len(rows), total, "running" in states, whole)
+        _tell(len(rows), hidden, "running" in asked.states and not asked.names, asked.whole)
         _tell_boundary(client)
 
 
-def _count(client: Client, asked: Sequence[dict[str, Any]]) -> int:
-    return sum(client.page(limit=1, **each).total for each in asked)
-
-
-def _collect(client: Client, filters: dict[str, Any], most: int | None) -> tuple[list[dict[str, Any]], int]:
-    """Rows of the server's pages up to a limit (None: all), and the total number."""
+def _of_lists(
+    client: Client, lists: Sequence[dict[str, Any]], most: int, *, fold: bool
+) -> tuple[list[dict[str, Any]], int | None]:
+    """The rows, and how many tasks are not shown; None: unknown. An array is shown once, in the first state it has."""
     rows: list[dict[str, Any]] = []
-    total = 0
-    for page in _pages(client, filters, _PAGE if most is None else max(1, min(_PAGE, most))):
-        rows += builtins(page.tasks)
-        total = page.total
-        if most is not None and len(rows) >= most:
-            return rows[:most], total
-    return rows, total
+    folded: set[str] = set()
+    hidden: int | None = 0
+    for each in lists:
+        is_search = any(each.get(name) for name in _SEARCHED)
+        asked = {**each, "fold": "true"} if fold else each
+        found, total = collect(client, asked, most - len(rows) if most else None)
+        if hidden is not None:
+            shown = len(found) if is_search else sum(_stands_for(row, each["status"]) for row in found)
+            hidden = None if total is None else hidden + max(0, total - shown)
+        found = [row for row in found if row.get("array") is None or row["array_id"] not in folded]
+        folded.update(row["array_id"] for row in found if row.get("array") is not None)
+        rows += sorted(found, key=_number)  # pages have the newest first; a reader looks at the end
+    return rows, hidden
 
 
-def _pages(client: Client, filters: dict[str, Any], size: int) -> Iterator[TaskPage]:
-    cursor: str | None = None
-    while True:
-        page = client.page(limit=size, cursor=cursor, **filters)
-        yield page
-        cursor = page.next_cursor
-        if cursor is None:
-            return
+def _of_names(client: Client, asked: _Asked) -> tuple[list[dict[str, Any]], int | None]:
+    rows: list[dict[str, Any]] = []
+    hidden: int | None = 0
+    for name in asked.names:
+        task = client.get(name)
+        if task.array is None:
+            rows += [builtins(task)]
+            continue
+        for state in asked.states:
+            number = getattr(task.array, state)
+            if not number:
+                continue
+            wanted = {**asked.filters, "array": name, "status": state}
+            found, _ = collect(client, wanted, asked.most - len(rows) if asked.most else None)
+            rows += sorted(found, key=_number)
+            if hidden is not None:
+                hidden += max(0, number - len(found))
+    return rows, hidden
 
 
-def _pass_on(client: Client, asked: Sequence[dict[str, Any]], flags: Flags) -> None:
-    """Prints page by page, newest first, so that 400,000 tasks are never in memory at once."""
-    total = 0
-    lead = '{"tasks": [\n'
-    for each in asked:
-        number = 0
-        for page in _pages(client, each, _PAGE):
-            number = page.total
-            for row in builtins(page.tasks):
-                if flags.output == "name":
-                    sys.stdout.write(f"{row['task_id']}\n")
-                else:
-                    sys.stdout.write(lead + json.dumps(row, ensure_ascii=False))
-                    lead = ",\n"
-        total += number
-    if flags.output == "json":
-        sys.stdout.write(f'\n], "total": {total}}}\n')
+def _stands_for(row: Mapping[str, Any], state: str | None) -> int:
+    """Tasks of this state."""
+    array = row.get("array")
+    if array is None:
+        return 1
+    return int(array["count"] if state is None else array[state])
 
 
 def _tell_boundary(client: Client) -> None:
@@ -214,10 +309,12 @@ def _number(row: Row) -> int:
     return int(row["task_id"].removeprefix("task-"))
 
 
-def _tell(shown: int, total: int, only_active: bool, whole: str) -> None:
-    if not total and only_active:
+def _tell(shown: int, hidden: int | None, only_active: bool, whole: str) -> None:
+    if hidden is None:
+        note(f"… and more ({whole})")
+    elif hidden:
+        note(f"… {hidden:,} more ({whole})")
+    elif not shown and only_active:
         note("No running or waiting tasks. Ended tasks: dgpu ps -a")
-    elif not total:
+    elif not shown:
         note("No such task.")
-    elif shown < total:
-        note(f"… {total - shown:,} more ({whole})")

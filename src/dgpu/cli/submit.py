@@ -106,7 +106,7 @@ def _submit_one(
     _print_ids(ids, builtins(answer), flags)
     if "array" in task:
         number = answer.task_id.removeprefix("task-")
-        note(f"An array of {plural(answer.count, 'task')}. Its progress: dgpu show {number}")
+        note(f"An array of {plural(answer.count, 'task')}. To see them: dgpu ps {number}")
     elif tells:
         submitted = client.get(answer.task_id)
         note(verdict(submitted))

@@ -53,16 +53,19 @@ class TaskFields(TypedDict, total=False):
 
 
 class Filters(TypedDict, total=False):
-    status: str | None
+    status: str | None  # several: failed,cancelled
     priority: int | str | None
     tenant: str | None
     pool: str | None
-    name: str | None
-    array: str | None
+    name: str | None  # `*` and `?` stand for any characters
+    user: str | None
+    label: str | None  # team=nlp, or several: team=nlp,run=7
+    array: str | int | None
     q: str | None
     node: str | None
     gpu: str | None
     sort: Literal["newest", "oldest"] | None
+    fold: Literal["true"] | None  # an array is one row
 
 
 class QuotaFields(TypedDict, total=False):

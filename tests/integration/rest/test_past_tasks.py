@@ -14,8 +14,8 @@ from dgpu.wire.answers import TaskAnswer
 from rest_world import RestWorld
 
 # A task that is over does not wait and is not about to be cancelled.
-ONLY_LIVE = {"after", "cancelling", "held", "waiting", "reservation"}
-ONLY_ALONE = {"attempts", "own_workdir"}  # not in lists
+ONLY_LIVE = {"after", "cancelling", "held", "waiting", "blockers", "reservation"}
+ONLY_ALONE = {"attempts", "own_workdir", "array"}  # not in lists
 
 TASKS = (
     {
@@ -37,6 +37,9 @@ TASKS = (
         "model_name": "orb",
         "task_type": "stability",
         "structure_n_atoms": 12,
+        "signal": "USR1@30",
+        "grace_seconds": 9,
+        "begin_at": "2020-01-01T00:00:00Z",
     },
     {
         "name": "contained",

@@ -26,7 +26,7 @@ def test_wait_returns_the_first_code_that_is_not_0_although_the_first_task_succe
     ]
     code, out, _ = dgpu("wait", "7", "--server", server.url)
     assert code == 3
-    assert "2/4 done, 2 failed; failed: 7_1, 7_2" in out
+    assert "2 failed, 2/4 done (failed: 7_1, 7_2)" in out
     assert "[0]" not in out
     document = json.loads(dgpu("wait", "7", "-o", "json", "--server", server.url)[1])
     assert (document["tasks"][0]["code"], document["tasks"][0]["array"]["failed"]) == (3, 2)
@@ -70,3 +70,76 @@ def test_failed_tasks_are_retried(dgpu, server):
     assert (code, out) == (0, "task-20\n")
     assert "2 tasks" in err
     assert server.sent("POST", "/api/v1/tasks/task-7/retry") == [{"failed": True}]
+
+
+NUMBERS = {"pending": 3, "running": 1, "success": 4, "failed": 2, "cancelled": 0}
+
+
+def folded(number, status, **facts):
+    names = {"array_id": f"task-{number}", "element_id": f"task-{number}_1", "array_index": 1}
+    return task(number + 1, status, name="sweep", array={"count": 10, **NUMBERS}, **names, **facts)
+
+
+def lists(server, *answers):
+    server.answers["GET", "/api/v1/tasks"] = [
+        (200, {"tasks": rows, "total": total}) for rows, total in answers
+    ]
+
+
+def test_ps_shows_an_array_once_with_its_progress(dgpu, server):
+    lists(server, ([folded(7, "running")], 1), ([task(30), folded(7, "pending")], 104))
+    code, out, err = dgpu("ps", "--server", server.url)
+    lines = [line.split()[0] for line in out.splitlines()]
+    assert (code, lines) == (0, ["ID", "task-7", "task-30"])
+    assert "2 failed, 4/10 done, 1 running, 3 waiting" in out
+    assert "… 100 more" in err, "three of the tasks that wait are in the row of the array"
+
+
+def test_ps_of_an_array_lists_failed_tasks_first(dgpu, server):
+    server.answers["GET", "/api/v1/tasks/task-7"] = (200, array(success=1, running=1, failed=1))
+    elements = [
+        task(number, status, array_id="task-7", element_id=f"task-7_{number - 7}", array_index=number - 7)
+        for number, status in ((8, "failed"), (9, "running"), (7, "success"))
+    ]
+    lists(server, *(([each], 1) for each in elements))
+    _, out, _ = dgpu("ps", "7", "--server", server.url)
+    assert [line.split()[0] for line in out.splitlines()[1:]] == ["task-7_1", "task-7_2", "task-7_0"]
+
+
+def test_the_first_task_of_an_array_is_printed_with_an_id_that_means_only_it(dgpu, server):
+    """Dgpu cancel $(dgpu ps -s running -o name) must not cancel the tasks that wait."""
+    lists(server, ([task(7, "running", **ARRAY)], 1), ([task(7, "running", **ARRAY)], 1))
+    assert dgpu("ps", "-s", "running", "-o", "name", "--server", server.url)[1] == "task-7_0\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "facts", "words"),
+    [
+        ("gpus_busy", {"busy": 4, "free": 0, "needed": 1}, "4/4 GPUs busy"),
+        ("gpus_busy", {"busy": 3, "free": 1, "needed": 2}, "3/4 GPUs busy, needs 2"),
+        ("pool_quota", {"pool": "batch", "used": 3, "quota": 3}, "quota batch 3/3"),
+        ("dependency", {"tasks": "task-46:ok", "number": 1}, "after 46"),
+        ("dependency", {"tasks": "task-46:ok, task-47:any", "number": 9}, "after 46, 47 and 7 more"),
+        ("array_limit", {"running": 3, "limit": 3}, "array limit 3/3"),
+        ("gpus_busy", {"other": 1}, "the whole reason"),
+        ("news", {}, "the whole reason"),
+    ],
+)
+def test_a_reason_in_a_list_is_short_and_whole_in_a_wide_one(dgpu, server, code, facts, words):
+    row = task(3, waiting="the whole reason", blockers=[{"code": code, **facts}])
+    lists(server, ([], 0), ([row], 1), ([], 0), ([row], 1))
+    assert dgpu("ps", "--server", server.url)[1].rstrip().endswith(f"  {words}")
+    assert dgpu("ps", "-o", "wide", "--server", server.url)[1].rstrip().endswith("the whole reason")
+
+
+def test_filters_are_sent_and_wrong_ones_refused_before(dgpu, server, monkeypatch):
+    asked = []
+    monkeypatch.setattr("dgpu.cli.ps.collect", lambda _, filters, __: asked.append(filters) or ([], 0))
+    server.answers["GET", "/api/v1/whoami"] = (200, {"user": "ann", "role": "admin", "source": "uid"})
+    flags = ("--mine", "-J", "sweep*", "--label", "team=nlp", "--label", "run=7", "--node", "n1")
+    assert dgpu("ps", *flags, "-s", "failed,cancelled", "-s", "running", "--server", server.url)[0] == 0
+    assert [each["status"] for each in asked] == ["failed", "cancelled", "running"]
+    wanted = {"user": "ann", "name": "sweep*", "label": "team=nlp,run=7", "node": "n1", "fold": "true"}
+    assert wanted.items() <= asked[0].items()
+    for wrong in (("--mine", "-u", "bob"), ("-s", "failed,done"), ("--label", "x"), ("--array", "x")):
+        assert dgpu("ps", *wrong, "--server", server.url)[0] == 2

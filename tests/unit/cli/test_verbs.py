@@ -333,7 +333,8 @@ def test_an_array_prints_its_id_and_can_be_cancelled_as_one(dgpu, server):
 
 
 def test_ps_shows_the_index_of_an_array_and_all_nodes_of_a_gang(dgpu, server):
-    row = {"array_id": "task-1", "array_index": 4, "nodes": 2, "allocated_nodes": ["n1", "n2"]}
+    row = {"array_id": "task-1", "element_id": "task-1_4", "array_index": 4, "nodes": 2}
+    row["allocated_nodes"] = ["n1", "n2"]
     gang = task(5, "running", name="train", started_at="2026-05-04T10:00:01.000Z", **row)
     server.answers["GET", "/api/v1/tasks"] = [
         (200, {"tasks": [gang], "total": 1}),
@@ -341,7 +342,7 @@ def test_ps_shows_the_index_of_an_array_and_all_nodes_of_a_gang(dgpu, server):
     ]
     _, out, _ = dgpu("ps", "--server", server.url)
     line = out.splitlines()[1]
-    assert "[4] train" in line
+    assert line.startswith("task-1_4  train")
     assert "2x1" in line
     assert line.endswith("n1, n2")
 

@@ -147,7 +147,7 @@ def _running(task: answers.TaskAnswer) -> TaskRow:
         pool=task.pool,
         since=task.started_at,
         place=0,
-        where=place_of(row),
+        where=place_of(row, short=True),
     )
 
 
@@ -166,7 +166,7 @@ def _waiting(entry: answers.QueueEntry, task: answers.TaskAnswer | None) -> Task
         place=entry.position,
         where=f"position {entry.position:,} in the queue"
         if task is None
-        else place_of(msgspec.to_builtins(task)),
+        else place_of(msgspec.to_builtins(task), short=True),
     )
 
 

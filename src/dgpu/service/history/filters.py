@@ -7,8 +7,11 @@ from typing import Any
 
 import msgspec
 
-from dgpu.core.model.ids import TenantId
+from dgpu.core.model.array import MAX_TASKS
+from dgpu.core.model.ids import NO_TASK, TaskId, TenantId
 from dgpu.core.model.task import Pool, TaskStatus
+
+USER_LABEL = "user"  # set by the service or by the client of a submit
 
 IDS_OF_KIND = """
     SELECT id FROM tasks
@@ -30,6 +33,10 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     words: str = ""  # in the id, name, tenant or command; case does not matter
     node_id: str = ""
     gpu_id: str = ""
+    name: str = ""  # `*` and `?` stand for any characters
+    labels: tuple[tuple[str, str], ...] = ()  # all of them
+    array_id: TaskId = NO_TASK
+    statuses: tuple[TaskStatus, ...] = ()  # any of them
 
 
 def where_of(filters: TaskFilters, *, live: bool) -> tuple[list[str], list[Any]]:
@@ -53,6 +60,13 @@ def kind_of(row: sqlite3.Row) -> tuple[Any, ...]:
     return row["tenant"], row["pool"], row["priority"], row["status"]
 
 
+def bounds_of(search: Search) -> tuple[list[str], list[Any]]:
+    """Conditions that bound the tasks to examine. Ids of an array are consecutive."""
+    if not search.array_id:
+        return [], []
+    return ["id >= ?", f"id < ? + {MAX_TASKS}", "array_id = ?"], [search.array_id] * 3
+
+
 def search_where(search: Search) -> tuple[list[str], list[Any]]:
     where = ["status NOT IN ('pending', 'running')"]
     values: list[Any] = []
@@ -67,6 +81,15 @@ def search_where(search: Search) -> tuple[list[str], list[Any]]:
     if search.gpu_id:
         where.append("instr(gpu_ids, ?)")
         values.append(msgspec.json.encode(search.gpu_id).decode())
+    if search.name:
+        where.append("name GLOB ?")
+        values.append(search.name.replace("[", "[[]"))
+    for label in search.labels:
+        where.append("EXISTS (SELECT 1 FROM json_each(labels) WHERE key = ? AND value = ?)")
+        values += label
+    if search.statuses:
+        where.append(f"status IN ({','.join('?' * len(search.statuses))})")
+        values += [str(status) for status in search.statuses]
     return where, values
 
 

@@ -24,6 +24,7 @@ from dgpu.service.history.filters import (
     Search,
     TaskFilters,
     all_of,
+    bounds_of,
     kind_of,
     search_where,
     where_of,
@@ -226,7 +227,7 @@ class History:
         """Ended tasks beyond the id `edge`, including those that the core still has. Examines at most `most` tasks and
         returns the id at which it stopped; None: it reached the end.
         """
-        where, values = where_of(filters, live=True)
+        where, values = map(list.__add__, where_of(filters, live=True), bounds_of(search))
         if edge is not None:
             where, values = [*where, "id > ?" if oldest else "id < ?"], [*values, edge]
         order = "ASC" if oldest else "DESC"

@@ -139,6 +139,17 @@ async def _past_part(
     return answers, page.total + len(unmarked)
 
 
+async def total_of(backend: Backend, wanted: Filter) -> int:
+    """All tasks that match, in memory and in the history."""
+    views, total = backend.views, backend.views.live_total(wanted)
+    if not views.highest_forgotten or not (wanted.status is None or wanted.status.is_final):
+        return total
+    page = await asyncio.to_thread(
+        backend.history.forgotten_page, filters_of(wanted), before_id=None, limit=0
+    )
+    return total + page.total + len(views.forgotten_after(page.index, wanted))
+
+
 def filters_of(wanted: Filter) -> TaskFilters:
     return TaskFilters(
         status=wanted.status,
@@ -226,9 +237,11 @@ def named_of(text: str) -> Named:
 # Queries
 
 
-def parse_filter(status: str | None, priority: str | None, tenant: str | None, pool: str | None) -> Filter:
+def parse_filter(
+    status: TaskStatus | None, priority: str | None, tenant: str | None, pool: str | None
+) -> Filter:
     return Filter(
-        status=None if status is None else TaskStatus(query_value("status", status, _status)),
+        status=status,
         priority=None
         if priority is None
         else query_value("priority", _number_or_text(priority), fields.priority),
@@ -261,7 +274,7 @@ def query_value(name: str, value: object, check: Check) -> Any:
         raise bad_query(name, value, bad.expected) from None
 
 
-def _status(value: Any) -> str:
+def status_word(value: Any) -> str:
     try:
         return TaskStatus(value).value
     except ValueError:

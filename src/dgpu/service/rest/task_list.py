@@ -12,7 +12,7 @@ import msgspec
 
 from dgpu.service.access.principal import Principal
 from dgpu.service.history.filters import Search
-from dgpu.service.rest import listing, searching
+from dgpu.service.rest import listing, search_terms, searching
 from dgpu.service.rest.backend import Backend
 from dgpu.wire.answers import TaskPage
 
@@ -46,16 +46,30 @@ async def task_page(
     tenant: str | None = None,
     pool: str | None = None,
     q: str | None = None,
+    name: str | None = None,
+    user: str | None = None,
+    label: str | None = None,
     node: str | None = None,
     gpu: str | None = None,
+    array: str | None = None,
     sort: str | None = None,
+    fold: str | None = None,
     limit: str | None = None,
     cursor: str | None = None,
 ) -> TaskPage:
-    wanted = listing.parse_filter(status, priority, tenant, pool)._replace(tenants=who.tenants)
-    before = listing.decode_cursor(cursor)
-    search, oldest = searching.parse_search(q, node, gpu), searching.parse_sort(sort)
+    statuses = search_terms.parse_statuses(status)
+    only = statuses[0] if len(statuses) == 1 else None
+    wanted = listing.parse_filter(only, priority, tenant, pool)._replace(tenants=who.tenants)
+    before, number = listing.decode_cursor(cursor), listing.parse_limit(limit)
+    terms = search_terms.Terms(q=q, node=node, gpu=gpu, name=name, user=user, label=label, array=array)
+    search = search_terms.parse_search(terms, statuses if only is None else ())
+    oldest, folded = search_terms.parse_sort(sort), listing.parse_flag("fold", fold)
+    if oldest and folded:
+        raise listing.bad_query(
+            "fold", fold, "newest tasks first: a list of the oldest ones cannot be folded"
+        )
+    if folded:
+        return await searching.folded_page(backend, wanted, search, before, number)
     if oldest or search != Search():
-        number = listing.parse_limit(limit)
         return await searching.search_page(backend, wanted, search, before, number, oldest=oldest)
-    return await listing.list_page(backend, wanted, before, listing.parse_limit(limit))
+    return await listing.list_page(backend, wanted, before, number)

@@ -44,7 +44,11 @@ TaskIdText = Annotated[
 ]
 
 StatusQuery = Annotated[
-    str | None, QueryParameter(description="pending, running, success, failed or cancelled.", required=False)
+    str | None,
+    QueryParameter(
+        description="pending, running, success, failed or cancelled; several: failed,cancelled.",
+        required=False,
+    ),
 ]
 PriorityQuery = Annotated[
     str | None, QueryParameter(description="0 to 100, or a level's name.", required=False)
@@ -55,6 +59,28 @@ WordsQuery = Annotated[
     str | None,
     QueryParameter(
         description="Words in the id, name, tenant or command, 1 to 100 characters.", required=False
+    ),
+]
+NameQuery = Annotated[
+    str | None,
+    QueryParameter(description="The whole name; * and ? stand for any characters.", required=False),
+]
+UserQuery = Annotated[
+    str | None, QueryParameter(description="The user who submitted: the label `user`.", required=False)
+]
+LabelQuery = Annotated[
+    str | None, QueryParameter(description="team=nlp, or several: team=nlp,run=7.", required=False)
+]
+ArrayQuery = Annotated[
+    str | None,
+    QueryParameter(description="The tasks of this array: the id of its first task.", required=False),
+]
+FoldQuery = Annotated[
+    str | None,
+    QueryParameter(
+        description="true: an array is one row, its newest task that matches, with the progress of the array in "
+        "`array`.",
+        required=False,
     ),
 ]
 NodeQuery = Annotated[
@@ -73,9 +99,10 @@ CursorQuery = Annotated[
 @get(
     "/api/v1/tasks",
     summary="List tasks",
-    description="Newest first. `total` counts all matches of the filters. With q, node, gpu or sort it counts this "
-    "page's (`total_is_exact` is then true only if that is all). Such a page may have fewer tasks than requested, even "
-    "none, although next_cursor continues: the number of examined tasks per page is limited.",
+    description="Newest first. `total` counts all tasks that match status, priority, tenant and pool. With several "
+    "states, q, name, user, label, node, gpu, array or sort it counts this page's (`total_is_exact` is then true only "
+    "if that is all). Such a page may have fewer tasks than requested, even none, although next_cursor continues: the "
+    "number of examined tasks per page is limited.",
 )
 async def list_tasks(
     rest: Given,
@@ -85,9 +112,14 @@ async def list_tasks(
     tenant: TenantQuery = None,
     pool: PoolQuery = None,
     q: WordsQuery = None,
+    name: NameQuery = None,
+    user: UserQuery = None,
+    label: LabelQuery = None,
     node: NodeQuery = None,
     gpu: GpuQuery = None,
+    array: ArrayQuery = None,
     sort: SortQuery = None,
+    fold: FoldQuery = None,
     limit: LimitQuery = None,
     cursor: CursorQuery = None,
 ) -> TaskPage:
@@ -99,9 +131,14 @@ async def list_tasks(
         tenant=tenant,
         pool=pool,
         q=q,
+        name=name,
+        user=user,
+        label=label,
         node=node,
         gpu=gpu,
+        array=array,
         sort=sort,
+        fold=fold,
         limit=limit,
         cursor=cursor,
     )
