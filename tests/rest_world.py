@@ -28,6 +28,7 @@ from dgpu.service.access.key_file import KEY_NAME, load_key
 from dgpu.service.access.token_book import TokenBook, follow_tokens
 from dgpu.service.alerts.options import AlertOptions
 from dgpu.service.alerts.watch import AlertWatch
+from dgpu.service.content.store import ContentLimits, ContentStore
 from dgpu.service.history.reader import HISTORY_NAME, History
 from dgpu.service.history.writer import HistoryWriter
 from dgpu.service.loop.clock import Clock
@@ -125,6 +126,7 @@ class RestWorld:
         alerts: AlertOptions | None = None,
         limits: HttpLimits | None = None,
         oidc: Callable[[str], OidcOptions] | None = None,
+        uploads: ContentLimits | None = None,
     ) -> None:
         self.folder = folder
         self.settings = settings or Settings()
@@ -138,7 +140,7 @@ class RestWorld:
         self.doors = Doors(limits)
         self.oidc_options = oidc  # of the address
         self.turns = Turns()
-        self.files = FileStreams()
+        self.files = FileStreams(ContentStore(folder / "content", uploads or ContentLimits()))
         self._ready = threading.Event()
         self._stop: asyncio.Event
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)

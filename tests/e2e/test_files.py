@@ -261,3 +261,45 @@ def test_a_node_that_is_gone_is_named_and_files_outlive_every_restart(site):
     site.up()
     site.good("fetch", task_id, "ckpt", "-o", site.home / "later")
     assert (site.home / "later" / "ckpt" / "step-2.pt").read_bytes() == CHECKPOINT
+
+
+def project(site, **files):
+    folder = site.home / "project"
+    folder.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (folder / f"{name}.txt").write_text(text)
+    return folder
+
+
+def test_an_uploaded_project_is_the_directory_of_the_task(running_site):
+    site = running_site
+    folder = project(site, data="hello")
+    ran = site.good("submit", "--wait", "--upload", "--", "sh", "-c", "cat data.txt > result", cwd=folder)
+    site.good("fetch", ran.out.strip(), "result")
+    assert (site.home / "result").read_text() == "hello"
+    assert not (folder / "result").exists()
+    again = site.dgpu("run", "--upload", folder, "--", "cat", "data.txt")
+    assert (again.out, "Uploaded" in ran.err, "Uploaded" in again.err) == ("hello", True, False)
+
+
+def test_an_upload_survives_kill_9_of_scheduler_and_agent(running_site):
+    """The task waits for the GPUs of the first one: its upload is fetched after both were killed."""
+    site = running_site
+    holder = site.submit("-G", "2", "--", "sleep", "600")
+    site.started(holder)
+    task_id = site.submit("-G", "2", "--upload", project(site, data="kept"), "--", "cat", "data.txt")
+    for name in ("scheduler", "agent"):
+        os.kill(site.record[name]["pid"], signal.SIGKILL)
+    eventually(lambda: site.dgpu("cancel", holder).code == 0, "the scheduler to be back")
+    assert site.dgpu("wait", task_id).code == 0
+    assert site.good("logs", task_id).out == "kept"
+
+
+def test_a_task_whose_upload_is_gone_fails_and_says_so(running_site):
+    site = running_site
+    held = site.submit("--hold", "--upload", project(site, data="x"), "--", "cat", "data.txt")
+    for stored in (site.data_dir / "scheduler").glob("content/tenant-*/*"):
+        stored.unlink()
+    site.good("release", held)
+    assert site.dgpu("wait", held).code == 125
+    assert "is no longer at the scheduler; submit it again with --upload" in site.task(held)["error"]

@@ -13,6 +13,7 @@ import grpc.aio
 
 from dgpu.agent.accounts import Accounts
 from dgpu.agent.file_server import FileServer, file_threads
+from dgpu.agent.upload_cache import UploadCache
 from dgpu.core.model.ids import NodeId
 from dgpu.wire.proto import agent_pb2 as pb
 
@@ -22,9 +23,10 @@ _OLD_SCHEDULER_SECONDS = 60.0
 
 
 class FilesDesk:
-    """The directories of an agent and the threads that read there; shared by its nodes."""
+    """The directories of an agent and the threads that read there; shared by its nodes. `uploads`: the other way."""
 
-    def __init__(self, work_dir: Path | None, accounts: Accounts) -> None:
+    def __init__(self, work_dir: Path | None, accounts: Accounts, uploads: UploadCache) -> None:
+        self.uploads = uploads
         self._work_dir = work_dir
         self._accounts = accounts
         self._threads = file_threads()

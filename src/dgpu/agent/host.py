@@ -29,6 +29,7 @@ from dgpu.agent.output_shelf import OutputShelf
 from dgpu.agent.run.null import NullRunner
 from dgpu.agent.run.process import ProcessRunner
 from dgpu.agent.run.runner import Runner, RunnerWord
+from dgpu.agent.upload_cache import UploadCache
 from dgpu.core.model.ids import NodeId
 from dgpu.file_limit import given_soft_limit
 from dgpu.wire.address import parse_address
@@ -61,7 +62,7 @@ async def _serve(options: AgentOptions, open_channel: OpenChannel, stop: asyncio
     boot_id = machine.boot_id()
     desk = _output_desk(options, output_dir)
     accounts = Accounts(options.state_dir, options.tasks_dir, options.isolation)
-    files = FilesDesk(options.tasks_dir if options.runner == "process" else None, accounts)
+    files = _files_desk(options, accounts)
     work_dir = str(options.work_dir or options.state_dir)
     engine = EngineWatch(options.containers)
     await engine.look()
@@ -79,7 +80,7 @@ async def _serve(options: AgentOptions, open_channel: OpenChannel, stop: asyncio
         )
         for node in options.nodes
     }
-    runner = _runner(options, nodes, output_dir, accounts)
+    runner = _runner(options, nodes, output_dir, accounts, files.uploads)
 
     def relabel(labels: Mapping[str, str]) -> None:
         for node in options.nodes:
@@ -131,6 +132,11 @@ async def _channels(options: AgentOptions) -> AsyncIterator[OpenChannel]:
         renewing.cancel()
 
 
+def _files_desk(options: AgentOptions, accounts: Accounts) -> FilesDesk:
+    tasks_dir = options.tasks_dir if options.runner == "process" else None
+    return FilesDesk(tasks_dir, accounts, UploadCache(options.state_dir / "uploads"))
+
+
 def _output_desk(options: AgentOptions, output_dir: Path) -> OutputDesk:
     return OutputDesk(
         OutputShelf(
@@ -143,7 +149,11 @@ def _output_desk(options: AgentOptions, output_dir: Path) -> OutputDesk:
 
 
 def _runner(
-    options: AgentOptions, nodes: dict[NodeId, NodeHost], output_dir: Path, accounts: Accounts
+    options: AgentOptions,
+    nodes: dict[NodeId, NodeHost],
+    output_dir: Path,
+    accounts: Accounts,
+    uploads: UploadCache,
 ) -> Runner:
     def say(node_id: NodeId, words: Sequence[RunnerWord]) -> None:
         nodes[node_id].hear(words)
@@ -165,6 +175,7 @@ def _runner(
         grace_ms=options.grace_ms,
         accounts=accounts,
         containers=options.containers,
+        uploads=uploads,
     )
 
 

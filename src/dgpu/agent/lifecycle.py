@@ -60,7 +60,7 @@ from dgpu.core.model.task import Outcome
 RELEASE_MS = 10_000  # time for a GPU to free its memory
 DEFAULT_GRACE_MS = 10_000
 _MAX_REMEMBERED = 4_096
-_LATE = f"withdrawn: not started within {START_MS // 1_000} s"
+_LATE = f"withdrawn: not started within {START_MS // 1_000} s"  # with an upload, its own limit
 
 
 class Lifecycle:
@@ -164,7 +164,7 @@ class Lifecycle:
             if known is None and order.lease_id not in self._gone:
                 lease = self._leases[order.lease_id] = NodeLease(order, LeaseState.RECEIVED)
                 self._waiting[order.lease_id] = lease
-                self._starts.add(order.lease_id, now_ms)
+                self._starts.add(order.lease_id, now_ms, has_upload=bool(order.upload))
             elif known is not None and known.answers(order):
                 _tell_again(known)
                 repeated.append(known)

@@ -222,6 +222,7 @@ class NodeHost:
                 if (stream := self._streams.get(output.address)) is not None:
                     self._output.open(stream.channel, output.session_id)
                     self._files = self._desk.open(stream.channel, self.id, output.session_id)
+                    self._desk.uploads.connected(self.id, stream.channel, output.session_id)
                     self._opened = output.address
             case Note():
                 self._log.info(output.event, detail=output.detail)
@@ -273,6 +274,7 @@ class NodeHost:
         """With the stream of the welcomed scheduler, those of output and files end."""
         if address == self._opened:
             self._opened = ""
+            self._desk.uploads.lost(self.id)
             if self._files is not None:
                 self._files.close()
                 self._files = None

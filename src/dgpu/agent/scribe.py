@@ -110,10 +110,10 @@ class Scribe:
                 return {"full": True}
             return {"error": f"cannot write a record: {error.strerror}"}
         made: list[list[Any]] = []
-        for lease, name, tmp_name, owner in dirs:
+        for lease, name, tmp_name, owner, staged in dirs:
             try:
                 account = tuple(owner) if owner else None
-                path = self._work_dirs.take(lease, name, account) if name else ""
+                path = self._work_dirs.take(lease, name, account, staged) if name else ""
                 if tmp_name:
                     self._work_dirs.take(lease, tmp_name, account)
                 made.append([lease, path, ""])

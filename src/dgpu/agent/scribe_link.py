@@ -1,9 +1,9 @@
 """The keeper's end of the socket to its scribe. Never blocks. Standard library only.
 
 Frames to the scribe, at most one per round: `output` [lease], with the reading end of a pipe for each; `end`
-[[lease, end, reusable]]; `forget` [lease]; `begin` [record] with `dirs` [[lease, name, tmp_name, owner]] of runs that
-need one (an empty name: not this one) and `secrets` [[lease, {name: base64}, owner]]; `ping` number. Within a frame
-they are served in this order.
+[[lease, end, reusable]]; `forget` [lease]; `begin` [record] with `dirs` [[lease, name, tmp_name, owner, staged]] of
+runs that need one (an empty name: not this one; `staged`: a directory that gets the name, empty: a new one) and
+`secrets` [[lease, {name: base64}, owner]]; `ping` number. Within a frame they are served in this order.
 Frames from it: `recorded` [[lease, end]]; `begun` {dirs, secrets: [[lease, path, error]]}, {full} or {error}; `pong`
 number.
 """

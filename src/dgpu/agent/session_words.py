@@ -246,6 +246,7 @@ def run_order(start: pb.Start, cluster_id: str) -> RunOrder:
         ram_mb=start.ram_mb,
         cpus_milli=start.cpus_milli,
         secret_files=dict(start.secret_files),
+        upload=start.upload,
     )
 
 

@@ -120,7 +120,8 @@ class Spawner:
 
 def no_directory(cwd: str, why: str | None) -> CannotStart:
     help_text = (
-        "It must exist on the node: use a shared file system, -w DIR, or --clean-env for a new directory"
+        "It must exist on the node: use a shared file system, -w DIR for another directory, --upload to send this one, "
+        "or --clean-env for an empty one"
     )
     return CannotStart("cannot_start", 126, f"workdir {cwd}: {why}. {help_text}")
 

@@ -25,6 +25,7 @@ from dgpu.agent.starter import Starter
 from dgpu.agent.store import Record, record_of
 from dgpu.agent.task_leases import TaskLeases
 from dgpu.agent.tree import TICKS_PER_SECOND
+from dgpu.wire.ranks import HOST_FILE
 
 _SPAWNS_PER_ROUND = 32  # so that exits and orders are served in between
 _ROOM_AGAIN_MS = 1_000
@@ -87,8 +88,8 @@ class Starts:
                 dirs[lease] = ("", f"secrets: {error}")
             elif (order := self.queue.get(lease)) is not None:
                 order["env"][SECRETS_VARIABLE] = path
-                if name := order.get("host_file"):
-                    order["env"][HOST_FILE_VARIABLE] = f"{path}/{name}"
+                if HOST_FILE in order["secrets"]:
+                    order["env"][HOST_FILE_VARIABLE] = f"{path}/{HOST_FILE}"
         for lease, record in asked.items():
             order = self.queue.pop(lease, None)
             if order is None:
@@ -169,7 +170,7 @@ class Starts:
 def _directories(order: Order) -> list[Any]:
     """As `scribe_link` describes them."""
     name = "" if order["cwd"] else order.get("dir") or f"{order['lease']:d}"
-    return [order["lease"], name, order.get("tmp", ""), _owner(order)]
+    return [order["lease"], name, order.get("tmp", ""), _owner(order), order.get("staged", "")]
 
 
 def _owner(order: Order) -> list[int] | None:

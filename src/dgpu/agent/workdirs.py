@@ -37,11 +37,13 @@ class WorkDirs:
         self._spare: dict[str, Owner] = {}  # by name, the newest last; checked when it is taken again
         self._used: dict[int, list[tuple[str, Owner]]] = {}  # by lease
 
-    def take(self, lease: int, name: str, owner: Owner = None) -> str:
-        """The path of a new, empty directory. Raises OSError."""
+    def take(self, lease: int, name: str, owner: Owner = None, staged: str = "") -> str:
+        """The path of a new, empty directory, or of the `staged` one under its new name. Raises OSError."""
         self._spare.pop(name, None)  # of another cluster: the name is in use again
         self._set_aside(name)
-        if not self._reuse(name, owner):
+        if staged:
+            os.rename(staged, self._path(name))  # noqa: PTH104 - on the path of every start
+        elif not self._reuse(name, owner):
             make_private(self._path(name), owner)
         self._used.setdefault(lease, []).append((name, owner))
         return self._path(name)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -123,3 +124,22 @@ def parameters_of(function: object) -> tuple[Parameter, ...]:
     app = typer.Typer(add_completion=False)
     app.command()(function)  # type: ignore[type-var]
     return tuple(typer.main.get_command(app).params)
+
+
+def make_value_optional(parameter: Parameter, default: str, is_value: Callable[[str], bool]) -> None:
+    """`--name` alone means `--name=default`, unless the next word is a value of it. typer has no such option."""
+    (name,) = parameter.opts
+    add = parameter.add_to_parser
+
+    def add_to_parser(parser: Any, ctx: Any) -> None:
+        add(parser, ctx)
+        match = parser._match_long_opt  # noqa: SLF001 - there is no public place
+
+        def match_long_opt(opt: str, explicit_value: str | None, state: Any) -> None:
+            if opt == name and explicit_value is None and not (state.rargs and is_value(state.rargs[0])):
+                explicit_value = default
+            match(opt, explicit_value, state)
+
+        parser._match_long_opt = match_long_opt  # noqa: SLF001
+
+    parameter.add_to_parser = add_to_parser  # type: ignore[method-assign]

@@ -14,6 +14,7 @@ from dgpu.cli.failures import ExitCode, note
 from dgpu.cli.flags import flags_of
 from dgpu.cli.following import OutputFollower
 from dgpu.cli.stdin import unread_input
+from dgpu.cli.uploading import with_uploads
 from dgpu.client.language import waiting
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def run(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM cancels the task too
     task = s.task_fields(ctx, command)
     told = _tell_of_input()
-    task_id = client.submit(**task).task_id
+    task_id = client.submit(**with_uploads(client, [task])[0]).task_id
     attempts = _Attempts(client, task_id)
     try:
         ended = attempts.follow()

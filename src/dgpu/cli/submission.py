@@ -22,7 +22,7 @@ from dgpu.cli.arguments import (
     parse_secrets,
     read_env_file,
 )
-from dgpu.cli.flags import parameters_of
+from dgpu.cli.flags import make_value_optional, parameters_of
 from dgpu.client.surroundings import BadSettings, all_variables, current_directory, surrounded
 
 if TYPE_CHECKING:
@@ -119,6 +119,14 @@ def surrounding(
     ] = None,
     labels: Annotated[list[str] | None, _option("--label", metavar="K=V")] = None,
     workdir: Annotated[str | None, _option("--workdir", "-w", metavar="D", help="[here]")] = None,
+    upload: Annotated[
+        str | None,
+        _option(
+            "--upload",
+            metavar="[DIR]",
+            help="Run in a new directory with a copy of this project. [the current one]",
+        ),
+    ] = None,
     cpus: Annotated[
         float | None,
         _option("--cpus", metavar="N", help="CPUs; 0: not counted. [1 without GPUs, else not counted]"),
@@ -156,7 +164,11 @@ def containing(
 @functools.cache
 def task_parameters() -> tuple[Parameter, ...]:
     parts = (describing, lasting, surrounding, containing)
-    return tuple(parameter for part in parts for parameter in parameters_of(part))
+    found = tuple(parameter for part in parts for parameter in parameters_of(part))
+    for parameter in found:
+        if parameter.name == "upload":
+            make_value_optional(parameter, ".", lambda text: os.path.isdir(text))  # noqa: PLW0108,PTH112
+    return found
 
 
 _READ: dict[str, Callable[[Any], Any]] = {
@@ -227,6 +239,8 @@ def completing(given: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, An
                 filled[name] = {**task[name], **flags[name]}
         if user and isinstance(filled.get("labels", {}), dict):
             filled["labels"] = {"user": user, **filled.get("labels", {})}  # reports group by it
+        if "workdir" in flags and "upload" in flags:
+            raise typer.BadParameter("--upload and -w exclude each other: an upload gets a new directory")
         if isinstance(filled.get("workdir"), str):
             here = current_directory() or "/"
             filled["workdir"] = os.path.normpath(os.path.join(here, filled["workdir"]))  # noqa: PTH118

@@ -13,6 +13,7 @@ from dgpu.cli.failures import note
 from dgpu.cli.flags import Flags, flags_of
 from dgpu.cli.formats import limit, plural, waits_text
 from dgpu.cli.output import print_document
+from dgpu.cli.uploading import with_uploads
 from dgpu.core.model.array import parse_array, size
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def submit(
         print_document(_body(tasks, count), flags)
         return 0
     client = connect(flags)
+    tasks = with_uploads(client, tasks, is_sent=not dry_run)
     if dry_run:
         return print_effect(builtins(client.whatif({"submit": _trial(tasks, count)})), flags)
     if len(tasks) > 1:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
@@ -13,7 +15,7 @@ from dgpu.client import repeats, waits
 from dgpu.client.attempts import Answer, AnsweredBy, Attempts, Failure, Schedulers, Turn, answer_of
 from dgpu.client.call import Awaited
 from dgpu.client.calls import Calls
-from dgpu.client.errors import DgpuError, Unreachable, why_unreachable
+from dgpu.client.errors import BadRequest, DgpuError, NotFound, Unreachable, why_unreachable
 from dgpu.client.fields import Filters
 from dgpu.client.file_calls import check_whole, download_path
 from dgpu.client.renewal import is_ending, token_of
@@ -21,11 +23,14 @@ from dgpu.client.request import Request, bearer, failure, headers_of, read_answe
 from dgpu.client.server import Server, locate
 from dgpu.client.stream import KEEPALIVE, SILENCE_SECONDS, Breaks, EventParser, OutputPlace, ServerEvent
 from dgpu.client.task_calls import logs_path, submit_parts
+from dgpu.client.upload_calls import is_digest, put_upload
 from dgpu.wire import answers
 from dgpu.wire.file_answers import FileEntry
 
 if TYPE_CHECKING:
     import httpx
+
+_PIECE_BYTES = 256 * 1024  # of a file that is sent
 
 T = TypeVar("T")
 
@@ -174,6 +179,33 @@ class AsyncClient(Calls, Awaited):
             if cursor is None:
                 return
 
+    async def upload(self, directory: str | os.PathLike[str], *, tenant: str | None = None) -> str:
+        """Packs a project and sends it, unless the scheduler has it already. Returns its SHA-256 for `upload` of tasks.
+
+        Files that git ignores and patterns in .dgpuignore are left out.
+        """
+        from dgpu.client.packing import packed
+
+        room = await self.upload_room(tenant=tenant)
+        packing = packed(directory, room.max_bytes, lambda *_: None)
+        archive = await asyncio.to_thread(packing.__enter__)
+        try:
+            try:
+                found = await self.find_upload(archive.sha256, tenant=tenant)
+            except NotFound:
+                found = await self._do(put_upload(archive.sha256, archive.path, tenant))
+            return found.sha256
+        finally:
+            packing.__exit__(None, None, None)
+
+    def _described(self, task: Mapping[str, Any]) -> Mapping[str, Any]:
+        chosen = task.get("upload")
+        if chosen is not None and not is_digest(chosen):
+            raise BadRequest(
+                f"upload: {chosen!r} is a directory. Use upload=await client.upload({chosen!r})."
+            )
+        return super()._described(task)
+
     async def download(
         self, task_id: str | int, path: str, *, attempt: int | None = None, rank: int | None = None
     ) -> AsyncIterator[bytes]:
@@ -228,8 +260,8 @@ class AsyncClient(Calls, Awaited):
                 response = await self._http.request(
                     request.method,
                     turn.server.url + request.path,
-                    content=request.body,
-                    headers=headers_of(request, await _token(turn.server)),
+                    content=request.body if request.file is None else _pieces_of(request.file),
+                    headers=headers_of(request, await _token(turn.server)) | _length_of(request.file),
                     timeout=self._limits(turn.timeout_seconds, connect=turn.connect_seconds),
                 )
                 answer = answer_of(response.status_code, response.content, response.headers.get)
@@ -319,6 +351,16 @@ class AsyncClient(Calls, Awaited):
 
     def _failure(self, error: BaseException) -> Failure:
         return Failure(error, was_sent=not isinstance(error, self._not_sent), is_http=_is_http(error))
+
+
+def _length_of(file: Path | None) -> dict[str, str]:
+    return {} if file is None else {"Content-Length": str(file.stat().st_size)}
+
+
+async def _pieces_of(path: Path) -> AsyncIterator[bytes]:
+    with path.open("rb") as file:
+        while piece := await asyncio.to_thread(file.read, _PIECE_BYTES):
+            yield piece
 
 
 def _is_http(error: BaseException) -> bool:

@@ -10,9 +10,18 @@ from dgpu.client.history_calls import HistoryCalls
 from dgpu.client.secret_calls import SecretCalls
 from dgpu.client.task_calls import TaskCalls
 from dgpu.client.token_calls import TokenCalls
+from dgpu.client.upload_calls import UploadCalls
 
 
 class Calls(
-    TaskCalls, ClusterCalls, AlertCalls, HistoryCalls, FileCalls, TokenCalls, SecretCalls, AuditCalls
+    TaskCalls,
+    ClusterCalls,
+    AlertCalls,
+    HistoryCalls,
+    FileCalls,
+    TokenCalls,
+    SecretCalls,
+    AuditCalls,
+    UploadCalls,
 ):
     pass

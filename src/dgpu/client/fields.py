@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from os import PathLike
 from typing import Any, Literal, TypedDict
 
 
@@ -44,6 +45,7 @@ class TaskFields(TypedDict, total=False):
     mounts: Sequence[str]
     read_only_root: bool
     shm_mb: int
+    upload: str | PathLike[str]
     after: str | Sequence[str | Mapping[str, str]]
     array: str
     held: bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 from urllib.parse import quote, urlencode
 
@@ -32,6 +33,7 @@ class Request(msgspec.Struct, Generic[T], frozen=True):
     pick: Callable[[Any], Any] | None = None
     # False: a second one would do the thing twice. It is sent again only if the first one was not carried out.
     is_repeatable: bool = True
+    file: Path | None = None  # sent as the body
 
     @property
     def is_read(self) -> bool:
@@ -81,7 +83,7 @@ def _check_numbers(value: object, path: str) -> None:
 def headers_of(request: Request[Any], token: str) -> dict[str, str]:
     headers = {"Accept": "application/json", **request.headers, **bearer(token)}
     if request.method != "GET":
-        headers["Content-Type"] = "application/json"
+        headers.setdefault("Content-Type", "application/json")
     return headers
 
 

@@ -29,14 +29,14 @@ class BadSettings(ValueError):  # noqa: N818  named for what they are
 def surrounded(task: Mapping[str, Any]) -> dict[str, Any]:
     """The task with the directory and the variables of this process; values of the task win.
 
-    A container has its own directories and variables.
+    A container has its own directories and variables. A task with an upload has its own directory.
     """
     if task.get("image"):
         return dict(task)
     filled = dict(task)
     if variables := sent_variables(os.environ) | dict(task.get("env") or {}):
         filled["env"] = variables
-    if task.get("workdir") is None and (here := current_directory()):
+    if task.get("workdir") is None and not task.get("upload") and (here := current_directory()):
         filled["workdir"] = here
     return filled
 

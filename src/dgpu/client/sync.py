@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import os
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -14,7 +17,7 @@ from dgpu.client import repeats, waits
 from dgpu.client.attempts import Answer, AnsweredBy, Attempts, Failure, Schedulers, Turn, answer_of
 from dgpu.client.call import Blocking
 from dgpu.client.calls import Calls
-from dgpu.client.errors import DgpuError
+from dgpu.client.errors import DgpuError, NotFound
 from dgpu.client.fields import Filters
 from dgpu.client.file_calls import download_path, whole
 from dgpu.client.renewal import token_of
@@ -23,8 +26,11 @@ from dgpu.client.server import locate
 from dgpu.client.stream import SILENCE_SECONDS, EventParser, OutputPlace, ServerEvent
 from dgpu.client.sync_stream import BROKEN, Stream, connect, is_http, read_events, read_pieces, resumed
 from dgpu.client.task_calls import logs_path, submit_parts
+from dgpu.client.upload_calls import CountedFile, Progress, is_digest, put_upload
 from dgpu.wire import answers
 from dgpu.wire.file_answers import FileEntry
+
+_BLOCK_BYTES = 256 * 1024  # of a file that is sent
 
 T = TypeVar("T")
 
@@ -38,7 +44,7 @@ class Client(Calls, Blocking):
     twice, like `create_token`, is repeated only if it was certainly not carried out.
 
     `waiting` is entered for each call and left with its answer, but not for streams that follow something, where
-    silence is normal. `on_answer` is told which scheduler answered.
+    silence is normal. `on_answer` is told which scheduler answered, `on_progress` how far an upload is.
     """
 
     def __init__(
@@ -51,6 +57,7 @@ class Client(Calls, Blocking):
         clean_env: bool = False,
         waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
         on_answer: Callable[[AnsweredBy], None] = lambda _: None,
+        on_progress: Progress = lambda *_: None,
     ) -> None:
         self._schedulers = Schedulers(locate(server, token))
         self._timeout_seconds = timeout_seconds
@@ -58,6 +65,7 @@ class Client(Calls, Blocking):
         self.clean_env = clean_env
         self.waiting = waiting
         self._on_answer = on_answer
+        self.on_progress = on_progress
         self._local = threading.local()
 
     @property
@@ -178,6 +186,26 @@ class Client(Calls, Blocking):
         stream = self._open(asked, self._timeout_seconds)
         return whole(read_pieces(stream), stream.response.length)
 
+    def upload(self, directory: str | os.PathLike[str], *, tenant: str | None = None) -> str:
+        """Packs a project and sends it, unless the scheduler has it already. Returns its SHA-256 for `upload` of tasks.
+
+        Files that git ignores and patterns in .dgpuignore are left out.
+        """
+        from dgpu.client.packing import packed  # its imports would slow down every other use
+
+        room = self.upload_room(tenant=tenant)
+        with packed(directory, room.max_bytes, self.on_progress) as archive:
+            try:
+                return self.find_upload(archive.sha256, tenant=tenant).sha256
+            except NotFound:
+                return self._do(put_upload(archive.sha256, archive.path, tenant)).sha256
+
+    def _described(self, task: Mapping[str, Any]) -> Mapping[str, Any]:
+        chosen = task.get("upload")
+        if chosen is not None and not is_digest(chosen):
+            task = {**task, "upload": self.upload(chosen, tenant=task.get("tenant_id"))}
+        return super()._described(task)
+
     def events(self, *, after: str | None = None) -> Generator[ServerEvent, None, None]:
         """Events from now on (or after `after`) as they happen.
 
@@ -264,10 +292,12 @@ class Client(Calls, Blocking):
         return connection
 
     def _exchange(self, connection: http.client.HTTPConnection, request: Request[Any], turn: Turn) -> Answer:
+        headers = headers_of(request, token_of(turn.server))
         try:
-            connection.request(
-                request.method, request.path, request.body, headers_of(request, token_of(turn.server))
-            )
+            if request.file is None:
+                connection.request(request.method, request.path, request.body, headers)
+            else:
+                self._send_file(connection, request, request.file, headers)
             response = connection.getresponse()
             return answer_of(response.status, response.read(), response.getheader)
         except BaseException:
@@ -275,6 +305,21 @@ class Client(Calls, Blocking):
             connection.close()
             self._connections.pop(turn.server.url, None)
             raise
+
+    def _send_file(
+        self,
+        connection: http.client.HTTPConnection,
+        request: Request[Any],
+        path: Path,
+        headers: dict[str, str],
+    ) -> None:
+        connection.blocksize = _BLOCK_BYTES
+        with CountedFile(path, lambda done, size: self.on_progress("sending", done, size)) as file:
+            length = {"Content-Length": str(file.size_bytes)}
+            with contextlib.suppress(
+                BrokenPipeError, ConnectionResetError
+            ):  # refused early: the answer says why
+                connection.request(request.method, request.path, file, headers | length)
 
     def _open(
         self,

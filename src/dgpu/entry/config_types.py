@@ -143,6 +143,10 @@ class Storage(Section, frozen=True, kw_only=True):
     # The first and the last bytes of each attempt are stored.
     log_head_bytes: Annotated[int, msgspec.Meta(ge=0, le=64 << 20)] = 1 << 20
     log_tail_bytes: Annotated[int, msgspec.Meta(ge=64 << 10, le=256 << 20)] = 16 << 20
+    # Archives of projects: the age after their last use, and the size of all of them.
+    upload_retention: Retention = Retention(days=7, gib=20)
+    upload_tenant_gib: Annotated[float, msgspec.Meta(gt=0, le=1_000_000)] = 10
+    upload_max_mb: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1024
     telemetry_retention: Retention = Retention(days=91, gib=2)
     audit_retention: AuditRetention = AuditRetention()
 

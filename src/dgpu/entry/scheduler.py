@@ -107,6 +107,7 @@ def _say(line: str) -> None:
 
 
 def service_options(config: SchedulerConfig, *, accept_lost_tail: bool = False) -> ServiceOptions:
+    from dgpu.service.content.store import ContentLimits
     from dgpu.service.history.audit_rows import AuditLimits
     from dgpu.service.machine.contact import AgentRules
     from dgpu.service.options import ServiceOptions
@@ -133,6 +134,12 @@ def service_options(config: SchedulerConfig, *, accept_lost_tail: bool = False) 
         snapshot_interval_ms=_ms(config.scheduler.snapshot_interval),
         journal_retention_bytes=_bytes(config.storage.journal_retention),
         journal_retention_ms=_age_ms(config.storage.journal_retention),
+        uploads=ContentLimits(
+            max_bytes=config.storage.upload_max_mb << 20,
+            tenant_bytes=int(config.storage.upload_tenant_gib * (1 << 30)),
+            total_bytes=_bytes(config.storage.upload_retention),
+            retention_s=_age_ms(config.storage.upload_retention) / 1_000,
+        ),
         log_retention_bytes=_bytes(config.storage.log_retention),
         log_retention_ms=_age_ms(config.storage.log_retention),
         log_head_bytes=config.storage.log_head_bytes,

@@ -9,6 +9,7 @@ import msgspec
 
 from dgpu.core.model.settings import Settings
 from dgpu.service.alerts.options import AlertOptions
+from dgpu.service.content.store import ContentLimits
 from dgpu.service.history.audit_rows import AuditLimits
 from dgpu.service.machine.contact import AgentRules
 from dgpu.service.oidc.options import OidcOptions
@@ -91,6 +92,7 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     log_retention_ms: int = 30 * 86_400_000
     log_head_bytes: int = DEFAULT_HEAD_BYTES  # the first bytes kept of each attempt
     log_tail_bytes: int = DEFAULT_TAIL_BYTES  # the last bytes kept of each attempt
+    uploads: ContentLimits = ContentLimits()
     telemetry_retention_bytes: int = 2 << 30
     telemetry_retention_ms: int = 91 * 86_400_000
     audit: AuditLimits = AuditLimits()

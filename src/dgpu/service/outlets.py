@@ -9,10 +9,14 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
+import structlog
+
 from dgpu.core.model.ids import LeaseId
 from dgpu.file_limit import file_limit
 from dgpu.service.alerts.watch import AlertWatch
 from dgpu.service.audit.trail import AuditTrail
+from dgpu.service.content.store import ContentStore
+from dgpu.service.content.uses import expiring_content
 from dgpu.service.copies.wholeness import Wholeness
 from dgpu.service.follower.link import FollowerLink
 from dgpu.service.leadership.standing import Lone, Standing
@@ -26,6 +30,8 @@ from dgpu.service.task_output.store import LogStore
 from dgpu.service.task_output.streams import OutputStreams
 from dgpu.service.task_output.upkeep import look_after_files
 from dgpu.wire.ranks import run_number
+
+_log = structlog.get_logger("dgpu.server")
 
 if TYPE_CHECKING:
     from dgpu.service.history.reader import History
@@ -56,6 +62,15 @@ async def stored_output(options: ServiceOptions, runtime: Runtime) -> AsyncItera
     finally:
         looking.cancel()
         await output.close()
+
+
+def stored_content(options: ServiceOptions) -> ContentStore | None:
+    """None: its directory cannot be made. A full disk must not keep the scheduler from starting."""
+    try:
+        return ContentStore(options.data_dir / "content", options.uploads)
+    except OSError as error:
+        _log.error("uploads_unavailable", error=str(error))
+        return None
 
 
 @contextlib.asynccontextmanager
@@ -100,7 +115,7 @@ async def http_port(
         options.data_dir / "history.sqlite", _damage_told_to(follower), lambda: follower.seen_index > 0
     )
     output.look_up_with(_past_holders(history, follower, runtime.committed_index))
-    async with opened_access(options, runtime) as access:
+    async with opened_access(options, runtime) as access, expiring_content(files.content, runtime):
         backend = Backend(
             runtime,
             parts.views,

@@ -26,7 +26,7 @@ from dgpu.service.agent_port import agent_port, open_machines
 from dgpu.service.audit.trail import audit_trail
 from dgpu.service.open_files import AgentConnections, budget_of
 from dgpu.service.options import ServedAt, ServiceOptions, check_options
-from dgpu.service.outlets import http_port, https_context, stored_output, watched_alerts
+from dgpu.service.outlets import http_port, https_context, stored_content, stored_output, watched_alerts
 from dgpu.service.parts import OnCommitted, Parts, followed, open_parts, recorded, tell_recovery
 from dgpu.service.recovery.start import Start
 from dgpu.service.task_files import FileStreams
@@ -90,7 +90,7 @@ async def _serve_alone(
 ) -> None:
     from dgpu.service.door import show_first_token
 
-    files = FileStreams()
+    files = FileStreams(stored_content(options))
     connections = AgentConnections(max=budget_of(file_limit()).agents)
     async with (
         https_context(options) as tls,

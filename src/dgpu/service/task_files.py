@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable
 import msgspec
 
 from dgpu.core.model.ids import NodeId, TaskId
+from dgpu.service.content.store import ContentStore
 from dgpu.wire.proto import agent_pb2 as pb
 
 PIECE_BYTES = 512 * 1024
@@ -67,7 +68,10 @@ class FileLink:
 
 
 class FileStreams:
-    def __init__(self) -> None:
+    """`content`: what nodes fetch for their tasks; None: nothing is stored for them."""
+
+    def __init__(self, content: ContentStore | None = None) -> None:
+        self.content = content
         self.is_connected: Callable[[NodeId], bool] = lambda _: False
         self._links: dict[NodeId, FileLink] = {}
         self._awaited: dict[NodeId, asyncio.Event] = {}

@@ -167,6 +167,7 @@ class TaskAnswer(Answer, frozen=True, kw_only=True):
     mounts: list[str] = []  # like /data:/data:ro
     read_only_root: bool = False
     shm_mb: int = 0
+    upload: str = ""  # sha256 of the archive that its directory was made from
     reservation: ReservationAnswer | None = None
 
 

@@ -26,6 +26,7 @@ from dgpu.core.model.task import (
 )
 from dgpu.wire import fields, job_fields, secret_fields, stop_fields
 from dgpu.wire.answers import FieldError
+from dgpu.wire.detail_checks import clash_of
 from dgpu.wire.fields import NotSupportedYet, Unacceptable
 from dgpu.wire.json_body import BadRequest, parse_json, shorten
 from dgpu.wire.task_fields import DEFAULT_TENANT, TASK_FIELDS
@@ -150,6 +151,8 @@ def _spec(
         values["allocation"] = True
     if "image_secret" in values or not _CONTAINER_NAMES.isdisjoint(detail):
         _check_container(values, detail, where)
+    if clash := clash_of(detail, allocation=allocation):
+        raise invalid([FieldError(path=_path(where, clash[0]), detail=clash[1])])
     if by is not None:
         _attribute(values, detail, by)
     asked = _asked(tuple(values.items()))

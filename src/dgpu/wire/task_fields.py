@@ -9,7 +9,7 @@ from dgpu.core.model.dependencies import When
 from dgpu.core.model.gang import MAX_NODES
 from dgpu.core.model.ids import TenantId
 from dgpu.core.model.task import PRIORITY_LEVELS, Restart
-from dgpu.wire import container_fields, fields, stop_fields
+from dgpu.wire import container_fields, fields, stop_fields, uploads
 from dgpu.wire.fields import Check
 from dgpu.wire.secret_fields import SECRETS_SCHEMA, secrets
 
@@ -248,6 +248,13 @@ TASK_FIELDS: dict[str, TaskField] = {
         fields.whole(0, container_fields.MAX_SHM_MB),
         "Shared memory (/dev/shm) of the container; 0: the node's default. Needs `image`.",
         _number(0, container_fields.MAX_SHM_MB),
+    ),
+    "upload": TaskField(
+        "upload",
+        uploads.digest,
+        "SHA-256 of an archive that was sent with PUT /api/v1/uploads/{sha256}. The task runs in a new directory with "
+        "its content. Not together with `workdir`.",
+        {"type": "string", "pattern": "^[0-9a-f]{64}$"},
     ),
     "after": TaskField(
         "after",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import http.client
 import json
 import re
@@ -101,6 +102,17 @@ def of_tenant(body: Any = None) -> Make:
     return lambda _, tenant: (f"/api/v1/tenants/{tenant}", body)
 
 
+def of_upload(*, known: bool = False) -> Make:
+    def make(site: Site, tenant: str) -> Request:
+        digest = hashlib.sha256(b"{}").hexdigest()
+        path = f"/api/v1/uploads/{digest}?tenant={tenant}"
+        if known:
+            assert site.world.ask("PUT", path, {}).status == 200
+        return path, None if known else {}
+
+    return make
+
+
 def submit(path: str, wrap: Callable[[Any], Any] = lambda task: task) -> Make:
     return lambda _, tenant: (path, wrap({"command": "true", "tenant_id": tenant}))
 
@@ -176,6 +188,9 @@ CASES: dict[str, Make] = {
         f"/api/v1/tokens/{site.new_token(Role.USER, tenant)['id']}",
         None,
     ),
+    "GET /api/v1/uploads": lambda _, tenant: (f"/api/v1/uploads?tenant={tenant}", None),
+    "GET /api/v1/uploads/{sha256}": of_upload(known=True),
+    "PUT /api/v1/uploads/{sha256}": of_upload(),
     "GET /api/v1/secrets": lambda site, tenant: ("/api/v1/secrets", of_secret()(site, tenant) and None),
     "PUT /api/v1/tenants/{tenant_id}/secrets/{name}": of_secret({"value": "w"}),
     "DELETE /api/v1/tenants/{tenant_id}/secrets/{name}": of_secret(),
@@ -201,6 +216,9 @@ REFUSED_BY_NAME = {
     "POST /api/tasks",
     "POST /api/v1/tokens",
     "POST /api/v1/whatif",
+    "GET /api/v1/uploads",
+    "GET /api/v1/uploads/{sha256}",
+    "PUT /api/v1/uploads/{sha256}",
 }
 
 

@@ -14,7 +14,7 @@ import msgspec
 from dgpu.agent.accounts import NoAccount, Person
 from dgpu.agent.boundaries import minors_of
 from dgpu.agent.chunks import read_at
-from dgpu.agent.frames import PROTOCOL, SECRETS_PROTOCOL, USERS_PROTOCOL
+from dgpu.agent.frames import PROTOCOL, SECRETS_PROTOCOL, UPLOADS_PROTOCOL, USERS_PROTOCOL
 from dgpu.agent.keeper_settings import boot_ms
 from dgpu.agent.oom import TAIL_BYTES, out_of_memory
 from dgpu.agent.options import ContainerOptions
@@ -24,10 +24,11 @@ from dgpu.agent.run.slurm import slurm_variables
 from dgpu.agent.secret_dirs import SECRETS_VARIABLE
 from dgpu.agent.spawn import SHELL
 from dgpu.agent.tree import KEEPER_MARKER, LEASE_MARKER
+from dgpu.agent.unpack import CannotUnpack
 from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId, task_name
 from dgpu.core.model.secrets import REGISTRY_FILE
 from dgpu.core.model.task import Outcome, TaskDetail
-from dgpu.wire.ranks import HOST_FILE, LAUNCHER_PREFIX, attempt_of
+from dgpu.wire.ranks import LAUNCHER_PREFIX, attempt_of
 from dgpu.wire.run_dirs import TMP_SUFFIX, run_dir_name
 
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -79,7 +80,6 @@ def spawn_order(
         "start_by_ms": boot_ms() + start_ms,
         "most_mb": order.gpu_memory_mb if order.kill_outgrown else 0,
         "secrets": _private_files(order, detail, keeper_protocol),
-        "host_file": HOST_FILE if HOST_FILE in order.secret_files else "",
     }
     return asked if container is None else asked | {"container": container}
 
@@ -129,7 +129,11 @@ def _interpreter(script: str) -> list[str]:
 
 
 def check_keeper(order: RunOrder, protocol: int) -> None:
-    """Raises ValueError and NoAccount: a task must not start without the files that it relies on, nor as root."""
+    """Raises ValueError, NoAccount and NotHereError: a task must not start without the files that it relies on, nor as
+    root.
+    """
+    if order.upload and protocol < UPLOADS_PROTOCOL:
+        raise NotHereError("this node's keeper is older and knows no uploads; it ends with its tasks")
     if order.user is not None and protocol < USERS_PROTOCOL:
         raise NoAccount(
             "this node's keeper is older and would start the task as root; it ends with its tasks",
@@ -216,7 +220,9 @@ def may_lack_memory(end: RunEnd) -> bool:
 
 
 def not_started(lease_id: LeaseId, error: Exception) -> RunEnd:
-    is_of_node = isinstance(error, NotHereError) or (isinstance(error, NoAccount) and error.is_of_node)
+    is_of_node = isinstance(error, NotHereError) or (
+        isinstance(error, (NoAccount, CannotUnpack)) and error.is_of_node
+    )
     return RunEnd(
         lease_id=lease_id,
         outcome=Outcome.NODE_FAULT if is_of_node else Outcome.CANNOT_START,

@@ -43,8 +43,11 @@ from dgpu.agent.run.runner import (
     RunsStarted,
     StopOrder,
 )
+from dgpu.agent.run.stale_output import find_stale
+from dgpu.agent.run.upload_staging import UploadStaging
 from dgpu.agent.run.user_look_ups import UserLookUps
 from dgpu.agent.start_watch import START_MS
+from dgpu.agent.upload_cache import UploadCache
 from dgpu.core.model.ids import LeaseId, NodeId
 from dgpu.wire.run_dirs import run_dir_name
 
@@ -53,7 +56,6 @@ _STOP_SECONDS = 60.0
 _GREETING_SECONDS = 10.0
 _LOOK_SECONDS = 5.0
 _MAX_GREETINGS = 3  # keepers that may end during the greeting before it counts as a failure
-_STALE = ".old"
 
 _log = structlog.get_logger("dgpu.agent")
 
@@ -68,12 +70,20 @@ class ProcessRunner:
         grace_ms: int,
         accounts: Accounts | None = None,
         containers: ContainerOptions | None = None,
+        uploads: UploadCache | None = None,
     ) -> None:
         self._settings = settings
         self._accounts = accounts or Accounts(
             Path(settings.directory), Path(settings.work_dir), IsolationOptions()
         )
         self._users = UserLookUps(self._accounts, spawn=self._spawn, say=say)
+        self._uploads = UploadStaging(
+            Path(settings.work_dir),
+            self._accounts,
+            uploads or UploadCache(Path(settings.directory) / "uploads"),
+            spawn=self._spawn_ready,
+            say=say,
+        )
         self._containers = containers
         self._node_ids = tuple(node_ids)
         self._say = say
@@ -107,6 +117,7 @@ class ProcessRunner:
         tasks are unknown, and the node must not register.
         """
         self._watch.start()
+        await self._uploads.tidy()
         for chance in range(_MAX_GREETINGS):
             self._greeted = asyncio.get_running_loop().create_future()
             self._early = []
@@ -137,6 +148,9 @@ class ProcessRunner:
         self._spawn(node_id, self._users.pass_known(node_id, orders))
 
     def _spawn(self, node_id: NodeId, orders: Sequence[RunOrder]) -> None:
+        self._spawn_ready(node_id, self._uploads.pass_staged(node_id, orders))
+
+    def _spawn_ready(self, node_id: NodeId, orders: Sequence[RunOrder]) -> None:
         spawns: list[dict[str, Any]] = []
         failed: list[RunEnd] = []
         for order in orders:
@@ -155,9 +169,11 @@ class ProcessRunner:
                         containers=self._containers,
                         keeper_protocol=self._protocol,
                     )
+                    | {"staged": self._uploads.take(order)}
                 )
             except (msgspec.DecodeError, ValueError, NoAccount, NotHereError) as error:
                 failed.append(not_started(order.lease_id, error))
+                self._uploads.forget([order.lease_id])
         self._send({"spawn": spawns})
         if failed:
             self._say(node_id, [RunsEnded(ended=tuple(failed))])
@@ -172,6 +188,7 @@ class ProcessRunner:
 
     def stop(self, orders: Sequence[StopOrder]) -> None:
         self._users.withdraw(order.lease_id for order in orders)
+        self._uploads.withdraw(order.lease_id for order in orders)
         stops = [[order.lease_id, order.grace_ms, order.cause.value] for order in orders]
         self._send({"warn": [order.lease_id for order in orders if order.warned], "stop": stops})
 
@@ -180,6 +197,7 @@ class ProcessRunner:
 
     def forget(self, lease_ids: Sequence[LeaseId]) -> None:
         self._send({"forget": list(lease_ids)})
+        self._uploads.forget(lease_ids)
         remains: list[Path] = []
         for lease_id in lease_ids:
             self._nodes.pop(lease_id, None)
@@ -288,7 +306,7 @@ class ProcessRunner:
         known, stale = await asyncio.to_thread(
             lambda: (
                 [known_run(record, self._settings.output_dir) for record in hello["leases"]],
-                self._find_stale(hello),
+                find_stale(Path(self._settings.output_dir), hello["leases"]),
             )
         )
         runs: dict[NodeId, list[KnownRun]] = {node_id: [] for node_id in self._node_ids}
@@ -311,6 +329,7 @@ class ProcessRunner:
 
     def _on_lost(self) -> None:
         self._link = None
+        self._uploads.clear()
         self._users.clear()  # the next list of runs lacks these orders: they count as never started
         self._watch.lost()
         self._gone.set()
@@ -361,24 +380,8 @@ class ProcessRunner:
     # -- directories
 
     def _note_remains(self, lease: int, end: dict[str, Any]) -> None:
-        remains: list[Path] = []
         if end.get("output_bytes") or end.get("output_lost"):
-            remains.append(Path(f"{self._settings.output_dir}/{lease:d}"))
-        if remains:
-            self._remains[LeaseId(lease)] = remains
-
-    def _find_stale(self, hello: dict[str, Any]) -> list[Path]:
-        """Unknown directories, left by a crash between forgetting and deleting."""
-        leases = {str(record["lease"]) for record in hello["leases"]}
-        stale: list[Path] = []
-        for entry in Path(self._settings.output_dir).iterdir():
-            if entry.name.isdigit() and entry.name not in leases:
-                # An entry of this name may remain from a failed deletion: then this one waits for a later round.
-                with contextlib.suppress(OSError):
-                    stale.append(entry.rename(entry.with_suffix(_STALE)))
-            elif entry.suffix == _STALE:
-                stale.append(entry)
-        return stale
+            self._remains[LeaseId(lease)] = [Path(f"{self._settings.output_dir}/{lease:d}")]
 
     def _delete(self, paths: list[Path]) -> None:
         if not paths:

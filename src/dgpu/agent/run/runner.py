@@ -29,6 +29,7 @@ class RunOrder(msgspec.Struct, frozen=True, kw_only=True):
     ram_mb: int = 0  # 0: no limit
     cpus_milli: int = 0
     secret_files: dict[str, bytes] = {}  # by name, in clear
+    upload: str = ""  # sha256 of an archive with the content of its directory; empty: none
 
     def __repr__(self) -> str:
         """Without variables and secrets, because it may reach a log."""

@@ -120,6 +120,7 @@ class TaskDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     slurm_env: bool = False  # also gets the variables that Slurm sets
     signal: tuple[int, ...] = ()  # its number, and how many ms before the time limit
     grace_ms: int = 0  # from TERM to KILL; 0: the node's default
+    upload: str = ""  # sha256 of an archive that is unpacked into the task's new directory; empty: none
 
 
 class TaskSpec(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import grpc
@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError, Message
 from dgpu.core.model.ids import NodeId
 from dgpu.service.audit.agents import Action, AgentAudit
 from dgpu.service.copies.copies import Copies
+from dgpu.service.grpc.content import NoContent, content_pieces
 from dgpu.service.grpc.copies import copy_methods
 from dgpu.service.grpc.links import Link
 from dgpu.service.grpc.peers import end_of, is_our_user, is_ours
@@ -107,6 +108,11 @@ class AgentServer:
                         "Connect": _stream(self._connect, pb.FromAgent),
                         "Output": _stream(self._output_stream, pb.FromAgentOutput),
                         "Files": _stream(self._file_stream, pb.FromAgentFiles),
+                        "Content": grpc.unary_stream_rpc_method_handler(
+                            self._content,
+                            request_deserializer=pb.ContentRequest.FromString,
+                            response_serializer=pb.ContentPiece.SerializeToString,
+                        ),
                         "Renew": grpc.unary_unary_rpc_method_handler(
                             self._renew,
                             request_deserializer=pb.RenewRequest.FromString,
@@ -246,6 +252,21 @@ class AgentServer:
 
         await self._serve(context, caller, link, on_message, lambda: self._files.detach(stream))
 
+    async def _content(self, request: pb.ContentRequest, context: _Context) -> AsyncIterator[pb.ContentPiece]:
+        caller = await self._caller(context, hears=False)
+        node_id = NodeId(request.node_id)
+        if why := caller.why_not_for(node_id):
+            await self._refuse(context, why, _OTHER_NODE, node_id)
+        if not is_current(request.session_id, self._runtime.session_of(node_id)):
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION, "no node is registered here with this session"
+            )
+        try:
+            async for piece in content_pieces(self._runtime, self._files.content, request):
+                yield piece
+        except NoContent as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+
     async def _renew(self, request: pb.RenewRequest, context: _Context) -> pb.Renewed:
         if self._gate is None:
             await context.abort(
@@ -260,13 +281,14 @@ class AgentServer:
             self._audit.done("agent.renew", _origin(context), names)
         return pb.Renewed(certificate=certificate)
 
-    async def _caller(self, context: _Context) -> Caller:
-        """Whoever may not call at all is refused."""
+    async def _caller(self, context: _Context, *, hears: bool = True) -> Caller:
+        """Whoever may not call at all is refused. `hears`: the call has a stream of requests."""
         if self._gate is not None:
             try:
                 return await self._gate.caller(context)
             except Refused as refused:
-                await _hear_once(context)
+                if hears:
+                    await _hear_once(context)
                 await self._refuse(context, str(refused), _CERTIFICATE)
         if not (self._trusts_all or is_ours(context.peer(), self._address)):
             why = "only agents of the scheduler's own user or of root may connect"

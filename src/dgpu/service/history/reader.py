@@ -106,6 +106,7 @@ class PastTask(msgspec.Struct, frozen=True, kw_only=True):
     signal: tuple[int, ...] = ()
     grace_ms: int = 0
     begins_ms: int = 0
+    upload: str = ""
 
 
 class PastAttempt(msgspec.Struct, frozen=True, kw_only=True):

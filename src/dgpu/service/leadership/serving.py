@@ -38,7 +38,7 @@ from dgpu.service.leadership.waiting_room import waiting_room
 from dgpu.service.loop.failures import NotMaster
 from dgpu.service.open_files import AgentConnections, budget_of
 from dgpu.service.options import OptionsRefused, ServedAt, ServiceOptions, SharedOptions
-from dgpu.service.outlets import http_port, https_context, stored_output, watched_alerts
+from dgpu.service.outlets import http_port, https_context, stored_content, stored_output, watched_alerts
 from dgpu.service.parts import OnCommitted, Parts, followed, open_parts, recorded, tell_recovery
 from dgpu.service.recovery.start import Start
 from dgpu.service.task_files import FileStreams
@@ -131,7 +131,7 @@ class _Life:
         self._ready = ready
         self._on_committed = on_committed
         self._show_token = show_token
-        self._files = FileStreams()
+        self._files = FileStreams(stored_content(options))
         self._connections = AgentConnections(max=budget_of(file_limit()).agents)
         self._standing = standing
 

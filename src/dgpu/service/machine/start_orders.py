@@ -15,6 +15,7 @@ from dgpu.service.secrets.opened import CannotOpen, Opened, Opener
 from dgpu.wire.isolation import Isolation
 from dgpu.wire.proto import agent_pb2 as pb
 from dgpu.wire.ranks import HOST_FILE, LAUNCHER_PREFIX
+from dgpu.wire.uploads import upload_of
 
 _CANNOT_START = 126  # as a shell says it
 
@@ -66,6 +67,7 @@ def _order(state: ClusterState, task: Task, lease: Lease, opened: Opened, isolat
         account=account(isolation, shape.tenant_id),
         ram_mb=shape.ram_mb,
         cpus_milli=shape.cpus_milli,
+        upload=upload_of(task.detail),
     )
     if lease.share_milli < WHOLE_MILLI:
         order.share_milli = lease.share_milli

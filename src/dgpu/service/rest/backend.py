@@ -107,6 +107,7 @@ class Backend:
         self.tokens = tokens  # None: a world without API tokens
         self.owners = frozenset(map(user_name, (0, os.getuid())))  # they need no token
         self.vault = vault  # None: a world without secrets
+        self.arrivals = 0  # uploads under way
         self.is_rotating = False  # the key of the vault
         self.seal_env: SealEnv = None if vault is None else functools.partial(seal_env, vault)
         self.trail = AuditTrail(runtime) if trail is None else trail

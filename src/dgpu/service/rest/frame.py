@@ -39,6 +39,7 @@ from dgpu.service.rest import (
     tasks,
     tenants,
     tokens,
+    uploads,
     waiting,
     whatif,
 )
@@ -63,6 +64,7 @@ _PARTS = (
     secrets,
     streams,
     files,
+    uploads,
     waiting,
     estimates,
     whatif,
@@ -122,7 +124,7 @@ def _litestar(backend: Backend) -> Litestar:
 
 def _action_of(route: Any) -> Action | None:
     """None: an open call. KeyError: a call without a row in the table of operations."""
-    (method,) = route.http_methods - {"OPTIONS", "HEAD"}
+    (method,) = route.http_methods - {"OPTIONS", "HEAD"} or {"GET"}  # HEAD needs the right to GET
     (path,) = route.paths
     name = f"{method} {re.sub(':[a-z]+}', '}', path)}"
     return None if name in OPEN_OPERATIONS else OPERATIONS[name]
@@ -154,8 +156,10 @@ async def check_permitted(
     await refuse_foreign(backend, who, action, resolved)
 
 
-def only_json_bodies(connection: Any, _: BaseRouteHandler) -> None:
+def only_json_bodies(connection: Any, handler: BaseRouteHandler) -> None:
     """Checked before any part of the body is read."""
+    if handler.opt.get("raw_body") and connection.scope["method"] == "PUT":
+        return  # no form can send a PUT
     refuse_content(connection.scope["method"], dict(connection.scope["headers"]))
 
 

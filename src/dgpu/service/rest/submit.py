@@ -18,6 +18,7 @@ from dgpu.service.rest.arrays import resolve_after
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.dependencies import look_up
 from dgpu.service.rest.grace_limit import refuse_long_grace
+from dgpu.service.rest.known_uploads import refuse_unknown_uploads
 from dgpu.service.rest.ownership import refuse_foreign_entries, refuse_userless_entries, submitter_of
 from dgpu.wire.answers import Problem, instant
 from dgpu.wire.json_body import BadRequest
@@ -88,6 +89,7 @@ async def submit_entries(
     await refuse_foreign_entries(backend, who, entries, batch=batch)
     refuse_userless_entries(backend, entries, batch=batch)
     refuse_long_grace(backend, entries, batch=batch)
+    refuse_unknown_uploads(backend, entries, batch=batch)
     command = SubmitTasks(entries=entries)
     if key:
         # Per tenant: one tenant cannot discover or use another's keys.

@@ -135,6 +135,7 @@ def _program(of: TaskDetail | PastTask) -> dict[str, Any]:
         "slurm_env": of.slurm_env,
         "signal": signal_text(of.signal),
         "grace_seconds": of.grace_ms / 1000 if of.grace_ms else None,
+        "upload": of.upload,
     }
 
 

@@ -1,0 +1,44 @@
+"""Whether tasks name uploads that the scheduler has. Without the frame: submits use it."""
+
+from __future__ import annotations
+
+from dgpu.core.model.ids import TenantId
+from dgpu.service.content.store import ContentStore
+from dgpu.service.rest.backend import Backend, ProblemError
+from dgpu.wire.answers import FieldError, Problem
+from dgpu.wire.requests import Entries
+from dgpu.wire.uploads import upload_of
+
+
+def refuse_unknown_uploads(rest: Backend, entries: Entries, *, batch: bool = False) -> None:
+    """An upload that is not there would only fail later, on a node."""
+    checked: set[tuple[TenantId, str]] = set()
+    for number, (_, spec) in enumerate(entries):
+        digest = upload_of(spec.detail)
+        key = (spec.shape.tenant_id, digest)
+        if not digest or key in checked:
+            continue
+        checked.add(key)
+        if store_of(rest).find(*key) is None:
+            path = f"tasks[{number}].upload" if batch else "upload"
+            raise ProblemError(unknown_upload(*key, path))
+
+
+def store_of(rest: Backend) -> ContentStore:
+    if rest.files.content is None:
+        detail = "This scheduler stores no uploads."
+        raise ProblemError(Problem(status=503, code="no_uploads", title="No uploads", detail=detail))
+    return rest.files.content
+
+
+def unknown_upload(tenant_id: TenantId, digest: str, path: str = "") -> Problem:
+    detail = (
+        f"The scheduler has no upload {digest} of tenant {tenant_id}. Send it again: dgpu submit --upload."
+    )
+    return Problem(
+        status=422 if path else 404,
+        code="unknown_upload",
+        title="No such upload",
+        detail=detail,
+        errors=[FieldError(path=path, detail=detail)] if path else [],
+    )
