@@ -133,6 +133,8 @@ def test_tasks_that_do_not_end_do_not_keep_the_others_waiting(seed: int) -> None
 @example(24)  # refused by tenant and pool
 @example(72)  # a task within a guarantee had the demand of one that is not
 @example(73)  # a grant let a line reserve, with borrowing
+@example(4214312352)  # the second task of a line reserved, and quota became free for it
+@example(52262616)  # a reservation of another tenant freed what one of this tenant kept of its limits
 @given(seeds)
 def test_once_they_end_all_start(seed: int) -> None:
     random = Random(seed)

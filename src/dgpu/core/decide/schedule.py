@@ -39,6 +39,7 @@ from dgpu.core.state import ClusterState
 _POOLS: Final = tuple(Pool)
 # Local names: a lookup of an enum member costs as much as a call.
 _POOL: Final = Scope.POOL
+_TENANT: Final = Scope.TENANT
 _GUARANTEE: Final = Scope.GUARANTEE
 
 
@@ -216,6 +217,8 @@ def _wake_for_less(state: ClusterState, at: int) -> None:
     if state.reservations:
         _wake_favoured(state)
         _wake_for_gpus(state)
+        _wake_for_others(state, at)
+        _wake_for_tenants(state, at)
     beds.wake_others()
 
 
@@ -247,6 +250,43 @@ def _wake_for_gpus(state: ClusterState) -> None:
     for made in state.reservations.values():
         if not made.places:
             state.queue.beds.wake_line(state.queue.line_of(state.tasks[made.task_id]))
+
+
+def _wake_for_others(state: ClusterState, at: int) -> None:
+    """A line sleeps by the refusal of its head. Another of its tasks with a reservation may be refused by another rule,
+    which this change may lift.
+    """
+    for booking in bookings_in_order(state, at):
+        line, task_id = booking.line, booking.task_id
+        if task_id == line.head or line.demand.whole_milli > state.rooms.idle_milli:
+            continue
+        if admit(state, line, line.claim, access_of(state, line, task_id, at)) is None:
+            state.queue.beds.wake_line(line)
+
+
+def _wake_for_tenants(state: ClusterState, at: int) -> None:
+    """What a tenant's reservations keep of its limits depends on all other reservations: those of unknown time may hold
+    only so much together.
+    """
+    beds = state.queue.beds
+    limited = {
+        booking.line.account.tenant_id: None
+        for booking in bookings_in_order(state, at)
+        if booking.line.account.limited
+    }
+    for tenant_id in limited:
+        for bed in beds.of(_TENANT, tenant_id):
+            if not bed.is_open:
+                beds.retry(bed, lets_in=_is_let_in(state, bed, at))
+
+
+def _is_let_in(state: ClusterState, bed: Bed, at: int) -> bool:
+    """Whether no limit of its tenant refuses the first line of the bed."""
+    first = bed.first()
+    if first is None:
+        return True
+    refusal = admit(state, first, first.claim, access_of(state, first, first.head, at))
+    return refusal is None or refusal.scope is not _TENANT
 
 
 def run_pass(state: ClusterState, command: RunPass) -> tuple[Event, ...]:
