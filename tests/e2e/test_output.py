@@ -117,8 +117,9 @@ def test_without_its_node_the_gap_is_told(site, talk) -> None:
     go.touch()
     assert site.dgpu("wait", task_id).code == 0
     eventually(lambda: stored_bytes(site, task_id), "the output to be stored")
+    url = site.record["url"]  # without it, a scheduler on the default port might answer
     site.interrupt()
-    eventually(lambda: site.dgpu("ps").code == 3, "the scheduler to be gone")
+    eventually(lambda: site.dgpu("ps", "--server", url).code == 3, "the scheduler to be gone")
     site.up("--fake", "2xV100")
     assert digest_of_logs(site, task_id) == whole()  # a new scheduler finds the node and the rest there
 

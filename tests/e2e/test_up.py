@@ -26,12 +26,13 @@ def test_ctrl_c_leaves_tasks_running_and_the_next_up_takes_them_back(site):
     script = f"while [ ! -e {release} ]; do sleep 0.05; done; exit 5"
     task_id = site.submit("--", "sh", "-c", script)
     site.started(task_id)
+    url = site.record["url"]
     code, said = site.interrupt()
     assert code == 0, said
     assert task_id in said
     assert "still running" in said
     assert not (site.data_dir / "up.json").exists()
-    assert site.dgpu("ps").code == 3
+    assert site.dgpu("ps", "--server", url).code == 3
     site.up()
     assert site.task(task_id)["status"] == "running"
     release.touch()

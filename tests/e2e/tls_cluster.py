@@ -16,21 +16,22 @@ from e2e.conftest import PATIENCE_SECONDS, Answer, eventually
 from faults.site import free_port
 
 SCHEDULER = """\
-server: {{http_address: "127.0.0.1:{http}", grpc_address: "127.0.0.1:{grpc}", grpc_tls: true,
-  join_address: "127.0.0.1:{join}", certificate_seconds: 3600, {more}}}
+server: {{http_address: "{host}:{http}", grpc_address: "{host}:{grpc}", grpc_tls: true,
+  join_address: "{host}:{join}", certificate_seconds: 3600, {more}}}
 quota: {{mode: borrow, unknown_tenants: create}}
 storage: {{snapshot_dir: {home}/scheduler}}
 """
 AGENT = """\
 agent: {{id: {name}, heartbeat_interval: 1}}
-scheduler: {{master_address: "127.0.0.1:{grpc}", retry_interval: 0.2, max_retry_interval: 1, tls: {tls}}}
-gpu: {{detection_method: simulated, simulated: "2xV100"}}
+scheduler: {{master_address: "{host}:{grpc}", retry_interval: 0.2, max_retry_interval: 1, tls: {tls}}}
+gpu: {{detection_method: simulated, simulated: {gpus}}}
 executor: {{work_dir: {home}/{name}, stop_grace_seconds: 1}}
 """
 
 
 class Cluster:
-    def __init__(self, **server):
+    def __init__(self, *, host="127.0.0.1", gpus="2xV100", **server):
+        self.host, self.gpus = host, gpus
         self.home = pathlib.Path(tempfile.mkdtemp(prefix="dgpu-tls-"))  # short, for Unix sockets
         self.http, self.grpc, self.join_port = free_port(), free_port(), free_port()
         self.services = {}
@@ -41,7 +42,7 @@ class Cluster:
             "HOME": str(self.home),
             "NO_COLOR": "1",
             "DGPU__ISOLATION__USERS": "none",  # several users get tokens
-            "DGPU_SERVER": f"http://127.0.0.1:{self.http}",
+            "DGPU_SERVER": f"http://{host}:{self.http}",
         }
         self.configure(**server)
 
@@ -49,13 +50,15 @@ class Cluster:
         """`server`: further keys of that section."""
         more = json.dumps(server)[1:-1]
         text = SCHEDULER.format(
-            home=self.home, http=self.http, grpc=self.grpc, join=self.join_port, more=more
+            host=self.host, home=self.home, http=self.http, grpc=self.grpc, join=self.join_port, more=more
         )
         (self.home / "scheduler.yaml").write_text(text)
 
     def add(self, name, **tls):
         self.names.append(name)
-        text = AGENT.format(home=self.home, name=name, grpc=self.grpc, tls=json.dumps(tls))
+        text = AGENT.format(
+            host=self.host, gpus=self.gpus, home=self.home, name=name, grpc=self.grpc, tls=json.dumps(tls)
+        )
         (self.home / f"{name}.yaml").write_text(text)
 
     def dgpu(self, *arguments, **options):
@@ -84,19 +87,20 @@ class Cluster:
         return self.ca("token", *(word for node in nodes for word in ("--node", node))).out.strip()
 
     def join(self, name, token):
-        server = f"127.0.0.1:{self.join_port}"
+        server = f"{self.host}:{self.join_port}"
         return self.dgpu(
             "agent", "join", "--server", server, "--token", token, "-c", self.home / f"{name}.yaml"
         )
 
-    def start(self, name):
+    def start(self, name, *, stdout=None):
+        """`stdout`: subprocess.PIPE, to read the first token; it is shown on no file."""
         verb = "scheduler" if name == "scheduler" else "agent"
         with (self.home / f"{name}.log").open("ab") as log:
             self.services[name] = subprocess.Popen(
                 [sys.executable, "-m", "dgpu", verb, "--config", str(self.home / f"{name}.yaml")],
                 env=self.env,
                 stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdout=stdout or log,
                 stderr=log,
                 start_new_session=True,
             )
