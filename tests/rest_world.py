@@ -27,6 +27,7 @@ from dgpu.journal.memory import MemoryDisk, MemoryJournal
 from dgpu.service.access.key_file import KEY_NAME, load_key
 from dgpu.service.access.token_book import TokenBook, follow_tokens
 from dgpu.service.alerts.options import AlertOptions
+from dgpu.service.alerts.outbox import SendingRules
 from dgpu.service.alerts.watch import AlertWatch
 from dgpu.service.content.store import ContentLimits, ContentStore
 from dgpu.service.history.reader import HISTORY_NAME, History
@@ -37,6 +38,8 @@ from dgpu.service.machine.contact import AgentRules
 from dgpu.service.machine.inputs import Begin
 from dgpu.service.machine.outputs import CommittedGroup
 from dgpu.service.machine.scheduler import Scheduler
+from dgpu.service.notices.reach import NoticeOptions, NoticeTargets
+from dgpu.service.notices.watch import NoticeWatch
 from dgpu.service.oidc.options import OidcOptions
 from dgpu.service.oidc.sign_in import Oidc
 from dgpu.service.open_files import HttpLimits
@@ -124,6 +127,7 @@ class RestWorld:
         options: RestOptions | None = None,
         follower: bool = True,
         alerts: AlertOptions | None = None,
+        notices: NoticeOptions | None = None,
         limits: HttpLimits | None = None,
         oidc: Callable[[str], OidcOptions] | None = None,
         uploads: ContentLimits | None = None,
@@ -137,6 +141,7 @@ class RestWorld:
         )
         self.with_follower = follower
         self.alert_options = alerts
+        self.notice_options = notices
         self.doors = Doors(limits)
         self.oidc_options = oidc  # of the address
         self.turns = Turns()
@@ -192,13 +197,8 @@ class RestWorld:
         await self.runtime.start(Begin(settings=self.settings))
         tokens = await follow_tokens(self.runtime, load_key(self.folder / KEY_NAME))
         sock = self._open_door(tokens)
-        self.alerts = (
-            AlertWatch(self.alert_options, self.runtime, self.folder, dict(self.state.alert_records))
-            if self.alert_options
-            else None
-        )
-        if self.alerts is not None:
-            await self.alerts.start()
+        self.alerts = await self._started_alerts(self.alert_options)
+        self.notices = await self._started_notices(self.notice_options)
         app = create_app(
             self.runtime,
             self.views,
@@ -211,6 +211,7 @@ class RestWorld:
             doors=self.doors,
             turns=self.turns,
             vault=self.vault,
+            notice_targets=None if self.notices is None else self.notices.targets,
         )
         server = HttpServer(app, self.doors, self.turns)
         await server.start(sock)
@@ -219,10 +220,27 @@ class RestWorld:
         await server.stop(0.2)
         if self.oidc is not None:
             await self.oidc.close()
-        if self.alerts is not None:
-            await self.alerts.stop()
+        for watch in (self.alerts, self.notices):
+            if watch is not None:
+                await watch.stop()
         await self.runtime.stop()
         await self.output.close()
+
+    async def _started_alerts(self, options: AlertOptions | None) -> AlertWatch | None:
+        if options is None:
+            return None
+        watch = AlertWatch(options, self.runtime, self.folder, dict(self.state.alert_records))
+        await watch.start()
+        return watch
+
+    async def _started_notices(self, options: NoticeOptions | None) -> NoticeWatch | None:
+        if options is None:
+            return None
+        targets = NoticeTargets(options, self.vault)
+        rules = SendingRules(retry_ms=50, attempts=100)
+        watch = NoticeWatch(self.runtime, self.state, targets, rules, dict(self.state.alert_records))
+        await watch.start()
+        return watch
 
     def _open_door(self, tokens: TokenBook) -> socket.socket:
         sock = socket.create_server(("127.0.0.1", 0))

@@ -77,6 +77,7 @@ def fields(task: dict[str, Any]) -> list[tuple[str, str]]:
         ("time limit", limit(task["timeout_seconds"])),
         ("signal", task["signal"] and f"{task['signal'].replace('@', ', ')} s before the time limit"),
         ("grace", duration(task["grace_seconds"])),
+        ("notify", " ".join(task["notify"])),
         ("command", command_text(task["command"])),
         ("script", f"{plural(task['script_bytes'], 'byte')}, sent at submit" if task["script_bytes"] else ""),
         ("workdir", _workdir(task)),

@@ -101,6 +101,10 @@ def lasting(
     begin_at: Annotated[
         str | None, _option("--begin", metavar="TIME", help="Not before: 22:00, +2h, 2026-07-30T22:00.")
     ] = None,
+    notify: Annotated[
+        list[str] | None,
+        _option("--notify", metavar="[EVENTS=]NAME", help="Tell a target or secret: end,start,fail=slack."),
+    ] = None,
 ) -> None:
     """The same, for the begin and the end of a task."""
 

@@ -30,6 +30,7 @@ class TaskFields(TypedDict, total=False):
     signal: str
     grace_seconds: float
     begin_at: str | datetime
+    notify: str | Sequence[str]
     max_retries: int
     restart: Literal["never", "on-failure", "always"]
     allocation: bool

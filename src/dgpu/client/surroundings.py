@@ -20,6 +20,7 @@ _NEVER = frozenset(
     {"CUDA_VISIBLE_DEVICES", "DGPU_TOKEN", "PWD", "OLDPWD", "SHLVL", "_", "PYTHONBREAKPOINT", "PYTHONSTARTUP"}
 )
 _FILE = "client.yaml"
+_EXPECTED = {"env": "a list of names like [default, MY_*]", "notify": "a list like [end=slack]"}
 
 
 class BadSettings(ValueError):  # noqa: N818  named for what they are
@@ -27,13 +28,16 @@ class BadSettings(ValueError):  # noqa: N818  named for what they are
 
 
 def surrounded(task: Mapping[str, Any]) -> dict[str, Any]:
-    """The task with the directory and the variables of this process; values of the task win.
+    """The task with the directory and the variables of this process, and the messages that the user wants of each task;
+    values of the task win.
 
     A container has its own directories and variables. A task with an upload has its own directory.
     """
-    if task.get("image"):
-        return dict(task)
     filled = dict(task)
+    if "notify" not in task and (wanted := _settings().get("notify")):
+        filled["notify"] = wanted
+    if task.get("image"):
+        return filled
     if variables := sent_variables(os.environ) | dict(task.get("env") or {}):
         filled["env"] = variables
     if task.get("workdir") is None and not task.get("upload") and (here := current_directory()):
@@ -64,12 +68,15 @@ def current_directory() -> str | None:
 
 def chosen_names() -> tuple[str, ...]:
     """`client.env` of the user's client.yaml. The word `default` in it stands for the default names."""
-    try:
-        path = config_dir() / _FILE
-    except RuntimeError:  # no home directory
-        return DEFAULT_NAMES
-    chosen = _read(path)
+    chosen = _settings().get("env")
     return DEFAULT_NAMES if chosen is None else tuple(_expanded(chosen))
+
+
+def _settings() -> dict[str, list[str] | None]:
+    try:
+        return _read(config_dir() / _FILE)
+    except RuntimeError:  # no home directory
+        return {}
 
 
 def _expanded(chosen: Iterable[str]) -> Iterable[str]:
@@ -80,11 +87,11 @@ def _expanded(chosen: Iterable[str]) -> Iterable[str]:
             yield name
 
 
-def _read(path: Path) -> list[str] | None:
+def _read(path: Path) -> dict[str, list[str] | None]:
     try:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        return {}
     except (OSError, UnicodeDecodeError) as error:
         raise BadSettings(f"{path} cannot be read: {error}") from None
     import yaml
@@ -95,12 +102,12 @@ def _read(path: Path) -> list[str] | None:
         raise BadSettings(f"{path} is not YAML: {error}") from None
     section = document.get("client") if isinstance(document, dict) else document
     if section is None:
-        return None
-    if not isinstance(section, dict) or set(section) - {"env"}:
-        raise BadSettings(f"{path}: expected only the key client.env, got {section!r}")
-    env = section.get("env")
-    if env is not None and not (
-        isinstance(env, list) and all(isinstance(name, str) and name for name in env)
-    ):
-        raise BadSettings(f"{path}: client.env is {env!r}, expected a list of names like [default, MY_*]")
-    return env
+        return {}
+    if not isinstance(section, dict) or set(section) - _EXPECTED.keys():
+        raise BadSettings(f"{path}: expected only the keys client.env and client.notify, got {section!r}")
+    for key, value in section.items():
+        if value is not None and not (
+            isinstance(value, list) and all(isinstance(each, str) and each for each in value)
+        ):
+            raise BadSettings(f"{path}: client.{key} is {value!r}, expected {_EXPECTED[key]}")
+    return section

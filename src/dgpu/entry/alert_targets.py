@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dgpu.entry.alert_types import Alerts, NotifyTarget, WebhookTarget
+from dgpu.entry.alert_types import Alerts, AlertSending, NotifyTarget, WebhookTarget
 from dgpu.entry.config_problem import Problem
 
 if TYPE_CHECKING:
     from dgpu.service.alerts.options import AlertOptions
+    from dgpu.service.alerts.outbox import SendingRules
     from dgpu.service.alerts.rules import RuleSet
     from dgpu.service.alerts.targets import Target
 
@@ -70,8 +71,8 @@ def _target(
 ) -> Target | None:
     from dgpu.service.alerts.targets import Target
 
-    url = _value(path, "url", written, refuse, needed=True)
-    secret = _value(path, "secret", written, refuse, needed=False) if kind == "webhook" else ""
+    url = written_value(path, "url", written, refuse, needed=True)
+    secret = written_value(path, "secret", written, refuse, needed=False) if kind == "webhook" else ""
     if url is None or secret is None:
         return None
     why_not = refusal(url)
@@ -83,7 +84,7 @@ def _target(
     return Target(name=name, kind=kind, url=url, secret=secret)
 
 
-def _value(
+def written_value(
     path: str,
     name: str,
     written: WebhookTarget | NotifyTarget,
@@ -132,10 +133,8 @@ def alert_options(alerts: Alerts) -> AlertOptions | None:
     if not alerts.enabled:
         return None
     from dgpu.service.alerts.options import AlertOptions
-    from dgpu.service.alerts.outbox import SendingRules
     from dgpu.service.alerts.values import AlertTimes, MachineOptions
 
-    sending = alerts.sending
     return AlertOptions(
         interval_ms=_ms(alerts.interval_seconds),
         machine=MachineOptions(
@@ -147,14 +146,20 @@ def alert_options(alerts: Alerts) -> AlertOptions | None:
                 keep_resolved=alerts.keep_resolved,
             ),
         ),
-        sending=SendingRules(
-            timeout_ms=_ms(sending.timeout_seconds),
-            attempts=sending.attempts,
-            retry_ms=_ms(sending.retry_seconds),
-            max_retry_ms=_ms(sending.max_retry_seconds),
-            queue=sending.max_queue,
-        ),
+        sending=sending_rules(alerts.sending),
         targets=targets_of(alerts, lambda _: None),
+    )
+
+
+def sending_rules(sending: AlertSending) -> SendingRules:
+    from dgpu.service.alerts.outbox import SendingRules
+
+    return SendingRules(
+        timeout_ms=_ms(sending.timeout_seconds),
+        attempts=sending.attempts,
+        retry_ms=_ms(sending.retry_seconds),
+        max_retry_ms=_ms(sending.max_retry_seconds),
+        queue=sending.max_queue,
     )
 
 

@@ -131,6 +131,17 @@ class NotifyTarget(Section, frozen=True, kw_only=True):
     url_env: str = ""
 
 
+class TaskTarget(NotifyTarget, frozen=True, kw_only=True):
+    """A target that tasks may name: a webhook (http, https) or an apprise URL."""
+
+    tenants: tuple[Name, ...] = ()  # empty: all
+
+
+class Notify(Section, frozen=True, kw_only=True):
+    targets: tuple[TaskTarget, ...] = ()
+    secrets: Literal["none", "public", "all"] = "public"  # secrets of tenants as targets
+
+
 class Alerts(Section, frozen=True, kw_only=True):
     enabled: bool = True
     interval_seconds: Annotated[float, msgspec.Meta(ge=0.1, le=3_600)] = 5

@@ -16,6 +16,7 @@ from dgpu.entry.config_section import Section
 from dgpu.entry.config_types import AgentConfig, Quota, SchedulerConfig, Server
 from dgpu.entry.container_config import check_containers
 from dgpu.entry.ha_config import check_ha
+from dgpu.entry.notify_targets import check_notify
 from dgpu.entry.oidc import check_oidc
 from dgpu.wire import isolation
 from dgpu.wire.address import MAX_PORT, Address, address_list, parse_address
@@ -43,6 +44,7 @@ def check_scheduler(config: SchedulerConfig) -> Iterator[Problem]:
     yield from _check_tenants(config.tenants)
     yield from _check_users(config.isolation.users)
     yield from check_alerts(config.alerts)
+    yield from check_notify(config.notify)
     yield from check_oidc(config)
     yield from check_ha(config)
     yield from _check_logging(config.logging.output)

@@ -8,7 +8,7 @@ import msgspec
 
 from dgpu.agent.probe.detect import DetectionMethod
 from dgpu.agent.probe.models import SimulatedCards
-from dgpu.entry.alert_types import Alerts
+from dgpu.entry.alert_types import Alerts, Notify
 from dgpu.entry.config_section import Name, Section
 from dgpu.entry.ha_types import Ha
 
@@ -203,6 +203,7 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
     auth: Auth = Auth()
     isolation: IsolationSection = IsolationSection()
     alerts: Alerts = Alerts()
+    notify: Notify = Notify()
     logging: Logging = Logging()
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from dgpu.entry.alert_targets import alert_options
 from dgpu.entry.config_types import HealthSection, Retention, SchedulerConfig, Server
 from dgpu.entry.ha_config import shared_options
+from dgpu.entry.notify_targets import notice_options
 from dgpu.entry.oidc import oidc_options
 from dgpu.wire.address import Address, parse_address
 from dgpu.wire.isolation import Isolation
@@ -129,6 +130,7 @@ def service_options(config: SchedulerConfig, *, accept_lost_tail: bool = False) 
             lease_action=config.agent.lease_action,
             isolation=Isolation(users=config.isolation.users),
         ),
+        notices=notice_options(config.notify, config.alerts.sending),
         max_grace_ms=_ms(config.scheduler.max_grace_seconds),
         schedule_interval_ms=_ms(config.scheduler.schedule_interval),
         snapshot_interval_ms=_ms(config.scheduler.snapshot_interval),

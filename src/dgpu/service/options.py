@@ -12,6 +12,7 @@ from dgpu.service.alerts.options import AlertOptions
 from dgpu.service.content.store import ContentLimits
 from dgpu.service.history.audit_rows import AuditLimits
 from dgpu.service.machine.contact import AgentRules
+from dgpu.service.notices.reach import NoticeOptions
 from dgpu.service.oidc.options import OidcOptions
 from dgpu.service.task_output.intake import DEFAULT_HEAD_BYTES, DEFAULT_TAIL_BYTES
 from dgpu.wire.address import Address
@@ -83,6 +84,7 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     allowed_hosts: tuple[str, ...] = ()  # beside the local names, for the Host header
     settings: Settings = Settings()
     rules: AgentRules = AgentRules()
+    notices: NoticeOptions = NoticeOptions()
     max_grace_ms: int = 300_000  # from TERM to KILL, of one task
     schedule_interval_ms: int = 5_000
     snapshot_interval_ms: int = 30_000

@@ -21,6 +21,8 @@ from dgpu.service.copies.wholeness import Wholeness
 from dgpu.service.follower.link import FollowerLink
 from dgpu.service.leadership.standing import Lone, Standing
 from dgpu.service.loop.runtime import Runtime
+from dgpu.service.notices.reach import NoticeTargets
+from dgpu.service.notices.watch import NoticeWatch
 from dgpu.service.open_files import AgentConnections, budget_of
 from dgpu.service.options import ServiceOptions
 from dgpu.service.parts import Parts
@@ -90,6 +92,18 @@ async def watched_alerts(
 
 
 @contextlib.asynccontextmanager
+async def sent_notices(options: ServiceOptions, parts: Parts) -> AsyncIterator[None]:
+    stored = await parts.runtime.read(lambda state: dict(state.alert_records))
+    targets = NoticeTargets(options.notices, parts.vault)
+    watch = NoticeWatch(parts.runtime, parts.state, targets, options.notices.sending, stored)
+    await watch.start()
+    try:
+        yield
+    finally:
+        await watch.stop()
+
+
+@contextlib.asynccontextmanager
 async def http_port(
     options: ServiceOptions,
     parts: Parts,
@@ -130,6 +144,7 @@ async def http_port(
             parts.vault,
             trail,
         )
+        backend.notice_targets = NoticeTargets(options.notices, parts.vault)
         server = HttpServer(app_of(backend, access), doors, turns, tls)
         await server.start(listening)
         try:

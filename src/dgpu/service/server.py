@@ -26,7 +26,14 @@ from dgpu.service.agent_port import agent_port, open_machines
 from dgpu.service.audit.trail import audit_trail
 from dgpu.service.open_files import AgentConnections, budget_of
 from dgpu.service.options import ServedAt, ServiceOptions, check_options
-from dgpu.service.outlets import http_port, https_context, stored_content, stored_output, watched_alerts
+from dgpu.service.outlets import (
+    http_port,
+    https_context,
+    sent_notices,
+    stored_content,
+    stored_output,
+    watched_alerts,
+)
 from dgpu.service.parts import OnCommitted, Parts, followed, open_parts, recorded, tell_recovery
 from dgpu.service.recovery.start import Start
 from dgpu.service.task_files import FileStreams
@@ -99,6 +106,7 @@ async def _serve_alone(
         stored_output(options, parts.runtime) as output,
         agent_port(options, parts.runtime, output, files, connections, machines, trail) as grpc_port,
         watched_alerts(options, parts.runtime) as alerts,
+        sent_notices(options, parts),
         http_port(options, parts, output, files, http_socket, connections, tls, trail) as (backend, access),
     ):
         if alerts is not None:

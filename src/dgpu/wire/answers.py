@@ -158,6 +158,7 @@ class TaskAnswer(Answer, frozen=True, kw_only=True):
     timeout_seconds: float | None = None
     signal: str = ""  # like USR1@300: before the time limit and at a pre-emption
     grace_seconds: float | None = None  # from TERM to KILL; None: the node's setting
+    notify: list[str] = []  # like end=slack: events and the name of the target
     begin_at: str | None = None  # it was asked not to start before
     labels: dict[str, str] = {}
     model_name: str = ""

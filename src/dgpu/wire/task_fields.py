@@ -9,7 +9,7 @@ from dgpu.core.model.dependencies import When
 from dgpu.core.model.gang import MAX_NODES
 from dgpu.core.model.ids import TenantId
 from dgpu.core.model.task import PRIORITY_LEVELS, Restart
-from dgpu.wire import container_fields, fields, stop_fields, uploads
+from dgpu.wire import container_fields, fields, notify_fields, stop_fields, uploads
 from dgpu.wire.fields import Check
 from dgpu.wire.secret_fields import SECRETS_SCHEMA, secrets
 
@@ -160,6 +160,14 @@ TASK_FIELDS: dict[str, TaskField] = {
         "Time between TERM and KILL at the time limit, at a cancel and at a pre-emption. If absent: the node's setting."
         " The operator sets a maximum.",
         _number(1, stop_fields.MAX_GRACE_SECONDS, "number"),
+    ),
+    "notify": TaskField(
+        "notify",
+        notify_fields.notify,
+        "Messages about the task: NAME (at its end), or start,fail=NAME; a list for several. NAME is a target of the "
+        "cluster, or a secret of the tenant that holds a URL of a webhook, Slack or another service of apprise. An "
+        "array sends one message for all of its tasks.",
+        notify_fields.NOTIFY_SCHEMA,
     ),
     "begin_at": TaskField(
         "begins_ms",

@@ -59,7 +59,7 @@ def test_the_users_configuration_changes_the_list(config, text, sent):
     [
         ("client: {env: PATH}", "client.env is 'PATH'"),
         ("client: {env: [1]}", "client.env is [1]"),
-        ("client: {envs: []}", "expected only the key client.env"),
+        ("client: {envs: []}", "expected only the keys client.env and client.notify"),
         ("client: [", "is not YAML"),
     ],
 )
@@ -78,6 +78,13 @@ def test_values_of_the_task_win_and_a_container_gets_nothing(config, tmp_path, m
     assert (plain["workdir"], plain["env"]["PATH"]) == (str(tmp_path), "/mine")
     assert surroundings.surrounded({"command": "true", "workdir": "/data"})["workdir"] == "/data"
     assert surroundings.surrounded({"command": "true", "image": "x"}) == {"command": "true", "image": "x"}
+
+
+def test_messages_about_each_task_are_a_setting_of_the_user(config):
+    config.write_text("client: {notify: [end=slack]}")
+    assert surroundings.surrounded({"image": "i"}) == {"image": "i", "notify": ["end=slack"]}
+    assert surroundings.surrounded({"image": "i", "notify": "ops"})["notify"] == "ops"
+    assert "PATH" in surroundings.sent_variables(SHELL)
 
 
 def test_the_client_sends_them_unless_it_is_told_not_to(config, tmp_path, monkeypatch):

@@ -25,6 +25,9 @@ Constraint: TypeAlias = tuple[str, bool, tuple[str, ...]]
 # A directory of the node in a container: (source, target, read-only).
 Mount: TypeAlias = tuple[str, str, bool]
 
+# A message about the task: (start | end | fail, ...), and the name of its target.
+Wish: TypeAlias = tuple[tuple[str, ...], str]
+
 # The label of nodes that run containers. A task with an image requires it.
 CONTAINERS_LABEL: Final = "dgpu.containers"
 CONTAINERS: Final = "docker"
@@ -121,6 +124,7 @@ class TaskDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     signal: tuple[int, ...] = ()  # its number, and how many ms before the time limit
     grace_ms: int = 0  # from TERM to KILL; 0: the node's default
     upload: str = ""  # sha256 of an archive that is unpacked into the task's new directory; empty: none
+    notify: tuple[Wish, ...] = ()
 
 
 class TaskSpec(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,6 +16,27 @@ from dgpu.wire.answers import instant, instant_or_none
 
 MAX_TOLD_SINGLY = 100  # changes of one check; more are one event
 _MAX_LINES = 20
+
+
+class Letter(NamedTuple):
+    """One message in every form that targets take."""
+
+    title: str
+    text: str
+    body: bytes  # of a webhook
+    kind: str  # of apprise: info | success | warning | failure
+    event: str  # header of a webhook
+
+
+def letter_of(message: Message) -> Letter:
+    kinds = {"resolved": "success", "test": "info"}
+    return Letter(
+        title=mail_title(message),
+        text=mail_text(message),
+        body=webhook_body(message),
+        kind=kinds.get(message.state, "failure" if message.severity == "critical" else "warning"),
+        event="test" if message.state == "test" else "alert",
+    )
 
 
 def alert_answer(alert: Alert, silenced_until: int = 0) -> AlertAnswer:

@@ -21,6 +21,7 @@ MAX_PUT = 500  # records of one command
 MAX_PUT_BYTES = 512 << 10
 
 _NUMBERS = "numbers"
+NOTICES = "notice/"  # records about tasks, which service.notices keeps
 _log = structlog.get_logger("dgpu.alerts")
 
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from dgpu.service.alerts.bodies import mail_text, mail_title, webhook_body
+from dgpu.service.alerts.bodies import Letter, letter_of
+from dgpu.service.alerts.public_hosts import NotPublic, public_address
 from dgpu.service.alerts.targets import Target
 from dgpu.service.alerts.values import Message
 
@@ -41,32 +42,39 @@ class Senders:
 
     async def send(self, target: Target, message: Message, message_id: str) -> str:
         """Returns the answer of the target."""
+        return await self.send_letter(target, letter_of(message), message_id)
+
+    async def send_letter(self, target: Target, letter: Letter, message_id: str) -> str:
         if target.kind == "webhook":
-            return await self._post(target, message, message_id)
-        return await _in_thread(lambda: send_by_apprise(target, message))
+            return await self._post(target, letter, message_id)
+        return await _in_thread(lambda: send_by_apprise(target, letter))
 
     async def close(self) -> None:
         if self._http is not None:
             await self._http.aclose()
             self._http = None
 
-    async def _post(self, target: Target, message: Message, message_id: str) -> str:
+    async def _post(self, target: Target, letter: Letter, message_id: str) -> str:
         import httpx
 
-        body = webhook_body(message)
+        body = letter.body
         headers = {
             "content-type": "application/json",
             "user-agent": _USER_AGENT,
-            "x-dgpu-event": "test" if message.state == "test" else "alert",
+            "x-dgpu-event": letter.event,
             "x-dgpu-delivery": message_id,
         }
         if target.secret:
             headers["x-dgpu-signature"] = signature(target.secret, body)
         try:
             async with asyncio.timeout(self._timeout_s):
+                request = self._client().build_request("POST", target.url, content=body, headers=headers)
+                if target.public_only:
+                    await _pin(request)
                 # Only the status counts: the body of the response is not read.
-                async with self._client().stream("POST", target.url, content=body, headers=headers) as answer:
-                    status = answer.status_code
+                answer = await self._client().send(request, stream=True)
+                status = answer.status_code
+                await answer.aclose()
         except TimeoutError:
             raise SendFailed(f"no answer within {self._timeout_s:g} s") from None
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
@@ -91,6 +99,16 @@ class Senders:
         return self._http
 
 
+async def _pin(request: httpx.Request) -> None:
+    """Connects to the address that was checked: a second look-up could find another one."""
+    try:
+        address = await public_address(str(request.url))
+    except NotPublic as error:
+        raise SendFailed(str(error)) from None
+    request.extensions["sni_hostname"] = request.url.host  # certificates are checked against the name
+    request.url = request.url.copy_with(host=address)  # the header Host keeps the name
+
+
 def signature(secret: str, body: bytes) -> str:
     return "sha256=" + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
 
@@ -108,18 +126,16 @@ def apprise_refusal(url: str) -> str | None:
     return f"expected a URL of apprise, like mailto://user:password@host?to=ops@example.org ({said})"
 
 
-def send_by_apprise(target: Target, message: Message) -> str:
+def send_by_apprise(target: Target, letter: Letter) -> str:
     try:
         import apprise
     except ImportError:
         raise SendFailed(NEEDS_APPRISE) from None
-    kinds = {"resolved": "success", "test": "info"}
-    kind = kinds.get(message.state, "failure" if message.severity == "critical" else "warning")
     with _heard() as records:
         try:
             service = apprise.Apprise.instantiate(target.url, suppress_exceptions=True)
             sent = service is not None and service.notify(
-                body=mail_text(message), title=mail_title(message), notify_type=kind
+                body=letter.text, title=letter.title, notify_type=letter.kind
             )
         except Exception as error:  # noqa: BLE001 - about ninety plugins may raise anything
             raise SendFailed(target.without_secrets(_words(error))) from None

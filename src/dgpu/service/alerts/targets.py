@@ -22,6 +22,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["webhook", "apprise"]
     url: str
     secret: str = ""  # of a webhook: signs the body
+    public_only: bool = False  # of a webhook: refused if its host has an address that is not public
 
     def __repr__(self) -> str:  # also used in tracebacks and logs
         return f"Target({self.name!r}, {self.address!r})"

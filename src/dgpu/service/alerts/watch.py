@@ -27,7 +27,7 @@ from dgpu.service.alerts.options import AlertOptions
 from dgpu.service.alerts.outbox import Delivery, Outbox, TargetCounts
 from dgpu.service.alerts.readers import alert_for
 from dgpu.service.alerts.readings import EndedTasks, read_state
-from dgpu.service.alerts.records import AlertRecords, Kept, load
+from dgpu.service.alerts.records import NOTICES, AlertRecords, Kept, load
 from dgpu.service.alerts.rules import OffClock, Readings, findings
 from dgpu.service.alerts.senders import Senders, SendFailed
 from dgpu.service.alerts.shared_readings import read_shared
@@ -81,6 +81,7 @@ class AlertWatch:
         self._standing = standing or Lone()
         self._runtime = runtime
         self._folder = folder
+        stored = {name: content for name, content in stored.items() if not name.startswith(NOTICES)}
         self._records = AlertRecords(stored)
         kept = load(stored)
         self.machine = AlertMachine(options.machine, kept.alerts)

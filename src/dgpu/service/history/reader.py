@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from dgpu.core.model.ids import NO_TASK, GpuId, LeaseId, NodeId, TaskId, TenantId
-from dgpu.core.model.task import WHOLE_MILLI, Constraint, Mount, Pool, Restart, TaskStatus
+from dgpu.core.model.task import WHOLE_MILLI, Constraint, Mount, Pool, Restart, TaskStatus, Wish
 from dgpu.service.history.filters import (
     IDS_OF_KIND,
     Search,
@@ -48,6 +48,7 @@ _JSON_COLUMNS = frozenset(
         "secret_names",
         "mounts",
         "signal",
+        "notify",
     }
 )
 
@@ -107,6 +108,7 @@ class PastTask(msgspec.Struct, frozen=True, kw_only=True):
     grace_ms: int = 0
     begins_ms: int = 0
     upload: str = ""
+    notify: tuple[Wish, ...] = ()
 
 
 class PastAttempt(msgspec.Struct, frozen=True, kw_only=True):

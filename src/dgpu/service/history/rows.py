@@ -30,13 +30,14 @@ ADDED_COLUMNS = {
     "grace_ms": "INTEGER NOT NULL DEFAULT 0",
     "begins_ms": "INTEGER NOT NULL DEFAULT 0",
     "upload": "TEXT NOT NULL DEFAULT ''",
+    "notify": "TEXT NOT NULL DEFAULT '[]'",
 }
 _FIXED = (
     "id", "name", "tenant", "pool", "gpus", "gpu_models", "cpus_milli", "ram_mb", "timeout_ms", "max_retries",
     "restart", "allocation", "command", "workdir", "labels", "created_at", "submitted_index", "nodes", "array_id",
     "array_index", "array_count", "share_milli", "constraints", "array_limit", "env_names", "model_name", "task_type",
     "structure_n_atoms", "secret_names", "image", "mounts", "read_only_root", "shm_mb",
-    "script_bytes", "slurm_env", "signal", "grace_ms", "begins_ms", "upload",
+    "script_bytes", "slurm_env", "signal", "grace_ms", "begins_ms", "upload", "notify",
 )  # fmt: skip
 _CHANGING = (
     "priority", "gpu_memory_mb", "status", "node", "node_ids", "gpu_ids", "attempt", "retries", "started_at",
@@ -80,7 +81,7 @@ class TaskRows:
             text(sorted(detail.secrets)),
             detail.image, text(detail.mounts), int(detail.read_only_root), detail.shm_mb,
             len(detail.script.encode()), int(detail.slurm_env),
-            text(detail.signal), detail.grace_ms, task.begins_ms, detail.upload,
+            text(detail.signal), detail.grace_ms, task.begins_ms, detail.upload, text(detail.notify),
             *_changing(task, shape),
         )  # fmt: skip
 

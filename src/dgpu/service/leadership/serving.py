@@ -38,7 +38,14 @@ from dgpu.service.leadership.waiting_room import waiting_room
 from dgpu.service.loop.failures import NotMaster
 from dgpu.service.open_files import AgentConnections, budget_of
 from dgpu.service.options import OptionsRefused, ServedAt, ServiceOptions, SharedOptions
-from dgpu.service.outlets import http_port, https_context, stored_content, stored_output, watched_alerts
+from dgpu.service.outlets import (
+    http_port,
+    https_context,
+    sent_notices,
+    stored_content,
+    stored_output,
+    watched_alerts,
+)
 from dgpu.service.parts import OnCommitted, Parts, followed, open_parts, recorded, tell_recovery
 from dgpu.service.recovery.start import Start
 from dgpu.service.task_files import FileStreams
@@ -287,6 +294,7 @@ class _Life:
                 options, runtime, output, self._files, self._connections, self._machines, trail
             ) as grpc_port,
             watched_alerts(options, runtime, self._standing) as alerts,
+            sent_notices(options, parts),
         ):
             if alerts is not None:
                 backend.watch_alerts(alerts)

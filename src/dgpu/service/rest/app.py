@@ -10,6 +10,7 @@ from dgpu.service.audit.trail import AuditTrail
 from dgpu.service.follower.link import FollowerLink
 from dgpu.service.history.reader import History
 from dgpu.service.loop.runtime import Runtime
+from dgpu.service.notices.reach import NoticeTargets
 from dgpu.service.rest.access import Access
 from dgpu.service.rest.audit_hook import AuditHook
 from dgpu.service.rest.backend import Backend, RestOptions
@@ -40,6 +41,7 @@ def create_app(
     turns: Turns | None = None,
     vault: Vault | None = None,
     trail: AuditTrail | None = None,
+    notice_targets: NoticeTargets | None = None,
 ) -> App:
     """Call it in the serving loop. `views` must get every group that `runtime` commits.
 
@@ -48,6 +50,7 @@ def create_app(
     backend = Backend(
         runtime, views, history, output, options, follower, files, doors, turns, access.tokens, vault, trail
     )
+    backend.notice_targets = notice_targets
     if alerts is not None:
         backend.watch_alerts(alerts)
     return app_of(backend, access)

@@ -24,6 +24,7 @@ from dgpu.service.history.reader import History
 from dgpu.service.leadership.standing import Lone, Standing
 from dgpu.service.loop.answers import Answer
 from dgpu.service.loop.runtime import Runtime
+from dgpu.service.notices.reach import NoticeTargets
 from dgpu.service.rest.access import user_name
 from dgpu.service.rest.attempt import CURRENT
 from dgpu.service.rest.doors import Doors, Guest
@@ -113,6 +114,7 @@ class Backend:
         self.trail = AuditTrail(runtime) if trail is None else trail
         self.feed = EventFeed(views)
         self.alerts: AlertWatch | None = None  # None: no alerts
+        self.notice_targets: NoticeTargets | None = None  # None: a world without messages about tasks
         build = build_of(options.pages_dir or BUNDLE)
         self.board = Board(
             runtime,

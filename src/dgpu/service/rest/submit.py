@@ -19,6 +19,7 @@ from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.dependencies import look_up
 from dgpu.service.rest.grace_limit import refuse_long_grace
 from dgpu.service.rest.known_uploads import refuse_unknown_uploads
+from dgpu.service.rest.notify_check import refuse_unknown_targets
 from dgpu.service.rest.ownership import refuse_foreign_entries, refuse_userless_entries, submitter_of
 from dgpu.wire.answers import Problem, instant
 from dgpu.wire.json_body import BadRequest
@@ -90,6 +91,7 @@ async def submit_entries(
     refuse_userless_entries(backend, entries, batch=batch)
     refuse_long_grace(backend, entries, batch=batch)
     refuse_unknown_uploads(backend, entries, batch=batch)
+    await refuse_unknown_targets(backend, entries, batch=batch)
     command = SubmitTasks(entries=entries)
     if key:
         # Per tenant: one tenant cannot discover or use another's keys.

@@ -20,6 +20,7 @@ from dgpu.service.rest import listing
 from dgpu.service.rest.arrays import resolve_after
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.grace_limit import refuse_long_grace
+from dgpu.service.rest.notify_check import refuse_unknown_targets
 from dgpu.service.rest.ownership import refuse_foreign_entries, refuse_userless_entries, submitter_of
 from dgpu.service.rest.tasks import Given, TaskIdText, Who
 from dgpu.service.views.tasks import reservation_answer
@@ -97,6 +98,7 @@ async def what_if(rest: Given, who: Who, request: Request[Any, Any, Any]) -> Wha
         await refuse_foreign_entries(rest, who, question.entries, Action.PREDICT, path="submit.")
         refuse_userless_entries(rest, question.entries, path="submit.")
         refuse_long_grace(rest, question.entries, path="submit.")
+        await refuse_unknown_targets(rest, question.entries, path="submit.")
         question = msgspec.structs.replace(question, tenants=who.tenants)
     elif (refused := refusal_for_all(who, Action.PREDICT)) is not None:
         raise ProblemError(refused)

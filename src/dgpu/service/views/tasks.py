@@ -24,6 +24,7 @@ from dgpu.wire.answers import (
     wall_instant,
 )
 from dgpu.wire.container_fields import mount_text
+from dgpu.wire.notify_fields import notify_text
 from dgpu.wire.stop_fields import signal_text
 from dgpu.wire.task_names import element_name
 
@@ -134,6 +135,7 @@ def _program(of: TaskDetail | PastTask) -> dict[str, Any]:
         "shm_mb": of.shm_mb,
         "slurm_env": of.slurm_env,
         "signal": signal_text(of.signal),
+        "notify": list(map(notify_text, of.notify)),
         "grace_seconds": of.grace_ms / 1000 if of.grace_ms else None,
         "upload": of.upload,
     }
