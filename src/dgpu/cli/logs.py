@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dgpu.cli.arguments import parse_ids
+from dgpu.cli.array_output import follow_outputs, show_outputs
 from dgpu.cli.connection import connect
 from dgpu.cli.failures import note
 from dgpu.cli.flags import flags_of
@@ -38,11 +39,19 @@ def logs(
 ) -> None:
     """The output of a task (stdout and stderr), also after its end and without its node.
 
+    Of an array, the output of its tasks one after another. With -f, lines begin with the index of their task.
     On a terminal, control sequences other than colours are shown as "?". In a pipe nothing is changed.
     """
     client = connect(flags_of(ctx))
     write = output_writer(raw=raw)
     (task_id,) = parse_ids([task])
+    found = client.get(task_id)
+    if found.array is not None and found.array.count > 1:
+        if attempt is not None or rank is not None:
+            raise typer.BadParameter(f"--attempt and --rank are of one task; name it, for example {task}_0")
+        show = follow_outputs if follow else show_outputs
+        show(client, found, lambda: output_writer(raw=raw), tail)
+        return
     if follow:
         output = OutputFollower(client, task_id, attempt, tail=tail, rank=rank, write=write)
         output.follow()

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import typer
 
 from dgpu.cli import submission as s
+from dgpu.cli.array_output import run_array
 from dgpu.cli.connection import connect, is_final, patiently, poll, task_code
 from dgpu.cli.failures import ExitCode, note
 from dgpu.cli.flags import flags_of
-from dgpu.cli.following import OutputFollower
+from dgpu.cli.following import OutputFollower, write_output
 from dgpu.cli.stdin import unread_input
 from dgpu.cli.uploading import with_uploads
 from dgpu.client.language import waiting
@@ -32,7 +33,10 @@ def run(
     ctx: typer.Context,
     command: s.Command = None,
 ) -> int:
-    """Queue a command, show its live output, and return its exit code. Ctrl-C cancels the task."""
+    """Queue a command, show its live output, and return its exit code. Ctrl-C cancels the task.
+
+    Lines of the tasks of an array begin with their index, and the first exit code that is not 0 is returned.
+    """
     flags = flags_of(ctx)
     flags.returns_task_code = True
     if not command:
@@ -42,6 +46,8 @@ def run(
     task = s.task_fields(ctx, command)
     told = _tell_of_input()
     task_id = client.submit(**with_uploads(client, [task])[0]).task_id
+    if "array" in task:
+        return run_array(client, task_id, lambda: write_output)
     attempts = _Attempts(client, task_id)
     try:
         ended = attempts.follow()

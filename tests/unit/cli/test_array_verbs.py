@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 
-from .conftest import task
+from dgpu.cli.array_output import PrefixedLines
+
+from .conftest import SUBMITTED, problem, task
 
 ARRAY = {"array_id": "task-7", "element_id": "task-7_0", "array_index": 0, "array_count": 4}
 FAILURES = [
@@ -143,3 +146,44 @@ def test_filters_are_sent_and_wrong_ones_refused_before(dgpu, server, monkeypatc
     assert wanted.items() <= asked[0].items()
     for wrong in (("--mine", "-u", "bob"), ("-s", "failed,done"), ("--label", "x"), ("--array", "x")):
         assert dgpu("ps", *wrong, "--server", server.url)[0] == 2
+
+
+def started(number, status, **facts):
+    names = {"array_id": "task-7", "element_id": f"task-7_{number - 7}", "array_index": number - 7}
+    return task(number, status, attempt=1, array_count=4, **names, **facts)
+
+
+def test_run_of_an_array_shows_lines_with_their_index_and_returns_a_code_that_is_not_0(dgpu, server):
+    server.answers["POST", "/api/v1/tasks"] = (201, {**SUBMITTED[1], "count": 4})
+    server.answers["GET", "/api/v1/tasks/task-7"] = (200, array(success=3, failed=1, failures=FAILURES[:1]))
+    lists(server, ([started(7, "success"), started(8, "failed", exit_code=3)], 2))
+    server.answers["GET", "/api/v1/tasks/task-7/logs"] = (200, b"one\ntwo")
+    server.answers["GET", "/api/v1/tasks/task-8/logs"] = (200, b"bad\n")
+    code, out, err = dgpu("run", "--array", "0-3", "--server", server.url, "--", "true")
+    assert (code, sorted(out.splitlines())) == (3, ["[0] one", "[0] two", "[1] bad"])
+    assert "1 failed, 3/4 done (failed: 7_1)" in err
+
+
+def test_logs_of_an_array_have_a_heading_for_each_task_and_tell_of_lost_output(dgpu, server):
+    server.answers["GET", "/api/v1/tasks/task-7"] = (200, array(success=3, failed=1))
+    lists(server, ([started(7, "success"), started(8, "failed", exit_code=3), task(9)], 3))
+    server.answers["GET", "/api/v1/tasks/task-7/logs"] = (200, b"one\ntwo")
+    server.answers["GET", "/api/v1/tasks/task-8/logs"] = (
+        404,
+        problem(404, "output_unavailable", "It is lost."),
+    )
+    code, out, _ = dgpu("logs", "7", "--server", server.url)
+    wanted = "==> 7_0 (success) <==\none\ntwo\n\n==> 7_1 (exit code 3) <==\n[dgpu: It is lost.]\n"
+    assert (code, out) == (0, wanted)
+    assert dgpu("logs", "7", "--rank", "1", "--server", server.url)[0] == 2
+
+
+def test_a_line_of_several_pieces_is_written_as_one():
+    written = []
+    lines = PrefixedLines(b"[3] ", written.append, threading.Lock())
+    for piece in (b"a", b"b\nc\n", b"", b"\nd"):
+        lines.feed(piece)
+    lines.end()
+    assert written == [b"[3] ab\n[3] c\n", b"[3] \n", b"[3] d\n"]
+    lines.feed(b"x" * 70_000)
+    assert len(written[-1]) > 70_000, "a line without an end is not kept in memory"

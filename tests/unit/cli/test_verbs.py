@@ -160,6 +160,7 @@ def test_logs_say_that_nothing_was_written(dgpu, server, facts, flags, told):
 
 def test_logs_that_are_gone_are_not_taken_for_nothing_written(dgpu, server):
     detail = "The output is not available: output from before 2026-05-01T00:00:00.000Z is no longer kept."
+    server.answers["GET", "/api/v1/tasks/task-3"] = (200, task(3, "success", attempt=1))
     server.answers["GET", "/api/v1/tasks/task-3/logs"] = (404, problem(404, "output_unavailable", detail))
     for flags in ((), ("-f",)):
         code, out, err = dgpu("--server", server.url, "logs", "3", *flags)
@@ -169,6 +170,7 @@ def test_logs_that_are_gone_are_not_taken_for_nothing_written(dgpu, server):
 
 
 def test_logs_are_passed_on_byte_by_byte(dgpu, server):
+    server.answers["GET", "/api/v1/tasks/task-3"] = (200, task(3, "running"))
     server.answers["GET", "/api/v1/tasks/task-3/logs"] = (200, b"a\x00\xc3\xa9\n")
     assert dgpu("logs", "3", "--server", server.url)[1] == "a\x00é\n"
 
