@@ -27,7 +27,7 @@ class Door:
     def __init__(self, path: Path, epoll: select.epoll) -> None:
         self._path = path
         self._epoll = epoll
-        self._listener = _listen(path)
+        self._listener = listen(path)
         self._agent: socket.socket | None = None
         self._decoder = Decoder()
         self._unsent = bytearray()
@@ -132,7 +132,7 @@ class Door:
             self._unsent.clear()
 
 
-def _listen(path: Path) -> socket.socket:
+def listen(path: Path) -> socket.socket:
     """Binds a relative name: the whole path may be longer than a socket address allows."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()

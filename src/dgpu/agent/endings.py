@@ -6,11 +6,14 @@ tree has gone and the scribe has recorded it.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import os
+import signal
 from typing import Any
 
 from dgpu.agent.containers.kept import ContainerRunners
+from dgpu.agent.entries import Entries, hang_up
 from dgpu.agent.held import Held, Trees
 from dgpu.agent.keeper_settings import boot_ms
 from dgpu.agent.launches import Launches
@@ -43,6 +46,7 @@ class Endings:
         leases: TaskLeases,
         launches: Launches,
         containers: ContainerRunners,
+        entries: Entries,
         scribe: ScribeLink,
         news: News,
     ) -> None:
@@ -53,6 +57,7 @@ class Endings:
         self._leases = leases
         self._launches = launches
         self.containers = containers
+        self._entries = entries
         self._scribe = scribe
         self._news = news
         self._recording: set[int] = set()
@@ -128,6 +133,7 @@ class Endings:
                 break
             held = self.mains.pop(pid, None)
             if held is None:
+                self._entries.reaped(pid, status)
                 adopted = True
                 continue
             if held.sweeps is not None:
@@ -183,12 +189,15 @@ class Endings:
             if not held.kill_at_ms:
                 held.kill_at_ms = now_ms + held.grace_ms
                 self._trees.terminate(held)
+                for pid in held.entered:
+                    hang_up(pid)  # a shell ignores SIGTERM
         elif held.deadline_ms and now_ms >= held.deadline_ms and not held.cause and not held.frozen_since_ms:
             self.stop(held, "timeout", held.grace_ms, now_ms)
         elif _signal_is_due(held, now_ms):
             self._trees.signal(held)
             if not held.signalled:  # its program may not be ready yet
                 self.tend_at(held.lease, now_ms + _SIGNAL_AGAIN_MS)
+        self._kill_entered(held, now_ms)
         if not held.kill_at_ms:
             return
         if held.terminate_at_ms and held.terminate_at_ms <= now_ms < held.kill_at_ms:
@@ -206,6 +215,15 @@ class Endings:
             return
         self.tend_at(held.lease, now_ms + (_CHECK_MS if held.kill_rounds < 10 else _SLOW_CHECK_MS))
 
+    def _kill_entered(self, held: Held, now_ms: int) -> None:
+        """Commands inside the run whose clients have gone."""
+        for pid, kill_at_ms in held.entered.items():
+            if kill_at_ms and now_ms >= kill_at_ms:
+                with contextlib.suppress(OSError):
+                    os.killpg(pid, signal.SIGKILL)  # it was not waited for: its pid cannot be reused
+            elif kill_at_ms:
+                self.tend_at(held.lease, kill_at_ms)
+
     def _finish(self, held: Held) -> None:
         """The whole tree has ended: the end may be recorded."""
         if held.status_fd >= 0:
@@ -218,7 +236,8 @@ class Endings:
                 self._sweep(held)
             if not held.container.has_ended:
                 return  # comes back when the engine has removed it
-        self._conclude(held)
+        if self._entries.is_drained(held):  # else it comes back
+            self._conclude(held)
 
     def _conclude(self, held: Held) -> None:
         if held.container is not None:

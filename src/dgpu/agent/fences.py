@@ -77,6 +77,11 @@ class Fences:
         finally:
             os.close(directory)
 
+    def entries_of(self, lease: int) -> Groups:
+        """For another process of a run that has its groups."""
+        v2 = [f"{self._corral.path}/{lease:d}/cgroup.procs"] if self._corral.usable else []
+        return Groups([*v2, *(f"{path}/cgroup.procs" for path in self._v1_groups.get(lease, ()))])
+
     def _make_v1(self, order: dict[str, Any]) -> list[str]:
         lease, ram_mb, cpus_milli = order["lease"], order.get("ram_mb", 0), order.get("cpus_milli", 0)
         entries: list[str] = []

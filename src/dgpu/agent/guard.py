@@ -30,6 +30,7 @@ from dgpu.agent.keeper_settings import KeeperSettings, boot_ms
 from dgpu.agent.lifeline import LOOK_SECONDS, LeaseGuard, Lifeline
 from dgpu.agent.scribe import be_scribe
 from dgpu.agent.store import FILE_NAME, LeaseLog, read_leases
+from dgpu.agent.terminals import be_terminals
 from dgpu.agent.tree import Survey, send
 from dgpu.file_limit import lower_soft_limit
 
@@ -78,13 +79,22 @@ def _be_guard(settings: KeeperSettings, tell: int) -> None:
         be_scribe(settings, log, theirs)
     theirs.close()
     log.close()
+    to_terminals, of_terminals = socket.socketpair()
+    if os.fork() == 0:
+        os.close(tell)
+        ours.close()
+        to_terminals.close()
+        _speak_into(say)
+        be_terminals(settings, of_terminals)
+    of_terminals.close()
     keeper = os.fork()
     if keeper == 0:
         _speak_into(say)
-        _be_keeper(settings, tell, known=log.live, scribe=ours, lifeline=lifeline)
+        _be_keeper(settings, tell, known=log.live, scribe=ours, terminals=to_terminals, lifeline=lifeline)
     os.close(tell)
     os.close(say)
     ours.close()
+    to_terminals.close()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda got, _frame: _pass_on(keeper, got))
     why = _wait_for(keeper, scribe, lifeline)

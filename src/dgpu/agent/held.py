@@ -22,10 +22,14 @@ class Held:
     """A task's process from its start to the end of its whole tree."""
 
     __slots__ = (
+        "account",
         "cause",
         "container",
+        "cwd",
         "deadline_ms",
         "directory",
+        "entered",
+        "env",
         "error",
         "exit_status",
         "failure",
@@ -80,6 +84,11 @@ class Held:
         self.fenced = False  # in its group from its first program on
         self.unkilled = 0
         self.container: Container | None = None
+        # For commands that people start inside the run.
+        self.account: list[Any] | None = order.get("account")
+        self.env: dict[str, str] = order.get("env", {})
+        self.cwd: str = order.get("cwd", "")
+        self.entered: dict[int, int] = {}  # such commands by pid, until waited for; when to kill them, or 0
         self.sweeps: Held | None = None  # the run whose container this process removes
 
 
@@ -115,7 +124,7 @@ class Trees:
                 held.grouped = False
                 return False
             return bool(self._corral.pids(held.lease))
-        if held.grouped or self._strays or held.container is not None:
+        if held.grouped or self._strays or held.container is not None or held.entered:
             return True
         return self._watch.may_have_left(held.pid, self._mains)
 
@@ -124,7 +133,8 @@ class Trees:
         survey = self._survey = self._survey or Survey()
         ours = survey.with_descendants([self._me])
         self._strays = {pid for pid in self._strays if pid in ours and not ours[pid].dead}
-        roots = [pid for pid, proc in ours.items() if proc.sid == held.pid]
+        roots = [pid for pid, proc in ours.items() if proc.sid == held.pid or proc.sid in held.entered]
+        roots.extend(held.entered)
         if held.exit_status is None:
             roots.append(held.pid)
         if held.fenced:
@@ -251,9 +261,12 @@ class Trees:
         started it. With several such leases, it belongs to none and is killed with the last of them. A process of
         another Unix user never belongs to the lease of an isolated task, whatever its mark says.
         """
-        if orphan.sid == held.pid:
+        if orphan.sid == held.pid or orphan.sid in held.entered:
             return True
-        if any(other.pid == orphan.sid for other in self._live.values()) or not _may_be_of(held, orphan.pid):
+        is_of_other = any(
+            orphan.sid == other.pid or orphan.sid in other.entered for other in self._live.values()
+        )
+        if is_of_other or not _may_be_of(held, orphan.pid):
             return False
         lease, keeper_id = markers(orphan.pid)
         if lease and keeper_id == self._keeper_id:

@@ -21,6 +21,7 @@ from dgpu.agent.containers.kept import ContainerRunners
 from dgpu.agent.corral import Corral
 from dgpu.agent.door import Door
 from dgpu.agent.endings import Endings
+from dgpu.agent.entries import Entries
 from dgpu.agent.fences import Fences
 from dgpu.agent.frames import OLDEST_PROTOCOL, PROTOCOL, Frame
 from dgpu.agent.held import Held, Trees
@@ -40,10 +41,16 @@ _AGENT_SILENT_MS = (
 
 
 class Keeper:
-    """`known`: the leases in the log of the last keeper. `scribe`: the socket to the scribe."""
+    """`known`: the leases in the log of the last keeper. `scribe`, `terminals`: the sockets to these processes."""
 
     def __init__(
-        self, settings: KeeperSettings, *, known: dict[int, Record], scribe: socket.socket, lifeline: Lifeline
+        self,
+        settings: KeeperSettings,
+        *,
+        known: dict[int, Record],
+        scribe: socket.socket,
+        terminals: socket.socket,
+        lifeline: Lifeline,
     ) -> None:
         self._settings = settings
         self._lifeline = lifeline
@@ -70,19 +77,30 @@ class Keeper:
         self._door = Door(directory / "keeper.sock", self._epoll)
         self._news = News(self._door, known)
         self._launches = Launches(self._epoll)
+        starter = Starter(settings.work_dir)
+        self._entries = Entries(
+            terminals, self._epoll, starter=starter, live=self._live, corral=self._corral, fences=self._fences
+        )
+        self._make_runs(starter, mains)
+        self._recover()
+        self._leave_record(directory / "keeper.json")
+
+    def _make_runs(self, starter: Starter, mains: dict[int, Held]) -> None:
         self._endings = Endings(
-            known=known,
+            known=self._known,
             mains=mains,
             live=self._live,
             trees=self._trees,
             leases=self._leases,
             launches=self._launches,
             containers=ContainerRunners(self.id, self._epoll),
+            entries=self._entries,
             scribe=self._scribe,
             news=self._news,
         )
         self._starts = Starts(
-            starter=Starter(settings.work_dir),
+            starter=starter,
+            entries=self._entries,
             scribe=self._scribe,
             launches=self._launches,
             corral=self._corral,
@@ -90,8 +108,6 @@ class Keeper:
             leases=self._leases,
             endings=self._endings,
         )
-        self._recover()
-        self._leave_record(directory / "keeper.json")
 
     def _leave_record(self, path: Path) -> None:
         """For the next keeper, which ends what this one leaves."""
@@ -132,6 +148,9 @@ class Keeper:
                     os.read(self._wake_read, 4096)
             elif fd == self._scribe.fileno():
                 self._serve_scribe(mask)
+            elif fd == self._entries.fileno():
+                for lease in self._entries.serve(mask, boot_ms()):
+                    self._endings.tend_at(lease, boot_ms())
             else:
                 self._serve_door(fd, mask)
         if children:

@@ -59,13 +59,13 @@ def launch(settings: KeeperSettings) -> None:
         raise KeeperError(done.stderr.decode(errors="replace").strip() or "the keeper could not be started")
 
 
-def connect(directory: Path) -> socket.socket:
+def connect(directory: Path, name: str = SOCKET_NAME) -> socket.socket:
     """Uses the directory's descriptor: the whole path may be longer than a socket address allows."""
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         link.settimeout(10)
-        link.connect(f"/proc/self/fd/{folder}/{SOCKET_NAME}")
+        link.connect(f"/proc/self/fd/{folder}/{name}")
     except OSError:
         link.close()
         raise

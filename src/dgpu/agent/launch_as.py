@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from dgpu.agent.fences import Groups
 from dgpu.agent.native import find_native
-from dgpu.agent.spawn import DEFAULT_SIGNALS, Child
+from dgpu.agent.spawn import DEFAULT_SIGNALS, Child, Ends, output_pipe, stream_actions
 from dgpu.agent.spawn_into import SpawnInto
 
 _WORD = "DGPU_LAUNCH_"
@@ -54,41 +54,33 @@ class Launcher:
         null: int,
         limits: tuple[int, int] | None,
         groups: Groups,
+        ends: Ends | None = None,
     ) -> Child:
         """Raises OSError and ValueError."""
-        fds: list[int] = []
-        try:
-            output_read, output_write = os.pipe2(os.O_CLOEXEC)
-            fds += [output_read, output_write]
+        with output_pipe(null, ends) as (output_read, own):
             # The program writes at most once, and far less than the pipe holds: its end may be non-blocking, too.
             status_read, status_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-            fds += [status_read, status_write]
-            order = [str(status_write), str(os.getpid())]
-            about = _about(account, cwd, env, limits)
-            pid = None
-            if groups.into >= 0:
-                variables = _with_order([*order, *_entering(groups.entries[1:]), *about], env)
-                child_fds = (null, output_write, status_write)
-                pid = self._into.spawn(groups.into, self._program, argv, variables, child_fds)
-            if pid is None:
-                variables = _with_order([*order, *_entering(groups.entries), *about], env)
-                pid = self._spawn(argv, variables, null, output_write, status_write)
-            fds.remove(output_read)
-            fds.remove(status_read)
-        finally:
-            for fd in fds:
-                os.close(fd)
-        os.set_blocking(output_read, False)
-        return Child(pid, output_read, status_read)
+            try:
+                order = [str(status_write), str(os.getpid())]
+                about = _about(account, cwd, env, limits)
+                pid = None
+                if groups.into >= 0 and ends is None:
+                    variables = _with_order([*order, *_entering(groups.entries[1:]), *about], env)
+                    child_fds = (null, own.output, status_write)
+                    pid = self._into.spawn(groups.into, self._program, argv, variables, child_fds)
+                if pid is None:
+                    variables = _with_order([*order, *_entering(groups.entries), *about], env)
+                    pid = self._spawn(argv, variables, own, status_write)
+            except BaseException:
+                os.close(status_read)
+                raise
+            finally:
+                os.close(status_write)
+            return Child(pid, output_read, status_read)
 
-    def _spawn(self, argv: list[str], env: dict[str, str], null: int, output: int, status: int) -> int:
-        actions = [
-            (os.POSIX_SPAWN_DUP2, null, 0),
-            (os.POSIX_SPAWN_DUP2, output, 1),
-            (os.POSIX_SPAWN_DUP2, output, 2),
-            # A descriptor that is copied to itself stays open in the child.
-            (os.POSIX_SPAWN_DUP2, status, status),
-        ]
+    def _spawn(self, argv: list[str], env: dict[str, str], ends: Ends, status: int) -> int:
+        # A descriptor that is copied to itself stays open in the child.
+        actions = [*stream_actions(ends), (os.POSIX_SPAWN_DUP2, status, status)]
         return os.posix_spawn(
             self._program,
             argv,

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from dgpu.agent import machine
 from dgpu.agent.channel import OpenChannel
+from dgpu.agent.channel_stream import ChannelStream, open_channels
 from dgpu.agent.disk_watch import DiskWatch
 from dgpu.agent.epoch import Joined, JoinedFile, NotJoined
 from dgpu.agent.file_stream import FilesDesk, FileStream
@@ -110,6 +111,7 @@ class NodeHost:
         self._opened = ""  # the address of the scheduler that has sent a welcome
         self._desk = files
         self._files: FileStream | None = None
+        self._channels: ChannelStream | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def find_gpus(self) -> None:
@@ -223,6 +225,7 @@ class NodeHost:
                     self._output.open(stream.channel, output.session_id)
                     self._files = self._desk.open(stream.channel, self.id, output.session_id)
                     self._desk.uploads.connected(self.id, stream.channel, output.session_id)
+                    self._channels = open_channels(self._options, stream.channel, self.id, output.session_id)
                     self._opened = output.address
             case Note():
                 self._log.info(output.event, detail=output.detail)
@@ -271,13 +274,16 @@ class NodeHost:
         self._feed(Disconnected(address=address, reason=reason))
 
     def _close_stream(self, address: str) -> None:
-        """With the stream of the welcomed scheduler, those of output and files end."""
+        """With the stream of the welcomed scheduler, those of output, files and channels end."""
         if address == self._opened:
             self._opened = ""
             self._desk.uploads.lost(self.id)
             if self._files is not None:
                 self._files.close()
                 self._files = None
+            if self._channels is not None:
+                self._channels.close()
+                self._channels = None
             self._output.hang_up()
         if (stream := self._streams.pop(address, None)) is not None:
             stream.close()

@@ -28,11 +28,22 @@ DEFAULT_SIGNALS = [
 _NODE_ERRORS = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EIO}
 _MAX_ERROR_CHARACTERS = 500
 
+SpawnAction = tuple[int, int, int] | tuple[int, int, str, int, int]
+
 
 class Child(NamedTuple):
     pid: int
-    output_fd: int  # the reading end, non-blocking
+    output_fd: int  # the reading end, non-blocking; -1: the caller gave it its streams
     status_fd: int = -1  # of a child that may hang before its program starts: see spawn_apart
+
+
+class Ends(NamedTuple):
+    """The standard streams of a child that has no output pipe of its own."""
+
+    input: int = -1
+    output: int = -1
+    errors: int = -1
+    terminal: str = ""  # a path: opened as the controlling terminal, for all three
 
 
 class CannotStart(NamedTuple):
@@ -49,7 +60,7 @@ class Spawner:
         self.null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         self.limits = raise_file_limit()
 
-    def spawn(self, order: dict[str, Any], own_dir: str) -> Child | CannotStart:
+    def spawn(self, order: dict[str, Any], own_dir: str, ends: Ends | None = None) -> Child | CannotStart:
         failure = self._enter(order["cwd"], own_dir)
         if failure is not None:
             return failure
@@ -59,19 +70,12 @@ class Spawner:
             found = find_program(argv[0], env.get("PATH", os.defpath))
             if isinstance(found, CannotStart):
                 return found
-            read_end, write_end = os.pipe2(os.O_CLOEXEC)
+            with output_pipe(self.null, ends) as (read_end, own):
+                with self._limits_of_tasks():
+                    pid = self._execute(found, argv, env, stream_actions(own))
+                return Child(pid, read_end)
         except (OSError, ValueError) as error:
             return failure_of(error, argv[0])
-        try:
-            with self._limits_of_tasks():
-                pid = self._execute(found, argv, env, write_end)
-            os.set_blocking(read_end, False)
-        except (OSError, ValueError) as error:
-            os.close(read_end)
-            return failure_of(error, argv[0])
-        finally:
-            os.close(write_end)
-        return Child(pid, read_end)
 
     def _enter(self, cwd: str, own_dir: str) -> CannotStart | None:
         if cwd and not cwd.startswith("/"):
@@ -98,12 +102,7 @@ class Spawner:
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, own)
 
-    def _execute(self, path: str, argv: list[str], env: dict[str, str], output: int) -> int:
-        actions = [
-            (os.POSIX_SPAWN_DUP2, self.null, 0),
-            (os.POSIX_SPAWN_DUP2, output, 1),
-            (os.POSIX_SPAWN_DUP2, output, 2),
-        ]
+    def _execute(self, path: str, argv: list[str], env: dict[str, str], actions: list[SpawnAction]) -> int:
         try:
             return os.posix_spawn(
                 path, argv, env, file_actions=actions, setsid=True, setsigmask=[], setsigdef=DEFAULT_SIGNALS
@@ -116,6 +115,34 @@ class Spawner:
         return os.posix_spawn(
             SHELL, argv, env, file_actions=actions, setsid=True, setsigmask=[], setsigdef=DEFAULT_SIGNALS
         )
+
+
+@contextlib.contextmanager
+def output_pipe(null: int, ends: Ends | None) -> Iterator[tuple[int, Ends]]:
+    """The reading end of a new pipe and the streams of a child that writes into it; or the given streams.
+
+    The writing end is closed at the end, the reading end only after an error. Raises OSError.
+    """
+    if ends is not None:
+        yield -1, ends
+        return
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    try:
+        os.set_blocking(read_end, False)
+        yield read_end, Ends(null, write_end, write_end)
+    except BaseException:
+        os.close(read_end)
+        raise
+    finally:
+        os.close(write_end)
+
+
+def stream_actions(ends: Ends) -> list[SpawnAction]:
+    """For posix_spawn in a new session: a terminal that is opened there becomes the controlling one."""
+    if ends.terminal:
+        opening: SpawnAction = (os.POSIX_SPAWN_OPEN, 0, ends.terminal, os.O_RDWR, 0)
+        return [opening, (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
+    return [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(ends[:3])]
 
 
 def no_directory(cwd: str, why: str | None) -> CannotStart:

@@ -23,10 +23,12 @@ from dgpu.agent.spawn import (
     SHELL,
     CannotStart,
     Child,
+    Ends,
     failure_of,
     find_program,
     no_directory,
     one_line,
+    output_pipe,
     refusal_of,
 )
 
@@ -43,31 +45,25 @@ class Apart(NamedTuple):
     limits: tuple[int, int] | None
     account: Account | None = None  # None: the keeper's own user
     groups: tuple[str, ...] = ()  # files that move a process into its control groups
+    ends: Ends | None = None  # None: a new pipe for its output
 
 
 def spawn_apart(cwd: str, argv: list[str], env: dict[str, str], apart: Apart) -> Child:
     """Raises OSError if the fork fails."""
-    output_read, output_write = os.pipe2(os.O_CLOEXEC)
-    try:
+    with output_pipe(apart.null, apart.ends) as (output_read, ends):
         status_read, status_write = os.pipe2(os.O_CLOEXEC)
         try:
             keeper = os.getpid()
             pid = os.fork()
             if pid == 0:
-                _be_child(keeper, cwd, argv, env, (output_write, status_write), apart)
+                _be_child(keeper, cwd, argv, env, (ends, status_write), apart)
         except OSError:
             os.close(status_read)
             raise
         finally:
             os.close(status_write)
-    except OSError:
-        os.close(output_read)
-        raise
-    finally:
-        os.close(output_write)
-    os.set_blocking(output_read, False)
-    os.set_blocking(status_read, False)
-    return Child(pid, output_read, status_read)
+        os.set_blocking(status_read, False)
+        return Child(pid, output_read, status_read)
 
 
 def read_status(fd: int) -> CannotStart | bool | None:
@@ -101,10 +97,10 @@ def _be_child(
     cwd: str,
     argv: list[str],
     env: dict[str, str],
-    fds: tuple[int, int],
+    streams: tuple[Ends, int],
     apart: Apart,
 ) -> NoReturn:
-    output, status = fds
+    ends, status = streams
     try:
         gc.disable()
         signal.set_wakeup_fd(-1)
@@ -112,7 +108,10 @@ def _be_child(
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         os.setsid()
-        for fd, end in ((apart.null, 0), (output, 1), (output, 2)):
+        fds: tuple[int, ...] = ends[:3]
+        if ends.terminal:  # the first one that a new session opens becomes the controlling one
+            fds = (os.open(ends.terminal, os.O_RDWR),) * 3
+        for end, fd in enumerate(fds):
             os.dup2(fd, end)
         if apart.limits is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, apart.limits)

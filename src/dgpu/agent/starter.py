@@ -10,7 +10,7 @@ from typing import Any
 from dgpu.agent.fences import NO_GROUPS, Groups
 from dgpu.agent.launch_as import Account, Launcher, account_of
 from dgpu.agent.mounts import Mounts
-from dgpu.agent.spawn import NO_PROGRAM, CannotStart, Child, Spawner, failure_of, one_line
+from dgpu.agent.spawn import NO_PROGRAM, CannotStart, Child, Ends, Spawner, failure_of, one_line
 from dgpu.agent.spawn_apart import Apart, spawn_apart
 
 _MAX_KNOWN = 1_024
@@ -25,21 +25,29 @@ class Starter:
         self._mounts = Mounts()
         self._known: dict[tuple[str, str, str], tuple[float, bool]] = {}
 
-    def spawn(self, order: dict[str, Any], own_dir: str, groups: Groups = NO_GROUPS) -> Child | CannotStart:
-        """`own_dir`: created for a task without a directory. `groups`: of an isolated task."""
+    def spawn(
+        self,
+        order: dict[str, Any],
+        own_dir: str,
+        groups: Groups = NO_GROUPS,
+        ends: Ends | None = None,
+    ) -> Child | CannotStart:
+        """`own_dir`: created for a task without a directory. `groups`: of an isolated task. `ends`: its streams, if it
+        does not write into a pipe.
+        """
         cwd: str = order["cwd"]
         if (account := account_of(order)) is not None:
-            return self._spawn_as(account, order, cwd or own_dir, groups)
+            return self._spawn_as(account, order, cwd or own_dir, groups, ends)
         if self._cannot_hang(cwd, order["argv"][0], order["env"].get("PATH", os.defpath)):
-            return self._spawner.spawn(order, own_dir)
-        apart = Apart(self._spawner.null, self._spawner.limits)
+            return self._spawner.spawn(order, own_dir, ends)
+        apart = Apart(self._spawner.null, self._spawner.limits, ends=ends)
         try:
             return spawn_apart(cwd or own_dir, order["argv"], order["env"], apart)
         except OSError as error:
             return failure_of(error, order["argv"][0])
 
     def _spawn_as(
-        self, account: Account, order: dict[str, Any], cwd: str, groups: Groups
+        self, account: Account, order: dict[str, Any], cwd: str, groups: Groups, ends: Ends | None
     ) -> Child | CannotStart:
         """The child uses the task's paths, as the task's user, and may hang without harm."""
         argv, env = order["argv"], order["env"]
@@ -50,8 +58,10 @@ class Starter:
             return NO_PROGRAM
         try:
             if not self._launcher.usable:
-                return spawn_apart(cwd, argv, env, Apart(null, limits, account, tuple(groups.entries)))
-            return self._launcher.launch(account, cwd, argv, env, null=null, limits=limits, groups=groups)
+                return spawn_apart(cwd, argv, env, Apart(null, limits, account, tuple(groups.entries), ends))
+            return self._launcher.launch(
+                account, cwd, argv, env, null=null, limits=limits, groups=groups, ends=ends
+            )
         except OSError as error:
             if error.errno == errno.E2BIG:
                 return failure_of(error, argv[0])

@@ -12,7 +12,8 @@ from typing import Any
 from dgpu.agent.containers.kept import Container
 from dgpu.agent.corral import Corral
 from dgpu.agent.endings import Endings
-from dgpu.agent.fences import Fences
+from dgpu.agent.entries import Entries
+from dgpu.agent.fences import NO_GROUPS, Fences, Groups
 from dgpu.agent.frames import Frame
 from dgpu.agent.held import Held
 from dgpu.agent.keeper_settings import boot_ms
@@ -20,10 +21,11 @@ from dgpu.agent.launch_as import account_of
 from dgpu.agent.launches import Launches
 from dgpu.agent.scribe_link import ScribeLink
 from dgpu.agent.secret_dirs import HOST_FILE_VARIABLE, SECRETS_VARIABLE
-from dgpu.agent.spawn import CannotStart, Child
+from dgpu.agent.spawn import CannotStart, Child, Ends
 from dgpu.agent.starter import Starter
 from dgpu.agent.store import Record, record_of
 from dgpu.agent.task_leases import TaskLeases
+from dgpu.agent.terminal_link import close_all
 from dgpu.agent.tree import TICKS_PER_SECOND
 from dgpu.wire.ranks import HOST_FILE
 
@@ -38,6 +40,7 @@ class Starts:
         self,
         *,
         starter: Starter,
+        entries: Entries,
         scribe: ScribeLink,
         launches: Launches,
         corral: Corral,
@@ -46,6 +49,7 @@ class Starts:
         endings: Endings,
     ) -> None:
         self._starter = starter
+        self._entries = entries
         self._scribe = scribe
         self._launches = launches
         self._corral = corral
@@ -127,6 +131,7 @@ class Starts:
         self._endings.mains[held.pid] = held
         self._endings.live[lease] = held
         held.directory = own_dir.rpartition("/")[2]
+        held.cwd = held.cwd or own_dir
         self._scribe.output(lease, child.output_fd)
         self._endings.known[lease] |= {"started_ms": 0, "pid": held.pid}
         if container is not None:
@@ -142,17 +147,36 @@ class Starts:
 
     def _spawn(self, order: Order, own_dir: str) -> Child | CannotStart:
         if not order.get("account"):
-            return self._starter.spawn(order, own_dir)
+            return self._spawn_at_terminal(order, own_dir, NO_GROUPS)
         child: Child | CannotStart
         try:
             with self._fences.made(order) as groups:
-                child = self._starter.spawn(order, own_dir, groups)
+                child = self._spawn_at_terminal(order, own_dir, groups)
         except OSError as error:  # of the groups: a spawn returns its errors
             child = CannotStart("node_fault", 126, f"cannot limit the task: {error}")
         if isinstance(child, CannotStart):
             self._fences.release(order["lease"])
             self._corral.release(order["lease"])
         return child
+
+    def _spawn_at_terminal(self, order: Order, own_dir: str, groups: Groups) -> Child | CannotStart:
+        """With a terminal, if the order asks for one."""
+        if not order.get("terminal"):
+            return self._starter.spawn(order, own_dir, groups)
+        order["env"].setdefault("TERM", "xterm")
+        account = account_of(order)
+        try:
+            terminal = self._entries.open_terminal(account and account.uid, account and account.gid)
+            log_read, log_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            return CannotStart("node_fault", 126, f"cannot open a terminal: {error}")
+        child = self._starter.spawn(order, own_dir, groups, Ends(terminal=terminal.path))
+        os.close(terminal.slave)
+        if isinstance(child, CannotStart):
+            close_all((terminal.master, log_read, log_write))
+            return child
+        self._entries.hold_terminal(order["lease"], terminal.master, log_write)
+        return child._replace(output_fd=log_read)
 
     def _refusal(self, order: Order, dir_error: str, now_ms: int) -> Record | None:
         if now_ms >= order.get("start_by_ms", now_ms + 1):

@@ -21,6 +21,7 @@ class ExitCode(enum.IntEnum):
     TIMEOUT = 7
     TASK_TIMEOUT = 124
     OWN_FAILURE = 125  # for verbs that normally return a task's code
+    NO_COMMAND = 127  # as a shell
     INTERRUPTED = 130
 
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import functools
 import signal
 import sys
-import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,7 +16,7 @@ from dgpu.cli.flags import flags_of
 from dgpu.cli.following import OutputFollower, write_output
 from dgpu.cli.stdin import unread_input
 from dgpu.cli.uploading import with_uploads
-from dgpu.client.language import waiting
+from dgpu.cli.waiting_notes import WaitNotes
 
 if TYPE_CHECKING:
     from dgpu.client.sync import Client
@@ -24,23 +24,26 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
-_SILENT_SECONDS = 0.5  # a shorter wait needs no note
-_REPEAT_SECONDS = 15.0
-
 
 @app.command(context_settings=s.CONTEXT)
 def run(
     ctx: typer.Context,
     command: s.Command = None,
+    terminal: Annotated[
+        bool, typer.Option("-it", "--terminal", help="With a terminal. Ctrl-P Ctrl-Q detaches.")
+    ] = False,
 ) -> int:
     """Queue a command, show its live output, and return its exit code. Ctrl-C cancels the task.
 
     Lines of the tasks of an array begin with their index, and the first exit code that is not 0 is returned.
+    With -it, Ctrl-C goes to the command, and after a detach or a lost connection the task continues: dgpu attach ID.
     """
     flags = flags_of(ctx)
     flags.returns_task_code = True
     if not command:
         raise typer.BadParameter("a command is missing; for example: dgpu run -- python train.py")
+    if terminal:
+        return run_at_terminal(ctx, command)
     client = connect(flags)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM cancels the task too
     task = s.task_fields(ctx, command)
@@ -58,6 +61,25 @@ def run(
     if ended.status != "success":
         note(f"dgpu: {task_id} {ended.status}: {ended.error or ended.reason}")
     return task_code(ended)
+
+
+def run_at_terminal(ctx: typer.Context, command: Sequence[str]) -> int:
+    """Ctrl-C cancels the task only while it waits."""
+    from dgpu.cli.conversation import require_terminal, terminal_variables
+    from dgpu.cli.terminal_task import follow_terminal
+
+    flags = flags_of(ctx)
+    flags.returns_task_code = True
+    require_terminal("Leave out -it")
+    client = connect(flags)
+    task = s.task_fields(ctx, command)
+    task["terminal"] = True
+    task["env"] = terminal_variables() | task.get("env", {})
+    task_id = client.submit(**with_uploads(client, [task])[0]).task_id
+    try:
+        return follow_terminal(client, task_id)
+    except KeyboardInterrupt:
+        return _cancel(client, task_id, _Attempts(client, task_id))
 
 
 def _tell_of_input() -> bool:
@@ -78,7 +100,7 @@ class _Attempts:
         self._output: OutputFollower | None = None  # of the current attempt
 
     def follow(self) -> TaskAnswer:
-        waiting = _WaitNotes(self._task_id)
+        waiting = WaitNotes(self._task_id)
         while True:
             task = poll(self._client, self._task_id, lambda task: task.status != "pending", waiting.see)
             if task.attempt:
@@ -96,22 +118,6 @@ class _Attempts:
 
 def _is_past(attempt: int, task: TaskAnswer) -> bool:
     return task.status != "running" or task.attempt > attempt
-
-
-class _WaitNotes:
-    """Prints why a task waits: after a short wait, and when the reason changes, at a limited rate."""
-
-    def __init__(self, task_id: str) -> None:
-        self._task_id = task_id
-        self._due = time.monotonic() + _SILENT_SECONDS
-        self._said = ""
-
-    def see(self, task: TaskAnswer) -> None:
-        if task.status != "pending" or task.waiting == self._said or time.monotonic() < self._due:
-            return
-        self._said = task.waiting
-        self._due = time.monotonic() + _REPEAT_SECONDS
-        note(f"{self._task_id} waits: {waiting(task.blockers, task.waiting)}")
 
 
 def _cancel(client: Client, task_id: str, attempts: _Attempts) -> int:

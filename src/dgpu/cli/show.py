@@ -48,7 +48,9 @@ def _print(names: list[str], tasks: list[dict[str, Any]], flags: Flags) -> None:
 
 def fields(task: dict[str, Any]) -> list[tuple[str, str]]:
     exit_code = task["exit_code"]
-    flags = [name for name in ("allocation", "held", "cancelling", "read_only_root") if task[name]]
+    flags = [
+        name for name in ("allocation", "held", "cancelling", "read_only_root", "terminal") if task[name]
+    ]
     return [
         ("task", task["task_id"]),
         *((name.removesuffix("_id").replace("_", " "), _text(task[name])) for name in PLAIN),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dgpu.client.alert_calls import AlertCalls
 from dgpu.client.audit_calls import AuditCalls
+from dgpu.client.channel_calls import ChannelCalls
 from dgpu.client.cluster_calls import ClusterCalls
 from dgpu.client.file_calls import FileCalls
 from dgpu.client.history_calls import HistoryCalls
@@ -19,6 +20,7 @@ class Calls(
     AlertCalls,
     HistoryCalls,
     FileCalls,
+    ChannelCalls,
     TokenCalls,
     SecretCalls,
     AuditCalls,

@@ -47,6 +47,7 @@ class TaskFields(TypedDict, total=False):
     read_only_root: bool
     shm_mb: int
     upload: str | PathLike[str]
+    terminal: bool
     after: str | Sequence[str | Mapping[str, str]]
     array: str
     held: bool

@@ -11,9 +11,9 @@ import structlog
 from dgpu.service.audit.agents import AgentAudit
 from dgpu.service.audit.trail import AuditTrail
 from dgpu.service.loop.runtime import Runtime
+from dgpu.service.node_streams import NodeStreams
 from dgpu.service.open_files import AgentConnections
 from dgpu.service.options import OptionsRefused, ServiceOptions
-from dgpu.service.task_files import FileStreams
 from dgpu.service.task_output.streams import OutputStreams
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ async def agent_port(
     options: ServiceOptions,
     runtime: Runtime,
     output: OutputStreams,
-    files: FileStreams,
+    streams: NodeStreams,
     connections: AgentConnections,
     machines: Machines | None,
     trail: AuditTrail,
@@ -60,7 +60,14 @@ async def agent_port(
     runtime.on_remark = audit.on_remark
     output.on_complaint = audit.on_complaint
     server = AgentServer(
-        runtime, output, files, trusts_all=is_open, counts=connections, gate=gate, audit=audit
+        runtime,
+        output,
+        streams.files,
+        streams.channels,
+        trusts_all=is_open,
+        counts=connections,
+        gate=gate,
+        audit=audit,
     )
     if output.copies is not None:
         server.give_copies(output.copies)

@@ -21,12 +21,12 @@ from dgpu.service.copies.wholeness import Wholeness
 from dgpu.service.follower.link import FollowerLink
 from dgpu.service.leadership.standing import Lone, Standing
 from dgpu.service.loop.runtime import Runtime
+from dgpu.service.node_streams import NodeStreams
 from dgpu.service.notices.reach import NoticeTargets
 from dgpu.service.notices.watch import NoticeWatch
 from dgpu.service.open_files import AgentConnections, budget_of
 from dgpu.service.options import ServiceOptions
 from dgpu.service.parts import Parts
-from dgpu.service.task_files import FileStreams
 from dgpu.service.task_output.intake_words import Holder, HolderFound
 from dgpu.service.task_output.store import LogStore
 from dgpu.service.task_output.streams import OutputStreams
@@ -108,7 +108,7 @@ async def http_port(
     options: ServiceOptions,
     parts: Parts,
     output: OutputStreams,
-    files: FileStreams,
+    streams: NodeStreams,
     listening: socket.socket,
     connections: AgentConnections,
     tls: ssl.SSLContext | None,
@@ -129,7 +129,7 @@ async def http_port(
         options.data_dir / "history.sqlite", _damage_told_to(follower), lambda: follower.seen_index > 0
     )
     output.look_up_with(_past_holders(history, follower, runtime.committed_index))
-    async with opened_access(options, runtime) as access, expiring_content(files.content, runtime):
+    async with opened_access(options, runtime) as access, expiring_content(streams.files.content, runtime):
         backend = Backend(
             runtime,
             parts.views,
@@ -137,12 +137,13 @@ async def http_port(
             output,
             _rest_options(options, standing),
             follower,
-            files,
+            streams.files,
             doors,
             turns,
             access.tokens,
             parts.vault,
             trail,
+            streams.channels,
         )
         backend.notice_targets = NoticeTargets(options.notices, parts.vault)
         server = HttpServer(app_of(backend, access), doors, turns, tls)

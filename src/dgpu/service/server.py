@@ -24,6 +24,7 @@ from dgpu.journal.file import FileJournal
 from dgpu.journal.mark import AcknowledgedMark
 from dgpu.service.agent_port import agent_port, open_machines
 from dgpu.service.audit.trail import audit_trail
+from dgpu.service.node_streams import node_streams
 from dgpu.service.open_files import AgentConnections, budget_of
 from dgpu.service.options import ServedAt, ServiceOptions, check_options
 from dgpu.service.outlets import (
@@ -36,7 +37,6 @@ from dgpu.service.outlets import (
 )
 from dgpu.service.parts import OnCommitted, Parts, followed, open_parts, recorded, tell_recovery
 from dgpu.service.recovery.start import Start
-from dgpu.service.task_files import FileStreams
 from dgpu.wire.address import Address
 
 if TYPE_CHECKING:
@@ -97,17 +97,17 @@ async def _serve_alone(
 ) -> None:
     from dgpu.service.door import show_first_token
 
-    files = FileStreams(stored_content(options))
+    streams = node_streams(stored_content(options))
     connections = AgentConnections(max=budget_of(file_limit()).agents)
     async with (
         https_context(options) as tls,
         _lone_state(options, on_committed) as parts,
         audit_trail(parts.runtime) as trail,
         stored_output(options, parts.runtime) as output,
-        agent_port(options, parts.runtime, output, files, connections, machines, trail) as grpc_port,
+        agent_port(options, parts.runtime, output, streams, connections, machines, trail) as grpc_port,
         watched_alerts(options, parts.runtime) as alerts,
         sent_notices(options, parts),
-        http_port(options, parts, output, files, http_socket, connections, tls, trail) as (backend, access),
+        http_port(options, parts, output, streams, http_socket, connections, tls, trail) as (backend, access),
     ):
         if alerts is not None:
             backend.watch_alerts(alerts)

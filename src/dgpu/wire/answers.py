@@ -169,6 +169,7 @@ class TaskAnswer(Answer, frozen=True, kw_only=True):
     read_only_root: bool = False
     shm_mb: int = 0
     upload: str = ""  # sha256 of the archive that its directory was made from
+    terminal: bool = False
     reservation: ReservationAnswer | None = None
 
 

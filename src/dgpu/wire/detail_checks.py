@@ -6,10 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def clash_of(detail: Mapping[str, Any], *, allocation: bool) -> tuple[str, str] | None:
+def clash_of(detail: Mapping[str, Any], *, allocation: bool, nodes: int) -> tuple[str, str] | None:
     """The field that does not fit to the others, and why."""
+    if detail.get("terminal") and (why := _no_terminal(detail, allocation=allocation, nodes=nodes)):
+        return "terminal", why
     if "upload" not in detail:
         return None
     if detail.get("workdir"):
         return "workdir", "An upload is unpacked into a new directory; leave out workdir or upload."
     return ("upload", "An allocation runs nothing; leave out upload or allocation.") if allocation else None
+
+
+def _no_terminal(detail: Mapping[str, Any], *, allocation: bool, nodes: int) -> str:
+    if detail.get("image"):
+        return "Not supported yet: a terminal in a container; leave out terminal or image."
+    if nodes != 1:
+        return "A task over several nodes has no terminal; leave out terminal, or use one node."
+    return "An allocation runs nothing and has no terminal." if allocation else ""

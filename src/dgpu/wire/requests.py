@@ -151,7 +151,7 @@ def _spec(
         values["allocation"] = True
     if "image_secret" in values or not _CONTAINER_NAMES.isdisjoint(detail):
         _check_container(values, detail, where)
-    if clash := clash_of(detail, allocation=allocation):
+    if clash := clash_of(detail, allocation=allocation, nodes=values.get("nodes", 1)):
         raise invalid([FieldError(path=_path(where, clash[0]), detail=clash[1])])
     if by is not None:
         _attribute(values, detail, by)

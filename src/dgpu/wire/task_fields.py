@@ -264,6 +264,13 @@ TASK_FIELDS: dict[str, TaskField] = {
         "its content. Not together with `workdir`.",
         {"type": "string", "pattern": "^[0-9a-f]{64}$"},
     ),
+    "terminal": TaskField(
+        "terminal",
+        fields.flag,
+        "true: the program gets a terminal, to which people attach. Its output is the task's output. Not with an "
+        "image, and only on one node.",
+        {"type": "boolean", "default": False},
+    ),
     "after": TaskField(
         "after",
         fields.after,

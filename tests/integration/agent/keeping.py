@@ -85,7 +85,8 @@ class Kept:
 
     @property
     def scribe_pid(self) -> int:
-        (scribe,) = set(children_of(self.guard_pid)) - {self.pid}
+        """The guard starts it first, then the process for terminals, then the keeper."""
+        scribe, _ = sorted(set(children_of(self.guard_pid)) - {self.pid})
         return scribe
 
     def send(self, frame: Frame) -> None:

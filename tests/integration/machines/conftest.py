@@ -34,9 +34,9 @@ from dgpu.service.machine.outputs import CommittedGroup
 from dgpu.service.machine.scheduler import Scheduler
 from dgpu.service.machines.authority import Authority, create_authority
 from dgpu.service.machines.machines import Machines
+from dgpu.service.node_streams import node_streams
 from dgpu.service.open_files import AgentConnections
 from dgpu.service.options import MachineOptions, ServiceOptions
-from dgpu.service.task_files import FileStreams
 from dgpu.service.task_output.store import LogStore
 from dgpu.service.task_output.streams import OutputStreams
 from dgpu.wire.address import Address
@@ -180,7 +180,7 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
     async with (
         audit_trail(place.runtime) as trail,
         agent_port(
-            options, place.runtime, place.output, FileStreams(), AgentConnections(), place.machines, trail
+            options, place.runtime, place.output, node_streams(), AgentConnections(), place.machines, trail
         ) as place.port,
     ):
         yield place

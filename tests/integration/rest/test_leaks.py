@@ -182,6 +182,7 @@ def paths_of(site: Site, path: str) -> Iterator[str]:
         "task_id": [*sorted(site.own_ids), *sorted(site.rival_ids)],
         "file_path": ["a"],
         "sha256": ["0" * 64],
+        "channel_id": ["unknown"],
         "tenant_id": [OWN],
         "node_id": ["n1", "n2"],
         "gpu_id": ["GPU-n1-0", "GPU-n2-0"],

@@ -132,6 +132,8 @@ CASES: dict[str, Make] = {
     "GET /api/v1/tasks/{task_id}/output": of_task("/output"),
     "GET /api/v1/tasks/{task_id}/files": of_task("/files"),
     "GET /api/v1/tasks/{task_id}/files/{file_path}": of_task("/files/a"),
+    "POST /api/v1/tasks/{task_id}/channels": of_task("/channels", {"command": "true"}),
+    "GET /api/v1/channels/{channel_id}": fixed("/api/v1/channels/unknown"),
     "DELETE /api/v1/tasks/{task_id}": of_task(""),
     "POST /api/v1/tasks/cancel": lambda site, tenant: (
         "/api/v1/tasks/cancel",

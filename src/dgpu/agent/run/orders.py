@@ -14,7 +14,13 @@ import msgspec
 from dgpu.agent.accounts import NoAccount, Person
 from dgpu.agent.boundaries import minors_of
 from dgpu.agent.chunks import read_at
-from dgpu.agent.frames import PROTOCOL, SECRETS_PROTOCOL, UPLOADS_PROTOCOL, USERS_PROTOCOL
+from dgpu.agent.frames import (
+    PROTOCOL,
+    SECRETS_PROTOCOL,
+    TERMINALS_PROTOCOL,
+    UPLOADS_PROTOCOL,
+    USERS_PROTOCOL,
+)
 from dgpu.agent.keeper_settings import boot_ms
 from dgpu.agent.oom import TAIL_BYTES, out_of_memory
 from dgpu.agent.options import ContainerOptions
@@ -56,6 +62,7 @@ def spawn_order(
     """
     detail = _decode_detail(order.detail)
     container = container_order(order, detail, containers, person, keeper_protocol=keeper_protocol)
+    _check_terminal(detail, keeper_protocol, in_container=container is not None)
     directory = run_dir_name(order.task_id, order.attempt)
     tmp = directory + TMP_SUFFIX if person is not None and container is None else ""
     if container is not None:
@@ -80,6 +87,7 @@ def spawn_order(
         "start_by_ms": boot_ms() + start_ms,
         "most_mb": order.gpu_memory_mb if order.kill_outgrown else 0,
         "secrets": _private_files(order, detail, keeper_protocol),
+        "terminal": detail.terminal,
     }
     return asked if container is None else asked | {"container": container}
 
@@ -99,6 +107,14 @@ def _which_run(order: RunOrder, node_id: NodeId) -> dict[str, Any]:
 def _variables(order: RunOrder, detail: TaskDetail) -> dict[str, str]:
     fixed = {name: value for name, value in order.env.items() if not name.startswith(LAUNCHER_PREFIX)}
     return order.env | detail.env | fixed
+
+
+def _check_terminal(detail: TaskDetail, keeper_protocol: int, *, in_container: bool) -> None:
+    """Raises ValueError, and NotHereError if another node may have a terminal."""
+    if detail.terminal and in_container:
+        raise ValueError("a task in a container has no terminal: leave out terminal")
+    if detail.terminal and keeper_protocol < TERMINALS_PROTOCOL:
+        raise NotHereError("this node's keeper is older and has no terminals; it ends with its tasks")
 
 
 def _private_files(order: RunOrder, detail: TaskDetail, keeper_protocol: int) -> dict[str, str]:

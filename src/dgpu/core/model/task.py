@@ -125,6 +125,7 @@ class TaskDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     grace_ms: int = 0  # from TERM to KILL; 0: the node's default
     upload: str = ""  # sha256 of an archive that is unpacked into the task's new directory; empty: none
     notify: tuple[Wish, ...] = ()
+    terminal: bool = False  # its program has a terminal
 
 
 class TaskSpec(

@@ -18,6 +18,7 @@ class Action(enum.StrEnum):
     READ_TASK = "task.read"
     READ_OUTPUT = "task.output"
     CHANGE_TASK = "task.change"
+    ENTER_TASK = "task.enter"
     LIST_TASKS = "task.list"
     READ_TENANT = "tenant.read"
     CHANGE_TENANT = "tenant.change"
@@ -65,6 +66,9 @@ RULES: Final[dict[Action, Rule]] = {
     Action.READ_OUTPUT: Rule(_ONE, _ALL, _OPERATORS, "read the output and the files of a task"),
     Action.CHANGE_TASK: Rule(
         _ONE, _NO_VIEWER, _OPERATORS, "cancel, hold, release a task; change its priority"
+    ),
+    Action.ENTER_TASK: Rule(
+        _ONE, _NO_VIEWER, _OPERATORS, "attach to the terminal of a task; run commands in it"
     ),
     Action.LIST_TASKS: Rule(_ONE, _ALL, _OPERATORS, "list and search tasks; the queue; the timeline"),
     Action.READ_TENANT: Rule(

@@ -42,3 +42,9 @@ def _our_end(theirs: End, ours: Address) -> End:
     except ValueError:
         pass
     return "127.0.0.1" if version == 4 else "::1", ours.port
+
+
+def address_of(peer: str) -> str:
+    """Empty: it has none."""
+    end = end_of(peer)
+    return "" if end is None else end[0]

@@ -20,12 +20,13 @@ from dgpu.service.copies.copies import Copies
 from dgpu.service.grpc.content import NoContent, content_pieces
 from dgpu.service.grpc.copies import copy_methods
 from dgpu.service.grpc.links import Link
-from dgpu.service.grpc.peers import end_of, is_our_user, is_ours
+from dgpu.service.grpc.peers import address_of, end_of, is_our_user, is_ours
 from dgpu.service.grpc.sweep import Sweep, Swept
 from dgpu.service.loop.runtime import Runtime
 from dgpu.service.machine.fences import is_current
 from dgpu.service.machines.caller import Caller, Refused
 from dgpu.service.open_files import AgentConnections
+from dgpu.service.task_channels import ChannelStreams
 from dgpu.service.task_files import FileStreams
 from dgpu.service.task_output.streams import OutputStreams
 from dgpu.wire.address import Address
@@ -79,6 +80,7 @@ class AgentServer:
         runtime: Runtime,
         output: OutputStreams,
         files: FileStreams | None = None,
+        channels: ChannelStreams | None = None,
         *,
         trusts_all: bool = False,
         counts: AgentConnections | None = None,
@@ -89,7 +91,9 @@ class AgentServer:
         self._runtime = runtime
         self._output = output
         self._files = files or FileStreams()
+        self._channels = channels or ChannelStreams()
         self._files.is_connected = lambda node_id: bool(runtime.session_of(node_id))
+        self._channels.is_connected = self._files.is_connected
         self._trusts_all = trusts_all
         self._address = Address(host="", port=0)
         self._gate = gate
@@ -100,28 +104,26 @@ class AgentServer:
         self._watching: list[asyncio.Task[None]] = []
         options = [*_OPTIONS, ("grpc.max_allowed_incoming_connections", self._counts.max)]
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MAX_STREAMS)
-        self._server.add_generic_rpc_handlers(
-            (
-                grpc.method_handlers_generic_handler(
-                    SERVICE,
-                    {
-                        "Connect": _stream(self._connect, pb.FromAgent),
-                        "Output": _stream(self._output_stream, pb.FromAgentOutput),
-                        "Files": _stream(self._file_stream, pb.FromAgentFiles),
-                        "Content": grpc.unary_stream_rpc_method_handler(
-                            self._content,
-                            request_deserializer=pb.ContentRequest.FromString,
-                            response_serializer=pb.ContentPiece.SerializeToString,
-                        ),
-                        "Renew": grpc.unary_unary_rpc_method_handler(
-                            self._renew,
-                            request_deserializer=pb.RenewRequest.FromString,
-                            response_serializer=pb.Renewed.SerializeToString,
-                        ),
-                    },
-                ),
-            )
-        )
+        methods = grpc.method_handlers_generic_handler(SERVICE, self._methods())
+        self._server.add_generic_rpc_handlers((methods,))
+
+    def _methods(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+        return {
+            "Connect": _stream(self._connect, pb.FromAgent),
+            "Output": _stream(self._output_stream, pb.FromAgentOutput),
+            "Files": _stream(self._file_stream, pb.FromAgentFiles),
+            "Content": grpc.unary_stream_rpc_method_handler(
+                self._content,
+                request_deserializer=pb.ContentRequest.FromString,
+                response_serializer=pb.ContentPiece.SerializeToString,
+            ),
+            "Channels": _stream(self._channel_stream, pb.FromAgentChannels),
+            "Renew": grpc.unary_unary_rpc_method_handler(
+                self._renew,
+                request_deserializer=pb.RenewRequest.FromString,
+                response_serializer=pb.Renewed.SerializeToString,
+            ),
+        }
 
     def give_copies(self, copies: Copies) -> None:
         """Other schedulers may take copies of output. Call it before `start`."""
@@ -235,13 +237,7 @@ class AgentServer:
         hello = await context.read()
         if not isinstance(hello, pb.FromAgentFiles) or hello.WhichOneof("body") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be FilesHello")
-        node_id, session_id = NodeId(hello.hello.node_id), hello.hello.session_id
-        if why := caller.why_not_for(node_id):
-            await self._refuse(context, why, _OTHER_NODE, node_id)
-        if not is_current(session_id, self._runtime.session_of(node_id)):
-            await context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION, "no node is registered here with this session"
-            )
+        node_id = await self._registered(context, caller, hello.hello)
         stream = self._files.attach(node_id, link.send)
 
         def on_message(message: pb.FromAgentFiles) -> None:
@@ -254,18 +250,41 @@ class AgentServer:
 
     async def _content(self, request: pb.ContentRequest, context: _Context) -> AsyncIterator[pb.ContentPiece]:
         caller = await self._caller(context, hears=False)
-        node_id = NodeId(request.node_id)
-        if why := caller.why_not_for(node_id):
-            await self._refuse(context, why, _OTHER_NODE, node_id)
-        if not is_current(request.session_id, self._runtime.session_of(node_id)):
-            await context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION, "no node is registered here with this session"
-            )
+        await self._registered(context, caller, request)
         try:
             async for piece in content_pieces(self._runtime, self._files.content, request):
                 yield piece
         except NoContent as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+
+    async def _channel_stream(self, _requests: object, context: _Context) -> None:
+        caller = await self._caller(context)
+        link: Link[pb.FromSchedulerChannels] = Link(context)
+        hello = await context.read()
+        if not isinstance(hello, pb.FromAgentChannels) or hello.WhichOneof("body") != "hello":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be ChannelsHello")
+        stream = self._channels.attach(await self._registered(context, caller, hello.hello), link.send)
+
+        def on_message(message: pb.FromAgentChannels) -> None:
+            if message.WhichOneof("body") != "message":
+                link.hang_up("only ChannelMessage may follow ChannelsHello", fault=True)
+                return
+            self._channels.on_message(stream, message.message)
+
+        await self._serve(context, caller, link, on_message, lambda: self._channels.detach(stream))
+
+    async def _registered(
+        self, context: _Context, caller: Caller, hello: pb.FilesHello | pb.ChannelsHello | pb.ContentRequest
+    ) -> NodeId:
+        """The node of a stream that belongs to a session of this scheduler. Any other stream is refused."""
+        node_id = NodeId(hello.node_id)
+        if why := caller.why_not_for(node_id):
+            await self._refuse(context, why, _OTHER_NODE, node_id)
+        if not is_current(hello.session_id, self._runtime.session_of(node_id)):
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION, "no node is registered here with this session"
+            )
+        return node_id
 
     async def _renew(self, request: pb.RenewRequest, context: _Context) -> pb.Renewed:
         if self._gate is None:
@@ -278,7 +297,7 @@ class AgentServer:
             await self._refuse(context, str(refused), _CERTIFICATE, action="agent.renew")
         names = self._gate.names_of(context)
         if self._audit is not None and names is not None:
-            self._audit.done("agent.renew", _origin(context), names)
+            self._audit.done("agent.renew", address_of(context.peer()), names)
         return pb.Renewed(certificate=certificate)
 
     async def _caller(self, context: _Context, *, hears: bool = True) -> Caller:
@@ -316,7 +335,7 @@ class AgentServer:
         _log.warning("stranger_refused", peer=context.peer(), reason=why)
         if self._audit is not None:
             names = None if self._gate is None else self._gate.names_of(context)
-            self._audit.refused(action, code, _origin(context), names=names, subject=node_id)
+            self._audit.refused(action, code, address_of(context.peer()), names=names, subject=node_id)
 
     async def _serve(
         self,
@@ -342,11 +361,6 @@ async def _hear_once(context: _Context) -> None:
     with contextlib.suppress(grpc.RpcError, TimeoutError):
         async with asyncio.timeout(_HEAR_S):
             await context.read()
-
-
-def _origin(context: _Context) -> str:
-    end = end_of(context.peer())
-    return "" if end is None else end[0]
 
 
 async def _read(context: _Context, link: Link[Any], on_message: Callable[[Any], None]) -> None:

@@ -109,6 +109,7 @@ class PastTask(msgspec.Struct, frozen=True, kw_only=True):
     begins_ms: int = 0
     upload: str = ""
     notify: tuple[Wish, ...] = ()
+    terminal: bool = False
 
 
 class PastAttempt(msgspec.Struct, frozen=True, kw_only=True):

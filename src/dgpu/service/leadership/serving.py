@@ -36,6 +36,7 @@ from dgpu.service.leadership.standing import Among
 from dgpu.service.leadership.trimming import Trimming
 from dgpu.service.leadership.waiting_room import waiting_room
 from dgpu.service.loop.failures import NotMaster
+from dgpu.service.node_streams import node_streams
 from dgpu.service.open_files import AgentConnections, budget_of
 from dgpu.service.options import OptionsRefused, ServedAt, ServiceOptions, SharedOptions
 from dgpu.service.outlets import (
@@ -48,7 +49,6 @@ from dgpu.service.outlets import (
 )
 from dgpu.service.parts import OnCommitted, Parts, followed, open_parts, recorded, tell_recovery
 from dgpu.service.recovery.start import Start
-from dgpu.service.task_files import FileStreams
 from dgpu.service.task_output.streams import OutputStreams
 from dgpu.wire.address import Address
 
@@ -138,7 +138,7 @@ class _Life:
         self._ready = ready
         self._on_committed = on_committed
         self._show_token = show_token
-        self._files = FileStreams(stored_content(options))
+        self._streams = node_streams(stored_content(options))
         self._connections = AgentConnections(max=budget_of(file_limit()).agents)
         self._standing = standing
 
@@ -159,7 +159,7 @@ class _Life:
                     self._options,
                     parts,
                     output,
-                    self._files,
+                    self._streams,
                     own_socket,
                     self._connections,
                     self._tls,
@@ -291,7 +291,7 @@ class _Life:
             self._trimming(parts, candidacy).running(),
             recorded(runtime, parts.follower, fresh_ms=options.rules.heartbeat_timeout_ms),
             agent_port(
-                options, runtime, output, self._files, self._connections, self._machines, trail
+                options, runtime, output, self._streams, self._connections, self._machines, trail
             ) as grpc_port,
             watched_alerts(options, runtime, self._standing) as alerts,
             sent_notices(options, parts),

@@ -27,6 +27,7 @@ from dgpu.service.loop.runtime import Runtime
 from dgpu.service.notices.reach import NoticeTargets
 from dgpu.service.rest.access import user_name
 from dgpu.service.rest.attempt import CURRENT
+from dgpu.service.rest.channel_offers import Offers
 from dgpu.service.rest.doors import Doors, Guest
 from dgpu.service.rest.feed import EventFeed
 from dgpu.service.rest.open_streams import OpenStream, OpenStreams
@@ -36,6 +37,7 @@ from dgpu.service.rest.turns import Turns
 from dgpu.service.rest.turnstile import Turnstile, lane_of
 from dgpu.service.secrets.details import seal_env
 from dgpu.service.secrets.vault import Vault
+from dgpu.service.task_channels import ChannelStreams
 from dgpu.service.task_files import FileStreams
 from dgpu.service.task_output.streams import OutputStreams
 from dgpu.service.views.views import Views
@@ -94,17 +96,17 @@ class Backend:
         tokens: TokenBook | None = None,
         vault: Vault | None = None,
         trail: AuditTrail | None = None,
+        channels: ChannelStreams | None = None,
     ) -> None:
-        self.runtime = runtime
-        self.views = views
+        self.runtime, self.views = runtime, views
         self.history = history
         self.output = output
         self.files = files or FileStreams()
+        self.channels, self.offers = channels or ChannelStreams(), Offers()
         self.options = options
         self.follower = follower  # None: no forecasts
         self.doors = Doors() if doors is None else doors
-        self.turns = Turns() if turns is None else turns
-        self.turnstile = Turnstile()
+        self.turns, self.turnstile = Turns() if turns is None else turns, Turnstile()
         self.tokens = tokens  # None: a world without API tokens
         self.owners = frozenset(map(user_name, (0, os.getuid())))  # they need no token
         self.vault = vault  # None: a world without secrets

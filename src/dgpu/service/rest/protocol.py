@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -61,6 +62,7 @@ class HttpProtocol(HttpToolsProtocol):
         doors: Doors,
         turns: Turns,
     ) -> None:
+        app_state = {**app_state, "switch": self.switch}
         super().__init__(config, server_state, app_state, asyncio.get_running_loop())
         self._guest = guest
         self._doors = doors
@@ -102,6 +104,7 @@ class HttpProtocol(HttpToolsProtocol):
         # Drops all references back to this object: the garbage collector runs rarely, and a flood opens hundreds a
         # second.
         self._one_write.let_go()
+        self.app_state = {}
         self.cycle = None  # type: ignore[assignment]
         self.pipeline.clear()
 
@@ -201,6 +204,22 @@ class HttpProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - this server sends a problem instead
         self._end_with(_NOT_HTTP)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """The application decides: `switch`, or an answer as to any other request."""
+
+    def switch(self, head: bytes, make: Callable[[Callable[..., None]], asyncio.BaseProtocol]) -> Any:
+        """Answers with `head`, and gives the connection to another protocol. Returns the transport.
+
+        `make` gets the function to call at the end of the connection.
+        """
+        self._unset_keepalive_if_required()
+        self.cycle.response_started = self.cycle.response_complete = True
+        self.flow.resume_reading()
+        transport = self._one_write.underlying
+        transport.write(head)
+        transport.set_protocol(make(self.connection_lost))
+        return transport
 
     # Answers
 

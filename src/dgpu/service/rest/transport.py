@@ -23,6 +23,12 @@ class OneWrite:
         self._bytes = 0
         self._ended = False
 
+    @property
+    def underlying(self) -> asyncio.Transport:
+        """All writes of this turn are sent before."""
+        self.flush()
+        return self._transport
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 

@@ -138,6 +138,7 @@ def _program(of: TaskDetail | PastTask) -> dict[str, Any]:
         "notify": list(map(notify_text, of.notify)),
         "grace_seconds": of.grace_ms / 1000 if of.grace_ms else None,
         "upload": of.upload,
+        "terminal": of.terminal,
     }
 
 

@@ -1,0 +1,30 @@
+"""Calls that open channels to running tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dgpu.client.call import Call
+from dgpu.client.request import Request, api_path, given
+from dgpu.wire.channel_answers import OpenedChannel
+
+
+class ChannelCalls:
+    @Call
+    def open_channel(
+        self,
+        task_id: str | int,
+        command: str | Sequence[str] | None = None,
+        *,
+        size: tuple[int, int] | None = None,
+        env: Mapping[str, str] | None = None,
+        rank: int | None = None,
+    ) -> Request[OpenedChannel]:
+        """Attaches to the terminal of a running task; with a command, runs it in the task's environment.
+
+        `size`: rows and columns of a terminal. Connect to the channel within 30 s; see `client.channel`.
+        """
+        argv = command if command is None or isinstance(command, str) else list(command)
+        body = given(command=argv, size=size, env=env, rank=rank)
+        path = api_path("tasks", task_id, "channels")
+        return Request("POST", path, OpenedChannel, body, is_repeatable=False)
