@@ -88,6 +88,7 @@ VERBS = {
         extras=("server",),
     ),
     "install-service": Verb("Install a systemd unit.", asks=False),
+    "slurm-shims": Verb("Install sbatch, squeue and other commands of Slurm.", asks=False),
     "doctor": Verb("Check this machine and the scheduler."),
     "completion": Verb("Completion for bash, zsh or fish.", asks=False),
     "version": Verb("Print the version."),

@@ -51,6 +51,11 @@ def run(
     task_id = client.submit(**with_uploads(client, [task])[0]).task_id
     if "array" in task:
         return run_array(client, task_id, lambda: write_output)
+    return follow_task(client, task_id, told=told)
+
+
+def follow_task(client: Client, task_id: str, *, told: bool = False) -> int:
+    """Shows the output and returns the exit code. `told`: a note about unread input was printed already."""
     attempts = _Attempts(client, task_id)
     try:
         ended = attempts.follow()

@@ -76,6 +76,10 @@ def test_quotes_join_words_and_an_open_one_is_told() -> None:
         (["-H --no-requeue -D /x"], {"held": True, "max_retries": 0, "workdir": "/x"}),
         (["--array=0-9%2", "-J a", "-J b"], {"array": "0-9%2", "name": "b"}),
         (["--job=c"], {"name": "c"}),
+        (["--tasks-per-node=2 --gres=gpu:0"], {"cpus": 2.0}),
+        (["--signal=B:SIGUSR1@90 -b now+2hours"], {"signal": "USR1@90", "begin_at": "+2h"}),
+        (["--begin=22:00"], {"begin_at": "22:00"}),
+        (["--begin=now+90"], {"begin_at": "+90s"}),
         (["--container-image=nvcr.io#nvidia/x:1 --container-mounts=/d,/a:/b:ro"],
          {"image": "nvcr.io/nvidia/x:1", "mounts": ["/d:/d", "/a:/b:ro"]}),
     ],
@@ -111,6 +115,8 @@ def test_times_are_read_as_slurm_reads_them(text, seconds) -> None:
         ("-d afterok:4?afterok:5", 12, "'?'"),
         ("-a 9-0", 12, "ascending"),
         ("--gpu-bind=single:1", 20, "closest"),
+        ("--signal=R:USR1", 18, "USR1@300"),
+        ("-b tomorrow", 12, "22:00"),
         ("-w n[1-", 12, "n[1-4]"),
     ],
 )
@@ -133,7 +139,7 @@ def test_every_option_says_what_becomes_of_it() -> None:
     samples = {
         "array": "0-1", "dependency": "afterok:1", "gres": "gpu:1", "mem": "1G", "mem-per-cpu": "1G",
         "mem-per-gpu": "1G", "time": "5", "partition": "batch", "qos": "high", "nodelist": "n1", "exclude": "n1",
-        "gpu-bind": "none",
+        "gpu-bind": "none", "begin": "22:00",
     }  # fmt: skip
     bare = (given(), read().variables)
     for name, option in SLURM_OPTIONS.items():

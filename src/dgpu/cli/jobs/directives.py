@@ -13,7 +13,7 @@ MAX_ERRORS = 20
 
 
 class Fault(NamedTuple):
-    """`line` and `column` count from 1."""
+    """`line` and `column` count from 1. Line 0: an option of the command line."""
 
     line: int
     column: int
@@ -28,7 +28,10 @@ class JobFileError(Exception):
         super().__init__("; ".join(f"{fault.line}:{fault.column}: {fault.message}" for fault in self.faults))
 
     def lines(self, path: str) -> list[str]:
-        return [f"{path}:{fault.line}:{fault.column}: {fault.message}" for fault in self.faults]
+        return [
+            f"{path}:{fault.line}:{fault.column}: {fault.message}" if fault.line else fault.message
+            for fault in self.faults
+        ]
 
 
 class Word(NamedTuple):
@@ -138,11 +141,14 @@ def _word(line: str, place: int) -> tuple[str, int]:
 
 
 class Options:
-    """The options that a kind of directive knows. `short` maps letters to long names."""
+    """The options that a kind of directive knows. `short` and `others` map letters and other names to long names."""
 
-    def __init__(self, takes: Mapping[str, Takes], short: Mapping[str, str]) -> None:
+    def __init__(
+        self, takes: Mapping[str, Takes], short: Mapping[str, str], others: Mapping[str, str] | None = None
+    ) -> None:
         self._takes = takes
         self._short = short
+        self._others = others or {}
 
     def read(self, lines: Iterable[DirectiveLine]) -> tuple[list[Given], list[Fault]]:
         given: list[Given] = []
@@ -155,6 +161,19 @@ class Options:
                 if isinstance(found, Fault):
                     break
         return given, faults
+
+    def read_arguments(self, arguments: Iterable[str]) -> tuple[list[Given], list[str], list[Fault]]:
+        """The options of a command line, and the words from the first other one on. `--` ends the options."""
+        words = [Word(text, number) for number, text in enumerate(arguments, start=1)]
+        given: list[Given] = []
+        while words and words[0].text.startswith("-") and words[0].text not in {"-", "--"}:
+            found = self._next(0, words)
+            if isinstance(found, Fault):
+                return given, [], [found]
+            given.append(found)
+        if words and words[0].text == "--":
+            words.pop(0)
+        return given, [word.text for word in words], []
 
     def _next(self, line: int, words: list[Word]) -> Given | Fault:
         word = words.pop(0)
@@ -182,6 +201,7 @@ class Options:
 
     def _long(self, name: str) -> str | None:
         """The option with this name, or the only one that begins with it."""
+        name = self._others.get(name, name)
         if name in self._takes:
             return name
         similar = [each for each in self._takes if each.startswith(name)]

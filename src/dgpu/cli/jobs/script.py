@@ -16,6 +16,7 @@ from dgpu.cli.jobs.directives import (
     SLURM,
     DirectiveLine,
     Fault,
+    Given,
     JobFileError,
     directive_lines,
     late_lines,
@@ -57,12 +58,12 @@ class JobScript(NamedTuple):
         own["command"] = [self.path, *task["command"][1:]]
         if not self.is_slurm:
             return own
-        variables = {**self.variables, **_fixed_variables(own)}
+        variables = {**self.variables, **slurm_variables(own)}
         return {**own, "slurm_env": True, "env": {**task.get("env", {}), **variables}}
 
     def tell(self) -> None:
         for fault in self.notes:
-            note(f"{self.path}:{fault.line}: {fault.message}")
+            note(f"{self.path}:{fault.line}: {fault.message}" if fault.line else fault.message)
 
 
 def script_in(command: Sequence[str]) -> JobScript | None:
@@ -79,14 +80,21 @@ def script_in(command: Sequence[str]) -> JobScript | None:
         raise refusal(command[0], error) from None
 
 
-def parse_script(path: str, text: str, lines: Sequence[DirectiveLine]) -> JobScript:
-    """Raises JobFileError with all faults."""
+def parse_script(
+    path: str,
+    text: str,
+    lines: Sequence[DirectiveLine],
+    more: Sequence[Given] = (),
+    *,
+    is_slurm: bool = False,
+) -> JobScript:
+    """`more`: options of sbatch, which win. `is_slurm`: also without a directive of Slurm. Raises JobFileError."""
     faults = _text_faults(text)
     slurm_lines = [line for line in lines if line.kind == SLURM]
     slurm = _NO_SLURM
-    if slurm_lines:
+    if slurm_lines or is_slurm:
         options, wrong = SBATCH.read(slurm_lines)
-        slurm = translate(options)
+        slurm = translate([*options, *more])
         faults += wrong + slurm.faults
     own, wrong = read_own(line for line in lines if line.kind == OWN)
     faults += wrong
@@ -96,11 +104,11 @@ def parse_script(path: str, text: str, lines: Sequence[DirectiveLine]) -> JobScr
         raise JobFileError(faults)
     late = [Fault(line, 1, "a directive after the first command has no effect") for line in late_lines(text)]
     return JobScript(
-        path, text, {**slurm.given, **own}, slurm.variables, bool(slurm_lines), slurm.notes + late
+        path, text, {**slurm.given, **own}, slurm.variables, is_slurm or bool(slurm_lines), slurm.notes + late
     )
 
 
-def _fixed_variables(task: Mapping[str, Any]) -> dict[str, str]:
+def slurm_variables(task: Mapping[str, Any]) -> dict[str, str]:
     """Variables that follow from the task as it is sent."""
     found = {
         "SLURM_JOB_NAME": task["name"],
@@ -123,9 +131,8 @@ def refusal(path: str, error: JobFileError) -> CliFailure:
 
 def _many_nodes(lines: Sequence[DirectiveLine], nodes: int) -> Fault:
     """Slurm starts a script on the first node only."""
-    place = next(
-        (line for line in lines for word in line.words if word.text.startswith(("-N", "--nodes"))), lines[0]
-    )
+    found = (line for line in lines for word in line.words if word.text.startswith(("-N", "--nodes")))
+    place = next(found, DirectiveLine(SLURM, 0, ()))
     message = (
         f"dgpu starts the script on each of the {nodes} nodes, Slurm only on the first, and this script does not call "
         f"srun. If it is made to run on each node, add: #DGPU --nodes {nodes}"
@@ -149,6 +156,15 @@ def _read(path: str) -> str | None:
     except OSError:
         return None
     return content.decode("utf-8", "surrogateescape") if content else None
+
+
+def read_script(path: str) -> str:
+    """The text of a file that must be a script."""
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123  the same
+            return file.read(MAX_SCRIPT_BYTES + 1).decode("utf-8", "surrogateescape")
+    except OSError as error:
+        raise CliFailure(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _text_faults(text: str) -> list[Fault]:

@@ -15,6 +15,8 @@ _MEMORY = re.compile(r"(\d+)([kmgt]?)b?", re.IGNORECASE)
 _UNITS_KB = {"k": 1, "m": 1 << 10, "": 1 << 10, "g": 1 << 20, "t": 1 << 30}
 _GRES = re.compile(r"gpu(?::(?P<kind>[A-Za-z][\w.-]*))?(?::(?P<count>\d+))?(?:\(.*\))?")
 _TYPED_COUNT = re.compile(r"(?:(?P<kind>[A-Za-z][\w.-]*):)?(?P<count>\d+)")
+_LATER = re.compile(r"now\+(\d+)(seconds?|minutes?|hours?|days?|weeks?)?")
+_MOMENT = re.compile(r"\d{1,2}:\d{2}|\d{4}-\d{2}-\d{2}(?:T\d{2}:\d{2}(?::\d{2})?)?")
 _WHENS = {"afterok": "ok", "afterany": "any", "afternotok": "failed"}
 _LEVELS = ("low", "normal", "high", "critical")
 
@@ -239,6 +241,24 @@ def _gpu_bind(work: _Translation, option: Given, value: str) -> None:
     work.notes.append(option.fault("every process of a task sees all of its GPUs"))
 
 
+def _begin(work: _Translation, _: Given, value: str) -> None:
+    """`22:00`, `2026-07-30T22:00`, `now+2hours`; a number without a unit is seconds."""
+    later = _LATER.fullmatch(value)
+    if later is not None:
+        work.given["begin_at"] = f"+{later[1]}{(later[2] or 's')[0]}"
+    elif _MOMENT.fullmatch(value):
+        work.given["begin_at"] = value
+    elif value != "now":
+        raise _BadValueError("expected a time like 22:00, 2026-07-30T22:00 or now+2hours")
+
+
+def _signal(work: _Translation, _: Given, value: str) -> None:
+    """Dgpu sends it to each process that handles it, so to a script (B:) and to its programs."""
+    if value.upper().startswith(("R:", "RB:", "BR:")):
+        raise _BadValueError("reservations have no signals here; expected USR1@300 or B:USR1@300")
+    work.given["signal"] = re.sub(r"^[Bb]:", "", value).upper().removeprefix("SIG")
+
+
 def _account(work: _Translation, _: Given, value: str) -> None:
     work.given["tenant_id"] = value
     work.variables["SLURM_JOB_ACCOUNT"] = value
@@ -318,6 +338,7 @@ def _mounts(work: _Translation, _: Given, value: str) -> None:
 _SIMPLE: dict[str, Callable[[_Translation, Given, str], None]] = {
     "account": _account,
     "array": _array,
+    "begin": _begin,
     "chdir": _kept("workdir"),
     "container-image": _image,
     "container-mounts": _mounts,
@@ -332,5 +353,6 @@ _SIMPLE: dict[str, Callable[[_Translation, Given, str], None]] = {
     "partition": _partition,
     "priority": _kept("priority"),
     "qos": _qos,
+    "signal": _signal,
     "time": _time,
 }

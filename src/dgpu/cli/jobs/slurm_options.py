@@ -46,6 +46,7 @@ SLURM_OPTIONS: dict[str, SlurmOption] = {
     # used
     "account": _used("--tenant", "A"),
     "array": _used("--array", "a"),
+    "begin": _used("--begin", "b"),
     "chdir": _used("--workdir", "D"),
     "container-image": _used("--image"),
     "container-mounts": _used("--mount"),
@@ -74,6 +75,7 @@ SLURM_OPTIONS: dict[str, SlurmOption] = {
     "partition": _used("--pool, if it is online or batch; else only reported", "p"),
     "priority": _used("--priority, 0 to 100"),
     "qos": _used("--priority, if it is low, normal, high or critical; else only reported", "q"),
+    "signal": _used("--signal; with and without B:"),
     "time": _used("--timeout", "t"),
     # only reported
     "acctg-freq": _noted("dgpu samples at its own rate"),
@@ -118,9 +120,6 @@ SLURM_OPTIONS: dict[str, SlurmOption] = {
     "batch": _stops("use #DGPU --constraint LABEL=VALUE"),
     "bb": _stops("dgpu has no burst buffers"),
     "bbf": _stops("dgpu has no burst buffers"),
-    "begin": _stops(
-        "dgpu starts tasks as soon as there is room; hold it with --hold and release it later", "b"
-    ),
     "cluster-constraint": _stops(_ONE_CLUSTER),
     "clusters": _stops(_ONE_CLUSTER, "M"),
     "constraint": _stops(
@@ -152,7 +151,6 @@ SLURM_OPTIONS: dict[str, SlurmOption] = {
     "prefer": _stops("use #DGPU --constraint LABEL=VALUE"),
     "reboot": _stops("dgpu reboots no nodes", "", _FLAG),
     "reservation": _stops("reservations of Slurm do not exist here"),
-    "signal": _stops("dgpu sends SIGTERM before SIGKILL at the time limit, no other signal"),
     "test-only": _stops("use dgpu submit --dry-run", "", _FLAG),
     "thread-spec": _stops("dgpu reserves no cores"),
     "tmp": _stops("dgpu does not count disk space"),
@@ -161,7 +159,8 @@ SLURM_OPTIONS: dict[str, SlurmOption] = {
     "wrap": _stops("use dgpu submit with the command"),
 }
 
-SBATCH = Options(
-    {name: option.takes for name, option in SLURM_OPTIONS.items()},
-    {option.short: name for name, option in SLURM_OPTIONS.items() if option.short},
-)
+OTHER_NAMES = {"tasks-per-node": "ntasks-per-node", "workdir": "chdir", "cpu_bind": "cpu-bind"}
+
+SBATCH_TAKES = {name: option.takes for name, option in SLURM_OPTIONS.items()}
+SHORT = {option.short: name for name, option in SLURM_OPTIONS.items() if option.short}
+SBATCH = Options(SBATCH_TAKES, SHORT, OTHER_NAMES)
