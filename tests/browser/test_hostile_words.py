@@ -11,11 +11,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_grou
 
 TAG = "<img src=x onerror=alert(1)>"
 SIGNS = "\x1b]0;owned\x07\x1b[2J\u202e"
+RED = "\x1b[31mred\x1b[0m"
 
 
 def test_tags_and_control_signs_of_a_task_are_text_in_every_view(visitor, stage):
     written = stage.submit(
-        f"printf '%s' '{TAG}{SIGNS}' > '{TAG}'; cat '{TAG}'; exit 3", name=TAG, max_retries=0
+        f"printf '%s' '{TAG}{SIGNS}{RED}' > '{TAG}'; cat '{TAG}'; exit 3", name=TAG, max_retries=0
     )
     failed = stage.ask(
         "POST", "/api/v1/tasks", {"command": ["/no" + TAG + SIGNS], "name": TAG, "max_retries": 0}
@@ -48,5 +49,6 @@ def test_tags_and_control_signs_of_a_task_are_text_in_every_view(visitor, stage)
     log = page.get_by_test_id("log-text")
     expect(log).to_contain_text(TAG)
     assert "\x1b" not in log.inner_text()
+    expect(log.locator(".t-fg-1")).to_have_text("red")
     page.goto(f"/tasks/{failed['task_id']}")
     expect(page.locator("main")).to_contain_text("command not found")

@@ -40,6 +40,7 @@ def addresses(scene):
         "node": f"/nodes?node={scene.world.task(scene.running)['node']}",
         "alerts": "/alerts",
         "audit": "/audit",
+        "docs": "/docs",
     }
 
 
@@ -74,6 +75,27 @@ def test_the_keyboard_goes_everywhere(visitor, scene):
             expect(page.get_by_test_id("view-task")).to_be_visible(timeout=5_000)
             break
     expect(page.get_by_test_id("view-task")).to_contain_text("train-resnet")
+
+
+def test_the_focus_follows_rows_and_navigation_and_keys_can_be_turned_off(visitor, scene):
+    page = visitor.look(scene.world, "/tasks?sort=oldest")
+    links = page.get_by_test_id("task-table").locator("tbody tr td:nth-child(2) a")
+    expect(links.nth(3)).to_be_visible()
+    page.keyboard.type("jj")
+    expect(links.nth(1)).to_be_focused()
+    page.keyboard.press("k")
+    expect(links.nth(0)).to_be_focused()
+    page.get_by_test_id("nav-quota").click()
+    expect(page.get_by_role("heading", level=1)).to_be_focused()
+    page.get_by_role("button", name="Keyboard").click()
+    page.get_by_test_id("keys-on").uncheck()
+    page.keyboard.press("Escape")
+    page.reload()
+    expect(page.get_by_test_id("view-quota")).to_be_visible()
+    page.keyboard.type("gt?")
+    page.get_by_role("button", name="Keyboard").click()
+    expect(page.get_by_test_id("keys-on")).not_to_be_checked()
+    expect(page.get_by_test_id("view-quota")).to_be_visible()
 
 
 def test_letters_typed_into_a_field_are_letters(visitor, scene):
@@ -127,6 +149,13 @@ def test_nothing_is_wider_than_a_phone(visitor, scene):
         expect(page.locator(".skeleton")).to_have_count(0)
         wide = page.evaluate("document.documentElement.scrollWidth")
         assert wide <= PHONE["width"], f"{path} is {wide} px wide"
+    expect(page.get_by_test_id("nav-tasks")).not_to_be_visible()
+    page.get_by_test_id("menu").click()
+    for place in ("cluster", "tasks", "quota", "audit", "tokens", "docs"):
+        expect(page.get_by_test_id(f"nav-{place}")).to_be_in_viewport()
+    page.get_by_test_id("nav-tasks").click()
+    expect(page.get_by_test_id("view-tasks")).to_be_visible()
+    expect(page.get_by_test_id("nav-quota")).not_to_be_visible()
 
 
 def test_dark_follows_the_system_and_the_button(visitor, scene):
@@ -150,7 +179,10 @@ def brightness(colour):
 
 
 def test_chinese_follows_the_browser_and_the_button(visitor, scene):
-    page = visitor.look(scene.world, "/tasks", locale="zh-CN")
+    page = visitor.look(scene.world, f"/tasks/{scene.waiting}", locale="zh-CN")
+    expect(page.get_by_test_id("blockers")).to_contain_text("租户 vision 占用 1 个 GPU，上限 1 个")
+    page.goto(f"/tasks/{scene.failed}")
+    expect(page.get_by_test_id("task-error")).to_contain_text("以退出码 3 结束")
     expect(page.locator("html")).to_have_attribute("lang", re.compile("^zh"))
     expect(page.get_by_test_id("nav-tasks")).to_contain_text("任务")
     page.get_by_test_id("language").click()

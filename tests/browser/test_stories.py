@@ -72,6 +72,7 @@ def test_the_verdict_tells_of_a_wait_and_of_a_refusal_before_anything_is_sent(vi
     page.get_by_label("GPUs", exact=True).fill("many")
     expect(page.get_by_test_id("verdict")).to_contain_text("Would be refused")
     expect(page.locator("#h-gpus")).to_have_class("wrong")
+    expect(page.get_by_test_id("submit-send")).to_be_disabled()
     assert world.ask("GET", "/api/v1/tasks?q=train.py&limit=1")["tasks"] == []
 
 
@@ -81,6 +82,8 @@ def test_cancel_and_retry(visitor, world):
     expect(status_of(page)).to_have_attribute("data-status", "running")
     page.get_by_test_id("cancel").click()
     expect(page.get_by_test_id("confirm")).to_contain_text(f"Cancel {task_id}?")
+    expect(page.get_by_test_id("confirm-no")).to_have_text("Keep it")
+    expect(page.get_by_test_id("confirm-yes")).to_have_text(f"Cancel {task_id}")
     page.get_by_test_id("confirm-yes").click()
     expect(status_of(page)).to_have_attribute("data-status", "cancelled")
     assert world.task(task_id)["status"] == "cancelled"
@@ -101,15 +104,37 @@ def test_several_tasks_are_cancelled_at_once(visitor, world):
         expect(page.get_by_test_id(f"row-{task_id}")).to_contain_text("cancelled")
 
 
+def test_an_array_is_one_row_that_unfolds_to_its_failed_tasks_first(visitor, world):
+    world.submit("test $DGPU_ARRAY_INDEX -ne 2", name="grid", array="0-4", max_retries=0, gpu_count=0)
+    page = visitor.look(world, "/tasks?q=grid")
+    row = page.locator("tr", has_text="grid").first
+    expect(row).to_contain_text("1 failed · 4 succeeded")
+    array = row.get_attribute("data-testid").removeprefix("row-")
+    expect(page.get_by_test_id("task-table").locator("tbody > tr.open")).to_have_count(1)
+    page.get_by_test_id(f"unfold-{array}").click()
+    elements = page.get_by_test_id(f"elements-{array}").locator("tr")
+    expect(elements).to_have_count(5)
+    expect(elements.first).to_contain_text(f"{array}_2")
+    expect(elements.first).to_contain_text("exited with code 1")
+    row.get_by_role("link", name=array, exact=True).click()
+    expect(page.get_by_test_id("array")).to_contain_text(f"{array}_2")
+
+
 def test_a_node_is_drained_and_comes_back(visitor, world):
+    running = world.submit(name="still-there", timeout_seconds=7200)
+    world.until(running, "running")
     page = visitor.look(world, "/nodes")
+    row = page.get_by_test_id("node-bench")
+    expect(row.get_by_role("link", name="1", exact=True)).to_be_visible()
     page.get_by_test_id("drain-bench").click()
     expect(page.get_by_test_id("drain-effect")).to_be_visible()
+    expect(page.get_by_test_id("still-run")).to_contain_text(f"{running} still-there at the latest in 2h")
     page.get_by_label("Reason").fill("new fan")
     page.get_by_test_id("confirm-yes").click()
-    row = page.get_by_test_id("node-bench")
     expect(row).to_contain_text("draining")
     expect(row).to_contain_text("new fan")
+    world.ask("DELETE", f"/api/v1/tasks/{running}")
+    expect(row).to_contain_text("drained, empty")
     waits = world.submit()
     page.get_by_test_id("nav-cluster").click()
     expect(page.get_by_test_id("figure-waiting")).to_contain_text("1")
@@ -118,7 +143,7 @@ def test_a_node_is_drained_and_comes_back(visitor, world):
     page.get_by_test_id("nav-nodes").click()
     page.get_by_test_id("resume-bench").click()
     page.get_by_test_id("confirm-yes").click()
-    expect(row).not_to_contain_text("draining")
+    expect(row).to_contain_text("ready")
     world.until(waits, "running")
 
 

@@ -154,11 +154,13 @@ def test_alerts_show_what_fires(visitor, scene):
     expect(page.get_by_test_id("alert-list")).to_contain_text("failure rate")
 
 
-def test_the_api_is_described_without_a_script(visitor, scene):
-    page = visitor.look(scene.world, "/docs")
-    expect(page.get_by_role("heading").first).to_be_visible()
+def test_the_api_is_described_in_the_look_of_the_pages(visitor, scene):
+    page = look(visitor, scene, "/docs", "docs")
     expect(page.get_by_text("/api/v1/board/stream").first).to_be_attached()
-    assert page.locator("script").count() == 0
+    expect(page.get_by_test_id("nav-docs")).to_have_attribute("aria-current", "page")
+    page.get_by_placeholder("Call or field").fill("drain")
+    expect(page.get_by_text("/api/v1/board/stream")).to_have_count(0)
+    expect(page.get_by_role("heading", name="POST /api/v1/nodes/{node_id}/drain")).to_be_visible()
 
 
 def test_the_audit_log_shows_changes_and_refusals(visitor, scene):

@@ -1,10 +1,11 @@
 // The frame around every view: where to go, what is going on, and whether what is shown is still true.
+import { signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { signedOut } from "./api";
 import { board, link, reconnectNow, retryAt, seenAt, updated } from "./board/stream";
 import { clock } from "./format";
 import { language, setLanguage, t, word, type MessageKey } from "./i18n";
-import { helpShown, PLACES, placesOfViewer } from "./keyboard";
+import { helpShown, keysOn, PLACES, placesOfViewer, setKeys } from "./keyboard";
 import { may, me } from "./me";
 import { here } from "./now";
 import { go, route } from "./router";
@@ -19,6 +20,7 @@ import { Toasts } from "./ui/toast";
 import { Alerts } from "./views/alerts";
 import { Audit } from "./views/audit";
 import { Cluster } from "./views/cluster";
+import { Docs } from "./views/docs";
 import { Login } from "./views/login";
 import { Nodes } from "./views/nodes";
 import { Quota } from "./views/quota";
@@ -31,14 +33,18 @@ import { Tenants } from "./views/tenants";
 import { Timeline } from "./views/timeline";
 import { Tokens } from "./views/tokens";
 
+/** On a phone, the places are behind a button. */
+const menuShown = signal(false);
+
 export function App() {
   const title = useRef<HTMLElement>(null);
-  const { view, id } = route.value;
+  const { view, id, query } = route.value;
+  useFocusOnHeading(`${view}/${id}/${query.get("node") ?? ""}`);
   useEffect(() => {
-    const name = PLACES.some(([, known]) => known === view) ? t(`nav.${view}` as MessageKey) : "";
+    const name = view === "docs" || PLACES.some(([, known]) => known === view) ? t(`nav.${view}` as MessageKey) : "";
     document.title = [id || name, "dgpu"].filter(Boolean).join(" · ");
   }, [view, id, language.value]);
-  if (signedOut.value || view === "login") return <Login />;
+  if ((signedOut.value && view !== "docs") || view === "login") return <Login />;
   return (
     <div class={link.value === "lost" ? "shell stale" : "shell"}>
       <a class="skip" href="#main" onClick={() => title.current?.focus()}>
@@ -60,6 +66,17 @@ export function App() {
       <Toasts />
     </div>
   );
+}
+
+/** After a navigation, the keyboard and a screen reader go on at the heading of the new view. */
+function useFocusOnHeading(place: string): void {
+  const before = useRef(place);
+  useEffect(() => {
+    if (before.current === place) return;
+    before.current = place;
+    menuShown.value = false;
+    document.querySelector<HTMLElement>("main h1")?.focus({ preventScroll: true });
+  }, [place]);
 }
 
 function View() {
@@ -87,6 +104,8 @@ function View() {
       return <Alerts />;
     case "audit":
       return <Audit />;
+    case "docs":
+      return <Docs />;
     default:
       return (
         <Empty title={t("problem.notFound")}>
@@ -102,12 +121,16 @@ function Side() {
   // The board counts the waiting tasks of all tenants: beside the list of own tasks, that number would be wrong.
   const waiting = me.value?.tenants.includes("*") ? (board.value?.counts.waiting ?? 0) : 0;
   return (
-    <nav class="side" aria-label={t("nav.main")}>
+    <nav class={menuShown.value ? "side shown" : "side"} aria-label={t("nav.main")}>
       <a class="brand" href="/" aria-label="dgpu">
         <Logo />
         <span>dgpu</span>
       </a>
-      <div class="places">
+      <button type="button" class="plain menu" aria-expanded={menuShown.value} aria-controls="places" onClick={() => (menuShown.value = !menuShown.value)} data-testid="menu">
+        {t("nav.menu")}
+        {firing ? <span class="badge">{firing}</span> : null}
+      </button>
+      <div class="places" id="places">
         {placesOfViewer().map(([, place]) => (
           <a key={place} href={place === "cluster" ? "/" : `/${place}`} aria-current={view === place ? "page" : undefined} data-testid={`nav-${place}`}>
             <span>{t(`nav.${place}` as MessageKey)}</span>
@@ -115,7 +138,9 @@ function Side() {
             {place === "tasks" && waiting ? <span class="badge calm">{waiting > 9_999 ? "9999+" : waiting}</span> : null}
           </a>
         ))}
-        <a href="/docs">{t("nav.docs")}</a>
+        <a href="/docs" aria-current={view === "docs" ? "page" : undefined} data-testid="nav-docs">
+          {t("nav.docs")}
+        </a>
       </div>
       <div class="foot">{board.value ? `dgpu ${board.value.version}` : ""}</div>
     </nav>
@@ -167,9 +192,9 @@ function Banner() {
   if (link.value === "lost") {
     const left = Math.ceil((retryAt.value - here.value) / 1_000);
     return (
-      <div class="banner bad" role="alert" data-testid="banner">
-        <span>{seenAt.value ? t("banner.lost", { time: clock(seenAt.value, true) }) : t("problem.unreachable")}</span>
-        <span class="muted">{retryAt.value && left > 0 ? t("banner.retry", { seconds: left }) : t("banner.trying")}</span>
+      <div class="banner bad" data-testid="banner">
+        <span role="alert">{seenAt.value ? t("banner.lost", { time: clock(seenAt.value, true) }) : t("problem.unreachable")}</span>
+        <span class="muted" aria-hidden="true">{retryAt.value && left > 0 ? t("banner.retry", { seconds: left }) : t("banner.trying")}</span>
         <button type="button" onClick={reconnectNow}>
           {t("banner.now")}
         </button>
@@ -256,6 +281,9 @@ function Keys() {
             </>
           ))}
         </dl>
+        <label class="row keys-on">
+          <input type="checkbox" checked={keysOn.value} onChange={(event) => setKeys(event.currentTarget.checked)} data-testid="keys-on" /> {t("keys.on")}
+        </label>
         <footer>
           <button type="button" onClick={close}>
             {t("common.close")}

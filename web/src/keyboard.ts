@@ -5,6 +5,28 @@ import { go } from "./router";
 
 export const helpShown = signal(false);
 
+const KEPT = "dgpu.keys";
+
+/** Single letters disturb some readers and speech input (WCAG 2.1.4): they can be turned off. */
+export const keysOn = signal(kept() !== "off");
+
+export function setKeys(on: boolean): void {
+  keysOn.value = on;
+  try {
+    localStorage.setItem(KEPT, on ? "on" : "off");
+  } catch {
+    // it holds for this page, then
+  }
+}
+
+function kept(): string | null {
+  try {
+    return localStorage.getItem(KEPT);
+  } catch {
+    return null; // storage may be forbidden
+  }
+}
+
 /** `action`: only for viewers that may do it. */
 export const PLACES: [key: string, view: string, action?: string][] = [
   ["c", "cluster"],
@@ -27,6 +49,7 @@ const CHORD_MS = 1_500;
 
 export interface RowKeys {
   count: number;
+  rowOf(element: Element): number; // -1: in no row
   show(row: number): void;
   open(row: number): void;
   select?(row: number): void;
@@ -54,7 +77,7 @@ export function startKeyboard(): void {
       if (event.key === "Escape") target.blur();
       return;
     }
-    if (press(event.key, target)) event.preventDefault();
+    if (keysOn.value && press(event.key, target)) event.preventDefault();
   });
 }
 
@@ -86,7 +109,8 @@ function press(key: string, target: HTMLElement): boolean {
 function pressInRows(key: string, target: HTMLElement): boolean {
   if (!rows) return false;
   if (key === "j" || key === "k") {
-    row = Math.max(0, Math.min(rows.count - 1, row + (key === "j" ? 1 : -1)));
+    const focused = rows.rowOf(target);
+    row = Math.max(0, Math.min(rows.count - 1, (focused < 0 ? row : focused) + (key === "j" ? 1 : -1)));
     rows.show(row);
     return true;
   }

@@ -40,7 +40,7 @@ export function startRouter(): void {
     if (event.defaultPrevented || event.button !== 0 || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
     const link = (event.target as Element | null)?.closest("a");
     if (!link || link.target || link.hasAttribute("download") || link.origin !== location.origin) return;
-    if (link.pathname === "/docs" || link.pathname.startsWith("/api/")) return; // pages of the server
+    if (link.pathname.startsWith("/api/")) return; // pages of the server
     event.preventDefault();
     go(link.pathname + link.search);
   });

@@ -4,6 +4,7 @@ import type * as wire from "../build/wire";
 
 export type {
   AlertAnswer as Alert,
+  ArrayAnswer as ArrayProgress,
   AlertList,
   AuditAnswer as AuditEntry,
   AuditPage,

@@ -2,6 +2,7 @@ import assert from "node:assert/strict";
 import test from "node:test";
 import { BLANK, formOf, taskOf } from "../src/submit/form";
 import { found, Lines, MAX_LINES } from "../src/task/lines";
+import { PLAIN, render, textOf } from "../src/task/terminal";
 import { fileAddress, filesAddress, nameOf, steps } from "../src/task/paths";
 import { spansOf } from "../src/task/spans";
 import type { Task, TaskEvent } from "../src/types";
@@ -61,7 +62,7 @@ test("output comes in pieces, with colours and progress bars, and stays bounded"
   const lines = new Lines();
   lines.push("epo");
   lines.push("ch 1\n\u001b[31mred\u001b[0m\n10%\r50%\r100%\nlast");
-  assert.deepEqual(lines.all(), ["epoch 1", "red", "100%", "last"]);
+  assert.deepEqual(lines.all().map(textOf), ["epoch 1", "red", "100%", "last"]);
   assert.deepEqual(found(lines.all(), "RED"), [{ number: 2, line: "red" }]);
   lines.push("\n" + "x\n".repeat(MAX_LINES + 100));
   assert.equal(lines.all().length, MAX_LINES);
@@ -99,4 +100,46 @@ test("a task like another one does not get the directory that was made for the o
   const other = task({ command: "true", workdir: "/var/lib/dgpu-agent/tasks/tasks/task-1.1", own_workdir: true });
   assert.equal(formOf(other).workdir, "");
   assert.equal(formOf(task({ command: "true", workdir: "/srv/project", own_workdir: false })).workdir, "/srv/project");
+});
+
+test("colours last until they are reset, also over lines", () => {
+  const first = render("a \u001b[1;31mred\u001b[0m b \u001b[38;5;208mo", PLAIN);
+  assert.deepEqual(first.line, [
+    { text: "a ", style: {} },
+    { text: "red", style: { bold: true, fg: 1 } },
+    { text: " b ", style: {} },
+    { text: "o", style: { fg: "#ff8700" } },
+  ]);
+  assert.deepEqual(render("still\u001b[39m plain", first.style).line, [
+    { text: "still", style: { fg: "#ff8700" } },
+    { text: " plain", style: {} },
+  ]);
+  assert.equal(render("x\u001b[38;2;1;2;3my", PLAIN).style.fg, "#010203");
+});
+
+test("a carriage return overwrites from the beginning, as in a terminal", () => {
+  const cases: [string, string][] = [
+    ["100%\r 20", " 20%"],
+    ["10%\r50%\r", "50%"],
+    ["long text\r\u001b[Kshort", "short"],
+    ["ab\b\bX", "Xb"],
+    ["ab\u001b[5Gx", "ab  x"],
+    ["windows\r", "windows"],
+  ];
+  for (const [raw, shown] of cases) assert.equal(textOf(render(raw, PLAIN).line), shown, JSON.stringify(raw));
+});
+
+test("hostile sequences do nothing, and hide nothing", () => {
+  const cases: [string, string][] = [
+    ["\u001b]0;owned\u0007text", "text"],
+    ["\u001b]8;;https://evil.example\u001b\\link\u001b]8;;\u001b\\", "link"],
+    ["\u001b[2J\u001b[H\u001b[?1049hstill here", "still here"],
+    ["\u001b[8mhidden\u001b[0m", "hidden"],
+    ["\u001b[999999999Cfar", ""],
+    ["\u001b[99999999999999999999999999mok", "ok"],
+    ["\u001bP1$r0m\u001b\\a\u0000\u0085b", "ab"],
+    ["half \u001b[3", "half 3"],
+  ];
+  for (const [raw, shown] of cases) assert.equal(textOf(render(raw, PLAIN).line).trim(), shown, JSON.stringify(raw));
+  assert.ok(textOf(render(`\u001b[31m${"x".repeat(100_000)}`, PLAIN).line).length <= 4_000);
 });

@@ -90,6 +90,7 @@ class NodeAnswer(Answer, frozen=True, kw_only=True):
     cpus: float = 0
     ram_mb: int = 0
     tasks: list[str] = msgspec.field(default_factory=list)
+    running: int = 0  # tasks there, of all tenants
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     registered_at: str | None = None
     offline_since: str | None = None

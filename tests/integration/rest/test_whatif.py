@@ -87,7 +87,7 @@ def test_why_says_what_would_start_it_and_that_the_start_is_unknown(world) -> No
     assert told["sooner"][0] == {
         "change": "gpu_count",
         "detail": "with 1 GPU instead of 2",
-        "facts": {"gpu_count": 1},
+        "facts": {"gpu_count": 1, "instead_of": 2},
     }
     assert told["nearest"] == {"node": "n1", "lacks": {"gpus": 1}}
     assert told["expected_start"] is None

@@ -49,6 +49,19 @@ function longer<T>(trace: T[], value: T): T[] {
   return [...trace, value].slice(-MAX_POINTS);
 }
 
+/** The node that could give most GPUs to one task now. */
+export function largestBlock(board: Board): { gpus: number; node: string } {
+  const idle = board.statuses.indexOf("idle");
+  const best = { gpus: 0, node: "" };
+  board.nodes.id.forEach((id, node) => {
+    const first = board.nodes.first[node] ?? 0;
+    let free = 0;
+    for (let place = first; place < first + (board.nodes.gpus[node] ?? 0); place++) if (board.gpus.status[place] === idle) free++;
+    if (free > best.gpus) Object.assign(best, { gpus: free, node: id });
+  });
+  return best;
+}
+
 /** One GPU out of the columns, with words for its codes. */
 export function gpuAt(board: Board, place: number) {
   const g = board.gpus;

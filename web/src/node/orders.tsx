@@ -1,15 +1,19 @@
 // Taking a machine out of service, back into it, or giving it up: each is asked about first.
-import { post } from "../api";
+import type { ComponentChildren } from "preact";
+import { get, post } from "../api";
+import { parseTime } from "../format";
 import { duration, problemText, t } from "../i18n";
 import { may } from "../me";
-import type { Node, Whatif } from "../types";
+import type { Node, Task, TaskPage, Whatif } from "../types";
 import { useAsked } from "../ui/asked";
 import { askBefore } from "../ui/dialog";
-import { Skeleton, State, Time } from "../ui/parts";
+import { Skeleton, State, TaskLink, Time } from "../ui/parts";
 import { say } from "../ui/toast";
 
+const MAX_NAMED = 12;
+
 export function NodeState({ node }: { node: Node }) {
-  const value = node.offline_since ? "offline" : node.unconfirmed_since ? "unconfirmed" : node.draining ? "draining" : node.status;
+  const value = node.offline_since ? "offline" : node.unconfirmed_since ? "unconfirmed" : node.draining ? (node.running ? "draining" : "drained") : node.status;
   return (
     <>
       <State group="node" value={value} />
@@ -36,7 +40,7 @@ export function NodeOrders({ node, refresh }: { node: Node; refresh: () => void 
     askBefore({
       title: t("nodes.resumeAsk", { node: node.id }),
       text: t("nodes.resumeWhat"),
-      action: t("nodes.resume"),
+      action: `${t("nodes.resume")} ${node.id}`,
       run: async () => {
         await post(`${address}/resume`);
         say(t("nodes.resumed", { node: node.id }));
@@ -47,9 +51,14 @@ export function NodeOrders({ node, refresh }: { node: Node; refresh: () => void 
     askBefore({
       title: t("nodes.drainAsk", { node: node.id }),
       text: t("nodes.drainWhat"),
-      action: t("nodes.drain"),
+      action: `${t("nodes.drain")} ${node.id}`,
       input: t("nodes.reason"),
-      extra: <DrainEffect id={node.id} />,
+      extra: (
+        <>
+          <StillRun node={node} />
+          <DrainEffect id={node.id} />
+        </>
+      ),
       run: async (reason) => {
         await post(`${address}/drain`, reason ? { reason } : {});
         say(t("nodes.drained", { node: node.id }));
@@ -86,6 +95,39 @@ export function NodeOrders({ node, refresh }: { node: Node; refresh: () => void 
         </button>
       )}
     </span>
+  );
+}
+
+/** The tasks that a drain waits for, and until when at most. */
+function StillRun({ node }: { node: Node }) {
+  const asked = useAsked<TaskPage>(`on ${node.id}`, (signal) => get("/api/v1/tasks", { node: node.id, status: "running", limit: MAX_NAMED }, signal));
+  if (asked.problem) return <p class="muted">{problemText(asked.problem)}</p>;
+  if (!asked.data) return <Skeleton />;
+  const others = node.running - node.tasks.length;
+  if (!node.running) return <p class="note">{t("nodes.empty")}</p>;
+  return (
+    <div class="note" data-testid="still-run">
+      {node.tasks.length ? <p>{t("nodes.stillRun", { n: node.tasks.length })}</p> : null}
+      <ul class="bullets">
+        {asked.data.tasks.map((task) => (
+          <li key={task.task_id}>
+            <TaskLink id={task.task_id} /> {task.name} <span class="muted">{untilOf(task)}</span>
+          </li>
+        ))}
+      </ul>
+      {asked.data.total > asked.data.tasks.length ? <p class="muted">{t("common.more", { n: asked.data.total - asked.data.tasks.length })}</p> : null}
+      {others > 0 ? <p class="muted">{t("nodes.othersRun", { n: others })}</p> : null}
+    </div>
+  );
+}
+
+function untilOf(task: Task): ComponentChildren {
+  const started = parseTime(task.started_at);
+  if (!task.timeout_seconds || started === null) return t("nodes.runsOpen");
+  return (
+    <>
+      {t("nodes.runsUntil")} <Time at={started + task.timeout_seconds * 1_000} />
+    </>
   );
 }
 

@@ -6,6 +6,8 @@ import { language, problemText, t } from "../i18n";
 import type { OutputPlace, Problem, Task } from "../types";
 import { ProblemBox } from "../ui/parts";
 import { found, Lines, MAX_LINES } from "./lines";
+import type { Line } from "./terminal";
+import { blocks } from "./text";
 
 const AGAIN_MS = 3_000;
 
@@ -56,7 +58,7 @@ export function Log({ task }: { task: Task }) {
       </header>
       {told.problem && told.lines.length === 0 && !live ? <p class="muted">{told.problem.code === "output_unavailable" ? problemText(told.problem) : ""}</p> : null}
       {told.problem && told.problem.code !== "output_unavailable" ? <ProblemBox problem={told.problem} /> : null}
-      <Text lines={told.lines} find={text.trim()} follow={live && !paused} empty={live ? t("log.empty") : t("log.none")} />
+      <Text lines={told.lines} dropped={told.dropped} find={text.trim()} follow={live && !paused} empty={live ? t("log.empty") : t("log.none")} />
       <Missing task={task} query={query} over={!live || attempt > 0} />
       {told.dropped ? <small class="muted">{t("log.cut", { n: number(MAX_LINES) })}</small> : null}
     </section>
@@ -88,14 +90,13 @@ function Missing({ task, query, over }: { task: Task; query: Record<string, numb
   );
 }
 
-function Text({ lines, find, follow, empty }: { lines: string[]; find: string; follow: boolean; empty: string }) {
+function Text({ lines, dropped, find, follow, empty }: { lines: Line[]; dropped: number; find: string; follow: boolean; empty: string }) {
   const box = useRef<HTMLPreElement>(null);
   const atEnd = useRef(true);
   const matches = useMemo(() => (find ? found(lines, find) : null), [lines, find]);
-  const plain = useMemo(() => lines.join("\n"), [lines]);
   useLayoutEffect(() => {
     if (follow && atEnd.current && box.current) box.current.scrollTop = box.current.scrollHeight;
-  }, [plain, follow]);
+  }, [lines, follow]);
   const onScroll = () => {
     const element = box.current;
     if (element) atEnd.current = element.scrollHeight - element.scrollTop - element.clientHeight < 24;
@@ -111,7 +112,7 @@ function Text({ lines, find, follow, empty }: { lines: string[]; find: string; f
                 <Marked line={each.line} find={find} />
               </div>
             ))
-          : plain || <span class="muted">{empty}</span>}
+          : lines.length ? blocks(lines, dropped) : <span class="muted">{empty}</span>}
       </pre>
     </>
   );
@@ -129,7 +130,7 @@ function Marked({ line, find }: { line: string; find: string }) {
 }
 
 interface Output {
-  lines: string[];
+  lines: Line[];
   dropped: number;
   problem: Problem | null;
 }

@@ -20,13 +20,14 @@ interface Props {
   height?: number;
   most?: number; // upper end of the scale, if it has one
   unit?: string;
+  latest?: boolean; // false: the page shows the latest values elsewhere
 }
 
 const LEAST_S = 60;
 const SPAN_OF_ONE_S = 86_400_000;
 const FEWEST = 30; // points; a chart of less says little about time
 
-export function Chart({ label, times: allTimes, lines: allLines, height = 132, most, unit = "" }: Props) {
+export function Chart({ label, times: allTimes, lines: allLines, height = 132, most, unit = "", latest = true }: Props) {
   const { times, lines } = useMemo(() => known(allTimes, allLines), [allTimes, ...allLines.flatMap((line) => [line.label, line.values])]);
   const box = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
@@ -59,8 +60,7 @@ export function Chart({ label, times: allTimes, lines: allLines, height = 132, m
         {lines.map((line) => (
           <span key={line.label}>
             <i style={{ background: `var(--${line.colour})` }} />
-            {line.label} <b>{number(line.values[shown], 1)}</b>
-            {unit}
+            {line.label} {latest || at !== null ? <b>{number(line.values[shown], 1) + unit}</b> : null}
           </span>
         ))}
         {at !== null && shownAt ? <span>{clock(shownAt * 1_000, true)}</span> : null}

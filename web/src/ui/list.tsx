@@ -49,7 +49,7 @@ export function List<Data, Row>(props: Props<Data, Row>) {
 }
 
 function Table<Data, Row>({ rows, columns, id, testid, faded, open }: Props<Data, Row> & { rows: Row[] }) {
-  const at = useRows(rows, { open: (row) => open?.(row) });
+  const { at, body } = useRows(rows, { open: (row) => open?.(row) });
   return (
     <div class="table-wrap">
       <table data-testid={`${testid}-table`}>
@@ -62,7 +62,7 @@ function Table<Data, Row>({ rows, columns, id, testid, faded, open }: Props<Data
             ))}
           </tr>
         </thead>
-        <tbody>
+        <tbody ref={body}>
           {rows.slice(0, MAX_ROWS).map((row, number) => (
             <tr key={id(row)} class={[number === at ? "at" : "", faded?.(row) ? "muted" : ""].join(" ").trim()} data-testid={`${testid}-${id(row)}`}>
               {columns.map(({ head, cell, kind, title }) => (

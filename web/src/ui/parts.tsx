@@ -128,7 +128,7 @@ export function Page(props: { title: ComponentChildren; actions?: ComponentChild
   return (
     <div data-testid={`view-${props.testid}`}>
       <div class="page-head">
-        <h1>{props.title}</h1>
+        <h1 tabIndex={-1}>{props.title}</h1>
         <span class="gap" />
         {props.actions}
       </div>

@@ -1,4 +1,5 @@
-// Walking over the rows of a table with the keyboard.
+// Walking over the rows of a table with the keyboard: the focus moves to the link of the row.
+import type { RefObject } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { takeRows } from "../keyboard";
 
@@ -7,9 +8,14 @@ interface Rows<T> {
   select?: (item: T) => void;
 }
 
-/** The row where the keyboard is; -1: nowhere yet. */
-export function useRows<T>(items: T[], orders: Rows<T>): number {
+interface Walk {
+  at: number; // the row where the keyboard is; -1: nowhere yet
+  body: RefObject<HTMLTableSectionElement | null>; // of the table
+}
+
+export function useRows<T>(items: T[], orders: Rows<T>): Walk {
   const [at, setAt] = useState(-1);
+  const body = useRef<HTMLTableSectionElement>(null);
   const latest = useRef({ items, orders });
   latest.current = { items, orders };
   useEffect(() => {
@@ -21,10 +27,24 @@ export function useRows<T>(items: T[], orders: Rows<T>): number {
       get count() {
         return latest.current.items.length;
       },
-      show: setAt,
+      rowOf: (element) => {
+        const row = element.closest("tr");
+        return row ? rowsOf(body.current).indexOf(row) : -1;
+      },
+      show: (row) => {
+        setAt(row);
+        const shown = rowsOf(body.current)[row];
+        shown?.querySelector("a")?.focus({ preventScroll: true });
+        shown?.scrollIntoView({ block: "nearest" });
+      },
       open: (row) => on(row, latest.current.orders.open),
       select: (row) => on(row, latest.current.orders.select),
     });
   }, []);
-  return at;
+  return { at, body };
+}
+
+/** Without what unfolds below a row. */
+function rowsOf(body: HTMLTableSectionElement | null): Element[] {
+  return [...(body?.children ?? [])].filter((row) => !row.classList.contains("inner"));
 }

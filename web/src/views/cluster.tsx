@@ -1,6 +1,6 @@
 // The first page: is everything well, how full is it, what waits.
 import { useMemo } from "preact/hooks";
-import { gpuAt } from "../board/board";
+import { gpuAt, largestBlock } from "../board/board";
 import { board } from "../board/stream";
 import { megabytes, number, percent } from "../format";
 import { HeatMap, Legend } from "../heatmap/heatmap";
@@ -10,6 +10,7 @@ import { brief, t, word } from "../i18n";
 import { route, setQuery } from "../router";
 import type { Board } from "../types";
 import { Chart } from "../ui/chart";
+import { Users } from "./users";
 import { Schedulers } from "./schedulers";
 import { CopyLine, Empty, Meter, nodeAddress, Page, Segments, Skeleton, State, TaskLink } from "../ui/parts";
 
@@ -47,6 +48,7 @@ function Live({ board: known }: { board: Board }) {
     <div class="stack">
       <Figures board={known} />
       <Charts board={known} />
+      <Users />
       <Schedulers />
       {known.gpus.id.length || known.nodes.id.length ? (
         <Gpus board={known} />
@@ -66,19 +68,21 @@ function Figures({ board: known }: { board: Board }) {
   const counts = known.counts;
   const all = known.gpus.id.length;
   const nodes = known.nodes.id.length;
-  const figures: [string, string, string, string][] = [
+  const block = largestBlock(known);
+  const figures: [name: string, label: string, value: string, note: string, title?: string][] = [
     ["busy", t("cluster.busy"), number(counts.busy), t("cluster.of", { n: number(all) })],
+    ["block", t("cluster.block"), number(block.gpus), block.gpus ? t("cluster.blockOn", { n: block.gpus, node: block.node }) : "", t("cluster.blockWhat")],
     ["util", t("cluster.util"), counts.util === null ? "–" : percent(counts.util / 100), ""],
     ["running", t("cluster.running"), number(counts.running), ""],
     ["waiting", t("cluster.waiting"), number(counts.waiting), ""],
-    ["wait", `${t("cluster.wait")} · ${t("cluster.waitTail", { p95: brief(counts.wait_p95_ms) })}`, brief(counts.wait_p50_ms), ""],
+    ["wait", t("cluster.wait"), brief(counts.wait_p50_ms), counts.wait_p95_ms === null ? "" : t("cluster.waitTail", { p95: brief(counts.wait_p95_ms) }), t("cluster.waitWhat", { p95: brief(counts.wait_p95_ms) })],
     ["done", t("cluster.done"), number(counts.finished_per_min, 1), ""],
     ["nodes", t("cluster.nodes"), number(counts.nodes.ready ?? 0), t("cluster.of", { n: number(nodes) })],
   ];
   return (
     <div class="figures">
-      {figures.map(([name, label, value, note]) => (
-        <div key={name} class="figure" data-testid={`figure-${name}`}>
+      {figures.map(([name, label, value, note, title]) => (
+        <div key={name} class="figure" title={title} data-testid={`figure-${name}`}>
           <span class="figure-label">{label}</span>
           <span class="figure-value">
             {value}
@@ -97,12 +101,13 @@ function Charts({ board: known }: { board: Board }) {
   return (
     <div class="charts">
       <section class="card" aria-label={t("cluster.chartUtil")}>
-        <Chart label={t("cluster.chartUtil")} times={times} most={100} lines={[{ label: t("cluster.chartUtil"), colour: "blue", values: history.util, fill: true }]} />
+        <Chart label={t("cluster.chartUtil")} times={times} latest={false} most={100} lines={[{ label: t("cluster.chartUtil"), colour: "blue", values: history.util, fill: true }]} />
       </section>
       <section class="card" aria-label={t("cluster.chartQueue")}>
         <Chart
           label={t("cluster.chartQueue")}
           times={times}
+          latest={false}
           lines={[
             { label: t("cluster.waiting"), colour: "orange", values: history.waiting, fill: true },
             { label: t("cluster.running"), colour: "blue", values: history.running },
@@ -110,7 +115,7 @@ function Charts({ board: known }: { board: Board }) {
         />
       </section>
       <section class="card" aria-label={t("cluster.chartWait")}>
-        <Chart label={t("cluster.chartWait")} times={times} lines={[{ label: t("cluster.chartWait"), colour: "violet", values: waits, fill: true }]} />
+        <Chart label={t("cluster.chartWait")} times={times} latest={false} lines={[{ label: t("cluster.chartWait"), colour: "violet", values: waits, fill: true }]} />
       </section>
       <Pools board={known} />
     </div>

@@ -24,6 +24,8 @@ export function Submit() {
   const { body, mistakes } = taskOf(form);
   const ready = form.command.trim() !== "" && mistakes.length === 0;
   const verdict = useVerdict(ready && may("whatif.ask") ? JSON.stringify(body) : "");
+  // Not for a scheduler that cannot tell now: then the submit itself tells.
+  const refused = !verdict.asking && verdict.problem !== null && verdict.problem.status >= 400 && verdict.problem.status < 500;
   const wrong: Wrong = { ...wrongOf(verdict.problem), ...wrongOf(problem) };
   for (const mistake of mistakes) wrong[mistake.field] = mistake.kind === "time" ? t("submit.badTime") : t("submit.badLine", { line: mistake.value });
   const set = (changes: Partial<Form>) => {
@@ -32,7 +34,7 @@ export function Submit() {
   };
   const send = (event: Event) => {
     event.preventDefault();
-    if (!ready) return;
+    if (!ready || refused) return;
     setBusy(true);
     post<Submitted>("/api/v1/tasks", body)
       .then((made) => {
@@ -56,7 +58,7 @@ export function Submit() {
           <Fields form={form} set={set} wrong={wrong} />
           {problem ? <ProblemBox problem={problem} /> : null}
           <footer class="row">
-            <button type="submit" class="primary" disabled={!ready || busy} data-testid="submit-send">
+            <button type="submit" class="primary" disabled={!ready || busy || refused} data-testid="submit-send">
               {t("submit.send")}
             </button>
           </footer>

@@ -12,6 +12,7 @@ import { Files } from "../task/files";
 import { Life } from "../task/life";
 import { Log } from "../task/log";
 import { Waits } from "../task/waits";
+import { Progress } from "../tasks/array";
 import type { Retried, Task, TaskEvents } from "../types";
 import { useAsked, useThrottled } from "../ui/asked";
 import { askBefore } from "../ui/dialog";
@@ -29,7 +30,7 @@ export function TaskView({ id }: { id: string }) {
     task.refresh();
     events.refresh();
   }, 1_000);
-  useEffect(() => onTasks((numbers, more) => (more || numbers.includes(taskNumber(id))) && refresh()), [id]);
+  useEffect(() => onTasks((numbers, more) => (more || numbers.includes(taskNumber(task.data?.task_id ?? id))) && refresh()), [id, task.data?.task_id]);
 
   if (task.problem && !task.data) {
     return (
@@ -58,6 +59,7 @@ export function TaskView({ id }: { id: string }) {
             {endText(known)}
           </div>
         ) : null}
+        {known.array ? <ArrayCard task={known} /> : null}
         {known.status === "pending" ? <Waits task={known} /> : null}
         <Life task={known} events={events.data?.events ?? null} />
         <div class="halves">
@@ -69,6 +71,32 @@ export function TaskView({ id }: { id: string }) {
         <Attempts task={known} />
       </div>
     </Page>
+  );
+}
+
+/** The address of an array is that of its first task: the page shows both. */
+function ArrayCard({ task }: { task: Task }) {
+  const { array, array_id: id } = task;
+  if (!array || !id) return null;
+  return (
+    <section class="card" aria-label={t("array.title", { id })} data-testid="array">
+      <header>
+        <h2>{t("array.title", { id })}</h2>
+        <Progress array={array} />
+        <span class="gap" />
+        <a href={`/tasks?array=${id}`}>{t("array.all", { n: number(array.count) })}</a>
+      </header>
+      {array.failures.length ? (
+        <p class="ids">
+          <span class="muted">{t("array.failures")}:</span>
+          {array.failures.map((each) => (
+            <a key={each.task_id} href={`/tasks/${id}_${each.index}`} title={told("ended", each.reason, { ...each }, each.reason)}>
+              {`${id}_${each.index}`}
+            </a>
+          ))}
+        </p>
+      ) : null}
+    </section>
   );
 }
 
@@ -138,8 +166,6 @@ async function retry(task: Task, body: Record<string, unknown> = {}): Promise<vo
 }
 
 function Details({ task }: { task: Task }) {
-  const waited = (parseTime(task.started_at) ?? parseTime(task.finished_at) ?? now.value) - (parseTime(task.created_at) ?? 0);
-  const ran = task.started_at ? (parseTime(task.finished_at) ?? now.value) - (parseTime(task.started_at) ?? 0) : null;
   const asked = [
     task.nodes > 1 ? t("task.perNode", { gpus: task.gpu_count, nodes: task.nodes }) : `${number(task.gpu_share < 1 && !task.shared ? task.gpu_share : task.gpu_count, 3)} GPU`,
     task.gpu_model?.join(" | "),
@@ -158,8 +184,6 @@ function Details({ task }: { task: Task }) {
     [t("task.created"), <Time at={task.created_at} />],
     [t("task.started"), task.started_at ? <Time at={task.started_at} /> : null],
     [t("task.finished"), task.finished_at ? <Time at={task.finished_at} /> : null],
-    [t("task.waited"), duration(waited)],
-    [t("task.ran"), ran === null ? null : duration(ran)],
     [t("task.result"), task.finished_at && !task.error ? (task.exit_code === null ? endText(task) : t("tasks.exit", { code: task.exit_code })) : null],
     [t("task.timeout"), task.timeout_seconds ? duration(task.timeout_seconds * 1_000) : null],
     [t("task.workdir"), task.workdir ? <code>{task.workdir}</code> : null],

@@ -8,7 +8,7 @@ import { may } from "../me";
 import type { Task, TaskPage, Tenant } from "../types";
 import { useAsked, useThrottled } from "../ui/asked";
 import { Empty, Meter, Page, ProblemBox, Skeleton, State, TaskLink } from "../ui/parts";
-import { timeOf } from "./tasks";
+import { timeOf } from "../tasks/words";
 import { limitsOf } from "./tenants";
 
 const MAX_TASKS = 20;

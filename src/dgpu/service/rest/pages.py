@@ -30,6 +30,7 @@ VIEWS = frozenset(
 )
 MAX_FILES = 1_000
 MAX_BYTES = 32 << 20
+_DOCS = "/docs"
 _NOT_PAGES = ("/api", "/health", "/ready", "/metrics", "/docs", "/openapi.json", "/schema")
 _PACKED = {".br": "br", ".gz": "gzip"}
 _SMALL = 1_024  # not worth compressing
@@ -102,11 +103,11 @@ class Pages:
             self._files = _load(self._folder)
         file = self._files.get(path)
         if file is None:
-            if not _is_view(path, headers):
+            if not _is_view(path, headers) and not _opens_docs(path, headers):
                 return None
             file = self._files.get("/index.html")
             if file is None:
-                return _not_built()
+                return None if path == _DOCS else _not_built()
         return _answer(file, headers)
 
 
@@ -122,6 +123,13 @@ def _is_view(path: str, headers: dict[bytes, bytes]) -> bool:
     if parts[0] in VIEWS:
         return True
     return "." not in path and b"text/html" in headers.get(b"accept", b"")
+
+
+def _opens_docs(path: str, headers: dict[bytes, bytes]) -> bool:
+    """A browser that opens the address gets the dashboard, which shows the description in its own look. Programs, and
+    the dashboard itself, get the plain page.
+    """
+    return path == _DOCS and headers.get(b"sec-fetch-dest") == b"document"
 
 
 def _answer(file: _File, headers: dict[bytes, bytes]) -> Page:
