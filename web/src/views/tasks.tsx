@@ -20,7 +20,8 @@ export function Tasks() {
   const cursor = query.get("cursor");
   const sort = query.get("sort");
   const key = JSON.stringify([filters, cursor, sort]);
-  const asked = useAsked<TaskPage>(key, (signal) => get("/api/v1/tasks", { ...filters, sort, cursor, limit: PER_PAGE, fold: query.get("array") ? null : true }, signal));
+  // Only the newest first: the scheduler folds an array where it meets its last task.
+  const asked = useAsked<TaskPage>(key, (signal) => get("/api/v1/tasks", { ...filters, sort, cursor, limit: PER_PAGE, fold: filters.array || sort ? null : true }, signal));
   const page = asked.data;
   const refresh = useThrottled(asked.refresh, 1_500);
   const last = useRef<TaskPage | null>(null);

@@ -41,4 +41,5 @@ def unknown_upload(tenant_id: TenantId, digest: str, path: str = "") -> Problem:
         title="No such upload",
         detail=detail,
         errors=[FieldError(path=path, detail=detail)] if path else [],
+        facts={"digest": digest, "tenant_id": tenant_id},
     )

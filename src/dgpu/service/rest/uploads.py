@@ -91,7 +91,8 @@ async def put_upload(
         return _found(rest, tenant_id, digest)
     if rest.arrivals >= MAX_ARRIVALS:
         detail = f"{MAX_ARRIVALS} uploads are under way. Try again soon."
-        problem = Problem(status=503, code="uploads_busy", title="Busy", detail=detail)
+        facts = {"limit": MAX_ARRIVALS}
+        problem = Problem(status=503, code="uploads_busy", title="Busy", detail=detail, facts=facts)
         raise ProblemError(problem, {"retry-after": "1"})
     rest.arrivals += 1
     try:
@@ -112,7 +113,13 @@ async def put_upload(
             f"The body has another SHA-256 than {digest}. It was damaged on the way, or the name is wrong."
         )
         raise ProblemError(
-            Problem(status=422, code="digest_mismatch", title="Wrong content", detail=detail)
+            Problem(
+                status=422,
+                code="digest_mismatch",
+                title="Wrong content",
+                detail=detail,
+                facts={"digest": digest},
+            )
         ) from None
     except OSError as error:
         raise _full(error.strerror or str(error)) from None
@@ -185,13 +192,21 @@ def _too_large(max_bytes: int) -> ProblemError:
         "read from a shared file system."
     )
     return ProblemError(
-        Problem(status=413, code="upload_too_large", title="The upload is too large", detail=detail)
+        Problem(
+            status=413,
+            code="upload_too_large",
+            title="The upload is too large",
+            detail=detail,
+            facts={"max_bytes": max_bytes},
+        )
     )
 
 
 def _full(why: str) -> ProblemError:
     detail = f"There is no room for the upload: {why}. Nothing was stored. Try again later, or ask an administrator."
-    return ProblemError(Problem(status=507, code="uploads_full", title="No room", detail=detail))
+    return ProblemError(
+        Problem(status=507, code="uploads_full", title="No room", detail=detail, facts={"why": why})
+    )
 
 
 ROUTES: tuple[Any, ...] = (upload_room, find_upload, has_upload, put_upload)
