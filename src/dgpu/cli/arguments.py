@@ -171,6 +171,21 @@ def parse_secrets(entries: Sequence[str]) -> dict[str, dict[str, str]]:
     return secrets
 
 
+def parse_grid(entries: Sequence[str]) -> dict[str, str]:
+    """`lr=0.1,0.01`, `seed=0-4`; the server checks the values."""
+    grid: dict[str, str] = {}
+    for entry in entries:
+        name, equals, values = entry.partition("=")
+        if not name or not equals or not values:
+            raise typer.BadParameter(
+                f"{entry!r} is not a list of values; write lr=0.1,0.01", param_hint="--grid"
+            )
+        if name in grid:
+            raise typer.BadParameter(f"{name} is given twice; write {name}=A,B", param_hint="--grid")
+        grid[name] = values
+    return grid
+
+
 def parse_labels(entries: Sequence[str]) -> dict[str, str]:
     labels: dict[str, str] = {}
     for entry in entries:

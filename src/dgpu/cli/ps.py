@@ -86,7 +86,10 @@ def exit_of(row: Row) -> str:
 
 
 def _title_of(row: Row) -> str:
-    """The name without the index, which is in the id."""
+    """The name without the index, which is in the id. The name of an array has no values of a grid."""
+    if row.get("array") is not None and row.get("grid"):
+        values = " ".join(f"{key}={value}" for key, value in row["grid"].items())
+        row = {**row, "name": row["name"].removesuffix(values).rstrip()}
     return name_of({**row, "array_index": None})
 
 

@@ -49,7 +49,7 @@ def run(
     task = s.task_fields(ctx, command)
     told = _tell_of_input()
     task_id = client.submit(**with_uploads(client, [task])[0]).task_id
-    if "array" in task:
+    if "array" in task or "grid" in task:
         return run_array(client, task_id, lambda: write_output)
     return follow_task(client, task_id, told=told)
 

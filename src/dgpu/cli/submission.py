@@ -15,6 +15,7 @@ from dgpu.cli.arguments import (
     parse_command,
     parse_duration,
     parse_env,
+    parse_grid,
     parse_labels,
     parse_memory_mb,
     parse_plain_memory_mb,
@@ -77,6 +78,12 @@ def describing(
     model_name: Annotated[str | None, _option("--model", metavar="NAME", help="Name of its model.")] = None,
     nodes: Annotated[int | None, _option("--nodes", metavar="N", help="Number of nodes. [1]")] = None,
     array: Annotated[str | None, _option("--array", metavar="0-9%3", help="Indexes, 3 at once.")] = None,
+    grid: Annotated[
+        list[str] | None,
+        _option(
+            "--grid", metavar="K=V,V", help="All combinations of values, as an array: lr=0.1,0.01 seed=0-4."
+        ),
+    ] = None,
     after: Annotated[
         list[str] | None,
         _option("--after", metavar="ID[:ok|any|failed]", help="Start after this task; repeated: after all."),
@@ -186,6 +193,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "priority": parse_priority,
     "after": parse_after,
     "labels": parse_labels,
+    "grid": parse_grid,
     "env": parse_env,
     "secrets": parse_secrets,
 }

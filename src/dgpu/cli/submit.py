@@ -14,7 +14,8 @@ from dgpu.cli.flags import Flags, flags_of
 from dgpu.cli.formats import limit, plural, waits_text
 from dgpu.cli.output import print_document
 from dgpu.cli.uploading import with_uploads
-from dgpu.core.model.array import parse_array, size
+from dgpu.core.model.array import size
+from dgpu.wire import fields, grids
 
 if TYPE_CHECKING:
     from dgpu.client.sync import Client
@@ -106,7 +107,7 @@ def _submit_one(
     answer = client.submit(idempotency_key=key, **task)
     ids = [answer.task_id]  # of an array, it means all of its tasks
     _print_ids(ids, builtins(answer), flags)
-    if "array" in task:
+    if "array" in task or "grid" in task:
         number = answer.task_id.removeprefix("task-")
         note(f"An array of {plural(answer.count, 'task')}. To see them: dgpu ps {number}")
     elif tells:
@@ -119,13 +120,21 @@ def _submit_one(
 
 def _submit_several(client: Client, tasks: list[dict[str, Any]], key: str | None, flags: Flags) -> list[str]:
     every = client.submit_batch(tasks, idempotency_key=key)
-    sizes = [size(parse_array(task["array"]).ranges) if "array" in task else 1 for task in tasks]
+    sizes = list(map(_size, tasks))
     ids = [
         every[place] for place in accumulate(sizes[:-1], initial=0)
     ]  # of an array, it means all of its tasks
     _print_ids(ids, {"task_ids": every}, flags)
     note(f"{plural(len(every), 'task')} submitted. To see them: dgpu ps")
     return ids
+
+
+def _size(task: dict[str, Any]) -> int:
+    """The number of tasks of an accepted one: of an array, or of all combinations of a grid."""
+    ranges = fields.array(task["array"]).ranges if "array" in task else ()
+    if ranges:
+        return size(ranges)
+    return grids.size_of(grids.grid(task["grid"])) if "grid" in task else 1
 
 
 def _described(ctx: typer.Context, command: Sequence[str], *, allocation: bool, count: int) -> dict[str, Any]:
@@ -135,8 +144,8 @@ def _described(ctx: typer.Context, command: Sequence[str], *, allocation: bool, 
     task = s.task_fields(ctx, command)
     if allocation:
         task["allocation"] = True
-    if count > 1 and "array" in task:
-        raise typer.BadParameter("--count and --array exclude each other")
+    if count > 1 and ("array" in task or "grid" in task):
+        raise typer.BadParameter("--count and --array or --grid exclude each other")
     return task
 
 

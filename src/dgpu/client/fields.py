@@ -50,6 +50,7 @@ class TaskFields(TypedDict, total=False):
     terminal: bool
     after: str | Sequence[str | Mapping[str, str]]
     array: str
+    grid: Mapping[str, str | Sequence[str | int | float]]
     held: bool
     entrypoint: str
     args: Sequence[Any]

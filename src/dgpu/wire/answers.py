@@ -136,6 +136,7 @@ class TaskAnswer(Answer, frozen=True, kw_only=True):
     array_index: int | None = None
     array_count: int | None = None
     array_limit: int | None = None  # tasks of the array that may run at once
+    grid: dict[str, str] = {}  # its values, which are also in its name and command
     array: ArrayAnswer | None = None  # its progress, if the call named the array, or in a folded list
     cancelling: bool = False
     created_at: str

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dgpu.core.model.array import ArrayPlan, NoArray, parse_array
+from dgpu.core.model.array import MAX_TASKS, ArrayPlan, NoArray, parse_array
 from dgpu.core.model.dependencies import ANY_INDEX, Dependency, When, of_entry
 from dgpu.core.model.ids import TenantId
 from dgpu.core.model.task import PRIORITY_LEVELS, WHOLE_MILLI, Constraint, Pool, Restart, in_steps
@@ -277,9 +277,12 @@ def workdir(value: Any) -> str:
 
 
 def array(value: Any) -> ArrayPlan:
-    """Empty: no array."""
+    """Empty: no array. `%3` is only a limit, for the tasks of a grid."""
     if value == "":
         return ArrayPlan((), 0)
+    if type(value) is str and value.startswith("%"):
+        value = f"0-{MAX_TASKS - 1}{value}"
+        return array(value)._replace(ranges=())
     if type(value) is not str:
         raise Unacceptable("indexes like 0-9, 0-9%3 or 1,3,7-20:2%5")
     try:

@@ -24,7 +24,7 @@ from dgpu.core.model.task import (
     TaskDetail,
     TaskSpec,
 )
-from dgpu.wire import fields, job_fields, secret_fields, stop_fields
+from dgpu.wire import fields, grids, job_fields, secret_fields, stop_fields
 from dgpu.wire.answers import FieldError
 from dgpu.wire.detail_checks import clash_of
 from dgpu.wire.fields import NotSupportedYet, Unacceptable
@@ -151,7 +151,8 @@ def _spec(
         values["allocation"] = True
     if "image_secret" in values or not _CONTAINER_NAMES.isdisjoint(detail):
         _check_container(values, detail, where)
-    if clash := clash_of(detail, allocation=allocation, nodes=values.get("nodes", 1)):
+    clash = clash_of(detail, allocation=allocation, nodes=values.get("nodes", 1))
+    if clash := clash or grids.misfit(values, detail):
         raise invalid([FieldError(path=_path(where, clash[0]), detail=clash[1])])
     if by is not None:
         _attribute(values, detail, by)

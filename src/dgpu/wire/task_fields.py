@@ -9,7 +9,7 @@ from dgpu.core.model.dependencies import When
 from dgpu.core.model.gang import MAX_NODES
 from dgpu.core.model.ids import TenantId
 from dgpu.core.model.task import PRIORITY_LEVELS, Restart
-from dgpu.wire import container_fields, fields, notify_fields, stop_fields, uploads
+from dgpu.wire import container_fields, fields, grids, notify_fields, stop_fields, uploads
 from dgpu.wire.fields import Check
 from dgpu.wire.secret_fields import SECRETS_SCHEMA, secrets
 
@@ -288,8 +288,21 @@ TASK_FIELDS: dict[str, TaskField] = {
         "array",
         fields.array,
         "Many tasks at once, each with its DGPU_ARRAY_INDEX: 0-9, 1,3,7-20:2; 0-9%3 runs at most 3 at a time. At most "
-        f"{MAX_TASKS:,} tasks.",
+        f"{MAX_TASKS:,} tasks. With a grid: some of its indexes, or only a limit (%3).",
         _TEXT,
+    ),
+    "grid": TaskField(
+        "grid",
+        grids.grid,
+        "An array of all combinations of values; the last name varies fastest. A text has values with commas between "
+        'them, and ranges: {"lr": [0.1, 0.01], "seed": "0-4"}. A task gets its values as variables (lr and '
+        "DGPU_GRID_LR), in its name, and in its command in the place of {lr}.",
+        {
+            "type": "object",
+            "additionalProperties": {
+                "oneOf": [_TEXT, {"type": "array", "items": {"type": ["string", "number"]}, "minItems": 1}]
+            },
+        },
     ),
     "held": TaskField(
         "held",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from dgpu.client.errors import NotFound
 from dgpu.core.commands import ReportFinished
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Outcome
-from rest_world import RestWorld
+from rest_world import Listening, RestWorld
 
 TASKS = "/api/v1/tasks"
 
@@ -198,3 +199,43 @@ def test_a_foreign_element_is_like_one_that_never_was(world) -> None:
     assert told == asked("task-999_2")
     assert [status for status, _ in told] == [404, 404, 404, 404, 404, 422]
     assert world.ask("GET", "/api/v1/tasks?status=pending").body["total"] == 4
+
+
+def test_tasks_of_a_grid_have_their_values_in_name_command_and_environment(tmp_path) -> None:
+    asked = {"command": "train --lr {lr} --seed {seed}", "name": "sweep", "env": {"K": "v"}}
+    with RestWorld(tmp_path, settings=Settings(keep_finished=0, keep_finished_ms=0)) as world:
+        world.add_node(gpus=3)
+        stream = Listening()
+        world.connect_agent(stream=stream)
+        reply = world.ask("POST", TASKS, {**asked, "grid": {"lr": [0.1, 0.01], "seed": "7-8"}, "array": "%3"})
+        assert (reply.status, reply.body["count"]) == (201, 4)
+        task = shown(world, "1_2")
+        assert (task["name"], task["command"]) == ("sweep lr=0.01 seed=7", "train --lr 0.01 --seed 7")
+        assert (task["grid"], task["array_limit"]) == ({"lr": "0.01", "seed": "7"}, 3)
+        orders = {order.task_id: order for order in stream.starts}
+        detail = json.loads(orders[2].detail)
+        assert (detail["command"], detail["env"], detail.get("grid")) == (
+            "train --lr 0.1 --seed 8",
+            {"K": "v"},
+            None,
+        )
+        assert {"lr": "0.1", "seed": "8", "DGPU_GRID_SEED": "8"}.items() <= dict(orders[2].env).items()
+        end(world, {0: 0, 1: 0, 2: 1})
+        world.forget()
+        assert {**shown(world, "1_2"), "status": ""}["name"] == task["name"], "from the history"
+        assert shown(world, "1_2")["command"] == task["command"]
+        rows = world.ask("GET", f"{TASKS}?name=sweep").body["tasks"]
+        assert min(row["name"] for row in rows) == "sweep lr=0.01 seed=7"
+        assert len(rows) == 4
+        assert world.ask("GET", "/api/v1/queue").status == 200
+
+
+def test_failed_tasks_of_a_grid_keep_their_values(world) -> None:
+    world.add_node(gpus=4)
+    array = world.submit(name="sweep", grid={"lr": "0.1,0.01", "seed": "0-1"})
+    end(world, {0: 0, 1: 1, 2: 0, 3: 1})
+    again = world.ask("POST", f"{TASKS}/{array}/retry", {"failed": True}).body["task_id"]
+    assert [shown(world, f"{again}_{index}")["name"] for index in (1, 3)] == [
+        "sweep lr=0.1 seed=1",
+        "sweep lr=0.01 seed=1",
+    ]

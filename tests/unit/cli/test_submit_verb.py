@@ -76,7 +76,8 @@ def test_every_flag_reaches_the_server_under_its_name(submit, tmp_path):
     body = submit(
         "-G", "2", "--gpu-type", "A100", "--gpu-type", "H100", "--mem", "8G", "--shared", "-t", "15m",
         "-J", "night", "-A", "team", "-p", "high", "--pool", "online", "--model", "mace", "--nodes", "3",
-        "--array", "0-9%3", "--after", "4", "--after", "task-5", "--retries", "1", "--restart", "on-failure",
+        "--array", "0-9%3", "--grid", "lr=0.1,0.01", "--grid", "seed=0-4",
+        "--after", "4", "--after", "task-5", "--retries", "1", "--restart", "on-failure",
         "-e", "A=1", "--label", "k=v", "-w", "sub", "--cpus", "1.5", "--ram", "16G", "train.sh", "-G", "9",
     )  # fmt: skip
     assert body == {
@@ -93,6 +94,7 @@ def test_every_flag_reaches_the_server_under_its_name(submit, tmp_path):
         "model_name": "mace",
         "nodes": 3,
         "array": "0-9%3",
+        "grid": {"lr": "0.1,0.01", "seed": "0-4"},
         "after": ["task-4", "task-5"],
         "max_retries": 1,
         "restart": "on-failure",

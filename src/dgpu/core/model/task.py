@@ -121,6 +121,7 @@ class TaskDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     shm_mb: int = 0  # 0: the node's default
     script: str = ""  # runs this text as a file; `command` is its name and its arguments
     slurm_env: bool = False  # also gets the variables that Slurm sets
+    grid: dict[str, tuple[str, ...]] = {}  # of an array: the index of a task selects its values
     signal: tuple[int, ...] = ()  # its number, and how many ms before the time limit
     grace_ms: int = 0  # from TERM to KILL; 0: the node's default
     upload: str = ""  # sha256 of an archive that is unpacked into the task's new directory; empty: none

@@ -37,20 +37,11 @@ MAKING = ".making"  # a file beside the history: the history exists but is not c
 MAX_ROWS = 1_000
 MAX_TASKS = 1_000_000  # kept
 _JSON_COLUMNS = frozenset(
-    {
-        "gpu_models",
-        "gpu_ids",
-        "command",
-        "labels",
-        "constraints",
-        "node_ids",
-        "env_names",
-        "secret_names",
-        "mounts",
-        "signal",
-        "notify",
-    }
-)
+    (
+        "command", "constraints", "env_names", "gpu_ids", "gpu_models", "grid", "labels", "mounts", "node_ids",
+        "notify", "secret_names", "signal",
+    )
+)  # fmt: skip
 
 
 class PastTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +95,7 @@ class PastTask(msgspec.Struct, frozen=True, kw_only=True):
     shm_mb: int = 0
     script_bytes: int = 0
     slurm_env: bool = False
+    grid: dict[str, str] = {}
     signal: tuple[int, ...] = ()
     grace_ms: int = 0
     begins_ms: int = 0

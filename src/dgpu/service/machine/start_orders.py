@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+from msgspec.structs import replace
+
 from dgpu.core.commands import ReportFinished
 from dgpu.core.model.gang import Gang, master_port
 from dgpu.core.model.ids import task_name
 from dgpu.core.model.lease import Lease
-from dgpu.core.model.task import WHOLE_MILLI, Outcome, Task
+from dgpu.core.model.task import WHOLE_MILLI, Outcome, Task, TaskDetail
 from dgpu.core.state import ClusterState
 from dgpu.service.machine.agent_words import account
 from dgpu.service.secrets.opened import CannotOpen, Opened, Opener
+from dgpu.wire.grids import filled, values_of, variables_of
 from dgpu.wire.isolation import Isolation
 from dgpu.wire.proto import agent_pb2 as pb
 from dgpu.wire.ranks import HOST_FILE, LAUNCHER_PREFIX
 from dgpu.wire.uploads import upload_of
 
 _CANNOT_START = 126  # as a shell says it
+_GRID = b'"grid"'  # a key in a detail, found without decoding it
+
+_decode_detail = msgspec.json.Decoder(TaskDetail).decode
 
 
 class StartOrders:
@@ -79,6 +86,8 @@ def _order(state: ClusterState, task: Task, lease: Lease, opened: Opened, isolat
         order.env["DGPU_ARRAY_ID"] = task_name(task.array_id)
         order.env["DGPU_ARRAY_INDEX"] = str(task.array_index)
         order.env["DGPU_ARRAY_COUNT"] = str(task.array_count)
+        if _GRID in opened.detail:
+            _fill(order, task)
     gang = state.gangs.get(task.id)
     if gang is not None:
         order.rank = lease.rank
@@ -86,6 +95,14 @@ def _order(state: ClusterState, task: Task, lease: Lease, opened: Opened, isolat
         order.env.update(_launcher_options(task, order.env, lease))
         order.secret_files[HOST_FILE] = _host_file(state, gang)
     return order
+
+
+def _fill(order: pb.Start, task: Task) -> None:
+    """The values of the grid that the index of the task selects."""
+    detail = _decode_detail(order.detail)
+    values = values_of(detail.grid, task.array_index)
+    order.env.update(variables_of(values))
+    order.detail = msgspec.json.encode(replace(detail, command=filled(detail.command, values), grid={}))
 
 
 def _places(state: ClusterState, gang: Gang, lease: Lease) -> dict[str, str]:

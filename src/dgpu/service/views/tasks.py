@@ -24,6 +24,7 @@ from dgpu.wire.answers import (
     wall_instant,
 )
 from dgpu.wire.container_fields import mount_text
+from dgpu.wire.grids import filled, named, values_of
 from dgpu.wire.notify_fields import notify_text
 from dgpu.wire.stop_fields import signal_text
 from dgpu.wire.task_names import element_name
@@ -39,7 +40,6 @@ def task_answer(
     pending = task.status is TaskStatus.PENDING
     return TaskAnswer(
         task_id=task_name(task.id),
-        name=detail.name,
         tenant_id=shape.tenant_id,
         pool=shape.pool.value,
         status=task.status.value,
@@ -74,7 +74,7 @@ def task_answer(
         **_waits(task, waits or {}),
         timeout_seconds=task.timeout_ms / 1000 if task.timeout_ms else None,
         begin_at=wall_instant(task.begins_ms) if task.begins_ms else None,
-        **_of_detail(detail),
+        **_of_detail(detail, task),
     )
 
 
@@ -86,16 +86,25 @@ def _waits(task: Task, told: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _of_detail(detail: TaskDetail) -> dict[str, Any]:
-    command = detail.command
+def _of_detail(detail: TaskDetail, task: Task) -> dict[str, Any]:
     return {
-        "command": command if isinstance(command, str) else list(command),
+        **_title(detail.name, detail.command, values_of(detail.grid, task.array_index)),
         "script_bytes": len(detail.script.encode()),
         "env": sorted(detail.env),
         "secrets": sorted(detail.secrets),
         "workdir": detail.workdir,
         "labels": detail.labels,
         **_program(detail),
+    }
+
+
+def _title(name: str, command: str | tuple[str, ...], values: dict[str, str]) -> dict[str, Any]:
+    """The name and the command with the values of a grid."""
+    command = filled(command, values)
+    return {
+        "name": named(name, values),
+        "command": command if isinstance(command, str) else list(command),
+        "grid": values,
     }
 
 
@@ -157,12 +166,12 @@ def reservation_answer(reserved: Reserved | None) -> ReservationAnswer | None:
 
 def queue_entry(task: Task, shape: Shape, position: int, reserved: Reservation | None = None) -> QueueEntry:
     detail = _decode_detail(task.detail)
-    command = detail.command
+    title = _title(detail.name, detail.command, values_of(detail.grid, task.array_index))
     return QueueEntry(
         position=position,
         task_id=task_name(task.id),
-        name=detail.name,
-        command=command if isinstance(command, str) else list(command),
+        name=title["name"],
+        command=title["command"],
         allocation=task.allocation,
         array_index=task.array_index if task.array_id else None,
         tenant_id=shape.tenant_id,
@@ -179,10 +188,8 @@ def queue_entry(task: Task, shape: Shape, position: int, reserved: Reservation |
 
 def past_task_answer(task: PastTask) -> TaskAnswer:
     """An ended task does not wait, and is neither held nor cancelled: those fields keep their defaults."""
-    command = task.command
     return TaskAnswer(
         task_id=task_name(task.id),
-        name=task.name,
         tenant_id=task.tenant_id,
         pool=task.pool.value,
         status=task.status.value,
@@ -212,7 +219,7 @@ def past_task_answer(task: PastTask) -> TaskAnswer:
         exit_code=task.exit_code,
         error=task.error,
         reason=task.reason,
-        command=command if isinstance(command, str) else list(command),
+        **_title(task.name, task.command, task.grid),
         script_bytes=task.script_bytes,
         env=list(task.env_names),
         secrets=list(task.secret_names),
