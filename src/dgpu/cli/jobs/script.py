@@ -62,7 +62,7 @@ class JobScript(NamedTuple):
         return {**own, "slurm_env": True, "env": {**task.get("env", {}), **variables}}
 
     def tell(self) -> None:
-        for fault in self.notes:
+        for fault in sorted(self.notes):
             note(f"{self.path}:{fault.line}: {fault.message}" if fault.line else fault.message)
 
 

@@ -39,7 +39,7 @@ def _stops(about: str, short: str = "", takes: Takes = _VALUE) -> SlurmOption:
 
 _NO_BINDING = "dgpu binds no processes to CPUs or memory"
 _LOGS = "the output is in dgpu logs; this file is not written"
-_MAIL = "no mail is sent; dgpu wait tells when the task ends"
+_MAIL = "no mail is sent; use #DGPU --notify end=NAME"
 _ONE_CLUSTER = "dgpu has one cluster; choose a scheduler with --server"
 
 SLURM_OPTIONS: dict[str, SlurmOption] = {
