@@ -222,7 +222,7 @@ def task_fields(ctx: typer.Context, command: Sequence[str]) -> dict[str, Any]:
         return described(given_options(ctx), command)
     script.tell()
     task = described(script.with_flags(given_options(ctx)), command)
-    return script.in_task(task)
+    return script.in_task(task, command)
 
 
 def described(given: dict[str, Any], command: Sequence[str]) -> dict[str, Any]:

@@ -211,6 +211,23 @@ def test_a_script_of_dgpu_gets_no_variables_of_slurm_and_the_default_of_gpus(sub
     assert not [name for name in body.get("env", {}) if name.startswith("SLURM")]
 
 
+def test_a_path_with_spaces_is_one_word(dgpu, server, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my job.sh").write_text("#!/bin/sh\n#DGPU -t 5m\n")
+    server.answers["POST", "/api/v1/tasks"] = SUBMITTED
+    server.answers["GET", "/api/v1/tasks/task-7"] = (200, task(7))
+    dgpu("--server", server.url, "submit", "my job.sh")
+    (body,) = server.sent("POST", "/api/v1/tasks")
+    assert (body["command"], body["name"]) == (["my job.sh"], "my job.sh")
+
+
+def test_a_bare_upload_is_that_of_this_directory(submit, monkeypatch) -> None:
+    sent = []
+    monkeypatch.setattr("dgpu.cli.submit.with_uploads", lambda _, tasks, **__: sent.extend(tasks) or tasks)
+    submit("#!/bin/sh\n#DGPU --upload -t 2h\n")
+    assert sent[0]["upload"] == "."
+
+
 def test_a_script_of_slurm_without_gpus_gets_none(submit) -> None:
     assert submit("#!/bin/sh\n#SBATCH -t 5\n")[2][0]["gpu_count"] == 0
 

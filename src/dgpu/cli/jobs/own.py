@@ -18,7 +18,8 @@ def own_options() -> Options:
     short: dict[str, str] = {}
     for param in submission.task_parameters():
         longs = [name for name in param.opts if name.startswith("--")]
-        value = Takes(not getattr(param, "is_flag", False))
+        # A bare --upload means the current directory.
+        value = Takes(not getattr(param, "is_flag", False), optional=param.name == "upload")
         takes |= {name.removeprefix("--"): value for name in longs}
         short |= {name[1]: longs[0].removeprefix("--") for name in param.opts if not name.startswith("--")}
     return Options(takes, short)

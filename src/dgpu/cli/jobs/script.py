@@ -51,11 +51,11 @@ class JobScript(NamedTuple):
             merged |= {name: flags[name] for name in ("clean_env", "env_all") if name in flags}
         return merged
 
-    def in_task(self, task: dict[str, Any]) -> dict[str, Any]:
-        """The task with the text of the script, and with the variables that Slurm would set."""
+    def in_task(self, task: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
+        """The task with the text of the script and the variables that Slurm would set. `words`: path and arguments."""
         name = os.path.basename(self.path)  # noqa: PTH119  a word of the command line
         own = {"name": name, **task, "script": self.text}
-        own["command"] = [self.path, *task["command"][1:]]
+        own["command"] = list(words)
         if not self.is_slurm:
             return own
         variables = {**self.variables, **slurm_variables(own)}

@@ -189,9 +189,10 @@ class _Reading:
         return self._complete(task) if is_sound else task
 
     def _check(self, path: str, number: int, task: dict[str, Any]) -> None:
-        """As the scheduler will check it."""
+        """As the scheduler will check it. A directory to upload becomes a digest when it is sent."""
+        sent = {name: value for name, value in task.items() if name != "upload" or not isinstance(value, str)}
         try:
-            task_of(task, number)
+            task_of(sent, number)
         except BadRequest as bad:
             for error in bad.errors:
                 field = error.path.removeprefix(f"tasks[{number}]").removeprefix(".")

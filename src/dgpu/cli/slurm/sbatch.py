@@ -12,6 +12,7 @@ from dgpu.cli.jobs.script import JobScript, parse_script, read_script
 from dgpu.cli.jobs.slurm_options import OTHER_NAMES, SBATCH_TAKES, SHORT
 from dgpu.cli.slurm.reading import refuse, scheduler
 from dgpu.cli.submission import described
+from dgpu.cli.uploading import with_uploads
 
 _OWN = {"parsable": Takes(False), "wait": Takes(False), "quiet": Takes(False), "verbose": Takes(False)}
 _OPTIONS = Options({**SBATCH_TAKES, **_OWN}, SHORT, OTHER_NAMES)
@@ -46,9 +47,9 @@ def _submit(script: JobScript, words: Sequence[str], own: set[str]) -> int:
     given = script.given
     if not given.keys() & {"clean_env", "env_all", "image"}:
         given = {**given, "env_all": True}  # Slurm's default is --export=ALL
-    task = script.in_task(described(given, words))
+    task = script.in_task(described(given, words), words)
     client = scheduler()
-    task_id = client.submit(**task).task_id
+    task_id = client.submit(**with_uploads(client, [task])[0]).task_id
     number = task_id.removeprefix("task-")
     sys.stdout.write(f"{number}\n" if "parsable" in own else f"Submitted batch job {number}\n")
     if "wait" not in own:

@@ -15,6 +15,7 @@ from dgpu.cli.jobs.slurm_options import OTHER_NAMES, SBATCH_TAKES, SHORT
 from dgpu.cli.run import follow_task
 from dgpu.cli.slurm.reading import refuse, scheduler
 from dgpu.cli.submission import described
+from dgpu.cli.uploading import with_uploads
 
 _FLAG, _VALUE, _MAYBE = Takes(False), Takes(True), Takes(True, optional=True)
 # Without effect: dgpu's srun adds no binding, no buffer and no network of its own.
@@ -69,7 +70,7 @@ def _submitted(options: Mapping[str, Given], words: Sequence[str]) -> int:
     task = {"name": os.path.basename(words[0]), **task, "command": list(words), "slurm_env": True}  # noqa: PTH119
     task["env"] = {**task.get("env", {}), **found.variables, **slurm_variables(task)}
     client = scheduler()
-    return follow_task(client, client.submit(**task).task_id)
+    return follow_task(client, client.submit(**with_uploads(client, [task])[0]).task_id)
 
 
 def _step(options: Mapping[str, Given], words: Sequence[str]) -> int:
