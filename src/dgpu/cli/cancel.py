@@ -68,9 +68,8 @@ def cancel(
     if not everything and number:
         _print_cancelled([client.get(name) for name in names], names)
     if number != len(names) or everything:
-        note(
-            f"{plural(number, 'task')} cancelled." + (" The others had ended." if number < len(names) else "")
-        )
+        ended = " The others had ended." if len(names) > 1 else f" {names[0]} had ended." if names else ""
+        note(f"{plural(number, 'task')} cancelled.{ended if number < len(names) else ''}")
 
 
 def _print_cancelled(tasks: list[TaskAnswer], names: list[str]) -> None:

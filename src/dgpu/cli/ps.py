@@ -284,7 +284,7 @@ def _of_names(client: Client, asked: _Asked) -> tuple[list[dict[str, Any]], int 
             number = getattr(task.array, state)
             if not number:
                 continue
-            wanted = {**asked.filters, "array": name, "status": state}
+            wanted = {**asked.filters, "array": name, "status": state, "sort": "oldest"}
             found, _ = collect(client, wanted, asked.most - len(rows) if asked.most else None)
             rows += sorted(found, key=_number)
             if hidden is not None:

@@ -14,8 +14,6 @@ from dgpu.cli.flags import Flags, flags_of
 from dgpu.cli.formats import limit, plural, waits_text
 from dgpu.cli.output import print_document
 from dgpu.cli.uploading import with_uploads
-from dgpu.core.model.array import size
-from dgpu.wire import fields, grids
 
 if TYPE_CHECKING:
     from dgpu.client.sync import Client
@@ -131,6 +129,9 @@ def _submit_several(client: Client, tasks: list[dict[str, Any]], key: str | None
 
 def _size(task: dict[str, Any]) -> int:
     """The number of tasks of an accepted one: of an array, or of all combinations of a grid."""
+    from dgpu.core.model.array import size
+    from dgpu.wire import fields, grids
+
     ranges = fields.array(task["array"]).ranges if "array" in task else ()
     if ranges:
         return size(ranges)

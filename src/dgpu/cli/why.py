@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dgpu.cli.arguments import parse_ids
+from dgpu.cli.arrays import progress
 from dgpu.cli.connection import builtins, connect
 from dgpu.cli.each import for_each
 from dgpu.cli.flags import flags_of
@@ -12,6 +13,10 @@ from dgpu.cli.formats import clock, duration, listed, memory, one_line, plural, 
 from dgpu.cli.output import print_document
 from dgpu.cli.ps import place_of
 from dgpu.client.language import Facts, told
+
+if TYPE_CHECKING:
+    from dgpu.client.sync import Client
+    from dgpu.wire.answers import TaskAnswer
 
 app = typer.Typer(add_completion=False)
 
@@ -21,16 +26,24 @@ def why(
     ctx: typer.Context,
     ids: Annotated[list[str], typer.Argument(metavar="ID", help="42 or task-42; in an array 42_3.")],
 ) -> None:
-    """Why a task waits: every blocker with numbers, its position in the queue, and what would start it sooner."""
+    """Why a task waits: every blocker with numbers, its position in the queue, and what would start it sooner.
+
+    Of an array, its first task that waits.
+    """
     flags = flags_of(ctx)
     client = connect(flags)
     printed = 0
 
     def explain(task_id: str) -> dict[str, Any]:
         nonlocal printed
-        answer: dict[str, Any] = builtins(client.why(task_id))
+        asked = client.get(task_id)
+        task = _first_waiting(client, asked)
+        answer: dict[str, Any] = builtins(client.why(task.task_id if task is not asked else task_id))
         if flags.is_table:
-            text = "\n".join(page(answer, builtins(client.get(task_id))))
+            lines = page(answer, builtins(task))
+            if asked.array is not None and asked.array.count > 1:
+                lines = [f"{asked.task_id}: {progress(builtins(asked.array))}", "", *lines]
+            text = "\n".join(lines)
             typer.echo(f"\n{text}" if printed else text)
             printed += 1
         return answer
@@ -43,6 +56,14 @@ def why(
 
     names = parse_ids(ids)
     for_each(names, explain, show)
+
+
+def _first_waiting(client: Client, task: TaskAnswer) -> TaskAnswer:
+    """The first task may run or be over while others of its array wait."""
+    if task.array is None or not task.array.pending or task.status == "pending":
+        return task
+    found = client.page(limit=1, array=task.task_id, status="pending", sort="oldest").tasks
+    return found[0] if found else task
 
 
 def page(answer: dict[str, Any], task: dict[str, Any]) -> list[str]:

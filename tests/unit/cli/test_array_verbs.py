@@ -187,3 +187,13 @@ def test_a_line_of_several_pieces_is_written_as_one():
     assert written == [b"[3] ab\n[3] c\n", b"[3] \n", b"[3] d\n"]
     lines.feed(b"x" * 70_000)
     assert len(written[-1]) > 70_000, "a line without an end is not kept in memory"
+
+
+def test_why_of_an_array_explains_the_first_task_that_waits(dgpu, server):
+    server.answers["GET", "/api/v1/tasks/task-7"] = (200, array(success=1, pending=3))
+    lists(server, ([task(9, name="later")], 1))
+    answer = {"task_id": "task-9", "status": "pending", "position": 1, "expected_start": None}
+    server.answers["GET", "/api/v1/tasks/task-9/why"] = (200, answer)
+    code, out, _ = dgpu("why", "7", "--server", server.url)
+    assert code == 0
+    assert out.startswith("task-7: 1/4 done, 3 waiting\n\ntask-9 (later) has waited for")
