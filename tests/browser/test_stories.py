@@ -118,6 +118,9 @@ def test_an_array_is_one_row_that_unfolds_to_its_failed_tasks_first(visitor, wor
     expect(elements.first).to_contain_text("exited with code 1")
     row.get_by_role("link", name=array, exact=True).click()
     expect(page.get_by_test_id("array")).to_contain_text(f"{array}_2")
+    page.get_by_test_id("retry-failed").click()
+    expect(page).not_to_have_url(re.compile(f"/{array}$"))
+    expect(page.get_by_test_id("view-task")).to_contain_text("grid")
 
 
 def test_a_node_is_drained_and_comes_back(visitor, world):

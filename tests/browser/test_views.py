@@ -105,7 +105,8 @@ def test_a_failed_task_says_what_became_of_it(visitor, scene):
     page = look(visitor, scene, f"/tasks/{scene.failed}", "task")
     expect(page.get_by_test_id("task-status")).to_have_attribute("data-status", "failed")
     expect(page.get_by_test_id("log-text")).to_contain_text("out of luck")
-    expect(page.get_by_role("definition").filter(has_text="exit code 3")).to_be_visible()
+    expect(page.get_by_test_id("task-error")).to_have_text("exited with code 3")
+    expect(page.get_by_role("definition").filter(has_text="code 3")).to_have_count(0)  # told once
 
 
 def test_timeline_has_the_bars_of_the_last_hour(visitor, scene):

@@ -5,9 +5,10 @@ import { onTasks } from "../board/stream";
 import { megabytes, number } from "../format";
 import { t, word } from "../i18n";
 import { may } from "../me";
-import type { Gpu, GpuList, Node, NodeEvent, NodeHealth } from "../types";
+import type { Gpu, GpuList, Node, NodeHealth } from "../types";
 import { useAsked, useThrottled } from "../ui/asked";
 import { askBefore } from "../ui/dialog";
+import { factsText } from "../ui/facts";
 import { Page, ProblemBox, Skeleton, State, TaskLink, Time } from "../ui/parts";
 import { ReadingCharts, type Readings } from "../ui/readings";
 import { NodeOrders, NodeState } from "./orders";
@@ -181,17 +182,10 @@ function HealthHistory({ id }: { id: string }) {
             <Time at={event.at} />
             <i class={`dot ${event.severity}`} role="img" aria-label={word("severity", event.severity)} />
             <b>{word("event", event.type)}</b>
-            <span class="muted">{told(event)}</span>
+            <span class="muted">{factsText(event.facts, ["node"])}</span>
           </li>
         ))}
       </ol>
     </section>
   );
-}
-
-function told(event: NodeEvent): string {
-  return Object.entries(event.facts)
-    .filter(([name, value]) => !["node", "severity"].includes(name) && value !== null && value !== "" && typeof value !== "object")
-    .map(([name, value]) => `${name.replaceAll("_", " ")} ${String(value)}`)
-    .join(" · ");
 }

@@ -3,6 +3,7 @@ import { exact } from "../format";
 import { duration, language, t, word } from "../i18n";
 import { now } from "../now";
 import type { Task, TaskEvent } from "../types";
+import { factsText } from "../ui/facts";
 import { Time } from "../ui/parts";
 import { spansOf, type Span } from "./spans";
 
@@ -42,7 +43,7 @@ export function Life({ task, events }: { task: Task; events: TaskEvent[] | null 
             <li key={`${event.index}.${at}`}>
               <Time at={event.at} />
               <b>{word("event", event.type)}</b>
-              <span class="muted">{factsOf(event)}</span>
+              <span class="muted">{factsText(event.facts)}</span>
             </li>
           ))}
         </ol>
@@ -56,9 +57,3 @@ function named(span: Span): string {
   return span.kind === "waiting" || span.attempt < 2 ? outcome : `${t("life.attempt", { n: span.attempt })}, ${outcome}`;
 }
 
-function factsOf(event: TaskEvent): string {
-  return Object.entries(event.facts)
-    .filter(([name, value]) => !["task_id", "lease_id"].includes(name) && value !== null && value !== "")
-    .map(([name, value]) => `${name.replaceAll("_", " ")} ${Array.isArray(value) ? value.join(", ") : String(value)}`)
-    .join(" · ");
-}

@@ -12,7 +12,7 @@ import { Files } from "../task/files";
 import { Life } from "../task/life";
 import { Log } from "../task/log";
 import { Waits } from "../task/waits";
-import { Progress } from "../tasks/array";
+import { ArrayCard } from "../tasks/card";
 import type { Retried, Task, TaskEvents } from "../types";
 import { useAsked, useThrottled } from "../ui/asked";
 import { askBefore } from "../ui/dialog";
@@ -59,7 +59,7 @@ export function TaskView({ id }: { id: string }) {
             {endText(known)}
           </div>
         ) : null}
-        {known.array ? <ArrayCard task={known} /> : null}
+        {known.array ? <ArrayCard task={known} refresh={refresh} /> : null}
         {known.status === "pending" ? <Waits task={known} /> : null}
         <Life task={known} events={events.data?.events ?? null} />
         <div class="halves">
@@ -74,36 +74,10 @@ export function TaskView({ id }: { id: string }) {
   );
 }
 
-/** The address of an array is that of its first task: the page shows both. */
-function ArrayCard({ task }: { task: Task }) {
-  const { array, array_id: id } = task;
-  if (!array || !id) return null;
-  return (
-    <section class="card" aria-label={t("array.title", { id })} data-testid="array">
-      <header>
-        <h2>{t("array.title", { id })}</h2>
-        <Progress array={array} />
-        <span class="gap" />
-        <a href={`/tasks?array=${id}`}>{t("array.all", { n: number(array.count) })}</a>
-      </header>
-      {array.failures.length ? (
-        <p class="ids">
-          <span class="muted">{t("array.failures")}:</span>
-          {array.failures.map((each) => (
-            <a key={each.task_id} href={`/tasks/${id}_${each.index}`} title={told("ended", each.reason, { ...each }, each.reason)}>
-              {`${id}_${each.index}`}
-            </a>
-          ))}
-        </p>
-      ) : null}
-    </section>
-  );
-}
-
 function Title({ task }: { task: Task }) {
   return (
     <span class="row task-title">
-      <span>{task.task_id}</span>
+      <span>{task.array ? task.element_id : task.task_id}</span>
       {task.name ? <span class="muted">{task.name}</span> : null}
       <span class="chip" data-testid="task-status" data-status={task.status}>
         <State group="status" value={task.status} {...(task.cancelling ? { note: t("task.cancelling") } : task.held ? { note: t("task.held") } : {})} />
