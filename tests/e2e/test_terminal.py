@@ -1,4 +1,4 @@
-"""Terminals of tasks, driven through pseudo-terminals as a person types: run -it, attach, exec."""
+"""Terminals of tasks, driven through pseudo-terminals as a person types: run -it, attach, exec; and alloc."""
 
 from __future__ import annotations
 
@@ -217,3 +217,36 @@ def test_a_command_runs_inside_a_task_and_returns_its_code(place):
     ended = place.dgpu("exec", name, "--", "true")
     assert ended.code == 6, ended
     assert f"{name} has ended (cancelled)" in ended.err
+
+
+def test_a_local_command_holds_gpus_until_it_ends_or_its_client_is_killed(place):
+    done = place.dgpu("alloc", "-G", "2", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES; exit 4")
+    name = newest(place)
+    assert (done.code, done.out) == (4, ",".join(place.task(name)["allocated_gpus"]) + "\n"), done
+    eventually(lambda: place.task(name)["status"] == "success", "the end of the hold")
+    wrong = place.dgpu("alloc", "--nodes", "2", "--", "true")
+    assert (wrong.code, "leave out nodes" in wrong.err) == (2, True), wrong
+
+    client = place.start("alloc", "-G", "4", "--", "sh", "-c", "echo $$; exec sleep 1000")
+    command = int(client.stdout.readline())
+    client.kill()
+    client.communicate()
+    name = newest(place)
+    eventually(lambda: place.task(name)["status"] == "success", "the end of the hold")
+    eventually(lambda: not _lives(command), "the end of the command")
+
+    client = place.start("alloc", "--", "sh", "-c", "sleep 1000 & echo $!; wait")
+    command = int(client.stdout.readline())
+    place.good("cancel", newest(place))
+    _, said = client.communicate(timeout=PATIENCE_SECONDS)
+    assert client.returncode == 130, said
+    assert "the command was stopped" in said
+    assert not _lives(command)
+
+
+def _lives(pid):
+    try:
+        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in {"Z", "X"}

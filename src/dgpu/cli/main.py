@@ -42,6 +42,7 @@ VERBS = {
     "submit": Verb("Queue a command.", describes=True),
     "run": Verb("Queue a command, show its output, return its exit code.", describes=True),
     "shell": Verb("Queue a shell with a terminal; the same as run -it -- $SHELL.", describes=True),
+    "alloc": Verb("Hold GPUs of this machine while a local command runs.", describes=True),
     "attach": Verb("Attach to the terminal of a task that run -it started."),
     "exec": Verb("Run a command inside a running task."),
     "ps": Verb("List tasks: where they run, or why they wait.", watches=True),

@@ -53,7 +53,7 @@ TASKS = (
     {"name": "scripted", "command": ["a.sh", "1"], "script": "#!/bin/sh\necho é", "slurm_env": True},
     {"name": "gang", "nodes": 2, "gpu_count": 1},
     {"name": "array", "grid": {"lr": "0-5"}, "array": "3-5%2", "gpu_count": 1},
-    {"name": "retried", "gpu_count": 1, "max_retries": 1, "restart": "on-failure"},
+    {"name": "retried", "gpu_count": 1, "max_retries": 1, "restart": "on-failure", "terminal": True},
     {"name": "allocation", "allocation": True, "gpu_count": 1, "command": None},
 )
 
