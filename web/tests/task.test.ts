@@ -24,6 +24,7 @@ const run = (attempt: number, placed: number, started: number | null, ended: num
   exit_code: null,
   reason: "",
   error: "",
+  usage: null,
 });
 
 test("a life: it waited, started, ran, was put back, ran again", () => {

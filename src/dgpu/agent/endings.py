@@ -126,7 +126,7 @@ class Endings:
         adopted = False
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status, used = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
                 break
             if not pid:
@@ -140,6 +140,8 @@ class Endings:
                 self._on_swept(held.sweeps, status, now_ms)
                 continue
             held.exit_status = status
+            held.cpu_ms = round((used.ru_utime + used.ru_stime) * 1_000)
+            held.rss_mb = used.ru_maxrss >> 10
             if self._trees.may_have_left(held):
                 self.tend_at(held.lease, now_ms)
             else:
@@ -338,6 +340,8 @@ def _end_of(held: Held) -> Record:
         "error": held.error,
         "unkilled": held.unkilled,
     }
+    if held.container is None:  # its runner is not the task
+        end["cpu_ms"], end["rss_mb"] = held.cpu_ms, held.rss_mb
     if held.cause == "lease_over":
         end["outcome"] = "node_fault"
         end["error"] = held.error or "no contact with a scheduler for the time of the task lease"

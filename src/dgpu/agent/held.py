@@ -25,6 +25,7 @@ class Held:
         "account",
         "cause",
         "container",
+        "cpu_ms",
         "cwd",
         "deadline_ms",
         "directory",
@@ -42,6 +43,7 @@ class Held:
         "lease",
         "node",
         "pid",
+        "rss_mb",
         "signal",
         "signal_ms",
         "signalled",
@@ -83,6 +85,8 @@ class Held:
         self.grouped = False
         self.fenced = False  # in its group from its first program on
         self.unkilled = 0
+        self.cpu_ms = 0
+        self.rss_mb = 0
         self.container: Container | None = None
         # For commands that people start inside the run.
         self.account: list[Any] | None = order.get("account")

@@ -5,7 +5,7 @@ Frames to the keeper: `spawn` [{lease task attempt node gpus argv env cwd timeou
 `shutdown`, `agent` {protocol}, `ping` number.
 Frames from it: `hello` {protocol oldest keeper pid leases dirs}, `pong` number with `stalled` if its disk does not
 answer, `started` [[lease, at_ms]], `ended` [{lease outcome exit_code signal error ended_ms output_bytes output_lost
-unkilled}], `frozen` [lease], `refused` reason.
+unkilled cpu_ms rss_mb}], `frozen` [lease], `refused` reason.
 """
 
 from __future__ import annotations

@@ -264,6 +264,7 @@ class Lifecycle:
 
     def _on_memory(self, seen: MemorySeen) -> list[LifecycleOutput]:
         stops: list[StopOrder] = []
+        self._memory.note_use(self._leases, seen.use)
         for lease_id, memory_mb in seen.leases_mb:
             lease = self._leases.get(lease_id)
             if lease is None or lease.end is not None or not self._memory.look(lease.order, memory_mb):
@@ -291,8 +292,7 @@ class Lifecycle:
                 lease.end = replace(end, error=_LATE)
             else:
                 lease.end = end
-            lease.peak_mb = self._memory.peak_mb(end.lease_id)
-            self._memory.forget(end.lease_id)
+            lease.peak_mb, lease.gpu_use = self._memory.take(end.lease_id)
             lease.frozen = False
             lease.stored = lease.foreign or not (end.output_bytes or end.output_lost)
             if not lease.stored:

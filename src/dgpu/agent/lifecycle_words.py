@@ -6,6 +6,7 @@ import enum
 
 import msgspec
 
+from dgpu.agent.gpu_use import GpuUse
 from dgpu.agent.run.runner import RunEnd, RunnerWord, RunOrder, StopOrder
 from dgpu.core.model.ids import GpuId, LeaseId, TaskId
 
@@ -62,9 +63,10 @@ class OutputStored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemorySeen(msgspec.Struct, frozen=True, kw_only=True):
-    """The memory use of leases, each on the GPU where it uses most."""
+    """The memory use of leases, each on the GPU where it uses most, and how busy their GPUs are, in percent."""
 
     leases_mb: tuple[tuple[LeaseId, int], ...]
+    use: tuple[tuple[LeaseId, int], ...] = ()
 
 
 class Woke(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,6 +121,7 @@ class FinishedRun(msgspec.Struct, frozen=True, kw_only=True):
     end: RunEnd
     stuck: tuple[GpuId, ...] = ()
     peak_memory_mb: int = 0
+    gpu_use: GpuUse = GpuUse()
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

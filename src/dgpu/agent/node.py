@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from dgpu.agent.gpu_use import use_by_lease
 from dgpu.agent.lifecycle import Lifecycle
 from dgpu.agent.lifecycle_words import (
     Acked,
@@ -130,8 +131,10 @@ class NodeMachine:
                 for lease_id, memory_mb in sample.leases_mb:
                     most[lease_id] = max(most.get(lease_id, 0), memory_mb)
             outputs = self._to_session(value, now_ms)
-            if most:
-                outputs += self._to_lifecycle(MemorySeen(leases_mb=tuple(most.items())), now_ms)
+            use = use_by_lease(value.samples, self.lifecycle.gpu_holders())
+            if most or use:
+                seen = MemorySeen(leases_mb=tuple(most.items()), use=use)
+                outputs += self._to_lifecycle(seen, now_ms)
             return outputs
         if isinstance(value, Woke):
             return self._to_lifecycle(value, now_ms) + self._to_session(value, now_ms)

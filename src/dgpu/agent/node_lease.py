@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dgpu.agent.gpu_use import GpuUse
 from dgpu.agent.lifecycle_words import FinishedRun, LeaseState, LifecycleOutput, Report
 from dgpu.agent.run.runner import RunEnd, RunOrder, StopOrder
 from dgpu.core.model.ids import GpuId, LeaseId, task_name
@@ -13,6 +14,7 @@ class NodeLease:
         "end",
         "foreign",
         "frozen",
+        "gpu_use",
         "order",
         "peak_mb",
         "refused",
@@ -39,6 +41,7 @@ class NodeLease:
         self.stuck: tuple[GpuId, ...] = ()
         self.stored = False
         self.peak_mb = 0  # of memory, known at its end
+        self.gpu_use = GpuUse()  # the same
         self.withdrawn = False  # not started within its deadline
         self.reported = True  # False: given up by the scheduler, which needs no report
         self.foreign = False  # from another cluster: its output is not for this scheduler
@@ -62,7 +65,10 @@ def reports_of(leases: list[NodeLease]) -> list[LifecycleOutput]:
             lease.started_told = True
             started.append((lease.order.lease_id, lease.started_at_ms))
         if lease.state is LeaseState.ENDED and lease.end is not None:
-            finished.append(FinishedRun(end=lease.end, stuck=lease.stuck, peak_memory_mb=lease.peak_mb))
+            run = FinishedRun(
+                end=lease.end, stuck=lease.stuck, peak_memory_mb=lease.peak_mb, gpu_use=lease.gpu_use
+            )
+            finished.append(run)
     return [Report(started=tuple(started), finished=tuple(finished))] if started or finished else []
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
+
 from msgspec.structs import replace
 
+from dgpu.agent.gpu_use import GpuUse, UseTable
 from dgpu.agent.run.runner import RunEnd, RunOrder
 from dgpu.core.model.ids import LeaseId
 from dgpu.core.model.task import Outcome
@@ -19,6 +22,7 @@ class Reservations:
     def __init__(self) -> None:
         self._peaks_mb: dict[LeaseId, int] = {}
         self._outgrown: set[LeaseId] = set()
+        self._use: dict[LeaseId, UseTable] = {}
 
     def look(self, order: RunOrder, memory_mb: int) -> bool:
         """Whether to stop it."""
@@ -31,12 +35,16 @@ class Reservations:
         self._outgrown.add(lease_id)
         return twice
 
-    def peak_mb(self, lease_id: LeaseId) -> int:
-        return self._peaks_mb.get(lease_id, 0)
+    def note_use(self, running: Container[LeaseId], use: Iterable[tuple[LeaseId, int]]) -> None:
+        for lease_id, percent in use:
+            if lease_id in running:
+                self._use.setdefault(lease_id, UseTable()).add(percent)
 
-    def forget(self, lease_id: LeaseId) -> None:
-        self._peaks_mb.pop(lease_id, None)
+    def take(self, lease_id: LeaseId) -> tuple[int, GpuUse]:
+        """At its end: the highest memory use, and how busy its GPUs were."""
         self._outgrown.discard(lease_id)
+        table = self._use.pop(lease_id, None)
+        return self._peaks_mb.pop(lease_id, 0), GpuUse() if table is None else table.use()
 
 
 def after_fault(end: RunEnd, order: RunOrder, *, peak_mb: int, xid: int, card_mb: int) -> RunEnd:

@@ -315,6 +315,13 @@ def reports_message(seq: int, report: Report, now_ms: int) -> pb.Reports:
                 output_bytes=run.end.output_bytes + run.end.output_lost,
                 stuck_gpus=run.stuck,
                 peak_memory_mb=run.peak_memory_mb,
+                usage=pb.RunUsage(
+                    gpu_samples=run.gpu_use.samples,
+                    gpu_percent=run.gpu_use.percent,
+                    gpu_percent_p95=run.gpu_use.percent_p95,
+                    cpu_ms=run.end.cpu_ms,
+                    rss_mb=run.end.rss_mb,
+                ),
             )
             for run in report.finished
         ],

@@ -76,6 +76,7 @@ def fields(task: dict[str, Any]) -> list[tuple[str, str]]:
         ("started", clock(task["started_at"])),
         ("finished", clock(task["finished_at"])),
         ("ran", duration(between(task["started_at"], task["finished_at"]))),
+        *usage_rows(task.get("usage")),
         ("time limit", limit(task["timeout_seconds"])),
         ("signal", task["signal"] and f"{task['signal'].replace('@', ', ')} s before the time limit"),
         ("grace", duration(task["grace_seconds"])),
@@ -110,3 +111,18 @@ def _array(task: dict[str, Any]) -> str:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def usage_rows(usage: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """What its last attempt used; nothing before it was measured."""
+    if not usage:
+        return []
+    mean, p95, cpu = usage["gpu_percent"], usage["gpu_percent_p95"], usage["cpu_efficiency_percent"]
+    of_cpus = "" if cpu is None else f" ({cpu:g} % of its CPUs)"
+    return [
+        ("gpu use", "" if mean is None else f"{mean} % on average, {p95} % at p95"),
+        ("gpu memory peak", memory(usage["gpu_peak_mb"])),
+        ("cpu time", "" if usage["cpu_seconds"] is None else duration(usage["cpu_seconds"]) + of_cpus),
+        ("memory peak", memory(usage["rss_peak_mb"])),
+        ("advice", "\n".join(usage["advice"])),
+    ]

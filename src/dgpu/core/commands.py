@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from dgpu.core.model.attempt_usage import AttemptUsage
 from dgpu.core.model.audit import AuditEntry
 from dgpu.core.model.dependencies import Dependency
 from dgpu.core.model.ids import NO_TASK, GpuId, LeaseId, NodeId, TaskId, TenantId, TokenId
@@ -187,6 +188,7 @@ class ReportFinished(Command, frozen=True, kw_only=True):
     ago_ms: int = 0
     stuck_gpus: tuple[GpuId, ...] = ()
     peak_memory_mb: int = 0  # on the GPU where it was highest; 0: unknown
+    usage: AttemptUsage | None = None
 
 
 class SetQuota(Command, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from dgpu.core.model.attempt_usage import AttemptUsage
 from dgpu.core.model.audit import AuditEntry
 from dgpu.core.model.estimates import Estimate
 from dgpu.core.model.health import Blame, Health
@@ -302,6 +303,14 @@ class Resealed(Event, frozen=True, array_like=True, tag=True):
 class AlertRecordsKept(Event, frozen=True, array_like=True, tag=True):
     put: dict[str, bytes] = {}
     removed: tuple[str, ...] = ()
+
+
+class AttemptMeasured(Event, frozen=True, array_like=True, tag=True):
+    """What an attempt used. It changes no state: the history shows it."""
+
+    task_id: TaskId
+    lease_id: LeaseId
+    usage: AttemptUsage
 
 
 class Audited(Event, frozen=True, array_like=True, tag=True):

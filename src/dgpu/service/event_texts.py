@@ -347,4 +347,5 @@ SILENT: tuple[type[e.Event], ...] = (
     e.TasksReserved,
     e.Audited,
     e.AlertRecordsKept,
+    e.AttemptMeasured,
 )

@@ -10,6 +10,7 @@ import msgspec
 
 from dgpu.wire.array_answers import ArrayAnswer
 from dgpu.wire.connections import Connections
+from dgpu.wire.usage_answers import TaskUsage
 from dgpu.wire.wall_time import SHOWN
 
 PROBLEM_JSON = "application/problem+json"
@@ -91,6 +92,7 @@ class Attempt(Answer, frozen=True, kw_only=True):
     exit_code: int | None = None
     reason: str = ""
     error: str = ""
+    usage: TaskUsage | None = None  # None: not measured, or it runs
 
 
 class ReservationAnswer(Answer, frozen=True, kw_only=True):
@@ -153,9 +155,7 @@ class TaskAnswer(Answer, frozen=True, kw_only=True):
     env: list[str] = []  # names only
     secrets: list[str] = []  # names only
     workdir: str = ""  # where it runs or last ran; in lists, the submitted one
-    own_workdir: bool = (
-        False  # the directory was created for the attempt; executor.workdir_retention deletes it
-    )
+    own_workdir: bool = False  # created for the attempt; executor.workdir_retention deletes it
     timeout_seconds: float | None = None
     signal: str = ""  # like USR1@300: before the time limit and at a pre-emption
     grace_seconds: float | None = None  # from TERM to KILL; None: the node's setting
@@ -172,6 +172,7 @@ class TaskAnswer(Answer, frozen=True, kw_only=True):
     upload: str = ""  # sha256 of the archive that its directory was made from
     terminal: bool = False
     reservation: ReservationAnswer | None = None
+    usage: TaskUsage | None = None  # of its last attempt; only in the response for one task
 
 
 class TaskPage(Answer, frozen=True, kw_only=True):

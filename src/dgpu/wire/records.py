@@ -59,6 +59,7 @@ EVENT_TYPES: tuple[type[Event], ...] = (
     events.Resealed,
     events.Audited,
     events.AlertRecordsKept,
+    events.AttemptMeasured,
 )
 
 _GROUP = list[Union[EVENT_TYPES]]  # type: ignore[valid-type]  # noqa: UP007 - built from the tuple above

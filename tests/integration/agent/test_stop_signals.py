@@ -96,3 +96,11 @@ def test_a_time_limit_holds_after_a_pause(kept) -> None:
     kept.send(word(lease_ms=LONG_MS, action="freeze"))
     kept.send({"thaw": [1]})
     assert kept.wait_ended(1)["outcome"] == "timeout"
+
+
+def test_an_end_tells_cpu_time_and_memory_of_all_its_processes(kept, tmp_path) -> None:
+    (tmp_path / "busy.py").write_text("x = b'x' * (80 << 20)\nn = 0\nfor _ in range(2_000_000): n += 1\n")
+    kept.spawn(1, f"{sys.executable} busy.py; true", cwd=str(tmp_path))
+    end = kept.wait_ended(1)
+    assert end["cpu_ms"] > 0
+    assert end["rss_mb"] >= 80, "the shell waited for a process that was larger than itself"

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from dgpu.core import events
+from dgpu.core.model.attempt_usage import AttemptUsage
 from dgpu.core.model.audit import AuditEntry
 from dgpu.core.model.estimates import Estimate
 from dgpu.core.model.health import Blame, Health
@@ -65,7 +66,8 @@ AUDITED = events.Audited(
     22, AuditEntry(user="ann", tenants=None, action="task.change", code="not_permitted", count=3)
 )
 OF_ALERTS = events.AlertRecordsKept(22, {"silence/1": b"{}"}, ("silence/2",))
-OF_ACCESS = (*OF_TOKENS, *OF_SECRETS, AUDITED, OF_ALERTS)
+MEASURED = events.AttemptMeasured(22, 5, 9, AttemptUsage(gpu_samples=3, gpu_percent=40, cpu_ms=7))
+OF_ACCESS = (*OF_TOKENS, *OF_SECRETS, AUDITED, OF_ALERTS, MEASURED)
 
 
 def test_every_kind_of_event_survives() -> None:

@@ -265,4 +265,6 @@ def end_of(entry: dict[str, Any]) -> RunEnd:
         output_bytes=entry.get("output_bytes", 0),
         output_lost=entry.get("output_lost", 0),
         unkilled=entry.get("unkilled", 0),
+        cpu_ms=entry.get("cpu_ms", 0),
+        rss_mb=entry.get("rss_mb", 0),
     )

@@ -63,6 +63,8 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     output_bytes: int = 0  # in its files
     output_lost: int = 0  # bytes for which the disk had no room, up to the end
     unkilled: int = 0  # processes that could not be killed
+    cpu_ms: int = 0  # of its main process and those that it waited for
+    rss_mb: int = 0  # of the largest of them
 
 
 class KnownRun(msgspec.Struct, frozen=True, kw_only=True):

@@ -42,6 +42,7 @@ from dgpu.core.apply.task import (
     apply_forgotten,
     apply_gang_placed,
     apply_keys_forgotten,
+    apply_measured,
     apply_placed,
     apply_priority,
     apply_rank_ended,
@@ -104,4 +105,5 @@ APPLIERS: Final[dict[type[Event], Callable[[ClusterState, Any], None]]] = {
     events.WallClockRead: apply_wall_clock,
     events.AlertRecordsKept: apply_alert_records,
     events.Audited: apply_audited,
+    events.AttemptMeasured: apply_measured,
 }

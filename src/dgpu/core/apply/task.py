@@ -11,6 +11,7 @@ from dgpu.core.apply.dependencies import await_others, tell_dependents, wait_no_
 from dgpu.core.apply.health import note_freed
 from dgpu.core.apply.holdings import note_released
 from dgpu.core.events import (
+    AttemptMeasured,
     GangPlaced,
     KeysForgotten,
     PriorityChanged,
@@ -142,6 +143,10 @@ def apply_finished(state: ClusterState, event: TaskFinished) -> None:
         ),
     )
     note_run(state.run_times, state.shapes[task.shape_id], state.tasks[task.id], event.at)
+
+
+def apply_measured(_state: ClusterState, _event: AttemptMeasured) -> None:
+    """For the history only."""
 
 
 def apply_requeued(state: ClusterState, event: TaskRequeued) -> None:

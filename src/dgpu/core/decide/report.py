@@ -9,6 +9,7 @@ from dgpu.core.decide.endings import end_attempt
 from dgpu.core.decide.health import GPU_FAULT, after_failure, after_success, stopped_for_card, told_to_tasks
 from dgpu.core.decision import Decision
 from dgpu.core.events import (
+    AttemptMeasured,
     Event,
     GpuHealthChanged,
     ObservationChanged,
@@ -39,6 +40,13 @@ def decide_finished(state: ClusterState, command: ReportFinished) -> Decision:
     if lease is None or lease.ended:
         return StaleLease(lease_id=command.lease_id)
     task = state.tasks[lease.task_id]
+    if command.usage is not None:
+        measured = AttemptMeasured(at=command.at, task_id=task.id, lease_id=lease.id, usage=command.usage)
+        return (measured, *_ended(state, task, lease, command))
+    return _ended(state, task, lease, command)
+
+
+def _ended(state: ClusterState, task: Task, lease: Lease, command: ReportFinished) -> tuple[Event, ...]:
     well = command.outcome is Outcome.EXITED and command.exit_code == 0
     # Events about the GPUs come before the release: a GPU that is out of service must never be idle in between.
     about_cards = _stuck(state, task, lease, command) if command.stuck_gpus else []

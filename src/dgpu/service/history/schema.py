@@ -76,6 +76,15 @@ CREATE TRIGGER task_removed AFTER DELETE ON tasks WHEN OLD.forgotten = 1 BEGIN
 END;
 """
 
+# What attempts used. An older history gets the table at the next write.
+MEASURED_SQL = """
+CREATE TABLE IF NOT EXISTS attempt_usage (
+    lease_id INTEGER PRIMARY KEY, task_id INTEGER NOT NULL, gpu_samples INTEGER NOT NULL, gpu_percent INTEGER NOT NULL,
+    gpu_percent_p95 INTEGER NOT NULL, gpu_peak_mb INTEGER NOT NULL, cpu_ms INTEGER NOT NULL, rss_mb INTEGER NOT NULL
+);
+CREATE INDEX IF NOT EXISTS attempt_usage_by_task ON attempt_usage (task_id);
+"""
+
 # The cluster of the history. An older history gets it at the next write.
 IDENTITY_SQL = (
     "CREATE TABLE IF NOT EXISTS identity (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;"
@@ -113,6 +122,7 @@ def _complete(connection: sqlite3.Connection) -> None:
         connection.execute("ALTER TABLE attempts ADD COLUMN share_milli INTEGER NOT NULL DEFAULT 1000")
     _add_task_columns(connection)
     connection.executescript(TIMES_SQL)
+    connection.executescript(MEASURED_SQL)
     connection.execute(IDENTITY_SQL)
     connection.executescript(AUDIT_SQL)
     if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'task_counts'").fetchone():

@@ -12,6 +12,7 @@ import msgspec
 
 from dgpu.core import events
 from dgpu.core.events import Event
+from dgpu.core.model.attempt_usage import AttemptUsage
 from dgpu.core.model.task import Shape, Task
 from dgpu.core.state import ClusterState
 from dgpu.journal.durable import PRIVATE_FILE
@@ -70,6 +71,7 @@ _INSERT_ATTEMPT = insert_into("attempts", _ATTEMPT)
 _INSERT_TASK_EVENT = insert_into("task_events", ("task_id", *_EVENT))
 _INSERT_NODE_EVENT = insert_into("node_events", ("node", *_EVENT))
 _FORGET_TASK = "UPDATE tasks SET forgotten = 1 WHERE id = ?"
+_INSERT_USAGE = insert_into("attempt_usage", ("lease_id", "task_id", *AttemptUsage.__struct_fields__))
 _START_ATTEMPT = "UPDATE attempts SET started_at = ? WHERE lease_id = ?"
 _END_ATTEMPT = "UPDATE attempts SET ended_at = ?, exit_code = ?, reason = ?, error = ? WHERE lease_id = ?"
 
@@ -137,6 +139,9 @@ class HistoryWriter:
                 self._touch(task_id, state)
         elif isinstance(event, events.Audited):
             self._audit.note(event, index=index, position=position)
+        elif isinstance(event, events.AttemptMeasured):
+            row = (event.lease_id, event.task_id, *msgspec.structs.astuple(event.usage))
+            self._attempt_updates.append((_INSERT_USAGE, row))
         elif isinstance(event, events.TasksForgotten):
             self._forgotten += event.task_ids
         elif isinstance(event, events.EpochBegan):
@@ -319,6 +324,7 @@ class HistoryWriter:
         with transaction(connection):
             connection.executemany("DELETE FROM task_events WHERE task_id = ?", rows)
             connection.executemany("DELETE FROM attempts WHERE task_id = ?", rows)
+            connection.executemany("DELETE FROM attempt_usage WHERE task_id = ?", rows)
             connection.executemany("DELETE FROM tasks WHERE id = ?", rows)
         self._tasks -= len(task_ids)
 

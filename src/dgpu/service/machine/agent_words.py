@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from dgpu.core.commands import HeldLease, RegisterNode, ReportCheck, ReportFinished, ReportStarted
+from dgpu.core.model.attempt_usage import AttemptUsage
 from dgpu.core.model.health import GpuHealth
 from dgpu.core.model.ids import MAX_EPOCH, GpuId, LeaseId, NodeId, TaskId
 from dgpu.core.model.node import Gpu
@@ -176,7 +177,21 @@ def finished(report: pb.Finished) -> ReportFinished:
         ago_ms=min(report.ago_ms, _MAX_AGO_MS),
         stuck_gpus=tuple(GpuId(uuid) for uuid in report.stuck_gpus[:_MAX_GPUS]),
         peak_memory_mb=min(report.peak_memory_mb, _MAX_NUMBER),
+        usage=_usage(report),
     )
+
+
+def _usage(report: pb.Finished) -> AttemptUsage | None:
+    told = report.usage
+    usage = AttemptUsage(
+        gpu_samples=told.gpu_samples,
+        gpu_percent=min(told.gpu_percent, 100),
+        gpu_percent_p95=min(told.gpu_percent_p95, 100),
+        gpu_peak_mb=min(report.peak_memory_mb, _MAX_NUMBER),
+        cpu_ms=min(told.cpu_ms, _MAX_NUMBER),
+        rss_mb=min(told.rss_mb, _MAX_NUMBER),
+    )
+    return None if usage == AttemptUsage() else usage
 
 
 def sample(reading: pb.GpuSample, at: int) -> GpuSample:

@@ -7,11 +7,14 @@ import sqlite3
 
 from msgspec.structs import replace
 
+from dgpu.core.model.attempt_usage import AttemptUsage
 from dgpu.core.model.ids import TaskId
 from dgpu.core.model.task import TaskStatus
 from dgpu.core.state import ClusterState
+from dgpu.service.history.measured import usage_by_lease
 from dgpu.service.history.reader import HistoryDamaged, PastAttempt
 from dgpu.service.rest.backend import Backend
+from dgpu.service.views.task_usage import usage_answer
 from dgpu.wire.answers import Attempt, instant, instant_or_none
 
 MAX_ATTEMPTS = 100
@@ -21,12 +24,18 @@ async def attempts_of(backend: Backend, task_id: TaskId) -> list[Attempt]:
     """In order, the latest hundred. The history may be a moment behind; the running attempt comes from memory."""
     try:
         rows = await asyncio.to_thread(backend.history.attempts, task_id)
+        measured = await asyncio.to_thread(usage_by_lease, backend.history, task_id)
     except (HistoryDamaged, sqlite3.OperationalError):
-        rows = []  # the task itself is known without it
+        rows, measured = [], {}  # the task itself is known without it
     by_number: dict[int, Attempt] = {}
+    used: dict[int, list[AttemptUsage]] = {}
     for row in rows:
         known = by_number.get(row.attempt)
         by_number[row.attempt] = _of_row(row) if known is None else _with_rank(known, row)
+        if row.lease_id in measured:
+            used.setdefault(row.attempt, []).append(measured[row.lease_id])
+    for number, ranks in used.items():
+        by_number[number] = replace(by_number[number], usage=usage_answer(ranks))
     current = await backend.runtime.read(lambda state: _current(state, task_id))
     if current is not None and (
         current.attempt not in by_number or by_number[current.attempt].ended_at is None

@@ -26,6 +26,7 @@ from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.open_streams import OpenStream
 from dgpu.service.rest.ownership import refuse_foreign_array, refuse_foreign_task
 from dgpu.service.views.events import events_of_task, past_task_event
+from dgpu.service.views.task_usage import with_usage
 from dgpu.wire.answers import Cancelled, TaskAnswer, TaskEvents, TaskPage
 from dgpu.wire.change_requests import decode_cancel
 from dgpu.wire.problem import problem_of
@@ -155,7 +156,8 @@ async def get_task(rest: Given, who: Who, task_id: TaskIdText, element: ByElemen
     task = await arrays.shown(rest, who, number, element=element)
     if not task.attempt:
         return task
-    return task_told_to(who.tenants, msgspec.structs.replace(task, attempts=await attempts_of(rest, number)))
+    attempts = await attempts_of(rest, number)
+    return task_told_to(who.tenants, with_usage(msgspec.structs.replace(task, attempts=attempts)))
 
 
 @get(
