@@ -113,8 +113,8 @@ def _shown(value: Any, form: str | None, table: Mapping[str, Any]) -> str:
     if form == "time":
         return _time(value)
     if isinstance(value, list):
-        return "、".join(str(each) for each in value)
-    return _number(value) if isinstance(value, int | float) else str(value)
+        return "、".join(_printable(str(each)) for each in value)
+    return _number(value) if isinstance(value, int | float) else _printable(str(value))
 
 
 def _two(big: int, big_unit: str, small: int, small_unit: str) -> str:
@@ -137,14 +137,19 @@ def _word(value: Any, table: Mapping[str, Any]) -> str:
     words = table["word"]
     text = str(value)
     first, space, name = text.partition(" ")
-    return str(words.get(text) or f"{words.get(first, first)}{space}{name}")
+    return str(words.get(text) or _printable(f"{words.get(first, first)}{space}{name}"))
 
 
 def _time(value: str) -> str:
     try:
         return datetime.fromisoformat(value).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     except ValueError:
-        return value
+        return _printable(value)
+
+
+def _printable(text: str) -> str:
+    """Names and errors may come from anybody, and the text goes to a terminal."""
+    return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
 _FORMATS: Final[dict[str, Callable[[Any, Mapping[str, Any]], str]]] = {

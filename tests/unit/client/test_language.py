@@ -39,6 +39,14 @@ def test_a_template_is_filled_as_in_the_dashboard(case) -> None:
     assert language.fill("zh", case["section"], case["code"], case["facts"]) == case["text"]
 
 
+def test_facts_cannot_control_a_terminal() -> None:
+    facts = {"left_ms": 1_000, "error": "\x1b]0;owned\x07\nno"}
+    assert (
+        language.fill("zh", "blocker", "back_off", facts) == "1 秒后重试\uff08上次\uff1a?]0;owned??no\uff09"
+    )
+    assert language.fill("zh", "problem", "unknown_task", {"task_id": "\x1b[2J"}) == "没有任务 ?[2J。"
+
+
 def test_the_language_is_that_of_the_environment(monkeypatch) -> None:
     for name in ("LC_ALL", "LC_MESSAGES", "LANG"):
         monkeypatch.delenv(name, raising=False)
