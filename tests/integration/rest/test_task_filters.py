@@ -128,6 +128,11 @@ def test_an_array_is_one_row_of_a_folded_list_on_any_page(
         assert pages(world, f"fold=true&{query}")[0]["total"] == pages(world, query)[0]["total"]
 
 
+def test_a_folded_page_is_full_although_an_array_has_more_tasks_than_the_page(world) -> None:
+    page = world.ask("GET", "/api/v1/tasks?fold=true&limit=3").body
+    assert [task["array_id"] or task["task_id"] for task in page["tasks"]] == ["task-11", "task-6", "task-5"]
+
+
 def test_a_search_that_stops_within_an_array_shows_it_once(world, monkeypatch) -> None:
     for most in range(1, 8):
         monkeypatch.setattr(searching, "MAX_LOOKED_AT", most)
